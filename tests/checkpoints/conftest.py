@@ -1,4 +1,4 @@
-"""The small checkpoint that most tests of extending and probing are given, and a text for it."""
+"""The small checkpoint that most tests of extending are given, and a text for it."""
 
 from pathlib import Path
 

@@ -77,13 +77,12 @@ SURFACE = {
     "fetch": "json",
     "inspect": "out json",
     "doctor": "json",
-    "probe": "tasks lengths trials text bands chunk dtype device memory batch cache out json",
-    "extend": "factor method measures replace text images samples lengths start chunk dtype device memory batch cache "
-    "passkey longrope-factors budget tune tune-map tune-length tune-weights tune-rank tune-rate plan out json",
+    "extend": "factor method measures replace text samples lengths start chunk dtype device memory batch cache "
+    "longrope-factors plan out json",
     "explore": "run checkpoint out serve port open",
     "export": "out cache trust json",
     "completion": "",
-    "convert": "out layout stored max-length grid interpolate rotary max-distance dtype base shard-gigabytes json",
+    "convert": "out layout stored max-length grid interpolate base shard-gigabytes json",
     "lab": "",
     "lab list": "json",
     "lab run": "tier seed-from out json",
@@ -351,7 +350,6 @@ NEEDED = {
     "show": ["rotary"],
     "check": ["rotary"],
     "inspect": ["m"],
-    "probe": ["m"],
     "extend": ["m"],
     "convert": ["--out", "n", "m"],
     "export": ["--out", "model.onnx", "m"],
@@ -376,10 +374,10 @@ def test_a_list_that_is_given_twice_adds_up(verb: str, name: str, values: list[s
 
 
 def test_commas_stand_between_numbers_and_part_nothing_else() -> None:
-    found = cli.parse(["probe", "--lengths", "256,512", "a,b"])
+    found = cli.parse(["extend", "--lengths", "256,512", "a,b"])
     assert (found.lengths, str(found.path)) == ((256, 512), "a,b")
     with pytest.raises(ValueError, match=r"^--lengths takes a whole number, got '256,'$"):
-        cli.parse(["probe", "m", "--lengths", "256,"])
+        cli.parse(["extend", "m", "--lengths", "256,"])
 
 
 def test_a_list_that_is_given_twice_is_not_added_to_its_default() -> None:

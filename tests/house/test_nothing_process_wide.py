@@ -59,12 +59,10 @@ ALLOWED = {
     "foreign/code.py": {r"sys\.modules": "a file of the user's becomes a module, as an import makes one"},
     "checkpoints/models/turns.py": {r"sys\.setprofile": THREAD},
     "checkpoints/formats/load.py": {r"logging\.disable_progress_bar": OWN_PROCESS},
-    "checkpoints/measures/work.py": {r"libc\.mallopt|torch\._C\._accelerator_setAllocatorSettings": OWN_PROCESS},
     "checkpoints/live/unturned.py": {
         r"setattr|delattr": OWN_OBJECTS,
         r"Attention(Mask)?Interface\.register": OWN_NAMES,
     },
-    "checkpoints/probing/heads.py": {r"Attention(Mask)?Interface\.register": OWN_NAMES},
     "checkpoints/live/register.py": {
         r"ROPE_INIT_FUNCTIONS": OWN_NAMES,
         r"Attention(Mask)?Interface\.\w+": OWN_NAMES,

@@ -1,4 +1,4 @@
-"""`posenc inspect`, `doctor`, `probe`, `extend` and `convert`: models that others have trained."""
+"""`posenc inspect`, `doctor`, `extend` and `convert`: models that others have trained."""
 
 import json
 from dataclasses import dataclass, fields
@@ -92,24 +92,20 @@ class Extend:
     method: Names = ("all",)
     """none, linear, ntk, dynamic, yarn, llama3, longrope, temperature, log-temperature, step-temperature, self-extend,
     rerope, dual-chunk, any other schedule that `posenc list` has, or all. Options in parentheses: "yarn(beta_fast=64)".
-    drope or swan, which take rotary out of layers, with --tune.
     For a learned table: clamp, repeat, nearest, linear, cubic, or all.
-    To use the model as it is: windows, truncate."""
+    To use the model as it is: windows."""
     measures: Names = ()
-    """perplexity, pass-keys, masked, sentences, images, or a task of posenc probe; the first decides. Default: those of
-    the first five that fit the model."""
+    """perplexity, one-key, several-keys, masked; the first decides. Default: all that fit, but several-keys."""
     replace: bool = False
     """Put another schedule in place of the one that a scaled model has, from the length before any scaling."""
     text: Files = ()
     """Text files to measure on. Default: the Python language reference."""
-    images: Files = ()
-    """Image files to measure on, for an image encoder."""
     samples: Whole = None
-    """How many windows of the target length, documents or passages are measured. Default: by the measure."""
+    """How many windows of the target length, documents or trials are measured. Default: by the measure."""
     lengths: Wholes = ()
     """More lengths to measure at (tokens), besides the trained one, the target and some in between."""
     start: Whole = None
-    """The token of the text that is read first. Default: 2000, less in a short text; with --tune, as late as may be."""
+    """The token of the text that is read first. Default: 2000, less in a short text."""
     chunk: int = 1024
     """How many tokens go through the model at once: fewer take less memory."""
     dtype: Annotated[str, taking("NAME")] = "float32"
@@ -122,24 +118,8 @@ class Extend:
     """How many texts of one length go through the model side by side."""
     cache: Annotated[str, taking("NAME")] = "device"
     """Where keys and values are kept: device, or cpu, from where they go to a CUDA device layer by layer."""
-    passkey: int = 1
-    """Trials at each depth of pass key retrieval; 0 leaves it out."""
     longrope_factors: File = None
     """A JSON file with the searched short_factor and long_factor of longrope."""
-    budget: Annotated[str | None, taking("TEXT")] = None
-    """Search the factors of longrope, on the text before the measured windows: minutes=60, or evaluations=40."""
-    tune: int = 0
-    """Steps of fine-tuning of the winner, on the text before the measured windows; it goes on where it stopped."""
-    tune_map: Annotated[str, taking("SPEC")] = "pose"
-    """Where the tokens stand while tuning: plain, pose, randomised, or a map such as "skipped_chunks(longest=4096)"."""
-    tune_length: int = 1024
-    """Tokens of a window of tuning."""
-    tune_weights: Annotated[str, taking("NAME")] = "lora"
-    """lora: adapters beside attention, embeddings and norms; or all weights."""
-    tune_rank: int = 8
-    """The rank of the adapters."""
-    tune_rate: Number = None
-    """The highest learning rate of tuning. Default: 2e-4 for lora, 2e-5 for all."""
     plan: bool = False
     """What memory the run would take, by the config alone, and run nothing. The exit code is 1 if that is too much."""
     out: Path = Path("runs/extend")
@@ -153,11 +133,9 @@ class Extend:
         from posenc.checkpoints.extension.extend import extend
         from posenc.checkpoints.extension.settings import Settings
         from posenc.checkpoints.formats import load
-        from posenc.checkpoints.measures import work
         from posenc.lab.results.report import finite
 
         load.without_bars()
-        work.without_holes()
         said: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}
         for name, given in (("methods", self.method), ("measures", self.measures)):
             said[name] = tuple(one for several in given for one in specs.split(several) if one)
@@ -177,7 +155,8 @@ class Extend:
             terminal.say(f"{words}\n")
         if record["written"]["path"]:
             terminal.say(f"Checkpoint: {record['written']['path']}")
-        terminal.say(f"Report: {self.out / 'report.html'}")
+        if record["measures"]:
+            terminal.say(f"Report: {self.out / 'report.html'}")
         return 0
 
     def planned(self, settings: Any) -> int:
@@ -189,78 +168,11 @@ class Extend:
         if self.json:
             print(json.dumps(plan))
         else:
-            if plan["rows"]:
-                terminal.table(*plans.table(plan))
-                terminal.say()
+            terminal.table(*plans.table(plan))
+            terminal.say()
             for words in plans.sentences(plan):
                 terminal.say(words)
         return 1 if any(row["fits"] is False for row in plan["rows"]) else 0
-
-
-@dataclass
-class Probe:
-    """Say up to which length a model uses its text.
-
-    Example: posenc probe path/to/model --lengths 512 1024 2048 --out runs/probe
-
-    Tasks that have one right answer, perplexity of the same tokens behind more and more text, and what the model loses
-    without each band of its frequencies. Ctrl-C loses no finished pass, and the same command goes on where it stopped.
-    """
-
-    path: Positional[Source]
-    """A folder in Hugging Face's form, a GGUF file, or a model of the hub: owner/name@revision."""
-    tasks: Names = ("all",)
-    """one-key, several-keys, several-values, several-queries, variables, common-words, frequent-words, mark; or all, or
-    none."""
-    lengths: Wholes = ()
-    """Lengths to measure at (tokens). Default: a quarter and half of the trained length, that, and twice that."""
-    trials: int = 8
-    """Trials of each task at each length."""
-    text: Files = ()
-    """Text files to measure on, and to fill texts with. Default: the Python language reference, repeated sentences."""
-    bands: int = 8
-    """How many bands of rotary's frequencies are tried without; 0 leaves them and the heads out."""
-    chunk: int = 1024
-    """How many tokens go through the model at once: fewer take less memory."""
-    dtype: Annotated[str, taking("NAME")] = "float32"
-    """float32 or bfloat16: half the memory, and on processors that multiply it less time, on others far more."""
-    device: Annotated[str, taking("NAME")] = "cpu"
-    """cpu, cuda, cuda:1, mps; or auto: spread by accelerate over GPUs, CPU and disk."""
-    memory: Annotated[str | None, taking("SIZE")] = None
-    """What the plan is held to, such as 24GB. Default: what the device has free."""
-    batch: int = 1
-    """How many texts of one length go through the model side by side."""
-    cache: Annotated[str, taking("NAME")] = "device"
-    """Where keys and values are kept: device, or cpu, from where they go to a CUDA device layer by layer."""
-    out: Path = Path("runs/probe")
-    """The folder for measurements and report."""
-    json: bool = False
-    """Print the record as JSON instead of words and tables."""
-
-    def run(self) -> int:
-        from posenc import terminal
-        from posenc.checkpoints.formats import load
-        from posenc.checkpoints.measures import work
-        from posenc.checkpoints.probing import report
-        from posenc.checkpoints.probing.probe import Settings, probe
-        from posenc.lab.results.report import finite
-
-        load.without_bars()
-        work.without_holes()
-        given: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(Settings)}
-        given["tasks"] = tuple(one for several in self.tasks for one in several.split(",") if one)
-        record = probe(Settings(**given), self.out, say=terminal.progress)
-        if self.json:
-            print(json.dumps(finite(record)))
-            return 0
-        for caption, table in report.tables(record):
-            terminal.say(f"{caption}:")
-            terminal.table(*table)
-            terminal.say()
-        for words in report.sentences(record):
-            terminal.say(f"{words}\n")
-        terminal.say(f"Report: {self.out / 'report.html'}")
-        return 0
 
 
 @dataclass
@@ -269,8 +181,8 @@ class Convert:
 
     Example: posenc convert path/to/model --out path/to/new --layout interleaved
 
-    What may change: rotary's layout and share, the length of tables, the dtype. The source is never written to, and the
-    new folder appears when it is whole. A GGUF file becomes a folder in Hugging Face's form.
+    What may change: rotary's layout, and the length of learned tables. The source is never written to, and the new
+    folder appears when it is whole. A GGUF file becomes a folder in Hugging Face's form.
     """
 
     path: Positional[Source]
@@ -287,12 +199,6 @@ class Convert:
     """How many cells, as rows and columns, a learned table of an image should have."""
     interpolate: Name = None
     """linear, cubic or nearest. Default: linear for positions, cubic for a grid."""
-    rotary: Name = None
-    """none, or partial=0.5: how much of each head goes on turning."""
-    max_distance: Whole = None
-    """Where T5's last bucket begins (positions)."""
-    dtype: Name = None
-    """float32, bfloat16 or float16: what numbers are written as. Default: as they are, and from GGUF float32."""
     base: File = None
     """The folder or config.json of the model that an adapter belongs to."""
     shard_gigabytes: float = 2.0

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Union
 
 from posenc.cli.bench import Bench
 from posenc.cli.board import Advise, Board
-from posenc.cli.checkpoints import Convert, Doctor, Extend, Inspect, Probe
+from posenc.cli.checkpoints import Convert, Doctor, Extend, Inspect
 from posenc.cli.comparison import Compare, Merge, Report
 from posenc.cli.encodings import Check, List, Order, Show
 from posenc.cli.explore import Explore
@@ -57,7 +57,7 @@ GROUPS = {
     "look": (List, Show, Explore, Order, Advise),
     "compare": (Compare, Report, Merge, Board, Lab),
     "train": (Train, Generate, Export),
-    "checkpoints": (Inspect, Doctor, Probe, Extend, Convert),
+    "checkpoints": (Inspect, Doctor, Extend, Convert),
     "test": (Check, Bench),
     "shell": (Completion,),
 }

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from posenc import cli
-from posenc.checkpoints import attach, inspect
+from posenc.checkpoints import attach
 from posenc.checkpoints.conversion import convert as module
 from posenc.checkpoints.conversion.convert import Request, convert
 from posenc.checkpoints.files.tensors import open_tensors
@@ -205,73 +205,7 @@ def test_an_adapter_goes_with_the_rearranged_model(made, tmp_path: Path) -> None
         adapter, tmp_path / "x", layout="half", base=source
     )
     (adapter / "adapter_config.json").write_text(json.dumps(said))
-    assert "of an adapter only the layout" in refusal(adapter, tmp_path / "x", rotary="none", base=source)
-
-
-# Less rotary
-
-
-@pytest.mark.parametrize(
-    ("model_type", "changes"), [("llama", {}), ("cohere", {}), ("gpt_neox", {"num_key_value_heads": None})]
-)
-def test_partial_keeps_the_turning_of_every_second_pair(model_type: str, changes: dict, made, tmp_path: Path) -> None:
-    """Held against queries and keys whose every second pair is not turned, which is what the new model computes."""
-    changes = changes | ({"rotary_pct": 1.0} if model_type == "gpt_neox" else {})
-    source = made(model_type, **changes)
-    done = convert(source, tmp_path / "new", Request(rotary="partial=0.5"))
-    new, old = load(done.folder), load(source)
-    if model_type == "gpt_neox":
-        assert new.config.rope_parameters["partial_rotary_factor"] == 0.5 and done.notes[1:] == ()
-    else:
-        assert inspect(done.folder).parts[0].layers[0].spec == config(done.folder)[module.MARK]
-        attach(new)
-    stop_every_second_pair(old, "interleaved" if model_type == "cohere" else "half")
-    torch.testing.assert_close(logits(new), logits(old), atol=1e-5, rtol=1e-5)
-    assert (logits(load(source)) - logits(old)).abs().max() > 1e-3
-
-
-def stop_every_second_pair(model: Any, layout: str) -> None:
-    """Set the angles of every second pair to 0 in transformers' own rotary."""
-    inner = model.base_model.rotary_emb
-    forward = inner.forward
-
-    def stopped(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
-        cos, sin = forward(*given, **named)
-        pairs = torch.arange(cos.shape[-1])
-        pairs = pairs % (cos.shape[-1] // 2) if layout == "half" else pairs // 2
-        still = pairs % 2 == 1
-        return cos.masked_fill(still, 1.0), sin.masked_fill(still, 0.0)
-
-    inner.forward = stopped
-
-
-def test_none_leaves_the_weights_and_says_it_in_the_config(made, tmp_path: Path) -> None:
-    source = made("llama")
-    done = convert(source, tmp_path / "llama", Request(rotary="none"))
-    assert config(done.folder)[module.MARK] == "none" and "has to be fine-tuned" in done.notes[0]
-    original, new = open_tensors(source), open_tensors(done.folder)
-    assert all(new[name].equal(original[name]) for name in original)
-    source = made("smollm3")
-    done = convert(source, tmp_path / "smollm3", Request(rotary="none"))
-    assert config(done.folder)["no_rope_layers"] == [0, 0] and module.MARK not in config(done.folder)
-
-
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ("half", "rotary must be 'none' or 'partial=SHARE' with a share such as 0.5, got 'half'"),
-        ("partial=1.0", "partial=1 turns 8 channels of a head, and 8 turn now"),
-        ("partial=0.75", "would give the pairs that go on turning other frequencies than they were trained with"),
-    ],
-)
-def test_shares_that_do_not_fit_are_refused(asked: str, words: str, made, tmp_path: Path) -> None:
-    assert words in refusal(made("llama"), tmp_path / "new", rotary=asked)
-
-
-def test_a_schedule_whose_ramp_counts_pairs_is_refused(made, tmp_path: Path) -> None:
-    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 4096}
-    source = made("llama", rope_parameters=rope, max_position_embeddings=16384, head_dim=32)
-    assert "other frequencies than they were trained with" in refusal(source, tmp_path / "new", rotary="partial=0.5")
+    assert "of an adapter only the layout" in refusal(adapter, tmp_path / "x", max_length=31, base=source)
 
 
 # Tables
@@ -379,13 +313,6 @@ def test_a_grid_that_is_not_square_is_written_where_the_model_takes_it(made, tmp
         torch.testing.assert_close(load(done.folder, causal=False)(image)[0], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_t5s_last_bucket_moves_and_its_table_stays(made, tmp_path: Path) -> None:
-    source = made("t5", causal=False, d_model=32, d_kv=8, d_ff=24, num_layers=1, num_heads=4)
-    done = convert(source, tmp_path / "new", Request(max_distance=512))
-    assert config(done.folder) == config(source) | {"relative_attention_max_distance": 512}
-    assert done.done == (f"copied as they are: {len(open_tensors(source))} of {len(open_tensors(source))} tensors",)
-
-
 def test_requests_that_do_not_fit_the_checkpoint_are_refused(made, tmp_path: Path) -> None:
     llama, bert, vit = made("llama"), made("bert", causal=False), made("vit", causal=False, image_size=24, patch_size=8)
     new = tmp_path / "new"
@@ -396,20 +323,18 @@ def test_requests_that_do_not_fit_the_checkpoint_are_refused(made, tmp_path: Pat
     assert "the grid has 3 x 3 cells already" in refusal(vit, new, grid=(3, 3))
     assert "has 2 axes, got (3,)" in refusal(vit, new, grid=(3,))
     assert "a table has 1 row or more" in refusal(bert, new, max_length=0)
-    assert "max_distance is of T5's buckets" in refusal(llama, new, max_distance=9)
     assert "no layer of this checkpoint is known to turn" in refusal(bert, new, layout="half")
-    assert "expected one part of the model to turn queries and keys, found: none" in refusal(bert, new, rotary="none")
     for asked, words in (
         ({"layout": "neox"}, "layout must be one of half, interleaved, got 'neox'"),
         ({"stored": "half"}, "stored says which layout the weights have, and needs the layout that they should get"),
         ({"max_length": 4, "interpolate": "spline"}, "interpolate must be one of linear, cubic, nearest, got 'spline'"),
-        ({"interpolate": "linear", "rotary": "none"}, "interpolate says how a table is resized, and needs max_length"),
+        ({"interpolate": "linear", "layout": "half"}, "interpolate says how a table is resized, and needs max_length"),
     ):
         with pytest.raises(ValueError, match=words):
             Request(**asked)
 
 
-# GGUF and dtypes
+# GGUF
 
 
 def gguf_of(source: Path, path: Path) -> Path:
@@ -457,21 +382,6 @@ def test_a_gguf_becomes_a_folder_that_transformers_loads(made, tmp_path: Path) -
     assert file.read_bytes() == before
 
 
-def test_a_gguf_is_written_in_the_dtype_that_is_asked_for(made, tmp_path: Path, capsys) -> None:
-    source = made("llama")
-    tensors, file = open_tensors(source), gguf_of(source, tmp_path / "model.gguf")
-    assert cli.main(["convert", str(file), "--out", str(tmp_path / "new"), "--dtype", "bfloat16"]) == 0
-    assert (
-        "cast to bfloat16: 1 model.embed_tokens.weight, 2 model.layers.*.self_attn.q_proj.weight"
-        in capsys.readouterr().out
-    )
-    new = open_tensors(tmp_path / "new")
-    assert config(tmp_path / "new")["dtype"] == "bfloat16"
-    assert all(new[name].equal(tensors[name].bfloat16()) for name in tensors)
-    same = convert(file, tmp_path / "same", Request(dtype="float32"))
-    assert same.done == (f"dequantised and renamed from GGUF: {len(new)} tensors",)
-
-
 def test_what_a_gguf_leaves_open_is_said(made, tmp_path: Path) -> None:
     import gguf
 
@@ -491,48 +401,6 @@ def test_what_a_gguf_leaves_open_is_said(made, tmp_path: Path) -> None:
         "This GGUF file of a starcoder2 does not say hidden_act; taken: gelu_pytorch_tanh",
         "This GGUF file of a starcoder2 does not say sliding_window; taken: None",
     )
-
-
-def test_a_folder_is_cast_after_all_else_and_its_config_says_so_wherever_it_says_one(made, tmp_path: Path) -> None:
-    source = shutil.copytree(made("llama"), tmp_path / "source")
-    said = config(source) | {"torch_dtype": "float32", "text_config": {"dtype": "float32"}, "dtype": "float32"}
-    (source / "config.json").write_text(json.dumps(said))
-    tensors = open_tensors(source)
-    done = convert(source, tmp_path / "new", Request(dtype="float16", layout="interleaved"))
-    assert [words.partition(":")[0] for words in done.done] == [
-        *("rearranged from half to interleaved", "cast to float16", "copied as they are"),
-    ]
-    new, now = open_tensors(done.folder), config(done.folder)
-    assert {now["dtype"], now["torch_dtype"], now["text_config"]["dtype"]} == {"float16"}
-    name = "model.layers.0.mlp.up_proj.weight"
-    assert new[name].equal(tensors[name].half()) and {new.dtype(name) for name in new} == {torch.float16}
-    without = {key: value for key, value in said.items() if "dtype" not in key and key != "text_config"}
-    (source / "config.json").write_text(json.dumps(without))
-    convert(source, tmp_path / "again", Request(dtype="bfloat16"))
-    assert config(tmp_path / "again") == without | {"dtype": "bfloat16", "rope_theta": 10_000.0}
-
-
-def test_a_dtype_that_would_be_wrong_is_refused(made, tmp_path: Path) -> None:
-    source = shutil.copytree(made("llama"), tmp_path / "source")
-    out = tmp_path / "new"
-    with pytest.raises(ValueError, match=r"^dtype must be float32, bfloat16 or float16, got 'float8_e4m3fn'$"):
-        Request(dtype="float8_e4m3fn")
-    assert "the weights are float32 already; nothing was written" in refusal(source, out, dtype="float32")
-    said = config(source)
-    (source / "config.json").write_text(json.dumps(said | {"quantization_config": {"quant_method": "gptq"}}))
-    assert "the weights are quantised, and their numbers mean something in" in refusal(source, out, dtype="bfloat16")
-    (source / "config.json").write_text(json.dumps(said))
-    tensors, name = dict(open_tensors(source)), "model.norm.weight"
-    for file in source.glob("*.safetensors*"):
-        file.unlink()
-    large = tensors | {name: torch.full((32,), 1e6)}
-    safetensors.torch.save_file(large, source / "model.safetensors")
-    words = refusal(source, out, dtype="float16")
-    assert words == f"{name} has numbers up to 1e+06, and torch.float16 ends at 65504; choose bfloat16 or float32"
-    narrow = tensors | {name: torch.ones(32).to(torch.float8_e4m3fn)}
-    safetensors.torch.save_file(narrow, source / "model.safetensors")
-    words = refusal(source, out, dtype="bfloat16")
-    assert words == f"{name} is torch.float8_e4m3fn, and nothing says by what its numbers are to be multiplied"
 
 
 # Bad input and crashes
@@ -685,12 +553,12 @@ def test_the_config_says_rotary_in_both_spellings_whichever_the_source_had(made,
     said = config(source) | {"rope_theta": 500.0, "rope_scaling": scaling, "own": [1]}
     del said["rope_parameters"]
     (source / "config.json").write_text(json.dumps(said))
-    done = convert(source, tmp_path / "new", Request(dtype="float16"))
+    done = convert(source, tmp_path / "new", Request(layout="interleaved"))
     now, ramp = config(done.folder), {"beta_fast": 32.0, "beta_slow": 1.0}
     assert now["rope_parameters"] == scaling | ramp | {"rope_theta": 500.0}
     assert now["rope_scaling"] == scaling | ramp and now["rope_theta"] == 500.0
-    assert {key for key in now if now[key] != said.get(key)} == {"dtype", "rope_parameters", "rope_scaling"}
-    assert not done.notes
+    assert {key for key in now if now[key] != said.get(key)} == {module.MARK, "rope_parameters", "rope_scaling"}
+    assert len(done.notes) == 1 and module.MARK in done.notes[0]
 
 
 def test_what_older_keys_have_no_words_for_is_a_note(made, tmp_path: Path) -> None:
@@ -698,7 +566,7 @@ def test_what_older_keys_have_no_words_for_is_a_note(made, tmp_path: Path) -> No
     said = config(source)
     said["rope_parameters"] |= {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4}
     (source / "config.json").write_text(json.dumps(said))
-    (note,) = convert(source, tmp_path / "new", Request(dtype="float16")).notes
+    _, note = convert(source, tmp_path / "new", Request(layout="interleaved")).notes
     assert note.startswith("Only programs that know rope_parameters read this rightly: ") and "refuses" in note
 
 
@@ -710,7 +578,7 @@ def test_a_folder_that_says_something_else_is_taken_away(made, tmp_path: Path, m
 
     monkeypatch.setattr(module, "write_folder", otherwise)
     with pytest.raises(RuntimeError, match=r"what was written says something else than planned: .*layer 0 rotary"):
-        convert(made("llama"), tmp_path / "new", Request(dtype="float16"))
+        convert(made("deepseek_v3", **LATENT), tmp_path / "new", Request(layout="half"))
     assert not (tmp_path / "new").exists()
 
 
@@ -721,7 +589,7 @@ def test_a_folder_has_its_name_only_when_it_was_checked(made, tmp_path: Path, mo
 
     monkeypatch.setattr(module, "check_written", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        convert(made("llama"), tmp_path / "new", Request(dtype="float16"))
+        convert(made("llama"), tmp_path / "new", Request(layout="interleaved"))
     assert not list(tmp_path.iterdir())
 
 
@@ -730,8 +598,8 @@ def test_where_both_spellings_would_be_served_otherwise_the_config_stays_and_tha
 ) -> None:
     monkeypatch.setattr(module, "with_positions", lambda config, part: config | {"rope_scaling": {"type": "magic"}})
     source = made("llama")
-    done = convert(source, tmp_path / "new", Request(dtype="float16"))
-    assert config(done.folder) == config(source) | {"dtype": "float16"}
+    done = convert(source, tmp_path / "new", Request(layout="interleaved"))
+    assert config(done.folder) == config(source) | {module.MARK: "rotary(layout='interleaved')"}
     assert done.notes[0].startswith(
         "The config says its rotary as it did, in one spelling: in both, transformers would"
     )

@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -27,14 +28,14 @@ from posenc.checkpoints.extension import extend as module
 from posenc.checkpoints.extension.extend import extend
 from posenc.checkpoints.extension.runs import Kept, hash_of
 from posenc.checkpoints.extension.settings import Settings
-from posenc.checkpoints.extension.tuning import tune
 from posenc.checkpoints.files import folder_writer
 from posenc.checkpoints.formats.load import load
-from posenc.checkpoints.measures import pass_keys, perplexity
+from posenc.checkpoints.measures import perplexity
+from posenc.checkpoints.measures.hidden_keys import OneKey
 from posenc.checkpoints.vocabulary.reading import CannotRead
 
 TARGET = 2 * tiny_llama.TRAINED
-EXACT = {"factor": 2.0, "dtype": "float32", "chunk": 50, "start": 10, "samples": 1, "passkey": 0}
+EXACT = {"factor": 2.0, "dtype": "float32", "chunk": 50, "start": 10, "samples": 1, "measures": ("perplexity",)}
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +182,17 @@ def test_a_scaled_model_is_given_another_schedule_on_the_command_line(text: str,
     yarn = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "original_max_position_embeddings": 48}
     tiny_llama.model(rope_parameters=yarn).save_pretrained(tmp_path / "model")
     tiny_llama.tokenizer().save_pretrained(tmp_path / "model")
-    command = ["extend", str(tmp_path / "model"), "--text", text, "--start", "10", "--passkey", "0", "--method"]
+    command = [
+        "extend",
+        str(tmp_path / "model"),
+        "--text",
+        text,
+        "--start",
+        "10",
+        "--measures",
+        "perplexity",
+        "--method",
+    ]
     assert cli.main([*command, "llama3", "--out", str(tmp_path / "refused")]) == 2
     assert "--replace puts it in place of that" in capsys.readouterr().err and not (tmp_path / "refused").exists()
     out = tmp_path / "run"
@@ -527,7 +538,18 @@ def test_a_process_that_is_interrupted_at_any_moment_ends_with_130_and_goes_on(
     # So that it is still being drawn when it is interrupted.
     monkeypatch.setattr(report, "write", drawn_for_long)
     out = tmp_path / "run"
-    given = ["extend", str(model), "--method", "linear,yarn,ntk", "--text", text, "--samples", "9", "--passkey", "0"]
+    given = [
+        "extend",
+        str(model),
+        "--method",
+        "linear,yarn,ntk",
+        "--text",
+        text,
+        "--samples",
+        "9",
+        "--measures",
+        "perplexity",
+    ]
     kept = out / "measurements.jsonl"
 
     def lines() -> int:
@@ -586,163 +608,47 @@ def test_time_left_is_said_every_few_seconds(monkeypatch) -> None:
     ]
 
 
-# Pass keys
+# Hidden keys
 
 
-def test_pass_keys_are_asked_for_beyond_the_trained_length_only_if_it_can_be_done_there(
+def test_keys_are_asked_for_beyond_the_trained_length_only_if_it_can_be_done_there(
     model: Path, text: str, tmp_path: Path, monkeypatch
 ) -> None:
     asked: list[int] = []
 
-    def found(right: int):
-        def retrieve(model, tokenizer, length, trials, **_):
+    def found(right: bool):
+        def run(measure: OneKey, model: Any, length: int, *_: Any) -> dict[str, Any]:
             asked.append(length)
-            return [pass_keys.Retrieval(length, depth, right, trials) for depth in pass_keys.DEPTHS]
+            return {"right": [right] * 3, "depths": [0.0, 0.5, 1.0], "read": 3 * length}
 
-        return retrieve
+        return run
 
-    monkeypatch.setattr(pass_keys, "retrieve", found(0))
-    record = extend(settings(model, text, "linear", passkey=1), tmp_path / "cannot")
-    assert asked == [tiny_llama.TRAINED] and "pass-keys" not in measures_of(entry(record, "linear"))
+    given = {"measures": (), "samples": 3}
+    monkeypatch.setattr(OneKey, "run", found(False))
+    record = extend(settings(model, text, "linear", **given), tmp_path / "cannot")
+    assert asked == [tiny_llama.TRAINED] and "one-key" not in measures_of(entry(record, "linear"))
     (further,) = record["further"]
-    assert (
-        not further["able"]
-        and "has a share of pass keys said right of 0 ± 0.200, less than 0.9, so" in further["words"]
-    )
+    assert not further["able"] and "of what is asked that is said of 0 ± 0.200, less than 0.856" in further["words"]
     asked.clear()
-    monkeypatch.setattr(pass_keys, "retrieve", found(1))
-    record = extend(settings(model, text, "linear", passkey=1), tmp_path / "can")
+    monkeypatch.setattr(OneKey, "run", found(True))
+    record = extend(settings(model, text, "linear", **given), tmp_path / "can")
     assert asked == [tiny_llama.TRAINED, TARGET, TARGET]
-    (right,) = [one for one in entry(record, "linear")["values"] if one["measure"] == "pass-keys"]
+    (right,) = [value for value in entry(record, "linear")["values"] if value["measure"] == "one-key"]
     assert (right["length"], right["value"]) == (TARGET, 1.0) and record["further"][0]["able"]
     depths = entry(record, "linear")["details"][-1]
-    assert depths["at"] == ("10%", "50%", "90%") and depths["values"] == (1, 1, 1)
+    assert depths["at"] == (0.0, 0.5, 1.0) and depths["values"] == (1, 1, 1)
 
 
 def test_what_the_model_cannot_do_cannot_decide(model: Path, text: str, tmp_path: Path) -> None:
-    asked = Settings(str(model), 2.0, ("linear",), measures=("pass-keys",))
-    with pytest.raises(ValueError, match="So pass-keys cannot decide; name another of --measures first"):
+    asked = Settings(str(model), 2.0, ("linear",), measures=("one-key",))
+    with pytest.raises(ValueError, match="So one-key cannot decide; name another of --measures first"):
         extend(asked, tmp_path / "run")
 
 
 def test_a_length_without_room_for_a_key_says_so(model: Path, text: str, tmp_path: Path) -> None:
-    record = extend(settings(model, text, "linear", passkey=1), tmp_path / "run")
-    assert "a pass key needs more text to hide in than 96 tokens give" in record["further"][0]["words"]
-
-
-# Tuning
-
-
-TUNE = {"tune": 6, "tune_length": 48, "tune_rate": 3e-3, "start": None}
-
-
-def test_tuning_lowers_the_loss_and_its_weights_are_written(model: Path, text: str, tmp_path: Path) -> None:
-    asked = settings(model, text, "linear", **TUNE)
-    record = extend(asked, tmp_path / "run")
-    tuned, plain = record["tuned"], entry(record, "linear")
-    assert tuned["name"] == "linear, tuned" and len(tuned["loss"]) == 6
-    assert 0 < tuned["tuning"]["trained"] < tuned["tuning"]["parameters"]
-    assert not (tmp_path / "run" / "tuning").exists()
-    assert means(tuned)[TARGET] < means(plain)[TARGET]
-    assert [words.partition(" costs")[0] for words in record["price"]] == ["What linear", "What linear, tuned"]
-    start = len(tiny_llama.TEXT) - TARGET
-    assert record["measures"][0]["facts"]["start"] == start
-    expected = perplexity_in_transformers(tmp_path / "run" / "checkpoint", text, TARGET, start)
-    assert means(tuned)[TARGET] == pytest.approx(expected, rel=1e-4)
-    again = extend(asked, tmp_path / "run")
-    assert again["tuned"]["values"] == tuned["values"]
-
-
-def test_in_half_precision_the_checkpoint_is_what_was_measured(model: Path, text: str, tmp_path: Path) -> None:
-    asked = settings(model, text, "linear", **TUNE, dtype="bfloat16", tune_weights="all")
-    record = extend(asked, tmp_path / "run")
-    assert record["tuned"]["loss"][-1] < record["tuned"]["loss"][0] and record["written"]["difference"] < 1e-3
-    assert load(tmp_path / "run" / "checkpoint").model.dtype == torch.bfloat16
-
-
-def test_a_tuning_that_was_killed_goes_on_and_writes_the_same(
-    model: Path, text: str, tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.setattr(tune, "KEPT_EVERY", 0.0)
-    out, options = tmp_path / "run", ["--factor", "2", "--method", "linear", "--text", text, "--passkey", "0"]
-    options += ["--samples", "1", "--chunk", "50", "--tune", "6", "--tune-length", "48", "--tune-rate", "3e-3"]
-    save = tune.state.save
-
-    def saved(folder: Path, full: Any, optimiser: Any, losses: list[float], seconds: float) -> None:
-        save(folder, full, optimiser, losses, seconds)
-        # The rest would be done before anybody looks.
-        time.sleep(60.0 * (len(losses) == 3))
-
-    with monkeypatch.context() as slow:
-        slow.setattr(tune.state, "save", saved)
-        command = Forked("extend", str(model), *options, "--out", str(out))
-    command.until(lambda: list(out.glob("tuning/*/step-000003")))
-    command.kill()
-    command.ended()
-    assert list(out.glob("tuning/*/step-*")) and not (out / "checkpoint").exists()
-    asked = settings(model, text, "linear", **TUNE)
-    record, unbroken = extend(asked, out), extend(asked, tmp_path / "unbroken")
-    assert record["tuned"]["loss"] == unbroken["tuned"]["loss"]
-    assert hashes(out / "checkpoint") == hashes(tmp_path / "unbroken" / "checkpoint")
-
-
-OWN_MAP = """
-from dataclasses import dataclass
-
-from posenc.coordinate_maps import CoordinateMap
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gaps(CoordinateMap):
-    step: int = 2
-
-    def place(self, coords, ids, draw):
-        return coords * self.step
-"""
-
-
-def test_tuning_with_a_map_of_ones_own_depends_on_its_file(model: Path, text: str, tmp_path: Path) -> None:
-    mine = tmp_path / "gaps.py"
-    mine.write_text(OWN_MAP)
-    more = {"tune": 2, "tune_length": 48, "tune_rate": 3e-3, "start": None, "tune_map": f"{mine}:Gaps(step=2)"}
-    asked = settings(model, text, "linear", **more)
-    first = extend(asked, tmp_path / "run")["tuned"]["loss"]
-    assert json.loads((tmp_path / "run" / "settings.json").read_text())["tune_map"] == asked.tune_map
-    assert asked.tune_map in shlex.split(asked.command(tmp_path / "run"))
-    assert extend(asked, tmp_path / "run")["tuned"]["loss"] == first
-    mine.write_text(OWN_MAP.replace("coords * self.step", "coords"))
-    assert extend(asked, tmp_path / "run")["tuned"]["loss"] != first
-
-
-def test_where_nothing_wins_nothing_is_tuned(model: Path, text: str, tmp_path: Path) -> None:
-    record = extend(settings(model, text, "linear", "rerope", tune=2, tune_length=40, start=None), tmp_path / "run")
-    assert record["winner"] == "none" and record["tuned"] is None and record["written"]["path"] is None
-    assert record["in_words"].endswith("So nothing was tuned; name the method to tune with --method.")
-
-
-def test_what_cannot_be_written_is_not_tuned(model: Path, text: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="rerope cannot be tuned and written: transformers has no config key"):
-        extend(settings(model, text, "rerope", tune=2, tune_length=40, start=None), tmp_path / "run")
-
-
-def test_what_is_worth_nothing_untuned_is_tuned_before_it_is_measured(model: Path, text: str, tmp_path: Path) -> None:
-    asked = settings(model, text, "drope", "linear", **TUNE | {"tune": 4})
-    record = extend(asked, tmp_path / "run")
-    drope, linear = entry(record, "drope"), entry(record, "linear")
-    before, changed, tuned = drope["recalibration"].values()
-    assert before == pytest.approx(math.log(means(entry(record, "none"))[96]), rel=1e-5)
-    assert tuned == pytest.approx(math.log(means(drope)[96]), rel=1e-4) and tuned < changed
-    assert len(drope["loss"]) == 4 and "recalibration" not in linear
-    assert "drope was tuned before that; all others were not" in record["in_words"]
-    # What was tuned for one method is not in the weights that the next one is measured with.
-    alone = extend(settings(model, text, "linear", start=record["measures"][0]["facts"]["start"]), tmp_path / "alone")
-    assert means(linear) == means(entry(alone, "linear"))
-    assert record["winner"] == "drope" and record["tuned"] is None
-    where = tmp_path / "run" / "recalibrated" / "drope"
-    assert record["written"]["path"] == str(where) and record["written"]["difference"] < 1e-5
-    expected = perplexity_in_transformers(where, text, TARGET, record["measures"][0]["facts"]["start"])
-    assert means(drope)[TARGET] == pytest.approx(expected, rel=1e-4)
-    assert extend(asked, tmp_path / "run")["methods"] == record["methods"]
+    record = extend(settings(model, text, "linear", measures=()), tmp_path / "run")
+    words = r"The measure one-key was not tried: the text of this question takes \d+ tokens at least, got 96"
+    assert re.search(words, record["further"][0]["words"])
 
 
 # What is refused, with nothing written
@@ -756,37 +662,23 @@ def test_what_is_worth_nothing_untuned_is_tuned_before_it_is_measured(model: Pat
         ({"factor": 40.0}, r"novel.txt has 1,8\d\d tokens, and a window of 3,840 from token 10 takes 3,850"),
         ({"samples": 100}, "takes 19,210"),
         ({"methods": ("yarm",)}, "no method named 'yarm'"),
+        ({"methods": ("drope",)}, "no method named 'drope'"),
         ({"lengths": (500,)}, "lengths go from 2 to the target of 192, got 500"),
         ({"lengths": (1,)}, "lengths go from 2 to the target of 192, got 1"),
         ({"measures": ("perplexitty",)}, "no measure named 'perplexitty'.*did you mean 'perplexity'"),
-        ({"measures": ("masked",)}, "masked does not fit a LlamaForCausalLM; it is measured by perplexity, pass-keys"),
+        ({"measures": ("masked",)}, "masked does not fit a LlamaForCausalLM; it is measured by perplexity, one-key"),
+        ({"measures": ("pass-keys",)}, "no measure named 'pass-keys'"),
         (
-            {"measures": ("pass-keys",), "passkey": 1},
-            "--text would change nothing here .pass-keys reads --cache, --chunk, --pa",
+            {"measures": ("one-key",)},
+            "--start would change nothing here .one-key reads --cache, --chunk, --samples, --text",
         ),
-        ({"methods": ("truncate",)}, "truncate is a way to use the model as it is that none of perplexity has"),
         (
-            {"images": ("a.png",)},
-            "--images would change nothing here .perplexity reads --batch, --cache, --chunk, --sa",
+            {"methods": ("windows",), "measures": ("one-key",), "start": None},
+            "windows is a way to use the model as it is that none of one-key has",
         ),
-        ({"passkey": 2, "measures": ("perplexity",)}, "--passkey would change nothing here .perplexity reads"),
-        ({"measures": ("perplexity", "pass-keys"), "passkey": 0}, "pass-keys takes a --passkey of 1 or more, got 0"),
-        ({"tune_length": 40}, "--tune-length would change nothing here"),
         ({"dtype": "int8"}, "dtype must be float32, bfloat16"),
         ({"factors": "f.json"}, "f.json: there is no such file"),
         ({"text": ("nothing.txt",)}, "nothing.txt: there is no such file"),
-        ({"methods": ("swan",)}, "swan takes rotary out of layers that were trained with it.*add --tune STEPS"),
-        ({"methods": ("drope",), "tune": 5, "tune_map": "plain"}, "--tune-map would change nothing here"),
-        ({"tune_weights": "all"}, "--tune-weights would change nothing here"),
-        ({"tune": 5, "tune_weights": "all", "tune_rank": 4}, "--tune-rank would change nothing here"),
-        ({"tune": 5, "tune_weights": "some"}, "--tune-weights must be lora or all, got 'some'"),
-        ({"tune": 5, "dtype": "float16"}, "tuning takes --dtype bfloat16 or float32: most gradients are too small"),
-        ({"tune": 5, "tune_map": "poses"}, "--tune-map must be one of plain, pose, randomised, got 'poses'"),
-        ({"tune": 5, "tune_map": "poses"}, "or give a coordinate map with its options, such as 'skipped_chunks"),
-        ({"tune": 5, "tune_map": "shift(by=2)"}, "no coordinate map named 'shift'.*did you mean 'shifted'"),
-        ({"tune": 5, "tune_map": "shifted(to=2)"}, "shifted has no option 'to'; it has: by"),
-        ({"tune": 5, "tune_map": "randomised(longest=9)"}, "9 positions, too few for a document of 1024 tokens"),
-        ({"tune": 5, "tune_length": 400, "start": 300}, "begin at token 300 of .*too few for a window of 400"),
     ],
 )
 def test_a_mistake_is_refused_before_anything_is_made(
@@ -803,7 +695,6 @@ def test_a_mistake_is_refused_before_anything_is_made(
     [
         ({"samples": 0}, "samples must be 1 or more, got 0"),
         ({"chunk": 0}, "chunk must be 1 or more, got 0"),
-        ({"tune_rank": 0}, "tune_rank must be 1 or more, got 0"),
         ({"start": -1}, "start counts tokens of the text from 0, got -1"),
         ({"factor": math.nan}, "must be above 1, got nan"),
     ],
@@ -821,8 +712,6 @@ def test_a_folder_that_holds_something_else_is_left_alone(model: Path, text: str
     assert hashes(tmp_path / "mine").keys() == {"thesis.txt"}
     with pytest.raises(ValueError, match=r"other settings \(chunk\); .* \(lengths, measures, methods may be others\)"):
         extend(settings(model, text, "yarn", chunk=51), done[1])
-    with pytest.raises(ValueError, match=r"other settings \(methods, tune\); .* the same settings to go on with it$"):
-        extend(settings(model, text, "yarn", tune=3), done[1])
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is a file"):
         extend(settings(model, text), tmp_path / "file")

@@ -21,12 +21,9 @@ from posenc.checkpoints.extension.settings import Settings  # noqa: E402
 from posenc.checkpoints.formats import huggingface  # noqa: E402
 from posenc.checkpoints.formats.load import Loaded, load, quietly  # noqa: E402
 from posenc.checkpoints.measures import perplexity  # noqa: E402
-from posenc.checkpoints.measures.all_measures import of_model  # noqa: E402
-from posenc.checkpoints.measures.images import Images  # noqa: E402
 from posenc.checkpoints.measures.masked import Masked  # noqa: E402
 from posenc.checkpoints.measures.measure import Given, Measure  # noqa: E402
 from posenc.checkpoints.measures.perplexity import Perplexity  # noqa: E402
-from posenc.checkpoints.measures.sentences import Sentences  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
 from posenc.encodings.learned import Learned  # noqa: E402
 from posenc.positions import Positions  # noqa: E402
@@ -54,13 +51,23 @@ def model_of(kind: str, **options: Any) -> Any:
     return made(made.config_class(**options)).eval()
 
 
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "bert"
+def saved(kind: str, folder: Path) -> Path:
     with quietly():
-        model_of("BertModel", **TEXT).save_pretrained(folder)
+        model_of(kind, **TEXT).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that fills masks."""
+    return saved("BertForMaskedLM", tmp_path_factory.mktemp("models") / "masked")
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model without a head, which no measure fits."""
+    return saved("BertModel", tmp_path_factory.mktemp("models") / "bert")
 
 
 @pytest.fixture
@@ -192,29 +199,6 @@ def test_a_text_that_fills_no_document_is_an_error_before_anything_is_measured(t
         Masked(Given(loaded, 40, 1000, text=(text,), samples=1))
 
 
-def test_an_excerpt_beyond_the_table_is_found_only_by_who_read_so_far(text: str) -> None:
-    class Bag(torch.nn.Module):
-        """A text's vector counts its words: whoever holds an excerpt's words is near it."""
-
-        device = torch.device("cpu")
-
-        def forward(self, input_ids: torch.Tensor) -> Any:
-            return type("Out", (), {"last_hidden_state": torch.nn.functional.one_hot(input_ids, 24).float()})
-
-    picks = [f"{WORDS[n]} {WORDS[n]}" for n in range(4)]
-    # Passages begin alike, and end each with a word of its own.
-    lines = [" ".join(["sky"] * 46 + [words] * 46) for words in picks]
-    Path(text).write_text(" ".join(lines))
-    loaded = Loaded(model_of("BertModel", **TEXT), tokenizer(), None, Path())  # type: ignore[arg-type]
-    of = Sentences(Given(loaded, 46, 140, text=(text,), samples=4))
-    assert found(of, Bag(), 140) == {"top1": 1.0, "rank": 1.0}
-    assert found(of, Bag(), 140, "windows") == {"top1": 1.0, "rank": 1.0}
-    # Truncated passages are one and the same: none is nearer than another, and the own one comes last of four.
-    assert found(of, Bag(), 140, "truncate") == {"top1": 0.0, "rank": 0.25}
-    # Who guesses among four finds one in four; 1/rank is 1, 1/2, 1/3 or 1/4.
-    assert [number.chance for number in of.numbers] == [0.25, pytest.approx(25 / 48)]
-
-
 def test_perplexity_in_windows_is_that_of_windows(text: str) -> None:
     model = model_of("GPT2LMHeadModel", vocab_size=24, n_embd=16, n_layer=1, n_head=2, n_positions=16)
     loaded = Loaded(model, tokenizer(), model.config, Path())
@@ -237,13 +221,13 @@ def test_perplexity_in_windows_is_that_of_windows(text: str) -> None:
 # The whole
 
 
-def test_a_run_measures_chooses_and_writes_what_transformers_loads(encoder: Path, text: str, tmp_path: Path) -> None:
+def test_a_run_measures_chooses_and_writes_what_transformers_loads(masked: Path, text: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     said: list[str] = []
-    settings = Settings(str(encoder), 2.0, ("clamp", "linear"), text=(text,), lengths=(20, 70), samples=4)
+    settings = Settings(str(masked), 2.0, ("clamp", "linear"), text=(text,), lengths=(20, 70), samples=4)
     record = extend(settings, out, say=said.append)
     at = {(m["name"], one["length"]) for m in record["methods"] for one in m["values"]}
-    assert at == {("none", 20), ("none", 40)} | {(m, n) for m in ("truncate", "windows") for n in (60, 70, 80)} | {
+    assert at == {("none", 20), ("none", 40)} | {("windows", n) for n in (60, 70, 80)} | {
         (m, n) for m in ("clamp", "linear") for n in (20, 40, 60, 70, 80)
     }
     lines = [json.loads(line)["facts"] for line in (out / "measurements.jsonl").read_text().splitlines()]
@@ -251,128 +235,97 @@ def test_a_run_measures_chooses_and_writes_what_transformers_loads(encoder: Path
     assert [(one["table"], one["length"]) for one in lines if one.get("how") == "whole" and one["length"] <= 40] == [
         ("as it is", 20), ("as it is", 40), ("linear", 20), ("linear", 40)
     ]  # fmt: skip
-    again = transformers.AutoModel.from_pretrained(out / "checkpoint", local_files_only=True)
+    again = transformers.AutoModelForMaskedLM.from_pretrained(out / "checkpoint", local_files_only=True)
     assert again.config.max_position_embeddings == 80
     method = record["written"]["method"]
-    original = load(encoder)
+    original = load(masked)
     with torch.no_grad():
-        rows = original.model.embeddings.position_embeddings.weight
-        assert torch.equal(again.embeddings.position_embeddings.weight, resized(rows, (40,), (80,), method))
-        assert again(torch.randint(5, 24, (1, 80))).last_hidden_state.shape == (1, 80, 16)
+        rows = original.model.bert.embeddings.position_embeddings.weight
+        assert torch.equal(again.bert.embeddings.position_embeddings.weight, resized(rows, (40,), (80,), method))
+        assert again(torch.randint(5, 24, (1, 80))).logits.shape == (1, 80, 24)
     assert transformers.AutoTokenizer.from_pretrained(out / "checkpoint").model_max_length == 80
     page = (out / "report.md").read_text()
     assert "| linear |" in page and f"What {method} costs short inputs" in page and (out / "report.html").exists()
-    assert (out / "figures" / "sentences-by-length.png").stat().st_size
+    assert next((out / "figures").glob("*.png")).stat().st_size
     asked = f"--factor 2 --method clamp,linear --text {text} --lengths 20 70 --samples 4"
-    assert record["made"]["command"] == f"posenc extend {encoder} {asked} --out {out}"
+    assert record["made"]["command"] == f"posenc extend {masked} {asked} --out {out}"
     # The same command measures nothing twice.
     said.clear()
     assert extend(settings, out, say=said.append) == record
-    assert said == [f"loading {encoder}"]
-    other = Settings(str(encoder), 3.0, ("clamp",), text=(text,), samples=4)
+    assert said == [f"loading {masked}"]
+    other = Settings(str(masked), 3.0, ("clamp",), text=(text,), samples=4)
     with pytest.raises(ValueError, match=r"holds a run with other settings \(factor\)"):
         extend(other, out)
 
 
-def test_images_are_compared_with_themselves_at_the_trained_grid(tmp_path: Path) -> None:
-    from PIL import Image
+# What no measure fits
 
-    folder, picture = tmp_path / "vit", tmp_path / "picture.png"
+
+def test_of_an_encoder_nothing_is_measured_and_the_named_method_is_written(
+    encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert cli.main(["extend", str(encoder), "--factor", "2", "--method", "linear", "--out", str(out)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "Nothing was measured, because posenc has no measure for a BertModel: linear is written because it was" in said
+    )
+    assert "MTEB (pip install mteb), if it encodes sentences, else your own validation set." in said
+    assert "every weight of it is the one" in said and f"Checkpoint: {out / 'checkpoint'}" in said
+    assert "Report" not in said and not (out / "report.html").exists()
+    again = transformers.AutoModel.from_pretrained(out / "checkpoint", local_files_only=True)
+    rows = load(encoder).model.embeddings.position_embeddings.weight
+    with torch.no_grad():
+        assert torch.equal(again.embeddings.position_embeddings.weight, resized(rows, (40,), (80,), "linear"))
+    record = json.loads((out / "record.json").read_text())
+    assert (record["trained"], record["target"], record["unit"]) == (40, 80, "tokens") and record["measures"] == []
+    assert record["made"]["command"] == f"posenc extend {encoder} --factor 2 --method linear --out {out}"
+
+
+@pytest.mark.parametrize("kind", ["Dinov2Model", "ViTForImageClassification"])
+def test_of_images_nothing_is_measured_and_the_grid_is_resized(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "vit"
     with quietly():
         small = {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 24, "patch_size": 4}
-        model_of("Dinov2Model", hidden_size=16, **small).save_pretrained(folder)
+        model_of(kind, hidden_size=16, **small).save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}))
-    Image.effect_noise((60, 40), 80).convert("RGB").save(picture)
-    record = extend(Settings(str(folder), 1.5, ("cubic", "nearest"), images=(str(picture),)), tmp_path / "run")
-    at = {(m["name"], r["length"], r["number"]): r["value"] for m in record["methods"] for r in m["values"]}
-    assert record["unit"] == "patches a side" and record["target"] == 9
-    # At the trained grid all are the model as it is, which is measured once.
-    lines = [json.loads(line)["facts"] for line in (tmp_path / "run" / "measurements.jsonl").read_text().splitlines()]
-    assert [(one["table"], one["length"]) for one in lines] == [("as it is", 6), ("cubic", 9), ("nearest", 9)]
-    for measure in ("patches", "class"):
-        for method in ("none", "cubic", "nearest"):
-            assert at[method, 6, measure] == pytest.approx(1, abs=1e-5)
-        assert at["cubic", 9, measure] < 1
-    again = transformers.AutoModel.from_pretrained(tmp_path / "run" / "checkpoint", local_files_only=True)
+    record = extend(Settings(str(folder), 1.5, ("cubic",)), tmp_path / "run")
+    assert record["unit"] == "patches a side" and (record["trained"], record["target"]) == (6, 9)
+    assert record["in_words"].endswith("What it is worth says your own validation set.")
+    again = getattr(transformers, kind).from_pretrained(tmp_path / "run" / "checkpoint", local_files_only=True)
     assert (tmp_path / "run" / "checkpoint" / "preprocessor_config.json").is_file()
-    assert again.config.image_size == 36 and again.embeddings.position_embeddings.shape == (1, 82, 16)
+    assert again.config.image_size == 36 and again.base_model.embeddings.position_embeddings.shape == (1, 82, 16)
 
 
-LABELS = {0: "cat", 1: "Dog", 2: "gull"}
+@pytest.mark.parametrize("methods", [("all",), ("none",), ("clamp", "linear"), ("linear", "windows")])
+def test_without_a_measure_exactly_one_method_is_named(encoder: Path, methods: tuple[str, ...], tmp_path: Path) -> None:
+    words = (
+        "posenc has no measure for a BertModel, so that nothing says which method is best; name exactly one of them: "
+        "--method clamp, repeat, nearest, linear, cubic"
+    )
+    with pytest.raises(ValueError, match=f"^{words}$"):
+        extend(Settings(str(encoder), 2.0, methods), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
-@pytest.fixture
-def photographs(tmp_path: Path) -> tuple[str, ...]:
-    """Six images in folders of the labels, by name or by number."""
-    from PIL import Image
-
-    found = []
-    for number, folder in enumerate(("cat", "dog", "2", "cat", "dog", "gull")):
-        path = tmp_path / folder / f"{number}.png"
-        path.parent.mkdir(exist_ok=True)
-        drawn = torch.randint(256, (60, 60, 3), generator=torch.Generator().manual_seed(number), dtype=torch.uint8)
-        Image.fromarray(drawn.numpy()).save(path)
-        found.append(str(path))
-    return tuple(found)
-
-
-def classifier(folder: Path) -> Path:
-    with quietly():
-        small = {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 24, "patch_size": 4, "hidden_size": 16}
-        model = model_of("ViTForImageClassification", intermediate_size=16, id2label=LABELS, **small)
-        # A random one says the same of every image, unless it sees much of them and no label is ahead.
-        torch.manual_seed(0)
-        for weights in (model.vit.embeddings.patch_embeddings.projection.weight, model.classifier.weight):
-            weights.data.normal_()
-        with torch.no_grad():
-            model.classifier.bias -= model(torch.randn(64, 3, 24, 24) / 2).logits.mean(0)
-        model.save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}))
-    return folder
-
-
-def likeliest_of(folder: Path, images: tuple[str, ...], side: int) -> list[int]:
-    """The labels of images, by transformers alone."""
-    import numpy
-    from PIL import Image
-
-    model = transformers.AutoModelForImageClassification.from_pretrained(folder, local_files_only=True).eval()
-    found = []
-    for image in images:
-        pixels = numpy.array(Image.open(image).resize((side, side), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
-        given = torch.tensor(pixels / 127.5 - 1, dtype=torch.float32)[None]
-        with torch.no_grad():
-            found.append(int(model(given).logits.argmax()))
-    return found
-
-
-def test_classifiers_are_asked_for_labels(tmp_path: Path, photographs: tuple[str, ...]) -> None:
-    folder = classifier(tmp_path / "vit")
-    record = extend(Settings(str(folder), 1.5, ("cubic",), images=photographs), tmp_path / "run")
-    at = {(m["name"], r["length"], r["number"]): r["value"] for m in record["methods"] for r in m["values"]}
-    (measure,) = record["measures"]
-    assert [one["name"] for one in measure["numbers"]] == ["right", "patches", "class", "same"]
-    assert measure["price"] == "right" and measure["numbers"][0]["chance"] == pytest.approx(1 / 3)
-    before = likeliest_of(folder, photographs, 24)
-    after = likeliest_of(tmp_path / "run" / "checkpoint", photographs, 36)
-    assert len(set(before)) > 1 and before != after
-    expected = (0, 1, 2, 0, 1, 2)
-    for length, labels in ((6, before), (9, after)):
-        right, same = ([a == b for a, b in zip(labels, other, strict=True)] for other in (expected, before))
-        assert at["cubic", length, "right"] == pytest.approx(sum(right) / 6)
-        assert at["cubic", length, "same"] == pytest.approx(sum(same) / 6)
-    assert at["none", 6, "same"] == 1
-
-
-def test_images_without_labels_are_held_to_the_trained_grid(tmp_path: Path, photographs: tuple[str, ...]) -> None:
-    loaded = load(classifier(tmp_path / "vit"))
-    loose = tmp_path / "loose.png"
-    loose.write_bytes(Path(photographs[0]).read_bytes())
-    made = Images(Given(loaded, 6, 9, images=(str(loose),)))
-    assert [number.name for number in made.numbers] == ["patches", "class", "same"] and made.price == "patches"
-    message = r"1 of 2 images lie in folders that are named after one of the model's 3 labels, and '.*loose.png' does"
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text": ("a.txt",)}, "--text would change nothing here .nothing is measured.; leave it out"),
+        ({"lengths": (50,)}, "--lengths would change nothing here"),
+        ({"memory": "1GB"}, "--memory would change nothing here"),
+        (
+            {"measures": ("masked",)},
+            "masked does not fit a BertModel; it is measured by other tools alone; leave --meas",
+        ),
+    ],
+)
+def test_without_a_measure_what_would_change_nothing_is_refused(
+    encoder: Path, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=message):
-        Images(Given(loaded, 6, 9, images=(photographs[0], str(loose))))
+        extend(Settings(str(encoder), 2.0, ("linear",), **changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_baseline_that_is_better_is_named() -> None:
@@ -403,50 +356,31 @@ def test_a_baseline_that_is_better_is_named() -> None:
 # Mistakes
 
 
-def test_what_cannot_be_measured_is_said_before_anything_is_written(encoder: Path, text: str, tmp_path: Path) -> None:
+def test_what_cannot_be_measured_is_said_before_anything_is_written(masked: Path, text: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     for settings, message in (
-        (Settings(str(encoder), 2.0, text=(text,), lengths=(81,), samples=2), r"lengths go from 2 to the target of 80"),
+        (Settings(str(masked), 2.0, text=(text,), lengths=(81,), samples=2), r"lengths go from 2 to the target of 80"),
         (
-            Settings(str(encoder), 2.0, ("yarn",), text=(text,)),
+            Settings(str(masked), 2.0, ("yarn",), text=(text,)),
             r"'yarn' is no method for a learned table; there are: cl",
         ),
-        (Settings(str(encoder), 2.0, text=(text,), tune=5), r"--tune would change nothing here .sentences reads --sam"),
-        (Settings(str(encoder), 2.0, text=(text,), samples=100), r"has 600 tokens, and 100 passages of 78 take 7,800"),
+        (Settings(str(masked), 2.0, text=(text,), chunk=5), r"--chunk would change nothing here .masked reads --sam"),
+        (Settings(str(masked), 20.0, text=(text,), samples=1), r"has 600 tokens, and a document takes 798"),
     ):
         with pytest.raises(ValueError, match=message):
             extend(settings, out)
         assert not out.exists()
-    loaded = load(encoder)
+    loaded = load(masked)
     with pytest.raises(CannotRead, match=r"has no tokenizer, and without one no text can be read"):
-        Sentences(Given(Loaded(loaded.model, None, loaded.config, encoder), 40, 80))
-    with pytest.raises(CannotRead, match=r"is a BertModel, and posenc has no measure for it"):
-        of_model(Loaded(loaded.model, None, loaded.config, encoder), axes=1)
-
-
-def test_image_encoders_need_images(tmp_path: Path) -> None:
-    folder = tmp_path / "vit"
-    small = {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 24, "patch_size": 4, "hidden_size": 16}
-    model = model_of("Dinov2Model", **small)
-    folder.mkdir()
-    loaded = Loaded(model, None, model.config, folder)
-    (folder / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"an image encoder is measured on images; give --images FILES"):
-        Images(Given(loaded, 6, 9))
-    (folder / "words.png").write_text("words")
-    with pytest.raises(CannotRead, match=r"has no preprocessor_config.json, which says how colours are scaled"):
-        Images(Given(loaded, 6, 9, images=(str(folder / "words.png"),)))
-    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}))
-    with pytest.raises(ValueError, match=r"words.png: Pillow cannot read it .*; give --images PNG or JPEG files"):
-        Images(Given(loaded, 6, 9, images=(str(folder / "words.png"),)))
+        Masked(Given(Loaded(loaded.model, None, loaded.config, masked), 40, 80))
 
 
 def test_the_command_extends_a_table_and_refuses_what_would_change_nothing(
-    encoder: Path, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    masked: Path, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["extend", str(encoder), "--factor", "2", "--method", "clamp", "--text", text, "--samples", "2"]
-    assert cli.main([*command, "--out", str(tmp_path / "run"), "--tune", "5"]) == 2
-    assert "--tune would change nothing here" in capsys.readouterr().err
+    command = ["extend", str(masked), "--factor", "2", "--method", "clamp", "--text", text, "--samples", "2"]
+    assert cli.main([*command, "--out", str(tmp_path / "run"), "--chunk", "5"]) == 2
+    assert "--chunk would change nothing here" in capsys.readouterr().err
     assert cli.main([*command, "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
     assert "clamp wins: at 80 tokens" in said and f"Checkpoint: {tmp_path / 'run' / 'checkpoint'}" in said

@@ -21,8 +21,6 @@ from posenc.checkpoints.formats import devices, load
 from posenc.checkpoints.live.cached_positions import Step
 from posenc.checkpoints.measures import perplexity
 from posenc.checkpoints.measures.work import Meter
-from posenc.checkpoints.probing.probe import Settings as ProbeSettings
-from posenc.checkpoints.probing.probe import probe
 from posenc.positions import Positions
 
 WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -64,8 +62,6 @@ def test_what_is_not_there_is_refused_before_anything_is_made(model: Path, tmp_p
     for asked in ({"device": "cuda"}, {"cache": "cpu"}, {"cache": "disk"}):
         with pytest.raises(ValueError, match=refused):
             extend(Settings(str(model), 2.0, **asked), out)
-        with pytest.raises(ValueError, match=refused):
-            probe(ProbeSettings(str(model), **asked), out)
     assert not out.exists()
 
 
@@ -116,7 +112,7 @@ def test_a_run_of_a_spread_model_is_that_of_a_whole_one(model: Path, text: str, 
         "text": (text,),
         "chunk": 50,
         "start": 10,
-        "passkey": 0,
+        "measures": ("perplexity",),
         "samples": 2,
     }
     whole = extend(Settings(str(model), 2.0, **asked), tmp_path / "whole")

@@ -1,10 +1,5 @@
-"""What a pass holds in memory, by plan: formulas, and the peak of a process."""
+"""What a pass holds in memory, by formula: against the tensors that models hold once they have read a text."""
 
-import json
-import os
-import platform
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -13,147 +8,88 @@ pytest.importorskip("transformers")
 
 import tiny_llama
 import torch
-import torch.nn.functional as F
+import transformers
 
 from posenc.checkpoints.formats.load import hollow_model
-from posenc.checkpoints.measures import memory, work
+from posenc.checkpoints.measures import memory
+from posenc.checkpoints.measures.perplexity import predictions
+
+SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
+GROUPED = SMALL | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512}
+LATENT = {"q_lora_rank": 8, "kv_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+ROUTED = {"n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 8}
+LAYERS = {"num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 3 + ["full_attention"], "sliding_window": 33}
 
 
-def of(config: Any, length: int, dtype: torch.dtype = torch.float32, **way: Any) -> memory.Memory:
-    from transformers import AutoModelForCausalLM
-
-    return memory.of_pass(hollow_model(AutoModelForCausalLM, config, dtype), length, **way)
+def of(model: Any, length: int, dtype: torch.dtype = torch.float32, **way: Any) -> memory.Memory:
+    return memory.of_pass(model, length, dtype=dtype, **way)
 
 
-def test_weights_cache_and_logits_are_those_of_the_formulas() -> None:
-    found = of(tiny_llama.config(), 200, chunk=50)
-    vocabulary, model = len(tiny_llama.CHARACTERS), tiny_llama.model()
-    assert found.weights == 4 * sum(one.numel() for one in (*model.parameters(), *model.buffers()))
-    # Keys and values of 2 layers with one head of 16; the last token is not read.
-    assert found.cache == 2 * 2 * 16 * 199 * 4
-    # The logits of the last chunk, and as many of its rows as there are up to 128, twice in float32.
-    assert found.logits == 50 * vocabulary * 4 + 2 * 50 * vocabulary * 4
-    assert found.total == found.weights + found.cache + max(found.layers, found.logits)
-    # The last chunk is the fullest one, although 199 is no multiple of 50.
-    assert of(tiny_llama.config(), 220, chunk=50).logits == found.logits
-    many = of(tiny_llama.config(), 200, chunk=50, batch=3)
-    assert many.cache == 3 * found.cache and 2 * found.layers < many.layers <= 3 * found.layers
-    half = of(tiny_llama.config(), 200, torch.bfloat16, chunk=50)
-    assert (2 * half.weights, 2 * half.cache) == (found.weights, found.cache)
+def held(model: Any, length: int) -> int:
+    """The bytes of keys and values that a model has once it has read a text of a length."""
+    out = model(input_ids=torch.arange(length)[None] % 60, use_cache=True).past_key_values
+    return sum(tensor.nbytes for layer in out.layers for tensor in (layer.keys, layer.values) if tensor is not None)
 
 
-def test_a_window_ends_the_cache_and_shared_keys_are_kept_once() -> None:
-    from transformers import Gemma3nTextConfig, MistralConfig
-
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
-    sizes |= {"head_dim": 16, "vocab_size": 64, "max_position_embeddings": 96}
-    window = of(MistralConfig(**sizes, num_hidden_layers=2, sliding_window=33), 200, chunk=50)
-    # Behind a chunk a window keeps what the next token sees beside itself, and counts.
-    assert window.cache == pytest.approx(2 * 2 * 16 * 32 * 4, abs=64)
-    small = {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4, "vocab_size_per_layer_input": 64}
-    small |= {
-        "hidden_size_per_layer_input": 8,
-        "laurel_rank": 4,
-        "altup_num_inputs": 2,
-        "activation_sparsity_pattern": [0.0] * 4,
-    }
-    shared = of(Gemma3nTextConfig(**sizes | small, num_kv_shared_layers=2), 100, chunk=50)
-    assert shared.cache == 2 * 2 * 16 * 99 * 4
-
-
-def test_a_kernel_that_makes_scores_is_seen_to_make_them() -> None:
-    plain = of(tiny_llama.config(), 400, chunk=100)
-    scores = of(tiny_llama.config(attn_implementation="eager"), 400, chunk=100)
-    # Two heads, a hundred queries, 399 keys, float32: the scores and what the softmax makes of them.
-    assert scores.layers - plain.layers > 2 * 100 * 399 * 4
-
-
-def test_of_a_cache_elsewhere_two_layers_are_on_the_device() -> None:
-    config = tiny_llama.config(num_hidden_layers=5)
-    here, elsewhere = (of(config, 200, chunk=50, cache=place) for place in ("device", "cpu"))
-    assert elsewhere.cache * 5 == here.cache * 2 and elsewhere.layers == here.layers
-
-
-def test_a_view_of_a_weight_is_no_memory_of_its_own() -> None:
-    """Experts turn their weights on their side: 1.2 TiB of DeepSeek-V3 were planned twice."""
-    weight = torch.empty(300, 100, device="meta")
-    with memory.Counted(weights=[weight]) as counted:
-        made = torch.empty(7, 300, device="meta") @ weight
-        weight.mT.contiguous()
-    assert counted.now == made.nbytes and counted.peak == (7 * 100 + 300 * 100) * 4
-
-
-def test_a_mask_that_becomes_numbers_counts() -> None:
-    mask, query = torch.ones(1, 1, 64, 64, dtype=torch.bool, device="meta"), torch.empty(1, 2, 64, 8, device="meta")
-    with memory.Fused(), memory.Counted() as counted:
-        F.scaled_dot_product_attention(query, query, query, attn_mask=mask)
-    assert counted.peak == 64 * 64 * 4 + 2 * 64 * 8 * 4
-
-
-MEASURED = """
-import json, os
-from pathlib import Path
-import tiny_llama, torch
-from posenc.checkpoints.formats.load import hollow_model
-from posenc.checkpoints.measures import memory, perplexity
-from posenc.checkpoints.measures.work import Meter, without_holes
-from transformers import LlamaForCausalLM
-
-def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-torch.set_num_threads(1)
-without_holes()
-sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_key_value_heads": 4}
-config = tiny_llama.config(**sizes, head_dim=64, num_hidden_layers=2, vocab_size=49152)
-model, ids = LlamaForCausalLM(config).eval(), torch.arange(2000)
-perplexity.losses(model, ids[:9], chunk=8)
-with Meter() as idle:
-    pass
-with Meter() as busy:
-    perplexity.losses(model, ids, chunk=500)
-plan = memory.of_pass(hollow_model(type(model), config), len(ids), chunk=500)
-# glibc would learn from it.
-torch.ones(7 << 20)
-held = [resident()]
-blocks = [torch.ones(2 << 20) for _ in range(20)]
-held.append(resident())
-last = blocks.pop()
-blocks.clear()
-held.append(resident())
-print(json.dumps({"plan": plan.total - plan.weights, "peaks": [idle.peak_mib, busy.peak_mib], "held": held}))
-"""
-
-
-@pytest.mark.skipif(
-    platform.libc_ver()[0] != "glibc", reason="the allocator of glibc, and what Linux says of a process"
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Llama", GROUPED),
+        ("GPT2", {"vocab_size": 64, "n_embd": 32, "n_layer": 3, "n_head": 4}),
+        ("Mistral", GROUPED | {"sliding_window": 33}),
+        ("Gemma3", GROUPED | LAYERS),
+        ("DeepseekV3", SMALL | LATENT | ROUTED | {"num_key_value_heads": 2}),
+        ("Falcon", SMALL | {"multi_query": True, "new_decoder_architecture": False}),
+        ("Qwen3Next", GROUPED | {"layer_types": ["linear_attention", "full_attention"], "num_experts": 2}),
+    ],
 )
-def test_a_process_takes_what_was_planned_and_gives_back_what_is_freed() -> None:
-    # In a process of its own: what others have left in this one would be used again.
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", MEASURED], env=environ, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    idle, busy = found["peaks"]
-    # What there is beside the weights: 8 MiB of cache, and 140 of logits.
-    assert (busy - idle) * 2**20 == pytest.approx(found["plan"], rel=0.25)
-    # Twenty blocks of 8 MiB, of which the last is held on to.
-    before, full, after = found["held"]
-    assert full - before > 15 * (8 << 20) and after - before < 4 * (8 << 20)
+@torch.no_grad()
+def test_the_cache_is_as_large_as_that_of_a_model_that_has_read_a_text(name: str, options: dict[str, Any]) -> None:
+    kind = getattr(transformers, {"GPT2": "GPT2LMHeadModel"}.get(name, f"{name}ForCausalLM"))
+    config = kind.config_class(**options) if name != "Gemma3" else transformers.Gemma3TextConfig(**options)
+    model = kind(config).eval()
+    found = of(model, 200)
+    # A window keeps one token less than it sees.
+    assert found.cache == pytest.approx(held(model, 200), rel=0.04)
+    assert found.weights == 4 * sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
+    assert memory.cached(config)[1] == ("the states of 1 layers" if name == "Qwen3Next" else "")
 
 
-def test_the_allocator_of_a_gpu_leaves_no_holes_unless_the_environment_says_how(monkeypatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(work.ctypes, "CDLL", lambda name: None)
-    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        monkeypatch.delenv(name, raising=False)
-    work.without_holes()
-    assert not told or torch.cuda.is_available()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    told.clear()
-    work.without_holes()
-    assert told == ["expandable_segments:True"]
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
-    work.without_holes()
-    assert len(told) == 1
+@torch.no_grad()
+def test_the_keys_of_an_encoded_text_are_kept_too() -> None:
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 3, "encoder_attention_heads": 2, "vocab_size": 64}
+    sizes |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    model = transformers.BartForConditionalGeneration(transformers.BartConfig(**sizes)).eval()
+    ids = torch.arange(50)[None] + 4
+    out = model(input_ids=ids, decoder_input_ids=ids, use_cache=True).past_key_values
+    both = (layer for cache in (out.self_attention_cache, out.cross_attention_cache) for layer in cache.layers)
+    assert of(model, 50).cache == sum(layer.keys.nbytes + layer.values.nbytes for layer in both)
+
+
+def test_logits_are_those_of_a_chunk() -> None:
+    model = tiny_llama.model()
+    (logits, _), *_ = predictions(model, torch.arange(90), chunk=50)
+    assert of(model, 90, chunk=50).logits == logits.nbytes
+    # The last token predicts nothing.
+    assert of(model, 20, chunk=50).logits == 19 * logits.nbytes // 50
+
+
+def test_a_dtype_a_batch_and_a_cache_elsewhere_are_factors() -> None:
+    model = hollow_model(transformers.AutoModelForCausalLM, tiny_llama.config(num_hidden_layers=5))
+    plain, half = of(model, 200, chunk=50), of(model, 200, torch.bfloat16, chunk=50)
+    assert (2 * half.weights, 2 * half.cache, 2 * half.logits) == (plain.weights, plain.cache, plain.logits)
+    many = of(model, 200, chunk=50, batch=3)
+    assert (many.weights, many.cache, many.logits) == (plain.weights, 3 * plain.cache, 3 * plain.logits)
+    elsewhere = of(model, 200, chunk=50, cache="cpu")
+    assert elsewhere.cache * 5 == plain.cache * 2 and plain.total == plain.weights + plain.cache + plain.logits
+
+
+def test_encoders_keep_nothing_and_predict_the_whole_text() -> None:
+    masked = transformers.BertForMaskedLM(transformers.BertConfig(**SMALL))
+    assert (of(masked, 100).cache, of(masked, 100).logits) == (0, 100 * 64 * 4)
+    assert of(masked.bert, 100).total == of(masked.bert, 200).total == of(masked.bert, 100).weights
+
+
+def test_what_a_config_does_not_tell_is_said() -> None:
+    layers, words = memory.cached(transformers.PreTrainedConfig())
+    assert layers == [] and words.startswith("keys and values, which its config does not tell (AttributeError: ")

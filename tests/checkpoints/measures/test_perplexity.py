@@ -211,8 +211,6 @@ def test_windows_are_as_many_as_a_short_text_holds(model, tmp_path: Path) -> Non
     (tmp_path / "text.txt").write_text(long)
     assert (Perplexity(replace(given)).count, Perplexity(replace(given)).start) == (24, 2000)
     assert Perplexity(replace(given, longest=4096)).count == 2
-    # What is tuned on stands before.
-    assert Perplexity(replace(given, late=True, samples=2)).start == 30_000 - 384
 
 
 def test_a_pass_serves_shorter_lengths_unless_the_method_goes_by_the_length() -> None:
@@ -311,12 +309,15 @@ def test_a_missing_text_is_refused(tmp_path: Path) -> None:
 # Cost
 
 
-def test_the_meter_sees_the_peak_inside_and_forgets_an_earlier_one() -> None:
+def test_the_meter_says_the_most_that_the_process_has_held() -> None:
+    with Meter() as before:
+        pass
+    if before.peak_mib is None:
+        pytest.skip("the peak of a process is read on Linux only")
+    held = round(before.peak_mib) + 64
     with Meter() as large:
-        torch.ones(64 << 18).sum()
-    with Meter() as small:
+        torch.ones(held << 18).sum()
+    with Meter() as after:
         torch.ones(1 << 10).sum()
-    if large.peak_mib is None:
-        pytest.skip("peaks of memory are read on Linux only")
-    assert large.peak_mib - small.peak_mib > 40
-    assert large.wall > 0 and small.cpu >= 0
+    assert held < large.peak_mib <= after.peak_mib
+    assert large.wall > 0 and after.cpu >= 0

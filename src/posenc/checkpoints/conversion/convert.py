@@ -1,4 +1,4 @@
-"""A checkpoint to a checkpoint: other layouts, tables of another size, less rotary, other dtypes, GGUF to a folder."""
+"""A checkpoint to a checkpoint: rotary in another layout, tables of another size, GGUF to a folder."""
 
 import contextlib
 import copy
@@ -7,47 +7,38 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from posenc.channel_pairs import LAYOUTS, channels_of_pair
+from posenc.channel_pairs import LAYOUTS
 from posenc.checkpoints.conversion import layouts, measure_layout, tables
 from posenc.checkpoints.conversion.layouts import Turned
 from posenc.checkpoints.conversion.plan import Change, Plan
 from posenc.checkpoints.conversion.source import Source, open_source
-from posenc.checkpoints.conversion.table_changes import plan_grid, plan_max_distance, plan_positions
+from posenc.checkpoints.conversion.table_changes import plan_grid, plan_positions
 from posenc.checkpoints.files.folder_writer import check_target, write_folder
 from posenc.checkpoints.files.hub import commit_of
-from posenc.checkpoints.files.tensors import GGUFTensors, cast
+from posenc.checkpoints.files.tensors import GGUFTensors
 from posenc.checkpoints.formats.config_json import MARK, with_positions
 from posenc.checkpoints.formats.load import find
 from posenc.checkpoints.inspection.served import check_written, unlike_planned
 from posenc.checkpoints.kinds.rotary.old_keys import unsaid
-from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading, with_part
+from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
 from posenc.checkpoints.vocabulary.specs import CannotExpress
-from posenc.encoding import Compose, Encoding, parts_of
-from posenc.encodings.rotary import Rotary
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
 class Request:
     """What to change.
 
-    layout        the layout that queries and keys should have: "half" or "interleaved"
-    stored        the one they have, where the config does not say so or is wrong
-    max_length    the positions that a learned table should have
-    grid          the cells on each axis that a learned table of an image should have
-    interpolate   how tables are resized: "linear", "cubic" or "nearest"; None is linear for positions, cubic for grids
-    rotary        "none" or "partial=SHARE": how much of each head should still turn
-    max_distance  where T5's last bucket should begin (positions); its table stays
-    dtype         of the floating numbers that are written: "float32", "bfloat16" or "float16"; None leaves them as they
-                  are, and dequantises a GGUF to float32
+    layout       the layout that queries and keys should have: "half" or "interleaved"
+    stored       the one they have, where the config does not say so or is wrong
+    max_length   the positions that a learned table should have
+    grid         the cells on each axis that a learned table of an image should have
+    interpolate  how tables are resized: "linear", "cubic" or "nearest"; None is linear for positions, cubic for grids
     """
 
     layout: str | None = None
@@ -55,9 +46,6 @@ class Request:
     max_length: int | None = None
     grid: tuple[int, ...] | None = None
     interpolate: str | None = None
-    rotary: str | None = None
-    max_distance: int | None = None
-    dtype: str | None = None
 
     def __post_init__(self) -> None:
         for layout in filter(None, (self.layout, self.stored)):
@@ -68,8 +56,6 @@ class Request:
             raise ValueError(f"interpolate must be one of {', '.join(tables.INTERPOLATIONS)}, got '{self.interpolate}'")
         if self.interpolate and self.max_length is None and self.grid is None:
             raise ValueError("interpolate says how a table is resized, and needs max_length or grid")
-        if self.dtype not in (None, *DTYPES):
-            raise ValueError(f"dtype must be {', '.join(DTYPES[:-1])} or {DTYPES[-1]}, got '{self.dtype}'")
 
     @property
     def asks(self) -> bool:
@@ -117,9 +103,7 @@ def convert(
     with tempfile.TemporaryDirectory() as made:
         source = open_source(path, base, Path(made))
         if not request.asks and not isinstance(source.tensors, GGUFTensors):
-            raise ValueError(
-                "nothing to convert; say what to change with layout, max_length, grid, rotary, max_distance or dtype"
-            )
+            raise ValueError("nothing to convert; say what to change with layout, max_length or grid")
         plan = plan_for(source, request)
 
         def stream() -> Iterator[tuple[str, Tensor]]:
@@ -178,16 +162,10 @@ def plan_for(source: Source, request: Request) -> Plan:
         raise ValueError("of an adapter only the layout can be converted; change the model that it belongs to")
     if request.layout is not None:
         plan_layout(plan, source, request.layout, request.stored)
-    if request.rotary is not None:
-        plan_rotary(plan, source, request.rotary)
     if request.max_length is not None:
         plan_positions(plan, source, request.max_length, request.interpolate or "linear")
     if request.grid is not None:
         plan_grid(plan, source, request.grid, request.interpolate or "cubic")
-    if request.max_distance is not None:
-        plan_max_distance(plan, request.max_distance)
-    if request.dtype is not None:
-        plan_dtype(plan, source, request.dtype)
     plan.notes += unsaid(plan.config)
     return plan
 
@@ -269,110 +247,3 @@ def ways_to_say(config: dict[str, Any], part: Part) -> Iterator[dict[str, Any]]:
             with contextlib.suppress(CannotExpress):
                 yield with_positions(candidate, part)
             yield candidate
-
-
-def plan_rotary(plan: Plan, source: Source, wanted: str) -> None:
-    """Less rotary: none at all, or the pairs that remain in a smaller rotary width, moved to the front of each head."""
-    part = rotating_part(plan.reading)
-    share = None if wanted == "none" else share_of(wanted)
-    specs: dict[Any, str] = {}
-    for layer, number in layouts.first_of_each(part).items():
-        encoding = part.encoding(number)
-        rotary = layouts.rotary_of(encoding)
-        if rotary is None:
-            specs[layer] = layer.spec
-        elif share is None:
-            left = [other for other in parts_of(encoding) if other is not rotary]
-            if len(left) == len(parts_of(encoding)):
-                raise ValueError(f"{encoding} is built around its rotary; posenc cannot take that out")
-            specs[layer] = str(Compose(*left)) if len(left) > 1 else str(left[0]) if left else "none"
-        else:
-            smaller(rotary, share)
-            specs[layer] = str(with_share(encoding, share))
-    if share is not None:
-        orders = {number: kept_first(part, number, share) for number in range(len(part.layers))}
-        for attention in layouts.attentions(plan.reading, source.described):
-            order = orders[attention.number]
-            for name, where in attention.turned().items():
-                plan.change(name, f"pairs that go on turning moved to the front ({wanted})", moving(where, order))
-    plan.reading = with_part(
-        plan.reading, part, replace(part, layers=tuple(replace(one, spec=specs[one]) for one in part.layers))
-    )
-    plan.notes.append(
-        "The model has to be fine-tuned: what the rotary that is gone told it about positions is missing."
-    )
-    say_in_config(plan, source)
-
-
-def share_of(wanted: str) -> float:
-    match = re.fullmatch(r"partial=(0?\.\d+|1(?:\.0*)?)", wanted)
-    if not match:
-        raise ValueError(f"rotary must be 'none' or 'partial=SHARE' with a share such as 0.5, got '{wanted}'")
-    return float(match[1])
-
-
-def with_share(encoding: Encoding, share: float) -> Encoding:
-    twin = copy.deepcopy(encoding)
-    layouts.rotary_of(twin).partial = share
-    return twin
-
-
-def smaller(rotary: Encoding, share: float) -> Rotary:
-    """The rotary of a smaller width, whose frequencies are some of the old ones: those of every so-manieth pair."""
-    if type(rotary) is not Rotary:
-        raise ValueError(f"only a plain rotary can be made partial, and this checkpoint has {rotary}")
-    new = Rotary(rotary.head_dim, base=rotary.base, layout=rotary.layout, partial=share, schedule=rotary.schedule)
-    if new.width >= rotary.width:
-        raise ValueError(f"partial={share:g} turns {new.width} channels of a head, and {rotary.width} turn now")
-    step, rest = divmod(rotary.width, new.width)
-    if rest or not torch.allclose(new.frequencies, rotary.frequencies[::step], rtol=1e-9, atol=0):
-        raise ValueError(
-            f"partial={share:g} would give the pairs that go on turning other frequencies than they were trained with; "
-            f"take a share of which {rotary.partial:g} is a multiple, and a model without a schedule by parts"
-        )
-    return new
-
-
-def kept_first(part: Part, number: int, share: float) -> Tensor | None:
-    """The old channel at each new place, within the turned channels of a head."""
-    rotary = layouts.rotary_of(part.encoding(number))
-    if rotary is None:
-        return None
-    new = smaller(rotary, share)
-    pairs, kept, step = rotary.width // 2, new.width // 2, rotary.width // new.width
-    order = torch.empty(rotary.width, dtype=torch.long)
-    for place in range(kept):
-        order[list(channels_of_pair(place, kept, new.layout))] = torch.tensor(
-            channels_of_pair(place * step, pairs, new.layout)
-        )
-    rest = [channels_of_pair(pair, pairs, new.layout) for pair in range(pairs) if pair % step]
-    order[new.width :] = torch.tensor(rest, dtype=torch.long).flatten()
-    return order
-
-
-def moving(where: Turned, order: Tensor | None) -> Change:
-    assert order is not None
-    return lambda tensor: layouts.moved(tensor, where, order)
-
-
-def plan_dtype(plan: Plan, source: Source, name: str) -> None:
-    """Floating numbers of another dtype, after all else was done to them; the config says so, and those within it."""
-    if source.config.get("quantization_config") is not None:
-        raise ValueError("the weights are quantised, and their numbers mean something in their own dtype alone")
-    dtype: torch.dtype = getattr(torch, name)
-    others = {key: one for key, one in source.described.items() if one.is_floating_point() and one.dtype != dtype}
-    if not others and not isinstance(source.tensors, GGUFTensors):
-        raise ValueError(f"the weights are {name} already; nothing was written")
-    for key, one in others.items():
-        if one.itemsize == 1:
-            raise ValueError(f"{key} is {one.dtype}, and nothing says by what its numbers are to be multiplied")
-        plan.change(key, f"cast to {name}", lambda tensor, key=key: cast(key, tensor, dtype))
-    plan.config = in_dtype({"dtype": name} | plan.config, name)
-
-
-def in_dtype(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """A config that says another dtype wherever it says one: new ones call it dtype, older ones torch_dtype."""
-    return {
-        key: in_dtype(value, name) if isinstance(value, dict) else name if key in ("dtype", "torch_dtype") else value
-        for key, value in config.items()
-    }

@@ -84,14 +84,9 @@ def rearranged(tensor: Tensor, turned: Turned, to: str) -> Tensor:
     >>> rearranged(weight, Turned(axis=0, starts=(0, 4), width=4), "interleaved").flatten().tolist()
     [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0]
     """
-    return moved(tensor, turned, order(turned.width, to))
-
-
-def moved(tensor: Tensor, turned: Turned, order: Tensor) -> Tensor:
-    """The same tensor with the turned channels of each head in a new order: the old channel at each new place."""
-    index = torch.arange(tensor.shape[turned.axis], device=tensor.device)
+    index, rows = torch.arange(tensor.shape[turned.axis], device=tensor.device), order(turned.width, to)
     for start in turned.starts:
-        index[start : start + turned.width] = start + order.to(tensor.device)
+        index[start : start + turned.width] = start + rows.to(tensor.device)
     return tensor.index_select(turned.axis, index)
 
 

@@ -80,14 +80,5 @@ def resizing(table: Table, cells: tuple[int, ...], how: str) -> Change:
     return lambda tensor: tables.resize_grid(tensor, table.cells, cells, how, prefix=table.first)
 
 
-def plan_max_distance(plan: Plan, distance: int) -> None:
-    key = "relative_attention_max_distance"
-    if key not in plan.config and "relative_attention_num_buckets" not in plan.config:
-        raise ValueError("max_distance is of T5's buckets, and this checkpoint has none")
-    plan.config[key] = distance
-    plan.reading = configs.read(plan.config, "transformers")
-    plan.notes.append("The table stays as it is: its buckets now stand for longer distances.")
-
-
 def counted(ids: Tensor, grow: int) -> Tensor:
     return torch.arange(ids.shape[-1] + grow, dtype=ids.dtype).expand(*ids.shape[:-1], -1).contiguous()

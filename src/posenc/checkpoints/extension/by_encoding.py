@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,17 +10,13 @@ import torch
 from torch import Tensor
 
 from posenc.checkpoints.extension import methods
-from posenc.checkpoints.extension.changes import RECALIBRATED, Goal
 from posenc.checkpoints.extension.methods import Method, Plan
-from posenc.checkpoints.extension.recasting import recast
-from posenc.checkpoints.extension.search import longrope_factors
 from posenc.checkpoints.extension.settings import Settings
 from posenc.checkpoints.extension.stretch import FirstLosses
-from posenc.checkpoints.extension.tuning import tune
 from posenc.checkpoints.files.folder_writer import write_folder
 from posenc.checkpoints.files.tensors import open_tensors
 from posenc.checkpoints.formats.devices import AUTO
-from posenc.checkpoints.formats.load import Loaded, load
+from posenc.checkpoints.formats.load import Loaded
 from posenc.checkpoints.inspection.served import check_written
 from posenc.checkpoints.kinds.rotary.old_keys import unsaid
 from posenc.checkpoints.measures import perplexity
@@ -41,61 +37,30 @@ class ByEncoding:
     """A decoder whose rotary encoding is stretched."""
 
     loaded: Loaded
-    reading: Reading
     config: Mapping[str, Any]
     plan: Plan
-    to: Goal
     as_it_lies: bool
     """Whether the weights are copied from the folder of the model."""
     dtype: str
     device: str
     fitting: ClassVar = OF_DECODERS
-    options: frozenset[str]
-    origin: Path
-    weights: dict[str, Path] = field(default_factory=dict)
-    """The folders of the methods that were tuned."""
-    held: str = "none"
-    """The method whose weights are in memory: those of the model as it is serve all that were not tuned."""
+    unit: ClassVar = "tokens"
+    options: ClassVar = frozenset({"factors", "replace"})
 
     @classmethod
     def of(cls, loaded: Loaded, reading: Reading, settings: Settings, names: Sequence[str]) -> "ByEncoding":
-        """Plan the methods of these names; raises as `methods.plan` and `tune.check` do."""
+        """Plan the methods of these names; raises as `methods.plan` does."""
         factors = None if settings.factors is None else methods.read_factors(Path(settings.factors))
-        wanted = methods.names_of(names)
-        if factors is not None and settings.budget is not None:
-            raise ValueError(
-                "--budget searches for the factors that --longrope-factors gives; leave one of the two out"
-            )
-        for option, value in (("--longrope-factors", factors), ("--budget", settings.budget)):
-            if value is not None and "longrope" not in wanted:
-                raise ValueError(f"{option} is for the method longrope; name it with --method")
-        options = {"factors", "budget", "replace", "tune"}
-        if settings.tune:
-            tune.check(settings)
-            options |= {"tune_length", "tune_rate", "tune_weights"}
-            options |= {"tune_rank"} if settings.tune_weights == "lora" else set()
-            # Where no layer reads far positions, nothing is gained by placing tokens there.
-            options |= {"tune_map"} if set(wanted) - {"none", *RECALIBRATED} else set()
-        elif untuned := [name for name in wanted if name in RECALIBRATED]:
-            raise ValueError(
-                f"{untuned[0]} takes rotary out of layers that were trained with it, and what is left is worth nothing "
-                f"until it is tuned; add --tune STEPS"
-            )
+        if factors is not None and "longrope" not in methods.names_of(names):
+            raise ValueError("--longrope-factors is for the method longrope; name it with --method")
         # The weights of a folder go along as they lie, and so does what else its config says.
         source = loaded.path / "config.json"
-        as_it_lies = source.is_file() and not settings.tune
+        as_it_lies = source.is_file()
         config = read_json(source, within=loaded.path) if as_it_lies else loaded.said()
-        part = methods.causal_part(reading, config)
-        to = Goal(settings.factor, methods.served(part).served, settings.replace)
-        if settings.budget is not None:
-            factors = longrope_factors.first_lists(part, to)
         plan = methods.plan(reading, config, settings.factor, names, longrope=factors, replace=settings.replace)
         if not any(one.is_meta for one in loaded.model.parameters()):
             plan = methods.attachable(loaded.model, plan, names)
-        if settings.budget is not None and (why := plan.left_out.get("longrope")):
-            raise ValueError(f"--budget searches for the factors of longrope, and it is left out: {why}")
-        where = settings.dtype, settings.device
-        return cls(loaded, reading, config, plan, to, as_it_lies, *where, frozenset(options), loaded.path)
+        return cls(loaded, config, plan, as_it_lies, settings.dtype, settings.device)
 
     @property
     def trained(self) -> int:
@@ -132,42 +97,13 @@ class ByEncoding:
             **({"own_files": {path: code.sha256(path) for path in own}} if own else {}),
         }
 
-    def longrope(self, lists: longrope_factors.Lists) -> Method:
-        """The method longrope with these factors."""
-        return methods.method("longrope", self.reading, self.plan.part, self.config, replace(self.to, searched=lists))
-
-    def put(self, method: Method) -> None:
-        """Put a method in place of the one of its name."""
-        made = tuple(method if one.name == method.name else one for one in self.plan.methods)
-        self.plan = replace(self.plan, methods=made)
-
     @contextmanager
     def used(self, method: Method, length: int) -> Generator[Any]:
-        self.hold(method)
         with methods.attached(self.loaded.model, method, length):
             yield self.loaded.model
 
-    def hold(self, method: Method) -> None:
-        """Have the weights of a method in memory, and no others."""
-        tuned = method.name in self.weights
-        wanted = method.name if tuned or method.recalibrated else "none"
-        if wanted == self.held:
-            return
-        if self.held != "none" or tuned:
-            # Two copies of a large model do not fit.
-            del self.loaded
-            self.loaded = load(self.weights.get(method.name, self.origin), dtype=self.dtype, device=self.device)
-        if method.recalibrated and not tuned:
-            assert method.config is not None
-            self.loaded = recast(self.loaded, method.config)
-        self.held = wanted
-
-    def tuned(self, method: Method, where: Path) -> None:
-        # What is in memory may be either, according to whether it was tuned just now or before.
-        self.weights[method.name], self.held = where, ""
-
     def write(self, method: Method, where: Path) -> None:
-        """The config changed; the weights as they lie, unless they were tuned or quantised."""
+        """The config changed; the weights as they lie, or, of a GGUF file, as they were loaded."""
         assert method.config is not None
         if not self.as_it_lies:
             self.loaded.save_huggingface(where, method.config)

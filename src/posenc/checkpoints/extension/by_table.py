@@ -44,8 +44,8 @@ class ByTable:
     fitting: tuple[str, ...]
     options: ClassVar[frozenset[str]] = frozenset()
     left_out: ClassVar[Mapping[str, str]] = {}
-    held: dict[tuple[str, int], Any] = field(default_factory=dict)
-    """The model that was stretched last, by its method and its length."""
+    held: dict[str, Any] = field(default_factory=dict)
+    """The model that was stretched last, by its method."""
 
     @classmethod
     def of(cls, loaded: Loaded, reading: Reading, settings: Settings, names: Sequence[str]) -> "ByTable":
@@ -57,7 +57,7 @@ class ByTable:
                     f"{', '.join(WORDS)}, or all"
                 )
         found = tables(loaded.model, reading)
-        grid, trained = len(found[0].cells) > 1, found[0].cells[0]
+        trained = found[0].cells[0]
         target, config = round(trained * settings.factor), loaded.said()
         longer = asking_for(config, found, (target,) * len(found[0].cells))
         chosen = tuple(WORDS) if "all" in names else [name for name in dict.fromkeys(names) if name != "none"]
@@ -65,49 +65,40 @@ class ByTable:
         methods = [Method("none", rows)]
         for name in chosen:
             to = " x ".join([str(target)] * len(found[0].cells))
-            methods.append(Method(name, tuple(f"{row} to {to}" for row in rows), by_length=grid, config=longer))
-        fitting = of_model(loaded, len(found[0].cells))
-        return cls(loaded, config, found, trained, target, tuple(methods), fitting)
+            methods.append(Method(name, tuple(f"{row} to {to}" for row in rows), config=longer))
+        return cls(loaded, config, found, trained, target, tuple(methods), of_model(loaded))
 
     @property
-    def grid(self) -> bool:
-        return len(self.tables[0].cells) > 1
+    def unit(self) -> str:
+        return "patches a side" if len(self.tables[0].cells) > 1 else "tokens"
 
     @property
     def said(self) -> str:
-        unit = "patches a side" if self.grid else "positions"
+        unit = self.unit.replace("tokens", "positions")
         return f"Its table has {self.trained:,} {unit}, and is to have {self.target:,}."
 
     def words(self, method: Method) -> str:
         return WORDS.get(method.name, "the model as it is")
 
     def reach(self, method: Method, lengths: Sequence[int]) -> tuple[int, ...]:
-        """The model as it is ends with its table, and of a grid it has the one size."""
-        if method.name != "none":
-            return tuple(lengths)
-        return tuple(n for n in lengths if n == self.trained or (n < self.trained and not self.grid))
+        """The model as it is ends with its table."""
+        return tuple(length for length in lengths if method.name != "none" or length <= self.trained)
 
     def facts(self, method: Method, length: int) -> dict[str, Any]:
-        # Grids are as they were at their own size, and tables that are continued wherever they reached before.
-        same = length == self.trained if self.grid else method.name in ("clamp", "repeat") and length <= self.trained
-        if method.name == "none" or same:
+        # Tables that are continued are as they were wherever they reached before.
+        if method.name == "none" or (method.name in ("clamp", "repeat") and length <= self.trained):
             return {"table": "as it is"}
-        return {"table": method.name, "positions": length if self.grid else self.target}
+        return {"table": method.name, "positions": self.target}
 
     @contextmanager
     def used(self, method: Method, length: int) -> Generator[Any]:
         if method.name == "none":
             yield self.loaded.model
             return
-        # An image encoder needs a table of the image's very size, others one that is long enough.
-        key = method.name, length if self.grid else self.target
-        if key not in self.held:
+        if method.name not in self.held:
             self.held.clear()
-            self.held[key] = stretched(self.loaded, self.tables, key[1], method.name)
-        yield self.held[key]
-
-    def tuned(self, method: Method, where: Path) -> None:
-        raise NotImplementedError("tables are tuned by whoever trained the model")
+            self.held[method.name] = stretched(self.loaded, self.tables, self.target, method.name)
+        yield self.held[method.name]
 
     def write(self, method: Method, where: Path) -> None:
         """The model with the longer table, its config, and its tokenizer, which then takes as much."""

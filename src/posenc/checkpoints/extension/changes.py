@@ -33,13 +33,8 @@ WORDS = {
     "self-extend": "exact distances nearby, distances between groups of tokens further away",
     "rerope": "no distance beyond a quarter of the served length",
     "dual-chunk": "exact distances within chunks and at their borders, one distance further away",
-    "drope": "rotary taken out of every layer, and the model tuned until it does without (DroPE)",
-    "swan": "rotary taken out of every fourth layer, the others within a window, and the model tuned to it (SWAN)",
 }
 """What the methods do that have a name here; every schedule is one besides, by its name in specs."""
-
-RECALIBRATED = ("drope", "swan")
-"""Methods that change a model so much that it is worth nothing until it is tuned."""
 
 SHORT_FOR = {
     "dynamic": "dynamic_ntk",
@@ -55,13 +50,13 @@ class Goal:
     factor    target / served length (unitless)
     served    what it serves now (tokens)
     replace   whether a schedule that it has already makes room for another one
-    searched  short_factor and long_factor of longrope, one divisor for each pair, where they are given
+    longrope  short_factor and long_factor of longrope, one divisor for each pair, where they are given
     """
 
     factor: float
     served: int
     replace: bool = False
-    searched: Mapping[str, Sequence[float]] | None = None
+    longrope: Mapping[str, Sequence[float]] | None = None
 
     @property
     def target(self) -> int:
@@ -104,7 +99,7 @@ def check_name(name: str) -> None:
     """Raises ValueError, naming what is near, for what is no method; CannotRead for what is not even a spec."""
     tree = tree_of(in_specs(name), "method")
     word = name_of(tree.func if isinstance(tree, ast.Call) else tree)
-    if not (word in ("none", *RECALIBRATED, *AROUND, *BESIDE) or code.is_own(word) or SCHEDULES.knows(word)):
+    if not (word in ("none", *AROUND, *BESIDE) or code.is_own(word) or SCHEDULES.knows(word)):
         known = [*WORDS, *SCHEDULES, "all"]
         raise ValueError(f"no method named {quoted(name)}{near(name, known, 'posenc extend --help')}")
 
@@ -119,7 +114,7 @@ def words_of(name: str) -> str:
 
 
 def gives_a_schedule(name: str) -> bool:
-    return name not in ("none", *RECALIBRATED) and in_specs(name).partition("(")[0] not in (*AROUND, *BESIDE)
+    return name != "none" and in_specs(name).partition("(")[0] not in (*AROUND, *BESIDE)
 
 
 def change_of(name: str, to: Goal) -> Callable[[Any], Encoding]:
@@ -136,7 +131,7 @@ def change_of(name: str, to: Goal) -> Callable[[Any], Encoding]:
         if word in AROUND:
             return lambda rotary: made(rotary, **options)
         return lambda rotary: Compose(rotary, made(**options))
-    if spec == "longrope" and to.searched is None:
+    if spec == "longrope" and to.longrope is None:
         raise ValueError(
             "longrope takes factors that somebody has searched for this very model, one for each pair; "
             "give them with --longrope-factors FILE"
@@ -148,8 +143,8 @@ def scheduled(rotary: Any, name: str, to: Goal) -> Encoding:
     """A rotary encoding with the schedule of a method."""
     old, spec, start = rotary.schedule, in_specs(name), to.start(rotary.schedule)
     if spec == "longrope":
-        assert to.searched is not None
-        short_factor, long_factor = (tuple(to.searched[key]) for key in ("short_factor", "long_factor"))
+        assert to.longrope is not None
+        short_factor, long_factor = (tuple(to.longrope[key]) for key in ("short_factor", "long_factor"))
         new: Any = LongRoPE(to.target / start, short_factor, long_factor, start)
     else:
         new = SCHEDULES.given(ast.unparse(filled(tree_of(spec), to.target / start))).with_trained_length(start)
@@ -273,10 +268,8 @@ def by_lists(encoding: Encoding, target: int) -> Encoding:
     return with_options(rotary, schedule=lists)
 
 
-def divisors_of(rotary: Any, before: Any = None) -> tuple[float, ...]:
+def divisors_of(rotary: Any) -> tuple[float, ...]:
     """By what the frequency of each pair is divided; inf or nan where a pair stands still.
-
-    before  the encoding whose plain frequencies it has been; None: its own
 
     Where a schedule follows the length of a sequence, this is what it does up to the trained one.
 
@@ -284,5 +277,5 @@ def divisors_of(rotary: Any, before: Any = None) -> tuple[float, ...]:
     >>> divisors_of(Rotary(8, schedule="linear(factor=2)"))
     (2.0, 2.0, 2.0, 2.0)
     """
-    unscaled: Any = with_options(before or rotary, schedule=None)
+    unscaled: Any = with_options(rotary, schedule=None)
     return tuple((unscaled.spectrum()[0] / rotary.spectrum()[0]).flatten().tolist())

@@ -14,27 +14,22 @@ from posenc.lab import store
 CHECKPOINT = "checkpoint"
 """The folder, in the folder of a run, that holds the extended checkpoint."""
 
-RECALIBRATED = "recalibrated"
-"""And the one with a folder for each method that is tuned before it is measured."""
-
 RECORD = "record.json"
 """What a run tells of itself, and of the checkpoint that lies beside it."""
 
 
-def written(
-    stretch: Stretch, record: Mapping[str, Any], where: Path, losses: FirstLosses, tuned: bool
-) -> dict[str, Any]:
+def written(stretch: Stretch, record: Mapping[str, Any], where: Path, losses: FirstLosses) -> dict[str, Any]:
     """Write the checkpoint of the method that was chosen and hold it to what was measured; {"path", "words", ...}.
 
     What is not so is taken away again, and the error goes on; and so is what lies there of another method, which won
-    when other ones were asked. A tuned method's is written already.
+    when other ones were asked.
     """
     name = record["winner"]
     method = next(method for method in stretch.methods if method.name == name)
     entry = next(one for one in record["methods"] if one["name"] == name)
     fingerprint = Kept.key({key: entry[key] for key in ("name", "spec", "config")})
     gone = ""
-    if where.exists() and not tuned and fingerprint != fingerprint_in(where.parent / RECORD):
+    if where.exists() and fingerprint != fingerprint_in(where.parent / RECORD):
         # Without a record, what a run leaves that is cut before it writes its own is nobody's.
         (where.parent / RECORD).unlink(missing_ok=True)
         shutil.rmtree(where)

@@ -60,8 +60,6 @@ def choose(asked: Sequence[str], record: Record) -> tuple[Record, str]:
         said += f" {one['name'].capitalize()} ({one['words']}) gives {shown(found)}: {worth}."
     if best is not before and not keeps(best, record):
         said += " No method keeps the trained length within 5 %: this is the best, at that price."
-    if tuned := [one["name"] for one in record["methods"] if "recalibration" in one]:
-        said += f" {' and '.join(tuned)} {'was' if len(tuned) == 1 else 'were'} tuned before that; all others were not."
     if only is not None and only is not best:
         said += f" {only['name']} is written because it was asked for."
     return only or best, said

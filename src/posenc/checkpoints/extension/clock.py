@@ -19,8 +19,6 @@ class Clock:
         self.say, self.every = say, every
         self.began = self.last = time.monotonic()
         self.total = self.done = 0.0
-        self.besides = 0.0
-        """Seconds that something takes besides what is expected."""
 
     def expect(self, work: float) -> None:
         self.total += work
@@ -36,7 +34,6 @@ class Clock:
                 return
             self.last, done = now, self.done + share * work
             left = (now - self.began) * max(self.total - done, 0.0) / done if done else 0.0
-            left += self.besides
             self.say(f"{words}: {share:.0%}; about {duration(left)} left in all")
 
         yield tell

@@ -1,10 +1,8 @@
 """Stretch the context of a checkpoint: measure it before and after, name the method that wins, and write that one."""
 
 import json
-import math
 import os
 import platform
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,17 +12,14 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc.checkpoints.extension import choice, runs
+from posenc.checkpoints.extension import by_table, choice, runs
 from posenc.checkpoints.extension.by_encoding import VERIFIED, ByEncoding
 from posenc.checkpoints.extension.by_table import ByTable, is_by_table
-from posenc.checkpoints.extension.checkpoint import CHECKPOINT, RECALIBRATED, RECORD, written
+from posenc.checkpoints.extension.checkpoint import CHECKPOINT, RECORD, written
 from posenc.checkpoints.extension.clock import Clock, Say
 from posenc.checkpoints.extension.methods import Method, lengths_of
 from posenc.checkpoints.extension.runs import Kept, check_folder, claimed, hash_of
-from posenc.checkpoints.extension.search import longrope_factors
-from posenc.checkpoints.extension.search.evolution import Budget
-from posenc.checkpoints.extension.search.longrope_factors import Search
-from posenc.checkpoints.extension.settings import NAMES, OF_ALL, Settings
+from posenc.checkpoints.extension.settings import NAMES, OF_ALL, OF_UNMEASURED, Settings
 from posenc.checkpoints.extension.stretch import Stretch
 from posenc.checkpoints.files.hub import commit_of
 from posenc.checkpoints.formats.devices import AUTO, accelerators_of, device_in_words
@@ -34,15 +29,14 @@ from posenc.checkpoints.measures.measure import WHOLE, Given, Measure, TooShort
 from posenc.checkpoints.measures.perplexity import Perplexity
 from posenc.checkpoints.measures.plan import Way, planned, within_memory
 from posenc.checkpoints.measures.work import Meter
-from posenc.foreign import code
+from posenc.foreign.text import told
 from posenc.lab import store
 from posenc.lab.results.report import finite
-from posenc.specs import files_in
 
 if TYPE_CHECKING:
     from posenc.checkpoints.formats.load import Loaded
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 def extend(settings: Settings, out: Path, *, say: Say | None = None) -> dict[str, Any]:
@@ -63,22 +57,15 @@ def extend(settings: Settings, out: Path, *, say: Say | None = None) -> dict[str
     say = say or (lambda words: None)
     run = Run.prepare(settings, out, say)
     with claimed(settings, out, say) as run.kept:
-        searched = run.searched()
+        if not run.measures:
+            return run.unmeasured()
         record = run.measured()
         chosen, words = choice.choose(settings.methods, record)
-        recalibrated = "recalibration" in chosen
-        tunes = bool(settings.tune) and chosen["name"] != "none" and not recalibrated
-        if settings.tune and chosen["name"] == "none":
-            words += " So nothing was tuned; name the method to tune with --method."
-        record |= {"winner": chosen["name"], "in_words": words, "search": searched}
+        record |= {"winner": chosen["name"], "in_words": words}
         record["further"] = [run.further(measure, record) for measure in run.measures[1:] if measure.needs is not None]
-        record["tuned"] = run.tuned(chosen["name"]) if tunes else None
-        changed = [one for one in (chosen, record["tuned"]) if one and one["name"] != "none"]
-        record["price"] = [choice.price(one, record) for one in changed]
-        where = out / RECALIBRATED / chosen["name"] if recalibrated else out / CHECKPOINT
-        record["written"] = written(run.stretch, record, where, run.first_losses, chosen["name"] in run.weights)
-        record["made"] = made(run)
-        store.write(out / RECORD, (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
+        record["price"] = "" if chosen["name"] == "none" else choice.price(chosen, record)
+        record["written"] = written(run.stretch, record, out / CHECKPOINT, run.first_losses)
+        run.write(record)
         report.write(record, out)
     return record
 
@@ -97,16 +84,12 @@ class Run:
     lengths: tuple[int, ...]
     model_hash: str
     clock: Clock
-    search: Search | None
-    """Of longrope's factors, where one is asked for."""
     kept: Kept = field(init=False)
     """What finished passes have left; from `claimed`."""
     commit: str | None = None
     """Of a model of the hub."""
     plan: dict[str, Any] | None = None
     """Of decoders: what a pass takes of memory and time."""
-    weights: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Of the methods that were tuned, what their weights depend on."""
 
     @classmethod
     def prepare(cls, settings: Settings, out: Path, say: Say) -> "Run":
@@ -120,29 +103,21 @@ class Run:
             stretch.trained,
             stretch.target,
             settings.text,
-            settings.images,
             settings.samples,
             settings.start,
-            bool(settings.tune or settings.budget),
             settings.chunk,
-            settings.passkey,
             settings.batch,
             settings.cache,
         )
-        unasked = [one for one in stretch.fitting if one in all_measures.UNASKED]
-        names = settings.measures or [name for name in unasked if settings.passkey or name != "pass-keys"]
-        options = {name: NAMES.get(name, name) for name in settings.given() if name not in OF_ALL}
-        if not settings.passkey:
-            # That they are left out is true of whatever has none.
-            options.pop("passkey")
+        if not stretch.fitting:
+            check_unmeasured(stretch, settings)
+        names = settings.measures or [name for name in stretch.fitting if name in all_measures.UNASKED]
+        read = OF_ALL if stretch.fitting else OF_UNMEASURED
+        options = {name: NAMES.get(name, name) for name in settings.given() if name not in read}
         measures = all_measures.made(names, stretch.fitting, given, options, stretch.options)
         text = next((one for one in measures if isinstance(one, Perplexity)), None)
         if text is None and kind is ByEncoding:
             text = Perplexity(replace(given, longest=min(given.trained, VERIFIED), samples=1))
-        if settings.tune and text is not None:
-            from posenc.checkpoints.extension.tuning import tune
-
-            tune.check_text(settings, text.text, text.start)
         lengths = asked_lengths(stretch, settings)
         # A table ends, so that there is no model as it is to compare with.
         asked = EVERY if kind is ByTable else set(settings.methods)
@@ -154,32 +129,13 @@ class Run:
         if lost := [name for name in settings.methods if name in EVERY and name not in [one.name for one in baselines]]:
             raise ValueError(f"{lost[0]} is a way to use the model as it is that none of {', '.join(names)} has")
         hashed = hash_of(loaded.path)
-        under_way = None
-        if settings.budget is not None:
-            assert isinstance(stretch, ByEncoding) and text is not None
-            budget = Budget.of(settings.budget)
-            under_way = Search.of(stretch.plan.part, stretch.to, given, text.start, budget)
-        run = cls(settings, out, stretch, measures, text, baselines, lengths, hashed, Clock(say), under_way)
+        run = cls(settings, out, stretch, measures, text, baselines, lengths, hashed, Clock(say))
         run.commit = commit_of(loaded.path)
         if text is not None:
             run.plan = planned(loaded, lengths, Way.of(settings), settings.memory)
             for words in plans.sentences(run.plan)[:1]:
                 say(words)
         return run
-
-    def searched(self) -> dict[str, Any] | None:
-        """The record of the search of longrope's factors, which are then those of the method; None without one."""
-        if self.search is None:
-            return None
-        assert isinstance(self.stretch, ByEncoding)
-
-        def one_pass(measure: Measure, method: Method, length: int) -> dict[str, Any]:
-            return self.one_pass(measure, method, length, "search")
-
-        found = self.search.made(self.stretch.longrope, one_pass, self.clock)
-        longrope_factors.write(found, self.out)
-        self.stretch.put(self.stretch.longrope(found["factors"]))
-        return found
 
     def measured(self) -> dict[str, Any]:
         """The record of all methods, by the measures that are asked of each."""
@@ -194,12 +150,18 @@ class Run:
             for measure, length in self.passes(method, asked):
                 if self.facts(measure, method, length) not in self.kept:
                     self.clock.expect(measure.work(self.stretch.loaded.model, length))
-        self.time_plan()
+        return {
+            **self.header(),
+            "methods": [self.entry(method, asked) for method in methods],
+        }
+
+    def header(self) -> dict[str, Any]:
+        """What was asked, of which model."""
         return {
             "schema": SCHEMA,
             "model": self.settings.path,
             "architecture": type(self.stretch.loaded.model).__name__,
-            "unit": self.measures[0].unit,
+            "unit": self.stretch.unit,
             "plan": self.plan,
             "trained": self.stretch.trained,
             "target": self.stretch.target,
@@ -216,25 +178,29 @@ class Run:
                 }
                 for measure in self.measures
             ],
-            "methods": [
-                self.recalibrated(method, asked) if method.recalibrated else self.entry(method, asked)
-                for method in methods
-            ],
             "left_out": dict(self.stretch.left_out),
         }
 
-    def time_plan(self) -> None:
-        """Put into the plan how long passes take; a run that goes on has it from its beginning."""
-        if (plan := self.plan) is None or (text := self.text) is None:
-            return
-        facts = {"what": "plan", "model": self.model_hash, "way": plan["way"], "lengths": list(self.lengths)}
+    def unmeasured(self) -> dict[str, Any]:
+        """The record of a model that no measure fits, with the checkpoint of the one method that was asked for."""
+        (method,) = self.stretch.methods[1:]
+        entry = {"name": method.name, "words": self.stretch.words(method), "spec": method.spec, "values": []}
+        config = differing(self.stretch.config, method.config or {})
+        record = self.header() | {"methods": [{**entry, "config": config, "details": []}], "winner": method.name}
+        record |= {"further": [], "price": ""}
+        elsewhere = all_measures.elsewhere(self.stretch.loaded.model)
+        record["in_words"] = (
+            f"Nothing was measured, because posenc has no measure for a {record['architecture']}: {method.name} is "
+            f"written because it was asked for. What it is worth says {elsewhere}."
+        )
+        record["written"] = written(self.stretch, record, self.out / CHECKPOINT, self.first_losses)
+        self.write(record)
+        return record
 
-        def make() -> dict[str, Any]:
-            return {"plan": plans.timed(plan, self.stretch.loaded.model, text.window(0, text.stride))}
-
-        self.plan = self.kept.once(facts, make)["plan"]
-        for words in plans.sentences(self.plan)[1:]:
-            self.clock.say(words)
+    def write(self, record: dict[str, Any]) -> None:
+        """Write the record, with how it was made."""
+        record["made"] = made(self)
+        store.write(self.out / RECORD, (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
 
     def passes(self, method: Method, measures: Sequence[Measure]) -> list[tuple[Measure, int]]:
         """The measures and lengths that take a pass of a method."""
@@ -244,17 +210,17 @@ class Run:
             measures = [measure for measure in measures if method.name in measure.baselines]
         return [(measure, length) for measure in measures for length in measure.passes(lengths, method.by_length)]
 
-    def entry(self, method: Method, measures: Sequence[Measure], name: str = "") -> dict[str, Any]:
+    def entry(self, method: Method, measures: Sequence[Measure]) -> dict[str, Any]:
         """What a method is worth at every length, and what it costs."""
         raw: dict[Measure, dict[int, dict[str, Any]]] = {}
         for measure, length in self.passes(method, measures):
-            raw.setdefault(measure, {})[length] = self.one_pass(measure, method, length, name)
+            raw.setdefault(measure, {})[length] = self.one_pass(measure, method, length)
         longest: dict[str, Any] = next(of[max(of)] for of in raw.values())
         baseline = method in self.baselines
         reached = [n for n in self.stretch.reach(method, self.lengths) if not baseline or n > self.stretch.trained]
         words = [measure.baselines[method.name] for measure in raw] if baseline else [self.stretch.words(method)]
         return {
-            "name": name or method.name,
+            "name": method.name,
             "words": words[0],
             "baseline": baseline,
             "spec": method.spec,
@@ -279,23 +245,22 @@ class Run:
             "length": length,
             "dtype": self.settings.dtype,
             **({"device": self.settings.device} if self.settings.device != "cpu" else {}),
-            **({"weights": dict(self.weights[method.name])} if method.name in self.weights else {}),
         }
 
     def as_it_runs(self, method: Method, length: int) -> tuple[Method, int]:
         """The method that is in the model, and the length that it is made for: baselines use the model as it is."""
         return (self.stretch.methods[0], self.stretch.trained) if method in self.baselines else (method, length)
 
-    def one_pass(self, measure: Measure, method: Method, length: int, name: str = "") -> dict[str, Any]:
+    def one_pass(self, measure: Measure, method: Method, length: int) -> dict[str, Any]:
         """The raw result of a measure at a length, kept or made, with what it cost."""
         facts = self.facts(measure, method, length)
-        words = f"{name or method.name}, {measure.name} at {length:,} {measure.unit}"
+        words = f"{method.name}, {measure.name} at {length:,} tokens"
 
         def make() -> dict[str, Any]:
             with self.stretch.used(*self.as_it_runs(method, length)) as model, Meter(accelerators_of(model)) as meter:
                 with self.clock.during(words, measure.work(model, length)) as tell, within_memory(words, self.plan):
                     found = measure.run(model, length, facts["how"], tell)
-            return {"name": name or method.name, **found, **costs(meter)}
+            return {"name": method.name, **found, **costs(meter)}
 
         return self.kept.once(facts, make)
 
@@ -308,7 +273,7 @@ class Run:
             return False, f"The measure {measure.name} was not tried: {error}."
         number = measure.numbers[0]
         found = measure.values(raw, trained)[number.name]
-        words = f"At its trained length of {trained:,} {measure.unit} the model as it is has a {number.words} of "
+        words = f"At its trained length of {trained:,} tokens the model as it is has a {number.words} of "
         words += choice.shown(found)
         needs = measure.needs or 0.0
         if found.value >= needs:
@@ -345,67 +310,19 @@ class Run:
         ids = self.text.window(0, min(most, self.stretch.trained, len(losses) + 1))
         return ids, losses[: len(ids) - 1]
 
-    def tuned(self, name: str) -> dict[str, Any]:
-        """Fine-tune the method that was chosen, write its checkpoint, and measure it again."""
-        method = next(method for method in self.stretch.methods if method.name == name)
-        if method.config is None:
-            why = method.why_not or "it is the model as it is"
-            raise ValueError(f"{name} cannot be tuned and written: {why}; name another with --method")
-        told = self.tune(method, self.settings, self.out / CHECKPOINT)
-        asked = [measure for measure in self.measures if measure.needs is None]
-        return self.entry(method, asked, f"{name}, tuned") | told
-
-    def recalibrated(self, method: Method, asked: Sequence[Measure]) -> dict[str, Any]:
-        """A method that is worth nothing untuned: what it loses at the trained length, what tuning wins back of that.
-
-        Its tokens stand in a row: no layer that is left with rotary sees far.
-        """
-        losses = [self.loss_at_trained(self.stretch.methods[0]), self.loss_at_trained(method)]
-        told = self.tune(method, replace(self.settings, tune_map="plain"), self.out / RECALIBRATED / method.name)
-        found = self.entry(method, asked)
-        losses.append(self.loss_at_trained(method))
-        return found | told | {"recalibration": dict(zip(("as it is", "changed", "tuned"), losses, strict=True))}
-
-    def loss_at_trained(self, method: Method) -> float:
-        """The mean loss (nats) of the measured text at the trained length."""
-        assert self.text is not None
-        raw = self.one_pass(self.text, method, self.stretch.trained)
-        return math.log(self.text.values({self.stretch.trained: raw}, self.stretch.trained)["mean"].value)
-
-    def tune(self, method: Method, settings: Settings, where: Path) -> dict[str, Any]:
-        """Fine-tune a method on the text before the windows, unless it was, and write its checkpoint."""
-        from posenc.checkpoints.extension.tuning import tune
-
-        text = self.text
-        assert text is not None
-        facts: dict[str, Any] = {"what": "tuning", "model": self.model_hash, "text": text.text.sha256}
-        facts |= {"specs": list(method.specs), "dtype": settings.dtype}
-        facts |= {key: value for key, value in asdict(settings).items() if key.startswith("tune")}
-        if own := files_in(settings.tune_map):
-            facts["own_files"] = {path: code.sha256(path) for path in own}
-        under_way = self.out / "tuning" / self.kept.key(facts)
-
-        def make() -> dict[str, Any]:
-            with self.stretch.used(method, self.stretch.target) as model, Meter(accelerators_of(model)) as meter:
-                before = text.text.ids[: text.start]
-                tuned = tune.tune(model, before, self.stretch.target, settings, self.clock, under_way)
-            self.stretch.write(method, where)
-            return {"name": method.name, **asdict(tuned), "peak_mib": meter.peak_mib}
-
-        if facts in self.kept and not where.exists():
-            raise ValueError(f"'{where}' held the tuned weights of this run and is gone; begin again in another --out")
-        if facts not in self.kept and where.exists():
-            # Written by a run that was cut before it could say so.
-            shutil.rmtree(where)
-        entry = self.kept.once(facts, make)
-        shutil.rmtree(under_way.parent, ignore_errors=True)
-        self.weights[method.name] = facts
-        self.stretch.tuned(method, where)
-        return {"loss": entry["losses"], "tuning": {name: entry[name] for name in TUNING}}
-
 
 EVERY = frozenset(name for made in all_measures.MEASURES.values() for name in made.baselines)
 """The names of all ways to use a model as it is."""
+
+
+def check_unmeasured(stretch: Stretch, settings: Settings) -> None:
+    """Raises ValueError unless one method is named for a model of which nothing says which one is best."""
+    named = [method.name for method in stretch.methods[1:]]
+    if len(named) != 1 or list(settings.methods) != named:
+        raise ValueError(
+            f"posenc has no measure for a {type(stretch.loaded.model).__name__}, so that nothing says which method is "
+            f"best; name exactly one of them: --method {', '.join(by_table.WORDS)}"
+        )
 
 
 def stretch_of(loaded: "Loaded", settings: Settings) -> Stretch:
@@ -417,9 +334,8 @@ def stretch_of(loaded: "Loaded", settings: Settings) -> Stretch:
 
     reading = huggingface.read(loaded.config)
     kind = ByTable if is_by_table(reading) else ByEncoding
-    if settings.device == AUTO and (settings.tune or kind is ByTable):
-        what = "tuning trains weights" if settings.tune else "a longer table is made of weights"
-        raise ValueError(f"--device auto: {what} that are all in one place; name one device")
+    if settings.device == AUTO and kind is ByTable:
+        raise ValueError("--device auto: a longer table is made of weights that are all in one place; name one device")
     return kind.of(loaded, reading, settings, [name for name in settings.methods if name not in EVERY] or ["none"])
 
 
@@ -437,8 +353,9 @@ OF_PLANS = ("factor", "lengths", "dtype", "device", "memory", "chunk", "batch", 
 def foreseen(settings: Settings) -> dict[str, Any]:
     """The plan of a run, from the config alone: nothing is loaded, run or written.
 
-    Where the memory is given, the device need not be there. Raises as `extend` does before it runs, and ValueError for
-    a setting that no plan depends on and for a model that is no decoder.
+    Where the memory is given, the device need not be there. Of a model that `extend` refuses, which has no trained
+    length to go from, it is the plan of passes at the lengths asked for; without any it raises as `extend` does.
+    Raises ValueError for a setting that no plan depends on.
     """
     from posenc.checkpoints.formats import load
 
@@ -448,14 +365,17 @@ def foreseen(settings: Settings) -> dict[str, Any]:
     if settings.memory is None:
         way.check()
     loaded = load.without_weights(settings.path, dtype=settings.dtype)
-    stretch = stretch_of(loaded, replace(settings, methods=("none",)))
-    if Perplexity.name not in stretch.fitting:
-        raise ValueError(f"plans are made for decoders, and {type(loaded.model).__name__} is none; leave out --plan")
+    try:
+        stretch = stretch_of(loaded, replace(settings, methods=("none",)))
+    except ValueError as error:
+        if not settings.lengths:
+            raise
+        plan = planned(loaded, sorted(settings.lengths), way, settings.memory)
+        return plan | {"refused": f"It is no plan of a run, which is refused: {told(error)}."}
     return planned(loaded, asked_lengths(stretch, settings), way, settings.memory)
 
 
 COSTS = ("seconds", "cpu_seconds", "peak_mib")
-TUNING = ("seconds", "peak_mib", "trained", "parameters")
 
 
 def costs(meter: Meter) -> dict[str, Any]:

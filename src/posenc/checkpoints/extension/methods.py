@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from posenc.checkpoints.extension.changes import (
-    RECALIBRATED,
     WORDS,
     Goal,
     by_lists,
@@ -19,8 +18,6 @@ from posenc.checkpoints.extension.changes import (
     words_of,
 )
 from posenc.checkpoints.extension.lengths import Served, served_by
-from posenc.checkpoints.extension.recasting import recast_config
-from posenc.checkpoints.formats import huggingface
 from posenc.checkpoints.formats.config_json import with_positions
 from posenc.checkpoints.formats.huggingface import filled
 from posenc.checkpoints.inspection.served import unlike_planned
@@ -50,7 +47,6 @@ class Method:
     besides    what else has to be said of it, or nothing
     scales     by layer, what its scale of the logits is multiplied by (unitless): in models of DeepSeek's kind it
                follows the schedule
-    recalibrated  whether it is tuned before it is measured, because it is worth nothing else
     """
 
     name: str
@@ -61,7 +57,6 @@ class Method:
     why_not: str = ""
     besides: str = ""
     scales: tuple[float, ...] = ()
-    recalibrated: bool = False
 
     @property
     def spec(self) -> str:
@@ -147,9 +142,6 @@ def plan(
             if name in asked(names):
                 raise ValueError(short(error)) from error
             left_out[name] = short(error)
-    if "all" in asked(names):
-        why = "it is worth nothing until it is tuned; name it with --method, with --tune STEPS"
-        left_out |= {name: why for name in RECALIBRATED if name not in wanted}
     words = f"{found.words} Stretched by {factor:g} it is to serve {to.target:,}."
     if not any(inside(config, part.name).get(key) for key in LENGTHS):
         words += f" Its config names no length: that is the default of {reading.architecture}."
@@ -181,14 +173,14 @@ def causal_part(reading: Reading, config: Mapping[str, Any]) -> Part:
     """The one causal stack of a model that predicts text from it alone."""
     if config.get("is_encoder_decoder") or getattr(filled(config), "is_encoder_decoder", False):
         raise CannotRead(
-            f"extend and probe take a decoder that predicts text by itself, and '{reading.architecture}' is an encoder "
+            f"extend takes a decoder that predicts text by itself, and '{reading.architecture}' is an encoder "
             f"with a decoder, each with texts and lengths of its own, which nothing here measures"
         )
     causal = [part for part in reading.parts if part.shape.causal]
     if len(causal) != 1:
         found = "; ".join(part.name or reading.architecture for part in reading.parts) or "none"
         raise CannotRead(
-            f"extend and probe take a model with one causal stack (a decoder that predicts text), and "
+            f"extend takes a model with one causal stack (a decoder that predicts text), and "
             f"'{reading.architecture}' has {len(causal)}; its stacks: {found}"
         )
     return causal[0]
@@ -224,13 +216,6 @@ def method(name: str, reading: Reading, part: Part, config: Mapping[str, Any], t
     if name == "none":
         by_length = any(encoding.turns_when_attending for encoding in encodings)
         return Method(name, tuple(repr(encoding) for encoding in encodings), by_length)
-    if name in RECALIBRATED:
-        recast = recast_config(name, config, to.served, to.target)
-        planned = huggingface.read(recast)
-        found = causal_part(planned, recast)
-        specs = tuple(repr(found.encoding(layer)) for layer in range(len(found.layers)))
-        besides = f"a window of {recast['sliding_window']:,} tokens" if recast["sliding_window"] else ""
-        return Method(name, specs, config=recast, planned=planned, besides=besides, recalibrated=True)
     change = change_of(name, to)
 
     def stretched_beyond(length: float) -> list[Encoding]:
@@ -356,11 +341,8 @@ def attachable(model: Any, plan: Plan, names: Sequence[str]) -> Plan:
 
 @contextmanager
 def attached(model: Any, method: Method, length: int) -> Generator[None]:
-    """The model with a method in it; as it is, it runs by its own code, unless that goes wrong behind a cache.
-
-    One that is recast has its method in it already.
-    """
-    if method.recalibrated or (method.name == "none" and not method.by_length):
+    """The model with a method in it; as it is, it runs by its own code, unless that goes wrong behind a cache."""
+    if method.name == "none" and not method.by_length:
         yield
         return
     from posenc.checkpoints.live.attach import attach, detach

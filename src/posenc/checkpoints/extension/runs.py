@@ -3,13 +3,14 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posenc import foreign
+from posenc.checkpoints.extension.settings import Settings
 from posenc.foreign import CannotRead
 from posenc.lab import store
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 SETTINGS = "settings.json"
 
 
-def check_folder(settings: Any, out: Path) -> None:
-    """Raises ValueError unless the folder is new, empty, or that of a run with these settings, a dataclass.
+def check_folder(settings: Settings, out: Path) -> None:
+    """Raises ValueError unless the folder is new, empty, or that of a run with these settings.
 
     Those of its `alterable` may be others.
     """
@@ -31,22 +32,19 @@ def check_folder(settings: Any, out: Path) -> None:
     if all(inside.name == store.LOCK for inside in out.iterdir()):
         return
     if not (out / SETTINGS).exists():
-        raise ValueError(f"'{out}' exists and is no run of posenc extend or probe; give --out a folder that does not")
+        raise ValueError(f"'{out}' exists and is no run of posenc extend; give --out a folder that does not")
     held, _ = store.read_json(out / SETTINGS)
     asked = json.loads(json.dumps(asdict(settings)))
     other = sorted({name for name in asked | held if asked.get(name) != held.get(name)} - settings.alterable)
     if other:
+        may = ", ".join(sorted(settings.alterable))
         raise ValueError(
             f"'{out}' holds a run with other settings ({', '.join(other)}); give --out another folder, or the same "
-            f"settings to go on with it{but_for(settings.alterable)}"
+            f"settings to go on with it ({may} may be others)"
         )
 
 
-def but_for(alterable: Collection[str]) -> str:
-    return f" ({', '.join(sorted(alterable))} may be others)" if alterable else ""
-
-
-def loaded(settings: Any, say: Callable[[str], None]) -> "Loaded":
+def loaded(settings: Settings, say: Callable[[str], None]) -> "Loaded":
     """The model of a run, told what has to be said of it; raises as `load.find` and `load.load` do."""
     from posenc.checkpoints.formats import load
 
@@ -59,7 +57,7 @@ def loaded(settings: Any, say: Callable[[str], None]) -> "Loaded":
 
 
 @contextmanager
-def claimed(settings: Any, out: Path, say: Callable[[str], None]) -> Generator["Kept"]:
+def claimed(settings: Settings, out: Path, say: Callable[[str], None]) -> Generator["Kept"]:
     """Hold a folder for the run of these settings, and what finished passes have left in it.
 
     Raises ValueError as `check_folder` does and where another process is at work there.

@@ -5,8 +5,8 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import ClassVar
 
-from posenc.checkpoints.extension.search.evolution import Budget
 from posenc.checkpoints.formats.devices import bytes_of
 
 NAMES = {"factors": "longrope-factors", "methods": "method"}
@@ -14,6 +14,9 @@ NAMES = {"factors": "longrope-factors", "methods": "method"}
 
 OF_ALL = ("path", "factor", "methods", "measures", "lengths", "dtype", "device", "memory")
 """What every run reads; of the others, each measure and each way to stretch reads its own."""
+
+OF_UNMEASURED = ("path", "factor", "methods", "measures", "dtype", "device")
+"""What a run reads in which nothing is measured."""
 
 
 @dataclass(frozen=True)
@@ -25,48 +28,34 @@ class Settings:
     methods   ways to stretch, or to use the model as it is; or "all"
     measures  what is measured, the first of which decides; none: what fits the model
     text      files; without any, the Python language reference
-    images    files, for image encoders
     lengths   more lengths to measure at, besides the trained one, some in between, and the target (tokens; patches)
-    start     the token of the text that the first window begins with; None: 2000 where the text is long enough, or,
-              when tuning or searching, as late as the windows allow, because what stands before is for that
-    samples   how many windows, documents or passages are measured; None: as many as the measure takes by itself
+    start     the token of the text that the first window begins with; None: 2000 where the text is long enough
+    samples   how many windows, documents or trials are measured; None: as many as the measure takes by itself
     chunk     how many tokens go through a decoder at once
     dtype     of the weights: bfloat16 takes half the memory, and on processors that multiply it, less time
     device    cpu, cuda, cuda:1, mps, or auto: spread over GPUs, CPU and disk
     memory    what the plan is held to, such as 24GB; None: what the device has free
     batch     how many texts of one length go through a decoder side by side
     cache     where it keeps keys: device, or cpu, from where they go to a CUDA device layer by layer
-    passkey   trials at each depth; 0 leaves pass keys out
     factors   a JSON file with the searched factors of longrope
-    budget    how long the factors of longrope are searched for: minutes=60, or evaluations=40
     replace   whether another schedule is put in place of the one that the model has
-    tune      steps of fine-tuning of the method that wins; 0 leaves it out
-    tune_map  where the tokens stand while tuning: plain, pose, randomised, or a coordinate map as a spec
-    tune_length, tune_rate  tokens of a window, and the highest rate; None: what suits the trained weights
-    tune_weights, tune_rank  lora: adapters of this rank beside attention, with embeddings and norms; or all weights
     """
+
+    alterable: ClassVar = frozenset({"methods", "measures", "lengths"})
+    """What a finished run can be asked anew in its folder, because no pass depends on it."""
 
     path: str
     factor: float
     methods: tuple[str, ...] = ("all",)
     measures: tuple[str, ...] = ()
     text: tuple[str, ...] = ()
-    images: tuple[str, ...] = ()
     lengths: tuple[int, ...] = ()
     start: int | None = None
     samples: int | None = None
     chunk: int = 1024
     dtype: str = "float32"
-    passkey: int = 1
     factors: str | None = None
-    budget: str | None = None
     replace: bool = False
-    tune: int = 0
-    tune_map: str = "pose"
-    tune_length: int = 1024
-    tune_rate: float | None = None
-    tune_weights: str = "lora"
-    tune_rank: int = 8
     device: str = "cpu"
     memory: str | None = None
     batch: int = 1
@@ -77,25 +66,14 @@ class Settings:
             raise ValueError(
                 f"the factor is target length / the length served now and must be above 1, got {self.factor:g}"
             )
-        least = {"samples": 1, "chunk": 1, "batch": 1, "passkey": 0, "tune": 0, "tune_length": 2, "tune_rank": 1}
-        for name, low in least.items():
+        for name, low in {"samples": 1, "chunk": 1, "batch": 1}.items():
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ValueError(f"{name} must be {low} or more, got {value}")
         if self.memory is not None:
             bytes_of(self.memory)
-        if self.budget is not None:
-            Budget.of(self.budget)
         if self.start is not None and self.start < 0:
             raise ValueError(f"start counts tokens of the text from 0, got {self.start}")
-
-    @property
-    def alterable(self) -> frozenset[str]:
-        """What a finished run can be asked anew in its folder, because no pass depends on it.
-
-        Tuning hangs on the method that wins, and its weights lie in that method's checkpoint alone.
-        """
-        return frozenset() if self.tune else frozenset({"methods", "measures", "lengths"})
 
     def given(self) -> Iterator[str]:
         """The settings that are not as they are by themselves."""

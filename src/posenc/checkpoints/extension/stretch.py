@@ -21,11 +21,12 @@ class Stretch(Protocol):
 
     loaded    the model
     config    its config.json
-    trained   its trained length, and `target`, the one that it is stretched to (tokens, or patches a side)
+    trained   its trained length, and `target`, the one that it is stretched to
+    unit      of these lengths: "tokens" or "patches a side"
     said      in words, where these lengths come from
     methods   the model as it is first
     left_out  name -> why a method does not apply to this model
-    fitting   the names of the measures that this model can be asked for
+    fitting   the names of the measures that this model can be asked for; none where posenc has none for it
     options   the settings that this way reads
     """
 
@@ -41,6 +42,8 @@ class Stretch(Protocol):
     def trained(self) -> int: ...
     @property
     def target(self) -> int: ...
+    @property
+    def unit(self) -> str: ...
     @property
     def said(self) -> str: ...
     @property
@@ -62,10 +65,6 @@ class Stretch(Protocol):
 
     def used(self, method: Method, length: int) -> AbstractContextManager[Any]:
         """The model with a method in it, for inputs of a length."""
-        ...
-
-    def tuned(self, method: Method, where: Path) -> None:
-        """From now on a method has the weights of the checkpoint that was written for it there."""
         ...
 
     def write(self, method: Method, where: Path) -> None:

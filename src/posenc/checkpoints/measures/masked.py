@@ -28,7 +28,6 @@ class Masked:
     """
 
     name: ClassVar = "masked"
-    unit: ClassVar = "tokens"
     numbers: ClassVar = (
         Number("perplexity", "pseudo-perplexity of masked tokens", False),
         Number("accuracy", "share of masked tokens said right", True),

@@ -65,8 +65,7 @@ class Detail:
 class Measure(Protocol):
     """One way to ask what a model does with longer inputs.
 
-    name       as the user asks for it: --measures perplexity,pass-keys
-    unit       "tokens", "patches a side"
+    name       as the user asks for it: --measures perplexity,one-key
     numbers    the first decides which method wins, at the target
     price      the name of the number that says, at the trained length, what a method costs short inputs
     needs      the least that the first number of the model as it is must be at the trained length for longer inputs to
@@ -79,8 +78,6 @@ class Measure(Protocol):
 
     @property
     def name(self) -> str: ...
-    @property
-    def unit(self) -> str: ...
     @property
     def numbers(self) -> tuple[Number, ...]: ...
     @property
@@ -122,29 +119,23 @@ class Given:
     """What a measure is made from.
 
     loaded   the model with its tokenizer
-    trained  its trained length, in the measure's unit
+    trained  its trained length, in tokens
     longest  the longest length that will be asked for
     text     files; without any, the Python language reference
-    images   files
-    samples  windows, documents or passages; None: as many as the measure takes by itself
+    samples  windows, documents or trials; None: as many as the measure takes by itself
     start    the token of the text that is read first; None: where the measure begins by itself
-    late     whether windows stand at the end of the text by themselves, because what is before is for tuning
     chunk    how many tokens go through a decoder at once
     batch    how many texts of one length go through it side by side
     cache    where it keeps keys: "device" or "cpu"
-    passkey  trials at each depth of pass keys
     """
 
     loaded: "Loaded"
     trained: int
     longest: int
     text: tuple[str, ...] = ()
-    images: tuple[str, ...] = ()
     samples: int | None = None
     start: int | None = None
-    late: bool = False
     chunk: int = 1024
-    passkey: int = 1
     batch: int = 1
     cache: str = "device"
 

@@ -1,139 +1,107 @@
-"""What a pass of a decoder holds in memory, counted before there is any: the pass itself, on shapes without numbers."""
+"""What a pass holds in memory, by three products: the weights, the keys and values, and the logits of a chunk."""
 
-import inspect
-import weakref
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from posenc.checkpoints.kinds.calls import cache_name
-from posenc.checkpoints.measures.perplexity import DEVICE, ROWS
+from posenc.checkpoints.measures.perplexity import DEVICE
+from posenc.checkpoints.vocabulary.bounds import HEAD_DIMS, HEADS, KV_HEADS, WIDTHS
+from posenc.foreign.text import told
+
+ALL = 1 << 62
+"""More tokens than any text has."""
+
+ERROR = "in passes that were measured, what was held lay within 25 % or 500 MiB of that sum, whichever is more"
+"""How near the sum is: docs/checkpoints/hardware.md."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What a pass over texts of one length holds on the device at its fullest moment (bytes).
+    """What a pass over texts of one length holds on the device (bytes).
 
     weights  of the model, its buffers included
-    cache    keys and values, as each layer keeps them: a window ends it, latents and shared keys make it small
-    layers   what the fullest layer holds beside, masks and scores where the kernel needs them included
-    logits   of the last chunk, and those rows of them that are float32 while losses are taken
-    total    weights, cache, and the larger of the other two: the layers are done when the logits are made
+    cache    keys and values, up to a layer's window
+    logits   of a chunk; of a model that is no decoder, of the whole text
     """
 
     weights: int
     cache: int
-    layers: int
     logits: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache + max(self.layers, self.logits)
+        return self.weights + self.cache + self.logits
 
 
-def of_pass(model: Any, length: int, *, chunk: int = 1024, batch: int = 1, cache: str = DEVICE) -> Memory:
-    """What a model whose tensors are all shapes (on `meta`) would hold in a pass over texts of a length (tokens).
+def of_pass(
+    model: Any, length: int, *, dtype: torch.dtype, chunk: int = 1024, batch: int = 1, cache: str = DEVICE
+) -> Memory:
+    """The memory of a pass over texts of a length (tokens), of a model whose tensors may be shapes alone.
 
-    The last chunk is the fullest: what comes before it is read at once, and of the last one every tensor that is made
-    is counted until it goes. So whatever a model's own code keeps, copies or masks is in the numbers. Attention by
-    `scaled_dot_product_attention` counts for its output, and for a mask that it turns into numbers: fused kernels hold
-    no scores. Of a cache in the memory of the machine, the layer at work and the next one are on the device.
+    dtype  of the weights and of all else
+    cache  of one in the memory of the machine, the layer at work and the next one are on the device
 
-    Not in the numbers: the libraries, what a kernel works in, what an allocator cannot fill, and methods that attend on
-    unturned keys, which turn them anew for every chunk.
+    Nothing is run. Not counted are states that do not grow with the text, what layers work in, masks, and libraries.
     """
-    read, name = length - 1, cache_name(model)
-    last = min(chunk, read)
-    chooses = "logits_to_keep" in inspect.signature(model.forward).parameters
-    few = {"logits_to_keep": 1} if chooses else {}
-
-    def ids(tokens: int) -> Tensor:
-        return torch.empty(batch, tokens, dtype=torch.long, device="meta")
-
-    with torch.inference_mode(), Fused():
-        held = None
-        if read > last:
-            held = getattr(model(input_ids=ids(read - last), use_cache=True, **few), name)
-        with Counted(tensors_of(held), weights_of(model)) as counted:
-            out = model(input_ids=ids(last), use_cache=True, **{name: held}, **few)
-    held = getattr(out, name)
-    layers = [sum(one.nbytes for one in tensors_of(layer)) for layer in held.layers]
-    whole, vocabulary = sum(layers), out.logits.shape[-1]
-    logits = batch * last * vocabulary * out.logits.element_size()
-    # Each row twice: as float32, and as what the loss makes of it.
-    logits += 2 * min(ROWS, last) * vocabulary * 4
-    kept = whole if cache == DEVICE else min(whole, 2 * max(layers))
-    return Memory(sum(one.nbytes for one in weights_of(model)), kept, max(0, counted.peak - whole), logits)
+    size, decodes = dtype.itemsize, model.can_generate()
+    head = model.get_output_embeddings()
+    rows = min(chunk, length - 1) if decodes else length
+    layers = [batch * size * wide * min(length, most) for wide, most in cached(model.config)[0]] if decodes else []
+    kept = sum(layers) if cache == DEVICE else min(sum(layers), 2 * max(layers, default=0))
+    logits = 0 if head is None else batch * rows * head.weight.shape[0] * size
+    return Memory(size * sum(tensor.numel() for tensor in weights_of(model)), kept, logits)
 
 
 def weights_of(model: Any) -> list[Tensor]:
     """A model's parameters and buffers, each once."""
-    return list({id(one): one for one in (*model.parameters(), *model.buffers())}.values())
+    return list({id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}.values())
 
 
-def tensors_of(held: Any) -> list[Tensor]:
-    """The tensors of a cache, or of one layer of it."""
-    layers = getattr(held, "layers", [] if held is None else [held])
-    return [one for layer in layers for one in tree_leaves(list(vars(layer).values())) if isinstance(one, Tensor)]
+def cached(config: Any) -> tuple[list[tuple[int, int]], str]:
+    """Of each layer with keys and values, the numbers that a token leaves in the cache, and of how many tokens at most.
 
+    The layers are those of the cache that transformers makes for the config: windows end it, layers that share the keys
+    of others or keep a state alone have none. Of an encoder with a decoder, each layer keeps the keys of the encoded
+    text too, which is taken to be as long.
 
-GROUPED = {getattr(torch, "_grouped_mm", None), getattr(F, "grouped_mm", None)} - {None}
-"""Products of many matrices at once."""
-
-
-class Fused(TorchFunctionMode):
-    """In this thread, attention that is fused makes its output and no scores, and so do products of experts."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in GROUPED:
-            # Experts: tokens [T, K] and weights [E, K, N]. Without numbers it takes bfloat16 alone.
-            return args[0].new_empty(len(args[0]), args[1].shape[-1])
-        if func is not F.scaled_dot_product_attention:
-            return func(*args, **kwargs)
-        named = dict(zip(("query", "key", "value", "attn_mask"), args, strict=False)) | kwargs
-        query, value, mask = named["query"], named["value"], named.get("attn_mask")
-        if mask is not None and mask.dtype == torch.bool:
-            mask = torch.empty_like(mask, dtype=query.dtype)
-        return query.new_empty(*query.shape[:-1], value.shape[-1])
-
-
-class Counted(TorchDispatchMode):
-    """In this thread, the bytes of the tensors that are made, until they go: `now`, and at most `peak`.
-
-    held     tensors that are there already, and count too
-    weights  tensors whose views are not made, and do not count
+    With it, in words, what of the cache is not counted, or nothing.
     """
+    from transformers.cache_utils import DynamicCache, DynamicLayer
 
-    def __init__(self, held: Iterable[Tensor] = (), weights: Iterable[Tensor] = ()) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self.sizes = {one.untyped_storage()._cdata: 0 for one in weights}
-        for one in held:
-            self.take(one)
+    try:
+        text = config.get_text_config(decoder=True)
+        layers = DynamicCache(config=config).layers
+        # In a transformers that knows models whose layers differ, each has a config of its own.
+        configs = getattr(text, "per_layer_config", [text] * len(layers))
+        times = 2 if config.is_encoder_decoder else 1
+        found = [
+            (times * numbers_of(own, place), getattr(layer, "sliding_window", None) or ALL)
+            for place, (layer, own) in enumerate(zip(layers, configs, strict=False))
+            if isinstance(layer, DynamicLayer)
+        ]
+    except Exception as error:
+        # Code of many hands, which calls its sizes as it likes.
+        return [], f"keys and values, which its config does not tell ({told(error)})"
+    states = sum(hasattr(layer, "recurrent_states") for layer in layers)
+    return found, f"the states of {states} layers" if states else ""
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for one in tree_leaves(out):
-            if isinstance(one, Tensor):
-                self.take(one)
-        return out
 
-    def take(self, one: Tensor) -> None:
-        storage = one.untyped_storage()
-        key = storage._cdata
-        if key not in self.sizes:
-            self.sizes[key] = storage.nbytes()
-            self.now += storage.nbytes()
-            self.peak = max(self.peak, self.now)
-            weakref.finalize(storage, self.let_go, key)
+def numbers_of(config: Any, place: int) -> int:
+    """The numbers of keys and values that a token leaves in a layer's cache.
 
-    def let_go(self, key: int) -> None:
-        self.now -= self.sizes.pop(key)
+    2 heads * head_dim; of latent attention (MLA) the latent and the channels that turn, as transformers keeps them
+    """
+    if latent := getattr(config, "kv_lora_rank", None):
+        return latent + config.qk_rope_head_dim
+
+    def size(names: tuple[str, ...]) -> int | None:
+        found = next((value for name in names if (value := getattr(config, name, None))), None)
+        return found[place] if isinstance(found, (list, tuple)) else found
+
+    heads = size(HEADS) or 1
+    shared = getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False)
+    wide = size(HEAD_DIMS) or (size(WIDTHS) or 0) // heads
+    values = getattr(config, "v_head_dim", None) or wide
+    return (1 if shared else size(KV_HEADS) or heads) * (wide + values)

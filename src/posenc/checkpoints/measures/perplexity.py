@@ -347,7 +347,6 @@ class Perplexity:
     """
 
     name: ClassVar = "perplexity"
-    unit: ClassVar = "tokens"
     numbers: ClassVar = (
         Number("last", f"perplexity of the last {LAST} tokens", False),
         Number("mean", "perplexity of all tokens", False),
@@ -367,7 +366,7 @@ class Perplexity:
         self.count = most if given.samples is None else given.samples
         self.batch = min(given.batch, self.count)
         latest = max(0, room - self.count * self.stride)
-        self.start = (latest if given.late else min(BEGIN, latest)) if given.start is None else given.start
+        self.start = min(BEGIN, latest) if given.start is None else given.start
         # All of the windows are there, or nothing is begun.
         self.window(self.count - 1, self.stride)
         windows = "1 window" if self.count == 1 else f"{self.count} windows"

@@ -1,8 +1,5 @@
 """What a pass costs: foreseen, to tell how long is left, and metered."""
 
-import ctypes
-import gc
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,32 +34,11 @@ class Work:
         return (self.total(done) - self.total(first)) / (self.total(of) - self.total(first))
 
 
-LARGE = 4 << 20
-"""Bytes of a block that goes back: the keys of a layer are as many, in a long text, and what layers pass on is not."""
-
-M_MMAP_THRESHOLD = -3
-"""What glibc calls this setting of its allocator."""
-
-
-def without_holes() -> None:
-    """For a command, which has its process to itself: memory that is freed serves blocks of any size.
-
-    Keys that grow by being copied leave holes among them. By itself glibc learns from the largest block that it saw to
-    keep such blocks, and does not give them back to the system; PyTorch keeps blocks of a GPU as they were cut. Of
-    other allocators nothing is asked, and what the environment says of PyTorch's stands.
-    """
-    if Path("/proc/self").exists() and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(M_MMAP_THRESHOLD, LARGE)
-    said = any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
-    if torch.cuda.is_available() and not said:
-        # PyTorch reads those when it is imported; later this is the one way.
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
-
-
 class Meter:
-    """Time and memory of what is done inside: wall and CPU seconds, and the peak of the process's memory (MiB).
+    """Time and memory of what is done inside: wall and CPU seconds, and the most that was held (MiB).
 
-    devices  GPUs, whose own memory is read then, of all of them together
+    devices  GPUs, whose own memory is read then, of all of them together; else it is the most that the process has held
+             since it began, which Linux alone says
     """
 
     def __init__(self, devices: Sequence[torch.device] = ()) -> None:
@@ -71,17 +47,6 @@ class Meter:
     def __enter__(self) -> "Meter":
         for device in self.devices:
             torch.accelerator.reset_peak_memory_stats(device)
-        # Models and what was found out about them hold one another, and go only when somebody looks for them.
-        gc.collect()
-        clear = Path("/proc/self/clear_refs")
-        self.sees_peaks = clear.exists()
-        if self.sees_peaks:
-            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-            if trim is not None:
-                # What an earlier pass has freed is not this one's.
-                trim(0)
-            # Writing 5 sets the peak back to what is held now.
-            clear.write_text("5")
         self.wall, self.cpu = time.perf_counter(), time.process_time()
         return self
 
@@ -90,6 +55,6 @@ class Meter:
         self.peak_mib = None
         if self.devices:
             self.peak_mib = sum(map(torch.accelerator.max_memory_allocated, self.devices)) / 2**20
-        elif self.sees_peaks:
-            lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        elif (status := Path("/proc/self/status")).exists():
+            lines = status.read_text(encoding="utf-8").splitlines()
             self.peak_mib = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024

@@ -1,0 +1,264 @@
+"""Keys in long texts: whether a model says the number of a word that stood somewhere in a text of any length.
+
+After two tasks of RULER (Hsieh et al. 2024, arXiv:2404.06654, section 3), in sentences of our own, from a seed alone.
+"""
+
+import functools
+import hashlib
+import itertools
+import math
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from posenc.checkpoints.measures.measure import (
+    WHOLE,
+    Detail,
+    Given,
+    Number,
+    Tell,
+    TooShort,
+    Value,
+    part_of,
+    share_of,
+    tokenizer_of,
+)
+from posenc.checkpoints.measures.perplexity import Read, costs, likeliest, opening_of, read
+from posenc.foreign import quoted
+
+ENOUGH = 0.856
+"""A task can be done at a length where so much of it is right: RULER's threshold, which is what Llama 2 (7B) scores at
+its trained length of 4,096 tokens (arXiv:2404.06654, section 4)."""
+
+TRIALS = 8
+"""Where nobody says how many."""
+
+FIRST = "Numbers of words are hidden in the following text. Remember them: they are asked for at the end.\n\n"
+
+FILLER = (
+    "The tide comes in. ",
+    "The tide goes out. ",
+    "Boats lie in the harbour. ",
+    "A gull sits on the wall. ",
+    "It was like this before. ",
+)
+"""What the texts are made long with, unless a text is given: nothing in it is a number or a key."""
+
+WORDS = tuple(
+    "apple arrow baker basket bell bird boat book bottle bridge brush butter button cabin camel candle carpet castle "
+    "chair cherry circle clock cloud coat copper corner cotton dance desert doctor dragon drum eagle earth engine "
+    "farmer feather fence finger flag flower forest fork garden gate ghost glass goat guitar hammer hat honey horse "
+    "house ice island jacket jewel judge jungle key king kitchen kite knife ladder lake lamp leaf lemon letter lion "
+    "magnet maple market mirror monkey moon mountain needle nest night ocean olive onion orange oven owl paint palace "
+    "paper pencil piano pillow planet pocket queen quilt rabbit radio rain ribbon river rocket rope salt school "
+    "shadow silver spoon star stone table tiger tower train tree turtle umbrella uncle valley velvet village violin "
+    "wagon water whale window wolf yard yellow zebra zero".split()
+)
+"""The words that have numbers: plain ones, some for each letter."""
+
+NUMBERS = range(10_000, 100_000)
+
+Ids = Callable[[str], tuple[int, ...]]
+"""A text's tokens, without any special one."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What one trial asks, before it is as long as it is to be; those of one text have `body` in common.
+
+    body      how the text reads that is `n` sentences of filler long, in pieces
+    question  what stands behind the text
+    answer    what is to be said
+    """
+
+    body: Callable[[int], Sequence[str]]
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A text [T] that ends with its answer, and how many of its tokens are that answer."""
+
+    ids: Tensor
+    answer: int
+
+
+class OneKey:
+    """Decoders: whether the model says the number of a word, in a text where nothing else is a number.
+
+    Trials lie at depths that are spread evenly from the beginning of the text to its end, the same at every length and
+    for every method. A number is said where all of its tokens are the likeliest ones, those before it given: this is
+    what reading greedily would say, by induction on the first mistake.
+    """
+
+    name: ClassVar[str] = "one-key"
+    words: ClassVar[str] = "the number of a word, in a text where nothing else is a number"
+    keys: ClassVar[int] = 1
+    price: ClassVar = "right"
+    needs: ClassVar = ENOUGH
+    baselines: ClassVar[Mapping[str, str]] = {}
+    options: ClassVar = frozenset({"text", "samples", "chunk", "cache"})
+
+    def __init__(self, given: Given, seed: int = 0) -> None:
+        """In sentences of the text where one is given; samples are trials.
+
+        Raises CannotRead without a tokenizer, ValueError as `sentences` does.
+        """
+        self.tokenizer, self.chunk, self.cache, self.seed = tokenizer_of(given.loaded), given.chunk, given.cache, seed
+        self.opening = opening_of(self.tokenizer)
+        self.trials = TRIALS if given.samples is None else given.samples
+        self.filler, where = FILLER, "repeated sentences"
+        if given.text:
+            title, text = read(given.text)
+            self.filler, where = sentences(text), f"sentences of {title}"
+        filler = hashlib.sha256("\0".join(self.filler).encode()).hexdigest()
+        self.on = f"{self.trials} trials: {self.words}, in {where}"
+        self.facts = {"task": self.name, "trials": self.trials, "seed": seed, "filler": filler, "chunk": self.chunk}
+        # One number alone in a text is one among all numbers for whoever does not read it.
+        chance = 1 / (self.keys if self.keys > 1 else len(NUMBERS))
+        self.numbers = (Number("right", "share of what is asked that is said", True, chance),)
+
+    def depth(self, trial: int) -> float:
+        """How deep in its text a trial lies, from 0 to 1."""
+        return trial / (self.trials - 1) if self.trials > 1 else 0.5
+
+    @property
+    def texts(self) -> list[range]:
+        """The trials of each text: as many as it has keys, spread over its depth, because what texts begin with alike
+        is read once."""
+        count = math.ceil(self.trials / self.keys)
+        return [range(first, self.trials, count) for first in range(count)]
+
+    def draws(self, text: int) -> list[Draw]:
+        """The trials of a text: each asks for another word, which lies as deep as the trial."""
+        random_numbers = random.Random(f"{self.seed} {self.name} {text}")
+        depths = [self.depth(trial) for trial in self.texts[text]]
+        names = random_numbers.sample(WORDS, self.keys)
+        number_of = dict(zip(names, random_numbers.sample(NUMBERS, self.keys), strict=True))
+        places = {name: random_numbers.random() for name in names} | dict(zip(names, depths, strict=False))
+        said = [(places[name], f"The number of {name} is {number}. ") for name, number in number_of.items()]
+        body = functools.partial(hidden, said, self.filler)
+        return [Draw(body, f"\n\nThe number of {name} is", str(number_of[name])) for name in names[: len(depths)]]
+
+    def questions(self, length: int) -> Iterator[Question]:
+        """The trials at a length, text by text; raises TooShort where it is too short for the task."""
+        ids = ids_of(self.tokenizer)
+        for text in range(len(self.texts)):
+            yield from questions(self.draws(text), ids, length, self.opening)
+
+    def passes(self, lengths: Sequence[int], by_length: bool) -> tuple[int, ...]:
+        """Each length has texts of its own."""
+        return tuple(lengths)
+
+    def work(self, model: Any, length: int) -> float:
+        try:
+            return math.fsum(costs(model, [one.ids for one in self.questions(length)], self.cache))
+        except TooShort:
+            return 0.0
+
+    def run(self, model: Any, length: int, how: str = WHOLE, tell: Tell | None = None) -> dict[str, Any]:
+        """Whether each trial was right; raises TooShort for a length without room for the task."""
+        if how != WHOLE:
+            raise ValueError(f"{self.name} is asked of the whole text alone, not of {quoted(how)}")
+        asked, before, right = list(self.questions(length)), Read(self.cache), []
+        work = costs(model, [question.ids for question in asked], self.cache)
+        for number, question in enumerate(asked):
+            share = part_of(tell, sum(work[:number]), sum(work), work[number])
+            said = likeliest(model, question.ids, question.answer, self.chunk, share, before)
+            right.append(said.equal(question.ids[-question.answer :]))
+        depths = [self.depth(trial) for trials in self.texts for trial in trials]
+        return {"right": right, "depths": depths, "read": sum(len(question.ids) for question in asked)}
+
+    def values(self, raw: Mapping[int, Mapping[str, Any]], length: int) -> dict[str, Value]:
+        return {"right": share_of([float(right) for right in raw[length]["right"]])}
+
+    def details(self, raw: Mapping[int, Mapping[str, Any]], lengths: Sequence[int]) -> tuple[Detail, ...]:
+        """What was right at the longest length, by depth."""
+        longest = max(raw)
+        words = f"{self.name} at {longest:,} tokens: the share that is right, by how deep in the text it lies"
+        return (Detail(words, tuple(raw[longest]["depths"]), tuple(map(float, raw[longest]["right"]))),)
+
+
+class SeveralKeys(OneKey):
+    """Decoders: whether the model says the number of one of eight words."""
+
+    name: ClassVar = "several-keys"
+    words: ClassVar = "the number of one of 8 words"
+    keys: ClassVar = 8
+
+
+def hidden(said: Sequence[tuple[float, str]], filler: Sequence[str], steps: int) -> list[str]:
+    """So many sentences of the filler, with others among them, each behind its share of the text."""
+    text = [filler[n % len(filler)] for n in range(steps)]
+    out, done = [], 0
+    for depth, sentence in sorted(said, key=lambda pair: pair[0]):
+        place = round(depth * steps)
+        out += [*text[done:place], sentence]
+        done = place
+    return out + text[done:]
+
+
+def sentences(text: str) -> tuple[str, ...]:
+    """The sentences of a text that may fill one: those without numbers, because an answer may be one.
+
+    Raises ValueError for a text without such sentences.
+
+    >>> sentences("It rains. It is 9 degrees. So be it!")
+    ('It rains. ', 'So be it! ')
+    """
+    split = (" ".join(sentence.split()) for sentence in re.split(r"(?<=[.!?])\s+", text))
+    kept = tuple(f"{sentence} " for sentence in split if sentence and not re.search(r"\d", sentence))
+    if not kept:
+        raise ValueError(
+            "the text has no sentence without a number, so that no key can be hidden in it; give another --text, or "
+            "--measures perplexity alone"
+        )
+    return kept
+
+
+def ids_of(tokenizer: Any) -> Ids:
+    """The tokens of texts, each text read once."""
+
+    @functools.cache
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    return ids
+
+
+def questions(draws: Sequence[Draw], ids: Ids, length: int, opening: Sequence[int] = ()) -> list[Question]:
+    """What was drawn of one text, which is as long as all of them can be in at most `length` tokens.
+
+    Texts are put together from pieces that are made tokens one by one, so that they grow step by step and the answer
+    begins with a token of its own.
+
+    Raises TooShort for a length without room for one step of the text.
+    """
+    around = max(len(question(draw, (), ids, opening).ids) for draw in draws)
+    room, body = length - around, draws[0].body
+
+    def size(steps: int) -> int:
+        return sum(len(ids(piece)) for piece in body(steps))
+
+    if size(1) > room:
+        raise TooShort(f"the text of this question takes {size(1) + around:,} tokens at least, got {length:,}")
+    low, high = 1, 2
+    while size(high) <= room:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if size(middle) <= room else (low, middle)
+    return [question(draw, body(low), ids, opening) for draw in draws]
+
+
+def question(draw: Draw, body: Sequence[str], ids: Ids, opening: Sequence[int] = ()) -> Question:
+    """What was drawn, behind a text of these pieces."""
+    answer = ids(f" {draw.answer}")
+    text = [*opening, *itertools.chain.from_iterable(map(ids, (FIRST, *body, draw.question))), *answer]
+    return Question(torch.tensor(text, dtype=torch.long), len(answer))

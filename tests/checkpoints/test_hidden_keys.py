@@ -1,0 +1,296 @@
+"""Keys hidden in long texts, by models that are known to answer right, wrong, or by guessing."""
+
+import random
+import re
+from collections import Counter
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("transformers")
+
+import tiny_llama
+
+from posenc.checkpoints.live.attach import attach
+from posenc.checkpoints.measures import all_measures
+from posenc.checkpoints.measures.hidden_keys import (
+    ENOUGH,
+    FILLER,
+    FIRST,
+    Draw,
+    OneKey,
+    SeveralKeys,
+    ids_of,
+    questions,
+    sentences,
+)
+from posenc.checkpoints.measures.measure import Given, TooShort, Value
+from posenc.checkpoints.measures.perplexity import Read, costs, likeliest
+from posenc.checkpoints.measures.work import Work
+
+LENGTH = 2600
+
+BOTH = pytest.mark.parametrize("kind", [OneKey, SeveralKeys])
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tiny_llama.tokenizer()
+
+
+def task(kind: Any, tokenizer, seed: int = 0, text: tuple[str, ...] = (), **given: int) -> OneKey:
+    return kind(Given(SimpleNamespace(tokenizer=tokenizer), 96, 192, text, **given), seed)  # type: ignore[arg-type]
+
+
+def text_of(ids: Tensor) -> str:
+    return "".join(tiny_llama.CHARACTERS[i] for i in ids.tolist())
+
+
+def numbers_in(text: str) -> dict[str, str]:
+    """The number of each word, read from the sentences of a text."""
+    return dict(re.findall(r"number of (\w+) is (\d+)\.", text))
+
+
+def answer_in(text: str) -> str:
+    """The right answer of a text without one."""
+    body, _, asked = text.rpartition("\n\n")
+    return numbers_in(body)[re.findall(r"number of (\w+) is", asked)[0]]
+
+
+class Answers:
+    """Says the next token of what `answer` makes of the text up to the question, which it reads off the ids alone."""
+
+    device = torch.device("cpu")
+    config = SimpleNamespace(num_hidden_layers=1, hidden_size=8)
+
+    def __init__(self, answer) -> None:
+        self.answer = answer
+
+    def parameters(self) -> list[Tensor]:
+        return [torch.zeros(9)]
+
+    def forward(self, input_ids: Tensor, past_key_values: str | None, use_cache: bool) -> SimpleNamespace:
+        text, logits = past_key_values or "", []
+        for token in input_ids[0].tolist():
+            text += tiny_llama.CHARACTERS[token]
+            logits.append(torch.nn.functional.one_hot(torch.tensor(self.following(text)), 101).float())
+        return SimpleNamespace(past_key_values=text, logits=torch.stack(logits)[None])
+
+    __call__ = forward
+
+    def following(self, text: str) -> int:
+        asked = re.search(r"(?s)^(.*\n\n.*\n\nThe number of \w+ is)( \d*)?$", text)
+        wanted, said = (" " + self.answer(asked[1]), asked[2] or "") if asked else ("", "")
+        return tiny_llama.CHARACTERS.index(wanted[len(said)]) if len(said) < len(wanted) else 0
+
+
+def errs(text: str) -> str:
+    return answer_in(text)[:-1] + "x"
+
+
+@BOTH
+def test_a_model_that_knows_has_all_and_one_that_errs_in_the_last_digit_nothing(kind, tokenizer) -> None:
+    asked = task(kind, tokenizer, samples=3)
+    for answer, score in ((answer_in, 1.0), (errs, 0.0)):
+        found = asked.values({LENGTH: asked.run(Answers(answer), LENGTH)}, LENGTH)
+        assert found["right"].value == score and found["right"].each == (score,) * 3 and found["right"].error
+
+
+def test_a_model_that_guesses_comes_to_the_chance(tokenizer) -> None:
+    # Guesses are simulated on the answers alone: what a pass makes of them is tested above.
+    asked, draws = task(SeveralKeys, tokenizer, samples=40), random.Random(1)
+    right = []
+    for question in asked.questions(LENGTH):
+        text = text_of(question.ids[: -question.answer])
+        candidates = list(numbers_in(text).values())
+        right += [draws.choice(candidates) == answer_in(text) for _ in range(200)]
+    assert sum(right) / len(right) == pytest.approx(asked.numbers[0].chance, abs=0.01) == 1 / 8
+
+
+def test_one_number_alone_is_one_among_all_numbers(tokenizer) -> None:
+    assert task(OneKey, tokenizer).numbers[0].chance == 1 / 90_000
+
+
+@BOTH
+@pytest.mark.parametrize("length", [1700, LENGTH])
+def test_texts_are_as_long_as_asked_and_end_with_their_one_answer(kind, length: int, tokenizer) -> None:
+    asked = task(kind, tokenizer, samples=5)
+    asked.opening = (99,)
+    for question in asked.questions(length):
+        assert length - max(map(len, FILLER)) < len(question.ids) <= length
+        assert question.ids[0] == 99 and 99 not in question.ids[1:]
+        text = text_of(question.ids[1:])
+        assert text[: -question.answer] + " " + answer_in(text[: -question.answer]) == text
+        assert len(numbers_in(text)) == kind.keys
+
+
+@BOTH
+def test_trials_come_from_the_seed_and_ask_the_same_at_every_length(kind, tokenizer) -> None:
+    first, same, other = (task(kind, tokenizer, seed) for seed in (0, 0, 1))
+    texts = [[text_of(question.ids) for question in asked.questions(LENGTH)] for asked in (first, same, other)]
+    assert texts[0] == texts[1] and len(set(texts[0])) == 8
+    assert not set(texts[0]) & set(texts[2])
+    for question, text in zip(first.questions(LENGTH // 2 + 500), texts[0], strict=True):
+        assert text_of(question.ids).rpartition("\n\n")[2] == text.rpartition("\n\n")[2]
+
+
+def test_the_texts_of_a_seed_are_those_of_earlier_versions(tokenizer) -> None:
+    """What was measured stays comparable: pinned, and the same as posenc 0.2.0's."""
+    ends = [text_of(question.ids).rpartition("\n\n")[2] for question in task(OneKey, tokenizer).questions(600)]
+    assert ends[:2] == ["The number of needle is 85229", "The number of paper is 12051"]
+    ends = [text_of(question.ids).rpartition("\n\n")[2] for question in task(SeveralKeys, tokenizer).questions(1700)]
+    assert ends[:2] == ["The number of velvet is 10324", "The number of bridge is 42232"]
+
+
+@BOTH
+def test_what_is_asked_lies_at_every_depth(kind, tokenizer) -> None:
+    asked, places = task(kind, tokenizer, samples=5), []
+    trials = [trial for text in asked.texts for trial in text]
+    assert sorted(trials) == list(range(5))
+    for _, question in sorted(zip(trials, asked.questions(LENGTH), strict=True), key=lambda pair: pair[0]):
+        text = text_of(question.ids[: -question.answer])
+        body = text.split("\n\n")[1]
+        places.append(body.index(f" {answer_in(text)}.") / len(body))
+    assert places == sorted(places) and places[0] < 0.35 and places[-1] > 0.6
+    assert all(0.05 < b - a < 0.45 for a, b in pairwise(places))
+
+
+def test_order_tells_nothing_of_the_answer(tokenizer) -> None:
+    """Where the answer stands among the candidates, in the order of the text, is any place."""
+    places = Counter()
+    for question in task(SeveralKeys, tokenizer, samples=60).questions(LENGTH):
+        text = text_of(question.ids[: -question.answer])
+        places[list(numbers_in(text).values()).index(answer_in(text))] += 1
+    assert places.most_common(1)[0][1] < 20, places
+
+
+def test_sentences_of_a_text_fill_where_no_number_is_in_them(tokenizer, tmp_path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("One. Two lines\nof it! Was it 7? Three.", encoding="utf-8")
+    asked = task(OneKey, tokenizer, text=(str(path),), samples=1)
+    assert asked.filler == ("One. ", "Two lines of it! ", "Three. ")
+    text = text_of(next(asked.questions(400)).ids)
+    assert "One. Two lines of it! Three. One. " in text and len(text) <= 400
+    assert asked.facts["filler"] != task(OneKey, tokenizer).facts["filler"]
+    assert asked.on.endswith("in sentences of text.txt")
+    with pytest.raises(ValueError, match=r"no sentence without a number.*another --text, or --measures perplexity"):
+        sentences("1. 2. 3.")
+
+
+def test_errors_are_those_of_the_trials_with_one_right_and_one_wrong_more(tokenizer) -> None:
+    raw = {9: {"right": [True, False, True], "depths": [0.0, 0.5, 1.0]}}
+    asked = task(OneKey, tokenizer, samples=3)
+    # Of 1, 0, 1, 0 and 1: mean 0.6, squared deviations 1.2, four degrees of freedom, five samples.
+    assert asked.values(raw, 9) == {"right": Value(2 / 3, pytest.approx((1.2 / 4 / 5) ** 0.5), (1.0, 0.0, 1.0))}
+    (detail,) = asked.details(raw, (9,))
+    assert detail.at == (0.0, 0.5, 1.0) and detail.values == (1.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1499, 5000])
+def test_answers_are_marked_wherever_chunks_end(chunk: int, tokenizer) -> None:
+    asked = task(SeveralKeys, tokenizer, samples=2, chunk=chunk)
+    known = text_of(next(asked.questions(1500)).ids)[-5:]
+
+    def knows_one(text: str) -> str:
+        return known if answer_in(text) == known else errs(text)
+
+    assert asked.run(Answers(knows_one), 1500)["right"] == [True, False]
+
+
+def test_progress_goes_over_all_trials(tokenizer) -> None:
+    told: list[float] = []
+    task(OneKey, tokenizer, samples=2, chunk=300).run(Answers(errs), 500, tell=told.append)
+    assert told == sorted(told) and told[-1] == 1.0 and len(told) == 4
+
+
+def test_each_length_takes_texts_of_its_own(tokenizer) -> None:
+    assert task(OneKey, tokenizer).passes((100, 200), False) == (100, 200)
+
+
+def test_impossible_questions_are_refused(tokenizer) -> None:
+    with pytest.raises(ValueError, match=r"takes \d+ tokens at least, got 100"):
+        next(task(OneKey, tokenizer).questions(100))
+    with pytest.raises(ValueError, match="asked of the whole text alone, not of 'windows'"):
+        task(OneKey, tokenizer).run(Answers(errs), 500, "windows")
+
+
+def test_the_shortest_text_is_found_exactly(tokenizer) -> None:
+    ids = ids_of(tokenizer)
+    draw = Draw(lambda n: ["b"] * n, "c", "d")
+    # b, c and " d" behind the first words: four characters.
+    least = len(FIRST) + 4
+    assert text_of(questions([draw], ids, least)[0].ids) == FIRST + "bc d"
+    assert text_of(questions([draw], ids, least + 4)[0].ids) == FIRST + "bbbbbc d"
+    with pytest.raises(TooShort, match=f"{least} tokens at least, got {least - 1}"):
+        questions([draw], ids, least - 1)
+
+
+def test_texts_that_answer_several_questions_are_the_same_up_to_them(tokenizer) -> None:
+    asked = task(SeveralKeys, tokenizer, samples=11)
+    assert [list(trials) for trials in asked.texts] == [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9]]
+    texts = [text_of(question.ids).rpartition("\n\n")[0] for question in asked.questions(LENGTH)]
+    assert len(set(texts[:6])) == len(set(texts[6:])) == 1 and texts[0] != texts[6]
+    # Of 11 trials the model reads two texts, and the questions.
+    model, single = tiny_llama.model(), task(SeveralKeys, tokenizer, samples=1)
+    assert 2 < asked.work(model, LENGTH) / single.work(model, LENGTH) < 2.4
+
+
+def mistral() -> Any:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return MistralForCausalLM(MistralConfig(**sizes, num_key_value_heads=1, vocab_size=101, sliding_window=16)).eval()
+
+
+@pytest.mark.parametrize("kind", ["llama", "attached", "windows"])
+def test_what_texts_begin_with_alike_is_read_once(kind: str) -> None:
+    model = mistral() if kind == "windows" else tiny_llama.model()
+    if kind == "attached":
+        attach(model, "self_extend(rotary(base=500.0), window=8, group=4)")
+    first, end = torch.randint(100, (40,)), torch.randint(100, (12,))
+    texts = [first, torch.cat((first[:30], end)), torch.cat((first[:30], end)), first[:33], torch.cat((first, end))]
+    taken, read, held = [], [], Read()
+    model.model.register_forward_pre_hook(
+        lambda _, args, given: taken.append(given["inputs_embeds" if args else "input_ids"].shape[1]), with_kwargs=True
+    )
+    for ids in texts:
+        with torch.inference_mode():
+            expected = model(input_ids=ids[None]).logits[0, -4:-1].argmax(-1)
+        taken.clear()
+        assert likeliest(model, ids, 3, 7, read=held).equal(expected)
+        read.append(sum(taken))
+    # A text is read up to its last token but one, and again from where it differs, or from where it is predicted.
+    assert read == ([39, 41, 41, 32, 19] if kind == "windows" else [39, 11, 3, 3, 19])
+    # What is foreseen counts a text to its end, and nothing that was read before.
+    work, lengths = Work.of(model), [40, 42, 42, 33, 52]
+    kept = [0] * 5 if kind == "windows" else [0, 30, 42, 30, 33]
+    expected = [work.total(whole) - work.total(first) for whole, first in zip(lengths, kept, strict=True)]
+    assert costs(model, texts) == pytest.approx(expected, abs=1e-9)
+    assert costs(model, texts, "cpu") == [work.total(whole) for whole in lengths]
+
+
+def test_the_work_of_a_task_is_what_is_read_of_its_texts(tokenizer) -> None:
+    asked, model = task(OneKey, tokenizer, samples=3), tiny_llama.model()
+    texts = [question.ids for question in asked.questions(LENGTH)]
+    assert asked.work(model, LENGTH) == pytest.approx(sum(costs(model, texts)))
+    # The keys lie at the beginning, in the middle and at the end.
+    whole = Work.of(model).total(len(texts[0]))
+    assert 1.4 * whole < asked.work(model, LENGTH) < 2.8 * whole and asked.work(model, 10) == 0
+    told: list[float] = []
+    asked.run(model, LENGTH, tell=told.append)
+    assert told == sorted(told) and told[-1] == pytest.approx(1)
+
+
+def test_extend_asks_them_with_its_own_options(tokenizer) -> None:
+    made = all_measures.MEASURES["one-key"]
+    assert (
+        made.options == {"text", "samples", "chunk", "cache"} and not made.baselines and made.needs == ENOUGH == 0.856
+    )
+    plain, own = task(made, tokenizer), task(made, tokenizer, samples=3, chunk=50)
+    assert (plain.name, plain.trials, plain.filler, plain.chunk) == ("one-key", 8, FILLER, 1024)
+    assert (own.trials, own.chunk) == (3, 50)
+    assert "one-key" in all_measures.UNASKED and "several-keys" not in all_measures.UNASKED
