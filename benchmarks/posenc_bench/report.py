@@ -123,7 +123,7 @@ def save(result: Mapping[str, Any], folder: Path) -> list[Path]:
     from posenc_bench import plot
 
     whole, tables = folder / "bench.json", folder / "bench.md"
-    store.write(whole, (json.dumps(result, indent=1) + "\n").encode())
+    store.write(whole, (json.dumps(result) + "\n").encode())
     store.write(tables, markdown(result).encode())
     drawn = plot.cost(result)
     return [whole, tables] if drawn is None else [whole, tables, figures.save(drawn, folder / "cost.png")]
