@@ -72,7 +72,10 @@ def files_of(folder: str | Path, pattern: str = "*") -> list[Path]:
 
 
 def read(path: str | Path, *, within: str | Path | None = None, most: int = MOST_BYTES) -> bytes:
-    """The bytes of a regular file, decompressed where its name ends in .gz, at most `most` of them. Raises CannotRead."""
+    """At most `most` bytes of a regular file, decompressed where its name ends in .gz.
+
+    Raises CannotRead, also for a larger file.
+    """
     with opened(path, within) as file:
         if Path(path).suffix != ".gz":
             found = file.read(most + 1)
