@@ -125,8 +125,8 @@ def census(file: Path) -> dict[str, Any]:
 def claims(folder: Path) -> list[dict[str, str]]:
     """The published results that were run again, one for each file."""
     found = []
-    for file in sorted(folder.glob("*.json")):
-        one = json.loads(file.read_text(encoding="utf-8"))
+    for file in sorted(folder.glob("*.json.gz")):
+        one = json.loads(gzip.decompress(file.read_bytes()))
         seeds = f"{min(one['seeds'])} to {max(one['seeds'])}"
         command = f"posenc lab run {one['claim']} --seed-from {min(one['seeds'])}"
         kept = ("claim", "says", "source", "verdict", "why")
