@@ -147,7 +147,7 @@ def test_the_command_answers_in_words_and_in_json(board: Path, capsys: pytest.Ca
     asked = ["advise", "--task", "copy", "--train-length", "10", "--test-length", "20", "--rows", str(board)]
     assert cli.main(asked) == 0
     said = capsys.readouterr().out
-    assert "Carry so far, the cheapest first: `alibi`, `t5_bias` and `rotary + alibi`." in said
+    assert "3 carry so far, the cheapest first. How sure: 4 of 5 seeds mean" in said
     assert re.search(r"^alibi +5 of 5", said, re.MULTILINE)
     assert cli.main([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -158,6 +158,13 @@ def test_the_command_says_where_there_are_rows(tmp_path: Path, capsys: pytest.Ca
     asked = ["advise", "--task", "copy", "--train-length", "10", "--test-length", "20", "--rows", str(tmp_path)]
     assert cli.main(asked) == 2
     assert "there is no board in" in capsys.readouterr().err
+
+
+def test_other_words_for_a_task_are_known(board: Path, capsys: pytest.CaptureFixture) -> None:
+    for words in ("transcribe verbatim", "a duplicate of the prompt"):
+        asked = ["advise", "--task", words, "--train-length", "10", "--test-length", "20", "--rows", str(board)]
+        assert cli.main(asked) == 0
+        assert "The nearest of what was measured, for a causal model on one axis: copy." in capsys.readouterr().out
 
 
 def test_a_misspelt_encoding_of_ones_own_is_told(board: Path, capsys: pytest.CaptureFixture) -> None:

@@ -188,9 +188,9 @@ def how_sure(carry: Sequence[str], by_task: Mapping[str, Reached], beyond: bool)
     if not carry:
         return "No encoding carries so far with most of its seeds."
     least = min((found[label][1] for found in by_task.values() for label in carry), key=lambda at: at.low)
-    verb = "Carry as far as was tested, which does not say that they go on" if beyond else "Carry so far"
+    how_far = "as far as was tested, which does not say that they go on" if beyond else "so far"
     share = f"{least.words} seeds mean {percent(least.low)} to {percent(least.high)} % of all seeds (95 % interval)"
-    return f"{verb}, the cheapest first: {listed([*map(name, carry)])}. How sure: {share}."
+    return f"{len(carry)} {ask('carry', carry)} {how_far}, the cheapest first. How sure: {share}."
 
 
 def ties(carry: Sequence[str], by_task: Mapping[str, Reached]) -> list[str]:
