@@ -147,7 +147,7 @@ def test_the_command_answers_in_words_and_in_json(board: Path, capsys: pytest.Ca
     asked = ["advise", "--task", "copy", "--train-length", "10", "--test-length", "20", "--rows", str(board)]
     assert cli.main(asked) == 0
     said = capsys.readouterr().out
-    assert "3 carry so far, the cheapest first. How sure: 4 of 5 seeds mean" in said
+    assert "Encodings that carry so far: 3, the cheapest first. How sure: 4 of 5 seeds mean" in said
     assert re.search(r"^alibi +5 of 5", said, re.MULTILINE)
     assert cli.main([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -190,7 +190,7 @@ def how_sure(carry: Sequence[str], by_task: Mapping[str, Reached], beyond: bool)
     least = min((found[label][1] for found in by_task.values() for label in carry), key=lambda at: at.low)
     how_far = "as far as was tested, which does not say that they go on" if beyond else "so far"
     share = f"{least.words} seeds mean {percent(least.low)} to {percent(least.high)} % of all seeds (95 % interval)"
-    return f"{len(carry)} {ask('carry', carry)} {how_far}, the cheapest first. How sure: {share}."
+    return f"Encodings that carry {how_far}: {len(carry)}, the cheapest first. How sure: {share}."
 
 
 def ties(carry: Sequence[str], by_task: Mapping[str, Reached]) -> list[str]:
