@@ -674,11 +674,6 @@ def test_a_page_holds_machine_goals_losses_and_every_case() -> None:
     assert "## rotation: a case" in page
 
 
-def test_how_many_times_faster_is_said_by_case_and_subject() -> None:
-    rows = [row("a", 2.0, "posenc"), row("b", 4.0, "posenc"), row("c", 8.0), row("d", 6.0), row("e", None)]
-    assert report.speedups(rows) == [("rotation: a case", "a", "d", 3.0)]
-
-
 @pytest.mark.parametrize(
     ("value", "words"), [(0.0, "0"), (1.0, "1.00"), (12.34, "12.3"), (1234.5, "1,234"), (0.01234, "0.0123")]
 )

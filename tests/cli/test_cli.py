@@ -547,7 +547,7 @@ def test_a_name_of_two_kinds_is_told_of_both(posenc) -> None:
     assert "symbols=26, times=1" in answer.out and "posenc lab run copy" in answer.out
     card = json.loads(posenc("list", "copy", "--json").out)
     assert card["kind"] == "task" and [other["kind"] for other in card["also"]] == ["claim"]
-    assert json.loads(posenc("list", "claims", "--json").out)[0]["name"] == "abacus"
+    assert json.loads(posenc("list", "claims", "--json").out)[0]["name"] == "alibi"
 
 
 @pytest.mark.parametrize(

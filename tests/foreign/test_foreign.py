@@ -1,5 +1,6 @@
 """The boundary for what others wrote: what it lets through, and the sentence for what it does not."""
 
+import gzip
 import json
 import os
 import re
@@ -135,6 +136,11 @@ def test_what_is_no_shape_of_a_tensor_is_refused(sizes):
 def test_only_regular_files_of_bounded_size_are_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(b"x" * 11)
+    (tmp_path / "large.gz").write_bytes(gzip.compress(b"x" * 11))
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"x" * 10)[:-1])
+    (tmp_path / "plain.gz").write_bytes(b"x" * 10)
+    (tmp_path / "whole.gz").write_bytes(gzip.compress(b"x" * 10))
+    assert foreign.read(tmp_path / "whole.gz", most=10) == b"x" * 10
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for path, words in (
         (tmp_path, "expected a file, got a folder"),
@@ -145,6 +151,9 @@ def test_only_regular_files_of_bounded_size_are_read(tmp_path):
         (tmp_path / ("a" * 300), "it cannot be opened"),
         ("nul\0", "it cannot be opened"),
         (tmp_path / "large", "larger than 10 bytes"),
+        (tmp_path / "large.gz", "larger than 10 bytes"),
+        (tmp_path / "cut.gz", "it is no whole gzip file"),
+        (tmp_path / "plain.gz", "it is no whole gzip file"),
     ):
         with pytest.raises(CannotRead) as error:
             foreign.read(path, most=10)

@@ -10,7 +10,7 @@ import pytest
 
 from posenc.foreign.code import imported
 from posenc.kernels import native
-from posenc.lab.board import run
+from posenc.lab.board import costs, rows, run
 
 ROOT = Path(__file__).parents[2]
 hatch_build = imported(str(ROOT / "hatch_build.py"))
@@ -75,13 +75,13 @@ def test_without_a_compiler_the_wheel_is_pure(
 
 
 def test_a_wheel_brings_the_rows_of_the_board_and_an_editable_install_reads_them_in_place(root: Path) -> None:
-    (root / "docs" / "board" / "records").mkdir(parents=True)
-    (root / "docs" / "board" / "costs.json").write_text("{}")
-    (root / "docs" / "board" / "README.md").write_text("")
+    (root / "docs" / "board").mkdir(parents=True)
+    for name in (rows.FILE, costs.FILE, "README.md"):
+        (root / "docs" / "board" / name).write_text("")
     data = {"artifacts": [], "force_include": {}}
     hatch_build.CustomBuildHook.initialize(hook(root, []), "standard", data)
     included = {Path(source).name: into for source, into in data["force_include"].items()}
-    assert included == {name: f"posenc/lab/board/committed/{name}" for name in ("records", "costs.json")}
+    assert included == {name: f"posenc/lab/board/committed/{name}" for name in (rows.FILE, costs.FILE)}
     assert run.IN_WHEEL.parts[-4:] == Path(hatch_build.BOARD_IN_WHEEL).parts and run.COMMITTED == run.IN_CHECKOUT
     editable = {"artifacts": [], "force_include": {}}
     hatch_build.CustomBuildHook.initialize(hook(root, []), "editable", editable)

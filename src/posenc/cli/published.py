@@ -77,7 +77,7 @@ class LabPage:
     """
 
     folder: Positional[Path]
-    """A folder with the JSON files of posenc lab run."""
+    """A folder with the JSON files of posenc lab run, as they are or compressed (.json.gz)."""
 
     def run(self) -> int:
         from posenc import terminal

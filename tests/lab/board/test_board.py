@@ -1,5 +1,6 @@
 """The board: what stands on it, what is kept of a run, what is missing, and pages that say what the rows say."""
 
+import gzip
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -81,23 +82,32 @@ def test_a_row_is_small_and_has_all_that_summaries_read() -> None:
 def test_rows_are_read_as_they_were_written_sorted_by_key_and_each_once(tmp_path: Path) -> None:
     kept.add(tmp_path, reversed(rows()))
     kept.add(tmp_path, [row("copy", "rotary", 100, 8)])
-    lines = (tmp_path / "records" / "copy.jsonl").read_bytes().splitlines(keepends=True)
+    file = tmp_path / "rows.jsonl.gz"
+    lines = gzip.decompress(file.read_bytes()).splitlines(keepends=True)
     keys = [store.unsealed(line, tmp_path)[0]["key"] for line in lines]
-    assert keys == sorted(set(keys)) and len(keys) == sum(map(len, BOARD["copy"].values()))
+    assert keys == sorted(set(keys)) and len(keys) == sum(len(each) for of in BOARD.values() for each in of.values())
+    before = file.read_bytes()
+    kept.add(tmp_path, rows()[:3])
+    assert file.read_bytes() == before
     expected = {one["key"]: one for one in [*rows(), row("copy", "rotary", 100, 8)]}
     assert {one["key"]: one for one in kept.read(tmp_path)} == expected
 
 
 def test_a_damaged_row_is_named_by_file_and_line(tmp_path: Path) -> None:
     kept.add(tmp_path, rows())
-    path = tmp_path / "records" / "copy.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([lines[0], lines[1].replace('"learned": true', '"learned": false'), *lines[2:]]))
-    with pytest.raises(CannotRead, match=r"copy\.jsonl:2: it does not fit its checksum"):
+    path = tmp_path / "rows.jsonl.gz"
+    whole = path.read_bytes()
+    lines = gzip.decompress(whole).splitlines(keepends=True)
+    path.write_bytes(gzip.compress(lines[0] + lines[1].replace(b'"learned": true', b'"learned": false')))
+    with pytest.raises(CannotRead, match=r"rows\.jsonl\.gz:2: it does not fit its checksum"):
         kept.read(tmp_path)
-    path.write_text(re.sub(r', "checksum": "\w+"', "", lines[0]))
-    with pytest.raises(CannotRead, match=r"copy\.jsonl:1: it has lost its checksum; take the file as it was committed"):
+    path.write_bytes(gzip.compress(re.sub(rb', "checksum": "\w+"', b"", lines[0])))
+    with pytest.raises(CannotRead, match=r"gz:1: it has lost its checksum; take the file as it was committed"):
         kept.read(tmp_path)
+    path.write_bytes(whole[:-9])
+    with pytest.raises(CannotRead, match=r"rows\.jsonl\.gz: it is no whole gzip file"):
+        kept.add(tmp_path, rows())
+    assert path.read_bytes() == whole[:-9]
 
 
 def test_without_a_board_it_says_where_there_is_one(tmp_path: Path) -> None:
@@ -215,9 +225,9 @@ def test_the_board_is_filled_resumed_and_joined_by_an_encoding_of_ones_own(tmp_p
     assert [one["experiment"]["seed"] for one in found].count(scope.SEARCH_SEED) == 4
     assert sorted(one["experiment"]["seed"] for one in tables.evidence(found)) == [100, 101]
     assert not list((base.out / "work" / "records").iterdir())
-    before = {path: path.stat().st_mtime_ns for path in (base.out / "records").iterdir()}
+    before = (base.out / "rows.jsonl.gz").stat()
     assert run.fill(base, workers=1) == {}
-    assert {path: path.stat().st_mtime_ns for path in (base.out / "records").iterdir()} == before
+    assert (base.out / "rows.jsonl.gz").stat().st_mtime_ns == before.st_mtime_ns
     assert set(read_costs(base.out).of) == {"none"}
 
     (tmp_path / "mine.py").write_text(OWN)

@@ -110,7 +110,7 @@ def markdown(rows: Sequence[Record], costs: Costs, *, pictured: bool) -> str:
         lines += [as_markdown(table.headings, cells), ""]
     lines += ["## What was not measured", "", *(f"- {words}" for words in unmeasured(rows, len(scope.SEEDS))), ""]
     lines += ["## How it was made", "", *(f"- {what}: {words}" for what, words in made(rows)), ""]
-    lines += ["The rows are in `records/`, one file for each task. Written from them by `posenc board`.", ""]
+    lines += ["The rows are in `rows.jsonl.gz`, a line of JSON for each run. Written from them by `posenc board`.", ""]
     return "\n".join(lines)
 
 

@@ -24,7 +24,7 @@ WORK = "work"
 
 FOLD_AT = 20
 """So many full records lie there at most, or a tenth of the rows that there are, but for those of runs that end
-meanwhile. Folding writes the rows of a task again, all of them: at every so many runs that would go by the square."""
+meanwhile. Folding writes all rows again: at every so many runs that would go by the square."""
 
 
 @dataclass(frozen=True)
