@@ -125,8 +125,7 @@ def extrapolation(
         mark_trained(one, summary.trained_lengths(found), above=True)
         if not learned:
             nothing(one, "no encoding learned the task")
-    named = on.label(on.axes)
-    handles = [] if named else [handle(r.label, appearance[r.label]) for r in learned]
+    handles = [handle(r.label, appearance[r.label]) for r in learned]
     on.legend(handles + [missing_handle(r.label) for r in found if not r.learned])
     return on.figure
 
@@ -276,8 +275,7 @@ def learning(
         if measures[row] == "loss" and len(losses) and losses.min() > 0 and losses.max() / losses.min() > 20:
             one.set_yscale("log")
             plain_log(one.yaxis)
-    if not on.label(on.axes[columns - 1 :: columns]):
-        on.legend([handle(label, appearance[label], notes[label]) for label, runs in curves.items() if runs])
+    on.legend([handle(label, appearance[label], notes[label]) for label, runs in curves.items() if runs])
     return on.figure
 
 

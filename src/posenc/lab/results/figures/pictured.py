@@ -22,10 +22,9 @@ from posenc.lab.results.figures.arrays import (
 from posenc.lab.results.figures.layout import (
     MOST_PANELS,
     Sheet,
-    label_ends,
+    legend_beside,
     mark_trained,
     name_points,
-    named_lines,
     note,
     numbers,
     sheet,
@@ -233,8 +232,7 @@ def similarity(
         one.set(
             title="rotation, mean over pairs", xlabel="distance, positions", ylabel="mean cosine", ylim=(-1.05, 1.05)
         )
-        if not label_ends(one, named_lines(one)) and len(turned) < 6:
-            one.legend(loc="lower left", fontsize="x-small")
+        legend_beside(one)
         mark_trained(one, {length for _, run, v in turned if (length := beyond_training(run, len(v)))})
     return on.figure
 

@@ -8,7 +8,6 @@ from posenc.lab.results.statistics import Spread
 from posenc.lab.results.summary.claims import (
     CARRIES,
     EXPLODES,
-    FALLS_APART,
     FLAT,
     Carried,
     Headline,
@@ -60,7 +59,6 @@ from posenc.lab.results.summary.words import (
 __all__ = [
     "CARRIES",
     "EXPLODES",
-    "FALLS_APART",
     "FLAT",
     "LEARNED_TEXT",
     "MOST_NAMES",
