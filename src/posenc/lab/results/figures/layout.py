@@ -2,9 +2,9 @@
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import matplotlib
 import numpy as np
@@ -17,6 +17,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from posenc.foreign import visible
 from posenc.lab.results import summary
 from posenc.lab.results.figures.style import BROKEN, Look, ink, paper, points, soft
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MOST_PANELS = 24
 """So that any number of encodings gives a page that opens."""
@@ -101,6 +104,20 @@ def panels(count: int, columns: int, width: float, height: float, title: str) ->
     return out, axes
 
 
+class Size(TypedDict, total=False):
+    """What every figure of results takes: how large it is, and where it is drawn.
+
+    width, height  inches; letters and lines are smaller below 5 inches
+    title          its own words, or "" for none
+    ax             axes to draw into, one for each panel; then the lines carry their names for `ax.legend()`
+    """
+
+    width: float | None
+    height: float | None
+    title: str | None
+    ax: Axes | Sequence[Axes] | None
+
+
 @dataclass(frozen=True)
 class Sheet:
     """The axes that a figure is drawn into: its own, or those that the caller has given."""
@@ -132,11 +149,8 @@ def sheet(
     natural: tuple[float, float],
     words: str,
     *,
-    width: float | None,
-    height: float | None,
-    title: str | None,
-    ax: Axes | Sequence[Axes] | None,
-    **shared: Any,
+    shared: Mapping[str, Any] | None = None,
+    **size: "Unpack[Size]",
 ) -> Sheet:
     """`count` axes in rows: of the caller, or of a new figure that has its natural size where none is given.
 
@@ -145,6 +159,7 @@ def sheet(
 
     Raises ValueError for another number of axes, and for a size or a title of axes that are the caller's own.
     """
+    width, height, title, ax = (size.get(name) for name in ("width", "height", "title", "ax"))
     if ax is not None:
         given = [ax] if isinstance(ax, Axes) else list(np.ravel(np.asarray(ax, dtype=object)))
         if len(given) != count or not all(isinstance(one, Axes) for one in given):
@@ -161,11 +176,20 @@ def sheet(
     high = natural[1] * (wide / natural[0]) ** 0.6 if height is None else height
     out = figure(wide, high, words if title is None else title)
     columns = max(1, min(columns, count))
-    grid = out.subplots(-(-count // columns), columns, squeeze=False, **shared)
+    grid = out.subplots(-(-count // columns), columns, squeeze=False, **(shared or {}))
     axes = list(grid.flat)
     for spare in axes[count:]:
         spare.remove()
     return Sheet(out, axes[:count], own=True, grows=height is None)
+
+
+def grid_of(count: int, columns: int, panel: tuple[float, float], words: str, **size: "Unpack[Size]") -> Sheet:
+    """A sheet of equal panels: as many side by side as the width has room for."""
+    if width := size.get("width"):
+        columns = min(columns, int(width / 1.6))
+    columns = max(1, min(columns, count))
+    natural = max(columns * panel[0], 4.2), -(-count // columns) * panel[1] + 0.45
+    return sheet(count, columns, natural, words, **size)
 
 
 def legend(fig: Figure, handles: Sequence[Any], *, columns: int = 8, grow: bool = True) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -24,6 +24,11 @@ from posenc.lab.results.figures.measured import chosen, looks, task_among
 from posenc.lab.results.figures.style import BROKEN, GRID, Look, ink, paper, soft, styled
 from posenc.lab.results.frames import Frame, records_of
 from posenc.lab.results.summary import Record, Result, Spread
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from posenc.lab.results.figures.layout import Size
 
 SPEEDS = {"cpu_s": ("cpu_seconds", "CPU seconds to 99 %"), "steps": ("steps", "steps to 99 %")}
 
@@ -56,19 +61,14 @@ def headline(
     task: str | None = None,
     *,
     speed: str = "cpu_s",
-    width: float | None = None,
-    height: float | None = None,
-    title: str | None = None,
-    ax: Axes | Sequence[Axes] | None = None,
+    **size: "Unpack[Size]",
 ) -> Figure | None:
     """Learning speed against reach: quick encodings stand to the left, those that carry far at the top.
 
     data           posenc.lab.load(folder), or records
     task           one task; None draws a panel for each that has an answer to be right or wrong (text has none)
     speed          cpu_s: CPU seconds to 99 % at the trained length; steps: training steps
-    width, height  inches
-    title          its own words, or "" for none
-    ax             axes to draw into, one for each panel
+    size           as in `extrapolation`
 
     A mark stands at the medians, its bars are their intervals: of time over the seeds that learned, of reach over all
     seeds, of which one that has not learned carries no further than trained. The reach is the multiple of
@@ -86,18 +86,14 @@ def headline(
     shown = {name: found for name in tasks if tested_beyond(found := summary.results(records, name))}
     if not shown:
         return None
-    columns = len(shown) if width is None else max(1, min(len(shown), int(width / 1.5)))
-    columns = min(columns, 3)
+    columns = max(1, min(len(shown), 3, int((size.get("width") or 9) / 1.5)))
     rows = -(-len(shown) // columns)
     on = sheet(
         len(shown),
         columns,
         (max(5.2, 4.0 * columns), 3.6 * rows + 0.4),
         "How fast it learns, and how far it carries",
-        width=width,
-        height=height,
-        title=title,
-        ax=ax,
+        **size,
     )
     appearance = looks(records)
     for one, (name, found) in zip(on.axes, shown.items(), strict=True):

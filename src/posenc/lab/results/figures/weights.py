@@ -79,7 +79,7 @@ def draw_attention(
         some += [f"first {layers} of {all_layers} layers"] * (layers < all_layers)
         ax.set_title(", ".join(filter(None, [words, *some])))
         images.append(draw_block(ax, weights[:layers, :heads], named, side))
-    bar = fig.colorbar(images[-1], ax=axes, label="weight", aspect=30, shrink=0.6, ticks=[0, 0.25, 0.5, 0.75, 1])
+    bar: Any = fig.colorbar(images[-1], ax=axes, label="weight", aspect=30, shrink=0.6, ticks=[0, 0.25, 0.5, 0.75, 1])
     # As an image: its 256 steps would be as many shapes in the page.
     bar.solids.set_rasterized(True)
     bar.outline.set_visible(False)
@@ -104,10 +104,10 @@ def draw_block(ax: Axes, weights: np.ndarray, tokens: Sequence[str], side: float
     drawn = ax.imshow(image, cmap=SEQUENTIAL, norm=PowerNorm(0.5, 0, 1), aspect="auto", interpolation="none")
     size = min(points("small"), LEAST_LETTERS * side / room_of(LEAST_LETTERS, max(1, len(tokens))))
     every = math.ceil(round(LEAST_LETTERS / size, 6))
-    kept, small = range(0, len(tokens), every), {"fontsize": max(size, LEAST_LETTERS)}
+    kept, size = range(0, len(tokens), every), max(size, LEAST_LETTERS)
     words = [tokens[i] for i in kept]
-    ax.set_yticks([layer * down + i for layer in range(layers) for i in kept], words * layers, **small)
-    ax.set_xticks([head * across + i for head in range(heads) for i in kept], words * heads, **small)
+    ax.set_yticks([layer * down + i for layer in range(layers) for i in kept], words * layers, fontsize=size)
+    ax.set_xticks([head * across + i for head in range(heads) for i in kept], words * heads, fontsize=size)
     for label in ax.get_xticklabels():
         label.set_rotation(90 if len(label.get_text()) > 1 else 0)
     ax.set(xlabel=f"keys, one token in {every}" if every > 1 else "keys", ylabel="queries")
