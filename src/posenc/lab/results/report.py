@@ -81,17 +81,9 @@ def finite(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {str(key): finite(inner) for key, inner in value.items()}
-    return (
-        [finite(inner) for inner in value]
-        if isinstance(value, (list, tuple))
-        else value
-        if json_knows(value)
-        else str(value)
-    )
-
-
-def json_knows(value: Any) -> bool:
-    return value is None or isinstance(value, (str, int, bool))
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
+    return value if value is None or isinstance(value, (str, int, bool)) else str(value)
 
 
 def sentence(text: str) -> Markup:
