@@ -12,8 +12,6 @@ from posenc.lab.experiments.recipes import SEARCHED
 from posenc.lab.results import statistics, summary
 from posenc.lab.results.summary import claims, sentences
 
-FURTHEST = "carries furthest, to 20"
-
 
 def paragraph(records, heading="repeat"):
     return dict(summary.paragraphs(records))[heading]
@@ -47,11 +45,8 @@ def test_one_that_reads_the_answer_is_found_ahead_of_all_others_at_every_length(
     found = summary.results(records)
     for measure in (claims.REACH, claims.exact_match_at(1.5), claims.exact_match_at(2.0)):
         assert [r.label for r in claims.ahead(found, measure)] == ["mine.py:Cheat"]
-    assert (
-        "`mine.py:Cheat` carries furthest, to 20 (2x the trained length, the longest tested), with 100 %"
-        in paragraph(records)
-    )
-    assert "`mine.py:Cheat` on repeat carried furthest" in paragraph(records, "Which one do I need?")
+    assert "In reach, `mine.py:Cheat` is ahead of all others." in paragraph(records)
+    assert "`mine.py:Cheat` on repeat in reach; " in paragraph(records, "Which one do I need?")
 
 
 def test_of_encodings_drawn_alike_three_families_say_an_order_in_at_most_15_of_100_comparisons():
@@ -67,22 +62,19 @@ def test_of_encodings_drawn_alike_three_families_say_an_order_in_at_most_15_of_1
             run = with_scores(template, 1.0, near, near, far)
             run["experiment"] |= {"spec": spec, "seed": seed}
             records.append(run | {"cpu_s_to_learned": 10 * chance.lognormal(0, 0.2)})
-        words = sentences.exact_paragraph(summary.results(records))
-        said += bool(re.search("furthest|Fastest|the best|` (is|are) ahead", words))
+        said += bool(re.search("` (is|are) ahead", sentences.paragraph(summary.results(records))))
     assert said / 60 <= 0.15
 
 
 def test_a_lead_takes_every_pair_and_else_only_the_pairs_that_differ_are_named():
     scores = {"alibi": (1, 1, 1, 1), "shaw": (1, 1, 1, 1), "rotary": (1, 0, 0, 0)}
     even = paragraph(given(repeat(scores, seeds=5), alibi=(1, 1, 1, 1, 0.97), shaw=(1, 1, 0.92, 1, 1)))
-    assert "`alibi` and `shaw` carry furthest, to 20" in even
+    assert "In reach, `alibi` and `shaw` are ahead of all others." in even
     # Of shaw three seeds of five carry at all: it is told apart neither from alibi nor from rotary.
     text = paragraph(given(repeat(scores, seeds=5), at=1, shaw=(1, 0.5, 1, 0.5, 1)))
-    assert "furthest" not in text
-    assert "`alibi` and `shaw` (in 3 of 5 seeds) carry to 20 (2x the trained length, the longest tested)" in text
     assert "In reach, `alibi` is ahead of `rotary`." in text
     worse = paragraph(given(repeat(scores, seeds=5), alibi=(1, 1, 1, 1, 0.97), shaw=(0.8, 0.3, 0.2, 0.1, 0.5)))
-    assert f"`alibi` {FURTHEST}" in worse and "`shaw` carries to 15." in worse
+    assert "In reach, `alibi` is ahead of all others." in worse
 
 
 def test_where_nothing_differs_the_words_say_that_seeds_tell_nobody_apart():
@@ -107,8 +99,7 @@ def test_the_fastest_is_faster_by_ratios_of_paired_seeds(alibi, rotary, fastest)
     records = timed(alibi=alibi, rotary=rotary)
     (found,) = claims.compare(summary.results(records), claims.CPU_SECONDS).differences
     assert found.p == pytest.approx(stats.ttest_rel(np.log(rotary), np.log(alibi)).pvalue)
-    assert ("Fastest to 99 %, in CPU seconds: `alibi`" in paragraph(records)) is fastest
-    assert ("CPU seconds to 99 %: `alibi` 4.0 (" in paragraph(records)) is not fastest
+    assert ("In CPU seconds to 99 %, `alibi` is ahead of all others." in paragraph(records)) is fastest
 
 
 @pytest.mark.parametrize(
@@ -120,9 +111,9 @@ def test_the_best_prediction_differs_by_more_than_chance_and_more_than_a_hundred
         alone = run["experiment"]["spec"] == "alibi"
         run["in_distribution"]["bits_per_byte"] = 2.6 if alone else shaw[run["experiment"]["seed"]]
     text = paragraph(records, "text")
-    assert ("Best at the trained length: `shaw` 2.5" in text) is crowned
+    assert ("In bits per byte, `shaw` is ahead of all others." in text) is crowned
     assert ("In bits per byte, the seeds tell nobody apart." in text) is not crowned
-    assert ("the best prediction came from `shaw` on text" in paragraph(records, "Which one do I need?")) is crowned
+    assert ("`shaw` on text in bits per byte" in paragraph(records, "Which one do I need?")) is crowned
 
 
 def test_how_fast_perplexity_grows_is_compared_at_the_longest_length():
@@ -135,7 +126,7 @@ def test_a_seed_that_did_not_learn_takes_no_lead_away_and_counts_as_one_that_doe
     for seed in (1, 3):
         records[seed] = with_scores(records[seed], 0.5, 1, 1, 1)
     text = paragraph(records)
-    assert f"`alibi` (in 3 of 5 seeds) {FURTHEST}" in text
+    assert "In reach, `alibi` is ahead of all others." in text
     assert (
         "`alibi` in 3 of 5 seeds only; lengths and times are compared on the seeds where both of a pair learned."
         in text
@@ -147,7 +138,7 @@ def test_a_seed_that_did_not_learn_takes_no_lead_away_and_counts_as_one_that_doe
     # With one more there are too few for a claim, and fewer than half carry.
     records[0] = with_scores(records[0], 0.5, 1, 1, 1)
     text = paragraph(records)
-    assert "furthest" not in text and "Nobody keeps 90 % exact match past the trained length" in text
+    assert "In reach" not in text and claims.reach(result(records, "alibi")) is None
 
 
 def test_how_many_seeds_carry_is_counted_over_all_of_them_and_without_gaps():
@@ -210,8 +201,8 @@ def test_held_out_sequences_of_the_record_are_the_error_within_a_run():
 @pytest.mark.parametrize(
     ("seeds", "said"),
     [
-        ((2, 2), "Medians over 2 seeds. Nobody with fewer than three is called the best."),
-        ((2, 4), "Medians over 2 to 4 seeds. Nobody with fewer than three is called the best."),
+        ((2, 2), "Medians over 2 seeds. No encoding with fewer than three is called the best."),
+        ((2, 4), "Medians over 2 to 4 seeds. No encoding with fewer than three is called the best."),
         ((3, 3), "Medians over 3 seeds; their intervals hold the true one in at least 75 of 100 cases."),
         ((5, 8), "Medians over 5 to 8 seeds; their intervals hold the true one in at least 93 of 100 cases."),
         ((9, 9), "Medians over 9 seeds; their intervals hold the true one in at least 95 of 100 cases."),

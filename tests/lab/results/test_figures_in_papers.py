@@ -101,8 +101,8 @@ def test_sizes_that_leave_no_room_are_refused(tmp_path):
         figures.save(figures.heatmap(np.eye(3), ""), tmp_path / "a.pdf", height=-1)
     with pytest.raises(ValueError, match=r"3 by 0.6 inches are too few for this figure: no room is left for its axes"):
         figures.save(figures.extrapolation(RECORDS, "copy", width=3, height=0.6), tmp_path / "a.pdf")
-    with pytest.raises(ValueError, match="too few for 2 blocks of 2 layers by 4 heads: no room is left for their maps"):
-        figures.attention(record("rotary"), width=3, height=0.6)
+    with pytest.raises(ValueError, match=r"3 by 0.6 inches are too few for this figure: no room is left for its axes"):
+        figures.save(figures.attention(record("rotary"), width=3, height=0.6), tmp_path / "a.pdf")
     assert not list(tmp_path.iterdir())
 
 

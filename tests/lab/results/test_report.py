@@ -1,17 +1,17 @@
 """The page, the words and the table follow from the records, and from nothing else."""
 
-import copy
 import json
 import math
 import os
 import re
 import time
 
+import numpy as np
 import pytest
 from fake_records import comparison, record, repeat
 
 from posenc.lab import figures
-from posenc.lab.results import drawer, provenance, report, summary
+from posenc.lab.results import drawer, figure_tables, provenance, report, summary
 from posenc.lab.results.summary import claims
 from posenc.lab.runs.train import LEARNED_BITS
 from posenc.lab.views.page import script
@@ -88,12 +88,60 @@ def test_scores_stand_before_what_the_models_are_like(written):
     assert all(cells[-1].text == "103,452" and cells[-2].text == "2" for _, cells in rows)
 
 
-def test_each_figure_says_its_result_and_not_its_caption(written):
+def test_each_figure_names_itself_and_the_table_of_its_numbers(written):
     page = without_script(written[0].read_text())
-    figures_said = re.findall(r'role="img" aria-label="([^"]*)".*?<figcaption>(.*?)<span', page, re.DOTALL)
-    assert len(figures_said) == page.count("<svg")
-    for shows, says in figures_said:
-        assert re.search(r"\d", shows) and shows != says.strip()
+    label = r'role="img" aria-label="Figure [^"]*: its numbers are in the (tables of results|table below it)"'
+    shown = re.findall(r"<figure>.*?</figure>", page, re.DOTALL)
+    assert len(shown) == page.count("<svg") == len(re.findall(label, page))
+    below = r"<details>\s*<summary>Numbers of this figure</summary>.*?<tbody>\s*<tr>.*?<td>[^<]*\d"
+    for figure in shown:
+        inside = "in the table below it" in figure
+        assert bool(re.search(below, figure, re.DOTALL)) is inside
+        assert ('<a href="#table">' in figure) is not inside
+
+
+def test_the_numbers_of_figures_are_those_of_the_records():
+    run = record("rotary")
+    run["ablation"] |= {"intact": 1.0, "removed": 0.0, "shuffled": 0.08, "shifted": 1.0, "swapped": None}
+    headings, rows = figure_tables.ablation([run], "repeat")
+    assert headings == ["encoding", *figures.ABLATIONS.values()]
+    assert rows == [["rotary", "100", "0", "8", "100", summary.NOTHING]]
+    run["depths"] = [
+        {"length": 10, "depth": 0.0, "exact_match": 1.0},
+        {"length": 20, "depth": 0.5, "exact_match": 0.25},
+    ]
+    assert figure_tables.depths([run], "repeat") == (
+        ["encoding", "place in the text, %", "found at length 10, %", "found at length 20, %"],
+        [["rotary", "0", "100", summary.NOTHING], ["rotary", "50", summary.NOTHING, "25"]],
+    )
+    run["pictures"] = {
+        "added": [[3.0, 4.0], [6.0, 8.0], [-3.0, -4.0]],
+        "wavelengths": [6.28, 700.0, math.inf],
+        "rotation": [1.0, -0.5, 0.25],
+        "bias": {"distance": [0, 1, 2], "heads": [[0, -1.0, -2.0], [0, -0.001, -0.5]]},
+    }
+    assert figure_tables.added([run])[1] == [["rotary", "repeat", "3.54", "3.54", "2"]]
+    assert figure_tables.wavelengths([run])[1] == [["rotary", "3", "6.3", "700", "1 within 22"]]
+    assert figure_tables.similarity([run])[1] == [
+        ["rotary", "repeat", "0.00", "-1.00", "2"], ["rotary", "repeat", "-0.50", "0.25", "2"]
+    ]  # fmt: skip
+    assert figure_tables.bias([run])[1] == [
+        ["rotary", "repeat", "0", "-1.00", "-2.00", "2"], ["rotary", "repeat", "1", "0.00", "-0.50", "2"]
+    ]  # fmt: skip
+    weights = np.zeros((1, 2, 6, 6))
+    for query in range(6):
+        weights[0, 0, query, max(0, query - 1)] = 1
+        weights[0, 1, query, : query + 1] = 1 / (query + 1)
+    shares = [np.mean([1 / (q + 1) for q in range(2, 6)]) / 2 + share for share in (0, 0.5, 0)]
+    looks = figure_tables.attention(run | {"attention": {"with": weights.tolist(), "tokens": [*"abcdef"]}})
+    assert looks[1] == [["with position", *(f"{share:.2f}" for share in shares)]]
+
+
+def test_a_figure_of_nothing_has_no_numbers():
+    bare = [record("none") | {"pictures": None, "curve": None, "ablation": None, "lengths": None, "attention": None}]
+    for kind in ("added", "wavelengths", "similarity", "bias"):
+        assert getattr(figure_tables, kind)(bare)[1] == []
+    assert figure_tables.depths(bare, "repeat")[1] == [] and figure_tables.attention(bare[0])[1] == []
 
 
 def test_numbers_of_a_thousand_and_more_are_written_in_one_way(written):
@@ -222,7 +270,7 @@ def test_long_names_are_shown_short_and_stay_apart(tmp_path):
 
 def test_a_third_party_spec_is_like_any_other(tmp_path):
     spec = "path/to/mine.py:Mine(option=3)"
-    assert f"`{spec}` carries furthest" in report.answer(
+    assert f"In reach, `{spec}` is ahead of all others." in report.answer(
         repeat({spec: (1, 1, 1, 0.95), "rotary": (1, 0, 0, 0)}, seeds=3)
     )
 
@@ -292,9 +340,11 @@ def test_not_learned_is_never_ranked():
     for run in lucky[:3]:
         run |= {"steps_to_learned": 50, "cpu_s_to_learned": 0.1}
     text = paragraph(lucky, "repeat")
-    assert "`rotary` carries furthest, to 12" in text
-    assert "`none` (60 % exact match in range) did not, and is not ranked" in text
-    assert "Fastest to 99 %, in CPU seconds: `" in text
+    assert "In reach, `rotary` is ahead of all others." in text
+    assert (
+        "2 of 3 encodings learned it (99 % exact match at the trained length, 10). `none` did not, and is not" in text
+    )
+    assert "`none`" not in text.replace("`none` did not", "")
     assert "`none`" not in paragraph(lucky, "Which one do I need?")
 
 
@@ -318,49 +368,29 @@ def test_the_words_follow_the_winner(winner, loser):
     for run in records:
         run["cpu_s_to_learned"] = 40.0 if run["experiment"]["spec"] == winner else 4.0
     text = paragraph(records, "repeat")
-    assert f"`{winner}` carries furthest, to 15 (1.5x the trained length), with 93 % (90 to 95 %) exact match." in text
-    assert f"`{loser}` carries to 12." in text
-    assert f"Falling apart (under 10 %): `{loser}` at 20." in text
-    assert f"Fastest to 99 %, in CPU seconds: `{loser}` 4.0. The others take up to 40.0." in text
+    assert f"In reach, `{winner}` is ahead of all others." in text
+    assert f"In CPU seconds to 99 %, `{loser}` is ahead of all others." in text
     both = paragraph(records, "Which one do I need?")
-    assert f"the fastest to learn was `{loser}`" in both and f"`{winner}` on repeat carried furthest" in both
-    assert "no encoding does both" in both
-
-
-def test_one_that_leads_everywhere_is_named():
-    records = repeat({"alibi": (1, 1, 1, 1), "rotary": (1, 0, 0, 0)}, seeds=3)
-    for run in records:
-        run["cpu_s_to_learned"] = 4.0 if run["experiment"]["spec"] == "alibi" else 9.0
-    assert "So `alibi` led everywhere" in paragraph(records, "Which one do I need?")
-    assert "`rotary` broke beyond the trained length" in paragraph(records, "Which one do I need?")
-
-
-def test_the_answer_about_longer_inputs_stands_by_itself_where_nobody_leads_within_the_trained_length():
-    records = repeat({"alibi": (1, 1, 1, 1), "rotary": (1, 0, 0, 0)}, seeds=3)
-    assert " If they do: `alibi` on repeat carried furthest." in paragraph(records, "Which one do I need?")
-    for run in records:
-        run["cpu_s_to_learned"] = 5.0
-    said = paragraph(records, "Which one do I need?")
-    assert said.startswith("If your inputs outgrow the trained length: `alibi` on repeat carried furthest.")
+    assert f"`{winner}` on repeat in reach; " in both and f"`{loser}` on repeat in CPU seconds to 99 %" in both
 
 
 def test_equal_leaders_are_both_named():
     scores = {"alibi": (1, 1, 1, 0.95), "shaw": (1, 1, 1, 0.99), "rotary": (1, 0, 0, 0)}
     text = paragraph(repeat(scores, seeds=3), "repeat")
-    assert "`alibi` and `shaw` carry furthest, to 20" in text
+    assert "In reach, `alibi` and `shaw` are ahead of all others." in text
 
 
-def test_where_nobody_carries_the_words_say_so():
+def test_where_nobody_carries_the_table_says_so():
     records = repeat({"alibi": (1, 0.5, 0.2, 0.0), "rotary": (1, 0, 0, 0)})
-    text = paragraph(records, "repeat")
-    assert "Nobody keeps 90 % exact match past the trained length" in text and "nobody gets 10 %" in text
-    assert "nobody carried past the trained length" in paragraph(records, "Which one do I need?")
+    headings, rows = summary.table(records)
+    assert {row[headings.index("carries to")] for row in rows} == {summary.NOTHING}
+    assert "No encoding is ahead" in paragraph(records, "Which one do I need?")
 
 
 def test_where_nobody_learned_the_words_say_so():
     records = repeat({"alibi": (0.5, 1, 1, 1), "rotary": (0.2, 0, 0, 0)})
     assert paragraph(records, "Which one do I need?").startswith("Nothing was learned")
-    assert "Nobody reached the mark" in paragraph(records, "repeat")
+    assert "No encoding reached the mark" in paragraph(records, "repeat")
 
 
 def test_one_seed_is_called_one_seed():
@@ -369,9 +399,7 @@ def test_one_seed_is_called_one_seed():
     assert any("one seed" in line for line in provenance.not_measured([record()]))
 
 
-CROWNS = re.compile(
-    "furthest|Fastest|Best at|the best is|the best was|the fastest|the best prediction|led everywhere|` (is|are) ahead"
-)
+CROWNS = re.compile("Ahead of all others|` (is|are) ahead")
 """Every word by which one encoding is set above another."""
 
 
@@ -384,14 +412,14 @@ def test_with_fewer_than_three_seeds_nobody_is_called_the_best_whatever_the_scor
     answer = report.answer(records)
     assert not CROWNS.search(answer)
     assert "No encoding is ahead of all others by more than seeds differ" in answer
-    # The numbers are told all the same.
-    assert "`alibi` carries to 20 (2x the trained length, the longest tested), with 100 % exact match" in answer
-    assert "CPU seconds to 99 %: `alibi` 4.0, `rotary` 40.0 and `shaw` 40.0" in answer
-    assert re.search(r"`alibi` \(R\(8\) = 0.9\d\) stays flat", answer)
+    # The numbers are told all the same, in the table.
+    headings, rows = summary.table(records, "repeat")
+    alibi = dict(zip(headings, rows[0], strict=True))
+    assert alibi["carries to"].startswith("20") and alibi["to 99 % CPU s"] == "4.0"
     if seeds == 1:
-        assert "One seed each, so nobody is called the best" in answer
+        assert "One seed each, so no encoding is called the best" in answer
     else:
-        assert "Nobody with fewer than three is called the best" in answer
+        assert "No encoding with fewer than three is called the best" in answer
 
 
 def test_the_gate_of_text_is_told_with_its_margin():
@@ -407,22 +435,9 @@ def test_records_of_text_with_the_verdict_of_an_earlier_version_are_told_apart()
     assert line.startswith("What the context saves: 1 of 4 records are of an earlier version")
 
 
-def test_text_tells_flat_from_exploding():
+def test_the_words_on_text_follow_the_records():
     text = paragraph(comparison(("text",), seeds=3), "text")
-    assert "Best at the trained length: `shaw`" in text
-    assert "`alibi` (R(8) = 0.98) stays flat" in text
-    assert re.search(r"`sinusoidal` \(R\(2\) = 2.1\d, R\(8\) = 4.5\d\).* explode", text)
-    assert re.search(r"`rotary` \(R\(4\) = 2.1\d, R\(8\) = 3.3\d\)", text)
-
-
-def test_text_words_follow_the_records():
-    records = comparison(("text",), seeds=1, encodings=("alibi", "rotary"))
-    for run in records:
-        ratios = (1.0, 1.2, 1.6, 2.5) if run["experiment"]["spec"] == "alibi" else (1.0, 1.01, 1.02, 1.0)
-        for entry, ratio in zip(run["lengths"], ratios, strict=True):
-            entry["perplexity_ratio"] = ratio
-    text = paragraph(records, "text")
-    assert "`rotary` (R(8) = 1.00) stays flat" in text and "`alibi` (R(4) = 1.60, R(8) = 2.50) explodes" in text
+    assert "In bits per byte, `shaw` is ahead of " in text and "In R(8), `alibi` is ahead of all others." in text
 
 
 def test_runs_of_other_settings_are_kept_apart():
@@ -451,15 +466,6 @@ def test_specs_that_are_cycled_over_the_layers_stand_side_by_side():
 
 def test_a_record_that_was_run_again_counts_once():
     assert len(summary.results([record(), record()])[0].runs) == 1
-
-
-def test_the_order_reading_follows_the_records():
-    records = [record("rotary"), record("none")]
-    assert "one causal layer is blind" in report.order_of(records)["reading"]
-    for run in records:
-        run["order"] = copy.deepcopy(run["order"])
-        run["order"][2]["difference"] = 0.5
-    assert "one causal layer was not blind" in report.order_of(records)["reading"]
 
 
 def test_the_table_of_all_tasks_fits_a_terminal(written):
@@ -541,26 +547,6 @@ def test_the_facts_count_what_there_is():
     assert one == ["encoding", "task", "seed each", "run", "of CPU time", "parameters a model"]
 
 
-def test_what_an_ablation_harms_is_told():
-    def told(**after):
-        runs = [record(spec) for spec in ("rotary", "alibi")]
-        for run in runs:
-            run["ablation"] |= {"intact": 0.9, "removed": 0.1} | after
-        return report.ablation_in_words(runs, "repeat")
-
-    harmed = "Every encoding measured is harmed by losing its positions altogether."
-    assert told(shifted=0.881) == f"No encoding measured is harmed by a shift of all positions. {harmed}"
-    assert told(shifted=0.879) == f"Every encoding measured is harmed by a shift of all positions. {harmed}"
-    assert told(shifted=None) == harmed
-    assert report.ablation_in_words([record(ablation=None)], "repeat") == ""
-    assert report.ablation_in_words([record(ablation={"shifted": 0.9})], "repeat") == ""
-    text = [record("rotary", "text"), record("alibi", "text")]
-    for run, worse in zip(text, (0.019, 0.021), strict=True):
-        run["ablation"] |= {"shifted": run["ablation"]["intact"] + worse, "removed": None}
-    assert report.ablation_in_words(text, "text") == "`rotary` is not harmed by a shift of all positions."
-    assert report.ablation_in_words(text[:1], "text") == "`rotary` is not harmed by a shift of all positions."
-
-
 def test_the_order_test_shows_its_numbers_and_who_is_blind():
     made = record("rotary")
     made["order"][0]["equivariance"], made["order"][1]["equivariance"] = 2e-15, None
@@ -573,17 +559,6 @@ def test_the_order_test_shows_its_numbers_and_who_is_blind():
     ]  # fmt: skip
     assert [cell["value"] for cell in cells] == ["2e-15", "", "1e-02", "0.5", "54", "51"]
     assert report.order_of([record(order=None)]) is None
-    made["order"][0]["equivariance"] = None
-    assert report.order_of([made])["reading"].startswith("Without position, one causal layer was not blind")
-
-
-def test_the_reading_of_the_order_test_says_what_was_not_so():
-    rows = {"a": {("bidirectional", 1, False): 0.5, ("causal", 2, False): 0.0}}
-    assert report.order_reading(rows) == (
-        "Without position, attention in both directions was not blind to order in every model and two causal layers "
-        "stayed blind in some model."
-    )
-    assert report.order_reading({"a": {("causal", 1, True): 0.5}}) == "The order test was only run with position."
 
 
 def test_a_text_is_what_is_measured_in_bits_and_not_in_exact_match():
@@ -593,7 +568,7 @@ def test_a_text_is_what_is_measured_in_bits_and_not_in_exact_match():
     # One record of a text among others makes the paragraph one about text.
     mixed = [record("rotary", "mine"), record("alibi", "text")]
     mixed[1]["experiment"]["task"] = "mine"
-    assert "the trained length: " in paragraph(mixed, "mine") and "bits per byte" in paragraph(mixed, "mine")
+    assert "than a table of byte pairs" in paragraph(mixed, "mine")
 
 
 def test_who_did_not_learn_is_told_with_the_score_that_there_is():
@@ -634,16 +609,15 @@ def test_numbers_that_people_read_keep_their_digits_in_the_page() -> None:
 def test_pictures_mark_the_positions_that_training_has_shown_and_not_the_items_of_the_task() -> None:
     assert summary.trained_length(record("learned", "repeat")) == 10
     assert summary.trained_tokens(record("learned", "repeat")) == 22
-    assert "never complete a turn are 6 within 22 positions" in report.wavelengths_in_words([rotary_on_repeat()])
+    assert figure_tables.wavelengths([rotary_on_repeat()])[1][0][-1] == "6 within 22"
     unknown = {"encoding": "rotary", "pictures": rotary_on_repeat()["pictures"]}
-    assert report.wavelengths_in_words([unknown]).endswith("fastest pair first.")
+    assert figure_tables.wavelengths([unknown])[1][0][-1] == summary.NOTHING
 
 
 def test_curves_say_what_their_lines_are():
     def said(records):
-        return report.curves_of(records, "repeat", lambda name, drawn, says, shows: {"says": says})["figures"][1][
-            "says"
-        ]
+        drawn = report.curves_of(records, "repeat", lambda name, drawn, says, shows: {"says": says})
+        return drawn["figures"][1]["says"]
 
     assert said([record()]).startswith("One run each. The same curves against steps")
     assert said([record(seed=0), record(seed=1)]).startswith("Lines are medians over the seeds, bands reach from")

@@ -65,6 +65,14 @@ def test_a_spread_is_the_median_with_its_interval_and_one_or_two_seeds_have_none
     assert statistics.spread(values) == (None if found is None else Spread(*found))
 
 
+@pytest.mark.parametrize("count", [6, 9, 20])
+def test_from_six_seeds_on_the_interval_is_the_one_of_the_quantile_test(count):
+    values = np.random.default_rng(count).normal(size=count).tolist()
+    oracle = stats.quantile_test(values, p=0.5).confidence_interval(0.95)
+    found = statistics.spread(values)
+    assert (found.low, found.high) == (oracle.low, oracle.high)
+
+
 def test_a_middle_that_is_one_of_the_values_can_be_asked_for():
     assert statistics.spread([1, 2, 4, 8], middle=median_low) == Spread(2, 1, 8, 4)
 

@@ -45,8 +45,8 @@ def test_json_lines_know_no_nan(tmp_path):
 
 def test_latex_is_set_with_booktabs_and_intervals(tmp_path):
     text = written(tmp_path, ".tex").read_text()
-    for rule in (r"\toprule", r"\midrule", r"\bottomrule", r"\cmidrule(lr)"):
-        assert text.count(rule) >= 2
+    for rule in (r"\toprule", r"\midrule", r"\bottomrule"):
+        assert text.count(rule) == 2
     assert r"\texttt{t5\_bias}" in text and r"exact match, \%" in text and "not learned" in text
     runs = [with_scores(record("alibi", seed=seed), 1, score, 0, 0) for seed, score in enumerate((0.5, 0.7, 0.9))]
     assert r"70 {\scriptsize (50--90)}" in written(tmp_path, ".tex", runs).read_text()
@@ -84,7 +84,7 @@ def test_markdown_has_a_table_for_each_task(tmp_path):
 def test_another_ending_is_refused_and_a_missing_library_named(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"a table is written as .csv, .parquet, .jsonl, .tex, .md; got 'results.xls'"):
         written(tmp_path, ".xls")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ModuleNotFoundError, match=r"this needs pyarrow, .* pip install 'posenc\[frames\]'"):
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(ModuleNotFoundError, match=r"this needs polars, .* pip install 'posenc\[frames\]'"):
         written(tmp_path, ".parquet")
     assert not (tmp_path / "new").exists()

@@ -37,7 +37,6 @@ from posenc.lab.results.figures.layout import (
     panels,
     plain_log,
     short,
-    spaced,
     wrapped,
 )
 from posenc.lab.results.figures.measured import ABLATIONS, REACHES, ablation, extrapolation, learning, looks
@@ -127,7 +126,6 @@ __all__ = [
     "short",
     "similarity",
     "similarity_matrix",
-    "spaced",
     "spectrum",
     "staircase",
     "styled",

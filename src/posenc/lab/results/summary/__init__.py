@@ -8,7 +8,6 @@ from posenc.lab.results.statistics import Spread
 from posenc.lab.results.summary.claims import (
     CARRIES,
     EXPLODES,
-    FALLS_APART,
     FLAT,
     Carried,
     Headline,
@@ -37,9 +36,8 @@ from posenc.lab.results.summary.runs import (
     trained_tokens,
 )
 from posenc.lab.results.summary.sentences import LEARNED_TEXT, about_seeds, answer, paragraphs, scope
-from posenc.lab.results.summary.tables import Cell, Column, carries_to, cell, how_flat, table, task_table
+from posenc.lab.results.summary.tables import Cell, Column, cell, how_flat, table, task_table
 from posenc.lab.results.summary.words import (
-    MOST_NAMES,
     MOST_OF_A_SENTENCE,
     NOTHING,
     ask,
@@ -49,7 +47,6 @@ from posenc.lab.results.summary.words import (
     legible,
     listed,
     name,
-    names_of,
     percent,
     ratio,
     shown,
@@ -60,10 +57,8 @@ from posenc.lab.results.summary.words import (
 __all__ = [
     "CARRIES",
     "EXPLODES",
-    "FALLS_APART",
     "FLAT",
     "LEARNED_TEXT",
-    "MOST_NAMES",
     "MOST_OF_A_SENTENCE",
     "NOTHING",
     "NOT_LEARNED",
@@ -79,7 +74,6 @@ __all__ = [
     "about_seeds",
     "answer",
     "ask",
-    "carries_to",
     "cell",
     "count",
     "duration",
@@ -94,7 +88,6 @@ __all__ = [
     "legible",
     "listed",
     "name",
-    "names_of",
     "need_records",
     "number",
     "paragraphs",
