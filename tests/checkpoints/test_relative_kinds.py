@@ -243,6 +243,7 @@ WITHOUT_KIND = {
     "continuous_time": "no released model that transformers has adds it",
     "fourier_features": "Perceiver and SAM make them in classes of their own, which are told as left",
     "learned_factorised": "Reformer's two tables are told as left",
+    "deberta": "DeBERTa's signed buckets are told as left",
     "rotary_values": "the keys of DeepSeek-V4 say it, and no module of it can be told from rotary",
     "step_temperature": "a factor of queries inside attention, which the keys say and the model's own code computes",
     "log_temperature": "no released model that transformers has sharpens by it",
