@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import made, states
-from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 
@@ -184,64 +183,14 @@ def filled_with(model: Any, spec: str) -> None:
     pieces[0].fill(model, [build(spec, reading.parts[0].shape)], None, same=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "spec"),
-    [
-        ("Deberta", {"pos_att_type": ["c2p", "p2c"]}, "deberta(buckets=64, max_distance=None, mirror=False)"),
-        ("DebertaV2", {"pos_att_type": "p2c|c2p", "position_buckets": 16}, "deberta(buckets=16, max_distance=64"),
-        (
-            "DebertaV2",
-            {"pos_att_type": ["c2p"], "position_buckets": 32, "max_relative_positions": 512, "share_att_key": True},
-            "deberta(buckets=32, terms='content_to_position', mirror=False)",
-        ),
-        (
-            "DebertaV2",
-            {"pos_att_type": ["p2c"], "norm_rel_ebd": "layer_norm", "position_biased_input": False},
-            "deberta(buckets=64, max_distance=None, terms='position_to_content', mirror=False)",
-        ),
-    ],
-    ids=["version 1", "version 2", "shared projections", "distances ask alone"],
-)
-def test_deberta_is_told_and_replaced(name: str, options: Any, spec: str) -> None:
-    model = made(name, **BERT | options)
-    reading = huggingface.read(model.config)
-    assert all(spec in one for one in specs_of(model)) and not reading.not_covered and not reading.unknown
-    given = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
-    given["attention_mask"][0, 8:] = 0
-    same_attached(model, spec[: spec.index(",")], **given)
-    # Padding has rows of its own in the weights, which nobody reads.
-    encoding: Any = reading.parts[0].encoding(0)
-    layer = model.encoder.layer[0].attention.self
-    seen: list[Any] = []
-    layer.register_forward_pre_hook(lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True)
-    with torch.no_grad():
-        weights = model(input_ids=IDS, output_attentions=True).attentions[0]
-        x, q, k = seen[0][0][0], *queries_and_keys(layer, seen[0][0][0])
-        table = model.encoder.get_rel_embedding()
-        encoding.table.copy_(table)
-        load_projections(encoding, layer)
-        terms = 3 if encoding.terms == "both" else 2
-        logits = q @ k.mT * (8 * terms) ** -0.5 + encoding.bias(x.shape[1], q=q, k=k)
-    torch.testing.assert_close(weights, logits.softmax(-1), rtol=1e-4, atol=1e-5)
-
-
-def queries_and_keys(layer: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-    if not hasattr(layer, "in_proj"):
-        q, k = layer.query_proj(x), layer.key_proj(x)
-        return tuple(one.view(*one.shape[:2], 4, 8).transpose(1, 2) for one in (q, k))
-    q, k, _ = layer.transpose_for_scores(layer.in_proj(x)).chunk(3, dim=-1)
-    return q + layer.transpose_for_scores(layer.q_bias[None, None]), k
-
-
-def load_projections(encoding: Any, layer: Any) -> None:
-    shared = getattr(layer, "share_att_key", False)
-    names = ("key_proj", "query_proj") if shared else ("pos_key_proj", "pos_query_proj")
-    names = ("pos_proj", "pos_q_proj") if hasattr(layer, "in_proj") else names
-    for ours, theirs in zip((encoding.to_key, encoding.to_query), names, strict=True):
-        if ours is not None:
-            ours.weight.copy_(getattr(layer, theirs).weight)
-            if ours.bias is not None:
-                ours.bias.copy_(getattr(layer, theirs).bias)
+@pytest.mark.parametrize("name", ["Deberta", "DebertaV2"])
+def test_signed_buckets_are_told_and_stay(name: str) -> None:
+    config = getattr(transformers, f"{name}Config")(**BERT, pos_att_type=["c2p", "p2c"])
+    reading = huggingface.read(config)
+    assert any("relative_attention compares signed buckets of distances" in told for told in reading.not_covered)
+    assert not any(part.known for part in reading.parts)
+    config.relative_attention = False
+    assert not huggingface.read(config).not_covered
 
 
 DINO = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "patch_size": 4}
@@ -294,6 +243,7 @@ WITHOUT_KIND = {
     "continuous_time": "no released model that transformers has adds it",
     "fourier_features": "Perceiver and SAM make them in classes of their own, which are told as left",
     "learned_factorised": "Reformer's two tables are told as left",
+    "deberta": "DeBERTa's signed buckets are told as left",
     "rotary_values": "the keys of DeepSeek-V4 say it, and no module of it can be told from rotary",
     "step_temperature": "a factor of queries inside attention, which the keys say and the model's own code computes",
     "log_temperature": "no released model that transformers has sharpens by it",

@@ -1,4 +1,4 @@
-"""Tokens moved in the caches of live transformers models: what is cached then is what the model caches there.
+"""Tokens cut out of the caches of live transformers models: what is cached then is what the model caches there.
 
 The oracle is the model itself, fed the kept tokens at their new places: keys of its first layer depend on a token and
 its place alone, and so do the logits of a model of one layer.
@@ -23,7 +23,6 @@ from transformers import DynamicCache, StaticCache  # noqa: E402
 from posenc.checkpoints import attach, movable  # noqa: E402
 from posenc.checkpoints.live.moving_keys import MovableCache  # noqa: E402
 from posenc.checkpoints.live.turned_keys import AtHorizon  # noqa: E402
-from posenc.positions import Positions  # noqa: E402
 from posenc.schedules import SCHEDULES  # noqa: E402
 
 # Windows are wide enough for what is done below; what they forget has tests of its own.
@@ -47,12 +46,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mpt": {},
 }
 TURNING = tuple(family for family in FAMILIES if family not in ("bloom", "mpt"))
-CACHES: dict[str, Callable[[Any], Any]] = {
-    "growing": lambda model: DynamicCache(config=model.config),
-    "static": lambda model: StaticCache(config=model.config, max_cache_len=48),
-}
-# transformers' MPT takes no static cache that is longer than its bias.
-CASES = [(family, kind) for family in FAMILIES for kind in CACHES if (family, kind) != ("mpt", "static")]
 HELD = IDS.shape[1]
 
 Stays = tuple[tuple[int, int], ...]
@@ -68,20 +61,11 @@ OPERATIONS: dict[str, tuple[Callable[[MovableCache], None], Stays]] = {
     "crop": (lambda tokens: tokens.crop(7), in_row(*range(7))),
     "evict": (lambda tokens: tokens.evict([0, 1, 6, 7, 8, 11]), in_row(0, 1, 6, 7, 8, 11)),
     "drop": (lambda tokens: tokens.drop(slice(2, 5)), in_row(0, 1, *range(5, HELD))),
-    "move": (lambda tokens: tokens.move(by=9), tuple((token, token + 9) for token in range(HELD))),
 }
 APART: dict[str, tuple[Callable[[MovableCache], None], Stays]] = {
     "evict in place": (
         lambda tokens: tokens.evict([0, 1, 8, 9, 11], renumber=False),
         ((0, 0), (1, 1), (8, 8), (9, 9), (11, 11)),
-    ),
-    "move the last": (
-        lambda tokens: tokens.move(slice(8, None), to=13),
-        (*in_row(*range(8)), (8, 13), (9, 14), (10, 15), (11, 16)),
-    ),
-    "move to the front": (
-        lambda tokens: tokens.move([0, 1], to=14),
-        (*((token, token) for token in range(2, HELD)), (0, 14), (1, 15)),
     ),
 }
 
@@ -95,9 +79,9 @@ def one_layer(family: str, **options: Any) -> Any:
     return make(family, **{depth: 1} | types | FAMILIES.get(family, {}) | options)
 
 
-def filled(model: Any, kind: str = "growing", ids: Tensor = IDS, **given: Any) -> MovableCache:
+def filled(model: Any, ids: Tensor = IDS, **given: Any) -> MovableCache:
     """A cache that the model has filled, its tokens to be moved."""
-    tokens = movable(model, CACHES[kind](model))
+    tokens = movable(model, DynamicCache(config=model.config))
     feed(model, tokens.cache, ids, **given)
     return tokens
 
@@ -117,9 +101,8 @@ def afresh(model: Any, ids: Tensor, places: Tensor | None) -> tuple[Tensor, Any]
 
 
 def cached(cache: Any, layer: int = 0) -> tuple[Tensor, Tensor]:
-    """What a layer holds, without the free slots of a static cache."""
-    held, kept = int(cache.get_seq_length()), cache.layers[layer]
-    return kept.keys[:, :, :held], kept.values[:, :, :held]
+    """What a layer holds."""
+    return cache.layers[layer].keys, cache.layers[layer].values
 
 
 def near(one: Tensor, other: Tensor, allowed: float = 1e-6) -> None:
@@ -127,16 +110,12 @@ def near(one: Tensor, other: Tensor, allowed: float = 1e-6) -> None:
     assert float((one - other).norm() / other.norm()) <= allowed
 
 
-# transformers' MPT takes no static cache that is longer than its bias.
-@pytest.mark.parametrize(
-    ("family", "kind"),
-    [(family, kind) for family in FAMILIES for kind in CACHES if (family, kind) != ("mpt", "static")],
-)
-def test_what_is_cached_is_what_the_model_caches_there(family: str, kind: str) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_cached_is_what_the_model_caches_there(family: str) -> None:
     model = one_layer(family)
     apart = APART if family in TURNING and family not in ("mistral", "gpt_oss") else {}
     for name, (do, stays) in (OPERATIONS | apart).items():
-        tokens = filled(model, kind)
+        tokens = filled(model)
         do(tokens)
         kept, places = zip(*sorted(stays, key=lambda stay: stay[1]), strict=True)
         at = torch.tensor([[*places, places[-1] + 1, places[-1] + 2]])
@@ -152,10 +131,13 @@ def test_what_is_cached_is_what_the_model_caches_there(family: str, kind: str) -
 
 @pytest.mark.parametrize("family", TURNING)
 def test_all_layers_move_as_one(family: str) -> None:
+    """Behind tokens that none of the others sees, a text is what it is alone, that many places further on."""
     model = make(family, **FAMILIES[family])
-    tokens = filled(model)
-    tokens.move(by=9)
-    _, cache = afresh(model, IDS, torch.arange(9, 9 + HELD)[None])
+    unseen = torch.zeros(3 + HELD, 3 + HELD).masked_fill(torch.ones(3 + HELD, 3 + HELD).triu(1).bool(), -1e9)
+    unseen[3:, :3] = -1e9
+    tokens = filled(model, torch.cat((IDS[:, :3], IDS), 1), attention_mask=unseen[None, None].expand(2, 1, -1, -1))
+    tokens.drop(slice(0, 3))
+    _, cache = afresh(model, IDS, torch.arange(HELD)[None])
     for layer in range(len(cache.layers)):
         for mine, theirs in zip(cached(tokens.cache, layer), cached(cache, layer), strict=True):
             near(mine, theirs, 1e-5)
@@ -166,7 +148,7 @@ def test_added_positions_cannot_be_moved(family: str) -> None:
     model = make(family)
     tokens = filled(model)
     before = [fact.clone() for fact in cached(tokens.cache)]
-    for do, _ in (OPERATIONS["evict"], OPERATIONS["move"]):
+    for do, _ in (OPERATIONS["evict"], OPERATIONS["drop"]):
         with pytest.raises(ValueError, match=r"made of embeddings with positions added; .*feed the tokens again"):
             do(tokens)
     assert all(map(torch.equal, before, cached(tokens.cache)))
@@ -176,49 +158,40 @@ def test_added_positions_cannot_be_moved(family: str) -> None:
     assert tokens.next_positions(2).tolist() == [[9, 10]]
 
 
-def test_a_thousand_moves_are_one() -> None:
-    model = one_layer("llama")
-    tokens = filled(model)
-    first = cached(tokens.cache)[0].clone()
-    for step in range(1_000):
-        tokens.move(by=1 if step % 3 else 5)
-    far = int(tokens.held.coords[0, 0, 0])
-    tokens.move(to=7)
-    near(cached(tokens.cache)[0], cached(afresh(model, IDS, torch.arange(7, 7 + HELD)[None])[1])[0])
-    tokens.move(to=0)
-    assert far == 2336 and torch.equal(cached(tokens.cache)[0], first)
+def test_two_hundred_moves_are_one() -> None:
+    model, text = one_layer("llama"), torch.randint(1, 90, (2, 210))
+    tokens, once = filled(model, text), filled(model, text)
+    for _ in range(200):
+        tokens.drop([0])
+    once.drop(slice(0, 200))
+    assert torch.equal(cached(tokens.cache)[0], cached(once.cache)[0])
+    # Angles of 200 positions are rounded by the model itself.
+    near(cached(tokens.cache)[0], cached(afresh(model, text[:, 200:], torch.arange(10)[None])[1])[0], 1e-5)
 
 
 def test_half_precision_rounds_a_moved_key_once() -> None:
     model = one_layer("llama").bfloat16()
-    tokens = filled(model)
-    first = cached(tokens.cache)[0].float()
-    for _ in range(50):
-        tokens.move(by=3)
-    exact = movable_in_float(model, first)
-    exact.move(by=150)
-    moved = cached(exact.cache)[0]
-    assert torch.equal(cached(tokens.cache)[0], moved.bfloat16())
-
-
-def movable_in_float(model: Any, keys: Tensor) -> MovableCache:
+    tokens = filled(model, torch.randint(1, 90, (2, 60)))
+    keys = cached(tokens.cache)[0].float()
     cache = DynamicCache()
     cache.update(keys, torch.zeros_like(keys), 0)
-    return movable(model, cache)
+    exact = movable(model, cache)
+    exact.drop(slice(0, 50))
+    for _ in range(50):
+        tokens.drop([0])
+    assert torch.equal(cached(tokens.cache)[0], cached(exact.cache)[0].bfloat16())
 
 
 def test_a_window_forgets_by_itself_and_keeps_what_it_sees() -> None:
     model = one_layer("mistral", sliding_window=5)
-    for kind in CACHES:
-        tokens = filled(model, kind)
-        tokens.evict([0, 1, *range(6, HELD)])
-        kept = [0, 1, *range(6, HELD)]
-        more = IDS[:, :3]
-        expected, _ = afresh(model, torch.cat((IDS[:, kept], more), 1), None)
-        got = [feed(model, tokens.cache, more[:, n : n + 1], **tokens.inputs()) for n in range(3)]
-        torch.testing.assert_close(torch.cat(got, 1), expected[:, -3:], rtol=0, atol=2e-5)
-        tokens.move(by=2)
-        assert tokens.inputs()["position_ids"][0].tolist() == [len(kept) + 5]
+    tokens = filled(model)
+    kept = [0, 1, *range(6, HELD)]
+    tokens.evict(kept)
+    more = IDS[:, :3]
+    expected, _ = afresh(model, torch.cat((IDS[:, kept], more), 1), None)
+    got = [feed(model, tokens.cache, more[:, n : n + 1], **tokens.inputs()) for n in range(3)]
+    torch.testing.assert_close(torch.cat(got, 1), expected[:, -3:], rtol=0, atol=2e-5)
+    assert tokens.inputs()["position_ids"][0].tolist() == [len(kept) + 3]
 
 
 def test_a_window_does_not_see_again_what_it_has_forgotten() -> None:
@@ -238,34 +211,18 @@ def test_layers_that_count_slots_have_no_gaps(family: str) -> None:
             do(tokens)
 
 
-def test_a_bias_does_not_see_ids() -> None:
-    tokens = filled(one_layer("bloom"))
-    with pytest.raises(ValueError, match="counts distances in slots"):
-        tokens.move(to=Positions.of(torch.arange(HELD) * 2))
-
-
-def test_several_axes_move_to_positions_and_go_on_behind_the_largest() -> None:
+def test_on_several_axes_text_moves_and_what_stands_apart_is_refused() -> None:
     model = one_layer("qwen2_vl")
-    axes = torch.stack([torch.arange(HELD), torch.arange(HELD) // 2, torch.arange(HELD) % 5])
-    tokens = filled(model, position_ids=axes[:, None].expand(3, 2, HELD))
-    assert tokens.held.axes == 3
-    there = axes.flip(1) * 2
-    tokens.move(to=Positions.of(there.T[None]))
-    cache = DynamicCache(config=model.config)
-    feed(model, cache, IDS, position_ids=there[:, None].expand(3, 2, HELD))
-    near(cached(tokens.cache)[0], cached(cache)[0])
-    # The largest coordinate is that of the first token, and the last one stands at 0.
-    assert tokens.next_positions(2).tolist() == [[[23, 24]]] * 3
-    with pytest.raises(ValueError, match="gaps close along one axis"):
+    alike = torch.arange(HELD).expand(3, 2, HELD)
+    tokens = filled(model, position_ids=alike)
+    tokens.drop([0])
+    near(cached(tokens.cache)[0], cached(afresh(model, IDS[:, 1:], None)[1])[0])
+    apart = torch.stack([torch.arange(HELD), torch.arange(HELD) // 2, torch.arange(HELD) % 5])
+    tokens = filled(model, position_ids=apart[:, None].expand(3, 2, HELD))
+    with pytest.raises(ValueError, match="tokens stand apart on 3 axes, and in a cache of transformers they are moved"):
         tokens.drop([0])
-
-
-def test_text_behind_an_image_stands_on_all_axes() -> None:
-    model = one_layer("qwen2_vl")
-    axes = torch.stack([torch.arange(HELD), torch.arange(HELD) // 2, torch.arange(HELD) % 5])
-    tokens = filled(model, position_ids=axes[:, None].expand(3, 2, HELD))
-    feed(model, tokens.cache, IDS[:, :2], position_ids=torch.tensor([[20, 21]] * 2))
-    assert tokens.held.coords[0, -2:].tolist() == [[20] * 3, [21] * 3]
+    with pytest.raises(ValueError, match="tokens stand apart on 3 axes"):
+        movable(model, tokens.cache, apart.T[None])
 
 
 def test_left_padding_and_rows_of_different_lengths() -> None:
@@ -298,82 +255,39 @@ def test_some_rows_alone_and_none_at_all() -> None:
     for row, start in enumerate((3, 0)):
         expected, _ = afresh(model, torch.cat((IDS[row : row + 1, start:], more[row : row + 1]), 1), None)
         torch.testing.assert_close(got[row], expected[0, -1:], rtol=0, atol=2e-5)
-    for kind in CACHES:
-        tokens = filled(model, kind)
-        tokens.crop(0)
-        assert tokens.held is None and tokens.next_positions().tolist() == [[0]]
-        feed(model, tokens.cache, IDS)
-        near(cached(tokens.cache)[0], cached(afresh(model, IDS, None)[1])[0])
+    tokens = filled(model)
+    tokens.crop(0)
+    assert tokens.held is None and tokens.next_positions().tolist() == [[0]]
+    feed(model, tokens.cache, IDS)
+    near(cached(tokens.cache)[0], cached(afresh(model, IDS, None)[1])[0])
 
 
-@pytest.mark.parametrize("kind", CACHES)
-def test_what_was_cached_for_inference_alone_moves(kind: str) -> None:
+def test_what_was_cached_for_inference_alone_moves() -> None:
     model = one_layer("llama")
     with torch.inference_mode():
-        tokens = movable(model, CACHES[kind](model))
+        tokens = movable(model, DynamicCache(config=model.config))
         behind(model, tokens.cache, IDS)
-    tokens.move(by=4)
-    tokens.rows(torch.tensor([1]))
-    near(cached(tokens.cache)[0], cached(afresh(model, IDS[1:], torch.arange(4, 4 + HELD)[None])[1])[0])
-
-
-@pytest.mark.parametrize("kind", CACHES)
-def test_rows_and_forks_go_their_own_ways(kind: str) -> None:
-    model = one_layer("llama")
-    tokens = filled(model, kind)
-    tokens.drop([3])
-    left, right = tokens.fork(2)
-    left.rows(torch.tensor([1, 1]))
-    left.move(by=3)
-    right.rows(torch.tensor([0]))
-    kept = [n for n in range(HELD) if n != 3]
-    for fork, ids, start in ((left, IDS[[1, 1]], 3), (right, IDS[:1], 0), (tokens, IDS, 0)):
-        _, cache = afresh(model, ids[:, kept], torch.arange(start, start + HELD - 1)[None])
-        near(cached(fork.cache)[0], cached(cache)[0])
-    feed(model, left.cache, IDS[:, :1], **left.inputs())
-    assert [fork.held.tokens for fork in (tokens, left, right)] == [HELD - 1, HELD, HELD - 1]
-    near(cached(tokens.cache)[0], cached(afresh(model, IDS[:, kept], None)[1])[0])
-
-
-@pytest.mark.parametrize("kind", CACHES)
-@pytest.mark.parametrize("family", ["llama", "mistral", "deepseek_v3", "bloom"])
-def test_a_document_is_spliced_in(family: str, kind: str) -> None:
-    model = one_layer(family)
-    tokens, document = filled(model, kind), filled(model, ids=IDS[:1, 4:9])
-    document.evict([0, 2, 3])
-    tokens.splice(document, 2)
-    whole = torch.cat((IDS[:, :2], IDS[:1, [4, 6, 7]].expand(2, -1), IDS[:, 2:]), 1)
-    _, cache = afresh(model, whole, None)
-    near(cached(tokens.cache)[0], cached(cache)[0])
-    assert document.held.tokens == 3 and tokens.next_positions().tolist() == [[HELD + 3]]
-
-
-def test_a_static_cache_has_room_or_says_so() -> None:
-    model = one_layer("llama")
-    tokens = movable(model, StaticCache(config=model.config, max_cache_len=15))
-    feed(model, tokens.cache, IDS)
-    with pytest.raises(ValueError, match=r"17 tokens have no room in a static cache of 15 slots; .*max_cache_len=17"):
-        tokens.splice(filled(model, ids=IDS[:1, :5]), 0)
-    assert tokens.held.tokens == HELD
+    tokens.drop(slice(0, 4))
+    near(cached(tokens.cache)[0], cached(afresh(model, IDS[:, 4:], None)[1])[0])
 
 
 def test_what_transformers_does_to_a_cache_is_followed() -> None:
     model = one_layer("llama")
     tokens = filled(model)
-    tokens.move(by=5)
+    tokens.drop(slice(0, 3))
     tokens.cache.reorder_cache(torch.tensor([1, 0]))
     tokens.cache.crop(-2)
     tokens.cache.batch_repeat_interleave(2)
     feed(model, tokens.cache, IDS[[1, 1, 0, 0], :1], position_ids=torch.full((4, 1), 30))
-    tokens.move(by=-5)
-    ids = torch.cat((IDS[[1, 1, 0, 0], :-2], IDS[[1, 1, 0, 0], :1]), 1)
-    _, cache = afresh(model, ids, torch.tensor([[*range(10), 25]]))
+    tokens.drop([0])
+    ids = torch.cat((IDS[[1, 1, 0, 0], 4:-2], IDS[[1, 1, 0, 0], :1]), 1)
+    _, cache = afresh(model, ids, torch.tensor([[*range(6), 29]]))
     near(cached(tokens.cache)[0], cached(cache)[0])
 
 
 def test_generation_goes_on_behind_renumbered_tokens() -> None:
     model = one_layer("llama")
-    tokens = filled(model, ids=IDS[:1])
+    tokens = filled(model, IDS[:1])
     tokens.drop(slice(2, 6))
     kept = torch.cat((IDS[:1, :2], IDS[:1, 6:]), 1)
     prompt = torch.cat((kept, IDS[1:, :1]), 1)
@@ -387,8 +301,8 @@ def test_a_filled_cache_says_where_its_tokens_stand() -> None:
     model = one_layer("llama")
     _, cache = afresh(model, IDS, torch.arange(3, 3 + HELD)[None])
     tokens = movable(model, cache, torch.arange(3, 3 + HELD))
-    tokens.move(to=Positions.of(torch.arange(HELD)))
-    near(cached(cache)[0], cached(afresh(model, IDS, None)[1])[0])
+    tokens.drop(slice(0, 2))
+    near(cached(cache)[0], cached(afresh(model, IDS[:, 2:], torch.arange(3, 1 + HELD)[None])[1])[0])
     with pytest.raises(ValueError, match="the cache is empty, and has no tokens to stand at positions"):
         movable(model, DynamicCache(), torch.arange(3))
 
@@ -398,29 +312,27 @@ def test_tokens_that_came_unseen_are_an_error() -> None:
     tokens = filled(model)
     tokens.cache.update(torch.zeros(2, 2, 1, 8), torch.zeros(2, 2, 1, 8), 0)
     with pytest.raises(ValueError, match=r"13 tokens, of which 1 came in a pass that could not be followed"):
-        tokens.move(by=1)
+        tokens.drop([0])
     again = movable(model, tokens.cache, torch.arange(13))
     with pytest.raises(ValueError, match="followed by another movable"):
-        tokens.move(by=1)
-    again.move(by=1)
+        tokens.drop([0])
+    again.drop([0])
 
 
 def test_frequencies_that_change_with_the_horizon() -> None:
     model = one_layer("phi3")
     tokens = filled(model)
-    with pytest.raises(ValueError, match=r"changed its frequencies between horizons of 12 and 38 tokens"):
-        feed(model, tokens.cache, IDS[:, :1], position_ids=torch.full((2, 1), 35))
-        tokens.move(by=1)
+    feed(model, tokens.cache, IDS[:, :1], position_ids=torch.full((2, 1), 35))
+    with pytest.raises(ValueError, match=r"changed its frequencies between horizons of 12 and 36 tokens"):
+        tokens.drop([0])
     # All beyond the trained length are turned by the other ones.
     there = torch.arange(40, 40 + HELD)[None]
     tokens = filled(model, position_ids=there.expand(2, -1))
-    tokens.move(by=8)
-    near(cached(tokens.cache)[0], cached(afresh(model, IDS, there + 8)[1])[0], 5e-6)
-    with pytest.raises(ValueError, match=r"changed its frequencies between horizons of 13 and 52 tokens"):
-        tokens.move(to=Positions.of(torch.arange(HELD)))
-    tokens = filled(model, ids=IDS.repeat(1, 3))
-    with pytest.raises(ValueError, match=r"changed its frequencies between horizons of 5 and 42 tokens"):
-        tokens.splice(filled(model, ids=IDS[:1, :5]), 2)
+    tokens.drop(slice(0, 3))
+    near(cached(tokens.cache)[0], cached(afresh(model, IDS[:, 3:], there[:, :-3])[1])[0], 5e-6)
+    tokens = filled(model, IDS.repeat(1, 3))
+    with pytest.raises(ValueError, match=r"changed its frequencies between horizons of 7 and 36 tokens"):
+        tokens.drop(slice(0, 30))
     assert tokens.horizons == (36, 36)
     schedule = SCHEDULES.read(
         "longrope(factor=2.0, short_factor=(1.0, 1.1, 1.2, 1.3), long_factor=(2.0, 3.0, 4.0, 5.0), trained_length=32)"
@@ -444,7 +356,7 @@ def test_a_model_whose_keys_are_other_ones_is_refused() -> None:
     tokens = filled(model)
     module.forward = other
     with pytest.raises(ValueError, match=r"caches of tokens 8 places further on in layer 0 is not what rotary"):
-        tokens.move(by=1)
+        tokens.drop([0])
     tokens.evict([0, 5], renumber=False)
     assert tokens.held.tokens == 2
 
@@ -455,7 +367,7 @@ def test_a_model_whose_keys_are_other_ones_is_refused() -> None:
     tokens = filled(model)
     module.forward = none
     with pytest.raises(ValueError, match=r"LlamaModel could not be asked for its keys \(.*places"):
-        tokens.move(by=1)
+        tokens.drop([0])
 
 
 def test_what_cannot_be_followed_is_refused() -> None:
@@ -464,13 +376,12 @@ def test_what_cannot_be_followed_is_refused() -> None:
         movable(model, [1])
     with pytest.raises(TypeError, match="expected a model of transformers"):
         movable(torch.nn.Linear(2, 2), DynamicCache())
-    quantised = DynamicCache()
-    quantised.layers = [object.__new__(transformers.cache_utils.QuantoQuantizedLayer)]
-    with pytest.raises(ValueError, match=r"layer 0 of the cache is quantised .*use DynamicCache or StaticCache"):
-        movable(model, quantised)
+    static = StaticCache(config=model.config, max_cache_len=15)
+    with pytest.raises(ValueError, match=r"layer 0 of the cache is a StaticLayer, whose tokens .*use DynamicCache"):
+        movable(model, static)
     states = DynamicCache()
     states.layers = [transformers.cache_utils.LinearAttentionLayer()]
-    with pytest.raises(ValueError, match="is a LinearAttentionLayer, from which no single token can be taken"):
+    with pytest.raises(ValueError, match="is a LinearAttentionLayer, whose tokens stay where they are"):
         movable(model, states)
     with pytest.raises(ValueError, match="offloaded cache"):
         movable(model, DynamicCache(offloading=True))
@@ -488,13 +399,6 @@ def test_what_cannot_be_followed_is_refused() -> None:
         _, cache = afresh(model, IDS, None)
     with pytest.raises(ValueError, match="holds keys that no position turned"):
         movable(model, cache)
-    tokens = filled(model)
-    with pytest.raises(ValueError, match="splice takes a movable cache of the same model"):
-        tokens.splice(filled(make("llama")), 0)
-    with pytest.raises(ValueError, match="the cache is empty; begin with"):
-        movable(model, DynamicCache()).splice(tokens, 0)
-    with pytest.raises(ValueError, match="holds 2 rows, and the other 3"):
-        tokens.splice(filled(model, ids=IDS[[0, 0, 1]]), 0)
 
 
 def test_the_model_stays_as_it_is() -> None:
@@ -513,6 +417,6 @@ def test_bytes_are_those_of_the_keys_and_of_their_first_ones() -> None:
     tokens = filled(one_layer("llama"))
     one = 2 * 2 * HELD * 8 * 4
     assert tokens.bytes == 2 * one
-    tokens.move(by=1)
-    assert tokens.bytes == 3 * one
-    assert filled(one_layer("llama"), "static").bytes == 2 * 2 * 2 * 48 * 8 * 4
+    tokens.drop([0])
+    # Values, and keys as they were turned first, are views of what was there; those that moved are new.
+    assert tokens.bytes == 2 * one + one * (HELD - 1) // HELD

@@ -1,4 +1,5 @@
-"""Who sees whom and what multiplies the logits, as the modules of released models do it at their full size."""
+"""Who sees whom and what multiplies the logits, as the modules of released models do it: at their full
+width, with as many layers as show the pattern."""
 
 import math
 
@@ -23,65 +24,59 @@ def published(model_type: str, width: int, heads: int, layers: int, **keys):
 
 
 PYTHIA = published(
-    "gpt_neox", 2048, 16, 24, intermediate_size=8192, rotary_pct=0.25, vocab_size=50304, max_position_embeddings=2048
+    "gpt_neox", 2048, 16, 3, intermediate_size=8192, rotary_pct=0.25, vocab_size=50304, max_position_embeddings=2048
 )
-NEOX = published("gpt_neox", 6144, 64, 44, intermediate_size=24576, rotary_pct=0.25, vocab_size=50432)
 MISTRAL = published(
-    "mistral", 4096, 32, 32, intermediate_size=14336, num_key_value_heads=8, sliding_window=4096, vocab_size=32000
+    "mistral", 4096, 32, 3, intermediate_size=14336, num_key_value_heads=8, sliding_window=4096, vocab_size=32000
 )
 GEMMA_2_27B = published(
-    *("gemma2", 4608, 32, 46),
+    *("gemma2", 4608, 32, 4),
     **{"intermediate_size": 36864, "num_key_value_heads": 16, "head_dim": 128, "query_pre_attn_scalar": 144},
     **{"sliding_window": 4096, "attn_logit_softcapping": 50.0, "max_position_embeddings": 8192},
 )
-GEMMA_3_1B = published(
-    *("gemma3_text", 1152, 4, 26),
-    **{"intermediate_size": 6912, "num_key_value_heads": 1, "head_dim": 256, "query_pre_attn_scalar": 256},
-    **{"sliding_window": 512, "sliding_window_pattern": 6, "rope_theta": 1_000_000, "rope_local_base_freq": 10_000},
-)
 GEMMA_3_27B = published(
-    *("gemma3_text", 5376, 32, 62),
+    *("gemma3_text", 5376, 32, 8),
     **{"intermediate_size": 21504, "num_key_value_heads": 16, "head_dim": 128, "query_pre_attn_scalar": 168},
     **{"sliding_window": 1024, "rope_theta": 1_000_000, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}},
 )
 MODERNBERT = published(
-    *("modernbert", 768, 12, 22),
+    *("modernbert", 768, 12, 5),
     **{"intermediate_size": 1152, "local_attention": 128, "global_attn_every_n_layers": 3, "vocab_size": 50368},
     **{"global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "max_position_embeddings": 8192},
 )
 SCOUT = published(
-    *("llama4_text", 5120, 40, 48),
+    *("llama4_text", 5120, 40, 5),
     **{"intermediate_size": 8192, "intermediate_size_mlp": 16384, "num_key_value_heads": 8, "head_dim": 128},
     **{"attention_chunk_size": 8192, "attn_temperature_tuning": True, "floor_scale": 8192, "attn_scale": 0.1},
     **{"num_local_experts": 16, "rope_theta": 500000.0, "use_qk_norm": True, "max_position_embeddings": 10485760},
 )
 GPT_OSS = published(
-    *("gpt_oss", 2880, 64, 24),
+    *("gpt_oss", 2880, 64, 4),
     **{"intermediate_size": 2880, "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128},
-    **{"num_local_experts": 32, "rope_theta": 150000, "layer_types": ["sliding_attention", "full_attention"] * 12},
+    **{"num_local_experts": 32, "rope_theta": 150000, "layer_types": ["sliding_attention", "full_attention"] * 2},
     rope_scaling={
         **{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
         "original_max_position_embeddings": 4096,
     },
 )
 QWEN_2 = published(
-    *("qwen2", 3584, 28, 28),
-    **{"intermediate_size": 18944, "num_key_value_heads": 4, "sliding_window": 131072, "max_window_layers": 28},
+    *("qwen2", 3584, 28, 4),
+    **{"intermediate_size": 18944, "num_key_value_heads": 4, "sliding_window": 131072, "max_window_layers": 4},
     **{"use_sliding_window": False, "rope_theta": 1000000.0, "max_position_embeddings": 131072},
 )
-QWEN_2_WINDOWED = QWEN_2 | {"use_sliding_window": True, "max_window_layers": 21}
+QWEN_2_WINDOWED = QWEN_2 | {"use_sliding_window": True, "max_window_layers": 3}
 COMMAND_R7B = published(
-    *("cohere2", 4096, 32, 32),
+    *("cohere2", 4096, 32, 5),
     **{"intermediate_size": 14336, "num_key_value_heads": 8, "sliding_window": 4096, "sliding_window_pattern": 4},
     **{"rope_theta": 50000, "vocab_size": 256000},
 )
 SMOLLM_3 = published(
-    *("smollm3", 2048, 16, 36),
+    *("smollm3", 2048, 16, 5),
     **{"intermediate_size": 11008, "num_key_value_heads": 4, "no_rope_layer_interval": 4, "rope_theta": 5000000.0},
     **{"use_sliding_window": False, "sliding_window": None, "vocab_size": 128256},
 )
 ESM_2 = published(
-    *("esm", 1280, 20, 33),
+    *("esm", 1280, 20, 3),
     **{"intermediate_size": 5120, "position_embedding_type": "rotary", "vocab_size": 33, "pad_token_id": 1},
     **{"max_position_embeddings": 1026, "mask_token_id": 32, "token_dropout": True},
 )
@@ -90,7 +85,7 @@ YARN_40 = {
     **{"mscale": 1.0, "mscale_all_dim": 1.0},
 }
 DEEPSEEK_V3 = published(
-    *("deepseek_v3", 7168, 128, 61),
+    *("deepseek_v3", 7168, 128, 4),
     **{"intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256, "num_key_value_heads": 128},
     **{"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
     **{"first_k_dense_replace": 3, "rope_theta": 10000, "max_position_embeddings": 163840, "rope_scaling": YARN_40},
@@ -101,44 +96,39 @@ KIMI_K2 = DEEPSEEK_V3 | {
     "rope_scaling": YARN_40 | {"factor": 32.0, "beta_fast": 1.0},
 }
 JAMBA = published(
-    *("jamba", 4096, 32, 32),
+    *("jamba", 4096, 32, 8),
     **{"intermediate_size": 14336, "num_key_value_heads": 8, "attn_layer_period": 8, "attn_layer_offset": 4},
     **{"expert_layer_period": 2, "expert_layer_offset": 1, "num_experts": 16, "sliding_window": None},
 )
 GRANITE_4_TINY = published(
-    *("granitemoehybrid", 1536, 12, 40),
+    *("granitemoehybrid", 1536, 12, 10),
     **{"intermediate_size": 512, "num_key_value_heads": 4, "attention_multiplier": 0.0078125, "num_local_experts": 62},
-    **{"layer_types": ["attention" if i in (5, 15, 25, 35) else "mamba" for i in range(40)], "mamba_n_heads": 48},
+    **{"layer_types": ["attention" if i == 5 else "mamba" for i in range(10)], "mamba_n_heads": 48},
     **{"position_embedding_type": "nope", "mamba_expand": 2, "mamba_d_head": 64, "mamba_chunk_size": 256},
 )
-GRANITE_3 = published(
-    *("granite", 4096, 32, 40),
-    **{"intermediate_size": 12800, "num_key_value_heads": 8, "attention_multiplier": 0.0078125},
-    rope_theta=10000000.0,
-)
 QWEN_3_NEXT = published(
-    *("qwen3_next", 2048, 16, 48),
+    *("qwen3_next", 2048, 16, 5),
     **{"intermediate_size": 5120, "num_key_value_heads": 2, "head_dim": 256, "full_attention_interval": 4},
     **{"partial_rotary_factor": 0.25, "rope_theta": 10000000, "num_experts": 512},
 )
 NEMOTRON_H = published(
-    *("nemotron_h", 4096, 32, 52),
+    *("nemotron_h", 4096, 32, 20),
     **{"intermediate_size": 21504, "num_key_value_heads": 8, "attention_head_dim": 128, "head_dim": 128},
-    **{"hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-", "mamba_num_heads": 128},
+    **{"hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-", "mamba_num_heads": 128},
 )
-BERT = published("bert", 768, 12, 12, intermediate_size=3072, vocab_size=30522, max_position_embeddings=512)
+BERT = published("bert", 768, 12, 3, intermediate_size=3072, vocab_size=30522, max_position_embeddings=512)
 T5 = {
     **{"model_type": "t5", "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_heads": 8, "num_layers": 6},
     **{"num_decoder_layers": 6, "relative_attention_num_buckets": 32, "vocab_size": 32128},
 }
 MINICPM_3 = published(
-    *("minicpm3", 2560, 40, 62),
+    *("minicpm3", 2560, 40, 3),
     **{"intermediate_size": 6400, "num_key_value_heads": 40, "q_lora_rank": 768, "kv_lora_rank": 256},
     **{"qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64},
 )
 GPT_NEO = {
-    **{"model_type": "gpt_neo", "hidden_size": 2048, "num_heads": 16, "num_layers": 24, "window_size": 256},
-    "attention_types": [[["global", "local"], 12]],
+    **{"model_type": "gpt_neo", "hidden_size": 2048, "num_heads": 16, "num_layers": 4, "window_size": 256},
+    "attention_types": [[["global", "local"], 2]],
 }
 
 ALL, NONE = None, "does not attend"
@@ -152,32 +142,29 @@ def cycle(*sees, layers):
 MSCALE_40, MSCALE_32 = (0.1 * math.log(factor) + 1 for factor in (40, 32))
 
 TABLE = {
-    "Pythia 1.4B": (PYTHIA, True, cycle(ALL, layers=24), None),
-    "GPT-NeoX 20B": (NEOX, True, cycle(ALL, layers=44), None),
-    "Mistral 7B v0.1": (MISTRAL, True, cycle(4096, layers=32), None),
-    "Gemma 2 27B": (GEMMA_2_27B, True, cycle(4096, ALL, layers=46), 144**-0.5),
-    "Gemma 3 1B": (GEMMA_3_1B, True, cycle(*[512] * 5, ALL, layers=26), None),
-    "Gemma 3 27B": (GEMMA_3_27B, True, cycle(*[1024] * 5, ALL, layers=62), 168**-0.5),
+    "Pythia 1.4B": (PYTHIA, True, cycle(ALL, layers=3), None),
+    "Mistral 7B v0.1": (MISTRAL, True, cycle(4096, layers=3), None),
+    "Gemma 2 27B": (GEMMA_2_27B, True, cycle(4096, ALL, layers=4), 144**-0.5),
+    "Gemma 3 27B": (GEMMA_3_27B, True, cycle(*[1024] * 5, ALL, layers=8), 168**-0.5),
     # 128 are 64 to either side, and posenc counts the token itself: distances of fewer than 65.
-    "ModernBERT": (MODERNBERT, False, cycle(ALL, 65, 65, layers=22), None),
-    "Llama 4 Scout": (SCOUT, True, cycle((8192,), (8192,), (8192,), ALL, layers=48), None),
-    "gpt-oss 20B": (GPT_OSS, True, cycle(128, ALL, layers=24), None),
-    "Qwen 2 7B": (QWEN_2, True, cycle(ALL, layers=28), None),
-    "Qwen 2 7B, windows on": (QWEN_2_WINDOWED, True, [ALL] * 21 + [131072] * 7, None),
-    "Command R7B": (COMMAND_R7B, True, cycle(4096, 4096, 4096, ALL, layers=32), None),
-    "SmolLM 3": (SMOLLM_3, True, cycle(ALL, layers=36), None),
-    "ESM-2 650M": (ESM_2, False, cycle(ALL, layers=33), None),
-    "DeepSeek-V3": (DEEPSEEK_V3, True, cycle(ALL, layers=61), 192**-0.5 * MSCALE_40**2),
-    "Kimi K2": (KIMI_K2, True, cycle(ALL, layers=61), 192**-0.5 * MSCALE_32**2),
-    "Jamba": (JAMBA, True, cycle(*[NONE] * 4, ALL, *[NONE] * 3, layers=32), None),
-    "Granite 4 Tiny": (GRANITE_4_TINY, True, cycle(*[NONE] * 5, ALL, *[NONE] * 4, layers=40), 1 / 128),
-    "Granite 3 8B": (GRANITE_3, True, cycle(ALL, layers=40), 1 / 128),
-    "Qwen 3 Next": (QWEN_3_NEXT, True, cycle(NONE, NONE, NONE, ALL, layers=48), None),
-    "Nemotron-H 8B": (NEMOTRON_H, True, [ALL if i in (7, 18, 29, 40) else NONE for i in range(52)], None),
-    "BERT": (BERT, False, cycle(ALL, layers=12), None),
-    "BERT as a decoder": (BERT | {"is_decoder": True}, True, cycle(ALL, layers=12), None),
-    "MiniCPM 3": (MINICPM_3, True, cycle(ALL, layers=62), None),
-    "GPT-Neo 1.3B": (GPT_NEO, True, cycle(ALL, 256, layers=24), 1.0),
+    "ModernBERT": (MODERNBERT, False, cycle(ALL, 65, 65, layers=5), None),
+    "Llama 4 Scout": (SCOUT, True, cycle((8192,), (8192,), (8192,), ALL, layers=5), None),
+    "gpt-oss 20B": (GPT_OSS, True, cycle(128, ALL, layers=4), None),
+    "Qwen 2 7B": (QWEN_2, True, cycle(ALL, layers=4), None),
+    "Qwen 2 7B, windows on": (QWEN_2_WINDOWED, True, [ALL] * 3 + [131072], None),
+    "Command R7B": (COMMAND_R7B, True, cycle(4096, 4096, 4096, ALL, layers=5), None),
+    "SmolLM 3": (SMOLLM_3, True, cycle(ALL, layers=5), None),
+    "ESM-2 650M": (ESM_2, False, cycle(ALL, layers=3), None),
+    "DeepSeek-V3": (DEEPSEEK_V3, True, cycle(ALL, layers=4), 192**-0.5 * MSCALE_40**2),
+    "Kimi K2": (KIMI_K2, True, cycle(ALL, layers=4), 192**-0.5 * MSCALE_32**2),
+    "Jamba": (JAMBA, True, cycle(*[NONE] * 4, ALL, *[NONE] * 3, layers=8), None),
+    "Granite 4 Tiny": (GRANITE_4_TINY, True, cycle(*[NONE] * 5, ALL, *[NONE] * 4, layers=10), 1 / 128),
+    "Qwen 3 Next": (QWEN_3_NEXT, True, cycle(NONE, NONE, NONE, ALL, layers=5), None),
+    "Nemotron-H 8B": (NEMOTRON_H, True, [ALL if i in (7, 18) else NONE for i in range(20)], None),
+    "BERT": (BERT, False, cycle(ALL, layers=3), None),
+    "BERT as a decoder": (BERT | {"is_decoder": True}, True, cycle(ALL, layers=3), None),
+    "MiniCPM 3": (MINICPM_3, True, cycle(ALL, layers=3), None),
+    "GPT-Neo 1.3B": (GPT_NEO, True, cycle(ALL, 256, layers=4), 1.0),
 }
 
 

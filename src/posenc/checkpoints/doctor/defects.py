@@ -241,7 +241,7 @@ def angles_in_float32(patient: Patient) -> Finding | None:
     return Finding(error > rounding(patient.dtype), error, words)
 
 
-@mended("posenc.checkpoints.attach(model) for exact buckets; weights in a model of posenc take every kernel")
+@mended("its weights in a model of posenc: every kernel takes the encoding deberta")
 def no_fast_path(patient: Patient) -> Finding | None:
     """DeBERTa's disentangled attention has no fast path"""
     if not patient.kind.startswith("deberta"):

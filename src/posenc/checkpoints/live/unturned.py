@@ -9,7 +9,7 @@ import copy
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -110,18 +110,13 @@ def check(decoder: Any, encodings: Sequence[Encoding]) -> None:
     if len(encodings) != layers:
         raise ValueError(f"{name} has {layers} layers and needs an encoding for each, got {len(encodings)}")
     for encoding in encodings:
-        check_doors(encoding, name)
-
-
-def check_doors(encoding: Encoding, name: str) -> None:
-    """Raises ValueError unless the attention of a model, which is called by this name, can go through an encoding."""
-    if closed := encoding.doors & {"embed", "remember"}:
-        raise ValueError(
-            f"{encoding} opens {' and '.join(sorted(closed))}, which reads or changes the states between layers; "
-            f"attention in {name} takes encodings that turn queries and keys, bias, or replace the rule"
-        )
-    if encoding.axes > 1:
-        raise ValueError(f"{encoding} reads {encoding.axes} axes, and the tokens of {name} have one")
+        if closed := encoding.doors & {"embed", "remember"}:
+            raise ValueError(
+                f"{encoding} opens {' and '.join(sorted(closed))}, which reads or changes the states between layers; "
+                f"attention in {name} takes encodings that turn queries and keys, bias, or replace the rule"
+            )
+        if encoding.axes > 1:
+            raise ValueError(f"{encoding} reads {encoding.axes} axes, and the tokens of {name} have one")
 
 
 def fitted(config: Any, encodings: Sequence[Encoding]) -> list[Encoding]:
@@ -257,9 +252,6 @@ class Capped(Encoding):
         return kernel.finish(softmax_where(logits, mask.allowed(at, keys.at)), keys)
 
 
-AnyRule = TypeVar("AnyRule", bound="Rule")
-
-
 class Rule(Tensor):
     """A mask that is a rule, where models hand on a tensor: of shape [1, 1, 1, 1], and an error for who reads it.
 
@@ -269,7 +261,7 @@ class Rule(Tensor):
     mask: Mask
 
     @classmethod
-    def of(cls: type[AnyRule], mask: Mask) -> AnyRule:
+    def of(cls, mask: Mask) -> "Rule":
         rule = torch.zeros(1, 1, 1, 1, dtype=torch.bool).as_subclass(cls)
         rule.mask = mask
         return rule
