@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from posenc.cli.options import File, Files, Name, Names, Number, Positional, Source, Whole, Wholes, taking
+from posenc.cli.options import File, Files, Name, Names, Positional, Source, Whole, Wholes, taking
 
 
 @dataclass
