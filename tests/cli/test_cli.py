@@ -380,6 +380,23 @@ def test_commas_stand_between_numbers_and_part_nothing_else() -> None:
         cli.parse(["extend", "m", "--lengths", "256,"])
 
 
+@pytest.mark.parametrize(
+    "command, found",
+    [
+        ("generate --trust a b runs/x --seed 3", {"folder": Path("runs/x"), "trust": ("a", "b"), "seed": 3}),
+        ("show --ids 1 2 rotary", {"spec": "rotary", "ids": (1, 2)}),
+        ("bench --threads 1,2 rotation adding", {"what": ("rotation", "adding"), "threads": (1, 2)}),
+        ("check --promise=x alibi", {"spec": "alibi", "promise": ("x",)}),
+        ("merge --out c a b", {"folders": (Path("a"), Path("b")), "out": Path("c")}),
+        ("order --json a b", {"specs": ("a", "b"), "json": True}),
+        ("train --log=jsonl alibi --rate 1e-3 --no-compile", {"spec": "alibi", "log": ("jsonl",), "rate": 0.001}),
+    ],
+)
+def test_what_has_no_option_may_stand_anywhere(command: str, found: dict[str, object]) -> None:
+    verb = cli.parse(command.split())
+    assert {name: getattr(verb, name) for name in found} == found
+
+
 def test_a_list_that_is_given_twice_is_not_added_to_its_default() -> None:
     assert cli.parse(["compare", "--encodings", "rotary", "--encodings", "alibi"]).encodings == ("rotary", "alibi")
     assert cli.parse(["check", "rotary"]).promise == ()

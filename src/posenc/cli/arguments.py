@@ -94,8 +94,8 @@ def words_of(verb: str, cls: type, arguments: list[str]) -> dict[str, list[str]]
             continue
         option, equals, value = argument.partition("=")
         name = option[2:].replace("-", "_")
-        is_no = types.get(name.removeprefix("no_")) is bool and name not in types
-        name = name.removeprefix("no_") if is_no else name
+        negated = name not in types and types.get(name.removeprefix("no_")) is bool
+        name = name.removeprefix("no_") if negated else name
         if name not in types:
             hint = near(option, [flag(one) for one in types], f"posenc help {verb}")
             raise ValueError(f"{verb} has no option {quoted(option)}{hint}")
@@ -105,7 +105,7 @@ def words_of(verb: str, cls: type, arguments: list[str]) -> dict[str, list[str]]
         if types[name] is bool:
             if equals:
                 raise ValueError(f"{option} takes no value, got {quoted(value)}")
-            words.append("false" if is_no else "true")
+            words.append("false" if negated else "true")
         elif equals:
             words.append(value)
         # What is whole takes no more words.
@@ -124,8 +124,9 @@ def understood(verb: str, cls: Any, given: dict[str, list[str]]) -> Any:
         values[name], more = value_of(flag(name), words, types[name])
         loose += more
     marked = get_type_hints(cls, include_extras=True)
-    names = {one.name: called(one.name, marked[one.name]) for one in fields(cls)}
-    needed = [names[one.name] for one in fields(cls) if one.default is MISSING and names[one.name] not in values]
+    names = {field.name: called(field.name, marked[field.name]) for field in fields(cls)}
+    needed = [names[field.name] for field in fields(cls) if field.default is MISSING]
+    needed = [name for name in needed if name not in values]
     lists = [name for name, value in values.items() if isinstance(value, tuple) and value]
     if argument in needed and not loose and lists:
         # It stands behind a list, which takes all that comes but this.
