@@ -7,7 +7,7 @@ first r tokens of the document were computed anew, behind the prompt; with all o
 What to look for: turned by the difference, keys lose little or nothing. As they lie in the cache, unturned, they lose a
 lot: then the document stands where the prompt stands.
 
-By default it is SmolLM2 (posenc fetch smollm2) and the Python language reference.
+By default it is SmolLM2 (`python examples/real_models.py smollm2` first) and the Python language reference.
 """
 
 import argparse
@@ -105,7 +105,7 @@ def main(path: str, documents: int, prompt_length: int, length: int, out: Path, 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2", help="a checkpoint of transformers, or a fetched model's name")
+    parser.add_argument("--model", default="models/smollm2", help="a checkpoint of transformers, or owner/name of the hub")
     parser.add_argument("--documents", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt")
     parser.add_argument("--length", type=int, default=512, help="tokens of a document")
