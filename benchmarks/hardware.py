@@ -1,7 +1,7 @@
 """What passes of a real model take of memory and time, against their plan: on a CPU, or on a GPU that somebody has.
 
-    python benchmarks/hardware.py passes smollm2 --lengths 512 1024 2048 --dtypes float32 bfloat16
-    python benchmarks/hardware.py loop smollm2 --lengths 512 2048
+    python benchmarks/hardware.py passes models/smollm2 --lengths 512 1024 2048 --dtypes float32 bfloat16
+    python benchmarks/hardware.py loop models/smollm2 --lengths 512 2048
     python benchmarks/hardware.py row path/to/Qwen2.5-7B --device cuda --dtype bfloat16
     python benchmarks/hardware.py drawn path/to/config.json drawn --device cuda
 
@@ -157,12 +157,12 @@ def main() -> None:
     for name, run in (("passes", passes), ("loop", loop), ("row", row), ("drawn", drawn)):
         verb = verbs.add_parser(name, help=run.__doc__)
         verb.set_defaults(run=run, memory=None)
-        of = "a config.json" if name == "drawn" else "a folder, a GGUF file, or the name of a fetched model"
+        of = "a config.json" if name == "drawn" else "a folder, a GGUF file, or a model of the hub as owner/name"
         verb.add_argument("model", help=of)
         verb.add_argument("--device", default="cuda" if name == "row" else "cpu")
         if name == "drawn":
             verb.add_argument("folder", help="where it is written")
-            verb.add_argument("--tokenizer", default="smollm2", help="whose tokenizer is written beside it")
+            verb.add_argument("--tokenizer", default="models/smollm2", help="whose tokenizer is written beside it")
             continue
         verb.add_argument("--chunk", type=int, default=1024)
         verb.add_argument("--memory", help="what the plan is held to, such as 24GB")

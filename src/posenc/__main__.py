@@ -10,7 +10,7 @@ import warnings
 EXTRAS = {
     "lab": ("numpy", "scipy", "pandas", "tyro", "rich", "matplotlib", "safetensors", "jinja2", "tomli"),
     "frames": ("polars", "pyarrow"),
-    "hf": ("transformers", "tokenizers", "gguf", "safetensors", "accelerate"),
+    "hf": ("transformers", "huggingface_hub", "tokenizers", "gguf", "safetensors", "accelerate"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
 }
 """What the extras of the package bring, which PyTorch alone does not."""

@@ -74,7 +74,6 @@ SURFACE = {
     "generate": "prompt tokens temperature top-k seed trust",
     "check": "promise json",
     "bench": "shapes threads peers compare out json",
-    "fetch": "json",
     "inspect": "out json",
     "doctor": "json",
     "extend": "factor method measures replace text samples lengths start chunk dtype device memory batch cache "
@@ -1204,7 +1203,6 @@ for command in COMMANDS:
         "order none": "",
         "check alibi --promise has_a_source": "",
         "inspect model": "",
-        "fetch": "",
         "train none --task copy --steps 1 --dim 8 --heads 1 --out run": "",
         "show rotary --json": "numpy",
         "compare --encodings none --tasks copy --out run": "matplotlib",
@@ -1259,7 +1257,6 @@ ESCAPES = "x\x1b[31m\x1b]0;title\x07\x9b1m\u202e\r"
         ["list", ESCAPES],
         ["show", f"sinusoidal({ESCAPES}=1)"],
         ["bench", ESCAPES],
-        ["fetch", ESCAPES],
         ["inspect", ESCAPES],
         ["extend", ESCAPES, "--method", ESCAPES],
         ["convert", ESCAPES, "--out", ESCAPES],
@@ -1275,7 +1272,7 @@ def test_nothing_that_a_terminal_would_obey_comes_back(command: list[str], posen
 @pytest.mark.parametrize(
     "command",
     ["compare --encodings {}", "compare --tasks {}", "compare --preset {}", "report {}", "generate {}", "{}", "list {}",
-     "check alibi --promise {}", "inspect {}", "bench {}", "fetch {}", "compare --encodings {}.py:Mine",
+     "check alibi --promise {}", "inspect {}", "bench {}", "compare --encodings {}.py:Mine",
      "compare --encodings rotary({}=1)", "compare --encodings rotary(layout={})", "convert {} --out x",
      "compare --tasks text --text {}", "extend {}", "show alibi --out {}"],
 )  # fmt: skip

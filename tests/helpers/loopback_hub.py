@@ -93,7 +93,13 @@ class Handler(BaseHTTPRequestHandler):
         first = int(self.headers.get("Range", "bytes=0-")[6:].partition("-")[0])
         if first:
             headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
-        self.send(206 if first else 200, data[first:], headers, body, max(self.hub.cut[name] - first, 0) if name in self.hub.cut else None)
+        self.send(
+            206 if first else 200,
+            data[first:],
+            headers,
+            body,
+            max(self.hub.cut[name] - first, 0) if name in self.hub.cut else None,
+        )
 
     def send(self, code: int, data: bytes, headers: dict[str, str], body: bool, cut: int | None = None) -> None:
         self.send_response(code)
@@ -114,7 +120,9 @@ def served(monkeypatch: pytest.MonkeyPatch, home: Any) -> Generator[Hub]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("OfHub", (Handler,), {"hub": hub}))
     hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
     monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     thread = threading.Thread(target=server.serve_forever, daemon=True)

@@ -1,4 +1,4 @@
-"""Names of the hub, against a hub on the loopback: what is asked for, what lies in the cache, what every refusal says."""
+"""Names of the hub, against one on the loopback: what is asked for, what lies in the cache, what every refusal says."""
 
 import json
 import os
@@ -71,7 +71,9 @@ def test_the_config_alone_is_fetched_where_it_is_enough(hub: Hub) -> None:
 def test_a_revision_is_that_of_the_name(hub: Hub) -> None:
     assert commit_of(find(f"{NAME}@v1")) == hub.commits[NAME]["main"]
     assert all("/v1/" in path or "/tree/" in path or "/main/" not in path for path in hub.asked)
-    with pytest.raises(CannotRead, match=rf"^team/tiny@v2: the hub has it, and not this revision; choose .*{NAME}/commits"):
+    with pytest.raises(
+        CannotRead, match=rf"^team/tiny@v2: the hub has it, and not this revision; choose .*{NAME}/commits"
+    ):
         find(f"{NAME}@v2")
 
 
@@ -90,7 +92,7 @@ def test_offline_the_cache_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -
     cache = huggingface_hub.constants.HF_HUB_CACHE
     with pytest.raises(CannotRead, match=rf"not reached .*the cache {cache} does not hold its weights; give another"):
         load(NAME)
-    with pytest.raises(CannotRead, match="does not hold its config; .* without HF_HUB_OFFLINE"):
+    with pytest.raises(CannotRead, match=r"does not hold its config; .* without HF_HUB_OFFLINE"):
         inspect("team/other")
 
 
@@ -142,7 +144,9 @@ def test_which_texts_are_names() -> None:
 def test_of_several_gguf_files_a_word_names_one() -> None:
     ggufs = ["config.json", "m-Q4_K_M.gguf", "m-Q8_0.gguf"]
     assert chosen("a/b", ggufs, "q8", True) == ["m-Q8_0.gguf"] and chosen("a/b", ggufs, None, False) == ["config.json"]
-    with pytest.raises(CannotRead, match=r"several GGUF files \(m-Q4_K_M.gguf, m-Q8_0.gguf\); give a/b:WORD, a word of"):
+    with pytest.raises(
+        CannotRead, match=r"several GGUF files \(m-Q4_K_M.gguf, m-Q8_0.gguf\); give a/b:WORD, a word of"
+    ):
         chosen("a/b", ggufs, None, True)
     with pytest.raises(CannotRead, match="no GGUF file with 'q2' in its name"):
         chosen("a/b", ggufs, "q2", True)

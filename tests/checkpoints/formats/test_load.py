@@ -12,10 +12,11 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from posenc.checkpoints.files import packages  # noqa: E402
-from posenc.checkpoints.files.packages import is_there  # noqa: E402
 from posenc.checkpoints.formats.load import config_of, load, quietly  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
+
+MODELS = Path(__file__).parents[2] / "models"
+"""Where examples/real_models.py puts models."""
 
 SMALL = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
 SMALL |= {"num_attention_heads": 2, "max_position_embeddings": 32}
@@ -81,25 +82,12 @@ def test_a_dtype_that_is_none_is_refused(dtype: Any, llama: Path) -> None:
         load(llama, dtype=dtype)
 
 
-def test_nothing_there_and_nothing_fetched_say_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POSENC_CACHE", str(tmp_path))
+def test_nothing_there_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CannotRead, match=r"^smollm2 has not been fetched; run `posenc fetch smollm2`$"):
+    with pytest.raises(
+        CannotRead, match=r"^there is no file or folder 'smollm2'; give the folder of .* as owner/name$"
+    ):
         load("smollm2")
-    with pytest.raises(CannotRead, match=r"no file or folder 'some/hub-id', nor a released model of that name; give"):
-        load("some/hub-id")
-
-
-def test_a_fetched_name_is_its_folder_and_a_folder_of_that_name_goes_first(
-    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("POSENC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    kept = shutil.copytree(llama, tmp_path / "cache" / "smollm2")
-    (kept / packages.RECORD).write_text('{"files": {}}')
-    assert load("smollm2").path == kept
-    shutil.copytree(llama, tmp_path / "smollm2")
-    assert load("smollm2").path == Path("smollm2")
 
 
 def test_code_that_a_checkpoint_brings_is_never_run(copied: Path) -> None:
@@ -304,11 +292,11 @@ def test_the_settings_of_transformers_are_as_before(llama: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not is_there("smollm2"), reason="run `posenc fetch smollm2` first")
+@pytest.mark.skipif(not (MODELS / "smollm2").is_dir(), reason="run `python examples/real_models.py smollm2` first")
 def test_smollm2_reads_the_language_reference_as_well_as_it_was_measured_to(tmp_path: Path) -> None:
     from pydoc_data.topics import topics
 
-    loaded = load("smollm2", dtype="bfloat16")
+    loaded = load(MODELS / "smollm2", dtype="bfloat16")
     assert loaded.config.rope_parameters == {"rope_type": "default", "rope_theta": 1e5}
     ids = loaded.tokenizer("\n\n".join(topics.values()), return_tensors="pt", verbose=False)["input_ids"]
     assert ids.shape == (1, 112_955)
@@ -329,9 +317,9 @@ def test_smollm2_reads_the_language_reference_as_well_as_it_was_measured_to(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not is_there("minilm"), reason="run `posenc fetch minilm` first")
+@pytest.mark.skipif(not (MODELS / "minilm").is_dir(), reason="run `python examples/real_models.py minilm` first")
 def test_minilm_without_positions_cannot_tell_who_bit_whom() -> None:
-    loaded = load("minilm")
+    loaded = load(MODELS / "minilm")
 
     def similarity() -> float:
         given = loaded.tokenizer(["The dog bit the man.", "The man bit the dog."], return_tensors="pt")
