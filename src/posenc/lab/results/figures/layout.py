@@ -208,7 +208,7 @@ def legend(fig: Figure, handles: Sequence[Any], *, columns: int = 8, grow: bool 
 def legend_beside(ax: Axes) -> None:
     """A legend of the named lines of one panel, right of it."""
     lines = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
-    if len(lines) > 1:
+    if lines:
         style: dict[str, Any] = {"fontsize": "x-small", "borderaxespad": 0.2, "handlelength": 1.6}
         ax.legend(handles=lines, loc="upper left", bbox_to_anchor=(1, 1), ncols=-(-len(lines) // 12), **style)
 
