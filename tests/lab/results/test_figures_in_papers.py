@@ -163,6 +163,12 @@ def test_words_that_are_none_of_the_figures_are_refused():
         figures.headline(RECORDS, speed="wall_s")
 
 
+def test_an_option_that_no_figure_has_is_refused():
+    for draw in (figures.headline, figures.added, figures.wavelengths):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'widht'"):
+            draw(RECORDS, widht=3)
+
+
 def test_a_title_is_ones_own_or_none():
     assert figures.extrapolation(RECORDS, "copy", title="Mine").get_suptitle() == "Mine"
     assert figures.headline(RECORDS, title="").get_suptitle() == ""

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from posenc.lab.results import figures, statistics, summary
+from posenc.lab.results import statistics, summary
 from posenc.lab.results.summary import Record, get, number, tasks
 from posenc.lab.runs import index
 
@@ -92,18 +92,7 @@ def not_measured(records: Sequence[Record]) -> list[str]:
             f"Lengths beyond the trained one: "
             f"{summary.listed([f'{summary.name(r.label)} on {r.task}' for r in short[:8]])}."
         )
-    undone = {}
     labelled = summary.labelled(records)
-    for label, run in labelled:
-        ablated = get(run, "ablation")
-        if isinstance(ablated, dict):
-            for kind in figures.ABLATIONS:
-                if number(get(ablated, kind)) is None:
-                    undone.setdefault(kind, dict.fromkeys([label]))[label] = None
-    out += [
-        f"Ablation '{figures.ABLATIONS[kind]}': not done for {summary.listed([summary.name(x) for x in who])}."
-        for kind, who in undone.items()
-    ]
     for key, words in (("ablation", "Ablations"), ("order", "The order test"), ("attention", "Attention maps")):
         if key in index.LEFT_OUT and len(records) > index.MOST_WHOLE:
             continue

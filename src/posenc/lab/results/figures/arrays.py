@@ -206,7 +206,8 @@ def curves(
     if mark is not None:
         mark_trained(ax, [mark])
     ax.set(xlabel=xlabel, ylabel=ylabel)
-    legend_beside(ax)
+    if len(lines) > 1:
+        legend_beside(ax)
     return fig
 
 

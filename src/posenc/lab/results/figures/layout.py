@@ -95,15 +95,6 @@ def folded(title: str, width: float) -> str:
     return "\n".join(textwrap.wrap(visible(title), letters(width * 0.97, size)))
 
 
-def panels(count: int, columns: int, width: float, height: float, title: str) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` panels, each `width` by `height` inches, in rows."""
-    columns = max(1, min(columns, count))
-    rows = -(-count // columns)
-    out = figure(max(columns * width, 4.2), rows * height + 0.45, title)
-    axes = [out.add_subplot(rows, columns, place + 1) for place in range(count)]
-    return out, axes
-
-
 class Size(TypedDict, total=False):
     """What every figure of results takes: how large it is, and where it is drawn.
 
@@ -150,7 +141,10 @@ def sheet(
     words: str,
     *,
     shared: Mapping[str, Any] | None = None,
-    **size: "Unpack[Size]",
+    width: float | None = None,
+    height: float | None = None,
+    title: str | None = None,
+    ax: Axes | Sequence[Axes] | None = None,
 ) -> Sheet:
     """`count` axes in rows: of the caller, or of a new figure that has its natural size where none is given.
 
@@ -159,7 +153,6 @@ def sheet(
 
     Raises ValueError for another number of axes, and for a size or a title of axes that are the caller's own.
     """
-    width, height, title, ax = (size.get(name) for name in ("width", "height", "title", "ax"))
     if ax is not None:
         given = [ax] if isinstance(ax, Axes) else list(np.ravel(np.asarray(ax, dtype=object)))
         if len(given) != count or not all(isinstance(one, Axes) for one in given):
@@ -192,6 +185,12 @@ def grid_of(count: int, columns: int, panel: tuple[float, float], words: str, **
     return sheet(count, columns, natural, words, **size)
 
 
+def panels(count: int, columns: int, width: float, height: float, title: str) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` panels, each `width` by `height` inches, in rows."""
+    made = grid_of(count, columns, (width, height), title)
+    return made.figure, made.axes
+
+
 def legend(fig: Figure, handles: Sequence[Any], *, columns: int = 8, grow: bool = True) -> None:
     """A legend under the figure, which grows to make room for it; in as many columns as its width takes."""
     if not handles:
@@ -208,7 +207,7 @@ def legend(fig: Figure, handles: Sequence[Any], *, columns: int = 8, grow: bool 
 def legend_beside(ax: Axes) -> None:
     """A legend of the named lines of one panel, right of it."""
     lines = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
-    if len(lines) > 1:
+    if lines:
         style: dict[str, Any] = {"fontsize": "x-small", "borderaxespad": 0.2, "handlelength": 1.6}
         ax.legend(handles=lines, loc="upper left", bbox_to_anchor=(1, 1), ncols=-(-len(lines) // 12), **style)
 
