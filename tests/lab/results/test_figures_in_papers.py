@@ -292,7 +292,8 @@ def test_a_band_reaches_from_the_lowest_to_the_highest_seed():
 
 def test_a_caption_names_a_dashed_line_only_where_one_is_drawn():
     def said(run):
-        return " ".join(report.pictures_of([run], lambda name, draw, says, shows: draw() and says))
+        drawn = report.pictures_of([run], lambda name, draw, says, shows: draw() and {"says": says})
+        return " ".join(figure["says"] for figure in drawn)
 
     for trained, drawn in ((22, False), (8, True)):
         run = record("learned", trained_tokens=trained)
