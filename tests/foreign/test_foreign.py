@@ -264,10 +264,8 @@ OWN = {
     "huggingface.py": ["json.loads(text)", "json.loads(json.dumps("],
     "load.py": ["json.loads(self.config.to_json_string())"],
     "devices.py": ["MEMINFO.read_text("],
-    "work.py": ['Path("/proc/self/status").read_text('],
+    "work.py": ["status.read_text("],
     "runs.py": ["json.loads(json.dumps(", "open(file,"],
-    "packages.py": ['open(file, "wb")'],
-    "state.py": ["safetensors_file.read_bytes("],
 }
 """What the room of checkpoints opens that is not from elsewhere: its own, or of a package whose hash was checked."""
 

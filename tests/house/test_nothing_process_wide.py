@@ -65,7 +65,6 @@ ALLOWED = {
     },
     "checkpoints/live/register.py": {
         r"ROPE_INIT_FUNCTIONS": OWN_NAMES,
-        r"Attention(Mask)?Interface\.\w+": OWN_NAMES,
     },
     "checkpoints/kinds/kind.py": {r"setattr": OWN_OBJECTS},
     "checkpoints/live/cached_positions.py": {r"setattr": OWN_OBJECTS},

@@ -111,7 +111,7 @@ def test_a_download_that_breaks_off_says_so_and_the_same_call_completes_it(hub: 
 
 
 def test_shards_come_by_their_index_and_a_file_beside_them_does_not(hub: Hub, tmp_path: Path, files: Any) -> None:
-    folder = convert(NAME, tmp_path / "shards", Request(dtype="bfloat16"), shard_bytes=20_000)
+    folder = convert(NAME, tmp_path / "shards", Request(layout="interleaved"), shard_bytes=20_000)
     assert folder.commit == hub.commits[NAME]["main"]
     shards = {file.name: file.read_bytes() for file in folder.folder.iterdir()}
     hub.put("team/shards", {**shards, "consolidated.safetensors": files["model.safetensors"]})

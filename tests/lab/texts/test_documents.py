@@ -241,7 +241,7 @@ def test_bytes_without_a_name_are_read_from_anywhere(monkeypatch: pytest.MonkeyP
     assert len(kept) == len(content) and b"".join(kept.blocks()) == content
     assert kept.read(262_140, 10) == content[262_140:262_150]
     monkeypatch.delattr(os, "pread", raising=False)
-    assert kept.read(262_140, 10) == content[262_140:262_150] and kept.read(0, kept.size) == content
+    assert kept.read(262_140, 10) == content[262_140:262_150] and kept.read(0, len(kept)) == content
     assert kept.read(5, 20) == content[5:25]
     kept.write(b"more")
     assert kept.read(699_990, 14) == content[-10:] + b"more"
