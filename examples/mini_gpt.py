@@ -21,13 +21,12 @@ from matplotlib.figure import Figure
 from posenc import Decoder, terminal
 from posenc.lab import figures
 from posenc.lab.texts import data
-from posenc.lab.texts.numbers import Numbers
 
 BOS, VOCAB = 256, 257
 WINDOW, BATCH = 64, 16
 
 
-def windows(source: Numbers, generator: torch.Generator) -> torch.Tensor:
+def windows(source: data.Joined, generator: torch.Generator) -> torch.Tensor:
     """A batch of windows, each behind a beginning-of-sequence token."""
     start = torch.randint(0, len(source) - WINDOW, (BATCH,), generator=generator)
     ids = source.windows(start, WINDOW).long()

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc import Positions
+from posenc.foreign import CannotRead
 from posenc.lab import ENCODINGS
 from posenc.lab.evaluation import ablate as ablation
 from posenc.lab.evaluation.ablate import ablate, shifted, shuffled, swapped
@@ -199,3 +200,13 @@ def test_the_ablations_of_text_are_bits_per_byte_of_what_the_changed_model_says(
     found = ablated(monkeypatch, task, model, 8)
     expected = {"intact": 1, "removed": 1, "shuffled": 3, "shifted": 1, "swapped": 3}
     assert found == {name: pytest.approx(bits, rel=1e-5) for name, bits in expected.items()}
+
+
+def test_a_text_that_changes_meanwhile_is_no_refusal_of_the_encoding(tmp_path, monkeypatch) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a" * 30_000)
+    task = Text(path=str(tmp_path / "a.txt"))
+    assert task.text.files == 1
+    (tmp_path / "a.txt").write_bytes(b"b" * 30_001)
+    model = Reading(lambda at, encodings: True)
+    with pytest.raises(CannotRead, match="was changed while it was in use"):
+        ablated(monkeypatch, task, model, 8)

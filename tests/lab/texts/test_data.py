@@ -16,7 +16,6 @@ import torch
 
 from posenc.lab import tasks
 from posenc.lab.texts import data
-from posenc.lab.texts.numbers import Numbers
 
 
 def folder_of(home: Path, sizes: dict[str, int]) -> Path:
@@ -29,7 +28,7 @@ def folder_of(home: Path, sizes: dict[str, int]) -> Path:
     return home
 
 
-def bytes_of(part: Numbers) -> bytes:
+def bytes_of(part: data.Joined) -> bytes:
     return b"".join(part.blocks())
 
 
@@ -193,12 +192,9 @@ def test_windows_read_over_the_ends_of_files_with_a_newline_between(tmp_path: Pa
     book = folder_of(tmp_path / "book", {f"{i}.txt": size for i, size in enumerate((9000, 1, 3, 8000, 2, 9000))})
     text = data.load(str(book))
     train = text.train
-    order = sorted((f"book/{i}.txt" for i in range(6)), key=lambda name: hashlib.sha256(name.encode()).hexdigest())
-    held_out = bytes_of(text.test)
-    contents = [(tmp_path / name).read_bytes() for name in order]
-    whole = b"\n".join(content for content in contents if content not in held_out.split(b"\n\n"))
-    assert text.sha256 == hashlib.sha256(bytes_of(train) + held_out).hexdigest()
-    assert bytes_of(train) == whole
+    whole, held_out = (b"\n".join(piece.path.read_bytes() for piece in part.pieces) for part in (train, text.test))
+    assert text.sha256 == hashlib.sha256(whole + held_out).hexdigest()
+    assert len(train.pieces) > 2 and len(train) == len(whole)
     start = torch.arange(len(whole) - 20)
     assert bytes(train.windows(start, 20).flatten().tolist()) == b"".join(whole[i : i + 20] for i in start.tolist())
 
@@ -213,7 +209,7 @@ def test_the_size_of_a_block_changes_nothing(block: int, tmp_path: Path, monkeyp
     assert text.sha256 == hashlib.sha256(words.encode()).hexdigest()
     cut = len(words.encode()) * 9 // 10
     pairs = Counter(pairwise(words.encode()[:cut]))
-    counts = data.pairs(text.train)
+    counts = text.train.pairs()
     assert int(counts.sum()) == cut - 1 and all(counts[pair] == n for pair, n in pairs.items())
 
 
@@ -226,19 +222,16 @@ def test_what_is_no_text_is_found_wherever_it_stands(bad: bytes, place: str, tmp
         data.load(str(tmp_path / "late.txt"))
 
 
-def test_a_file_that_changes_later_changes_no_text_and_one_that_changes_meanwhile_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("change", [lambda file: file.write_text("x" * 30_000), lambda file: os.truncate(file, 29_000)])
+def test_a_text_that_changes_while_it_is_in_use_is_refused(change, tmp_path: Path) -> None:
     file = folder_of(tmp_path, {"one.txt": 30_000}) / "one.txt"
-    content = file.read_bytes()
     text = data.load(str(file))
-    os.truncate(file, 29_000)
-    assert bytes_of(text.train) + bytes_of(text.test) == content
-    assert data.load(str(file)).sha256 == hashlib.sha256(content[:29_000]).hexdigest()
-    data.text_of.cache_clear()
-    monkeypatch.setattr(Numbers, "write", lambda part, block: os.truncate(file, 28_000))
-    with pytest.raises(ValueError, match=r"one\.txt' was changed while it was in use; run the same command again"):
-        data.load(str(file))
+    os.utime(file, ns=(0, 0))
+    change(file)
+    for use in (text.facts, lambda: text.test.windows(torch.tensor([5]), 3)):
+        with pytest.raises(ValueError, match=r"one\.txt' was changed while it was in use; run the same command again"):
+            use()
+    assert data.load(str(file)).sha256 != text.sha256
 
 
 def test_pipes_devices_and_impossible_names_are_refused_in_a_sentence(tmp_path: Path) -> None:
@@ -303,7 +296,6 @@ from pathlib import Path
 from posenc.lab import tasks
 from posenc.lab.evaluation import evaluate
 from posenc.lab.texts import data
-from posenc.lab.texts.numbers import Numbers
 
 def memory(name):
     lines = Path("/proc/self/status").read_text().splitlines()

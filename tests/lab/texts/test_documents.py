@@ -14,7 +14,7 @@ import torch
 from posenc.foreign import CannotRead
 from posenc.lab.tasks import task_of
 from posenc.lab.texts import data, documents
-from posenc.lab.texts.numbers import Numbers
+from posenc.lab.texts.nameless import Nameless
 
 DOCUMENTS = [f"document {i} \N{GREEK SMALL LETTER ALPHA}\nhas {i % 90} words: {'word ' * (i % 90)}" for i in range(300)]
 
@@ -33,7 +33,7 @@ def table(file: Path, texts: list, field: str = "text") -> str:
     return str(file)
 
 
-def bytes_of(part: Numbers) -> bytes:
+def bytes_of(part: data.Joined) -> bytes:
     return b"".join(part.blocks())
 
 
@@ -184,14 +184,14 @@ def test_a_field_without_records_is_refused(tmp_path: Path) -> None:
 
 def test_records_that_change_while_they_are_read_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = Path(records(tmp_path / "book.jsonl", DOCUMENTS))
-    real = documents.copy
+    real = documents.split
 
-    def copy(*arguments) -> int:
-        count = real(*arguments)
+    def split(files: list[Path], field: str) -> documents.Split:
+        made = real(files, field)
         file.write_text(file.read_text() + '{"text": "more"}\n')
-        return count
+        return made
 
-    monkeypatch.setattr(documents, "copy", copy)
+    monkeypatch.setattr(documents, "split", split)
     with pytest.raises(CannotRead, match=r"book\.jsonl' was changed while it was in use; run the same command again$"):
         data.load(str(file))
 
@@ -225,7 +225,7 @@ def test_a_temporary_folder_without_room_is_named(monkeypatch: pytest.MonkeyPatc
         def write(self, data: memoryview) -> int:
             raise OSError(28, "No space left on device")
 
-    kept = Numbers()
+    kept = Nameless()
     monkeypatch.setattr(kept, "file", Full())
     with pytest.raises(
         OSError, match=r"temporary folder '.*': No space left on device; set TMPDIR to a folder with room"
@@ -234,14 +234,14 @@ def test_a_temporary_folder_without_room_is_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_bytes_without_a_name_are_read_from_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, content = Numbers(), random.Random(1).randbytes(700_000)
+    kept, content = Nameless(), random.Random(1).randbytes(700_000)
     for place in range(0, len(content), 90_001):
         kept.write(content[place : place + 90_001])
         assert kept.read(5, 20) == content[5:25]
-    assert len(kept) == len(content) and b"".join(kept.blocks()) == content
+    assert kept.size == len(content) and kept.read(0, kept.size) == content
     assert kept.read(262_140, 10) == content[262_140:262_150]
     monkeypatch.delattr(os, "pread", raising=False)
-    assert kept.read(262_140, 10) == content[262_140:262_150] and kept.read(0, len(kept)) == content
+    assert kept.read(262_140, 10) == content[262_140:262_150] and kept.read(0, kept.size) == content
     assert kept.read(5, 20) == content[5:25]
     kept.write(b"more")
     assert kept.read(699_990, 14) == content[-10:] + b"more"

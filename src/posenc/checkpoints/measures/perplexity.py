@@ -29,7 +29,7 @@ from posenc.checkpoints.measures.measure import (
 )
 from posenc.checkpoints.measures.work import Work
 from posenc.foreign import quoted
-from posenc.lab.texts.data import TextFile, read_text
+from posenc.lab.texts.data import Piece, read_text
 
 ROWS = 128
 """How many rows of logits are turned into losses at once, in float32."""
@@ -92,7 +92,7 @@ def read(paths: Sequence[str | Path]) -> tuple[str, str]:
         from pydoc_data.topics import topics
 
         return "the Python language reference (pydoc_data.topics)", "\n\n".join(topics.values())
-    size = sum(TextFile.of(Path(path)).size for path in paths)
+    size = sum(Piece.of(Path(path)).size for path in paths)
     if size > MOST_TEXT:
         raise ValueError(f"--text holds {size:,} bytes, and at most {MOST_TEXT:,} are read; give an excerpt of it")
     text = "\n".join(read_text(Path(path)) for path in paths)

@@ -24,7 +24,7 @@ from posenc.lab.experiments.models import model_of
 from posenc.lab.runs.ranks import ALONE, Ranks
 from posenc.lab.runs.train import Run, start
 from posenc.lab.safetensors_file import Stored
-from posenc.lab.texts.numbers import BLOCK
+from posenc.lab.texts.nameless import BLOCK
 
 MODEL, OPTIMIZER, FACTS = "model.safetensors", "optimizer.safetensors", "run.json"
 """The files of a step's folder."""

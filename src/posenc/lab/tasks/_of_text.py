@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from posenc.lab.tasks._task import Batch, Task
 from posenc.lab.texts import data
-from posenc.lab.texts.numbers import Numbers
+from posenc.lab.texts.data import Joined
 from posenc.lab.texts.tokenized import Tokenized, Tokenizer, Tokens, tokenized
 
 
@@ -82,13 +82,13 @@ class OfText(Task):
             )
         return torch.randint(0, places, (rows,), generator=generator)
 
-    def read(self, source: Numbers | Tokens, start: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    def read(self, source: Joined | Tokens, start: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """BOS and `length` tokens from each place [B] on: [B, 1 + length]; and their bytes [B, length]."""
         ids = source.windows(start, length).long()
         sizes = source.bytes_in(start, length) if isinstance(source, Tokens) else torch.ones_like(ids)
         return torch.cat((torch.full((len(start), 1), self.bos), ids), 1), sizes
 
-    def windows(self, source: Numbers | Tokens, start: Tensor, length: int) -> Batch:
+    def windows(self, source: Joined | Tokens, start: Tensor, length: int) -> Batch:
         """Windows of `length` tokens behind BOS from the places [B] on, and what is to be said of them.
 
         The last `length` columns are those of the tokens, whatever stands before them.

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from posenc import checks
 from posenc.lab.tasks._of_text import OfText
 from posenc.lab.tasks._task import Batch
-from posenc.lab.texts.numbers import Numbers
+from posenc.lab.texts.data import Joined
 from posenc.lab.texts.tokenized import Tokens
 
 SEED = 1_000_003
@@ -68,7 +68,7 @@ class MaskedText(OfText):
         draws[0].masked_fill_(draws[0] == draws[0].amin(1, keepdim=True), 0.0)
         return self.hidden(*self.read(self.text.train, start, length), draws)
 
-    def windows(self, source: Numbers | Tokens, start: Tensor, length: int) -> Batch:
+    def windows(self, source: Joined | Tokens, start: Tensor, length: int) -> Batch:
         """Windows of BOS and `length` tokens from the given starts; what is masked depends on its place alone."""
         place = start[:, None] + torch.arange(length)
         return self.hidden(*self.read(source, start, length), draws_of_places()[:, place % PERIOD])

@@ -7,7 +7,7 @@ from torch import Generator, Tensor
 
 from posenc.lab.tasks._of_text import OfText
 from posenc.lab.tasks._task import Batch
-from posenc.lab.texts.numbers import Numbers
+from posenc.lab.texts.data import Joined
 from posenc.lab.texts.tokenized import Tokens
 
 
@@ -30,7 +30,7 @@ class Text(OfText):
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
         return self.windows(self.text.train, self.starts(length, rows, generator), length)
 
-    def windows(self, source: Numbers | Tokens, start: Tensor, length: int) -> Batch:
+    def windows(self, source: Joined | Tokens, start: Tensor, length: int) -> Batch:
         """Windows of BOS and `length` tokens from the given starts; all predictions count."""
         sequence, sizes = self.read(source, start, length)
         return Batch(sequence[:, :-1], sequence[:, 1:], torch.ones(length, dtype=torch.bool), bytes=sizes)

@@ -1,7 +1,8 @@
 """Text to train on: the Python standard library's own documentation and sources, or the user's files and records.
 
-A text is copied once, in blocks, into temporary files, and read from there where a window is asked for: no process
-holds more than a few blocks of a text, whatever its size, and a file that changes later changes no run.
+Texts stay on the disk. They are read through once, in blocks, and then where a window is asked for, so that no process
+holds more than a few blocks of a text, whatever its size. They are not mapped into memory: a map of a file that
+somebody cuts short ends the process, a read of it is answered with a sentence.
 """
 
 import codecs
@@ -9,8 +10,10 @@ import functools
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -18,7 +21,7 @@ from torch import Tensor
 
 from posenc.foreign import CannotRead, quoted, regular
 from posenc.lab.texts import documents
-from posenc.lab.texts.numbers import BLOCK, Numbers
+from posenc.lab.texts.nameless import BLOCK, Nameless
 
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".tex", ".html", ".json", ".csv", ".c", ".h", ".cpp", ".rs", ".js", ".ts", "")
 LEAST = 20_000
@@ -26,48 +29,89 @@ LEAST = 20_000
 
 
 @dataclass(frozen=True)
-class TextFile:
-    """A file, and what it was when it was found.
+class Piece:
+    """Bytes of one file, as it was when it was found.
 
-    size     its bytes
-    changed  the time of its last change (ns)
+    start, size  which of its bytes
+    state        size (bytes) and time of the last change (ns) of the whole file
     """
 
     path: Path
+    start: int
     size: int
-    changed: int
+    state: tuple[int, int]
 
     @staticmethod
-    def of(path: Path, within: Path | None = None) -> "TextFile":
-        """Raises CannotRead as `regular` does."""
-        state = os.stat(regular(path, within))
-        return TextFile(path, state.st_size, state.st_mtime_ns)
+    def of(path: Path, within: Path | None = None) -> "Piece":
+        """All of a file. Raises CannotRead as `regular` does."""
+        found = os.stat(regular(path, within))
+        return Piece(path, 0, found.st_size, (found.st_size, found.st_mtime_ns))
+
+    def read(self, place: int, count: int) -> bytes:
+        """`count` of its bytes from `place` on. Raises CannotRead where the file is no longer what it was."""
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                now = os.fstat(file.fileno())
+                file.seek(self.start + place)
+                data = file.read(count)
+        except OSError as error:
+            raise CannotRead(f"'{self.path}' cannot be read: {error.strerror}") from None
+        if (now.st_size, now.st_mtime_ns) != self.state or len(data) < count:
+            raise CannotRead(f"'{self.path}' was changed while it was in use; run the same command again")
+        return data
 
     def check(self) -> None:
         """Raises CannotRead where the file is no longer what it was."""
-        if TextFile.of(self.path) != self:
-            raise CannotRead(f"'{self.path}' was changed while it was in use; run the same command again")
+        self.read(0, 0)
 
     def blocks(self) -> Iterator[bytes]:
-        """All of it as UTF-8 without NUL, a block at a time.
+        """All of it, a block at a time."""
+        for place in range(0, self.size, BLOCK):
+            yield self.read(place, min(BLOCK, self.size - place))
 
-        Raises CannotRead where the file changes meanwhile or cannot be read, ValueError where it is no text.
-        """
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        try:
-            with open(self.path, "rb", buffering=0) as file:
-                while block := file.read(BLOCK):
-                    if "\0" in decoder.decode(block):
-                        raise UnicodeError
-                    yield block
-            decoder.decode(b"", final=True)
-        except OSError as error:
-            raise CannotRead(f"'{self.path}' cannot be read: {error.strerror}") from None
-        except UnicodeError:
-            raise ValueError(
-                f"'{self.path}' is not text (it holds bytes that are no UTF-8); give --text a file or folder of text"
-            ) from None
-        self.check()
+
+class Joined:
+    """Pieces of files behind one another with a newline between them, read from the disk where they are asked for."""
+
+    def __init__(self, pieces: Sequence[Piece | Nameless]) -> None:
+        self.pieces = tuple(pieces)
+        # Where each piece begins; behind the last one, where another would.
+        self.begins = [0, *accumulate(piece.size + 1 for piece in self.pieces)]
+
+    def __len__(self) -> int:
+        """In bytes."""
+        return self.begins[-1] - 1
+
+    def read(self, start: int, count: int) -> bytes:
+        """`count` bytes from the place `start` on."""
+        found = bytearray()
+        number = bisect_right(self.begins, start) - 1
+        while len(found) < count:
+            place = start + len(found) - self.begins[number]
+            found += self.pieces[number].read(place, min(count - len(found), self.pieces[number].size - place))
+            number += 1
+            if len(found) < count:
+                found += b"\n"
+        return bytes(found)
+
+    def blocks(self) -> Iterator[bytes]:
+        """All of it, a block at a time."""
+        for place in range(0, len(self), BLOCK):
+            yield self.read(place, min(BLOCK, len(self) - place))
+
+    def windows(self, start: Tensor, length: int) -> Tensor:
+        """`length` bytes from each of the places [B] on: [B, length] uint8."""
+        read = b"".join(self.read(place, length) for place in start.tolist())
+        return torch.frombuffer(bytearray(read), dtype=torch.uint8).view(-1, length)
+
+    def pairs(self) -> Tensor:
+        """How often each byte follows each other one, [256 before, 256 after] int64."""
+        counts, last = torch.zeros(65_536, dtype=torch.long), b""
+        for block in self.blocks():
+            data = torch.frombuffer(bytearray(last + block), dtype=torch.uint8).long()
+            counts += torch.bincount(data[:-1] * 256 + data[1:], minlength=65_536)
+            last = block[-1:]
+        return counts.view(256, 256)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +123,8 @@ class Text:
     """
 
     name: str
-    train: Numbers
-    test: Numbers
+    train: Joined
+    test: Joined
     files: int
     documents: int
     sha256: str
@@ -88,9 +132,9 @@ class Text:
     @functools.cached_property
     def bigram_bits(self) -> float:
         """Bits per held-out byte of a model that knows only the byte before: what a language model has to beat."""
-        chances = pairs(self.train).double() + 0.1
+        chances = self.train.pairs().double() + 0.1
         chances /= chances.sum(1, keepdim=True)
-        came = pairs(self.test)
+        came = self.test.pairs()
         return float(-(came * chances.log2()).sum() / came.sum())
 
     def facts(self) -> dict:
@@ -104,16 +148,6 @@ class Text:
             "documents": self.documents,
             "bigram_bits_per_byte": self.bigram_bits,
         }
-
-
-def pairs(part: Numbers) -> Tensor:
-    """How often each byte follows each other one, [256 before, 256 after] int64."""
-    counts, last = torch.zeros(65_536, dtype=torch.long), b""
-    for block in part.blocks():
-        data = torch.frombuffer(bytearray(last + block), dtype=torch.uint8).long()
-        counts += torch.bincount(data[:-1] * 256 + data[1:], minlength=65_536)
-        last = block[-1:]
-    return counts.view(256, 256)
 
 
 def load(path: str | None, field: str | None = None) -> Text:
@@ -133,11 +167,11 @@ def load(path: str | None, field: str | None = None) -> Text:
     where = Path(path)
     whole = where.is_dir()
     files = files_in(where) if whole else [where]
-    texts = {str(file.relative_to(where.parent)): TextFile.of(file, where if whole else None) for file in files}
-    texts = {name: file for name, file in texts.items() if file.size}
-    if not texts:
+    found = {str(file.relative_to(where.parent)): Piece.of(file, where if whole else None) for file in files}
+    found = {name: piece for name, piece in found.items() if piece.size}
+    if not found:
         raise ValueError(f"'{path}' holds no text; give --text a file or folder with at least {LEAST:,} bytes")
-    return text_of(str(path), tuple(texts.items()), field)
+    return text_of(str(path), tuple(found.items()), field)
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -159,17 +193,33 @@ def standard_library() -> Text:
     """The modules at the top of the standard library, and the language reference that pydoc shows."""
     home = Path(sysconfig.get_paths()["stdlib"])
     files = [file for file in [*home.glob("*.py"), home / "pydoc_data" / "topics.py"] if file.is_file()]
-    texts = {file.relative_to(home).as_posix(): text for file in files if (text := TextFile.of(file)).size}
-    if sum(file.size for file in texts.values()) < LEAST:
+    found = {file.relative_to(home).as_posix(): piece for file in files if (piece := Piece.of(file)).size}
+    if sum(piece.size for piece in found.values()) < LEAST:
         raise ValueError(
             f"this Python keeps no sources of its standard library in {home}; give --text a file or folder"
         )
-    return text_of("the Python standard library", tuple(texts.items()))
+    return text_of("the Python standard library", tuple(found.items()))
+
+
+def check_text(piece: Piece) -> None:
+    """Raises ValueError unless it is UTF-8 without NUL."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for block in piece.blocks():
+            if "\0" in decoder.decode(block):
+                raise UnicodeError
+        decoder.decode(b"", final=True)
+    except UnicodeError:
+        raise ValueError(
+            f"'{piece.path}' is not text (it holds bytes that are no UTF-8); give --text a file or folder of text"
+        ) from None
 
 
 def read_text(path: Path) -> str:
     """The whole of a text file. Raises ValueError where there is none, or it is no text."""
-    return b"".join(TextFile.of(path).blocks()).decode()
+    piece = Piece.of(path)
+    check_text(piece)
+    return b"".join(piece.blocks()).decode()
 
 
 def has_records(path: Path) -> bool:
@@ -177,23 +227,28 @@ def has_records(path: Path) -> bool:
 
 
 @functools.lru_cache(maxsize=2)
-def text_of(name: str, files: tuple[tuple[str, TextFile], ...], field: str | None = None) -> Text:
-    """The text of named files, each read through once; records are read twice."""
-    records = [file for _, file in files if has_records(file.path)]
-    plain = {name: file for name, file in files if not has_records(file.path)}
+def text_of(name: str, found: tuple[tuple[str, Piece], ...], field: str | None = None) -> Text:
+    """The text of named files, each read through once; records are read twice, and kept decoded."""
+    records = [piece for _, piece in found if has_records(piece.path)]
+    plain = {file: piece for file, piece in found if not has_records(piece.path)}
     if field is not None and not records:
         raise ValueError(
             f"field={quoted(field)} is for records, and '{name}' has none; leave it out, or give a .jsonl or .parquet "
             f"file"
         )
-    train, test = Numbers(), Numbers()
-    for file, cut in cuts(plain):
-        copy(file, cut, train, test)
+    parts: list[tuple[Sequence[Piece | Nameless], Sequence[Piece | Nameless]]] = []
+    for piece in plain.values():
+        check_text(piece)
+    if plain:
+        parts.append(split(plain))
     count = len(plain)
     if records:
-        count += documents.copy([file.path for file in records], field or documents.FIELD, train, test)
-        for file in records:
-            file.check()
+        made = documents.split([piece.path for piece in records], field or documents.FIELD)
+        for piece in records:
+            piece.check()
+        parts.append(([made.train], [made.test]))
+        count += made.count
+    train, test = (Joined([piece for part in parts for piece in part[half]]) for half in (0, 1))
     if len(train) + len(test) < LEAST:
         raise ValueError(
             f"'{name}' holds {len(train) + len(test):,} bytes of text, and at least {LEAST:,} are needed; add more text"
@@ -202,35 +257,22 @@ def text_of(name: str, files: tuple[tuple[str, TextFile], ...], field: str | Non
     for part in (train, test):
         for block in part.blocks():
             digest.update(block)
-    return Text(name, train, test, len(files), count, digest.hexdigest())
+    return Text(name, train, test, len(found), count, digest.hexdigest())
 
 
-def copy(file: TextFile, cut: int, train: Numbers, test: Numbers) -> None:
-    """Add the first `cut` bytes of a file to what is trained on, the others to what is held out; behind a newline."""
-    for part, size in ((train, cut), (test, file.size - cut)):
-        if len(part) and size:
-            part.write(b"\n")
-    place = 0
-    for block in file.blocks():
-        first = block[: max(cut - place, 0)]
-        train.write(first)
-        test.write(block[len(first) :])
-        place += len(block)
-
-
-def cuts(files: dict[str, TextFile]) -> list[tuple[TextFile, int]]:
-    """The files in their order, and how many bytes of each are trained on: about nine tenths of all.
-
-    Whole files are held out, in an order that depends on names alone; a single file by its end.
-    """
-    if len(files) == 1:
-        return [(file, file.size * 9 // 10) for file in files.values()]
-    order = sorted(files, key=lambda name: hashlib.sha256(os.fsencode(name)).hexdigest())
-    total, size, test_names = sum(file.size for file in files.values()), 0, set[str]()
+def split(found: dict[str, Piece]) -> tuple[list[Piece], list[Piece]]:
+    """Every tenth of the text held out: by file, in an order that depends on names alone; a single file by its end."""
+    if len(found) == 1:
+        (whole,) = found.values()
+        cut = whole.size * 9 // 10
+        train, test = (Piece(whole.path, *which, whole.state) for which in ((0, cut), (cut, whole.size - cut)))
+        return [train], [test]
+    order = sorted(found, key=lambda file: hashlib.sha256(os.fsencode(file)).hexdigest())
+    total, held, test_files = sum(piece.size for piece in found.values()), 0, dict[str, None]()
     # A file of more than half the text is trained on, whatever its name.
-    for name in [name for name in order if files[name].size <= total / 2][: len(order) - 1]:
-        if size >= total / 10:
+    for file in [file for file in order if found[file].size <= total / 2][: len(order) - 1]:
+        if held >= total / 10:
             break
-        size += files[name].size
-        test_names.add(name)
-    return [(files[name], 0 if name in test_names else files[name].size) for name in order]
+        held += found[file].size
+        test_files[file] = None
+    return [found[file] for file in order if file not in test_files], [found[file] for file in test_files]

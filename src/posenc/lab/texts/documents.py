@@ -9,11 +9,12 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from posenc.foreign import CannotRead, lines, one_line, quoted, reading_with, shortened
-from posenc.lab.texts.numbers import BLOCK, Numbers
+from posenc.lab.texts.nameless import BLOCK, Nameless
 
 SUFFIXES = (".jsonl", ".parquet")
 FIELD = "text"
@@ -26,11 +27,19 @@ ROWS = 64
 """How many rows of a Parquet file are held at once."""
 
 
-def copy(files: Sequence[Path], field: str, train: Numbers, test: Numbers) -> int:
-    """Add the documents of some files to what is trained on and what is held out, and return how many there are.
+@dataclass(frozen=True)
+class Split:
+    """The documents of some files behind one another with a newline between them: to train on, and held out."""
 
-    About a tenth is held out, measured in bytes; a document of more than half of all is trained on. Each stands behind
-    a newline. The files are read twice: the sizes decide, and no memory is taken to read again.
+    train: Nameless
+    test: Nameless
+    count: int
+
+
+def split(files: Sequence[Path], field: str) -> Split:
+    """About a tenth of the documents held out, measured in bytes; what is more than half of all is trained on.
+
+    The files are read twice: it takes their sizes to choose, and no memory to read again.
 
     Raises CannotRead for a file or record that cannot be read, ValueError where there is nothing to hold out.
     """
@@ -39,21 +48,22 @@ def copy(files: Sequence[Path], field: str, train: Numbers, test: Numbers) -> in
     for document in documents(files, field):
         sizes[bin_of(document)] += len(document)
         count += 1
-    size, test_bins, total = 0, set[int](), sum(sizes.values())
-    for number in sorted(bin for bin, amount in sizes.items() if amount <= total / 2):
-        if size >= total / 10:
+    held, held_out, total = 0, set[int](), sum(sizes.values())
+    for number in sorted(bin for bin, size in sizes.items() if size <= total / 2):
+        if held >= total / 10:
             break
-        size += sizes[number]
-        test_bins.add(number)
-    if not test_bins or len(test_bins) == len(sizes):
+        held += sizes[number]
+        held_out.add(number)
+    if not held_out or len(held_out) == len(sizes):
         raise ValueError(
             f"{', '.join(map(str, files))} must hold at least two different documents, one of them to be held out; "
             f"found {count} in the field {quoted(field)}"
         )
+    made = Split(Nameless(), Nameless(), count)
     for document in documents(files, field):
-        part = test if bin_of(document) in test_bins else train
-        part.write(b"\n" + document if len(part) else document)
-    return count
+        half = made.test if bin_of(document) in held_out else made.train
+        half.write(b"\n" + document if half.size else document)
+    return made
 
 
 def bin_of(document: bytes) -> int:

@@ -3,6 +3,7 @@
 import codecs
 import functools
 import hashlib
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 
 from posenc.foreign import CannotRead, quoted, read, reading_with
-from posenc.lab.texts.data import Text
-from posenc.lab.texts.numbers import Numbers
+from posenc.lab.texts.data import Joined, Text
+from posenc.lab.texts.nameless import Nameless
 
 MOST_FILE = 64 << 20
 """The size of a tokenizer.json (bytes)."""
@@ -82,12 +83,32 @@ class Tokenizer:
         return encoded.ids, [len(text[a:b].encode()) for a, b in pairwise(ends)]
 
 
+class Numbers:
+    """Whole numbers from 0 on, of two or four bytes each, on the disk."""
+
+    def __init__(self, width: int) -> None:
+        self.file, self.width = Nameless(), width
+        self.code, self.kind = {2: ("H", torch.uint16), 4: ("I", torch.uint32)}[width]
+
+    def __len__(self) -> int:
+        return self.file.size // self.width
+
+    def write(self, numbers: list[int]) -> None:
+        """Add to their end."""
+        self.file.write(array(self.code, numbers).tobytes())
+
+    def windows(self, start: Tensor, length: int) -> Tensor:
+        """`length` of them from each of the places [B] on: [B, length] int64."""
+        found = b"".join(self.file.read(place * self.width, length * self.width) for place in start.tolist())
+        return torch.frombuffer(bytearray(found), dtype=self.kind).view(-1, length).long()
+
+
 class Tokens:
     """A text as ids, two or four bytes each on the disk, and beside each how many bytes of the text it stands for."""
 
-    def __init__(self, source: Numbers, tokenizer: Tokenizer) -> None:
-        self.ids = Numbers(torch.uint16 if tokenizer.vocab <= 1 << 16 else torch.uint32)
-        self.sizes = Numbers(torch.uint32)
+    def __init__(self, source: Joined, tokenizer: Tokenizer) -> None:
+        self.ids = Numbers(2 if tokenizer.vocab <= 1 << 16 else 4)
+        self.sizes = Numbers(4)
         for text in in_lines(source):
             ids, sizes = tokenizer.with_bytes(text)
             self.ids.write(ids)
@@ -99,11 +120,11 @@ class Tokens:
 
     def windows(self, start: Tensor, length: int) -> Tensor:
         """`length` ids from each of the places [B] on: [B, length] int64."""
-        return self.ids.windows(start, length).long()
+        return self.ids.windows(start, length)
 
     def bytes_in(self, start: Tensor, length: int) -> Tensor:
         """How many bytes each of these tokens stands for: [B, length] int64."""
-        return self.sizes.windows(start, length).long()
+        return self.sizes.windows(start, length)
 
     def blocks(self) -> Iterator[Tensor]:
         """All ids, a block at a time, each block from the last id of the one before."""
@@ -111,7 +132,7 @@ class Tokens:
             yield self.windows(torch.tensor([place]), min(AT_ONCE + 1, len(self) - place))[0]
 
 
-def in_lines(source: Numbers) -> Iterator[str]:
+def in_lines(source: Joined) -> Iterator[str]:
     """A text in pieces of a few blocks at most, cut behind the ends of lines where there are any."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     rest = ""
