@@ -87,7 +87,16 @@ def test_layers_that_keep_a_state_are_told(tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 64}
     Qwen3NextConfig(**sizes, **layers, architectures=["Qwen3NextForCausalLM"]).save_pretrained(tmp_path)
     found = plan.planned(load.without_weights(tmp_path), (100,), Way(), None)
-    assert "what layers work in and the states of 1 layers: in passes" in plan.sentences(found)[1]
+    assert "what layers work in and the states of 1 layers" in plan.sentences(found)[1]
+
+
+def test_scores_that_a_kernel_makes_are_told() -> None:
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM(tiny_llama.config(attn_implementation="eager"))
+    found = plan.planned(load.Loaded(model, None, model.config, Path()), (4096,), Way(batch=2), None)
+    # Two texts, two heads, 1,024 queries, 4,096 keys, 4 bytes each.
+    assert "and the scores that its attention makes (64.0 MiB and more at 4,096 tokens)" in plan.sentences(found)[1]
 
 
 def test_encoders_have_plans_too(tmp_path: Path) -> None:

@@ -88,6 +88,17 @@ def cached(config: Any) -> tuple[list[tuple[int, int]], str]:
     return found, f"the states of {states} layers" if states else ""
 
 
+def scores_of(config: Any, chunk: int, length: int) -> int:
+    """How many scores a layer makes of a chunk of queries, and a text of a length, where its kernel is not fused."""
+    return (size_of(config.get_text_config(decoder=True), HEADS) or 1) * min(chunk, length) * length
+
+
+def size_of(config: Any, names: tuple[str, ...], place: int = 0) -> int | None:
+    """A size of a layer by the first of its names that a config has."""
+    found = next((value for name in names if (value := getattr(config, name, None))), None)
+    return found[place] if isinstance(found, (list, tuple)) else found
+
+
 def numbers_of(config: Any, place: int) -> int:
     """The numbers of keys and values that a token leaves in a layer's cache.
 
@@ -96,12 +107,8 @@ def numbers_of(config: Any, place: int) -> int:
     if latent := getattr(config, "kv_lora_rank", None):
         return latent + config.qk_rope_head_dim
 
-    def size(names: tuple[str, ...]) -> int | None:
-        found = next((value for name in names if (value := getattr(config, name, None))), None)
-        return found[place] if isinstance(found, (list, tuple)) else found
-
-    heads = size(HEADS) or 1
+    heads = size_of(config, HEADS, place) or 1
     shared = getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False)
-    wide = size(HEAD_DIMS) or (size(WIDTHS) or 0) // heads
+    wide = size_of(config, HEAD_DIMS, place) or (size_of(config, WIDTHS, place) or 0) // heads
     values = getattr(config, "v_head_dim", None) or wide
-    return (1 if shared else size(KV_HEADS) or heads) * (wide + values)
+    return (1 if shared else size_of(config, KV_HEADS, place) or heads) * (wide + values)

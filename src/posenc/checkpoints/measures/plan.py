@@ -9,7 +9,7 @@ import torch
 
 from posenc.checkpoints.formats.devices import AUTO, at_hand, bytes_of, check_device
 from posenc.checkpoints.formats.load import Loaded, dtype_of
-from posenc.checkpoints.measures.memory import ERROR, cached, of_pass, weights_of
+from posenc.checkpoints.measures.memory import ERROR, cached, of_pass, scores_of, weights_of
 from posenc.checkpoints.measures.perplexity import DEVICE, check_cache
 from posenc.foreign.text import told
 
@@ -65,8 +65,13 @@ def planned(loaded: Loaded, lengths: Sequence[int], way: Way, memory: str | None
         fits = None if room is None else found.total + BESIDE <= room
         rows.append({"length": length, **asdict(found), "total": found.total, "fits": fits})
     advice = smaller(way) if rows[-1]["fits"] is False else ""
-    uncounted = cached(loaded.config)[1] if model.can_generate() else ""
-    return {"way": asdict(way), "memory": room, "rows": rows, "uncounted": uncounted, "advice": advice}
+    uncounted = [cached(loaded.config)[1]] if model.can_generate() else []
+    if getattr(loaded.config, "_attn_implementation", None) == "eager":
+        # Of one layer at a time; fused kernels make none.
+        scores = way.batch * scores_of(loaded.config, way.chunk, lengths[-1]) * dtype.itemsize
+        uncounted.append(f"the scores that its attention makes ({size(scores)} and more at {lengths[-1]:,} tokens)")
+    words = " and ".join(filter(None, uncounted))
+    return {"way": asdict(way), "memory": room, "rows": rows, "uncounted": words, "advice": advice}
 
 
 def smaller(way: Way) -> str:
