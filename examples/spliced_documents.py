@@ -105,7 +105,7 @@ def main(path: str, documents: int, prompt_length: int, length: int, out: Path, 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="models/smollm2", help="a checkpoint of transformers, or owner/name of the hub")
+    parser.add_argument("--model", default="models/smollm2", help="a folder of transformers, or owner/name of the hub")
     parser.add_argument("--documents", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=128, help="tokens of the prompt")
     parser.add_argument("--length", type=int, default=512, help="tokens of a document")

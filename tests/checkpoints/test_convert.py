@@ -472,27 +472,6 @@ def test_a_gguf_is_written_in_the_dtype_that_is_asked_for(made, tmp_path: Path, 
     assert same.done == (f"dequantised and renamed from GGUF: {len(new)} tensors",)
 
 
-def test_what_a_gguf_leaves_open_is_said(made, tmp_path: Path) -> None:
-    import gguf
-
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "starcoder2")
-    sizes = {"context_length": 16, "embedding_length": 32, "block_count": 2, "feed_forward_length": 24}
-    for key, value in (sizes | {"attention.head_count": 4, "attention.head_count_kv": 2}).items():
-        writer.add_uint32(f"starcoder2.{key}", value)
-    writer.add_layer_norm_eps(1e-5)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.STARCODER2, 2)
-    for name, tensor in open_tensors(made("starcoder2", tie_word_embeddings=False)).items():
-        writer.add_tensor(names.get_name(name, (".weight", ".bias")), tensor.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    assert convert(tmp_path / "m.gguf", tmp_path / "new", Request()).notes == (
-        "This GGUF file of a starcoder2 does not say hidden_act; taken: gelu_pytorch_tanh",
-        "This GGUF file of a starcoder2 does not say sliding_window; taken: None",
-    )
-
-
 def test_a_folder_is_cast_after_all_else_and_its_config_says_so_wherever_it_says_one(made, tmp_path: Path) -> None:
     source = shutil.copytree(made("llama"), tmp_path / "source")
     said = config(source) | {"torch_dtype": "float32", "text_config": {"dtype": "float32"}, "dtype": "float32"}
