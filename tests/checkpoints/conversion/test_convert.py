@@ -382,27 +382,6 @@ def test_a_gguf_becomes_a_folder_that_transformers_loads(made, tmp_path: Path) -
     assert file.read_bytes() == before
 
 
-def test_what_a_gguf_leaves_open_is_said(made, tmp_path: Path) -> None:
-    import gguf
-
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "starcoder2")
-    sizes = {"context_length": 16, "embedding_length": 32, "block_count": 2, "feed_forward_length": 24}
-    for key, value in (sizes | {"attention.head_count": 4, "attention.head_count_kv": 2}).items():
-        writer.add_uint32(f"starcoder2.{key}", value)
-    writer.add_layer_norm_eps(1e-5)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.STARCODER2, 2)
-    for name, tensor in open_tensors(made("starcoder2", tie_word_embeddings=False)).items():
-        writer.add_tensor(names.get_name(name, (".weight", ".bias")), tensor.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    assert convert(tmp_path / "m.gguf", tmp_path / "new", Request()).notes == (
-        "This GGUF file of a starcoder2 does not say hidden_act; taken: gelu_pytorch_tanh",
-        "This GGUF file of a starcoder2 does not say sliding_window; taken: None",
-    )
-
-
 # Bad input and crashes
 
 

@@ -236,6 +236,14 @@ def test_what_the_largest_gemma_divides_its_logits_by_is_no_width_of_a_head() ->
     assert configs.read(largest | {"gemma2.block_count": 45}).parts[0].layers[0].scale is None
 
 
+def test_layers_without_keys_do_not_attend_and_a_window_that_llama_cpp_leaves_out_is_said() -> None:
+    assert configs.read(keys("lfm2", attention__head_count_kv=[0, 2])).parts[0].besides == ("layers 0 do not attend",)
+    (part,) = configs.read(keys("phi3", attention__sliding_window=9)).parts
+    assert part.besides == ("llama.cpp itself attends without the window",)
+    (part,) = configs.read(keys("qwen35", block_count=4, rope__dimension_sections=[4, 2, 2, 0])).parts
+    assert [layer.attends for layer in part.layers] == [False, False, False, True]
+
+
 def test_an_unknown_architecture_is_not_guessed_at() -> None:
     reading = configs.read(keys("nonesuch", rope__freq_base=1e4))
     assert reading.parts == () and reading.unknown["nonesuch.rope.freq_base"] == 1e4
@@ -270,6 +278,7 @@ def test_keys_left_over_are_named() -> None:
         (keys("llama", **YARN, rope__scaling__yarn_ext_factor=0.5), "must be 1, got 0.5"),
         (keys("llama", **YARN, rope__scaling__yarn_beta_slow=64.0), "needs beta_fast >= beta_slow > 0"),
         (keys("gpt2", context_length=None), "gpt2.context_length is missing"),
+        (keys("gemma4", attention__head_count_kv=[2]), "head_count_kv must have one entry for each of 2 layers, got 1"),
     ],
 )
 def test_what_cannot_be_is_refused(given, message) -> None:

@@ -326,6 +326,7 @@ def class_of(folder: Path, config: "PreTrainedConfig") -> Any:
 
 
 def load_gguf(file: GGUFTensors, dtype: torch.dtype) -> Loaded:
+    require_transformers()
     from posenc.checkpoints.formats.gguf.model import open_model
 
     with quietly(), naming(file.path):
