@@ -498,7 +498,9 @@ def test_what_runs_have_learned_is_drawn_from_their_records(tmp_path: Path) -> N
         kept["key"] == record("t5_bias", seed=1)["key"]
         and kept["bias"] == record("t5_bias", seed=1)["pictures"]["bias"]
     )
-    assert "t5_bias, trained on repeat, seed 1. With position: of 8 heads" in after.text
+    (weights,) = [table for table in after.tables if "attention" in table[0]]
+    assert weights[0] == "Mean attention weights, trained on repeat, seed 1"
+    assert [row[0] for row in weights[2]] == ["with position", "position removed"] and len(weights[1]) == 4
     with pytest.raises(
         ValueError, match=r"no run of 'alibi' in .*; it has rotary, t5_bias; train it with posenc compare"
     ):
