@@ -237,7 +237,7 @@ def test_what_the_largest_gemma_divides_its_logits_by_is_no_width_of_a_head() ->
 
 
 def test_layers_without_keys_do_not_attend_and_a_window_that_llama_cpp_leaves_out_is_said() -> None:
-    assert configs.read(keys("lfm2", attention__head_count_kv=[0, 2])).parts[0].besides == ("layers 0 do not attend",)
+    assert configs.read(keys("lfm2", attention__head_count_kv=[0, 2])).parts[0].besides == ("layers [0] do not attend",)
     (part,) = configs.read(keys("phi3", attention__sliding_window=9)).parts
     assert part.besides == ("llama.cpp itself attends without the window",)
     (part,) = configs.read(keys("qwen35", block_count=4, rope__dimension_sections=[4, 2, 2, 0])).parts
