@@ -47,7 +47,7 @@ def test_what_has_a_meaning_is_found_by_trying() -> None:
 
 @pytest.mark.parametrize("task", scope.tasks())
 def test_lengths_go_as_far_as_a_task_does(task: str) -> None:
-    made, trained, lengths = scope.task_of(task), scope.trained_length(task), scope.lengths(task)
+    made, trained, lengths = scope.task_of(task), scope.recipes.trained_length(scope.task_of(task)), scope.lengths(task)
     assert lengths and list(lengths) == sorted(set(lengths)) and lengths[0] > trained
     assert all(made.tokens(length) <= scope.MOST_TOKENS for length in lengths)
     assert lengths[-1] <= 16 * trained
@@ -202,7 +202,6 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(scope, "experiment", experiment)
     monkeypatch.setattr(run, "run_all", run_here)
-    monkeypatch.setattr(run, "FOLD_AT", 2)
     monkeypatch.setattr(costs, "DIM", 16)
 
 

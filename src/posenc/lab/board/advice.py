@@ -125,19 +125,15 @@ def nearest(question: Question, there: Sequence[str]) -> tuple[list[str], str]:
     else:
         scores = {task: len(words_of(question.task) & words_about(task)) for task in there}
         found = [task for task in there if scores[task] == max(scores.values()) > 0]
-    fits = [task for task in found if fits_kind(task, reads, question.axes)]
+    # A task of somebody's own, whose code is not run here, is taken to be for any model.
+    kinds = {task: TASKS.get(task.partition("(")[0]) for task in found}
+    fits = [task for task, cls in kinds.items() if cls is None or (cls.reads in reads and cls.axes == question.axes)]
     if not found:
         asked = f"no task of the board is near {quoted(question.task)}"
         return [], f"Nothing can be said: {asked}; name one of {', '.join(there) or 'none, as it has no rows yet'}."
     if not fits:
         return [], f"Nothing can be said: {listed(found)} was never measured for {kind}."
     return fits[:MOST_TASKS], f"The nearest of what was measured, for {kind}: {listed(fits[:MOST_TASKS])}."
-
-
-def fits_kind(task: str, reads: Sequence[str], axes: int) -> bool:
-    """Whether a task is for such models; one of somebody's own, whose code is not run here, is taken to be."""
-    cls = TASKS.get(task.partition("(")[0])
-    return cls is None or (cls.reads in reads and cls.axes == axes)
 
 
 def words_of(text: str) -> set[str]:
@@ -151,10 +147,10 @@ COMMON = frozenset(
 
 
 def words_about(task: str) -> set[str]:
-    own = task.partition("(")[0]
-    cls = TASKS.get(own)
-    idea = (cls.__doc__ or "").strip().splitlines()[0].partition(":")[0] if cls else ""
-    return words_of(" ".join((own.replace("_", " "), *(cls.also_called if cls else ()), idea)))
+    """Those of its name, of what else it is called, and of the idea that its meaning begins with."""
+    own, idea = task.partition("(")[0], scope.meaning(task).partition(":")[0]
+    also_called = TASKS[own].also_called if own in TASKS else ()
+    return words_of(" ".join((own.replace("_", " "), *also_called, idea)))
 
 
 def reached(found: Sequence[Result], factor: float) -> Reached:

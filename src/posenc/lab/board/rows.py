@@ -4,7 +4,7 @@ A full record holds pictures, curves and attention, some tens of kilobytes; of t
 """
 
 import gzip
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -108,16 +108,10 @@ def fold(work: Path, folder: Path) -> int:
 
     Whenever it is killed, a run is in a full record or in a row, and at worst in both.
     """
-    records = work / "records"
-    paths = sorted(records.glob("*.json"))
-    found = [full for path in paths if (full := sweep.kept_record(path))]
-    add(folder, map(row_of, found))
-    for full in found:
-        (records / f"{full['key']}.json").unlink(missing_ok=True)
+    paths = sorted((work / "records").glob("*.json"))
+    found = {path: row_of(full) for path in paths if (full := sweep.kept_record(path))}
+    add(folder, found.values())
+    for path in found:
+        path.unlink(missing_ok=True)
     (work / index.FILE).unlink(missing_ok=True)
     return len(found)
-
-
-def together(*boards: Sequence[Record]) -> list[Record]:
-    """The rows of several boards; of those with one key the last."""
-    return list({row["key"]: row for rows in boards for row in rows}.values())
