@@ -145,8 +145,8 @@ def slopes(reading: Reading) -> Iterator[dict[str, Any]]:
     """The biases of encodings with a slope for each head."""
     for part in reading.parts:
         for encoding in distinct(part):
-            if hasattr(encoding, "slopes"):
-                yield bias(called(part, str(encoding)), *portrait.slopes_of(encoding, part))
+            if hasattr(encoding, "slopes") and (found := portrait.biases(encoding, part, part.trained_length)):
+                yield bias(called(part, str(encoding)), *found)
 
 
 def buckets(reading: Reading, tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:

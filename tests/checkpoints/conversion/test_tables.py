@@ -6,15 +6,11 @@ import torch
 import torch.nn.functional as F
 
 from posenc.checkpoints.conversion.tables import (
-    extend_clipped,
-    geometric,
     resample,
     resampling,
     resize_grid,
     resize_positions,
-    resize_window,
 )
-from posenc.encodings.grid_bias import GridBias
 from posenc.encodings.learned import Learned
 from posenc.encodings.learned_grid import LearnedGrid
 from posenc.positions import Positions
@@ -46,12 +42,11 @@ def test_the_nearest_row_keeps_the_ends_where_they_are_aligned() -> None:
     assert resampling(3, 5, "nearest", aligned=True).argmax(1).tolist() == [0, 1, 1, 2, 2]
 
 
-@pytest.mark.parametrize(("how", "antialias"), [("linear", False), ("cubic", True)])
 @pytest.mark.parametrize(("old", "new"), [(5, 9), (12, 30), (7, 7)])
-def test_a_table_that_is_a_straight_line_stays_one(how: str, antialias: bool, old: int, new: int) -> None:
-    # Lines are reproduced away from the ends; of the cubic kernels by the one with -1/2 alone.
+def test_a_table_that_is_a_straight_line_stays_one(old: int, new: int) -> None:
+    # Lines are reproduced away from the ends.
     line = torch.arange(old, dtype=torch.float64)[:, None]
-    found = resample(line, [resampling(old, new, how, antialias=antialias)])[:, 0]
+    found = resample(line, [resampling(old, new)])[:, 0]
     wanted = (torch.arange(new, dtype=torch.float64) + 0.5) * old / new - 0.5
     inside = (wanted >= 2) & (wanted <= old - 3)
     assert inside.any()
@@ -87,56 +82,22 @@ def test_half_precision_is_rounded_once() -> None:
 
 
 @pytest.mark.parametrize("new", [(9, 12), (3, 5), (10, 4), (6, 9)])
-@pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize("how", ["linear", "cubic"])
-def test_a_grid_is_torchs_interpolate_with_its_prefix_kept(new: tuple[int, int], antialias: bool, how: str) -> None:
+def test_a_grid_is_torchs_interpolate_with_its_prefix_kept(new: tuple[int, int], how: str) -> None:
     table = torch.randn(1, 3 + 6 * 9, 5, dtype=torch.float64)
     mode = {"linear": "bilinear", "cubic": "bicubic"}[how]
     image = table[:, 3:].view(1, 6, 9, 5).permute(0, 3, 1, 2)
-    expected = F.interpolate(image, new, mode=mode, antialias=antialias).permute(0, 2, 3, 1).flatten(1, 2)
-    found = resize_grid(table, (6, 9), new, how, prefix=3, antialias=antialias)
+    expected = F.interpolate(image, new, mode=mode).permute(0, 2, 3, 1).flatten(1, 2)
+    found = resize_grid(table, (6, 9), new, how, prefix=3)
     assert found.shape == (1, 3 + new[0] * new[1], 5) and found[:, :3].equal(table[:, :3])
     torch.testing.assert_close(found[:, 3:], expected)
 
 
-@pytest.mark.parametrize("antialias", [False, True])
-def test_a_grid_of_three_axes_is_learned_grids_resampled(antialias: bool) -> None:
+def test_a_grid_of_three_axes_is_learned_grids_resampled() -> None:
     learned = LearnedGrid(4, grid=(3, 4, 5), prefix=2)
-    expected = learned.resampled(5, 3, 6, antialias=antialias).table
-    found = resize_grid(learned.table.detach(), (3, 4, 5), (5, 3, 6), prefix=2, antialias=antialias)
+    expected = learned.resampled(5, 3, 6, antialias=False).table
+    found = resize_grid(learned.table.detach(), (3, 4, 5), (5, 3, 6), prefix=2)
     torch.testing.assert_close(found, expected.detach())
-
-
-def test_a_window_is_grid_biases_resampled() -> None:
-    bias = GridBias(3, window=(5, 4), std=1.0)
-    found = resize_window(bias.table.detach(), (5, 4), (8, 9), "linear")
-    torch.testing.assert_close(found, bias.resampled(8, 9).table.detach())
-
-
-def test_the_rows_of_a_class_token_stay_at_the_end_of_a_window() -> None:
-    table = torch.randn(13 * 13 + 3, 4)
-    for how in ("cubic", "linear", "geometric"):
-        new = resize_window(table, (7, 7), (10, 12), how, extra=3)
-        assert new.shape == (19 * 23 + 3, 4) and new[-3:].equal(table[-3:])
-
-
-def test_geometric_distances_keep_the_short_ones_and_reach_as_far() -> None:
-    matrix = geometric(7, 12)
-    one = torch.eye(13, dtype=torch.float64)
-    # Distances -1, 0 and 1 are where they were, and the ends are the ends.
-    for new, old in ((10, 5), (11, 6), (12, 7), (0, 0), (22, 12)):
-        torch.testing.assert_close(matrix[new], one[old])
-    torch.testing.assert_close(matrix.sum(1), torch.ones(23, dtype=torch.float64))
-    assert geometric(5, 5).equal(torch.eye(9, dtype=torch.float64))
-
-
-def test_a_clip_further_out_changes_nothing_that_is_computed() -> None:
-    old = torch.randn(2 * 4 + 1, 3)
-    new = extend_clipped(old, 6, 6)
-    distance = torch.arange(-30, 31)
-    assert old[distance.clamp(-4, 4) + 4].equal(new[distance.clamp(-10, 10) + 10])
-    assert extend_clipped(new, -6, -6).equal(old)
-    assert extend_clipped(old, 0, 2)[-3:].equal(old[-1].expand(3, -1))
 
 
 def test_bad_sizes_are_refused_with_what_was_expected() -> None:
@@ -144,8 +105,6 @@ def test_bad_sizes_are_refused_with_what_was_expected() -> None:
     for call, words in (
         (lambda: resampling(0, 3), "a table has 1 row or more, got 0 to resize to 3"),
         (lambda: resampling(3, 3, "spline"), "interpolation must be one of linear, cubic, nearest, got 'spline'"),
-        (lambda: resampling(3, 4, aligned=True, antialias=True), "antialias goes with linear or cubic"),
-        (lambda: resampling(3, 4, "nearest", antialias=True), "antialias goes with linear or cubic"),
         (lambda: resize_positions(table, 4, offset=9), r"an offset within it, got \[9, 4\], 9"),
         (lambda: resize_positions(table, 0), "a table has 1 row or more, got 9 to resize to 0"),
         (
@@ -153,10 +112,6 @@ def test_bad_sizes_are_refused_with_what_was_expected() -> None:
             r"2 x 4 cells and 0 prefix rows needs 8 rows, got a table \[9, 4\]",
         ),
         (lambda: resize_grid(table, (3, 3), (3, 3, 1)), r"as many axes as the old one \(3, 3\), got \(3, 3, 1\)"),
-        (lambda: resize_window(table, (2, 2), (3,)), r"as many axes as the old one \(2, 2\), got \(3,\)"),
-        (lambda: resize_window(table, (2, 2), (3, 3), extra=1), "a window of 2 x 2 and 1 extra rows needs 10 rows"),
-        (lambda: resize_window(table, (2, 2), (1, 3), "geometric"), "makes a window of 3 or more larger, got 2 to 1"),
-        (lambda: extend_clipped(table, -5, -4), "a table of 9 rows cannot lose 5 and 4 of them"),
     ):
         with pytest.raises(ValueError, match=words):
             call()

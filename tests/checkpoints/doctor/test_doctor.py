@@ -167,7 +167,7 @@ def test_a_repaired_library_is_measured_as_repaired(tmp_path: Path):
         assert (one := found(hit, model)) is not None and one.hits
     exact = 10_000.0 ** -(torch.arange(0, 128, 2, dtype=torch.float64) / 128)
     repaired = Patient(model.config)
-    repaired.__dict__["rotary"] = [("rotary_emb", Repaired(exact))]
+    repaired.__dict__["rotary"] = [Repaired(exact)]
     for clear in ("rounded by a cast", "angles in float32"):
         assert (one := found(clear, repaired)) is not None and not one.hits, one
 
@@ -191,7 +191,7 @@ def test_repaired_biases_tables_and_frequencies_are_clear(tmp_path: Path, monkey
     nested, right = of(tmp_path, "nested"), nn.Module()
     schedule = YaRN(8.0, 4096, truncate=False)
     right.register_buffer("full_attention_inv_freq", Rotary(256, base=10_000.0, schedule=schedule).frequencies.float())
-    nested.__dict__["rotary"] = [("rotary_emb", right)]
+    nested.__dict__["rotary"] = [right]
     assert (one := found("truncate is lost", nested)) is not None and not one.hits and one.number > 0
 
 

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc.checkpoints.files.named_code import left_out
-from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, open_tensors
+from posenc.checkpoints.files.tensors import GGUFTensors, open_tensors
 from posenc.checkpoints.formats.load import find, load_gguf, untied
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.vocabulary.reading import CannotRead, Reading
@@ -25,19 +25,20 @@ class Source:
     """A checkpoint that is read: its config, its tensors, what is known of its positions, and what goes along with it.
 
     described   shapes and dtypes of the tensors, on "meta"
-    stream      reads the tensors, one after another
+    tensors     as they are to be written; they are read when they are asked for
     files       files to copy as they are
     adapter     whether it is a LoRA adapter, whose config is not that of the model
+    gguf        whether it is a GGUF file, whose tensors have been turned as transformers has them
     notes       what a person has to know, in sentences: which code does not go along, what a file leaves open
     """
 
     config: dict[str, Any]
     reading: Reading
     described: Mapping[str, Tensor]
-    stream: Callable[[], Iterable[tuple[str, Tensor]]]
-    tensors: Tensors
+    tensors: Mapping[str, Tensor]
     files: tuple[Path, ...] = ()
     adapter: bool = False
+    gguf: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -57,11 +58,10 @@ def open_source(path: Path, base: str | Path | None, made: Path) -> Source:
         config,
         reading,
         tensors.described(),
-        lambda: ((name, tensors[name]) for name in tensors),
         tensors,
         tuple(file for name, file in names.items() if name != config_name),
         adapter,
-        tuple(left_out(names.values())),
+        notes=tuple(left_out(names.values())),
     )
 
 
@@ -73,7 +73,7 @@ def open_gguf(file: GGUFTensors, made: Path) -> Source:
     tensors, config = dict(untied(loaded.model)), loaded.said()
     reading = configs.read(config, "transformers")
     described = {name: tensor.to("meta") for name, tensor in tensors.items()}
-    return Source(config, reading, described, tensors.items, file, tuple(files_of(made)), notes=loaded.notes)
+    return Source(config, reading, described, tensors, tuple(files_of(made)), gguf=True, notes=loaded.notes)
 
 
 def base_config(config: Mapping[str, Any], base: str | Path | None, folder: Path) -> dict[str, Any]:

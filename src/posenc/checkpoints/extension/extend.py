@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc.checkpoints.extension import by_table, choice, runs
+from posenc.checkpoints.extension import by_table, choice
 from posenc.checkpoints.extension.by_encoding import VERIFIED, ByEncoding
 from posenc.checkpoints.extension.by_table import ByTable, is_by_table
 from posenc.checkpoints.extension.checkpoint import CHECKPOINT, RECORD, written
@@ -94,8 +94,14 @@ class Run:
     @classmethod
     def prepare(cls, settings: Settings, out: Path, say: Say) -> "Run":
         """Load and check everything, before any folder is made."""
+        from posenc.checkpoints.formats import load
+
         Way.of(settings).check()
-        loaded = runs.loaded(settings, say)
+        where = load.find(settings.path)
+        say(f"loading {settings.path}")
+        loaded = load.load(where, dtype=settings.dtype, device=settings.device)
+        for words in loaded.notes:
+            say(words)
         stretch = stretch_of(loaded, settings)
         kind = type(stretch)
         given = Given(
@@ -122,8 +128,8 @@ class Run:
         # A table ends, so that there is no model as it is to compare with.
         asked = EVERY if kind is ByTable else set(settings.methods)
         baselines = tuple(
-            Method(name, stretch.methods[0].specs, by_length=True, why_not="it is the model as it is")
-            for name in dict.fromkeys(name for one in measures for name in one.baselines)
+            Method(name, words, stretch.methods[0].specs, by_length=True, why_not="it is the model as it is")
+            for name, words in {name: words for one in measures for name, words in one.baselines.items()}.items()
             if name in asked
         )
         if lost := [name for name in settings.methods if name in EVERY and name not in [one.name for one in baselines]]:
@@ -165,7 +171,7 @@ class Run:
             "plan": self.plan,
             "trained": self.stretch.trained,
             "target": self.stretch.target,
-            "stretch": self.stretch.said,
+            "stretch": self.stretch.words,
             "factor": self.settings.factor,
             "lengths": list(self.lengths),
             "measures": [
@@ -184,7 +190,7 @@ class Run:
     def unmeasured(self) -> dict[str, Any]:
         """The record of a model that no measure fits, with the checkpoint of the one method that was asked for."""
         (method,) = self.stretch.methods[1:]
-        entry = {"name": method.name, "words": self.stretch.words(method), "spec": method.spec, "values": []}
+        entry = {"name": method.name, "words": method.words, "spec": method.spec, "values": []}
         config = differing(self.stretch.config, method.config or {})
         record = self.header() | {"methods": [{**entry, "config": config, "details": []}], "winner": method.name}
         record |= {"further": [], "price": ""}
@@ -218,10 +224,9 @@ class Run:
         longest: dict[str, Any] = next(of[max(of)] for of in raw.values())
         baseline = method in self.baselines
         reached = [n for n in self.stretch.reach(method, self.lengths) if not baseline or n > self.stretch.trained]
-        words = [measure.baselines[method.name] for measure in raw] if baseline else [self.stretch.words(method)]
         return {
             "name": method.name,
-            "words": words[0],
+            "words": method.words,
             "baseline": baseline,
             "spec": method.spec,
             "by_length": method.by_length,
@@ -230,7 +235,7 @@ class Run:
             "values": [one for measure, of in raw.items() for one in rows(measure, of, reached)],
             "details": [asdict(one) for measure, of in raw.items() for one in measure.details(of, self.lengths)],
             "passes": sum(map(len, raw.values())),
-            **{cost: longest[cost] for cost in COSTS},
+            **{cost: longest[cost] for cost in ("seconds", "cpu_seconds", "peak_mib")},
             "per_second": longest["read"] / longest["seconds"],
         }
 
@@ -260,7 +265,8 @@ class Run:
             with self.stretch.used(*self.as_it_runs(method, length)) as model, Meter(accelerators_of(model)) as meter:
                 with self.clock.during(words, measure.work(model, length)) as tell, within_memory(words, self.plan):
                     found = measure.run(model, length, facts["how"], tell)
-            return {"name": method.name, **found, **costs(meter)}
+            costs = {"seconds": meter.wall, "cpu_seconds": meter.cpu, "peak_mib": meter.peak_mib}
+            return {"name": method.name, **found, **costs}
 
         return self.kept.once(facts, make)
 
@@ -373,13 +379,6 @@ def foreseen(settings: Settings) -> dict[str, Any]:
         plan = planned(loaded, sorted(settings.lengths), way, settings.memory)
         return plan | {"refused": f"It is no plan of a run, which is refused: {told(error)}."}
     return planned(loaded, asked_lengths(stretch, settings), way, settings.memory)
-
-
-COSTS = ("seconds", "cpu_seconds", "peak_mib")
-
-
-def costs(meter: Meter) -> dict[str, Any]:
-    return dict(zip(COSTS, (meter.wall, meter.cpu, meter.peak_mib), strict=True))
 
 
 def rows(measure: Measure, raw: Mapping[int, Mapping[str, Any]], lengths: Sequence[int]) -> list[dict[str, Any]]:

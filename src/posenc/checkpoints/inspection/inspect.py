@@ -86,13 +86,9 @@ def find(path: Path) -> tuple[Path | None, Path | None]:
                 return path / name, path
         if (path / "adapter_config.json").is_file():
             raise CannotRead(f"{path} is an adapter, which has the positions of the model that it adapts; inspect that")
-        ggufs = list(path.glob("*.gguf"))
-        if len(ggufs) == 1 or not ggufs:
-            tensors = open_tensors(path)
-            if isinstance(tensors, GGUFTensors):
-                return None, None
-            raise CannotRead(f"{path} has weights and neither {' nor '.join(CONFIGS)}, which say what they are")
-        open_tensors(path)
+        if isinstance(open_tensors(path), GGUFTensors):
+            return None, None
+        raise CannotRead(f"{path} has weights and neither {' nor '.join(CONFIGS)}, which say what they are")
     with opened(path) as file:
         start = file.read(4)
     if start == b"GGUF":

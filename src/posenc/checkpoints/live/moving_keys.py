@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,6 @@ from posenc.checkpoints.live.noted_passes import Note, Pass
 from posenc.checkpoints.live.turned_keys import CachedKeys
 from posenc.keys import Keys
 from posenc.positions import Positions, PositionsLike, positions_for
-
-Horizons: TypeAlias = tuple[int, int]
-"""The shortest and the longest horizon of the passes that turned keys, for encodings that depend on one."""
 
 
 def movable(model: nn.Module, cache: Any, positions: PositionsLike = None) -> "MovableCache":
@@ -83,7 +80,8 @@ class MovableCache:
         tokens = max((layer.tokens for layer in layers), default=0)
         self.at: Positions | None = None
         self.first: dict[int, First] = {}
-        self.horizons: Horizons | None = None
+        # The shortest and the longest of the passes that turned keys, for encodings that depend on one.
+        self.horizons: tuple[int, int] | None = None
         if tokens:
             at = positions_for(tokens, positions, batch=batch_of(layers), device=device_of(layers))
             self.at = noticed(at.changed(coords=on_one_axis(at.coords), loose=False))
@@ -282,25 +280,19 @@ class MovableCache:
         for number in range(len(self.keys.encodings)):
             self.keys.turning(number, min(self.horizons[0], coming), max(self.horizons[1], coming))
 
-    def check_slots(self, at: Positions | None) -> None:
-        """Raises ValueError where tokens would lie side by side that stand apart, in layers that count slots."""
-        if at is None:
-            return
-        counts = [layer.number for layer in self.layers if self.keys.counts_slots(layer.number)]
-        order = at.order
-        if counts and bool(((order[:, 1:] != order[:, :-1] + 1) & (order[:, :-1] >= 0)).any()):
-            raise ValueError(
-                f"{type(self.keys.decoder).__name__} counts distances in slots of the cache in layer {counts[0]} (a "
-                f"window or a bias), where tokens that stand apart lie side by side; close the gaps (renumber=True)"
-            )
-
     def write(self, changed: Sequence[tuple[CacheLayer, Keys]], at: Positions | None) -> None:
         """Put keys into the cache, in the order of their tokens, each turned to where it stands; `at` is of them all.
 
         Raises ValueError, before anything is changed, where a layer has forgotten what it would see, or counts slots
         between tokens that stand apart.
         """
-        self.check_slots(at)
+        counts = [layer.number for layer in self.layers if self.keys.counts_slots(layer.number)]
+        order = torch.zeros(1, 0) if at is None else at.order
+        if counts and bool(((order[:, 1:] != order[:, :-1] + 1) & (order[:, :-1] >= 0)).any()):
+            raise ValueError(
+                f"{type(self.keys.decoder).__name__} counts distances in slots of the cache in layer {counts[0]} (a "
+                f"window or a bias), where tokens that stand apart lie side by side; close the gaps (renumber=True)"
+            )
         total = 0 if at is None else at.tokens
         for layer, keys in [(layer, own_order(layer, keys, at)) for layer, keys in changed]:
             self.first.pop(layer.number, None)

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from posenc.checkpoints.kinds.rotary.keys import OURS
-from posenc.checkpoints.live.rope_types import NONE, FromSchedule, without_turns
+from posenc.checkpoints.live.rope_types import NONE, from_schedule, without_turns
 from posenc.plugins import plugins_for
 from posenc.schedules import SCHEDULES
 
@@ -60,7 +61,7 @@ def register() -> Registration:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     schedules = [*SCHEDULES, *plugins_for(SCHEDULES.home)]
-    rope_types: dict[str, Callable[..., Any]] = {f"{OURS}{name}": FromSchedule(name) for name in schedules}
+    rope_types: dict[str, Callable[..., Any]] = {f"{OURS}{name}": partial(from_schedule, name) for name in schedules}
     rope_types[NONE] = without_turns
     new = {name: function for name, function in rope_types.items() if name not in ROPE_INIT_FUNCTIONS}
     ROPE_INIT_FUNCTIONS.update(new)

@@ -22,21 +22,15 @@ NONE = f"{OURS}none"
 """The rope type that turns nothing."""
 
 
-class FromSchedule:
-    """What `ROPE_INIT_FUNCTIONS` holds for a schedule: its options are keys beside `rope_type`."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(
-        self, config: Any, device: Any = None, seq_len: Any = None, layer_type: str | None = None
-    ) -> tuple[Tensor, float]:
-        said = parameters_of(config, layer_type)
-        schedule = schedule_said(self.name, said, config)
-        rotary = Rotary(width(config, said), base=float(said["rope_theta"]), schedule=schedule)
-        horizon = said.get("horizon")
-        frequencies, temperature = rotary.spectrum(None if horizon is None else torch.tensor([horizon], device="cpu"))
-        return placed(frequencies.flatten(), device), float(temperature)
+def from_schedule(
+    name: str, config: Any, device: Any = None, seq_len: Any = None, layer_type: str | None = None
+) -> tuple[Tensor, float]:
+    """What `ROPE_INIT_FUNCTIONS` holds for the schedule of a name: its options are keys beside `rope_type`."""
+    said = parameters_of(config, layer_type)
+    rotary = Rotary(width(config, said), base=float(said["rope_theta"]), schedule=schedule_said(name, said, config))
+    horizon = said.get("horizon")
+    frequencies, temperature = rotary.spectrum(None if horizon is None else torch.tensor([horizon], device="cpu"))
+    return placed(frequencies.flatten(), device), float(temperature)
 
 
 def without_turns(

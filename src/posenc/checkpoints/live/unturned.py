@@ -173,6 +173,12 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     is_causal: bool | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    output_attentions: bool = False,
+    position_bias: Tensor | None = None,
     **asked: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention as transformers calls it: query [B, H, T, D] on all keys [B, KV, S, D], to [B, T, H, D]."""
@@ -182,6 +188,8 @@ def attend(
             f"{type(module).__name__} was not told where its tokens stand: its model does not hand keyword arguments "
             f"down to attention, and cannot have an encoding on unturned keys"
         )
+    if position_bias is not None:
+        raise ValueError(f"{type(module).__name__} adds a bias of its own to the logits, beside which none can stand")
     layer = int(cast(int, module.layer_idx))
     if isinstance(attention_mask, Rule):
         mask = attention_mask.mask
@@ -189,33 +197,12 @@ def attend(
         mask = Mask(given=attention_mask)
     else:
         mask = Mask(causal=getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    keys = Keys(key, value, step.placed(step.keys_at(layer, key.shape[2]), key.device))
+    encoding, where = step.encodings[layer], step.placed(step.keys_at(layer, key.shape[2]), key.device)
     at = step.placed(step.at, query.device)
     if step.sources and step.sources[layer] != layer:
         # Layers that attend to keys of others may be given the last tokens alone.
         at = at.rows(slice(at.tokens - query.shape[2], at.tokens))
-    return attend_through(step.encodings[layer], module, query, at, keys, mask, **asked)
-
-
-def attend_through(
-    encoding: Encoding,
-    module: nn.Module,
-    query: Tensor,
-    at: Positions,
-    keys: Keys,
-    mask: Mask,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    output_attentions: bool = False,
-    position_bias: Tensor | None = None,
-    **others: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Attention through an encoding, with what else a model asks of it; keys are turned here."""
-    if position_bias is not None:
-        raise ValueError(f"{type(module).__name__} adds a bias of its own to the logits, beside which none can stand")
-    keys = replace(keys, k=encoding.turn(keys.k, keys.at, "key"))
+    keys = Keys(encoding.turn(key, where, "key"), value, where)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query = encoding.turn(query, at, "query")
     rule = encoding if softcap is None else Capped(encoding, softcap)
