@@ -65,8 +65,14 @@ def test_what_is_not_there_is_refused_before_anything_is_made(model: Path, tmp_p
     assert not out.exists()
 
 
-def test_what_is_made_of_weights_is_not_spread(model: Path, monkeypatch) -> None:
+def test_what_is_made_of_weights_is_not_spread(model: Path, tmp_path: Path, monkeypatch) -> None:
     pytest.importorskip("accelerate")
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": 24, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 40}
+    GPT2LMHeadModel(GPT2Config(**sizes)).save_pretrained(tmp_path / "gpt2")
+    with pytest.raises(ValueError, match="--device auto: a longer table is made of weights that are all in one place"):
+        extend(Settings(str(tmp_path / "gpt2"), 2.0, device="auto"), tmp_path / "out")
     monkeypatch.setattr(load, "open_tensors", lambda where: object.__new__(GGUFTensors))
     with pytest.raises(ValueError, match="is unpacked in memory and cannot be spread; name one --device"):
         load.load(model, device="auto")

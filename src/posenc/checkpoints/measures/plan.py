@@ -112,7 +112,7 @@ def sentences(plan: Plan) -> list[str]:
     besides = f" and {plan['uncounted']}" if plan["uncounted"] else ""
     return [
         f"{words}. {plan['advice']}".strip(),
-        f"Counted are weights, keys and values, and the logits of a chunk, by the config alone; not counted are what "
+        f"Counted are weights, keys and values, and the logits of a chunk, by the config alone; not counted is what "
         f"layers work in{besides}: {ERROR}.",
         *filter(None, [plan.get("refused")]),
     ]
