@@ -1,8 +1,6 @@
 """Names of the hub, against one on the loopback: what is asked for, what lies in the cache, what every refusal says."""
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ huggingface_hub = pytest.importorskip("huggingface_hub")
 import tiny_llama  # noqa: E402
 from loopback_hub import Hub, served  # noqa: E402
 
+from posenc import cli  # noqa: E402
 from posenc.checkpoints.conversion.convert import Request, convert  # noqa: E402
 from posenc.checkpoints.files.hub import chosen, commit_of, is_name  # noqa: E402
 from posenc.checkpoints.formats.load import find, load, without_weights  # noqa: E402
@@ -161,8 +160,15 @@ def test_without_huggingface_hub_the_extra_is_named(tmp_path: Path, monkeypatch:
         inspect("a/b")
 
 
-def test_a_verb_takes_a_name_and_says_its_commit(hub: Hub, tmp_path: Path) -> None:
-    own = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
-    command = [sys.executable, "-m", "posenc", "inspect", NAME, "--json"]
-    ran = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True, check=True)
-    assert json.loads(ran.stdout)["commit"] == hub.commits[NAME]["main"]
+def test_verbs_take_a_name_and_say_its_commit(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["inspect", NAME], ["convert", NAME, "--out", "new", "--dtype", "bfloat16"]):
+        assert cli.main([*command, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["commit"] == hub.commits[NAME]["main"]
+    text = tmp_path / "text.txt"
+    text.write_text(tiny_llama.TEXT)
+    command = ["extend", NAME, "--method", "ntk", "--passkey", "0", "--start", "0", "--text", str(text), "--out", "run"]
+    assert cli.main(command) == 0
+    assert (
+        json.loads(Path("run/record.json").read_text())["made"]["model, commit of the hub"] == hub.commits[NAME]["main"]
+    )
+    assert cli.main(["extend", NAME, "--plan"]) == 0
