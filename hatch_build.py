@@ -25,7 +25,7 @@ FOLDER = Path("src/posenc/kernels")
 SOURCE = "rotate_pairs.c"
 LIBRARY = "libposenc.so"
 BOARD, BOARD_IN_WHEEL = Path("docs/board"), "posenc/lab/board/committed"
-KEPT_OF_BOARD = ("records", "costs.json")
+KEPT_OF_BOARD = ("rows.jsonl.gz", "costs.json")
 FLAGS = ["-std=gnu11", "-O3", "-fPIC", "-shared", "-fvisibility=hidden"]
 # Not every compiler has OpenMP: without it the library runs on one thread.
 THREADS = [["-fopenmp"], []]

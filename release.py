@@ -22,11 +22,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 DEMO = "compare --tasks repeat --encodings none rotary --seeds 1 --steps 5 --out runs"
-TESTS = ("tests/test_positions.py", "tests/test_rotary.py")
+TESTS = ("tests/tokens/test_positions.py", "tests/encodings/test_rotary.py")
 FOR_TESTS = ("pytest", "pytest-timeout", "hypothesis", "mpmath<1.4")
 
 PUBLISH = """run.py release publishes nothing, and tries what would be published with --dry-run. A person publishes:
-  1. the version in pyproject.toml and CITATION.cff, and a heading for it in CHANGELOG.md, on main, with CI green
+  1. the version in pyproject.toml and CITATION.cff, its page (towncrier build --version VERSION) and a link to it
+     in CHANGELOG.md, on main, with CI green
   2. python3 run.py release --dry-run --into dist
   3. git tag vVERSION, and push the tag: the workflow `wheels` builds the same for every platform
   4. twine upload of what that workflow made, with a token of one's own"""
@@ -86,8 +87,9 @@ def check_versions(root: Path) -> str:
     cited = found(r"^version: (\S+)", root / "CITATION.cff")
     if cited != version:
         raise ValueError(f"pyproject.toml says version {version}, CITATION.cff says {cited}; make them one")
-    if not re.search(rf"^## {re.escape(version)}\b", (root / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE):
-        raise ValueError(f"CHANGELOG.md has no heading '## {version}'; say there what is new")
+    page = f"docs/changes/{version}.md"
+    if not (root / page).exists() or f"({page})" not in (root / "CHANGELOG.md").read_text(encoding="utf-8"):
+        raise ValueError(f"CHANGELOG.md has no link to {page}; say there what is new")
     return version
 
 

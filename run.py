@@ -5,6 +5,7 @@
     python3 run.py test [args]      run the test suite; --all adds the slow tests, the rest goes to pytest
     python3 run.py check            lint, format, types, import rules
     python3 run.py docs             build the site of the documentation, and say where it lies
+    python3 run.py tree [FOLDER]    print the files of src/posenc, or of FOLDER, with what each says that it is
     python3 run.py paper [FILE]     write the technical report from the committed records, as a PDF
     python3 run.py release          --dry-run builds what is published, and tries it in an environment of its own
     python3 run.py sanitize         run the tests of the C code with its memory and its arithmetic watched (needs gcc)
@@ -25,6 +26,7 @@ package index; these variables change what it does:
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import os
@@ -72,6 +74,8 @@ def main(arguments: list[str]) -> int:
         fail(complaint)
 
     verb, rest = arguments[0], arguments[1:]
+    if verb == "tree":
+        return tree(rest)
     choices = read_choices(os.environ)
     require_extra(verb, choices.extras)
     set_up(choices)
@@ -220,6 +224,21 @@ def docs_command(python: Path, site: Path) -> list[str]:
     return [str(python), "-m", "sphinx", "-b", "html", "-j", "auto", "-q", "-W", "--keep-going", "docs", str(site)]
 
 
+def tree(rest: Sequence[str]) -> int:
+    """Print folders, and of each Python file the first line of its docstring."""
+    if len(rest) > 1 or not (ROOT / (rest or ["src/posenc"])[0]).is_dir():
+        fail(f"`run.py tree` takes one folder of the project, got {' '.join(rest)}")
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ... | head ends it quietly
+    top = ROOT / (rest or ["src/posenc"])[0]
+    for folder in sorted({top, *(path.parent for path in top.rglob("*.py"))}):
+        print(f"{os.path.relpath(folder, ROOT)}/")
+        for path in sorted(folder.glob("*.py")):
+            words = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            print(f"  {path.name:<28}{words.partition(chr(10))[0]}".rstrip())
+    return 0
+
+
 def sanitize(rest: Sequence[str], python: Path) -> int:
     """Compile the C code with gcc's sanitizers into a copy of the package, and run its tests on that copy."""
     import hatch_build  # beside this file
@@ -242,7 +261,7 @@ def sanitize(rest: Sequence[str], python: Path) -> int:
         }
         # What a sanitizer says goes to stderr as the process ends: pytest must not hold it back.
         options = ["-p", "no:cacheprovider", "--capture=sys"]
-        command = [str(python), "-m", "pytest", *options, "-m", "", "tests/test_rotate_pairs.py", *rest]
+        command = [str(python), "-m", "pytest", *options, "-m", "", "tests/kernels/test_rotate_pairs.py", *rest]
         return run_to_the_end(command, folder=ROOT, environment={**os.environ, **watched})
 
 

@@ -1,6 +1,6 @@
 """What passes of a real model hold in memory, against their plan: on a CPU, or on a GPU that somebody has.
 
-    python benchmarks/hardware.py smollm2 --lengths 512 2048 --dtypes float32 bfloat16
+    python benchmarks/hardware.py models/smollm2 --lengths 512 2048 --dtypes float32 bfloat16
     python benchmarks/hardware.py path/to/Qwen2.5-7B --device cuda --lengths 32768 --dtypes bfloat16
 
 It prints the table of docs/checkpoints/hardware.md: each pass runs in a process of its own, whose memory before the

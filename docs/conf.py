@@ -22,7 +22,7 @@ extensions = [
     "reference_pages",
 ]
 html_math_renderer = "mathml"
-exclude_patterns = ["_build", "extensions"]
+exclude_patterns = ["_build", "extensions", "changes/fragments"]
 source_suffix = {".md": "myst-nb"}
 # Lessons are run while they are built, and only when they have changed.
 nb_execution_mode = "cache"

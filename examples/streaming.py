@@ -8,8 +8,8 @@ What to look for: the perplexity of the last tokens is near that of the windows 
 was after the first thousand tokens, and a token costs one step and no pass. Without sinks (--sinks 0) the newest tokens
 lose what attention rests on. What left the window is forgotten: this is no longer context.
 
-By default it is SmolLM2 (posenc fetch smollm2) and the Python language reference. What was measured is kept in the
-folder --out and not measured again.
+By default it is SmolLM2 (`python examples/real_models.py smollm2` first) and the Python language reference. What was
+measured is kept in the folder --out and not measured again.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def main(path: str, length: int, start: int, window: Window, out: Path, quick: b
             with Meter() as meter:
                 value = measure()
             found[name] = value.tolist() if isinstance(value, Tensor) else value
-            found[f"{name} took"] = {"cpu_s": meter.cpu, "wall_s": meter.wall, "peak_mib": meter.peak_mib}
+            found[f"{name} took"] = {"cpu_s": meter.cpu, "wall_s": meter.wall}
             record.write_text(json.dumps(found), encoding="utf-8")
             print(f"{name}: {meter.cpu:.0f} CPU s, {meter.wall:.0f} s", flush=True)
         return found[name]
@@ -115,7 +115,7 @@ def main(path: str, length: int, start: int, window: Window, out: Path, quick: b
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2", help="a checkpoint of transformers, or a fetched model's name")
+    parser.add_argument("--model", default="models/smollm2", help="a checkpoint, or owner/name of the hub")
     parser.add_argument("--length", type=int, default=16_896, help="tokens of the text")
     parser.add_argument("--start", type=int, default=2_000, help="the token of the text that it begins with")
     parser.add_argument("--sinks", type=int, default=4, help="so many of the first tokens are held")

@@ -15,6 +15,8 @@ settings.load_profile("posenc")
 torch.set_num_threads(1)
 # Workers of a parallel run are told the width of a terminal, and what a pipe is given has none.
 os.environ.pop("COLUMNS", None)
+# A path that is not there may be a name of the hub; no test asks one but that of the loopback.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 @pytest.hookimpl(wrapper=True)

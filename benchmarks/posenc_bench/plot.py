@@ -1,6 +1,5 @@
 """The cost of attention against the number of tokens, in one figure."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,7 +66,7 @@ def draw(ax: Axes, rows: Sequence[Found], looks: Mapping[str, figures.Look]) -> 
             color, marker, dashes, width = figures.SOFT, "", (0, (1, 1.6)), 1.2
         (line,) = ax.plot(x, y, color=color, marker=marker, linestyle=dashes, linewidth=width, markersize=4)
         line.set(markeredgecolor=figures.PAPER, markeredgewidth=0.4)
-        ends.append((y[-1], x[-1], figures.short(name, 40), figures.INK if color == figures.SOFT else color))
+        ends.append((x[-1], y[-1], figures.short(name, 40), ""))
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     figures.plain_log(ax.yaxis)
@@ -75,23 +74,5 @@ def draw(ax: Axes, rows: Sequence[Found], looks: Mapping[str, figures.Look]) -> 
     ax.xaxis.set_major_locator(FixedLocator(lengths))
     ax.xaxis.set_major_formatter(FixedFormatter([f"{length:,}" for length in lengths]))
     ax.xaxis.set_minor_locator(NullLocator())
-    name_lines(ax, ends, lengths[-1])
-
-
-def name_lines(ax: Axes, ends: Sequence[tuple[float, float, str, str]], right: float) -> None:
-    """The name of each line beside its end (its height, its place, the name, a colour), none over another."""
-    low, high = (math.log10(bound) for bound in ax.get_ylim())
-    # So many names fit into the height of the axes.
-    heights = figures.spaced([(math.log10(y) - low) / (high - low) for y, *_ in ends], 1 / 33)
-    for (y, x, name, colour), height in zip(ends, heights, strict=True):
-        ax.annotate(
-            name,
-            (x, y),
-            xytext=(1.3 * right, 10 ** (low + height * (high - low))),
-            textcoords="data",
-            fontsize=7,
-            color=colour,
-            va="center",
-            annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5, "alpha": 0.5, "relpos": (0, 0.5)},
-        )
+    ax.set_xlim(right=16 * lengths[-1])  # room for the names
+    figures.name_points(ax, ends)

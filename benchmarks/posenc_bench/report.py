@@ -90,20 +90,6 @@ def is_ahead(other: Found, own: Found) -> bool:
     return both and own["subject"] == other["subject"] and other["value"] < own["value"]
 
 
-def speedups(rows: Sequence[Found]) -> list[tuple[str, str, str, float]]:
-    """(case, our fastest, the fastest peer, how many times faster ours is), for each case with a peer."""
-    found = []
-    for key, those in cases(rows).items():
-        for subject in dict.fromkeys(row["subject"] for row in those):
-            same = [row for row in those if row["subject"] == subject and row["value"]]
-            ours = [row for row in same if row["kind"] == "posenc"]
-            others = [row for row in same if row["kind"] == "peer"]
-            if ours and others:
-                best, peer = (min(part, key=lambda row: row["value"]) for part in (ours, others))
-                found.append((heading(*key), best["candidate"], peer["candidate"], peer["value"] / best["value"]))
-    return found
-
-
 def markdown(result: Mapping[str, Any]) -> str:
     """A run as a page: the machine, the goals, what we lose at, and every case."""
     rows = result["rows"]
@@ -123,7 +109,7 @@ def save(result: Mapping[str, Any], folder: Path) -> list[Path]:
     from posenc_bench import plot
 
     whole, tables = folder / "bench.json", folder / "bench.md"
-    store.write(whole, (json.dumps(result, indent=1) + "\n").encode())
+    store.write(whole, (json.dumps(result) + "\n").encode())
     store.write(tables, markdown(result).encode())
     drawn = plot.cost(result)
     return [whole, tables] if drawn is None else [whole, tables, figures.save(drawn, folder / "cost.png")]

@@ -6,7 +6,9 @@ They lie in docs/encodings and docs/lessons, and are not kept.
 import inspect
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +149,7 @@ def models(name: str, source: Path) -> list[str]:
 
 def elsewhere(name: str, called: Iterable[str], source: Path) -> list[str]:
     """What goes wrong in other libraries with an encoding, by the page of known defects and the tests in its rows."""
-    held = re.compile(rf"`tests/(?:peers/)?test_{name}\.py")
+    held = re.compile(rf"`tests/(?:peers|encodings)/test_{name}\.py")
     named = re.compile(rf"\b({'|'.join(map(re.escape, called))})\b", re.IGNORECASE)
     defects = tables_of(source / "guides" / "known-defects.md")
     found = [row for row in defects if held.match(row[-1]) or (held.search(row[-1]) and named.search(row[-3]))]
@@ -170,15 +172,22 @@ def drawn(figure: Figure, file: Path, words: str) -> str:
 
 
 def carried(name: str, source: Path) -> list[str]:
-    """How far an encoding carries on the tasks of the board that enough seeds have learned, drawn."""
-    pictures = []
+    """How far an encoding carries on the tasks of the board that enough seeds have learned, as a table."""
+    lines = []
     for result in results_of(source):
         if result.label != name or len(result.learned) < scope.FIRST_SEEDS:
             continue
-        file = source / "encodings" / "pictures" / f"{name}-on-{re.sub(r'[^a-z0-9_]+', '-', result.task)}.png"
-        words = f"{name} on {result.task}, beyond the trained length"
-        pictures.append(drawn(figures.extrapolation(result.runs, task=result.task), file, words))
-    return pictures
+        measure, form = ("perplexity_ratio", summary.ratio) if result.is_text else ("exact_match", summary.percent)
+        beyond = [f"{form(at.median)} at {summary.times(factor)}" for _, factor, at in result.beyond(measure)]
+        learned = f"{len(result.learned)} of {len(result.runs)}"
+        lines.append(
+            f"| {result.task} | {learned} | {summary.count(result.trained_length or 0)} | {', '.join(beyond)} |"
+        )
+    if not lines:
+        return []
+    head = ["| task | seeds that learned | trained length | beyond it |", "|---|---|---|---|"]
+    words = "Medians over the seeds that learned: exact match in percent, of text the perplexity as a multiple of that"
+    return [*head, *lines, "", f"{words} at the trained length. [The board](../board/README.md) has intervals."]
 
 
 def encoding_page(name: str, source: Path) -> str:
@@ -319,8 +328,11 @@ def make(app: Sphinx) -> None:
     source = Path(app.srcdir)
     folder = source / "encodings"
     names = posenc.names()
-    for name in names:
-        write(folder / f"{name}.md", encoding_page(name, source))
+    # Drawing is most of the work, and nothing has been computed yet that a forked process could wait for.
+    costs_of(source), results_of(source)
+    with ProcessPoolExecutor(app.parallel, mp_context=get_context("fork")) as pool:
+        for name, page in zip(names, pool.map(partial(encoding_page, source=source), names), strict=True):
+            write(folder / f"{name}.md", page)
     others = kind_pages(folder)
     lines = [ROW.format(f"[{name}]({name}.md)", listing.card(name)["idea"]) for name in names]
     tree = ["```{toctree}", ":hidden:", "", *names, *others, "```", ""]

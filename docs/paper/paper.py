@@ -3,6 +3,7 @@
 python3 run.py paper [FILE]        writes FILE, as a rule docs/_build/posenc.pdf
 """
 
+import gzip
 import inspect
 import json
 import re
@@ -50,7 +51,7 @@ def facts(root: Path) -> dict[str, Any]:
         "bench": bench(newest(root / "benchmarks" / "results")),
         "census": census(root / "tests" / "census.tsv"),
         "claims": claims(root / "docs" / "published"),
-        "board": board(root / "docs" / "board" / "records"),
+        "board": board(root / "docs" / "board" / "rows.jsonl.gz"),
     }
 
 
@@ -124,8 +125,8 @@ def census(file: Path) -> dict[str, Any]:
 def claims(folder: Path) -> list[dict[str, str]]:
     """The published results that were run again, one for each file."""
     found = []
-    for file in sorted(folder.glob("*.json")):
-        one = json.loads(file.read_text(encoding="utf-8"))
+    for file in sorted(folder.glob("*.json.gz")):
+        one = json.loads(gzip.decompress(file.read_bytes()))
         seeds = f"{min(one['seeds'])} to {max(one['seeds'])}"
         command = f"posenc lab run {one['claim']} --seed-from {min(one['seeds'])}"
         kept = ("claim", "says", "source", "verdict", "why")
@@ -133,13 +134,13 @@ def claims(folder: Path) -> list[dict[str, str]]:
     return found
 
 
-def board(folder: Path) -> list[list[Any]]:
+def board(file: Path) -> list[list[Any]]:
     """How many runs the board has of each task: task, runs, encodings."""
-    found = []
-    for file in sorted(folder.glob("*.jsonl")):
-        runs = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line]
-        found.append([file.stem, len(runs), len({str(run["experiment"]["spec"]) for run in runs})])
-    return found
+    specs: dict[str, list[str]] = {}
+    for line in gzip.decompress(file.read_bytes()).splitlines():
+        run = json.loads(line)["experiment"]
+        specs.setdefault(run["task"], []).append(str(run["spec"]))
+    return [[task, len(found), len(set(found))] for task, found in sorted(specs.items())]
 
 
 if __name__ == "__main__":

@@ -1,21 +1,27 @@
-"""python -m posenc, and the command posenc: the command line, or what it takes to have one."""
+"""python -m posenc, and the command posenc: the command line, and which extra brings what a verb needs.
+
+Where PyTorch is installed alone, verbs that need no more than that do their work: list, show, check, lesson.
+"""
 
 import os
 import sys
+import warnings
 
 EXTRAS = {
     "lab": ("numpy", "scipy", "pandas", "tyro", "rich", "matplotlib", "safetensors", "jinja2", "tomli"),
     "frames": ("polars", "pyarrow"),
-    "hf": ("transformers", "tokenizers", "gguf", "safetensors", "accelerate"),
+    "hf": ("transformers", "huggingface_hub", "tokenizers", "gguf", "safetensors", "accelerate"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
 }
 """What the extras of the package bring, which PyTorch alone does not."""
 
 
 def main() -> int:
-    """Run the command line; where a package is missing, do what can be done, or say which extra brings it."""
+    """Run the command line; where a package is missing, say which extra brings it."""
     # Python has no stream where the shell has closed one.
     sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))
+    # PyTorch says so once where NumPy is not installed, and what needs it says so itself.
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
     try:
         from posenc import cli
 
@@ -25,10 +31,6 @@ def main() -> int:
         extra = next((extra for extra, modules in EXTRAS.items() if missing in modules), None)
         if extra is None:
             raise
-    if missing in ("tyro", "rich") and sys.argv[1:2] in (["list"], ["show"], ["check"]):
-        from posenc import plain
-
-        return plain.main(sys.argv[1:])
     print(f"posenc: this needs {missing}, which is not installed: pip install 'posenc[{extra}]'", file=sys.stderr)
     return 1
 

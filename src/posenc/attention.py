@@ -15,7 +15,7 @@ from posenc.catalogue import Spec, build
 from posenc.encoding import Encoding
 from posenc.kernels.chosen_weights import Chosen, chosen_weights
 from posenc.kernels.in_rows import attend_in_rows
-from posenc.keys import Keys, Projections
+from posenc.keys import Keys
 from posenc.masks import Mask, MaskLike, mask_for
 from posenc.positions import Positions, PositionsLike, positions_for
 from posenc.sizes import Sizes, takes_sizes
@@ -140,7 +140,7 @@ class Attention(nn.Module):
         keys = new if cache is None else cache.extend(new)
         if "remember" in encoding.doors:
             # In self-attention the queries are the new keys.
-            query_memo = new.memo if to_itself else encoding.remember(query, at, self.projections())
+            query_memo = new.memo if to_itself else encoding.remember(query, at)
             keys = replace(keys, query_memo=query_memo)
         if encoding.turns_when_attending:
             q = encoding.turn(q, at, "query")
@@ -203,8 +203,6 @@ class Attention(nn.Module):
             at = of_queries(positions)
             keys_at = positions_for(key.shape[1], key_positions, batch=key.shape[0], device=key.device, held=held)
         mask = mask_for(mask)
-        if keys_at.parents:
-            check_branches(mask, encoding)
         if cache is not None:
             cache.check(keys_at, mask)
         return Call(at, keys_at, mask, encoding, cache, weights)
@@ -218,15 +216,8 @@ class Attention(nn.Module):
         v = self.split(self.to_value(key if value is None else value), self.kv_heads)
         if not encoding.turns_when_attending:
             q, k = encoding.turn_both(q, k, at, keys_at, in_place=not is_held(self.to_query, self.to_key))
-        memo = encoding.remember(key, keys_at, self.projections()) if "remember" in encoding.doors else {}
+        memo = encoding.remember(key, keys_at) if "remember" in encoding.doors else {}
         return q, Keys(k, v, keys_at, memo, moves=encoding.moves)
-
-    def projections(self) -> Projections:
-        return Projections(
-            lambda x: self.split(self.to_query(x), self.heads),
-            lambda x: self.split(self.to_key(x), self.kv_heads),
-            lambda x: self.split(self.to_value(x), self.kv_heads),
-        )
 
     def split(self, x: Tensor, heads: int) -> Tensor:
         return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)  # [B, heads, T, head_dim]
@@ -262,20 +253,6 @@ def check_weights(weights: object) -> None:
     """Raises ValueError unless it says which attention weights are wanted."""
     if not isinstance(weights, (bool, Chosen)):
         raise ValueError(f"weights are True, False or Chosen, got {checks.shown(weights)}")
-
-
-def check_branches(mask: Mask, encoding: Encoding) -> None:
-    """Raises ValueError where branches of a tree would see each other."""
-    if mask.given is None:
-        raise ValueError(
-            "siblings in a tree of tokens share an order, and this mask would let one branch see another; give "
-            "mask=masks.tree(parents, held=...)"
-        )
-    if encoding.between != ():
-        raise ValueError(
-            f"{encoding} reads the tokens between a query and a key, and in a tree nothing says which of them are on "
-            f"the branch; give each branch a row of its own, behind cache.rows([0] * branches)"
-        )
 
 
 def check_kind(name: str, x: Tensor, weight: Tensor) -> None:

@@ -18,7 +18,7 @@ from posenc.chosen_heads import OnHeads
 from posenc.encoding import Compose, Encoding, Shape, parts_of
 from posenc.foreign import near, one_line, quoted, written
 from posenc.foreign.text import shortened
-from posenc.registry import Registry, in_new_names
+from posenc.registry import Registry
 from posenc.schedules import Schedule
 
 Spec: TypeAlias = str | Encoding
@@ -109,7 +109,6 @@ class Parser:
         if len({option for option, _ in options}) != len(options):
             raise ValueError(f"an option stands twice in {quoted(self.spec)}; give it once")
         known = list(options_of(name))
-        options = tuple(in_new_names(cls, dict(options), known).items())
         for option, _ in options:
             if option not in known:
                 raise ValueError(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.biases import Bias, ByDistance, total
 from posenc.kept_tables import KeepsTables
-from posenc.keys import Keys, Projections
+from posenc.keys import Keys
 from posenc.masks import Mask, MaskLike, mask_for
 from posenc.positions import Positions, PositionsLike, placed, positions_for
 from posenc.published import Published, Token, dot_product, has_own_logits
@@ -150,6 +150,12 @@ class Encoding(KeepsTables, Published):
         cls.doors = frozenset(door for door in DOORS if getattr(cls, door) is not getattr(Encoding, door))
         if not vars(cls).keys().isdisjoint(("biases", "attend")) and "between" not in vars(cls):
             cls.between = None
+        if "remember" in vars(cls):
+            written = inspect.signature(cls.remember)
+            try:
+                written.bind(cls, "x", "at")
+            except TypeError:
+                raise ValueError(f"{cls.__name__} has remember{written}, expected remember(self, x, at)") from None
         # A class that turns otherwise than the class it was made from does not turn both as that one does.
         if "turn" in vars(cls) and "turn_both" not in vars(cls):
             cls.turn_both = Encoding.turn_both
@@ -229,7 +235,7 @@ class Encoding(KeepsTables, Published):
         """Door 4. The attention rule: the output [B, H, T, D] and the weights if the kernel was asked for them."""
         return kernel(self, q, at, keys, mask)
 
-    def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
+    def remember(self, x: Tensor, at: Positions) -> dict[str, Tensor]:
         """The pocket: per-token facts [B, heads or 1, T, ...] kept beside k and v, under this encoding's own names."""
         return {}
 
@@ -495,10 +501,10 @@ class Compose(Encoding):
         beside = tuple(part for part in self.parts if part is not rule)
         return rule.attend(q, at, keys, mask, replace(kernel, beside=beside))
 
-    def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
+    def remember(self, x: Tensor, at: Positions) -> dict[str, Tensor]:
         memo: dict[str, Tensor] = {}
         for part in self.parts:
-            new = part.remember(x, at, project)
+            new = part.remember(x, at)
             if taken := memo.keys() & new.keys():
                 raise ValueError(f"two parts of {self} remember {sorted(taken)}; a memo name belongs to one encoding")
             memo |= new

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,11 +45,3 @@ class Keys:
         """The same keys with every fact of tokens changed, by its name and value as `facts` has them."""
         memo = {name: change(f"memo {name}", fact) for name, fact in self.memo.items()}
         return replace(self, k=change("k", self.k), v=change("v", self.v), memo=memo)
-
-
-class Projections(NamedTuple):
-    """Attention's own projections, each from [B, T, dim] to [B, heads, T, head_dim]."""
-
-    query: Callable[[Tensor], Tensor]
-    key: Callable[[Tensor], Tensor]
-    value: Callable[[Tensor], Tensor]

@@ -3,7 +3,6 @@
 A mask compares orders and documents, never tensor indices, so a cache, padding or packing cannot change its meaning.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.positions import Positions, tree_of
+from posenc.positions import Positions
 from posenc.watched import may_be_read
 
 
@@ -145,42 +144,6 @@ def window(size: int, *, causal: bool = True) -> Mask:
 def prefix(size: int) -> Mask:
     """Causal, but the first `size` tokens of each row see one another (a prefix language model)."""
     return Mask(causal=True, prefix=size)
-
-
-def tree(
-    parents: Sequence[int] | Tensor,
-    *,
-    held: int,
-    new: int | None = None,
-    device: torch.device | str | None = None,
-) -> Mask:
-    """Each token of a tree sees all that is held in front of the tree, its ancestors, and itself.
-
-    parents  [T], the index of each token's parent among the tokens of the tree, as Positions.tree takes them
-    held     how many tokens a cache holds in front of the tree, with padding
-    new      how many of the last tokens of the tree are asked; the others are held already. Default: all
-
-    A branch is never seen by another one. Raises ValueError for parents that make no tree, and for numbers that do not
-    fit.
-
-    >>> tree([-1, 0, 0], held=1).given[0, 0].int()
-    tensor([[1, 1, 0, 0],
-            [1, 1, 1, 0],
-            [1, 1, 0, 1]], dtype=torch.int32)
-    """
-    parents = tree_of(parents)
-    tokens = len(parents)
-    new = tokens if new is None else new
-    if not 1 <= checks.whole("new", new) <= tokens:
-        raise ValueError(f"the tree has {tokens} tokens, and 1 to {tokens} of them may be new, got new={new}")
-    if checks.whole("held", held) < 0:
-        raise ValueError(f"a cache holds 0 tokens or more, got held={held}")
-    seen = torch.eye(tokens, dtype=torch.bool)
-    for token, parent in enumerate(parents):
-        if parent >= 0:
-            seen[token] |= seen[parent]
-    given = torch.cat((torch.ones(tokens, held, dtype=torch.bool), seen), 1)
-    return Mask(given=given[None, None, tokens - new :].to(device))
 
 
 MaskLike: TypeAlias = Mask | Tensor | str | None

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from posenc import checks
-from posenc.attention import Attention, Call, check_branches, check_weights
+from posenc.attention import Attention, Call, check_weights
 from posenc.cache import Cache, LayerCache, held_by
 from posenc.catalogue import LayerSpec, Spec, build_layers
 from posenc.embedding import TokenPositionEmbedding
@@ -288,9 +288,6 @@ class Stack(nn.Module):
                 f"only says which tokens by a slice, such as slice(-1, None), or a tensor of indices, got "
                 f"{checks.shown(only)}"
             )
-        for encoding, in_sight in zip(self.encoding_of, mask_of, strict=True):
-            if at.parents:
-                check_branches(in_sight, encoding)
         if cache is None:
             return
         if len(cache.layers) != len(self.blocks):

@@ -28,15 +28,13 @@ class Positions:
     document  [B or 1, T]     which packed document a token belongs to; None when there is only one
     horizon   [B or 1]        the declared length of each sequence, for encodings that depend on one (unit: positions)
 
-    The last five fields are facts known without looking at data, so that they hold inside a compiled graph:
+    The last four fields are facts known without looking at data, so that they hold inside a compiled graph:
     contiguous  every row's order is s, s+1, s+2, ... for one s, with no padding and one document
     unit_step   coords have one axis and equal order wherever there is a token
     extent      every coordinate c satisfies 0 <= c < extent; where all rows are contiguous in unit steps, the last
                 coordinate is extent - 1
     loose       order only says how these tokens stand among themselves (ids, packed documents, a grid): attention puts
                 them behind all that a cache holds
-    parents     of the last tokens, if they are of a tree: the index of each one's parent among the tokens of the tree,
-                -1 for the root. Siblings share an order, and who sees whom is said by masks.tree
 
     >>> Positions.count(3).coords[..., 0]
     tensor([[0, 1, 2]])
@@ -52,7 +50,6 @@ class Positions:
     unit_step: bool = False
     extent: int | None = None
     loose: bool = False
-    parents: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if type(self.coords) is not Tensor or type(self.order) is not Tensor:
@@ -208,35 +205,6 @@ class Positions:
         order = torch.arange(coords.shape[1], device=device)[None]
         return cls(coords, order, contiguous=True, unit_step=len(sizes) == 1, extent=max(sizes), loose=True)
 
-    @classmethod
-    def tree(
-        cls, parents: Sequence[int] | Tensor, start: int | Tensor = 0, *, device: torch.device | str | None = None
-    ) -> "Positions":
-        """Guesses at what comes next as a tree of tokens: each stands one behind its parent, and siblings side by side.
-
-        parents  [T], the index of each token's parent among these tokens, in front of it; -1 for the first one, the
-                 root, which goes on behind what is held
-        start    where the root stands, or [B]: where that of each row does
-
-        They are all tokens of the tree: those of a later pass are its last ones, tree.rows(slice(-new, None)). Give
-        masks.tree(parents, held=...) with them. Raises ValueError for parents that make no tree.
-
-        >>> Positions.tree([-1, 0, 0, 2], start=5).order
-        tensor([[5, 6, 6, 7]])
-        """
-        parents = tree_of(parents)
-        depth: list[int] = []
-        for parent in parents:
-            depth.append(0 if parent < 0 else depth[parent] + 1)
-        if isinstance(start, Tensor) and (start.dim() != 1 or start.is_floating_point() or start.dtype == torch.bool):
-            raise ValueError(f"start is where the root of the tree stands, or [B], got {checks.shown(start)}")
-        if not isinstance(start, Tensor):
-            check_counts(len(parents), start)
-        extent = None if isinstance(start, Tensor) else start + max(depth) + 1
-        first = start[:, None] if isinstance(start, Tensor) else start
-        order = torch.tensor([depth], device=start.device if isinstance(start, Tensor) else device) + first
-        return cls(order[..., None], order, unit_step=True, extent=extent, parents=parents)
-
     @property
     def tokens(self) -> int:
         return self.order.shape[1]
@@ -292,16 +260,7 @@ class Positions:
             contiguous=contiguous,
             extent=extent,
             loose=False,
-            parents=self.parents_of(rows),
         )
-
-    def parents_of(self, rows: slice | Tensor) -> tuple[int, ...]:
-        """The parents of those tokens of a slice or of indices that are of a tree."""
-        if not self.parents:
-            return ()
-        numbers = range(self.tokens)[rows] if isinstance(rows, slice) else (rows % self.tokens).tolist()
-        first = self.tokens - len(self.parents)
-        return tuple(self.parents[number - first] for number in numbers if number >= first)
 
     def batch_rows(self, rows: slice | Tensor) -> "Positions":
         """The tokens of some rows of the batch, a slice or indices [n]; what all rows share stays shared."""
@@ -329,9 +288,7 @@ class Positions:
         coords = torch.where(empty, order, coords)
         document = None if self.document is None else of_token(self.document, last).expand(-1, tokens)
         extent = None if self.extent is None else self.extent + tokens
-        return self.changed(
-            coords=coords[..., None], order=order, document=document, extent=extent, loose=False, parents=()
-        )
+        return self.changed(coords=coords[..., None], order=order, document=document, extent=extent, loose=False)
 
     def behind(self, held: "Positions") -> "Positions":
         """These tokens where they come after all that a cache holds: loose ones are put there.
@@ -426,34 +383,6 @@ def of_token(fact: Tensor, token: Tensor) -> Tensor:
         rows = max(fact.shape[0], token.shape[0])
         fact, token = fact.expand(rows, *fact.shape[1:]), token.expand(rows, 1)
     return fact.gather(1, token if fact.dim() == 2 else token[..., None].expand(-1, -1, fact.shape[2]))
-
-
-def tree_of(parents: Sequence[int] | Tensor) -> tuple[int, ...]:
-    """Parents of the tokens of a tree, [T], as numbers.
-
-    Raises ValueError for what are no such numbers, for a parent behind its child, and for another root than the first.
-    """
-    if isinstance(parents, Tensor) and parents.dim() == 1 and not parents.is_floating_point():
-        parents = parents.tolist()
-    if not isinstance(parents, (list, tuple)) or not parents or not all(checks.is_whole(parent) for parent in parents):
-        raise ValueError(
-            f"a tree is said by the index of each token's parent, [tokens], -1 for the root, got "
-            f"{checks.shown(parents)}"
-        )
-    if parents[0] != -1:
-        raise ValueError(f"the first token of a tree is its root, whose parent is -1, got {parents[0]}")
-    for token, parent in enumerate(parents[1:], 1):
-        if parent >= token:
-            raise ValueError(
-                f"a parent comes in front of its child, and token {token} has the parent {parent}; put each token "
-                f"behind its parent"
-            )
-        if parent < 0:
-            raise ValueError(
-                f"a tree has one root, token 0, and token {token} has the parent {parent}; give the tokens one root, "
-                f"which is the last token that is certain"
-            )
-    return tuple(parents)
 
 
 def check_counts(tokens: int, start: int = 0) -> None:

@@ -9,7 +9,6 @@ import functools
 import importlib
 import inspect
 import re
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -21,47 +20,6 @@ from posenc.foreign import code, quoted, written
 from posenc.plugins import plugins_for
 
 T = TypeVar("T")
-
-
-def renamed(**names: str) -> Callable[[type[T]], type[T]]:
-    """Take options by the names that they once had: a decorator of a class, renamed(old="new").
-
-    Constructor and specs take both, and say the new one in a FutureWarning.
-    """
-
-    def mark(cls: type[T]) -> type[T]:
-        made, parameters = cls.__init__, inspect.signature(cls).parameters
-
-        @functools.wraps(made)
-        def by_new_names(self: T, *args: Any, **options: Any) -> None:
-            made(self, *args, **in_new_names(cls, options, parameters))
-
-        for name, value in (("__init__", by_new_names), ("renamed", names)):
-            type.__setattr__(cls, name, value)
-        return cls
-
-    return mark
-
-
-def in_new_names(cls: type, options: Mapping[str, Any], known: Collection[str]) -> Mapping[str, Any]:
-    """Options of a class by the names that they have now; a FutureWarning says which had another.
-
-    known  the names that its constructor takes: one that it took up again stays
-
-    Raises ValueError for an option that is given by both of its names.
-    """
-    renamed = getattr(cls, "renamed", {})
-    old = [name for name in options if name in renamed and name not in known]
-    for name in old:
-        called = getattr(cls, "spec_name", cls.__name__)
-        if renamed[name] in options:
-            raise ValueError(f"{called}: '{name}' is the old name of {renamed[name]}; give it once")
-        warnings.warn(
-            f"{called}: the option '{name}' is called {renamed[name]} now; the old name will go",
-            FutureWarning,
-            stacklevel=3,
-        )
-    return {renamed[name] if name in old else name: value for name, value in options.items()}
 
 
 class Named:
@@ -224,7 +182,6 @@ class Registry(Mapping[str, type[T]]):
         if len(options) != len(tree.keywords):
             raise ValueError(f"an option stands twice in {written(tree)}; give it once")
         parameters = inspect.signature(cls).parameters
-        options = in_new_names(cls, options, parameters)
         for word in options:
             if word not in parameters:
                 known = f"{', '.join(parameters) or 'none'}{foreign.near(word, parameters.keys())}"

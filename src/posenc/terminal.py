@@ -1,45 +1,76 @@
 """What a person sees in the terminal: live progress on stderr, tables on stdout.
 
 Everything goes through `shown`, which leaves nothing that a terminal would obey: names come from files of others too.
+Where rich is not installed, everything is plain text.
 """
 
 import math
 import os
+import shutil
 import sys
 import textwrap
 import time
 import webbrowser
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
-
-from rich.console import Console, Group
-from rich.live import Live
-from rich.markdown import Markdown
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from posenc.foreign import shortened, visible
 
 if TYPE_CHECKING:
+    from rich.console import Group
+
     from posenc.lab.sweeps.sweep import Progress, Sweep
     from posenc.testing import Verdict
 
 # A file or a pipe has no width unless COLUMNS says one: rows go out whole.
-OUT = Console(highlight=False, width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 300)
-ERR = Console(stderr=True, highlight=False)
+WIDTH = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 300
+
+
+class Plain:
+    """What is used here of rich's Console, where rich is not installed."""
+
+    is_terminal = False
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None, **unused: Any) -> None:
+        self.stderr, self.width = stderr, width or shutil.get_terminal_size().columns
+
+    def print(self, words: str, **unused: Any) -> None:
+        print(words, file=sys.stderr if self.stderr else sys.stdout)
+
+
+def console(**options: Any) -> Any:
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError:
+        return Plain(**options)
+    return Console(highlight=False, **options)
+
+
+OUT, ERR = console(width=WIDTH), console(stderr=True)
 
 SOON, SELDOM = 10, 60
 """Seconds between two lines of progress in a log: where something has ended, and where nothing has."""
 
 
-def shown(words: object, style: str = "") -> Text:
+def shown(words: object, style: str = "") -> Any:
     """Words as a terminal shows them letter by letter: no markup, and no control characters."""
+    if isinstance(OUT, Plain):
+        return visible(str(words))
+    from rich.text import Text
+
     return Text(visible(str(words)), style)
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
     """Print a table on stdout."""
+    if isinstance(OUT, Plain):
+        lines = [list(map(shown, line)) for line in (headers, *rows)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        say("\n".join([*filter(None, [title]), *("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)]))
+        return
+    from rich.table import Table
+
     drawn = Table(
         title=None if title is None else shown(title),
         title_justify="left",
@@ -59,7 +90,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str | No
     with OUT.capture() as kept:
         OUT.print(drawn)
     # A file keeps the blanks that fill the last column.
-    OUT.print(Text("\n".join(line.rstrip() for line in kept.get().splitlines())), soft_wrap=True)
+    OUT.print(shown("\n".join(line.rstrip() for line in kept.get().splitlines())), soft_wrap=True)
 
 
 def index(title: str, entries: Sequence[tuple[str, str]]) -> list[str]:
@@ -103,6 +134,8 @@ def markdown(text: str) -> None:
     if not OUT.is_terminal:
         data(text)
         return
+    from rich.markdown import Markdown
+
     with OUT.pager() if text.count("\n") >= OUT.height else nullcontext():
         OUT.print(Markdown(visible(text), hyperlinks=False))
 
@@ -157,6 +190,8 @@ def live() -> Generator[Callable[["Sweep"], None]]:
     A line comes when runs have ended, at most every ten seconds, and once in a minute in any case.
     """
     if ERR.is_terminal:
+        from rich.live import Live
+
         with Live(console=ERR, refresh_per_second=4, transient=True) as screen:
             yield lambda sweep: screen.update(drawing(sweep))
         return
@@ -195,8 +230,11 @@ def score(run: "Progress") -> str:
     return f" bits per byte {run.score:.3f}" if run.task == "text" else f" exact match {run.score:.1%}"
 
 
-def drawing(sweep: "Sweep") -> Group:
+def drawing(sweep: "Sweep") -> "Group":
     """The sweep as a table: what is running, what is done, what is to come."""
+    from rich.console import Group
+    from rich.table import Table
+
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for header in ("task", "encoding", "seed", "step", "loss", "score", ""):
         drawn.add_column(header)

@@ -1,13 +1,9 @@
 """Where heads look, in the page: what is said is what the records hold."""
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1]))
 from fake_records import comparison, repeat
 
 from posenc.explorer.trained import EXAMPLE

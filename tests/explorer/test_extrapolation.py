@@ -1,12 +1,8 @@
 """Curves beyond the trained length: the scores of the records, and what has none."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1]))
 from fake_records import comparison, repeat, with_scores
 
 from posenc.explorer import trained
@@ -149,4 +145,9 @@ def test_the_report_has_the_views_and_asks_for_nothing(browser, tmp_path):
     page.wait_for_selector("[data-view=attention] .said")
     assert page.locator("[data-view=extrapolation] .said").inner_text().startswith("repeat, exact match, %, at 20")
     assert heard == [path.as_uri()]
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe: pip install posenc[test]")
+    page.evaluate("() => document.querySelectorAll('details').forEach((one) => (one.open = true))")
+    tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
+    found = axe.Axe().run(page, options={"runOnly": tags, "resultTypes": ["violations"]}).response["violations"]
+    assert [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found] == []
     page.close()

@@ -10,7 +10,6 @@ import pytest
 from fuzz.driver import hold, short_and_long
 
 from posenc import cli, testing
-from posenc.checkpoints.files import packages
 from posenc.cli import arguments
 from posenc.explorer import serve
 from posenc.foreign import visible
@@ -73,7 +72,7 @@ def nothing_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise stop
 
     for module, name in (
-        *((compare, "run_all"), (train, "train"), (packages, "fetch"), (testing, "verdicts"), (describe.Shown, "save")),
+        *((compare, "run_all"), (train, "train"), (testing, "verdicts"), (describe.Shown, "save")),
         # It would serve until Ctrl-C.
         (serve.Server, "serve_forever"),
     ):

@@ -4,7 +4,7 @@
 
 Without FILES it takes the functions that differ from --since (the main branch; on it, the last commit). Each break is
 made in a temporary copy of the project, in a process forked from one that has imported torch and pytest already.
-First run the nearest tests (tests/test_NAME.py, or else the files that import the module), then the contract with the
+First run the nearest tests (test_NAME.py, or else the files that import the module), then the contract with the
 encodings concerned, then with --wide every other test file; of all, the tests that enter the broken function. Verdicts
 are kept in build/mutation, so a run that was stopped goes on: a break that was caught stays caught, one that survived
 is tried again when its tests have changed. Survivors that are no mistakes stand in explained.txt, with the reason. The
@@ -43,7 +43,9 @@ ROOT = Path(__file__).resolve().parents[2]
 EXPLAINED = Path(__file__).with_name("explained.txt")
 IMPORTERS = 3
 """How many test files are near to a module without one of its own: those that import the fewest modules besides."""
-CONTRACT = "tests/test_contract.py"
+CONTRACT = "tests/testing/test_contract.py"
+OUTSIDE = ("peers", "explorer", "fuzz")
+"""Folders of tests that are near to no module: other libraries, the page in a browser, hostile files."""
 SUITE = "suite"
 APART = ("test_contract.py", "test_mutation.py", "test_run.py", "test_nothing_process_wide.py")
 """Test files that no wide run takes: the contract is a tier of its own, the others run whole commands."""
@@ -309,25 +311,30 @@ def concerned(encoding: str) -> Callable[[Any], bool]:
 
 
 def nearest(root: Path, file: str) -> list[str]:
-    """tests/test_NAME.py or that of its room; or the few files that import it and little else, or its room."""
+    """test_NAME.py or that of its room; or the few files that import it and little else, or its room."""
     return nearest_of(root, ".".join(Path(file).with_suffix("").parts[1:]).removesuffix(".__init__"))
 
 
 def nearest_of(root: Path, module: str) -> list[str]:
     room = module.rpartition(".")[0]
     name, around = module.rpartition(".")[2], room.rpartition(".")[2]
-    for tested in (name, f"{around}_{name}", around):
-        own = f"tests/test_{tested}.py"
-        if (root / own).exists():
-            return [own]
+    own = [test for tested in (name, f"{around}_{name}", around) for test in tests_in(root, f"test_{tested}.py")]
+    if own:
+        own.sort(key=lambda test: test.parent.name != around)  # that of its room before others of the same name
+        return [str(own[0].relative_to(root))]
     importing = {}
-    for test in sorted((root / "tests").glob("test_*.py")):
+    for test in tests_in(root, "test_*.py"):
         imported = {name for name in imports(test) if name.startswith(module.partition(".")[0])}
-        name = f"tests/{test.name}"
+        name = str(test.relative_to(root))
         if module in imported and name != CONTRACT:
             importing[name] = len(imported)
     near = sorted(importing, key=lambda name: (importing[name], name))[:IMPORTERS]
     return near or (nearest_of(root, room) if "." in room else [])
+
+
+def tests_in(root: Path, pattern: str) -> list[Path]:
+    """The test files of the rooms by a pattern of names, without those that look at a room from outside."""
+    return sorted(test for test in (root / "tests").rglob(pattern) if test.parent.name not in OUTSIDE)
 
 
 @functools.cache

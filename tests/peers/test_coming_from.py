@@ -1,4 +1,7 @@
-"""The pages for those who come from another library: theirs and ours, compared as the page says."""
+"""The pages for those who come from another library: theirs and ours, compared as the page says.
+
+The site's build runs them too (run.py docs), so that these are slow tests.
+"""
 
 import pytest
 from code_in_texts import HOME, blocks, run
@@ -12,12 +15,14 @@ PAGES = {
 FOLDER = HOME / "docs" / "coming-from"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_page_of_a_library_runs_from_top_to_bottom(page: str) -> None:
     pytest.importorskip(PAGES[page], reason="the peers extra is not installed")
     run(FOLDER / f"{page}.md")
 
 
+@pytest.mark.slow
 def test_the_page_of_timm_runs_from_top_to_bottom(timm_layer) -> None:
     run(FOLDER / "timm.md")
 

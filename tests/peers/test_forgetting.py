@@ -32,7 +32,7 @@ def bias_of(encoding: Forgetting, x: torch.Tensor, at: Positions) -> torch.Tenso
     keys_at = Positions.count(x.shape[1])
     q = torch.zeros(x.shape[0], encoding.heads, at.tokens, 4, dtype=x.dtype)
     k = torch.zeros(x.shape[0], 1, x.shape[1], 4, dtype=x.dtype)
-    keys = Keys(k, k, keys_at, encoding.remember(x, keys_at, None))
+    keys = Keys(k, k, keys_at, encoding.remember(x, keys_at))
     return encoding.biases(q, at, keys)[0].dense(x.dtype)
 
 

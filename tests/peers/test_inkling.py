@@ -11,7 +11,7 @@ from posenc.kernels import bind
 
 def ours(encoding: Inkling, x: Tensor, at: Positions, keys_at: Positions) -> Tensor:
     zeros = [x.new_zeros(x.shape[0], encoding.heads, n, 4) for n in (at.tokens, keys_at.tokens)]
-    keys = Keys(zeros[1], zeros[1], keys_at, {}, encoding.remember(x, at, None))
+    keys = Keys(zeros[1], zeros[1], keys_at, {}, encoding.remember(x, at))
     return bind("reference", encoding, scale=1.0).logits(encoding, zeros[0], at, keys, masks.bidirectional())
 
 

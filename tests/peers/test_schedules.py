@@ -159,7 +159,7 @@ def test_x_transformers_rescaled_base_is_ntk_and_its_interpolation_linear() -> N
 
 
 def test_the_numbers_are_those_of_the_libraries_and_not_of_ours() -> None:
-    # The pins of tests/test_schedules.py, from their side.
+    # The pins of tests/schedules/test_schedules.py, from their side.
     found, temperature = theirs("yarn", factor=8.0, original_max_position_embeddings=4096)
     assert float(found[28]) == pytest.approx(1.299512e-02, rel=5e-6) and temperature == pytest.approx(
         1.207944, abs=1e-6

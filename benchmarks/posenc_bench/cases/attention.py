@@ -15,7 +15,7 @@ from posenc import kernels, masks
 from posenc.catalogue import build
 from posenc.encoding import Encoding, Shape
 from posenc.kernels.in_rows import attend_in_rows
-from posenc.keys import Keys, Projections
+from posenc.keys import Keys
 from posenc.positions import Positions
 from posenc_bench import peers
 from posenc_bench.measure import Group, difference
@@ -190,15 +190,10 @@ class Subject:
 
 @torch.no_grad()
 def remembered(encoding: Encoding, case: Case, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """What an encoding remembers of the tokens, projections standing still."""
+    """What an encoding remembers of the tokens."""
     if "remember" not in encoding.doors:
         return {}
-
-    def heads(x: Tensor) -> Tensor:
-        return x.unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
-
-    x = case.embeddings().to(dtype)
-    return encoding.remember(x, case.positions(), Projections(heads, heads, heads))
+    return encoding.remember(case.embeddings().to(dtype), case.positions())
 
 
 def causal(tokens: int, backward: bool, with_peers: bool, *, shapes: str = "full", only: str = "") -> Group:

@@ -29,7 +29,6 @@ def last_of(at: Positions) -> Positions:
         order=at.order.gather(1, last),
         document=None if at.document is None else of_token(at.document, last),
         extent=None,
-        parents=(),
     )
 
 
@@ -70,7 +69,6 @@ def join(old: Positions, new: Positions, batch: int) -> Positions:
         contiguous=follows,
         unit_step=old.unit_step and new.unit_step,
         extent=larger(old.extent, new.extent),
-        parents=old.parents + new.parents,
     )
 
 
@@ -93,13 +91,8 @@ def check_behind(held: Keys | None, at: Positions, mask: Mask) -> None:
 
     Only where that is known, or may be read.
     """
-    if at.parents or (held is not None and held.at.parents):
-        check_of_tree(held, at)
     # A number that is read in a graph, and changes with every token, compiles it anew.
     if held is None or torch.compiler.is_compiling():
-        return
-    # The next tokens of a tree stand beside those that are held.
-    if held.at.parents:
         return
     follows = at.start is not None and held.at.unit_step and held.at.extent is not None and at.start >= held.at.extent
     beyond = not mask.prefix or (at.start is not None and at.start >= mask.prefix)
@@ -118,32 +111,6 @@ def check_behind(held: Keys | None, at: Positions, mask: Mask) -> None:
         raise ValueError(
             f"a prefix of {mask.prefix} tokens came in pieces, and its first tokens could not see the later ones; give "
             f"all of it in the first chunk, or masks.prefix of as many tokens as that holds"
-        )
-
-
-def check_of_tree(held: Keys | None, at: Positions) -> None:
-    """Raises ValueError unless these are the first tokens of a tree, or the next ones of that which a cache holds."""
-    known = () if held is None else held.at.parents
-    if not at.parents:
-        raise ValueError(
-            f"the cache holds a tree of {len(known)} tokens, and what comes behind it has to know on which branch; go "
-            f"on with one of them by accept(branch), or give the next tokens of the tree, of Positions.tree"
-        )
-    parents, front = known + at.parents, 0 if held is None else held.at.tokens - len(known)
-    if any((parent < 0) != (token == 0) or parent >= token for token, parent in enumerate(parents)):
-        raise ValueError(
-            f"the cache holds {len(known)} tokens of a tree, and those that came, with the parents {list(at.parents)}, "
-            f"are not its next ones; give Positions.tree(all parents, start).rows(slice({len(known)}, None)), or "
-            f"accept(branch) before another tree"
-        )
-    if held is None or not known or not may_be_read(at.order, held.at.order):
-        return
-    rows = max(at.order.shape[0], held.at.order.shape[0])
-    order = torch.cat((expanded(held.at.order[:, front:], rows), expanded(at.order, rows)), 1)
-    if bool((order[:, 1:] != order[:, list(parents[1:])] + 1).any()):
-        raise ValueError(
-            f"each token of a tree stands one behind its parent, and the root that is held has order "
-            f"{int(order[0, 0])}; give Positions.tree the start that the first tokens had"
         )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc import checks
 from posenc.cache.held import check_rows, joined
-from posenc.cache.operations import Branch, Tokens, accepted, cropped, dropped, kept, moved, row_numbers, spliced
+from posenc.cache.operations import Tokens, cropped, dropped, kept, moved, row_numbers, spliced
 from posenc.encoding import WHY_FIXED
 from posenc.keys import Keys
 from posenc.masks import Mask
@@ -73,27 +73,6 @@ class Operations(ABC):
         """
         if self.held is not None:
             self.stand_if_changed(cropped(self.held, tokens, self.batch))
-
-    def accept(self, branch: Branch) -> None:
-        """Of a tree of tokens (Positions.tree) keep a branch, and forget the rest: what comes goes on behind it.
-
-        branch  numbers of tokens in the tree, from the root on, each the child of the one before; or such a list for
-                each row, which may be of different lengths. An empty one forgets the tree
-
-        >>> from posenc import Decoder, Positions, masks
-        >>> model, parents = Decoder(vocab=5, dim=8, heads=2, layers=1), [-1, 0, 0, 2]
-        >>> cache = model.cache()
-        >>> _ = model(torch.tensor([[0, 1, 2]]), cache=cache)
-        >>> tree = Positions.tree(parents, start=3)
-        >>> _ = model(torch.tensor([[3, 4, 0, 1]]), positions=tree, mask=masks.tree(parents, held=3), cache=cache)
-        >>> cache.accept([0, 2])
-        >>> cache.held.order
-        tensor([[0, 1, 2, 3, 4]])
-
-        Keys that stay are copied once. Raises ValueError where no tree is held, and for what is no branch from its
-        root.
-        """
-        self.stand(accepted(self.held, branch, self.batch))
 
     def evict(self, keep: Tokens, *, renumber: bool = True, rows: Tokens = None) -> None:
         """Forget all tokens but `keep`: a slice, numbers, or a boolean for each, [tokens] or [B, tokens].

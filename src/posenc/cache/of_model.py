@@ -12,7 +12,7 @@ from posenc.cache.columns import compact
 from posenc.cache.growing import GrowingCache
 from posenc.cache.held import last_of, latest
 from posenc.cache.layer import Operations, check_movable, held_by, standing
-from posenc.cache.operations import check_in_row, row_numbers
+from posenc.cache.operations import row_numbers
 from posenc.cache.slots import SlotCache
 from posenc.positions import Counted, Positions, positions_for
 
@@ -99,7 +99,6 @@ class Cache(Operations):
         held = [keys for layer in self.layers if layer.keys is not None and (keys := compact(layer.keys)) is not None]
         if len(held) < len(self.layers):
             raise ValueError("an empty cache has nothing to save; give it tokens first")
-        check_in_row(held[0].at)
         first = self.layers[0]
         slots, rolling = (first.slots, first.rolling) if isinstance(first, SlotCache) else (None, False)
         files.write(file, held, slots=slots, rolling=rolling)

@@ -5,7 +5,7 @@ forgotten have order -1. Nothing here knows how keys are stored.
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from posenc.positions import Counted, Positions
 
 Tokens: TypeAlias = slice | range | Sequence[int] | Tensor | int | None
 """Which tokens of a row, by their order: a slice, numbers, a boolean for each from 0 on, or nothing: all of them."""
-
-Branch: TypeAlias = Sequence[int] | Sequence[Sequence[int]] | Tensor
-"""Tokens of a tree from its root on, by their numbers in the tree; or such a list for each row."""
 
 WHOLE = (torch.int64, torch.int32)
 
@@ -32,49 +29,7 @@ def cropped(at: Positions, tokens: int | Tensor, batch: int) -> Positions:
         raise ValueError(
             f"crop to a number of tokens, 0 or more, or to one for each of the {batch} rows, got {checks.shown(tokens)}"
         )
-    gone = at.order >= limit.reshape(-1, 1)
-    tree = gone[:, at.tokens - len(at.parents) :]
-    if bool(tree.any()) and not bool(tree.all()):
-        raise ValueError(
-            f"a tree of {len(at.parents)} tokens is held whole or not at all, and order {int(limit.max())} is inside "
-            f"it; crop in front of it, or go on with one branch by accept(branch)"
-        )
-    at = without(at, gone)
-    return at.changed(parents=()) if tree.numel() and bool(tree.all()) else at
-
-
-def accepted(at: Positions | None, branch: Branch, batch: int) -> Positions:
-    """Of a tree only the tokens `branch`, each the child of the one before, or such a list for each row.
-
-    Raises ValueError where there is no tree, and for what is no branch from its root.
-    """
-    if at is None or not at.parents:
-        raise ValueError(
-            "the cache holds no tree of tokens; feed one with positions=Positions.tree(parents, start=held)"
-        )
-    branch = branch.tolist() if isinstance(branch, Tensor) else branch
-    branches: list[Any] = [*branch] if isinstance(branch, (list, tuple)) else [None]
-    if all(checks.is_whole(token) for token in branches):
-        branches = [branches]
-    if not all(isinstance(one, (list, tuple)) for one in branches) or len(branches) not in (1, batch):
-        raise ValueError(
-            f"accept takes the tokens of one branch, or such a list for each of the {batch} rows, got "
-            f"{checks.shown(branch)}"
-        )
-    gone = torch.zeros(len(branches), at.tokens, dtype=torch.bool, device=at.order.device)
-    front = at.tokens - len(at.parents)
-    gone[:, front:] = True
-    for row, tokens in enumerate(branches):
-        before = -1
-        for token in tokens:
-            if not checks.is_whole(token) or not 0 <= token < len(at.parents) or at.parents[token] != before:
-                raise ValueError(
-                    f"a branch goes from the root of the tree, token 0, from parent to child, got {list(tokens)} where "
-                    f"the parents are {list(at.parents)}"
-                )
-            before = token
-        gone[row, [front + token for token in tokens]] = False
-    return without(at, gone).changed(parents=())
+    return without(at, at.order >= limit.reshape(-1, 1))
 
 
 def kept(at: Positions, keep: Tokens, batch: int, *, renumber: bool, rows: Tokens = None) -> Positions:
@@ -97,7 +52,6 @@ def forgotten(at: Positions, gone: Tensor, batch: int, *, renumber: bool, rows: 
     before, touched = at, rows_touched(rows, batch, at.device)
     if touched is not None:
         gone = gone & touched[:, None]
-    check_in_row(at)
     at = without(at, gone)
     if not renumber or bool((at.order.amax(1) < 0).all()):
         return at
@@ -174,7 +128,6 @@ def moved(
     Raises ValueError unless one of the two is given, for positions of another number of tokens, for a whole number
     where tokens stand on several axes, and where a token would come before 0 or upon another one.
     """
-    check_in_row(at)
     if (by is None) == (to is None):
         raise ValueError("say where tokens move: by=a number of places, or to=a place or Positions")
     touched = rows_touched(rows, batch, at.device)
@@ -237,15 +190,6 @@ def placed(at: Positions, moving: Tensor, to: Positions) -> Positions:
     )
 
 
-def check_in_row(at: Positions) -> None:
-    """Raises ValueError for tokens of a tree, of which several have one order."""
-    if at.parents:
-        raise ValueError(
-            f"the last {len(at.parents)} tokens are of a tree, where an order does not name one token; go on with one "
-            f"branch first, by accept(branch), or go back in front of it, by crop(tokens)"
-        )
-
-
 def checked(before: Positions, at: Positions) -> Positions:
     """Raises ValueError where tokens of one row came upon each other."""
     if upon_each_other(at.order).numel() > upon_each_other(before.order).numel():
@@ -269,7 +213,6 @@ def spliced(at: Positions | None, other: Positions, place: int) -> tuple[Positio
     in front of it.
     """
     for held in (other,) if at is None else (at, other):
-        check_in_row(held)
         if held.document is not None or not held.unit_step:
             raise ValueError(
                 "only tokens of one document that count up by one can be spliced; move what else there is with "

@@ -203,11 +203,6 @@ class SlotCache(LayerCache):
             )
 
     def check_room(self, at: Positions) -> None:
-        if at.parents:
-            raise ValueError(
-                "a slot holds the one token of its order, and siblings in a tree share theirs; use a cache that grows "
-                "(model.cache() without slots, GrowingCache())"
-            )
         if self.rolling:
             if at.tokens > self.slots:
                 raise ValueError(

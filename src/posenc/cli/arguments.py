@@ -1,34 +1,37 @@
-"""From what was typed to a verb with its options: each mistake is told in one line, before anything is imported."""
+"""From what was typed to a verb with its options: each mistake is told in one line, before anything is imported.
+
+Verbs are read here; tyro, where it is installed, writes their help.
+"""
 
 import contextlib
+import inspect
 import io
 import os
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
-
-import tyro
-from tyro.conf import Positional
 
 from posenc import spelling
 from posenc.cli.comparison import Compare
 from posenc.cli.encodings import Check
+from posenc.cli.options import Positional
 from posenc.cli.published import LAB, Lab
 from posenc.cli.training import Train
-from posenc.cli.verbs import OPTIONS, VERBS
+from posenc.cli.verbs import VERBS
 from posenc.foreign import near, one_line, quoted
 
 HELP = ("-h", "--help")
-KINDS = {int: "a whole number", float: "a number"}
+NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
 
 
 def parse(arguments: list[str]) -> Any:
     """The verb that the arguments ask for, with its options. Raises ValueError for whatever is wrong with them."""
-    verb, cls, given = verb_of(arguments)
-    given = each_once(verb, cls, given)
-    if cls is Train and any(argument.partition("=")[0] == "--config" for argument in given):
+    verb, cls, typed = verb_of(arguments)
+    given = words_of(verb, cls, typed)
+    if cls is Train and given.get("config"):
         from posenc.lab.runs.config import with_file
 
-        given = each_once(verb, cls, with_file(["train", *given], Train)[1:])
+        given = with_file(given, Train)
     found = understood(verb, cls, given)
     return Lab(found) if cls in LAB.values() else found
 
@@ -57,36 +60,114 @@ def show_help(arguments: list[str]) -> None:
 
 
 def print_help(verb: str, cls: type) -> None:
-    # The parser leaves when it has printed.
+    try:
+        import tyro
+    except ModuleNotFoundError:
+        options = " ".join(map(flag, options_of(cls)))
+        print(f"usage: posenc {verb} [OPTIONS] {argument_of(cls).upper()}\n\n{inspect.getdoc(cls)}\n\n{options}")
+        return
+    # It leaves when it has printed.
     with contextlib.suppress(SystemExit):
-        tyro.cli(cls, prog=f"posenc {verb}", args=["--help"], config=OPTIONS)
+        tyro.cli(cls, prog=f"posenc {verb}", args=["--help"], config=(tyro.conf.OmitArgPrefixes,))
 
 
 def help_of(verb: str, cls: type) -> str:
-    """What the parser says of a verb."""
+    """What is printed of a verb."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         print_help(verb, cls)
     return said.getvalue()
 
 
-def understood(verb: str, cls: Any, given: list[str]) -> Any:
-    """The verb with its options, as the parser reads them."""
-    try:
-        # What the parser says runs over many lines, and quotes what a terminal might obey.
-        with contextlib.redirect_stderr(io.StringIO()):
-            found, more = tyro.cli(cls, prog=f"posenc {verb}", args=given, config=OPTIONS, return_unknown_args=True)
-    except SystemExit:
-        options = options_of(cls)
-        needed = [flag(one.name) for one in fields(cls) if one.name in options and one.default is MISSING]
-        needed = [option for option in needed if not any(one.partition("=")[0] == option for one in given)]
-        wrong = f"it needs {' and '.join(needed)} too" if needed else "something is missing"
-    else:
-        if not more:
-            return found
-        wrong = f"{quoted(more[0])} is too much"
+def words_of(verb: str, cls: type, arguments: list[str]) -> dict[str, list[str]]:
+    """The words behind each option, by its name, the values of a list in one place; under no name all the others.
+
+    Raises ValueError for an option that the verb does not have, for one of yes or no that is given a value, and for any
+    but a list that is given twice, because one of the two would be ignored.
+    """
+    types, name = options_of(cls), ""
+    given: dict[str, list[str]] = {name: []}
+    for argument in arguments:
+        if not argument.startswith("--"):
+            full = given[name] and get_origin(types.get(name)) is not tuple
+            given["" if full else name].append(argument)
+            continue
+        option, equals, value = argument.partition("=")
+        name = option[2:].replace("-", "_")
+        negated = name not in types and types.get(name.removeprefix("no_")) is bool
+        name = name.removeprefix("no_") if negated else name
+        if name not in types:
+            hint = near(option, [flag(one) for one in types], f"posenc help {verb}")
+            raise ValueError(f"{verb} has no option {quoted(option)}{hint}")
+        if name in given and get_origin(types[name]) is not tuple:
+            raise ValueError(f"{option} is given more than once; give it once, with the value that you mean")
+        words = given.setdefault(name, [])
+        if types[name] is bool:
+            if equals:
+                raise ValueError(f"{option} takes no value, got {quoted(value)}")
+            words.append("false" if negated else "true")
+        elif equals:
+            words.append(value)
+        # What is whole takes no more words.
+        name = "" if words and (equals or types[name] is bool) else name
+    return given
+
+
+def understood(verb: str, cls: Any, given: dict[str, list[str]]) -> Any:
+    """The verb with its options, made of their words.
+
+    Raises ValueError for a value that is not of its kind, and for what is missing or too much.
+    """
+    types, argument, loose = options_of(cls), argument_of(cls), given.pop("")
+    values: dict[str, Any] = {}
+    for name, words in given.items():
+        values[name], more = value_of(flag(name), words, types[name])
+        loose += more
+    marked = get_type_hints(cls, include_extras=True)
+    names = {field.name: called(field.name, marked[field.name]) for field in fields(cls)}
+    needed = [names[field.name] for field in fields(cls) if field.default is MISSING]
+    needed = [name for name in needed if name not in values]
+    lists = [name for name, value in values.items() if isinstance(value, tuple) and value]
+    if argument in needed and not loose and lists:
+        # It stands behind a list, which takes all that comes but this.
+        *values[lists[-1]], last = values[lists[-1]]
+        values[lists[-1]], loose = tuple(values[lists[-1]]), [str(last)]
+    if argument and loose:
+        kind = get_type_hints(cls)[argument]
+        values[argument], loose = value_of(argument, loose, kind)
+        needed = [name for name in needed if name != argument]
+    if not needed and not loose:
+        return cls(**{field: values[name] for field, name in names.items() if name in values})
+    options = [flag(name) for name in needed if name != argument]
+    wrong = f"it needs {' and '.join(options)} too" if options else "something is missing"
+    if not needed:
+        wrong = f"{quoted(loose[0])} is too much"
     usage = one_line(help_of(verb, cls).partition("\n\n")[0]).removeprefix("usage: ").replace(" [-h]", "")
     raise ValueError(f"{wrong}; it is written {usage}; posenc help {verb} says more")
+
+
+def value_of(option: str, words: list[str], kind: Any) -> tuple[Any, list[str]]:
+    """What the words behind an option say, as its type has it, and those of them that belong to no option.
+
+    Between the numbers of a list there may stand commas: 256,512 is 256 512. Raises ValueError for a value that is
+    missing, and for one that is no number where one has to be.
+    """
+    if kind is bool:
+        return words == ["true"], []
+    several = get_origin(kind) is tuple
+    if not words and not several:
+        raise ValueError(f"{option} takes a value, and none follows")
+    make = next(make for make in (*NUMBERS, Path, str) if make in (kind, *get_args(kind)))
+    values: list[Any] = []
+    for place, word in enumerate(words if several else words[:1]):
+        try:
+            values += [make(part) for part in (word.split(",") if several and make in NUMBERS else [word])]
+        except ValueError:
+            # Behind the numbers of a list there may stand what belongs to no option.
+            if place:
+                return tuple(values), words[place:]
+            raise ValueError(f"{option} takes {NUMBERS[make]}, got {quoted(word)}") from None
+    return (tuple(values), []) if several else (values[0], words[1:])
 
 
 def options_of(cls: type) -> dict[str, Any]:
@@ -94,6 +175,12 @@ def options_of(cls: type) -> dict[str, Any]:
     marked = get_type_hints(cls, include_extras=True)
     kinds = get_type_hints(cls).items()
     return {called(name, marked[name]): kind for name, kind in kinds if Positional not in get_args(marked[name])}
+
+
+def argument_of(cls: type) -> str:
+    """The field of a verb that stands for itself, without an option; nothing where there is none."""
+    marked = get_type_hints(cls, include_extras=True).items()
+    return next((name for name, kind in marked if Positional in get_args(kind)), "")
 
 
 def called(name: str, marked: Any) -> str:
@@ -104,76 +191,6 @@ def called(name: str, marked: Any) -> str:
 def flag(name: str) -> str:
     """An option as it is typed."""
     return f"--{name.replace('_', '-')}"
-
-
-def each_once(verb: str, cls: type, arguments: list[str]) -> list[str]:
-    """The arguments with every option in one place: the values of a list add up, where the parser keeps the last ones.
-
-    Raises ValueError for an option that the verb does not have, for a value that is not of its kind, and for any other
-    option that is given twice, because one of the two would be ignored.
-    """
-    types = options_of(cls)
-    name = ""
-    # Under no name stands what comes before the first option.
-    given: dict[str, list[str]] = {name: []}
-    for argument in arguments:
-        if not argument.startswith("--"):
-            given[name].append(argument)
-            continue
-        option, equals, value = argument.partition("=")
-        name = option[2:].replace("-", "_")
-        name = name if types.get(name.removeprefix("no_")) is not bool else name.removeprefix("no_")
-        if name not in types:
-            hint = near(option, [flag(one) for one in types], f"posenc help {verb}")
-            raise ValueError(f"{verb} has no option {quoted(option)}{hint}")
-        if name not in given:
-            given[name] = [argument]
-        elif get_origin(types[name]) is tuple:
-            # Behind the values so far, and last of all: a required argument may stand behind a list.
-            given[name] = [*given.pop(name), *([value] if equals else [])]
-        else:
-            raise ValueError(f"{option} is given more than once; give it once, with the value that you mean")
-    for name, (option, *values) in [(name, parts) for name, parts in given.items() if name]:
-        given[name] = [option, *values] = one_by_one(option, values, types[name])
-        check_value(option, values, types[name])
-    return [part for parts in given.values() for part in parts]
-
-
-def one_by_one(option: str, values: list[str], kind: Any) -> list[str]:
-    """An option with its values, those of a list of numbers apart where commas stand between: 256,512 is 256 512."""
-    number = next((number for number in KINDS if get_origin(kind) is tuple and number in get_args(kind)), None)
-    if number is None:
-        return [option, *values]
-    option, equals, value = option.partition("=")
-    found = []
-    for one in [value, *values] if equals else values:
-        parts = one.split(",")
-        try:
-            list(map(number, parts))
-        except ValueError:
-            # Behind a list there may stand what belongs to no option, such as several specs.
-            parts = [one]
-        found += parts
-    return [option, *found]
-
-
-def check_value(option: str, values: list[str], kind: Any) -> None:
-    """Raises ValueError for an option without its value, and for a value that is no number where one has to be."""
-    option, equals, value = option.partition("=")
-    values = [value, *values] if equals else values
-    if kind is bool:
-        if equals:
-            raise ValueError(f"{option} takes no value, got {quoted(value)}")
-        return
-    if not values and get_origin(kind) is not tuple:
-        raise ValueError(f"{option} takes a value, and none follows")
-    for number in set(KINDS) & {kind, *get_args(kind)}:
-        # Behind the first value of a list there may stand what belongs to no option.
-        for value in values[:1]:
-            try:
-                number(value)
-            except ValueError:
-                raise ValueError(f"{option} takes {KINDS[number]}, got {quoted(value)}") from None
 
 
 def check_names(verb: Any) -> None:

@@ -91,5 +91,8 @@ class Advise:
         if self.json:
             print(json.dumps(asdict(found)))
         else:
-            terminal.say("\n".join(found.sentences))
+            terminal.say(found.sentences[0])
+            if found.table:
+                terminal.table(found.headings, found.table)
+            terminal.say("\n".join(found.sentences[1:]))
         return 0

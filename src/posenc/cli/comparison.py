@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import Positional
-
-from posenc.cli.options import Name, Names, Number, Numbers, OfExperiment, Paths, Specs, Whole, taking
+from posenc.cli.options import Name, Names, Number, Numbers, OfExperiment, Paths, Positional, Specs, Whole, taking
 from posenc.foreign import quoted
 from posenc.lab import ENCODINGS
 

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import Positional
-
-from posenc.cli.options import Comparison, Names, Numbers, Specs, Texts, Whole, Wholes, taking
+from posenc.cli.options import Comparison, Names, Numbers, Positional, Specs, Texts, Whole, Wholes, taking
 from posenc.foreign import quoted
 from posenc.lab import ENCODINGS
 
@@ -136,21 +134,28 @@ class Show:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lab.description.describe import show
+        from posenc.lab.description import describe
 
         if self.open and self.json:
             raise ValueError("--open shows pictures, and --json draws none; leave one of them out")
-        shown = show(
-            self.spec,
-            tokens=self.tokens,
-            dim=self.dim,
-            heads=self.heads,
-            words=self.words,
-            shift=self.shift,
-            trained=self.comparison,
-            ids=self.ids,
-            vectors=self.vectors,
-        )
+        try:
+            shown = describe.show(
+                self.spec,
+                tokens=self.tokens,
+                dim=self.dim,
+                heads=self.heads,
+                words=self.words,
+                shift=self.shift,
+                trained=self.comparison,
+                ids=self.ids,
+                vectors=self.vectors,
+            )
+        except ModuleNotFoundError as missing:
+            if self.json:
+                raise
+            terminal.say(describe.in_words(describe.at_standard_shape(self.spec)[0]))
+            terminal.note(f"pictures and numbers need {missing.name}: pip install 'posenc[lab]'")
+            return 0
         if self.json:
             print(json.dumps(shown.facts))
             return 0

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional
-
-from posenc.cli.options import Comparison, File, Specs, Whole, taking
+from posenc.cli.options import Comparison, File, Positional, Specs, Whole, taking
 
 
 @dataclass
@@ -24,7 +22,7 @@ class Explore:
     comparison: Comparison = None
     """A comparison's folder: its curves, its trained tables, where its models look. Default: a small one that ships."""
     checkpoint: File = None
-    """A folder in Hugging Face's form, a GGUF file, or the name of a fetched model."""
+    """A folder in Hugging Face's form, a GGUF file, or a model of the hub as owner/name."""
     out: Annotated[Path, taking("PATH")] = Path("runs/explorer.html")
     """The file to write."""
     serve: bool = False

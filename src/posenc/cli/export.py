@@ -4,9 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from tyro.conf import Positional
-
-from posenc.cli.options import Files, Source
+from posenc.cli.options import Files, Positional
 
 
 @dataclass
@@ -19,23 +17,23 @@ class Export:
     the file appears it is run, and its numbers are compared with the model's at lengths from 1 to 200 tokens.
     """
 
-    path: Positional[Source]
-    """A folder of posenc train, a folder in Hugging Face's form, a GGUF file, or the name of a fetched model."""
+    path: Positional[Path]
+    """A folder that posenc train has filled."""
     out: Path
     """The file to write, ending in .onnx or .pt2."""
     cache: bool = True
     """Whether a decoder's graph has a KV cache."""
     trust: Files = ()
-    """Files of your own, such as path/to/mine.py, whose code the checkpoint may ask for. No other code is run."""
+    """Files of your own, such as path/to/mine.py, whose code the model may ask for. No other code is run."""
     json: bool = False
     """Print what was written as JSON."""
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.export.sources import export_folder
+        from posenc.export.sources import export_trained
 
         with terminal.doing(f"exporting {self.path} ..."):
-            done = export_folder(self.path, self.out, cached=self.cache, own=self.trust)
+            done = export_trained(self.path, self.out, cached=self.cache, own=self.trust)
         if self.json:
             print(json.dumps({"file": str(done.path), "difference": done.difference, "about": dict(done.about)}))
             return 0

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Positional
-
-from posenc.cli.options import File, taking
+from posenc.cli.options import File, Positional, taking
 
 
 @dataclass

@@ -2,9 +2,28 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import arg
+if TYPE_CHECKING:
+    from tyro.conf import Positional, arg, subcommand
+else:
+    try:
+        from tyro.conf import Positional, arg, subcommand
+    except ModuleNotFoundError:
+
+        class Mark:
+            """What stands beside a type where tyro is not installed."""
+
+            def __init__(self, *given: str, name: str | None = None, **told: Any) -> None:
+                self.name = name
+
+        class Positional(Mark):
+            def __class_getitem__(cls, kind: Any) -> Any:
+                return Annotated[kind, cls]
+
+        arg = subcommand = Mark
+
+__all__ = ["Positional", "subcommand"]
 
 
 def unless_empty(default: str) -> str:

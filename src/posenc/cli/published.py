@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Union
 
-from tyro.conf import Positional, subcommand
-
-from posenc.cli.options import taking
+from posenc.cli.options import Positional, subcommand, taking
 
 
 @dataclass
@@ -79,7 +77,7 @@ class LabPage:
     """
 
     folder: Positional[Path]
-    """A folder with the JSON files of posenc lab run."""
+    """A folder with the JSON files of posenc lab run, as they are or compressed (.json.gz)."""
 
     def run(self) -> int:
         from posenc import terminal

@@ -5,9 +5,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import Positional
-
-from posenc.cli.options import Files, Folder, Name, Names, Number, OfExperiment, OneSpec, Texts, Whole, taking
+from posenc.cli.options import (
+    Files,
+    Folder,
+    Name,
+    Names,
+    Number,
+    OfExperiment,
+    OneSpec,
+    Positional,
+    Texts,
+    Whole,
+    taking,
+)
 
 
 @dataclass(kw_only=True)

@@ -4,18 +4,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Union
 
-import tyro
-from tyro.conf import Positional, subcommand
-
 from posenc.cli.bench import Bench
 from posenc.cli.board import Advise, Board
-from posenc.cli.checkpoints import Convert, Doctor, Extend, Fetch, Inspect
+from posenc.cli.checkpoints import Convert, Doctor, Extend, Inspect
 from posenc.cli.comparison import Compare, Merge, Report
 from posenc.cli.encodings import Check, List, Order, Show
 from posenc.cli.explore import Explore
 from posenc.cli.export import Export
 from posenc.cli.lesson import Lesson
-from posenc.cli.options import taking
+from posenc.cli.options import Positional, subcommand, taking
 from posenc.cli.published import Lab
 from posenc.cli.training import Generate, Train
 from posenc.foreign import near, quoted
@@ -45,9 +42,13 @@ class Completion:
         if self.shell not in SHELLS:
             hint = near(self.shell, SHELLS)
             raise ValueError(f"no completion for {quoted(self.shell)}; there are: {', '.join(SHELLS)}{hint}")
-        # The parser leaves when it has printed.
+        import tyro
+
+        every: Any = Union[tuple(Annotated[cls, subcommand(name)] for name, cls in VERBS.items())]  # noqa: UP007
+        # It leaves when it has printed.
         with suppress(SystemExit):
-            tyro.cli(EVERY, prog="posenc", args=["--tyro-write-completion", self.shell, "-"], config=OPTIONS)
+            arguments = ["--tyro-write-completion", self.shell, "-"]
+            tyro.cli(every, prog="posenc", args=arguments, config=(tyro.conf.OmitArgPrefixes,))
         return 0
 
 
@@ -56,15 +57,11 @@ GROUPS = {
     "look": (List, Show, Explore, Order, Advise),
     "compare": (Compare, Report, Merge, Board, Lab),
     "train": (Train, Generate, Export),
-    "checkpoints": (Fetch, Inspect, Doctor, Extend, Convert),
+    "checkpoints": (Inspect, Doctor, Extend, Convert),
     "test": (Check, Bench),
     "shell": (Completion,),
 }
 VERBS = {cls.__name__.lower(): cls for group in GROUPS.values() for cls in group}
-EVERY: Any = Union[tuple(Annotated[cls, subcommand(name)] for name, cls in VERBS.items())]  # noqa: UP007
-
-OPTIONS = (tyro.conf.OmitArgPrefixes,)
-"""How the parser names options: by their own name alone."""
 
 
 def overview() -> str:

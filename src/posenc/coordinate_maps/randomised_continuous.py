@@ -7,10 +7,8 @@ from torch import Tensor
 
 from posenc import checks
 from posenc.coordinate_maps._coordinate_map import CoordinateMap, one_axis
-from posenc.registry import renamed
 
 
-@renamed(trained="trained_length")
 @dataclass(frozen=True, kw_only=True)
 class RandomisedContinuous(CoordinateMap):
     """Give the n tokens of a document n random real positions out of a range, in order.

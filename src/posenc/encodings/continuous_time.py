@@ -10,10 +10,8 @@ from posenc import checks
 from posenc.encoding import Encoding
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.registry import renamed
 
 
-@renamed(max_len="trained_length")
 class ContinuousTime(Encoding):
     """Add to each token a trained vector of its time: one straight line, and waves of learned frequency and phase.
 

@@ -8,7 +8,7 @@ from posenc import checks
 from posenc.biases import Bias, Dense, product, total
 from posenc.encoding import BIASES, Encoding
 from posenc.kernels.bound import BoundKernel
-from posenc.keys import Keys, Projections
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.precision import without_autocast
@@ -86,8 +86,8 @@ class DAPE(Encoding):
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         return self.encoding.biases(q, at, keys)
 
-    def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
-        return self.encoding.remember(x, at, project)
+    def remember(self, x: Tensor, at: Positions) -> dict[str, Tensor]:
+        return self.encoding.remember(x, at)
 
     def attend(
         self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel

@@ -10,7 +10,7 @@ from posenc import checks
 from posenc.biases import Bias, Levels, facts_of
 from posenc.encoding import Encoding
 from posenc.kernels.sums_in_order import sums_of
-from posenc.keys import Keys, Projections
+from posenc.keys import Keys
 from posenc.positions import Positions
 from posenc.precision import without_autocast
 from posenc.score_mods import ScoreMod
@@ -85,7 +85,7 @@ class Forgetting(Encoding):
         nn.init.normal_(self.weight, std=self.std)
         nn.init.constant_(self.offset, self.start)
 
-    def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
+    def remember(self, x: Tensor, at: Positions) -> dict[str, Tensor]:
         checks.dim(self, x)
         dtype = torch.promote_types(x.dtype, torch.float32)
         # Rounded to bfloat16 by autocast, an almost open gate would be open.

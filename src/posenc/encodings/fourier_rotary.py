@@ -18,7 +18,6 @@ from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions, PositionsLike
 from posenc.precision import exact
-from posenc.registry import renamed
 from posenc.rotations import plain_frequencies, quotient
 
 SILENCED = ("passed", "doubled")
@@ -47,7 +46,6 @@ class Drawn:
         object.__setattr__(self, "mixtures", mixtures)
 
 
-@renamed(max_len="trained_length")
 class FourierRotary(Encoding):
     """Rotary with a mixture of waves in each pair, and without the waves that are longer than the trained length.
 

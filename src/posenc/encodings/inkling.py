@@ -10,14 +10,12 @@ from posenc import checks
 from posenc.biases import Bias, DotProducts, Products, facts_of
 from posenc.encoding import Encoding
 from posenc.interpolation import interpolated
-from posenc.keys import Keys, Projections
+from posenc.keys import Keys
 from posenc.positions import Positions, distance
 from posenc.published import Token
-from posenc.registry import renamed
 from posenc.score_mods import ScoreMod, look_up
 
 
-@renamed(extent="max_distance")
 class Inkling(Encoding):
     """Let each token choose its own bias over past distances, as a mixture of a few learned profiles.
 
@@ -93,7 +91,7 @@ class Inkling(Encoding):
         nn.init.normal_(self.to_mixture.weight, std=self.std)
         nn.init.normal_(self.profiles, std=self.std)
 
-    def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
+    def remember(self, x: Tensor, at: Positions) -> dict[str, Tensor]:
         checks.dim(self, x)
         return {"inkling": self.to_mixture(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)}  # [B, H, T, rank]
 

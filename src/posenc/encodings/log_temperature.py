@@ -9,10 +9,8 @@ from posenc import checks
 from posenc.encoding import Encoding, Side
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.registry import renamed
 
 
-@renamed(max_len="trained_length")
 class LogTemperature(Encoding):
     """Sharpen a query's attention as it sees more tokens: multiply it by the logarithm of how many there are.
 

@@ -10,7 +10,7 @@ from posenc import checks
 from posenc.biases import Dense
 from posenc.encoding import Encoding
 from posenc.kernels.bound import BoundKernel
-from posenc.keys import Keys, Projections
+from posenc.keys import Keys
 from posenc.masks import Mask, bidirectional, causal
 from posenc.positions import Positions
 from posenc.precision import without_autocast
@@ -91,7 +91,7 @@ class PaTH(Encoding):
             nn.init.normal_(table, std=table.shape[1] ** -0.5)
         nn.init.zeros_(self.offset)
 
-    def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
+    def remember(self, x: Tensor, at: Positions) -> dict[str, Tensor]:
         checks.dim(self, x)
         dtype = torch.promote_types(x.dtype, torch.float32)
         lower, upper, weight, offset = (p.to(dtype) for p in (self.lower, self.upper, self.weight, self.offset))

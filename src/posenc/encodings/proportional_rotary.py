@@ -9,12 +9,10 @@ from torch import Tensor
 
 from posenc import checks
 from posenc.channel_pairs import LAYOUTS
-from posenc.registry import renamed
 from posenc.rotations import OneSpectrum, plain_frequencies
 from posenc.schedules import Schedule, schedule_of
 
 
-@renamed(share="partial")
 class ProportionalRotary(OneSpectrum):
     """Turn only the fastest channel pairs of a head, and let the slow ones carry content without position.
 

@@ -15,7 +15,7 @@ from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import fit_heads
 from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype
 from posenc.kernels.sums_in_order import sums_of
-from posenc.keys import Keys, Projections
+from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.precision import without_autocast
@@ -134,7 +134,7 @@ class SelectiveRotary(PairsTurned, Encoding):
         """The temperature of each pair as published, float64 on the CPU."""
         return self.temperature * plain_frequencies(self.base, self.head_dim)
 
-    def remember(self, x: Tensor, at: Positions, project: Projections) -> dict[str, Tensor]:
+    def remember(self, x: Tensor, at: Positions) -> dict[str, Tensor]:
         """The angle [B, heads, T, pairs] that each token asks for (radians)."""
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         # Angles add up over the whole sequence, and so would the errors of half precision.

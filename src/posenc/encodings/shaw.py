@@ -14,11 +14,9 @@ from posenc.kernels.in_rows import in_rows
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions, distance
-from posenc.registry import renamed
 from posenc.score_mods import ScoreMod, look_up
 
 
-@renamed(clip="max_distance")
 class Shaw(Encoding):
     """Add to each key, and to each value, a learned vector for its clipped distance from the query.
 

@@ -13,14 +13,12 @@ from posenc.encoding import Encoding
 from posenc.keys import Keys
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.registry import renamed
 from posenc.rotations import plain_frequencies
 from posenc.score_mods import ScoreMod, dot_products
 
 LAYOUTS = ("concatenated", "interleaved")
 
 
-@renamed(clamp="max_distance")
 class TransformerXL(Encoding):
     """Compare each query with its distance from the key, as a sinusoid that each layer projects in its own way.
 

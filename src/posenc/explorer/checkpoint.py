@@ -11,7 +11,14 @@ from torch import Tensor
 from posenc.checkpoints.files.tensors import Tensors, open_tensors
 from posenc.checkpoints.formats import load
 from posenc.checkpoints.inspection import portrait
-from posenc.checkpoints.inspection.inspect import POSITION_TABLE, RELATIVE_TABLE, distinct, has_tensors, inspect
+from posenc.checkpoints.inspection.inspect import (
+    POSITION_TABLE,
+    RELATIVE_TABLE,
+    distinct,
+    has_learned_tables,
+    has_tensors,
+    inspect,
+)
 from posenc.checkpoints.vocabulary.reading import Part, Reading
 from posenc.checkpoints.vocabulary.specs import short
 from posenc.encoding import Encoding
@@ -33,12 +40,12 @@ COMPONENTS = 3
 
 
 def of(path: str) -> dict[str, Any]:
-    """The section of the page for a checkpoint: a folder in Hugging Face's form, a GGUF file, a fetched model's name.
+    """The section of the page for a checkpoint: a folder in Hugging Face's form, a GGUF file, a name of the hub.
 
     Raises CannotRead for what is no checkpoint, as `inspect` does.
     """
-    where = load.find(path)
-    reading = inspect(where)
+    reading = inspect(path)
+    where = load.find(path, weights=has_learned_tables(reading))
     tensors = open_tensors(where) if has_tensors(where) else None
     drawn: dict[str, list[dict[str, Any]]] = {
         "spectra": [one for part in reading.parts for one in spectra(part)],
@@ -138,8 +145,8 @@ def slopes(reading: Reading) -> Iterator[dict[str, Any]]:
     """The biases of encodings with a slope for each head."""
     for part in reading.parts:
         for encoding in distinct(part):
-            if hasattr(encoding, "slopes"):
-                yield bias(called(part, str(encoding)), *portrait.slopes_of(encoding, part))
+            if hasattr(encoding, "slopes") and (found := portrait.biases(encoding, part, part.trained_length)):
+                yield bias(called(part, str(encoding)), *found)
 
 
 def buckets(reading: Reading, tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:

@@ -37,7 +37,7 @@ def explore(
     chosen      specs; none for a choice of the best known
     run         the folder of a comparison
     records     those of the folder, as people are shown them, where they have been read
-    checkpoint  a folder in Hugging Face's form, a GGUF file, or the name of a fetched model
+    checkpoint  a folder in Hugging Face's form, a GGUF file, or a model of the hub as owner/name
 
     Raises ValueError for a spec that is none, CannotRead for a run or a checkpoint that is none.
 

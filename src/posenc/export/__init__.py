@@ -1,4 +1,4 @@
-"""Models as files that run without posenc: ONNX, and torch.export's .pt2.
+"""posenc's own models as files that run without posenc: ONNX, and torch.export's .pt2.
 
 >>> from posenc.export import export
 >>> from posenc import Decoder
@@ -18,18 +18,13 @@ from typing import Any
 
 from torch import nn
 
-from posenc.export.equality import TOLERANCE, difference
+from posenc.export.equality import TOLERANCE, difference, opened
 from posenc.export.files import CannotExport, form_of, quiet, reason_of, require, write, written_down
 from posenc.export.graphs import Graph, encodings_of, graph_of
-from posenc.export.running import Exported
-from posenc.export.transformers_graphs import checkpoint_graph
-from posenc.foreign import CannotRead
 from posenc.generation import evaluating
 from posenc.lab import store
 from posenc.model import Stack
 from posenc.sizes import Sizes
-
-PRETRAINED = "transformers.modeling_utils.PreTrainedModel"
 
 
 @dataclass(frozen=True)
@@ -60,27 +55,20 @@ def export(
     ids [B, T], positions [B, T] -> logits [B, T, vocab]; a decoder's graph also takes what its layers remember of
     earlier tokens and gives it back with the new ones, so that it decodes behind a cache. Positions are an input.
 
-    model   a Decoder, Encoder or EncoderDecoder, a module of your own that is called as model(ids, positions=...), or a
-            model of transformers (attached or as it is)
+    model   a Decoder, Encoder or EncoderDecoder, or a module of your own that is called as model(ids, positions=...)
     cached  whether a decoder's graph has the cache; default: it has
     about   more words to be kept in the file, such as the task
 
     The file is run before it appears, and compared with the model at lengths from 1 to 200 tokens, with its cache too.
 
     Raises CannotExport, which names the encoding and the reason, where no graph can be written down or its numbers
-    are not the model's to 1e-4; ValueError for another ending, and a cache where there is none; ModuleNotFoundError
-    where posenc[onnx] is not installed.
+    are not the model's to 1e-4; ValueError for another ending, a model that is called otherwise, and a cache where
+    there is none; ModuleNotFoundError where posenc[onnx] is not installed.
     """
     path = Path(path)
     require(form_of(path))
     with evaluating(model):
-        make: Any = checkpoint_graph if is_of_transformers(model) else graph_of
-        return of_graph(make(model, cached=cached), path, words_of(model) | dict(about or {}), vocab_of(model))
-
-
-def is_of_transformers(model: nn.Module) -> bool:
-    """Whether it is one of transformers' models, found without importing that."""
-    return any(f"{cls.__module__}.{cls.__name__}" == PRETRAINED for cls in type(model).__mro__)
+        return of_graph(graph_of(model, cached=cached), path, words_of(model) | dict(about or {}), vocab_of(model))
 
 
 def of_graph(graph: Graph, path: Path, about: dict[str, str], vocab: int) -> Done:
@@ -93,15 +81,13 @@ def of_graph(graph: Graph, path: Path, about: dict[str, str], vocab: int) -> Don
         file = Path(held) / f"model{form}"
         try:
             write(written_down(graph), graph, file, about)
+            run = opened(file, graph)
         except (CannotExport, ModuleNotFoundError):
             raise
         except Exception as error:
             raise CannotExport(f"{about['encoding']} cannot be exported to {form}: {reason_of(error)}") from error
-        try:
-            with quiet():
-                worst, lengths = difference(graph, Exported(file), vocab)
-        except CannotRead as error:
-            raise CannotExport(f"{about['encoding']} cannot be exported to {form}: {error.wrong}") from error
+        with quiet():
+            worst, lengths = difference(graph, run, vocab)
         if not worst <= TOLERANCE:
             raise CannotExport(
                 f"{about['encoding']} cannot be exported to {form}: its numbers there differ from the model's by "
@@ -133,4 +119,4 @@ def vocab_of(model: nn.Module) -> int:
     return said or tables[0]
 
 
-__all__ = ["CannotExport", "Done", "Exported", "export"]
+__all__ = ["CannotExport", "Done", "export"]

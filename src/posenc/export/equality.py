@@ -1,10 +1,14 @@
 """Whether an exported file says what its model says: measured at other lengths than it was written down with."""
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
-from posenc.export.graphs import Graph
-from posenc.export.running import Exported
+from posenc.export.files import EXTRA, form_of
+from posenc.export.graphs import PAST, Graph
+from posenc.lab.results.frames import needed
 
 LENGTHS = (1, 7, 64, 200)
 """The lengths that are compared, where the model takes them (tokens)."""
@@ -15,8 +19,11 @@ STEPS = 3
 TOLERANCE = 1e-4
 """How far logits may differ, as a share of the largest one, or of 1 where that is smaller."""
 
+Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+"""A file as a function: tensors by their names in, tensors by their names out."""
 
-def difference(graph: Graph, exported: Exported, vocab: int) -> tuple[float, list[int]]:
+
+def difference(graph: Graph, run: Run, vocab: int) -> tuple[float, list[int]]:
     """How far the file's logits are from the model's at most, and the lengths at which that was asked.
 
     As a share of the largest logit, or of 1 where that is smaller; infinite where a number is nan.
@@ -34,33 +41,61 @@ def difference(graph: Graph, exported: Exported, vocab: int) -> tuple[float, lis
             if not taken:
                 raise
             break
-        for found in answers(exported, ids, positions if graph.axes > 1 else positions[..., 0], *source):
+        for found in answers(run, graph, ids, positions if graph.axes > 1 else positions[..., 0], *source):
             far = (found - expected).abs().max() / expected.abs().max().clamp(min=1)
             worst = max(worst, float(far.nan_to_num(torch.inf)))
         taken.append(tokens)
     return worst, taken
 
 
-def answers(exported: Exported, ids: Tensor, positions: Tensor, source: Tensor | None = None) -> list[Tensor]:
+def opened(file: Path, graph: Graph) -> Run:
+    """A file that was written of a graph, as a function. Raises what the runtime raises that does not take it."""
+    if form_of(file) == ".pt2":
+        module = torch.export.load(file).module()
+
+        def run(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            with torch.no_grad():
+                found = module(*(given[name] for name in graph.inputs))
+            return dict(zip(graph.outputs, found if isinstance(found, tuple) else [found], strict=True))
+
+        return run
+    runtime = needed("onnxruntime", EXTRA)
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+
+    def run_onnx(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = session.run([*graph.outputs], {name: given[name].contiguous().numpy() for name in graph.inputs})
+        return dict(zip(graph.outputs, map(torch.from_numpy, found), strict=True))
+
+    return run_onnx
+
+
+def answers(run: Run, graph: Graph, ids: Tensor, positions: Tensor, source: Tensor | None = None) -> list[Tensor]:
     """The file's logits of whole sequences: at once, and of a decoder also with its last tokens one by one."""
     tokens = ids.shape[1]
-    declared = {"horizon": torch.full(ids.shape[:1], tokens)} if "horizon" in exported.inputs else {}
-    if exported.about["kind"] != "decoder":
-        given = {"ids": ids, "positions": positions, **declared}
-        if source is not None:
-            given |= {"source": source, "source_positions": cells(*source.shape, 1)[..., 0]}
-        return [exported(given)["logits"]]
+    given = {"horizon": torch.full(ids.shape[:1], tokens)} if "horizon" in graph.inputs else {}
+    if source is not None:
+        given |= {"source": source, "source_positions": cells(*source.shape, 1)[..., 0]}
+    if graph.kind != "decoder":
+        return [run({"ids": ids, "positions": positions, **given})["logits"]]
     found = []
     for cuts in ([tokens], [max(1, tokens - STEPS), *range(max(1, tokens - STEPS) + 1, tokens + 1)]):
-        past, begin, pieces = None, 0, []
+        past, begin, pieces = nothing(graph), 0, []
         for end in cuts:
             here = slice(begin, end)
-            asked = {"positions": positions[:, here], "horizon": tokens if declared else None}
-            logits, past = exported.logits(ids[:, here], past, **asked)
-            pieces.append(logits)
+            step = run({"ids": ids[:, here], "positions": positions[:, here], **given, **past})
+            past = {name.replace("present", "past", 1): x for name, x in step.items() if name.startswith("present")}
+            pieces.append(step["logits"])
             begin = end
         found.append(torch.cat(pieces, 1))
     return found
+
+
+def nothing(graph: Graph) -> dict[str, Tensor]:
+    """What a decoder remembers before its first token: the inputs `past...`, of no tokens."""
+    axes = {name: axis for name, free in graph.free.items() for axis, size in free.items() if size == PAST}
+    return {name: graph.inputs[name].narrow(axis, 0, 0) for name, axis in axes.items()}
 
 
 def cells(batch: int, tokens: int, axes: int) -> Tensor:

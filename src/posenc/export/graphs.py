@@ -4,6 +4,7 @@ Positions are an input, and no graph counts tokens by itself: so a step behind a
 whole sequence, whatever the lengths of both.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -133,9 +134,14 @@ def names_of(cache: Cache) -> list[str]:
 def graph_of(model: nn.Module, *, cached: bool | None = None) -> Graph:
     """The graph of a model: of a decoder one with a cache, unless `cached` is False; of others the whole pass.
 
-    Raises ValueError where a cache is asked for of a model that has none, and what the model itself raises for
-    positions of which nothing is known but their numbers.
+    Raises ValueError where a cache is asked for of a model that has none, for a model that is called otherwise, and
+    what the model itself raises for positions of which nothing is known but their numbers.
     """
+    if "positions" not in inspect.signature(model.forward).parameters:
+        raise ValueError(
+            f"a {type(model).__name__} is not called as model(ids, positions=...); wrap it in a module that is, and "
+            f"export a model of transformers with optimum-onnx, as docs/guides/export.md shows"
+        )
     if cached and not isinstance(model, Decoder):
         raise ValueError(f"a cache belongs to a decoder, and a {type(model).__name__} has none; leave it out")
     axes = max([1, *(encoding.axes for encoding in encodings_of(model))])

@@ -1,4 +1,4 @@
-"""From a folder to what is exported: what posenc train has made, or a checkpoint in somebody else's form."""
+"""From a folder of posenc train to what is exported."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,27 +8,24 @@ from posenc.export.files import form_of, require
 from posenc.foreign import quoted
 
 
-def export_folder(folder: str, out: Path, *, cached: bool = True, own: Sequence[str] = ()) -> Done:
-    """Export the model of a folder that posenc train has filled, or a checkpoint that transformers reads.
+def export_trained(folder: Path, out: Path, *, cached: bool = True, own: Sequence[str] = ()) -> Done:
+    """Export the model of a folder that posenc train has filled.
 
-    folder  such a folder, a GGUF file, or the name of a fetched model
-    own     files of one's own whose code a trained model may ask for
+    own  files of one's own whose code it may ask for
 
-    Raises ValueError for a model that was trained on places which no count gives, and what `export` raises.
+    Raises ValueError for another folder, and for a model that was trained on places which no count gives; and what
+    `export` raises.
     """
-    from posenc.lab.runs import checkpoint
-
-    require(form_of(out))
-    if Path(folder).is_dir() and checkpoint.is_there(Path(folder)):
-        return export_trained(Path(folder), out, cached=cached, own=own)
-    return export_checkpoint(folder, out, cached=cached)
-
-
-def export_trained(folder: Path, out: Path, *, cached: bool, own: Sequence[str]) -> Done:
     from posenc.lab.experiments.places import at_evaluation, counted
     from posenc.lab.runs import checkpoint
     from posenc.model import Decoder
 
+    require(form_of(out))
+    if not checkpoint.is_there(folder):
+        raise ValueError(
+            f"{quoted(folder)} is no folder that posenc train has filled; models of transformers are exported by "
+            f"optimum-onnx, as docs/guides/export.md shows"
+        )
     run = checkpoint.load(folder, own, to_train=False)
     experiment = run.experiment
     if at_evaluation(experiment) is not counted:
@@ -38,12 +35,3 @@ def export_trained(folder: Path, out: Path, *, cached: bool, own: Sequence[str])
         )
     about = {"task": experiment.task, "trained_length": str(experiment.train_length), "step": str(run.step)}
     return export(run.model, out, cached=cached and isinstance(run.model, Decoder), about=about)
-
-
-def export_checkpoint(path: str, out: Path, *, cached: bool) -> Done:
-    from posenc.checkpoints import attach
-    from posenc.checkpoints.formats.load import load
-
-    model = load(path, dtype="float32").model
-    found = ", ".join(dict.fromkeys(attach(model).replaced.values()))
-    return export(model, out, cached=None if cached else False, about={"task": "text", "encoding": found or "unknown"})

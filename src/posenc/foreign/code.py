@@ -5,7 +5,6 @@ a record, a config) opens it only where the person has named the same file too, 
 files those are, and the default is none.
 """
 
-import dis
 import hashlib
 import importlib.util
 import inspect
@@ -16,7 +15,7 @@ import traceback
 from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, ModuleType, TracebackType
+from types import FrameType, ModuleType
 from typing import TypeVar
 
 from posenc.foreign.files import read
@@ -109,19 +108,23 @@ def of_own(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).startswith(MODULES)
 
 
-def is_meant(error: BaseException) -> bool:
-    """Whether a person was meant to read an error: a `raise` of posenc's or of a file of their own began it.
+def origin(error: BaseException) -> str:
+    """The name of the module in which an error began; nothing for one that was never raised."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__")) if frames else ""
 
-    What Python, torch or any other library raises on its own is a fault of whoever called it, and its message speaks
-    of our insides.
+
+def is_ours(error: BaseException) -> bool:
+    """Whether an error began in a package of this repository."""
+    return origin(error).partition(".")[0] in OURS
+
+
+def is_meant(error: BaseException) -> bool:
+    """Whether a person was meant to read an error: it began in posenc, or in a file of their own.
+
+    What another library raises is a fault of the code that called it, and its message speaks of our insides.
     """
-    last: TracebackType | None = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    if last is None:
-        return False
-    ours = of_own(last.tb_frame) or str(last.tb_frame.f_globals.get("__name__")).partition(".")[0] in OURS
-    return ours and last.tb_frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return is_ours(error) or origin(error).startswith(MODULES)
 
 
 @contextmanager
@@ -136,7 +139,7 @@ def own_errors(names: Sequence[str]) -> Generator[None]:
         raise
     except (Exception, SystemExit) as error:
         own = [name for name in names if OWN.search(name)]
-        if not own or (isinstance(error, ValueError) and is_meant(error)):
+        if not own or (isinstance(error, ValueError) and is_ours(error)):
             raise
         steps = [step for step in traceback.walk_tb(error.__traceback__) if of_own(step[0])]
         where = f", in line {steps[-1][1]} of {quoted(steps[-1][0].f_code.co_filename)}" if steps else ""

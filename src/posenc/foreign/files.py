@@ -1,7 +1,9 @@
 """Files from elsewhere: regular ones only, of bounded size, and none that a link takes out of its folder."""
 
+import gzip
 import os
 import stat
+import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
@@ -70,9 +72,18 @@ def files_of(folder: str | Path, pattern: str = "*") -> list[Path]:
 
 
 def read(path: str | Path, *, within: str | Path | None = None, most: int = MOST_BYTES) -> bytes:
-    """The bytes of a regular file of at most `most` bytes. Raises CannotRead."""
+    """At most `most` bytes of a regular file, decompressed where its name ends in .gz.
+
+    Raises CannotRead, also for a larger file.
+    """
     with opened(path, within) as file:
-        found = file.read(most + 1)
+        if Path(path).suffix != ".gz":
+            found = file.read(most + 1)
+        else:
+            try:
+                found = gzip.GzipFile(fileobj=file).read(most + 1)
+            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                raise CannotRead(f"it is no whole gzip file: {said(error)}", file=path) from None
     if len(found) > most:
         raise CannotRead(f"it is larger than {most:,} bytes, which is more than posenc takes here", file=path)
     return found

@@ -62,8 +62,10 @@ def reading_with(library: str, *, file: str | Path | None = None, field: str = "
         yield
     except CannotRead:
         raise
-    # Broken files make a library raise whatever comes first.
-    except Exception as error:
+    # Broken files make a library raise whatever comes first; one that is written in Rust panics, which is no Exception.
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise CannotRead(f"{library} cannot read it ({told(error)})", file=file, field=field, remedy=remedy) from error
 
 

@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 from posenc import specs
 from posenc.foreign import code
 from posenc.lab.experiments.experiment import Experiment
-from posenc.lab.experiments.recipes import recipe
+from posenc.lab.experiments.recipes import recipe, trained_length
 from posenc.lab.tasks import READERS, TASKS, Batch, Task, task_of
 from posenc.seeding import seeded
 from posenc.verdicts import Held, NoMeaning, Verdict, name_of, sentence_of
@@ -34,29 +34,7 @@ UNLIKELY = 1e-6
 ALIKE = 10
 """How often sequences have to look alike before equal answers say something."""
 
-ADVICE = {
-    "a_batch_can_be_made": "posenc.lab.tasks.Task says what a task has to have; the other promises wait for this",
-    "batches_are_as_promised": "give ids, targets and answer as posenc.lab.tasks.Batch describes them",
-    "lengths_are_as_said": "make tokens(length) and lengths(longest) say what batch(length, ...) does",
-    "a_seed_decides_everything": "draw everything that differs between sequences from the generator, and nothing else",
-    "nothing_else_is_drawn_from": "give generator=generator to whatever draws in torch, and draw nowhere else",
-    "the_answer_follows_from_what_is_seen": "count in `answer` only what the tokens that the model sees decide",
-    "the_answer_does_not_stand_there": "move targets one token on (Batch.of_next), or mask in ids what is to be said",
-    "chance_is_what_a_guess_answers": "let chance(length) be the share that the best guess without the prompt answers",
-    "a_prompt_goes_to_ids_and_back": "let encode read what decode writes, with what begins every sequence put first",
-    "the_recipe_can_be_followed": "name settings of posenc.lab.experiments.experiment.Experiment, "
-    "with values that it takes",
-    "the_spec_round_trips": "keep options as fields of a frozen dataclass, with defaults",
-    "has_a_source": "give the class a `source`, and a docstring with a sentence about the idea and 'Source: ...'",
-}
-"""What to do about a promise that is broken."""
-
 Row: TypeAlias = tuple[Any, ...]
-
-
-def trained_length(task: Task) -> int:
-    """The length that its recipe trains to."""
-    return task.recipe.get("train_length", Experiment.train_length)
 
 
 def made(task: Task, length: int, rows: int, seed: int = 0) -> Batch:
@@ -278,19 +256,8 @@ def says(answer: Row, guess: Sequence[int | None]) -> bool:
 
 def at_least(right: int, tried: int, share: float) -> float:
     """The probability of so many right answers or more, where each is right with a probability."""
-    if right == 0 or share >= 1:
-        return 1.0
-    if share <= 0:
-        return 0.0
-    terms = (
-        math.lgamma(tried + 1)
-        - math.lgamma(n + 1)
-        - math.lgamma(tried - n + 1)
-        + n * math.log(share)
-        + (tried - n) * math.log1p(-share)
-        for n in range(right, tried + 1)
-    )
-    return math.fsum(map(math.exp, terms))
+    share = min(max(share, 0.0), 1.0)
+    return math.fsum(math.comb(tried, n) * share**n * (1 - share) ** (tried - n) for n in range(right, tried + 1))
 
 
 def a_prompt_goes_to_ids_and_back(task: Task) -> None:
@@ -365,21 +332,22 @@ def rows_of(batch: Batch) -> Iterator[tuple[Row, Row, Row, Row, Row]]:
     yield from zip(*(map(tuple, side.tolist()) for side in sides), strict=True)
 
 
-PROMISES: tuple[Callable[[Task], None], ...] = (
-    a_batch_can_be_made,
-    batches_are_as_promised,
-    lengths_are_as_said,
-    a_seed_decides_everything,
-    nothing_else_is_drawn_from,
-    the_answer_follows_from_what_is_seen,
-    the_answer_does_not_stand_there,
-    chance_is_what_a_guess_answers,
-    a_prompt_goes_to_ids_and_back,
-    the_recipe_can_be_followed,
-    the_spec_round_trips,
-    has_a_source,
-)
-"""All promises; the name of each is the sentence."""
+PROMISES: dict[Callable[[Task], None], str] = {
+    a_batch_can_be_made: "posenc.lab.tasks.Task says what a task has to have; the other promises wait for this",
+    batches_are_as_promised: "give ids, targets and answer as posenc.lab.tasks.Batch describes them",
+    lengths_are_as_said: "make tokens(length) and lengths(longest) say what batch(length, ...) does",
+    a_seed_decides_everything: "draw everything that differs between sequences from the generator, and nothing else",
+    nothing_else_is_drawn_from: "give generator=generator to whatever draws in torch, and draw nowhere else",
+    the_answer_follows_from_what_is_seen: "count in `answer` only what the tokens that the model sees decide",
+    the_answer_does_not_stand_there: "move targets one token on (Batch.of_next), or mask in ids what is to be said",
+    chance_is_what_a_guess_answers: "let chance(length) be the share that the best guess without the prompt answers",
+    a_prompt_goes_to_ids_and_back: "let encode read what decode writes, with what begins every sequence put first",
+    the_recipe_can_be_followed: "name settings of posenc.lab.experiments.experiment.Experiment, "
+    "with values that it takes",
+    the_spec_round_trips: "keep options as fields of a frozen dataclass, with defaults",
+    has_a_source: "give the class a `source`, and a docstring with a sentence about the idea and 'Source: ...'",
+}
+"""All promises, the name of each being the sentence, and what to do about one that is broken."""
 
 
 def names_a_task(spec: str) -> bool:
@@ -424,4 +392,5 @@ def verdicts(
     chosen = PROMISES if promises is None else [sentence_of(one, known) for one in promises]
     found = task_of(task)
     name = task if isinstance(task, str) else repr(task)
-    return Held(found, name, {type(found).__module__}, ADVICE).to_all(a_batch_can_be_made, chosen, during)
+    advice = {name_of(one): words for one, words in PROMISES.items()}
+    return Held(found, name, {type(found).__module__}, advice).to_all(a_batch_can_be_made, chosen, during)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from posenc import kernels, masks
 from posenc.chosen_heads import OnHeads
 from posenc.encoding import Compose, Encoding
-from posenc.keys import Keys, Projections
+from posenc.keys import Keys
 from posenc.positions import Positions
 from posenc.seeding import seeded
 
@@ -211,7 +211,7 @@ class OfHeads:
 @torch.no_grad()
 def attended(encoding: Encoding, x: Tensor, q: Tensor, k: Tensor, v: Tensor, at: Positions) -> Tensor:
     """Attention with an encoding, through all doors behind the first."""
-    memo = encoding.remember(x, at, Projections(lambda _: q, lambda _: k, lambda _: v))
+    memo = encoding.remember(x, at)
     q, k = encoding.turn_both(q, k, at, at)
     kernel = kernels.bind("reference", encoding, scale=q.shape[-1] ** -0.5)
     return encoding.attend(q, at, Keys(k, v, at, memo, memo), masks.causal(), kernel)[0]

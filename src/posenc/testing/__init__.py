@@ -11,8 +11,6 @@ Where a promise has no meaning for a subject it raises NoMeaning, and where the 
 with its reason: both are unittest's SkipTest, so a test report names them. A declared gap that is none any more fails.
 """
 
-from typing import Any
-
 from posenc.seeding import seeded
 from posenc.testing.comparisons import alike, near, same
 from posenc.testing.contract import promise, sentence
@@ -41,14 +39,3 @@ from posenc.testing.subjects import (
 )
 from posenc.testing.variants import kin, variants
 from posenc.verdicts import KnownGap, NoMeaning, StaleGap, Verdict, describe, name_of, total
-
-
-def state_machine(subject: "Subject | Source") -> Any:
-    """Hypothesis' RuleBasedStateMachine for a subject: calls of it and of others of its kind, copies, casts, caches.
-
-    Each step is compared with fresh objects. Its `TestCase` is a test for unittest and pytest.
-    Raises ImportError where Hypothesis is not installed.
-    """
-    from posenc.testing.states import machine_of
-
-    return machine_of(subject)

@@ -87,7 +87,7 @@ def tokens_of(
     """The tokens [B][H][T] of a sequence x [B, T, dim] in scalars, with what the encoding remembers of each."""
     vectors = layer.split(project(x), layer.heads)
     B, H = vectors.shape[:2]
-    memo = encoding.remember(x, at, layer.projections())
+    memo = encoding.remember(x, at)
     facts = {name: fact.expand(B, H, *fact.shape[2:]).tolist() for name, fact in memo.items()}
     where = places(at) * (B if at.coords.shape[0] == 1 else 1)
     order = at.order.expand(B, -1).tolist()

@@ -19,7 +19,6 @@ ADVICE = {
     "left_padding_changes_nothing": "read at.coords and at.order (-1 is padding), never the index in the tensor",
     "packing_changes_nothing": "coordinates start again with each document: do not count on, and sum with sums_of",
     "a_neighbour_in_the_batch_changes_nothing": "compute each row from its own positions and length: no batch maximum",
-    "another_branch_changes_nothing": "say in `between` what is read of the tokens between a query and a key",
     "the_future_is_invisible": "nothing of a token may be computed from later ones: sum by order, not over the tensor",
     "others_of_its_kind_change_nothing": "ask for tables through `self.once`, and write no key by hand",
     "the_order_of_calls_changes_nothing": "keep nothing between calls; ask for tables through `self.once` alone",

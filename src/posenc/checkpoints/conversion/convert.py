@@ -8,6 +8,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ from torch import Tensor
 
 from posenc.channel_pairs import LAYOUTS
 from posenc.checkpoints.conversion import layouts, measure_layout, tables
-from posenc.checkpoints.conversion.layouts import Turned
-from posenc.checkpoints.conversion.plan import Change, Plan
+from posenc.checkpoints.conversion.plan import Plan
 from posenc.checkpoints.conversion.source import Source, open_source
 from posenc.checkpoints.conversion.table_changes import plan_grid, plan_positions
 from posenc.checkpoints.files.folder_writer import check_target, write_folder
-from posenc.checkpoints.files.tensors import GGUFTensors
+from posenc.checkpoints.files.hub import commit_of
 from posenc.checkpoints.formats.config_json import MARK, with_positions
+from posenc.checkpoints.formats.load import find
 from posenc.checkpoints.inspection.served import check_written, unlike_planned
 from posenc.checkpoints.kinds.rotary.old_keys import unsaid
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
@@ -55,18 +56,18 @@ class Request:
         if self.interpolate and self.max_length is None and self.grid is None:
             raise ValueError("interpolate says how a table is resized, and needs max_length or grid")
 
-    @property
-    def asks(self) -> bool:
-        return self != Request()
-
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written: where, what was done to how many tensors, and what the user has to know."""
+    """What was written: where, what was done to how many tensors, what the user has to know, and from which commit.
+
+    The commit is that of a model of the hub, else None.
+    """
 
     folder: Path
     done: tuple[str, ...]
     notes: tuple[str, ...]
+    commit: str | None = None
 
 
 def convert(
@@ -80,7 +81,7 @@ def convert(
 ) -> Converted:
     """Write a changed copy of a checkpoint to a new folder, tensor by tensor; the source is opened for reading only.
 
-    path     a folder in Hugging Face's form, of a model or of a LoRA adapter, or a GGUF file
+    path     a folder in Hugging Face's form, of a model or of a LoRA adapter, a GGUF file, or a model of the hub
     out      the new folder, in Hugging Face's form
     base     for an adapter, the folder or config.json of the model that it was trained on
     show     is told each tensor's name before it is read
@@ -89,18 +90,19 @@ def convert(
     not fit the checkpoint; CannotRead for what cannot be read; RuntimeError where the folder, read again, says other
     positions than planned. Nothing is left behind then.
     """
-    out, path = Path(out), Path(path)
+    out = Path(out)
     check_target(out)
+    path = find(path)
     if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(path)):
         raise ValueError(f"{out} lies inside {path}, which is never written to; choose another folder")
     with tempfile.TemporaryDirectory() as made:
         source = open_source(path, base, Path(made))
-        if not request.asks and not isinstance(source.tensors, GGUFTensors):
+        if request == Request() and not source.gguf:
             raise ValueError("nothing to convert; say what to change with layout, max_length or grid")
         plan = plan_for(source, request)
 
         def stream() -> Iterator[tuple[str, Tensor]]:
-            for name, tensor in source.stream():
+            for name, tensor in source.tensors.items():
                 if show is not None:
                     show(name)
                 yield name, tensor
@@ -115,7 +117,7 @@ def convert(
             check=None if source.adapter else lambda folder: check_written(folder, plan.reading),
             **({"stem": "adapter_model", "config_name": "adapter_config.json"} if source.adapter else {}),
         )
-    return Converted(out, tuple(told(source, plan)), tuple(plan.notes))
+    return Converted(out, tuple(told(source, plan)), tuple(plan.notes), commit_of(path))
 
 
 def told(source: Source, plan: Plan) -> Iterator[str]:
@@ -127,7 +129,7 @@ def told(source: Source, plan: Plan) -> Iterator[str]:
     for words, counted in by_words.items():
         kinds = ", ".join(f"{count} {name}" for name, count in counted.items())
         yield f"{words}: {kinds}"
-    if isinstance(source.tensors, GGUFTensors):
+    if source.gguf:
         yield f"dequantised and renamed from GGUF: {len(source.described)} tensors"
     else:
         yield f"copied as they are: {len(source.described) - len(plan.changes)} of {len(source.described)} tensors"
@@ -136,14 +138,6 @@ def told(source: Source, plan: Plan) -> Iterator[str]:
 def besides(reading: Reading) -> str:
     """What a reading leaves out, to go with an error that may come of it."""
     return "".join(f"; {sentence}" for sentence in reading.not_covered[:2])
-
-
-def rotating_part(reading: Reading) -> Part:
-    found = [part for part in reading.parts if layouts.rotates(part)]
-    if len(found) != 1:
-        names = ", ".join(part.name or "the whole" for part in found) or "none"
-        raise CannotRead(f"expected one part of the model to turn queries and keys, found: {names}{besides(reading)}")
-    return found[0]
 
 
 def plan_for(source: Source, request: Request) -> Plan:
@@ -168,7 +162,7 @@ def plan_layout(plan: Plan, source: Source, to: str, stored: str | None) -> None
     if said is None:
         raise ValueError(f"no layer of this checkpoint is known to turn queries and keys{besides(plan.reading)}")
     turned = layouts.turned_tensors(plan.reading, source.described, adapter=source.adapter)
-    if stored is None and not source.adapter and not isinstance(source.tensors, GGUFTensors):
+    if stored is None and not source.adapter and not source.gguf:
         evidence = measure_layout.of_weights(plan.reading, source.tensors)
         if evidence.layout not in (None, said):
             raise ValueError(
@@ -184,7 +178,7 @@ def plan_layout(plan: Plan, source: Source, to: str, stored: str | None) -> None
             else f"stored and layout are both '{to}', which leaves nothing to convert"
         )
     for name, where in turned.items():
-        plan.change(name, f"rearranged from {now} to {to}", rearranging(where, to))
+        plan.change(name, f"rearranged from {now} to {to}", partial(layouts.rearranged, turned=where, to=to))
     plan.reading = layouts.in_layout(plan.reading, to)
     say_in_config(plan, source)
 
@@ -204,14 +198,14 @@ def say_in_both_spellings(plan: Plan) -> None:
                 plan.config = candidate
 
 
-def rearranging(where: Turned, to: str) -> Change:
-    return lambda tensor: layouts.rearranged(tensor, where, to)
-
-
 def say_in_config(plan: Plan, source: Source) -> None:
     """Put what the weights now are into the config: by transformers' own keys if they can say it, else by our own."""
-    part = rotating_part(source.reading)
-    changed = next(new for new, old in zip(plan.reading.parts, source.reading.parts, strict=True) if old is part)
+    turning = [part for part in source.reading.parts if layouts.rotates(part)]
+    if len(turning) != 1:
+        names = ", ".join(part.name or "the whole" for part in turning) or "none"
+        words = f"expected one part of the model to turn queries and keys, found: {names}"
+        raise CannotRead(words + besides(source.reading))
+    changed = plan.reading.parts[source.reading.parts.index(turning[0])]
     specs = [layer.spec for layer in changed.layers]
     named = specs[0] if len(set(specs)) == 1 else specs
     if source.adapter:

@@ -2,19 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posenc.channel_pairs import LAYOUTS
-from posenc.checkpoints.conversion.layouts import attentions, layout_of, rearranged, turned_tensors
+from posenc.checkpoints.conversion.layouts import attentions
 from posenc.checkpoints.files.tensors import Tensors
 from posenc.checkpoints.vocabulary.reading import CannotRead, Reading
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 LAYERS = 8
 """How many layers are looked at, evenly spaced: enough for a verdict, and little to read of a large model."""
@@ -88,37 +83,3 @@ def ratios(queries: Tensor, keys: Tensor) -> Tensor:
     interleaved = alike[:, 2 * pair, 2 * pair + 1] + alike[:, 2 * pair + 1, 2 * pair]
     half = alike[:, pair, pair + len(pair)] + alike[:, pair + len(pair), pair]
     return (interleaved.mean(-1) / half.mean(-1)).log()
-
-
-@torch.no_grad()
-def of_text(model: "PreTrainedModel", ids: Tensor) -> dict[str, float]:
-    """The loss on a text if the weights of a model are in each layout; the lower one is theirs.
-
-    model   a transformers model that predicts the next token; its weights are as they were when this returns
-    ids     tokens [B, T] of any text in a language that it knows; some hundred are enough
-
-    Returns {"half": loss, "interleaved": loss}, in nats for each token. Measured on SmolLM2-135M with English of 64
-    tokens: 2.81 in its own layout and 4.03 in the wrong one; of 512 tokens: 2.76 and 6.19. That is far from a uniform
-    guess (10.8): a model that has lost its positions still knows which tokens are frequent, and writes fluent nonsense.
-
-    Raises CannotRead for a model without rotary, and as `turned_tensors` does.
-    """
-    from posenc.checkpoints.formats import huggingface
-
-    reading = huggingface.read(model.config)
-    own = layout_of(reading)
-    if own is None:
-        raise CannotRead(f"no layer of {type(model).__name__} turns queries and keys, so it has no layout")
-    other = next(layout for layout in LAYOUTS if layout != own)
-    weights = model.state_dict()
-    turned = turned_tensors(reading, weights)
-    losses = {own: model(input_ids=ids, labels=ids).loss.item()}
-    kept = {name: weights[name].clone() for name in turned}
-    try:
-        for name, where in turned.items():
-            weights[name].copy_(rearranged(kept[name], where, own))
-        losses[other] = model(input_ids=ids, labels=ids).loss.item()
-    finally:
-        for name, weight in kept.items():
-            weights[name].copy_(weight)
-    return losses

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from posenc.checkpoints.files.named_code import left_out
-from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, open_tensors
-from posenc.checkpoints.formats.load import quietly
+from posenc.checkpoints.files.tensors import GGUFTensors, open_tensors
+from posenc.checkpoints.formats.load import find, load_gguf, untied
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.vocabulary.reading import CannotRead, Reading
-from posenc.foreign import files_of, matches, naming, quoted, read_json
+from posenc.foreign import files_of, matches, quoted, read_json
 
 WEIGHTS = re.compile(r"\.(safetensors|bin|pt|pth|ckpt|gguf|h5|msgpack|onnx|ot)$|\.index\.json$")
 
@@ -25,19 +25,20 @@ class Source:
     """A checkpoint that is read: its config, its tensors, what is known of its positions, and what goes along with it.
 
     described   shapes and dtypes of the tensors, on "meta"
-    stream      reads the tensors, one after another
+    tensors     as they are to be written; they are read when they are asked for
     files       files to copy as they are
     adapter     whether it is a LoRA adapter, whose config is not that of the model
+    gguf        whether it is a GGUF file, whose tensors have been turned as transformers has them
     notes       what a person has to know, in sentences: which code does not go along, what a file leaves open
     """
 
     config: dict[str, Any]
     reading: Reading
     described: Mapping[str, Tensor]
-    stream: Callable[[], Iterable[tuple[str, Tensor]]]
-    tensors: Tensors
+    tensors: Mapping[str, Tensor]
     files: tuple[Path, ...] = ()
     adapter: bool = False
+    gguf: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -57,27 +58,22 @@ def open_source(path: Path, base: str | Path | None, made: Path) -> Source:
         config,
         reading,
         tensors.described(),
-        lambda: ((name, tensors[name]) for name in tensors),
         tensors,
         tuple(file for name, file in names.items() if name != config_name),
         adapter,
-        tuple(left_out(names.values())),
+        notes=tuple(left_out(names.values())),
     )
 
 
 def open_gguf(file: GGUFTensors, made: Path) -> Source:
-    """A GGUF file under transformers' names; its tokenizer goes along where it is one that can be made."""
-    from posenc.checkpoints.files import gguf_tokenizer
-    from posenc.checkpoints.formats.gguf.model import open_model
-
-    with quietly(), naming(file.path):
-        model = open_model(file)
-        tokenizer, notes = gguf_tokenizer.tokenizer_or_why(file.said, file.path)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(made)
-    described = {name: torch.empty(shape, device="meta") for name, shape in model.shapes.items()}
-    beside = tuple(files_of(made))
-    return Source(model.said(), model.reading, described, model.tensors, file, beside, notes=(*model.notes, *notes))
+    """A GGUF file as transformers has it, in float32; its tokenizer goes along where transformers makes one."""
+    loaded = load_gguf(file, torch.float32)
+    if loaded.tokenizer is not None:
+        loaded.tokenizer.save_pretrained(made)
+    tensors, config = dict(untied(loaded.model)), loaded.said()
+    reading = configs.read(config, "transformers")
+    described = {name: tensor.to("meta") for name, tensor in tensors.items()}
+    return Source(config, reading, described, tensors, tuple(files_of(made)), gguf=True, notes=loaded.notes)
 
 
 def base_config(config: Mapping[str, Any], base: str | Path | None, folder: Path) -> dict[str, Any]:
@@ -86,7 +82,8 @@ def base_config(config: Mapping[str, Any], base: str | Path | None, folder: Path
         kind = quoted(config.get("peft_type"))
         raise CannotRead(f"{folder} is an adapter of the kind {kind}; posenc converts LORA")
     matches(config.get("base_model_name_or_path"), (None, str), file=folder, field="base_model_name_or_path")
-    place = Path(base or config.get("base_model_name_or_path") or "")
+    # What a file names is never fetched.
+    place = find(base, weights=False) if base else Path(config.get("base_model_name_or_path") or "")
     file = place if os.path.isfile(place) else place / "config.json"
     if not os.path.isfile(file):
         raise CannotRead(

@@ -1,12 +1,13 @@
 """Tables of positions of another size, with the config, the tokenizer and the buffers that follow."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from posenc.checkpoints.conversion import tables
-from posenc.checkpoints.conversion.plan import Change, Plan
+from posenc.checkpoints.conversion.plan import Plan
 from posenc.checkpoints.conversion.source import Source
 from posenc.checkpoints.formats.learned_tables import Table, asking_for, ends_alike, grown, tables_of
 from posenc.checkpoints.inspection import configs
@@ -30,7 +31,7 @@ def plan_positions(plan: Plan, source: Source, length: int, how: str) -> None:
             counts = name.endswith("position_ids") and tensor.shape[-1] in rows and not tensor.is_floating_point()
             # An encoder and a decoder may share tables, so what one has changed the other leaves alone.
             if counts and name not in plan.changes:
-                plan.change(name, "counted further", lambda t, grow=length - old: counted(t, grow))
+                plan.change(name, "counted further", partial(counted, grow=length - old))
         for file in source.files:
             if file.name == "tokenizer_config.json":
                 said = plan.edited.get(file.name) or read_json(file)
@@ -71,13 +72,11 @@ def resize(plan: Plan, found: Sequence[Table], cells: tuple[int, ...], how: str)
     for table in found:
         old, new = (" x ".join(map(str, size)) for size in (table.cells, cells))
         unit = "positions " if len(cells) == 1 else ""
-        plan.change(table.name, f"resized from {old} to {new} {unit}({how})", resizing(table, cells, how))
-
-
-def resizing(table: Table, cells: tuple[int, ...], how: str) -> Change:
-    if len(cells) == 1:
-        return lambda tensor: tables.resize_positions(tensor, cells[0], how, offset=table.first)
-    return lambda tensor: tables.resize_grid(tensor, table.cells, cells, how, prefix=table.first)
+        if len(cells) == 1:
+            change = partial(tables.resize_positions, length=cells[0], how=how, offset=table.first)
+        else:
+            change = partial(tables.resize_grid, old=table.cells, new=cells, how=how, prefix=table.first)
+        plan.change(table.name, f"resized from {old} to {new} {unit}({how})", change)
 
 
 def counted(ids: Tensor, grow: int) -> Tensor:

@@ -61,20 +61,6 @@ class Defect:
         return " ".join((self.measure.__doc__ or "").split()).removesuffix(".")
 
 
-DEFECTS: list[Defect] = []
-
-
-def mended(by: str) -> Callable[[Callable[[Patient], Finding | None]], Callable[[Patient], Finding | None]]:
-    """Put a function on the list of defects."""
-
-    def listed(measure: Callable[[Patient], Finding | None]) -> Callable[[Patient], Finding | None]:
-        DEFECTS.append(Defect(measure, by))
-        return measure
-
-    return listed
-
-
-@mended("load with dtype=, never cast a loaded model; or posenc.checkpoints.attach(model)")
 def rounded_by_a_cast(patient: Patient) -> Finding | None:
     """A cast of the model to half precision rounds cosines or frequencies, and positions fall together"""
     if not patient.rotary:
@@ -82,15 +68,14 @@ def rounded_by_a_cast(patient: Patient) -> Finding | None:
     half = patient.dtype if patient.dtype in (torch.bfloat16, torch.float16) else torch.bfloat16
     at = patient.positions()
     error = 0.0
-    for _, module in patient.rotary:
+    for module in patient.rotary:
         cast = copy.deepcopy(module).to(half)
         pairs = zip(turns(module, at, patient.config), turns(cast, at, patient.config), strict=True)
-        error = max(error, *(distance(right, wrong) for (_, right), (_, wrong) in pairs))
+        error = max(error, *(distance(right, wrong) for right, wrong in pairs))
     name = str(half).removeprefix("torch.")
     return Finding(error > rounding(half), error, f"cosines off by {error:.2g} after model.to({name}), at {upto(at)}")
 
 
-@mended("from_pretrained; or after to_empty and the weights, posenc.checkpoints.attach(model)")
 def not_in_the_weights(patient: Patient) -> Finding | None:
     """After `meta` and `to_empty` the frequencies are whatever lay in memory: NaN, or blind to position"""
     held = {name for name, _ in patient.small.named_buffers() if "inv_freq" in name}
@@ -105,14 +90,12 @@ def not_in_the_weights(patient: Patient) -> Finding | None:
     return Finding(bool(lost), len(lost), words)
 
 
-@mended("attach(model, horizon=...), or rope_type posenc:dynamic_ntk with a declared horizon (posenc.register)")
 def frequencies_by_the_longest_row(patient: Patient) -> Finding | None:
     """Dynamic NTK: cached keys were turned with another base, the base never shrinks back, and a long neighbour changes
     a short row"""
     return by_the_call(patient, "dynamic", patient.trained)
 
 
-@mended("attach(model, horizon=...), or rope_type posenc:longrope with a declared horizon (posenc.register)")
 def factors_in_the_middle_of_a_text(patient: Patient) -> Finding | None:
     """LongRoPE changes its factors in the middle of a text, and the cache becomes a mixture"""
     lengths = [said.get("original_max_position_embeddings") for _, said in patient.rotary_parameters]
@@ -126,15 +109,14 @@ def by_the_call(patient: Patient, rope_type: str, length: int | None) -> Finding
     at = patient.positions(length)
     longer = torch.cat((at, torch.tensor([[2 * length - 1]])), 1)
     error = 0.0
-    for _, module in patient.rotary:
+    for module in patient.rotary:
         short = list(turns(copy.deepcopy(module), at, patient.config))
         pairs = zip(short, turns(copy.deepcopy(module), longer, patient.config), strict=True)
-        error = max(error, *(distance(one, other[:, :-1]) for (_, one), (_, other) in pairs))
+        error = max(error, *(distance(one, other[:, :-1]) for one, other in pairs))
     words = f"cosines of the first {length:,} positions change by {error:.2g} once a token stands at {2 * length - 1:,}"
     return Finding(error > rounding(patient.dtype), error, words)
 
 
-@mended("give position_ids with every padded batch, as generate does; or posenc.checkpoints.attach(model)")
 def shifted_by_padding(patient: Patient) -> Finding | None:
     """Left padding shifts the positions of every shorter prompt"""
     if not patient.specs:
@@ -149,7 +131,6 @@ def shifted_by_padding(patient: Patient) -> Finding | None:
     return Finding(error > 1e-3, error, f"states of a prompt behind {padding} tokens of padding are off by {error:.1%}")
 
 
-@mended("truncate outside the nested parameters; or rope_type posenc:yarn (posenc.register)")
 def truncate_is_lost(patient: Patient) -> Finding | None:
     """`truncate` is lost when rotary parameters are nested"""
     nested = [
@@ -164,7 +145,7 @@ def truncate_is_lost(patient: Patient) -> Finding | None:
         options = {name: said[name] for name in ("beta_fast", "beta_slow") if said.get(name)}
         trained = said.get("original_max_position_embeddings") or patient.trained
         schedule = YaRN(said["factor"], trained, truncate=False, **options)
-        for _, module in patient.rotary:
+        for module in patient.rotary:
             theirs = dict(module.named_buffers()).get(f"{kind}_inv_freq")
             if theirs is not None:
                 exact = Rotary(2 * len(theirs), base=float(said["rope_theta"]), schedule=schedule).frequencies
@@ -172,10 +153,9 @@ def truncate_is_lost(patient: Patient) -> Finding | None:
     return Finding(error > 1e-5, error, f"frequencies off by {error:.2%}")
 
 
-@mended("posenc.checkpoints.attach(model): ALiBi has no limit")
 def ends_at_the_trained_length(patient: Patient) -> Finding | None:
     """MPT fails past its `max_seq_len`, although ALiBi has no limit"""
-    if patient.kind != "mpt" or not patient.config.attn_config.alibi:
+    if patient.config.model_type != "mpt" or not patient.config.attn_config.alibi:
         return None
     small = copy.copy(patient.config)
     small.max_seq_len = MPT
@@ -184,7 +164,6 @@ def ends_at_the_trained_length(patient: Patient) -> Finding | None:
     return Finding(bool(why), float(bool(why)), words)
 
 
-@mended("posenc.checkpoints.attach(model), which computes exact distances in any dtype")
 def biases_fall_together(patient: Patient) -> Finding | None:
     """ALiBi of BLOOM and Falcon in bfloat16: at 4,096 tokens the last 64 keys have 5 values, off by up to 4.5"""
     build = getattr(sys.modules[type(patient.small).__module__], "build_alibi_tensor", None)
@@ -200,7 +179,6 @@ def biases_fall_together(patient: Patient) -> Finding | None:
     return Finding(values < 64, values, words)
 
 
-@mended("posenc.checkpoints.attach(model): the error then names position, size and remedy")
 def past_a_learned_table(patient: Patient) -> Finding | None:
     """Learned tables: "device-side assert triggered", far from the cause"""
     rows = patient.trained
@@ -214,7 +192,6 @@ def past_a_learned_table(patient: Patient) -> Finding | None:
     return Finding(bool(why) and "position" not in why, rows, words)
 
 
-@mended("posenc.checkpoints.attach(model): angles in float64, rounded once")
 def angles_in_float32(patient: Patient) -> Finding | None:
     """Angles in float32, with cosines off by 1.4e-4 at 4,000 positions and 2.5e-2 at a million"""
     exact = {
@@ -225,8 +202,8 @@ def angles_in_float32(patient: Patient) -> Finding | None:
         if isinstance(one, Rotary) and not one.turns_when_attending
     }
     at, errors = patient.positions(), []
-    for _, module in patient.rotary:
-        for _, theirs in turns(module, at, patient.config):
+    for module in patient.rotary:
+        for theirs in turns(module, at, patient.config):
             pairs = theirs.shape[-1] // 2
             if pairs not in exact or len(patient.rotary_parameters) != 1:
                 continue
@@ -241,10 +218,9 @@ def angles_in_float32(patient: Patient) -> Finding | None:
     return Finding(error > rounding(patient.dtype), error, words)
 
 
-@mended("posenc.checkpoints.attach(model) for exact buckets; weights in a model of posenc take every kernel")
 def no_fast_path(patient: Patient) -> Finding | None:
     """DeBERTa's disentangled attention has no fast path"""
-    if not patient.kind.startswith("deberta"):
+    if not patient.config.model_type.startswith("deberta"):
         return None
     slow = not type(patient.small)._supports_sdpa
     heads, tokens = patient.config.num_attention_heads, patient.trained or LONG
@@ -276,3 +252,27 @@ def refusal(call: Callable[[], object]) -> str:
     except Exception as error:
         return shortened(f"{type(error).__name__}: {one_line(str(error))}", 80)
     return ""
+
+
+DEFECTS = [
+    Defect(rounded_by_a_cast, "load with dtype=, never cast a loaded model; or posenc.checkpoints.attach(model)"),
+    Defect(not_in_the_weights, "from_pretrained; or after to_empty and the weights, posenc.checkpoints.attach(model)"),
+    Defect(
+        frequencies_by_the_longest_row,
+        "attach(model, horizon=...), or rope_type posenc:dynamic_ntk with a declared horizon (posenc.register)",
+    ),
+    Defect(
+        factors_in_the_middle_of_a_text,
+        "attach(model, horizon=...), or rope_type posenc:longrope with a declared horizon (posenc.register)",
+    ),
+    Defect(
+        shifted_by_padding,
+        "give position_ids with every padded batch, as generate does; or posenc.checkpoints.attach(model)",
+    ),
+    Defect(truncate_is_lost, "truncate outside the nested parameters; or rope_type posenc:yarn (posenc.register)"),
+    Defect(ends_at_the_trained_length, "posenc.checkpoints.attach(model): ALiBi has no limit"),
+    Defect(biases_fall_together, "posenc.checkpoints.attach(model), which computes exact distances in any dtype"),
+    Defect(past_a_learned_table, "posenc.checkpoints.attach(model): the error then names position, size and remedy"),
+    Defect(angles_in_float32, "posenc.checkpoints.attach(model): angles in float64, rounded once"),
+    Defect(no_fast_path, "its weights in a model of posenc: every kernel takes the encoding deberta"),
+]

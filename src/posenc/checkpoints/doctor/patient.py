@@ -4,7 +4,7 @@ import copy
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,6 @@ class Patient:
     config: Any
 
     @functools.cached_property
-    def kind(self) -> str:
-        return str(self.config.model_type)
-
-    @functools.cached_property
     def trained(self) -> int | None:
         """The trained length as the config says it (tokens)."""
         return getattr(self.config, "max_position_embeddings", None)
@@ -95,13 +91,12 @@ class Patient:
         return model
 
     @functools.cached_property
-    def rotary(self) -> list[tuple[str, nn.Module]]:
-        """Its rotary modules with their paths; what they hold depends on the width of a head alone."""
+    def rotary(self) -> list[nn.Module]:
+        """Its rotary modules; what they hold depends on the width of a head alone."""
         if all(part.known for part in self.reading.parts) and not any("rotary" in spec for spec in self.specs):
             # Falcon with ALiBi builds one all the same.
             return []
-        paths = {module: path for path, module in self.small.named_modules()}
-        return [(paths[module], module) for _, _, module in rotary_modules(self.small)]
+        return [module for _, _, module in rotary_modules(self.small)]
 
     def positions(self, reach: int | None = None) -> Tensor:
         """Positions [1, n] up to the trained length, the last one among them, evenly spread."""
@@ -117,7 +112,7 @@ def patient(path: str | Path) -> Patient:
     require_transformers()
     import transformers
 
-    where = find(path)
+    where = find(path, weights=False)
     file, within = (where / "config.json", where) if where.is_dir() else (where, None)
     with naming(file):
         said = read_json(file, within=within)
@@ -145,7 +140,8 @@ def cut(config: Any) -> Any:
     for key in config.to_dict():
         value = getattr(config, key, None)
         if isinstance(value, list) and layers and len(value) == layers:
-            changes[key] = several(value)
+            # Two of different kinds, where there are such.
+            changes[key] = [value[0], next((one for one in value if one != value[0]), value[-1])]
         elif type(value) is int and NARROW.search(key):
             changes[key] = min(value, 64)
         elif type(value) is int and SPECIAL.search(key):
@@ -159,12 +155,6 @@ def cut(config: Any) -> Any:
         changes["hidden_size"] = changes["num_attention_heads"] * (width // heads)
     small.update(changes)
     return small
-
-
-def several(value: Sequence[Any]) -> list[Any]:
-    """Two of a list that has one entry for each layer: of different kinds, where there are such."""
-    other = next((one for one in value if one != value[0]), value[-1])
-    return [value[0], other]
 
 
 def fill(model: nn.Module) -> None:
@@ -188,17 +178,12 @@ def states(model: Any, **given: Any) -> Tensor:
         return (model.get_encoder() if model.config.is_encoder_decoder else model)(**given)[0]
 
 
-def turns(module: nn.Module, positions: Tensor, config: Any) -> Iterator[tuple[str | None, Tensor]]:
+def turns(module: nn.Module, positions: Tensor, config: Any) -> Iterator[Tensor]:
     """The cosines that a rotary module gives at positions [1, n], in float32, for each type of layers that it has."""
     x = torch.zeros(1, 1, 1)
-    typed = "layer_type" in inspect.signature(forward_of(module)).parameters
+    typed = "layer_type" in inspect.signature(inspect.unwrap(type(module).forward)).parameters
     types = dict.fromkeys(getattr(config, "layer_types", None) or ()) if typed else (None,)
     for kind in types:
         with torch.no_grad():
             given = module(x, positions, **({} if kind is None else {"layer_type": kind}))
-        yield kind, (given.real if isinstance(given, Tensor) else given[0]).float()
-
-
-def forward_of(module: nn.Module) -> Callable[..., Any]:
-    """The forward pass of a module, without what decorates it."""
-    return inspect.unwrap(type(module).forward)
+        yield (given.real if isinstance(given, Tensor) else given[0]).float()

@@ -1,6 +1,7 @@
 """Models stretched by their encoding: rotary with other frequencies or other distances."""
 
-from collections.abc import Generator, Mapping, Sequence
+import re
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,9 @@ import torch
 from torch import Tensor
 
 from posenc.checkpoints.extension import methods
-from posenc.checkpoints.extension.methods import Method, Plan
+from posenc.checkpoints.extension.methods import Method
 from posenc.checkpoints.extension.settings import Settings
-from posenc.checkpoints.extension.stretch import FirstLosses
+from posenc.checkpoints.extension.stretch import FirstLosses, Stretch
 from posenc.checkpoints.files.folder_writer import write_folder
 from posenc.checkpoints.files.tensors import open_tensors
 from posenc.checkpoints.formats.devices import AUTO
@@ -32,19 +33,18 @@ NEAR = {"float32": 1e-3, "float64": 1e-6}
 """How far (nats) the mean loss of the written checkpoint may lie from the measured one; in half precision 0.02."""
 
 
+KINDS = (".json", ".txt", ".model", ".jinja")
+"""Files of a tokenizer or of generation, which go along with a checkpoint."""
+
+MADE = re.compile(r"^config\.json$|\.safetensors\.index\.json$")
+"""And those of these kinds that are written anew."""
+
+
 @dataclass
-class ByEncoding:
+class ByEncoding(Stretch):
     """A decoder whose rotary encoding is stretched."""
 
-    loaded: Loaded
-    config: Mapping[str, Any]
-    plan: Plan
-    as_it_lies: bool
-    """Whether the weights are copied from the folder of the model."""
-    dtype: str
-    device: str
-    fitting: ClassVar = OF_DECODERS
-    unit: ClassVar = "tokens"
+    settings: Settings
     options: ClassVar = frozenset({"factors", "replace"})
 
     @classmethod
@@ -53,40 +53,13 @@ class ByEncoding:
         factors = None if settings.factors is None else methods.read_factors(Path(settings.factors))
         if factors is not None and "longrope" not in methods.names_of(names):
             raise ValueError("--longrope-factors is for the method longrope; name it with --method")
-        # The weights of a folder go along as they lie, and so does what else its config says.
         source = loaded.path / "config.json"
-        as_it_lies = source.is_file()
-        config = read_json(source, within=loaded.path) if as_it_lies else loaded.said()
+        config = read_json(source, within=loaded.path) if source.is_file() else loaded.said()
         plan = methods.plan(reading, config, settings.factor, names, longrope=factors, replace=settings.replace)
         if not any(one.is_meta for one in loaded.model.parameters()):
             plan = methods.attachable(loaded.model, plan, names)
-        return cls(loaded, config, plan, as_it_lies, settings.dtype, settings.device)
-
-    @property
-    def trained(self) -> int:
-        return self.plan.trained
-
-    @property
-    def target(self) -> int:
-        return self.plan.target
-
-    @property
-    def methods(self) -> tuple[Method, ...]:
-        return self.plan.methods
-
-    @property
-    def said(self) -> str:
-        return self.plan.words
-
-    @property
-    def left_out(self) -> Mapping[str, str]:
-        return self.plan.left_out
-
-    def words(self, method: Method) -> str:
-        return method.words
-
-    def reach(self, method: Method, lengths: Sequence[int]) -> tuple[int, ...]:
-        return tuple(lengths)
+        more = {"loaded": loaded, "config": config, "fitting": OF_DECODERS, "unit": "tokens", "settings": settings}
+        return cls(**vars(plan), **more)
 
     def facts(self, method: Method, length: int) -> dict[str, Any]:
         as_it_is = method.name == "none"
@@ -105,10 +78,10 @@ class ByEncoding:
     def write(self, method: Method, where: Path) -> None:
         """The config changed; the weights as they lie, or, of a GGUF file, as they were loaded."""
         assert method.config is not None
-        if not self.as_it_lies:
+        if not (self.loaded.path / "config.json").is_file():
             self.loaded.save_huggingface(where, method.config)
             return
-        others = [file for file in files_of(self.loaded.path) if is_beside(file)]
+        others = [file for file in files_of(self.loaded.path) if file.suffix in KINDS and not MADE.search(file.name)]
         write_folder(where, method.config, open_tensors(self.loaded.path).items(), copy=others)
 
     def verify(self, method: Method, where: Path, losses: FirstLosses) -> dict[str, Any]:
@@ -118,7 +91,7 @@ class ByEncoding:
         # Two copies of a large model do not fit.
         del self.loaded
         check_written(where, method.planned)
-        difference = difference_of(where, ids, expected, self.dtype, self.device)
+        difference = difference_of(where, ids, expected, self.settings.dtype, self.settings.device)
         words = (
             f"transformers loads it, and its mean loss over the first {len(ids):,} tokens is that of the table to "
             f"{difference:.1g} nats."
@@ -128,13 +101,6 @@ class ByEncoding:
             "difference": difference,
             "words": " ".join((words, *unsaid(method.config))),
         }
-
-
-def is_beside(file: Path) -> bool:
-    """Whether a file belongs to a tokenizer or to generation, and so goes along with a checkpoint."""
-    kinds = (".json", ".txt", ".model", ".jinja")
-    own = file.name in ("config.json", "fetched.json") or file.name.endswith(".safetensors.index.json")
-    return file.suffix in kinds and not own
 
 
 def difference_of(folder: Path, ids: Tensor, expected: Tensor, dtype: str, device: str = "cpu") -> float:

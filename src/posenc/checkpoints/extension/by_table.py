@@ -1,11 +1,11 @@
 """Models stretched by their learned table of positions, made longer."""
 
 import copy
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from posenc.checkpoints.conversion.tables import resample, resampling
 from posenc.checkpoints.extension.methods import Method
 from posenc.checkpoints.extension.settings import Settings
-from posenc.checkpoints.extension.stretch import FirstLosses
+from posenc.checkpoints.extension.stretch import FirstLosses, Stretch
 from posenc.checkpoints.formats import huggingface, load
 from posenc.checkpoints.formats.learned_tables import Table, asking_for, cells_of, tables_of
 from posenc.checkpoints.formats.load import Loaded
@@ -32,18 +32,10 @@ WORDS = {
 
 
 @dataclass
-class ByTable:
+class ByTable(Stretch):
     """A model whose learned tables are made longer."""
 
-    loaded: Loaded
-    config: Mapping[str, Any]
     tables: Sequence[Table]
-    trained: int
-    target: int
-    methods: tuple[Method, ...]
-    fitting: tuple[str, ...]
-    options: ClassVar[frozenset[str]] = frozenset()
-    left_out: ClassVar[Mapping[str, str]] = {}
     held: dict[str, Any] = field(default_factory=dict)
     """The model that was stretched last, by its method."""
 
@@ -62,23 +54,15 @@ class ByTable:
         longer = asking_for(config, found, (target,) * len(found[0].cells))
         chosen = tuple(WORDS) if "all" in names else [name for name in dict.fromkeys(names) if name != "none"]
         rows = tuple(f"{table.name}: {' x '.join(map(str, table.cells))} positions" for table in found)
-        methods = [Method("none", rows)]
+        methods = [Method("none", "the model as it is", rows)]
         for name in chosen:
             to = " x ".join([str(target)] * len(found[0].cells))
-            methods.append(Method(name, tuple(f"{row} to {to}" for row in rows), config=longer))
-        return cls(loaded, config, found, trained, target, tuple(methods), of_model(loaded))
-
-    @property
-    def unit(self) -> str:
-        return "patches a side" if len(self.tables[0].cells) > 1 else "tokens"
-
-    @property
-    def said(self) -> str:
-        unit = self.unit.replace("tokens", "positions")
-        return f"Its table has {self.trained:,} {unit}, and is to have {self.target:,}."
-
-    def words(self, method: Method) -> str:
-        return WORDS.get(method.name, "the model as it is")
+            methods.append(Method(name, WORDS[name], tuple(f"{row} to {to}" for row in rows), config=longer))
+        unit = "patches a side" if len(found[0].cells) > 1 else "tokens"
+        positions = unit.replace("tokens", "positions")
+        words = f"Its table has {trained:,} {positions}, and is to have {target:,}."
+        plan = (trained, target, tuple(methods), {}, trained, words)
+        return cls(*plan, loaded, config, of_model(loaded), unit, found)
 
     def reach(self, method: Method, lengths: Sequence[int]) -> tuple[int, ...]:
         """The model as it is ends with its table."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc.checkpoints.extension import by_table, choice, runs
+from posenc.checkpoints.extension import by_table, choice
 from posenc.checkpoints.extension.by_encoding import VERIFIED, ByEncoding
 from posenc.checkpoints.extension.by_table import ByTable, is_by_table
 from posenc.checkpoints.extension.checkpoint import CHECKPOINT, RECORD, written
@@ -21,6 +21,7 @@ from posenc.checkpoints.extension.methods import Method, lengths_of
 from posenc.checkpoints.extension.runs import Kept, check_folder, claimed, hash_of
 from posenc.checkpoints.extension.settings import NAMES, OF_ALL, OF_UNMEASURED, Settings
 from posenc.checkpoints.extension.stretch import Stretch
+from posenc.checkpoints.files.hub import commit_of
 from posenc.checkpoints.formats.devices import AUTO, accelerators_of, device_in_words
 from posenc.checkpoints.measures import all_measures
 from posenc.checkpoints.measures import plan as plans
@@ -85,14 +86,22 @@ class Run:
     clock: Clock
     kept: Kept = field(init=False)
     """What finished passes have left; from `claimed`."""
+    commit: str | None = None
+    """Of a model of the hub."""
     plan: dict[str, Any] | None = None
     """Of decoders: what a pass takes of memory and time."""
 
     @classmethod
     def prepare(cls, settings: Settings, out: Path, say: Say) -> "Run":
         """Load and check everything, before any folder is made."""
+        from posenc.checkpoints.formats import load
+
         Way.of(settings).check()
-        loaded = runs.loaded(settings, say)
+        where = load.find(settings.path)
+        say(f"loading {settings.path}")
+        loaded = load.load(where, dtype=settings.dtype, device=settings.device)
+        for words in loaded.notes:
+            say(words)
         stretch = stretch_of(loaded, settings)
         kind = type(stretch)
         given = Given(
@@ -119,14 +128,15 @@ class Run:
         # A table ends, so that there is no model as it is to compare with.
         asked = EVERY if kind is ByTable else set(settings.methods)
         baselines = tuple(
-            Method(name, stretch.methods[0].specs, by_length=True, why_not="it is the model as it is")
-            for name in dict.fromkeys(name for one in measures for name in one.baselines)
+            Method(name, words, stretch.methods[0].specs, by_length=True, why_not="it is the model as it is")
+            for name, words in {name: words for one in measures for name, words in one.baselines.items()}.items()
             if name in asked
         )
         if lost := [name for name in settings.methods if name in EVERY and name not in [one.name for one in baselines]]:
             raise ValueError(f"{lost[0]} is a way to use the model as it is that none of {', '.join(names)} has")
         hashed = hash_of(loaded.path)
         run = cls(settings, out, stretch, measures, text, baselines, lengths, hashed, Clock(say))
+        run.commit = commit_of(loaded.path)
         if text is not None:
             run.plan = planned(loaded, lengths, Way.of(settings), settings.memory)
             for words in plans.sentences(run.plan)[:1]:
@@ -161,7 +171,7 @@ class Run:
             "plan": self.plan,
             "trained": self.stretch.trained,
             "target": self.stretch.target,
-            "stretch": self.stretch.said,
+            "stretch": self.stretch.words,
             "factor": self.settings.factor,
             "lengths": list(self.lengths),
             "measures": [
@@ -180,7 +190,7 @@ class Run:
     def unmeasured(self) -> dict[str, Any]:
         """The record of a model that no measure fits, with the checkpoint of the one method that was asked for."""
         (method,) = self.stretch.methods[1:]
-        entry = {"name": method.name, "words": self.stretch.words(method), "spec": method.spec, "values": []}
+        entry = {"name": method.name, "words": method.words, "spec": method.spec, "values": []}
         config = differing(self.stretch.config, method.config or {})
         record = self.header() | {"methods": [{**entry, "config": config, "details": []}], "winner": method.name}
         record |= {"further": [], "price": ""}
@@ -214,10 +224,9 @@ class Run:
         longest: dict[str, Any] = next(of[max(of)] for of in raw.values())
         baseline = method in self.baselines
         reached = [n for n in self.stretch.reach(method, self.lengths) if not baseline or n > self.stretch.trained]
-        words = [measure.baselines[method.name] for measure in raw] if baseline else [self.stretch.words(method)]
         return {
             "name": method.name,
-            "words": words[0],
+            "words": method.words,
             "baseline": baseline,
             "spec": method.spec,
             "by_length": method.by_length,
@@ -226,7 +235,7 @@ class Run:
             "values": [one for measure, of in raw.items() for one in rows(measure, of, reached)],
             "details": [asdict(one) for measure, of in raw.items() for one in measure.details(of, self.lengths)],
             "passes": sum(map(len, raw.values())),
-            **{cost: longest[cost] for cost in COSTS},
+            **{cost: longest[cost] for cost in ("seconds", "cpu_seconds", "peak_mib")},
             "per_second": longest["read"] / longest["seconds"],
         }
 
@@ -256,7 +265,8 @@ class Run:
             with self.stretch.used(*self.as_it_runs(method, length)) as model, Meter(accelerators_of(model)) as meter:
                 with self.clock.during(words, measure.work(model, length)) as tell, within_memory(words, self.plan):
                     found = measure.run(model, length, facts["how"], tell)
-            return {"name": method.name, **found, **costs(meter)}
+            costs = {"seconds": meter.wall, "cpu_seconds": meter.cpu, "peak_mib": meter.peak_mib}
+            return {"name": method.name, **found, **costs}
 
         return self.kept.once(facts, make)
 
@@ -371,13 +381,6 @@ def foreseen(settings: Settings) -> dict[str, Any]:
     return planned(loaded, asked_lengths(stretch, settings), way, settings.memory)
 
 
-COSTS = ("seconds", "cpu_seconds", "peak_mib")
-
-
-def costs(meter: Meter) -> dict[str, Any]:
-    return dict(zip(COSTS, (meter.wall, meter.cpu, meter.peak_mib), strict=True))
-
-
 def rows(measure: Measure, raw: Mapping[int, Mapping[str, Any]], lengths: Sequence[int]) -> list[dict[str, Any]]:
     """The numbers of a method at each length, as a record has them."""
     return [
@@ -401,6 +404,7 @@ def made(run: Run) -> dict[str, str]:
     return {
         "command": run.settings.command(run.out),
         "model, SHA-256 of its files": run.model_hash,
+        **({"model, commit of the hub": run.commit} if run.commit else {}),
         **{f"measured by {measure.name}": measure.on for measure in run.measures},
         "dtype": run.settings.dtype,
         "device": device_in_words(run.settings.device),

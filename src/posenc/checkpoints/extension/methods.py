@@ -3,7 +3,7 @@
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,23 +39,23 @@ class Method:
     """One way to stretch a model.
 
     name       as the user knows it
+    words      what it does
     specs      the encoding of each layer
     by_length  whether it depends on how long a sequence is, so that each length takes a pass of its own
     config     the config.json of the stretched model, or None where no config says it
     planned    how that config has to be read
     why_not    why no config says it
-    besides    what else has to be said of it, or nothing
     scales     by layer, what its scale of the logits is multiplied by (unitless): in models of DeepSeek's kind it
                follows the schedule
     """
 
     name: str
+    words: str
     specs: tuple[str, ...]
     by_length: bool = False
     config: dict[str, Any] | None = None
     planned: Reading | None = None
     why_not: str = ""
-    besides: str = ""
     scales: tuple[float, ...] = ()
 
     @property
@@ -63,32 +63,26 @@ class Method:
         """The spec of the layers for a reader: once where they are alike, and of long lists the ends."""
         return " | ".join(map(short, dict.fromkeys(self.specs)))
 
-    @property
-    def words(self) -> str:
-        """What it does."""
-        return f"{words_of(self.name)}; {self.besides}" if self.besides else words_of(self.name)
 
-
-@dataclass(frozen=True)
+@dataclass
 class Plan:
     """What is to be measured.
 
-    part      the stack of the model whose context is stretched
-    trained   the length that the model serves now: the one that its config's scaling reaches already (tokens)
-    target    the length that it is stretched to: the factor asked for times that (tokens)
+    trained   the length that the model serves now: the one that its config's scaling reaches already (tokens, or of an
+              image patches a side)
+    target    the length that it is stretched to: the factor asked for times that
     methods   the model as it is first
     left_out  name -> why a method does not apply to this model
     original  its length before any scaling (tokens)
     words     the three lengths in words, and where they come from
     """
 
-    part: Part
     trained: int
     target: int
     methods: tuple[Method, ...]
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    original: int = 0
-    words: str = ""
+    left_out: Mapping[str, str]
+    original: int
+    words: str
 
 
 def plan(
@@ -145,7 +139,7 @@ def plan(
     words = f"{found.words} Stretched by {factor:g} it is to serve {to.target:,}."
     if not any(inside(config, part.name).get(key) for key in LENGTHS):
         words += f" Its config names no length: that is the default of {reading.architecture}."
-    return Plan(part, to.served, to.target, tuple(made), left_out, found.original, words)
+    return Plan(to.served, to.target, tuple(made), left_out, found.original, words)
 
 
 def asked(names: Iterable[str]) -> list[str]:
@@ -215,7 +209,7 @@ def method(name: str, reading: Reading, part: Part, config: Mapping[str, Any], t
     encodings = [part.encoding(layer) for layer in range(len(part.layers))]
     if name == "none":
         by_length = any(encoding.turns_when_attending for encoding in encodings)
-        return Method(name, tuple(repr(encoding) for encoding in encodings), by_length)
+        return Method(name, words_of(name), tuple(repr(encoding) for encoding in encodings), by_length)
     change = change_of(name, to)
 
     def stretched_beyond(length: float) -> list[Encoding]:
@@ -242,7 +236,7 @@ def method(name: str, reading: Reading, part: Part, config: Mapping[str, Any], t
         why = (
             "transformers has no config key for a change of distances or of queries; attach it when the model is loaded"
         )
-        return Method(name, tuple(map(repr, stretched)), by_length, why_not=why)
+        return Method(name, words_of(name), tuple(map(repr, stretched)), by_length, why_not=why)
     why_not, unlike = list[str](), list[str]()
     # Where a config has one place for all layers, those that see less are stretched with the others, as they were when
     # released models were stretched; and what it has no name for, it may have lists of numbers for.
@@ -265,12 +259,12 @@ def method(name: str, reading: Reading, part: Part, config: Mapping[str, Any], t
         plain = part.shape.head_dim**-0.5
         before, after = ([layer.scale or plain for layer in one.layers] for one in (part, planned))
         scales = tuple(now / then for now, then in zip(after, before, strict=True))
-        specs, besides = tuple(map(repr, new)), "; ".join(besides)
-        return Method(name, specs, by_length, written, of_plan, besides=besides, scales=scales)
+        words = "; ".join((words_of(name), *besides))
+        return Method(name, words, tuple(map(repr, new)), by_length, written, of_plan, scales=scales)
     if unlike:
         raise ValueError(f"{name} cannot be written so that transformers serves what is planned: {'; '.join(unlike)}")
     hint = f"{short(why_not[0])}; attach it when the model is loaded"
-    return Method(name, tuple(map(repr, stretched)), by_length, why_not=hint)
+    return Method(name, words_of(name), tuple(map(repr, stretched)), by_length, why_not=hint)
 
 
 def planned_part(part: Part, old: Sequence[Encoding], new: Sequence[Encoding], target: int) -> Part:

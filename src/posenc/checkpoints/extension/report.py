@@ -123,24 +123,19 @@ def said(value: Value | None) -> str:
 
 def sentences(record: Record) -> list[str]:
     """All that is said of a run, a paragraph each."""
-    written = record["written"]
+    written, planned = record["written"], list[str]()
+    if record.get("plan"):
+        peaks = [entry["peak_mib"] for entry in record["methods"] if entry["peak_mib"] is not None]
+        words = [f"The largest peak that was measured is {plans.size(max(peaks) * 2**20)}."] if peaks else []
+        planned = [" ".join([*plans.sentences(record["plan"]), *words])]
     checkpoint = f"The extended checkpoint ({written['method']}): " if written["path"] else ""
     return [
         *filter(None, (record["in_words"], record["stretch"], record["price"])),
         f"{checkpoint}{written['words']}",
         *(further["words"] for further in record["further"]),
         *(f"Left out, {name}: {why}." for name, why in record["left_out"].items()),
-        *plan_in_words(record),
+        *planned,
     ]
-
-
-def plan_in_words(record: Record) -> list[str]:
-    """What was planned of memory and time, and the largest peak that was measured."""
-    if not record.get("plan"):
-        return []
-    peaks = [entry["peak_mib"] for entry in record["methods"] if entry["peak_mib"] is not None]
-    words = [f"The largest peak that was measured is {plans.size(max(peaks) * 2**20)}."] if peaks else []
-    return [" ".join([*plans.sentences(record["plan"]), *words])]
 
 
 @figures.styled
@@ -214,24 +209,19 @@ def markdown(record: Record, drawn: Sequence[Mapping[str, Any]]) -> str:
     """The run as a page of Markdown."""
     parts = [f"# {shown(title(record))}", *map(shown, sentences(record))]
     for caption, words, rows in tables(record):
-        parts += [f"{shown(words.rstrip('.') or caption)}:", in_markdown(*rows)]
+        cells = [[shown(cell) for cell in row] for row in (rows[0], *rows[1])]
+        parts += [f"{shown(words.rstrip('.') or caption)}:", as_markdown(cells[0], cells[1:])]
     parts += [f"![{shown(figure['says'])}](figures/{figure['name']}.png)" for figure in drawn]
     specs = [
         f"- {shown(entry['name'])}: {shown(entry['words'])}: {markdown_code(entry['spec'])}"
         for entry in record["methods"]
     ]
-    parts += ["## The methods", "\n".join(specs), "## How it was made", how(record)]
+    made = [
+        f"- {shown(name)}: {(markdown_code if name == 'command' else shown)(text)}"
+        for name, text in record["made"].items()
+    ]
+    parts += ["## The methods", "\n".join(specs), "## How it was made", "\n".join(made)]
     return "\n\n".join(parts) + "\n"
-
-
-def in_markdown(headers: list[str], rows: list[list[str]]) -> str:
-    return as_markdown(list(map(shown, headers)), [list(map(shown, row)) for row in rows])
-
-
-def how(record: Record) -> str:
-    """How the run was made, as a list in Markdown."""
-    made = {name: (markdown_code if name == "command" else shown)(text) for name, text in record["made"].items()}
-    return "\n".join(f"- {shown(name)}: {text}" for name, text in made.items())
 
 
 def title(record: Record) -> str:

@@ -7,15 +7,12 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from posenc import foreign
 from posenc.checkpoints.extension.settings import Settings
 from posenc.foreign import CannotRead
 from posenc.lab import store
-
-if TYPE_CHECKING:
-    from posenc.checkpoints.formats.load import Loaded
 
 SETTINGS = "settings.json"
 
@@ -42,18 +39,6 @@ def check_folder(settings: Settings, out: Path) -> None:
             f"'{out}' holds a run with other settings ({', '.join(other)}); give --out another folder, or the same "
             f"settings to go on with it ({may} may be others)"
         )
-
-
-def loaded(settings: Settings, say: Callable[[str], None]) -> "Loaded":
-    """The model of a run, told what has to be said of it; raises as `load.find` and `load.load` do."""
-    from posenc.checkpoints.formats import load
-
-    where = load.find(settings.path)
-    say(f"loading {settings.path}")
-    found = load.load(where, dtype=settings.dtype, device=settings.device)
-    for words in found.notes:
-        say(words)
-    return found
 
 
 @contextmanager

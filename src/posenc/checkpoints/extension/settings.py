@@ -23,7 +23,7 @@ OF_UNMEASURED = ("path", "factor", "methods", "measures", "dtype", "device")
 class Settings:
     """What a run is asked for; the same, but for what is `alterable`, goes on from the passes of a folder.
 
-    path      a folder, a GGUF file, or the name of a fetched model
+    path      a folder, a GGUF file, or a model of the hub as owner/name
     factor    target length / the length that the model serves now (unitless, above 1); of an image, along each side
     methods   ways to stretch, or to use the model as it is; or "all"
     measures  what is measured, the first of which decides; none: what fits the model

@@ -1,4 +1,4 @@
-"""From a path, or the name of a fetched model, to a model and its tokenizer; nothing is downloaded and no code run."""
+"""From a path, or a name of the hub, to a model and its tokenizer; no code of a checkpoint is run."""
 
 import copy
 import json
@@ -7,18 +7,19 @@ import math
 import os
 import tempfile
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from posenc.checkpoints.files import packages
+from posenc.checkpoints.files import hub
 from posenc.checkpoints.files.folder_writer import write_folder
 from posenc.checkpoints.files.named_code import harmless
-from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, cast, open_tensors
+from posenc.checkpoints.files.tensors import GGUFTensors, Tensors, open_tensors
 from posenc.checkpoints.formats.devices import AUTO, check_device
 from posenc.checkpoints.kinds.rotary.old_keys import in_both_spellings
 from posenc.checkpoints.models.skeleton import without_pooler
@@ -49,7 +50,7 @@ class Loaded:
     config      the model's config
     path        the folder or file that it came from
     unused      tensors of the checkpoint that the model has no place for
-    notes       what a GGUF file leaves open and what was taken instead, and why it has no tokenizer, in sentences
+    notes       what of a GGUF file transformers had otherwise, and why there is no tokenizer, in sentences
     """
 
     model: "PreTrainedModel"
@@ -74,13 +75,13 @@ class Loaded:
 
         Raises ValueError if the target exists.
         """
-        tied = {name for names in tied_weights(self.model) for name in names[1:]}
-        tensors = ((name, tensor) for name, tensor in self.model.state_dict().items() if name not in tied)
         with tempfile.TemporaryDirectory() as held:
             if self.tokenizer is not None:
                 self.tokenizer.save_pretrained(held)
             beside = [file for file in files_of(self.path) if file.name in BESIDE] if self.path.is_dir() else []
-            return write_folder(target, config or self.said(), tensors, copy=[*sorted(Path(held).iterdir()), *beside])
+            return write_folder(
+                target, config or self.said(), untied(self.model), copy=[*sorted(Path(held).iterdir()), *beside]
+            )
 
 
 def tied_weights(model: "PreTrainedModel") -> list[list[str]]:
@@ -91,8 +92,14 @@ def tied_weights(model: "PreTrainedModel") -> list[list[str]]:
     return [names for names in groups.values() if len(names) > 1]
 
 
+def untied(model: "PreTrainedModel") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a model by name, each one once."""
+    tied = {name for names in tied_weights(model) for name in names[1:]}
+    return ((name, tensor) for name, tensor in model.state_dict().items() if name not in tied)
+
+
 def load(path: str | Path, *, dtype: torch.dtype | str | None = None, device: str = "cpu") -> Loaded:
-    """Load a checkpoint: a folder in Hugging Face's form, a GGUF file, or the name of a fetched model.
+    """Load a checkpoint: a folder in Hugging Face's form, a GGUF file, or a model of the hub, see `find`.
 
     dtype   of the weights: a torch dtype or its name; None takes the config's (float32 for a GGUF, dequantised)
     device  cpu, cuda, cuda:1, mps; or auto, and accelerate spreads a folder over GPUs, CPU and disk, as they have room
@@ -130,12 +137,13 @@ def on_device(loaded: Loaded, device: str) -> Loaded:
 def without_weights(path: str | Path, *, dtype: torch.dtype | str | None = None) -> Loaded:
     """A checkpoint with shapes in place of its weights, and without a tokenizer: what its config alone says.
 
-    path  as `load` takes it, and also a config.json, or a folder with nothing else
+    path  as `load` takes it, and also a config.json, or a folder with nothing else; of a model of the hub, its config
+          alone is fetched
 
     Raises as `load` does.
     """
     require_transformers()
-    where, kind = find(path), dtype_of(dtype)
+    where, kind = find(path, weights=False), dtype_of(dtype)
     beside = where / "config.json" if where.is_dir() else where
     if beside.suffix != ".json" or not beside.exists():
         tensors = open_tensors(where)
@@ -160,19 +168,22 @@ def hollow_model(kind: Any, config: "PreTrainedConfig", dtype: torch.dtype | Non
     return model.to(dtype or getattr(config, "dtype", None) or torch.float32).eval()
 
 
-def find(path: str | Path) -> Path:
-    """The folder or file of a path, or of a fetched model's name; a path that exists goes before a name."""
-    where, name = Path(os.path.expanduser(path)), str(path)
+def find(path: str | Path, *, weights: bool = True) -> Path:
+    """The folder or file of a path, or of a name of the hub, such as HuggingFaceTB/SmolLM2-135M@main.
+
+    weights  False asks the hub for the config alone, where it has one, and gives the path of that
+
+    A path that exists goes before a name; what begins with "./", and a Path, is never a name. Raises CannotRead as
+    `hub.fetched` does, and for what is neither.
+    """
+    where = Path(os.path.expanduser(path))
     if os.path.exists(where):
         return where
-    if name in packages.PACKAGES:
-        if packages.is_there(name):
-            return packages.cache() / name
-        raise CannotRead(f"{name} has not been fetched; run `posenc fetch {name}`")
+    if isinstance(path, str) and hub.is_name(path):
+        return hub.fetched(path, weights=weights)
     raise CannotRead(
-        f"there is no file or folder {quoted(name)}, nor a released model of that name; give the folder of a "
-        f"checkpoint, a GGUF file, or one of {', '.join(packages.PACKAGES)}. Models on a hub have to be downloaded "
-        f"first"
+        f"there is no file or folder {quoted(str(path))}; give the folder of a checkpoint, a GGUF file, or a model of "
+        f"the hub as owner/name"
     )
 
 
@@ -315,16 +326,13 @@ def class_of(folder: Path, config: "PreTrainedConfig") -> Any:
 
 
 def load_gguf(file: GGUFTensors, dtype: torch.dtype) -> Loaded:
-    from posenc.checkpoints.files import gguf_tokenizer
+    require_transformers()
     from posenc.checkpoints.formats.gguf.model import open_model
 
     with quietly(), naming(file.path):
         found = open_model(file)
-        weights = {name: cast(name, tensor, dtype) for name, tensor in found.tensors()}
-        with reading_with("transformers"):
-            given = {"config": found.config, "dtype": dtype, **without_pooler(found.kind)}
-            model = found.kind.from_pretrained(None, state_dict=weights, **given)
-    tokenizer, notes = gguf_tokenizer.tokenizer_or_why(file.said, file.path)
+        model = found.filled(dtype)
+        tokenizer, notes = found.tokenizer()
     return Loaded(model.eval(), tokenizer, model.config, file.path, notes=(*found.notes, *notes))
 
 

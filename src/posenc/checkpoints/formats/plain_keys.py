@@ -55,6 +55,10 @@ def plain_keys(node: Node) -> None:
     if keys.peek("rotary_value"):
         keys.say("rotary_value", "values are turned too")
         node.leave("rotary_value turns the values too, by their own positions alone")
+    if keys.peek("relative_attention") is True:
+        node.leave("relative_attention compares signed buckets of distances with content (deberta), and stays")
+    elif keys.has("relative_attention"):
+        keys.say("max_relative_positions", "not read: logits read no distances")
     for key, words in ELSEWHERE.items():
         keys.say(key, words)
 

@@ -11,10 +11,7 @@ HOMES = {
     "meta": "formats.meta",
     "gguf": "formats.gguf.metadata",
 }
-"""The formats, and the module of each: it has `is_it` and `read`."""
-
-ASKED_IN_TURN = ("gguf", "meta", "transformers")
-"""Each format is told apart from those after it."""
+"""The formats, and the module of each: it has `is_it` and `read`. Each one is told apart from those before it."""
 
 EXPECTED = (
     "expected a config.json of transformers (model_type), Meta's params.json (dim, n_layers, n_heads) or the metadata "
@@ -39,7 +36,7 @@ def detect(given: Mapping[str, Any]) -> str:
     """
     if stranger := not_read(given):
         raise CannotRead(f"these look like {stranger}, which posenc does not read; {EXPECTED}")
-    for format in ASKED_IN_TURN:
+    for format in reversed(HOMES):
         if home_of(format).is_it(given):
             return format
     keys = ", ".join(str(key)[:40] for key in list(given)[:8])

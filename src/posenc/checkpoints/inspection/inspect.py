@@ -44,7 +44,7 @@ def inspect(path: str | Path) -> Reading:
     """What the checkpoint at a path says of positions.
 
     path    a folder in Hugging Face's form, with weights or without; a config.json; Meta's params.json; a GGUF file;
-            the name of a fetched model
+            a model of the hub as owner/name, of which its config alone is fetched
 
     The format is told by what the file holds, never by its name. Where safetensors or GGUF weights lie beside a config,
     their headers are read too: tables, projections and layers that do not fit it stand in `contradictions`.
@@ -52,7 +52,7 @@ def inspect(path: str | Path) -> Reading:
 
     Raises CannotRead for what is no checkpoint, a pickle, broken or missing files, and schedules that cannot be.
     """
-    path = load.find(path)
+    path = load.find(path, weights=False)
     config, folder = find(path)
     if config is None:
         with naming(path):
@@ -61,6 +61,14 @@ def inspect(path: str | Path) -> Reading:
     with naming(config):
         reading = configs.read(read_json(config, within=folder))
     return reading if folder is None else with_weights(reading, folder)
+
+
+def has_learned_tables(reading: Reading) -> bool:
+    """Whether a stack has a learned table, of positions or of buckets: its numbers are in the weights alone."""
+    return any(
+        part.embed.startswith("learned") or any(hasattr(one, "buckets") for one in distinct(part))
+        for part in reading.parts
+    )
 
 
 def has_tensors(path: Path) -> bool:
@@ -78,13 +86,9 @@ def find(path: Path) -> tuple[Path | None, Path | None]:
                 return path / name, path
         if (path / "adapter_config.json").is_file():
             raise CannotRead(f"{path} is an adapter, which has the positions of the model that it adapts; inspect that")
-        ggufs = list(path.glob("*.gguf"))
-        if len(ggufs) == 1 or not ggufs:
-            tensors = open_tensors(path)
-            if isinstance(tensors, GGUFTensors):
-                return None, None
-            raise CannotRead(f"{path} has weights and neither {' nor '.join(CONFIGS)}, which say what they are")
-        open_tensors(path)
+        if isinstance(open_tensors(path), GGUFTensors):
+            return None, None
+        raise CannotRead(f"{path} has weights and neither {' nor '.join(CONFIGS)}, which say what they are")
     with opened(path) as file:
         start = file.read(4)
     if start == b"GGUF":

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from posenc.checkpoints.files.tensors import open_tensors
 from posenc.checkpoints.formats import load
-from posenc.checkpoints.inspection.inspect import POSITION_TABLE, RELATIVE_TABLE, distinct, has_tensors, runs
+from posenc.checkpoints.inspection.inspect import (
+    POSITION_TABLE,
+    RELATIVE_TABLE,
+    distinct,
+    has_learned_tables,
+    has_tensors,
+    runs,
+)
 from posenc.checkpoints.vocabulary.ledger import in_words
 from posenc.checkpoints.vocabulary.reading import Part, Reading
 from posenc.checkpoints.vocabulary.specs import short, whole
@@ -195,7 +202,7 @@ def save(reading: Reading, path: str | Path, folder: Path) -> list[Path]:
     """Write the pictures of the checkpoint at a path into a folder, as PNG files; returns their paths."""
     from posenc.lab.results import figures
 
-    path = load.find(path)
+    path = load.find(path, weights=has_learned_tables(reading))
     tensors = open_tensors(path) if has_tensors(path) else None
     saved = []
     for name, figure in pictures(reading, tensors).items():
@@ -214,20 +221,19 @@ def of_one(encoding: Encoding, part: Part) -> Iterator[tuple[str, Any]]:
         drawn = pictures.Drawn()
         pictures.spectrum(drawn, pictures.Sight(encoding, replace(part.shape, max_len=trained), trained, encoding))
         yield "spectrum", drawn.figures["wavelengths"]
-    if hasattr(encoding, "slopes"):
-        distance, values = slopes_of(encoding, part)
+    if hasattr(encoding, "slopes") and (found := biases(encoding, part, part.trained_length)):
+        distance, values = found
         title = f"{encoding}: bias by distance, each head"
         yield "bias", figures.bias_curves(distance.tolist(), values.numpy(), title)
 
 
 @torch.no_grad()
-def slopes_of(encoding: Encoding, part: Part) -> tuple[Tensor, Tensor]:
-    """What slopes add to logits, at each signed distance [n]: [heads, n]."""
-    reach = min(part.trained_length or 4096, MOST_DISTANCES)
+def biases(encoding: Encoding, part: Part, reach: int | None) -> tuple[Tensor, Tensor] | None:
+    """What an encoding adds to logits, at each signed distance [n]: [heads, n]; None where it adds nothing."""
+    reach = min(reach or MOST_DISTANCES, MOST_DISTANCES)
     distance = torch.arange(0 if part.shape.causal else 1 - reach, reach)
     values = encoding.by_distance(distance)
-    assert values is not None
-    return distance, values
+    return None if values is None else (distance, values)
 
 
 def of_tensor(reading: Reading, name: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Any]]:
@@ -241,8 +247,7 @@ def of_tensor(reading: Reading, name: str, tensors: Mapping[str, Tensor]) -> Ite
             every = "" if step == 1 else f", one in {step}"
             yield "similarity", figures.similarity_matrix(rows.numpy(), f"{name}: cosine of its rows{every}")
     if RELATIVE_TABLE.search(name):
-        found = bias_of(reading, name, tensors[name].float())
-        if found is not None:
+        if found := bias_of(reading, name, tensors[name].float()):
             distance, values = found
             yield "bias", figures.bias_curves(distance.tolist(), values.numpy(), f"{name}: bias by distance, each head")
 
@@ -256,7 +261,7 @@ def rows_of(table: Tensor, most: int) -> tuple[Tensor, int] | None:
 
 @torch.no_grad()
 def bias_of(reading: Reading, name: str, table: Tensor) -> tuple[Tensor, Tensor] | None:
-    """What a table of distances adds to logits, at each signed distance [n]: [heads, n]; None where it has no home."""
+    """What a table of distances adds to logits, as `biases` says it; None where it has no home."""
     for part in reading.parts:
         if len(reading.parts) > 1 and part.name.split(".")[-1][:3] not in name[:3]:
             continue
@@ -268,8 +273,5 @@ def bias_of(reading: Reading, name: str, table: Tensor) -> tuple[Tensor, Tensor]
             if table.shape != own.shape:
                 return None
             own.copy_(table)
-            reach = min(2 * getattr(encoding, "max_distance", 128), MOST_DISTANCES)
-            distance = torch.arange(0 if part.shape.causal else 1 - reach, reach)
-            values = encoding.by_distance(distance)
-            return None if values is None else (distance, values)
+            return biases(encoding, part, 2 * getattr(encoding, "max_distance", 128))
     return None

@@ -4,7 +4,6 @@ from posenc.checkpoints.kinds.added.grid_table import GridTable
 from posenc.checkpoints.kinds.added.learned_table import LearnedTable
 from posenc.checkpoints.kinds.added.sine_module import SineModule
 from posenc.checkpoints.kinds.distances.buckets import Buckets
-from posenc.checkpoints.kinds.distances.relative_buckets import RelativeBuckets
 from posenc.checkpoints.kinds.distances.relative_sines import RelativeSines
 from posenc.checkpoints.kinds.distances.slopes import Slopes
 from posenc.checkpoints.kinds.distances.window_bias import DistanceIndex, WindowBias
@@ -14,6 +13,6 @@ from posenc.checkpoints.kinds.rotary.module import RotaryModule
 
 # What is compared with queries, or read by distance, is no table that is added.
 KINDS: tuple[type[Kind], ...] = (
-    *(RotaryModule, RotaryBuffer, RelativeSines, RelativeBuckets, WindowBias, DistanceIndex),
+    *(RotaryModule, RotaryBuffer, RelativeSines, WindowBias, DistanceIndex),
     *(GridTable, LearnedTable, SineModule, Slopes, Buckets),
 )

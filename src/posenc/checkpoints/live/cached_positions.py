@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from posenc.cache.layer import along
 from posenc.checkpoints.kinds.calls import Call, parameters
 from posenc.checkpoints.models.skeleton import with_own_keys
 from posenc.encoding import Encoding
@@ -108,7 +109,7 @@ class Follow:
         cache = call["cache"]
         held = coords_in(cache)
         new = self.coords_of_new(call, held.shape[1])
-        coords = joined(held, new)
+        coords = along(held.to(new.device), new, max(len(held), len(new)))
         return args, kwargs | {KEYWORD: self.step(coords, new.shape[1], cache)}
 
     def coords_of_new(self, call: Call, past: int) -> Tensor:
@@ -262,9 +263,3 @@ def remembering(kind: type) -> type:
     }
     facts = {"__module__": kind.__module__, "__doc__": kind.__doc__}
     return type(kind.__name__, (kind,), facts | {name: of_rows(name, chosen) for name, chosen in changes.items()})
-
-
-def joined(held: Tensor, new: Tensor) -> Tensor:
-    """Coordinates [B or 1, S] and, behind them, [B or 1, T]."""
-    rows = max(held.shape[0], new.shape[0])
-    return torch.cat((held.to(new.device).expand(rows, -1), new.expand(rows, -1)), 1)

@@ -1,9 +1,9 @@
-"""Tokens that are cut out, moved, forked and spliced in the cache of a live transformers model."""
+"""Tokens that are cut out of the cache of a live transformers model, and the others moved up behind the gaps."""
 
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.cache.columns import at_columns, chosen_columns
 from posenc.cache.held import joined, last_of
-from posenc.cache.layer import Operations, both, elsewhere, of_rows, rows_of, standing
-from posenc.cache.operations import noticed, row_numbers, spliced
+from posenc.cache.layer import along, elsewhere, standing
+from posenc.cache.operations import Tokens, cropped, dropped, kept, noticed
 from posenc.checkpoints.live.cache_layers import CacheLayer, device_of, layers_of
 from posenc.checkpoints.live.cached_positions import PASSES, REMEMBERED, follow_passes
 from posenc.checkpoints.live.noted_passes import Note, Pass
@@ -20,27 +20,25 @@ from posenc.checkpoints.live.turned_keys import CachedKeys
 from posenc.keys import Keys
 from posenc.positions import Positions, PositionsLike, positions_for
 
-Horizons: TypeAlias = tuple[int, int]
-"""The shortest and the longest horizon of the passes that turned keys, for encodings that depend on one."""
-
 
 def movable(model: nn.Module, cache: Any, positions: PositionsLike = None) -> "MovableCache":
-    """Let the tokens in a transformers cache be cut out, moved, forked and spliced, in the model as it is.
+    """Let tokens be cut out of a transformers cache, and the others move up, in the model as it is.
 
     model      a transformers decoder in evaluation mode, in its own attention
-    cache      DynamicCache or StaticCache, sliding windows included; empty, or filled by this model
+    cache      DynamicCache, sliding windows included; empty, or filled by this model
     positions  where the tokens stand that it holds already: Positions, ids, or nothing for 0, 1, 2, ...
 
-    What it gives has the operations of posenc's own caches: `crop`, `rows`, `evict`, `drop`, `move`, `splice`, `fork`,
-    `bytes`. Keys that move are turned by the difference from where the model turned them first, which are kept beside
-    the cache, so that no number of moves adds up errors. How they turn is read of each layer, and compared once with
-    what the model itself caches at other places. What comes into the cache later is noted as it comes.
+    What it gives has `crop`, `evict` and `drop`, as posenc's own caches have them, and `held` and `bytes`. Keys that
+    move are turned by the difference from where the model turned them first, which are kept beside the cache, so that
+    no number of moves adds up errors. How they turn is read of each layer, and compared once with what the model itself
+    caches at other places. What comes into the cache later is noted as it comes.
 
-    Where tokens were left apart, moved on or padded, the model has to be told where the next ones stand: `inputs` says
-    so. Tokens that count up from 0 without padding, as `evict` leaves them, go on by themselves.
+    Where tokens were left apart or padded, the model has to be told where the next ones stand: `inputs` says so. Tokens
+    that count up from 0 without padding, as `evict` leaves them, go on by themselves.
 
-    Raises TypeError for what is no transformers model or cache, and ValueError for layers whose tokens cannot be told
-    apart (quantised ones, recurrent states), for a model that posenc is attached to, and for positions that do not fit.
+    Raises TypeError for what is no transformers model or cache, and ValueError for layers that do not grow with their
+    tokens (static or quantised ones, recurrent states), for a model that posenc is attached to, and for positions that
+    do not fit. Limits: one axis; tokens that stand apart on several, as those of an image do, are refused.
     """
     return MovableCache(CachedKeys.of(model), cache, positions)
 
@@ -50,7 +48,7 @@ class First:
     """What was moved in a layer, as it was turned first: slots from `start` on.
 
     k       [B, KV, n, D]
-    coords  [B or 1, n, A], where the model turned them
+    coords  [B or 1, n, 1], where the model turned them
     """
 
     start: int
@@ -62,7 +60,7 @@ class First:
         return self.start + self.k.shape[2]
 
 
-class MovableCache(Operations):
+class MovableCache:
     """The tokens in the cache of a live transformers model; `movable` makes it.
 
     cache  transformers' own, which the model is given
@@ -82,17 +80,14 @@ class MovableCache(Operations):
         tokens = max((layer.tokens for layer in layers), default=0)
         self.at: Positions | None = None
         self.first: dict[int, First] = {}
-        self.horizons: Horizons | None = None
+        # The shortest and the longest of the passes that turned keys, for encodings that depend on one.
+        self.horizons: tuple[int, int] | None = None
         if tokens:
             at = positions_for(tokens, positions, batch=batch_of(layers), device=device_of(layers))
-            self.at = noticed(at.changed(loose=False))
+            self.at = noticed(at.changed(coords=on_one_axis(at.coords), loose=False))
             self.saw_horizon(at.coords)
         elif positions is not None:
             raise ValueError("the cache is empty, and has no tokens to stand at positions; give them with the tokens")
-        self.follow()
-
-    def follow(self) -> None:
-        """Note from now on what comes into the cache."""
         self.noted: list[Pass | Tensor] = follow_passes(self.cache)
         handle = self.keys.decoder.register_forward_hook(Note(self.cache), with_kwargs=True)
         weakref.finalize(self, handle.remove)
@@ -105,7 +100,7 @@ class MovableCache(Operations):
     def held(self) -> Positions | None:
         """Where the tokens stand that are held; order -1 for padding.
 
-        Raises ValueError where tokens came or went in a way that could not be seen.
+        Raises ValueError where tokens came or went in a way that could not be seen, or stand apart on several axes.
         """
         if getattr(self.cache, PASSES, None) is not self.noted:
             raise ValueError(
@@ -119,15 +114,19 @@ class MovableCache(Operations):
                     self.chose(noted)
             self.noted.clear()
             self.at = None if self.at is None else noticed(self.at)
-        held = max((layer.tokens for layer in self.layers), default=0)
+        tokens = max((layer.tokens for layer in self.layers), default=0)
+        self.check_followed(tokens)
+        self.cut(tokens)
+        return self.at
+
+    def check_followed(self, tokens: int) -> None:
+        """Raises ValueError where the cache holds, or held, more tokens than have been seen to come."""
         known = 0 if self.at is None else self.at.tokens
-        if held > known:
+        if tokens > known:
             raise ValueError(
-                f"the cache holds {held} tokens, of which {held - known} came in a pass that could not be followed "
+                f"the cache holds {tokens} tokens, of which {tokens - known} came in a pass that could not be followed "
                 f"(compiled, or by another model); say where all stand: movable(model, cache, positions)"
             )
-        self.cut(held)
-        return self.at
 
     def cut(self, tokens: int) -> None:
         """Forget what transformers has cropped."""
@@ -145,34 +144,25 @@ class MovableCache(Operations):
     def took(self, noted: Pass) -> None:
         """Note where the tokens of a pass stand."""
         self.cut(noted.start)
-        known = 0 if self.at is None else self.at.tokens
-        if known < noted.start:
-            raise ValueError(
-                f"the cache held {noted.start} tokens when others came, of which {noted.start - known} could not be "
-                f"followed (compiled, or by another model); say where all stand: movable(model, cache, positions)"
-            )
+        self.check_followed(noted.start)
         old, device = self.at, device_of(self.layers)
         last = torch.full((1, 1), -1, device=device) if old is None else old.order.amax(1, keepdim=True)
         if noted.present is None:
             order = last + 1 + torch.arange(noted.tokens, device=device)[None]
         else:
             order = (last + noted.present.long().cumsum(1)).masked_fill(~noted.present, -1)
-        coords = noted.coords
-        if coords is None:
+        if noted.coords is None:
             apart = 0 if old is None else torch.where(last < 0, 0, last_of(old).coords[..., 0] - last_of(old).order)
             coords = (order + apart).clamp(min=0)[..., None]
-        if coords.shape[-1] > 1 and bool((coords == coords[..., :1]).all()) and (old is None or old.axes == 1):
-            coords = coords[..., :1]
-        if old is not None and coords.shape[-1] != old.axes:
-            axes = max(coords.shape[-1], old.axes)
-            coords, old = coords.expand(*coords.shape[:2], axes), on_axes(old, axes)
+        else:
+            coords = on_one_axis(noted.coords)
         new = Positions(coords, order)
         batch = max(order.shape[0], coords.shape[0], 1 if old is None else old.order.shape[0], batch_of(self.layers))
         self.at = new if old is None else joined(old, new, batch)
         self.saw_horizon(coords)
 
     def chose(self, rows: Tensor) -> None:
-        """Note that rows of the batch were chosen, as beams are."""
+        """Note that transformers chose rows of the batch, as it does with beams."""
         if self.at is not None:
             self.at = self.at.batch_rows(rows)
         for number, first in self.first.items():
@@ -183,7 +173,8 @@ class MovableCache(Operations):
     def saw_horizon(self, coords: Tensor) -> None:
         if self.keys.by_horizon:
             seen = int(coords.max()) + 1
-            self.horizons = joint(self.horizons, (seen, seen))
+            shortest, longest = self.horizons or (seen, seen)
+            self.horizons = min(shortest, seen), max(longest, seen)
 
     @property
     def batch(self) -> int:
@@ -191,92 +182,67 @@ class MovableCache(Operations):
 
     @property
     def bytes(self) -> int:
-        """The memory that is taken, with the room for tokens to come and the keys as they were turned first (bytes)."""
+        """The memory that is taken, with the keys as they were turned first (bytes)."""
         _ = self.held
         firsts = (first.k.untyped_storage().nbytes() for first in self.first.values())
         return sum(layer.bytes for layer in self.layers) + sum(firsts)
 
     def next_positions(self, tokens: int = 1) -> Tensor:
-        """The `position_ids` of the next tokens, [B or 1, T], or [A, B or 1, T] of tokens on several axes.
-
-        Each row goes on one place behind its last token; on several axes one past the largest coordinate.
-        """
+        """The `position_ids` of the next tokens, [B or 1, T]: each row goes on one place behind its last token."""
         checks.whole("the number of tokens", tokens, 1)
         held, ahead = self.held, torch.arange(tokens, device=self.keys.device)[None]
         if held is None:
             return ahead
-        if held.axes == 1:
-            last = last_of(held)
-            return torch.where(last.order < 0, 0, last.coords[..., 0] + 1).long() + ahead
-        largest = held.coords.amax(-1).masked_fill(held.order < 0, -1).amax(1, keepdim=True)
-        ids = largest.long() + 1 + ahead
-        return ids.expand(held.axes, *ids.shape)
+        last = last_of(held)
+        return torch.where(last.order < 0, 0, last.coords[..., 0] + 1).long() + ahead
 
     def inputs(self, tokens: int = 1) -> dict[str, Tensor]:
         """What the model has to be given with the next tokens, beside their ids and the cache, by the names it has."""
         given, held = {}, self.held
         if self.keys.takes_positions:
-            ids = self.next_positions(tokens)
-            given["position_ids"] = ids.expand(*ids.shape[:-2], self.batch, tokens)
+            given["position_ids"] = self.next_positions(tokens).expand(self.batch, tokens)
         if held is not None and bool((held.order < 0).any()):
             present = (held.order >= 0).long().expand(self.batch, -1)
             given["attention_mask"] = torch.cat((present, present.new_ones(self.batch, tokens)), 1)
         return given
 
+    def crop(self, tokens: int | Tensor) -> None:
+        """Forget the tokens whose order is `tokens` or later (a number, or [B]: one for each row): to go back.
+
+        Raises ValueError for a negative number, and where a window has forgotten tokens that would be seen again.
+        """
+        if self.held is not None:
+            self.stand(cropped(self.held, tokens, self.batch))
+
+    def evict(self, keep: Tokens, *, renumber: bool = True, rows: Tokens = None) -> None:
+        """Forget all tokens but `keep`: a slice, numbers, or a boolean for each, [tokens] or [B, tokens].
+
+        renumber  whether those that stay close the gaps: they count up from where the first token stood. Without, every
+                  token stays where it is; the next token comes behind the last
+        rows      the rows of the batch in which tokens are forgotten; all by default
+
+        Raises ValueError for tokens that are not held, and with `renumber` for keys that cannot be moved.
+        """
+        checks.kind("renumber", renumber, bool)
+        if self.held is not None:
+            self.stand(kept(self.held, keep, self.batch, renumber=renumber, rows=rows))
+
+    def drop(self, tokens: Tokens, *, rows: Tokens = None) -> None:
+        """Forget some tokens, and close the gap: as `evict` of all the others."""
+        if self.held is not None:
+            self.stand(dropped(self.held, tokens, self.batch, rows=rows))
+
     def stand(self, at: Positions) -> None:
+        """Let the held tokens stand there from now on, and forget those of order -1."""
         old = self.held
         assert old is not None
-        self.check_movable(old.coords, at, self.horizons)
-        changed = [(layer, standing(keys, tail(at, keys))) for layer, keys in self.turned()]
-        self.write(changed, arranged(at), self.horizons)
-
-    def rows(self, rows: Tensor) -> None:
-        held = self.held
-        if held is None:
+        if at is old:
             return
-        rows = row_numbers(rows, self.batch)
-        chosen = [(layer, rows_of(keys, rows)) for layer, keys in self.turned()]
-        self.write(chosen, arranged(held.batch_rows(rows)), self.horizons)
-
-    def splice(self, other: "MovableCache", place: int) -> None:
-        """Put the tokens that another cache of the same model holds in front of the token of order `place`.
-
-        `other` holds as many rows, or one for all of them, and is left as it is. All keys are copied once.
-        Raises ValueError for a place behind the last token, for tokens that do not count up by one, for keys that
-        cannot be moved, and where a static cache has no room.
-        """
-        if not isinstance(other, MovableCache) or other.keys.decoder is not self.keys.decoder:
-            raise ValueError(f"splice takes a movable cache of the same model, got {checks.shown(other)}")
-        old, new = self.held, other.held
-        if new is None:
-            return
-        if old is None:
-            raise ValueError("the cache is empty; begin with other.fork(1) in place of it")
-        if other.batch not in (1, self.batch):
-            raise ValueError(f"the cache holds {self.batch} rows, and the other {other.batch}; give as many, or one")
-        at, inserted = spliced(old, new, place)
-        assert at is not None
-        horizons = joint(self.horizons, other.horizons)
-        self.check_movable(old.coords, at, horizons)
-        self.check_movable(new.coords, inserted, horizons)
-        theirs = {layer.number: keys for layer, keys in other.turned()}
-        together = []
-        for layer, keys in self.turned():
-            more = of_rows(theirs[layer.number], self.batch)
-            ours, more = standing(keys, tail(at, keys)), standing(more, tail(inserted, more))
-            together.append((layer, both(ours, more)))
-        self.write(together, arranged(joined(at, inserted, self.batch)), horizons)
-
-    def __copy__(self) -> "MovableCache":
-        """A cache that goes its own way from here; what both hold is shared until one of them writes."""
-        held, cache = self.held, object.__new__(type(self.cache))
-        forked = {layer.number: layer.fork() for layer in self.layers}
-        layers = [forked.get(number, layer) for number, layer in enumerate(self.cache.layers)]
-        vars(cache).update(vars(self.cache), layers=layers)
-        twin = object.__new__(type(self))
-        vars(twin).update(vars(self), at=held, cache=cache, first=dict(self.first))
-        twin.follow()
-        return twin
+        self.check_movable(old.coords, at)
+        tails = ((layer, keys, at.tokens - keys.k.shape[2]) for layer, keys in self.turned())
+        changed = [(layer, standing(keys, at.rows(slice(n, None)).to(keys.k.device))) for layer, keys, n in tails]
+        whole = in_order(at)[1]
+        self.write(changed, None if whole is None else noticed(whole))
 
     def turned(self) -> Iterator[tuple[CacheLayer, Keys]]:
         """Each layer, and its Keys as the model turned them: `k` is what turns, `v` what does not."""
@@ -292,97 +258,69 @@ class MovableCache(Operations):
             turned = None
             if first is not None and first.end > start:
                 # What came since stands where the model has turned it.
-                since = first.end - start
-                axes = max(at.axes, first.coords.shape[-1])
-                rows = max(at.coords.shape[0], first.coords.shape[0])
-                places = (first.coords[:, start - first.start :], at.coords[:, since:])
-                turned = torch.cat([place.expand(rows, -1, axes) for place in places], 1)
-                k = torch.cat((first.k[:, :, start - first.start :], k[:, :, since:]), 2)
-                at = on_axes(at, axes)
+                since, begin = first.end - start, start - first.start
+                turned = along(first.coords[:, begin:], at.coords[:, since:], len(k))
+                k = torch.cat((first.k[:, :, begin:], k[:, :, since:]), 2)
             yield layer, Keys(k, v, at, turned=turned)
 
     def side(self, layer: int) -> str:
         """Which tensor of a layer turns; either will do where none can be moved."""
         return "keys" if self.keys.fixed else self.keys.side(layer)
 
-    def check_movable(self, coords: Tensor, at: Positions, horizons: Horizons | None) -> None:
-        """Raises ValueError where tokens would stand elsewhere whose keys cannot be moved.
-
-        horizons  of the passes that turned them
-        """
+    def check_movable(self, coords: Tensor, at: Positions) -> None:
+        """Raises ValueError where tokens would stand elsewhere whose keys cannot be moved."""
         if not elsewhere(coords, at):
             return
         if self.keys.fixed:
             raise ValueError(f"tokens would stand elsewhere, and {self.keys.fixed}")
-        if horizons is None:
+        if self.horizons is None:
             return
         # The next token has to be turned as those before it are.
         coming = int(at.coords.amax(-1).masked_fill(at.order < 0, 0).max()) + 2
         for number in range(len(self.keys.encodings)):
-            self.keys.turning(number, min(horizons[0], coming), max(horizons[1], coming))
+            self.keys.turning(number, min(self.horizons[0], coming), max(self.horizons[1], coming))
 
-    def check_slots(self, at: Positions | None) -> None:
-        """Raises ValueError where tokens would lie side by side that stand apart, in layers that count slots."""
-        if at is None:
-            return
+    def write(self, changed: Sequence[tuple[CacheLayer, Keys]], at: Positions | None) -> None:
+        """Put keys into the cache, in the order of their tokens, each turned to where it stands; `at` is of them all.
+
+        Raises ValueError, before anything is changed, where a layer has forgotten what it would see, or counts slots
+        between tokens that stand apart.
+        """
         counts = [layer.number for layer in self.layers if self.keys.counts_slots(layer.number)]
-        if not counts:
-            return
-        order = at.order
-        apart = (order[:, 1:] != order[:, :-1] + 1) & (order[:, :-1] >= 0)
-        if self.keys.biased:
-            places = at.coords.amax(-1).expand_as(order)
-            apart = apart | ((places[:, 1:] != places[:, :-1] + 1) & (order[:, :-1] >= 0))
-        if bool(apart.any()):
+        order = torch.zeros(1, 0) if at is None else at.order
+        if counts and bool(((order[:, 1:] != order[:, :-1] + 1) & (order[:, :-1] >= 0)).any()):
             raise ValueError(
                 f"{type(self.keys.decoder).__name__} counts distances in slots of the cache in layer {counts[0]} (a "
                 f"window or a bias), where tokens that stand apart lie side by side; close the gaps (renumber=True)"
             )
-
-    def write(
-        self, changed: Sequence[tuple[CacheLayer, Keys]], at: Positions | None, horizons: Horizons | None
-    ) -> None:
-        """Put keys into the cache, in the order of their tokens, each turned to where it stands; `at` is of them all.
-
-        Raises ValueError, before anything is changed, where a layer has no room, has forgotten what it would see, or
-        counts slots between tokens that stand apart.
-        """
-        self.check_slots(at)
         total = 0 if at is None else at.tokens
-        ready = []
-        for layer, keys in changed:
-            layer.check_room(total)
-            ready.append((layer, own_order(layer, keys, at)))
-        for layer, keys in ready:
+        for layer, keys in [(layer, own_order(layer, keys, at)) for layer, keys in changed]:
             self.first.pop(layer.number, None)
             k = keys.k
             if keys.turned is not None:
-                number = layer.number
-                encoding = self.keys.turning(number, *(horizons or (1, 1)))
+                encoding = self.keys.turning(layer.number, *(self.horizons or (1, 1)))
                 k = encoding.moved(keys.k, keys.at.with_coords(keys.turned), keys.at)
-                # A view of memory that is written in place would not stay what it is.
-                mine = keys.k.clone() if layer.is_static else keys.k
-                self.first[number] = First(total - keys.k.shape[2], mine, keys.turned)
+                self.first[layer.number] = First(total - keys.k.shape[2], keys.k, keys.turned)
             pair = (k, keys.v) if self.side(layer.number) == "keys" else (keys.v, k)
             layer.hold(pair, total)
-        self.at, self.horizons = at, horizons if total else None
+        self.at, self.horizons = at, self.horizons if total else None
 
 
-def joint(one: Horizons | None, other: Horizons | None) -> Horizons | None:
-    """The horizons of the passes of both."""
-    if one is None or other is None:
-        return one or other
-    return min(one[0], other[0]), max(one[1], other[1])
+def on_one_axis(coords: Tensor) -> Tensor:
+    """Coordinates [B or 1, T, 1] of tokens [B or 1, T, A] that stand at the same place on each axis.
 
-
-def arranged(at: Positions) -> Positions | None:
-    """Tokens in the order in which they are to lie: each row sorted, padding in front; None for none."""
-    found = in_order(at)[1]
-    return None if found is None else noticed(found)
+    Raises ValueError where they do not.
+    """
+    if coords.shape[-1] > 1 and bool((coords != coords[..., :1]).any()):
+        raise ValueError(
+            f"tokens stand apart on {coords.shape[-1]} axes, and in a cache of transformers they are moved along one; "
+            f"posenc's own caches (posenc.Decoder, model.cache()) move them on several"
+        )
+    return coords[..., :1]
 
 
 def in_order(at: Positions) -> tuple[slice | Tensor | None, Positions | None]:
-    """Which columns are still held, in the order of their tokens, None for all as they are; and what stands there."""
+    """Which columns are still held, padding in front, None for all as they are; and what stands there."""
     order = at.order
     most = int((order >= 0).sum(1).max())
     if most == 0:
@@ -423,19 +361,6 @@ def own_order(layer: CacheLayer, keys: Keys, whole: Positions | None) -> Keys:
     # Some that were moved may stand again where they were turned.
     turned = keys.turned if keys.turned is not None and elsewhere(keys.turned, at) else None
     return replace(keys, at=at, turned=turned)
-
-
-def tail(at: Positions, keys: Keys) -> Positions:
-    """Where the last tokens of those at some positions stand, as many as there are keys, on the axes of these."""
-    start = at.tokens - keys.k.shape[2]
-    return on_axes(at if start == 0 else at.rows(slice(start, None)), keys.at.axes).to(keys.k.device)
-
-
-def on_axes(at: Positions, axes: int) -> Positions:
-    """The same tokens on several axes, at the same place on each."""
-    if at.axes == axes:
-        return at
-    return at.with_coords(at.coords.expand(*at.coords.shape[:2], axes))
 
 
 def batch_of(layers: Sequence[CacheLayer]) -> int:

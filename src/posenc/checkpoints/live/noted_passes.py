@@ -15,7 +15,7 @@ from posenc.checkpoints.live.cached_positions import PASSES
 class Pass:
     """What one forward pass put into a cache: `tokens` behind the first `start` ones.
 
-    coords   [B or 1, T, A], where they stand; None in a model that is told no positions: behind the last ones
+    coords   [B or 1, T, A], where they stand, all axes alike for text; None in a model that is told no positions
     present  [B, T], where there is no padding; None for everywhere
     """
 

@@ -1,4 +1,4 @@
-"""Schedules and encodings as transformers' `rope_type`: what builds a rotary module asks here, and so a config decides.
+"""Schedules as transformers' `rope_type`: what builds a rotary module asks here, and so a config decides.
 
 A function of `ROPE_INIT_FUNCTIONS` is given the config and returns the frequencies (radians per position) and the
 temperature, which is just what a schedule gives.
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from posenc.checkpoints.kinds.rotary.keys import OURS, options_of, schedule_named
-from posenc.checkpoints.live.named_attention import ATTENTION, check_attention, named_in, parameters_of
 from posenc.encodings.rotary import Rotary
 from posenc.foreign import near, quoted
 from posenc.schedules import Schedule
@@ -19,45 +18,34 @@ from posenc.schedules import Schedule
 OWN = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 """The keys that stand beside the options of every rope type."""
 
-
-class FromSchedule:
-    """What `ROPE_INIT_FUNCTIONS` holds for a schedule: its options are keys beside `rope_type`."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(
-        self, config: Any, device: Any = None, seq_len: Any = None, layer_type: str | None = None
-    ) -> tuple[Tensor, float]:
-        check_attention(config, layer_type)
-        said = parameters_of(config, layer_type)
-        schedule = schedule_said(self.name, said, config)
-        rotary = Rotary(width(config, said), base=float(said["rope_theta"]), schedule=schedule)
-        horizon = said.get("horizon")
-        frequencies, temperature = rotary.spectrum(None if horizon is None else torch.tensor([horizon], device="cpu"))
-        return placed(frequencies.flatten(), device), float(temperature)
+NONE = f"{OURS}none"
+"""The rope type that turns nothing."""
 
 
-class WithoutTurns:
-    """What `ROPE_INIT_FUNCTIONS` holds for models that turn nothing: frequencies of 0, so cosines of 1 and sines of 0.
+def from_schedule(
+    name: str, config: Any, device: Any = None, seq_len: Any = None, layer_type: str | None = None
+) -> tuple[Tensor, float]:
+    """What `ROPE_INIT_FUNCTIONS` holds for the schedule of a name: its options are keys beside `rope_type`."""
+    said = parameters_of(config, layer_type)
+    rotary = Rotary(width(config, said), base=float(said["rope_theta"]), schedule=schedule_said(name, said, config))
+    horizon = said.get("horizon")
+    frequencies, temperature = rotary.spectrum(None if horizon is None else torch.tensor([horizon], device="cpu"))
+    return placed(frequencies.flatten(), device), float(temperature)
 
-    keys  what may stand beside `rope_type`: for posenc:attention the spec of the encoding that attention goes through
-    """
 
-    def __init__(self, name: str, *keys: str) -> None:
-        self.name, self.keys = name, keys
+def without_turns(
+    config: Any, device: Any = None, seq_len: Any = None, layer_type: str | None = None
+) -> tuple[Tensor, float]:
+    """What `ROPE_INIT_FUNCTIONS` holds for models that turn nothing: frequencies of 0."""
+    said = parameters_of(config, layer_type)
+    check_keys(NONE, said, (), config)
+    return placed(torch.zeros(width(config, said) // 2, dtype=torch.float64, device="cpu"), device), 1.0
 
-    def __call__(
-        self, config: Any, device: Any = None, seq_len: Any = None, layer_type: str | None = None
-    ) -> tuple[Tensor, float]:
-        said = parameters_of(config, layer_type)
-        check_keys(self.name, said, self.keys, config)
-        if self.name == ATTENTION:
-            named_in(said)
-            # The config is the model's own: transformers writes here which attention it has chosen itself.
-            config._attn_implementation_internal = ATTENTION
-        check_attention(config, layer_type)
-        return placed(torch.zeros(width(config, said) // 2, dtype=torch.float64, device="cpu"), device), 1.0
+
+def parameters_of(config: Any, layer_type: str | None) -> Mapping[str, Any]:
+    """The rotary parameters of a config, for layers of a type where it tells types apart; empty where it has none."""
+    said = getattr(config, "rope_parameters", None) or {}
+    return (said[layer_type] or {}) if layer_type in said else said
 
 
 def placed(frequencies: Tensor, device: Any) -> Tensor:
@@ -86,7 +74,7 @@ def schedule_said(name: str, said: Mapping[str, Any], config: Any) -> Schedule:
         raise ValueError(
             f"{rope_type} depends on how long each sequence will be, and a rotary module turns each key once: declare "
             f'the length of all sequences as "horizon": 32768 (tokens) in rope_parameters, got {quoted(str(horizon))}, '
-            f'or let keys be cached unturned: "rope_type": "{ATTENTION}", "encoding": "rotary(schedule={schedule})"'
+            f"or let keys be cached unturned: attach(model, 'rotary(schedule={schedule})')"
         )
     if not schedule.by_horizon and horizon is not None:
         raise ValueError(f"{rope_type} does not depend on a horizon; leave it out of rope_parameters")

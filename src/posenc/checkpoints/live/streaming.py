@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.checkpoints.kinds.calls import cache_name
 from posenc.checkpoints.live.moving_keys import movable
-from posenc.generation import Choice, forget_between
+from posenc.generation import Choice
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Stream:
         are held; each sees the sinks, the window, and what came since."""
         held, size = 0 if self.tokens.held is None else self.tokens.held.tokens, self.window
         if held + len(ids) > size.sinks + size.window + size.slack and held > size.sinks + size.window:
-            forget_between(self.tokens, size.sinks, size.window)
+            self.tokens.evict([*range(size.sinks), *range(held - size.window, held)])
         given = self.tokens.inputs(len(ids)) | {cache_name(self.model): self.tokens.cache}
         return self.model(input_ids=ids.to(self.device)[None], use_cache=True, **given).logits[0]
 

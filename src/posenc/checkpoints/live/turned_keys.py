@@ -23,8 +23,8 @@ from posenc.schedules import Schedule
 Side = Literal["keys", "values"]
 """What a layer of a cache calls the tensor that turns: latent attention has it among the values."""
 
-PLACES = ((0, 1, 2, 3), (0, 0, 1, 1), (0, 1, 0, 1))
-"""Where four tokens stand, on one axis or on several, when a model is asked what it caches."""
+ASKED = 4
+"""How many tokens a model is asked to cache, at the places 0, 1, ... and further on."""
 
 FAR = 512
 """By how many places they are then shifted, or by an eighth of the trained length."""
@@ -98,12 +98,6 @@ class CachedKeys:
         return next(self.decoder.parameters()).device
 
     @property
-    def axes(self) -> int:
-        """On how many axes its tokens may stand: 1, or those that share out the pairs (M-RoPE)."""
-        sections = (getattr(encoding, "sections_in_use", ()) for encoding in self.encodings)
-        return max((len(axes) for axes in sections), default=1) or 1
-
-    @property
     def by_horizon(self) -> bool:
         return any(encoding.turns_when_attending for encoding in self.encodings)
 
@@ -111,11 +105,6 @@ class CachedKeys:
         """Whether a layer measures distances in slots of the cache, as transformers' windows and biases do."""
         biased = self.encodings[layer].doors & {"by_distance", "biases"}
         return bool(biased) or self.layers[layer].window is not None
-
-    @property
-    def biased(self) -> bool:
-        """Whether any layer has a bias, made from the slots."""
-        return any(encoding.doors & {"by_distance", "biases"} for encoding in self.encodings)
 
     @cached_property
     def fixed(self) -> str:
@@ -140,14 +129,11 @@ class CachedKeys:
         is that of its encoding there."""
         if not self.takes_positions or not any("turn" in encoding.doors for encoding in self.encodings):
             return ("keys",) * len(self.encodings)
-        rows = PLACES[: self.axes] if self.axes <= len(PLACES) else PLACES[:1] * self.axes
         far = max(min(FAR, self.length // 8), 1)
-        before = torch.tensor(rows)
-        after = before + torch.tensor([max(far >> axis, 1) for axis in range(self.axes)])[:, None]
-        horizon = (int(after.max()) + 1,) * 2
-        there = [at_places(ids) for ids in (before, after)]
+        there = [Positions.count(ASKED), Positions.count(ASKED, start=far)]
+        horizon = (far + ASKED,) * 2
         try:
-            ran = [self.run(ids) for ids in (before, after)]
+            ran = [self.run(at.coords[..., 0]) for at in there]
         except Exception as error:
             # It is code of many hands, which says so in any way.
             return f"{type(self.decoder).__name__} could not be asked for its keys ({told(error)}); {REMEDY}"
@@ -167,11 +153,10 @@ class CachedKeys:
 
     @torch.no_grad()
     def run(self, ids: Tensor) -> dict[int, Pair]:
-        """What each layer caches of four tokens at places [A, 4]."""
+        """What each layer caches of some tokens at places [1, ASKED]."""
         from transformers import DynamicCache
 
-        cache, tokens = DynamicCache(), torch.arange(1, 5, device=self.device)[None]
-        ids = ids[:, None] if self.axes > 1 else ids
+        cache, tokens = DynamicCache(), torch.arange(1, ASKED + 1, device=self.device)[None]
         given = {"position_ids": ids.to(self.device), cache_name(self.decoder): cache}
         self.decoder(input_ids=tokens, use_cache=True, **given)
         return {layer.number: layer.pair for layer in layers_of(cache) if layer.pair is not None}
@@ -229,11 +214,6 @@ class AtHorizon(Schedule):
         self, frequencies: Sequence[float], *, base: float, width: int, horizon: float | None = None
     ) -> tuple[list[float], float]:
         return self.schedule.formula(frequencies, base=base, width=width, horizon=self.horizon)
-
-
-def at_places(ids: Tensor) -> Positions:
-    """Tokens of one row at places [A, T]."""
-    return Positions(ids.T[None], torch.arange(ids.shape[1])[None])
 
 
 def differs(encoding: Encoding, before: Positions, after: Positions, old: Pair, new: Pair, side: Side) -> float:

@@ -9,7 +9,7 @@ import copy
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -110,18 +110,13 @@ def check(decoder: Any, encodings: Sequence[Encoding]) -> None:
     if len(encodings) != layers:
         raise ValueError(f"{name} has {layers} layers and needs an encoding for each, got {len(encodings)}")
     for encoding in encodings:
-        check_doors(encoding, name)
-
-
-def check_doors(encoding: Encoding, name: str) -> None:
-    """Raises ValueError unless the attention of a model, which is called by this name, can go through an encoding."""
-    if closed := encoding.doors & {"embed", "remember"}:
-        raise ValueError(
-            f"{encoding} opens {' and '.join(sorted(closed))}, which reads or changes the states between layers; "
-            f"attention in {name} takes encodings that turn queries and keys, bias, or replace the rule"
-        )
-    if encoding.axes > 1:
-        raise ValueError(f"{encoding} reads {encoding.axes} axes, and the tokens of {name} have one")
+        if closed := encoding.doors & {"embed", "remember"}:
+            raise ValueError(
+                f"{encoding} opens {' and '.join(sorted(closed))}, which reads or changes the states between layers; "
+                f"attention in {name} takes encodings that turn queries and keys, bias, or replace the rule"
+            )
+        if encoding.axes > 1:
+            raise ValueError(f"{encoding} reads {encoding.axes} axes, and the tokens of {name} have one")
 
 
 def fitted(config: Any, encodings: Sequence[Encoding]) -> list[Encoding]:
@@ -178,6 +173,12 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     is_causal: bool | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    output_attentions: bool = False,
+    position_bias: Tensor | None = None,
     **asked: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention as transformers calls it: query [B, H, T, D] on all keys [B, KV, S, D], to [B, T, H, D]."""
@@ -187,6 +188,8 @@ def attend(
             f"{type(module).__name__} was not told where its tokens stand: its model does not hand keyword arguments "
             f"down to attention, and cannot have an encoding on unturned keys"
         )
+    if position_bias is not None:
+        raise ValueError(f"{type(module).__name__} adds a bias of its own to the logits, beside which none can stand")
     layer = int(cast(int, module.layer_idx))
     if isinstance(attention_mask, Rule):
         mask = attention_mask.mask
@@ -194,33 +197,12 @@ def attend(
         mask = Mask(given=attention_mask)
     else:
         mask = Mask(causal=getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    keys = Keys(key, value, step.placed(step.keys_at(layer, key.shape[2]), key.device))
+    encoding, where = step.encodings[layer], step.placed(step.keys_at(layer, key.shape[2]), key.device)
     at = step.placed(step.at, query.device)
     if step.sources and step.sources[layer] != layer:
         # Layers that attend to keys of others may be given the last tokens alone.
         at = at.rows(slice(at.tokens - query.shape[2], at.tokens))
-    return attend_through(step.encodings[layer], module, query, at, keys, mask, **asked)
-
-
-def attend_through(
-    encoding: Encoding,
-    module: nn.Module,
-    query: Tensor,
-    at: Positions,
-    keys: Keys,
-    mask: Mask,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    output_attentions: bool = False,
-    position_bias: Tensor | None = None,
-    **others: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Attention through an encoding, with what else a model asks of it; keys are turned here."""
-    if position_bias is not None:
-        raise ValueError(f"{type(module).__name__} adds a bias of its own to the logits, beside which none can stand")
-    keys = replace(keys, k=encoding.turn(keys.k, keys.at, "key"))
+    keys = Keys(encoding.turn(key, where, "key"), value, where)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query = encoding.turn(query, at, "query")
     rule = encoding if softcap is None else Capped(encoding, softcap)
@@ -257,9 +239,6 @@ class Capped(Encoding):
         return kernel.finish(softmax_where(logits, mask.allowed(at, keys.at)), keys)
 
 
-AnyRule = TypeVar("AnyRule", bound="Rule")
-
-
 class Rule(Tensor):
     """A mask that is a rule, where models hand on a tensor: of shape [1, 1, 1, 1], and an error for who reads it.
 
@@ -269,7 +248,7 @@ class Rule(Tensor):
     mask: Mask
 
     @classmethod
-    def of(cls: type[AnyRule], mask: Mask) -> AnyRule:
+    def of(cls, mask: Mask) -> "Rule":
         rule = torch.zeros(1, 1, 1, 1, dtype=torch.bool).as_subclass(cls)
         rule.mask = mask
         return rule

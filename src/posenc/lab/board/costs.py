@@ -72,25 +72,21 @@ def measure(spec: str, task: str) -> Cost:
     """The costs of an encoding; its steps are those on a task that it has a meaning for."""
     with torch.random.fork_rng(devices=[]):
         model = model_of(scope.experiment(task, spec, scope.SEARCH_SEED), task_of(task))
-        layers = len(specs.split(spec))
-        forward = in_units(forward_of(spec, task, layers), forward_of(PLAIN, task, layers))
-        step = in_units(steps_of(spec, task), steps_of(PLAIN, task))
+        parts = specs.split(spec)
+        forward, plain_forward = fastest(*(forward_of(one, task, len(parts)) for one in (spec, PLAIN)))
+        step, plain_step = fastest(steps_of(spec, task), steps_of(PLAIN, task))
+        shape = Shape.of(DIM, HEADS, scope.MOST_TOKENS, task_of(task).reads != "encoder")
+        given = hints(shape.max_len, shape.max_len, task_of(task).axes)
+        built = [catalogue.build(part, shape, hints=given) for part in parts]
+        # Where the layers differ, their mean.
+        beside = statistics.fmean(cache_cost(encoding, shape)["numbers"] for encoding in built)
     return Cost(
         spec=scope.label(spec),
         parameters=learned_by_encodings(model),
-        cache_bytes=cache_bytes(spec, task),
-        forward=round(forward, 2),
-        step=round(step, 2),
+        cache_bytes=round(BYTES * (2 * DIM + beside)),
+        forward=round(forward / plain_forward, 2),
+        step=round(step / plain_step, 2),
     )
-
-
-def cache_bytes(spec: str, task: str) -> int:
-    """What a layer remembers of a token; where the layers differ, their mean."""
-    shape = Shape.of(DIM, HEADS, scope.MOST_TOKENS, task_of(task).reads != "encoder")
-    given = hints(shape.max_len, shape.max_len, task_of(task).axes)
-    built = [catalogue.build(part, shape, hints=given) for part in specs.split(spec)]
-    beside = statistics.fmean(cache_cost(one, shape)["numbers"] for one in built)
-    return round(BYTES * (2 * DIM + beside))
 
 
 def forward_of(spec: str, task: str, layers: int) -> Callable[[], object]:
@@ -119,27 +115,22 @@ def steps_of(spec: str, task: str) -> Callable[[], object]:
     return some
 
 
-def in_units(work: Callable[[], object], plain: Callable[[], object]) -> float:
-    """CPU time of some work in units of other work: the fastest of several rounds, each of both in turn."""
-    times: tuple[list[float], list[float]] = [], []
+def fastest(*works: Callable[[], object]) -> list[float]:
+    """CPU seconds of some works, each the fastest of several rounds of all in turn; the first round warms up."""
+    seconds: list[list[float]] = [[] for _ in works]
     for _ in range(ROUNDS):
-        for found, one in zip(times, (work, plain), strict=True):
+        for own, work in zip(seconds, works, strict=True):
             begun = time.process_time()
-            one()
-            found.append(time.process_time() - begun)
-    return min(times[0][1:]) / min(times[1][1:])
+            work()
+            own.append(time.process_time() - begun)
+    return [min(own[1:]) for own in seconds]
 
 
 def speed() -> float:
     """Units of `recipes.cost` that the plain model trains in a CPU second, here and now."""
     task = scope.SEARCH_TASKS[0]
-    run, some = scope.experiment(task, PLAIN, scope.SEARCH_SEED), steps_of(PLAIN, task)
-    times = []
-    for _ in range(ROUNDS):
-        begun = time.process_time()
-        some()
-        times.append(time.process_time() - begun)
-    return cost(run) / run.steps * len(task_of(task).lengths(run.train_length)) / min(times)
+    run, [seconds] = scope.experiment(task, PLAIN, scope.SEARCH_SEED), fastest(steps_of(PLAIN, task))
+    return cost(run) / run.steps * len(task_of(task).lengths(run.train_length)) / seconds
 
 
 def read(folder: Path) -> Costs:
@@ -150,11 +141,6 @@ def read(folder: Path) -> Costs:
     facts, _ = store.read_json(path)
     matches(facts, FORM, file=path)
     return Costs({one["spec"]: Cost(**one) for one in facts["costs"]}, facts["speed"])
-
-
-def together(base: Costs, own: Costs) -> Costs:
-    """The costs of two boards; what both have, and the speed, are the second's where it has any."""
-    return Costs({**base.of, **own.of}, own.speed if own.of else base.speed)
 
 
 def add(folder: Path, pairs: Sequence[tuple[str, str]], known: Costs) -> None:

@@ -59,14 +59,7 @@ def in_order(rows: Sequence[Record]) -> list[Record]:
 
 def tables(rows: Sequence[Record], costs: Costs) -> list[Table]:
     """The table of all tasks, and one for each."""
-    of_tasks = [task_table(rows, task, meaning(task)) for task in summary.tasks(evidence(rows))]
-    return [summary_table(rows, costs), *of_tasks]
-
-
-def meaning(task: str) -> str:
-    """What a task is, in a sentence; of one that does not ship, nothing."""
-    name = task.partition("(")[0]
-    return (TASKS[name].__doc__ or "").strip().splitlines()[0] if name in TASKS else ""
+    return [summary_table(rows, costs), *(task_table(rows, task) for task in summary.tasks(evidence(rows)))]
 
 
 def how_to_read(rows: Sequence[Record]) -> str:
@@ -106,16 +99,12 @@ def markdown(rows: Sequence[Record], costs: Costs, *, pictured: bool) -> str:
         lines += [f"![{PICTURE_SAYS}]({FIGURES}/{PICTURE}.png)", ""]
     for table in tables(rows, costs):
         lines += [f"## {table.title}", "", table.says, ""]
-        cells = [[code_in_table(label), *map(in_words, cells)] for label, cells in table.rows]
+        cells = [[markdown_code(label).replace("|", r"\|"), *map(in_words, cells)] for label, cells in table.rows]
         lines += [as_markdown(table.headings, cells), ""]
     lines += ["## What was not measured", "", *(f"- {words}" for words in unmeasured(rows, len(scope.SEEDS))), ""]
     lines += ["## How it was made", "", *(f"- {what}: {words}" for what, words in made(rows)), ""]
-    lines += ["The rows are in `records/`, one file for each task. Written from them by `posenc board`.", ""]
+    lines += ["The rows are in `rows.jsonl.gz`, a line of JSON for each run. Written from them by `posenc board`.", ""]
     return "\n".join(lines)
-
-
-def code_in_table(label: str) -> str:
-    return markdown_code(label).replace("|", r"\|")
 
 
 def in_words(cell: Cell) -> str:

@@ -77,8 +77,14 @@ def learning(drawn: Sequence[Standing]) -> list[Standing]:
 
 
 def unbeaten(drawn: Sequence[Standing]) -> list[Standing]:
-    """Those that nobody beats in both, the quickest first."""
-    return sorted((one for one in drawn if not any(beats(other, one) for other in drawn)), key=lambda one: one.speed)
+    """Those that nobody beats in both, the quickest first: no other is at least as good in both, and better in one."""
+    points = {(one.speed, -one.reach) for one in drawn}
+
+    def beaten(one: Standing) -> bool:
+        own = one.speed, -one.reach
+        return any(other != own and other[0] <= own[0] and other[1] <= own[1] for other in points)
+
+    return sorted((one for one in drawn if not beaten(one)), key=lambda one: one.speed)
 
 
 def in_words(found: Sequence[Standing]) -> str:
@@ -91,9 +97,3 @@ def in_words(found: Sequence[Standing]) -> str:
         if drawn
         else ""
     )
-
-
-def beats(one: Standing, other: Standing) -> bool:
-    """Whether one is at least as good in both, and better in one of them."""
-    better = one.speed < other.speed or one.reach > other.reach
-    return better and one.speed <= other.speed and one.reach >= other.reach

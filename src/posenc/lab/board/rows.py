@@ -1,21 +1,21 @@
-"""Rows: what the board keeps of each run, one sealed line of JSON in the file of its task, sorted by key.
+"""Rows: what the board keeps of each run, a sealed line of JSON, sorted by key, all in one compressed file.
 
 A full record holds pictures, curves and attention, some tens of kilobytes; of thousands of runs the numbers are enough.
 """
 
-import re
-from collections.abc import Iterable, Sequence
+import gzip
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from posenc.foreign import CannotRead, matches
 from posenc.foreign import read as read_bytes
 from posenc.lab import store
-from posenc.lab.results.summary import Record, task_of
+from posenc.lab.results.summary import Record
 from posenc.lab.runs import index, record
 from posenc.lab.sweeps import sweep
 
-FOLDER = "records"
+FILE = "rows.jsonl.gz"
 
 KEPT = (
     "schema",
@@ -40,8 +40,8 @@ FORM: dict[str, Any] = {name: record.FORM[name] for name in KEPT}
 
 DIGITS = 6
 
-MOST_BYTES = 64 << 20
-"""The size of a task's file: far more than the rows of every encoding and a hundred seeds."""
+MOST_BYTES = 256 << 20
+"""The size of all rows, decompressed: far more than those of every encoding on every task and a hundred seeds."""
 
 
 def row_of(full: Record) -> Record:
@@ -62,17 +62,24 @@ def short(value: Any) -> Any:
     return [short(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def file_of(folder: Path, task: str) -> Path:
-    """Where the rows of a task lie."""
-    return folder / FOLDER / f"{re.sub(r'[^A-Za-z0-9_]+', '-', task).strip('-')}.jsonl"
-
-
 def read(folder: Path) -> list[Record]:
     """All rows of a board, each held to its checksum and form; none where there is no board yet.
 
     Raises CannotRead, naming file and line, for one that is damaged.
     """
-    return [row for path in sorted((folder / FOLDER).glob("*.jsonl")) for row in read_file(path)]
+    path = folder / FILE
+    if not path.exists():
+        return []
+    found = []
+    lines = read_bytes(path, within=folder, most=MOST_BYTES).splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        place = path.with_name(f"{FILE}:{number}")
+        row, sealed = store.unsealed(line, place)
+        matches(row, FORM, file=place)
+        if not sealed:
+            raise CannotRead("it has lost its checksum", file=place, remedy="take the file as it was committed")
+        found.append(row)
+    return found
 
 
 def there(folder: Path) -> list[Record]:
@@ -85,33 +92,15 @@ def there(folder: Path) -> list[Record]:
     )
 
 
-def read_file(path: Path) -> list[Record]:
-    """The rows of one file. Raises CannotRead."""
-    if not path.exists():
-        return []
-    found = []
-    lines = read_bytes(path, within=path.parent, most=MOST_BYTES).splitlines(keepends=True)
-    for number, line in enumerate(lines, 1):
-        place = path.with_name(f"{path.name}:{number}")
-        row, sealed = store.unsealed(line, place)
-        matches(row, FORM, file=place)
-        if not sealed:
-            raise CannotRead("it has lost its checksum", file=place, remedy="take the file as it was committed")
-        found.append(row)
-    return found
-
-
 def add(folder: Path, new: Iterable[Record]) -> None:
-    """Put rows into the files of their tasks, each file whole or not at all; one with a key that is there replaces it.
+    """Put rows into the file of a board, whole or not at all; a row with a key that is there replaces it.
 
-    Raises CannotWrite, and CannotRead where a file is damaged.
+    The same rows make the same file. Raises CannotWrite, and CannotRead where the file is damaged.
     """
-    by_file: dict[Path, list[Record]] = {}
-    for row in new:
-        by_file.setdefault(file_of(folder, task_of(row)), []).append(row)
-    for path, rows in by_file.items():
-        kept = {row["key"]: row for row in [*read_file(path), *rows]}
-        store.write(path, b"".join(store.sealed(kept[key]) for key in sorted(kept)))
+    if rows := list(new):
+        kept = {row["key"]: row for row in [*read(folder), *rows]}
+        lines = b"".join(store.sealed(kept[key]) for key in sorted(kept))
+        store.write(folder / FILE, gzip.compress(lines, mtime=0))
 
 
 def fold(work: Path, folder: Path) -> int:
@@ -119,15 +108,10 @@ def fold(work: Path, folder: Path) -> int:
 
     Whenever it is killed, a run is in a full record or in a row, and at worst in both.
     """
-    paths = sorted((work / FOLDER).glob("*.json"))
-    found = [full for path in paths if (full := sweep.kept_record(path))]
-    add(folder, map(row_of, found))
-    for full in found:
-        (work / FOLDER / f"{full['key']}.json").unlink(missing_ok=True)
+    paths = sorted((work / "records").glob("*.json"))
+    found = {path: row_of(full) for path in paths if (full := sweep.kept_record(path))}
+    add(folder, found.values())
+    for path in found:
+        path.unlink(missing_ok=True)
     (work / index.FILE).unlink(missing_ok=True)
     return len(found)
-
-
-def together(*boards: Sequence[Record]) -> list[Record]:
-    """The rows of several boards; of those with one key the last."""
-    return list({row["key"]: row for rows in boards for row in rows}.values())

@@ -1,7 +1,8 @@
 """Filling the board: runs what is missing until it is told to stop, and keeps a row of each run that is over."""
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,6 @@ from posenc.lab import store
 from posenc.lab.board import costs, rows, scope
 from posenc.lab.board.costs import Costs
 from posenc.lab.board.plan import Plan, plan
-from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.results.summary import Record
 from posenc.lab.runs import record
 from posenc.lab.sweeps.sweep import Sweep, run_all
@@ -21,10 +21,6 @@ COMMITTED = IN_CHECKOUT if IN_CHECKOUT.is_dir() else IN_WHEEL
 
 WORK = "work"
 """The folder of full records, beside the rows that they become."""
-
-FOLD_AT = 20
-"""So many full records lie there at most, or a tenth of the rows that there are, but for those of runs that end
-meanwhile. Folding writes the rows of a task again, all of them: at every so many runs that would go by the square."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +42,13 @@ class Board:
         return scope.with_meaning(self.tasks or scope.tasks(), self.encodings or scope.encodings())
 
     def rows(self) -> list[Record]:
-        return rows.together(rows.read(self.base), rows.read(self.out))
+        """Those of both folders; of those with one key that of `out`."""
+        return list({row["key"]: row for folder in (self.base, self.out) for row in rows.read(folder)}.values())
 
     def costs(self) -> Costs:
-        return costs.together(costs.read(self.base), costs.read(self.out))
+        """Those of both folders; what both have, and the speed, are those of `out` where it has any."""
+        base, own = costs.read(self.base), costs.read(self.out)
+        return Costs({**base.of, **own.of}, own.speed if own.of else base.speed)
 
     def plan(self) -> Plan:
         return plan(self.pairs(), self.rows(), self.costs(), self.seeds)
@@ -69,37 +68,16 @@ def fill(
 
     Raises ValueError for what there is not, InUse where another process is at work there, CannotWrite.
     """
-    until = None if seconds is None else time.monotonic() + seconds
+    until = math.inf if seconds is None else time.monotonic() + seconds
     work, pairs = board.out / WORK, board.pairs()
     with ExitStack() as stack:
         for folder in (board.out, work):
             stack.enter_context(store.held(folder))
         stack.callback(rows.fold, work, board.out)
-        rows.fold(work, board.out)
         costs.add(board.out, pairs, board.costs())
         for stage in ("search", "evidence"):
+            rows.fold(work, board.out)
             # What the search has found decides on the rates of the evidence.
-            missing: Mapping[str, Experiment] = getattr(plan(pairs, board.rows(), board.costs(), board.seeds), stage)
-            run_stage(list(missing.values()), work, board.out, until, workers, show)
+            missing = getattr(board.plan(), stage)
+            run_all([*missing.values()], work, workers=workers, show=show, more=lambda: time.monotonic() < until)
     return record.failures(work)
-
-
-def run_stage(
-    runs: Sequence[Experiment],
-    work: Path,
-    out: Path,
-    until: float | None,
-    workers: int | None,
-    show: Callable[[Sweep], None],
-) -> None:
-    """Run these, and fold their records from time to time."""
-    folded, there = 0, len(rows.read(out))
-
-    def shown(sweep: Sweep) -> None:
-        nonlocal folded
-        show(sweep)
-        if sweep.done - folded >= max(FOLD_AT, (there + folded) // 10):
-            rows.fold(work, out)
-            folded = sweep.done
-
-    run_all(runs, work, workers=workers, show=shown, more=lambda: until is None or time.monotonic() < until)

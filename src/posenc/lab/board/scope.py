@@ -68,10 +68,10 @@ def tasks() -> list[str]:
     return [task for task in TASKS if task not in CUT]
 
 
-def layers_of(spec: str) -> str | tuple[str, ...]:
-    """A spec as an experiment holds it: one for all layers, or several that are cycled over them."""
-    parts = tuple(specs.split(spec))
-    return parts[0] if len(parts) == 1 else parts
+def meaning(task: str) -> str:
+    """What a task is, in a sentence; of one that does not ship, nothing."""
+    name = task.partition("(")[0]
+    return (TASKS[name].__doc__ or "").strip().splitlines()[0] if name in TASKS else ""
 
 
 def label(spec: str) -> str:
@@ -82,7 +82,8 @@ def label(spec: str) -> str:
 @lru_cache
 def lengths(task: str) -> tuple[int, ...]:
     """The lengths that are tested: those that the task can make, up to the most tokens."""
-    made, trained = task_of(task), trained_length(task)
+    made = task_of(task)
+    trained = recipes.trained_length(made)
     asked = sorted({max(round(trained * factor), trained + 1) for factor in FACTORS})
     return tuple(length for length in asked if made.tokens(length) <= MOST_TOKENS and can_make(made, length))
 
@@ -96,13 +97,9 @@ def can_make(task: Task, length: int) -> bool:
     return True
 
 
-def trained_length(task: str) -> int:
-    return task_of(task).recipe.get("train_length", Experiment.train_length)
-
-
 def experiment(task: str, spec: str, seed: int, rate_factor: float = 1.0) -> Experiment:
     """One run of the board: the task's recipe at the board's lengths, and within its time."""
-    whole = recipe(task, layers_of(spec), seed, test_lengths=lengths(task))
+    whole = recipe(task, recipes.layers_of(spec), seed, test_lengths=lengths(task))
     in_bits = task_of(task).in_bits
     whole = whole if in_bits else replace(whole, batch=min(BATCH, whole.batch))
     steps = int(whole.steps * TRAINING_SECONDS * A_SECOND / recipes.cost(whole))

@@ -69,7 +69,7 @@ class Table:
     rows: tuple[tuple[str, tuple[Cell, ...]], ...]
 
 
-def task_table(rows: Sequence[Record], task: str, says: str) -> Table:
+def task_table(rows: Sequence[Record], task: str) -> Table:
     """How many seeds carry to each length, or for text R(k); sorted by reach, which ranks nobody: see the intervals."""
     found = sorted(results(evidence(rows), task), key=lambda r: (-reach(r), -len(r.learned) / len(r.runs), r.label))
     text = any(result.is_text for result in found)
@@ -78,9 +78,8 @@ def task_table(rows: Sequence[Record], task: str, says: str) -> Table:
     headings = ["encoding", "learned", f"bits per byte at {trained}" if text else f"exact match at {trained}, %"]
     headings += [f"{'R at ' * text}{count(length)} ({times(factor or 1)})" for length, factor in lengths]
     headings += [] if text else ["steps to 99 %"]
-    return Table(
-        task, says, tuple(headings), tuple((r.label, tuple(cells_of(r, text, [n for n, _ in lengths]))) for r in found)
-    )
+    cells = tuple((r.label, tuple(cells_of(r, text, [length for length, _ in lengths]))) for r in found)
+    return Table(task, scope.meaning(task), tuple(headings), cells)
 
 
 def cells_of(result: Result, text: bool, lengths: Sequence[float]) -> list[Cell]:
@@ -119,7 +118,7 @@ class Standing:
 
 def standings(rows: Sequence[Record]) -> list[Standing]:
     """Of every encoding, the furthest reach first; those that were measured on half of the tasks or fewer come last."""
-    found = [result for result in results(evidence(rows))]
+    found = results(evidence(rows))
     typical = {
         task: statistics.median(steps)
         for task in dict.fromkeys(r.task for r in found)
@@ -162,9 +161,8 @@ def summary_table(rows: Sequence[Record], costs: Costs) -> Table:
     headings += ("parameters", "cache, bytes", "forward", "step")
     lines = []
     for one in standings(rows):
-        cost = costs.of.get(one.label)
         priced = [NOTHING] * 4
-        if cost:
+        if cost := costs.of.get(one.label):
             priced = [count(cost.parameters), count(cost.cache_bytes), times(cost.forward), times(cost.step)]
         speed = NOTHING if math.isinf(one.speed) else times(one.speed)
         reached = NOTHING if math.isnan(one.reach) else times(one.reach)

@@ -6,7 +6,7 @@ from typing import Any
 from posenc.foreign import near, quoted
 from posenc.lab import load
 from posenc.lab.description.pictures import Drawn, of_positions
-from posenc.lab.results import figures, in_words, summary
+from posenc.lab.results import figure_tables, figures, summary
 
 
 def add(drawn: Drawn, spec: str, built: str, folder: Path) -> None:
@@ -41,7 +41,7 @@ def add_run(drawn: Drawn, run: dict[str, Any], when: str, task: str) -> None:
         drawn.figures[f"bias-{task}"] = figures.bias_curves(bias["distance"], bias["heads"], title)
     if maps := figures.attention(run, title=f"{spec}, {when}: where each head looks"):
         drawn.figures[f"attention-{task}"] = maps
-        drawn.notes.append(f"{spec}, {when}. {in_words.attention(run)}")
+        drawn.tables.append((f"Mean attention weights, {when}", *figure_tables.attention(run)))
     drawn.facts.setdefault("trained", []).append({"key": run.get("key"), "task": task, **pictures})
     if len(drawn.figures) == before:
         drawn.notes.append(f"The record of {spec}, {when}, keeps no picture of it.")

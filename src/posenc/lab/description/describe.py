@@ -247,14 +247,10 @@ def show(
     drawn = pictures.draw(encoding, shape, tokens)
     if trained is not None:
         after_training.add(drawn, spec, str(encoding), trained)
-    lesson = "\n\n".join(
-        dict.fromkeys(inspect.getdoc(type(part)) or type(part).__name__ for part in parts_of(encoding))
-    )
-    doors = ", ".join(sorted(encoding.doors)) or "no door"
     cells = f", {shape.max_len} cells on each axis" if encoding.axes > 1 else f", {tokens} positions"
     size = f"{parameters_of(encoding):,} parameters at dim {dim}, {heads} heads{cells}"
     notes = "\n".join(drawn.notes)
-    text = f"{encoding}\nopens {doors}; {size}\n\n{without_doctest(lesson)}" + (f"\n\n{notes}" if notes else "")
+    text = in_words(encoding, size) + (f"\n\n{notes}" if notes else "")
     shown = Shown(
         text,
         {"encoding": str(encoding), "doors": sorted(encoding.doors), **drawn.facts, "notes": drawn.notes},
@@ -269,6 +265,14 @@ def show(
         if hasattr(part, "shift_error") and part.axes == 1 and dim % 2 == 0:
             add_shift(shown, part, shift, tokens)
     return shown
+
+
+def in_words(encoding: Encoding, size: str = "") -> str:
+    """What an encoding says of itself: its idea, its equation, its options, where it goes wrong."""
+    lessons = dict.fromkeys(inspect.getdoc(type(part)) or type(part).__name__ for part in parts_of(encoding))
+    doors = ", ".join(sorted(encoding.doors)) or "no door"
+    opens = "; ".join(filter(None, [f"opens {doors}", size]))
+    return "\n\n".join([f"{encoding}\n{opens}", *map(without_doctest, lessons)])
 
 
 def add_worked_example(

@@ -1,31 +1,36 @@
-"""What `posenc list` says, kept beside the code that it was made from: to read it takes no PyTorch."""
+"""What `posenc list` says, made at its first use and kept in the user's cache: to read it takes no PyTorch."""
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from posenc import plugins, spelling
+from posenc import __version__, plugins, spelling
 from posenc.foreign import near, quoted
 from posenc.lab.description.standard import CELLS, DIM, HEADS, MEASURED_BY, TRAINED_LENGTH
-
-KEPT = Path(__file__).with_suffix(".json")
-"""The overview as tests/write_listing.py wrote it, and the digest of what it was made from."""
 
 MADE_FROM = (
     "encodings",
     "schedules",
     "coordinate_maps",
+    "kernels",
     "lab/published",
     "lab/tasks",
     "encoding.py",
     "presets.py",
     "lab/description/describe.py",
     "lab/description/standard.py",
+    "lab/board/committed/rows.jsonl.gz",
+    "../../docs/board/rows.jsonl.gz",
 )
-"""The folders and files whose change makes another overview."""
+"""The folders and files whose change makes another overview; the rows of the board lie in one of two places."""
+
+MOST_KEPT = 8
+"""Overviews of other versions and other code that stay in the cache."""
 
 KINDS = {
     "encodings": "encoding",
@@ -61,21 +66,26 @@ DOORS = {
 def overview() -> dict[str, Any]:
     """Every encoding, and all that goes with them: what it is, and of encodings what they cost.
 
-    As it was kept; where the code is another by now, of an encoding that somebody has added, it is made anew.
+    Read from the cache; made anew, which takes PyTorch, where there is none of this code, and kept for the next time.
     """
-    kept = read()
-    if kept is not None:
+    path = kept_in()
+    if (kept := read(path)) is not None:
         return kept
     from posenc.lab.description import describe
 
-    return describe.overview()
+    text = json.dumps(describe.overview()).encode()
+    found = json.loads(text)
+    # A problem may be the environment's, and gone the next time.
+    if path is not None and not any(entry.get("problem") for entry in found["encodings"]):
+        keep(path, text)
+    return found
 
 
 def installed() -> list[dict[str, Any]]:
     """The plug-ins of this environment, without running their code: name, kind, package, and why one is not used."""
-    found = []
+    found, known = [], overview()
     for group, kind in plugins.GROUPS.items():
-        ships = {entry["name"] for entry in overview()[f"{kind.replace(' ', '_')}s"]}
+        ships = {entry["name"] for entry in known[f"{kind.replace(' ', '_')}s"]}
         for name, plugin in plugins.plugins_in(group).items():
             problem = f"not used: posenc has {kind} {name} itself" if name in ships else plugin.problem
             found.append({"name": name, "kind": kind, "package": plugin.package, "problem": problem})
@@ -132,19 +142,43 @@ def card(name: str) -> dict[str, Any]:
     return describe.card(name) | {"also": []}
 
 
-def read() -> dict[str, Any] | None:
-    """What was kept, or None where it was made from other code than there is."""
-    if not KEPT.is_file():
+def kept_in() -> Path | None:
+    """The file that keeps the overview of this code, in POSENC_CACHE, or posenc in XDG_CACHE_HOME or ~/.cache.
+
+    None where no home folder is known.
+    """
+    environ = os.environ
+    try:
+        cache = environ.get("POSENC_CACHE") or Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "posenc")
+        return Path(cache).expanduser() / f"listing-{digest()}.json"
+    except RuntimeError:
         return None
-    kept = json.loads(KEPT.read_text(encoding="utf-8"))
-    return kept["overview"] if kept["made_from"] == digest() else None
+
+
+def read(path: Path | None) -> dict[str, Any] | None:
+    """What was kept in a file, below a line with its SHA-256; None where there is none, or it is damaged."""
+    with suppress(OSError):
+        checksum, _, text = path.read_bytes().partition(b"\n") if path else (b"", b"", b"")
+        if hashlib.sha256(text).hexdigest().encode() == checksum:
+            return json.loads(text)
+    return None
+
+
+def keep(path: Path, text: bytes) -> None:
+    """Write an overview into the cache, whole, and remove the oldest of other code; where it cannot be, do without."""
+    from posenc.lab import store
+
+    with suppress(OSError):
+        store.write(path, hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
+        for old in sorted(path.parent.glob("listing-*.json"), key=lambda file: file.stat().st_mtime)[:-MOST_KEPT]:
+            old.unlink(missing_ok=True)
 
 
 def digest() -> str:
-    """What stands for the code that an overview is made from."""
-    home, found = Path(__file__).parents[2], hashlib.sha256()
-    for part in MADE_FROM:
-        for file in sorted((home / part).glob("*.py")) if (home / part).is_dir() else [home / part]:
+    """What stands for the version and the code that an overview is made from."""
+    home, found = Path(__file__).parents[2], hashlib.sha256(__version__.encode())
+    for part in map(home.joinpath, MADE_FROM):
+        for file in sorted(part.glob("*.py")) if part.is_dir() else [part] * part.is_file():
             found.update(file.name.encode() + b"\0" + file.read_bytes().replace(b"\r\n", b"\n") + b"\0")
     return found.hexdigest()
 

@@ -277,7 +277,7 @@ def rotation(drawn: Drawn, sight: Sight) -> None:
     drawn.facts["rotation"] = {"distance": distance, "heads": rounded(heads)}
     drawn.figures["rotation"] = figures.curves(
         distance,
-        {f"head {head}" if len(heads) > 1 else "all heads": row.numpy() for head, row in enumerate(heads)},
+        by_head(heads),
         f"{name}: what turning leaves of a logit{sight.start()}",
         f"distance from the query at position {distance[-1]:,g}",
         what,
@@ -304,7 +304,7 @@ def temperature(drawn: Drawn, sight: Sight) -> None:
         drawn.facts["temperature"] = {"position": positions.tolist(), "heads": rounded(tau)}
         drawn.figures["temperature"] = figures.curves(
             (positions + 1).tolist(),
-            {f"head {head}" if len(tau) > 1 else "all heads": row.numpy() for head, row in enumerate(tau)},
+            by_head(tau),
             f"{part}: temperature of the query{sight.start()}",
             "tokens seen: position + 1",
             "factor of the query",
@@ -320,39 +320,31 @@ def bias(drawn: Drawn, sight: Sight) -> None:
         return
     first = ", before its network corrects it" if "attend" in encoding.doors and encoding.wraps else ""
     if "biases" not in encoding.doors:
-        if sight.gridded:
-            coords = plane(sight).coords[0]
-            delta = coords[middle(sight)] - coords
-            values, other = encoding.by_distance(delta), sight.other.by_distance(delta)
-            assert values is not None and other is not None
-            if not known(drawn, values, other, "the bias"):
-                return
-            seen = f"{name}: bias from the middle cell{first}{sight.start()}"
-            return add_centre(drawn, sight, "bias", values, seen)
         distance = torch.arange(1 - sight.tokens, 2 * sight.tokens)
-        delta = distance if encoding.axes == 1 else distance[:, None]
+        coords = plane(sight).coords[0] if sight.gridded else distance[:, None]
+        delta = coords[middle(sight)] - coords if sight.gridded else distance if encoding.axes == 1 else coords
         values, other = encoding.by_distance(delta), sight.other.by_distance(delta)
         assert values is not None and other is not None
-        if not known(drawn, values, other, "the bias"):
-            return
-        title = f"{name}: bias by distance, each head{first}{sight.start()}"
+        where, content = "from the middle cell" if sight.gridded else "by distance, each head", ""
     else:
         at = late(sight)
-        values, other = (bias_of_random_tokens(sight.encoding, sight, at, seed) for seed in (0, 1))
-        if not known(drawn, values, bias_of_random_tokens(sight.other, sight, at, 0), "the bias"):
-            return
-        content = "" if values.equal(other) else ", random tokens (seed 0)"
-        where = "in the middle cell" if sight.gridded else f"at position {at.coords[0, -1, 0].item():,g}"
-        title = f"{name}: bias for the query {where}{content}{first}{sight.start()}"
-        if content:
-            drawn.notes.append(
-                "Its bias depends on what tokens say: it is drawn for tokens from N(0, 1) behind untrained "
-                "projections, seed 0."
-            )
-        if sight.gridded:
-            return add_centre(drawn, sight, "bias", values, title)
-        distance = at.coords[0, -1, 0] - at.coords[0, :, 0]
-        distance, values = distance.flip(0), values.flip(1)
+        values, again = (bias_of_random_tokens(encoding, sight, at, seed) for seed in (0, 1))
+        other = bias_of_random_tokens(sight.other, sight, at, 0)
+        distance = (at.coords[0, -1, 0] - at.coords[0, :, 0]).flip(0)
+        content = "" if values.equal(again) else ", random tokens (seed 0)"
+        last = f"at position {at.coords[0, -1, 0].item():,g}"
+        where = f"for the query {'in the middle cell' if sight.gridded else last}"
+    if not known(drawn, values, other, "the bias"):
+        return
+    if content:
+        drawn.notes.append(
+            "Its bias depends on what tokens say: it is drawn for tokens from N(0, 1) behind untrained "
+            "projections, seed 0."
+        )
+    title = f"{name}: bias {where}{content}{first}{sight.start()}"
+    if sight.gridded:
+        return add_centre(drawn, sight, "bias", values, title)
+    values = values.flip(1) if "biases" in encoding.doors else values
     drawn.facts["bias"] = {"distance": distance.tolist(), "heads": rounded(values)}
     drawn.figures["bias"] = figures.bias_curves(distance.tolist(), values.numpy(), title)
 
@@ -495,6 +487,10 @@ def middle(sight: Sight) -> int:
     """The row of the cell in the middle."""
     side = cells(sight)
     return side // 2 * side + side // 2
+
+
+def by_head(rows: Tensor) -> dict[str, np.ndarray]:
+    return {f"head {head}" if len(rows) > 1 else "all heads": row.numpy() for head, row in enumerate(rows)}
 
 
 def one_if_equal(heads: Tensor) -> Tensor:

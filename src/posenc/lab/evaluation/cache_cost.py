@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc import kernels
 from posenc.encoding import Encoding, Shape
-from posenc.keys import Keys, Projections
+from posenc.keys import Keys
 from posenc.masks import causal
 from posenc.positions import Positions
 
@@ -27,7 +27,7 @@ def cache_cost(encoding: Encoding, shape: Shape) -> dict[str, Any]:
         x, heads = torch.zeros(1, T, shape.dim), torch.zeros(1, shape.heads, T, shape.head_dim)
         places = torch.zeros(1, T, encoding.axes or 1, dtype=torch.long)
         at = Positions.count(T).changed(coords=places, unit_step=False, extent=1).with_horizon(T)
-        memo = encoding.remember(x, at, Projections(lambda _: heads, lambda _: heads, lambda _: heads))
+        memo = encoding.remember(x, at)
         numbers = sum(fact.numel() // T for fact in memo.values())
         given = Keys(heads.clone(), heads.clone(), at, memo, memo)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from posenc import catalogue
+from posenc import catalogue, specs
 from posenc.catalogue import options_of
 from posenc.foreign import quoted
 from posenc.lab import ENCODINGS
@@ -40,6 +40,17 @@ def recipe(task: str, spec: str | tuple[str, ...], seed: int = FIRST_SEED, **cha
     if "test_lengths" not in chosen:
         chosen["test_lengths"] = longer(made, chosen.get("train_length", Experiment.train_length))
     return Experiment(**chosen)
+
+
+def trained_length(task: Task) -> int:
+    """The length that the recipe of a task trains to."""
+    return task.recipe.get("train_length", Experiment.train_length)
+
+
+def layers_of(spec: str) -> str | tuple[str, ...]:
+    """A spec as an experiment holds it: one for all layers, or several that are cycled over them."""
+    parts = tuple(specs.split(spec))
+    return parts[0] if len(parts) == 1 else parts
 
 
 def cost(run: Experiment) -> float:

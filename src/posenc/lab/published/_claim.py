@@ -110,9 +110,7 @@ class Claim(Named):
     published   the paper's numbers, by the names of what is measured here
     sizes       tier -> changes of the recipes of its runs
     criteria    the inequalities that decide it: it is reproduced where all of them hold with every seed
-    untestable  tier -> why the claim itself cannot be decided at that size
-    mechanism   what is held instead at those tiers: what the claim rests on, and what can be seen at that size
-    looked_into   the labels of the runs whose models `look_into` measures further
+    looked_into  the labels of the runs whose models `look_into` measures further
 
     It has to say `runs` and `numbers`.
     """
@@ -122,8 +120,6 @@ class Claim(Named):
     published: ClassVar[Mapping[str, float]] = MappingProxyType({})
     sizes: ClassVar[Sizes] = MappingProxyType({})
     criteria: ClassVar[tuple[Inequality, ...]] = ()
-    untestable: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    mechanism: ClassVar[tuple[Inequality, ...]] = ()
     looked_into: ClassVar[tuple[str, ...]] = ()
 
     def runs(self, tier: str) -> Mapping[str, Experiment]:
@@ -137,7 +133,3 @@ class Claim(Named):
     def look_into(self, run: Run) -> Mapping[str, Any]:
         """What else is measured of a trained model: by name, rows as those of record["lengths"]."""
         raise NotImplementedError(f"{self} does not say how models are looked into: it has no look_into(run)")
-
-    def held_to(self, tier: str) -> tuple[Inequality, ...]:
-        """The inequalities of a tier."""
-        return self.mechanism if tier in self.untestable else self.criteria

@@ -1,24 +1,18 @@
-"""What is asked of a trained model besides its record: other encodings around its weights, and some more training."""
+"""What is asked of a trained model besides its record: other encodings around its weights, and its held-out loss."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Generator, nn
+from torch import Generator
 
 from posenc.lab.evaluation.evaluate import SEED, at_length
 from posenc.lab.experiments.models import around
 from posenc.lab.experiments.places import at_evaluation
-from posenc.lab.runs.train import Run, answer_loss, optimizers_of, train
+from posenc.lab.runs.train import Run, answer_loss
 
 HELD_OUT = 512
 """The sequences that a loss is the mean of."""
-
-
-def at_lengths(run: Run, model: nn.Module | None = None) -> list[dict[str, Any]]:
-    """The scores at the trained length and at every tested one, of the trained model or of another made from it."""
-    return [at_length(run, length, model) for length in (run.experiment.train_length, *run.experiment.test_lengths)]
 
 
 def with_each(run: Run, specs: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
@@ -38,25 +32,6 @@ def with_each(run: Run, specs: Mapping[str, str]) -> dict[str, list[dict[str, An
             rows.append(at_length(run, length, other))
         found[name] = rows
     return found
-
-
-def tuned_to(run: Run, spec: str, steps: int, factor: int = 1) -> list[dict[str, Any]]:
-    """The scores of a trained model that has gone on training around another encoding, at every length.
-
-    factor  up to which multiple of the trained length; steps have as many tokens as before
-    """
-    was = run.experiment
-    changes: dict[str, Any] = {
-        "train_length": factor * was.train_length,
-        "test_lengths": (),
-        "batch": max(was.batch // factor, 1),
-    }
-    changes |= {"steps": steps, "evaluate_every": steps, "cool_down": 0, "curriculum": 0.0}
-    experiment = replace(was, spec=spec, **changes)
-    model = around(run.model, was, run.task, spec)
-    made = {"experiment": experiment, "model": model, "optimizers": optimizers_of(experiment, model)}
-    other = train(replace(run, **made, step=0, tokens=0, cpu_s=0.0, curve=[])).model
-    return at_lengths(run, other)
 
 
 @torch.inference_mode()

@@ -141,7 +141,7 @@ def judged(claim: Claim, tier: str, by_seed: Mapping[int, Numbers]) -> dict[str,
     A line holds where it holds with every seed, and fails where it fails with one. The claim is reproduced where all
     lines hold, and not where one fails; where a task was not learned that a line needs, it cannot be tested.
     """
-    lines = [line_of(one, list(by_seed.values())) for one in claim.held_to(tier)]
+    lines = [line_of(one, list(by_seed.values())) for one in claim.criteria]
     names = dict.fromkeys(name for numbers in by_seed.values() for name in numbers)
     return {
         "schema": SCHEMA,
@@ -150,7 +150,7 @@ def judged(claim: Claim, tier: str, by_seed: Mapping[int, Numbers]) -> dict[str,
         "source": claim.source,
         "tier": tier,
         "seeds": list(by_seed),
-        **verdict_of(claim.untestable.get(tier, ""), lines),
+        **verdict_of(lines),
         "numbers": [
             {
                 "name": name,
@@ -174,13 +174,10 @@ def line_of(line: Inequality, by_seed: Sequence[Numbers]) -> dict[str, Any]:
     }
 
 
-def verdict_of(untestable: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def verdict_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The verdict, and why."""
     said = [line["verdict"] for line in lines]
     failed = [line["words"] for line in lines if line["verdict"] == FAILS]
-    if untestable:
-        about = "" if not lines else f"; of its mechanism {said.count(HOLDS)} of {len(lines)} inequalities hold"
-        return {"verdict": NOT_TESTABLE, "why": untestable + about}
     if failed:
         return {"verdict": NOT_REPRODUCED, "why": f"fails: {'; '.join(failed)}"}
     if NOT_LEARNED in said:
@@ -189,7 +186,7 @@ def verdict_of(untestable: str, lines: Sequence[Mapping[str, Any]]) -> dict[str,
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A verdict's file, held to its checksum and form. Raises CannotRead."""
+    """A verdict's file, as it was written or compressed, held to its checksum and form. Raises CannotRead."""
     found, sealed = store.read_json(path)
     matches(found, FORM, file=path)
     if not sealed:

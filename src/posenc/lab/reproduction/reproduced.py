@@ -67,9 +67,9 @@ def page(folder: Path) -> str:
     Raises ValueError where there are none, CannotRead for one that is damaged or lies under another name.
     """
     found = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted([*folder.glob("*.json"), *folder.glob("*.json.gz")]):
         found.append(read(path))
-        if path.name != file_of(found[-1]):
+        if path.name.removesuffix(".gz") != file_of(found[-1]):
             raise CannotRead(f"it holds the verdict of {file_of(found[-1])}; give it that name", file=path)
     if not found:
         raise ValueError(f"no verdicts in '{folder}'; make one with posenc lab run NAME, and put its JSON file there")

@@ -1,7 +1,6 @@
 """Records as tidy tables, one row for each measurement, and back: what a table holds is enough to draw it again."""
 
 import importlib
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -213,11 +212,13 @@ def records_of(data: Frame | Sequence[Record], what: str) -> list[Record]:
             f"the table has no column {', '.join(lacking)}; posenc.lab.load(folder, what={what!r}) gives "
             f"{KINDS[what]}, with all that this needs"
         )
-    found: list[Row] = table.to_dicts() if hasattr(table, "to_dicts") else table.to_dict("records")
+    # What is not known is NaN in pandas, and None in a record.
+    polars = hasattr(table, "to_dicts")
+    found: list[Row] = (
+        table.to_dicts() if polars else table.astype(object).where(table.notna(), None).to_dict("records")
+    )
     runs: dict[Any, Record] = {}
     for row in found:
-        # NaN says in pandas what None says in a record.
-        row = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in row.items()}
         run = runs.setdefault(row["key"], run_of(row))
         own = {name: x for name, x in row.items() if name not in OF_A_RUN}
         if what == "ablation":

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from posenc.lab.results import figures, statistics, summary
+from posenc.lab.results import statistics, summary
 from posenc.lab.results.summary import Record, get, number, tasks
 from posenc.lab.runs import index
 
@@ -18,13 +18,9 @@ def readable(value: Any) -> str:
         return ", ".join(f"{name} {readable(inner)}" for name, inner in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(map(readable, value))
-    if type(value) is int:
-        return f"{value:,}"
-    return (
-        {None: summary.NOTHING, True: "yes", False: "no"}.get(value, str(value))
-        if value is None or isinstance(value, bool)
-        else str(value)
-    )
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return summary.NOTHING if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def total(records: Sequence[Record], key: str) -> float:
@@ -34,17 +30,15 @@ def total(records: Sequence[Record], key: str) -> float:
 def how_it_was_made(records: Sequence[Record]) -> list[tuple[str, str]]:
     """What the runs have in common, and where they differ."""
 
-    def all_values(*path: str) -> str:
-        values = dict.fromkeys(readable(value) for run in records if (value := get(run, *path)) is not None)
-        return ", ".join(list(values)[:12]) + (f" and {len(values) - 12} more" if len(values) > 12 else "")
-
     out = [
         ("runs", str(len(records))),
         ("CPU time", f"{total(records, 'cpu_s'):,.0f} s, of which training {total(records, 'train_cpu_s'):,.0f} s"),
         ("wall time, runs added up", f"{total(records, 'wall_s'):,.0f} s"),
     ]
     versions = dict.fromkeys(name for run in records for name in (get(run, "versions") or {}))
-    out += [(name, all_values("versions", name)) for name in versions]
+    for name in versions:
+        values = values_of(records, "versions", name)
+        out.append((name, ", ".join(values[:12]) + (f" and {len(values) - 12} more" if len(values) > 12 else "")))
     for text in {json.dumps(t, sort_keys=True, default=str): t for run in records if (t := get(run, "text"))}.values():
         out.append(("text", readable(text)))
     names = dict.fromkeys(name for run in records for name in (get(run, "experiment") or {}))
@@ -54,27 +48,22 @@ def how_it_was_made(records: Sequence[Record]) -> list[tuple[str, str]]:
     for name in names:
         if name in ("spec", "task"):
             continue
-        by_task = {task: all_values_of(runs, name) for task, runs in runs_on.items()}
-        different = len(set(by_task.values())) > 1
-        words = (
-            "; ".join(f"{task}: {value or summary.NOTHING}" for task, value in by_task.items())
-            if different
-            else next(iter(by_task.values()))
-        )
-        out.append((name.replace("_", " "), words))
+        by_task = {}
+        for task, runs in runs_on.items():
+            values = values_of(runs, "experiment", name)
+            by_task[task] = (" or " if len(values) < 4 else ", ").join(values)
+        same, *others = dict.fromkeys(by_task.values())
+        each = "; ".join(f"{task}: {value or summary.NOTHING}" for task, value in by_task.items())
+        out.append((name.replace("_", " "), each if others else same))
     built = {summary.spec_of(run): str(get(run, "encoding")) for run in records if get(run, "encoding")}
-    out += [
-        (
-            "built",
-            "; ".join(dict.fromkeys(spec if spec == full else f"{spec} as {full}" for spec, full in built.items())),
-        )
-    ]
+    each_built = (spec if spec == full else f"{spec} as {full}" for spec, full in built.items())
+    out.append(("built", "; ".join(dict.fromkeys(each_built))))
     return [(name, summary.legible(value, MOST_OF_A_VALUE)) for name, value in out if value]
 
 
-def all_values_of(records: Sequence[Record], name: str) -> str:
-    values = dict.fromkeys(readable(value) for run in records if (value := get(run, "experiment", name)) is not None)
-    return " or ".join(values) if len(values) < 4 else ", ".join(values)
+def values_of(records: Sequence[Record], *path: str) -> list[str]:
+    """What stands at a path of keys, each value once, in words."""
+    return list(dict.fromkeys(readable(value) for run in records if (value := get(run, *path)) is not None))
 
 
 def not_measured(records: Sequence[Record]) -> list[str]:
@@ -103,18 +92,7 @@ def not_measured(records: Sequence[Record]) -> list[str]:
             f"Lengths beyond the trained one: "
             f"{summary.listed([f'{summary.name(r.label)} on {r.task}' for r in short[:8]])}."
         )
-    undone = {}
     labelled = summary.labelled(records)
-    for label, run in labelled:
-        ablated = get(run, "ablation")
-        if isinstance(ablated, dict):
-            for kind in figures.ABLATIONS:
-                if number(get(ablated, kind)) is None:
-                    undone.setdefault(kind, dict.fromkeys([label]))[label] = None
-    out += [
-        f"Ablation '{figures.ABLATIONS[kind]}': not done for {summary.listed([summary.name(x) for x in who])}."
-        for kind, who in undone.items()
-    ]
     for key, words in (("ablation", "Ablations"), ("order", "The order test"), ("attention", "Attention maps")):
         if key in index.LEFT_OUT and len(records) > index.MOST_WHOLE:
             continue

@@ -20,7 +20,7 @@ import posenc
 from posenc.foreign import visible
 from posenc.lab import store
 from posenc.lab.evaluation.order import BLIND
-from posenc.lab.results import figures, in_words, sections, statistics, summary
+from posenc.lab.results import figure_tables, figures, sections, statistics, summary
 from posenc.lab.results.drawer import Drawer, Files
 from posenc.lab.results.provenance import MOST_OF_A_VALUE, how_it_was_made, not_measured, readable, total
 from posenc.lab.results.summary import Record, answer, get, number, table, tasks
@@ -81,17 +81,9 @@ def finite(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
         return {str(key): finite(inner) for key, inner in value.items()}
-    return (
-        [finite(inner) for inner in value]
-        if isinstance(value, (list, tuple))
-        else value
-        if json_knows(value)
-        else str(value)
-    )
-
-
-def json_knows(value: Any) -> bool:
-    return value is None or isinstance(value, (str, int, bool))
+    if isinstance(value, (list, tuple)):
+        return [finite(inner) for inner in value]
+    return value if value is None or isinstance(value, (str, int, bool)) else str(value)
 
 
 def sentence(text: str) -> Markup:
@@ -146,7 +138,6 @@ def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequen
             keys=[str(key) for run in records if (key := get(run, "key"))][:MOST_KEYS],
             left_out=max(0, len(records) - MOST_KEYS),
             carries=summary.percent(summary.CARRIES),
-            falls_apart=summary.percent(summary.FALLS_APART),
             level=summary.percent(statistics.LEVEL),
             power=summary.percent(statistics.POWER),
         )
@@ -203,81 +194,50 @@ def table_of(records: Sequence[Record], task: str) -> dict[str, Any]:
 
 
 def curves_of(records: Sequence[Record], task: str, draw: Drawer) -> dict[str, Any]:
-    text = any(result.is_text for result in summary.results(records, task))
-    trained = summary.trained_words(summary.results(records, task))
-    beyond = (
-        "Left: how many times larger perplexity is than at the trained length; a level line extrapolates. Right: bits "
-        "per byte with sliding "
-        "windows, where every byte has a full context, so that a longer window cannot win by having fewer bytes with "
-        "little to look at."
-        if text
-        else f"Whole answers that are right, at lengths past {trained}. Encodings that did not learn the task have no "
-        f"line: their score beyond "
-        "the trained length would say nothing."
-    )
-    beyond += " Symbols: median over the seeds that learned; bars: its interval."
-    learn = (
-        "Lines are medians over the seeds, bands reach from the lowest to the highest."
-        if any(len(r.runs) > 1 for r in summary.results(records, task))
-        else "One run each."
-    )
-    learn = (
-        f"{learn} The same curves against steps (left) and CPU seconds (right): an encoding may need few steps "
-        f"and yet be slow."
-    )
-    lose = (
-        "Positions of the trained model are taken away, shuffled, shifted by a constant, or swapped in two places, "
-        "at the trained length. The tick is the intact score."
-    )
-    hidden = (
-        "How often what is hidden is found, in percent: the place where it stands against the length of the text, the "
-        "median over the seeds that learned. The first column is the trained length."
-    )
-    drawn = [
-        draw(
-            f"extrapolation-{task}",
-            partial(figures.extrapolation, records, task),
-            beyond,
-            in_words.extrapolation(records, task),
-        ),
-        draw(f"learning-{task}", partial(figures.learning, records, task), learn, in_words.learning(records, task)),
-        # They take a third of the time of all figures; where they are left out, `not_measured` says so.
-        draw(f"ablation-{task}", partial(figures.ablation, records, task), lose, in_words.ablation(records, task))
-        if len(records) <= index.MOST_WHOLE
-        else None,
-        draw(f"depths-{task}", partial(figures.depths, records, task), hidden, in_words.depths(records, task)),
-    ]
-    return {"task": task, "figures": [f for f in drawn if f], "said": ablation_in_words(records, task)}
+    found = summary.results(records, task)
+    learn = "One run each."
+    if any(len(result.runs) > 1 for result in found):
+        learn = "Lines are medians over the seeds, bands reach from the lowest to the highest."
+    captions = {
+        "extrapolation": beyond_in_words(found) + " Symbols: median over the seeds that learned; bars: its interval.",
+        "learning": f"{learn} The same curves against steps (left) and CPU seconds (right): an encoding may need few "
+        "steps and yet be slow.",
+        "ablation": "Positions of the trained model are taken away, shuffled, shifted by a constant, or swapped in two "
+        "places, at the trained length. The tick is the intact score.",
+        "depths": "How often what is hidden is found, in percent: the place where it stands against the length of the "
+        "text, the median over the seeds that learned. The first column is the trained length.",
+    }
+    if len(records) > index.MOST_WHOLE:
+        # It takes a third of the time of all figures; `not_measured` says that it is left out.
+        del captions["ablation"]
+    drawn = [picture(draw, kind, says, records, task) for kind, says in captions.items()]
+    return {"task": task, "figures": [figure for figure in drawn if figure]}
 
 
-def ablation_in_words(records: Sequence[Record], task: str) -> str:
-    """Which encodings do not feel a shift, and which live on without their positions."""
-    found = [r for r in summary.results(records, task) if r.learned and r.spread("ablation", "intact") is not None]
-    if not found:
-        return ""
+def beyond_in_words(found: Sequence[summary.Result]) -> str:
+    """How the figure of lengths beyond the trained one is read."""
+    if any(result.is_text for result in found):
+        return (
+            "Left: how many times larger perplexity is than at the trained length; a level line extrapolates. Right: "
+            "bits per byte with sliding windows, where every byte has a full context, so that a longer window cannot "
+            "win by having fewer bytes with little to look at."
+        )
+    return (
+        f"Whole answers that are right, at lengths past {summary.trained_words(found)}. Encodings that did not learn "
+        "the task have no line: their score beyond the trained length would say nothing."
+    )
 
-    def unharmed(r: summary.Result, kind: str) -> bool:
-        intact, damaged = r.spread("ablation", "intact"), r.spread("ablation", kind)
-        assert intact is not None
-        if damaged is None:
-            return False
-        return damaged.median <= intact.median + 0.02 if r.is_text else damaged.median >= intact.median - 0.02
 
-    said = []
-    for kind, words in (("shifted", "a shift of all positions"), ("removed", "losing its positions altogether")):
-        measured = [r for r in found if r.spread("ablation", kind) is not None]
-        same = [r for r in measured if unharmed(r, kind)]
-        if measured and len(same) == len(measured):
-            said.append(
-                f"No encoding measured is harmed by {words}."
-                if len(same) > 1
-                else f"{summary.names_of(same)} is not harmed by {words}."
-            )
-        elif same:
-            said.append(f"{summary.names_of(same)} {summary.ask('are', same)} not harmed by {words}.")
-        elif measured:
-            said.append(f"Every encoding measured is harmed by {words}.")
-    return " ".join(said)
+def picture(draw: Drawer, kind: str, says: str, of: Any, *more: str, name: str = "") -> dict[str, Any] | None:
+    """A figure of a kind with its caption and its numbers, where they do not stand in the tables of results.
+
+    of, more  what the functions of this kind in `figures` and `figure_tables` take
+    name      of its files, where `kind` and `more` do not make it
+    """
+    name, numbers = name or "-".join((kind, *more)), getattr(figure_tables, kind, None)
+    where = "in the tables of results" if numbers is None else "in the table below it"
+    drawn = draw(name, partial(getattr(figures, kind), of, *more), says, f"Figure {name}: its numbers are {where}")
+    return drawn and {**drawn, "numbers": numbers and numbers(of, *more)}
 
 
 def order_entries(record: Record) -> Iterator[tuple[tuple[str, int, bool], float]]:
@@ -316,39 +276,7 @@ def order_of(records: Sequence[Record]) -> dict[str, Any] | None:
         ("causal", n): f"causal, {n} layer{'s' if n != 1 else ''}" for n in range(1, 9)
     }
     groups = [words.get(kind, f"{kind[0]}, {kind[1]} layers") for kind in kinds]
-    return {"groups": groups, "rows": table_rows, "reading": order_reading(rows)}
-
-
-def order_reading(rows: dict[str, dict[tuple[str, int, bool], float]]) -> str:
-    """One sentence: what attention knows about order without a position, from the numbers and not from the book."""
-
-    def all_of(attention: str, layers: int, blind: bool) -> bool | None:
-        values = [row[attention, layers, False] for row in rows.values() if (attention, layers, False) in row]
-        return all((value < BLIND) is blind for value in values) if values else None
-
-    both, one, two = all_of("bidirectional", 1, True), all_of("causal", 1, True), all_of("causal", 2, False)
-    said = []
-    if both is not None:
-        said.append(
-            "attention in both directions is blind to order"
-            if both
-            else "attention in both directions was not blind to order in every model"
-        )
-    if one is not None:
-        said.append(
-            "one causal layer is blind to the order of what it has read"
-            if one
-            else "one causal layer was not blind to order in every model"
-        )
-    if two is not None:
-        said.append(
-            "two causal layers are not: the mask alone tells them something"
-            if two
-            else "two causal layers stayed blind in some model"
-        )
-    if not said:
-        return "The order test was only run with position."
-    return f"Without position, {summary.listed(said)}."
+    return {"groups": groups, "rows": table_rows}
 
 
 def headline_of(records: Sequence[Record], draw: Drawer) -> dict[str, Any] | None:
@@ -360,60 +288,22 @@ def headline_of(records: Sequence[Record], draw: Drawer) -> dict[str, Any] | Non
     )
     if any(not result.learned for result in summary.results(records)):
         says += " At the right edge: encodings of which no seed learned the task."
-    return draw("headline", partial(figures.headline, records), says, in_words.headline(records))
+    return picture(draw, "headline", says, records)
 
 
 def pictures_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]]:
-    untrained = " Rows below the dashed line were never trained." if figures.goes_past(records, "added") else ""
-    unseen = (
-        " Right of the dashed line are distances that training never showed."
-        if figures.goes_past(records, "bias")
-        else ""
-    )
-    drawn = [
-        draw(
-            "added",
-            partial(figures.added, records),
-            f"One row a position, one column a channel, after training.{untrained}",
-            in_words.added(records),
-        ),
-        draw(
-            "wavelengths",
-            partial(figures.wavelengths, records),
-            wavelengths_in_words(records),
-            in_words.wavelengths(records),
-        ),
-        draw(
-            "similarity",
-            partial(figures.similarity, records),
-            "For what is added: the cosine between every two positions. For rotary: the mean over pairs of the cosine "
-            "of the turn between two positions. It rises and falls; nothing makes it fall steadily with distance.",
-            in_words.similarity(records),
-        ),
-        draw(
-            "bias",
-            partial(figures.bias, records),
-            f"What each head adds to the logit of a key at a distance.{unseen}",
-            in_words.bias(records),
-        ),
-    ]
+    untrained = " Rows below the dashed line were never trained." * figures.goes_past(records, "added")
+    unseen = " Right of the dashed line are distances that training never showed." * figures.goes_past(records, "bias")
+    captions = {
+        "added": f"One row a position, one column a channel, after training.{untrained}",
+        "wavelengths": "Positions that a pair of channels needs for one full turn, fastest pair first.",
+        "similarity": "For what is added: the cosine between every two positions. For rotary: the mean over pairs of "
+        "the cosine of the turn between two positions. It rises and falls; nothing makes it fall steadily with "
+        "distance.",
+        "bias": f"What each head adds to the logit of a key at a distance.{unseen}",
+    }
+    drawn = [picture(draw, kind, says, records) for kind, says in captions.items()]
     return [figure for figure in drawn if figure]
-
-
-def wavelengths_in_words(records: Sequence[Record]) -> str:
-    said = ["Positions that a pair of channels needs for one full turn, fastest pair first."]
-    for label, _, values in figures.pictured(records, "wavelengths")[:8]:
-        known = figures.numbers(values)
-        own = [r for r in summary.results(records) if r.label == label]
-        never = [
-            f"{int((known > length).sum())} within {summary.count(length)}" for length in summary.shown_positions(own)
-        ]
-        if never:
-            said.append(
-                f"{figures.short(label)}: of its {len(known)} pairs, those that never complete a turn are "
-                f"{summary.listed(never)} positions."
-            )
-    return " ".join(said)
 
 
 def attention_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]]:
@@ -428,8 +318,7 @@ def attention_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]
             if shown is None:
                 continue
             says = "" if result.learned else "This model did not learn the task, so its maps explain nothing."
-            name = f"attention-{task}-{result.label}"
-            made = draw(name, partial(figures.attention, shown), says, in_words.attention(shown))
+            made = picture(draw, "attention", says, shown, name=f"attention-{task}-{result.label}")
             if made:
                 drawn += 1
                 shown_here.append({**made, "label": result.label, "learned": bool(result.learned)})

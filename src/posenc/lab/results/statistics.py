@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations
+from itertools import accumulate, combinations
 
 LEVEL = 0.05
 """The share of families of comparisons in which anything may be claimed where nothing is so."""
@@ -50,11 +50,9 @@ def by_ranks(count: int) -> tuple[int, float]:
     >>> [by_ranks(count) for count in (3, 5, 6, 9)]
     [(0, 0.75), (0, 0.9375), (0, 0.96875), (1, 0.9609375)]
     """
-    k, ways, below, last = 0, 1, 1, 1
-    while round(2 / LEVEL) * below <= 2**count:
-        k, ways, last = k + 1, ways * (count - k) // (k + 1), below
-        below += ways
-    return max(k - 1, 0), 1 - 2 * last / 2**count
+    below = list(accumulate(math.comb(count, k) for k in range(count)))
+    k = max(sum(round(2 / LEVEL) * ways <= 2**count for ways in below) - 1, 0)
+    return k, 1 - 2 * below[k] / 2**count
 
 
 def spread(

@@ -1,11 +1,10 @@
 """Results as files of tables: the tidy rows for programs, the comparison of each task for a paper or a page."""
 
-import csv
 import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ def write(records: Sequence[Record], path: Path | str) -> Path:
     .csv, .parquet, .jsonl   the tidy rows of `posenc.lab.load`: one for each run and tested length
     .tex, .md                for each task the comparison: a row for each encoding, with intervals
 
-    Raises ValueError for another ending; ModuleNotFoundError, which says what to install, where pyarrow is missing for
+    Raises ValueError for another ending; ModuleNotFoundError, which says what to install, where polars is missing for
     Parquet; CannotWrite.
     """
     path = Path(path)
@@ -35,22 +34,22 @@ def form_of(path: Path | str) -> Callable[[Sequence[Record]], bytes]:
     if ending not in FORMS:
         raise ValueError(f"a table is written as {', '.join(FORMS)}; got {quoted(Path(path).name)}")
     if ending == ".parquet":
-        frames.needed("pyarrow", "frames")
+        frames.needed("polars", "frames")
     return FORMS[ending]
 
 
 def as_csv(records: Sequence[Record]) -> bytes:
     """Rows under their names; what is not known is empty."""
-    found, out = frames.rows(records, "lengths"), io.StringIO()
-    writer = csv.DictWriter(out, list(found[0]) if found else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(found)
-    return out.getvalue().encode(errors="replace")
+    pandas = frames.needed("pandas", "lab")
+    # As objects: whole numbers stay whole beside cells that are empty.
+    table = pandas.DataFrame(frames.rows(records, "lengths"), dtype=object)
+    return table.to_csv(index=False, lineterminator="\n").encode(errors="replace")
 
 
 def as_jsonl(records: Sequence[Record]) -> bytes:
     """One row a line; null for what is not known, and for NaN and infinities, which JSON does not have."""
     lines = []
+    # pandas writes no more than 15 digits.
     for row in frames.rows(records, "lengths"):
         known = {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()}
         lines.append(json.dumps(known, allow_nan=False))
@@ -58,56 +57,31 @@ def as_jsonl(records: Sequence[Record]) -> bytes:
 
 
 def as_parquet(records: Sequence[Record]) -> bytes:
-    arrow = frames.needed("pyarrow", "frames")
-    parquet = frames.needed("pyarrow.parquet", "frames")
-    found = frames.rows(records, "lengths")
-    columns = {name: arrow.array([row[name] for row in found]) for name in (found[0] if found else [])}
-    # A column of which nothing is known holds floats, as in pandas and polars.
-    columns = {n: c.cast(arrow.float64()) if c.null_count == len(c) else c for n, c in columns.items()}
+    # Of polars, which keeps whole numbers whole beside cells that are empty.
     out = io.BytesIO()
-    parquet.write_table(arrow.table(columns), out)
+    frames.framed(frames.rows(records, "lengths"), "polars").write_parquet(out)
     return out.getvalue()
 
 
 def as_latex(records: Sequence[Record]) -> bytes:
     """A table environment for each task, made for the package booktabs."""
-    parts = ["% Needs \\usepackage{booktabs}."]
-    for task in summary.tasks(records):
-        columns, lines = summary.task_table(records, task)
-        parts.append(latex_table(task, columns, [cells for _, cells in lines]))
-    return ("\n\n".join(parts) + "\n").encode()
+    tables = [latex_table(task, *summary.task_table(records, task)) for task in summary.tasks(records)]
+    return ("% Needs \\usepackage{booktabs}.\n\n" + "\n".join(tables)).encode()
 
 
-def latex_table(task: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:
-    runs = runs_of([column.group for column in columns])
-    over = " & ".join(latex(name) if n == 1 else rf"\multicolumn{{{n}}}{{c}}{{{latex(name)}}}" for name, n in runs)
-    rules, first = [], 1
-    for name, n in runs:
-        if name:
-            rules.append(rf"\cmidrule(lr){{{first}-{first + n - 1}}}")
-        first += n
-    label = re.sub(r"[^A-Za-z0-9]+", "-", task).strip("-")
-    lines = [
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{latex(task)}: medians over the seeds that learned; behind them, the spread over seeds.}}",
-        rf"\label{{tab:{label}}}",
-        rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}",
-        r"\toprule",
-        *([rf"{over} \\", " ".join(rules)] if rules else []),
-        rf"{' & '.join(latex(column.heading) for column in columns)} \\",
-        r"\midrule",
-        *(latex_row(row) for row in rows),
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(lines)
-
-
-def latex_row(row: Sequence[Cell]) -> str:
-    name, *cells = row
-    return rf"\texttt{{{latex(name.text)}}} & {' & '.join(map(latex_cell, cells))} \\"
+def latex_table(task: str, columns: Sequence[Column], lines: Sequence[tuple[Any, Sequence[Cell]]]) -> str:
+    pandas = frames.needed("pandas", "lab")
+    headings = [(latex(column.group), latex(column.heading)) for column in columns]
+    rows = [[rf"\texttt{{{latex(name.text)}}}", *map(latex_cell, cells)] for _, (name, *cells) in lines]
+    table = pandas.DataFrame(rows, columns=pandas.MultiIndex.from_tuples(headings))
+    return table.style.hide(axis="index").to_latex(
+        column_format="l" + "r" * (len(columns) - 1),
+        multicol_align="c",
+        position_float="centering",
+        hrules=True,
+        caption=f"{latex(task)}: medians over the seeds that learned; behind them, the spread over seeds.",
+        label=f"tab:{re.sub(r'[^A-Za-z0-9]+', '-', task).strip('-')}",
+    )
 
 
 def latex_cell(cell: Cell) -> str:
@@ -142,17 +116,6 @@ def latex(text: str) -> str:
     't5\\\\_bias \\\\& 50 \\\\%'
     """
     return "".join(LATEX.get(letter, letter) for letter in one_line(text))
-
-
-def runs_of(names: Iterable[str]) -> list[tuple[str, int]]:
-    """Neighbours of one name with how many they are; those without a name stand alone."""
-    found: list[tuple[str, int]] = []
-    for name in names:
-        if found and name and found[-1][0] == name:
-            found[-1] = name, found[-1][1] + 1
-        else:
-            found.append((name, 1))
-    return found
 
 
 def in_markdown(records: Sequence[Record]) -> bytes:

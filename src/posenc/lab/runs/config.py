@@ -5,7 +5,7 @@ understood; what is also given as a flag is the flag's. TOML, and not YAML: it c
 1e-3 is a word and the encoding `none` stands beside a `no` that is not one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
@@ -32,55 +32,33 @@ def write(folder: Path, experiment: Experiment, execution: Execution) -> None:
     store.write(folder / FILE, written_toml({name: v for name, v in said.items() if v not in (None, ())}).encode())
 
 
-def with_file(arguments: Sequence[str], verb: Any) -> list[str]:
-    """The arguments of a verb, and behind them what the file of its `--config` says and they do not.
+def with_file(given: Mapping[str, list[str]], verb: Any) -> dict[str, list[str]]:
+    """The words of a verb's options, and what the file of its `--config` says and they do not.
 
-    verb  the dataclass of the verb; its field `spec` is the one argument without a name
+    given  name -> words; those of the field `spec`, which has no option, stand under no name
+    verb   the dataclass of the verb
 
     Raises ValueError for a name that the verb does not have, and a value that no flag has; CannotRead for a file that
     cannot be read, and for code that only the file names.
     """
-    types = get_type_hints(verb)
-    given = spelled(arguments, types)
-    if "config" not in given or not given["config"]:
-        return list(arguments)
-    file = Path(given["config"][0])
+    types, file = get_type_hints(verb), Path(given["config"][0])
     if file.suffix.lower() != ".toml":
         raise ValueError(f"settings are read from a .toml file, got {quoted(str(file))}; write them as TOML")
-    more, spec = list[str](), list[str]()
+    more = dict[str, list[str]]()
     for key, value in read_toml(file).items():
         name = key.replace("-", "_")
         if name not in types or name in NOT_IN_FILES:
             known = [one for one in types if one not in NOT_IN_FILES]
             hint = near(name, known, "posenc train --help")
             raise CannotRead(f"there is no setting {quoted(key)}{hint}", file=file)
-        if name not in given:
-            (spec if name == "spec" else more).extend(flags(name, value, types[name], file))
-    # In front, where no list of values takes it in.
-    return [*arguments[:1], *spec, *arguments[1:], *more]
+        if not (given[""] if name == "spec" else name in given):
+            more["" if name == "spec" else name] = words_of(name, value, types[name], file)
+    return {**given, **more}
 
 
-def spelled(arguments: Sequence[str], types: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Which settings stand on the command line, by name, and their values."""
-    found: dict[str, list[str]] = {}
-    name = ""
-    for argument in arguments[1:]:
-        if argument.startswith("--"):
-            option, equals, value = argument[2:].partition("=")
-            name = option.replace("-", "_")
-            name = name if name in types else name.removeprefix("no_")
-            found[name] = [value] if equals else []
-        elif name in types and (get_origin(types[name]) is tuple or not (types[name] is bool or found[name])):
-            found[name].append(argument)
-        else:
-            # What no option takes is the argument without a name.
-            found["spec"] = [argument]
-    return found
-
-
-def flags(name: str, value: Any, kind: Any, file: Path) -> list[str]:
-    """What is typed for a setting. Raises CannotRead."""
-    flag, listed = f"--{name.replace('_', '-')}", get_origin(kind) is tuple
+def words_of(name: str, value: Any, kind: Any, file: Path) -> list[str]:
+    """What is typed behind an option for a setting. Raises CannotRead."""
+    listed = get_origin(kind) is tuple
     values = value if isinstance(value, list) else [value]
     plain = all(isinstance(one, (str, int, float)) for one in values)
     if not plain or isinstance(value, list) != listed or any(isinstance(one, bool) != (kind is bool) for one in values):
@@ -94,8 +72,4 @@ def flags(name: str, value: Any, kind: Any, file: Path) -> list[str]:
                 field=name,
                 remedy="give this setting on the command line",
             )
-    if kind is bool:
-        return [flag if value else f"--no-{name.replace('_', '-')}"]
-    if name == "spec":
-        return [str(value)]
-    return [flag, *map(str, values)] if listed and values else [] if listed else [f"{flag}={value}"]
+    return [str(value).lower()] if kind is bool else [*map(str, values)]

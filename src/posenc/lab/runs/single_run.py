@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posenc import specs
 from posenc.foreign import code, quoted, regular
 from posenc.lab import store
 from posenc.lab.experiments import recipes
@@ -51,8 +50,7 @@ def train_one(
     from posenc.lab.runs.ranks import joined
 
     began = time.monotonic()
-    parts = tuple(specs.split(spec))
-    experiment = recipes.recipe(task, parts[0] if len(parts) == 1 else parts, seed, **changes)
+    experiment = recipes.recipe(task, recipes.layers_of(spec), seed, **changes)
     if threads is not None:
         if not 1 <= threads <= MOST_THREADS:
             raise ValueError(f"threads must lie between 1 and {MOST_THREADS:,}, got {quoted(threads, 40)}")
@@ -63,15 +61,12 @@ def train_one(
             if ranks.first:
                 stack.enter_context(store.held(folder))
             loggers = Together(loggers_of(log) if ranks.first else ())
-            run = train_in(folder, experiment, own, say if ranks.first else silent, loggers, execution, ranks)
+            tell = say if ranks.first else lambda words: None
+            run = train_in(folder, experiment, own, tell, loggers, execution, ranks)
         if loggers.loggers:
             # What is held in shards is measured as it was written.
             loggers.end(record.of(run if ranks.size == 1 else checkpoint.load(folder, own, to_train=False), began))
     return run
-
-
-def silent(words: str) -> None:
-    """What every rank but the first says."""
 
 
 def train_in(

@@ -25,8 +25,7 @@ class Copy(Said):
     times: int = 1
 
     source = "Kazemnejad et al. 2023, arXiv:2305.19466, section 4"
-    also_called = ("copy", "quote", "verbatim", "reproduce", "transcribe", "repeat")
-    also_called = ("duplicate",)
+    also_called = ("copy", "quote", "verbatim", "reproduce", "transcribe", "repeat", "duplicate")
     recipe = MappingProxyType({"steps": 2500, "batch": 32, "curriculum": 0.16, "cool_down": 200})
 
     def __post_init__(self) -> None:

@@ -8,7 +8,6 @@ import os
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator
 
 BLOCK = 1 << 18
 """How many bytes are held at once where a whole text is read."""
@@ -46,8 +45,3 @@ class Nameless:
         with self.seeking:  # on Windows
             self.file.seek(place)
             return self.file.read(count)
-
-    def blocks(self) -> Iterator[bytes]:
-        """All of it, a block at a time."""
-        for place in range(0, self.size, BLOCK):
-            yield self.read(place, min(BLOCK, self.size - place))

@@ -12,7 +12,6 @@ from posenc.testing.promises.moves import a_moved_key_is_the_key_of_its_new_plac
 from posenc.testing.promises.sequences import (
     a_cache_changes_nothing,
     a_neighbour_in_the_batch_changes_nothing,
-    another_branch_changes_nothing,
     left_padding_changes_nothing,
     packing_changes_nothing,
     the_future_is_invisible,
@@ -47,7 +46,6 @@ PROMISES: tuple[Callable[..., None], ...] = (
     left_padding_changes_nothing,
     packing_changes_nothing,
     a_neighbour_in_the_batch_changes_nothing,
-    another_branch_changes_nothing,
     the_future_is_invisible,
     the_order_of_calls_changes_nothing,
     others_of_its_kind_change_nothing,

@@ -1,4 +1,4 @@
-"""What stands beside a token changes nothing: caches, padding, packed documents, other rows, branches, the future."""
+"""What stands beside a token changes nothing: caches, padding, packed documents, other rows, the future."""
 
 import torch
 
@@ -159,41 +159,6 @@ def a_neighbour_in_the_batch_changes_nothing(subject: Subject) -> None:
                 together[moved][real],
                 f"rows in another order, {mask_name(mask)}, kernel {kernel}",
             )
-
-
-PARENTS = (-1, 0, 0, 2, 1, 3, 3)
-"""A tree of tokens whose branches are not in a row."""
-
-
-@promise
-def another_branch_changes_nothing(subject: Subject) -> None:
-    """A tree of tokens gives on each branch what that gives alone; encodings that read tokens between refuse it."""
-    net, held = subject.net(), 4
-    x = tokens(subject, held + len(PARENTS))
-    tree, mask = far_enough(Positions.tree(PARENTS, start=held)), masks.tree(PARENTS, held=held)
-    first, later = tree.rows(slice(0, 3)), tree.rows(slice(3, None))
-    first_mask, later_mask = masks.tree(PARENTS[:3], held=held), masks.tree(PARENTS, held=held, new=len(PARENTS) - 3)
-    for kernel in net.kernels:
-        net.through(kernel)
-        caches = [GrowingCache() for _ in net.layers]
-        net(x[:, :held], count(held), masks.causal(), caches)
-        if any(encoding.between != () for encoding in net.used):
-            try:
-                net(x[:, held:], tree, mask, caches)
-            except ValueError as reason:
-                if "a row of its own" not in str(reason):
-                    raise AssertionError(f"a tree is refused without a way out: {reason}") from reason
-                continue
-            raise AssertionError("a tree was served by an encoding that reads tokens of other branches")
-        got = [net(x[:, held : held + 3], first, first_mask, caches), net(x[:, held + 3 :], later, later_mask, caches)]
-        got = torch.cat(got, 1)
-        for leaf in (4, 5, 6):
-            branch = [leaf]
-            while PARENTS[branch[0]] >= 0:
-                branch = [PARENTS[branch[0]], *branch]
-            alone = torch.cat((x[:, :held], x[:, [held + token for token in branch]]), 1)
-            expected = net(alone, count(alone.shape[1]), masks.causal())
-            same(got[:, branch], expected[:, held:], f"the branch {branch} of a tree, kernel {kernel}")
 
 
 @promise

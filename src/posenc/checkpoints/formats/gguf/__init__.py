@@ -1,1 +1,1 @@
-"""llama.cpp's GGUF: which position code a file names, and its config and tensors as transformers has them."""
+"""llama.cpp's GGUF: which position code a file names, and its model as transformers unpacks it."""

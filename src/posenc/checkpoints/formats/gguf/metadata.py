@@ -53,11 +53,6 @@ def read(given: Mapping[str, Any]) -> Reading:
     The layout is that of the weights in the file, told by the architecture. An architecture of no known layout gives
     no part, and a sentence in `not_covered`. Raises CannotRead for keys that are missing or cannot be.
     """
-    return read_keys(given)[0]
-
-
-def read_keys(given: Mapping[str, Any]) -> tuple[Reading, Ledger]:
-    """The same, and the ledger of the architecture's keys: those that say nothing of positions are yet to be read."""
     arch = given.get("general.architecture")
     if not isinstance(arch, str) or not 0 < len(arch) <= LONGEST_NAME:
         wrong = f"expected a word of at most {LONGEST_NAME} letters, got {'nothing' if arch is None else quoted(arch)}"
@@ -71,7 +66,7 @@ def read_keys(given: Mapping[str, Any]) -> tuple[Reading, Ledger]:
     else:
         parts = Reader(keys, arch).parts()
     told = tuple(keys.contradictions), tuple(keys.not_covered)
-    return Reading("gguf", arch, parts, keys.understood, keys.unknown(), *told), keys
+    return Reading("gguf", arch, parts, keys.understood, keys.unknown(), *told)
 
 
 class Reader:

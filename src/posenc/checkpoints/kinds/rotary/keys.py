@@ -194,16 +194,12 @@ def schedule_of(node: Node, kind: str, rope: Ledger) -> Schedule | None:
 
 
 def own_schedule(kind: str, rope: Ledger, length: int | None) -> Schedule:
-    """The schedule of a rope type of ours, as `posenc.register` gives transformers.
-
-    Raises CannotRead for one that there is not, and where attention goes through posenc by the config itself.
-    """
+    """The schedule of a rope type of ours, as `posenc.register` gives transformers. Raises CannotRead for others."""
     name = kind.removeprefix(OURS)
     if name not in SCHEDULES:
-        encoding = rope.peek("encoding")
         raise CannotRead(
-            f"{rope.name}: {kind} is no schedule"
-            + (f"; attention goes through {encoding} by itself, once posenc.register() was called" if encoding else "")
+            f"{rope.name}: {kind} is no schedule of posenc's; an encoding goes into a live model by attach(model, "
+            f"{rope.peek('encoding') or 'spec'!r})"
         )
     schedule = schedule_named(
         name, {option: rope.take(option, f"{option} {{}}") for option in options_of(name)}, length

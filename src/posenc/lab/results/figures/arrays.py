@@ -16,10 +16,9 @@ from posenc.lab.results.figures.layout import (
     figure,
     handle,
     in_full,
-    label_ends,
     legend,
+    legend_beside,
     mark_trained,
-    named_lines,
     note,
     numbers,
     panels,
@@ -102,7 +101,7 @@ def draw_bias(ax: Axes, distances: np.ndarray, heads: np.ndarray, title: str) ->
         x = distances if len(distances) == len(values) else np.arange(len(values))
         ax.plot(x, values, **shade(head, len(heads)), linewidth=thin(), label=f"head {head}")
     ax.set(title=title, xlabel="distance, query - key", ylabel="bias, added to the logit")
-    label_ends(ax, named_lines(ax))
+    legend_beside(ax)
 
 
 @styled
@@ -208,7 +207,7 @@ def curves(
         mark_trained(ax, [mark])
     ax.set(xlabel=xlabel, ylabel=ylabel)
     if len(lines) > 1:
-        label_ends(ax, named_lines(ax))
+        legend_beside(ax)
     return fig
 
 

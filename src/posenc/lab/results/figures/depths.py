@@ -1,38 +1,36 @@
 """The figure of tasks that hide what they ask for: what is found, by where it stands and how long the text is."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from posenc.lab.results import statistics, summary
-from posenc.lab.results.figures.layout import MOST_PANELS, letters, numbers, short, width_of
+from posenc.lab.results.figures.layout import MOST_PANELS, grid_of, letters, numbers, short, width_of
 from posenc.lab.results.figures.measured import task_among
-from posenc.lab.results.figures.pictured import grid_of
 from posenc.lab.results.figures.style import SEQUENTIAL, styled
 from posenc.lab.results.frames import OWN, Frame, records_of
 from posenc.lab.results.summary import Record, Result
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from posenc.lab.results.figures.layout import Size
 
 
 @styled
 def depths(
     data: Frame | Sequence[Record],
     task: str | None = None,
-    *,
-    width: float | None = None,
-    height: float | None = None,
-    title: str | None = None,
-    ax: Axes | Sequence[Axes] | None = None,
+    **size: "Unpack[Size]",
 ) -> Figure | None:
     """What share of hidden things is found, by their place and the length, a panel for each encoding that learned.
 
     data           posenc.lab.load(folder, what="depths"), or records
     task           which task; the only one, if None
-    width, height  inches
-    title          its own words, or "" for none
-    ax             axes to draw into, one for each panel
+    size           as in `extrapolation`
 
     A cell is the median over the seeds that learned; the first column is the trained length. None where no task hides
     anything, or no encoding learned it.
@@ -45,7 +43,7 @@ def depths(
     if not found:
         return None
     found = found[:MOST_PANELS]
-    on = grid_of(len(found), 3, (3.0, 2.2), f"{task}: found, by place and length, %", width, height, title, ax)
+    on = grid_of(len(found), 3, (3.0, 2.2), f"{task}: found, by place and length, %", **size)
     for one, (label, table) in zip(on.axes, found, strict=True):
         draw(one, table, short(label, 28))
     on.share("length, symbols", "x")

@@ -2,9 +2,9 @@
 
 import re
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import matplotlib
 import numpy as np
@@ -17,6 +17,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from posenc.foreign import visible
 from posenc.lab.results import summary
 from posenc.lab.results.figures.style import BROKEN, Look, ink, paper, points, soft
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MOST_PANELS = 24
 """So that any number of encodings gives a page that opens."""
@@ -92,13 +95,18 @@ def folded(title: str, width: float) -> str:
     return "\n".join(textwrap.wrap(visible(title), letters(width * 0.97, size)))
 
 
-def panels(count: int, columns: int, width: float, height: float, title: str) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` panels, each `width` by `height` inches, in rows."""
-    columns = max(1, min(columns, count))
-    rows = -(-count // columns)
-    out = figure(max(columns * width, 4.2), rows * height + 0.45, title)
-    axes = [out.add_subplot(rows, columns, place + 1) for place in range(count)]
-    return out, axes
+class Size(TypedDict, total=False):
+    """What every figure of results takes: how large it is, and where it is drawn.
+
+    width, height  inches; letters and lines are smaller below 5 inches
+    title          its own words, or "" for none
+    ax             axes to draw into, one for each panel; then the lines carry their names for `ax.legend()`
+    """
+
+    width: float | None
+    height: float | None
+    title: str | None
+    ax: Axes | Sequence[Axes] | None
 
 
 @dataclass(frozen=True)
@@ -114,11 +122,6 @@ class Sheet:
         """A legend under the figure; in the caller's axes the lines carry their names, for `ax.legend()`."""
         if self.own:
             legend(self.figure, handles, grow=self.grows)
-
-    def label(self, axes: Sequence[Axes]) -> bool:
-        """Whether the lines in all of these axes have their names at their ends, so that no legend is needed."""
-        named = [label_ends(ax, named_lines(ax)) for ax in axes] if self.own else [False]
-        return all(named)
 
     def share(self, what: str, axis: str) -> None:
         """One label for all panels of a figure of its own; in the caller's axes each panel has it."""
@@ -137,11 +140,11 @@ def sheet(
     natural: tuple[float, float],
     words: str,
     *,
-    width: float | None,
-    height: float | None,
-    title: str | None,
-    ax: Axes | Sequence[Axes] | None,
-    **shared: Any,
+    shared: Mapping[str, Any] | None = None,
+    width: float | None = None,
+    height: float | None = None,
+    title: str | None = None,
+    ax: Axes | Sequence[Axes] | None = None,
 ) -> Sheet:
     """`count` axes in rows: of the caller, or of a new figure that has its natural size where none is given.
 
@@ -166,31 +169,47 @@ def sheet(
     high = natural[1] * (wide / natural[0]) ** 0.6 if height is None else height
     out = figure(wide, high, words if title is None else title)
     columns = max(1, min(columns, count))
-    grid = out.subplots(-(-count // columns), columns, squeeze=False, **shared)
+    grid = out.subplots(-(-count // columns), columns, squeeze=False, **(shared or {}))
     axes = list(grid.flat)
     for spare in axes[count:]:
         spare.remove()
     return Sheet(out, axes[:count], own=True, grows=height is None)
 
 
-def legend(fig: Figure, handles: Sequence[Any], *, columns: int = 4, grow: bool = True) -> None:
-    """A legend under the figure, which grows to make room for it."""
+def grid_of(count: int, columns: int, panel: tuple[float, float], words: str, **size: "Unpack[Size]") -> Sheet:
+    """A sheet of equal panels: as many side by side as the width has room for."""
+    if width := size.get("width"):
+        columns = min(columns, int(width / 1.6))
+    columns = max(1, min(columns, count))
+    natural = max(columns * panel[0], 4.2), -(-count // columns) * panel[1] + 0.45
+    return sheet(count, columns, natural, words, **size)
+
+
+def panels(count: int, columns: int, width: float, height: float, title: str) -> tuple[Figure, list[Axes]]:
+    """A figure of `count` panels, each `width` by `height` inches, in rows."""
+    made = grid_of(count, columns, (width, height), title)
+    return made.figure, made.axes
+
+
+def legend(fig: Figure, handles: Sequence[Any], *, columns: int = 8, grow: bool = True) -> None:
+    """A legend under the figure, which grows to make room for it; in as many columns as its width takes."""
     if not handles:
         return
     size = points(matplotlib.rcParams["legend.fontsize"])
-    columns = next(n for n in range(min(columns, len(handles)), 0, -1) if n == 1 or fits_in(fig, handles, n, size))
-    rows = -(-len(handles) // columns)
+    # A handle, and what stands between columns, take as much as seven letters.
+    longest = 7 + max(len(handle.get_label()) for handle in handles)
+    columns = max(1, min(columns, len(handles), letters(fig.get_figwidth(), size) // longest))
     if grow:
-        fig.set_figheight(fig.get_figheight() + 1.75 * size / 72 * rows + 0.05)
+        fig.set_figheight(fig.get_figheight() + 1.75 * size / 72 * -(-len(handles) // columns) + 0.05)
     fig.legend(handles=handles, loc="outside lower center", ncols=columns)
 
 
-def fits_in(fig: Figure, handles: Sequence[Any], columns: int, size: float) -> bool:
-    """Whether a legend of so many columns is as narrow as the figure."""
-    rows = -(-len(handles) // columns)
-    widths = [max(len(h.get_label()) for h in handles[first : first + rows]) for first in range(0, len(handles), rows)]
-    # A handle, and what stands between columns, take as much as seven letters.
-    return sum(widths) + 7 * columns <= letters(fig.get_figwidth(), size)
+def legend_beside(ax: Axes) -> None:
+    """A legend of the named lines of one panel, right of it."""
+    lines = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
+    if lines:
+        style: dict[str, Any] = {"fontsize": "x-small", "borderaxespad": 0.2, "handlelength": 1.6}
+        ax.legend(handles=lines, loc="upper left", bbox_to_anchor=(1, 1), ncols=-(-len(lines) // 12), **style)
 
 
 def handle(label: str, of: Look, note: str = "") -> Line2D:
@@ -238,77 +257,10 @@ def note(
     ax.annotate(words, where, xycoords=of, xytext=away, textcoords="offset points", **look)
 
 
-def label_ends(ax: Axes, lines: Sequence[Line2D]) -> bool:
-    """Names of lines beside their right ends, in a column right of the axes; False, and none, where they find no room.
-
-    Call it when the scales are set. Each name is tied to its line by a hair of its colour, so that lines that end at
-    one place are told apart.
-    """
-    settle_limits(ax)
-    ends = [(line, end) for line in lines if (end := last_point(line)) is not None]
-    names = [str(line.get_label()).strip() for line, _ in ends]
-    gap = 1.25 * points("small") / 72 * ax.figure.dpi / ax.bbox.height
-    if len(ends) * gap > 1 or max(map(len, names), default=0) > letters(width_of(ax) * 0.3, "small"):
-        return False
-    heights = [float((ax.transData + ax.transAxes.inverted()).transform(end)[1]) for _, end in ends]
-    for (line, end), name, height in zip(ends, names, spaced(heights, gap), strict=True):
-        written = ax.annotate(
-            name,
-            end,
-            xytext=(1 + 0.2 / width_of(ax), height),
-            textcoords="axes fraction",
-            va="center",
-            fontsize="small",
-            arrowprops={"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.8, "shrinkA": 1, "shrinkB": 2}
-            | {"relpos": (0, 0.5)},
-            gid=line.get_gid(),
-        )
-        assert written.arrow_patch is not None
-        written.arrow_patch.set_gid(line.get_gid())
-    return True
-
-
-def named_lines(ax: Axes) -> list[Line2D]:
-    """The lines that have been given a name; matplotlib's own names begin with an underscore."""
-    return [line for line in ax.lines if not str(line.get_label()).startswith("_")]
-
-
-def settle_limits(ax: Axes) -> None:
-    """Limits that follow the data are found only when they are asked for; the transforms do not ask."""
-    ax.get_xlim(), ax.get_ylim()
-
-
-def last_point(line: Line2D) -> tuple[float, float] | None:
-    """Where a line ends, without what is not drawn; None where nothing is."""
-    x, y = (np.asarray(side, dtype=float) for side in line.get_data())
-    known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
-    return (float(x[known[-1]]), float(y[known[-1]])) if len(known) else None
-
-
-def spaced(heights: Sequence[float], gap: float) -> list[float]:
-    """Heights between 0 and 1, moved as little as is needed for each to stand a gap from the next, in their order.
-
-    >>> [round(height, 2) for height in spaced([0.5, 0.0, 0.5], 0.1)]
-    [0.45, 0.0, 0.55]
-    """
-    order = np.argsort(heights, kind="stable")
-    # Less a gap for each one below it, a height may be equal to the next but not above it: blocks of equal ones grow.
-    blocks: list[list[float]] = []
-    for rank, place in enumerate(order):
-        blocks.append([heights[place] - rank * gap])
-        while len(blocks) > 1 and np.mean(blocks[-2]) >= np.mean(blocks[-1]):
-            last = blocks.pop()
-            blocks[-1] += last
-    level = [float(np.clip(np.mean(block), 0, 1 - (len(order) - 1) * gap)) for block in blocks for _ in block]
-    out = [0.0] * len(order)
-    for rank, place in enumerate(order):
-        out[place] = level[rank] + rank * gap
-    return out
-
-
 def name_points(ax: Axes, named: Sequence[tuple[float, float, str, str]]) -> None:
     """Words beside each of (x, y, words, gid), where no others stand yet; call it when the scales are set."""
-    settle_limits(ax)
+    # Limits that follow the data are found only when they are asked for; the transforms do not ask.
+    ax.get_xlim(), ax.get_ylim()
     size, per_point = points("x-small"), ax.figure.dpi / 72
     marks = [ax.transData.transform((x, y)) / per_point for x, y, *_ in named]
     # (left, right, height) in points: of the marks themselves, and of the words beside them.

@@ -5,7 +5,7 @@ Each takes a table of `posenc.lab.load`, of pandas or polars, with the rows that
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -30,6 +30,11 @@ from posenc.lab.results.figures.layout import (
 from posenc.lab.results.figures.style import BROKEN, NARROW, Look, ink, look, paper, soft, styled
 from posenc.lab.results.frames import Frame, records_of
 from posenc.lab.results.summary import Record, Result
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from posenc.lab.results.figures.layout import Size
 
 MOST_POINTS = 80
 """Points of a curve at most: more cannot be seen, and make the page slow to open."""
@@ -74,10 +79,7 @@ def extrapolation(
     task: str | None = None,
     *,
     measure: str | Sequence[str] | None = None,
-    width: float | None = None,
-    height: float | None = None,
-    title: str | None = None,
-    ax: Axes | Sequence[Axes] | None = None,
+    **size: "Unpack[Size]",
 ) -> Figure | None:
     """What is left at lengths beyond the trained one: the median over the seeds that learned, with its interval.
 
@@ -85,9 +87,8 @@ def extrapolation(
     task           which task; the only one, if None
     measure        a panel for each: exact_match, or for text perplexity_ratio and sliding_bits_per_byte (one of the
                    two in a figure of less than 5 inches)
-    width, height  inches; letters and lines are smaller below 5 inches
-    title          its own words, or "" for none
-    ax             axes to draw into, one for each panel; then the lines carry their names for `ax.legend()`
+    size           width, height (inches; letters and lines are smaller below 5), title (its own words, or "" for
+                   none), ax (axes to draw into, one for each panel; their lines carry names for `ax.legend()`)
 
     Encodings that did not learn the task have no line. None where no lengths were measured.
 
@@ -100,7 +101,7 @@ def extrapolation(
         return None
     text = any(result.is_text for result in found)
     possible = ("perplexity_ratio", "sliding_bits_per_byte") if text else ("exact_match",)
-    if measure is None and width is not None and width < NARROW:
+    if measure is None and (size.get("width") or NARROW) < NARROW:
         measure = possible[0]
     shown = chosen(measure, possible, "measure")
     on = sheet(
@@ -108,10 +109,7 @@ def extrapolation(
         len(shown),
         (9, 4.3),
         f"{task}: beyond the trained length",
-        width=width,
-        height=height,
-        title=title,
-        ax=ax,
+        **size,
     )
     appearance, learned = looks(records), [result for result in found if result.learned]
     for one, name in zip(on.axes, shown, strict=True):
@@ -125,8 +123,7 @@ def extrapolation(
         mark_trained(one, summary.trained_lengths(found), above=True)
         if not learned:
             nothing(one, "no encoding learned the task")
-    named = on.label(on.axes)
-    handles = [] if named else [handle(r.label, appearance[r.label]) for r in learned]
+    handles = [handle(r.label, appearance[r.label]) for r in learned]
     on.legend(handles + [missing_handle(r.label) for r in found if not r.learned])
     return on.figure
 
@@ -210,10 +207,7 @@ def learning(
     *,
     measure: str | Sequence[str] | None = None,
     against: str | Sequence[str] | None = None,
-    width: float | None = None,
-    height: float | None = None,
-    title: str | None = None,
-    ax: Axes | Sequence[Axes] | None = None,
+    **size: "Unpack[Size]",
 ) -> Figure | None:
     """Loss and score against steps and CPU seconds: the median over seeds, and a band for its interval.
 
@@ -221,9 +215,7 @@ def learning(
     task           which task; the only one, if None
     measure        rows of panels: loss (nats), score (exact match, or for text bits per byte)
     against        columns of panels: step, cpu_s (CPU seconds)
-    width, height  inches; below 5 inches it is the score against steps, unless others are asked for
-    title          its own words, or "" for none
-    ax             axes to draw into, one for each panel, row by row
+    size           as in `extrapolation`; below 5 inches it is the score against steps, unless others are asked for
 
     None where no curve was kept.
 
@@ -236,22 +228,18 @@ def learning(
     curves = {r.label: [points for run in r.runs if len(points := curve(run))] for r in found}
     if not any(curves.values()):
         return None
-    if width is not None and width < NARROW:
+    if (size.get("width") or NARROW) < NARROW:
         measure, against = measure or "score", against or "step"
     measures, abscissas = chosen(measure, tuple(LEARNING), "measure"), chosen(against, tuple(AGAINST), "against")
     text = any(result.is_text for result in found)
     rows, columns = len(measures), len(abscissas)
-    shared = {} if ax is not None else {"sharex": "col", "sharey": "row"}
     on = sheet(
         rows * columns,
         columns,
         (9, 5.6 if rows > 1 else 4.0),
         f"{task}: learning",
-        width=width,
-        height=height,
-        title=title,
-        ax=ax,
-        **shared,
+        shared={"sharex": "col", "sharey": "row"},
+        **size,
     )
     appearance, bands = looks(records), {label: band_of(runs) for label, runs in curves.items()}
     notes = {r.label: "" if r.learned else f" ({summary.NOT_LEARNED})" for r in found}
@@ -276,8 +264,7 @@ def learning(
         if measures[row] == "loss" and len(losses) and losses.min() > 0 and losses.max() / losses.min() > 20:
             one.set_yscale("log")
             plain_log(one.yaxis)
-    if not on.label(on.axes[columns - 1 :: columns]):
-        on.legend([handle(label, appearance[label], notes[label]) for label, runs in curves.items() if runs])
+    on.legend([handle(label, appearance[label], notes[label]) for label, runs in curves.items() if runs])
     return on.figure
 
 
@@ -349,19 +336,14 @@ def ablation(
     task: str | None = None,
     *,
     kinds: Sequence[str] | None = None,
-    width: float | None = None,
-    height: float | None = None,
-    title: str | None = None,
-    ax: Axes | Sequence[Axes] | None = None,
+    **size: "Unpack[Size]",
 ) -> Figure | None:
     """What a trained model still does at its trained length when position is damaged. The tick is the intact score.
 
     data           posenc.lab.load(folder, what="ablation"), or records
     task           which task; the only one, if None
     kinds          a panel for each: intact, removed, shuffled, shifted, swapped
-    width, height  inches
-    title          its own words, or "" for none
-    ax             axes to draw into, one for each panel
+    size           as in `extrapolation`
 
     None where nothing was ablated.
 
@@ -384,11 +366,8 @@ def ablation(
         len(shown),
         (9, 0.3 * len(found) + 1.35),
         f"{task}: what the model loses without its positions",
-        width=width,
-        height=height,
-        title=title,
-        ax=ax,
-        **({} if ax is not None else {"sharex": True, "sharey": True}),
+        shared={"sharex": True, "sharey": True},
+        **size,
     )
     appearance, largest = looks(records), 0.0
     # Narrow panels have titles of a word to a line, and labels that leave them room.

@@ -4,10 +4,9 @@ Each takes the records themselves, `posenc.lab.load(folder, what="records")`: a 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from posenc.lab.results import summary
@@ -21,11 +20,10 @@ from posenc.lab.results.figures.arrays import (
 )
 from posenc.lab.results.figures.layout import (
     MOST_PANELS,
-    Sheet,
-    label_ends,
+    grid_of,
+    legend_beside,
     mark_trained,
     name_points,
-    named_lines,
     note,
     numbers,
     sheet,
@@ -35,6 +33,11 @@ from posenc.lab.results.figures.measured import looks
 from posenc.lab.results.figures.style import BROKEN, ink, soft, styled, thin
 from posenc.lab.results.frames import records_of
 from posenc.lab.results.summary import Record
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from posenc.lab.results.figures.layout import Size
 
 
 def pictured(records: Sequence[Record], kind: str) -> list[tuple[str, Record, Any]]:
@@ -102,37 +105,14 @@ def biases_of(records: Sequence[Record]) -> list[tuple[str, Record, Any]]:
     ]
 
 
-def grid_of(
-    count: int,
-    columns: int,
-    panel: tuple[float, float],
-    words: str,
-    width: float | None,
-    height: float | None,
-    title: str | None,
-    ax: Axes | Sequence[Axes] | None,
-) -> Sheet:
-    """A sheet of equal panels: as many side by side as the width has room for."""
-    if width is not None:
-        columns = max(1, min(columns, int(width / 1.6)))
-    columns = min(columns, count)
-    rows = -(-count // columns)
-    natural = max(columns * panel[0], 4.2), rows * panel[1] + 0.45
-    return sheet(count, columns, natural, words, width=width, height=height, title=title, ax=ax)
-
-
 @styled
 def added(
     records: Sequence[Record],
-    *,
-    width: float | None = None,
-    height: float | None = None,
-    title: str | None = None,
-    ax: Axes | Sequence[Axes] | None = None,
+    **size: "Unpack[Size]",
 ) -> Figure | None:
     """What each adding encoding adds to the embeddings, position by channel, a panel for each encoding.
 
-    Rows below a dashed line were never trained. width, height, title and ax are as in `extrapolation`.
+    Rows below a dashed line were never trained. `size` is as in `extrapolation`.
 
     None where nothing is added. Raises ValueError for a table, which holds no pictures, and for other axes.
     """
@@ -141,7 +121,7 @@ def added(
     if not found:
         return None
     words = several_tasks(found)
-    on = grid_of(len(found), 2, (4.5, 2.9), "What is added to the embeddings", width, height, title, ax)
+    on = grid_of(len(found), 2, (4.5, 2.9), "What is added to the embeddings", **size)
     # On colours of any kind the word needs paper behind it.
     behind = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.8}
     for one, (label, run, table) in zip(on.axes, found, strict=True):
@@ -164,15 +144,11 @@ def added(
 @styled
 def wavelengths(
     records: Sequence[Record],
-    *,
-    width: float | None = None,
-    height: float | None = None,
-    title: str | None = None,
-    ax: Axes | None = None,
+    **size: "Unpack[Size]",
 ) -> Figure | None:
     """How many positions each pair needs for a full turn; above the dashed line it never completed one in training.
 
-    width, height, title and ax are as in `extrapolation`.
+    `size` is as in `extrapolation`.
 
     None where nothing turns. Raises ValueError for a table, which holds no pictures, and for other axes.
     """
@@ -180,7 +156,7 @@ def wavelengths(
     found = tables_of(records, "wavelengths", 1)
     if not found:
         return None
-    on = sheet(1, 1, (9, 3.9), "Wavelength of each pair of channels", width=width, height=height, title=title, ax=ax)
+    on = sheet(1, 1, (9, 3.9), "Wavelength of each pair of channels", **size)
     appearance, words = looks(records), several_tasks(found)
     drawn = {label for label, _, _ in found}
     # Equal pictures of several tasks are drawn once, with the trained length of each task.
@@ -200,16 +176,11 @@ def wavelengths(
 @styled
 def similarity(
     records: Sequence[Record],
-    *,
-    width: float | None = None,
-    height: float | None = None,
-    title: str | None = None,
-    ax: Axes | Sequence[Axes] | None = None,
+    **size: "Unpack[Size]",
 ) -> Figure | None:
     """How alike positions look: cosine between what is added, and for rotary the mean cosine by distance.
 
-    A panel for each encoding that adds, and one for all that turn. width, height, title and ax are as in
-    `extrapolation`.
+    A panel for each encoding that adds, and one for all that turn. `size` is as in `extrapolation`.
 
     None where nothing is added and nothing turns. Raises ValueError for a table, which holds no pictures, and for
     other axes.
@@ -219,7 +190,7 @@ def similarity(
     if not tables and not turned:
         return None
     count = len(tables) + bool(turned)
-    on = grid_of(count, 3, (3.3, 3.1), "How alike two positions look", width, height, title, ax)
+    on = grid_of(count, 3, (3.3, 3.1), "How alike two positions look", **size)
     words = several_tasks(tables)
     for one, (label, run, table) in zip(on.axes, tables, strict=False):
         draw_similarity(one, cosines(table), words(label, run))
@@ -233,8 +204,7 @@ def similarity(
         one.set(
             title="rotation, mean over pairs", xlabel="distance, positions", ylabel="mean cosine", ylim=(-1.05, 1.05)
         )
-        if not label_ends(one, named_lines(one)) and len(turned) < 6:
-            one.legend(loc="lower left", fontsize="x-small")
+        legend_beside(one)
         mark_trained(one, {length for _, run, v in turned if (length := beyond_training(run, len(v)))})
     return on.figure
 
@@ -242,16 +212,11 @@ def similarity(
 @styled
 def bias(
     records: Sequence[Record],
-    *,
-    width: float | None = None,
-    height: float | None = None,
-    title: str | None = None,
-    ax: Axes | Sequence[Axes] | None = None,
+    **size: "Unpack[Size]",
 ) -> Figure | None:
     """What is added to the logit at each distance, a line for each head, a panel for each encoding.
 
-    Right of a dashed line are distances that training never showed. width, height, title and ax are as in
-    `extrapolation`.
+    Right of a dashed line are distances that training never showed. `size` is as in `extrapolation`.
 
     None where no logit is biased. Raises ValueError for a table, which holds no pictures, and for other axes.
     """
@@ -260,7 +225,7 @@ def bias(
     if not found:
         return None
     words = several_tasks(found)
-    on = grid_of(len(found), 3, (3.1, 2.7), "Bias on the logit by distance", width, height, title, ax)
+    on = grid_of(len(found), 3, (3.1, 2.7), "Bias on the logit by distance", **size)
     for one, (label, run, b) in zip(on.axes, found, strict=True):
         draw_bias(one, numbers(b.get("distance")), numbers(b["heads"]), words(label, run))
         length = beyond_training(run, extent(b))

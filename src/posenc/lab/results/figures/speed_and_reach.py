@@ -1,8 +1,7 @@
 """The headline: how fast an encoding learns a task, and how far beyond the trained length it then carries."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,31 +22,14 @@ from posenc.lab.results.figures.layout import (
 from posenc.lab.results.figures.measured import chosen, looks, task_among
 from posenc.lab.results.figures.style import BROKEN, GRID, Look, ink, paper, soft, styled
 from posenc.lab.results.frames import Frame, records_of
-from posenc.lab.results.summary import Record, Result, Spread
+from posenc.lab.results.summary import Headline, Record, Result, Spread
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from posenc.lab.results.figures.layout import Size
 
 SPEEDS = {"cpu_s": ("cpu_seconds", "CPU seconds to 99 %"), "steps": ("steps", "steps to 99 %")}
-
-
-@dataclass(frozen=True)
-class Standing:
-    """Where one encoding stands on one task, as `summary.headline` has it: its time to 99 % and its reach."""
-
-    label: str
-    learned: int
-    seeds: int
-    time: Spread | None
-    reach: Spread | None
-
-
-def standings(rows: Sequence[summary.Headline], speed: str) -> list[Standing]:
-    """What the figure shows of one task. A reach below 1, of seeds that have not learned, is shown as 1."""
-    name, _ = SPEEDS[speed]
-
-    def at_least_1(reach: Spread | None) -> Spread | None:
-        ends = ("median", "low", "high")
-        return reach and replace(reach, **{end: max(getattr(reach, end), 1.0) for end in ends})
-
-    return [Standing(row.label, row.learned, row.seeds, getattr(row, name), at_least_1(row.reach)) for row in rows]
 
 
 @styled
@@ -56,19 +38,14 @@ def headline(
     task: str | None = None,
     *,
     speed: str = "cpu_s",
-    width: float | None = None,
-    height: float | None = None,
-    title: str | None = None,
-    ax: Axes | Sequence[Axes] | None = None,
+    **size: "Unpack[Size]",
 ) -> Figure | None:
     """Learning speed against reach: quick encodings stand to the left, those that carry far at the top.
 
     data           posenc.lab.load(folder), or records
     task           one task; None draws a panel for each that has an answer to be right or wrong (text has none)
     speed          cpu_s: CPU seconds to 99 % at the trained length; steps: training steps
-    width, height  inches
-    title          its own words, or "" for none
-    ax             axes to draw into, one for each panel
+    size           as in `extrapolation`
 
     A mark stands at the medians, its bars are their intervals: of time over the seeds that learned, of reach over all
     seeds, of which one that has not learned carries no further than trained. The reach is the multiple of
@@ -86,24 +63,20 @@ def headline(
     shown = {name: found for name in tasks if tested_beyond(found := summary.results(records, name))}
     if not shown:
         return None
-    columns = len(shown) if width is None else max(1, min(len(shown), int(width / 1.5)))
-    columns = min(columns, 3)
+    columns = max(1, min(len(shown), 3, int((size.get("width") or 9) / 1.5)))
     rows = -(-len(shown) // columns)
     on = sheet(
         len(shown),
         columns,
         (max(5.2, 4.0 * columns), 3.6 * rows + 0.4),
         "How fast it learns, and how far it carries",
-        width=width,
-        height=height,
-        title=title,
-        ax=ax,
+        **size,
     )
     appearance = looks(records)
     for one, (name, found) in zip(on.axes, shown.items(), strict=True):
         factors = sorted({1.0, *(factor for r in found for _, factor in r.lengths() if factor and factor > 1)})
         of_task = [row for row in summary.headline(records) if row.task == name]
-        draw_standings(one, standings(of_task, speed), factors, appearance)
+        draw_standings(one, of_task, SPEEDS[speed][0], factors, appearance)
         one.set_title(short(name, letters(width_of(one), "medium")))
     for place, one in enumerate(on.axes):
         if place % columns == 0 or not on.own:
@@ -118,22 +91,26 @@ def tested_beyond(found: Sequence[Result]) -> bool:
     return not any(r.is_text for r in found) and any(f and f > 1 for r in found for _, f in r.lengths())
 
 
-def draw_standings(ax: Axes, found: Sequence[Standing], factors: Sequence[float], appearance: dict[str, Look]) -> None:
-    known = [s for s in found if s.time is not None and s.reach is not None]
+def draw_standings(
+    ax: Axes, found: Sequence[Headline], speed: str, factors: Sequence[float], appearance: dict[str, Look]
+) -> None:
+    """The encodings of one task; `speed` is the field that has their times."""
+    known = [(s, time, s.reach) for s in found if (time := getattr(s, speed)) is not None and s.reach is not None]
     never = [s for s in found if not s.learned]
-    low, high = ends_of([s.time for s in known if s.time is not None])
+    low, high = ends_of([time for _, time, _ in known])
     named = []
     # In the scales of the axes: the reach doubles from step to step, and so does the time.
     top = np.log2(max(factors[-1], 1.2))
-    for place, s in enumerate(known):
-        assert s.time is not None and s.reach is not None
+    for place, (s, time, reach) in enumerate(known):
         own = appearance[s.label]
         group = f"encoding-{own.place}"
-        x, y = s.time.median, s.reach.median
+        # A reach below 1, of seeds that have not learned, is shown as 1.
+        x, left, right = numbers([time.median, time.low, time.high])
+        y, foot, head = np.maximum(numbers([reach.median, reach.low, reach.high]), 1.0)
         # Reaches are few, so many encodings share one: their intervals lie one inside the other.
         bar: dict[str, Any] = {"color": own.color, "linewidth": 1 + 6 * (1 - place / len(known)), "alpha": 0.5}
-        ax.hlines(y, *numbers([s.time.low, s.time.high]), **bar, gid=group)
-        ax.vlines(x, *numbers([s.reach.low, s.reach.high]), **bar, gid=group)
+        ax.hlines(y, left, right, **bar, gid=group)
+        ax.vlines(x, foot, head, **bar, gid=group)
         ax.plot(
             [x], [y], color=own.color, marker=own.marker, linestyle="none", markeredgecolor=paper(),
             markeredgewidth=0.6, gid=group, label=short(s.label),
@@ -179,12 +156,12 @@ def apart(ticks: Sequence[float], least: float) -> list[float]:
     return [*kept, *ticks[1:][-1:]]
 
 
-def shares(ax: Axes, never: Sequence[Standing]) -> list[str]:
+def shares(ax: Axes, never: Sequence[Headline]) -> list[str]:
     """What is said of each that has not learned: its name, and on how many seeds that rests."""
     return [f"{short(s.label, 14)}:{' ' if width_of(ax) > 1.8 else chr(10)}0 of {s.seeds} learned" for s in never]
 
 
-def edge_of(ax: Axes, low: float, high: float, never: Sequence[Standing]) -> float:
+def edge_of(ax: Axes, low: float, high: float, never: Sequence[Headline]) -> float:
     """Where the axis ends: behind a strip for those that have not learned, wide enough for its words."""
     if not never:
         return high
@@ -193,7 +170,7 @@ def edge_of(ax: Axes, low: float, high: float, never: Sequence[Standing]) -> flo
     return high * (high / low) ** (share / (1 - share))
 
 
-def draw_never(ax: Axes, never: Sequence[Standing], high: float, right: float, appearance: dict[str, Look]) -> None:
+def draw_never(ax: Axes, never: Sequence[Headline], high: float, right: float, appearance: dict[str, Look]) -> None:
     if not never:
         return
     ax.axvspan(high, right, color=GRID, alpha=0.45, linewidth=0)

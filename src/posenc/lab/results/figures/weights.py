@@ -4,24 +4,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from posenc.lab.results import summary
-from posenc.lab.results.figures.layout import (
-    LETTER,
-    check_size,
-    folded,
-    letters,
-    note,
-    numbers,
-    readable,
-    scale_bar,
-    short,
-)
-from posenc.lab.results.figures.style import SEQUENTIAL, points, soft, styled
+from posenc.lab.results.figures.layout import figure, numbers, readable, short
+from posenc.lab.results.figures.style import SEQUENTIAL, points, styled
 from posenc.lab.results.summary import Record
 
 MOST_HEADS, MOST_LAYERS = 8, 6
@@ -72,105 +63,69 @@ def draw_attention(
     asked_width: float | None = None,
     asked_height: float | None = None,
 ) -> Figure:
-    """Small maps of layers by heads, all in one image for each block.
-
-    One image, few words and places computed here: axes for each map, with their ticks, took twenty times as long.
-    """
-    layers, heads, T, S = blocks[0][1].shape
-    shown_layers, shown_heads = min(layers, MOST_LAYERS), min(heads, MOST_HEADS)
-    # All in inches, as letters are large: what stands left of a block, under it and above it; and one map.
-    unit = points("small") / 8
-    least, labelled = LEAST_LETTERS * unit, len(tokens) == S == T
-    side = 1.35 if T <= 16 else 1.2
-    if labelled:
-        side = max(side, min(2.6, T * least / 72 / 0.85))
-    fits = asked_width is not None or 2 * (shown_heads * side + unit) < WIDEST
-    beside = shown_heads <= 4 and len(blocks) == 2 and fits
-    rows, columns = (1, len(blocks)) if beside else (len(blocks), 1)
-    left, under, above = 0.55 * unit, 0.3 * unit, (0.55 if any(words for words, _ in blocks) else 0.3) * unit
-    room = ((asked_width or WIDEST) - 0.75 * unit) / columns - left
-    side = min(side, room / shown_heads)
-    size = min(8.0 * unit, side * 72 / T * 0.85)
-    every = math.ceil(round(least / size, 6))
-    size = max(size, least)
-    labels = {i: readable(token) for i, token in enumerate(tokens) if i % every == 0} if labelled else {}
-    long = max(map(len, labels.values()), default=0)
-    left, under = left + long * size * 0.0085, under + long * size * 0.0095
-    side = min(side, (room - long * size * 0.0085) / shown_heads)
-    wide, high = shown_heads * side, shown_layers * side
-    width = asked_width or max(5.2, columns * (wide + left) + 0.75 * unit)
-    heading = folded(title, width)
-    top = (0.15 + 0.22 * (heading.count("\n") + bool(heading))) * unit
-    height = asked_height or rows * (high + under + above) + top
-    high = (height - top) / rows - under - above
-    check_size(width=width, height=height)
-    if min(high / shown_layers, side) < 0.1:
-        raise ValueError(
-            f"{width:g} by {height:g} inches are too few for {len(blocks)} blocks of {shown_layers} layers by "
-            f"{shown_heads} heads: no room is left for their maps; give more"
-        )
-    fig = Figure(figsize=(width, height))
-    fig.text(
-        0.1 / width, 1 - 0.1 / height, heading, va="top", fontsize=matplotlib.rcParams["figure.titlesize"],
-        fontweight=matplotlib.rcParams["figure.titleweight"],
-    )  # fmt: skip
-
-    tight = len("head 0 ") * LETTER * points("small") / 72 > side
-    gap_rows, gap_columns = max(1, round(T * 0.06)), max(1, round(S * 0.06))
-    step_rows, step_columns = T + gap_rows, S + gap_columns
-    norm = PowerNorm(0.5, 0, 1)
-    for place, (words, weights) in enumerate(blocks):
-        row, column = divmod(place, columns)
-        x, y = left + column * (wide + left), height - top - above - high - row * (high + under + above)
-        ax = fig.add_axes((x / width, y / height, wide / width, high / height))
-        weights = weights[:shown_layers, :shown_heads]
-        future = np.triu(np.ones((T, S), dtype=bool), 1)
-        if T == S and not np.nan_to_num(weights[..., future]).any():
-            # What causality forbids is left out, so that a weight of zero can be told from it.
-            weights = np.where(future, np.nan, weights)
-        image = np.full((shown_layers * step_rows - gap_rows, shown_heads * step_columns - gap_columns), np.nan)
-        for layer in range(shown_layers):
-            for head in range(shown_heads):
-                image[layer * step_rows :][:T, head * step_columns :][:, :S] = weights[layer, head]
-        ax.imshow(image, cmap=SEQUENTIAL, norm=norm, aspect="auto", interpolation="none")
-        ax.set_axis_off()
-        rest = f", first {shown_heads} of {heads} heads" if shown_heads < heads else ""
-        rest += f", first {shown_layers} of {layers} layers" if shown_layers < layers else ""
-        note(ax, words + rest, (0, 1), "axes fraction", (0, 20 * unit), fontsize="medium")
-        for head in range(shown_heads):
-            middle = head * step_columns + (S - 1) / 2
-            words_of_head = str(head) if head and tight else f"head {head}"
-            note(ax, words_of_head, (middle, -0.5), "data", (0, 4 * unit), ha="center")
-        for layer in range(shown_layers):
-            # Far enough to the left to leave room for the tokens.
-            aside = -9 - long * size * 0.62
-            middle = layer * step_rows + (T - 1) / 2
-            note(
-                ax,
-                f"layer {layer}",
-                (-0.5, middle),
-                "data",
-                (aside, 0),
-                ha="right",
-                va="center",
-                rotation=90,
-            )
-            for i, label in labels.items() if column == 0 else ():
-                spot = (-0.5, layer * step_rows + i)
-                note(ax, label, spot, "data", (-3, 0), ha="right", va="center", fontsize=size)
-        for j, label in [
-            (head * step_columns + j, label) for head in range(shown_heads) for j, label in labels.items()
-        ]:
-            turned, spot = 90 if len(label) > 1 else 0, (j, len(image) - 0.5)
-            note(ax, label, spot, "data", (0, -3), ha="center", top=True, fontsize=size, rotation=turned)
-        below = (0, -6 - long * size * 0.7)
-        sides = "down: queries; across: keys"
-        some = f"{sides}; one token in {every} is named" if labels and every > 1 else sides
-        axes_words = next((w for w in (some, sides) if len(w) <= letters(wide, "small")), "keys across")
-        note(ax, axes_words, (1, 0), "axes fraction", below, ha="right", top=True, color=soft())
-        if place == len(blocks) - 1:
-            scale_bar(ax, 0, 1, SEQUENTIAL, norm, "weight")
+    """Small maps of layers by heads, a block for each setting."""
+    all_layers, all_heads, T, S = blocks[0][1].shape
+    layers, heads = min(all_layers, MOST_LAYERS), min(all_heads, MOST_HEADS)
+    named = [readable(token) for token in tokens] if len(tokens) == T == S else []
+    side = max(1.35 if T <= 16 else 1.2, min(2.6, room_of(LEAST_LETTERS, len(named))))
+    beside = 2 if len(blocks) == 2 and (asked_width or 2 * (heads * side + 1)) <= WIDEST and heads <= 4 else 1
+    side = min(side, ((asked_width or WIDEST) - 0.8) / beside / heads - 0.1)
+    width = asked_width or max(5.2, beside * (heads * side + 0.8) + 0.8)
+    fig = figure(width, asked_height or len(blocks) / beside * (layers * side + 0.9) + 0.4, title)
+    axes = list(fig.subplots(len(blocks) // beside, beside, squeeze=False).flat)
+    images = []
+    for ax, (words, weights) in zip(axes, blocks, strict=True):
+        some = [f"first {heads} of {all_heads} heads"] * (heads < all_heads)
+        some += [f"first {layers} of {all_layers} layers"] * (layers < all_layers)
+        ax.set_title(", ".join(filter(None, [words, *some])))
+        images.append(draw_block(ax, weights[:layers, :heads], named, side))
+    bar: Any = fig.colorbar(images[-1], ax=axes, label="weight", aspect=30, shrink=0.6, ticks=[0, 0.25, 0.5, 0.75, 1])
+    # As an image: its 256 steps would be as many shapes in the page.
+    bar.solids.set_rasterized(True)
+    bar.outline.set_visible(False)
     return fig
+
+
+def draw_block(ax: Axes, weights: np.ndarray, tokens: Sequence[str], side: float) -> AxesImage:
+    """The maps [layers, heads, queries, keys] as one image: axes for each map took twenty times as long.
+
+    tokens  their names
+    side    of one map, inches
+    """
+    layers, heads, T, S = weights.shape
+    future = np.triu(np.ones((T, S), dtype=bool), 1)
+    if T == S and not np.nan_to_num(weights[..., future]).any():
+        # What causality forbids is left out, so that a weight of zero can be told from it.
+        weights = np.where(future, np.nan, weights)
+    down, across = T + max(1, round(T * 0.06)), S + max(1, round(S * 0.06))
+    image = np.full((layers * down - (down - T), heads * across - (across - S)), np.nan)
+    for layer, head in np.ndindex(layers, heads):
+        image[layer * down :][:T, head * across :][:, :S] = weights[layer, head]
+    drawn = ax.imshow(image, cmap=SEQUENTIAL, norm=PowerNorm(0.5, 0, 1), aspect="auto", interpolation="none")
+    size = min(points("small"), LEAST_LETTERS * side / room_of(LEAST_LETTERS, max(1, len(tokens))))
+    every = math.ceil(round(LEAST_LETTERS / size, 6))
+    kept, size = range(0, len(tokens), every), max(size, LEAST_LETTERS)
+    words = [tokens[i] for i in kept]
+    ax.set_yticks([layer * down + i for layer in range(layers) for i in kept], words * layers, fontsize=size)
+    ax.set_xticks([head * across + i for head in range(heads) for i in kept], words * heads, fontsize=size)
+    for label in ax.get_xticklabels():
+        label.set_rotation(90 if len(label.get_text()) > 1 else 0)
+    ax.set(xlabel=f"keys, one token in {every}" if every > 1 else "keys", ylabel="queries")
+    top, right = ax.secondary_xaxis("top"), ax.secondary_yaxis("right")
+    top.set_xticks([head * across + (S - 1) / 2 for head in range(heads)], [str(head) for head in range(heads)])
+    right.set_yticks([layer * down + (T - 1) / 2 for layer in range(layers)], [str(layer) for layer in range(layers)])
+    top.set_xlabel("head", fontsize="small")
+    right.set_ylabel("layer", fontsize="small")
+    for each in (ax, top, right):
+        each.grid(visible=False)
+        each.tick_params(which="both", bottom=False, left=False, top=False, right=False)
+        each.spines[:].set_visible(False)
+    return drawn
+
+
+def room_of(size: float, lines: int) -> float:
+    """The inches that so many lines of letters of a size need."""
+    return lines * size / 72 / 0.85
 
 
 @styled

@@ -17,7 +17,6 @@ from posenc.lab.results.summary.words import ask, bits, listed, name, names_of, 
 
 # What the words mean. Exact match at a length:
 CARRIES = 0.90
-FALLS_APART = 0.10
 # Perplexity at k times the trained length over perplexity at the trained length, R(k):
 FLAT = 1.05
 EXPLODES = 1.5
@@ -240,36 +239,6 @@ def reaches(result: Result, reach_of: Callable[[Record], float | None] = reach_o
 def reach(result: Result) -> Carried | None:
     """The longest length to which more than half of all seeds carry, if that is past the trained one."""
     return next((at for at in reversed(carried(result)) if at.most), None)
-
-
-def falls_apart(result: Result) -> tuple[float, float, Spread] | None:
-    """The first (length, factor, exact match) past the trained length at which next to nothing is right."""
-    return next((x for x in result.beyond("exact_match") if x[2].median < FALLS_APART), None)
-
-
-def explodes(result: Result) -> tuple[float, float, Spread] | None:
-    """The first (length, factor, R) at which perplexity has risen by half."""
-    return next((x for x in result.beyond("perplexity_ratio") if x[2].median >= EXPLODES), None)
-
-
-def stays_flat(result: Result) -> bool:
-    ratios = result.beyond("perplexity_ratio")
-    return bool(ratios) and all(spread.median <= FLAT for _, _, spread in ratios)
-
-
-def carrying(found: Sequence[Result]) -> list[tuple[float, list[Result]]]:
-    """(length, those that carry to it and no further), the longest first; nobody who does not carry beyond training."""
-    groups: dict[float, list[Result]] = {}
-    for result in found:
-        if (at := reach(result)) is not None:
-            groups.setdefault(at.length, []).append(result)
-    return sorted(groups.items(), reverse=True)
-
-
-def furthest(found: Sequence[Result]) -> list[Result]:
-    """Those that carry to the greatest length, if they are ahead of all others in reach."""
-    first, groups = ahead(found, REACH), carrying(found)
-    return first if groups and {r.label for r in first} == {r.label for r in groups[0][1]} else []
 
 
 def longest_factor(found: Sequence[Result], measure: str) -> float | None:

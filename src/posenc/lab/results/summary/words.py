@@ -5,11 +5,10 @@ Names of encodings stand between backticks in sentences (`none` is one of them).
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from posenc.foreign import visible
-from posenc.lab.results.statistics import Spread
 from posenc.lab.results.summary.runs import Record, Result, Settled, trained_lengths
 
 NOTHING = "\N{EN DASH}"
@@ -98,13 +97,6 @@ def times(factor: float) -> str:
     return f"{factor:.2f}".rstrip("0").rstrip(".") + "x"
 
 
-def with_interval(spread: Spread, form: Callable[[float], str], unit: str = "") -> str:
-    """The median, and its interval where there is one to speak of."""
-    low, high = form(spread.low), form(spread.high)
-    middle = f"{form(spread.median)}{unit}"
-    return middle if low == high else f"{middle} ({low} to {high}{unit})"
-
-
 def name(label: str) -> str:
     return f"`{label}`"
 
@@ -121,9 +113,8 @@ def names_of(found: Sequence[Result]) -> str:
 
 
 def ask(verb: str, found: Sequence[Any]) -> str:
-    """The verb in the third person: 'carries' for one subject, 'carry' for several."""
-    one = {"carry": "carries", "do": "does", "are": "is", "have": "has", "stay": "stays", "explode": "explodes"}
-    return one.get(verb, verb + "s") if len(found) == 1 else verb
+    """'is' for one subject, 'are' for several."""
+    return {"are": "is"}[verb] if len(found) == 1 else verb
 
 
 def trained_words(found: Sequence[Result]) -> str:

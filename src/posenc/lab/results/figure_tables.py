@@ -1,0 +1,105 @@
+"""The numbers behind those figures of a report that the tables of results do not hold: headings, and rows of words."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from posenc.lab.results import figures, summary
+from posenc.lab.results.summary import NOTHING, Record, count, percent
+from posenc.lab.results.summary.words import bits
+
+Table: TypeAlias = tuple[list[str], list[list[str]]]
+
+
+def ablation(records: Sequence[Record], task: str) -> Table:
+    """What is left of each encoding's score under each damage, with intervals."""
+    found = summary.results(records, task)
+    form = bits if any(result.is_text for result in found) else percent
+    rows = [
+        [r.label, *(summary.cell(r.spread("ablation", kind), form).plain for kind in figures.ABLATIONS)] for r in found
+    ]
+    return ["encoding", *figures.ABLATIONS.values()], rows
+
+
+def depths(records: Sequence[Record], task: str) -> Table:
+    """What share is found at each place and length."""
+    found = {r.label: table for r in summary.results(records, task) if (table := figures.found_by_place(r))}
+    lengths, places = (sorted({at[axis] for table in found.values() for at in table}) for axis in (0, 1))
+    rows = [
+        [label, f"{100 * place:.0f}", *(number(table.get((length, place)), percent) for length in lengths)]
+        for label, table in found.items()
+        for place in places
+    ]
+    return ["encoding", "place in the text, %", *(f"found at length {count(length)}, %" for length in lengths)], rows
+
+
+def added(records: Sequence[Record]) -> Table:
+    """How large what is added is (root mean square over channels), at the first and at the last position."""
+    rows = []
+    for label, run, table in figures.tables_of(records, "added", 2):
+        sizes = np.sqrt(np.nanmean(table**2, axis=1))
+        rows.append([label, summary.task_of(run), *map(number, sizes[[0, -1]]), count(len(table) - 1)])
+    return ["encoding", "task", "size at position 0", "size at the last", "last position"], rows
+
+
+def wavelengths(records: Sequence[Record]) -> Table:
+    """The shortest and the longest turn of each encoding, and how many pairs never complete one in training."""
+    rows = []
+    for label, _, waves in figures.tables_of(records, "wavelengths", 1):
+        known = waves[np.isfinite(waves)]
+        shown = summary.shown_positions([r for r in summary.results(records) if r.label == label])
+        never = [f"{int((known > length).sum())} within {count(length)}" for length in shown]
+        ends = [number(end, count) for end in (known.min(), known.max())] if len(known) else [NOTHING] * 2
+        rows.append([label, count(len(waves)), *ends, ", ".join(never) or NOTHING])
+    return ["encoding", "pairs", "shortest, positions", "longest, positions", "pairs without a whole turn"], rows
+
+
+def similarity(records: Sequence[Record]) -> Table:
+    """How alike neighbours are, and how alike the first and the last position."""
+    rows = []
+    for label, run, table in figures.tables_of(records, "added", 2):
+        alike = figures.cosines(table)
+        near = np.diagonal(alike, 1)
+        rows.append([label, summary.task_of(run), number(mean(near)), number(alike[0, -1]), count(len(table) - 1)])
+    for label, run, turned in figures.tables_of(records, "rotation", 1):
+        rows.append([label, summary.task_of(run), *map(number, turned[[min(1, len(turned) - 1), -1]])])
+        rows[-1].append(count(len(turned) - 1))
+    return ["encoding", "task", "cosine at distance 1", "cosine at the farthest", "farthest"], rows
+
+
+def bias(records: Sequence[Record]) -> Table:
+    """What each head adds to the nearest key but the token itself, and to the farthest."""
+    rows = []
+    for label, run, picture in figures.biases_of(records):
+        heads, distances = figures.numbers(picture["heads"]), figures.numbers(picture.get("distance"))
+        if len(distances) == heads.shape[1] > 1:
+            for head, values in enumerate(heads):
+                rows.append([label, summary.task_of(run), str(head), *map(number, values[[1, -1]])])
+                rows[-1].append(count(float(distances[-1])))
+    return ["encoding", "task", "head", "at distance 1", "at the farthest", "farthest"], rows
+
+
+def attention(run: Record) -> Table:
+    """The mean weight on the first token, the token before and the token itself, over heads and queries.
+
+    The first two queries, which have little to choose from, are left out.
+    """
+    rows = []
+    for kind, words in (("with", "with position"), ("without", "position removed")):
+        weights = figures.numbers(summary.get(run, "attention", kind) or [])
+        if weights.ndim == 4 and weights.shape[-1] == weights.shape[-2] > 2:
+            at = np.arange(2, weights.shape[-1])
+            rows.append([words, *(number(mean(weights[..., at, key])) for key in (0 * at, at - 1, at))])
+    return ["model", "on the first token", "on the token before", "on itself"], rows
+
+
+def mean(values: np.ndarray) -> float | None:
+    return float(np.nanmean(values)) if np.isfinite(values).any() else None
+
+
+def number(value: Any, form: Any = "{:.2f}".format) -> str:
+    """Two digits, or another form; a tiny negative number would be -0.00."""
+    if value is None or not np.isfinite(value):
+        return NOTHING
+    return form(round(float(value), 2) + 0.0)

@@ -1,0 +1,489 @@
+"""Cached keys that move: mutants die, nothing drifts, and any sequence of operations equals plain decoding."""
+
+import copy
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc.cache.operations
+import posenc.encodings.rotary
+from posenc import Attention, Decoder, masks
+from posenc.cache import Cache, GrowingCache, LayerCache, SlotCache
+from posenc.cache.operations import closed_up
+from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
+from posenc.positions import Positions
+from posenc.rotations import Rotations, between, cos_sin, quotient
+from posenc.testing.promises.moves import a_moved_key_is_the_key_of_its_new_place, closed
+
+DIM, HEADS = 24, 3
+STRETCHED = "rotary(base=100, schedule=yarn(factor=4, trained_length=8))"
+
+
+def temperature_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def moved(self, k, before, after):
+        return self.by_table(k, self.table(between(before, after), rotation_dtype(k), k.device))
+
+    monkeypatch.setattr(Rotations, "moved", moved)
+
+
+def wrong_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Rotations.moved
+    monkeypatch.setattr(Rotations, "moved", lambda self, k, before, after: right(self, k, after, before))
+
+
+def half_for_interleaved(monkeypatch: pytest.MonkeyPatch) -> None:
+    def moved(self, k, before, after):
+        cos, sin = quotient(self.table, before, after, k).unbind(0)
+        return rotate_pairs(k, cos, sin, "half")
+
+    monkeypatch.setattr(Rotations, "moved", moved)
+
+
+def off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Rotations.moved
+
+    def moved(self, k, before, after):
+        further = after.coords + (after.coords != before.coords).to(after.coords.dtype)
+        return right(self, k, before, after.with_coords(further))
+
+    monkeypatch.setattr(Rotations, "moved", moved)
+
+
+def stale_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(before, at, touched):
+        return closed_up(before, at, touched).changed(order=at.order)
+
+    monkeypatch.setattr(posenc.cache.operations, "closed_up", closed)
+
+
+def table_from_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LayerCache.placed
+
+    def placed(self, keys, encoding):
+        if self.settled is not None and self.settled[1].shape == keys.k.shape:
+            return replace(keys, k=self.settled[1], turned=None)
+        return right(self, keys, encoding)
+
+    monkeypatch.setattr(LayerCache, "placed", placed)
+
+
+@pytest.mark.parametrize(
+    ("spec", "mutant"),
+    [
+        (STRETCHED, temperature_twice),
+        ("rotary", wrong_sign),
+        ("rotary(layout='interleaved')", half_for_interleaved),
+        ("rotary", off_by_one),
+        ("none", stale_order),
+        ("rotary", table_from_before),
+    ],
+)
+def test_the_promise_finds_keys_that_were_moved_wrongly(spec: str, mutant: Callable, monkeypatch) -> None:
+    a_moved_key_is_the_key_of_its_new_place(spec)
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, ValueError), match=r"tokens behind|cannot come behind"):
+        a_moved_key_is_the_key_of_its_new_place(spec)
+
+
+def layer_of(spec: str, dtype: torch.dtype = torch.float64) -> Attention:
+    torch.manual_seed(3)
+    return Attention(DIM, heads=HEADS, encoding=spec, max_len=64).to(dtype).eval()
+
+
+def keys_of(layer: Attention, x: Tensor, at: Positions, cache: LayerCache) -> Tensor:
+    with torch.no_grad():
+        layer(x, positions=at, mask=masks.causal(), cache=cache)
+    assert cache.keys is not None and layer.encoding is not None
+    return cache.placed(cache.keys, layer.encoding).k
+
+
+ROTATING = ("rotary", STRETCHED, "rotary(layout='interleaved')", "xpos", "polar", "fourier_rotary", "learned_rotary")
+
+
+@pytest.mark.parametrize("spec", ROTATING)
+@pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-8)])
+def test_a_thousand_moves_leave_no_trace(spec: str, dtype: torch.dtype, near: float) -> None:
+    layer, x = layer_of(spec, dtype), torch.randn(1, 6, DIM, dtype=dtype)
+    encoding, cache, place, drawn = layer.encoding, GrowingCache(), 0, random.Random(0)
+    once = keys_of(layer, x, Positions.count(6), cache)
+    assert encoding is not None
+    with torch.no_grad():
+        for _ in range(1000):
+            to = drawn.randrange(40)
+            cache.move(by=to - place)
+            place = to
+            cache.placed(cache.keys, encoding)
+        cache.move(to=37)
+        keys = cache.placed(cache.keys, encoding).k
+        there = keys_of(layer, x, Positions.count(6, 37), GrowingCache())
+        of_once = copy.deepcopy(encoding).double().moved(once.double(), Positions.count(6), Positions.count(6, 37))
+    # One rounding of the once turned key; and two where a key that was computed there is rounded once.
+    for expected, most in ((of_once, near), (there.double(), near if dtype == torch.float32 else 3 * near)):
+        off = (keys.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
+        assert float(off.max()) < most
+
+
+class ByATableOfItsOwn(Rotations):
+    """Turns by angles that are linear in nothing, and stretches as it goes."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim, self.layout = head_dim, "half"
+
+    def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
+        place = at.axis(self).double()[:, None, :, None] * torch.arange(1, self.head_dim // 2 + 1)
+        return cos_sin(place.sqrt(), 1 + place / 9, dtype, device)
+
+
+def test_keys_move_by_the_table_that_turned_them() -> None:
+    assert ByATableOfItsOwn(4).moves == "exact"
+    a_moved_key_is_the_key_of_its_new_place(ByATableOfItsOwn)
+
+
+def test_gradients_go_through_a_move() -> None:
+    layer, x = layer_of("learned_rotary"), torch.randn(1, 4, DIM, dtype=torch.float64, requires_grad=True)
+    new, found = torch.randn(1, 1, DIM, dtype=torch.float64), []
+    for moved in (True, False):
+        cache = GrowingCache()
+        layer(x, positions=Positions.count(4, 0 if moved else 5), mask=masks.causal(), cache=cache)
+        if moved:
+            cache.move(by=5)
+        out = layer(new, positions=9, mask=masks.causal(), cache=cache)
+        found.append(torch.autograd.grad(out.sum(), [x, layer.encoding.shift]))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+ANY = (
+    "rotary",
+    STRETCHED,
+    "rotary(layout='interleaved')",
+    "alibi",
+    "t5_bias",
+    "shaw",
+    "xpos",
+    "polar",
+    "rerope(rotary, window=3)",
+    "rotary + forgetting",
+    "rotary + alibi",
+    "contextual",
+    "path",
+    "fourier_rotary",
+    "on(rotary, heads=(0, 2))",
+    "tupe",
+    "rotary(schedule=dynamic_ntk(trained_length=64))",
+    "deberta",
+    "none",
+    "selective_rotary",
+)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_any_operations_in_any_order_equal_plain_decoding(seed: int) -> None:
+    """One row, as a list of (vector, place); every cache that was forked is held to a list of its own."""
+    drawn, layer = random.Random(seed), layer_of(ANY[seed % len(ANY)])
+    make = GrowingCache if seed % 3 else lambda: SlotCache(64)
+    torch.manual_seed(seed)
+    held: list[tuple[LayerCache, list[tuple[Tensor, int]]]] = [(make(), [])]
+
+    def through(at: list[tuple[Tensor, int]], cache: LayerCache | None) -> Tensor:
+        order = torch.tensor([[place for _, place in at]])
+        positions = Positions(order[..., None], order, unit_step=True, extent=64)
+        with torch.no_grad():
+            return layer(torch.stack([x for x, _ in at])[None], positions=positions, mask="causal", cache=cache)[0]
+
+    def some(tokens: int, first: int) -> list[tuple[Tensor, int]]:
+        return [(torch.randn(DIM, dtype=torch.float64), first + n) for n in range(tokens)]
+
+    for _ in range(12):
+        number = drawn.randrange(len(held))
+        cache, row = held[number]
+        last = max((place for _, place in row), default=-1)
+        what = drawn.choice(("extend", "extend", "crop", "evict", "evict in place", "drop", "move", "splice", "fork"))
+        if not row or (what == "extend" and last < 50):
+            new = some(drawn.randint(1, 4), last + 1)
+            got, row = through(new, cache), [*row, *new]
+            torch.testing.assert_close(got, through(row, None)[-len(new) :], rtol=0, atol=1e-10, msg=what)
+        elif what == "crop":
+            to = drawn.randint(1, last + 1)
+            cache.crop(to)
+            row = [at for at in row if at[1] < to]
+        elif what in ("evict", "evict in place"):
+            keep = [place for _, place in row if drawn.random() < 0.7] or [row[0][1]]
+            cache.evict(keep, renumber=what == "evict")
+            row = closed(row, keep) if what == "evict" else [at for at in row if at[1] in keep]
+        elif what == "drop":
+            begin = drawn.randint(0, last)
+            gone = range(begin, drawn.randint(begin, last) + 1)
+            if any(at[1] not in gone for at in row):
+                cache.drop(gone)
+                row = closed(row, [place for _, place in row if place not in gone])
+        elif what == "move":
+            far = drawn.randint(-row[0][1], max(0, 50 - last))
+            cache.move(by=far)
+            row = [(x, place + far) for x, place in row]
+        elif what == "splice" and last < 45 and [place for _, place in row] == list(range(len(row))):
+            other, begin = make(), drawn.randint(0, 9)
+            new = some(drawn.randint(1, 4), begin)
+            through(new, other)
+            place = drawn.randint(0, len(row))
+            cache.splice(other, place)
+            row = [*row[:place], *new, *row[place:]]
+            row = [(x, count) for count, (x, _) in enumerate(row)]
+        elif what == "fork" and len(held) < 3:
+            twin, held[number] = cache.fork(2), held[number]
+            cache = twin[0]
+            held.append((twin[1], list(row)))
+        held[number] = cache, row
+    for cache, row in held:
+        if row:
+            new = some(2, max(place for _, place in row) + 1)
+            torch.testing.assert_close(through(new, cache), through([*row, *new], None)[-2:], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("slots", [None, 40])
+@pytest.mark.parametrize("spec", ["rotary", STRETCHED, "rotary + alibi", ("rotary", "none")])
+def test_a_document_that_was_computed_elsewhere_serves_a_model_where_it_is_put(spec, slots) -> None:
+    """A whole model's keys, all moved alike, are those of its tokens at their new places."""
+    torch.manual_seed(0)
+    model = Decoder(19, 24, 3, 2, encoding=spec, max_len=64).double().eval()
+    document, question = torch.randint(19, (1, 7)), torch.randint(19, (1, 3))
+    with torch.no_grad():
+        cache = model.cache(slots=slots)
+        model(document, cache=cache)
+        cache.move(by=9)
+        got = model(question, cache=cache)
+        there = model.cache()
+        model(document, positions=Positions.count(7, 9), cache=there)
+        expected = model(question, cache=there)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-11)
+
+
+def test_rows_of_a_batch_are_changed_each_for_itself() -> None:
+    layer, x = layer_of("rotary + alibi"), torch.randn(3, 8, DIM, dtype=torch.float64)
+    keep = torch.tensor([[1, 1, 0, 0, 1, 1, 1, 1], [1] * 8, [1, 1, 1, 1, 1, 0, 0, 0]]).bool()
+    new = torch.randn(3, 2, DIM, dtype=torch.float64)
+    for make in (GrowingCache, lambda: SlotCache(12)):
+        cache = make()
+        with torch.no_grad():
+            layer(x, mask="causal", cache=cache)
+            cache.evict(keep, rows=[0, 2])
+            cache.drop(slice(0, 2), rows=1)
+            cache.move(by=1, rows=torch.tensor([2]))
+            got = layer(new, mask="causal", cache=cache)
+            for row, kept, start in ((0, [0, 1, 4, 5, 6, 7], 0), (1, [2, 3, 4, 5, 6, 7], 0), (2, [0, 1, 2, 3, 4], 1)):
+                alone = torch.cat((x[row, kept], new[row]))[None]
+                expected = layer(alone, positions=Positions.count(len(kept) + 2, start), mask="causal")[0, -2:]
+                torch.testing.assert_close(got[row], expected, rtol=0, atol=1e-12)
+
+
+def test_gaps_close_within_each_document() -> None:
+    cache, k = GrowingCache(), torch.zeros(1, 1, 9, 2)
+    cache.extend(posenc.keys.Keys(k, k, Positions.packed([4, 5])))
+    cache.drop([1, 2, 5])
+    held = cache.held
+    assert held is not None and held.order.tolist() == [[0, 1, 2, 3, 4, 5]]
+    assert held.coords[0, :, 0].tolist() == [0, 1, 0, 1, 2, 3] and held.document.tolist() == [[0, 0, 1, 1, 1, 1]]
+
+
+def test_gaps_close_by_the_steps_that_were_there() -> None:
+    cache, k = GrowingCache(), torch.zeros(1, 1, 5, 2)
+    cache.extend(posenc.keys.Keys(k, k, Positions.of(torch.tensor([0.0, 0.5, 2.0, 2.5, 6.0]))))
+    cache.drop([1, 2])
+    assert cache.held is not None and cache.held.coords[0, :, 0].tolist() == [0.0, 0.5, 4.0]
+
+
+def test_what_is_moved_once_is_turned_once(monkeypatch) -> None:
+    layer, turned = layer_of("rotary"), []
+    right = Rotations.moved
+    monkeypatch.setattr(Rotations, "moved", lambda self, k, *at: turned.append(k.shape[2]) or right(self, k, *at))
+    for make in (GrowingCache, lambda: SlotCache(30)):
+        cache = make()
+        with torch.no_grad():
+            layer(torch.randn(1, 8, DIM, dtype=torch.float64), mask="causal", cache=cache)
+            cache.drop(slice(2, 4))
+            for _ in range(5):
+                layer(torch.randn(1, 1, DIM, dtype=torch.float64), mask="causal", cache=cache)
+        assert len(turned) == 1
+        turned.clear()
+
+
+def test_what_is_left_in_place_is_never_turned(monkeypatch) -> None:
+    monkeypatch.setattr(Rotations, "moved", None)
+    layer, cache = layer_of("rotary"), GrowingCache()
+    with torch.no_grad():
+        layer(torch.randn(1, 8, DIM, dtype=torch.float64), mask="causal", cache=cache)
+        cache.evict([0, 5, 6, 7], renumber=False)
+        cache.crop(7)
+        cache.move(by=2), cache.move(by=-2)
+        layer(torch.randn(1, 1, DIM, dtype=torch.float64), mask="causal", cache=cache)
+
+
+def test_kept_tokens_in_a_row_are_served_as_such() -> None:
+    cache, k = GrowingCache(), torch.zeros(2, 1, 9, 2)
+    cache.extend(posenc.keys.Keys(k, k, Positions.count(9)))
+    cache.evict([0, 1, 7, 8])
+    assert cache.held is not None and cache.held.start == 0 and cache.held.tokens == 4
+
+
+def test_forks_share_what_they_hold_and_go_their_own_ways() -> None:
+    layer, x = layer_of("rotary"), torch.randn(1, 6, DIM, dtype=torch.float64)
+    with torch.no_grad():
+        for make in (GrowingCache, lambda: SlotCache(12)):
+            cache = make()
+            layer(x, mask="causal", cache=cache)
+            one, two = cache.fork(2)
+            assert one.keys.k.data_ptr() == two.keys.k.data_ptr() == cache.keys.k.data_ptr()
+            more = torch.randn(2, 1, 1, DIM, dtype=torch.float64)
+            got = [layer(new, mask="causal", cache=twin) for new, twin in zip(more, (one, two), strict=True)]
+            for new, out in zip(more, got, strict=True):
+                torch.testing.assert_close(
+                    out, layer(torch.cat((x, new), 1), mask="causal")[:, -1:], rtol=0, atol=1e-12
+                )
+
+
+def filled(spec: str = "rotary", slots: int | None = None, rolling: bool = False) -> Cache:
+    torch.manual_seed(0)
+    model = Decoder(9, 24, 3, 1, encoding=spec, max_len=32, window=8 if rolling else None).eval()
+    cache = model.cache(slots=slots, rolling=rolling)
+    with torch.no_grad():
+        model(torch.randint(9, (2, 8)), cache=cache)
+    return cache
+
+
+REFUSED: dict[str, Callable[[], object]] = {
+    r"say where tokens move: by=a number of places, or to=a place or Positions": lambda: filled().move(),
+    r"a token would come to order -1, before the first place, 0; move it by less": lambda: filled().move(by=-1),
+    r"two tokens of a row would have order 5; make room first, or forget what is there": lambda: filled().move(3, to=5),
+    r"got positions of 3 tokens for the 2 that move; give one for each": lambda: filled().move(
+        slice(0, 2), to=Positions.count(3)
+    ),
+    r"the tokens stand on 1 axes, got positions with 2; give as many": lambda: filled().move(to=Positions.grid(2, 4)),
+    r"the cache holds tokens of order 0 to 7, got a tensor": lambda: filled().evict(torch.tensor([9])),
+    r"the cache holds 8 tokens, got a boolean for 3; give one for each": lambda: filled().evict(torch.ones(3).bool()),
+    r"say which tokens by a slice, by numbers from 0 to 7, or by a boolean for each": lambda: filled().evict("all"),
+    r"choose rows of the batch by numbers from 0 to 1, of shape \[rows\], got \[2\]": lambda: filled().drop(
+        0, rows=[2]
+    ),
+    r"the cache holds 8 tokens, and nothing can be put at 9": lambda: filled().splice(filled(), 9),
+    r"splice takes the cache of the same model, got <posenc.cache.growing": lambda: filled().splice(GrowingCache(), 0),
+    r"renumber must be True or False": lambda: filled().evict([0], renumber=1),
+    r"the number of caches must be a whole number of 1 or more, got 0": lambda: filled().fork(0),
+    r"the token of order 14 has no slot in a cache of 10": lambda: filled(slots=10).move(by=7),
+    r"a rolling cache of 10 slots holds as many tokens in a row, and these are 12 apart": lambda: filled(
+        slots=10, rolling=True
+    ).move(slice(4, None), by=4),
+    r"tokens would stand elsewhere, and their keys were made of embeddings with positions added; leave them where they "
+    r"are, as evict\(keep, renumber=False\) and crop do, or feed the tokens again": lambda: filled("learned").move(
+        by=1
+    ),
+    r"tokens would stand elsewhere, and their keys were turned in a way": lambda: filled("rotary + xpos").drop(0),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_cannot_be_done_is_refused(words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        REFUSED[words]()
+
+
+def test_gaps_on_several_axes_are_not_closed() -> None:
+    cache, k = GrowingCache(), torch.zeros(1, 1, 4, 2)
+    cache.extend(posenc.keys.Keys(k, k, Positions.grid(2, 2)))
+    with pytest.raises(
+        ValueError, match=r"gaps close along one axis, and these tokens stand on 2; give renumber=False"
+    ):
+        cache.drop(1)
+    with pytest.raises(ValueError, match=r"a number moves tokens along one axis, and these stand on 2; say where"):
+        cache.move(by=1)
+    packed = GrowingCache()
+    packed.extend(posenc.keys.Keys(k, k, Positions.packed([2, 2])))
+    with pytest.raises(ValueError, match="only tokens of one document that count up by one can be spliced"):
+        packed.splice(cache, 0)
+
+
+def test_a_refused_move_changes_nothing() -> None:
+    cache = filled("learned")
+    before = [layer.keys for layer in cache.layers], cache.at
+    with pytest.raises(ValueError):
+        cache.drop(3)
+    assert ([layer.keys for layer in cache.layers], cache.at) == before
+
+
+def test_bytes_are_those_of_the_memory_that_is_held() -> None:
+    cache = filled("forgetting").layers[0]
+    assert cache.keys is not None
+    k, v, gates = cache.keys.k, cache.keys.v, cache.keys.memo["forgetting"]
+    assert cache.bytes == k.nbytes + v.nbytes + gates.nbytes == 2 * 3 * 8 * (8 + 8 + 1) * 4
+    assert filled(slots=20).bytes == 2 * 3 * 21 * 16 * 4
+    assert GrowingCache().bytes == SlotCache(3).bytes == 0
+
+
+@pytest.mark.parametrize("kind", [{}, {"slots": 20}, {"slots": 12, "rolling": True}])
+@pytest.mark.parametrize("spec", ["rotary + alibi", "forgetting", STRETCHED])
+def test_a_cache_goes_on_from_its_file(spec: str, kind: dict, tmp_path) -> None:
+    torch.manual_seed(0)
+    model = Decoder(9, 24, 3, 2, encoding=spec, max_len=32, window=8).double().eval()
+    ids, new, file = torch.randint(9, (2, 8)), torch.randint(9, (2, 3)), tmp_path / "cache.safetensors"
+    with torch.no_grad():
+        cache = model.cache(**kind)
+        model(ids, padding=torch.tensor([[0, 0] + [1] * 6, [1] * 8]), cache=cache)
+        if not kind.get("rolling"):
+            cache.drop([1, 2])
+        cache.save(file)
+        loaded = Cache.load(file)
+        assert type(loaded.layers[0]) is type(cache.layers[0]) and loaded.bytes <= cache.bytes
+        torch.testing.assert_close(model(new, cache=loaded), model(new, cache=cache), rtol=0, atol=1e-12)
+
+
+def test_a_cache_that_was_written_over_does_not_go_back() -> None:
+    torch.manual_seed(0)
+    model = Decoder(9, 24, 3, 1, encoding="rotary", window=4).eval()
+    with torch.no_grad():
+        rolling = model.cache(slots=6, rolling=True)
+        for _ in range(4):
+            model(torch.zeros(1, 2, dtype=torch.long), cache=rolling)
+        with pytest.raises(ValueError, match="a rolling cache of 6 slots has written over the oldest tokens"):
+            rolling.crop(5)
+
+
+def test_files_that_are_no_caches_are_refused(tmp_path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from posenc.foreign import CannotRead
+
+    file, other = tmp_path / "cache.safetensors", tmp_path / "other.safetensors"
+    with pytest.raises(ValueError, match="an empty cache has nothing to save; give it tokens first"):
+        Cache(1).save(file)
+    assert not file.exists()
+    filled().save(file)
+    with pytest.raises(CannotRead, match="there is no such file"):
+        Cache.load(other)
+    other.write_bytes(b"not a file of tensors")
+    with pytest.raises(CannotRead, match="safetensors cannot read it"):
+        Cache.load(other)
+    tensors = load_file(file)
+    save_file(tensors, other)
+    with pytest.raises(CannotRead, match=r"it holds no cache of posenc; write one with cache.save\(file\)"):
+        Cache.load(other)
+    from safetensors import safe_open
+
+    with safe_open(file, "pt") as found:
+        said = found.metadata()
+    for name, change in (("0.v", tensors["0.v"][:, :, :3]), ("at.order", tensors["at.order"][:, :3])):
+        save_file(tensors | {name: change.contiguous()}, other, said)
+        with pytest.raises(CannotRead, match=r"its tensors do not fit one another .*write it anew"):
+            Cache.load(other)
+    save_file(tensors, other, {"posenc": said["posenc"].replace('"format": 1', '"format": 2')})
+    with pytest.raises(CannotRead, match="it is of form 2, expected 1; write it anew"):
+        Cache.load(other)
+    save_file(tensors, other, {"posenc": said["posenc"].replace('["exact"]', '["somehow"]')})
+    with pytest.raises(CannotRead, match="keys move in no such way as 'somehow'"):
+        Cache.load(other)
+    save_file(tensors, other, {"posenc": said["posenc"].replace('"layers": 1', '"layers": 3')})
+    with pytest.raises(CannotRead, match="it says 3 layers and 1 of them"):
+        Cache.load(other)

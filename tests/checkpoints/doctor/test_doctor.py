@@ -1,0 +1,241 @@
+"""Which known defects hit which configs, measured on the installed transformers, and what mends them."""
+
+import importlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+transformers = pytest.importorskip("transformers")
+
+from code_in_texts import HOME  # noqa: E402
+
+from posenc import cli  # noqa: E402
+from posenc.checkpoints import attach  # noqa: E402
+from posenc.checkpoints.doctor import defects  # noqa: E402
+from posenc.checkpoints.doctor.defects import DEFECTS, Finding  # noqa: E402
+from posenc.checkpoints.doctor.examine import examine, in_words  # noqa: E402
+from posenc.checkpoints.doctor.patient import Patient, patient  # noqa: E402
+from posenc.encodings.rotary import Rotary  # noqa: E402
+from posenc.foreign import CannotRead  # noqa: E402
+from posenc.schedules.yarn import YaRN  # noqa: E402
+
+PHI3 = {
+    "model_type": "phi3",
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "short_factor": [1.0] * 48,
+        "long_factor": [1 + k / 8 for k in range(48)],
+        "factor": 4.0,
+        "original_max_position_embeddings": 4096,
+    },
+    "original_max_position_embeddings": 4096,
+    "max_position_embeddings": 16_384,
+    "pad_token_id": 0,
+}
+YARN = {"rope_type": "yarn", "factor": 8.0, "rope_theta": 10_000.0, "original_max_position_embeddings": 4096}
+GEMMA = {"model_type": "gemma3_text", "rope_parameters": {"sliding_attention": {"rope_type": "default"}}}
+ROTARY = {"rounded by a cast", "not in the weights"}
+HITS = {
+    "llama": ({"model_type": "llama", "dtype": "bfloat16", "max_position_embeddings": 8192}, ROTARY),
+    "llama, float32": ({"model_type": "llama"}, {*ROTARY, "angles in float32"}),
+    "llama, short": (
+        {"model_type": "llama", "dtype": "bfloat16", "max_position_embeddings": 2},
+        {"not in the weights"},
+    ),
+    "dynamic": (
+        {"model_type": "llama", "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}},
+        {*ROTARY, "frequencies by the longest row"},
+    ),
+    "longrope": (PHI3, {*ROTARY, "factors in the middle of a text"}),
+    "longrope of equal factors": (
+        PHI3 | {"rope_parameters": PHI3["rope_parameters"] | {"long_factor": [1.0] * 48}},
+        ROTARY,
+    ),
+    "nested": (
+        GEMMA | {"rope_parameters": {**GEMMA["rope_parameters"], "full_attention": YARN | {"truncate": False}}},
+        {*ROTARY, "truncate is lost"},
+    ),
+    "nested, truncated": (
+        GEMMA | {"rope_parameters": {**GEMMA["rope_parameters"], "full_attention": YARN}},
+        ROTARY,
+    ),
+    "gpt2": ({"model_type": "gpt2"}, {"shifted by padding", "past a learned table"}),
+    "opt": ({"model_type": "opt"}, {"past a learned table"}),
+    "deberta": (
+        {"model_type": "deberta-v2", "relative_attention": True, "position_biased_input": False},
+        {"no fast path"},
+    ),
+    "bloom": ({"model_type": "bloom"}, {"biases fall together"}),
+    "falcon": ({"model_type": "falcon", "alibi": True}, {"biases fall together"}),
+    "falcon, rotary": ({"model_type": "falcon", "alibi": False}, {*ROTARY, "angles in float32"}),
+    "mpt": ({"model_type": "mpt"}, {"ends at the trained length"}),
+    "mpt, learned": ({"model_type": "mpt", "attn_config": {"alibi": False}}, None),
+    "t5": ({"model_type": "t5"}, set()),
+    "mamba": ({"model_type": "mamba"}, set()),
+    "an image model's text": ({"model_type": "qwen2_vl"}, {"not in the weights", "rounded by a cast"}),
+}
+
+
+def written(folder: Path, config: dict[str, Any]) -> Path:
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def of(folder: Path, which: str) -> Patient:
+    return patient(written(folder, HITS[which][0]))
+
+
+def found(name: str, model: Patient) -> Finding | None:
+    return next(one for one in DEFECTS if one.words == name).measure(model)
+
+
+@pytest.mark.parametrize("which", [which for which, (_, hits) in HITS.items() if hits is not None])
+def test_each_defect_hits_the_configs_that_have_it_and_no_others(which: str, tmp_path: Path):
+    config, hits = HITS[which]
+    diagnoses = list(examine(written(tmp_path, config)))
+    assert [one.why for one in diagnoses if one.why] == []
+    assert {one.defect.words for one in diagnoses if one.word == "hit"} == hits
+    assert len(list(in_words(diagnoses))) <= 20
+
+
+def test_every_defect_hits_some_config_and_spares_another():
+    for one in DEFECTS:
+        hit = [one.words in hits for _, hits in HITS.values() if hits is not None]
+        assert any(hit) and not all(hit), one.words
+
+
+def test_the_numbers_are_those_of_the_guide(tmp_path: Path):
+    cast = found("rounded by a cast", of(tmp_path, "llama"))
+    assert cast is not None and cast.number == pytest.approx(2.0, abs=0.1)
+    biases = found("biases fall together", of(tmp_path, "bloom"))
+    assert biases is not None and biases.number == 5 and "the last 64 of 4,096 keys have 5 values" in biases.words
+    angles = found("angles in float32", of(tmp_path, "llama, float32"))
+    assert angles is not None and 1e-5 < angles.number < 1.4e-4 * 2
+    lost = found("not in the weights", of(tmp_path, "llama"))
+    assert lost is not None and lost.words == "2 of 2 tensors of frequencies stay unfilled, and 0 are called missing"
+    paths = found("past a learned table", of(tmp_path, "gpt2"))
+    assert (
+        paths is not None and paths.number == 1024 and "position 1,024 of 1,024 fails with: IndexError" in paths.words
+    )
+    nested = found("truncate is lost", of(tmp_path, "nested"))
+    assert nested is not None and 0.005 < nested.number < 1
+    fast = found("no fast path", of(tmp_path, "deberta"))
+    assert fast is not None and fast.number == 24 * 512**2 * 4 / 2**20
+
+
+@pytest.mark.parametrize(
+    ("which", "name"),
+    [
+        ("llama", "rounded by a cast"),
+        ("llama, float32", "angles in float32"),
+        ("dynamic", "frequencies by the longest row"),
+        ("gpt2", "shifted by padding"),
+        ("gpt2", "past a learned table"),
+    ],
+)
+def test_what_is_said_to_mend_a_defect_mends_it(which: str, name: str, tmp_path: Path):
+    model = of(tmp_path, which)
+    before = found(name, model)
+    assert before is not None and before.hits
+    mended = Patient(model.config)
+    with attach(mended.small, horizon=99 if which == "dynamic" else None):
+        after = found(name, mended)
+    assert after is None or not after.hits
+
+
+class Repaired(nn.Module):
+    """A rotary module whose frequencies are no buffers: nothing rounds them, and no file has to fill them."""
+
+    def __init__(self, exact: Tensor) -> None:
+        super().__init__()
+        self.exact = [exact.double()]
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angles = position_ids[..., None] * torch.cat((self.exact[0], self.exact[0]))
+        return angles.cos(), angles.sin()
+
+
+def test_a_repaired_library_is_measured_as_repaired(tmp_path: Path):
+    model = of(tmp_path, "llama, float32")
+    for hit in ("rounded by a cast", "angles in float32"):
+        assert (one := found(hit, model)) is not None and one.hits
+    exact = 10_000.0 ** -(torch.arange(0, 128, 2, dtype=torch.float64) / 128)
+    repaired = Patient(model.config)
+    repaired.__dict__["rotary"] = [Repaired(exact)]
+    for clear in ("rounded by a cast", "angles in float32"):
+        assert (one := found(clear, repaired)) is not None and not one.hits, one
+
+
+def test_repaired_biases_tables_and_frequencies_are_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def exact(mask: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
+        return (mask.shape[1] ** -0.5 * torch.arange(mask.shape[1]).double()).expand(heads, 1, -1).clone()
+
+    def cleared(which: str, name: str) -> None:
+        one = found(name, of(tmp_path, which))
+        assert one is not None and not one.hits, one
+
+    bloom = importlib.import_module("transformers.models.bloom.modeling_bloom")
+    deberta = importlib.import_module("transformers.models.deberta_v2.modeling_deberta_v2")
+    monkeypatch.setattr(bloom, "build_alibi_tensor", exact)
+    cleared("bloom", "biases fall together")
+    monkeypatch.setattr(deberta.DebertaV2PreTrainedModel, "_supports_sdpa", True)
+    cleared("deberta", "no fast path")
+    monkeypatch.setattr(defects, "states", lambda *_, **__: torch.zeros(1, 1, 1))
+    cleared("mpt", "ends at the trained length")
+    nested, right = of(tmp_path, "nested"), nn.Module()
+    schedule = YaRN(8.0, 4096, truncate=False)
+    right.register_buffer("full_attention_inv_freq", Rotary(256, base=10_000.0, schedule=schedule).frequencies.float())
+    nested.__dict__["rotary"] = [right]
+    assert (one := found("truncate is lost", nested)) is not None and not one.hits and one.number > 0
+
+
+def test_a_model_that_cannot_be_tried_is_no_healthy_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(defects, "states", broken)
+    diagnoses = {one.defect.words: one for one in examine(written(tmp_path, HITS["gpt2"][0]))}
+    padding = diagnoses["shifted by padding"]
+    assert padding.word == "not tried" and padding.why == "RuntimeError: out of order"
+    assert "not tried  shifted by padding: RuntimeError: out of order" in in_words(list(diagnoses.values()))
+
+
+def test_the_command_ends_with_1_where_a_defect_hits(tmp_path: Path, capsys):
+    written(tmp_path, HITS["bloom"][0])
+    assert cli.main(["doctor", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"^hit +biases fall together: the last 64 .*\n +mended by: posenc", out, re.MULTILINE)
+    assert f"11 known defects of transformers {transformers.__version__}: 1 hit, 1 clear, 9 no concern" in out
+    assert cli.main(["doctor", str(tmp_path / "config.json"), "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    (hit,) = [one for one in said["defects"] if one["verdict"] == "hit"]
+    assert hit["name"] == "biases fall together" and hit["number"] == 5 and "attach" in hit["mends"]
+    assert said["transformers"] == transformers.__version__
+    written(tmp_path, HITS["t5"][0])
+    assert cli.main(["doctor", str(tmp_path)]) == 0
+
+
+def test_what_is_no_model_of_transformers_is_refused(tmp_path: Path):
+    for given, message in (
+        ({"dim": 64, "n_layers": 2, "n_heads": 2}, "give the folder of one, or its config.json, with model_type"),
+        ({"model_type": "lamma"}, "knows no model_type 'lamma'; a newer one may"),
+        ({"model_type": "llama", "hidden_size": -3}, "hidden_size"),
+    ):
+        with pytest.raises(CannotRead, match=message):
+            patient(written(tmp_path, given))
+
+
+def test_the_guide_and_the_doctor_say_one_thing():
+    text = (HOME / "docs" / "guides" / "known-defects.md").read_text(encoding="utf-8")
+    cells = [cell.strip() for line in text.splitlines() if line.startswith("| ") for cell in line.split("|")]
+    for one in DEFECTS:
+        said = [cell for cell in cells if cell.startswith(f"{one.sentence} *{one.words}*")]
+        assert len(said) == 1, one.words
+    named = re.findall(r"(?<!\*)\*([a-z0-9 ]+)\*(?!\*)", "\n".join(cells))
+    assert sorted(named) == sorted(one.words for one in DEFECTS)

@@ -1,0 +1,308 @@
+"""GGUF files written here from tiny models, as by llama.cpp: transformers loads the same, or is stopped."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+gguf = pytest.importorskip("gguf")
+transformers = pytest.importorskip("transformers")
+
+from posenc.checkpoints.conversion.convert import Request, convert  # noqa: E402
+from posenc.checkpoints.files.tensors import open_tensors  # noqa: E402
+from posenc.checkpoints.formats.gguf import model as gguf_model  # noqa: E402
+from posenc.checkpoints.formats.load import load, quietly, without_weights  # noqa: E402
+from posenc.checkpoints.inspection.inspect import inspect  # noqa: E402
+from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
+
+SIZES: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+
+LLAMA_3: dict[str, Any] = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0}
+LLAMA_3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+YARN = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 2.0, "original_max_position_embeddings": 32}
+YARN_SAID = {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, "rope.scaling.original_context_length": 32}
+HEADS_ALIKE = {"num_key_value_heads": 4}
+PLAIN_NORM = {"attention.layer_norm_epsilon": 1e-5}
+WIDE = PLAIN_NORM | {"feed_forward_length": 128}
+T5 = {"num_decoder_layers": 2, "d_ff": 48, "d_kv": 16, "feed_forward_proj": "gated-gelu", "pad_token_id": 0}
+T5_SAID: dict[str, Any] = {"attention.key_length": 16, "attention.relative_buckets_count": 32}
+T5_SAID |= {"attention.layer_norm_epsilon": 1e-6, "attention.head_count_kv": None, "decoder_start_token_id": 0}
+
+CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("llama", "llama", {"tie_word_embeddings": True}, {}),
+    "llama, YaRN": ("llama", "llama", {"rope_parameters": YARN}, YARN_SAID),
+    "llama, 3.1": ("llama", "llama", {"rope_parameters": LLAMA_3}, {}),
+    "qwen2": ("qwen2", "qwen2", {}, {}),
+    "gpt2": ("gpt2", "gpt2", HEADS_ALIKE, WIDE),
+    "starcoder2": ("starcoder2", "starcoder2", {}, PLAIN_NORM),
+    "stablelm": ("stablelm", "stablelm", {"partial_rotary_factor": 0.25}, PLAIN_NORM | {"rope.dimension_count": 2}),
+    "nemotron": ("nemotron", "nemotron", {"partial_rotary_factor": 0.5}, {"rope.dimension_count": 4, **PLAIN_NORM}),
+    "lfm2": (
+        "lfm2",
+        "lfm2",
+        {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False},
+        {"attention.head_count_kv": [0, 2, 0, 2], "attention.layer_norm_rms_epsilon": 1e-5, "shortconv.l_cache": 3},
+    ),
+    "t5encoder": ("t5", "t5encoder", T5, T5_SAID),
+}
+"""Cases: transformers' model_type, the architecture, the config, and what the file says besides the usual keys."""
+
+CORRECTED = {"llama, YaRN", "llama, 3.1", "gpt2"}
+"""Those whose positions transformers reads otherwise."""
+
+
+def tiny(model_type: str, arch: str = "", **options: Any) -> Any:
+    """A small model with random weights, which one can be added to and taken from again without rounding."""
+    kind = transformers.AutoModelForTextEncoding if arch == "t5encoder" else transformers.AutoModelForCausalLM
+    with quietly():
+        model = kind.from_config(transformers.AutoConfig.for_model(model_type, **SIZES | options)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(((parameter + torch.randn_like(parameter) * 0.2) * 256).round() / 256)
+    return model
+
+
+def stored(name: str, tensor: Tensor, arch: str, config: Any) -> Tensor:
+    """A tensor as llama.cpp's converter writes it: LlamaModel.permute, NemotronModel, GPT2Model, LFM2Model."""
+    for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+        if arch == "llama" and part in name:
+            # (head, half, pair) -> (head, pair, half).
+            each = tensor.reshape(getattr(config, heads), 2, -1, *tensor.shape[1:])
+            tensor = each.transpose(1, 2).reshape(tensor.shape)
+    if arch == "nemotron" and name.endswith("norm.weight"):
+        tensor = tensor + 1
+    if arch == "gpt2" and name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
+        tensor = tensor.T
+    return tensor.squeeze() if "conv.conv" in name else tensor
+
+
+def llama3_divisors(rope: dict[str, Any], width: int) -> Tensor:
+    """rope_freqs of LlamaModel.generate_extra_tensors."""
+    wavelength = 2 * torch.pi * rope["rope_theta"] ** (torch.arange(0, width, 2) / width)
+    low, high, length = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
+    smooth = ((length / wavelength - low) / (high - low)).clamp(0, 1)
+    return 1 / ((1 - smooth) / rope["factor"] + smooth)
+
+
+def write(model: Any, path: Path, arch: str = "llama", leave_out: str = "", extra: str = "", **more: Any) -> Path:
+    """A GGUF file of a model; more of its keys, two underscores for a dot, None for one that is not written.
+
+    extra  the name of one more tensor
+    """
+    config = model.config
+    rope = getattr(config, "rope_parameters", None) or {}
+    usual = {"block_count": config.num_hidden_layers, "context_length": 64, "embedding_length": 32}
+    usual |= {"feed_forward_length": 48, "attention.head_count": 4, "rope.freq_base": rope.get("rope_theta")}
+    usual |= {"attention.head_count_kv": config.to_dict().get("num_key_value_heads")}
+    usual |= {"attention.layer_norm_rms_epsilon": getattr(config, "rms_norm_eps", None), "vocab_size": 40}
+    if arch == "llama":
+        usual["rope.dimension_count"] = 8
+    said = {f"{arch}.{key}": value for key, value in usual.items()} | {"tokenizer.ggml.tokens": list("x" * 40)}
+    for key, value in more.items():
+        key = key.replace("__", ".")
+        said[key if key.startswith("tokenizer.") else f"{arch}.{key}"] = value
+    writer = gguf.GGUFWriter(path, arch)
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for key, value in said.items():
+        if value is not None:
+            kinds.get(type(value), writer.add_array)(key, value)
+    (number,) = (number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    names = gguf.get_tensor_name_map(number, 4)
+    tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    for name, tensor in model.state_dict().items():
+        named = names.get_name(name, (".weight", ".bias")) or name
+        if named != leave_out and name not in tied | {"encoder.embed_tokens.weight"}:
+            writer.add_tensor(named, stored(name, tensor, arch, config).contiguous().numpy())
+    if extra:
+        writer.add_tensor(extra, torch.ones(8).numpy())
+    if rope.get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", llama3_divisors(rope, 8).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def made(case: str, path: Path, **changes: Any) -> tuple[Any, Path]:
+    """The model of a case, and its file, some of its keys changed."""
+    model_type, arch, options, more = CASES[case]
+    model = tiny(model_type, arch, **options)
+    return model, write(model, path, arch, **more | changes)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two models compute the same of some tokens, to the last bit."""
+    ids = torch.randint(0, 40, (2, 30))
+    with torch.no_grad():
+        return type(one) is type(other) and torch.equal(one(ids)[0], other(ids)[0])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_loaded_model_computes_what_the_written_one_does(case: str, tmp_path: Path) -> None:
+    model, path = made(case, tmp_path / "model.gguf")
+    loaded = load(path)
+    assert same(loaded.model, model) and loaded.tokenizer is None and loaded.path == path
+    assert not loaded.model.training and getattr(loaded.model.config, "quantization_config", None) is None
+    corrected = [
+        note for note in loaded.notes if note.startswith("transformers reads other positions out of this file: ")
+    ]
+    assert len(corrected) == len(loaded.notes) == (case in CORRECTED)
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama, 3.1", "stablelm"])
+def test_the_folder_that_it_becomes_computes_the_same(case: str, tmp_path: Path) -> None:
+    model, path = made(case, tmp_path / "model.gguf")
+    done = convert(path, tmp_path / "new", Request())
+    assert same(load(done.folder).model, model) and len(done.notes) == (case in CORRECTED)
+    assert done.done == (f"dequantised and renamed from GGUF: {len(open_tensors(done.folder))} tensors",)
+    config = load(done.folder).said()
+    assert "quantization_config" not in config and config.get("rms_norm_eps", 1e-6) == 1e-6
+
+
+def test_shapes_alone_are_had_of_a_file_and_of_the_folder_that_holds_it(tmp_path: Path) -> None:
+    made("llama", tmp_path / "tiny.gguf")
+    for path in (tmp_path, tmp_path / "tiny.gguf"):
+        found = without_weights(path)
+        assert type(found.model).__name__ == "LlamaForCausalLM" and found.model.dtype == torch.float32
+        assert found.path == tmp_path / "tiny.gguf" and all(one.is_meta for one in found.model.parameters())
+
+
+def test_another_dtype_is_that_of_the_whole_model_and_refused_where_it_is_too_narrow(tmp_path: Path) -> None:
+    model, path = made("llama", tmp_path / "m.gguf")
+    loaded = load(path, dtype="bfloat16")
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.bfloat16}
+    assert load(path, dtype="float16").model.model.norm.weight.equal(model.model.norm.weight.half())
+    with torch.no_grad():
+        model.model.norm.weight.fill_(1e5)
+    with pytest.raises(ValueError, match=r"norm.weight has numbers beyond 65504, where torch.float16 ends"):
+        load(write(model, tmp_path / "n.gguf"), dtype="float16")
+
+
+def test_an_architecture_that_transformers_does_not_load_is_inspected_all_the_same(tmp_path: Path) -> None:
+    path = write(tiny("olmo2"), tmp_path / "m.gguf", "olmo2")
+    with pytest.raises(
+        CannotRead, match=r"architecture olmo2 is not supported yet.*`posenc inspect` reads its positions"
+    ):
+        load(path)
+    assert inspect(path).parts[0].layers[0].spec == "rotary"
+
+
+MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "arch", "options", "more", "message"),
+    [
+        (
+            "phi3",
+            "phi3",
+            {"sliding_window": 8, "pad_token_id": 0},
+            {"attention.sliding_window": 8},
+            "layer 0 window 8 and",
+        ),
+        ("llama", "llama", {}, {"rope.dimension_count": 4}, r"head dim 8 and 4.* \(in the file, and in transformers\)"),
+        (
+            "llama",
+            "llama",
+            {},
+            {"attention.sliding_window": 8},
+            "it leaves open llama.attention.sliding_window: nothing",
+        ),
+        (
+            "llama",
+            "llama",
+            {},
+            {"rope.scaling.wonder": 2.0},
+            "it says llama.rope.scaling.wonder, which posenc does not",
+        ),
+        (
+            "llama",
+            "llama",
+            {"attention_bias": True},
+            {},
+            r"hold [\d,]+ numbers, and the LlamaForCausalLM .* left out, or",
+        ),
+        ("mixtral", "llama", MOE, {"expert_count": 4, "expert_used_count": 2}, "that transformers makes of it has"),
+        ("llama", "llama", {}, {"block_count": 900}, "by its keys queries alone are made with .*; it may be truncated"),
+    ],
+)
+def test_what_would_compute_something_else_is_refused(
+    model_type: str, arch: str, options: Any, more: Any, message: str, tmp_path: Path
+) -> None:
+    path = write(tiny(model_type, **options), tmp_path / "m.gguf", arch, **more)
+    for read in (load, without_weights):
+        with pytest.raises(CannotRead, match=message):
+            read(path)
+
+
+def test_a_missing_tensor_one_too_many_and_one_of_another_shape_are_refused(tmp_path: Path) -> None:
+    model = tiny("llama")
+    for given in ({"leave_out": "blk.1.ffn_up.weight"}, {"extra": "blk.1.wonder.weight"}):
+        with pytest.raises(CannotRead, match="some would be left out, or be random; `posenc inspect` reads"):
+            load(write(model, tmp_path / "a.gguf", **given))
+    turned = model.model.layers[0].self_attn
+    turned.v_proj = torch.nn.Linear(16, 32, bias=False)
+    with pytest.raises(CannotRead, match=r"has no tensor that fits model.layers.0.self_attn.v_proj.weight of Llama"):
+        load(write(model, tmp_path / "b.gguf"))
+
+
+def test_nothing_that_lies_beside_a_file_or_where_one_stands_is_read(tmp_path: Path, monkeypatch: Any) -> None:
+    model, path = made("llama", tmp_path / "m.gguf")
+    here = tmp_path / "here"
+    here.mkdir()
+    write(tiny("llama"), here / "m.gguf")
+    monkeypatch.chdir(here)
+    for name in ("adapter_config.json", "generation_config.json", "tokenizer_config.json"):
+        (tmp_path / name).write_text('{"base_model_name_or_path": "team/other", "auto_map": {"AutoTokenizer": "x.X"}}')
+    assert same(load(path).model, model)
+
+
+def test_a_model_for_which_transformers_would_fetch_code_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(gguf_model, "find_spec", lambda name: name)
+    with pytest.raises(
+        CannotRead, match="transformers runs code from a hub where the package kernels is installed; un"
+    ):
+        load(made("lfm2", tmp_path / "m.gguf")[1])
+    assert load(made("llama", tmp_path / "n.gguf")[1]).model is not None
+
+
+PIECES = ["<unk>", "<s>", "</s>", "\u2581", *"abcdefghijklmnopqrstuvwxyz", "th", "the", "\u2581the", "er", "\u2581th"]
+PIECES += [f"<{number}>" for number in range(40 - len(PIECES))]
+SENTENCES: dict[str, Any] = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": PIECES}
+SENTENCES |= {"tokenizer.ggml.scores": [-float(number) for number in range(40)], "tokenizer.ggml.bos_token_id": 1}
+SENTENCES |= {"tokenizer.ggml.token_type": [2, 3, 3, *[1] * 32, *[5] * 5], "tokenizer.ggml.unknown_token_id": 0}
+
+
+def test_the_tokenizer_of_a_file_goes_along_into_the_folder(tmp_path: Path) -> None:
+    path = write(tiny("llama"), tmp_path / "m.gguf", **SENTENCES)
+    ids = load(path).tokenizer("the other")["input_ids"]
+    assert [PIECES[one] for one in ids] == ["<s>", "\u2581the", "\u2581", "o", "the", "r"]
+    assert load(convert(path, tmp_path / "new", Request()).folder).tokenizer("the other")["input_ids"] == ids
+
+
+BYTES: dict[str, Any] = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": [chr(97 + n) for n in range(40)]}
+BYTES |= {"tokenizer.ggml.merges": []}
+
+
+def test_a_tokenizer_that_is_not_made_is_said_and_the_model_is_loaded_without_it(tmp_path: Path) -> None:
+    for more in ({"tokenizer.ggml.model": "rwkv"}, BYTES | {"tokenizer.ggml.merges": ["a a"]}):
+        loaded = load(write(tiny("qwen2"), tmp_path / "m.gguf", "qwen2", **more))
+        assert loaded.tokenizer is None and loaded.notes[0].startswith(
+            "It comes without a tokenizer: transformers cannot"
+        )
+
+
+def test_words_that_transformers_has_no_rule_for_are_said(tmp_path: Path) -> None:
+    for cut, notes in (("gpt-2", 0), ("qwen2", 0), ("wonder", 1)):
+        more = BYTES | {"tokenizer.ggml.pre": cut, "tokenizer.ggml.merges": ["a b"]}
+        more["tokenizer.ggml.tokens"] = [*BYTES["tokenizer.ggml.tokens"][:39], "ab"]
+        loaded = load(write(tiny("qwen2"), tmp_path / "m.gguf", "qwen2", **more))
+        assert loaded.tokenizer("abc")["input_ids"] == [39, 2] and len(loaded.notes) == notes
+    assert loaded.notes[0].startswith(
+        "Words are cut as GPT-2 cuts them: the file says 'wonder', for which transformers"
+    )

@@ -1,0 +1,422 @@
+"""Tokens cut out of the caches of live transformers models: what is cached then is what the model caches there.
+
+The oracle is the model itself, fed the kept tokens at their new places: keys of its first layer depend on a token and
+its place alone, and so do the logits of a model of one layer.
+"""
+
+import copy
+import gc
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+transformers = pytest.importorskip("transformers")
+
+from checkpoints.live.test_attach import IDS, LONGROPE, MASK, make  # noqa: E402
+from tiny_models import behind  # noqa: E402
+from transformers import DynamicCache, StaticCache  # noqa: E402
+
+from posenc.checkpoints import attach, movable  # noqa: E402
+from posenc.checkpoints.live.moving_keys import MovableCache  # noqa: E402
+from posenc.checkpoints.live.turned_keys import AtHorizon  # noqa: E402
+from posenc.schedules import SCHEDULES  # noqa: E402
+
+# Windows are wide enough for what is done below; what they forget has tests of its own.
+WIDE = {"sliding_window": 40}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": WIDE,
+    "gemma3": WIDE,
+    "phi3": {},
+    "gpt_neox": {},
+    "gptj": {},
+    "glm": {},
+    "deepseek_v3": {},
+    "gpt_oss": WIDE,
+    "cohere": {},
+    "qwen2_vl": {},
+    "qwen3_vl": {},
+    "bloom": {},
+    "mpt": {},
+}
+TURNING = tuple(family for family in FAMILIES if family not in ("bloom", "mpt"))
+HELD = IDS.shape[1]
+
+Stays = tuple[tuple[int, int], ...]
+"""(token, its place) of all that are held after an operation."""
+
+
+def in_row(*tokens: int) -> Stays:
+    return tuple((token, place) for place, token in enumerate(tokens))
+
+
+# What is done, and where the tokens are then, said apart from how it is done.
+OPERATIONS: dict[str, tuple[Callable[[MovableCache], None], Stays]] = {
+    "crop": (lambda tokens: tokens.crop(7), in_row(*range(7))),
+    "evict": (lambda tokens: tokens.evict([0, 1, 6, 7, 8, 11]), in_row(0, 1, 6, 7, 8, 11)),
+    "drop": (lambda tokens: tokens.drop(slice(2, 5)), in_row(0, 1, *range(5, HELD))),
+}
+APART: dict[str, tuple[Callable[[MovableCache], None], Stays]] = {
+    "evict in place": (
+        lambda tokens: tokens.evict([0, 1, 8, 9, 11], renumber=False),
+        ((0, 0), (1, 1), (8, 8), (9, 9), (11, 11)),
+    ),
+}
+
+
+def one_layer(family: str, **options: Any) -> Any:
+    """A tiny model of one layer, and its options."""
+    depth = {"gptj": "n_layer", "bloom": "n_layer", "gpt2": "n_layer", "mpt": "n_layers"}.get(
+        family, "num_hidden_layers"
+    )
+    types = {"layer_types": ["full_attention"]} if family == "gemma3" else {}
+    return make(family, **{depth: 1} | types | FAMILIES.get(family, {}) | options)
+
+
+def filled(model: Any, ids: Tensor = IDS, **given: Any) -> MovableCache:
+    """A cache that the model has filled, its tokens to be moved."""
+    tokens = movable(model, DynamicCache(config=model.config))
+    feed(model, tokens.cache, ids, **given)
+    return tokens
+
+
+@torch.no_grad()
+def feed(model: Any, cache: Any, ids: Tensor, **given: Any) -> Tensor:
+    """The logits or states of tokens behind a cache."""
+    out = behind(model, cache, ids, **given)
+    return out.logits if "logits" in out else out.last_hidden_state
+
+
+def afresh(model: Any, ids: Tensor, places: Tensor | None) -> tuple[Tensor, Any]:
+    """The logits of a pass over these tokens at these places, and what it caches."""
+    cache = DynamicCache(config=model.config)
+    given = {} if places is None else {"position_ids": places.expand(len(ids), -1)}
+    return feed(model, cache, ids, **given), cache
+
+
+def cached(cache: Any, layer: int = 0) -> tuple[Tensor, Tensor]:
+    """What a layer holds."""
+    return cache.layers[layer].keys, cache.layers[layer].values
+
+
+def near(one: Tensor, other: Tensor, allowed: float = 1e-6) -> None:
+    assert one.shape == other.shape
+    assert float((one - other).norm() / other.norm()) <= allowed
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_cached_is_what_the_model_caches_there(family: str) -> None:
+    model = one_layer(family)
+    apart = APART if family in TURNING and family not in ("mistral", "gpt_oss") else {}
+    for name, (do, stays) in (OPERATIONS | apart).items():
+        tokens = filled(model)
+        do(tokens)
+        kept, places = zip(*sorted(stays, key=lambda stay: stay[1]), strict=True)
+        at = torch.tensor([[*places, places[-1] + 1, places[-1] + 2]])
+        more = IDS[:, :2]
+        expected, cache = afresh(model, torch.cat((IDS[:, kept], more), 1), at if family in TURNING else None)
+        for mine, theirs in zip(cached(tokens.cache), cached(cache), strict=True):
+            near(mine, theirs[:, :, :-2])
+        assert tokens.held is not None and tokens.held.coords.flatten().tolist() == list(places), name
+        got = [feed(model, tokens.cache, more[:, n : n + 1], **tokens.inputs()) for n in range(2)]
+        torch.testing.assert_close(torch.cat(got, 1), expected[:, -2:], rtol=0, atol=2e-5)
+        assert tokens.held.coords[0, -1, 0] == places[-1] + 2
+
+
+@pytest.mark.parametrize("family", TURNING)
+def test_all_layers_move_as_one(family: str) -> None:
+    """Behind tokens that none of the others sees, a text is what it is alone, that many places further on."""
+    model = make(family, **FAMILIES[family])
+    unseen = torch.zeros(3 + HELD, 3 + HELD).masked_fill(torch.ones(3 + HELD, 3 + HELD).triu(1).bool(), -1e9)
+    unseen[3:, :3] = -1e9
+    tokens = filled(model, torch.cat((IDS[:, :3], IDS), 1), attention_mask=unseen[None, None].expand(2, 1, -1, -1))
+    tokens.drop(slice(0, 3))
+    _, cache = afresh(model, IDS, torch.arange(HELD)[None])
+    for layer in range(len(cache.layers)):
+        for mine, theirs in zip(cached(tokens.cache, layer), cached(cache, layer), strict=True):
+            near(mine, theirs, 1e-5)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+def test_added_positions_cannot_be_moved(family: str) -> None:
+    model = make(family)
+    tokens = filled(model)
+    before = [fact.clone() for fact in cached(tokens.cache)]
+    for do, _ in (OPERATIONS["evict"], OPERATIONS["drop"]):
+        with pytest.raises(ValueError, match=r"made of embeddings with positions added; .*feed the tokens again"):
+            do(tokens)
+    assert all(map(torch.equal, before, cached(tokens.cache)))
+    tokens.evict([0, 1, 8], renumber=False)
+    _, cache = afresh(model, IDS, None)
+    near(cached(tokens.cache)[0], cached(cache)[0][:, :, [0, 1, 8]])
+    assert tokens.next_positions(2).tolist() == [[9, 10]]
+
+
+def test_two_hundred_moves_are_one() -> None:
+    model, text = one_layer("llama"), torch.randint(1, 90, (2, 210))
+    tokens, once = filled(model, text), filled(model, text)
+    for _ in range(200):
+        tokens.drop([0])
+    once.drop(slice(0, 200))
+    assert torch.equal(cached(tokens.cache)[0], cached(once.cache)[0])
+    # Angles of 200 positions are rounded by the model itself.
+    near(cached(tokens.cache)[0], cached(afresh(model, text[:, 200:], torch.arange(10)[None])[1])[0], 1e-5)
+
+
+def test_half_precision_rounds_a_moved_key_once() -> None:
+    model = one_layer("llama").bfloat16()
+    tokens = filled(model, torch.randint(1, 90, (2, 60)))
+    keys = cached(tokens.cache)[0].float()
+    cache = DynamicCache()
+    cache.update(keys, torch.zeros_like(keys), 0)
+    exact = movable(model, cache)
+    exact.drop(slice(0, 50))
+    for _ in range(50):
+        tokens.drop([0])
+    assert torch.equal(cached(tokens.cache)[0], cached(exact.cache)[0].bfloat16())
+
+
+def test_a_window_forgets_by_itself_and_keeps_what_it_sees() -> None:
+    model = one_layer("mistral", sliding_window=5)
+    tokens = filled(model)
+    kept = [0, 1, *range(6, HELD)]
+    tokens.evict(kept)
+    more = IDS[:, :3]
+    expected, _ = afresh(model, torch.cat((IDS[:, kept], more), 1), None)
+    got = [feed(model, tokens.cache, more[:, n : n + 1], **tokens.inputs()) for n in range(3)]
+    torch.testing.assert_close(torch.cat(got, 1), expected[:, -3:], rtol=0, atol=2e-5)
+    assert tokens.inputs()["position_ids"][0].tolist() == [len(kept) + 3]
+
+
+def test_a_window_does_not_see_again_what_it_has_forgotten() -> None:
+    tokens = filled(one_layer("mistral", sliding_window=5))
+    before = cached(tokens.cache)[0].clone()
+    for do in (lambda: tokens.crop(9), lambda: tokens.evict([0, 1, 10, 11])):
+        with pytest.raises(ValueError, match=r"keeps the newest 4 tokens, and has forgotten some that it would see"):
+            do()
+    assert torch.equal(before, cached(tokens.cache)[0]) and tokens.held.tokens == HELD
+
+
+@pytest.mark.parametrize("family", ["mistral", "bloom", "mpt"])
+def test_layers_that_count_slots_have_no_gaps(family: str) -> None:
+    tokens = filled(one_layer(family))
+    for do, _ in APART.values():
+        with pytest.raises(ValueError, match=r"counts distances in slots of the cache in layer 0 .*renumber=True"):
+            do(tokens)
+
+
+def test_on_several_axes_text_moves_and_what_stands_apart_is_refused() -> None:
+    model = one_layer("qwen2_vl")
+    alike = torch.arange(HELD).expand(3, 2, HELD)
+    tokens = filled(model, position_ids=alike)
+    tokens.drop([0])
+    near(cached(tokens.cache)[0], cached(afresh(model, IDS[:, 1:], None)[1])[0])
+    apart = torch.stack([torch.arange(HELD), torch.arange(HELD) // 2, torch.arange(HELD) % 5])
+    tokens = filled(model, position_ids=apart[:, None].expand(3, 2, HELD))
+    with pytest.raises(ValueError, match="tokens stand apart on 3 axes, and in a cache of transformers they are moved"):
+        tokens.drop([0])
+    with pytest.raises(ValueError, match="tokens stand apart on 3 axes"):
+        movable(model, tokens.cache, apart.T[None])
+
+
+def test_left_padding_and_rows_of_different_lengths() -> None:
+    model = one_layer("llama")
+    places = (MASK.cumsum(1) - 1).clamp(min=0)
+    tokens = filled(model, attention_mask=MASK, position_ids=places)
+    assert tokens.held.order[0, :5].tolist() == [-1, -1, -1, -1, 0]
+    tokens.evict([0, 5, 6, 7])
+    more = IDS[:, :2]
+    got = feed(model, tokens.cache, more, **tokens.inputs(2))
+    for row, start in enumerate((4, 0)):
+        kept = IDS[row : row + 1, [start, start + 5, start + 6, start + 7]]
+        expected, _ = afresh(model, torch.cat((kept, more[row : row + 1]), 1), None)
+        torch.testing.assert_close(got[row], expected[0, -2:], rtol=0, atol=2e-5)
+    tokens.crop(torch.tensor([2, 4]))
+    assert tokens.inputs()["attention_mask"].tolist() == [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]
+    got = feed(model, tokens.cache, more[:, :1], **tokens.inputs())
+    for row, (start, n) in enumerate(((4, 2), (0, 4))):
+        kept = IDS[row : row + 1, [start, start + 5, start + 6, start + 7][:n]]
+        expected, _ = afresh(model, torch.cat((kept, more[row : row + 1, :1]), 1), None)
+        torch.testing.assert_close(got[row], expected[0, -1:], rtol=0, atol=2e-5)
+
+
+def test_some_rows_alone_and_none_at_all() -> None:
+    model = one_layer("llama")
+    tokens = filled(model)
+    tokens.drop(slice(0, 3), rows=0)
+    more = IDS[:, :1]
+    got = feed(model, tokens.cache, more, **tokens.inputs())
+    for row, start in enumerate((3, 0)):
+        expected, _ = afresh(model, torch.cat((IDS[row : row + 1, start:], more[row : row + 1]), 1), None)
+        torch.testing.assert_close(got[row], expected[0, -1:], rtol=0, atol=2e-5)
+    tokens = filled(model)
+    tokens.crop(0)
+    assert tokens.held is None and tokens.next_positions().tolist() == [[0]]
+    feed(model, tokens.cache, IDS)
+    near(cached(tokens.cache)[0], cached(afresh(model, IDS, None)[1])[0])
+
+
+def test_what_was_cached_for_inference_alone_moves() -> None:
+    model = one_layer("llama")
+    with torch.inference_mode():
+        tokens = movable(model, DynamicCache(config=model.config))
+        behind(model, tokens.cache, IDS)
+    tokens.drop(slice(0, 4))
+    near(cached(tokens.cache)[0], cached(afresh(model, IDS[:, 4:], None)[1])[0])
+
+
+def test_what_transformers_does_to_a_cache_is_followed() -> None:
+    model = one_layer("llama")
+    tokens = filled(model)
+    tokens.drop(slice(0, 3))
+    tokens.cache.reorder_cache(torch.tensor([1, 0]))
+    tokens.cache.crop(-2)
+    tokens.cache.batch_repeat_interleave(2)
+    feed(model, tokens.cache, IDS[[1, 1, 0, 0], :1], position_ids=torch.full((4, 1), 30))
+    tokens.drop([0])
+    ids = torch.cat((IDS[[1, 1, 0, 0], 4:-2], IDS[[1, 1, 0, 0], :1]), 1)
+    _, cache = afresh(model, ids, torch.tensor([[*range(6), 29]]))
+    near(cached(tokens.cache)[0], cached(cache)[0])
+
+
+def test_generation_goes_on_behind_renumbered_tokens() -> None:
+    model = one_layer("llama")
+    tokens = filled(model, IDS[:1])
+    tokens.drop(slice(2, 6))
+    kept = torch.cat((IDS[:1, :2], IDS[:1, 6:]), 1)
+    prompt = torch.cat((kept, IDS[1:, :1]), 1)
+    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+    got = model.generate(prompt, past_key_values=tokens.cache, **options)
+    assert torch.equal(got, model.generate(prompt, **options))
+    assert tokens.held.tokens == got.shape[1] - 1
+
+
+def test_a_filled_cache_says_where_its_tokens_stand() -> None:
+    model = one_layer("llama")
+    _, cache = afresh(model, IDS, torch.arange(3, 3 + HELD)[None])
+    tokens = movable(model, cache, torch.arange(3, 3 + HELD))
+    tokens.drop(slice(0, 2))
+    near(cached(cache)[0], cached(afresh(model, IDS[:, 2:], torch.arange(3, 1 + HELD)[None])[1])[0])
+    with pytest.raises(ValueError, match="the cache is empty, and has no tokens to stand at positions"):
+        movable(model, DynamicCache(), torch.arange(3))
+
+
+def test_tokens_that_came_unseen_are_an_error() -> None:
+    model = one_layer("llama")
+    tokens = filled(model)
+    tokens.cache.update(torch.zeros(2, 2, 1, 8), torch.zeros(2, 2, 1, 8), 0)
+    with pytest.raises(ValueError, match=r"13 tokens, of which 1 came in a pass that could not be followed"):
+        tokens.drop([0])
+    again = movable(model, tokens.cache, torch.arange(13))
+    with pytest.raises(ValueError, match="followed by another movable"):
+        tokens.drop([0])
+    again.drop([0])
+
+
+def test_frequencies_that_change_with_the_horizon() -> None:
+    model = one_layer("phi3")
+    tokens = filled(model)
+    feed(model, tokens.cache, IDS[:, :1], position_ids=torch.full((2, 1), 35))
+    with pytest.raises(ValueError, match=r"changed its frequencies between horizons of 12 and 36 tokens"):
+        tokens.drop([0])
+    # All beyond the trained length are turned by the other ones.
+    there = torch.arange(40, 40 + HELD)[None]
+    tokens = filled(model, position_ids=there.expand(2, -1))
+    tokens.drop(slice(0, 3))
+    near(cached(tokens.cache)[0], cached(afresh(model, IDS[:, 3:], there[:, :-3])[1])[0], 5e-6)
+    tokens = filled(model, IDS.repeat(1, 3))
+    with pytest.raises(ValueError, match=r"changed its frequencies between horizons of 7 and 36 tokens"):
+        tokens.drop(slice(0, 30))
+    assert tokens.horizons == (36, 36)
+    schedule = SCHEDULES.read(
+        "longrope(factor=2.0, short_factor=(1.0, 1.1, 1.2, 1.3), long_factor=(2.0, 3.0, 4.0, 5.0), trained_length=32)"
+    )
+    plain = [10_000.0 ** (-2 * pair / 8) for pair in range(4)]
+    made, temperature = AtHorizon(schedule, 40)(torch.tensor(plain).double(), base=10_000.0, width=8)
+    formula = AtHorizon(schedule, 40).formula(plain, base=10_000.0, width=8)
+    assert made.tolist() == pytest.approx(formula[0]) and temperature == pytest.approx(formula[1])
+    assert made.tolist() == pytest.approx([f / x for f, x in zip(plain, LONGROPE["long_factor"], strict=True)])
+
+
+def test_a_model_whose_keys_are_other_ones_is_refused() -> None:
+    model = one_layer("llama")
+    module = model.model.rotary_emb
+    turned = module.forward
+
+    def other(x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = turned(x, position_ids)
+        return cos, -sin
+
+    tokens = filled(model)
+    module.forward = other
+    with pytest.raises(ValueError, match=r"caches of tokens 8 places further on in layer 0 is not what rotary"):
+        tokens.drop([0])
+    tokens.evict([0, 5], renumber=False)
+    assert tokens.held.tokens == 2
+
+    def none(x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        raise KeyError("places")
+
+    module.forward = turned
+    tokens = filled(model)
+    module.forward = none
+    with pytest.raises(ValueError, match=r"LlamaModel could not be asked for its keys \(.*places"):
+        tokens.drop([0])
+
+
+def test_what_cannot_be_followed_is_refused() -> None:
+    model = make("llama")
+    with pytest.raises(TypeError, match=r"expected a cache of transformers, such as DynamicCache\(\), got"):
+        movable(model, [1])
+    with pytest.raises(TypeError, match="expected a model of transformers"):
+        movable(torch.nn.Linear(2, 2), DynamicCache())
+    static = StaticCache(config=model.config, max_cache_len=15)
+    with pytest.raises(ValueError, match=r"layer 0 of the cache is a StaticLayer, whose tokens .*use DynamicCache"):
+        movable(model, static)
+    states = DynamicCache()
+    states.layers = [transformers.cache_utils.LinearAttentionLayer()]
+    with pytest.raises(ValueError, match="is a LinearAttentionLayer, whose tokens stay where they are"):
+        movable(model, states)
+    with pytest.raises(ValueError, match="offloaded cache"):
+        movable(model, DynamicCache(offloading=True))
+    with pytest.raises(ValueError, match="a cache of an encoder-decoder holds the keys of an encoder"):
+        movable(model, transformers.EncoderDecoderCache(DynamicCache(), DynamicCache()))
+    with pytest.raises(ValueError, match="attends in chunks of 8 tokens"):
+        movable(make("llama4"), DynamicCache())
+    with pytest.raises(ValueError, match="has an encoder, whose tokens have no place"):
+        movable(make("t5"), DynamicCache())
+    with pytest.raises(ValueError, match=r"is in training mode; call model\.eval"):
+        movable(make("llama").train(), DynamicCache())
+    with attach(model), pytest.raises(ValueError, match="posenc is attached to this LlamaForCausalLM"):
+        movable(model, DynamicCache())
+    with attach(model, "t5_bias"):
+        _, cache = afresh(model, IDS, None)
+    with pytest.raises(ValueError, match="holds keys that no position turned"):
+        movable(model, cache)
+
+
+def test_the_model_stays_as_it_is() -> None:
+    model = make("llama")
+    hooks = len(model.model._forward_hooks)
+    tokens = filled(model)
+    assert len(model.model._forward_hooks) == hooks + 1
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    feed(twin, DynamicCache(), IDS)
+    del tokens
+    gc.collect()
+    assert len(model.model._forward_hooks) == hooks
+
+
+def test_bytes_are_those_of_the_keys_and_of_their_first_ones() -> None:
+    tokens = filled(one_layer("llama"))
+    one = 2 * 2 * HELD * 8 * 4
+    assert tokens.bytes == 2 * one
+    tokens.drop([0])
+    # Values, and keys as they were turned first, are views of what was there; those that moved are new.
+    assert tokens.bytes == 2 * one + one * (HELD - 1) // HELD

@@ -1,0 +1,85 @@
+"""A stream through a live model: what it holds is what the first tokens and the newest would be, computed there."""
+
+from itertools import islice
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from checkpoints.live.test_attach import make
+from checkpoints.live.test_moving_keys import one_layer
+
+from posenc.checkpoints import stream, streamed_losses
+from posenc.checkpoints.live.streaming import Stream, Window
+from posenc.checkpoints.measures.perplexity import losses
+
+TEXT = torch.randint(3, 97, (60,), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "deepseek_v3", "bloom"])
+def test_each_token_sees_the_first_ones_and_the_newest(family: str) -> None:
+    """In one layer what is cached depends on a token alone, so that a pass over what is held is an oracle."""
+    model = one_layer(family)
+    found = streamed_losses(model, TEXT, sinks=2, window=6, slack=4)
+    for place in range(1, len(TEXT)):
+        # Pieces begin at 8, 12, 16, ...: what is held then is 2 + 6, and what the piece brings.
+        begin = 0 if place < 9 else (place - 1) // 4 * 4
+        seen = [*range(2), *range(begin - 6, place)] if begin else range(place)
+        expected = losses(model, TEXT[[*seen, place]])[-1]
+        assert float(found[place - 1]) == pytest.approx(float(expected), abs=2e-4), place
+
+
+def test_a_short_text_is_read_as_ever() -> None:
+    model = make("llama")
+    torch.testing.assert_close(streamed_losses(model, TEXT[:9], sinks=2, window=7), losses(model, TEXT[:9]))
+
+
+def test_a_stream_goes_on_for_ever_in_bounded_memory() -> None:
+    model = make("llama")
+    reading = Stream(model, Window(2, 6, 4))
+    bytes_held, largest = set(), 0
+    for piece in reading.pieces(TEXT):
+        reading.read(piece)
+    for new in TEXT.repeat(3).split(1):
+        reading.read(new)
+        bytes_held.add(reading.tokens.bytes)
+        largest = max(largest, int(reading.tokens.held.coords.max()))
+    assert largest == 2 + 6 + 4 - 1
+    assert max(bytes_held) <= 2 * 2 * 2 * 12 * 8 * 4 * 1.5
+    assert len(list(islice(stream(model, TEXT, sinks=2, window=6, slack=4), 50))) == 50
+
+
+def test_generated_ids_are_the_likeliest_behind_what_is_held() -> None:
+    model = one_layer("llama")
+    got = list(stream(model, TEXT[:5], sinks=1, window=4, slack=1, tokens=12))
+    ids = TEXT[:5].tolist()
+    for new in got:
+        # One token too many is there before the oldest of the window goes.
+        held = ids if len(ids) <= 6 else [ids[0], *ids[-5:]]
+        with torch.no_grad():
+            assert int(model(torch.tensor([held])).logits[0, -1].argmax()) == new
+        ids.append(new)
+    drawn = list(stream(model, TEXT[None, :5], tokens=6, temperature=1.0, top_k=5, seed=1))
+    assert drawn == list(stream(model, TEXT[:5], tokens=6, temperature=1.0, top_k=5, seed=1)) and len(drawn) == 6
+    assert drawn != list(stream(model, TEXT[:5], tokens=6, temperature=1.0, top_k=5, seed=2))
+
+
+def test_what_cannot_be_streamed_is_refused() -> None:
+    model = make("llama")
+    with pytest.raises(ValueError, match=r"GPT2LMHeadModel cannot read a stream: .*positions added"):
+        stream(make("gpt2"), TEXT)
+    with pytest.raises(ValueError, match=r"ids of one prompt, \[T\] or \[1, T\], got shape \[2, 3\]"):
+        stream(model, TEXT[:6].view(2, 3))
+    for wrong, said in (
+        ({"sinks": -1}, "sinks must be"),
+        ({"window": 0}, "window must be"),
+        ({"slack": 0}, "slack must be"),
+        ({"tokens": 0}, "tokens to generate must be"),
+        ({"temperature": -1.0}, "temperature must be 0 or more, got -1.0"),
+        ({"top_k": 0}, "top_k must be"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            stream(model, TEXT, **wrong)
+    with pytest.raises(ValueError, match="predictions take the ids"):
+        streamed_losses(model, TEXT[:1])

@@ -1,0 +1,145 @@
+"""The texts are true: their code runs, their commands parse, their links lead somewhere, and the map is true."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from code_in_texts import HOME, blocks, is_notebook, name, prose, run
+
+from posenc import cli, testing
+from posenc.lab.evaluation import evaluate
+from posenc.lab.experiments import experiment, recipes
+from posenc.lab.runs import train
+from posenc.lab.texts import data
+
+FIRST = [
+    HOME / name
+    for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md")
+]
+MADE = [HOME / "docs" / folder for folder in ("_build", "encodings", "lessons", "reference")]
+"""Folders of docs that the site's build fills: what is in them stands in the code."""
+NO_PAGES = [*MADE, HOME / "docs" / "changes" / "fragments"]
+TEXTS = [*FIRST, *sorted(path for path in (HOME / "docs").rglob("*.md") if not {*path.parents} & {*NO_PAGES})]
+COMING_FROM = HOME / "docs" / "coming-from"
+"""Pages that need another library: tests/peers/test_coming_from.py runs them."""
+
+
+# The code of a page that is a notebook is run where the site is built: once is enough.
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=name(path), marks=[pytest.mark.slow] * is_notebook(path))
+        for path in TEXTS
+        if path.parent != COMING_FROM and blocks(path, python=True)
+    ],
+)
+def test_the_code_of_a_text_runs_from_top_to_bottom(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("class_name", ["Ramp", "Fading", "Harmonic"])
+def test_the_encodings_that_contributing_shows_keep_every_promise(class_name: str, tmp_path: Path) -> None:
+    shown = blocks(HOME / "CONTRIBUTING.md", python=True)[:3]
+    (tmp_path / "shown.py").write_text("\n\n".join(shown))
+    verdicts = testing.check(f"{tmp_path / 'shown.py'}:{class_name}")
+    assert [verdict.message for verdict in verdicts if not verdict.good] == []
+
+
+def commands() -> list[str]:
+    """Every `posenc ...` that a text or an example tells people to type."""
+    lines = [line for path in TEXTS for block in blocks(path, python=False) for line in block.splitlines()]
+    lines += [
+        line
+        for path in sorted((HOME / "examples").glob("*.py"))
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    return sorted({line.strip() for line in lines if line.strip().startswith("posenc ")})
+
+
+def test_there_are_commands_to_look_at() -> None:
+    assert len(commands()) > 5
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_in_a_text_parses(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for verb in cli.VERBS.values():
+        monkeypatch.setattr(verb, "run", lambda self: 0)
+    # Files of settings that a command names are read.
+    monkeypatch.chdir(HOME)
+    assert cli.main(shlex.split(command, comments=True)[1:]) == 0
+
+
+def test_the_map_of_the_house_names_every_room_and_stays_a_map() -> None:
+    text = (HOME / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    home = HOME / "src" / "posenc"
+    folders = {
+        path.parent for pattern in ("*", "lab/*", "checkpoints/*") for path in home.glob(f"{pattern}/__init__.py")
+    }
+    rooms = {folder.relative_to(home).as_posix() for folder in folders} - {"lab", "checkpoints"}
+    table = text[text.index("## Rooms") : text.index("Beside `src`")]
+    assert rooms <= set(re.findall(r"`([a-z_/]+)/`", table))
+    assert not [path for path in re.findall(r"`([a-z_/]+(?:/|\.py))`", table) if not (home / path).exists()]
+    assert len(text.splitlines()) <= 200
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name)
+def test_links_inside_the_project_lead_somewhere(path: Path) -> None:
+    targets = [target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", prose(path))]
+    inside = [path.parent / target for target in targets if target and "://" not in target]
+    # Links to pages that the site's build makes are followed by it.
+    assert [target for target in inside if not target.exists() and target.resolve().parent not in MADE] == []
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=name)
+def test_no_text_speaks_of_one_machine_or_of_an_issue(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert (
+        re.findall(r"(?<![\w.~-])/(?:home|work|tmp|root|Users|usr|opt|mnt|var|private)/\S*|\b[A-Z]:\\\S*", text) == []
+    )
+    assert re.findall(r"(?i)(?<![\w&])#\d+\b|\b(?:issue|issues|pull request|PR) ?#?\d+\b", text) == []
+
+
+TEXT_OF_THE_README = "fa4e38a90a039ab62860246c7a132886e455c52147cd57e49708ace377e08dc0"
+"""The standard library that README's numbers of text were made with."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["alibi", "rotary"])
+def test_the_numbers_of_text_in_the_readme_come_out_again(spec: str) -> None:
+    if data.load(None).sha256 != TEXT_OF_THE_README:
+        pytest.skip("this Python has another standard library, so another text")
+    row = re.search(rf"^\| `{spec}` \|[^|]*\|(.*)\|$", (HOME / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert row is not None
+    found = evaluate.by_length(train.train(train.start(recipes.recipe("text", spec))))
+    numbers = [found[0]["bits_per_byte"], *(point["perplexity_ratio"] for point in found[1:])]
+    assert [cell.strip() for cell in row[1].split("|")] == [f"{number:.2f}" for number in numbers]
+
+
+def test_what_security_promises_names_tests_that_exist_and_bounds_that_hold() -> None:
+    from posenc.checkpoints.files import tensors
+    from posenc.checkpoints.vocabulary import reading
+    from posenc.foreign import files, gguf, values
+    from posenc.lab import safetensors_file
+
+    text = (HOME / "SECURITY.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"(?:tests/)?(?:checkpoints/|fuzz/)?test_\w+\.py", text))
+    known = {file.name for file in (HOME / "tests").rglob("test_*.py")}
+    assert len(named) > 8 and {Path(one).name for one in named} <= known
+    most = experiment.MOST
+    bounds = [
+        f"{files.MOST_BYTES >> 20} MiB, {values.MOST_ITEMS:,} items, {values.DEPTH} levels, "
+        f"whole numbers of {values.DIGITS} digits",
+        f"{safetensors_file.LONGEST_HEADER >> 20} MiB; {tensors.LONGEST_INDEX >> 20} MiB",
+        f"{gguf.LONGEST_HEADER >> 20} MiB, {gguf.MOST_ITEMS:,} items in arrays, "
+        f"texts of {gguf.LONGEST_TEXT >> 20} MiB, names of {gguf.LONGEST_NAME:,} bytes",
+        f"{reading.MOST_LAYERS:,}; {reading.WIDEST_HEAD:,}",
+        f"{values.LETTERS:,} letters, {values.DEPTH} levels, whole numbers of {values.DIGITS} digits",
+        f"{most['layers']:,} layers, width {most['dim']:,}, lengths of {most['train_length']:,}, "
+        f"batches of {most['batch']:,}",
+    ]
+    assert not [bound for bound in bounds if f"| {bound} |" not in text]

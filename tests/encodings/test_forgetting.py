@@ -1,0 +1,171 @@
+"""Forgetting attention, against sums written out token by token."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc import Attention, Decoder, Keys, Positions, masks
+from posenc.cache import GrowingCache
+from posenc.encodings.alibi import ALiBi
+from posenc.encodings.forgetting import Forgetting
+from posenc.published import Token
+
+
+def written_out(gates: Tensor, at: Positions, keys_at: Positions) -> Tensor:
+    """The sum of ln f over the tokens between key and query, for every pair, [B, H, T, S], float64."""
+    B, H, S = gates.shape
+    T = at.tokens
+    bias = torch.zeros(B, H, T, S, dtype=torch.float64)
+    i, j = at.order.expand(B, -1).tolist(), keys_at.order.expand(B, -1).tolist()
+    for b in range(B):
+        for t in range(T):
+            for s in range(S):
+                between = [k for k in range(S) if j[b][s] < j[b][k] <= i[b][t] and j[b][k] >= 0]
+                if at.document is not None and keys_at.document is not None:
+                    between = [k for k in between if keys_at.document[0, k] == at.document[0, t]]
+                for h in range(H):
+                    bias[b, h, t, s] = math.fsum(gates[b, h, k].item() for k in between)
+    return bias
+
+
+def bias_of(encoding: Forgetting, gates: Tensor, at: Positions, keys_at: Positions) -> Tensor:
+    q = torch.zeros(gates.shape[0], encoding.heads, at.tokens, 4, dtype=gates.dtype)
+    k = torch.zeros(gates.shape[0], 1, keys_at.tokens, 4, dtype=gates.dtype)
+    return encoding.biases(q, at, Keys(k, k, keys_at, {"forgetting": gates}))[0].dense(gates.dtype)
+
+
+COUNTED = Positions.count(9)
+SHUFFLED = torch.tensor([[4, 0, 8, 2, 6, 1, 7, 3, 5]])
+INTERLEAVED = Positions(torch.arange(9)[None, :, None], torch.arange(9)[None], torch.arange(9)[None] % 2)
+PLACES = {
+    "counted": (COUNTED, COUNTED),
+    "a later query": (Positions.count(2, 7), COUNTED),
+    "out of order, anywhere": (COUNTED, Positions(SHUFFLED[..., None] * 0.5 - 3, SHUFFLED)),
+    "padded inside": (2 * (Positions.padded(torch.tensor([[0, 1, 1, 0, 1, 1, 1, 0, 1], [1] * 9])),)),
+    "packed": (2 * (Positions.packed([4, 5]),)),
+    "documents in turns": (2 * (INTERLEAVED,)),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_gates_between_key_and_query_are_added_up(place: str) -> None:
+    at, keys_at = PLACES[place]
+    gates = torch.nn.functional.logsigmoid(torch.randn(2, 3, 9, dtype=torch.float64))
+    got = bias_of(Forgetting(5, 3), gates, at, keys_at)
+    seen = masks.bidirectional().allowed(at, keys_at).expand_as(got)
+    torch.testing.assert_close(got[seen], written_out(gates, at, keys_at)[seen], rtol=0, atol=1e-12)
+
+
+def test_a_key_at_or_after_the_query_has_an_empty_sum() -> None:
+    gates = torch.full((1, 2, 6), -0.7)
+    bias = bias_of(Forgetting(4, 2), gates, Positions.count(6), Positions.count(6))
+    assert not bias.triu().any() and (bias.tril(-1) < 0).sum() == 2 * 15
+
+
+@pytest.mark.parametrize("start", [-2.0, 0.0, 3.0])
+def test_constant_gates_are_alibi_with_the_slope_of_their_logarithm(start: float) -> None:
+    encoding = Forgetting(6, 8, start=start, std=0.0).double()
+    gates = encoding.remember(torch.randn(1, 9, 6, dtype=torch.float64), COUNTED)["forgetting"]
+    bias = bias_of(encoding, gates, COUNTED, COUNTED).tril()
+    alibi = ALiBi(8).bias(9, dtype=torch.float64)[:, :1].tril() / ALiBi(8).slopes[0]
+    torch.testing.assert_close(bias, (alibi * math.log1p(math.exp(-start))).expand_as(bias), rtol=1e-6, atol=0)
+
+
+def test_a_gate_forgets_half_at_first_and_less_than_a_hundredth_when_it_starts_at_five() -> None:
+    x = torch.randn(1, 1, 6)
+    for start, kept in ((0.0, 0.5), (5.0, 0.993307)):
+        gate = Forgetting(6, 2, start=start, std=0.0).remember(x, Positions.count(1))["forgetting"]
+        assert gate.exp().flatten().tolist() == pytest.approx([kept, kept], abs=1e-6)
+
+
+def test_gates_are_the_log_sigmoid_of_one_token_alone() -> None:
+    encoding = Forgetting(4, 3, std=1.0).double()
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    gates = encoding.remember(x, Positions.count(5))["forgetting"].detach()
+    for b, h, t in ((0, 0, 0), (1, 2, 4), (0, 1, 3)):
+        z = float(encoding.weight[h].detach() @ x[b, t] + encoding.offset[h].detach())
+        assert gates[b, h, t].item() == pytest.approx(math.log(1 / (1 + math.exp(-z))), abs=1e-12)
+        assert encoding.formula_gate(x[b, t].tolist(), h) == pytest.approx(gates[b, h, t].item(), abs=1e-12)
+    assert encoding.formula_gate([1e3] * 4, 0) <= 0 and encoding.formula_gate([-1e3] * 4, 0) <= 0
+
+
+def test_the_sum_is_added_to_the_scaled_logit_and_does_not_multiply_the_weight() -> None:
+    encoding = Forgetting(4, 1)
+    query = Token([1.0, 2.0], 2.0, 2)
+    keys = [Token([3.0, 1.0], float(t), t, {"forgetting": gate}) for t, gate in enumerate((-9.0, -0.5, -0.25))]
+    # The key's own gate does not count, and neither is anything divided by the root of the width.
+    assert encoding.formula_logits(query, keys, 0, 0.1) == pytest.approx([0.5 - 0.75, 0.5 - 0.25, 0.5])
+    weights = encoding.formula_weights(encoding.formula_logits(query, keys, 0, 0.1), query, keys)
+    assert weights[0] / weights[2] == pytest.approx(math.exp(-0.75)) and math.fsum(weights) == pytest.approx(1)
+
+
+def test_with_a_cache_the_gates_before_it_still_count() -> None:
+    attention = Attention(12, 3, encoding=Forgetting(12, 3, std=1.0)).double()
+    x, cache = torch.randn(2, 8, 12, dtype=torch.float64), GrowingCache()
+    whole = attention(x, mask=masks.causal())
+    for start, stop in ((0, 5), (5, 6), (6, 8)):
+        chunk = Positions.count(stop - start, start)
+        got = attention(x[:, start:stop], positions=chunk, mask=masks.causal(), cache=cache)
+        torch.testing.assert_close(got, whole[:, start:stop], rtol=0, atol=1e-12)
+
+
+def test_a_token_that_the_mask_hides_is_forgotten_through_all_the_same() -> None:
+    attention = Attention(12, 3, encoding=Forgetting(12, 3, std=1.0)).double()
+    x = torch.randn(1, 4, 12, dtype=torch.float64)
+    seen = torch.tensor([True, False, True, True]).expand(4, 4).tril()
+    _, before = attention(x, mask=seen, weights=True)
+    x[:, 1] += 1
+    _, after = attention(x, mask=seen, weights=True)
+    assert not before[..., 1].any() and (before - after)[:, :, 3].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("way", ["bfloat16", "float16", "autocast"])
+def test_almost_open_gates_are_not_rounded_shut_in_half_precision(way: str) -> None:
+    encoding, x = Forgetting(8, 2, start=9.0, std=0.0), torch.randn(1, 4096, 8)
+    at = Positions.count(4096)
+    if way == "autocast":
+        with torch.autocast("cpu", torch.bfloat16):
+            gates = encoding.remember(x, at)["forgetting"]
+    else:
+        dtype = getattr(torch, way)
+        gates = encoding.to(dtype).remember(x.to(dtype), at)["forgetting"]
+    assert gates.dtype == torch.float32
+    # ln sigmoid(9) is -0.000123, far below a step of bfloat16 near 1; after 4,095 tokens half is left.
+    last = bias_of(encoding.float(), gates, at.rows(slice(4095, 4096)), at)[0, 0, 0, 0].item()
+    assert last == pytest.approx(-4095 * math.log1p(math.exp(-9)), rel=1e-3)
+
+
+def test_near_keys_keep_their_precision_after_a_hundred_thousand_tokens() -> None:
+    at = Positions.count(100_000)
+    gates = torch.full((1, 1, 100_000), -math.log(2))
+    near = bias_of(Forgetting(4, 1), gates, at.rows(slice(99_999, 100_000)), at)[0, 0, 0]
+    # A running sum of -69,315 in float32 has steps of 0.0078.
+    assert near[-4:].tolist() == pytest.approx([-3 * math.log(2), -2 * math.log(2), -math.log(2), 0], rel=1e-6)
+
+
+def test_every_layer_has_gates_of_its_own() -> None:
+    model = Decoder(vocab=5, dim=12, heads=3, layers=2, encoding="forgetting")
+    assert [tuple(p.shape) for name, p in model.named_parameters() if "encoding" in name] == [(3, 12), (3,)] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dim": 0}, "dim must be 1 or more, got 0"),
+        ({"heads": 0}, "heads must be 1 or more, got 0"),
+        ({"start": math.inf}, "start must be a finite number, got inf"),
+        ({"std": -1.0}, "std must be 0 or more, got -1.0"),
+    ],
+)
+def test_impossible_options_are_refused(options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Forgetting(**{"dim": 4, "heads": 2} | options)
+
+
+def test_other_widths_and_heads_are_refused() -> None:
+    with pytest.raises(ValueError, match="built for embeddings of 4 channels, got 5; build it with dim=5"):
+        Forgetting(4, 2).remember(torch.zeros(1, 3, 5), Positions.count(3))
+    with pytest.raises(ValueError, match="built for 2 heads, got 3; build it with heads=3"):
+        Attention(12, 3, encoding=Forgetting(12, 2))(torch.zeros(1, 3, 12))

@@ -1,0 +1,235 @@
+"""Exported files say what their models say: at other lengths than they were written down with, and behind a cache."""
+
+import json
+import warnings
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import write_exports
+from torch import Tensor
+
+from posenc import Decoder, Encoder, EncoderDecoder, Encoding, Positions, catalogue, masks
+from posenc.export import CannotExport, export
+from posenc.lab.experiments.models import Tagger
+from posenc.sizes import Sizes
+
+runtime = pytest.importorskip("onnxruntime", reason="posenc[onnx] is not installed")
+
+LENGTHS = (1, 7, 64, 200)
+SIZES = {"vocab": 11, "dim": 24, "heads": 4, "layers": 2, "max_len": 256}
+
+
+def decoder(spec: str, **sizes: Any) -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(**{**SIZES, **sizes}, encoding=spec).eval()
+
+
+class ByHand:
+    """An ONNX file as a stranger runs it, without posenc."""
+
+    def __init__(self, path: Path) -> None:
+        self.session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        self.inputs = {value.name: value for value in self.session.get_inputs()}
+        self.outputs = [value.name for value in self.session.get_outputs()]
+
+    def empty(self, batch: int) -> dict[str, Tensor]:
+        past = {"past_positions": torch.zeros(batch, 0, dtype=torch.long)}
+        for name, value in self.inputs.items():
+            if name.startswith("past."):
+                past[name] = torch.zeros([batch, value.shape[1], 0, *value.shape[3:]])
+        return past
+
+    def __call__(self, **given: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        found = self.session.run(self.outputs, {name: x.numpy() for name, x in given.items()})
+        named = {name: torch.from_numpy(x) for name, x in zip(self.outputs, found, strict=True)}
+        return named.pop("logits"), {name.replace("present", "past"): x for name, x in named.items()}
+
+    def step(self, ids: Tensor, positions: Tensor, past: dict[str, Tensor], **more: Tensor) -> Any:
+        return self(ids=ids.contiguous(), positions=positions.contiguous(), **past, **more)
+
+
+def greedily(graph: ByHand, ids: Tensor, at: Tensor, tokens: int) -> Tensor:
+    """ids [B, T] at positions [B, T] with so many more, the likeliest at each step."""
+    past, new = graph.empty(len(ids)), ids
+    for _ in range(tokens):
+        logits, past = graph.step(new, at, past)
+        new, at = logits[:, -1:].argmax(-1), at[:, -1:] + 1
+        ids = torch.cat((ids, new), 1)
+    return ids
+
+
+def told(path: Path) -> dict[str, str]:
+    """What a .pt2 file says of itself."""
+    torch.export.load(path, extra_files=(files := {"about.json": ""}))
+    return json.loads(files["about.json"])
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def holds(path: Path, model: Decoder, *, declared: bool = False) -> None:
+    """Whole, in two chunks, and step by step, at lengths that the graph was not written down with; and greedily."""
+    graph = ByHand(path)
+    for tokens in LENGTHS:
+        ids, at = torch.randint(11, (3, tokens)), torch.arange(tokens).repeat(3, 1)
+        more = {"horizon": torch.full((3,), tokens)} if declared else {}
+        expected = model(ids, positions=Positions.count(tokens).with_horizon(tokens if declared else None))
+        close(graph.step(ids, at, graph.empty(3), **more)[0], expected)
+        past, found = graph.empty(3), []
+        cuts = [0, *range(tokens // 2, tokens - 3), tokens] if tokens == 7 else [0, tokens // 2, tokens]
+        for here in (slice(a, b) for a, b in pairwise(cuts) if a < b):
+            logits, past = graph.step(ids[:, here], at[:, here], past, **more)
+            found.append(logits)
+        close(torch.cat(found, 1), expected)
+    if declared:
+        return
+    ids = torch.randint(11, (2, 5))
+    assert greedily(graph, ids, torch.arange(5).repeat(2, 1), 12).equal(model.generate(ids, 12))
+
+
+@pytest.mark.parametrize(
+    "spec, sizes",
+    [
+        ("rotary", {"kv_heads": 2, "window": (5, None), "sinks": True}),
+        ("learned + forgetting", {"layers": 1}),
+        ("on(fire, heads=(0, 2))", {"layers": 1}),
+    ],
+)
+def test_an_onnx_decoder_says_what_its_model_says(spec: str, sizes: dict, tmp_path: Path) -> None:
+    model, path = decoder(spec, **sizes), tmp_path / "model.onnx"
+    done = export(model, path, about={"task": "copy"})
+    assert done.difference < 1e-5 and done.lengths == LENGTHS
+    holds(path, model)
+    about = ByHand(path).session.get_modelmeta().custom_metadata_map
+    assert about["encoding"] == str(model.stack.encoding_of[0]) and about["task"] == "copy" and about["vocab"] == "11"
+    assert json.loads(about["sizes"])["dim"] == 24 and about["torch"] == torch.__version__
+    assert json.loads(about["inputs"]) == list(ByHand(path).inputs)
+    assert ByHand(path).inputs["past.0.key"].shape[::2] == ["batch", "past"]
+    # Prompts of different length, padded on the left.
+    ids, padding = torch.randint(11, (2, 6)), torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+    at = torch.where(padding == 1, padding.cumsum(1) - 1, -1)
+    assert greedily(ByHand(path), ids, at, 9).equal(model.generate(ids, 9, padding=padding))
+
+
+def test_a_horizon_is_an_input_where_the_encoding_depends_on_one(tmp_path: Path) -> None:
+    model = decoder("rotary(schedule=dynamic_ntk(trained_length=16))", layers=1)
+    holds(export(model, tmp_path / "model.onnx").path, model, declared=True)
+
+
+def test_a_pt2_file_runs_without_posenc_and_holds_no_operator_of_posenc(tmp_path: Path) -> None:
+    model = decoder("rotary + alibi")
+    path = export(model, tmp_path / "model.pt2").path
+    program = torch.export.load(path)
+    operators = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert operators and not [name for name in operators if "posenc" in name]
+    graph, heads = program.module(), torch.zeros(1, 4, 0, 6)
+    for tokens in LENGTHS:
+        ids, at = torch.randint(11, (1, tokens)), torch.arange(tokens)[None]
+        close(graph(ids, at, at[:, :0], heads, heads, heads, heads)[0], model(ids))
+    about = told(path)
+    assert (about["encoding"], about["axes"], about["kind"]) == ("rotary + alibi", "1", "decoder")
+    assert json.loads(about["inputs"])[:3] == ["ids", "positions", "past_positions"]
+
+
+def test_encoders_and_encoder_decoders_are_exported_whole(tmp_path: Path) -> None:
+    sizes = Sizes(dim=24, heads=4, layers=1, max_len=256)
+    for made in (Encoder(11, sizes, encoding="t5_bias"), Tagger(11, sizes, encoding="axial_rotary")):
+        done = export(made, tmp_path / "encoder.pt2")
+        assert done.lengths == LENGTHS and json.loads(done.about["inputs"]) == ["ids", "positions"]
+    ids, grid = torch.randint(11, (2, 12)), Positions.grid(3, 4).coords.repeat(2, 1, 1)
+    close(torch.export.load(done.path).module()(ids, grid), made.eval()(ids, positions=Positions.of(grid)))
+    both = EncoderDecoder(11, sizes, encoding="sinusoidal").eval()
+    done = export(both, tmp_path / "both.pt2")
+    assert json.loads(done.about["inputs"]) == ["source", "source_positions", "ids", "positions"]
+    graph, at, source = torch.export.load(done.path).module(), torch.arange(12).repeat(2, 1), torch.randint(11, (2, 5))
+    close(graph(source, at[:, :5], ids, at), both(source, ids))
+    close(graph(source, torch.tensor([[0, 1, 2, -1, -1]] * 2), ids, at), both(source[:, :3], ids))
+
+
+def test_a_decoder_on_a_grid_is_told_where_its_tokens_are(tmp_path: Path) -> None:
+    model = decoder("grid_bias(window=(3, 3))", layers=1)
+    path = export(model, tmp_path / "model.pt2").path
+    assert told(path)["axes"] == "2"
+    graph, ids, at = torch.export.load(path).module(), torch.randint(11, (1, 9)), Positions.grid(3, 3)
+    heads = torch.zeros(1, 4, 0, 6)
+    first, *past = graph(ids[:, :4], at.coords[:, :4], at.coords[:, :0], heads, heads)
+    second, *_ = graph(ids[:, 4:], at.coords[:, 4:], *past)
+    close(torch.cat((first, second), 1), model(ids, positions=at, mask=masks.causal()))
+
+
+class Reads(Encoding):
+    """One that goes by the numbers of a call."""
+
+    def embed(self, x: Tensor, at: Positions) -> Tensor:
+        return x * (2.0 if float(at.coords.sum()) > 3 else 1.0)
+
+
+class Counts(Encoding):
+    """One that goes by the length of a call, which torch lets through."""
+
+    def embed(self, x: Tensor, at: Positions) -> Tensor:
+        return x + torch.arange(x.shape[-1]) * (0.01 if torch.compiler.is_compiling() else 0.01 * at.tokens)
+
+
+def test_what_cannot_be_exported_is_refused_by_name_and_what_was_there_stays(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    path.write_text("before")
+    for encoding, why in (
+        (Reads(), r"Reads cannot be exported to \.pt2: its computation goes by the numbers of one call"),
+        (Counts(), r"Counts cannot be exported to \.pt2: its numbers there differ from the model's by .* 0\.0001 is"),
+    ):
+        with pytest.raises(CannotExport, match=why):
+            export(Decoder(**SIZES, encoding=encoding), path)
+    assert path.read_text() == "before" and [*tmp_path.iterdir()] == [path]
+
+
+class Lacks(Encoding):
+    """One whose operator ONNX does not have."""
+
+    def embed(self, x: Tensor, at: Positions) -> Tensor:
+        return x * torch.special.bessel_j1(at.coords.float())
+
+
+def test_an_operator_that_onnx_lacks_is_named(tmp_path: Path) -> None:
+    why = r"Lacks cannot be exported to \.onnx: ONNX has nothing for PyTorch's operator bessel_j1"
+    with pytest.raises(CannotExport, match=why):
+        export(Decoder(**SIZES, encoding=Lacks()), tmp_path / "model.onnx")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_wrong_calls_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"a file ending in \.onnx or \.pt2, got 'model\.onx'; did you mean '\.onnx'\?"
+    ):
+        export(decoder("none"), tmp_path / "model.onx")
+    with pytest.raises(ValueError, match=r"a cache belongs to a decoder, and a Encoder has none; leave it out"):
+        export(Encoder(**SIZES), tmp_path / "model.pt2", cached=True)
+    with pytest.raises(ValueError, match=r"a Linear is not called as model\(ids, positions=\.\.\.\); .* optimum-onnx"):
+        export(torch.nn.Linear(2, 2), tmp_path / "model.pt2")
+
+
+def test_a_model_is_as_it_was_afterwards(tmp_path: Path) -> None:
+    model = decoder("rotary", layers=1, dropout=0.5).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert export(model, tmp_path / "model.pt2", cached=False).difference < 1e-5
+    assert all(module.training for module in model.modules())
+
+
+def test_the_table_of_the_guide_names_every_encoding() -> None:
+    assert tuple(write_exports.rows()) == catalogue.names()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", write_exports.FORMS)
+@pytest.mark.parametrize("name", catalogue.names())
+def test_the_table_of_the_guide_is_what_is_found(name: str, form: str, tmp_path: Path) -> None:
+    said = write_exports.rows()[name][write_exports.FORMS.index(form)]
+    found = write_exports.found(name, form, tmp_path)
+    # The last digit of a difference is the machine's.
+    assert found.partition(", ")[2] == said.partition(", ")[2] and (", up to" in said or found == said)

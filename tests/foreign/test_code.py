@@ -1,0 +1,452 @@
+"""Code from files of one's own: run where a person names the file, and never because something that was read does."""
+
+import hashlib
+import importlib
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from posenc import Decoder, Encoding, Shape, build, catalogue, cli
+from posenc.catalogue import parse
+from posenc.checkpoints.inspection.inspect import inspect
+from posenc.foreign import CannotRead, code
+from posenc.lab import store
+from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.experiments.recipes import recipe
+from posenc.lab.results import report
+from posenc.lab.runs import checkpoint as checkpoints
+from posenc.lab.runs import record, single_run, train
+from posenc.lab.runs import settings as settings_of_lab
+from posenc.lab.sweeps import compare
+from posenc.lab.sweeps.engines import worker
+from posenc.specs import files_in, split
+
+SHAPE = Shape.of(dim=16, heads=2, max_len=8)
+
+MINE = '''
+from pathlib import Path
+
+from posenc import Encoding
+
+Path({ran!r}).touch()
+
+
+class Mine(Encoding):
+    """Adds a number to every channel."""
+
+    def __init__(self, step: float = 1.0) -> None:
+        super().__init__()
+        self.step = step
+
+    def embed(self, x, at):
+        return x + self.step
+'''
+
+
+@pytest.fixture
+def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with mine.py, which leaves the file `ran` behind when it is run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE.format(ran=str(tmp_path / "ran")))
+    return tmp_path / "ran"
+
+
+def small(spec: str) -> Experiment:
+    return recipe("copy", spec, steps=1, dim=16, heads=2, layers=1, train_length=2, batch=2, evaluate_every=1)
+
+
+def checkpoint(folder: Path, ran: Path, spec: str = "mine.py:Mine") -> None:
+    checkpoints.save(train.train(train.start(small(spec))), folder)
+    ran.unlink()
+    # As in another process, where the file would be run again.
+    for name in [name for name in sys.modules if name.startswith(code.MODULES)]:
+        del sys.modules[name]
+
+
+def facts_of(folder: Path) -> Path:
+    """The run.json of a checkpoint's last step."""
+    return folder / store.generations(folder)[-1] / "run.json"
+
+
+def planted(value: object, path: str) -> object:
+    """The value with a spec of one's own file in place of each string, and of each name."""
+    if isinstance(value, dict):
+        return {name: planted(one, path) for name, one in value.items()}
+    if isinstance(value, list):
+        return [planted(one, path) for one in value]
+    return path if isinstance(value, str) else value
+
+
+def with_one_string_planted(value: object, path: str) -> list:
+    """The value with the spec in place of one of its strings: all ways to do that."""
+    if isinstance(value, str):
+        return [path]
+    if isinstance(value, dict):
+        return [{**value, n: one} for n, kept in value.items() for one in with_one_string_planted(kept, path)]
+    if isinstance(value, list):
+        every = [(place, one) for place, kept in enumerate(value) for one in with_one_string_planted(kept, path)]
+        return [[*value[:place], one, *value[place + 1 :]] for place, one in every]
+    return []
+
+
+# What was read runs nothing
+
+
+def test_a_run_that_names_code_runs_none_and_says_what_to_type(ran: Path, tmp_path: Path) -> None:
+    checkpoint(tmp_path / "run", ran)
+    digest = hashlib.sha256(Path("mine.py").read_bytes()).hexdigest()
+    with pytest.raises(CannotRead) as refused:
+        single_run.continue_prompt(Path("run"), "a|", 1, 0.0, None, 0)
+    said, _, command = str(refused.value).rpartition(": posenc ")
+    assert said == (
+        f"{facts_of(Path('run'))}: it asks for code from the file 'mine.py' (SHA-256 {digest[:16]} in the run, "
+        f"SHA-256 {digest[:16]} here), and none is run that you have not named yourself; read the file, and if you "
+        f"trust it"
+    )
+    assert not ran.exists()
+    assert cli.main([*shlex.split(command), "--prompt", "a|", "--tokens", "1"]) == 0 and ran.exists()
+
+
+@pytest.mark.parametrize("command", [["generate", "run"], ["train", "rotary", "--task", "copy", "--out", "run"]])
+def test_no_verb_runs_the_code_that_a_folder_brings(command, ran: Path, tmp_path: Path, capsys) -> None:
+    checkpoints.save(train.start(small("rotary")), tmp_path / "run")
+    facts, _ = store.read_json(facts_of(tmp_path / "run"))
+    facts["experiment"]["spec"] = "rotary + run/evil.py:Mine"
+    facts_of(tmp_path / "run").write_bytes(store.sealed(facts))
+    (tmp_path / "mine.py").rename(tmp_path / "run" / "evil.py")
+    assert cli.main(command) == 2
+    assert "it asks for code from the file 'run/evil.py'" in capsys.readouterr().err and not ran.exists()
+
+
+def test_the_person_who_names_the_file_gets_the_run(ran: Path, tmp_path: Path, capsys) -> None:
+    checkpoint(tmp_path / "run", ran)
+    for named in ("mine.py", "./mine.py", str(tmp_path / "mine.py"), "mine.py:Mine"):
+        assert cli.main(["generate", "run", "--prompt", "a|", "--tokens", "1", "--trust", named]) == 0
+        answer = capsys.readouterr()
+        assert answer.out.startswith("a|") and answer.err == ""
+
+
+def test_a_trusted_file_is_the_same_file_under_any_name_and_no_other_under_its_name(
+    ran: Path, tmp_path: Path, capsys
+) -> None:
+    checkpoint(tmp_path / "run", ran)
+    mine = tmp_path / "mine.py"
+    (tmp_path / "link.py").symlink_to("mine.py")
+    (tmp_path / "copy.py").write_text(mine.read_text())
+    (tmp_path / "evil.py").write_text(mine.read_text() + "# another\n")
+    (tmp_path / "sub").mkdir()
+
+    def answer(*trusted: str) -> tuple[int, str]:
+        ended = cli.main(["generate", "run", "--prompt", "a|", "--tokens", "1", "--trust", *trusted])
+        return ended, capsys.readouterr().err
+
+    for same in ("link.py", "sub/../mine.py", "copy.py link.py"):
+        assert answer(*same.split()) == (0, "")
+    ended, said = answer("copy.py")
+    assert ended == 2 and "none is run that you have not named yourself" in said
+    ended, said = answer("mine.py", "nowhere.py")
+    assert ended == 2 and said == "posenc: nowhere.py: there is no such file\n"
+    # Now the name leads to another file: whoever trusts the name hears of it, whoever trusted the file is asked again.
+    mine.rename(tmp_path / "original.py")
+    mine.symlink_to("evil.py")
+    for named in ("mine.py", "evil.py"):
+        ended, said = answer(named)
+        assert ended == 0 and said.startswith("mine.py is not what it was for this run (SHA-256 ")
+    ended, said = answer("original.py")
+    assert ended == 2 and "it asks for code from the file 'mine.py'" in said
+    mine.unlink()
+    mine.symlink_to("mine.py")
+    ended, said = answer("mine.py")
+    assert ended == 2 and said.startswith("posenc: mine.py: it cannot be opened (") and said.count("\n") == 1
+
+
+def test_what_a_trusted_file_imports_comes_from_where_python_looks_and_never_from_the_run(
+    ran: Path, tmp_path: Path, capsys
+) -> None:
+    checkpoint(tmp_path / "run", ran)
+    (tmp_path / "mine.py").write_text("import a_sibling_of_the_run\n" + (tmp_path / "mine.py").read_text())
+    for folder in (tmp_path / "run", facts_of(tmp_path / "run").parent):
+        (folder / "a_sibling_of_the_run.py").write_text("")
+    importlib.invalidate_caches()
+    assert cli.main(["generate", "run", "--prompt", "a|", "--trust", "mine.py"]) == 2
+    assert "No module named 'a_sibling_of_the_run'" in capsys.readouterr().err and not ran.exists()
+
+
+def test_a_file_that_has_changed_is_said(ran: Path, tmp_path: Path, capsys) -> None:
+    checkpoint(tmp_path / "run", ran)
+    (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text() + "# another\n")
+    assert cli.main(["generate", "run", "--prompt", "a|", "--tokens", "1", "--trust", "mine.py"]) == 0
+    assert "mine.py is not what it was for this run (SHA-256 " in capsys.readouterr().err
+    again = ["train", "mine.py:Mine", "--task", "copy", "--out", "run", "--steps", "1", "--dim", "16"]
+    assert cli.main(again) == 2
+    assert "then, " in (said := capsys.readouterr().err) and "put the old file back, or choose another folder" in said
+
+
+def test_a_path_of_a_run_means_the_file_that_was_named_or_none(ran: Path, tmp_path: Path, monkeypatch) -> None:
+    """In another folder the same relative path is another file."""
+    checkpoint(tmp_path / "run", ran)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "mine.py").rename(tmp_path / "elsewhere" / "original.py")
+    (tmp_path / "elsewhere" / "mine.py").write_text("raise SystemExit('the wrong file')")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(CannotRead, match=r"it asks for code from the file 'mine.py'"):
+        single_run.continue_prompt(tmp_path / "run", "a|", 1, 0.0, None, 0, own=["original.py"])
+    assert not ran.exists()
+
+
+def test_the_same_command_goes_on_and_a_worker_gets_the_same_trust(ran: Path, tmp_path: Path, capsys) -> None:
+    again = ["train", "mine.py:Mine(step=2)", "--task", "copy", "--steps", "2", "--dim", "16", "--heads", "2"]
+    again += ["--train-length", "2", "--out", "run"]
+    assert cli.main(again) == 0 and cli.main(again) == 0
+    assert "going on at step 2 of 2" in capsys.readouterr().err
+    experiment = small("mine.py:Mine")
+    worker.run_one(experiment, "key", tmp_path / "records", lambda **news: None)
+    (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text() + "# another\n")
+    with pytest.raises(ValueError, match=r"mine.py is not what it was for this run"):
+        worker.run_one(experiment, "key", tmp_path / "records", lambda **news: None)
+
+
+def test_runs_and_records_carry_the_hash_of_the_file(ran: Path, tmp_path: Path) -> None:
+    checkpoint(tmp_path / "run", ran)
+    files = {"mine.py": hashlib.sha256(Path("mine.py").read_bytes()).hexdigest()}
+    assert json.loads(facts_of(tmp_path / "run").read_text())["experiment"]["own_files"] == files
+    assert small("mine.py:Mine").to_dict()["own_files"] == files and "own_files" not in small("rotary").to_dict()
+    data = json.loads(json.dumps(small("mine.py:Mine").to_dict()))
+    assert Experiment.from_dict(data, ["mine.py"]) == small("mine.py:Mine")
+    del data["own_files"]
+    assert Experiment.from_dict(data, ["mine.py"]) == small("mine.py:Mine")
+    with pytest.raises(CannotRead, match=rf"'mine\.py' \(SHA-256 {files['mine.py'][:16]} here\), and none is run"):
+        Experiment.from_dict(data)
+
+
+def test_a_spec_anywhere_in_what_was_read_runs_nothing(ran: Path, tmp_path: Path) -> None:
+    """Each string of a run, of a record and of a folder's settings in turn is a spec of a file that would be run."""
+    run = train.train(train.start(small("rotary")))
+    checkpoints.save(run, tmp_path / "run")
+    file = facts_of(tmp_path / "run")
+    facts, _ = store.read_json(file)
+    for data in with_one_string_planted(facts, "mine.py:Mine"):
+        # Who can write a folder can write its checksums too.
+        file.write_bytes(store.sealed(data))
+        try:
+            checkpoints.load(tmp_path / "run")
+        except ValueError:
+            pass
+    assert not ran.exists()
+
+
+@pytest.mark.slow
+def test_a_report_runs_nothing_that_records_and_settings_name(ran: Path, tmp_path: Path) -> None:
+    run = train.train(train.start(small("rotary")))
+    found = json.loads(json.dumps(record.of(run, 0.0)))
+    settings = json.loads(json.dumps(settings_of_lab.Settings(("rotary",), ("copy",)).to_dict()))
+    for data in (planted(found, "mine.py:Mine"), *with_one_string_planted(found, "mine.py:Mine")):
+        for chosen in (planted(settings, "mine.py:Mine"), settings):
+            try:
+                report.write(settings_of_lab.in_reading_order([data], chosen), tmp_path / "out", chosen)
+            except (ValueError, KeyError, TypeError):
+                pass
+    assert not ran.exists()
+
+
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "max_position_embeddings": 32,
+    "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    "posenc_encoding": "rotary",
+}
+
+
+def test_a_config_runs_nothing_wherever_it_names_code(ran: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    for data in with_one_string_planted(CONFIG, "rotary + mine.py:Mine"):
+        (tmp_path / "config.json").write_text(json.dumps(data))
+        try:
+            inspect(tmp_path)
+        except CannotRead:
+            pass
+    assert not ran.exists()
+
+
+def test_a_config_that_names_code_is_answered_with_a_sentence(ran: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"posenc_encoding": ["mine.py:Mine"]}))
+    with pytest.raises(
+        CannotRead, match=r"it asks for code from the file 'mine.py', and none is run that a checkpoint"
+    ):
+        inspect(tmp_path)
+    assert not ran.exists()
+
+
+def test_a_live_model_whose_config_names_code_is_not_attached_to(ran: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from posenc.checkpoints import attach
+
+    sizes = {name: CONFIG[name] for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")}
+    config = transformers.LlamaConfig(**sizes, intermediate_size=8, vocab_size=8, posenc_encoding="mine.py:Mine")
+    with pytest.raises(CannotRead, match="none is run that a checkpoint names"):
+        attach(transformers.LlamaForCausalLM(config))
+    assert not ran.exists()
+
+
+def test_a_spec_that_was_read_may_name_only_what_a_person_has_named(ran: Path) -> None:
+    for spec in (
+        "mine.py:Mine",
+        "rotary + 'mine.py:Mine'(step=2)",
+        "rerope(mine.py:Mine)",
+        "on(mine.py:Mine, heads=0)",
+    ):
+        with pytest.raises(CannotRead, match=r"'mine.py:Mine', and code that a file names is run only where you name"):
+            parse(spec, own=())
+    assert not ran.exists()
+    assert parse("rotary + mine.py:Mine", own=["./mine.py"]).parts[1].name == "mine.py:Mine" and ran.exists()
+
+
+# Paths in specs
+
+
+@pytest.mark.parametrize(
+    ("path", "written"),
+    [
+        ("mine.py", "{}:Mine"),
+        ("a folder with spaces/mine.py", "{}:Mine"),
+        ("a+b (c), d/mine.py", "'{}:Mine'"),
+        ("it's/mine.py", '"{}:Mine"'),
+        ("_path_0.py", "{}:Mine"),
+        ("päth=日本/mine.py", "{}:Mine"),
+    ],
+)
+def test_any_path_can_be_named_and_is_printed_as_it_is_read(path: str, written: str, ran: Path, tmp_path: Path) -> None:
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).write_text((tmp_path / "mine.py").read_text())
+    spec = written.format(path)
+    for whole in (spec, f"{spec}(step=3.0)", f" rotary +{spec} + alibi"):
+        made = build(whole, SHAPE)
+        assert files_in(whole) == [path] and repr(build(repr(made), SHAPE)) == repr(made)
+    assert parse(f"rerope({spec}(step=2), window=3)").parts[0].name == f"{path}:Mine"
+    assert split(f"rotary(base=3), {spec}(step=2),none") == ["rotary(base=3)", f"{spec}(step=2)", "none"]
+    assert Decoder(5, dim=16, heads=2, layers=1, encoding=spec).stack.added[0].step == 1.0
+
+
+@pytest.mark.parametrize("spec", ["_path_0", "rotary + _path_3", "_path_x(a=1)", "mine.py:Mine + _path_0"])
+def test_a_name_that_stood_for_a_path_once_is_a_name_like_any_other(spec: str, ran: Path) -> None:
+    with pytest.raises(ValueError, match=r"no encoding named '_path_\w'"):
+        parse(spec)
+
+
+def test_a_string_that_names_no_file_is_no_encoding() -> None:
+    for spec in ("'rotary'", "'rotary'(base=3)", "rotary + 'mine.py'"):
+        with pytest.raises(ValueError, match="is not an encoding; write for example"):
+            parse(spec)
+
+
+# What a file of one's own can do wrong
+
+
+def test_what_a_file_holds_now_is_what_is_run(ran: Path, tmp_path: Path) -> None:
+    first = build("mine.py:Mine", SHAPE)
+    (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text().replace("x + self.step", "x - self.step"))
+    second = build("mine.py:Mine", SHAPE)
+    x = torch.zeros(1, 2, 16)
+    assert first(x)[0, 0, 0] == 1 and second(x)[0, 0, 0] == -1
+
+
+BROKEN = {
+    "forgets its base": ("    def __init__(self):\n        pass", "mine.py:Mine: its __init__ has to begin with super"),
+    "leaves at once": ("    raise SystemExit(0)", "'mine.py' could not be imported: SystemExit: 0"),
+    "leaves silently": ("    import sys; sys.exit()", "'mine.py' could not be imported: SystemExit"),
+    "leaves later": ("    def embed(self, x, at):\n        raise SystemExit(0)", "'mine.py:Mine' fails, in line "),
+    "knows no name": (
+        "    def embed(self, x, at):\n        return unknown",
+        "NameError: name 'unknown' is not defined",
+    ),
+    "cannot be built": ("    def __init__(self):\n        1 / 0", "fails, in line "),
+    "returns nothing": ("    def by_distance(self, delta):\n        return None", "'mine.py:Mine' fails"),
+    "is told at length": ("    raise ArithmeticError('far too long' * 999)", "'mine.py' could not be imported: Arith"),
+    "is not Python": ("    def", "'mine.py' could not be imported: SyntaxError: "),
+}
+
+
+@pytest.mark.parametrize("verb", ["order", "show", "check", "train", "compare"])
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_file_of_ones_own_is_one_sentence_for_every_verb(
+    verb, what, ran, tmp_path, capsys, monkeypatch
+) -> None:
+    source, words = BROKEN[what]
+    (tmp_path / "mine.py").write_text(f"from posenc import Encoding\n\n\nclass Mine(Encoding):\n    'x'\n{source}\n")
+    monkeypatch.setattr(compare, "run_all", lambda runs, *_, **__: train.train(train.start(runs[0])))
+    sizes = ["--steps", "1", "--dim", "16", "--heads", "2", "--train-length", "2"]
+    more = {
+        "check": ["--promise", "a_cache_changes_nothing"],
+        "show": ["--tokens", "4", "--dim", "16", "--heads", "2"],
+        "train": ["--task", "copy", *sizes],
+        "compare": ["--tasks", "copy", *sizes],
+    }
+    arguments = ["compare", "--encodings", "mine.py:Mine"] if verb == "compare" else [verb, "mine.py:Mine"]
+    ended = cli.main([*arguments, *more.get(verb, [])])
+    answer = capsys.readouterr()
+    if verb in ("check", "show") and ended != 2:
+        # Promises tell of errors themselves, and pictures need not call what is broken.
+        assert what in ("leaves later", "knows no name", "returns nothing")
+        return
+    assert ended == 2 and len(answer.err.splitlines()) == 1 and len(answer.err) < 600
+    assert answer.err.startswith("posenc: ") and words in answer.err
+
+
+@pytest.mark.parametrize("wrong", ["int('x')", "raise ValueError('heads must be even')"])
+def test_a_value_error_of_a_file_of_ones_own_is_told_with_its_line(wrong: str, tmp_path) -> None:
+    (tmp_path / "mine.py").write_text(f"def make():\n    {wrong}\n")
+    make = code.imported(str(tmp_path / "mine.py")).make
+    with pytest.raises(ValueError, match=r"'mine.py:Mine' fails, in line 2 of '.*mine.py': ValueError: (inv|heads m)"):
+        with code.own_errors(["order", "mine.py:Mine"]):
+            make()
+
+
+def test_errors_of_ours_stay_what_they_are() -> None:
+    with pytest.raises(ArithmeticError), code.own_errors(["order", "rotary"]):
+        raise ArithmeticError
+    with pytest.raises(SystemExit), code.own_errors(["order", "rotary"]):
+        raise SystemExit(0)
+    home = catalogue.ENCODINGS.home
+    assert issubclass(catalogue.find(f"{home}/rotary.py:Rotary"), Encoding)
+
+
+@pytest.mark.parametrize(
+    ("source", "module", "meant"),
+    [
+        ("raise ValueError('a sentence')", "posenc.lab.runs.train", True),
+        ("raise ValueError('a sentence')", f"{code.MODULES}mine_1", True),
+        (
+            "try:\n    int('x')\nexcept ValueError as error:\n    raise ValueError('a sentence') from error",
+            "posenc",
+            True,
+        ),
+        ("raise ValueError('not ours')", "posencoder.lab", False),
+        ("raise ValueError('not ours')", "torch.nn", False),
+        ("int('x')", "torch.nn", False),
+        ("import json; json.loads('{')", "posenc.lab.runs.train", False),
+        ("import torch; torch.zeros(2).view(3)", "posenc.lab.runs.train", True),
+        ("def more():\n    yield int('x')\nlist(more())", f"{code.MODULES}mine_1", True),
+        (
+            "def more():\n    raise ValueError('a sentence')\nlist(map(lambda x: more(), 'x'))",
+            "posenc.lab.runs.train",
+            True,
+        ),
+    ],
+)
+def test_an_error_is_meant_for_a_person_where_code_of_ours_or_theirs_began_it(source, module, meant) -> None:
+    with pytest.raises((ValueError, RuntimeError)) as found:
+        exec(source, {"__name__": module})
+    assert code.is_meant(found.value) is meant
+
+
+def test_an_error_that_nobody_raised_is_not_meant() -> None:
+    assert not code.is_meant(ValueError("never raised"))

@@ -1,0 +1,167 @@
+"""Rules of the source that import-linter cannot say; which room may import which stands in pyproject.toml alone."""
+
+import ast
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import posenc
+from posenc import Shape, catalogue
+
+HOME = Path(posenc.__file__).parent
+FILES = {file.relative_to(HOME).with_suffix("").as_posix(): file for file in sorted(HOME.rglob("*.py"))}
+SHIPPED = [name.split("/")[1] for name in FILES if name.startswith("encodings/") and not name.endswith("__init__")]
+
+
+def room_of(module: str) -> str:
+    return module.split("/")[0]
+
+
+def imports_of(file: Path) -> set[str]:
+    """The top-level names of the packages that a file imports anywhere, except for type checkers alone."""
+    names: set[str] = set()
+    waiting: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add("." * node.level + (node.module or ""))
+        if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            waiting.extend(ast.iter_child_nodes(node))
+    return {name if name.startswith(".") else name.partition(".")[0] for name in names}
+
+
+def test_imports_name_the_whole_path() -> None:
+    assert not [module for module, file in FILES.items() if any(name.startswith(".") for name in imports_of(file))]
+
+
+NAMELESS = "sizes inputs attention embedding generation model hand_outs".split()
+NAMELESS += "kernels cache encoding biases keys score_mods masks positions".split()
+
+
+class Wordless(ast.NodeTransformer):
+    """Takes what talks to people out of code: docstrings, and the errors, which may give an example."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST:
+        return ast.Pass() if isinstance(node.value, ast.Constant) else node
+
+    def visit_Raise(self, node: ast.Raise) -> ast.AST:
+        return ast.Pass()
+
+
+def code_of(file: Path) -> str:
+    """The code of a file without comments, docstrings and errors."""
+    return ast.unparse(Wordless().visit(ast.parse(file.read_text(encoding="utf-8"))))
+
+
+def names_of_encodings(module: str) -> Iterator[str]:
+    """The encodings that the code of a module names, as a class, as a word or as a string."""
+    code = code_of(FILES[module])
+    if module in ("attention", "model"):
+        # A default is a choice for the user and no decision of the code.
+        code = re.sub(r"(cross_)?encoding: (LayerSpec|Spec \| None)='\w+'", "", code)
+    words = set(re.findall(r"[A-Za-z_]\w*", code))
+    yield from words & set(catalogue.class_names())
+    # "none" and "learned" are also plain words; as strings they would be names.
+    yield from words & (set(SHIPPED) - {"none", "learned"})
+    yield from set(re.findall(r"'(\w+)'", code)) & set(SHIPPED)
+
+
+def test_no_encoding_is_known_by_name_outside_its_own_file() -> None:
+    named = {module: sorted(names_of_encodings(module)) for module in FILES if room_of(module) in NAMELESS}
+    assert not {module: names for module, names in named.items() if names}
+
+
+def test_sizes_come_in_one_order_and_options_by_name() -> None:
+    """So that MixedRotary(8, 64), as Polar(8, 64), is eight heads of 64, and no number is taken for another."""
+    order = ["encoding", *Shape(1, 1, 1, 1).options]
+    for name in catalogue.names():
+        parameters = list(inspect.signature(catalogue.find(name).__init__).parameters.values())[1:]
+        sizes = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+        assert set(sizes) <= set(order) and sizes == sorted(sizes, key=order.index), name
+
+
+def test_no_encoding_is_asked_for_its_type() -> None:
+    for module in ("attention", "model", "kernels/__init__", "kernels/reference", "kernels/sdpa"):
+        types = set(re.findall(r"isinstance\(\w*encoding\w*, (\w+)\)", code_of(FILES[module])))
+        assert types <= {"Encoding", "Compose", "str"}, module
+
+
+def test_every_file_says_what_it_is() -> None:
+    silent = []
+    for module, file in FILES.items():
+        source = file.read_text(encoding="utf-8")
+        words = ast.get_docstring(ast.parse(source)) or ""
+        # A file that only makes a folder a package has nothing to say.
+        if source.strip() and not words.partition("\n")[0].endswith("."):
+            silent.append(module)
+    assert not silent, "the first line of a file says in one sentence what it is; run.py tree prints it"
+
+
+def test_there_is_no_room_for_everything() -> None:
+    assert not [module for module in FILES if re.search(r"(^|/)(utils?|helpers?|common|misc)$", module)]
+
+
+def test_an_encoding_file_holds_one_encoding_with_its_source_and_formula() -> None:
+    for name in SHIPPED:
+        cls = catalogue.find(name)
+        # What was never a paper names where it can be read.
+        assert re.search(r"arXiv:\d{4}\.\d{4,5}|\.(com|ai|fm)/\S", cls.source), name
+        assert cls.__doc__ and "Source:" in cls.__doc__, name
+
+
+HEAVY = {"numpy", "matplotlib", "rich", "tyro", "jinja2", "safetensors", "transformers", "pandas", "scipy", "mpmath"}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> list[set[str]]:
+    """What two statements load in a fresh interpreter, one after the other, besides what torch loads by itself."""
+    public = "import posenc; posenc.names(); dir(posenc); posenc.Attention, posenc.Decoder, posenc.schedules"
+    loads = "print(*sorted(set(sys.modules) - before))"
+    script = f"import sys, torch; before = set(sys.modules); {public}; {loads}; posenc.Rotary; {loads}"
+    environment = os.environ | {"PYTHONPATH": str(HOME.parent)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return [set(line.split()) for line in done.stdout.splitlines()]
+
+
+def encodings_in(modules: set[str]) -> set[str]:
+    return {module.rpartition(".")[2] for module in modules if module.startswith("posenc.encodings.")}
+
+
+def test_importing_is_light_and_loads_no_encoding(loaded: list[set[str]]) -> None:
+    assert "posenc.model" in loaded[0]
+    assert not {module.split(".")[0] for module in loaded[0]} & HEAVY
+    assert not encodings_in(loaded[0])
+    assert not {
+        one for modules in loaded for one in modules if re.match(r"posenc\.(schedules|coordinate_maps)\.[a-z]", one)
+    }
+    late = re.compile(r"posenc\.(lab|lessons|explorer|checkout|plain|cli|terminal|testing|checkpoints)\b")
+    assert not {module for module in loaded[0] if late.match(module)}
+
+
+def test_an_encoding_loads_itself_and_no_other(loaded: list[set[str]]) -> None:
+    assert encodings_in(loaded[1]) == {"rotary"}
+
+
+FOR_PEOPLE = ("lab", "checkout", "checkpoints", "explorer", "export", "lessons", "plain", "cli", "terminal")
+
+
+def test_the_library_needs_torch_and_nothing_else() -> None:
+    needed = {}
+    for module, file in FILES.items():
+        if room_of(module) in (*FOR_PEOPLE, "__init__", "__main__"):
+            continue
+        # The contract suite is for those who test; a GPU's compiler comes with PyTorch where there is a GPU.
+        allowed = {"pytest", "hypothesis", "mpmath"} if room_of(module) == "testing" else set()
+        allowed |= {"triton"} if module == "kernels/rotate_pairs_triton" else set()
+        if others := imports_of(file) - {"posenc", "torch", *sys.stdlib_module_names} - allowed:
+            needed[module] = others
+    assert not needed

@@ -1,0 +1,336 @@
+"""Biases that read content, in blocks: against the whole matrix of the same bias, values and gradients, float64."""
+
+import itertools
+import math
+from functools import cached_property
+
+import pytest
+import torch
+
+from posenc import masks
+from posenc.biases import total
+from posenc.catalogue import build
+from posenc.encoding import Encoding, Shape
+from posenc.kernels import blocked
+from posenc.kernels.bias_in_blocks import Block
+from posenc.kernels.block_sizes import SIZES
+from posenc.keys import Keys
+from posenc.positions import Positions
+from posenc.score_mods import dot_products, index_grids, look_up
+
+SHAPE = Shape(dim=10, heads=3, head_dim=4, max_len=64)
+CAUSAL, BOTH, WINDOW = masks.causal(), masks.bidirectional(), masks.window(6)
+NEARBY = masks.window(4, causal=False)
+
+PRODUCTS, LEVELS, PAIRS, DISTANCES = "products in a row", "levels in a row", "pairs", "distances in a row"
+FACTORED, COUNTS = "factored", "counts in a row"
+WAYS = {
+    "shaw(values=False, max_distance=3)": (PRODUCTS,),
+    "shaw(values=False, max_distance=40)": (PRODUCTS,),
+    "shaw(values=False, max_distance=3, mutual=True)": (PAIRS,),
+    "inkling(max_distance=5, rank=3)": (PRODUCTS,),
+    "inkling(max_distance=40, rank=3)": (PRODUCTS,),
+    "transformer_xl": (PRODUCTS, PRODUCTS),
+    "transformer_xl(max_distance=4.5, layout=interleaved)": (PRODUCTS, PRODUCTS),
+    "deberta(buckets=6, max_distance=9, terms=content_to_position)": (PRODUCTS,),
+    "deberta(buckets=6, max_distance=9)": (PRODUCTS, PRODUCTS),
+    "deberta(buckets=6, max_distance=9, terms=position_to_content)": (PRODUCTS,),
+    "deberta(buckets=6, max_distance=9, mirror=False)": (PRODUCTS, PRODUCTS),
+    "tupe": (FACTORED,),
+    "on(tupe, heads=(0, 2))": (FACTORED,),
+    "forgetting": (LEVELS,),
+    "fire(length=5)": (PAIRS,),
+    "contextual(positions=4)": (COUNTS,),
+    "shaw(values=False, max_distance=3) + rotary": (PRODUCTS,),
+    "forgetting + rotary": (LEVELS,),
+    "forgetting + alibi": (LEVELS, DISTANCES),
+    "forgetting + shaw(values=False, max_distance=3)": (LEVELS, PRODUCTS),
+    "fire(length=5) + tupe": (PAIRS, FACTORED),
+    "fire + tupe": (FACTORED, DISTANCES),
+    "shaw(values=False, max_distance=3) + inkling(max_distance=5) + t5_bias": (PRODUCTS, PRODUCTS, DISTANCES),
+    "transformer_xl + alibi + t5_bias": (PRODUCTS, PRODUCTS, DISTANCES),
+    "transformer_xl(max_distance=2) + forgetting + alibi": (PRODUCTS, PRODUCTS, LEVELS, DISTANCES),
+    "transformer_xl(max_distance=2) + alibi": (PRODUCTS, PRODUCTS, DISTANCES),
+    "on(shaw(values=False), heads=(0, 2))": (PRODUCTS,),
+    "on(deberta(buckets=6, max_distance=9), heads=(0, 2)) + on(alibi, heads=(2, 1))": (PRODUCTS, PRODUCTS, DISTANCES),
+    "on(transformer_xl, heads=(1,)) + forgetting": (PRODUCTS, PRODUCTS, LEVELS),
+}
+"""How each is evaluated where tokens stand in a row."""
+
+
+@pytest.fixture(autouse=True)
+def few_keys_are_far():
+    """Far keys, and few queries at a time, at sizes that a test can afford."""
+    with SIZES.set_to(far=1, pairs_of_content=250, columns=3):
+        yield
+
+
+def encoding_for(spec: str) -> Encoding:
+    torch.manual_seed(3)
+    encoding = build(spec, SHAPE).double()
+    for parameter in encoding.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
+    return encoding
+
+
+class Case:
+    """Queries and keys of an encoding, with what it remembers of them; every leaf wants a gradient."""
+
+    def __init__(self, spec: str, at: Positions, keys_at: Positions, batch: int = 2, kv_heads: int = 3) -> None:
+        self.encoding, self.at, self.keys_at = encoding_for(spec), at, keys_at
+        torch.manual_seed(5)
+        H, D = SHAPE.heads, SHAPE.head_dim
+
+        def leaf(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+        self.q, self.k = leaf(batch, H, at.tokens, D), leaf(batch, kv_heads, keys_at.tokens, D)
+        self.x, self.y = leaf(batch, at.tokens, SHAPE.dim), leaf(batch, keys_at.tokens, SHAPE.dim)
+        self.leaves = [self.q, self.k, self.x, self.y, *self.encoding.parameters()]
+
+    def keys(self) -> Keys:
+        own = self.encoding.remember(self.x, self.at)
+        memo = self.encoding.remember(self.y, self.keys_at)
+        return Keys(self.k, self.k, self.keys_at, memo, own)
+
+    def dense(self) -> torch.Tensor:
+        bias = total(self.encoding.biases(self.q, self.at, self.keys()), torch.float64)
+        assert bias is not None
+        return bias.expand(len(self.q), SHAPE.heads, self.at.tokens, self.keys_at.tokens)
+
+    @cached_property
+    def whole(self) -> torch.Tensor:
+        with torch.no_grad():
+            return self.dense()
+
+    def in_blocks(self, mask):
+        """How the bias is had in blocks, and the plan of blocks."""
+        keys = self.keys()
+        return blocked.how(self.encoding.biases(self.q, self.at, keys), self.q, self.at, keys, mask)
+
+
+def blocks_of(plan, rows: int, by_row: bool = False):
+    """The blocks of so many queries that a kernel goes through, or each row of the batch by itself."""
+    for block in plan.blocks(rows):
+        step = 1 if by_row else block.batch.stop - block.batch.start
+        for first in range(block.batch.start, block.batch.stop, step):
+            yield block._replace(batch=slice(first, first + step))
+
+
+def last_first(x: torch.Tensor) -> torch.Tensor:
+    return x.flip(2)
+
+
+IN_A_ROW = {
+    "itself": (Positions.count(13), Positions.count(13), (CAUSAL, BOTH, WINDOW, NEARBY)),
+    "a short last block": (Positions.count(18), Positions.count(18), (CAUSAL,)),
+    "behind a cache": (Positions.count(5, 12), Positions.count(17), (CAUSAL, WINDOW)),
+    "before the last keys": (Positions.count(5, 3), Positions.count(19), (CAUSAL, BOTH)),
+    "one query": (Positions.count(1, 5), Positions.count(6), (CAUSAL,)),
+    "few keys": (Positions.count(9), Positions.count(4), (BOTH,)),
+    "keys of a later start": (Positions.count(9, 4), Positions.count(8, 6), (CAUSAL, WINDOW)),
+}
+
+
+def anywhere():
+    torch.manual_seed(11)
+    padded = Positions.padded(torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 1, 1, 1, 1, 0]]))
+    yield "padding", padded, padded
+    packed = Positions.packed([4, 1, 5])
+    yield "packing", packed, packed
+    yield "fractional", Positions.of(torch.rand(2, 8) * 9), Positions.of(torch.rand(2, 11) * 9)
+    shuffled = Positions.of(torch.randperm(9))
+    yield "one place for all rows of queries", Positions.of(torch.rand(8) * 9), Positions.of(torch.rand(2, 11) * 9)
+    yield "shuffled", shuffled, shuffled
+
+
+def values_of(bias, plan, case: Case, rows: int, in_parts: bool, by_row: bool = False) -> torch.Tensor:
+    out = torch.full((len(case.q), SHAPE.heads, case.at.tokens, case.keys_at.tokens), math.nan, dtype=torch.float64)
+    for block in blocks_of(plan, rows, by_row):
+        if not in_parts:
+            for first in range(block.keys.start, block.keys.stop, 5):
+                keys = slice(first, min(first + 5, block.keys.stop))
+                values = bias.block(block._replace(keys=keys))
+                there = out[block.batch, :, block.rows, keys]
+                there.copy_(last_first(values.expand(there.shape)))
+            continue
+        stop = block.keys.start
+        for part in bias.parts(block):
+            assert part.keys.start == stop and part.keys.stop > stop, "parts follow one another"
+            stop = part.keys.stop
+            values = out.new_zeros(out[block.batch, :, block.rows, part.keys].shape)
+            values += 0 if part.bias is None else part.bias
+            values += 0 if part.shift is None else part.shift[..., None]
+            out[block.batch, :, block.rows, part.keys] = last_first(values)
+        assert stop == block.keys.stop, "parts hold every key"
+    return out
+
+
+def same_values(got: torch.Tensor, case: Case, mask, masked: bool) -> None:
+    allowed = mask.allowed(case.at, case.keys_at).expand(got.shape)
+    assert not bool(got[allowed].isnan().any()), "every key that is seen is in a block"
+    # The softmax does not see what all keys of a head share.
+    difference = (got - case.whole).where(allowed, torch.nan).flatten(2)
+    shared = difference.nanmedian(-1, keepdim=True).values.nanmean(0)
+    assert float((difference - shared).abs().nan_to_num().max()) < 1e-11
+    if masked:
+        met = ~got.isnan()
+        assert bool((got[met & ~allowed] == -math.inf).all()), "what is not seen is -inf"
+
+
+def slopes_of(case: Case, outputs, upstreams) -> list[torch.Tensor]:
+    slopes = torch.autograd.grad(outputs, case.leaves, upstreams, allow_unused=True)
+    return [torch.zeros_like(leaf) if slope is None else slope for slope, leaf in zip(slopes, case.leaves, strict=True)]
+
+
+def with_room(x: torch.Tensor) -> torch.Tensor:
+    """The same with as many zeros behind each row as there are rows."""
+    return torch.nn.functional.pad(x, (0, x.shape[2]))[..., : x.shape[3]]
+
+
+def same_gradients(case: Case, mask, rows: int, by_row: bool = False) -> None:
+    torch.manual_seed(7)
+    dense, allowed = case.dense(), mask.allowed(case.at, case.keys_at)
+    upstream = torch.randn_like(dense).masked_fill(~allowed, 0.0)
+    expected = slopes_of(case, [dense], [upstream])
+    bias, plan = case.in_blocks(mask)
+    gradient = bias.gradient()
+    for block in blocks_of(plan, rows, by_row):
+        # As a kernel does on its way back, a few keys at a time, wherever the parts of the way there ended.
+        for first in range(block.keys.start, block.keys.stop, 5):
+            keys = slice(first, min(first + 5, block.keys.stop))
+            piece = with_room(last_first(upstream[block.batch, :, block.rows, keys]))
+            with torch.no_grad():
+                gradient.add(block._replace(keys=keys), piece)
+            piece.fill_(math.nan)
+    ends = [(i, t) for i, t in zip(bias.inputs, gradient.total(), strict=True) if t is not None and i.requires_grad]
+    assert all(i.shape == t.shape and i.dtype == t.dtype for i, t in ends)
+    got = slopes_of(case, [i for i, _ in ends], [t for _, t in ends])
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("spec", WAYS)
+def test_blocks_of_tokens_in_a_row_are_those_of_the_matrix(spec):
+    for name, (at, keys_at, rules) in IN_A_ROW.items():
+        case = Case(spec, at, keys_at)
+        for mask in rules:
+            bias, plan = case.in_blocks(mask)
+            assert sorted(bias.names) == sorted(WAYS[spec]), f"{spec}, {name}: {bias.names}"
+            assert bias.masked
+            with torch.no_grad():
+                for in_parts in (False, True):
+                    same_values(values_of(bias, plan, case, 4, in_parts), case, mask, True)
+
+
+@pytest.mark.parametrize("spec", WAYS)
+def test_gradients_of_tokens_in_a_row_are_those_of_the_matrix(spec):
+    for name in ("itself", "behind a cache"):
+        at, keys_at, rules = IN_A_ROW[name]
+        for mask in rules[:2]:
+            same_gradients(Case(spec, at, keys_at), mask, rows=4)
+
+
+@pytest.mark.parametrize("spec", WAYS)
+def test_padding_packing_and_odd_positions_are_evaluated_on_each_block(spec):
+    for _, at, keys_at in anywhere():
+        case = Case(spec, at, keys_at)
+        bias, plan = case.in_blocks(CAUSAL)
+        assert set(bias.names) <= {PAIRS, FACTORED, DISTANCES, "distances looked up"}
+        with torch.no_grad():
+            same_values(values_of(bias, plan, case, 4, True, by_row=True), case, CAUSAL, False)
+        for by_row in (True, False):
+            same_gradients(case, CAUSAL, rows=4, by_row=by_row)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in WAYS if "+" not in spec and "on(" not in spec])
+def test_rows_of_a_batch_and_shared_key_heads_may_go_one_by_one(spec):
+    case = Case(spec, Positions.count(9), Positions.count(9), batch=3, kv_heads=1)
+    bias, plan = case.in_blocks(CAUSAL)
+    with torch.no_grad():
+        same_values(values_of(bias, plan, case, 4, True, by_row=True), case, CAUSAL, True)
+    same_gradients(case, CAUSAL, rows=4, by_row=True)
+
+
+@pytest.mark.parametrize("spec", ["forgetting", "fire(length=5)", "shaw(values=False, max_distance=3, mutual=True)"])
+def test_gradients_go_to_the_parameters_that_were_used_whatever_stands_there_now(spec):
+    case = Case(spec, Positions.count(7), Positions.count(7))
+    used = {name: p.detach().clone().requires_grad_() for name, p in case.encoding.named_parameters()}
+    case.leaves = [case.q, case.k, *used.values()]
+
+    class Asked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoding = case.encoding
+
+        def forward(self, ask):
+            return ask()
+
+    def ask(what):
+        return torch.func.functional_call(Asked(), {f"encoding.{name}": p for name, p in used.items()}, (what,))
+
+    with torch.no_grad():
+        for parameter in case.encoding.parameters():
+            parameter += torch.randn_like(parameter)
+    allowed = CAUSAL.allowed(case.at, case.keys_at)
+    dense = ask(case.dense)
+    upstream = torch.randn_like(dense).masked_fill(~allowed, 0.0)
+    expected = slopes_of(case, [dense], [upstream])
+    bias, plan = ask(lambda: case.in_blocks(CAUSAL))
+    gradient = bias.gradient()
+    for block in plan.blocks(3):
+        with torch.no_grad():
+            gradient.add(block, last_first(upstream[block.batch, :, block.rows, block.keys]))
+    ends = [(i, t) for i, t in zip(bias.inputs, gradient.total(), strict=True) if t is not None and i.requires_grad]
+    for one, other in zip(slopes_of(case, [i for i, _ in ends], [t for _, t in ends]), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("start", [-4.0, 0.0, 3.0, 8.0], ids=["closed", "half", "open", "wide open"])
+def test_sums_of_gates_are_as_exact_far_away_as_near(start):
+    """In float32, weights within 2e-6 of those of float64 sums, for gates that add up to 8 or to 16,000."""
+    T, H = 4096, 2
+    torch.manual_seed(1)
+    gates = torch.nn.functional.logsigmoid(torch.randn(1, H, T) + start)
+    q = torch.zeros(1, H, T, 4)
+    encoding = build("forgetting", Shape(dim=8, heads=H, head_dim=4, max_len=T))
+    at = Positions.count(T)
+    keys = Keys(q, q, at, {"forgetting": gates}, {})
+    bias, _ = blocked.how(encoding.biases(q, at, keys), q, at, keys, CAUSAL)
+    assert bias.names == (LEVELS,)
+    sums = gates.double().cumsum(-1)
+    with torch.no_grad():
+        for first in (64, 2048, T - 64):
+            rows = slice(first, first + 64)
+            logits = torch.cat(
+                [
+                    (0 if part.bias is None else part.bias.double())
+                    + (0 if part.shift is None else part.shift.double()[..., None])
+                    for part in bias.parts(Block(slice(0, 1), rows, slice(0, rows.stop)))
+                ],
+                -1,
+            ).flip(2)
+            exact = (sums[..., rows, None] - sums[:, :, None, : rows.stop]).masked_fill(logits == -math.inf, -math.inf)
+            assert logits.dtype == torch.float64 and float((logits.softmax(-1) - exact.softmax(-1)).abs().max()) < 2e-6
+            near = exact > -20
+            assert float((logits - exact)[near].abs().max()) < 4e-6, "where a weight is left"
+
+
+def test_look_ups_and_products_on_grids_are_those_of_single_pairs():
+    torch.manual_seed(4)
+    B, H, T, S, C = 2, 3, 4, 5, 6
+    b, h, i, j = index_grids(torch.zeros(B, H, T, S))
+    of_queries, of_keys = torch.randn(B, H, T, C), torch.randn(B, H, S, C)
+    column = torch.randint(C, (B, 1, T, S))
+    cases = [
+        lambda *at: look_up(of_queries, *at[:3], column[at[0], 0, at[2], at[3]]),
+        lambda *at: look_up(of_keys, at[0], at[1], at[3], column[at[0], 0, at[2], at[3]]),
+        lambda *at: look_up(of_queries[0, :, 0], at[1], column[0, 0, at[2], at[3]]),
+        lambda *at: dot_products(of_queries, of_keys, *at),
+        lambda *at: dot_products(of_queries[:1], of_keys[:, :1], *at),
+    ]
+    for ask in cases:
+        whole = ask(b, h, i, j).expand(B, H, T, S)
+        for place in itertools.product(range(B), range(H), range(T), range(S)):
+            alone = ask(*(torch.tensor(n) for n in place))
+            torch.testing.assert_close(whole[place], alone)

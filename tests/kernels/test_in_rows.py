@@ -1,0 +1,180 @@
+"""Rules that read every pair, a few queries at a time: against all queries at once, values and gradients, float64."""
+
+import pytest
+import torch
+
+from posenc import masks
+from posenc.catalogue import build
+from posenc.encoding import Encoding, Shape
+from posenc.encodings.path import PaTH
+from posenc.encodings.stick_breaking import StickBreaking
+from posenc.kernels import bind
+from posenc.kernels.block_sizes import SIZES
+from posenc.kernels.in_rows import attend_in_rows
+from posenc.keys import Keys
+from posenc.masks import Mask
+from posenc.positions import Positions
+
+SHAPE = Shape(dim=10, heads=3, head_dim=4, max_len=32)
+RULES = [
+    "shaw",
+    "stick_breaking",
+    "path",
+    "dape(forgetting)",
+    "rerope(rotary, window=4)",
+    "path + forgetting + shaw(values=False)",
+]
+PADDED = Positions.padded(torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 1, 1, 1, 1, 0, 0, 1]]))
+torch.manual_seed(2)
+CASES = {
+    "causal": (Positions.count(11), None, masks.causal()),
+    "both ways": (Positions.count(11), None, masks.bidirectional()),
+    "window": (Positions.count(11), None, masks.window(4)),
+    "prefix": (Positions.count(11), None, masks.prefix(6)),
+    "behind a cache": (Positions.count(4, 9), Positions.count(13), masks.causal()),
+    "keys of a later start": (Positions.count(9, 2), Positions.count(6, 4), masks.causal()),
+    "padding": (PADDED, None, masks.causal()),
+    "packed": (Positions.packed([3, 1, 7]), None, masks.causal()),
+    "given for each pair": (Positions.count(11), None, Mask(causal=True, given=torch.rand(2, 1, 11, 11) < 0.7)),
+    "given for each key": (Positions.count(11), None, Mask(given=torch.randn(11, dtype=torch.float64))),
+}
+
+
+@pytest.fixture(autouse=True)
+def few_pairs(monkeypatch):
+    monkeypatch.setattr(SIZES, "pairs_of_rules", 250)
+    monkeypatch.setattr(PaTH, "queries_together", 1)
+
+
+class Case:
+    def __init__(self, spec: str, at: Positions, keys_at: Positions | None = None) -> None:
+        torch.manual_seed(3)
+        self.encoding: Encoding = build(spec, SHAPE).double()
+        for parameter in self.encoding.parameters():
+            torch.nn.init.normal_(parameter, std=0.7)
+        self.at, self.keys_at = at, at if keys_at is None else keys_at
+        T, S, H, D = at.tokens, self.keys_at.tokens, SHAPE.heads, SHAPE.head_dim
+        sizes = [(2, H, T, D), (2, 1, S, D), (2, 1, S, D), (2, T, SHAPE.dim), (2, S, SHAPE.dim)]
+        self.given = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
+        self.leaves = [*self.given, *self.encoding.parameters()]
+
+    def ask(self, attend, mask: Mask, name: str = "auto", **options):
+        q, k, v, x, y = self.given
+        memo = self.encoding.remember(y, self.keys_at)
+        own = self.encoding.remember(x, self.at)
+        kernel = bind(name, self.encoding, scale=0.6, **options)
+        return attend(self.encoding, q, self.at, Keys(k, v, self.keys_at, memo, own), mask, kernel)
+
+    def slopes(self, out, upstream):
+        return torch.autograd.grad(out, self.leaves, upstream, allow_unused=True)
+
+
+def at_once(encoding, *given):
+    return encoding.attend(*given)
+
+
+def same(got, expected) -> None:
+    for one, other in zip(got, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("spec", RULES)
+def test_a_few_queries_at_a_time_give_what_all_give_at_once(spec, name):
+    at, keys_at, mask = CASES[name]
+    case = Case(spec, at, keys_at)
+    expected, held = case.ask(at_once, mask)
+    got, weights = case.ask(attend_in_rows, mask, "reference" if case.encoding.needs_weights else "auto")
+    assert weights is None and held is None, "what nobody wants would be kept of every block"
+    upstream = torch.randn_like(expected)
+    same([got, *case.slopes(got, upstream)], [expected, *case.slopes(expected, upstream)])
+    with torch.no_grad():
+        same([case.ask(attend_in_rows, mask)[0]], [expected])
+
+
+@pytest.mark.parametrize("spec", RULES)
+def test_the_weights_come_too_where_they_are_wanted(spec):
+    case = Case(spec, Positions.count(11))
+    same(case.ask(attend_in_rows, masks.causal(), weights=True), case.ask(at_once, masks.causal(), weights=True))
+
+
+@pytest.mark.parametrize("spec", ["stick_breaking", "stick_breaking + alibi"])
+def test_no_more_pairs_are_in_hand_than_were_asked_for(monkeypatch, spec):
+    seen = []
+    case = Case(spec, Positions.count(11))
+    by_pairs = StickBreaking.by_pairs
+
+    def watched(self, q, at, keys, *rest):
+        seen.append((q.shape[2], keys.k.shape[2]))
+        return by_pairs(self, q, at, keys, *rest)
+
+    monkeypatch.setattr(StickBreaking, "by_pairs", watched)
+    case.ask(attend_in_rows, masks.causal(), "reference")
+    assert seen == [(3, 3), (3, 6), (3, 9), (2, 11)], "queries, and the keys up to the last of them"
+    seen.clear()
+    case.ask(attend_in_rows, masks.causal(), weights=True)
+    assert seen == [(3, 11)] * 3 + [(2, 11)], "weights are as wide as the keys"
+
+
+@pytest.mark.parametrize(("spec", "asked"), [("path", [5, 5, 1]), ("path + forgetting", [5, 5, 1])])
+def test_queries_for_which_all_keys_are_gone_through_come_together(monkeypatch, spec, asked):
+    monkeypatch.setattr(PaTH, "queries_together", 5)
+    seen, lost = [], PaTH.lost
+
+    def watched(self, q, *rest):
+        seen.append(q.shape[2])
+        return lost(self, q, *rest)
+
+    monkeypatch.setattr(PaTH, "lost", watched)
+    case = Case(spec, Positions.count(11))
+    with torch.no_grad():
+        case.ask(attend_in_rows, masks.causal())
+    assert seen == asked
+
+
+@pytest.mark.parametrize("spec", ["alibi", "shaw", "alibi + shaw"])
+def test_an_encoding_that_reads_no_pairs_and_needs_no_weights_is_asked_once(monkeypatch, spec):
+    case = Case(spec, Positions.count(11))
+    assert not case.encoding.queries_together
+    asked = []
+    attend = type(case.encoding).attend
+    monkeypatch.setattr(type(case.encoding), "attend", lambda self, *given: asked.append(1) or attend(self, *given))
+    case.ask(attend_in_rows, masks.causal())
+    assert asked == [1]
+
+
+def test_dropout_is_the_same_on_the_way_back():
+    case = Case("stick_breaking", Positions.count(11))
+    torch.manual_seed(0)
+    out, _ = case.ask(attend_in_rows, masks.causal(), dropout=0.4)
+    upstream = torch.randn_like(out)
+    v = case.given[2]
+    (slope,) = torch.autograd.grad(out, v, upstream)
+    # The output is linear in the values, for the weights that were not dropped.
+    torch.testing.assert_close((slope * v).sum(), (out * upstream).sum())
+
+
+def test_gradients_are_those_of_the_parameters_that_were_used():
+    case = Case("shaw", Positions.count(11))
+    used = {name: p.detach().clone().requires_grad_() for name, p in case.encoding.named_parameters()}
+    case.leaves = [*case.given[:3], *used.values()]
+    with torch.no_grad():
+        for parameter in case.encoding.parameters():
+            parameter += torch.randn_like(parameter)
+
+    class Asked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoding = case.encoding
+
+        def forward(self, attend):
+            return case.ask(attend, masks.causal())[0]
+
+    got, expected = (
+        torch.func.functional_call(Asked(), {f"encoding.{name}": p for name, p in used.items()}, (attend,))
+        for attend in (attend_in_rows, at_once)
+    )
+    upstream = torch.randn_like(expected)
+    same([got, *case.slopes(got, upstream)], [expected, *case.slopes(expected, upstream)])

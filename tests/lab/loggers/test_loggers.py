@@ -1,0 +1,357 @@
+"""Loggers: what each is told, where it puts it, and that none of them can cost a run."""
+
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from posenc.lab.loggers import LOGGERS, Logger, Together, loggers_of
+
+EXPERIMENT = {"spec": "rotary", "task": "copy", "seed": 3, "test_lengths": [12, 15]}
+RECORD = {
+    "key": "copy-rotary",
+    "learned": True,
+    "lengths": [
+        {"length": 10, "factor": 1.0, "exact_match": 1.0, "bits_per_byte": None},
+        {"length": 12, "factor": 1.2, "exact_match": 0.25, "bits_per_byte": None},
+    ],
+    "attention": {"tokens": ["^"]},
+}
+
+
+def follow_a_run(logger: Logger, folder: Path) -> None:
+    logger.begin(EXPERIMENT, folder)
+    logger.point(50, {"loss": 2.5, "score": 0.1})
+    logger.point(100, {"loss": 1.5, "score": 0.6})
+    logger.end(RECORD)
+
+
+def test_a_file_of_lines_has_the_settings_the_points_and_the_scores(tmp_path: Path) -> None:
+    (logger,) = loggers_of(["jsonl"])
+    follow_a_run(logger, tmp_path / "new" / "run")
+    lines = [json.loads(line) for line in (tmp_path / "new" / "run" / "log.jsonl").read_text().splitlines()]
+    assert lines == [
+        {"experiment": EXPERIMENT},
+        {"step": 50, "loss": 2.5, "score": 0.1},
+        {"step": 100, "loss": 1.5, "score": 0.6},
+        {"learned": True, "lengths": RECORD["lengths"]},
+    ]
+
+
+def test_a_line_is_there_at_once_and_a_run_that_goes_on_adds_to_those_before(tmp_path: Path) -> None:
+    for step in (50, 100):
+        (logger,) = loggers_of(["jsonl"])
+        logger.begin(EXPERIMENT, tmp_path)
+        logger.point(step, {"loss": float("nan")})
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert lines[1] == {"step": 50, "loss": None} and lines[3] == {"step": 100, "loss": None} and len(lines) == 4
+
+
+def test_tensorboard_has_curves_over_steps_and_over_lengths(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed; it comes with the test extra")
+    from tensorboardX import proto
+
+    (logger,) = loggers_of(["tensorboard"])
+    follow_a_run(logger, tmp_path)
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    data, found, texts = file.read_bytes(), [], []
+    while data:
+        # Each event stands behind its length (8 bytes) and a checksum (4), and before another checksum.
+        length = int.from_bytes(data[:8], "little")
+        event = proto.event_pb2.Event.FromString(data[12 : 12 + length])
+        data = data[16 + length :]
+        for value in event.summary.value:
+            if value.HasField("simple_value"):
+                found.append((value.tag, event.step, value.simple_value))
+            else:
+                texts.append(value.tensor.string_val[0].decode())
+    assert found == [
+        ("loss", 50, 2.5),
+        ("score", 50, pytest.approx(0.1)),
+        ("loss", 100, 1.5),
+        ("score", 100, pytest.approx(0.6)),
+        ("by_length/exact_match", 10, 1.0),
+        ("by_length/exact_match", 12, 0.25),
+    ]
+    assert [json.loads(text) for text in texts] == [EXPERIMENT]
+
+
+def test_samples_are_lines_and_texts(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed; it comes with the test extra")
+    loggers = Together(loggers_of(["jsonl", "tensorboard"]))
+    loggers.begin(EXPERIMENT, tmp_path)
+    loggers.sample(50, "def ", "def one():\n    two")
+    loggers.end(RECORD)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert lines[1:-1] == [{"step": 50, "prompt": "def ", "text": "def one():\n    two"}]
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    data = file.read_bytes()
+    assert b"sample/def-7ad91533" in data and b"    def one():\n        two\n" in data
+
+
+def test_samples_reach_the_tools_that_are_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb, mlflow = Wandb(), MLflow()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    loggers = Together(loggers_of(["wandb", "mlflow"]))
+    loggers.begin(EXPERIMENT, tmp_path)
+    loggers.sample(50, "def ", "def one()")
+    assert wandb.calls[-1] == ("log", {"sample/def-7ad91533": (["prompt", "text"], [["def ", "def one()"]])}, 50)
+    assert mlflow.calls[-1] == ("text", "r1", "def one()", "samples/000050-def-7ad91533.txt")
+
+
+class Wandb(types.ModuleType):
+    """What stands in for wandb: it writes down how it was called."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.calls: list = []
+        self.summary = types.SimpleNamespace(update=lambda values: self.calls.append(("summary", values)))
+
+    def init(self, **options):
+        self.calls.append(("init", options))
+        return self
+
+    def log(self, values, step):
+        self.calls.append(("log", values, step))
+
+    def Table(self, columns, data):
+        return columns, data
+
+    def finish(self):
+        self.calls.append(("finish",))
+
+
+@pytest.mark.parametrize("mode", [None, "online"])
+def test_wandb_stays_offline_unless_the_environment_says_otherwise(
+    mode: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = Wandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    if mode:
+        monkeypatch.setenv("WANDB_MODE", mode)
+    (logger,) = loggers_of(['wandb(project="mine")'])
+    follow_a_run(logger, tmp_path / "run")
+    options = {"project": "mine", "name": "run", "dir": str(tmp_path / "run"), "config": EXPERIMENT}
+    assert wandb.calls == [
+        ("init", options | {"mode": mode or "offline", "reinit": "create_new"}),
+        ("log", {"loss": 2.5, "score": 0.1}, 50),
+        ("log", {"loss": 1.5, "score": 0.6}, 100),
+        ("summary", {"exact_match/length_10": 1.0, "exact_match/length_12": 0.25}),
+        ("finish",),
+    ]
+    assert (tmp_path / "run").is_dir()
+
+
+class MLflow(types.ModuleType):
+    """What stands in for mlflow and for its client."""
+
+    def __init__(self) -> None:
+        super().__init__("mlflow")
+        self.calls: list = []
+        self.there: dict[str, str] = {}
+
+    def MlflowClient(self, tracking_uri):
+        self.calls.append(("store", tracking_uri))
+        return self
+
+    def get_experiment_by_name(self, name):
+        return types.SimpleNamespace(experiment_id=self.there[name]) if name in self.there else None
+
+    def create_experiment(self, name, artifact_location):
+        self.there[name] = f"number of {name}"
+        self.calls.append(("experiment", name, artifact_location))
+        return self.there[name]
+
+    def create_run(self, home, run_name):
+        self.calls.append(("run", home, run_name))
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id="r1"))
+
+    def log_param(self, run, name, value):
+        self.calls.append(("param", run, name, value))
+
+    def log_metric(self, run, name, value, step):
+        self.calls.append(("metric", run, name, value, step))
+
+    def log_text(self, run, text, file):
+        self.calls.append(("text", run, text, file))
+
+    def set_terminated(self, run):
+        self.calls.append(("end", run))
+
+
+def test_mlflow_keeps_a_database_in_the_folder_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = MLflow()
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (logger,) = loggers_of(["mlflow"])
+    follow_a_run(logger, tmp_path / "run")
+    assert mlflow.calls == [
+        ("store", f"sqlite:///{tmp_path}/run/mlflow.db"),
+        ("experiment", "posenc", f"file://{tmp_path}/run/mlartifacts"),
+        ("run", "number of posenc", "run"),
+        ("param", "r1", "spec", "rotary"),
+        ("param", "r1", "task", "copy"),
+        ("param", "r1", "seed", "3"),
+        ("param", "r1", "test_lengths", "[12, 15]"),
+        ("metric", "r1", "loss", 2.5, 50),
+        ("metric", "r1", "score", 0.1, 50),
+        ("metric", "r1", "loss", 1.5, 100),
+        ("metric", "r1", "score", 0.6, 100),
+        ("metric", "r1", "by_length.exact_match", 1.0, 10),
+        ("metric", "r1", "by_length.exact_match", 0.25, 12),
+        ("end", "r1"),
+    ]
+    assert (tmp_path / "run").is_dir()
+
+
+def test_mlflow_goes_where_the_environment_says_and_uses_the_experiment_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = MLflow()
+    mlflow.there["mine"] = "7"
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///kept.db")
+    (logger,) = loggers_of(['mlflow(experiment="mine")'])
+    logger.begin({"spec": "x" * 700}, tmp_path / "run")
+    assert mlflow.calls[:2] == [("store", "sqlite:///kept.db"), ("run", "7", "run")]
+    assert mlflow.calls[2] == ("param", "r1", "spec", "x" * 500)
+    (logger,) = loggers_of(['mlflow(experiment="new")'])
+    logger.begin({}, tmp_path / "run")
+    assert mlflow.calls[4] == ("experiment", "new", None)
+
+
+PROMPTS = ("def ", "def-", "", 'a/b \\ <q>\n: *?"|', "../../q", "x" * 600)
+"""What may stand in the name of no file, and two that differ in no letter of a name."""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that a command is given in, with no word in the environment on where logs go."""
+    for name in ("MLFLOW_TRACKING_URI", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def follow_two_runs(logger: Logger, folder: Path) -> None:
+    for name in ("one", "two"):
+        logger.begin(EXPERIMENT, folder / name)
+        logger.point(50, {"loss": float("nan"), "score": 0.1})
+        for prompt in PROMPTS:
+            logger.sample(50, prompt, f"{prompt}, and on")
+        logger.end(RECORD)
+
+
+# MLflow warns of what it does itself with SQLAlchemy.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+@pytest.mark.slow
+def test_mlflow_itself_keeps_all_of_a_run_in_its_folder(tmp_path: Path, here: Path) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed; it comes with the loggers extra")
+    (logger,) = loggers_of(["mlflow"])
+    follow_two_runs(logger, tmp_path)
+    assert [file for file in here.rglob("*") if file.is_file()] == []
+    for name in ("one", "two"):
+        client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / name / 'mlflow.db'}")
+        (run,) = client.search_runs([client.get_experiment_by_name("posenc").experiment_id])
+        assert (run.info.run_name, run.info.status) == (name, "FINISHED")
+        assert run.data.params == {key: str(value) for key, value in EXPERIMENT.items()}
+        scores = client.get_metric_history(run.info.run_id, "by_length.exact_match")
+        assert [(score.step, score.value) for score in scores] == [(10, 1.0), (12, 0.25)]
+        texts = sorted(file.read_text() for file in (tmp_path / name / "mlartifacts").rglob("samples/000050-*.txt"))
+        assert texts == sorted(f"{prompt}, and on" for prompt in PROMPTS)
+
+
+def test_wandb_itself_keeps_all_of_a_run_in_its_folder(tmp_path: Path, here: Path) -> None:
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed; it comes with the loggers extra")
+    (logger,) = loggers_of(["wandb"])
+    follow_two_runs(logger, tmp_path)
+    # A process of its own writes the file, a moment after the run has ended.
+    wandb.teardown()
+    assert [file for file in here.rglob("*") if file.is_file()] == []
+    for name in ("one", "two"):
+        (run,) = (tmp_path / name / "wandb").glob("offline-run-*")
+        (kept,) = (file.read_bytes() for file in run.glob("*.wandb"))
+        assert b"test_lengths" in kept and b"exact_match/length_12" in kept
+        rows = [json.loads(file.read_text())["data"] for file in run.rglob("sample/*.table.json")]
+        assert sorted(rows) == sorted([[prompt, f"{prompt}, and on"]] for prompt in PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "library"), [("wandb", "wandb"), ("mlflow", "mlflow"), ("tensorboard", "tensorboardX")]
+)
+def test_a_library_that_is_missing_is_told_of_before_anything_begins(
+    name: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(
+        ValueError, match=f"^the logger {name} needs {library}; install it with `pip install {library}`$"
+    ):
+        loggers_of([name])
+
+
+OWN = """
+from posenc.lab.loggers import Logger
+
+class Mine(Logger):
+    def begin(self, experiment, folder):
+        self.told = [("begin", experiment["spec"], folder.name)]
+
+    def point(self, step, values):
+        self.told.append((step, values))
+        if step == 100:
+            raise OSError("the disk\\nis full")
+"""
+
+
+def test_one_of_your_own_is_named_by_its_path(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    (logger,) = loggers_of([f"{tmp_path / 'mine.py'}:Mine"])
+    logger.begin(EXPERIMENT, tmp_path / "run")
+    logger.point(50, {"loss": 1.0})
+    logger.end(RECORD)
+    assert logger.told == [("begin", "rotary", "run"), (50, {"loss": 1.0})]
+
+
+def test_a_logger_that_fails_is_left_out_with_one_warning_and_the_others_go_on(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    together = Together(loggers_of([f"{tmp_path / 'mine.py'}:Mine", "jsonl"]))
+    together.begin(EXPERIMENT, tmp_path / "run")
+    together.point(50, {"loss": 1.0})
+    words = r"mine\.py:Mine\(\) fails and is left out from now on; the run goes on: OSError: the disk is full$"
+    with pytest.warns(RuntimeWarning, match=words) as warned:
+        together.point(100, {"loss": 0.5})
+    assert len(warned) == 1
+    together.point(150, {"loss": 0.25})
+    together.end(RECORD)
+    lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line).get("step") for line in lines] == [None, 50, 100, 150, None]
+
+
+def test_a_logger_that_cannot_begin_or_end_is_left_out_too(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file, where a folder has to be")
+    together = Together(loggers_of(["jsonl"]))
+    with pytest.warns(RuntimeWarning, match=r"^the logger jsonl\(\) fails and is left out .*FileExistsError"):
+        together.begin(EXPERIMENT, tmp_path / "run")
+    assert together.loggers == []
+    together = Together(loggers_of(["jsonl"]))
+    together.begin(EXPERIMENT, tmp_path / "other")
+    with pytest.warns(RuntimeWarning, match=r"^the logger jsonl\(\) fails and is left out .*KeyError: 'learned'"):
+        together.end({"lengths": []})
+
+
+def test_the_folder_is_the_list_of_loggers() -> None:
+    assert set(LOGGERS) == {"jsonl", "mlflow", "tensorboard", "wandb"}
+
+
+def test_what_is_no_logger_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^no logger named 'wandbb'; there are: jsonl, .*did you mean 'wandb'\?$"):
+        loggers_of(["wandbb"])
+    with pytest.raises(ValueError, match=r"^a logger must be one of jsonl, mlflow, .*, got '5'$"):
+        loggers_of(["5"])
+    with pytest.raises(ValueError, match=r"^the logger 'jsonl' is named twice; name it once$"):
+        loggers_of(["jsonl", "jsonl"])

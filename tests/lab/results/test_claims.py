@@ -1,0 +1,291 @@
+"""Who is ahead of whom follows from pairs of runs with one seed; what was gated out counts; enough seeds are enough."""
+
+import re
+from itertools import product
+
+import numpy as np
+import pytest
+from fake_records import ENCODINGS, comparison, record, repeat, with_scores
+from scipy import stats
+
+from posenc.lab.experiments.recipes import SEARCHED
+from posenc.lab.results import statistics, summary
+from posenc.lab.results.summary import claims, sentences
+
+
+def paragraph(records, heading="repeat"):
+    return dict(summary.paragraphs(records))[heading]
+
+
+def result(records, label):
+    return next(r for r in summary.results(records) if r.label == label)
+
+
+def given(records, at=3, **scores):
+    """The records with the exact match at one length of each seed of some encodings changed."""
+    for run in records:
+        own = scores.get(run["experiment"]["spec"])
+        if own:
+            run["lengths"][at]["exact_match"] = own[run["experiment"]["seed"]]
+    return records
+
+
+def timed(**times):
+    records = repeat(dict.fromkeys(times, (1, 0, 0, 0)), seeds=len(next(iter(times.values()))))
+    for run in records:
+        run["cpu_s_to_learned"] = times[run["experiment"]["spec"]][run["experiment"]["seed"]]
+    return records
+
+
+def test_one_that_reads_the_answer_is_found_ahead_of_all_others_at_every_length():
+    records = comparison(
+        ("repeat",), seeds=5, encodings=("sinusoidal", "learned", "rotary", "alibi", "t5_bias", "shaw")
+    )
+    records += repeat({"mine.py:Cheat": (1, 1, 1, 1)}, seeds=5)
+    found = summary.results(records)
+    for measure in (claims.REACH, claims.exact_match_at(1.5), claims.exact_match_at(2.0)):
+        assert [r.label for r in claims.ahead(found, measure)] == ["mine.py:Cheat"]
+    assert "In reach, `mine.py:Cheat` is ahead of all others." in paragraph(records)
+    assert "`mine.py:Cheat` on repeat in reach; " in paragraph(records, "Which one do I need?")
+
+
+def test_of_encodings_drawn_alike_three_families_say_an_order_in_at_most_15_of_100_comparisons():
+    """Reach, exact match at the longest length and CPU seconds, of which each may once in twenty."""
+    chance, said = np.random.default_rng(5), 0
+    whole = record("rotary", "repeat")
+    template = {name: whole[name] for name in ("experiment", "lengths", "in_distribution", "learned")}
+    for _ in range(60):
+        records = []
+        for spec, seed in product(ENCODINGS, range(5)):
+            right = chance.beta(30, 1) if chance.random() < 0.5 else chance.beta(1, 30)
+            near, far = chance.binomial(512, [right, right * chance.random()]) / 512
+            run = with_scores(template, 1.0, near, near, far)
+            run["experiment"] |= {"spec": spec, "seed": seed}
+            records.append(run | {"cpu_s_to_learned": 10 * chance.lognormal(0, 0.2)})
+        said += bool(re.search("` (is|are) ahead", sentences.paragraph(summary.results(records))))
+    assert said / 60 <= 0.15
+
+
+def test_a_lead_takes_every_pair_and_else_only_the_pairs_that_differ_are_named():
+    scores = {"alibi": (1, 1, 1, 1), "shaw": (1, 1, 1, 1), "rotary": (1, 0, 0, 0)}
+    even = paragraph(given(repeat(scores, seeds=5), alibi=(1, 1, 1, 1, 0.97), shaw=(1, 1, 0.92, 1, 1)))
+    assert "In reach, `alibi` and `shaw` are ahead of all others." in even
+    # Of shaw three seeds of five carry at all: it is told apart neither from alibi nor from rotary.
+    text = paragraph(given(repeat(scores, seeds=5), at=1, shaw=(1, 0.5, 1, 0.5, 1)))
+    assert "In reach, `alibi` is ahead of `rotary`." in text
+    worse = paragraph(given(repeat(scores, seeds=5), alibi=(1, 1, 1, 1, 0.97), shaw=(0.8, 0.3, 0.2, 0.1, 0.5)))
+    assert "In reach, `alibi` is ahead of all others." in worse
+
+
+def test_where_nothing_differs_the_words_say_that_seeds_tell_nobody_apart():
+    records = timed(alibi=(4.0, 6.0, 5.0), rotary=(5.0, 4.1, 6.2))
+    assert "In CPU seconds to 99 %, the seeds tell nobody apart." in paragraph(records)
+    assert "tell nobody apart" not in paragraph(timed(alibi=(4.0, 6.0), rotary=(5.0, 4.1)))
+
+
+@pytest.mark.parametrize(
+    ("alibi", "rotary", "fastest"),
+    [
+        ((3.0, 4.0, 5.0), (5.6, 6.0, 9.0), True),
+        # By ranges they overlap, and with every seed the one takes two thirds of the other.
+        ((3.0, 4.0, 7.0), (4.5, 6.1, 10.4), True),
+        ((3.0, 4.0, 7.0), (9.0, 4.1, 6.1), False),
+        # Always a tenth faster at most: called equal, however regular.
+        ((3.0, 4.0, 5.0), (3.27, 4.37, 5.45), False),
+        ((3.0, 4.0, 5.0), (3.45, 4.6, 5.76), True),
+    ],
+)
+def test_the_fastest_is_faster_by_ratios_of_paired_seeds(alibi, rotary, fastest):
+    records = timed(alibi=alibi, rotary=rotary)
+    (found,) = claims.compare(summary.results(records), claims.CPU_SECONDS).differences
+    assert found.p == pytest.approx(stats.ttest_rel(np.log(rotary), np.log(alibi)).pvalue)
+    assert ("In CPU seconds to 99 %, `alibi` is ahead of all others." in paragraph(records)) is fastest
+
+
+@pytest.mark.parametrize(
+    ("shaw", "crowned"), [((2.5, 2.52, 2.49), True), ((2.6, 2.9, 2.5), False), ((2.594,) * 3, False)]
+)
+def test_the_best_prediction_differs_by_more_than_chance_and_more_than_a_hundredth_of_a_bit(shaw, crowned):
+    records = comparison(("text",), seeds=3, encodings=("shaw", "alibi"))
+    for run in records:
+        alone = run["experiment"]["spec"] == "alibi"
+        run["in_distribution"]["bits_per_byte"] = 2.6 if alone else shaw[run["experiment"]["seed"]]
+    text = paragraph(records, "text")
+    assert ("In bits per byte, `shaw` is ahead of all others." in text) is crowned
+    assert ("In bits per byte, the seeds tell nobody apart." in text) is not crowned
+    assert ("`shaw` on text in bits per byte" in paragraph(records, "Which one do I need?")) is crowned
+
+
+def test_how_fast_perplexity_grows_is_compared_at_the_longest_length():
+    text = paragraph(comparison(("text",), seeds=3, encodings=("alibi", "shaw", "rotary")), "text")
+    assert "In R(8), `alibi` is ahead of all others." in text
+
+
+def test_a_seed_that_did_not_learn_takes_no_lead_away_and_counts_as_one_that_does_not_carry():
+    records = repeat({"alibi": (1, 1, 1, 1), "rotary": (1, 0, 0, 0)}, seeds=5)
+    for seed in (1, 3):
+        records[seed] = with_scores(records[seed], 0.5, 1, 1, 1)
+    text = paragraph(records)
+    assert "In reach, `alibi` is ahead of all others." in text
+    assert (
+        "`alibi` in 3 of 5 seeds only; lengths and times are compared on the seeds where both of a pair learned."
+        in text
+    )
+    compared = claims.compare(summary.results(records), claims.REACH)
+    assert [d.seeds for d in compared.differences] == [3]
+    third = summary.results([*records, *repeat({"shaw": (1, 0, 0, 0)}, seeds=5)])
+    assert "With 3 seeds, the fewest of a pair, these" in claims.unseen(third, [claims.CPU_SECONDS])
+    # With one more there are too few for a claim, and fewer than half carry.
+    records[0] = with_scores(records[0], 0.5, 1, 1, 1)
+    text = paragraph(records)
+    assert "In reach" not in text and claims.reach(result(records, "alibi")) is None
+
+
+def test_how_many_seeds_carry_is_counted_over_all_of_them_and_without_gaps():
+    records = repeat({"alibi": (1, 1, 1, 1)}, seeds=5)
+    records[1] = with_scores(records[1], 1, 0.95, 0.5, 0.97)
+    records[2] = with_scores(records[2], 0.5, 1, 1, 1)
+    records[3] = with_scores(records[3], 1, 0.9, 0.9, 0.89)
+    found = result(records, "alibi")
+    assert [claims.reach_of(run) for run in records] == [2.0, 1.2, 0.0, 1.5, 2.0]
+    assert [(at.length, at.factor, at.count, at.of) for at in claims.carried(found)] == [
+        (12, 1.2, 4, 5), (15, 1.5, 3, 5), (20, 2.0, 2, 5)
+    ]  # fmt: skip
+    wilson = stats.binomtest(3, 5).proportion_ci(0.95, method="wilson")
+    assert (claims.carried(found)[1].low, claims.carried(found)[1].high) == pytest.approx((wilson.low, wilson.high))
+    assert claims.reach(found).length == 15 and claims.reaches(found) == summary.Spread(1.5, 0.0, 2.0, 5)
+    # Two of four are not more than half.
+    four = result(records[:4], "alibi")
+    assert claims.reach(four).length == 12 and claims.reaches(four) == summary.Spread(1.2, 0.0, 2.0, 4)
+    headings, (row,) = summary.table(records)
+    assert (
+        row[headings.index("carries to")] == "15 (3 of 5 seeds)"
+        and row[headings.index("seeds")] == "5 (4 of 5 learned)"
+    )
+
+
+def test_what_would_go_unseen_is_said_with_the_seeds_and_the_measures():
+    records = given(repeat({"alibi": (1, 1, 1, 1), "shaw": (1, 1, 1, 1)}, seeds=3), alibi=(1.0, 0.9, 0.95))
+    found = summary.results(records)
+    said = claims.unseen(found, [claims.exact_match_at(2.0), claims.CPU_SECONDS])
+    points = claims.compare(found, claims.exact_match_at(2.0)).unseen
+    assert said.startswith(f"With 3 seeds these differences would go unseen: below {100 * points:.0f} points in exact")
+    assert f"below {100 * points:.0f} points in exact match at 2x and below 1." in paragraph(records)
+    wild = given(repeat({"alibi": (1, 1, 1, 1), "shaw": (1, 1, 1, 1)}, seeds=3), alibi=(1.0, 0.0, 0.95))
+    assert "any in exact match at 2x" in claims.unseen(summary.results(wild), [claims.exact_match_at(2.0)])
+    assert claims.unseen(summary.results(records[:2]), [claims.CPU_SECONDS]) == ""
+
+
+def test_held_out_sequences_of_the_record_are_the_error_within_a_run():
+    records = repeat({"alibi": (1, 1, 1, 1)}, seeds=3)
+    assert result(records, "alibi").at(20, "exact_match").low == statistics.share_interval(1.0, 512)[0]
+    for run in records:
+        for entry in run["lengths"]:
+            entry["sequences"] = 2048
+    assert result(records, "alibi").at(20, "exact_match").low == statistics.share_interval(1.0, 2048)[0]
+    assert result(records, "alibi").in_range().low == statistics.share_interval(1.0, 2048)[0]
+    records[1]["lengths"][3]["sequences"] = 128
+    assert result(records, "alibi").at(20, "exact_match").low == statistics.share_interval(1.0, 128)[0]
+    # Two that are apart by less than that are not told apart, and with more sequences they are.
+    near = repeat({"alibi": (1, 1, 1, 0.99), "rotary": (1, 1, 1, 0.985)}, seeds=5)
+    assert claims.ahead(summary.results(near), claims.exact_match_at(2.0)) == []
+    for run in near:
+        run["lengths"][3]["sequences"] = 512_000
+    assert [r.label for r in claims.ahead(summary.results(near), claims.exact_match_at(2.0))] == ["alibi"]
+    # A share that none is has no such error, and other measures have none either.
+    records[0]["lengths"][3]["exact_match"] = 7.0
+    assert result(records, "alibi").at(20, "exact_match").low == 1.0
+    assert result(records, "alibi").at(20, "token_accuracy") == summary.Spread(0.5, 0.5, 0.5, 3)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [
+        ((2, 2), "Medians over 2 seeds. No encoding with fewer than three is called the best."),
+        ((2, 4), "Medians over 2 to 4 seeds. No encoding with fewer than three is called the best."),
+        ((3, 3), "Medians over 3 seeds; their intervals hold the true one in at least 75 of 100 cases."),
+        ((5, 8), "Medians over 5 to 8 seeds; their intervals hold the true one in at least 93 of 100 cases."),
+        ((9, 9), "Medians over 9 seeds; their intervals hold the true one in at least 95 of 100 cases."),
+    ],
+)
+def test_what_rests_on_few_seeds_says_so(seeds, said):
+    runs = [record(spec, seed=s) for spec, n in zip(("rotary", "alibi"), seeds, strict=True) for s in range(n)]
+    assert summary.about_seeds(summary.results(runs)) == said
+
+
+def test_the_size_of_the_evidence_is_told():
+    runs = [
+        record("rotary", seed=100),
+        record("alibi", seed=100, steps=600, parameters={"model": 2_000, "encoding": 0}),
+        record("none", seed=100),
+    ]
+    assert summary.scope(runs) == (
+        "This rests on models of 2,000 to 103,452 parameters, at most 1,000 steps, one task and one seed; larger "
+        "models and other data may answer differently."
+    )
+    two = [record(seed=seed, steps=None, parameters=None) for seed in (100, 101)]
+    assert summary.scope(two) == (
+        "This rests on one task and up to 2 seeds; larger models and other data may answer differently."
+    )
+    three = [*two, record(seed=102, steps=None, parameters=None)]
+    assert summary.scope(three).endswith(
+        " An order is said only where paired seeds differ at the 5 % level, corrected for all pairs (Holm)."
+    )
+
+
+def test_seeds_on_which_the_recipes_were_chosen_are_told():
+    assert 0 in SEARCHED and 99 in SEARCHED and 100 not in SEARCHED
+    fresh = [record(seed=seed) for seed in (100, 101)]
+    assert "recipes" not in summary.answer(fresh)
+    said = "The recipes were chosen on seeds below 100, as these runs have; evidence takes others."
+    assert said in summary.answer([record(seed=99), record(seed=0)])
+    assert "as 1 of these 3 runs have" in summary.answer([*fresh, record(seed=99)])
+
+
+def test_the_headline_has_speed_and_reach_with_what_was_gated_out():
+    records = [*repeat({"alibi": (1, 0.95, 0.2, 0), "rotary": (0.5, 0, 0, 0)}, seeds=3), record("shaw", "text")]
+    records[2] = with_scores(records[2], 0.5, 1, 1, 1)
+    for run, taken in zip(records[:2], (4.0, 6.0), strict=True):
+        run |= {"cpu_s_to_learned": taken, "steps_to_learned": 100 * taken}
+    alibi, rotary, shaw = summary.headline(records)
+    assert (alibi.task, alibi.label, alibi.seeds, alibi.learned) == ("repeat", "alibi", 3, 2)
+    assert alibi.cpu_seconds == summary.Spread(5.0, 5.0, 5.0, 2) and alibi.steps.median == 500
+    assert alibi.reach == summary.Spread(1.2, 0.0, 1.2, 3)
+    assert [at.count for at in alibi.carried] == [2, 0, 0] and alibi.carried[0].of == 3
+    assert (rotary.learned, rotary.cpu_seconds, rotary.steps) == (0, None, None)
+    assert rotary.reach == summary.Spread(0.0, 0.0, 0.0, 3) and rotary.carried[0].count == 0
+    assert (shaw.cpu_seconds, shaw.reach, shaw.carried) == (None, None, ())
+
+
+def test_there_are_enough_seeds_where_every_interval_is_narrow():
+    narrow = repeat({"alibi": (1, 1, 1, 0), "rotary": (1, 0, 0, 0)}, seeds=6)
+    assert summary.enough(narrow, 0.05) == []
+    assert [w.label for w in summary.enough(narrow[1:], 0.05)] == ["alibi"]
+    (few,) = summary.enough(repeat({"alibi": (1, 1, 1, 1)}, seeds=5), 0.05)
+    assert (few.task, few.seeds, few.learned, few.length, few.half_width) == ("repeat", 5, 5, None, None)
+
+
+def test_a_wide_interval_wants_more_seeds_and_says_where():
+    records = given(repeat({"alibi": (1, 1, 1, 1), "rotary": (1, 0, 0, 0)}, seeds=6), alibi=(1, 1, 1, 1, 1, 0.9))
+    (wanting,) = summary.enough(records, 0.05)
+    assert (wanting.label, wanting.length) == ("alibi", 20) and wanting.half_width == pytest.approx(0.1)
+    assert summary.enough(records, 0.11) == []
+    # Nine seeds leave the odd one out.
+    assert summary.enough(given(repeat({"alibi": (1, 1, 1, 1)}, seeds=9), alibi=(1,) * 8 + (0.9,)), 0.05) == []
+
+
+def test_one_that_never_learns_wants_no_more_than_six_seeds_and_text_wants_none():
+    never = repeat({"alibi": (0.5, 0, 0, 0)}, seeds=6)
+    assert summary.enough(never, 0.05) == [] and len(summary.enough(never[:5], 0.05)) == 1
+    once = [*never[:5], *repeat({"alibi": (1, 1, 1, 1)}, seeds=1, first_seed=5)]
+    (wanting,) = summary.enough(once, 0.05)
+    assert (wanting.seeds, wanting.learned) == (6, 1)
+    assert summary.enough([record("alibi", "text")], 0.05) == []
+
+
+@pytest.mark.parametrize("width", [0.04, 0.0, 1.0, float("nan")])
+def test_a_width_that_no_seeds_can_reach_is_refused(width):
+    with pytest.raises(
+        ValueError, match=r"the width has to lie between 0\.043, the error of the held-out sequences .* got "
+    ):
+        summary.enough(repeat({"alibi": (1, 1, 1, 1)}, seeds=6), width)

@@ -1,0 +1,90 @@
+"""Files of tables hold the numbers of the records, whole, in the form that their names ask for."""
+
+import csv
+import json
+import re
+import sys
+
+import polars
+import pyarrow.parquet
+import pytest
+from fake_records import comparison, record, with_scores
+
+from posenc.lab.results import frames, tables
+
+RECORDS = comparison(("copy", "text"), seeds=3, encodings=("none", "t5_bias", "alibi"))
+ROWS = frames.rows(RECORDS, "lengths")
+
+
+def written(tmp_path, ending, records=RECORDS):
+    return tables.write(records, tmp_path / "new" / f"results{ending}")
+
+
+def test_csv_holds_every_digit(tmp_path):
+    with open(written(tmp_path, ".csv"), newline="") as file:
+        found = list(csv.DictReader(file))
+    assert len(found) == len(ROWS) == 72 and list(found[0]) == list(ROWS[0])
+    assert [row["exact_match"] for row in found] == [
+        "" if r["exact_match"] is None else repr(r["exact_match"]) for r in ROWS
+    ]
+    assert {row["learned"] for row in found} == {"True", "False"}
+
+
+def test_parquet_holds_numbers_in_their_types(tmp_path):
+    found = pyarrow.parquet.read_table(written(tmp_path, ".parquet"))
+    assert found["exact_match"].to_pylist() == [row["exact_match"] for row in ROWS]
+    assert str(found.schema.field("length").type) == "int64" and str(found.schema.field("learned").type) == "bool"
+    assert polars.read_parquet(tmp_path / "new" / "results.parquet").shape == (72, len(ROWS[0]))
+
+
+def test_json_lines_know_no_nan(tmp_path):
+    runs = [with_scores(record("alibi"), 1, float("nan"), float("inf"), 0)]
+    found = [json.loads(line) for line in written(tmp_path, ".jsonl", runs).read_text().splitlines()]
+    assert [row["exact_match"] for row in found] == [1, None, None, 0]
+
+
+def test_latex_is_set_with_booktabs_and_intervals(tmp_path):
+    text = written(tmp_path, ".tex").read_text()
+    for rule in (r"\toprule", r"\midrule", r"\bottomrule"):
+        assert text.count(rule) == 2
+    assert r"\texttt{t5\_bias}" in text and r"exact match, \%" in text and "not learned" in text
+    runs = [with_scores(record("alibi", seed=seed), 1, score, 0, 0) for seed, score in enumerate((0.5, 0.7, 0.9))]
+    assert r"70 {\scriptsize (50--90)}" in written(tmp_path, ".tex", runs).read_text()
+
+
+def test_every_row_of_a_latex_table_has_all_its_columns(tmp_path):
+    text = written(tmp_path, ".tex").read_text()
+    for columns, body in re.findall(r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end\{tabular\}", text, re.DOTALL):
+        lines = [line for line in body.splitlines() if line.endswith(r"\\")]
+        widths = [
+            sum(int(n) - 1 for n in re.findall(r"\\multicolumn\{(\d+)\}", line))
+            + len(re.findall(r"(?<!\\)&", line))
+            + 1
+            for line in lines
+        ]
+        assert len(lines) == 5 and set(widths) == {len(columns)}
+
+
+def test_latex_shows_every_letter_of_a_name():
+    assert tables.latex(r"a_b\c{d}^~#$%&<>|'") == (
+        r"a\_b\textbackslash{}c\{d\}\textasciicircum{}\textasciitilde{}\#\$\%\&\textless{}\textgreater{}\textbar{}"
+        r"\textquotesingle{}"
+    )
+
+
+def test_markdown_has_a_table_for_each_task(tmp_path):
+    runs = [record("a|b"), record("alibi", "copy")]
+    text = written(tmp_path, ".md", runs).read_text()
+    assert re.findall("^## .*", text, re.MULTILINE) == ["## repeat", "## copy"] and r"| `a\|b` |" in text
+    for block in text.split("## ")[1:]:
+        lines = block.strip().splitlines()[2:]
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1 and len(lines) == 3
+
+
+def test_another_ending_is_refused_and_a_missing_library_named(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"a table is written as .csv, .parquet, .jsonl, .tex, .md; got 'results.xls'"):
+        written(tmp_path, ".xls")
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(ModuleNotFoundError, match=r"this needs polars, .* pip install 'posenc\[frames\]'"):
+        written(tmp_path, ".parquet")
+    assert not (tmp_path / "new").exists()

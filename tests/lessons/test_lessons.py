@@ -1,0 +1,203 @@
+"""The course: every lesson runs, its solutions pass its own checks, and it opens as a notebook."""
+
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib
+import nbformat
+import pytest
+import torch
+from matplotlib import pyplot
+
+from posenc import cli, lessons
+from posenc.lessons import Lesson, lesson_of
+from posenc.verdicts import Verdict
+
+ALL = lessons.lessons()
+each = pytest.mark.parametrize("lesson", ALL, ids=lambda lesson: lesson.name)
+
+
+def test_the_course_is_numbered_without_gaps() -> None:
+    assert [lesson.place for lesson in ALL] == list(range(1, len(ALL) + 1))
+
+
+@each
+def test_a_lesson_has_a_formula_its_faults_and_two_exercises(lesson: Lesson) -> None:
+    text = lesson.text
+    assert re.findall("^# .+", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE) == [f"# {lesson.title}"]
+    assert re.search(r"^\$\$\n.+?\n\$\$$", text, re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^## (Where it goes wrong|Exercises)$", text, re.MULTILINE) == [
+        "Where it goes wrong",
+        "Exercises",
+    ]
+    exercises = text.partition("## Exercises")[2]
+    assert re.findall(r"^\*\*(\d)\.\*\*", exercises, re.MULTILINE) == ["1", "2"] and len(lesson.module.EXERCISES) == 2
+    assert exercises.count("<details><summary>Solution</summary>") == exercises.count("</details>") == 2
+    assert f"posenc lesson {lesson.place} --check mine.py" in exercises
+
+
+@each
+def test_the_solutions_pass_the_lessons_own_checks(lesson: Lesson, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(lesson.solutions)
+    assert [(verdict.word, verdict.message) for verdict in lesson.check(tmp_path / "mine.py")] == [("kept", "")] * 2
+
+
+@each
+def test_a_file_without_answers_is_told_so(lesson: Lesson, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("")
+    found = list(lesson.check(tmp_path / "mine.py"))
+    assert [verdict.good for verdict in found] == [False, False]
+    assert all(re.fullmatch(r"there is no \w+ in it yet", verdict.message) and verdict.advice for verdict in found)
+
+
+@pytest.fixture
+def undisplayed() -> Iterator[None]:
+    """Figures are made, and nobody shows them."""
+    before = matplotlib.get_backend()
+    pyplot.switch_backend("agg")
+    yield
+    pyplot.close("all")
+    pyplot.switch_backend(before)
+
+
+# The site's build runs them too: once is enough.
+@pytest.mark.slow
+@each
+def test_the_code_of_a_lesson_runs_in_under_a_minute_and_draws(
+    lesson: Lesson, undisplayed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    threads, began = torch.get_num_threads(), time.process_time()
+    namespace = {"__name__": "a_lesson"}
+    try:
+        for place, cell in enumerate(lesson.cells):
+            if cell.kind == "code":
+                exec(compile(cell.source, f"{lesson.name}, cell {place}", "exec"), namespace)
+    finally:
+        torch.set_num_threads(threads)
+    assert time.process_time() - began < 60
+    # A notebook shows figures of pyplot only.
+    assert pyplot.get_fignums()
+
+
+@each
+def test_a_lesson_is_a_notebook_that_opens(lesson: Lesson) -> None:
+    notebook = nbformat.reads(lesson.notebook, as_version=4)
+    nbformat.validate(notebook)
+    assert [(cell.cell_type, cell.source) for cell in notebook.cells] == [
+        (cell.kind, cell.source) for cell in lesson.cells
+    ]
+    assert notebook.cells[0].source.startswith(f"# {lesson.title}")
+    assert not any("{code-cell}" in cell.source or "kernelspec" in cell.source for cell in notebook.cells)
+
+
+@each
+def test_what_a_terminal_shows_has_no_notebook_form_and_no_solutions(lesson: Lesson) -> None:
+    text = lesson.readable
+    assert text.startswith(f"# {lesson.title}\n")
+    assert not re.search(r"\$\$|\{code-cell\}|kernelspec|<details>|Solution", text)
+    assert text.count("```python\n") == sum(cell.kind == "code" for cell in lesson.cells)
+
+
+def test_options_of_a_cell_are_not_its_code() -> None:
+    (cell,) = lessons.cells("```{code-cell} python\n:tags: [remove-output]\nx = 1\n\ny = 2\n```\n")
+    assert cell.source == "x = 1\n\ny = 2"
+
+
+# Numbers held to those that are right
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("text", "f\\(1\\) gives a str, and no numbers"),
+        ([1.0, 2.0], "f\\(1\\) has the shape \\[2\\], not \\[3\\]"),
+        ([3.0, 2.0, 1.0], "f\\(1\\): they are turned round"),
+        ([1.0, 2.0, 4.0], "f\\(1\\) differs in 1 of 3 numbers; the first stands at \\[2\\]: 4, not 3"),
+    ],
+)
+def test_an_answer_is_told_how_it_differs(given: object, words: str) -> None:
+    wanted = torch.tensor([1.0, 2.0, 3.0])
+    with pytest.raises(AssertionError, match=f"^{words}$"):
+        lessons.same("f(1)", given, wanted, {"they are turned round": wanted.flip(0)})
+
+
+def test_single_numbers_are_compared_too_and_rounding_is_no_difference() -> None:
+    lessons.same("f(1)", 1 / 3, torch.tensor(1 / 3))
+    with pytest.raises(AssertionError, match=r"^f\(1\) is 2, not 3$"):
+        lessons.same("f(1)", 2, 3.0)
+
+
+# The command line
+
+
+@pytest.fixture
+def posenc(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Run a command in an empty folder: its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(command: str) -> tuple[int, str, str]:
+        code = cli.main(shlex.split(command))
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_the_lessons_are_listed_in_their_order(posenc) -> None:
+    code, out, err = posenc("lesson")
+    rows = [line.split(maxsplit=1) for line in out.splitlines()[1:-1]]
+    assert (code, err) == (0, "") and rows == [[str(lesson.place), lesson.title] for lesson in ALL]
+
+
+def test_a_lesson_is_read_by_its_number_and_by_its_name(posenc) -> None:
+    code, out, _ = posenc("lesson 1")
+    assert code == 0 and out == f"{lesson_of('1').readable}\n" == posenc("lesson order_is_lost")[1]
+
+
+def test_solutions_are_a_file_of_answers_that_passes(posenc, tmp_path: Path) -> None:
+    _, out, _ = posenc("lesson 1 --solutions")
+    (tmp_path / "mine.py").write_text(out)
+    code, out, _ = posenc("lesson 1 --check mine.py")
+    assert code == 0 and "2 of 2 exercises solved" in out
+
+
+def test_what_is_wrong_is_told_with_the_command_that_looks_again(posenc, tmp_path: Path) -> None:
+    (tmp_path / "my answers.py").write_text("def is_blind(layers):\n    return layers < 2\n")
+    code, out, _ = posenc("lesson 1 --check 'my answers.py'")
+    assert code == 1 and "kept        last output is blind" in out and "1 of 2 exercises solved" in out
+    assert "found: there is no attend in it yet" in out and "to do: attend(x) is softmax" in out
+    assert out.count("again: posenc lesson 1 --check 'my answers.py'\n") == 1
+
+
+def test_a_notebook_is_written_and_never_over_another(posenc, tmp_path: Path) -> None:
+    assert posenc("lesson 1 --notebook mine.ipynb") == (0, "Notebook: mine.ipynb\n", "")
+    assert (tmp_path / "mine.ipynb").read_text() == lesson_of("1").notebook
+    (tmp_path / "mine.ipynb").write_text("work")
+    assert posenc("lesson 1 --notebook mine.ipynb") == (1, "", "posenc: File exists: 'mine.ipynb'\n")
+    assert (tmp_path / "mine.ipynb").read_text() == "work"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("lesson 99", f"no lesson '99'; they go from 1 to {len(ALL)}: posenc lesson"),
+        ("lesson order_is_lots", "no lesson 'order_is_lots'; did you mean 'order_is_lost'?"),
+        ("lesson --check mine.py", "--check needs to know of which lesson, such as: posenc lesson 1 --check"),
+        ("lesson 1 --check a.py --solutions", "--check and --solutions are different things to do; give one of them"),
+        ("lesson 1 --notebook mine.md", "a notebook's name ends in .ipynb, got 'mine.md'"),
+        ("lesson 1 --check nowhere.py", "nowhere.py: there is no such file"),
+    ],
+)
+def test_what_cannot_be_done_is_told(command: str, words: str, posenc) -> None:
+    code, out, err = posenc(command)
+    assert (code, out) == (2, "") and words in err
+
+
+def test_a_verdict_of_a_lesson_is_one_of_all_verdicts(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def attend(x):\n    return x.nothing\n")
+    found = next(iter(lesson_of("1").check(tmp_path / "mine.py")))
+    assert isinstance(found, Verdict) and found.word == "broken" and found.message.startswith("AttributeError: ")
+    assert found.advice.startswith("look at attend, line 2 of mine.py; attend(x) is softmax")
