@@ -65,7 +65,7 @@ def test_what_is_not_there_is_refused_before_anything_is_made(model: Path, tmp_p
     assert not out.exists()
 
 
-def test_what_is_made_of_weights_is_not_spread(model: Path, monkeypatch) -> None:
+def test_what_is_made_of_weights_is_not_spread(model: Path, tmp_path: Path, monkeypatch) -> None:
     pytest.importorskip("accelerate")
     from transformers import GPT2Config, GPT2LMHeadModel
 
