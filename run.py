@@ -215,7 +215,9 @@ def docs(rest: Sequence[str], python: Path) -> int:
     if rest:
         fail(f"`run.py docs` takes no arguments, got {' '.join(rest)}")
     site = ROOT / "docs" / "_build" / "html"
-    code = run_to_the_end(docs_command(python, site), folder=ROOT)
+    # Pages are read side by side, and each runs its code in a process of its own: more threads would only wait.
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    code = run_to_the_end(docs_command(python, site), folder=ROOT, environment=environment)
     say("the site has faults, which Sphinx names above" if code else f"the site: {site / 'index.html'}")
     return code
 

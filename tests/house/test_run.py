@@ -204,7 +204,7 @@ def test_the_site_is_built_with_warnings_as_faults_and_its_place_is_said(
 ) -> None:
     codes = [0, 2]
     ran: list[list[str]] = []
-    monkeypatch.setattr(run, "run_to_the_end", lambda command, folder: ran.append(command) or codes.pop(0))
+    monkeypatch.setattr(run, "run_to_the_end", lambda command, **_: ran.append(command) or codes.pop(0))
     assert run.docs([], Path("python")) == 0 and {"-W", "--keep-going"} < set(ran[0])
     assert str(Path("docs", "_build", "html", "index.html")) in capsys.readouterr().err
     assert run.docs([], Path("python")) == 2 and "the site has faults" in capsys.readouterr().err
