@@ -1,4 +1,4 @@
-/*! built from 965df31801dbda72d931701bfbc224355ca3287a578bcc1f0fe1d7139c5ca321
+/*! built from 07ab9b109f93caaa6e19223736accf34e3a4b54782f8db266f32b38fe8af04c5
 
 clsx 2.1.1
 MIT License

@@ -129,7 +129,8 @@ def open_model(file: GGUFTensors) -> GGUFModel:
 
 def fetches_code(architecture: str, file: GGUFTensors) -> None:
     """Raises CannotRead where transformers would fetch code for a model: kernels, if their package is installed."""
-    if find_spec("kernels") is None:
+    package = find_spec("kernels")
+    if package is None or package.origin is None:  # a folder of that name is no package
         return
     try:
         from transformers.integrations.gguf import is_gguf_arch_supported
