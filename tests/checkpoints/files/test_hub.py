@@ -161,12 +161,25 @@ def test_without_huggingface_hub_the_extra_is_named(tmp_path: Path, monkeypatch:
 
 
 def test_verbs_take_a_name_and_say_its_commit(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["inspect", NAME], ["convert", NAME, "--out", "new", "--dtype", "bfloat16"]):
+    for command in (["inspect", NAME], ["convert", NAME, "--out", "new", "--layout", "interleaved"]):
         assert cli.main([*command, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["commit"] == hub.commits[NAME]["main"]
     text = tmp_path / "text.txt"
     text.write_text(tiny_llama.TEXT)
-    command = ["extend", NAME, "--method", "ntk", "--passkey", "0", "--start", "0", "--text", str(text), "--out", "run"]
+    command = [
+        "extend",
+        NAME,
+        "--method",
+        "ntk",
+        "--measures",
+        "perplexity",
+        "--start",
+        "0",
+        "--text",
+        str(text),
+        "--out",
+        "run",
+    ]
     assert cli.main(command) == 0
     assert (
         json.loads(Path("run/record.json").read_text())["made"]["model, commit of the hub"] == hub.commits[NAME]["main"]

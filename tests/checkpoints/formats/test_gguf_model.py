@@ -1,5 +1,6 @@
 """GGUF files written here from tiny models, as by llama.cpp: transformers loads the same, or is stopped."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -263,7 +264,7 @@ def test_nothing_that_lies_beside_a_file_or_where_one_stands_is_read(tmp_path: P
 
 
 def test_a_model_for_which_transformers_would_fetch_code_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(gguf_model, "find_spec", lambda name: name)
+    monkeypatch.setattr(gguf_model, "find_spec", lambda name: json.__spec__)
     with pytest.raises(
         CannotRead, match="transformers runs code from a hub where the package kernels is installed; un"
     ):
