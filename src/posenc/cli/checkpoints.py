@@ -32,9 +32,10 @@ class Inspect:
         from posenc.checkpoints.inspection import portrait
         from posenc.checkpoints.inspection.inspect import in_json, inspect
 
-        reading = inspect(self.path)
+        where = load.find(self.path, weights=False)
+        reading = inspect(where)
         if self.json:
-            commit = commit_of(load.find(self.path, weights=False))
+            commit = commit_of(where)
             print(json.dumps(in_json(reading) | ({"commit": commit} if commit else {})))
         else:
             terminal.say(portrait.words(reading))

@@ -135,8 +135,8 @@ class Run:
         if lost := [name for name in settings.methods if name in EVERY and name not in [one.name for one in baselines]]:
             raise ValueError(f"{lost[0]} is a way to use the model as it is that none of {', '.join(names)} has")
         hashed = hash_of(loaded.path)
-        run = cls(settings, out, stretch, measures, text, baselines, lengths, hashed, Clock(say))
-        run.commit = commit_of(loaded.path)
+        commit = commit_of(loaded.path)
+        run = cls(settings, out, stretch, measures, text, baselines, lengths, hashed, Clock(say), commit)
         if text is not None:
             run.plan = planned(loaded, lengths, Way.of(settings), settings.memory)
             for words in plans.sentences(run.plan)[:1]:

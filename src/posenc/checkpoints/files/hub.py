@@ -17,9 +17,11 @@ NAME = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^:]+))?(:(?P<fi
 CONFIGS = ("config.json", "params.json")
 """Files of which each says by itself what a model is."""
 
-BESIDE = (*CONFIGS, "adapter_config.json", "generation_config.json", "preprocessor_config.json", "chat_template.jinja")
-BESIDE = (*BESIDE, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-BESIDE = (*BESIDE, "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model")
+BESIDE = frozenset(
+    {*CONFIGS, "adapter_config.json", "generation_config.json", "preprocessor_config.json", "chat_template.jinja"}
+    | {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}
+    | {"vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model"}
+)
 """Files that are fetched along with weights. No pickle and no code is ever asked for."""
 
 INDEX = ".safetensors.index.json"
@@ -56,8 +58,8 @@ def fetched(name: str, *, weights: bool = True, say: Callable[[str], None] = alo
         repo, revision, word = match.group("repo", "revision", "file")
         with answers(hub, repo):
             try:
-                found = hub.HfApi().model_info(repo, revision=revision, files_metadata=True)
-                files = {one.rfilename: one.size or 0 for one in found.siblings}
+                info = hub.HfApi().model_info(repo, revision=revision, files_metadata=True)
+                sizes = {file.rfilename: file.size or 0 for file in info.siblings}
                 unreached = None
             except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError, hub.errors.HFValidationError):
                 raise
@@ -66,26 +68,29 @@ def fetched(name: str, *, weights: bool = True, say: Callable[[str], None] = alo
                 unreached = error
         if unreached is not None:
             return in_cache(hub, repo, revision, word, weights, unreached)
-        wanted = chosen(repo, files, word, weights)
-        for file in wanted:
-            if not is_weights(file) and files[file] > MOST_BYTES:
-                raise CannotRead(f"it has {files[file]:,} bytes, and at most {MOST_BYTES:,} are fetched", field=file)
-        kept = {file for file in wanted if isinstance(hub.try_to_load_from_cache(repo, file, revision=found.sha), str)}
-        if large := [files[file] for file in wanted if is_weights(file) and file not in kept]:
-            say(f"fetching {sum(large) / 1e9:.2f} GB of weights of {name} into {hub.constants.HF_HUB_CACHE}")
+        files = chosen(repo, sizes, word, weights)
+        for file in files:
+            if not is_weights(file) and sizes[file] > MOST_BYTES:
+                raise CannotRead(f"it has {sizes[file]:,} bytes, and at most {MOST_BYTES:,} are fetched", field=file)
+
+        def in_the_cache(file: str) -> bool:
+            return isinstance(hub.try_to_load_from_cache(repo, file, revision=info.sha), str)
+
+        if missing := [sizes[file] for file in files if is_weights(file) and not in_the_cache(file)]:
+            say(f"fetching {sum(missing) / 1e9:.2f} GB of weights of {name} into {hub.constants.HF_HUB_CACHE}")
         with answers(hub, repo):
             # Names may hold what patterns read as signs of their own.
-            folder = hub.snapshot_download(repo, revision=revision, allow_patterns=list(map(escape, wanted)))
-        return placed(Path(folder), wanted, word, weights)
+            folder = hub.snapshot_download(repo, revision=revision, allow_patterns=list(map(escape, files)))
+        return source_in(Path(folder), files, word, weights)
 
 
 def in_cache(hub: Any, repo: str, revision: str | None, word: str | None, weights: bool, unreached: Exception) -> Path:
     """Where a model lies in the cache. Raises CannotRead, naming the cache and why the hub was not reached."""
-    given: dict[str, Any] = {"revision": revision, "allow_patterns": CONFIGS, "local_files_only": True}
+    offline: dict[str, Any] = {"revision": revision, "allow_patterns": CONFIGS, "local_files_only": True}
     try:
-        folder = Path(hub.snapshot_download(repo, **given))
-        files = {file.name: 0 for file in folder.iterdir() if file.exists()}
-        return placed(folder, chosen(repo, files, word, weights), word, weights)
+        folder = Path(hub.snapshot_download(repo, **offline))
+        files = [file.name for file in folder.iterdir() if file.exists()]
+        return source_in(folder, chosen(repo, files, word, weights), word, weights)
     except Exception:
         raise CannotRead(
             f"there is no such file or folder, the hub is not reached ({told(unreached)}), and the cache "
@@ -94,10 +99,10 @@ def in_cache(hub: Any, repo: str, revision: str | None, word: str | None, weight
         ) from None
 
 
-def placed(folder: Path, wanted: list[str], word: str | None, weights: bool) -> Path:
+def source_in(folder: Path, files: list[str], word: str | None, weights: bool) -> Path:
     """What is read of a folder of the cache: the config, the GGUF file that a word names, or all of it."""
-    if word is not None or (not weights and wanted[0] in CONFIGS):
-        return folder / wanted[0]
+    if word is not None or (not weights and files[0] in CONFIGS):
+        return folder / files[0]
     return folder
 
 
@@ -134,7 +139,7 @@ def is_weights(file: str) -> bool:
 
 def commit_of(path: Path) -> str | None:
     """The commit of a folder in the hub's cache, or of a file in it; None for what lies elsewhere."""
-    return next((one.name for one in (path, path.parent) if one.parent.name == "snapshots"), None)
+    return next((folder.name for folder in (path, path.parent) if folder.parent.name == "snapshots"), None)
 
 
 def package() -> Any:
@@ -149,7 +154,7 @@ def package() -> Any:
 
 @contextmanager
 def answers(hub: Any, repo: str) -> Generator[None]:
-    """Whatever the hub answers becomes one sentence that says what to do."""
+    """Every answer of the hub that is an error becomes one sentence, which says what to do."""
     at, errors = hub.constants.ENDPOINT, hub.errors
     try:
         yield

@@ -60,12 +60,12 @@ class GGUFModel:
         """
         import transformers
 
-        given: dict[str, Any] = {"config": self.config, "dtype": dtype, "attn_implementation": None}
+        options: dict[str, Any] = {"config": self.config, "dtype": dtype, "attn_implementation": None}
         if hasattr(transformers, "GgufConfig"):
             # Left packed, weights are multiplied by code that transformers fetches.
-            given["quantization_config"] = transformers.GgufConfig(dequantize=True)
-        given |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
-        model, info = self.by(self.kind, **given)
+            options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
+        model, info = from_file(self.kind, self.file, **options)
         if wrong := sorted({name for name, _, _ in info["mismatched_keys"]} | set(info["missing_keys"])):
             raise CannotRead(f"it has no tensor that fits {wrong[0]} of {self.kind.__name__}", remedy=ORIGINAL)
         model.config.name_or_path = str(self.file.path)
@@ -82,26 +82,23 @@ class GGUFModel:
         if kind is None:
             return None, ()
         try:
-            made = self.by(transformers.AutoTokenizer, trust_remote_code=False)
+            tokenizer = from_file(transformers.AutoTokenizer, self.file, trust_remote_code=False)
         except CannotRead as error:
             return None, (f"It comes without a tokenizer: {error.wrong}; use that of the original checkpoint",)
-        by_letters = type(made.backend_tokenizer.pre_tokenizer).__name__ == "ByteLevel"
+        by_letters = type(tokenizer.backend_tokenizer.pre_tokenizer).__name__ == "ByteLevel"
         if kind == "gpt2" and by_letters and cut not in AS_GPT_2:
             words = f"Words are cut as GPT-2 cuts them: the file says {quoted(cut)}, for which transformers has no rule"
-            return made, (f"{words}; hold it against the tokenizer of the original checkpoint",)
-        return made, ()
-
-    def by(self, maker: Any, **given: Any) -> Any:
-        return from_file(maker, self.file, **given)
+            return tokenizer, (f"{words}; hold it against the tokenizer of the original checkpoint",)
+        return tokenizer, ()
 
 
-def from_file(maker: Any, file: GGUFTensors, **given: Any) -> Any:
-    """What a class of transformers makes of a GGUF file alone; raises CannotRead for whatever it does not read.
+def from_file(maker: Any, file: GGUFTensors, **options: Any) -> Any:
+    """What a class of transformers makes of a GGUF file alone; raises CannotRead for a file that it does not read.
 
-    It is given an empty folder, so that it reads nothing that lies beside the file.
+    The class gets an empty folder, so that it reads nothing that lies beside the file.
     """
     with tempfile.TemporaryDirectory() as empty, reading_with("transformers", file=file.path, remedy=ORIGINAL):
-        return maker.from_pretrained(empty, gguf_file=str(file.path.absolute()), local_files_only=True, **given)
+        return maker.from_pretrained(empty, gguf_file=str(file.path.absolute()), local_files_only=True, **options)
 
 
 def open_model(file: GGUFTensors) -> GGUFModel:
@@ -115,8 +112,7 @@ def open_model(file: GGUFTensors) -> GGUFModel:
 
     package(file.path)
     with naming(file.path):
-        given = metadata(file)
-        reading = read(given)
+        reading = read(metadata(file))
         check_claims(reading, file)
         fetches_code(str(reading.architecture), file)
         config = from_file(transformers.AutoConfig, file)
@@ -143,15 +139,15 @@ def fetches_code(architecture: str, file: GGUFTensors) -> None:
 
 def check_claims(reading: Reading, file: GGUFTensors) -> None:
     """Raises CannotRead for a reading that leaves something open, and for sizes that the file has no numbers for."""
-    left = [*reading.contradictions, *(f"it leaves open {sentence}" for sentence in reading.not_covered)]
-    left += [f"it says {key}, which posenc does not read" for key in reading.unknown]
-    if left:
-        raise CannotRead(left[0], remedy=ORIGINAL)
+    faults = [*reading.contradictions, *(f"it leaves open {sentence}" for sentence in reading.not_covered)]
+    faults += [f"it says {key}, which posenc does not read" for key in reading.unknown]
+    if faults:
+        raise CannotRead(faults[0], remedy=ORIGINAL)
     # Queries alone have as many numbers: nothing is looped over that the file cannot fill.
     claimed = sum(len(part.layers) * part.shape.heads * part.shape.head_dim * part.shape.dim for part in reading.parts)
-    if reading.architecture not in RECURRENT and claimed > (held := numbers_of(file, ())):
+    if reading.architecture not in RECURRENT and claimed > (stored := numbers_of(file, ())):
         raise CannotRead(
-            f"by its keys queries alone are made with {claimed:,} numbers, and its tensors have {held:,}; it may be "
+            f"by its keys queries alone are made with {claimed:,} numbers, and its tensors have {stored:,}; it may be "
             f"truncated"
         )
 
@@ -165,30 +161,28 @@ def with_the_files_positions(config: Any, reading: Reading) -> "tuple[PreTrained
 
     Raises CannotRead, naming what differs, where transformers has no keys for them.
     """
-    said: dict[str, Any] = {key: as_meant(value) for key, value in parse_json(config.to_json_string()).items()}
-    said.pop("_model_name_or_path", None)
-    if said.get("is_gated_act"):
+    keys: dict[str, Any] = {key: as_meant(value) for key, value in parse_json(config.to_json_string()).items()}
+    keys.pop("_model_name_or_path", None)
+    if keys.get("is_gated_act"):
         # T5's, of which transformers leaves the activation as it is in those without a gate.
-        said |= {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new"}
-    within_bounds(said)
+        keys |= {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new"}
+    within_bounds(keys)
     # Of what has no positions transformers' config says nothing.
     expected = replace(reading, parts=()) if reading.architecture in RECURRENT else in_their_layout(reading)
     notes: tuple[str, ...] = ()
-    if wrong := differences(expected, config_json.read(said)):
+    if wrong := differences(expected, config_json.read(keys)):
         try:
             (part,) = expected.parts
-            said = config_json.with_positions(said, part)
-            left = differences(expected, config_json.read(said))
+            keys = config_json.with_positions(keys, part)
+            differing = differences(expected, config_json.read(keys))
         except (CannotExpress, ValueError):
-            left = wrong
-        if left:
-            raise CannotRead(
-                f"transformers would not compute what it says: {'; '.join(left)} (in the file, and in transformers)",
-                remedy=ORIGINAL,
-            )
+            differing = wrong
+        if differing:
+            pairs = f"{'; '.join(differing)} (in the file, and in transformers)"
+            raise CannotRead(f"transformers would not compute what it says: {pairs}", remedy=ORIGINAL)
         notes = (f"transformers reads other positions out of this file: {'; '.join(wrong)}; taken: those of the file",)
     with reading_with("transformers"):
-        return huggingface.filled(said), config_json.read(said), notes
+        return huggingface.filled(keys), config_json.read(keys), notes
 
 
 def in_their_layout(reading: Reading) -> Reading:
@@ -217,12 +211,12 @@ def check_numbers(model: Any, file: GGUFTensors) -> None:
 
     transformers leaves out tensors that it has no name for, and fills what is missing at random.
     """
-    made = sum(tensor.numel() for _, tensor in load.untied(model))
+    in_model = sum(tensor.numel() for _, tensor in load.untied(model))
     # Some converters write the head once more that is the embeddings.
-    held = numbers_of(file, (*TABLES, *(("output.weight",) if model.config.tie_word_embeddings else ())))
-    if made != held:
+    in_file = numbers_of(file, (*TABLES, *(("output.weight",) if model.config.tie_word_embeddings else ())))
+    if in_model != in_file:
         raise CannotRead(
-            f"its tensors hold {held:,} numbers, and the {type(model).__name__} that transformers makes of it has "
-            f"{made:,}: some would be left out, or be random",
+            f"its tensors hold {in_file:,} numbers, and the {type(model).__name__} that transformers makes of it has "
+            f"{in_model:,}: some would be left out, or be random",
             remedy=ORIGINAL,
         )
