@@ -35,7 +35,8 @@ Table = tuple[list[str], list[list[str]]]
 def write(record: Record, folder: Path) -> Path:
     """Write report.html, report.md and figures/*.png into the folder, each whole, and return the path of the page."""
     drawer = Drawer(store.inside(folder, "figures"))
-    drawn = list(filter(None, [drawer("by-length", partial(by_length, record), CAPTION, "")]))
+    figure = drawer("by-length", partial(by_length, record), CAPTION, "Every method by length, as in the tables")
+    drawn = [] if figure is None else [figure]
     store.write(folder / "report.md", markdown(record, drawn).encode())
     store.write(folder / "report.html", page(record, drawn).encode())
     return folder / "report.html"
