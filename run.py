@@ -4,7 +4,7 @@
     python3 run.py demo             compare encodings and write a report (posenc compare)
     python3 run.py test [args]      run the test suite; --all adds the slow tests, the rest goes to pytest
     python3 run.py check            lint, format, types, import rules
-    python3 run.py docs             build the site of the documentation, and say where it lies
+    python3 run.py docs [args]      build the site of the documentation, and say where it lies; the rest goes to Sphinx
     python3 run.py tree [FOLDER]    print the files of src/posenc, or of FOLDER, with what each says that it is
     python3 run.py paper [FILE]     write the technical report from the committed records, as a PDF
     python3 run.py release          --dry-run builds what is published, and tries it in an environment of its own
@@ -212,18 +212,17 @@ def check_commands(python: Path) -> dict[str, list[str]]:
 
 def docs(rest: Sequence[str], python: Path) -> int:
     """Build the site; a page that Sphinx complains of fails it, after all complaints."""
-    if rest:
-        fail(f"`run.py docs` takes no arguments, got {' '.join(rest)}")
     site = ROOT / "docs" / "_build" / "html"
     # Pages are read side by side, and each runs its code in a process of its own: more threads would only wait.
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    code = run_to_the_end(docs_command(python, site), folder=ROOT, environment=environment)
+    code = run_to_the_end(docs_command(python, site, rest), folder=ROOT, environment=environment)
     say("the site has faults, which Sphinx names above" if code else f"the site: {site / 'index.html'}")
     return code
 
 
-def docs_command(python: Path, site: Path) -> list[str]:
-    return [str(python), "-m", "sphinx", "-b", "html", "-j", "auto", "-q", "-W", "--keep-going", "docs", str(site)]
+def docs_command(python: Path, site: Path, rest: Sequence[str] = ()) -> list[str]:
+    options = ["-b", "html", "-j", "auto", "-q", "-W", "--keep-going", *rest]
+    return [str(python), "-m", "sphinx", *options, "docs", str(site)]
 
 
 def tree(rest: Sequence[str]) -> int:

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from code_in_texts import HOME, blocks, is_notebook, name, prose, run
+from code_in_texts import HOME, blocks, name, prose, run
 
 from posenc import cli, testing
 from posenc.lab.evaluation import evaluate
@@ -25,14 +25,8 @@ COMING_FROM = HOME / "docs" / "coming-from"
 """Pages that need another library: tests/peers/test_coming_from.py runs them."""
 
 
-# The code of a page that is a notebook is run where the site is built: once is enough.
 @pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=name(path), marks=[pytest.mark.slow] * is_notebook(path))
-        for path in TEXTS
-        if path.parent != COMING_FROM and blocks(path, python=True)
-    ],
+    "path", [path for path in TEXTS if path.parent != COMING_FROM and blocks(path, python=True)], ids=name
 )
 def test_the_code_of_a_text_runs_from_top_to_bottom(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

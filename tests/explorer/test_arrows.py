@@ -9,6 +9,9 @@ import torch
 
 from posenc import Rotary
 
+# A view in a browser takes seconds; test_page.py opens all of them once.
+pytestmark = pytest.mark.slow
+
 STANDS = re.compile(r"stands (\S+)° from the key's; the logit of all \d+ pairs is (\S+)\.")
 
 

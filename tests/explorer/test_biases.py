@@ -12,6 +12,9 @@ from posenc.explorer.page import SHAPE
 from posenc.lab.views.sections import biases
 from posenc.positions import Positions
 
+# A view in a browser takes seconds; test_page.py opens all of them once.
+pytestmark = pytest.mark.slow
+
 DISTANCES = [*range(-40, 41), 64, 100, 127, 128, 129, 500, 4096]
 
 

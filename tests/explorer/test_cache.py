@@ -14,6 +14,9 @@ from posenc.catalogue import build
 from posenc.explorer.page import SHAPE, SPECS
 from posenc.lab.views.sections import moves
 
+# A view in a browser takes seconds; test_page.py opens all of them once.
+pytestmark = pytest.mark.slow
+
 TOKENS, DOCUMENT = "ABCDEFGHIJKLMNOP", "wxyz"
 
 

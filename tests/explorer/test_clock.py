@@ -6,6 +6,9 @@ import pytest
 
 from posenc import Rotary, Sinusoidal
 
+# A view in a browser takes seconds; test_page.py opens all of them once.
+pytestmark = pytest.mark.slow
+
 
 def said(page):
     return page.locator("#clock .said").inner_text()

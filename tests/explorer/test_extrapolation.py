@@ -11,6 +11,9 @@ from posenc.foreign import CannotRead
 from posenc.lab.results import report, sections
 from posenc.lab.runs import record
 
+# A view in a browser takes seconds; test_page.py opens all of them once.
+pytestmark = pytest.mark.slow
+
 SCORES = {
     "alibi": (1.0, 0.5, 0.25, 0.0),
     "none": (0.4, 0.0, 0.0, 0.0),

@@ -136,6 +136,7 @@ def test_every_slider_is_moved_by_keys(kept):
             assert slider.input_value() != before, f"{view}: {slider.evaluate('(one) => one.labels[0].textContent')}"
 
 
+@pytest.mark.slow
 def test_every_drawing_that_can_be_pointed_at_is_moved_by_a_finger_and_by_keys(kept):
     page = kept(360)
     now = """() => JSON.stringify([posenc.settingsNow(),
@@ -174,6 +175,7 @@ def test_what_is_pointed_at_in_one_view_is_pointed_at_in_all(kept):
             )
 
 
+@pytest.mark.slow
 def test_an_address_shows_what_it_was_copied_from(kept, opened):
     page = kept()
     for view in views_of(page):

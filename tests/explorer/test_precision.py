@@ -4,9 +4,13 @@ import itertools
 import random
 from typing import Any
 
+import pytest
 import torch
 
 from posenc import Rotary
+
+# A view in a browser takes seconds; test_page.py opens all of them once.
+pytestmark = pytest.mark.slow
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -7,6 +7,9 @@ import pytest
 
 from posenc import Sinusoidal
 
+# A view in a browser takes seconds; test_page.py opens all of them once.
+pytestmark = pytest.mark.slow
+
 
 def said(page):
     return page.locator("#shift .said").inner_text().replace("\N{MINUS SIGN}", "-")

@@ -1,9 +1,13 @@
 """The similarity of positions of the page beside posenc's own tables."""
 
+import pytest
 import torch
 
 from posenc import Sinusoidal
 from posenc.explorer import page as explorer
+
+# A view in a browser takes seconds; test_page.py opens all of them once.
+pytestmark = pytest.mark.slow
 
 
 def said(page):

@@ -15,6 +15,9 @@ from posenc.explorer.page import SHAPE, encoding_of
 from posenc.rotations import plain_frequencies
 from posenc.schedules import SCHEDULES
 
+# A view in a browser takes seconds; test_page.py opens all of them once.
+pytestmark = pytest.mark.slow
+
 WITHIN = ("linear(factor=3)", "ntk(factor=2.5)", "yarn(factor=4, trained_length=300)")
 
 

@@ -6,6 +6,9 @@ import pytest
 from explorer.whole import settle
 from playwright.sync_api import expect
 
+# A view in a browser takes seconds; test_page.py opens all of them once.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def tour(kept):

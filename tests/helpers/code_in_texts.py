@@ -19,11 +19,6 @@ def blocks(path: Path, *, python: bool) -> list[str]:
     return [code for language, code in found if (language in IN_PYTHON) == python]
 
 
-def is_notebook(path: Path) -> bool:
-    """Whether the site's build runs the code of a text, and shows what it prints: `run.py docs`."""
-    return path.read_text(encoding="utf-8").startswith("---\nfile_format: mystnb\n")
-
-
 def prose(path: Path) -> str:
     return BLOCK.sub("", path.read_text(encoding="utf-8"))
 

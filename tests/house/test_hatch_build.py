@@ -35,6 +35,7 @@ def test_the_build_and_the_loader_mean_the_same_file() -> None:
 
 
 @pytest.mark.skipif(not hatch_build.compilers(), reason="no C compiler here")
+@pytest.mark.slow  # CI runs it in an environment made by pip
 def test_a_wheel_holds_the_library_and_says_its_platform(root: Path) -> None:
     said: list[str] = []
     data = {"artifacts": [], "force_include": {}}
@@ -74,6 +75,7 @@ def test_without_a_compiler_the_wheel_is_pure(
         raise AssertionError(*said)
 
 
+@pytest.mark.slow  # CI runs it in an environment made by pip
 def test_a_wheel_brings_the_rows_of_the_board_and_an_editable_install_reads_them_in_place(root: Path) -> None:
     (root / "docs" / "board").mkdir(parents=True)
     for name in (rows.FILE, costs.FILE, "README.md"):

@@ -63,8 +63,6 @@ def undisplayed() -> Iterator[None]:
     pyplot.switch_backend(before)
 
 
-# The site's build runs them too: once is enough.
-@pytest.mark.slow
 @each
 def test_the_code_of_a_lesson_runs_in_under_a_minute_and_draws(
     lesson: Lesson, undisplayed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
