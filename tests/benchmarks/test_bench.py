@@ -351,6 +351,7 @@ def test_work_on_a_gpu_is_timed_until_it_is_done(clock: Clock, monkeypatch: pyte
 SMALL = models.Size(32, 4, 2, 12, 2, 9)
 
 
+@pytest.mark.slow
 def test_a_model_by_hand_is_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     group = models.training(SMALL, with_peers=False, compiled=False)
     assert max(errors(group).values()) < 1e-5

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiers import rest_slow
 from torch import Tensor
 
 import posenc.cache.operations
@@ -104,7 +105,7 @@ def keys_of(layer: Attention, x: Tensor, at: Positions, cache: LayerCache) -> Te
 ROTATING = ("rotary", STRETCHED, "rotary(layout='interleaved')", "xpos", "polar", "fourier_rotary", "learned_rotary")
 
 
-@pytest.mark.parametrize("spec", ROTATING)
+@pytest.mark.parametrize("spec", rest_slow(ROTATING, 2))
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-8)])
 def test_a_thousand_moves_leave_no_trace(spec: str, dtype: torch.dtype, near: float) -> None:
     layer, x = layer_of(spec, dtype), torch.randn(1, 6, DIM, dtype=dtype)

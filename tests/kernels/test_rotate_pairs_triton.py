@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tiers import rest_slow
 from torch import Tensor
 
 from posenc.kernels import rotate_pairs_triton
@@ -57,7 +58,7 @@ def check(got: Tensor, exact: Tensor) -> None:
     assert bool(((got.double() - exact).abs() <= allowed).all())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", rest_slow([torch.float32, torch.float64, torch.bfloat16, torch.float16], 2))
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_pairs_turn_into_new_memory_in_place_and_back(device: str, layout: str, dtype: torch.dtype) -> None:
     for shape, pairs in SHAPES:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tiers import rest_slow
 from torch import Tensor
 
 from posenc import Decoder
@@ -66,7 +67,7 @@ class Branches:
         return torch.tensor([self.planned[step]])
 
 
-@pytest.mark.parametrize("ahead", [1, 2, 4])
+@pytest.mark.parametrize("ahead", rest_slow([1, 2, 4], 1))
 @pytest.mark.parametrize("top_k", [None, 2])
 def test_a_draft_changes_no_probability_of_any_text(ahead: int, top_k: int | None) -> None:
     model, draft, ids = model_of(vocab=3), draft_of(vocab=3), torch.tensor([[0, 2]])
@@ -115,7 +116,9 @@ def test_what_both_models_agree_on_is_kept_for_certain() -> None:
     assert number.tolist() == [[0.0, 1.0]] and bool(behind.isfinite().all())
 
 
-@pytest.mark.parametrize("encoding", ["rotary", "learned", "t5_bias", "forgetting", ("rotary", "contextual")])
+@pytest.mark.parametrize(
+    "encoding", rest_slow(["rotary", "learned", "t5_bias", "forgetting", ("rotary", "contextual")], 2)
+)
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_draft_changes_no_greedy_text(encoding, padded: bool) -> None:
     # A learned table without a row to spare sees that no position is asked for beyond those of plain decoding.

@@ -155,6 +155,7 @@ def mutated(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env=dict(os.environ), timeout=280)
 
 
+@pytest.mark.slow
 def test_caught_breaks_and_survivors_are_told_apart(first) -> None:
     folder, done = first
     assert done.returncode == 1, done.stderr

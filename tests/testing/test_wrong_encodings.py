@@ -625,6 +625,7 @@ def test_a_right_encoding_of_ones_own_keeps_every_promise(right, promise) -> Non
     promise(right)
 
 
+@pytest.mark.slow
 def test_forgetting_beside_another_encoding_keeps_every_promise() -> None:
     def both(shape):
         return Forgetting(shape.dim, shape.heads) + Rotary(shape.head_dim)
@@ -688,6 +689,7 @@ def test_an_unknown_promise_names_the_known_ones() -> None:
         check("alibi", ["caching"])
 
 
+@pytest.mark.slow
 def test_a_right_encoding_from_a_file_of_its_own_keeps_every_promise(tmp_path: Path) -> None:
     """Compilation, and the text that builds it again, go through the module that the path was loaded as."""
     (tmp_path / "mine.py").write_text(

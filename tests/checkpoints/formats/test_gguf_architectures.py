@@ -204,6 +204,7 @@ PERMUTED = "arcee granite granitehybrid granitemoe llama mistral3 olmo smollm3".
 """Architectures whose pairs the converter makes neighbours, and which transformers has half the rotary width apart."""
 
 
+@pytest.mark.slow
 def test_each_architecture_does_what_the_modules_of_transformers_do() -> None:
     wrong = {}
     for number, (arch, model_type, options, keys) in enumerate(CASES):

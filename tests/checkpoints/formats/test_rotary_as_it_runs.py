@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import rest_slow
 
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.vocabulary.reading import CannotRead, Reading
@@ -207,7 +208,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_fr
 
 @pytest.mark.parametrize("inside", [{}, {"original_max_position_embeddings": 4}], ids=["outside", "both"])
 @pytest.mark.parametrize("rope", [LLAMA3, {"rope_type": "yarn", "factor": 4.0}], ids=["llama3", "yarn"])
-@pytest.mark.parametrize("model_type", ["llama", "stablelm", "cohere", "deepseek_v3"])
+@pytest.mark.parametrize("model_type", rest_slow(["llama", "stablelm", "cohere", "deepseek_v3"], 1))
 def test_the_trained_length_beside_the_dictionary_goes_before_the_one_inside(model_type, rope, inside) -> None:
     config = {"model_type": model_type, **SIZES, **ARCHITECTURES[model_type], "max_position_embeddings": 4096}
     config |= {"rope_theta": 500.0, "original_max_position_embeddings": 32, "rope_scaling": rope | inside}

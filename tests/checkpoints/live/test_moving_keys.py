@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import rest_slow
 from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
@@ -110,7 +111,7 @@ def near(one: Tensor, other: Tensor, allowed: float = 1e-6) -> None:
     assert float((one - other).norm() / other.norm()) <= allowed
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", rest_slow(FAMILIES, 4))
 def test_what_is_cached_is_what_the_model_caches_there(family: str) -> None:
     model = one_layer(family)
     apart = APART if family in TURNING and family not in ("mistral", "gpt_oss") else {}

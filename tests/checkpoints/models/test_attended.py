@@ -4,6 +4,7 @@ width, with as many layers as show the pattern."""
 import math
 
 import pytest
+from tiers import rest_slow
 
 pytest.importorskip("transformers")
 
@@ -174,7 +175,7 @@ def sight(layer):
     return (layer.chunk,) if layer.chunk else layer.window
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", rest_slow(TABLE, 6))
 def test_a_released_model_is_read_as_it_runs(name):
     config, causal, sees, scale = TABLE[name]
     reading = read(config)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from board_rows import row, rows
+from tiers import rest_slow
 
 from posenc import cli
 from posenc.lab.board import rows as kept
@@ -76,7 +77,7 @@ def carry_by_hand(task: str, factor: float, found: list[dict[str, Any]]) -> set[
     return {label for label, right in seeds.items() if len(right) >= 3 and 2 * sum(right) > len(right)}
 
 
-@pytest.mark.parametrize("asked", QUESTIONS, ids=[asked["asks"] for asked in QUESTIONS])
+@pytest.mark.parametrize("asked", rest_slow(QUESTIONS, 5), ids=[asked["asks"] for asked in QUESTIONS])
 def test_the_boards_own_rows_are_read_as_by_hand(asked: dict[str, Any], own_rows: list[dict[str, Any]]) -> None:
     found, evidence = answer(asked, own_rows), [run for run in own_rows if run["experiment"]["seed"] >= 100]
     of = {task: [run for run in evidence if run["experiment"]["task"] == task] for task in found.near}

@@ -192,6 +192,7 @@ def test_the_command_prints_the_numbers_and_each_inequality(
     assert json.loads(capsys.readouterr().out)["verdict"] == "reproduced"
 
 
+@pytest.mark.slow
 def test_runs_that_fail_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = OWN.replace('return {"again"', 'raise ValueError("it is no good")\n        return {"again"')
     (tmp_path / "mine.py").write_text(source)

@@ -106,6 +106,7 @@ def test_sizes_that_leave_no_room_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_", ["pandas", "polars"])
 @pytest.mark.parametrize("name", DRAWN_FROM_TABLES)
 def test_a_table_gives_the_same_figure_as_its_records(name, as_):
@@ -208,6 +209,7 @@ def test_styles_that_there_are_not_are_refused(tmp_path):
             pass
 
 
+@pytest.mark.slow
 def test_the_page_is_in_the_house_style_and_its_files_in_ones_own(tmp_path):
     style = tmp_path / "paper.mplstyle"
     style.write_text("axes.prop_cycle: cycler('color', ['112233', '445566'])")

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from fake_records import comparison, record, repeat
+from tiers import rest_slow
 
 from posenc.lab import figures
 from posenc.lab.results import drawer, figure_tables, provenance, report, summary
@@ -275,23 +276,12 @@ def test_a_third_party_spec_is_like_any_other(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        "lengths",
-        "curve",
-        "ablation",
-        "order",
-        "attention",
-        "pictures",
-        "parameters",
-        "versions",
-        "in_distribution",
-        "experiment",
-        "learned",
-        "key",
-    ],
+PARTS = (
+    "lengths curve ablation pictures order attention parameters versions in_distribution experiment learned key".split()
 )
+
+
+@pytest.mark.parametrize("part", rest_slow(PARTS.split(), 4))
 def test_a_missing_part_is_left_out(tmp_path, monkeypatch, part):
     # Drawing without the part is what is asked of figures; a file of each figure is not needed for it.
     monkeypatch.setattr(figures, "save", lambda *_, **__: None)

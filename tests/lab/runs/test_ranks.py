@@ -98,7 +98,7 @@ def same_weights(found: Run, run: Run, rounding: float = ROUNDING) -> None:
 
 
 WAYS = [
-    (2, ("--parallel=ddp",)),
+    pytest.param(2, ("--parallel=ddp",), marks=pytest.mark.slow),
     (3, ("--parallel=fsdp", "--accumulation=2", "--activation-checkpointing")),
     pytest.param(3, ("--accumulation=2",), marks=pytest.mark.slow),
     pytest.param(2, ("--parallel=fsdp", "--matrix-rate=0.02"), marks=pytest.mark.slow),
@@ -120,9 +120,10 @@ def test_several_processes_train_what_one_does(size: int, more: tuple[str, ...],
     same(alone, tmp_path, *rounding)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"),
-    [((2, "fsdp"), (1, None)), pytest.param((1, None), (3, "fsdp"), marks=pytest.mark.slow)],
+    [((2, "fsdp"), (1, None)), ((1, None), (3, "fsdp"))],
     ids=["two to one", "one to three"],
 )
 def test_a_rank_that_is_killed_loses_the_step_and_any_number_of_them_goes_on(before, after, tmp_path: Path) -> None:
@@ -259,7 +260,7 @@ def test_a_fault_of_ours_is_no_lost_rank() -> None:
     [
         {},
         # Each row is placed by a draw of its own.
-        {"task": "copy", "spec": "rotary", "map": "randomised(longest=64)"},
+        pytest.param({"task": "copy", "spec": "rotary", "map": "randomised(longest=64)"}, marks=pytest.mark.slow),
         {"task": "translation", "spec": "rotary", "map": "randomised(longest=64)"},
     ],
     ids=["masked", "placed at random", "with a source"],

@@ -182,22 +182,18 @@ print(int(peak) * 1024)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is counted in other units elsewhere")
 @pytest.mark.parametrize(
     ("task", "sizes"),
     [
         ("copy", {"dim": 128, "heads": 4, "layers": 2, "batch": 16, "train_length": 30, "test_lengths": ()}),
         ("text", {"dim": 128, "heads": 4, "layers": 1, "batch": 4, "train_length": 64, "test_lengths": (128,)}),
-        *(
-            pytest.param(task, sizes, marks=pytest.mark.slow)
-            for task, sizes in (
-                ("copy", {"dim": 256, "heads": 4, "layers": 4, "batch": 32, "train_length": 30, "test_lengths": ()}),
-                ("text", {"dim": 512, "heads": 8, "layers": 2, "batch": 4, "train_length": 64, "test_lengths": (128,)}),
-                ("copy", {"dim": 16, "heads": 1, "layers": 1, "batch": 4}),
-                ("copy", {"dim": 1024, "heads": 8, "layers": 4, "batch": 2}),
-                ("copy", {"dim": 64, "heads": 4, "layers": 2, "test_lengths": (200,)}),
-            )
-        ),
+        ("copy", {"dim": 256, "heads": 4, "layers": 4, "batch": 32, "train_length": 30, "test_lengths": ()}),
+        ("text", {"dim": 512, "heads": 8, "layers": 2, "batch": 4, "train_length": 64, "test_lengths": (128,)}),
+        ("copy", {"dim": 16, "heads": 1, "layers": 1, "batch": 4}),
+        ("copy", {"dim": 1024, "heads": 8, "layers": 4, "batch": 2}),
+        ("copy", {"dim": 64, "heads": 4, "layers": 2, "test_lengths": (200,)}),
     ],
 )
 def test_the_memory_of_a_run_bounds_what_a_real_one_takes_and_not_by_far(task: str, sizes: dict) -> None:

@@ -357,6 +357,7 @@ def test_the_time_left_goes_by_the_steps_done() -> None:
     assert state.seconds_left() == pytest.approx(10, rel=0.05) and state.done == 1
 
 
+@pytest.mark.slow
 def test_when_there_is_to_be_no_more_what_has_begun_ends_and_nothing_else_begins(tmp_path: Path) -> None:
     small = {"train_length": 2, "dim": 4, "heads": 1, "layers": 1, "batch": 2, "steps": 600}
     runs = [recipe("repeat", "none", seed, **small) for seed in range(3)]

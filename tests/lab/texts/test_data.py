@@ -355,6 +355,7 @@ def test_a_text_takes_the_memory_of_a_few_blocks_whatever_its_size(megabytes: in
     assert size > 0.6e6 * megabytes and more < 40
 
 
+@pytest.mark.slow
 @MEMORY_IS_TOLD
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_records_take_the_memory_of_a_few_of_them_however_many_there_are(suffix: str, tmp_path: Path) -> None:
@@ -379,6 +380,7 @@ def write_records(file: Path, texts: Iterator[str]) -> None:
             writer.write_batch(record_batch([rows], schema=form))
 
 
+@pytest.mark.slow
 @MEMORY_IS_TOLD
 def test_tokens_take_the_memory_of_a_few_blocks_whatever_the_size_of_the_text(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed; it comes with the hf extra")

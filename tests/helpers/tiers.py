@@ -1,0 +1,13 @@
+"""Cases of a kind in two tiers: the first few prove it in every run, and all of them under `run.py test --all`."""
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+import pytest
+
+
+def rest_slow(cases: Iterable[Any], first: int) -> list[Any]:
+    """The cases of one argument, those behind the first few marked as slow."""
+    cases = iter(cases)
+    return [*islice(cases, first), *(pytest.param(case, marks=pytest.mark.slow) for case in cases)]
