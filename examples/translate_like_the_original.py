@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
 
 from posenc import EncoderDecoder, terminal
 from posenc.lab import figures
@@ -45,7 +46,8 @@ def main(out: Path, quick: bool) -> None:
     steps = 10 if quick else 1600
     torch.manual_seed(0)
     model = EncoderDecoder(TASK.vocab, DIM, HEADS, LAYERS, encoding="sinusoidal")
-    optimizer, scheduler = recipes.original(model, DIM, WARMUP)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=recipes.ORIGINAL_BETAS, eps=recipes.ORIGINAL_EPS)
+    scheduler = LambdaLR(optimizer, lambda done: recipes.original_rate(done, DIM, WARMUP))
     generator = torch.Generator().manual_seed(1)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
 

@@ -523,7 +523,7 @@ class EncoderDecoder(nn.Module):
     window          of both stacks; the decoder sees all of the source
     tie_output      whether one table serves source, target and output, as in the original
     The other arguments are those of Decoder. The original's training recipe is
-    posenc.lab.experiments.recipes.original.
+    that of the task `translation`, with posenc.lab.experiments.recipes.original_rate.
 
     source ids [B, S], target ids [B, T] -> logits [B, T, vocab].
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.1.

@@ -3,8 +3,7 @@
 import pytest
 
 from posenc import catalogue
-from posenc.explorer import doors
-from posenc.explorer.page import SHAPE
+from posenc.explorer import page as explorer
 
 
 @pytest.fixture
@@ -17,10 +16,10 @@ def said(page):
 
 
 def test_every_encoding_of_the_catalogue_and_the_page_has_its_doors():
-    opened = {entry["name"]: entry for entry in doors.opened(["rotary(schedule=dynamic_ntk(factor=4)) + alibi"])}
+    opened = {entry["name"]: entry for entry in explorer.opened(["rotary(schedule=dynamic_ntk(factor=4)) + alibi"])}
     assert set(catalogue.names()) < set(opened)
     for name in catalogue.names():
-        assert opened[name]["doors"] == sorted(catalogue.build(name, SHAPE).doors), name
+        assert opened[name]["doors"] == sorted(catalogue.build(name, explorer.SHAPE).doors), name
     both = opened["rotary(schedule=dynamic_ntk(factor=4)) + alibi"]
     assert both["doors"] == ["by_distance", "turn"]
     assert both["cache"] == "all keys are turned anew at each step"
@@ -32,7 +31,7 @@ def test_a_door_says_what_happens_there_and_who_opens_it(page):
     words = page.locator("#block .words").inner_text()
     assert "scale · q_i · k_j + bias_h(i, j)" in words
     biases = {"by_distance", "biases"}
-    opening = [name for name in catalogue.names() if catalogue.build(name, SHAPE).doors & biases]
+    opening = [name for name in catalogue.names() if catalogue.build(name, explorer.SHAPE).doors & biases]
     assert f"{len(opening)} encodings open it" in words
     assert page.locator("#block .chips button").all_inner_texts()[0] == "alibi"
     assert set(page.locator("#block .chips button").all_inner_texts()) == set(opening)

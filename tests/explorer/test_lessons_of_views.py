@@ -18,4 +18,4 @@ def test_every_view_names_a_lesson_by_its_place_and_files_or_a_page(kept):
             command, file = lesson
             assert places[file] == command, view
             named[view] = file
-    assert set(page.evaluate("() => posenc.names")) - set(named) == {"cache", "checkpoint", "precision"}
+    assert set(page.evaluate("() => posenc.names")) - set(named) == {"cache", "precision"}

@@ -46,7 +46,6 @@ class Good(Symbols):
     """
 
     symbols: int = 3
-    source = "this test"
     recipe = MappingProxyType({"train_length": 4})
 
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
@@ -243,8 +242,6 @@ class Unequal(Good):
 class WithoutASource(Good):
     """Say the prompt again, and nobody knows who wanted it first."""
 
-    source = ""
-
 
 class Terse(Good):
     """Says again.
@@ -292,7 +289,6 @@ class Bare(Task):
     Source: this test.
     """
 
-    source = "this test"
     vocab = 10
 
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
@@ -359,7 +355,7 @@ BROKEN = {
         (Unequal, r"read as a spec gives .*Unequal'?\(\), which is another task"),
     ],
     "has_a_source": [
-        (WithoutASource, "WithoutASource has no `source`, or no 'Source:' in its docstring"),
+        (WithoutASource, "the docstring of WithoutASource has no 'Source:'"),
         (Terse, "the docstring of Terse does not begin with a sentence about the idea"),
     ],
 }

@@ -320,12 +320,13 @@ def test_sealed_json_is_json_and_comes_back(indent: int | None, tmp_path: Path) 
     facts = {"a": {"b": [1.5, None, "}"]}, "c": float("inf"), "checksum of": "\N{SNOWMAN}"}
     (tmp_path / "a.json").write_bytes(store.sealed(facts, indent))
     assert {**json.loads((tmp_path / "a.json").read_text())}.keys() == {*facts, "checksum"}
-    assert store.read_json(tmp_path / "a.json") == (facts, True)
+    assert store.read_json(tmp_path / "a.json") == facts
 
 
-def test_json_without_a_checksum_is_read_and_said_to_have_none(tmp_path: Path) -> None:
+def test_json_without_its_checksum_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"a": 1}')
-    assert store.read_json(tmp_path / "a.json") == ({"a": 1}, False)
+    with pytest.raises(CannotRead, match=r"a\.json: it has lost its checksum$"):
+        store.read_json(tmp_path / "a.json")
     for wrong in (
         '{"a": 1, "checksum": 3}',
         '{"checksum": "", "a": 1}',
@@ -343,7 +344,7 @@ def test_a_link_out_of_its_folder_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(CannotRead, match=r"a\.json: it is a link to '.*elsewhere\.json', outside its folder"):
         store.read_json(tmp_path / "folder" / "a.json")
     (tmp_path / "link").symlink_to(tmp_path)
-    assert store.read_json(tmp_path / "link" / "elsewhere.json") == ({"a": 1}, True)
+    assert store.read_json(tmp_path / "link" / "elsewhere.json") == {"a": 1}
 
 
 @pytest.mark.parametrize("names", [[], ["../elsewhere"], ["a/b"], 3, ["."], [".."], ["step-000002", "../elsewhere"]])
@@ -404,7 +405,7 @@ def test_a_run_of_extend_holds_its_folder_and_keeps_its_settings(tmp_path: Path)
             pass
     for again in (Settings("it", 2.0, ("yarn",)), given):
         with runs.claimed(again, tmp_path / "run", print):
-            assert store.read_json(tmp_path / "run" / "settings.json")[0]["methods"] == list(again.methods)
+            assert store.read_json(tmp_path / "run" / "settings.json")["methods"] == list(again.methods)
 
 
 def test_results_of_another_torch_are_kept_and_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

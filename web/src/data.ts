@@ -50,32 +50,6 @@ export interface RotarySpectrum {
   temperature: number;
 }
 
-/** A learned table of a checkpoint, one position in every `step`. */
-export interface LearnedTable {
-  name: string;
-  size: number[];
-  step: number;
-  /** Cosines in hundredths, row by row, each up to and with the diagonal. */
-  similarity: number[][];
-  components: number[][];
-  /** Of the variance, of all components, largest first. */
-  shares: number[];
-}
-
-/** What a checkpoint says of positions. Its texts come from a file that somebody else wrote. */
-export interface Checkpoint {
-  name: string;
-  architecture: string;
-  format: string;
-  parts: string[][];
-  doubts: { title: string; said: string[] }[];
-  /** `before`: the trained length before a schedule stretched the model, where that is another one. */
-  spectra: (Omit<RotarySpectrum, "trained_length"> & { name: string; trained_length: number | null; before: number | null })[];
-  tables: LearnedTable[];
-  biases: (Head & { name: string; every_head: number })[];
-  left_out: string[];
-}
-
 /** What becomes of a cached key whose token moves. */
 export interface Moves {
   /** As posenc's `Encoding.moves` says it. */
@@ -153,7 +127,6 @@ export interface Sections {
   order: OrderTest;
   axes: OnTwoAxes;
   doors: Opened[];
-  checkpoint: Checkpoint;
 }
 
 /** By the direction of attention, for one layer and for two: [orders][tokens], how far each output moves. */

@@ -159,14 +159,14 @@ class Report:
         from posenc.lab import store
         from posenc.lab.results import report, summary, tables
         from posenc.lab.results.drawer import Files
-        from posenc.lab.runs import index, record
+        from posenc.lab.runs import record
         from posenc.lab.runs.settings import in_reading_order, read_settings
 
         for path in self.table:
             tables.form_of(path)
         files = Files(self.figures, self.style, self.width, self.height, self.titles, self.svg_text)
         settings = read_settings(self.folder)
-        records = in_reading_order(index.records(self.folder), settings)
+        records = in_reading_order(record.for_summaries(self.folder), settings)
         failures = list(record.failures(self.folder).values())
         shown = summary.shown(records)
         with ExitStack() as stack:

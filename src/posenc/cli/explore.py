@@ -1,11 +1,11 @@
-"""`posenc explore`: a page that shows encodings, a run and a checkpoint, and that people can touch."""
+"""`posenc explore`: a page that shows encodings and a run, and that people can touch."""
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from posenc.cli.options import Comparison, File, Positional, Specs, Whole, taking
+from posenc.cli.options import Comparison, Positional, Specs, Whole, taking
 
 
 @dataclass
@@ -21,8 +21,6 @@ class Explore:
     """The encodings. Default: the best known."""
     comparison: Comparison = None
     """A comparison's folder: its curves, its trained tables, where its models look. Default: a small one that ships."""
-    checkpoint: File = None
-    """A folder in Hugging Face's form, a GGUF file, or a model of the hub as owner/name."""
     out: Annotated[Path, taking("PATH")] = Path("runs/explorer.html")
     """The file to write."""
     serve: bool = False
@@ -40,7 +38,7 @@ class Explore:
         if self.port is not None and not self.serve:
             raise ValueError("--port says where --serve listens; give --serve too")
         with terminal.doing("computing ..."):
-            text = explore(self.specs, run=self.comparison, checkpoint=self.checkpoint)
+            text = explore(self.specs, run=self.comparison)
         self.out.parent.mkdir(parents=True, exist_ok=True)
         store.write(self.out, text.encode())
         terminal.say(f"Explorer: {self.out}")

@@ -62,7 +62,7 @@ class Train(OfExperiment):
     activation_checkpointing: bool = False
     """Compute the insides of blocks again in the backward pass instead of keeping them, to save memory."""
     parallel: Name = None
-    """Under torchrun, ddp (each process holds the model) or fsdp (a shard). Default: fsdp where a GPU is too small."""
+    """Under torchrun, ddp (each process holds the model) or fsdp (a shard of it). Default: ddp."""
     keep: int = 2
     """How many of the last checkpoints are kept."""
     config: Folder = None

@@ -1,1 +1,1 @@
-"""One page that shows encodings, a run and a checkpoint, and that people can touch."""
+"""One page that shows encodings and a run, and that people can touch."""

@@ -8,8 +8,8 @@ from typing import Any
 import posenc
 from posenc import catalogue
 from posenc.encoding import Shape
-from posenc.explorer import checkpoint as checkpoint_section
-from posenc.explorer import doors, picture, trained
+from posenc.explorer import picture, trained
+from posenc.lab.description import describe, listing
 from posenc.lab.results import summary
 from posenc.lab.results.report import TEMPLATE as REPORT
 from posenc.lab.results.report import pages
@@ -29,17 +29,15 @@ def explore(
     chosen: Sequence[str] = (),
     *,
     run: Path | None = None,
-    checkpoint: str | None = None,
     records: Sequence[summary.Record] = (),
 ) -> str:
-    """The page as HTML: of these encodings, and of what was trained, where a run or a checkpoint is given.
+    """The page as HTML: of these encodings, and of what was trained, where a run is given.
 
     chosen      specs; none for a choice of the best known
     run         the folder of a comparison
     records     those of the folder, as people are shown them, where they have been read
-    checkpoint  a folder in Hugging Face's form, a GGUF file, or a model of the hub as owner/name
 
-    Raises ValueError for a spec that is none, CannotRead for a run or a checkpoint that is none.
+    Raises ValueError for a spec that is none, CannotRead for a run that is none.
 
     >>> page = explore(["rotary", "alibi"])
     >>> page.startswith("<!doctype html>"), len(page) < 3_000_000
@@ -47,7 +45,6 @@ def explore(
     """
     asked = ["posenc", "explore", *chosen]
     asked += ["--run", str(run)] if run else []
-    asked += ["--checkpoint", checkpoint] if checkpoint else []
     known = trained.of_records(records) if records else trained.of(run) if run else trained.example()
     shown = [spec for spec in known["specs"] if run and trained.builds(spec, SHAPE)]
     specs = tuple(dict.fromkeys(chosen or shown or SPECS))
@@ -63,20 +60,12 @@ def explore(
         "sections": known["sections"]
         | {
             "axes": picture.on_two_axes(specs, SHAPE),
-            "doors": doors.opened(specs),
+            "doors": opened(specs),
             "order": order.without_position(SHAPE),
-        }
-        | ({"checkpoint": checkpoint_section.of(checkpoint)} if checkpoint else {}),
+        },
     }
-    return (
-        pages(TEMPLATE.parent, REPORT.parent)
-        .get_template(TEMPLATE.name)
-        .render(
-            title=data["title"],
-            script=page.script(),
-            numbers=page.numbers(data),
-        )
-    )
+    template = pages(TEMPLATE.parent, REPORT.parent).get_template(TEMPLATE.name)
+    return template.render(title=data["title"], script=page.script(), numbers=page.numbers(data))
 
 
 def encoding_of(spec: str, place: int) -> dict[str, Any]:
@@ -89,3 +78,18 @@ def encoding_of(spec: str, place: int) -> dict[str, Any]:
         "place": place,
         "sections": {name: of(encoding, SHAPE) for name, of in OF_ENCODINGS.items()},
     }
+
+
+def opened(chosen: Sequence[str]) -> list[dict[str, Any]]:
+    """The chosen encodings and the whole catalogue: the doors that each opens, and what a KV cache holds for it.
+
+    >>> [entry["doors"] for entry in opened(["rotary + alibi"]) if entry["name"] in ("rotary + alibi", "learned")]
+    [['by_distance', 'turn'], ['embed']]
+    """
+    kept = {entry["name"]: entry for entry in listing.overview()["encodings"]}
+    entries = {spec: kept.get(spec) or describe.entry(spec) for spec in [*chosen, *kept]}
+    return [
+        {"name": spec, "cache": entry["cache"]["words"]} | {key: entry[key] for key in ("doors", "group", "idea")}
+        for spec, entry in entries.items()
+        if not entry["problem"]
+    ]

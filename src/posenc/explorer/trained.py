@@ -8,7 +8,7 @@ from typing import Any
 from posenc import catalogue
 from posenc.encoding import Shape
 from posenc.lab.results import sections, summary
-from posenc.lab.runs import index
+from posenc.lab.runs import record
 from posenc.lab.runs.settings import in_reading_order, read_settings
 
 EXAMPLE = Path(__file__).with_name("example.json")
@@ -23,7 +23,7 @@ def of(run: Path) -> dict[str, Any]:
 
     Raises ValueError where there are no records, CannotRead where one is damaged.
     """
-    return of_records(summary.shown(in_reading_order(index.records(run), read_settings(run))))
+    return of_records(summary.shown(in_reading_order(record.for_summaries(run), read_settings(run))))
 
 
 def of_records(records: Sequence[summary.Record]) -> dict[str, Any]:

@@ -37,7 +37,13 @@ ALIKE = 10
 Row: TypeAlias = tuple[Any, ...]
 
 
-def made(task: Task, length: int, rows: int, seed: int = 0) -> Batch:
+def expect(holds: bool, words: str) -> None:
+    """Raises AssertionError, with these words, unless something holds."""
+    if not holds:
+        raise AssertionError(words)
+
+
+def batch_of(task: Task, length: int, rows: int, seed: int = 0) -> Batch:
     return task.batch(length, rows, Generator().manual_seed(seed))
 
 
@@ -47,68 +53,62 @@ def a_batch_can_be_made(task: Task) -> None:
     What breaks it would break nearly every other promise, each with words that lead elsewhere.
     """
     lengths = list(task.lengths(trained_length(task)))
-    if not lengths:
-        raise AssertionError(f"lengths({trained_length(task)}) is empty, so there is nothing to train on")
-    batch = made(task, lengths[-1], 2)
-    if not isinstance(batch, Batch):
-        raise AssertionError(f"batch({lengths[-1]}, 2, generator) gave {type(batch).__name__}, expected a Batch")
+    expect(bool(lengths), f"lengths({trained_length(task)}) is empty, so there is nothing to train on")
+    batch = batch_of(task, lengths[-1], 2)
+    gave = f"batch({lengths[-1]}, 2, generator) gave {type(batch).__name__}"
+    expect(isinstance(batch, Batch), f"{gave}, expected a Batch")
 
 
 def batches_are_as_promised(task: Task) -> None:
     """Ids and targets are whole numbers below the vocabulary, and some of them count in every sequence."""
-    if task.reads not in READERS:
-        raise AssertionError(f"reads is {task.reads!r}, expected one of {', '.join(READERS)}")
+    expect(task.reads in READERS, f"reads is {task.reads!r}, expected one of {', '.join(READERS)}")
     lengths = task.lengths(trained_length(task))
     for length, rows in ((lengths[0], 1), (lengths[-1], 3)):
-        batch, asked = made(task, length, rows), f"of batch({length}, {rows}, generator)"
+        batch, name = batch_of(task, length, rows), f"of batch({length}, {rows}, generator)"
         tokens = tuple(batch.ids.shape)[1:]
-        of_ids(f"ids {asked}", batch.ids, (rows, *tokens[:1]), task.vocab)
-        of_ids(f"targets {asked}", batch.targets, tuple(batch.ids.shape), task.vocab)
+        of_ids(f"ids {name}", batch.ids, (rows, *tokens[:1]), task.vocab)
+        of_ids(f"targets {name}", batch.targets, tuple(batch.ids.shape), task.vocab)
         answer = batch.answer
-        if answer.dtype != torch.bool or tuple(answer.shape) not in (tokens, (rows, *tokens)):
-            raise AssertionError(
-                f"answer {asked} has shape {list(answer.shape)} and {answer.dtype}, "
-                f"expected {list(tokens)} or {[rows, *tokens]} and torch.bool"
-            )
-        if not bool(answer.any(-1).all()):
-            raise AssertionError(f"answer {asked} has a sequence in which nothing counts")
+        expect(
+            answer.dtype == torch.bool and tuple(answer.shape) in (tokens, (rows, *tokens)),
+            f"answer {name} has shape {list(answer.shape)} and {answer.dtype}, "
+            f"expected {list(tokens)} or {[rows, *tokens]} and torch.bool",
+        )
+        expect(bool(answer.any(-1).all()), f"answer {name} has a sequence in which nothing counts")
         axes, placed = (1, tokens[0]) if batch.positions is None else (batch.positions.axes, batch.positions.tokens)
-        if (axes, placed) != (task.axes, tokens[0]):
-            raise AssertionError(
-                f"positions {asked} place {placed} tokens by {axes} coordinates, "
-                f"expected {tokens[0]} by axes={task.axes}"
-            )
-        if (batch.source is not None) != (task.reads == "encoder_decoder"):
-            raise AssertionError(
-                f"a {task.reads} was given {'no ' * (batch.source is None)}source {asked}; an encoder_decoder reads one"
-            )
+        expect(
+            (axes, placed) == (task.axes, tokens[0]),
+            f"positions {name} place {placed} tokens by {axes} coordinates, expected {tokens[0]} by axes={task.axes}",
+        )
+        expect(
+            (batch.source is not None) == (task.reads == "encoder_decoder"),
+            f"a {task.reads} was given {'no ' * (batch.source is None)}source {name}; an encoder_decoder reads one",
+        )
         if batch.source is not None:
-            of_ids(f"source {asked}", batch.source, (rows, *tuple(batch.source.shape)[1:2]), task.vocab)
+            of_ids(f"source {name}", batch.source, (rows, *tuple(batch.source.shape)[1:2]), task.vocab)
 
 
-def of_ids(what: str, ids: Tensor, shape: Sequence[int], vocab: int) -> None:
+def of_ids(name: str, ids: Tensor, shape: Sequence[int], vocab: int) -> None:
     """Raises AssertionError unless these are token ids of a shape [rows, tokens]."""
-    if tuple(ids.shape) != tuple(shape) or ids.dim() != 2 or ids.dtype != torch.int64:
-        raise AssertionError(
-            f"{what}: shape {list(ids.shape)} and {ids.dtype}, expected [rows, tokens] and torch.int64"
-        )
+    expect(
+        tuple(ids.shape) == tuple(shape) and ids.dim() == 2 and ids.dtype == torch.int64,
+        f"{name}: shape {list(ids.shape)} and {ids.dtype}, expected [rows, tokens] and torch.int64",
+    )
     least, most = int(ids.min()), int(ids.max())
-    if least < 0 or most >= vocab:
-        raise AssertionError(
-            f"{what}: ids from {least} to {most}, expected 0 to {vocab - 1}, which vocab={vocab} allows"
-        )
+    bounds = f"expected 0 to {vocab - 1}, which vocab={vocab} allows"
+    expect(0 <= least and most < vocab, f"{name}: ids from {least} to {most}, {bounds}")
 
 
 def lengths_are_as_said(task: Task) -> None:
     """Each length has as many tokens as said, trained and tested ones; one that cannot be made is refused."""
     longest = trained_length(task)
     lengths = list(task.lengths(longest))
-    if lengths != sorted(set(lengths)) or lengths[0] < 1 or lengths[-1] > longest:
-        raise AssertionError(
-            f"lengths({longest}) are {lengths}, expected different ones from 1 to {longest}, shortest first"
-        )
-    if not task.beyond or min(task.beyond) <= 1:
-        raise AssertionError(f"beyond is {task.beyond}, expected multiples of the trained length above 1")
+    expect(
+        lengths == sorted(set(lengths)) and lengths[0] >= 1 and lengths[-1] <= longest,
+        f"lengths({longest}) are {lengths}, expected different ones from 1 to {longest}, shortest first",
+    )
+    multiples = f"beyond is {task.beyond}, expected multiples of the trained length above 1"
+    expect(min(task.beyond, default=0) > 1, multiples)
     for length in lengths:
         as_said(task, length)
     for factor in (*task.beyond, 2):
@@ -120,32 +120,29 @@ def lengths_are_as_said(task: Task) -> None:
 
 
 def as_said(task: Task, length: int) -> None:
-    tokens, said = made(task, length, 1).ids.shape[1], task.tokens(length)
-    if tokens != said:
-        raise AssertionError(f"a sequence of length {length} has {tokens} tokens, and tokens({length}) says {said}")
+    tokens, count = batch_of(task, length, 1).ids.shape[1], task.tokens(length)
+    expect(tokens == count, f"a sequence of length {length} has {tokens} tokens, and tokens({length}) says {count}")
 
 
 def a_seed_decides_everything(task: Task) -> None:
     """The same generator gives the same batch, whatever was made before, and another one another batch."""
     length = task.lengths(trained_length(task))[-1]
-    first, again, other = (tensors(made(task, length, 8, seed)) for seed in (1, 1, 2))
-    if first != again:
-        raise AssertionError(f"two batches of length {length} from generators with the same seed differ")
-    if first == other:
-        raise AssertionError(f"two batches of length {length} from generators with different seeds are the same")
+    first, again, other = (tensors(batch_of(task, length, 8, seed)) for seed in (1, 1, 2))
+    expect(first == again, f"two batches of length {length} from generators with the same seed differ")
+    expect(first != other, f"two batches of length {length} from generators with different seeds are the same")
 
 
 def nothing_else_is_drawn_from(task: Task) -> None:
     """The random numbers of the process are neither used nor moved on."""
-    length, found = task.lengths(trained_length(task))[-1], []
+    length, batches = task.lengths(trained_length(task))[-1], []
     for seed in (1, 2):
         with seeded(seed):
-            states = torch.get_rng_state(), random.getstate()
-            found.append(tensors(made(task, length, 8)))
-            if not torch.equal(states[0], torch.get_rng_state()) or states[1] != random.getstate():
-                raise AssertionError("a batch draws from the random numbers of the process, and not from the generator")
-    if found[0] != found[1]:
-        raise AssertionError("a batch depends on the seed of the process, and not on the generator alone")
+            torch_state, state = torch.get_rng_state(), random.getstate()
+            batches.append(tensors(batch_of(task, length, 8)))
+            unmoved = torch.equal(torch_state, torch.get_rng_state()) and state == random.getstate()
+            expect(unmoved, "a batch draws from the random numbers of the process, and not from the generator")
+    alike = batches[0] == batches[1]
+    expect(alike, "a batch depends on the seed of the process, and not on the generator alone")
 
 
 def tensors(batch: Batch) -> list[Any]:
@@ -161,7 +158,7 @@ def the_answer_follows_from_what_is_seen(task: Task) -> None:
     met = 0
     for length in task.lengths(trained_length(task))[:4]:
         known: dict[Row, int] = {}
-        for ids, targets, counts, *besides in rows_of(made(task, length, ROWS, length)):
+        for ids, targets, counts, *besides in rows_of(batch_of(task, length, ROWS, length)):
             for place in (i for i, one in enumerate(counts) if one):
                 # A place in a sequence that is seen whole has to be said beside it.
                 seen = (ids, place, *besides) if task.reads == "encoder" else (ids[: place + 1], *besides)
@@ -181,10 +178,10 @@ def the_answer_follows_from_what_is_seen(task: Task) -> None:
 def the_answer_does_not_stand_there(task: Task) -> None:
     """The token at which something is to be said does not tell it."""
     length = task.lengths(trained_length(task))[-1]
-    rows = [(ids, targets, counts) for ids, targets, counts, *_ in rows_of(made(task, length, ROWS, 1))]
-    copied = sum(all(a == b for a, b, one in zip(*row, strict=True) if one) for row in rows)
-    if copied >= 0.99 * len(rows):
-        raise AssertionError(f"in {copied} of {len(rows)} sequences of length {length}, each id is what is to be said")
+    rows = [(ids, targets, counts) for ids, targets, counts, *_ in rows_of(batch_of(task, length, ROWS, 1))]
+    copied = sum(all(a == b for a, b, counts in zip(*row, strict=True) if counts) for row in rows)
+    share = f"in {copied} of {len(rows)} sequences of length {length}"
+    expect(copied < 0.99 * len(rows), f"{share}, each id is what is to be said")
     if task.reads != "encoder" or task.in_bits:
         # A decoder may say of a token what it says by itself, as that one follows another in an answer.
         return
@@ -198,11 +195,11 @@ def the_answer_does_not_stand_there(task: Task) -> None:
         all(guess.get((place, ids[place])) == targets[place] for place, one in enumerate(counts) if one)
         for ids, targets, counts in rows[half:]
     )
-    if at_least(right, half, task.chance(length)) < UNLIKELY:
-        raise AssertionError(
-            f"whoever sees one token alone answers {right} of {half} sequences of length {length}, "
-            f"where chance({length}) is {task.chance(length):.3g}"
-        )
+    expect(
+        at_least(right, half, task.chance(length)) >= UNLIKELY,
+        f"whoever sees one token alone answers {right} of {half} sequences of length {length}, "
+        f"where chance({length}) is {task.chance(length):.3g}",
+    )
 
 
 def chance_is_what_a_guess_answers(task: Task) -> None:
@@ -210,12 +207,10 @@ def chance_is_what_a_guess_answers(task: Task) -> None:
     with_exact_answers(task)
     lengths = task.lengths(trained_length(task))
     for length in sorted({*lengths[:3], lengths[-1]}):
-        said, (right, tried) = task.chance(length), best_guess(made(task, length, ROWS, length))
-        found = f"chance({length}) is {said:.3g}, and the best guess without a prompt answers {right} of {tried}"
-        if at_least(right, tried, said) < UNLIKELY or at_least(tried - right, tried, 1 - said) < UNLIKELY:
-            raise AssertionError(found)
-    if said >= 0.9:
-        raise AssertionError(f"{found}, so there is hardly anything to learn")
+        chance, (right, tried) = task.chance(length), best_guess(batch_of(task, length, ROWS, length))
+        words = f"chance({length}) is {chance:.3g}, and the best guess without a prompt answers {right} of {tried}"
+        expect(min(at_least(right, tried, chance), at_least(tried - right, tried, 1 - chance)) >= UNLIKELY, words)
+    expect(chance < 0.9, f"{words}, so there is hardly anything to learn")
 
 
 def best_guess(batch: Batch) -> tuple[int, int]:
@@ -265,13 +260,14 @@ def a_prompt_goes_to_ids_and_back(task: Task) -> None:
     if type(task).encode is Task.encode:
         raise NoMeaning("it has no prompts that a person can write")
     length = task.lengths(trained_length(task))[-1]
-    for ids, _, counts, source, _ in rows_of(made(task, length, 16)):
+    for ids, _, counts, source, _ in rows_of(batch_of(task, length, 16)):
         prompt = list(source or (ids if task.reads == "encoder" else ids[: counts.index(True) + 1]))
         # What begins every sequence, encode adds by itself.
         texts = [task.decode(prompt[1:]), task.decode(prompt)]
         again = [encoded(task, text) for text in texts]
-        if prompt not in again and not (task.in_bits and again[0] and task.decode(again[0][1:]) == texts[0]):
-            raise AssertionError(f"the prompt {prompt} is written {texts[0]!r}, which encode reads as {again[0]}")
+        same_text = task.in_bits and again[0] and task.decode(again[0][1:]) == texts[0]
+        words = f"the prompt {prompt} is written {texts[0]!r}, which encode reads as {again[0]}"
+        expect(prompt in again or bool(same_text), words)
 
 
 def encoded(task: Task, text: str) -> list[int] | None:
@@ -286,16 +282,14 @@ def the_recipe_can_be_followed(task: Task) -> None:
     """The recipe names settings of an Experiment, with values that it takes."""
     known = [one.name for one in fields(Experiment)]
     unknown = [name for name in task.recipe if name not in known]
-    if unknown:
-        raise AssertionError(f"the recipe names {', '.join(unknown)}; an Experiment has: {', '.join(known)}")
+    expect(not unknown, f"the recipe names {', '.join(unknown)}; an Experiment has: {', '.join(known)}")
     recipe(spec_of(task), "none")
 
 
 def the_spec_round_trips(task: Task) -> None:
     """Its repr is the spec that makes it again."""
     again = task_of(spec_of(task))
-    if again != task:
-        raise AssertionError(f"{task!r} read as a spec gives {again!r}, which is another task")
+    expect(again == task, f"{task!r} read as a spec gives {again!r}, which is another task")
 
 
 def spec_of(task: Task) -> str:
@@ -308,11 +302,9 @@ def spec_of(task: Task) -> str:
 
 def has_a_source(task: Task) -> None:
     """It says where it comes from, and in one sentence what it is."""
-    text = inspect.getdoc(type(task)) or ""
-    if not task.source or "Source:" not in text:
-        raise AssertionError(f"{type(task).__name__} has no `source`, or no 'Source:' in its docstring")
-    if len(text.splitlines()[0]) < 20:
-        raise AssertionError(f"the docstring of {type(task).__name__} does not begin with a sentence about the idea")
+    name, text = type(task).__name__, inspect.getdoc(type(task)) or ""
+    expect("Source:" in text, f"the docstring of {name} has no 'Source:'")
+    expect(len(text.splitlines()[0]) >= 20, f"the docstring of {name} does not begin with a sentence about the idea")
 
 
 def with_exact_answers(task: Task) -> None:
@@ -345,7 +337,7 @@ PROMISES: dict[Callable[[Task], None], str] = {
     the_recipe_can_be_followed: "name settings of posenc.lab.experiments.experiment.Experiment, "
     "with values that it takes",
     the_spec_round_trips: "keep options as fields of a frozen dataclass, with defaults",
-    has_a_source: "give the class a `source`, and a docstring with a sentence about the idea and 'Source: ...'",
+    has_a_source: "give the class a docstring with a sentence about the idea and 'Source: ...'",
 }
 """All promises, the name of each being the sentence, and what to do about one that is broken."""
 

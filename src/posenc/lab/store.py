@@ -75,17 +75,6 @@ def write(path: Path, data: bytes) -> Path:
     return path
 
 
-def add_line(path: Path, line: bytes) -> None:
-    """Add a line to the end of a file, for what can be made again: it is not brought to disk, and may be cut off there.
-
-    Behind one that was cut off another begins. Raises CannotWrite.
-    """
-    with told(path), open(path, "ab+") as file:
-        file.seek(-1 if file.tell() else 0, os.SEEK_END)
-        torn = file.read(1) not in (b"", b"\n")
-        file.write(b"\n" * torn + line)
-
-
 @contextmanager
 def appearing(target: Path) -> Generator[Path]:
     """A folder to fill, which becomes `target` when it is whole; after an error it is gone.
@@ -282,17 +271,17 @@ def sealed(facts: Mapping[str, Any], indent: int | None = None) -> bytes:
     return f'{body},{gap}"checksum": "{hashlib.sha256(body.encode()).hexdigest()}"{end}}}\n'.encode()
 
 
-def unsealed(data: bytes, file: Path) -> tuple[dict[str, Any], bool]:
-    """The dictionary, and whether it has a checksum, as those of older versions do not.
+def unsealed(data: bytes, file: Path) -> dict[str, Any]:
+    """The dictionary that `sealed` made bytes of.
 
-    Raises CannotRead, naming the file, for what is no JSON, and where the checksum is of something else.
+    Raises CannotRead, naming the file, for what is no JSON, has no checksum, or that of something else.
     """
     facts = foreign.parse_json(data, file)
     if facts.pop("checksum", None) is None:
-        return facts, False
+        raise CannotRead("it has lost its checksum", file=file)
     found = CHECKSUM.search(data)
     expect_checksum([data[: found.start()]] if found else [], found[1].decode() if found else "", file)
-    return facts, True
+    return facts
 
 
 def expect_checksum(pieces: Iterable[bytes], wanted: str, file: Path) -> None:
@@ -304,11 +293,8 @@ def expect_checksum(pieces: Iterable[bytes], wanted: str, file: Path) -> None:
         raise CannotRead("it does not fit its checksum: it was damaged or changed", file=file)
 
 
-def read_json(path: Path) -> tuple[dict[str, Any], bool]:
-    """What `sealed` has written: the dictionary, and whether it has a checksum.
-
-    Raises CannotRead, also for a link out of its folder.
-    """
+def read_json(path: Path) -> dict[str, Any]:
+    """The dictionary of a file that `sealed` has made. Raises CannotRead, also for a link out of its folder."""
     return unsealed(foreign.read(path, within=path.parent), path)
 
 
@@ -413,7 +399,7 @@ def generations(folder: Path) -> list[str]:
         # Each has appeared whole.
         return there(folder)
     try:
-        facts, _ = read_json(path)
+        facts = read_json(path)
         foreign.matches(facts, {"generations": [str]}, file=path)
         if not facts["generations"] or any(Path(name).name != name or name == ".." for name in facts["generations"]):
             raise CannotRead("expected names of folders beside it", file=path, field="generations")

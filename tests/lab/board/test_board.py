@@ -84,7 +84,7 @@ def test_rows_are_read_as_they_were_written_sorted_by_key_and_each_once(tmp_path
     kept.add(tmp_path, [row("copy", "rotary", 100, 8)])
     file = tmp_path / "rows.jsonl.gz"
     lines = gzip.decompress(file.read_bytes()).splitlines(keepends=True)
-    keys = [store.unsealed(line, tmp_path)[0]["key"] for line in lines]
+    keys = [store.unsealed(line, tmp_path)["key"] for line in lines]
     assert keys == sorted(set(keys)) and len(keys) == sum(len(each) for of in BOARD.values() for each in of.values())
     before = file.read_bytes()
     kept.add(tmp_path, rows()[:3])
@@ -102,7 +102,7 @@ def test_a_damaged_row_is_named_by_file_and_line(tmp_path: Path) -> None:
     with pytest.raises(CannotRead, match=r"rows\.jsonl\.gz:2: it does not fit its checksum"):
         kept.read(tmp_path)
     path.write_bytes(gzip.compress(re.sub(rb', "checksum": "\w+"', b"", lines[0])))
-    with pytest.raises(CannotRead, match=r"gz:1: it has lost its checksum; take the file as it was committed"):
+    with pytest.raises(CannotRead, match=r"gz:1: it has lost its checksum$"):
         kept.read(tmp_path)
     path.write_bytes(whole[:-9])
     with pytest.raises(CannotRead, match=r"rows\.jsonl\.gz: it is no whole gzip file"):

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 
 import pytest
-import torch
 
 from posenc import catalogue
 from posenc.catalogue import build
@@ -13,7 +12,7 @@ from posenc.encoding import Shape
 from posenc.lab import ENCODINGS
 from posenc.lab.experiments import experiment
 from posenc.lab.experiments.experiment import Experiment
-from posenc.lab.experiments.recipes import comparison, hints, longer, original, recipe
+from posenc.lab.experiments.recipes import comparison, hints, longer, original_rate, recipe
 from posenc.lab.runs.settings import Settings, all_named, not_for
 from posenc.lab.tasks import TASKS, task_of
 
@@ -238,41 +237,17 @@ def rate_of_the_paper(step: int, dim: int, warmup: int) -> float:
     return 1 / dim**0.5 * min(1 / step**0.5, step / warmup**1.5)
 
 
-def stepped(dim: int, warmup: int, steps: int) -> list[float]:
-    """The rates with which a run of the recipe makes its steps 1, 2, ..."""
-    optimizer, scheduler = original(torch.nn.Linear(1, 1), dim, warmup)
-    rates = []
-    for _ in range(steps):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    return rates
-
-
 @pytest.mark.parametrize(("dim", "warmup"), [(512, 7), (64, 1), (33, 20)])
 def test_the_original_rate_is_the_formula_of_the_paper_at_every_step(dim: int, warmup: int) -> None:
     expected = [rate_of_the_paper(step, dim, warmup) for step in range(1, 51)]
-    assert stepped(dim, warmup, 50) == pytest.approx(expected, rel=1e-12)
+    assert [original_rate(done, dim, warmup) for done in range(50)] == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_original_rate_peaks_at_step_4000_at_seven_ten_thousandths() -> None:
-    rates = stepped(512, 4000, 4100)
+    rates = [original_rate(done, 512, 4000) for done in range(4100)]
     assert max(range(len(rates)), key=rates.__getitem__) + 1 == 4000
     assert max(rates) == pytest.approx(6.9877e-4, rel=1e-4)
     assert rates[0] == pytest.approx(max(rates) / 4000, rel=1e-9)
-
-
-def test_the_original_optimiser_is_adam_with_the_papers_numbers() -> None:
-    optimizer, _ = original(torch.nn.Linear(1, 1), 512)
-    assert type(optimizer) is torch.optim.Adam
-    assert optimizer.defaults["betas"] == (0.9, 0.98) and optimizer.defaults["eps"] == 1e-9
-    assert optimizer.defaults["weight_decay"] == 0
-
-
-@pytest.mark.parametrize(("dim", "warmup"), [(0, 4000), (512, 0)])
-def test_the_original_recipe_refuses_sizes_below_one(dim: int, warmup: int) -> None:
-    with pytest.raises(ValueError, match=f"dim and warmup must be 1 or more, got {dim} and {warmup}"):
-        original(torch.nn.Linear(1, 1), dim, warmup)
 
 
 def test_recipes_name_no_encoding_that_does_not_exist() -> None:

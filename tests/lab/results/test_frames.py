@@ -1,4 +1,4 @@
-"""Tables of results hold what the records hold, one row for each measurement, and are enough to draw from."""
+"""Tables of results hold what the records hold, one row for each measurement."""
 
 import math
 import sys
@@ -6,7 +6,7 @@ import sys
 import pandas
 import polars
 import pytest
-from fake_records import comparison, record, with_scores
+from fake_records import comparison, record
 
 from posenc import lab
 from posenc.lab.results import frames
@@ -92,34 +92,15 @@ def test_records_themselves_are_to_be_had(folder):
     assert sorted(run["key"] for run in found) == sorted(run["key"] for run in RECORDS) and found[0]["pictures"]
 
 
-@pytest.mark.parametrize("as_", ["pandas", "polars"])
-def test_a_table_leads_back_to_what_is_drawn(as_):
-    runs = [with_scores(record("alibi", seed=seed), 1, 0.9, 0.5, 0.1) for seed in (0, 1)] + [record("none", "copy")]
-    back = frames.records_of(frames.framed(frames.rows(runs, "lengths"), as_), "lengths")
-    assert [run["key"] for run in back] == [run["key"] for run in runs]
-    assert [run["learned"] for run in back] == [True, True, False]
-    assert [entry["exact_match"] for entry in back[0]["lengths"]] == [1, 0.9, 0.5, 0.1]
-    assert back[0]["cpu_s_to_learned"] == runs[0]["cpu_s_to_learned"] and back[2]["cpu_s_to_learned"] is None
-    curve = frames.records_of(frames.framed(frames.rows(runs, "curve"), as_), "curve")
-    assert [point["loss"] for point in curve[0]["curve"]] == [point["loss"] for point in runs[0]["curve"]]
-    ablation = frames.records_of(frames.framed(frames.rows(runs, "ablation"), as_), "ablation")
-    assert ablation[0]["ablation"] == runs[0]["ablation"] and ablation[2]["ablation"]["removed"] is None
-
-
-def test_wrong_words_and_tables_are_refused(folder, tmp_path):
+def test_wrong_words_are_refused_and_tables_where_records_are_drawn(folder, tmp_path):
     with pytest.raises(ValueError, match=r"what must be one of runs, lengths, .*; got 'length'; did you mean 'length"):
         lab.load(folder, "length")
     with pytest.raises(ValueError, match="as_ must be one of pandas, polars; got 'numpy'"):
         lab.load(folder, as_="numpy")
     with pytest.raises(ValueError, match="no records in"):
         lab.load(tmp_path)
-    frame = lab.load(folder)
-    with pytest.raises(ValueError, match=r"no column step, loss, score; posenc.lab.load\(folder, what='curve'\) gives"):
-        frames.records_of(frame, "curve")
-    with pytest.raises(ValueError, match=r"expected a table .* got PosixPath; a folder is read by posenc.lab.load"):
-        frames.records_of(folder, "lengths")
-    with pytest.raises(ValueError, match=r"a table holds no pictures; give the records: .*what='records'"):
-        frames.records_of(frame, "records")
+    with pytest.raises(ValueError, match=r"figures are drawn from a list of records, .*; got DataFrame"):
+        lab.figures.learning(lab.load(folder, "curve"), "repeat")
 
 
 @pytest.mark.parametrize(("module", "extra"), [("pandas", "lab"), ("polars", "frames")])

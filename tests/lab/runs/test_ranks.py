@@ -18,7 +18,7 @@ from posenc.lab import store
 from posenc.lab.experiments.execution import Execution
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.runs import checkpoint
-from posenc.lab.runs.ranks import ALONE, Several, chosen, is_lost, joined
+from posenc.lab.runs.ranks import ALONE, Several, is_lost, joined
 from posenc.lab.runs.train import Run, start, train
 from posenc.lab.tasks import Batch
 from posenc.positions import Positions
@@ -229,15 +229,6 @@ def test_one_process_keeps_what_it_is_given() -> None:
     assert ALONE.first and ALONE.called(model) is model and ALONE.distributed(model, [], "cpu") is model
     assert ALONE.agreed(3) == 3 and ALONE.total(0.5) == 0.5 and ALONE.device("cuda") == "cuda"
     assert ALONE.whole(tensor) is tensor and ALONE.part(tensor, model.weight) is tensor
-
-
-def test_a_model_is_sharded_where_copies_take_more_than_half_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = torch.nn.Linear(10, 10, bias=False)
-    assert chosen(model, "cpu") == "ddp"
-    for memory, wanted in ((2 * 16 * 100, "ddp"), (2 * 16 * 100 - 2, "fsdp")):
-        properties = type("Properties", (), {"total_memory": memory})
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, found=properties: found)
-        assert chosen(model, "cuda:0") == wanted
 
 
 def test_a_way_for_several_processes_is_refused_to_one() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import posenc
 from posenc.foreign import CannotRead
+from posenc.lab import store
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.runs import record
 from posenc.lab.runs.train import Run, start, train
@@ -226,7 +227,7 @@ def path(of_copy: dict[str, Any], tmp_path: Path) -> Path:
 )
 def test_a_damaged_record_is_named(path: Path, content: str) -> None:
     path.write_text(content)
-    with pytest.raises(CannotRead, match=rf"{path.name}: (schema: )?(it is n|expected|the field)"):
+    with pytest.raises(CannotRead, match=rf"{path.name}: (schema: )?(it is n|it has lost|expected|the field)"):
         record.read(path)
 
 
@@ -273,21 +274,26 @@ def test_a_record_of_another_schema_or_under_another_name_is_refused(of_copy: di
         record.read(path)
 
 
-def test_a_record_without_its_checksum_is_an_older_one_or_none(of_copy: dict, path: Path) -> None:
+def test_a_record_without_its_checksum_is_refused(of_copy: dict, path: Path) -> None:
     path.write_text(json.dumps(of_copy))
     with pytest.raises(CannotRead, match="it has lost its checksum"):
-        record.read(path)
-    path.write_text(json.dumps(of_copy | {"schema": 1}))
-    assert record.made_elsewhere(record.read(path)).endswith(", without a checksum")
-    record.write(of_copy | {"schema": 1}, path.parent)
-    with pytest.raises(CannotRead, match="it has lost its schema"):
         record.read(path)
 
 
 def test_a_record_says_what_else_made_it(of_copy: dict) -> None:
-    assert record.made_elsewhere(of_copy) == ""
-    other = of_copy | {"versions": of_copy["versions"] | {"torch": "1.0", "platform": "another machine"}}
-    assert record.made_elsewhere(other) == f"posenc {posenc.__version__} and torch 1.0"
+    assert store.other_versions(of_copy["versions"]) == ""
+    other = of_copy["versions"] | {"torch": "1.0", "platform": "another machine"}
+    assert store.other_versions(other) == f"posenc {posenc.__version__} and torch 1.0"
+
+
+def test_many_records_are_summarised_without_their_pictures(
+    of_copy: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record.write(of_copy, tmp_path / "records")
+    assert record.for_summaries(tmp_path) == record.read_all(tmp_path)
+    monkeypatch.setattr(record, "MOST_WHOLE", 0)
+    [summarised] = record.for_summaries(tmp_path, [of_copy["key"]])
+    assert {*of_copy} - {*summarised} == {*record.LEFT_OUT}
 
 
 def test_a_run_that_has_its_record_has_not_failed(of_copy: dict, tmp_path: Path) -> None:

@@ -53,17 +53,13 @@ def test_the_guide_has_as_many_tasks_as_shards() -> None:
     assert "--shard $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT" in script and "--array=0-" in script
 
 
-def test_the_index_is_a_table_of_duckdb(tmp_path: Path) -> None:
+def test_records_are_a_table_of_duckdb(tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb", reason="the guide's question to DuckDB needs duckdb")
     import planted_runs
     from lab.sweeps.test_engines import write_record
 
-    from posenc.lab.runs import index
-
-    (tmp_path / "runs" / "array").mkdir(parents=True)
     for run in planted_runs.runs(3):
-        write_record(tmp_path / "runs" / "array" / "records", run, key := record.key_of(run))
-        index.read(tmp_path / "runs" / "array", key)
+        write_record(tmp_path / "runs" / "array" / "records", run, record.key_of(run))
     [asked] = re.findall(r"^```sql\n(.*?)^```$", GUIDE.read_text(), flags=re.DOTALL | re.MULTILINE)
     found = duckdb.sql(asked.replace("runs/array", str(tmp_path / "runs" / "array"))).fetchall()
     assert [(task, spec, count) for task, spec, _, count in found] == [("repeat", "none", 3)]

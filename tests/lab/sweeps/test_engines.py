@@ -1,8 +1,5 @@
 """Engines: one rule for what becomes of a run, whoever carries it out; what a run needs; parts of a comparison."""
 
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -13,16 +10,13 @@ import planted_runs
 import pytest
 
 from posenc import cli
-from posenc.foreign import CannotRead
 from posenc.lab import store
 from posenc.lab.experiments.experiment import Experiment
-from posenc.lab.experiments.recipes import recipe
-from posenc.lab.runs import index, record
+from posenc.lab.runs import record
 from posenc.lab.runs.settings import Settings
 from posenc.lab.store import CannotWrite
 from posenc.lab.sweeps import shards, sweep
 from posenc.lab.sweeps.engines import Local, News, Ray, engine_of
-from posenc.lab.sweeps.engines.resources import Resources, resources_of
 from posenc.lab.sweeps.engines.worker import Besides, run_one
 from posenc.lab.sweeps.shards import Shard
 
@@ -153,59 +147,6 @@ def test_the_address_is_that_of_a_head() -> None:
         Ray("ray://host:10001").connect()
 
 
-# Resources
-
-
-def test_resources_fit_as_often_as_the_scarcest_lets_them() -> None:
-    machine = Resources(cores=8, gpus=2, memory=10 << 30)
-    assert Resources(1, 0, 1 << 30).fit(machine) == 8 and Resources(1, 0, 3 << 30).fit(machine) == 3
-    assert Resources(1, 1, 1 << 30).fit(machine) == 2 and Resources(1, 1, 11 << 30).fit(machine) == 0
-    assert str(Resources(2, 1, 3 << 29)) == "2 cores, 1 GPU and 1.5 GiB of memory"
-
-
-def test_a_run_on_a_gpu_asks_for_one() -> None:
-    on_cpu, on_gpu = (resources_of(recipe("copy", "rotary", device=device)) for device in ("cpu", "cuda:1"))
-    assert (on_cpu.gpus, on_gpu.gpus) == (0, 1) and on_gpu.memory > on_cpu.memory
-
-
-MEASURED = """
-import sys
-from pathlib import Path
-import torch
-from posenc.lab.sweeps.engines.worker import made
-from posenc.lab.experiments.recipes import recipe
-torch.set_num_threads(1)
-made(recipe(sys.argv[1], "rotary", **eval(sys.argv[2])), "key", lambda **changes: None)
-# Not ru_maxrss, which begins with the memory of the process that started this one.
-(peak,) = (line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
-print(int(peak) * 1024)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is counted in other units elsewhere")
-@pytest.mark.parametrize(
-    ("task", "sizes"),
-    [
-        ("copy", {"dim": 128, "heads": 4, "layers": 2, "batch": 16, "train_length": 30, "test_lengths": ()}),
-        ("text", {"dim": 128, "heads": 4, "layers": 1, "batch": 4, "train_length": 64, "test_lengths": (128,)}),
-        ("copy", {"dim": 256, "heads": 4, "layers": 4, "batch": 32, "train_length": 30, "test_lengths": ()}),
-        ("text", {"dim": 512, "heads": 8, "layers": 2, "batch": 4, "train_length": 64, "test_lengths": (128,)}),
-        ("copy", {"dim": 16, "heads": 1, "layers": 1, "batch": 4}),
-        ("copy", {"dim": 1024, "heads": 8, "layers": 4, "batch": 2}),
-        ("copy", {"dim": 64, "heads": 4, "layers": 2, "test_lengths": (200,)}),
-    ],
-)
-def test_the_memory_of_a_run_bounds_what_a_real_one_takes_and_not_by_far(task: str, sizes: dict) -> None:
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURED, task, repr(sizes | {"steps": 2})], env=environ, capture_output=True, text=True
-    )
-    peak = int(done.stdout) if done.returncode == 0 else pytest.fail(done.stderr)
-    asked = resources_of(recipe(task, "rotary", steps=2, **sizes)).memory
-    assert peak <= asked <= 2.5 * peak, (peak >> 20, asked >> 20)
-
-
 # Shards
 
 
@@ -286,65 +227,3 @@ def test_folders_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
         store.write(tmp_path / name / "settings.json", store.sealed({"name": name}))
     with pytest.raises(ValueError, match=r"'.*a' and '.*b' were made with other settings; put each together with its"):
         shards.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
-
-
-# The index
-
-
-def filled(folder: Path, count: int) -> list[str]:
-    runs = planted_runs.runs(count)
-    for run in runs:
-        write_record(folder / "records", run, record.key_of(run))
-    return [record.key_of(run) for run in runs]
-
-
-def test_many_records_come_from_the_index_without_their_pictures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys = filled(tmp_path, 3)
-    monkeypatch.setattr(index, "MOST_WHOLE", 2)
-    whole = record.read_all(tmp_path)
-    expected = [{name: value for name, value in one.items() if name not in index.LEFT_OUT} for one in whole]
-    assert index.records(tmp_path) == expected
-    monkeypatch.setattr(record, "read", None)
-    assert index.records(tmp_path) == expected and index.records(tmp_path, keys)[0]["key"] == keys[0]
-
-
-@pytest.mark.parametrize("harm", ["changed", "torn", "damaged", "gone"])
-def test_what_the_index_does_not_know_is_read_from_its_record(
-    tmp_path: Path, harm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys = filled(tmp_path, 3)
-    monkeypatch.setattr(index, "MOST_WHOLE", 2)
-    before = index.records(tmp_path)
-    path, file = tmp_path / index.FILE, index.file_of(tmp_path, keys[2])
-    if harm == "changed":
-        made = record.read(file)
-        record.write(made | {"steps": 77}, file.parent)
-    elif harm == "torn":
-        path.write_bytes(path.read_bytes()[:-300])
-    elif harm == "damaged":
-        path.write_bytes(path.read_bytes().replace(b'"learned": true', b'"learned": tru3'))
-    else:
-        file.unlink()
-        assert [one["key"] for one in index.records(tmp_path, keys[:2] + keys[:1])] == keys[:2] + keys[:1]
-        with pytest.raises(CannotRead):
-            index.records(tmp_path, keys)
-        return
-    after = {one["key"]: one for one in index.records(tmp_path)}
-    assert after[keys[2]]["steps"] == (77 if harm == "changed" else 1000)
-    assert len(after) == len(before)
-    assert len(list(index.rows(tmp_path))) == 3
-
-
-def test_a_sweep_opens_no_record_that_the_index_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told(tmp_path, 3)
-    monkeypatch.setattr(record, "read", None)
-    found, engine = told(tmp_path, 3)
-    assert {run.state for run in found.runs.values()} == {"kept"} and not engine.begun
-
-
-def test_the_lines_of_the_index_are_json(tmp_path: Path) -> None:
-    told(tmp_path, 2)
-    lines = [json.loads(line) for line in (tmp_path / index.FILE).read_text().splitlines()]
-    assert [line["row"]["experiment"]["seed"] for line in lines] == [0, 1]

@@ -328,20 +328,14 @@ def test_a_record_of_another_torch_is_kept_and_that_is_said(
 def test_what_cannot_be_used_is_set_aside_and_never_overwritten(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for content in ("one", "two", '{"schema": 3, "key": "a"}', '{"schema": 4, "key": "a"}'):
+    newer = [store.sealed({"schema": schema, "key": "a"}).decode() for schema in (3, 4)]
+    for content in ("one", "two", *newer):
         (tmp_path / "a.json").write_text(content)
         assert sweep.kept_record(tmp_path / "a.json") is None
     kept = {file.name: file.read_text() for file in tmp_path.iterdir()}
-    assert kept == {
-        "a.damaged": "one",
-        "a.damaged-2": "two",
-        "a.other-schema": '{"schema": 3, "key": "a"}',
-        "a.other-schema-2": '{"schema": 4, "key": "a"}',
-    }
-    said = capsys.readouterr().err.splitlines()
-    assert said[3].endswith(
-        "it has schema 4, this version reads 2; set aside as a.other-schema-2, the run is made again"
-    )
+    names = ("a.damaged", "a.damaged-2", "a.other-schema", "a.other-schema-2")
+    assert kept == dict(zip(names, ("one", "two", *newer), strict=True))
+    assert "it has schema 4, this version reads 2; set aside as a.other-schema-2, the run" in capsys.readouterr().err
 
 
 def standing(**steps: int) -> Sweep:

@@ -54,7 +54,7 @@ def written(stretch: Stretch, record: Mapping[str, Any], where: Path, losses: Fi
 def fingerprint_in(record: Path) -> str | None:
     """Of the checkpoint that lies beside a record; None where no record says."""
     try:
-        found, _ = store.read_json(record)
+        found = store.read_json(record)
     except CannotRead:
         return None
     return found["written"].get("fingerprint")

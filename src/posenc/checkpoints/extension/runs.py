@@ -30,7 +30,7 @@ def check_folder(settings: Settings, out: Path) -> None:
         return
     if not (out / SETTINGS).exists():
         raise ValueError(f"'{out}' exists and is no run of posenc extend; give --out a folder that does not")
-    held, _ = store.read_json(out / SETTINGS)
+    held = store.read_json(out / SETTINGS)
     asked = json.loads(json.dumps(asdict(settings)))
     other = sorted({name for name in asked | held if asked.get(name) != held.get(name)} - settings.alterable)
     if other:
@@ -67,13 +67,10 @@ class Kept:
         data = foreign.read(path, most=path.stat().st_size) if path.exists() else b""
         for line in data.splitlines():
             try:
-                entry, sealed = store.unsealed(line, path)
+                entry = store.unsealed(line, path)
                 foreign.matches(entry, {"key": str, "facts": {"*": Any}, "versions": {"*": Any}, "*": Any}, file=path)
-            except CannotRead:
-                sealed = False
-            if sealed:
                 self.found[entry["key"]] = entry
-            else:
+            except CannotRead:
                 unusable += bool(line.strip())
         if unusable:
             say(f"{path}: {unusable} lines are damaged, or of an older version; their passes are made again")

@@ -5,13 +5,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from posenc import checks
 from posenc.foreign import quoted
 from posenc.lab.board import scope
 from posenc.lab.board.costs import Costs
 from posenc.lab.board.tables import carried_by, evidence
-from posenc.lab.results.statistics import FEWEST
+from posenc.lab.results.statistics import FEWEST, Comparison
 from posenc.lab.results.summary import NOTHING, Record, Result, ask, count, listed, name, percent, results, times
-from posenc.lab.results.summary.claims import Carried, Measure, carried, compare, exact_match_at, growth_at
+from posenc.lab.results.summary.claims import Carried, carried, compare, exact_match_at, growth_at
 from posenc.lab.tasks import TASKS
 
 MOST_TASKS = 3
@@ -37,9 +38,7 @@ class Question:
     encoding: str | None = None
 
     def __post_init__(self) -> None:
-        for length in ("train_length", "test_length"):
-            if getattr(self, length) < 1:
-                raise ValueError(f"{length} must be 1 or more, got {getattr(self, length)}")
+        checks.sizes(train_length=self.train_length, test_length=self.test_length)
         if self.axes not in (1, 2):
             raise ValueError(f"the board has tasks of 1 and 2 axes, got {self.axes}")
 
@@ -81,28 +80,28 @@ def advise(question: Question, rows: Sequence[Record], costs: Costs) -> Advice:
     An encoding is recommended where at least three seeds were run and more than half of them carry to the asked
     multiple on every near task: to the next longer one that was tested. Beyond the longest tested one nothing is.
     """
-    kept = evidence(rows)
-    near, how = nearest(question, list(dict.fromkeys(result.task for result in results(kept))))
+    records = evidence(rows)
+    near, basis = nearest(question, list(dict.fromkeys(result.task for result in results(records))))
     if not near:
-        return Advice(sentences=(how, BEYOND_BOARD))
-    by_task = {task: reached(results(kept, task), question.factor) for task in near}
-    labels = list(dict.fromkeys(label for found in by_task.values() for label in found))
-    known = [label for label in labels if measured_enough(label, by_task)]
-    carry = [label for label in known if all(found[label][1].most for found in by_task.values())]
+        return Advice(sentences=(basis, BEYOND_BOARD))
+    by_task = {task: reached(results(records, task), question.factor) for task in near}
+    labels = list(dict.fromkeys(label for outcomes in by_task.values() for label in outcomes))
+    measured = [label for label in labels if measured_enough(label, by_task)]
+    carry = [label for label in measured if all(outcomes[label][1].most for outcomes in by_task.values())]
     carry.sort(key=lambda label: (costs.of[label].forward if label in costs.of else math.inf, label))
-    less = [label for label in known if label not in carry]
-    unknown = [label for label in labels if label not in known]
-    tested = min((at.factor for found in by_task.values() for _, at in found.values()), default=0.0)
+    less = [label for label in measured if label not in carry]
+    unknown = [label for label in labels if label not in measured]
+    tested = min((at.factor for outcomes in by_task.values() for _, at in outcomes.values()), default=0.0)
     beyond = tested < question.factor
-    sentences = [how, in_what_multiple(question, by_task, beyond), how_sure(carry, by_task, beyond)]
+    sentences = [basis, multiple(question, by_task, beyond), certainty(carry, by_task, beyond)]
     sentences += ties(carry, by_task) if len(carry) > 1 else []
-    sentences += [f"Do not carry so far: {listed([*map(name, less)])}."] if less else []
-    sentences += [f"Not measured enough to say: {listed([*map(name, unknown)])}."] if unknown else []
+    sentences += [f"Do not carry so far: {names(less)}."] if less else []
+    sentences += [f"Not measured enough to say: {names(unknown)}."] if unknown else []
     shown = list(carry)
     if question.encoding is not None:
-        sentences.append(about_own(question.encoding, carry, by_task))
+        sentences.append(verdict(question.encoding, carry, by_task))
         shown += {scope.label(question.encoding)} & {*labels} - {*carry}
-    cited = [found[label][0] for found in by_task.values() for label in shown if label in found]
+    cited = [outcomes[label][0] for outcomes in by_task.values() for label in shown if label in outcomes]
     return Advice(
         tuple(near),
         () if beyond else tuple(carry),
@@ -115,24 +114,26 @@ def advise(question: Question, rows: Sequence[Record], costs: Costs) -> Advice:
     )
 
 
-def nearest(question: Question, there: Sequence[str]) -> tuple[list[str], str]:
-    """The tasks that a question is about, and in words how they were found; none where nothing is near."""
+def names(labels: Sequence[str]) -> str:
+    return listed([*map(name, labels)])
+
+
+def nearest(question: Question, tasks: Sequence[str]) -> tuple[list[str], str]:
+    """The tasks that a question is about, and a sentence on how they were found; none where nothing is near."""
     reads = ("decoder", "encoder_decoder") if question.causal else ("encoder",)
     model = "a causal model" if question.causal else "a model that sees all tokens"
     kind = f"{model} on {'one axis' if question.axes == 1 else 'two axes'}"
-    if question.task in there:
-        found = [question.task]
-    else:
-        scores = {task: len(words_of(question.task) & words_about(task)) for task in there}
-        found = [task for task in there if scores[task] == max(scores.values()) > 0]
+    scores = {task: len(words_of(question.task) & words_about(task)) for task in tasks}
+    scores = {question.task: 1} if question.task in tasks else scores
+    best = [task for task, score in scores.items() if score == max(scores.values()) > 0]
     # A task of somebody's own, whose code is not run here, is taken to be for any model.
-    kinds = {task: TASKS.get(task.partition("(")[0]) for task in found}
+    kinds = {task: TASKS.get(task.partition("(")[0]) for task in best}
     fits = [task for task, cls in kinds.items() if cls is None or (cls.reads in reads and cls.axes == question.axes)]
-    if not found:
-        asked = f"no task of the board is near {quoted(question.task)}"
-        return [], f"Nothing can be said: {asked}; name one of {', '.join(there) or 'none, as it has no rows yet'}."
+    if not best:
+        reason = f"no task of the board is near {quoted(question.task)}"
+        return [], f"Nothing can be said: {reason}; name one of {', '.join(tasks) or 'none, as it has no rows yet'}."
     if not fits:
-        return [], f"Nothing can be said: {listed(found)} was never measured for {kind}."
+        return [], f"Nothing can be said: {listed(best)} was never measured for {kind}."
     return fits[:MOST_TASKS], f"The nearest of what was measured, for {kind}: {listed(fits[:MOST_TASKS])}."
 
 
@@ -153,85 +154,91 @@ def words_about(task: str) -> set[str]:
     return words_of(" ".join((own.replace("_", " "), *also_called, idea)))
 
 
-def reached(found: Sequence[Result], factor: float) -> Reached:
+def reached(task_results: Sequence[Result], factor: float) -> Reached:
     """How each encoding does at the first tested multiple that is not below the factor, or at the longest one.
 
     Within the trained length, to carry is to have learned.
     """
     if factor <= 1:
-        trained = [(r, Carried.counted(r.trained_length or math.nan, 1.0, len(r.learned), len(r.runs))) for r in found]
-        return {r.label: (r, at) for r, at in trained}
-    tested = sorted({at.factor for result in found for at in carried(result, carried_by)})
-    chosen = next((one for one in tested if one >= factor), tested[-1] if tested else None)
-    return {r.label: (r, at) for r in found for at in carried(r, carried_by) if at.factor == chosen}
+        return {
+            r.label: (r, Carried.counted(r.trained_length or math.nan, 1.0, len(r.learned), len(r.runs)))
+            for r in task_results
+        }
+    tested = sorted({at.factor for result in task_results for at in carried(result, carried_by)})
+    multiple = next((longer for longer in tested if longer >= factor), tested[-1] if tested else None)
+    return {r.label: (r, at) for r in task_results for at in carried(r, carried_by) if at.factor == multiple}
 
 
 def measured_enough(label: str, by_task: Mapping[str, Reached]) -> bool:
     """Whether there are seeds enough on every task to say anything."""
-    return all(label in found and found[label][1].of >= FEWEST for found in by_task.values())
+    return all(label in outcomes and outcomes[label][1].of >= FEWEST for outcomes in by_task.values())
 
 
-def in_what_multiple(question: Question, by_task: Mapping[str, Reached], beyond: bool) -> str:
+def multiple(question: Question, by_task: Mapping[str, Reached], beyond: bool) -> str:
+    """A sentence on the multiple of the trained length that is asked for, and those that were tested."""
     if question.factor <= 1:
         return "That is within the trained length, where to carry means to have learned."
     lengths = f"{count(question.train_length)} to {count(question.test_length)}"
-    tested = [f"{times(next(iter(found.values()))[1].factor)} on {task}" for task, found in by_task.items() if found]
+    tested = [
+        f"{times(next(iter(of_task.values()))[1].factor)} on {task}" for task, of_task in by_task.items() if of_task
+    ]
     which = "never measured: that far. The longest that was tested is" if beyond else "the next that was tested is"
     return f"{lengths} is {times(question.factor)} the trained length; {which} {listed(tested)}."
 
 
-def how_sure(carry: Sequence[str], by_task: Mapping[str, Reached], beyond: bool) -> str:
+def certainty(carry: Sequence[str], by_task: Mapping[str, Reached], beyond: bool) -> str:
+    """A sentence on how many carry, and the 95 % interval of the least sure of them."""
     if not carry:
         return "No encoding carries so far with most of its seeds."
-    least = min((found[label][1] for found in by_task.values() for label in carry), key=lambda at: at.low)
-    how_far = "as far as was tested, which does not say that they go on" if beyond else "so far"
+    least = min((outcomes[label][1] for outcomes in by_task.values() for label in carry), key=lambda at: at.low)
+    distance = "as far as was tested, which does not say that they go on" if beyond else "so far"
     share = f"{least.words} seeds mean {percent(least.low)} to {percent(least.high)} % of all seeds (95 % interval)"
-    return f"Encodings that carry {how_far}: {len(carry)}, the cheapest first. How sure: {share}."
+    return f"Encodings that carry {distance}: {len(carry)}, the cheapest first. How sure: {share}."
 
 
 def ties(carry: Sequence[str], by_task: Mapping[str, Reached]) -> list[str]:
     """Who of those that carry is ahead on a task; of the others nobody is."""
-    out = []
-    for task, found in by_task.items():
-        if first := compare([found[label][0] for label in carry], measure_at(*found[carry[0]])).first():
-            names = listed([*map(name, first)])
-            out.append(f"On {task}, {names} {ask('are', first)} ahead of all others that carry.")
+    sentences = []
+    for task, outcomes in by_task.items():
+        if first := comparison(carry, outcomes).first():
+            sentences.append(f"On {task}, {names(first)} {ask('are', first)} ahead of all others that carry.")
         else:
-            out.append(f"On {task} they are ties: the seeds do not put any ahead of all others; choose by cost.")
-    return out
+            sentences.append(f"On {task} they are ties: the seeds do not put any ahead of all others; choose by cost.")
+    return sentences
 
 
-def measure_at(result: Result, at: Carried) -> Measure:
-    return growth_at(at.factor) if result.is_text else exact_match_at(at.factor)
+def comparison(labels: Sequence[str], outcomes: Reached) -> Comparison:
+    """All pairs of encodings on one task, by their scores at the multiple that is asked for."""
+    result, at = outcomes[labels[-1]]
+    measure = growth_at(at.factor) if result.is_text else exact_match_at(at.factor)
+    return compare([outcomes[label][0] for label in labels], measure)
 
 
 def line(label: str, by_task: Mapping[str, Reached], costs: Costs) -> tuple[str, ...]:
     """A line of the table; the time is a multiple of that of a layer without position."""
-    seeds = [found[label][1].words if label in found else NOTHING for found in by_task.values()]
+    seeds = [outcomes[label][1].words if label in outcomes else NOTHING for outcomes in by_task.values()]
     cost = costs.of.get(label)
-    known = (times(cost.forward), count(cost.cache_bytes), count(cost.parameters)) if cost else (NOTHING,) * 3
-    return label, *seeds, *known
+    price = (times(cost.forward), count(cost.cache_bytes), count(cost.parameters)) if cost else (NOTHING,) * 3
+    return label, *seeds, *price
 
 
-def about_own(given: str, carry: Sequence[str], by_task: Mapping[str, Reached]) -> str:
-    """What the encoding that somebody has does, and whether another is ahead of it."""
-    own = scope.label(given)
-    if not measured_enough(own, by_task):
-        return f"Yours, {name(own)}, was never measured enough there; posenc board --encodings {given!r} does."
-    carries = listed([f"{found[own][1].words} seeds on {task}" for task, found in by_task.items()])
-    does = f"Yours, {name(own)}, carries in {carries}"
-    if own in carry:
-        return f"{does}: keep it."
-    better = [label for label in carry if any(label in ahead_of(own, carry, found) for found in by_task.values())]
-    if better:
-        return f"{does}; ahead of it: {listed([*map(name, better)])}."
-    return f"{does}; the seeds put none that carries ahead of it." if carry else f"{does}."
-
-
-def ahead_of(own: str, carry: Sequence[str], found: Reached) -> list[str]:
-    """Those that carry and are ahead of one encoding on a task.
+def verdict(spec: str, carry: Sequence[str], by_task: Mapping[str, Reached]) -> str:
+    """What the encoding that somebody has does, and whether another is ahead of it.
 
     By their scores on the seeds where both learned; and by how many of all seeds carry, where the intervals lie apart.
     """
-    comparison = compare([found[label][0] for label in (*carry, own)], measure_at(*found[own]))
-    return [label for label in carry if own in comparison.above(label) or found[label][1].low > found[own][1].high]
+    own = scope.label(spec)
+    if not measured_enough(own, by_task):
+        return f"Yours, {name(own)}, was never measured enough there; posenc board --encodings {spec!r} does."
+    shares = listed([f"{outcomes[own][1].words} seeds on {task}" for task, outcomes in by_task.items()])
+    does = f"Yours, {name(own)}, carries in {shares}"
+    if own in carry:
+        return f"{does}: keep it."
+    better = set[str]()
+    for outcomes in by_task.values():
+        pairs = comparison([*carry, own], outcomes)
+        apart = {label for label in carry if outcomes[label][1].low > outcomes[own][1].high}
+        better |= apart | {label for label in carry if own in pairs.above(label)}
+    if better:
+        return f"{does}; ahead of it: {names([label for label in carry if label in better])}."
+    return f"{does}; the seeds put none that carries ahead of it." if carry else f"{does}."

@@ -138,7 +138,7 @@ def read(folder: Path) -> Costs:
     path = folder / FILE
     if not path.exists():
         return Costs({})
-    facts, _ = store.read_json(path)
+    facts = store.read_json(path)
     matches(facts, FORM, file=path)
     return Costs({one["spec"]: Cost(**one) for one in facts["costs"]}, facts["speed"])
 

@@ -17,7 +17,7 @@ from posenc.chosen_heads import OnHeads
 from posenc.encoding import BIASES, DECIDED, WIDTHS, Encoding, Shape, parts_of
 from posenc.foreign import code
 from posenc.lab.board import rows, run, scope, tables
-from posenc.lab.description.standard import CELLS, DIM, HEADS, MEASURED_BY, TRAINED_LENGTH
+from posenc.lab.description.listing import CELLS, DIM, HEADS, MEASURED_BY, TRAINED_LENGTH
 from posenc.lab.description.worked import ids_of, worked_example
 from posenc.lab.evaluation.cache_cost import cache_cost
 from posenc.lab.published import CLAIMS
@@ -249,14 +249,9 @@ def show(
         after_training.add(drawn, spec, str(encoding), trained)
     cells = f", {shape.max_len} cells on each axis" if encoding.axes > 1 else f", {tokens} positions"
     size = f"{parameters_of(encoding):,} parameters at dim {dim}, {heads} heads{cells}"
-    notes = "\n".join(drawn.notes)
-    text = in_words(encoding, size) + (f"\n\n{notes}" if notes else "")
-    shown = Shown(
-        text,
-        {"encoding": str(encoding), "doors": sorted(encoding.doors), **drawn.facts, "notes": drawn.notes},
-        drawn.tables,
-        drawn.figures,
-    )
+    text = "\n\n".join(filter(None, [in_words(encoding, size), "\n".join(drawn.notes)]))
+    facts = {"encoding": str(encoding), "doors": sorted(encoding.doors), **drawn.facts, "notes": drawn.notes}
+    shown = Shown(text, facts, drawn.tables, drawn.figures)
     if "embed" in encoding.doors and encoding.axes <= 1:
         add_worked_example(shown, words, spec, ids, vectors)
     elif ids or vectors:
@@ -292,14 +287,13 @@ def add_worked_example(
     shown.tables.append((f"Worked example: {example.encoding} at {width} channels", headers, lines))
 
 
-def in_rows(numbers: Sequence[float], count: int) -> list[Sequence[float]]:
+def in_rows(numbers: Sequence[float], count: int) -> list[list[float]]:
     """Numbers cut into so many vectors of one width."""
     if len(numbers) % count:
         raise ValueError(
             f"vectors must be {count} of one width, one for each id up to {count - 1}; {len(numbers)} numbers are not"
         )
-    width = len(numbers) // count
-    return [numbers[start : start + width] for start in range(0, len(numbers), width)]
+    return torch.tensor(numbers, dtype=torch.float64).view(count, -1).tolist()
 
 
 def add_shift(shown: Shown, encoding: Any, k: int, tokens: int) -> None:
@@ -324,25 +318,15 @@ def without_doctest(lesson: str) -> str:
 def reading_of_order(found: dict[str, list[dict[str, Any]]]) -> tuple[list[str], list[list[str]], str]:
     """The order test as a table: headers, rows, title."""
     headers = ["encoding", "attention", "layers", "equivariance error", "change at the last token", "reading"]
-    rows = []
-    for spec, tests in found.items():
-        for test in tests:
-            if not test["position"] and spec != next(iter(found)):
-                continue
-            blind = test["difference"] < 1e-9
-            reading = "order-blind" if blind else "tells the order apart"
-            if test["equivariance"] < 1e-9:
-                reading += " (reordered tokens give reordered outputs)"
-            name = spec if test["position"] else "(no position)"
-            rows.append(
-                [
-                    name,
-                    test["attention"],
-                    str(test["layers"]),
-                    f"{test['equivariance']:.1e}",
-                    f"{test['difference']:.1e}",
-                    reading,
-                ]
-            )
-    rows.sort(key=lambda row: row[0] != "(no position)")
+    first, *_ = found.values()
+    rows = [order_row("(no position)", test) for test in first if not test["position"]]
+    rows += [order_row(spec, test) for spec, tests in found.items() for test in tests if test["position"]]
     return headers, rows, "The same tokens in another order"
+
+
+def order_row(name: str, test: dict[str, Any]) -> list[str]:
+    reading = "order-blind" if test["difference"] < 1e-9 else "tells the order apart"
+    if test["equivariance"] < 1e-9:
+        reading += " (reordered tokens give reordered outputs)"
+    errors = [f"{test[error]:.1e}" for error in ("equivariance", "difference")]
+    return [name, test["attention"], str(test["layers"]), *errors, reading]

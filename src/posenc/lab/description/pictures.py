@@ -76,17 +76,8 @@ class Sight:
 def draw(encoding: Encoding, shape: Shape, tokens: int) -> Drawn:
     """All pictures that an encoding has; where there is none, a sentence says why."""
     drawn, sight = Drawn(), Sight(encoding, shape, tokens, of_another_seed(encoding))
-    for picture in (
-        added,
-        rows_of_positions,
-        spectrum,
-        rotation,
-        temperature,
-        bias,
-        buckets,
-        mapped_distance,
-        attention,
-    ):
+    doors = added, rows_of_positions, spectrum, rotation, temperature, bias
+    for picture in (*doors, buckets, mapped_distance, attention):
         try:
             picture(drawn, sight)
         except Exception as error:
@@ -95,9 +86,8 @@ def draw(encoding: Encoding, shape: Shape, tokens: int) -> Drawn:
             words = " ".join(str(error).split())
             drawn.notes.append(f"No picture of its {picture.__name__.replace('_', ' ')}: {kind}{words}.")
     if not drawn.figures and not drawn.notes:
-        reason = (
-            "its doors hold nothing to draw" if encoding.doors else "it opens no door, so attention sees no position"
-        )
+        empty = "its doors hold nothing to draw"
+        reason = empty if encoding.doors else "it opens no door, so attention sees no position"
         drawn.notes.append(f"No picture: {reason}.")
     return drawn
 
@@ -169,13 +159,8 @@ def rows_of_positions(drawn: Drawn, sight: Sight) -> None:
             f"Each position reads a row of its own, of {len(table):,}: nothing ties it to its neighbours, and a "
             "row that training has not visited is noise."
         )
-        drawn.figures["rows"] = figures.staircase(
-            range(sight.tokens),
-            rows.numpy(),
-            f"{part}: the row of its table that each position reads",
-            "position",
-            "row",
-        )
+        title = f"{part}: the row of its table that each position reads"
+        drawn.figures["rows"] = figures.staircase(range(sight.tokens), rows.numpy(), title, "position", "row")
 
 
 def spectrum(drawn: Drawn, sight: Sight) -> None:
@@ -201,22 +186,15 @@ def spectrum(drawn: Drawn, sight: Sight) -> None:
             f"pairs_without_a_turn{suffix}": int((after > context).sum()),
             f"context{suffix}": context,
         }
-        drawn.figures[f"wavelengths{suffix}"] = figures.spectrum(
-            after.numpy(),
-            None if before is None else before.numpy(),
-            context,
-            f"{encoding}: wavelength of each pair",
-            said,
-            unit,
-        )
+        plain, title = None if before is None else before.numpy(), f"{encoding}: wavelength of each pair"
+        drawn.figures[f"wavelengths{suffix}"] = figures.spectrum(after.numpy(), plain, context, title, said, unit)
         rows = [[str(i), f"{w:,.2f}", f"{context / w:,.3f}"] for i, w in enumerate(after.tolist())]
         headers = ["pair", f"wavelength ({unit})", f"turns in {context:,g} {unit}"]
         drawn.tables.append((f"Wavelengths of {encoding}", headers, rows[:8] + rows[8:][-2:]))
         if not sight.gridded:
             hand = sight.tokens // 4
-            drawn.figures[f"clock{suffix}"] = figures.clock(
-                (2 * torch.pi / after).numpy(), hand, f"{encoding}: the pairs of position {hand} as hands"
-            )
+            title = f"{encoding}: the pairs of position {hand} as hands"
+            drawn.figures[f"clock{suffix}"] = figures.clock((2 * torch.pi / after).numpy(), hand, title)
 
 
 def waves_of(encoding: Any) -> tuple[Tensor | None, Tensor, Any, str]:
@@ -275,13 +253,8 @@ def rotation(drawn: Drawn, sight: Sight) -> None:
         return
     distance, heads = (at.coords[0, -1, 0] - at.coords[0, :, 0]).flip(0).tolist(), heads.flip(1)
     drawn.facts["rotation"] = {"distance": distance, "heads": rounded(heads)}
-    drawn.figures["rotation"] = figures.curves(
-        distance,
-        by_head(heads),
-        f"{name}: what turning leaves of a logit{sight.start()}",
-        f"distance from the query at position {distance[-1]:,g}",
-        what,
-    )
+    title, xlabel = f"{name}: what turning leaves of a logit{sight.start()}", "distance from the query at position"
+    drawn.figures["rotation"] = figures.curves(distance, by_head(heads), title, f"{xlabel} {distance[-1]:,g}", what)
 
 
 def logits_of_ones(encoding: Encoding, shape: Shape, at: Positions, here: int) -> Tensor:
@@ -302,15 +275,9 @@ def temperature(drawn: Drawn, sight: Sight) -> None:
         ones = torch.ones(1, shape.heads, len(positions), shape.head_dim, dtype=torch.float64)
         tau = one_if_equal(part.turn(ones, Positions.of(positions), "query").mean(-1)[0])
         drawn.facts["temperature"] = {"position": positions.tolist(), "heads": rounded(tau)}
-        drawn.figures["temperature"] = figures.curves(
-            (positions + 1).tolist(),
-            by_head(tau),
-            f"{part}: temperature of the query{sight.start()}",
-            "tokens seen: position + 1",
-            "factor of the query",
-            log=True,
-            mark=sight.tokens,
-        )
+        labels = f"{part}: temperature of the query{sight.start()}", "tokens seen: position + 1", "factor of the query"
+        curves = figures.curves((positions + 1).tolist(), by_head(tau), *labels, log=True, mark=sight.tokens)
+        drawn.figures["temperature"] = curves
 
 
 def bias(drawn: Drawn, sight: Sight) -> None:
@@ -362,13 +329,8 @@ def buckets(drawn: Drawn, sight: Sight) -> None:
         shared = distance[rows == rows[-1]][0].item()
         drawn.facts["buckets"] = {"distance": distance.tolist(), "bucket": rows.tolist()}
         drawn.notes.append(f"From a distance of {shared:,} on, all keys share one trained entry: order is lost there.")
-        drawn.figures["buckets"] = figures.staircase(
-            distance.numpy(),
-            rows.numpy(),
-            f"{part}: the bucket of each distance",
-            "distance, query - key (left of 0: keys that come later)",
-            "bucket",
-        )
+        labels = f"{part}: the bucket of each distance", "distance, query - key (left of 0: keys that come later)"
+        drawn.figures["buckets"] = figures.staircase(distance.numpy(), rows.numpy(), *labels, "bucket")
 
 
 def bias_of_random_tokens(encoding: Encoding, sight: Sight, at: Positions, seed: int) -> Tensor:
@@ -394,16 +356,13 @@ def mapped_distance(drawn: Drawn, sight: Sight) -> None:
     mapped = [mapped_of(sight.map, query, query - true) for true in distance]
     drawn.facts["mapped_distance"] = {"query": query, "distance": distance, "mapped": mapped}
     drawn.notes.append(f"From position {query:,g} no key is shown farther away than {max(mapped):,g}.")
-    drawn.figures["mapped_distance"] = figures.curves(
-        distance,
-        {"shown": mapped, "true": distance},
-        f"{sight.map}: distances from the query at position {query:,g}",
-        "true distance",
-        "distance shown to the encoding",
-    )
+    title, lines = f"{sight.map}: distances from the query at position {query:,g}", {"shown": mapped, "true": distance}
+    labels = title, "true distance", "distance shown to the encoding"
+    drawn.figures["mapped_distance"] = figures.curves(distance, lines, *labels)
 
 
 def mapped_of(encoding: Any, m: int, n: int) -> float:
+    """The distance that a map shows in place of m - n."""
     query, key = encoding.formula_positions(m, n)
     return query - key
 
@@ -428,10 +387,9 @@ def attention(drawn: Drawn, sight: Sight) -> None:
         "The attention maps are of one untrained layer, seed 0, and random tokens: they show the rule, and nothing "
         "that a model has learned."
     )
-    drawn.figures["attention"] = figures.attention_beside(
-        {"with it": maps[0].numpy(), "the same layer without position": maps[1].numpy()},
-        f"{sight.name}: one untrained layer on {at.tokens} random tokens (seed 0)",
-    )
+    title = f"{sight.name}: one untrained layer on {at.tokens} random tokens (seed 0)"
+    shown = {"with it": maps[0].numpy(), "the same layer without position": maps[1].numpy()}
+    drawn.figures["attention"] = figures.attention_beside(shown, title)
 
 
 def untrained(shape: Shape, tokens: int, seed: int) -> tuple[Attention, Tensor]:

@@ -99,10 +99,8 @@ def ids_of(tokens: Sequence[str], ids: Sequence[int]) -> list[int]:
 def width_of(vectors: Sequence[Sequence[float]], dim: int | None) -> int:
     """The width of an example."""
     if not vectors:
-        dim = 4 if dim is None else dim
-        if dim < 1:
-            raise ValueError(f"dim must be 1 or more, got {dim}")
-        return dim
+        checks.sizes(dim=dim)
+        return 4 if dim is None else dim
     widths = {len(vector) for vector in vectors}
     if len(widths) > 1 or 0 in widths:
         raise ValueError(

@@ -25,6 +25,9 @@ SLIDING_BYTES = 4_096
 TOKENS_AT_ONCE = 4096
 """Tokens of held-out text that go through a model at once, at most, or one window."""
 
+MEASURES = "exact_match token_accuracy sequences bits_per_byte sliding_bits_per_byte perplexity_ratio".split()
+"""What is measured at each length: the first three of tasks with exact answers, the others of text."""
+
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """The places of what is asked for at which a task that hides something is scored, as shares of the sequence."""
 
@@ -210,16 +213,7 @@ def at_length(run: Any, length: int, model: nn.Module | None = None) -> dict[str
     """The scores at one length, of the trained model or of another one that was made from it."""
     experiment, model = run.experiment, model or run.model
     place = at_evaluation(experiment)
-    row: dict[str, Any] = {
-        "length": length,
-        "factor": length / experiment.train_length,
-        "exact_match": None,
-        "token_accuracy": None,
-        "sequences": None,
-        "bits_per_byte": None,
-        "sliding_bits_per_byte": None,
-        "perplexity_ratio": None,
-    }
+    row: dict[str, Any] = {"length": length, "factor": length / experiment.train_length} | dict.fromkeys(MEASURES)
     if not run.task.in_bits:
         return row | exact_match(model, run.task, length, rows=512, shortest=length, place=place).to_dict()
     longest = max((experiment.train_length, *experiment.test_lengths))

@@ -15,7 +15,7 @@ class Execution:
 
     accumulation    in how many parts the batch of a step goes through the model, one after another
     activation_checkpointing   whether the insides of blocks are computed again in the backward pass, and not kept
-    parallel        "ddp" or "fsdp", where torchrun has started several processes; None: as in `ranks.Several`
+    parallel        "ddp" or "fsdp", where torchrun has started several processes; None: ddp
     keep            how many of the last checkpoints stay in the folder
     samples         prompts that are continued at every point of the learning curve
     sample_tokens   how many tokens they are continued by, at most

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from posenc import checks
 from posenc.catalogue import Node, options_of, parse
 from posenc.coordinate_maps import map_of
 from posenc.foreign import CannotRead, code, form_of, matches, near, quoted
@@ -116,9 +117,8 @@ class Experiment:
             found = tuple((path, code.sha256(path)) for path in files_in(*self.names()))
             object.__setattr__(self, "own_files", found)
         self.check_task()
+        checks.sizes(**{name: getattr(self, name) for name in MOST})
         for name, most in MOST.items():
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
             if getattr(self, name) > most:
                 raise ValueError(f"{name} must be at most {most:,}, got {quoted(getattr(self, name), 40)}")
         check_seed(self.seed)
@@ -130,17 +130,12 @@ class Experiment:
             raise ValueError(f"test lengths go up to {MOST['train_length']:,}, got {quoted(too_long, 40)}")
         if len(self.test_lengths) > MOST_LENGTHS:
             raise ValueError(f"there may be at most {MOST_LENGTHS} test lengths, got {len(self.test_lengths)}")
-        if not self.rate > 0:
-            raise ValueError(f"rate must be above 0, got {self.rate}")
+        for name in ("rate", "tokens", "seconds"):
+            checks.above(name, getattr(self, name), 0)
         for name in ("matrix_rate", "clip"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
-        for name in ("tokens", "seconds"):
-            if (most := getattr(self, name)) is not None and not most > 0:
-                raise ValueError(f"{name} must be above 0, got {most}")
-        for name, known in (("schedule", RATE_SCHEDULES), ("dtype", DTYPES)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be {' or '.join(known)}, got {quoted(getattr(self, name))}")
+            checks.at_least(name, getattr(self, name), 0)
+        checks.one_of("schedule", self.schedule, RATE_SCHEDULES)
+        checks.one_of("dtype", self.dtype, DTYPES)
         self.check_stretch(nodes)
 
     def check_task(self) -> None:

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
-from posenc import catalogue, specs
+from posenc import catalogue, checks, specs
 from posenc.catalogue import options_of
 from posenc.foreign import quoted
 from posenc.lab import ENCODINGS
@@ -80,8 +78,7 @@ def comparison(
     """Every encoding on every task, under every map, with every seed."""
     if not encodings or not task_names:
         raise ValueError("a comparison needs at least one encoding and one task")
-    if seeds < 1:
-        raise ValueError(f"seeds must be 1 or more, got {seeds}")
+    checks.sizes(seeds=seeds)
     if seeds > MOST_SEEDS:
         raise ValueError(f"seeds must be at most {MOST_SEEDS:,}, got {quoted(seeds, 40)}")
     runs = [
@@ -145,20 +142,7 @@ def original_rate(done: int, dim: int, warmup: int) -> float:
     """The original transformer's learning rate after `done` steps.
 
     rate(step) = dim^-1/2 min(step^-1/2, step warmup^-3/2), for step = done + 1
-    """
-    return dim**-0.5 * min((done + 1) ** -0.5, (done + 1) * warmup**-1.5)
 
-
-def original(
-    model: torch.nn.Module, dim: int, warmup: int = 4000
-) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
-    """The original transformer's optimiser: Adam(0.9, 0.98), and a rate that warms up and then falls as 1/sqrt(step).
-
-    rate(step) = dim^-1/2 min(step^-1/2, step warmup^-3/2), for step = 1, 2, ...; call scheduler.step() after each step.
-    Raises ValueError for a width or warm-up below 1.
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 5.3.
     """
-    if dim < 1 or warmup < 1:
-        raise ValueError(f"dim and warmup must be 1 or more, got {dim} and {warmup}")
-    optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=ORIGINAL_BETAS, eps=ORIGINAL_EPS)
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: original_rate(done, dim, warmup))
+    return dim**-0.5 * min((done + 1) ** -0.5, (done + 1) * warmup**-1.5)

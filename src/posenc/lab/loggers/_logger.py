@@ -1,6 +1,7 @@
 """What a logger is: told of a run while it goes on, and never in its way."""
 
 import hashlib
+import importlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -43,6 +44,15 @@ class Logger(Named):
 
     def end(self, record: Mapping[str, Any]) -> None:
         """The run is over; a run that fails or is stopped never ends."""
+
+
+def library(logger: Logger, name: str) -> Any:
+    """The library that a logger needs. Raises ValueError, which says what to install, where it is missing."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        command = f"pip install {name}"
+        raise ValueError(f"the logger {logger.spec_name} needs {name}; install it with `{command}`") from None
 
 
 def scores_of(record: Mapping[str, Any]) -> Iterator[tuple[str, int, float]]:

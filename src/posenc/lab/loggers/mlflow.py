@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.lab.loggers._logger import Logger, sample_name, scores_of
+from posenc.lab.loggers._logger import Logger, library, sample_name, scores_of
 
 MOST_LETTERS = 500
 """What MLflow keeps of the value of a parameter, in its oldest versions."""
@@ -26,11 +26,7 @@ class MLflow(Logger):
     experiment: str = "posenc"
 
     def __post_init__(self) -> None:
-        try:
-            import mlflow
-        except ImportError:
-            raise ValueError("the logger mlflow needs mlflow; install it with `pip install mlflow`") from None
-        self.library: Any = mlflow
+        self.library = library(self, "mlflow")
 
     def begin(self, experiment: Mapping[str, Any], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.lab.loggers._logger import Logger, sample_name, scores_of
+from posenc.lab.loggers._logger import Logger, library, sample_name, scores_of
 
 
 @dataclass(kw_only=True, eq=False)
@@ -20,13 +20,7 @@ class TensorBoard(Logger):
     """
 
     def __post_init__(self) -> None:
-        try:
-            import tensorboardX
-        except ImportError:
-            raise ValueError(
-                "the logger tensorboard needs tensorboardX; install it with `pip install tensorboardX`"
-            ) from None
-        self.library: Any = tensorboardX
+        self.library = library(self, "tensorboardX")
 
     def begin(self, experiment: Mapping[str, Any], folder: Path) -> None:
         self.writer = self.library.SummaryWriter(logdir=str(folder / "tensorboard"))

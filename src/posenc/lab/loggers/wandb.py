@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.lab.loggers._logger import Logger, sample_name, scores_of
+from posenc.lab.loggers._logger import Logger, library, sample_name, scores_of
 
 
 @dataclass(kw_only=True, eq=False)
@@ -23,11 +23,7 @@ class WeightsAndBiases(Logger):
     project: str = "posenc"
 
     def __post_init__(self) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise ValueError("the logger wandb needs wandb; install it with `pip install wandb`") from None
-        self.library: Any = wandb
+        self.library = library(self, "wandb")
 
     def begin(self, experiment: Mapping[str, Any], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -22,10 +22,7 @@ class Rerope(Claim):
     says = "untuned, a rotary model with distances clipped within the trained length loses nothing beyond it"
     source = "Su 2023, github.com/bojone/rerope, table of losses"
     published = MappingProxyType({"R(rerope, 2)": exp(1.43 - 1.50), "R(rerope, 4)": exp(1.40 - 1.50)})
-    criteria = (
-        *(Inequality(f"R(rerope, {k})", "<=", 1.1) for k in FACTORS),
-        Inequality("R(plain, 4)", ">=", 1.5),
-    )
+    criteria = (*(Inequality(f"R(rerope, {k})", "<=", 1.1) for k in FACTORS), Inequality("R(plain, 4)", ">=", 1.5))
     looked_into = ("rotary",)
 
     def runs(self, tier):

@@ -118,8 +118,7 @@ def for_page(svg: str, place: int, says: str) -> str:
     svg = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", svg)
     # Shorter coordinates, but only inside tags: the numbers that people read stay whole.
     svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag[0]), svg)
-    svg = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*pt"', r"\1", svg)
-    svg = re.sub(r'(<svg[^>]*?) (?:width|height)="[^"]*pt"', r"\1", svg)
+    svg = re.sub(r' (?:width|height)="[^"]*pt"', "", svg, count=2)
     # Words have one size in all figures: nine inches are 62 rem, where the page has room.
     box = re.search(r'viewBox="0 0 ([\d.]+)', svg)
     points = float(box[1]) if box else 648.0

@@ -1,4 +1,4 @@
-"""Records as tidy tables, one row for each measurement, and back: what a table holds is enough to draw it again."""
+"""Records as tidy tables, one row for each measurement."""
 
 import importlib
 from collections.abc import Iterable, Sequence
@@ -25,17 +25,6 @@ KINDS = {
 }
 AS = ("pandas", "polars")
 
-# What the rows of each kind say, beyond their run.
-OWN = {
-    "runs": (),
-    "lengths": ("length", "factor"),
-    "depths": ("length", "depth", "exact_match"),
-    "curve": ("step", "loss", "score", "cpu_s"),
-    "ablation": ("ablation", "score", "measure"),
-    "order": ("attention", "layers", "position", "equivariance", "difference"),
-}
-# What of a run has to be known, to draw any of its rows again.
-OF_A_RUN = ("key", "task", "encoding", "seed", "learned", "trained_length")
 EXACT, TEXT = "exact_match", "bits_per_byte"
 
 
@@ -43,10 +32,9 @@ def load(folder: Path | str, what: str = "lengths", as_: str = "pandas") -> Any:
     """The results of a comparison as a tidy table: every row one measurement, every column one variable.
 
     folder  what `posenc compare` has filled
-    what    "lengths": one row for each run and tested length; "runs": for each run; "curve": for each point of a
-            learning curve; "depths": for each place at which a task hides what it asks for; "ablation": for each
-            damage to the positions; "order": for each order test; "records": no table, but the records themselves,
-            a list of dictionaries, which alone hold the pictures
+    what    a row for each run and tested length ("lengths"), run ("runs"), point of a learning curve ("curve"), place
+            at which a task hides what it asks for ("depths"), damage to the positions ("ablation"), order test
+            ("order"); or no table, but the records themselves, a list of dictionaries ("records")
     as_     "pandas" or "polars"
 
     Every row says its run: key, task, encoding (the name in figures: the spec, and the settings in which its runs
@@ -66,14 +54,14 @@ def load(folder: Path | str, what: str = "lengths", as_: str = "pandas") -> Any:
     ModuleNotFoundError, which says what to install, where the library is missing.
     """
     # Records are read with torch, which the rest of this file does without.
-    from posenc.lab.runs import index, record
+    from posenc.lab.runs import record
     from posenc.lab.runs.settings import in_reading_order, read_settings
 
     check(what, KINDS, "what")
     check(as_, AS, "as_")
     folder = Path(folder)
     # Tables hold no pictures.
-    of_folder = record.read_all if what == "records" else index.records
+    of_folder = record.read_all if what == "records" else record.for_summaries
     found = in_reading_order(of_folder(folder), read_settings(folder))
     return found if what == "records" else framed(rows(found, what), as_)
 
@@ -187,62 +175,3 @@ def framed(found: Sequence[Row], as_: str) -> Frame:
         return polars.DataFrame(columns, schema_overrides=dict.fromkeys(unknown, polars.Float64))
     pandas = needed("pandas", "lab")
     return pandas.DataFrame(columns).astype(dict.fromkeys(unknown, float))
-
-
-def records_of(data: Frame | Sequence[Record], what: str) -> list[Record]:
-    """The records behind a table of one kind, as far as it holds them; records are handed back as they are.
-
-    Rows may have been left out, and encodings given other names, which are then their labels.
-
-    Raises ValueError for a table that lacks a column, and names it.
-    """
-    if isinstance(data, (list, tuple)):
-        return data if isinstance(data, summary.Settled) else list(data)
-    table: Any = data
-    if not (hasattr(table, "columns") and (hasattr(table, "to_dicts") or hasattr(table, "to_dict"))):
-        raise ValueError(
-            f"expected a table of posenc.lab.load, or a list of records, got {type(data).__name__}; "
-            f"a folder is read by posenc.lab.load(folder, what={what!r})"
-        )
-    if what == "records":
-        raise ValueError("a table holds no pictures; give the records: posenc.lab.load(folder, what='records')")
-    lacking = [name for name in (*OF_A_RUN, *OWN[what]) if name not in table.columns]
-    if lacking:
-        raise ValueError(
-            f"the table has no column {', '.join(lacking)}; posenc.lab.load(folder, what={what!r}) gives "
-            f"{KINDS[what]}, with all that this needs"
-        )
-    # What is not known is NaN in pandas, and None in a record.
-    polars = hasattr(table, "to_dicts")
-    found: list[Row] = (
-        table.to_dicts() if polars else table.astype(object).where(table.notna(), None).to_dict("records")
-    )
-    runs: dict[Any, Record] = {}
-    for row in found:
-        run = runs.setdefault(row["key"], run_of(row))
-        own = {name: x for name, x in row.items() if name not in OF_A_RUN}
-        if what == "ablation":
-            run.setdefault("ablation", {})[row["ablation"]] = row["score"]
-        else:
-            run.setdefault(what, []).append(own)
-    return list(runs.values())
-
-
-def run_of(row: Row) -> Record:
-    """What a row knows of its run, as a record has it."""
-    start = "in_distribution_"
-    inside = {name.removeprefix(start): x for name, x in row.items() if name.startswith(start)}
-    return {
-        "key": row["key"],
-        "experiment": {
-            "spec": row["encoding"],
-            "task": row["task"],
-            "seed": row["seed"],
-            "train_length": row["trained_length"],
-        },
-        "learned": bool(row["learned"]),
-        "in_distribution": inside,
-        "text": {"name": row["text_name"]} if row.get("text_name") is not None else None,
-        "steps_to_learned": row.get("steps_to_learned"),
-        "cpu_s_to_learned": row.get("cpu_s_to_learned"),
-    }

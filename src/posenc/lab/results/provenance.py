@@ -7,7 +7,7 @@ from typing import Any
 
 from posenc.lab.results import statistics, summary
 from posenc.lab.results.summary import Record, get, number, tasks
-from posenc.lab.runs import index
+from posenc.lab.runs.record import LEFT_OUT, MOST_WHOLE
 
 # Letters of a setting, or of what runs have in common, however many values it lists.
 MOST_OF_A_VALUE = 4_000
@@ -29,7 +29,6 @@ def total(records: Sequence[Record], key: str) -> float:
 
 def how_it_was_made(records: Sequence[Record]) -> list[tuple[str, str]]:
     """What the runs have in common, and where they differ."""
-
     out = [
         ("runs", str(len(records))),
         ("CPU time", f"{total(records, 'cpu_s'):,.0f} s, of which training {total(records, 'train_cpu_s'):,.0f} s"),
@@ -45,13 +44,9 @@ def how_it_was_made(records: Sequence[Record]) -> list[tuple[str, str]]:
     runs_on: dict[str, list[Record]] = {}
     for run in records:
         runs_on.setdefault(summary.task_of(run), []).append(run)
-    for name in names:
-        if name in ("spec", "task"):
-            continue
-        by_task = {}
-        for task, runs in runs_on.items():
-            values = values_of(runs, "experiment", name)
-            by_task[task] = (" or " if len(values) < 4 else ", ").join(values)
+    for name in [name for name in names if name not in ("spec", "task")]:
+        values = {task: values_of(runs, "experiment", name) for task, runs in runs_on.items()}
+        by_task = {task: (" or " if len(own) < 4 else ", ").join(own) for task, own in values.items()}
         same, *others = dict.fromkeys(by_task.values())
         each = "; ".join(f"{task}: {value or summary.NOTHING}" for task, value in by_task.items())
         out.append((name.replace("_", " "), each if others else same))
@@ -69,63 +64,34 @@ def values_of(records: Sequence[Record], *path: str) -> list[str]:
 def not_measured(records: Sequence[Record]) -> list[str]:
     """What a reader might look for and the records do not have."""
     out = []
-    found = summary.results(records)
-    if not any(result.is_text for result in found):
+    results, labels, many = summary.results(records), summary.labels(records), len(records) > MOST_WHOLE
+    if not any(result.is_text for result in results):
         out.append("Text: no language model was trained, so nothing is said about prediction.")
-    if all(result.is_text for result in found):
+    if all(result.is_text for result in results):
         out.append("Exact tasks: only text was used, so nothing is said about copying or looking things up.")
-    few = min(len(result.runs) for result in found)
+    few = min(len(result.runs) for result in results)
     if few < statistics.FEWEST:
-        out.append(
-            f"The spread over seeds: some results rest on {'one seed' if few == 1 else 'two seeds'}; three are the "
-            f"least for a claim."
-        )
-    labels = summary.labels(records)
+        seeds = "one seed" if few == 1 else "two seeds"
+        out.append(f"The spread over seeds: some results rest on {seeds}; three are the least for a claim.")
     for task in tasks(records):
-        present = {result.label for result in found if result.task == task}
-        absent = [label for label in labels if label not in present]
-        if absent:
-            out.append(f"{task} with {summary.listed([summary.name(x) for x in absent])}.")
-    short = [r for r in found if not any(factor and factor > 1 for _, factor in r.lengths())]
+        present = {result.label for result in results if result.task == task}
+        if absent := [summary.name(label) for label in labels if label not in present]:
+            out.append(f"{task} with {summary.listed(absent)}.")
+    short = [r for r in results if not any(factor and factor > 1 for _, factor in r.lengths())]
     if short:
-        out.append(
-            f"Lengths beyond the trained one: "
-            f"{summary.listed([f'{summary.name(r.label)} on {r.task}' for r in short[:8]])}."
-        )
-    labelled = summary.labelled(records)
+        names = summary.listed([f"{summary.name(r.label)} on {r.task}" for r in short[:8]])
+        out.append(f"Lengths beyond the trained one: {names}.")
     for key, words in (("ablation", "Ablations"), ("order", "The order test"), ("attention", "Attention maps")):
-        if key in index.LEFT_OUT and len(records) > index.MOST_WHOLE:
+        if key in LEFT_OUT and many:
             continue
-        without = dict.fromkeys(label for label, run in labelled if not get(run, key))
+        without = dict.fromkeys(summary.name(label) for label, run in summary.labelled(records) if not get(run, key))
         if without:
-            whole = len(without) == len(labels) and all(not get(run, key) for run in records)
-            out.append(
-                f"{words}{'' if whole else ' in some runs of ' + summary.listed([summary.name(x) for x in without])}."
-            )
-    if len(records) > index.MOST_WHOLE:
-        out.append(
-            f"Pictures and attention maps of single runs: of more than {index.MOST_WHOLE:,} runs "
-            f"they stay in the records."
-        )
-        out.append(
-            f"Figures of what is lost without positions: of more than {index.MOST_WHOLE:,} runs they are left out; "
-            f"`posenc.lab.figures.ablation` draws them."
-        )
-    old = sum(summary.is_text(run) and get(run, "in_distribution", "context_gain") is None for run in records)
-    if old:
-        out.append(
-            f"What the context saves: {old} of {len(records)} records are of an earlier version, which called a text "
-            f"learned when its loss had stopped falling; delete them and run the comparison again."
-        )
-    wild = sum(has_wild(run) for run in records)
-    if wild:
-        out.append(f"{wild} of {len(records)} records hold NaN or infinite numbers; NaN counts as not measured.")
+            everywhere = not any(get(run, key) for run in records)
+            out.append(f"{words}{'' if everywhere else ' in some runs of ' + summary.listed([*without])}.")
+    if many:
+        out += [
+            f"Pictures and attention maps of single runs: of more than {MOST_WHOLE:,} runs they stay in the records.",
+            f"Figures of what is lost without positions: of more than {MOST_WHOLE:,} runs they are left out; "
+            f"`posenc.lab.figures.ablation` draws them.",
+        ]
     return out
-
-
-def has_wild(value: Any) -> bool:
-    if isinstance(value, float):
-        return not math.isfinite(value)
-    if isinstance(value, dict):
-        return any(map(has_wild, value.values()))
-    return isinstance(value, (list, tuple)) and any(map(has_wild, value))

@@ -5,10 +5,10 @@ The numbers and sentences come from `summary`, the drawings from `figures`; here
 
 import html
 import json
-import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,8 +24,7 @@ from posenc.lab.results import figure_tables, figures, sections, statistics, sum
 from posenc.lab.results.drawer import Drawer, Files
 from posenc.lab.results.provenance import MOST_OF_A_VALUE, how_it_was_made, not_measured, readable, total
 from posenc.lab.results.summary import Record, answer, get, number, table, tasks
-from posenc.lab.runs import index
-from posenc.lab.runs.record import told_apart
+from posenc.lab.runs.record import MOST_WHOLE, told_apart
 from posenc.lab.views import page
 
 __all__ = ["answer", "table", "tasks", "write"]
@@ -68,22 +67,16 @@ def write(
 
 def as_json(records: list[Record]) -> str:
     """The records as JSON, which is strict."""
-    strictly = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    strictly = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=str)
     try:
         return strictly(records)
     except (ValueError, TypeError):
-        return strictly(finite(records))
+        return strictly(page.shortened(records, digits=17))
 
 
 def finite(value: Any) -> Any:
-    """The value with null in place of every number that JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(inner) for inner in value]
-    return value if value is None or isinstance(value, (str, int, bool)) else str(value)
+    """The value as JSON holds it: null for numbers that JSON does not have, words for what it does not know."""
+    return json.loads(json.dumps(page.shortened(value, digits=17), default=str))
 
 
 def sentence(text: str) -> Markup:
@@ -146,47 +139,36 @@ def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequen
 
 def to_touch(records: Sequence[Record]) -> dict[str, Any]:
     """What the views that move in the page are given."""
-    return {
-        "schema": page.SCHEMA,
-        "version": posenc.__version__,
-        "command": "posenc report",
-        "title": "posenc report",
-        "encodings": [],
-        "sections": sections.of(records),
-    }
+    about = {"schema": page.SCHEMA, "version": posenc.__version__, "command": "posenc report", "title": "posenc report"}
+    return about | {"encodings": [], "sections": sections.of(records)}
 
 
 def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
     """The size of the comparison in a few numbers."""
-    found = summary.results(records)
-    seeds = sorted({len(result.runs) for result in found})
+
+    def counted(word: str, count: int, rest: str = "") -> tuple[str, str]:
+        return f"{word}{'s' * (count != 1)}{rest}", str(count)
+
+    fewest, most = (end(len(result.runs) for result in summary.results(records)) for end in (min, max))
+    seeds = counted("seed", most, " each") if fewest == most else ("seeds each", f"{fewest} to {most}")
     parameters = [x for run in records if (x := number(get(run, "parameters", "model"))) is not None]
-    out = [
-        ("encodings" if len(summary.labels(records)) > 1 else "encoding", str(len(summary.labels(records)))),
-        ("tasks" if len(tasks(records)) > 1 else "task", str(len(tasks(records)))),
-        (
-            "seeds each" if seeds != [1] else "seed each",
-            str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}",
-        ),
-        ("runs" if len(records) > 1 else "run", str(len(records))),
+    return [
+        counted("encoding", len(summary.labels(records))),
+        counted("task", len(tasks(records))),
+        seeds,
+        counted("run", len(records)),
         ("of CPU time", summary.duration(total(records, "cpu_s"))),
+        *([("parameters a model", f"{median(parameters):,.0f}")] if parameters else []),
     ]
-    return out + ([("parameters a model", f"{median(parameters):,.0f}")] if parameters else [])
 
 
 def table_of(records: Sequence[Record], task: str) -> dict[str, Any]:
     columns, rows = summary.task_table(records, task)
-    groups: list[list[Any]] = []
-    for column in columns:
-        if groups and column.group and groups[-1][0] == column.group:
-            groups[-1][1] += 1
-        else:
-            groups.append([column.group, 1])
     return {
         "task": task,
         "columns": columns,
-        "groups": groups,
-        "grouped": any(name for name, _ in groups),
+        "groups": [[name, len([*group])] for name, group in groupby(column.group for column in columns)],
+        "grouped": any(column.group for column in columns),
         "rows": rows,
         "meanings": {column.heading: column.meaning for column in columns if column.meaning},
         "wide": len(columns) > 10,
@@ -195,9 +177,10 @@ def table_of(records: Sequence[Record], task: str) -> dict[str, Any]:
 
 def curves_of(records: Sequence[Record], task: str, draw: Drawer) -> dict[str, Any]:
     found = summary.results(records, task)
-    learn = "One run each."
-    if any(len(result.runs) > 1 for result in found):
-        learn = "Lines are medians over the seeds, bands reach from the lowest to the highest."
+    several = any(len(result.runs) > 1 for result in found)
+    learn = (
+        "Lines are medians over the seeds, bands reach from the lowest to the highest." if several else "One run each."
+    )
     captions = {
         "extrapolation": beyond_in_words(found) + " Symbols: median over the seeds that learned; bars: its interval.",
         "learning": f"{learn} The same curves against steps (left) and CPU seconds (right): an encoding may need few "
@@ -207,7 +190,7 @@ def curves_of(records: Sequence[Record], task: str, draw: Drawer) -> dict[str, A
         "depths": "How often what is hidden is found, in percent: the place where it stands against the length of the "
         "text, the median over the seeds that learned. The first column is the trained length.",
     }
-    if len(records) > index.MOST_WHOLE:
+    if len(records) > MOST_WHOLE:
         # It takes a third of the time of all figures; `not_measured` says that it is left out.
         del captions["ablation"]
     drawn = [picture(draw, kind, says, records, task) for kind, says in captions.items()]
@@ -240,43 +223,36 @@ def picture(draw: Drawer, kind: str, says: str, of: Any, *more: str, name: str =
     return drawn and {**drawn, "numbers": numbers and numbers(of, *more)}
 
 
-def order_entries(record: Record) -> Iterator[tuple[tuple[str, int, bool], float]]:
-    """((attention, layers, with position), the number that the order test looks at)."""
-    found = get(record, "order")
-    for entry in found if isinstance(found, list) else []:
-        attention, layers, position = get(entry, "attention"), get(entry, "layers"), get(entry, "position")
-        value = number(get(entry, "equivariance" if attention == "bidirectional" else "difference"))
-        if value is not None:
-            yield (attention, layers, bool(position)), value
-
-
 def order_of(records: Sequence[Record]) -> dict[str, Any] | None:
-    """The order test: for each encoding and kind of attention, with and without position, whether order is seen."""
+    """The order test: for each encoding and kind of attention, without position and with it, whether order is seen."""
     rows: dict[str, dict[tuple[str, int, bool], float]] = {}
     for label, record in summary.labelled(records):
-        for key, value in order_entries(record):
-            rows.setdefault(label, {}).setdefault(key, value)
+        for entry in get(record, "order") or []:
+            kind = get(entry, "attention"), get(entry, "layers"), bool(get(entry, "position"))
+            value = number(get(entry, "equivariance" if kind[0] == "bidirectional" else "difference"))
+            if value is not None:
+                rows.setdefault(label, {}).setdefault(kind, value)
     if not rows:
         return None
-    kinds = sorted({(attention, layers) for row in rows.values() for attention, layers, _ in row})
-    columns = [(attention, layers, position) for attention, layers in kinds for position in (False, True)]
+    kinds = sorted({kind[:2] for row in rows.values() for kind in row})
+    groups = ["bidirectional" if kind == ("bidirectional", 1) else in_layers(*kind) for kind in kinds]
+    cells = [
+        (label, [order_cell(row.get((*kind, position))) for kind in kinds for position in (False, True)])
+        for label, row in rows.items()
+    ]
+    return {"groups": groups, "rows": cells}
 
-    def shown(value: float | None) -> dict[str, Any]:
-        if value is None:
-            return {"blind": None, "text": summary.NOTHING, "value": ""}
-        blind = value < BLIND
-        return {
-            "blind": blind,
-            "text": "blind" if blind else "sees order",
-            "value": f"{value:.0e}" if value < 0.01 else f"{value:.2g}",
-        }
 
-    table_rows = [(label, [shown(row.get(column)) for column in columns]) for label, row in rows.items()]
-    words = {("bidirectional", 1): "bidirectional"} | {
-        ("causal", n): f"causal, {n} layer{'s' if n != 1 else ''}" for n in range(1, 9)
-    }
-    groups = [words.get(kind, f"{kind[0]}, {kind[1]} layers") for kind in kinds]
-    return {"groups": groups, "rows": table_rows}
+def in_layers(attention: str, layers: int) -> str:
+    return f"{attention}, {layers} layer{'s' * (layers != 1)}"
+
+
+def order_cell(value: float | None) -> dict[str, Any]:
+    """The number that an order test looks at, and what it says."""
+    if value is None:
+        return {"blind": None, "text": summary.NOTHING, "value": ""}
+    shown = f"{value:.0e}" if value < 0.01 else f"{value:.2g}"
+    return {"blind": value < BLIND, "text": "blind" if value < BLIND else "sees order", "value": shown}
 
 
 def headline_of(records: Sequence[Record], draw: Drawer) -> dict[str, Any] | None:
@@ -287,7 +263,7 @@ def headline_of(records: Sequence[Record], draw: Drawer) -> dict[str, Any] | Non
         f"which at least {summary.percent(summary.CARRIES)} % of answers are right, of those that were tested."
     )
     if any(not result.learned for result in summary.results(records)):
-        says += " At the right edge: encodings of which no seed learned the task."
+        says += " Encodings of which no seed learned the task are named below the axis."
     return picture(draw, "headline", says, records)
 
 
@@ -308,20 +284,12 @@ def pictures_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]]
 
 def attention_of(records: Sequence[Record], draw: Drawer) -> list[dict[str, Any]]:
     """For each task, the maps of one trained model of each encoding."""
-    out, drawn = [], 0
-    for task in tasks(records):
-        shown_here = []
-        for result in summary.results(records, task):
-            if drawn >= MOST_ATTENTION:
-                break
-            shown = sections.telling(result)
-            if shown is None:
-                continue
-            says = "" if result.learned else "This model did not learn the task, so its maps explain nothing."
-            made = picture(draw, "attention", says, shown, name=f"attention-{task}-{result.label}")
-            if made:
-                drawn += 1
-                shown_here.append({**made, "label": result.label, "learned": bool(result.learned)})
-        if shown_here:
-            out.append({"task": task, "figures": shown_here})
-    return out
+    by_task: dict[str, list[dict[str, Any]]] = {}
+    runs = ((result, sections.telling(result)) for result in summary.results(records))
+    for result, run in islice(((result, run) for result, run in runs if run), MOST_ATTENTION):
+        says = "" if result.learned else "This model did not learn the task, so its maps explain nothing."
+        drawn = picture(draw, "attention", says, run, name=f"attention-{result.task}-{result.label}")
+        if drawn:
+            figure = {**drawn, "label": result.label, "learned": bool(result.learned)}
+            by_task.setdefault(result.task, []).append(figure)
+    return [{"task": task, "figures": drawings} for task, drawings in by_task.items()]

@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from posenc.foreign.text import markdown, markdown_code
 from posenc.lab import store
 from posenc.lab.results import frames, summary
 from posenc.lab.results.summary import Cell, Column, Record
+from posenc.lab.views import page
 
 
 def write(records: Sequence[Record], path: Path | str) -> Path:
@@ -48,12 +48,9 @@ def as_csv(records: Sequence[Record]) -> bytes:
 
 def as_jsonl(records: Sequence[Record]) -> bytes:
     """One row a line; null for what is not known, and for NaN and infinities, which JSON does not have."""
-    lines = []
     # pandas writes no more than 15 digits.
-    for row in frames.rows(records, "lengths"):
-        known = {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in row.items()}
-        lines.append(json.dumps(known, allow_nan=False))
-    return "".join(f"{line}\n" for line in lines).encode()
+    rows = page.shortened(frames.rows(records, "lengths"), digits=17)
+    return "".join(f"{json.dumps(row, allow_nan=False)}\n" for row in rows).encode()
 
 
 def as_parquet(records: Sequence[Record]) -> bytes:

@@ -33,20 +33,18 @@ GENERATOR = "generator"
 """The name, among the tensors of the optimisers, of the state of what draws the data."""
 
 SCHEMA = 2
-OLDER_FORM = {
+FORM = {
     "schema": int,
     "experiment": EXPERIMENT,
     "step": int,
     "cpu_s": float,
     "curve": [{"step": int, "loss": float, "score": float, "cpu_s": float}],
-}
-FORM = OLDER_FORM | {
     "versions": {"*": Any},
     "text?": (str, None),
     "tokens?": int,
     "files": {MODEL: str, OPTIMIZER: str},
 }
-"""What run.json holds, here and before schema 2."""
+"""What run.json holds."""
 
 
 def save(run: Run, folder: Path) -> None:
@@ -136,8 +134,6 @@ def load(
     to_train  whether to go on training; else the optimisers' file is not read, and the run has the model alone
     execution, ranks   how it is carried out from now on, and by which processes; the first of them reads
 
-    Checkpoints of older versions, with all files in the folder itself and without checksums, are read too.
-
     Raises CannotRead, naming the file, when one is missing, damaged, belongs to another step, or asks for code that
     nobody has named.
     """
@@ -161,26 +157,21 @@ def load(
 
 def opened(folder: Path, own: Collection[str | Path], to_train: bool) -> Step:
     """One step's folder, whose files are what they were when they were written. Raises CannotRead."""
-    facts, sealed = store.read_json(folder / FACTS)
-    foreign.matches(facts, OLDER_FORM if facts.get("schema") == 1 else FORM, file=folder / FACTS)
-    if facts["schema"] not in (1, SCHEMA):
+    facts = store.read_json(folder / FACTS)
+    foreign.matches(facts, FORM, file=folder / FACTS)
+    if facts["schema"] != SCHEMA:
         raise CannotRead(f"it has schema {facts['schema']}, this version reads {SCHEMA}", file=folder / FACTS)
-    if sealed != (facts["schema"] == SCHEMA):
-        raise CannotRead("it has no checksum" if facts["schema"] == SCHEMA else "it has one", file=folder / FACTS)
     foreign.count(facts["step"], "step", file=folder / FACTS, least=0, most=10**12)
     experiment = experiment_of(facts, own, folder)
     stored: dict[str, dict[str, Stored]] = {}
     for name in (MODEL, OPTIMIZER) if to_train else (MODEL,):
         file = foreign.regular(folder / name, within=folder)
-        if sealed:
-            with foreign.opened(file) as data:
-                store.expect_checksum(iter(partial(data.read, BLOCK), b""), facts["files"][name], file)
+        with foreign.opened(file) as data:
+            store.expect_checksum(iter(partial(data.read, BLOCK), b""), facts["files"][name], file)
         try:
-            stored[name], metadata = safetensors_file.read_header(file, within=folder)
+            stored[name], _ = safetensors_file.read_header(file, within=folder)
         except CannotRead as error:
             raise CannotRead(f"it is damaged ({error.wrong})", file=file) from None
-        if not sealed and metadata.get("step") != str(facts["step"]):
-            raise CannotRead(f"it is of step {metadata.get('step')}, run.json of step {facts['step']}", file=file)
     if len(stored[MODEL]) < experiment.layers:
         wrong = f"it holds {len(stored[MODEL])} tensors, and run.json claims {experiment.layers:,} layers"
         raise CannotRead(f"it does not fit its run.json: {wrong}", file=folder / MODEL)

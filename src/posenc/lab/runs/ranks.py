@@ -24,9 +24,6 @@ PARALLEL = ("ddp", "fsdp")
 LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun tells each process."""
 
-TRAINED = 16
-"""Bytes that a parameter takes in training: itself, its gradient and two moments of AdamW, in float32."""
-
 
 @dataclass(frozen=True)
 class Ranks:
@@ -82,7 +79,7 @@ class Ranks:
         return held
 
     def part(self, whole: Tensor, like: Tensor) -> Tensor:
-        """What this rank holds, as it holds `like`, of a tensor that the first has; others give one of its shape."""
+        """The shard of a full tensor, held like `like`; rank 0 has the values, others an empty tensor of its shape."""
         return whole
 
 
@@ -93,8 +90,7 @@ ALONE = Ranks()
 class Several(Ranks):
     """One of several processes.
 
-    parallel  "ddp": each holds the whole model; "fsdp": each a shard of it; None: shards where all of it takes more
-              than half of a GPU's memory
+    parallel  "ddp" or None: each holds the whole model; "fsdp": each a shard of it
     """
 
     parallel: str | None = None
@@ -106,7 +102,7 @@ class Several(Ranks):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        if self.agreed(self.parallel or chosen(model, device)) == "ddp":
+        if self.parallel != "fsdp":
             return model.to(device)
         # Each module goes to the device when it is sharded, and no earlier: all of it need not fit.
         mesh = init_device_mesh(torch.device(device).type, (self.size,))
@@ -159,14 +155,6 @@ class Several(Ranks):
             return distribute_tensor(whole, like.device_mesh, like.placements)
         dist.broadcast(whole, 0)
         return whole
-
-
-def chosen(model: nn.Module, device: str) -> str:
-    """How several processes share a model where nobody says: shards where whole copies might not fit."""
-    if torch.device(device).type != "cuda":
-        return "ddp"
-    room = torch.cuda.get_device_properties(device).total_memory / 2
-    return "ddp" if TRAINED * sum(p.numel() for p in model.parameters()) <= room else "fsdp"
 
 
 @contextmanager

@@ -27,7 +27,12 @@ from posenc.lab.tasks import Batch
 from posenc.positions import Positions
 
 SCHEMA = 2
-"""Records of schema 1 had no checksum; they are read too."""
+
+LEFT_OUT = ("attention", "pictures")
+"""What summaries of many records do without: the pictures of one run, nine tenths of its bytes."""
+
+MOST_WHOLE = 1_000
+"""More records than these are summarised without the pictures of each run."""
 
 # Positions, and rows of the order test: so many are drawn in reasonable time, and the lab writes far fewer.
 MOST = 1_000
@@ -206,13 +211,11 @@ def read(path: Path) -> dict[str, Any]:
 
     Raises CannotRead, naming the file, where it is damaged; OtherSchema where another version wrote it.
     """
-    record, sealed = store.read_json(path)
+    record = store.read_json(path)
     schema = record.get("schema")
-    if type(schema) is int and schema not in (1, SCHEMA):
+    if type(schema) is int and schema != SCHEMA:
         raise OtherSchema(f"it has schema {schema}, this version reads {SCHEMA}", file=path)
     matches(record, FORM, file=path)
-    if sealed != (schema == SCHEMA):
-        raise CannotRead("it has lost its checksum" if schema == SCHEMA else "it has lost its schema", file=path)
     if record["key"] != path.stem:
         raise CannotRead(f"it holds the record of {quoted(record['key'])}", file=path)
     return record
@@ -220,13 +223,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def made_by(record: dict[str, Any]) -> str:
     """In words, what a record was made by."""
-    words = store.made_by(record.get("versions") or {})
-    return words if record.get("schema") != 1 else f"{words}, without a checksum"
-
-
-def made_elsewhere(record: dict[str, Any]) -> str:
-    """The same where it is not the posenc and torch that run now, or has no checksum; else ""."""
-    return made_by(record) if made_by(record) != made_by({"versions": store.versions()}) else ""
+    return store.made_by(record.get("versions") or {})
 
 
 def told_apart(records: Sequence[dict[str, Any]]) -> list[str]:
@@ -263,7 +260,7 @@ def failures(folder: Path) -> dict[str, str]:
         if path.with_suffix(".json").exists():
             continue
         try:
-            facts, _ = store.read_json(path)
+            facts = store.read_json(path)
             matches(facts, {"failed": str}, file=path)
             found[path.stem] = facts["failed"]
         except CannotRead as error:
@@ -280,15 +277,30 @@ def keys_in(folder: Path) -> list[str]:
 
 def read_all(folder: Path) -> list[dict[str, Any]]:
     """All records of a folder. Raises ValueError when there is none, or one is damaged."""
-    return read_these(folder, keys_in(folder))
+    return [read_key(folder, key) for key in keys_in(folder)]
 
 
-def read_these(folder: Path, keys: Sequence[str]) -> list[dict[str, Any]]:
-    """The records of these keys. Raises CannotRead when one is damaged."""
+def for_summaries(folder: Path, keys: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """The records of a folder, or those of these keys; where they are more than 1,000, without the pictures of each.
+
+    Raises ValueError when there is none, CannotRead when one is damaged.
+    """
+    keys = keys_in(folder) if keys is None else keys
+    left_out = LEFT_OUT if len(keys) > MOST_WHOLE else ()
+    return [{name: x for name, x in read_key(folder, key).items() if name not in left_out} for key in keys]
+
+
+def read_key(folder: Path, key: str) -> dict[str, Any]:
+    """The record of a key in a folder. Raises CannotRead, which says what to do, when it is damaged."""
     try:
-        return [read(folder / "records" / f"{key}.json") for key in keys]
+        return read(file_of(folder, key))
     except CannotRead as error:
         raise CannotRead(
             f"{error}; move it out of the folder, or give the posenc compare again that made it: it sets the file "
             f"aside and makes the run again"
         ) from None
+
+
+def file_of(folder: Path, key: str) -> Path:
+    """Where the record of a key lies in a folder."""
+    return folder / "records" / f"{key}.json"

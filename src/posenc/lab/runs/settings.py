@@ -127,19 +127,14 @@ def check_buildable(runs: Sequence[Experiment]) -> None:
                 # Whether the map has room for so many tokens, and a table rows for where it puts them; whether a model
                 # of one's own takes what it is given.
                 for place in (at_evaluation(run), *([in_training(run, 0)] if length == run.train_length else [])):
-                    said = logits_of(model, batch, place, first=batch.ids.shape[1] - 1)
-                    check_said(run, said.shape, (len(batch.ids), 1, task.vocab))
+                    got = list(logits_of(model, batch, place, first=batch.ids.shape[1] - 1).shape)
+                    if got != (expected := [len(batch.ids), 1, task.vocab]):
+                        raise ValueError(
+                            f"{run.model} must give logits [batch, tokens, vocab={task.vocab}] for ids [batch, "
+                            f"tokens]; for the last token it gave {got} where {expected} was expected"
+                        )
             if task.in_bits:
                 check_held_out(task, max(run.train_length, *run.test_lengths, 0))
-
-
-def check_said(run: Experiment, got: Sequence[int], expected: Sequence[int]) -> None:
-    """Raises ValueError unless a model of one's own says something of every id at every token."""
-    if tuple(got) != tuple(expected):
-        raise ValueError(
-            f"{run.model} must give logits [batch, tokens, vocab={expected[2]}] for ids [batch, tokens]; for the last "
-            f"token it gave {list(got)} where {list(expected)} was expected"
-        )
 
 
 def in_reading_order(records: Sequence[dict[str, Any]], settings: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -182,16 +177,6 @@ def reads(encoding: Encoding, axes: int) -> bool:
 FORM = form_of(Settings) | {"changes?": {"*": Any}}
 
 
-def as_now(settings: Any) -> Any:
-    """Settings as they are written now: older ones had those of an experiment among their own."""
-    if not isinstance(settings, dict):
-        return settings
-    older = ("train_length", "test_lengths", "steps", "layers", "dim", "heads", "text")
-    changes = {name: settings[name] for name in older if settings.get(name) is not None}
-    kept = {name: value for name, value in settings.items() if name not in older}
-    return kept | ({"changes": changes} if changes else {})
-
-
 def write_settings(settings: Settings, folder: Path) -> None:
     store.write(folder / "settings.json", store.sealed(settings.to_dict(), indent=1))
 
@@ -202,8 +187,7 @@ def read_settings(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        settings, _ = store.read_json(path)
-        settings = as_now(settings)
+        settings = store.read_json(path)
         matches(settings, FORM, file=path)
         if settings.get("preset", "default") not in PRESETS:
             raise CannotRead(

@@ -134,13 +134,12 @@ def check_samples(run: Any) -> None:
     from posenc.lab.experiments.places import at_evaluation, counted
     from posenc.model import Decoder
 
-    if not run.execution.samples:
-        return
-    if not isinstance(run.model, Decoder):
-        raise ValueError(f"samples are for a decoder, and {run.task} is answered at once; leave them out")
-    if at_evaluation(run.experiment) is not counted:
-        raise ValueError(f"samples count their tokens 0, 1, 2, ..., and {run.experiment.map} does not; leave them out")
     for prompt in run.execution.samples:
+        if not isinstance(run.model, Decoder):
+            raise ValueError(f"samples are for a decoder, and {run.task} is answered at once; leave them out")
+        if at_evaluation(run.experiment) is not counted:
+            mapped = run.experiment.map
+            raise ValueError(f"samples count their tokens 0, 1, 2, ..., and {mapped} does not; leave them out")
         sample(run, prompt)
 
 

@@ -93,7 +93,11 @@ def start(experiment: Experiment, *, to_train: bool = True, execution: Execution
     """
     task = experiment.made_task()
     model = model_of(experiment, task)
-    check_parts(experiment, execution, ranks)
+    if experiment.batch < ranks.size * execution.accumulation:
+        raise ValueError(
+            f"the batch must have a row for each of {ranks.size} processes x accumulation {execution.accumulation}, "
+            f"got {experiment.batch}; enlarge it, or accumulate less"
+        )
     stacks = stacks_of(model)
     if execution.activation_checkpointing and not stacks:
         raise ValueError(
@@ -107,15 +111,6 @@ def start(experiment: Experiment, *, to_train: bool = True, execution: Execution
     optimizers = optimizers_of(experiment, model) if to_train else ()
     generator = Generator().manual_seed(experiment.seed + 1)
     return Run(experiment, task, model, optimizers, generator, execution=execution, ranks=ranks)
-
-
-def check_parts(experiment: Experiment, execution: Execution, ranks: Ranks) -> None:
-    """Raises ValueError for a batch that has not a row for each part that it goes through the model in."""
-    if experiment.batch < ranks.size * execution.accumulation:
-        raise ValueError(
-            f"the batch must have a row for each of {ranks.size} processes x accumulation {execution.accumulation}, "
-            f"got {experiment.batch}; enlarge it, or accumulate less"
-        )
 
 
 def optimizers_of(experiment: Experiment, model: torch.nn.Module) -> tuple[torch.optim.Optimizer, ...]:

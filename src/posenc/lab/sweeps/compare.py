@@ -57,12 +57,12 @@ def compare(
 
 def records_of(sweep: Sweep, folder: Path) -> list[dict[str, Any]]:
     """The records of the runs of a sweep that did not fail. Raises RuntimeError when all did."""
-    from posenc.lab.runs import index
+    from posenc.lab.runs import record
 
     keys = [key for key in sweep.runs if key not in sweep.failures]
     if not keys:
         raise RuntimeError(f"every run failed; the first: {next(iter(sweep.failures.values()))}")
-    return index.records(folder, keys)
+    return record.for_summaries(folder, keys)
 
 
 def at_best_rates(

@@ -11,7 +11,7 @@ from posenc.foreign import read as read_bytes
 from posenc.lab import store
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.loggers import loggers_of
-from posenc.lab.runs import index, record
+from posenc.lab.runs import record
 from posenc.lab.runs.settings import Settings, write_settings
 from posenc.lab.sweeps.engines import Engine
 from posenc.lab.sweeps.sweep import Sweep, run_all
@@ -74,7 +74,7 @@ def run_shard(
     runs: list[Experiment] = shard.part(settings.experiments())
     with store.held(folder):
         write_settings(settings, folder)
-        missing = [run for run in runs if not index.file_of(out, record.key_of(run)).exists()]
+        missing = [run for run in runs if not record.file_of(out, record.key_of(run)).exists()]
         return run_all(missing, folder, log=log, show=show, engine=engine), folder
 
 
@@ -120,12 +120,11 @@ def copy(path: Path, out: Path, done: Merged) -> None:
         done.there += 1
         return
     try:
-        found = record.read(path)
+        record.read(path)
     except CannotRead as error:
         done.damaged.append(str(error))
         return
     store.write(target, read_bytes(path, within=path.parent))
-    index.add(out, found)
     record.forget_failure(target.parent, path.stem)
     done.new += 1
 

@@ -14,7 +14,7 @@ from posenc.lab import store
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.recipes import UNBOUNDED, cost
 from posenc.lab.results.summary import legible
-from posenc.lab.runs import index, record
+from posenc.lab.runs import record
 from posenc.lab.store import CannotWrite
 from posenc.lab.sweeps.engines import Engine, Local, News
 from posenc.lab.sweeps.engines.worker import Also, Besides
@@ -110,18 +110,14 @@ def run_all(
     """
     records = folder / "records"
     sweep, waiting, others = Sweep(), {}, []
-    known = {row["key"]: record.made_elsewhere(row) for row in index.rows(folder)}
     for experiment in experiments:
         key = record.key_of(experiment)
         spec = " / ".join(experiment.specs) + (f" with {experiment.map}" if experiment.map else "")
         about = legible(experiment.task), experiment.seed, experiment.steps
         sweep.runs[key] = Progress(key, legible(spec), *about, cost=cost(experiment))
-        if key not in known and (found := kept_record(records / f"{key}.json")):
-            index.add(folder, found)
-            known[key] = record.made_elsewhere(found)
-        if key in known and (also is None or also.has(key)):
+        if (kept := kept_record(records / f"{key}.json")) and (also is None or also.has(key)):
             sweep.runs[key].state = "kept"
-            others.append(known[key])
+            others.append(store.other_versions(kept["versions"]))
         else:
             waiting[key] = experiment
     for other, count in Counter(filter(None, others)).items():
@@ -188,9 +184,8 @@ class Crew:
             self.keep(run)
 
     def keep(self, run: Progress) -> None:
-        """A run is done when its record can be read: then the index has it, and no earlier failure is left."""
-        if full := kept_record(self.records / f"{run.key}.json"):
-            index.add(self.records.parent, full)
+        """A run is done when its record can be read: then no earlier failure is left."""
+        if kept_record(self.records / f"{run.key}.json"):
             record.forget_failure(self.records, run.key)
         else:
             self.fail(run, "its record was damaged when it was read again")

@@ -98,7 +98,6 @@ class Task(Named):
     7
     """
 
-    source: ClassVar[str] = ""
     reads: ClassVar[str] = "decoder"
     axes: ClassVar[int] = 1
     recipe: ClassVar[Mapping[str, Any]] = MappingProxyType({})

@@ -32,7 +32,6 @@ class Addition(Lettered):
     reversed: str = "all"
     padded: bool = True
 
-    source = "Lee et al. 2023, arXiv:2307.03381, section 3"
     also_called = ("add", "sum", "arithmetic", "number", "digit", "calculate", "calculator", "math")
     recipe = MappingProxyType({"train_length": 3, "steps": 2500, "batch": 32, "rate": 3e-3, "cool_down": 100})
     separator = "="

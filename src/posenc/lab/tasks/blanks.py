@@ -35,7 +35,6 @@ class Blanks(Symbols):
     symbols: int = 2
     answer: str = "reverse"
 
-    source = "Ruoss et al. 2023, arXiv:2305.16843, section 4"
     also_called = ("infill", "transform")
     reads = "encoder"
     beyond = (1.2, 1.5, 2, 2.5)

@@ -24,7 +24,6 @@ class Copy(Said):
 
     times: int = 1
 
-    source = "Kazemnejad et al. 2023, arXiv:2305.19466, section 4"
     also_called = ("copy", "quote", "verbatim", "reproduce", "transcribe", "repeat", "duplicate")
     recipe = MappingProxyType({"steps": 2500, "batch": 32, "curriculum": 0.16, "cool_down": 200})
 

@@ -25,7 +25,6 @@ class Counting(Symbols):
 
     symbols: int = 8
 
-    source = "Golovneva et al. 2024, arXiv:2405.18719, section 5.3"
     also_called = ("count", "counting", "occurrence", "frequency", "often", "many")
     recipe = MappingProxyType({"steps": 1500, "batch": 32, "cool_down": 100})
 

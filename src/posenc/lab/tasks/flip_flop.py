@@ -29,7 +29,6 @@ class FlipFlop(Lettered):
 
     ignore: float = 0.8
 
-    source = "Liu et al. 2023, arXiv:2306.00946, section 3"
     also_called = ("memory", "state", "remember", "latest", "write", "read", "variable")
     recipe = MappingProxyType({"train_length": 16, "steps": 1000, "batch": 32, "rate": 3e-3, "cool_down": 100})
     letters = "01wri"

@@ -28,7 +28,6 @@ class GridMark(Task):
     Source: Heo et al. 2024, arXiv:2403.13298, section 4 (larger squares than trained), here one mark.
     """
 
-    source = "Heo et al. 2024, arXiv:2403.13298, section 4"
     also_called = ("image", "picture", "pixel", "patch", "vision", "grid", "board", "square")
     recipe = MappingProxyType({"train_length": 8, "steps": 1000, "batch": 16, "rate": 3e-3, "cool_down": 100})
     reads = "encoder"

@@ -28,7 +28,6 @@ class Induction(Symbols):
 
     symbols: int = 16
 
-    source = "Olsson et al. 2022, arXiv:2209.11895, key concepts"
     also_called = ("pattern", "again", "context", "followed", "induction", "repetition")
     recipe = MappingProxyType(
         {"train_length": 16, "steps": 1500, "batch": 64, "rate": 2e-3, "curriculum": 0.24, "cool_down": 200}

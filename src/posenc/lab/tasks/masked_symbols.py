@@ -30,7 +30,6 @@ class MaskedSymbols(Symbols):
     symbols: int = 16
     offset: int = 3
 
-    source = "Devlin et al. 2018, arXiv:1810.04805, section 3.1"
     also_called = ("masked", "mask", "fill", "gap", "cloze", "bert", "denoise")
     recipe = MappingProxyType({"train_length": 16, "steps": 1000, "batch": 32, "rate": 3e-3, "cool_down": 100})
     reads = "encoder"

@@ -40,7 +40,6 @@ class MaskedText(OfText):
 
     masked: float = 0.15
 
-    source = "Devlin et al. 2018, arXiv:1810.04805, section 3.1"
     also_called = ("masked", "mask", "fill", "gap", "cloze", "bert", "denoise", "text", "language")
     reads = "encoder"
     added = 2

@@ -20,7 +20,6 @@ class OddsFirst(Said):
     Source: Delétang et al. 2022, arXiv:2207.02098, appendix A.1; Ruoss et al. 2023, arXiv:2305.16843, section 4.
     """
 
-    source = "Delétang et al. 2022, arXiv:2207.02098, appendix A.1"
     also_called = ("permute", "permutation", "rearrange", "shuffle", "deinterleave")
     recipe = MappingProxyType({"train_length": 8, "steps": 2500, "batch": 32, "curriculum": 0.16, "cool_down": 200})
 

@@ -28,7 +28,6 @@ class OrderClass(Symbols):
 
     symbols: int = 8
 
-    source = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
     also_called = ("classify", "classification", "classifier", "label", "order", "first", "earlier")
     recipe = MappingProxyType({"train_length": 16, "steps": 1000, "batch": 32, "rate": 3e-3, "cool_down": 100})
     reads = "encoder"

@@ -25,7 +25,6 @@ class Parity(Lettered):
 
     running: bool = False
 
-    source = "Delétang et al. 2022, arXiv:2207.02098, appendix A.1"
     also_called = ("parity", "xor", "even", "odd")
     recipe = MappingProxyType(
         {"train_length": 6, "steps": 1500, "batch": 64, "rate": 3e-3, "curriculum": 0.3, "cool_down": 100}

@@ -31,7 +31,6 @@ class PassKey(Symbols):
     key: int = 2
     depth: float | None = None
 
-    source = "Mohtashami and Jaggi 2023, arXiv:2305.16300, section 4.2"
     also_called = (
         "needle",
         "haystack",

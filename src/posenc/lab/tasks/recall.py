@@ -30,7 +30,6 @@ class Recall(Symbols):
     symbols: int = 32
     questions: str = "all"
 
-    source = "Arora et al. 2023, arXiv:2312.04927, section 4"
     also_called = ("recall", "lookup", "dictionary", "key", "value", "associative", "retrieve", "retrieval", "table")
     recipe = MappingProxyType(
         {"train_length": 8, "steps": 1000, "batch": 64, "rate": 2e-3, "curriculum": 0.24, "cool_down": 200}

@@ -19,7 +19,6 @@ class Repeat(Symbols):
     Source: Kazemnejad et al. 2023, arXiv:2305.19466, section 4.
     """
 
-    source = "Kazemnejad et al. 2023, arXiv:2305.19466, section 4"
     also_called = ("repeat", "same", "constant")
 
     def chance(self, length: int) -> float:

@@ -20,7 +20,6 @@ class Reverse(Said):
     Source: Kazemnejad et al. 2023, arXiv:2305.19466, section 4.
     """
 
-    source = "Kazemnejad et al. 2023, arXiv:2305.19466, section 4"
     also_called = ("reverse", "backward", "backwards", "mirror")
     recipe = MappingProxyType({"steps": 2500, "batch": 32, "curriculum": 0.16, "cool_down": 200})
 

@@ -29,7 +29,6 @@ class SameSet(Lettered):
 
     symbols: int = 20
 
-    source = "Vaswani et al. 2017, arXiv:1706.03762, section 3.5"
     also_called = ("anagram", "set", "bag", "same", "letters", "compare")
     recipe = MappingProxyType(
         {"train_length": 8, "steps": 1500, "batch": 64, "rate": 2e-3, "curriculum": 0.24, "cool_down": 100}

@@ -22,7 +22,6 @@ class Sort(Said):
 
     symbols: int = 10
 
-    source = "Kazemnejad et al. 2023, arXiv:2305.19466, section 4"
     also_called = ("sort", "sorting", "alphabetical", "rank")
     recipe = MappingProxyType({"steps": 2500, "batch": 32, "curriculum": 0.16, "cool_down": 200})
 

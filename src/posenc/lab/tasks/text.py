@@ -24,7 +24,6 @@ class Text(OfText):
     Source: the text; windows as in Press et al. 2021, arXiv:2108.12409, section 2.
     """
 
-    source = "the text; windows as in Press et al. 2021, arXiv:2108.12409, section 2"
     also_called = ("language", "text", "prose", "story", "book", "chat", "write", "code", "generate", "perplexity")
 
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:

@@ -29,7 +29,6 @@ class Translation(Symbols):
     WALS 81A and 87A.
     """
 
-    source = "Vaswani et al. 2017, arXiv:1706.03762, section 5; Dryer 2013, WALS 81A and 87A"
     also_called = ("translate", "translation", "language", "sentence")
     reads = "encoder_decoder"
     recipe = MappingProxyType(

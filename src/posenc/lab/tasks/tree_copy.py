@@ -31,7 +31,6 @@ class TreeCopy(Symbols):
     symbols: int = 8
     mirrored: bool = False
 
-    source = 'Shiv and Quirk 2019, "Novel positional encodings to enable tree-based transformers", NeurIPS'
     also_called = ("tree", "bracket", "nested", "syntax", "parse", "grammar", "program", "json")
     recipe = MappingProxyType({"train_length": 4, "steps": 1500, "batch": 32, "curriculum": 0.24, "cool_down": 100})
 

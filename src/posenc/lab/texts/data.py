@@ -60,15 +60,6 @@ class Piece:
             raise CannotRead(f"'{self.path}' was changed while it was in use; run the same command again")
         return data
 
-    def check(self) -> None:
-        """Raises CannotRead where the file is no longer what it was."""
-        self.read(0, 0)
-
-    def blocks(self) -> Iterator[bytes]:
-        """All of it, a block at a time."""
-        for place in range(0, self.size, BLOCK):
-            yield self.read(place, min(BLOCK, self.size - place))
-
 
 class Joined:
     """Pieces of files behind one another with a newline between them, read from the disk where they are asked for."""
@@ -205,7 +196,7 @@ def check_text(piece: Piece) -> None:
     """Raises ValueError unless it is UTF-8 without NUL."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        for block in piece.blocks():
+        for block in Joined([piece]).blocks():
             if "\0" in decoder.decode(block):
                 raise UnicodeError
         decoder.decode(b"", final=True)
@@ -219,7 +210,7 @@ def read_text(path: Path) -> str:
     """The whole of a text file. Raises ValueError where there is none, or it is no text."""
     piece = Piece.of(path)
     check_text(piece)
-    return b"".join(piece.blocks()).decode()
+    return b"".join(Joined([piece]).blocks()).decode()
 
 
 def has_records(path: Path) -> bool:
@@ -243,11 +234,12 @@ def text_of(name: str, found: tuple[tuple[str, Piece], ...], field: str | None =
         parts.append(split(plain))
     count = len(plain)
     if records:
-        made = documents.split([piece.path for piece in records], field or documents.FIELD)
+        of_train, of_test, documents_in = documents.split([piece.path for piece in records], field or documents.FIELD)
         for piece in records:
-            piece.check()
-        parts.append(([made.train], [made.test]))
-        count += made.count
+            # Raises where the file is no longer what it was.
+            piece.read(0, 0)
+        parts.append(([of_train], [of_test]))
+        count += documents_in
     train, test = (Joined([piece for part in parts for piece in part[half]]) for half in (0, 1))
     if len(train) + len(test) < LEAST:
         raise ValueError(

@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +26,11 @@ ROWS = 64
 """How many rows of a Parquet file are held at once."""
 
 
-@dataclass(frozen=True)
-class Split:
-    """The documents of some files behind one another with a newline between them: to train on, and held out."""
+def split(files: Sequence[Path], field: str) -> tuple[Nameless, Nameless, int]:
+    """The documents of some files behind one another, with a newline between them: to train on, and held out; how many.
 
-    train: Nameless
-    test: Nameless
-    count: int
-
-
-def split(files: Sequence[Path], field: str) -> Split:
-    """About a tenth of the documents held out, measured in bytes; what is more than half of all is trained on.
-
-    The files are read twice: it takes their sizes to choose, and no memory to read again.
+    About a tenth is held out, measured in bytes; a document of more than half of all is trained on. The files are read
+    twice: it takes their sizes to choose, and no memory to read again.
 
     Raises CannotRead for a file or record that cannot be read, ValueError where there is nothing to hold out.
     """
@@ -59,11 +50,11 @@ def split(files: Sequence[Path], field: str) -> Split:
             f"{', '.join(map(str, files))} must hold at least two different documents, one of them to be held out; "
             f"found {count} in the field {quoted(field)}"
         )
-    made = Split(Nameless(), Nameless(), count)
+    train, test = Nameless(), Nameless()
     for document in documents(files, field):
-        half = made.test if bin_of(document) in held_out else made.train
+        half = test if bin_of(document) in held_out else train
         half.write(b"\n" + document if half.size else document)
-    return made
+    return train, test, count
 
 
 def bin_of(document: bytes) -> int:

@@ -33,12 +33,14 @@ def numbers(data: Mapping[str, Any]) -> Markup:
     return Markup(f'<script type="application/json" id="posenc-data">{text}</script>')
 
 
-def shortened(value: Any) -> Any:
-    """Numbers to as many digits as a picture can show; what is not finite, which JSON has no word for, is None."""
+def shortened(value: Any, digits: int = DIGITS) -> Any:
+    """Numbers to so many digits, by default those that a picture can show; what is not finite is None, as JSON has no
+    word for it.
+    """
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(name): shortened(part) for name, part in value.items()}
+        return {str(name): shortened(part, digits) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [shortened(part) for part in value]
+        return [shortened(part, digits) for part in value]
     return value

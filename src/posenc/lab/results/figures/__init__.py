@@ -1,12 +1,13 @@
-"""Figures from tables, from records, and from plain arrays; never from live models.
+"""Figures from records, and from plain arrays; never from live models.
 
     from posenc.lab import figures, load
 
-    figures.save(figures.extrapolation(load("runs/compare"), task="copy"), "copy.pdf", width=3.25, height=2.2)
+    records = load("runs/compare", what="records")
+    figures.save(figures.extrapolation(records, task="copy"), "copy.pdf", width=3.25, height=2.2)
 
 Everything is made with matplotlib's object interface: no pyplot, no display, no global state. A function that draws
 results returns None where they do not hold what it draws. Each encoding keeps one colour and marker in all figures,
-given by order of appearance, so give all rows and name the task. Settings of matplotlib that the caller has made are
+given by order of appearance, so give all records and name the task. Settings of matplotlib that the caller has made are
 kept (`using`); the report goes through the same functions.
 """
 
@@ -24,7 +25,6 @@ from posenc.lab.results.figures.arrays import (
     staircase,
     wavelength_curve,
 )
-from posenc.lab.results.figures.depths import depths, found_by_place
 from posenc.lab.results.figures.files import FORMATS, check_format, pdf, png, save, svg
 from posenc.lab.results.figures.layout import (
     check_size,
@@ -39,7 +39,16 @@ from posenc.lab.results.figures.layout import (
     short,
     wrapped,
 )
-from posenc.lab.results.figures.measured import ABLATIONS, REACHES, ablation, extrapolation, learning, looks
+from posenc.lab.results.figures.measured import (
+    ABLATIONS,
+    REACHES,
+    ablation,
+    depths,
+    extrapolation,
+    found_by_place,
+    learning,
+    looks,
+)
 from posenc.lab.results.figures.pictured import (
     added,
     bias,

@@ -1,7 +1,6 @@
 """Figures of plain arrays: for a look at one encoding, and for the examples."""
 
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -45,41 +44,44 @@ def one_axis(values: Any, what: str, hint: str = "") -> np.ndarray:
     return array
 
 
+def around_zero(values: np.ndarray) -> dict[str, Any]:
+    """How an image of numbers is coloured: red above zero, blue below, as strongly on either side."""
+    limit = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 0.0
+    return {"cmap": DIVERGING, "norm": Normalize(-(limit or 1.0), limit or 1.0), "interpolation": "none"}
+
+
 def draw_table(ax: Axes, table: np.ndarray, title: str) -> None:
-    limit = float(np.nanmax(np.abs(table))) if np.isfinite(table).any() else 1.0
-    ax.imshow(table, cmap=DIVERGING, norm=Normalize(-(limit or 1.0), limit or 1.0), aspect="auto", interpolation="none")
+    image = ax.imshow(table, **around_zero(table), aspect="auto")
     ax.set(title=title, xlabel="channel", ylabel="position")
     whole_ticks(ax, 6)
-    scale_bar(ax, -(limit or 1.0), limit or 1.0, DIVERGING)
+    scale_bar(image, ax)
+
+
+def write_cells(ax: Axes, cells: np.ndarray, form: str, is_dark: Callable[[float], bool]) -> None:
+    """The number of each cell [rows, columns] of an image, on whatever colour is behind it."""
+    for (row, column), value in np.ndenumerate(cells):
+        if np.isfinite(value):
+            # A tiny negative number would be printed as -0.00.
+            words = form.format(round(float(value), 2) + 0.0)
+            color = "white" if is_dark(value) else "black"
+            ax.text(column, row, words, ha="center", va="center", fontsize="x-small", color=color)
 
 
 def draw_wavelengths(ax: Axes, values: np.ndarray, trained: float | None, own: Look, label: str = "") -> None:
-    pairs, group = np.arange(len(values)), f"encoding-{own.place}"
+    pairs, looks = np.arange(len(values)), dict[str, Any](color=own.color, gid=own.gid)
     turns = values <= trained if trained else np.full(len(values), True)
-    ax.plot(
-        pairs, values, color=own.color, linestyle=own.dashes, linewidth=0.7 * thin(), gid=group, label=label or None
-    )
+    ax.plot(pairs, values, linestyle=own.dashes, linewidth=0.7 * thin(), label=label or None, **looks)
+    looks |= {"linestyle": "none", "marker": own.marker, "markersize": 0.85 * matplotlib.rcParams["lines.markersize"]}
     for chosen, face in ((turns, own.color), (~turns, paper())):
-        ax.plot(
-            pairs[chosen],
-            values[chosen],
-            linestyle="none",
-            marker=own.marker,
-            markersize=0.85 * matplotlib.rcParams["lines.markersize"],
-            color=own.color,
-            markerfacecolor=face,
-            gid=group,
-        )
+        ax.plot(pairs[chosen], values[chosen], markerfacecolor=face, **looks)
 
 
 def finish_wavelengths(ax: Axes, lengths: Iterable[float]) -> None:
     ax.set_yscale("log")
     plain_log(ax.yaxis)
     ax.xaxis.set_major_locator(MaxNLocator(10, integer=True))
-    ax.set(
-        xlabel="pair of channels (0 turns fastest; hollow: never completes a turn in training)",
-        ylabel="positions per turn",
-    )
+    hollow = "0 turns fastest; hollow: never completes a turn in training"
+    ax.set(xlabel=f"pair of channels ({hollow})", ylabel="positions per turn")
     mark_trained(ax, lengths, horizontal=True)
 
 
@@ -90,10 +92,10 @@ def cosines(table: np.ndarray) -> np.ndarray:
 
 
 def draw_similarity(ax: Axes, matrix: np.ndarray, title: str) -> None:
-    ax.imshow(matrix, cmap=DIVERGING, norm=Normalize(-1, 1), interpolation="none")
+    image = ax.imshow(matrix, cmap=DIVERGING, norm=Normalize(-1, 1), interpolation="none")
     ax.set(title=title, xlabel="position", ylabel="position")
     whole_ticks(ax, 5)
-    scale_bar(ax, -1, 1, DIVERGING)
+    scale_bar(image, ax, shrink=0.75)
 
 
 def draw_bias(ax: Axes, distances: np.ndarray, heads: np.ndarray, title: str) -> None:
@@ -155,11 +157,9 @@ def spectrum(waves: Any, before: Any, context: float, title: str, words: str, un
     draw_wavelengths(ax, one_axis(waves, "wavelengths"), context, look(0))
     ax.axhline(context, color=ink(), linestyle=BROKEN, linewidth=1)
     note(ax, f"context: {in_full(context)} {unit}", (0.005, context), ("axes fraction", "data"), (0, 3))
-    ax.set_yscale("log")
-    plain_log(ax.yaxis)
-    ax.xaxis.set_major_locator(MaxNLocator(10, integer=True))
-    ax.set_xlim(-0.03 * len(waves) - 0.2, 1.03 * len(waves) - 0.8)
+    finish_wavelengths(ax, [])
     ax.set(xlabel=f"pair of channels (hollow: no whole turn)\n{words}", ylabel=f"{unit.split()[0]} per turn")
+    ax.set_xlim(-0.03 * len(waves) - 0.2, 1.03 * len(waves) - 0.8)
     if before is not None:
         legend(fig, [handle("before the schedule", look(7)), handle("after", look(0))])
     return fig
@@ -175,9 +175,8 @@ def staircase(x: Any, rows: Any, title: str, xlabel: str, ylabel: str) -> Figure
     last = places[np.flatnonzero(steps != steps[-1])[-1] + 1] if (steps != steps[-1]).any() else places[0]
     if last < places[-1]:
         ax.axvline(last, color=ink(), linestyle=BROKEN, linewidth=1)
-        rises = bool(steps[-1] >= steps[0])
-        words = f"from {in_full(last)} on: one row"
-        note(ax, words, (last, steps[-1]), "data", (4, -4 if rises else 4), top=rises)
+        va, up = ("top", -4) if steps[-1] >= steps[0] else ("bottom", 4)
+        note(ax, f"from {in_full(last)} on: one row", (last, steps[-1]), "data", (4, up), va=va)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     return fig
 
@@ -218,17 +217,14 @@ def centre_maps(maps: Any, title: str) -> Figure:
     if array.ndim != 3 or not array.size:
         raise ValueError(f"maps must be [heads, rows, columns] with at least one cell, got shape {array.shape}")
     shown = array[:MOST_PANELS]
-    limit = float(np.nanmax(np.abs(shown))) if np.isfinite(shown).any() else 1.0
-    fig, axes = panels(len(shown), 4, 2.3 if len(shown) > 1 else 4.2, 2.3 if len(shown) > 1 else 3.9, "")
-    fig.suptitle(
-        "\n".join(textwrap.wrap(title, max(48, int(fig.get_figwidth() * 10)))), x=0.01, ha="left", fontsize=10.5
-    )
+    colours, side = around_zero(shown), 2.3 if len(shown) > 1 else 4.2
+    fig, axes = panels(len(shown), 4, side, side, title)
     for head, (ax, cells) in enumerate(zip(axes, shown, strict=True)):
-        ax.imshow(cells, cmap=DIVERGING, norm=Normalize(-(limit or 1.0), limit or 1.0), interpolation="none")
+        image = ax.imshow(cells, **colours)
         ax.plot([cells.shape[1] // 2], [cells.shape[0] // 2], marker="+", color=ink(), markersize=7)
         ax.set(title=f"head {head}" if len(array) > 1 else "", xlabel="column", ylabel="row")
         whole_ticks(ax, 4)
-    scale_bar(axes[-1], -(limit or 1.0), limit or 1.0, DIVERGING)
+    scale_bar(image, axes, shrink=0.6)
     return fig
 
 
@@ -274,10 +270,9 @@ def fingerprint(table: Any, positions: Sequence[int], title: str) -> Figure:
     fig = figure(8, 0.75 * len(positions) + 1.0, title)
     axes = fig.subplots(len(positions), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     rows = table[list(positions)]
-    limit = float(np.nanmax(np.abs(rows))) if np.isfinite(rows).any() else 1.0
-    colours = matplotlib.colormaps[DIVERGING]
+    colours, norm = matplotlib.colormaps[DIVERGING], around_zero(rows)["norm"]
     for ax, position, row in zip(axes, positions, rows, strict=True):
-        ax.bar(np.arange(len(row)), row, width=0.9, color=colours(0.5 + 0.45 * np.nan_to_num(row) / (limit or 1.0)))
+        ax.bar(np.arange(len(row)), row, width=0.9, color=colours(norm(np.nan_to_num(row))))
         ax.axhline(0, color=soft(), linewidth=0.7)
         ax.set_ylabel(f"position\n{position}", rotation=0, ha="right", va="center", fontsize="small")
         ax.grid(visible=False)
@@ -296,17 +291,6 @@ def shift_matrix(matrix: Any, title: str) -> Figure:
     draw_table(ax, array, title)
     ax.set(xlabel="from channel", ylabel="to channel", aspect="equal")
     if max(array.shape) <= 10:
-        limit = float(np.nanmax(np.abs(array))) or 1.0
-        for (i, j), value in np.ndenumerate(array):
-            dark = abs(value) > 0.6 * limit
-            # A tiny negative number would be printed as -0.00.
-            ax.text(
-                j,
-                i,
-                f"{round(value, 2) + 0.0:.2f}",
-                ha="center",
-                va="center",
-                fontsize="x-small",
-                color="#f6f8fa" if dark else "#24292f",
-            )
+        limit = float(np.nanmax(np.abs(array)))
+        write_cells(ax, array, "{:.2f}", lambda value: abs(value) > 0.6 * limit)
     return fig

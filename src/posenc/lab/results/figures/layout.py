@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator, ScalarFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 
 from posenc.foreign import visible
 from posenc.lab.results import summary
-from posenc.lab.results.figures.style import BROKEN, Look, ink, paper, points, soft
+from posenc.lab.results.figures.style import BROKEN, Look, ink, points, soft
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -154,23 +154,22 @@ def sheet(
     Raises ValueError for another number of axes, and for a size or a title of axes that are the caller's own.
     """
     if ax is not None:
-        given = [ax] if isinstance(ax, Axes) else list(np.ravel(np.asarray(ax, dtype=object)))
-        if len(given) != count or not all(isinstance(one, Axes) for one in given):
+        axes = [ax] if isinstance(ax, Axes) else list(np.ravel(np.asarray(ax, dtype=object)))
+        if len(axes) != count or not all(isinstance(panel, Axes) for panel in axes):
             raise ValueError(
                 f"this figure has {count} panel{'s' * (count != 1)}, so ax must be {count} matplotlib axes, "
-                f"got {len(given)} of {type(given[0]).__name__ if given else 'nothing'}"
+                f"got {len(axes)} of {type(axes[0]).__name__ if axes else 'nothing'}"
             )
         if not (width is height is title is None):
             raise ValueError("axes of your own have their size and title; leave width, height and title out")
-        whole: Any = given[0].figure
-        return Sheet(whole, given, own=False, grows=False)
+        whole: Any = axes[0].figure
+        return Sheet(whole, axes, own=False, grows=False)
     wide = natural[0] if width is None else width
     # A narrow figure has smaller letters, and so can be lower too, but not by as much.
     high = natural[1] * (wide / natural[0]) ** 0.6 if height is None else height
     out = figure(wide, high, words if title is None else title)
     columns = max(1, min(columns, count))
-    grid = out.subplots(-(-count // columns), columns, squeeze=False, **(shared or {}))
-    axes = list(grid.flat)
+    axes = list(out.subplots(-(-count // columns), columns, squeeze=False, **(shared or {})).flat)
     for spare in axes[count:]:
         spare.remove()
     return Sheet(out, axes[:count], own=True, grows=height is None)
@@ -187,8 +186,8 @@ def grid_of(count: int, columns: int, panel: tuple[float, float], words: str, **
 
 def panels(count: int, columns: int, width: float, height: float, title: str) -> tuple[Figure, list[Axes]]:
     """A figure of `count` panels, each `width` by `height` inches, in rows."""
-    made = grid_of(count, columns, (width, height), title)
-    return made.figure, made.axes
+    on = grid_of(count, columns, (width, height), title)
+    return on.figure, on.axes
 
 
 def legend(fig: Figure, handles: Sequence[Any], *, columns: int = 8, grow: bool = True) -> None:
@@ -212,13 +211,9 @@ def legend_beside(ax: Axes) -> None:
         ax.legend(handles=lines, loc="upper left", bbox_to_anchor=(1, 1), ncols=-(-len(lines) // 12), **style)
 
 
-def handle(label: str, of: Look, note: str = "") -> Line2D:
-    drawn = Line2D(
-        [], [], color=of.color, marker=of.marker, linestyle=of.dashes, markeredgecolor=paper(), markeredgewidth=0.6
-    )
-    drawn.set_label(f"{short(label)}{note}")
-    drawn.set_gid(f"encoding-{of.place}")
-    return drawn
+def handle(label: str, own: Look, note: str = "") -> Line2D:
+    """The line of an encoding in a legend."""
+    return Line2D([], [], label=f"{short(label)}{note}", **own.line)
 
 
 def missing_handle(label: str) -> Line2D:
@@ -238,23 +233,20 @@ def mark_trained(ax: Axes, lengths: Iterable[float], *, horizontal: bool = False
     elif above:
         note(ax, words, (last, 1.0), ("data", "axes fraction"), (0, 2), ha="center")
     else:
-        note(ax, words, (last, 1.0), ("data", "axes fraction"), (4, 0), top=True)
+        note(ax, words, (last, 1.0), ("data", "axes fraction"), (4, 0), va="top")
 
 
 def note(
     ax: Axes,
     words: str,
-    where: tuple[float, float],
-    of: Any,
+    place: tuple[float, float],
+    coordinates: Any,
     away: tuple[float, float],
-    *,
-    ha: str = "left",
-    top: bool = False,
     **look: Any,
 ) -> None:
     """A few small words at a place of the axes, so many points away from it."""
-    look = {"ha": ha, "va": "top" if top else "bottom", "fontsize": "small", **look}
-    ax.annotate(words, where, xycoords=of, xytext=away, textcoords="offset points", **look)
+    look = {"ha": "left", "va": "bottom", "fontsize": "small", **look}
+    ax.annotate(words, place, xycoords=coordinates, xytext=away, textcoords="offset points", **look)
 
 
 def name_points(ax: Axes, named: Sequence[tuple[float, float, str, str]]) -> None:
@@ -320,20 +312,8 @@ def whole_ticks(ax: Axes, most: int) -> None:
     ax.grid(visible=False)
 
 
-def scale_bar(ax: Axes, low: float, high: float, colours: str, norm: Normalize | None = None, what: str = "") -> None:
-    """A narrow scale beside the axes. One small image: a colorbar would put 256 shapes into the page."""
-    box = width_of(ax)
-    bar = ax.inset_axes((1 + 0.08 / box, 0, 0.09 / box, 1))
-    steps = np.linspace(low, high, 128)[:, None]
-    bar.imshow(
-        steps, cmap=colours, norm=norm, origin="lower", aspect="auto", extent=(0, 1, low, high), interpolation="none"
-    )
-    bar.yaxis.tick_right()
-    bar.xaxis.set_major_locator(NullLocator())
-    bar.yaxis.set_major_locator(MaxNLocator(4))
-    bar.tick_params(labelsize="x-small", length=2)
-    bar.grid(visible=False)
-    if what:
-        bar.set_title(what, fontsize="x-small", pad=4, loc="center")
-    for spine in bar.spines.values():
-        spine.set_visible(False)
+def scale_bar(image: AxesImage, axes: Axes | Sequence[Axes], **options: Any) -> None:
+    """A scale of colours beside the axes; as an image, for its 256 steps would be as many shapes in the page."""
+    bar: Any = image.figure.colorbar(image, ax=axes, **options)
+    bar.solids.set_rasterized(True)
+    bar.outline.set_visible(False)

@@ -1,6 +1,6 @@
-"""Figures of what was measured: beyond the trained length, while learning, and without positions.
+"""Figures of what was measured: beyond the trained length, while learning, without positions, and by place in a text.
 
-Each takes a table of `posenc.lab.load`, of pandas or polars, with the rows that one wants to see, or a list of records.
+Each takes the records that one wants to see, of `posenc.lab.load(folder, what="records")`.
 """
 
 import functools
@@ -14,7 +14,10 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLoc
 
 from posenc.foreign import near, quoted
 from posenc.lab.results import statistics, summary
+from posenc.lab.results.figures.arrays import write_cells
 from posenc.lab.results.figures.layout import (
+    MOST_PANELS,
+    grid_of,
     handle,
     letters,
     mark_trained,
@@ -27,8 +30,7 @@ from posenc.lab.results.figures.layout import (
     short,
     width_of,
 )
-from posenc.lab.results.figures.style import BROKEN, NARROW, Look, ink, look, paper, soft, styled
-from posenc.lab.results.frames import Frame, records_of
+from posenc.lab.results.figures.style import BROKEN, NARROW, SEQUENTIAL, Look, ink, look, soft, styled
 from posenc.lab.results.summary import Record, Result
 
 if TYPE_CHECKING:
@@ -46,9 +48,19 @@ def looks(records: Sequence[Record]) -> dict[str, Look]:
     return {label: look(place) for place, label in enumerate(summary.labels(records))}
 
 
+def checked(records: Sequence[Record]) -> Sequence[Record]:
+    """The records. Raises ValueError for what is no list of them, such as a table."""
+    if not isinstance(records, (list, tuple)):
+        raise ValueError(
+            f"figures are drawn from a list of records, posenc.lab.load(folder, what='records'), or some of them; got "
+            f"{type(records).__name__}"
+        )
+    return records
+
+
 def task_among(records: Sequence[Record], task: str | None) -> str:
     """The task that is meant. Raises ValueError for one that there is not, and where none of several is given."""
-    known = summary.tasks(records)
+    known = summary.tasks(checked(records))
     if task is None and len(known) == 1:
         return known[0]
     if task not in known:
@@ -75,7 +87,7 @@ REACHES = {
 
 @styled
 def extrapolation(
-    data: Frame | Sequence[Record],
+    records: Sequence[Record],
     task: str | None = None,
     *,
     measure: str | Sequence[str] | None = None,
@@ -83,7 +95,7 @@ def extrapolation(
 ) -> Figure | None:
     """What is left at lengths beyond the trained one: the median over the seeds that learned, with its interval.
 
-    data           posenc.lab.load(folder), or records
+    records        posenc.lab.load(folder, what="records"), or some of them
     task           which task; the only one, if None
     measure        a panel for each: exact_match, or for text perplexity_ratio and sliding_bits_per_byte (one of the
                    two in a figure of less than 5 inches)
@@ -92,39 +104,32 @@ def extrapolation(
 
     Encodings that did not learn the task have no line. None where no lengths were measured.
 
-    Raises ValueError for a task or a measure that there is not, for a table without the columns, and for other axes.
+    Raises ValueError for a task or a measure that there is not, for a table, and for other axes.
     """
-    records = records_of(data, "lengths")
     task = task_among(records, task)
-    found = summary.results(records, task)
-    if not any(result.lengths() for result in found):
+    results = summary.results(records, task)
+    if not any(result.lengths() for result in results):
         return None
-    text = any(result.is_text for result in found)
+    text = any(result.is_text for result in results)
     possible = ("perplexity_ratio", "sliding_bits_per_byte") if text else ("exact_match",)
     if measure is None and (size.get("width") or NARROW) < NARROW:
         measure = possible[0]
     shown = chosen(measure, possible, "measure")
-    on = sheet(
-        len(shown),
-        len(shown),
-        (9, 4.3),
-        f"{task}: beyond the trained length",
-        **size,
-    )
-    appearance, learned = looks(records), [result for result in found if result.learned]
-    for one, name in zip(on.axes, shown, strict=True):
-        curves_by_length(one, learned, appearance, name, 1.0 if text else 100.0, log=text)
+    on = sheet(len(shown), len(shown), (9, 4.3), f"{task}: beyond the trained length", **size)
+    appearance, learned = looks(records), [result for result in results if result.learned]
+    for ax, name in zip(on.axes, shown, strict=True):
+        curves_by_length(ax, learned, appearance, name, 1.0 if text else 100.0, log=text)
         ylabel, xlabel = REACHES[name]
-        one.set(xlabel=xlabel, ylabel=ylabel)
+        ax.set(xlabel=xlabel, ylabel=ylabel)
         if name == "exact_match":
-            one.set_ylim(-4, 106)
+            ax.set_ylim(-4, 106)
         if name == "perplexity_ratio":
-            fit_ratios(one, learned)
-        mark_trained(one, summary.trained_lengths(found), above=True)
+            fit_ratios(ax, learned)
+        mark_trained(ax, summary.trained_lengths(results), above=True)
         if not learned:
-            nothing(one, "no encoding learned the task")
+            nothing(ax, "no encoding learned the task")
     handles = [handle(r.label, appearance[r.label]) for r in learned]
-    on.legend(handles + [missing_handle(r.label) for r in found if not r.learned])
+    on.legend(handles + [missing_handle(r.label) for r in results if not r.learned])
     return on.figure
 
 
@@ -140,14 +145,14 @@ def fit_ratios(ax: Axes, learned: Sequence[Result]) -> None:
 
 
 def curves_by_length(
-    ax: Axes, found: Sequence[Result], appearance: dict[str, Look], measure: str, unit: float, log: bool = False
+    ax: Axes, results: Sequence[Result], appearance: dict[str, Look], measure: str, unit: float, log: bool = False
 ) -> None:
-    lengths = sorted({length for result in found for length, _ in result.lengths()})
+    lengths = sorted({length for result in results for length, _ in result.lengths()})
     if not lengths:
         return
-    factors = {length: factor for result in found for length, factor in result.lengths()}
+    factors = {length: factor for result in results for length, factor in result.lengths()}
     scale: Callable[[Any], Any] = np.log2 if log else np.asarray
-    for place, result in enumerate(found):
+    for place, result in enumerate(results):
         known = [
             (length, spread) for length, _ in result.lengths() if (spread := result.at(length, measure)) is not None
         ]
@@ -156,22 +161,10 @@ def curves_by_length(
         x = np.array([length for length, _ in known], dtype=float)
         low, middle, high = (numbers([getattr(s, end) for _, s in known]) * unit for end in ("low", "median", "high"))
         own = appearance[result.label]
-        group = f"encoding-{own.place}"
         # Intervals at one length stand one inside the other, so that none is hidden.
-        ax.vlines(x, low, high, color=own.color, linewidth=2 + 8 * (1 - place / len(found)), alpha=0.35, gid=group)
-        ax.plot(
-            x,
-            middle,
-            color=own.color,
-            marker=own.marker,
-            linestyle=own.dashes,
-            markeredgecolor=paper(),
-            markeredgewidth=0.6,
-            # Under broken lines of equal scores, through which it is seen.
-            zorder=1.9 if own.dashes == "-" else 2.0,
-            gid=group,
-            label=short(result.label),
-        )
+        ax.vlines(x, low, high, color=own.color, linewidth=2 + 8 * (1 - place / len(results)), alpha=0.35, gid=own.gid)
+        # Under broken lines of equal scores a whole one is seen.
+        ax.plot(x, middle, **own.line, zorder=1.9 if own.dashes == "-" else 2.0, label=short(result.label))
     if log:
         ax.set_xscale("log", base=2)
     ax.xaxis.set_major_locator(FixedLocator(lengths))
@@ -202,7 +195,7 @@ AGAINST = {"step": (0, "steps"), "cpu_s": (1, "CPU seconds")}
 
 @styled
 def learning(
-    data: Frame | Sequence[Record],
+    records: Sequence[Record],
     task: str | None = None,
     *,
     measure: str | Sequence[str] | None = None,
@@ -211,7 +204,7 @@ def learning(
 ) -> Figure | None:
     """Loss and score against steps and CPU seconds: the median over seeds, and a band for its interval.
 
-    data           posenc.lab.load(folder, what="curve"), or records
+    records        posenc.lab.load(folder, what="records"), or some of them
     task           which task; the only one, if None
     measure        rows of panels: loss (nats), score (exact match, or for text bits per byte)
     against        columns of panels: step, cpu_s (CPU seconds)
@@ -219,51 +212,44 @@ def learning(
 
     None where no curve was kept.
 
-    Raises ValueError for a task, measure or abscissa that there is not, for a table without the columns, and for
+    Raises ValueError for a task, measure or abscissa that there is not, for a table, and for
     other axes.
     """
-    records = records_of(data, "curve")
     task = task_among(records, task)
-    found = summary.results(records, task)
-    curves = {r.label: [points for run in r.runs if len(points := curve(run))] for r in found}
+    results = summary.results(records, task)
+    curves = {r.label: [points for run in r.runs if len(points := curve(run))] for r in results}
     if not any(curves.values()):
         return None
     if (size.get("width") or NARROW) < NARROW:
         measure, against = measure or "score", against or "step"
     measures, abscissas = chosen(measure, tuple(LEARNING), "measure"), chosen(against, tuple(AGAINST), "against")
-    text = any(result.is_text for result in found)
+    text = any(result.is_text for result in results)
     rows, columns = len(measures), len(abscissas)
-    on = sheet(
-        rows * columns,
-        columns,
-        (9, 5.6 if rows > 1 else 4.0),
-        f"{task}: learning",
-        shared={"sharex": "col", "sharey": "row"},
-        **size,
-    )
+    natural, shared = (9, 5.6 if rows > 1 else 4.0), {"sharex": "col", "sharey": "row"}
+    on = sheet(rows * columns, columns, natural, f"{task}: learning", shared=shared, **size)
     appearance, bands = looks(records), {label: band_of(runs) for label, runs in curves.items()}
-    notes = {r.label: "" if r.learned else f" ({summary.NOT_LEARNED})" for r in found}
-    for place, one in enumerate(on.axes):
+    notes = {r.label: "" if r.learned else f" ({summary.NOT_LEARNED})" for r in results}
+    for place, ax in enumerate(on.axes):
         row, column = divmod(place, columns)
         y, (x, xlabel) = LEARNING[measures[row]], AGAINST[abscissas[column]]
         unit = 100.0 if measures[row] == "score" and not text else 1.0
         for label, band in bands.items():
-            draw_curve(one, band, x, y, unit, appearance[label], f"{short(label)}{notes[label]}")
+            draw_curve(ax, band, x, y, unit, appearance[label], f"{short(label)}{notes[label]}")
         if row == rows - 1:
-            one.set_xlabel(xlabel)
+            ax.set_xlabel(xlabel)
         if column == 0:
             score = "held-out bits per byte" if text else "held-out exact match, %"
-            one.set_ylabel("training loss, nats" if measures[row] == "loss" else score)
+            ax.set_ylabel("training loss, nats" if measures[row] == "loss" else score)
         if measures[row] == "score" and not text:
-            one.set_ylim(-4, 106)
-            one.axhline(99, color=soft(), linewidth=0.9, linestyle=BROKEN)
+            ax.set_ylim(-4, 106)
+            ax.axhline(99, color=soft(), linewidth=0.9, linestyle=BROKEN)
             if column == 0:
-                note(one, "99 %: learned", (0.005, 99), ("axes fraction", "data"), (2, 1))
+                note(ax, "99 %: learned", (0.005, 99), ("axes fraction", "data"), (2, 1))
         losses = np.concatenate([points[:, 2] for runs in curves.values() for points in runs])
         losses = losses[np.isfinite(losses)]
         if measures[row] == "loss" and len(losses) and losses.min() > 0 and losses.max() / losses.min() > 20:
-            one.set_yscale("log")
-            plain_log(one.yaxis)
+            ax.set_yscale("log")
+            plain_log(ax.yaxis)
     on.legend([handle(label, appearance[label], notes[label]) for label, runs in curves.items() if runs])
     return on.figure
 
@@ -272,35 +258,20 @@ def draw_curve(ax: Axes, band: list[np.ndarray], x: int, y: int, unit: float, ow
     low, middle, high = band
     if not len(middle):
         return
-    group = f"encoding-{own.place}"
+    across, ends = middle[:, x], (low[:, y] * unit, high[:, y] * unit)
     if not np.array_equal(low, high):
-        ax.fill_between(
-            middle[:, x], low[:, y] * unit, high[:, y] * unit, color=own.color, alpha=0.18, linewidth=0, gid=group
-        )
+        ax.fill_between(across, *ends, color=own.color, alpha=0.18, linewidth=0, gid=own.gid)
     every = max(1, len(middle) // 6)
-    ax.plot(
-        middle[:, x],
-        middle[:, y] * unit,
-        color=own.color,
-        marker=own.marker,
-        linestyle=own.dashes,
-        markevery=(own.place % every, every),
-        markeredgecolor=paper(),
-        markeredgewidth=0.5,
-        gid=group,
-        label=name,
-    )
+    ax.plot(across, middle[:, y] * unit, **own.line, markevery=(own.place % every, every), label=name)
 
 
 def curve(run: Record) -> np.ndarray:
     """[points, 4]: step, CPU seconds, loss, score; thinned to a number that a reader can see."""
-    found = summary.get(run, "curve")
-    if not isinstance(found, list) or not found:
+    points = summary.get(run, "curve")
+    if not isinstance(points, list) or not points:
         return np.empty((0, 4))
     keys = ("step", "cpu_s", "loss", "score")
-    out = numbers(
-        [[np.nan if (x := summary.number(summary.get(p, key))) is None else x for key in keys] for p in found]
-    )
+    out = numbers([[summary.number(summary.get(point, key)) for key in keys] for point in points])
     if len(out) > MOST_POINTS:
         out = out[np.unique(np.linspace(0, len(out) - 1, MOST_POINTS).round().astype(int))]
     return out
@@ -332,7 +303,7 @@ ABLATIONS = {
 
 @styled
 def ablation(
-    data: Frame | Sequence[Record],
+    records: Sequence[Record],
     task: str | None = None,
     *,
     kinds: Sequence[str] | None = None,
@@ -340,49 +311,40 @@ def ablation(
 ) -> Figure | None:
     """What a trained model still does at its trained length when position is damaged. The tick is the intact score.
 
-    data           posenc.lab.load(folder, what="ablation"), or records
+    records        posenc.lab.load(folder, what="records"), or some of them
     task           which task; the only one, if None
     kinds          a panel for each: intact, removed, shuffled, shifted, swapped
     size           as in `extrapolation`
 
     None where nothing was ablated.
 
-    Raises ValueError for a task or a kind that there is not, for a table without the columns, and for other axes.
+    Raises ValueError for a task or a kind that there is not, for a table, and for other axes.
     """
-    records = records_of(data, "ablation")
     task = task_among(records, task)
-    found = [
-        r
-        for r in summary.results(records, task)
-        if any(isinstance(summary.get(run, "ablation"), dict) for run in r.runs)
-    ]
-    if not found:
+    by_label = summary.results(records, task)
+    rows = [r for r in by_label if any(isinstance(summary.get(run, "ablation"), dict) for run in r.runs)]
+    if not rows:
         return None
     shown = chosen(kinds, tuple(ABLATIONS), "kinds")
-    text = any(result.is_text for result in found)
-    unit = 1.0 if text else 100.0
-    on = sheet(
-        len(shown),
-        len(shown),
-        (9, 0.3 * len(found) + 1.35),
-        f"{task}: what the model loses without its positions",
-        shared={"sharex": True, "sharey": True},
-        **size,
-    )
+    text = any(result.is_text for result in rows)
+    natural, shared = (9, 0.3 * len(rows) + 1.35), {"sharex": True, "sharey": True}
+    title = f"{task}: what the model loses without its positions"
+    on = sheet(len(shown), len(shown), natural, title, shared=shared, **size)
     appearance, largest = looks(records), 0.0
     # Narrow panels have titles of a word to a line, and labels that leave them room.
     narrow = width_of(on.axes[0]) < 1.0
-    for one, kind in zip(on.axes, shown, strict=True):
-        one.set_title(ABLATIONS[kind].replace(" ", "\n") if narrow else ABLATIONS[kind], fontsize="small")
-        for row, result in enumerate(found):
-            largest = max(largest, draw_bar(one, row, result, kind, unit, appearance[result.label]))
-        one.grid(axis="y", visible=False)
-        one.tick_params(axis="y", length=0)
-        one.xaxis.set_major_locator(MaxNLocator(2 if narrow else 3))
-        one.set_ylim(len(found) - 0.4, -0.6)
-    for one in on.axes:
-        one.set_xlim(0, 105 if not text else (largest * 1.08 or 1))
-    on.axes[0].set_yticks(range(len(found)), [short(r.label, 14 if narrow else 26) for r in found])
+    for ax, kind in zip(on.axes, shown, strict=True):
+        ax.set_title(ABLATIONS[kind].replace(" ", "\n") if narrow else ABLATIONS[kind], fontsize="small")
+        for row, result in enumerate(rows):
+            bar = draw_bar(ax, row, result, kind, 1.0 if text else 100.0, appearance[result.label])
+            largest = max(largest, bar)
+        ax.grid(axis="y", visible=False)
+        ax.tick_params(axis="y", length=0)
+        ax.xaxis.set_major_locator(MaxNLocator(2 if narrow else 3))
+        ax.set_ylim(len(rows) - 0.4, -0.6)
+    for ax in on.axes:
+        ax.set_xlim(0, 105 if not text else (largest * 1.08 or 1))
+    on.axes[0].set_yticks(range(len(rows)), [short(r.label, 14 if narrow else 26) for r in rows])
     on.share("bits per byte (lower is better)" if text else "exact match, %", "x")
     return on.figure
 
@@ -392,21 +354,67 @@ def draw_bar(ax: Axes, row: int, result: Result, kind: str, unit: float, own: Lo
     spread, intact = result.spread("ablation", kind), result.spread("ablation", "intact")
     if spread is None or not np.isfinite(spread.median):
         why = summary.NOT_LEARNED if not result.learned else "cannot be done"
-        fits = len(why) < letters(width_of(ax), "x-small")
-        note(
-            ax,
-            why if fits else summary.NOTHING,
-            (0, row),
-            "data",
-            (3, 0),
-            fontsize="x-small",
-            color=soft(),
-            va="center",
-        )
+        words = why if len(why) < letters(width_of(ax), "x-small") else summary.NOTHING
+        note(ax, words, (0, row), "data", (3, 0), fontsize="x-small", color=soft(), va="center")
         return 0.0
-    ax.barh(row, spread.median * unit, height=0.68, color=own.color, gid=f"encoding-{own.place}")
+    ax.barh(row, spread.median * unit, height=0.68, color=own.color, gid=own.gid)
     if spread.low != spread.high and np.isfinite(spread.high):
         ax.hlines(row, spread.low * unit, spread.high * unit, color=ink(), linewidth=1.4)
     if intact is not None and np.isfinite(intact.median) and kind != "intact":
         ax.vlines(intact.median * unit, row - 0.42, row + 0.42, color=ink(), linewidth=1)
     return spread.median * unit
+
+
+@styled
+def depths(records: Sequence[Record], task: str | None = None, **size: "Unpack[Size]") -> Figure | None:
+    """What share of hidden things is found, by their place and the length, a panel for each encoding that learned.
+
+    records        posenc.lab.load(folder, what="records"), or some of them
+    task           which task; the only one, if None
+    size           as in `extrapolation`
+
+    A cell is the median over the seeds that learned; the first column is the trained length. None where no task hides
+    anything, or no encoding learned it.
+
+    Raises ValueError for a task that there is not, for a table, and for other axes.
+    """
+    task = task_among(records, task)
+    tables = [(result.label, table) for result in summary.results(records, task) if (table := found_by_place(result))]
+    if not tables:
+        return None
+    tables = tables[:MOST_PANELS]
+    on = grid_of(len(tables), 3, (3.0, 2.2), f"{task}: found, by place and length, %", **size)
+    for ax, (label, table) in zip(on.axes, tables, strict=True):
+        draw_depths(ax, table, short(label, 28))
+    on.share("length, symbols", "x")
+    on.share("place in the text, %", "y")
+    return on.figure
+
+
+DepthTable = dict[tuple[float, float], float]
+"""(length, depth) -> share of sequences answered without a mistake."""
+
+
+def found_by_place(result: Result) -> DepthTable:
+    """The medians over the seeds that learned; empty where there are none, or nothing is hidden."""
+    seen: dict[tuple[float, float], list[float]] = {}
+    for run in result.learned:
+        for entry in summary.get(run, "depths") or []:
+            length, depth, share = (
+                summary.number(summary.get(entry, name)) for name in ("length", "depth", "exact_match")
+            )
+            if length is not None and depth is not None and share is not None:
+                seen.setdefault((length, depth), []).append(share)
+    return {at: spread.median for at, shares in seen.items() if (spread := statistics.spread(shares))}
+
+
+def draw_depths(ax: Axes, table: DepthTable, title: str) -> None:
+    lengths, places = (sorted({at[axis] for at in table}) for axis in (0, 1))
+    cells = numbers([[table.get((length, place), np.nan) for length in lengths] for place in places]) * 100
+    ax.imshow(cells, cmap=SEQUENTIAL, vmin=0, vmax=100, aspect="auto", interpolation="none")
+    ax.set_title(title)
+    ax.set_xticks(range(len(lengths)), [summary.count(length) for length in lengths])
+    ax.set_yticks(range(len(places)), [f"{100 * place:.0f}" for place in places])
+    ax.grid(visible=False)
+    if 4 * len(lengths) <= letters(width_of(ax), "x-small"):
+        write_cells(ax, cells, "{:.0f}", lambda value: value < 55)

@@ -1,9 +1,9 @@
 """Figures of what encodings look like after training: what they add, turn by and bias, as records keep it.
 
-Each takes the records themselves, `posenc.lab.load(folder, what="records")`: a table holds no pictures.
+Each takes records, `posenc.lab.load(folder, what="records")`, or some of them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,9 +29,8 @@ from posenc.lab.results.figures.layout import (
     sheet,
     short,
 )
-from posenc.lab.results.figures.measured import looks
+from posenc.lab.results.figures.measured import checked, looks
 from posenc.lab.results.figures.style import BROKEN, ink, soft, styled, thin
-from posenc.lab.results.frames import records_of
 from posenc.lab.results.summary import Record
 
 if TYPE_CHECKING:
@@ -40,24 +39,26 @@ if TYPE_CHECKING:
     from posenc.lab.results.figures.layout import Size
 
 
-def pictured(records: Sequence[Record], kind: str) -> list[tuple[str, Record, Any]]:
-    """(encoding, record, picture): one for each encoding and task, of a seed that learned where there is one.
+Pictures = list[tuple[str, Record, Any]]
+"""(encoding, record, picture) of each encoding and task."""
+
+
+def pictured(records: Sequence[Record], kind: str) -> Pictures:
+    """The pictures of one kind, each of a seed that learned where there is one.
 
     A picture that is the beginning of another of the same encoding, or equal to it, is not shown again.
     """
-    found: list[tuple[str, Record, Any]] = []
-    for result in summary.results(records):
-        for run in sorted(result.runs, key=lambda run: run.get("learned") is not True):
-            picture = summary.get(run, "pictures", kind)
-            if picture:
-                found.append((result.label, run, picture))
-                break
-    kept: list[int] = []
-    for place in sorted(range(len(found)), key=lambda place: -extent(found[place][2])):
-        label, _, picture = found[place]
-        if not any(found[other][0] == label and begins(picture, found[other][2]) for other in kept):
-            kept.append(place)
-    return [found[place] for place in sorted(kept)]
+    pictures: Pictures = []
+    for result in summary.results(checked(records)):
+        runs = sorted(result.runs, key=lambda run: run.get("learned") is not True)
+        with_one = (run for run in runs if summary.get(run, "pictures", kind))
+        pictures += [(result.label, run, summary.get(run, "pictures", kind)) for run in [*with_one][:1]]
+    shown: list[int] = []
+    for place in sorted(range(len(pictures)), key=lambda place: -extent(pictures[place][2])):
+        label, _, picture = pictures[place]
+        if not any(pictures[other][0] == label and begins(picture, pictures[other][2]) for other in shown):
+            shown.append(place)
+    return [pictures[place] for place in sorted(shown)]
 
 
 def extent(picture: Any) -> int:
@@ -67,25 +68,26 @@ def extent(picture: Any) -> int:
 def begins(picture: Any, longer: Any) -> bool:
     """Whether a picture of fewer positions shows the same as the beginning of a longer one."""
     if isinstance(picture, dict) and isinstance(longer, dict):
-        mine, theirs = picture.get("heads") or [], longer.get("heads") or []
-        return len(mine) == len(theirs) and all(begins(a, b) for a, b in zip(mine, theirs, strict=True))
+        heads, others = picture.get("heads") or [], longer.get("heads") or []
+        return len(heads) == len(others) and all(map(begins, heads, others))
     if not (isinstance(picture, list) and isinstance(longer, list)):
         return bool(picture == longer)
     return longer[: len(picture)] == picture
 
 
-def several_tasks(found: Sequence[tuple[str, Record, Any]]) -> Callable[[str, Record], str]:
-    """Titles that name the task too where one encoding is shown for several."""
-    names = [label for label, _, _ in found]
-    return lambda label, run: (
-        f"{short(label, 24)}, {summary.task_of(run)}" if names.count(label) > 1 else short(label, 28)
-    )
+def titles(pictures: Pictures) -> list[str]:
+    """The encoding of each picture, and its task where one encoding is shown for several."""
+    labels = [label for label, _, _ in pictures]
+    return [
+        f"{short(label, 24)}, {summary.task_of(run)}" if labels.count(label) > 1 else short(label, 28)
+        for label, run, _ in pictures
+    ]
 
 
-def beyond_training(run: Record, shown: float) -> float | None:
+def beyond_training(run: Record, shown: float) -> list[float]:
     """How many positions training has shown, where a picture of so many goes past them."""
     trained = summary.trained_tokens(run)
-    return trained if trained and trained < shown else None
+    return [trained] if trained and trained < shown else []
 
 
 def goes_past(records: Sequence[Record], kind: str) -> bool:
@@ -93,141 +95,105 @@ def goes_past(records: Sequence[Record], kind: str) -> bool:
     return any(beyond_training(run, extent(picture)) for _, run, picture in pictured(records, kind))
 
 
-def tables_of(records: Sequence[Record], kind: str, axes: int) -> list[tuple[str, Record, Any]]:
+def tables_of(records: Sequence[Record], kind: str, axes: int) -> Pictures:
     """What `pictured` finds, as arrays of so many axes."""
-    found = [(label, run, numbers(picture)) for label, run, picture in pictured(records, kind)]
-    return [(label, run, array) for label, run, array in found if array.ndim == axes and array.size]
+    arrays = [(label, run, numbers(picture)) for label, run, picture in pictured(records, kind)]
+    return [(label, run, array) for label, run, array in arrays if array.ndim == axes and array.size]
 
 
-def biases_of(records: Sequence[Record]) -> list[tuple[str, Record, Any]]:
-    return [
-        (label, run, b) for label, run, b in pictured(records, "bias") if numbers(summary.get(b, "heads")).ndim == 2
-    ]
+def biases_of(records: Sequence[Record]) -> Pictures:
+    pictures = pictured(records, "bias")
+    return [(label, run, b) for label, run, b in pictures if numbers(summary.get(b, "heads")).ndim == 2]
 
 
 @styled
-def added(
-    records: Sequence[Record],
-    **size: "Unpack[Size]",
-) -> Figure | None:
+def added(records: Sequence[Record], **size: "Unpack[Size]") -> Figure | None:
     """What each adding encoding adds to the embeddings, position by channel, a panel for each encoding.
 
     Rows below a dashed line were never trained. `size` is as in `extrapolation`.
 
-    None where nothing is added. Raises ValueError for a table, which holds no pictures, and for other axes.
+    None where nothing is added. Raises ValueError for a table, and for other axes.
     """
-    records = records_of(records, "records")
-    found = tables_of(records, "added", 2)[:MOST_PANELS]
-    if not found:
+    tables = tables_of(records, "added", 2)[:MOST_PANELS]
+    if not tables:
         return None
-    words = several_tasks(found)
-    on = grid_of(len(found), 2, (4.5, 2.9), "What is added to the embeddings", **size)
+    on = grid_of(len(tables), 2, (4.5, 2.9), "What is added to the embeddings", **size)
     # On colours of any kind the word needs paper behind it.
-    behind = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.8}
-    for one, (label, run, table) in zip(on.axes, found, strict=True):
-        draw_table(one, table, words(label, run))
-        if length := beyond_training(run, len(table)):
-            one.axhline(length - 0.5, color=ink(), linestyle=BROKEN, linewidth=1)
-            note(
-                one,
-                "trained",
-                (0.995, length - 0.5),
-                ("axes fraction", "data"),
-                (0, 2),
-                ha="right",
-                color="black",
-                bbox=behind,
-            )
+    look = {"ha": "right", "color": "black", "bbox": {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.8}}
+    for ax, title, (_, run, table) in zip(on.axes, titles(tables), tables, strict=True):
+        draw_table(ax, table, title)
+        for length in beyond_training(run, len(table)):
+            ax.axhline(length - 0.5, color=ink(), linestyle=BROKEN, linewidth=1)
+            note(ax, "trained", (0.995, length - 0.5), ("axes fraction", "data"), (0, 2), **look)
     return on.figure
 
 
 @styled
-def wavelengths(
-    records: Sequence[Record],
-    **size: "Unpack[Size]",
-) -> Figure | None:
+def wavelengths(records: Sequence[Record], **size: "Unpack[Size]") -> Figure | None:
     """How many positions each pair needs for a full turn; above the dashed line it never completed one in training.
 
     `size` is as in `extrapolation`.
 
-    None where nothing turns. Raises ValueError for a table, which holds no pictures, and for other axes.
+    None where nothing turns. Raises ValueError for a table, and for other axes.
     """
-    records = records_of(records, "records")
-    found = tables_of(records, "wavelengths", 1)
-    if not found:
+    tables = tables_of(records, "wavelengths", 1)
+    if not tables:
         return None
     on = sheet(1, 1, (9, 3.9), "Wavelength of each pair of channels", **size)
-    appearance, words = looks(records), several_tasks(found)
-    drawn = {label for label, _, _ in found}
+    (ax,), appearance = on.axes, looks(records)
+    labels = {label for label, _, _ in tables}
     # Equal pictures of several tasks are drawn once, with the trained length of each task.
-    lengths = summary.shown_positions([r for r in summary.results(records) if r.label in drawn])
-    named = []
-    for label, run, values in found:
+    lengths = summary.shown_positions([result for result in summary.results(records) if result.label in labels])
+    names = []
+    for title, (label, _, values) in zip(titles(tables), tables, strict=True):
         own = appearance[label]
-        draw_wavelengths(on.axes[0], values, max(lengths, default=None), own, words(label, run))
-        turning = np.flatnonzero(np.isfinite(values))
-        if len(turning):
-            named.append((turning[-1], values[turning[-1]], words(label, run), f"encoding-{own.place}"))
-    finish_wavelengths(on.axes[0], lengths)
-    name_points(on.axes[0], named)
+        draw_wavelengths(ax, values, max(lengths, default=None), own, title)
+        names += [(pair, values[pair], title, own.gid) for pair in np.flatnonzero(np.isfinite(values))[-1:]]
+    finish_wavelengths(ax, lengths)
+    name_points(ax, names)
     return on.figure
 
 
 @styled
-def similarity(
-    records: Sequence[Record],
-    **size: "Unpack[Size]",
-) -> Figure | None:
+def similarity(records: Sequence[Record], **size: "Unpack[Size]") -> Figure | None:
     """How alike positions look: cosine between what is added, and for rotary the mean cosine by distance.
 
     A panel for each encoding that adds, and one for all that turn. `size` is as in `extrapolation`.
 
-    None where nothing is added and nothing turns. Raises ValueError for a table, which holds no pictures, and for
-    other axes.
+    None where nothing is added and nothing turns. Raises ValueError for a table, and for other axes.
     """
-    records = records_of(records, "records")
     tables, turned = tables_of(records, "added", 2)[: MOST_PANELS - 1], tables_of(records, "rotation", 1)
     if not tables and not turned:
         return None
-    count = len(tables) + bool(turned)
-    on = grid_of(count, 3, (3.3, 3.1), "How alike two positions look", **size)
-    words = several_tasks(tables)
-    for one, (label, run, table) in zip(on.axes, tables, strict=False):
-        draw_similarity(one, cosines(table), words(label, run))
+    on = grid_of(len(tables) + bool(turned), 3, (3.3, 3.1), "How alike two positions look", **size)
+    for ax, title, (_, _, table) in zip(on.axes, titles(tables), tables, strict=False):
+        draw_similarity(ax, cosines(table), title)
     if turned:
-        one, appearance, words = on.axes[-1], looks(records), several_tasks(turned)
-        for label, run, values in turned:
+        ax, appearance = on.axes[-1], looks(records)
+        for title, (label, _, values) in zip(titles(turned), turned, strict=True):
             own = appearance[label]
-            group, name = f"encoding-{own.place}", words(label, run)
-            one.plot(values, color=own.color, linestyle=own.dashes, linewidth=thin(), gid=group, label=name)
-        one.axhline(0, color=soft(), linewidth=0.8)
-        one.set(
-            title="rotation, mean over pairs", xlabel="distance, positions", ylabel="mean cosine", ylim=(-1.05, 1.05)
-        )
-        legend_beside(one)
-        mark_trained(one, {length for _, run, v in turned if (length := beyond_training(run, len(v)))})
+            ax.plot(values, color=own.color, linestyle=own.dashes, linewidth=thin(), gid=own.gid, label=title)
+        ax.axhline(0, color=soft(), linewidth=0.8)
+        ax.set(title="rotation, mean over pairs", xlabel="distance, positions")
+        ax.set(ylabel="mean cosine", ylim=(-1.05, 1.05))
+        legend_beside(ax)
+        mark_trained(ax, {length for _, run, v in turned for length in beyond_training(run, len(v))})
     return on.figure
 
 
 @styled
-def bias(
-    records: Sequence[Record],
-    **size: "Unpack[Size]",
-) -> Figure | None:
+def bias(records: Sequence[Record], **size: "Unpack[Size]") -> Figure | None:
     """What is added to the logit at each distance, a line for each head, a panel for each encoding.
 
     Right of a dashed line are distances that training never showed. `size` is as in `extrapolation`.
 
-    None where no logit is biased. Raises ValueError for a table, which holds no pictures, and for other axes.
+    None where no logit is biased. Raises ValueError for a table, and for other axes.
     """
-    records = records_of(records, "records")
-    found = biases_of(records)[:MOST_PANELS]
-    if not found:
+    biases = biases_of(records)[:MOST_PANELS]
+    if not biases:
         return None
-    words = several_tasks(found)
-    on = grid_of(len(found), 3, (3.1, 2.7), "Bias on the logit by distance", **size)
-    for one, (label, run, b) in zip(on.axes, found, strict=True):
-        draw_bias(one, numbers(b.get("distance")), numbers(b["heads"]), words(label, run))
-        length = beyond_training(run, extent(b))
-        mark_trained(one, [length] if length else [])
+    on = grid_of(len(biases), 3, (3.1, 2.7), "Bias on the logit by distance", **size)
+    for ax, title, (_, run, heads) in zip(on.axes, titles(biases), biases, strict=True):
+        draw_bias(ax, numbers(heads.get("distance")), numbers(heads["heads"]), title)
+        mark_trained(ax, beyond_training(run, extent(heads)))
     return on.figure

@@ -18,11 +18,11 @@ from posenc.lab.results.figures.layout import (
     sheet,
     short,
     width_of,
+    wrapped,
 )
-from posenc.lab.results.figures.measured import chosen, looks, task_among
-from posenc.lab.results.figures.style import BROKEN, GRID, Look, ink, paper, soft, styled
-from posenc.lab.results.frames import Frame, records_of
-from posenc.lab.results.summary import Headline, Record, Result, Spread
+from posenc.lab.results.figures.measured import checked, chosen, looks, task_among
+from posenc.lab.results.figures.style import BROKEN, Look, soft, styled
+from posenc.lab.results.summary import Headline, Record, Result
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -34,15 +34,11 @@ SPEEDS = {"cpu_s": ("cpu_seconds", "CPU seconds to 99 %"), "steps": ("steps", "s
 
 @styled
 def headline(
-    data: Frame | Sequence[Record],
-    task: str | None = None,
-    *,
-    speed: str = "cpu_s",
-    **size: "Unpack[Size]",
+    records: Sequence[Record], task: str | None = None, *, speed: str = "cpu_s", **size: "Unpack[Size]"
 ) -> Figure | None:
     """Learning speed against reach: quick encodings stand to the left, those that carry far at the top.
 
-    data           posenc.lab.load(folder), or records
+    records        posenc.lab.load(folder, what="records"), or some of them
     task           one task; None draws a panel for each that has an answer to be right or wrong (text has none)
     speed          cpu_s: CPU seconds to 99 % at the trained length; steps: training steps
     size           as in `extrapolation`
@@ -50,101 +46,77 @@ def headline(
     A mark stands at the medians, its bars are their intervals: of time over the seeds that learned, of reach over all
     seeds, of which one that has not learned carries no further than trained. The reach is the multiple of
     the trained length up to which at least 90 % of answers are right, of those that were tested; 1 is no further than
-    trained. Encodings of which no seed learned stand at the right edge; where some did not, their share is written
+    trained. Encodings of which no seed learned are named below the axis; where some did not, their share is written
     beside the mark.
 
     None where no task was measured in this way.
 
-    Raises ValueError for a task or a speed that there is not, for a table without the columns, and for other axes.
+    Raises ValueError for a task or a speed that there is not, for a table, and for other axes.
     """
-    records = records_of(data, "lengths")
     (speed,) = chosen(speed, tuple(SPEEDS), "speed")
-    tasks = summary.tasks(records) if task is None else [task_among(records, task)]
-    shown = {name: found for name in tasks if tested_beyond(found := summary.results(records, name))}
+    tasks = summary.tasks(checked(records)) if task is None else [task_among(records, task)]
+    shown = {name: of_task for name in tasks if tested_beyond(of_task := summary.results(records, name))}
     if not shown:
         return None
     columns = max(1, min(len(shown), 3, int((size.get("width") or 9) / 1.5)))
-    rows = -(-len(shown) // columns)
-    on = sheet(
-        len(shown),
-        columns,
-        (max(5.2, 4.0 * columns), 3.6 * rows + 0.4),
-        "How fast it learns, and how far it carries",
-        **size,
-    )
+    natural = max(5.2, 4.0 * columns), 3.6 * -(-len(shown) // columns) + 0.4
+    on = sheet(len(shown), columns, natural, "How fast it learns, and how far it carries", **size)
     appearance = looks(records)
-    for one, (name, found) in zip(on.axes, shown.items(), strict=True):
-        factors = sorted({1.0, *(factor for r in found for _, factor in r.lengths() if factor and factor > 1)})
-        of_task = [row for row in summary.headline(records) if row.task == name]
-        draw_standings(one, of_task, SPEEDS[speed][0], factors, appearance)
-        one.set_title(short(name, letters(width_of(one), "medium")))
-    for place, one in enumerate(on.axes):
-        if place % columns == 0 or not on.own:
-            one.set_ylabel("reach, trained lengths")
+    for place, (ax, (name, of_task)) in enumerate(zip(on.axes, shown.items(), strict=True)):
+        factors = sorted({1.0, *(factor for r in of_task for _, factor in r.lengths() if factor and factor > 1)})
+        standings = [row for row in summary.headline(records) if row.task == name]
+        draw_standings(ax, standings, SPEEDS[speed][0], factors, appearance)
+        ax.set_title(short(name, letters(width_of(ax), "medium")))
+        never = [f"{short(s.label, 20)} (0 of {s.seeds})" for s in standings if not s.learned]
+        words = [f"not learned: {', '.join(never)}"] if never else []
         # A label of the whole figure would stand in the legend.
-        one.set_xlabel(SPEEDS[speed][1])
+        ax.set_xlabel("\n".join([SPEEDS[speed][1], *(wrapped(line, width_of(ax)) for line in words)]))
+        if place % columns == 0 or not on.own:
+            ax.set_ylabel("reach, trained lengths")
     return on.figure
 
 
-def tested_beyond(found: Sequence[Result]) -> bool:
+def tested_beyond(results: Sequence[Result]) -> bool:
     """Whether answers were right or wrong at lengths past the trained one."""
-    return not any(r.is_text for r in found) and any(f and f > 1 for r in found for _, f in r.lengths())
+    return not any(r.is_text for r in results) and any(f and f > 1 for r in results for _, f in r.lengths())
 
 
 def draw_standings(
-    ax: Axes, found: Sequence[Headline], speed: str, factors: Sequence[float], appearance: dict[str, Look]
+    ax: Axes, standings: Sequence[Headline], speed: str, factors: Sequence[float], appearance: dict[str, Look]
 ) -> None:
     """The encodings of one task; `speed` is the field that has their times."""
-    known = [(s, time, s.reach) for s in found if (time := getattr(s, speed)) is not None and s.reach is not None]
-    never = [s for s in found if not s.learned]
-    low, high = ends_of([time for _, time, _ in known])
-    named = []
+    timed = [(s, time, s.reach) for s in standings if (time := getattr(s, speed)) is not None and s.reach is not None]
+    names = []
     # In the scales of the axes: the reach doubles from step to step, and so does the time.
     top = np.log2(max(factors[-1], 1.2))
-    for place, (s, time, reach) in enumerate(known):
+    for place, (s, time, reach) in enumerate(timed):
         own = appearance[s.label]
-        group = f"encoding-{own.place}"
         # A reach below 1, of seeds that have not learned, is shown as 1.
         x, left, right = numbers([time.median, time.low, time.high])
         y, foot, head = np.maximum(numbers([reach.median, reach.low, reach.high]), 1.0)
         # Reaches are few, so many encodings share one: their intervals lie one inside the other.
-        bar: dict[str, Any] = {"color": own.color, "linewidth": 1 + 6 * (1 - place / len(known)), "alpha": 0.5}
-        ax.hlines(y, left, right, **bar, gid=group)
-        ax.vlines(x, foot, head, **bar, gid=group)
-        ax.plot(
-            [x], [y], color=own.color, marker=own.marker, linestyle="none", markeredgecolor=paper(),
-            markeredgewidth=0.6, gid=group, label=short(s.label),
-        )  # fmt: skip
+        bar: dict[str, Any] = {"color": own.color, "linewidth": 1 + 6 * (1 - place / len(timed)), "alpha": 0.5}
+        ax.hlines(y, left, right, **bar, gid=own.gid)
+        ax.vlines(x, foot, head, **bar, gid=own.gid)
+        ax.plot([x], [y], **dict[str, Any](own.line, linestyle="none"), label=short(s.label))
         share = f", {s.learned} of {s.seeds}" if s.learned < s.seeds else ""
-        named.append((x, y, f"{short(s.label, 20)}{share}", group))
+        names.append((x, y, f"{short(s.label, 20)}{share}", own.gid))
     ax.set_xscale("log")
     ax.set_yscale("log", base=2)
-    right = edge_of(ax, low, high, never)
-    ax.set_xlim(low, right)
+    ax.margins(x=0.12)
     plain_log(ax.xaxis)
-    # The strip of those that have not learned is no time.
+    low, high = ax.get_xlim()
     ticks = [x for x in ax.xaxis.get_major_locator()() if low <= x <= high]
-    ax.xaxis.set_major_locator(FixedLocator(apart(ticks, np.log2(right / low) * 0.3 / width_of(ax))))
+    ax.xaxis.set_major_locator(FixedLocator(apart(ticks, np.log2(high / low) * 0.3 / width_of(ax))))
     ax.set_ylim(2 ** (-0.09 * top), 2 ** (1.14 * top))
     ax.yaxis.set_major_locator(FixedLocator(apart(factors, 1.2 * top * 0.16 * ax.figure.dpi / ax.bbox.height)))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: summary.times(y)))
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_minor_locator(NullLocator())
     ax.axhline(factors[-1], color=soft(), linestyle=BROKEN, linewidth=0.9)
-    where = (0.01, factors[-1])
-    note(ax, "longest tested", where, ("axes fraction", "data"), (0, 3), fontsize="x-small", color=soft())
-    draw_never(ax, never, high, right, appearance)
-    name_points(ax, named)
-
-
-def ends_of(times: Sequence[Spread]) -> tuple[float, float]:
-    """The times that the axis shows, with some room around them."""
-    ends = numbers([end for s in times for end in (s.low, s.high) if end > 0])
-    ends = ends[np.isfinite(ends)]
-    if not len(ends):
-        return 1.0, 10.0
-    room = max(1.15, (ends.max() / ends.min()) ** 0.12)
-    return float(ends.min() / room), float(ends.max() * room)
+    small = {"fontsize": "x-small", "color": soft()}
+    note(ax, "longest tested", (0.01, factors[-1]), ("axes fraction", "data"), (0, 3), **small)
+    name_points(ax, names)
 
 
 def apart(ticks: Sequence[float], least: float) -> list[float]:
@@ -154,33 +126,3 @@ def apart(ticks: Sequence[float], least: float) -> list[float]:
         if min(np.log2(tick / kept[-1]), np.log2(ticks[-1] / tick)) >= least:
             kept.append(tick)
     return [*kept, *ticks[1:][-1:]]
-
-
-def shares(ax: Axes, never: Sequence[Headline]) -> list[str]:
-    """What is said of each that has not learned: its name, and on how many seeds that rests."""
-    return [f"{short(s.label, 14)}:{' ' if width_of(ax) > 1.8 else chr(10)}0 of {s.seeds} learned" for s in never]
-
-
-def edge_of(ax: Axes, low: float, high: float, never: Sequence[Headline]) -> float:
-    """Where the axis ends: behind a strip for those that have not learned, wide enough for its words."""
-    if not never:
-        return high
-    longest = max(len(line) for words in shares(ax, never) for line in words.split("\n"))
-    share = min(0.5, (longest + 4) / letters(width_of(ax), "x-small"))
-    return high * (high / low) ** (share / (1 - share))
-
-
-def draw_never(ax: Axes, never: Sequence[Headline], high: float, right: float, appearance: dict[str, Look]) -> None:
-    if not never:
-        return
-    ax.axvspan(high, right, color=GRID, alpha=0.45, linewidth=0)
-    x = high * (right / high) ** 0.12
-    across = ax.get_xaxis_transform()
-    for place, (s, words) in enumerate(zip(never, shares(ax, never), strict=True)):
-        own, y = appearance[s.label], 0.9 - 0.8 * (place + 0.5) / len(never)
-        group = f"encoding-{own.place}"
-        ax.plot(
-            [x], [y], color=own.color, marker=own.marker, linestyle="none", markerfacecolor=paper(), gid=group,
-            transform=across, label=short(s.label),
-        )  # fmt: skip
-        note(ax, words, (x, y), across, (5, 0), fontsize="x-small", va="center", color=ink())

@@ -161,6 +161,17 @@ class Look:
     glyph: str
     dashes: Any
 
+    @property
+    def gid(self) -> str:
+        """The name in an SVG by which a page points at the encoding in all figures."""
+        return f"encoding-{self.place}"
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """How its line is drawn, with a mark at each point that paper parts from it."""
+        edge = {"markeredgecolor": paper(), "markeredgewidth": 0.6}
+        return {"color": self.color, "marker": self.marker, "linestyle": self.dashes, "gid": self.gid, **edge}
+
 
 def look(place: int) -> Look:
     """The look of the encoding that appears at this place, in the colours of the style's cycle."""

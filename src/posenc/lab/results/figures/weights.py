@@ -11,13 +11,15 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
 from posenc.lab.results import summary
-from posenc.lab.results.figures.layout import figure, numbers, readable, short
+from posenc.lab.results.figures.layout import figure, numbers, readable, scale_bar, short
 from posenc.lab.results.figures.style import SEQUENTIAL, points, styled
 from posenc.lab.results.summary import Record
 
 MOST_HEADS, MOST_LAYERS = 8, 6
 WIDEST = 11.6
 """Inches of a figure that is given no width."""
+LINE = 1 / 72 / 0.85
+"""Inches of a line of letters, for each point of their size."""
 LEAST_LETTERS = 4.5
 """Points; smaller letters than these beside a map are not read, so where they do not fit, some are left out."""
 
@@ -34,44 +36,34 @@ def attention(
 
     None where the record holds no attention.
     """
-    blocks = [
-        (words, w)
-        for kind, words in (("with", "with position"), ("without", "position removed"))
-        if (w := weights_of(record, kind)) is not None
-    ]
+    kinds = {"with position": "with", "position removed": "without"}
+    maps = {words: numbers(summary.get(record, "attention", kind) or []) for words, kind in kinds.items()}
+    blocks = [(words, weights) for words, weights in maps.items() if weights.ndim == 4 and weights.size]
     if not blocks:
         return None
     if title is None:
-        title = f"{short(spec_of_all(record), 46)} on {summary.task_of(record)}: where each head looks"
+        seed = summary.get(record, "experiment", "seed")
+        name = short(summary.spec_of(record) + (f" (seed {seed})" if seed else ""), 46)
+        title = f"{name} on {summary.task_of(record)}: where each head looks"
     return draw_attention(blocks, summary.get(record, "attention", "tokens") or [], title, width, height)
-
-
-def spec_of_all(record: Record) -> str:
-    seed = summary.get(record, "experiment", "seed")
-    return summary.spec_of(record) + (f" (seed {seed})" if seed else "")
-
-
-def weights_of(record: Record, kind: str) -> np.ndarray | None:
-    weights = numbers(summary.get(record, "attention", kind) or [])
-    return weights if weights.ndim == 4 and weights.size else None
 
 
 def draw_attention(
     blocks: list[tuple[str, np.ndarray]],
     tokens: Sequence[Any],
     title: str,
-    asked_width: float | None = None,
-    asked_height: float | None = None,
+    width: float | None = None,
+    height: float | None = None,
 ) -> Figure:
     """Small maps of layers by heads, a block for each setting."""
     all_layers, all_heads, T, S = blocks[0][1].shape
     layers, heads = min(all_layers, MOST_LAYERS), min(all_heads, MOST_HEADS)
     named = [readable(token) for token in tokens] if len(tokens) == T == S else []
-    side = max(1.35 if T <= 16 else 1.2, min(2.6, room_of(LEAST_LETTERS, len(named))))
-    beside = 2 if len(blocks) == 2 and (asked_width or 2 * (heads * side + 1)) <= WIDEST and heads <= 4 else 1
-    side = min(side, ((asked_width or WIDEST) - 0.8) / beside / heads - 0.1)
-    width = asked_width or max(5.2, beside * (heads * side + 0.8) + 0.8)
-    fig = figure(width, asked_height or len(blocks) / beside * (layers * side + 0.9) + 0.4, title)
+    side = max(1.35 if T <= 16 else 1.2, min(2.6, len(named) * LEAST_LETTERS * LINE))
+    beside = 2 if len(blocks) == 2 and (width or 2 * (heads * side + 1)) <= WIDEST and heads <= 4 else 1
+    side = min(side, ((width or WIDEST) - 0.8) / beside / heads - 0.1)
+    width = width or max(5.2, beside * (heads * side + 0.8) + 0.8)
+    fig = figure(width, height or len(blocks) / beside * (layers * side + 0.9) + 0.4, title)
     axes = list(fig.subplots(len(blocks) // beside, beside, squeeze=False).flat)
     images = []
     for ax, (words, weights) in zip(axes, blocks, strict=True):
@@ -79,10 +71,7 @@ def draw_attention(
         some += [f"first {layers} of {all_layers} layers"] * (layers < all_layers)
         ax.set_title(", ".join(filter(None, [words, *some])))
         images.append(draw_block(ax, weights[:layers, :heads], named, side))
-    bar: Any = fig.colorbar(images[-1], ax=axes, label="weight", aspect=30, shrink=0.6, ticks=[0, 0.25, 0.5, 0.75, 1])
-    # As an image: its 256 steps would be as many shapes in the page.
-    bar.solids.set_rasterized(True)
-    bar.outline.set_visible(False)
+    scale_bar(images[-1], axes, label="weight", aspect=30, shrink=0.6, ticks=[0, 0.25, 0.5, 0.75, 1])
     return fig
 
 
@@ -102,12 +91,12 @@ def draw_block(ax: Axes, weights: np.ndarray, tokens: Sequence[str], side: float
     for layer, head in np.ndindex(layers, heads):
         image[layer * down :][:T, head * across :][:, :S] = weights[layer, head]
     drawn = ax.imshow(image, cmap=SEQUENTIAL, norm=PowerNorm(0.5, 0, 1), aspect="auto", interpolation="none")
-    size = min(points("small"), LEAST_LETTERS * side / room_of(LEAST_LETTERS, max(1, len(tokens))))
+    size = min(points("small"), side / LINE / max(1, len(tokens)))
     every = math.ceil(round(LEAST_LETTERS / size, 6))
-    kept, size = range(0, len(tokens), every), max(size, LEAST_LETTERS)
-    words = [tokens[i] for i in kept]
-    ax.set_yticks([layer * down + i for layer in range(layers) for i in kept], words * layers, fontsize=size)
-    ax.set_xticks([head * across + i for head in range(heads) for i in kept], words * heads, fontsize=size)
+    places, size = range(0, len(tokens), every), max(size, LEAST_LETTERS)
+    words = [tokens[i] for i in places]
+    ax.set_yticks([layer * down + i for layer in range(layers) for i in places], words * layers, fontsize=size)
+    ax.set_xticks([head * across + i for head in range(heads) for i in places], words * heads, fontsize=size)
     for label in ax.get_xticklabels():
         label.set_rotation(90 if len(label.get_text()) > 1 else 0)
     ax.set(xlabel=f"keys, one token in {every}" if every > 1 else "keys", ylabel="queries")
@@ -121,11 +110,6 @@ def draw_block(ax: Axes, weights: np.ndarray, tokens: Sequence[str], side: float
         each.tick_params(which="both", bottom=False, left=False, top=False, right=False)
         each.spines[:].set_visible(False)
     return drawn
-
-
-def room_of(size: float, lines: int) -> float:
-    """The inches that so many lines of letters of a size need."""
-    return lines * size / 72 / 0.85
 
 
 @styled

@@ -5,16 +5,7 @@ sentences, so they cannot disagree.
 """
 
 from posenc.lab.results.statistics import Spread
-from posenc.lab.results.summary.claims import (
-    CARRIES,
-    EXPLODES,
-    FLAT,
-    Carried,
-    Headline,
-    Wanting,
-    enough,
-    headline,
-)
+from posenc.lab.results.summary.claims import CARRIES, EXPLODES, FLAT, Carried, Headline, Wanting, enough, headline
 from posenc.lab.results.summary.runs import (
     NOT_LEARNED,
     Record,

@@ -150,7 +150,7 @@ def compared(found: Sequence[Result], measure: Measure) -> Comparison:
 
 
 def ahead(found: Sequence[Result], measure: Measure) -> list[Result]:
-    """Those of which each is ahead of all others; often nobody."""
+    """The encodings that are significantly better than every other one; often none."""
     first = compare(found, measure).first()
     return [result for result in found if result.label in first]
 

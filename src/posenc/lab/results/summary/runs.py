@@ -48,7 +48,7 @@ class Result:
     made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, what: Hashable, make: Callable[[], Any]) -> Any:
-        """What is made of these runs, and asked for in many places of a page: made when it is first asked for."""
+        """A value that is computed from these runs, memoised under a name."""
         if what not in self.made:
             self.made[what] = make()
         return self.made[what]
@@ -196,28 +196,22 @@ def labelled(records: Sequence[Record]) -> list[tuple[str, Record]]:
 
     def settings(run: Record) -> dict[str, Any]:
         experiment = get(run, "experiment") or {}
-        return {k: v for k, v in experiment.items() if k not in ("spec", "task", "seed")}
+        return {name: value for name, value in experiment.items() if name not in ("spec", "task", "seed")}
 
-    def said(value: Any) -> str:
-        return json.dumps(value, default=str)
-
-    groups: dict[tuple[str, str], list[Record]] = {}
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in records:
-        groups.setdefault((spec_of(run), task_of(run)), []).append(run)
-    differ: dict[str, list[str]] = {}
-    for (spec, _), runs in groups.items():
-        first, *others = map(settings, runs)
         # Most runs of a group have the same settings, and are over with one comparison.
-        unequal = [first, *(one for one in others if one != first)]
-        for name in dict.fromkeys(name for one in unequal for name in one):
-            if len({said(one.get(name)) for one in unequal}) > 1:
-                names = differ.setdefault(spec, [])
-                names.extend([name] if name not in names else [])
+        different = groups.setdefault((spec_of(run), task_of(run)), [])
+        different += [settings(run)] if settings(run) not in different[:1] else []
+    differ: dict[str, dict[str, None]] = {spec: {} for spec, _ in groups}
+    for (spec, _), different in groups.items():
+        for name in dict.fromkeys(name for one in different for name in one):
+            if len({json.dumps(one.get(name), default=str) for one in different}) > 1:
+                differ[spec][name] = None
     out = []
     for run in records:
-        spec = spec_of(run)
-        given = {name: settings(run).get(name) for name in differ[spec]} if spec in differ else {}
-        extra = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
+        spec, values = spec_of(run), settings(run)
+        extra = ", ".join(f"{name}={values[name]}" for name in differ[spec] if values.get(name) is not None)
         out.append((f"{spec} [{extra}]" if extra else spec, run))
     return out
 

@@ -15,8 +15,8 @@ LEARNED_TEXT = "0.1 bits per byte better than a table of byte pairs, and than it
 def paragraphs(records: Sequence[Record]) -> list[tuple[str, str]]:
     """(heading, sentences): the overall answer, then one paragraph for each task."""
     need_records(records)
-    of_tasks = [(task, paragraph(results(records, task))) for task in tasks(records)]
-    return [("Which one do I need?", overall(records)), *of_tasks]
+    by_task = [(task, paragraph(results(records, task))) for task in tasks(records)]
+    return [("Which one do I need?", overall(records)), *by_task]
 
 
 def answer(records: Sequence[Record]) -> str:
@@ -29,66 +29,67 @@ def overall(records: Sequence[Record]) -> str:
     by_task = {task: [r for r in results(records, task) if r.learned] for task in tasks(records)}
     if not any(by_task.values()):
         return "Nothing was learned, so these records support no choice. Train for more steps, or on an easier task."
-    won = [
+    winners = [
         f"{names_of(first)} on {task} in {measure.words}"
-        for task, learned in by_task.items()
-        for measure in measures_of(learned)
-        if (first := claims.ahead(learned, measure))
+        for task, learners in by_task.items()
+        for measure in measures_of(learners)
+        if (first := claims.ahead(learners, measure))
     ]
-    said = f"Ahead of all others: {'; '.join(won)}."
-    if not won:
-        said = "No encoding is ahead of all others by more than seeds differ, so these records name no winner."
-    return f"{said} {scope(records)}"
+    if not winners:
+        nobody = "No encoding is ahead of all others by more than seeds differ, so these records name no winner."
+        return f"{nobody} {scope(records)}"
+    return f"Ahead of all others: {'; '.join(winners)}. {scope(records)}"
 
 
-def paragraph(found: Sequence[Result]) -> str:
+def paragraph(task_results: Sequence[Result]) -> str:
     """Who learned one task, who is ahead of whom, which differences would go unseen, and on how many seeds it rests."""
     mark = "99 % exact match at the trained length"
-    mark += f", {trained_words(found)}" if trained_lengths(found) else ""
-    learned = [result for result in found if result.learned]
-    measures = measures_of(learned)
-    said = who_learned(found, LEARNED_TEXT if any(result.is_text for result in found) else mark)
-    said += [claims.order(learned, measure) for measure in measures]
-    return " ".join(filter(None, [*said, claims.unseen(learned, measures), about_seeds(found)]))
+    mark += f", {trained_words(task_results)}" if trained_lengths(task_results) else ""
+    learners = [result for result in task_results if result.learned]
+    measures = measures_of(learners)
+    sentences = who_learned(task_results, LEARNED_TEXT if any(result.is_text for result in task_results) else mark)
+    sentences += [claims.order(learners, measure) for measure in measures]
+    return " ".join(filter(None, [*sentences, claims.unseen(learners, measures), about_seeds(task_results)]))
 
 
-def measures_of(learned: Sequence[Result]) -> list[Measure]:
+def measures_of(learners: Sequence[Result]) -> list[Measure]:
     """What the encodings of one task are compared in: reach and speed, or for text bits per byte and R(k)."""
-    if any(result.is_text for result in learned):
-        last = claims.longest_factor(learned, "perplexity_ratio")
+    if any(result.is_text for result in learners):
+        last = claims.longest_factor(learners, "perplexity_ratio")
         return [claims.BITS, *([claims.growth_at(last)] if last else [])]
-    last = claims.longest_factor(learned, "exact_match")
+    last = claims.longest_factor(learners, "exact_match")
     return [*([claims.REACH, claims.exact_match_at(last)] if last else []), claims.CPU_SECONDS]
 
 
-def who_learned(found: Sequence[Result], mark: str) -> list[str]:
-    learned, missed = ([r for r in found if bool(r.learned) is passed] for passed in (True, False))
-    if not learned:
-        return [
-            f"No encoding reached the mark ({mark}) in the steps given, so nothing can be said about lengths; "
-            "train longer."
-        ]
-    said = [f"{len(learned)} of {len(found)} encodings learned it ({mark})."]
-    if missed:
-        said.append(f"{names_of(missed)} did not, and {ask('are', missed)} not ranked.")
-    if partly := [r for r in learned if len(r.learned) < len(r.runs)]:
-        each = listed([f"{name(r.label)} in {len(r.learned)} of {len(r.runs)} seeds" for r in partly])
-        said.append(f"{each} only; lengths and times are compared on the seeds where both of a pair learned.")
-    return said
+def who_learned(task_results: Sequence[Result], mark: str) -> list[str]:
+    learners, others = ([r for r in task_results if bool(r.learned) is passes] for passes in (True, False))
+    if not learners:
+        advice = "in the steps given, so nothing can be said about lengths; train longer."
+        return [f"No encoding reached the mark ({mark}) {advice}"]
+    sentences = [f"{len(learners)} of {len(task_results)} encodings learned it ({mark})."]
+    if others:
+        sentences.append(f"{names_of(others)} did not, and {ask('are', others)} not ranked.")
+    shares = [
+        f"{name(r.label)} in {len(r.learned)} of {len(r.runs)} seeds" for r in learners if len(r.learned) < len(r.runs)
+    ]
+    if shares:
+        basis = "lengths and times are compared on the seeds where both of a pair learned"
+        sentences.append(f"{listed(shares)} only; {basis}.")
+    return sentences
 
 
-def about_seeds(found: Sequence[Result]) -> str:
-    seeds = sorted({len(result.runs) for result in found})
+def about_seeds(task_results: Sequence[Result]) -> str:
+    seeds = sorted({len(result.runs) for result in task_results})
     if seeds == [1]:
         return (
             "One seed each, so no encoding is called the best: scores beyond the trained length differ between seeds. "
             "Take three with --seeds 3."
         )
-    how_many = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    numbers = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     if seeds[0] < statistics.FEWEST:
-        return f"Medians over {how_many} seeds. No encoding with fewer than three is called the best."
+        return f"Medians over {numbers} seeds. No encoding with fewer than three is called the best."
     surely = min(95, int(100 * statistics.by_ranks(seeds[0])[1]))
-    return f"Medians over {how_many} seeds; their intervals hold the true one in at least {surely} of 100 cases."
+    return f"Medians over {numbers} seeds; their intervals hold the true one in at least {surely} of 100 cases."
 
 
 def scope(records: Sequence[Record]) -> str:
@@ -100,15 +101,14 @@ def scope(records: Sequence[Record]) -> str:
         parts.append(f"models of {' to '.join(dict.fromkeys([count(sizes[0]), count(sizes[-1])]))} parameters")
     if steps:
         parts.append(f"{'at most ' if len(steps) > 1 else ''}{count(steps[-1])} steps")
-    found = tasks(records)
-    parts.append("one task" if len(found) == 1 else f"{len(found)} tasks")
+    parts.append("one task" if len(tasks(records)) == 1 else f"{len(tasks(records))} tasks")
     seeds = max(len(result.runs) for result in results(records))
     parts.append("one seed" if seeds == 1 else f"up to {seeds} seeds")
-    said = f"This rests on {listed(parts)}; larger models and other data may answer differently."
+    text = f"This rests on {listed(parts)}; larger models and other data may answer differently."
     if seeds >= statistics.FEWEST:
-        said += " An order is said only where paired seeds differ at the 5 % level, corrected for all pairs (Holm)."
-    used = sum(get(run, "experiment", "seed") in SEARCHED for run in records)
-    if used:
-        which = "these runs" if used == len(records) else f"{used} of these {len(records)} runs"
-        said += f" The recipes were chosen on seeds below {SEARCHED.stop}, as {which} have; evidence takes others."
-    return said
+        text += " An order is said only where paired seeds differ at the 5 % level, corrected for all pairs (Holm)."
+    searched = sum(get(run, "experiment", "seed") in SEARCHED for run in records)
+    if searched:
+        which = "these runs" if searched == len(records) else f"{searched} of these {len(records)} runs"
+        text += f" The recipes were chosen on seeds below {SEARCHED.stop}, as {which} have; evidence takes others."
+    return text

@@ -16,7 +16,6 @@ from posenc.lab.results.frames import needed
 from posenc.lab.runs import record
 from posenc.lab.store import CannotWrite
 from posenc.lab.sweeps.engines._engine import News
-from posenc.lab.sweeps.engines.resources import Resources, resources_of
 from posenc.lab.sweeps.engines.worker import NOTHING_BESIDES, Besides, check_unchanged
 
 PIECE = 64 << 10
@@ -38,9 +37,9 @@ class Ray:
 
     address  HOST:PORT of its head; default: the environment variable RAY_ADDRESS, or the Ray of this machine
 
-    A run is a task that asks for the cores, the GPU and the memory of `resources_of`, and that Ray itself never tries
-    again. Nobody needs a shared disk: a record comes back compressed, in small messages. posenc, and every file that a
-    run names, must be on each machine; where a file or a text differs there, the run fails and says so.
+    A run is a task that asks for one core, and a GPU where its device is one, and that Ray itself never tries again.
+    Nobody needs a shared disk: a record comes back compressed, in small messages. posenc, and every file that a run
+    names, must be on each machine; where a file or a text differs there, the run fails and says so.
     """
 
     def __init__(self, address: str | None = None) -> None:
@@ -59,12 +58,13 @@ class Ray:
             raise ValueError("what is measured besides records is measured by --engine local alone")
         self.ray, self.records, self.make = needed("ray", "ray"), records, besides.make
         self.connect()
-        for need in {resources_of(one): one for one in experiments}:
-            if not self.slots(need):
+        for experiment in {on_gpu(run): run for run in experiments}.values():
+            if not self.slots(experiment):
                 self.close()
+                has = "; ".join(f"{cores:g} cores and {gpus:g} GPUs" for cores, gpus in self.machines) or "none"
+                gpu = " and a GPU" * on_gpu(experiment)
                 raise ValueError(
-                    f"--engine ray: a run needs {need}, and no machine of the cluster has that; it has "
-                    f"{'; '.join(map(str, self.machines)) or 'none'}"
+                    f"--engine ray: a run needs a core{gpu}, and no machine of the cluster has that; it has {has}"
                 )
         self.task = self.ray.remote(max_retries=0, num_returns="streaming")(carry_out)
 
@@ -91,20 +91,20 @@ class Ray:
             if main:
                 signal.signal(signal.SIGTERM, before)
 
-    def slots(self, need: Resources) -> int:
+    def slots(self, experiment: Experiment) -> int:
         """How many such runs fit on the machines that are there now."""
         if time.monotonic() - self.counted > LOOK_AFTER:
-            self.machines = [of_machine(node["Resources"]) for node in self.ray.nodes() if node["Alive"]]
+            has = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+            self.machines = [(machine.get("CPU", 0), machine.get("GPU", 0)) for machine in has]
             self.counted = time.monotonic()
-        return sum(need.fit(machine) for machine in self.machines)
+        return sum(int(min(machine) if on_gpu(experiment) else machine[0]) for machine in self.machines)
 
     def has_room(self, experiment: Experiment) -> bool:
-        return len(self.streams) < AHEAD * self.slots(resources_of(experiment))
+        return len(self.streams) < AHEAD * self.slots(experiment)
 
     def begin(self, key: str, experiment: Experiment) -> None:
-        need = resources_of(experiment)
-        asked = self.task.options(num_cpus=need.cores, num_gpus=need.gpus, memory=need.memory)
-        self.streams[asked.remote(self.make, key, experiment, need.cores)] = key
+        task = self.task.options(num_cpus=1, num_gpus=int(on_gpu(experiment)))
+        self.streams[task.remote(self.make, key, experiment)] = key
 
     def news(self, seconds: float) -> Iterator[News]:
         if not self.streams:
@@ -155,11 +155,11 @@ class Ray:
         self.ray.shutdown()
 
 
-def of_machine(has: dict[str, float]) -> Resources:
-    return Resources(int(has.get("CPU", 0)), int(has.get("GPU", 0)), int(has.get("memory", 0)))
+def on_gpu(experiment: Experiment) -> bool:
+    return experiment.device.startswith("cuda")
 
 
-def carry_out(make: Callable[..., dict[str, Any]], key: str, experiment: Experiment, threads: int) -> Iterator[Any]:
+def carry_out(make: Callable[..., dict[str, Any]], key: str, experiment: Experiment) -> Iterator[Any]:
     """On a machine of the cluster: changes of the run's progress, the pieces of its record, and that it is done.
 
     Words stand for why it failed. The run has a thread of its own, so that what it tells is sent while it goes on.
@@ -173,7 +173,7 @@ def carry_out(make: Callable[..., dict[str, Any]], key: str, experiment: Experim
         try:
             import torch
 
-            torch.set_num_threads(threads)
+            torch.set_num_threads(1)
             tell(state="running")
             check_unchanged(experiment)
             if record.key_of(experiment) != key:
