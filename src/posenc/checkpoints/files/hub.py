@@ -85,18 +85,25 @@ def fetched(name: str, *, weights: bool = True, say: Callable[[str], None] = alo
 
 
 def in_cache(hub: Any, repo: str, revision: str | None, word: str | None, weights: bool, unreached: Exception) -> Path:
-    """Where a model lies in the cache. Raises CannotRead, naming the cache and why the hub was not reached."""
+    """Where a model lies in the cache.
+
+    Raises CannotRead, naming the cache and why the hub was not reached, where it holds nothing that was asked for, and
+    as `chosen` does.
+    """
     offline: dict[str, Any] = {"revision": revision, "allow_patterns": CONFIGS, "local_files_only": True}
     try:
         folder = Path(hub.snapshot_download(repo, **offline))
         files = [file.name for file in folder.iterdir() if file.exists()]
-        return source_in(folder, chosen(repo, files, word, weights), word, weights)
     except Exception:
+        folder, files = Path(), []
+    stored = any(is_weights(file) and (word or "").lower() in file.lower() for file in files)
+    if not stored and (weights or word is not None or not set(CONFIGS).intersection(files)):
         raise CannotRead(
             f"there is no such file or folder, the hub is not reached ({told(unreached)}), and the cache "
             f"{hub.constants.HF_HUB_CACHE} does not hold {'its weights' if weights else 'its config'}",
             remedy="give another path, or fetch it once online, without HF_HUB_OFFLINE",
-        ) from None
+        )
+    return source_in(folder, chosen(repo, files, word, weights), word, weights)
 
 
 def source_in(folder: Path, files: list[str], word: str | None, weights: bool) -> Path:
