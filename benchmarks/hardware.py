@@ -19,7 +19,7 @@ import torch
 from posenc.checkpoints.formats import load
 from posenc.checkpoints.formats.devices import accelerators_of
 from posenc.checkpoints.measures import memory, perplexity
-from posenc.checkpoints.measures.work import Meter
+from posenc.checkpoints.extension.clock import Meter
 
 path, dtype, device, length, chunk = sys.argv[1:4] + [int(given) for given in sys.argv[4:]]
 load.without_weights(path)

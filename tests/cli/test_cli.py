@@ -76,7 +76,7 @@ SURFACE = {
     "bench": "shapes threads peers compare out json",
     "inspect": "out json",
     "doctor": "json",
-    "extend": "factor method measures replace text samples lengths start chunk dtype device memory batch cache "
+    "extend": "factor method measures replace text samples lengths start chunk dtype device cache "
     "longrope-factors plan out json",
     "explore": "run out serve port open",
     "export": "out cache trust json",

@@ -263,8 +263,7 @@ def test_a_long_number_behind_a_long_word_is_found():
 OWN = {
     "huggingface.py": ["json.loads(text)", "json.loads(json.dumps("],
     "load.py": ["json.loads(self.config.to_json_string())"],
-    "devices.py": ["MEMINFO.read_text("],
-    "work.py": ["status.read_text("],
+    "clock.py": ["status.read_text("],
     "runs.py": ["json.loads(json.dumps(", "open(file,"],
 }
 """What the room of checkpoints opens that is not from elsewhere: its own, or of a package whose hash was checked."""

@@ -13,6 +13,7 @@ from posenc.checkpoints.formats.gguf import architectures
 from posenc.checkpoints.formats.load import load
 from posenc.checkpoints.inspection.inspect import inspect
 from posenc.foreign import CannotRead
+from posenc.lab.safetensors_file import DTYPES
 
 NAMES = (
     "block_count embedding_length context_length attention.head_count attention.head_count_kv attention.key_length "
@@ -86,7 +87,8 @@ def held(write, seeds, tmp_path):
         path.write_bytes(write(Random(seed)))
         tensors = open_tensors(path)
         for name in tensors:
-            assert tensors[name].shape == tensors.shape(name)
+            # Quantised ones have a shape alone here.
+            assert tensors.stored[name].stored not in DTYPES or tensors[name].shape == tensors.shape(name)
         inspect(path)
 
     found = hold(read, seeds)

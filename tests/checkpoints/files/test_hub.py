@@ -95,6 +95,18 @@ def test_offline_the_cache_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -
         inspect("team/other")
 
 
+def test_offline_several_gguf_files_are_named_as_they_are_online(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.put("team/two", {"m-Q4_K_M.gguf": b"GGUF", "m-Q8_0.gguf": b"GGUF"})
+    for word in ("q4", "q8"):
+        find(f"team/two:{word}")
+    offline(monkeypatch)
+    assert find("team/two:q8").name == "m-Q8_0.gguf"
+    with pytest.raises(CannotRead, match=r"several GGUF files \(m-Q4_K_M.gguf, m-Q8_0.gguf\); give team/two:WORD"):
+        find("team/two")
+    with pytest.raises(CannotRead, match=r"the cache .* does not hold its weights"):
+        find("team/two:q2")
+
+
 def test_a_hub_that_is_gone_is_no_loss_of_what_the_cache_holds(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     path = load(NAME).path
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
@@ -166,22 +178,8 @@ def test_verbs_take_a_name_and_say_its_commit(hub: Hub, tmp_path: Path, capsys: 
         assert json.loads(capsys.readouterr().out)["commit"] == hub.commits[NAME]["main"]
     text = tmp_path / "text.txt"
     text.write_text(tiny_llama.TEXT)
-    command = [
-        "extend",
-        NAME,
-        "--method",
-        "ntk",
-        "--measures",
-        "perplexity",
-        "--start",
-        "0",
-        "--text",
-        str(text),
-        "--out",
-        "run",
-    ]
-    assert cli.main(command) == 0
-    assert (
-        json.loads(Path("run/record.json").read_text())["made"]["model, commit of the hub"] == hub.commits[NAME]["main"]
-    )
+    options = "--method ntk --measures perplexity --start 0 --out run"
+    assert cli.main(["extend", NAME, "--text", str(text), *options.split()]) == 0
+    origin = json.loads(Path("run/record.json").read_text())["made"]
+    assert origin["model, commit of the hub"] == hub.commits[NAME]["main"]
     assert cli.main(["extend", NAME, "--plan"]) == 0

@@ -155,6 +155,13 @@ def test_the_loaded_model_computes_what_the_written_one_does(case: str, tmp_path
     assert len(corrected) == len(loaded.notes) == (case in CORRECTED)
 
 
+def test_no_bar_is_drawn_while_a_file_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, path = made("llama", tmp_path / "model.gguf")
+    capsys.readouterr()
+    load(path)
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("case", ["gpt2", "llama, 3.1", "stablelm"])
 def test_the_folder_that_it_becomes_computes_the_same(case: str, tmp_path: Path) -> None:
     model, path = made(case, tmp_path / "model.gguf")

@@ -181,20 +181,6 @@ TABLES = {
         {"input_ids": IDS},
         {"": "sinusoidal(layout='concatenated')"},
     ),
-    "TrOCR, a decoder alone": (
-        ("TrOCR", {key: value for key, value in BART.items() if "encoder" not in key} | {"pad_token_id": 1}),
-        {"input_ids": IDS},
-        {"": "learned"},
-    ),
-    "PP-FormulaNet's decoder, which has the sizes of an encoder too, and takes no image itself": (
-        (
-            "PPFormulaNetText",
-            {key: BART[key] for key in BART if key != "d_model"}
-            | {"hidden_size": 32, "d_model": 32, "pad_token_id": 1},
-        ),
-        {"input_ids": IDS},
-        {"": "learned"},
-    ),
     "Audio Flamingo 3, an embedding whose weight is added": (
         (
             "AudioFlamingo3Encoder",
@@ -210,29 +196,15 @@ TABLES = {
         {"input_features": sound(2, 8, 40), "input_features_mask": torch.ones(2, 40)},
         {"": "learned"},
     ),
-    "BridgeTower, an image by another name": (
-        ("BridgeTowerVision", VIT | {"hidden_size": 64, "image_size": 32, "patch_size": 8}),
-        {"image": sound(2, 3, 32, 32)},
-        {"": "learned_grid(grid=(4, 4), prefix=1)"},
-    ),
     "SAM 3 Lite's text, resampled to its length": (
         ("Sam3LiteTextText", VIT | {"vocab_size": 97, "max_position_embeddings": 20}),
         {"input_ids": IDS},
         {"": "learned"},
     ),
-    "FNet, no heads": (("FNet", BERT), {"input_ids": IDS}, {"": "learned"}),
     "SAM, an axis for rows and one for columns": (
         ("SamVision", VIT | {"image_size": 32, "patch_size": 8, "output_channels": 8, "mlp_dim": 48, "window_size": 2}),
         {"pixel_values": sound(2, 3, 32, 32)},
         {"": "learned_grid(grid=(4, 4))"},
-    ),
-    "InternVL, sizes in lists": (
-        (
-            "InternVLVision",
-            VIT | {"image_size": [32, 32], "patch_size": [8, 8], "use_absolute_position_embeddings": True},
-        ),
-        {"pixel_values": sound(2, 3, 32, 32)},
-        {"": "learned_grid(grid=(4, 4), prefix=1)"},
     ),
     "DINOv2 with registers, resampled in a way of its own": (
         ("Dinov2WithRegisters", VIT | {"image_size": 32, "patch_size": 8, "num_register_tokens": 2}),
@@ -249,23 +221,6 @@ TABLES = {
         {"pixel_values": sound(2, 3, 32, 32)},
         {"": "learned_grid(grid=(6, 6), prefix=1)"},
     ),
-    "RADIO, of images of any size, brought to a grid to be resampled": (
-        (
-            "Radio",
-            {key: VIT[key] for key in VIT if key != "intermediate_size"} | {"patch_size": 8, "max_img_size": 64},
-        ),
-        {"pixel_values": sound(2, 3, 48, 24)},
-        {"": "learned_grid(grid=(8, 8))"},
-    ),
-    "Hiera, as many rows as a convolution makes patches, before its stages": (
-        (
-            "Hiera",
-            {"embed_dim": 8, "image_size": [64, 64], "num_heads": [1, 2], "depths": [1, 1], "query_stride": [2, 2]}
-            | {"num_query_pool": 1},
-        ),
-        {"pixel_values": sound(2, 3, 64, 64)},
-        {"stages.0": "learned_grid(grid=(16, 16))"},
-    ),
     "PegasusX, computed by a module": (
         ("PegasusX", BART | {"pad_token_id": 0, "block_size": 4, "num_global_tokens": 4}),
         {"input_ids": IDS, "decoder_input_ids": IDS.flip(0)},
@@ -280,16 +235,12 @@ TABLES = {
 
 
 def of(name: str, options: dict[str, Any]) -> Any:
-    if name == "TrOCR":
-        torch.manual_seed(0)
-        return transformers.TrOCRForCausalLM(transformers.TrOCRConfig(**options)).eval()
-    if name in ("InternVLVision", "VitPoseBackbone"):
-        torch.manual_seed(0)
-        config = getattr(transformers, f"{name}Config")(**options)
-        model = getattr(transformers, f"{name}Model" if name == "InternVLVision" else name)(config).eval()
-        torch.nn.init.normal_(model.embeddings.position_embeddings)
-        return model
-    return made(name, **options)
+    if name != "VitPoseBackbone":
+        return made(name, **options)
+    torch.manual_seed(0)
+    model = transformers.VitPoseBackbone(transformers.VitPoseBackboneConfig(**options)).eval()
+    torch.nn.init.normal_(model.embeddings.position_embeddings)
+    return model
 
 
 @pytest.mark.parametrize("case", TABLES)

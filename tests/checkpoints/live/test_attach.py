@@ -119,25 +119,11 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }
 MORE: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "albert": ("AlbertForMaskedLM", "AlbertConfig", ENCODER | {"embedding_size": 16}),
     "roberta": ("RobertaForMaskedLM", "RobertaConfig", ENCODER),
     "opt": ("OPTForCausalLM", "OPTConfig", ENCODER | {"ffn_dim": 48, "word_embed_proj_dim": 32}),
     "clip_text": ("CLIPTextModel", "CLIPTextConfig", ENCODER),
-    "dinov2": ("Dinov2Model", "Dinov2Config", IMAGES),
-    "deit": ("DeiTModel", "DeiTConfig", IMAGES | {"intermediate_size": 48}),
-    "codegen": ("CodeGenForCausalLM", "CodeGenConfig", GPT | {"n_ctx": 64, "rotary_dim": 4}),
     "falcon": ("FalconForCausalLM", "FalconConfig", ENCODER | {"alibi": False}),
     "glm": ("GlmForCausalLM", "GlmConfig", DECODER | {"head_dim": 8, "rope_parameters": HALF}),
-    "modernbert": (
-        "ModernBertForMaskedLM",
-        "ModernBertConfig",
-        ENCODER | {"num_hidden_layers": 4, "local_attention": 6},
-    ),
-    "mt5": ("MT5ForConditionalGeneration", "MT5Config", T5),
-    "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", DECODER),
-    "persimmon": ("PersimmonForCausalLM", "PersimmonConfig", ENCODER | {"rope_parameters": HALF}),
-    "phi": ("PhiForCausalLM", "PhiConfig", DECODER | {"rope_parameters": HALF}),
-    "stablelm": ("StableLmForCausalLM", "StableLmConfig", DECODER | {"rope_parameters": HALF}),
 }
 
 IDS = torch.randint(3, 97, (2, 12), generator=torch.Generator().manual_seed(1))
@@ -180,10 +166,9 @@ def ways(family: str, model: Any) -> dict[str, Callable[[], Tensor]]:
     """How a model is run: plainly, with a cache, left padded, packed; encoder-decoders and images in their own way."""
     if hasattr(model.config, "image_size"):
         image, wide = torch.randn(1, 3, 32, 32), torch.randn(1, 3, 32, 48)
-        larger = {} if family == "dinov2" else {"interpolate_pos_encoding": True}
         return {
             "plain": lambda: outputs(model, pixel_values=image),
-            "larger": lambda: outputs(model, pixel_values=wide, **larger),
+            "larger": lambda: outputs(model, pixel_values=wide, interpolate_pos_encoding=True),
         }
     if model.config.is_encoder_decoder:
         decoder = {"decoder_input_ids": IDS[:, :7]}

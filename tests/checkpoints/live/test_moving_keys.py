@@ -17,14 +17,12 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 
-from checkpoints.live.test_attach import IDS, LONGROPE, MASK, make  # noqa: E402
+from checkpoints.live.test_attach import IDS, MASK, make  # noqa: E402
 from tiny_models import behind  # noqa: E402
 from transformers import DynamicCache, StaticCache  # noqa: E402
 
 from posenc.checkpoints import attach, movable  # noqa: E402
 from posenc.checkpoints.live.moving_keys import MovableCache  # noqa: E402
-from posenc.checkpoints.live.turned_keys import AtHorizon  # noqa: E402
-from posenc.schedules import SCHEDULES  # noqa: E402
 
 # Windows are wide enough for what is done below; what they forget has tests of its own.
 WIDE = {"sliding_window": 40}
@@ -82,7 +80,7 @@ def one_layer(family: str, **options: Any) -> Any:
 
 def filled(model: Any, ids: Tensor = IDS, **given: Any) -> MovableCache:
     """A cache that the model has filled, its tokens to be moved."""
-    tokens = movable(model, DynamicCache(config=model.config))
+    tokens = movable(model, DynamicCache())
     feed(model, tokens.cache, ids, **given)
     return tokens
 
@@ -183,7 +181,7 @@ def test_half_precision_rounds_a_moved_key_once() -> None:
     assert torch.equal(cached(tokens.cache)[0], cached(exact.cache)[0].bfloat16())
 
 
-def test_a_window_forgets_by_itself_and_keeps_what_it_sees() -> None:
+def test_under_a_window_all_tokens_are_kept_and_the_newest_are_seen() -> None:
     model = one_layer("mistral", sliding_window=5)
     tokens = filled(model)
     kept = [0, 1, *range(6, HELD)]
@@ -193,15 +191,6 @@ def test_a_window_forgets_by_itself_and_keeps_what_it_sees() -> None:
     got = [feed(model, tokens.cache, more[:, n : n + 1], **tokens.inputs()) for n in range(3)]
     torch.testing.assert_close(torch.cat(got, 1), expected[:, -3:], rtol=0, atol=2e-5)
     assert tokens.inputs()["position_ids"][0].tolist() == [len(kept) + 3]
-
-
-def test_a_window_does_not_see_again_what_it_has_forgotten() -> None:
-    tokens = filled(one_layer("mistral", sliding_window=5))
-    before = cached(tokens.cache)[0].clone()
-    for do in (lambda: tokens.crop(9), lambda: tokens.evict([0, 1, 10, 11])):
-        with pytest.raises(ValueError, match=r"keeps the newest 4 tokens, and has forgotten some that it would see"):
-            do()
-    assert torch.equal(before, cached(tokens.cache)[0]) and tokens.held.tokens == HELD
 
 
 @pytest.mark.parametrize("family", ["mistral", "bloom", "mpt"])
@@ -247,7 +236,7 @@ def test_left_padding_and_rows_of_different_lengths() -> None:
         torch.testing.assert_close(got[row], expected[0, -1:], rtol=0, atol=2e-5)
 
 
-def test_some_rows_alone_and_none_at_all() -> None:
+def test_rows_may_forget_other_tokens_and_all_of_them() -> None:
     model = one_layer("llama")
     tokens = filled(model)
     tokens.drop(slice(0, 3), rows=0)
@@ -276,7 +265,7 @@ def test_what_transformers_does_to_a_cache_is_followed() -> None:
     model = one_layer("llama")
     tokens = filled(model)
     tokens.drop(slice(0, 3))
-    tokens.cache.reorder_cache(torch.tensor([1, 0]))
+    tokens.rows(torch.tensor([1, 0]))
     tokens.cache.crop(-2)
     tokens.cache.batch_repeat_interleave(2)
     feed(model, tokens.cache, IDS[[1, 1, 0, 0], :1], position_ids=torch.full((4, 1), 30))
@@ -296,6 +285,15 @@ def test_generation_goes_on_behind_renumbered_tokens() -> None:
     got = model.generate(prompt, past_key_values=tokens.cache, **options)
     assert torch.equal(got, model.generate(prompt, **options))
     assert tokens.held.tokens == got.shape[1] - 1
+
+
+def test_tokens_may_stand_elsewhere_and_no_cache_is_shared() -> None:
+    model = one_layer("llama")
+    tokens = filled(model)
+    tokens.move(by=5)
+    near(cached(tokens.cache)[0], cached(afresh(model, IDS, torch.arange(5, 5 + HELD)[None])[1])[0])
+    with pytest.raises(ValueError, match="a cache of transformers is not shared"):
+        tokens.fork(2)
 
 
 def test_a_filled_cache_says_where_its_tokens_stand() -> None:
@@ -335,14 +333,6 @@ def test_frequencies_that_change_with_the_horizon() -> None:
     with pytest.raises(ValueError, match=r"changed its frequencies between horizons of 7 and 36 tokens"):
         tokens.drop(slice(0, 30))
     assert tokens.horizons == (36, 36)
-    schedule = SCHEDULES.read(
-        "longrope(factor=2.0, short_factor=(1.0, 1.1, 1.2, 1.3), long_factor=(2.0, 3.0, 4.0, 5.0), trained_length=32)"
-    )
-    plain = [10_000.0 ** (-2 * pair / 8) for pair in range(4)]
-    made, temperature = AtHorizon(schedule, 40)(torch.tensor(plain).double(), base=10_000.0, width=8)
-    formula = AtHorizon(schedule, 40).formula(plain, base=10_000.0, width=8)
-    assert made.tolist() == pytest.approx(formula[0]) and temperature == pytest.approx(formula[1])
-    assert made.tolist() == pytest.approx([f / x for f, x in zip(plain, LONGROPE["long_factor"], strict=True)])
 
 
 def test_a_model_whose_keys_are_other_ones_is_refused() -> None:
@@ -378,11 +368,16 @@ def test_what_cannot_be_followed_is_refused() -> None:
     with pytest.raises(TypeError, match="expected a model of transformers"):
         movable(torch.nn.Linear(2, 2), DynamicCache())
     static = StaticCache(config=model.config, max_cache_len=15)
-    with pytest.raises(ValueError, match=r"layer 0 of the cache is a StaticLayer, whose tokens .*use DynamicCache"):
+    with pytest.raises(
+        ValueError, match=r"layer 0 of the cache is a StaticLayer, which .*use DynamicCache\(\), without"
+    ):
         movable(model, static)
+    windowed = make("mistral")
+    with pytest.raises(ValueError, match="is a DynamicSlidingWindowLayer, which forgets tokens"):
+        movable(windowed, DynamicCache(config=windowed.config))
     states = DynamicCache()
     states.layers = [transformers.cache_utils.LinearAttentionLayer()]
-    with pytest.raises(ValueError, match="is a LinearAttentionLayer, whose tokens stay where they are"):
+    with pytest.raises(ValueError, match="is a LinearAttentionLayer, which"):
         movable(model, states)
     with pytest.raises(ValueError, match="offloaded cache"):
         movable(model, DynamicCache(offloading=True))

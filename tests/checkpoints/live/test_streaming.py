@@ -11,7 +11,7 @@ from checkpoints.live.test_attach import make
 from checkpoints.live.test_moving_keys import one_layer
 
 from posenc.checkpoints import stream, streamed_losses
-from posenc.checkpoints.live.streaming import Stream, Window
+from posenc.checkpoints.live.streaming import Stream
 from posenc.checkpoints.measures.perplexity import losses
 
 TEXT = torch.randint(3, 97, (60,), generator=torch.Generator().manual_seed(2))
@@ -37,7 +37,7 @@ def test_a_short_text_is_read_as_ever() -> None:
 
 def test_a_stream_goes_on_for_ever_in_bounded_memory() -> None:
     model = make("llama")
-    reading = Stream(model, Window(2, 6, 4))
+    reading = Stream(model, 2, 6, 4)
     bytes_held, largest = set(), 0
     for piece in reading.pieces(TEXT):
         reading.read(piece)

@@ -14,12 +14,12 @@ pytest.importorskip("transformers")
 
 import tiny_llama
 
+from posenc.checkpoints.extension.clock import Meter
 from posenc.checkpoints.formats.load import Loaded
 from posenc.checkpoints.live.attach import attach, detach
 from posenc.checkpoints.measures import perplexity
 from posenc.checkpoints.measures.measure import Given
 from posenc.checkpoints.measures.perplexity import Perplexity, Tokens
-from posenc.checkpoints.measures.work import Meter, Work
 
 SPEC = "rotary(base=500.0, schedule={})"
 
@@ -112,46 +112,10 @@ def test_no_logits_are_made_that_are_not_wanted(ids: Tensor) -> None:
     assert torch.equal(said, logits[-50:].argmax(-1))
 
 
-def test_texts_side_by_side_are_read_as_by_themselves(model, ids: Tensor) -> None:
-    texts = torch.stack([ids[:100], ids[50:]])
-    for read in (
-        lambda given: perplexity.losses(model, given, chunk=40),
-        lambda given: perplexity.losses(model, given, chunk=40, last=30),
-        lambda given: perplexity.losses_in_windows(model, given, 60, chunk=25),
-    ):
-        torch.testing.assert_close(read(texts), torch.stack([read(one) for one in texts]), rtol=1e-5, atol=1e-5)
-
-
-def test_a_batch_is_among_the_facts_where_it_can_change_numbers(model, tmp_path: Path) -> None:
-    path = tmp_path / "text.txt"
-    path.write_text(tiny_llama.TEXT)
-    loaded = Loaded(model, tiny_llama.tokenizer(), model.config, tmp_path)
-    found = {}
-    for batch in (1, 2, 9):
-        measure = Perplexity(Given(loaded, 96, 120, (str(path),), samples=3, chunk=50, batch=batch))
-        found[batch] = measure.facts, torch.tensor(measure.run(model, 120)["losses"])
-    assert [facts.get("batch") for facts, _ in found.values()] == [None, 2, 3]
-    for _, losses in found.values():
-        torch.testing.assert_close(losses, found[1][1], rtol=1e-5, atol=2e-5)
-    assert "batch" not in Perplexity(Given(loaded, 96, 120, (str(path),), samples=1, batch=4)).facts
-
-
 def test_progress_is_the_share_of_the_work_and_ends_at_one(model, ids: Tensor) -> None:
     told: list[float] = []
     perplexity.losses(model, ids, chunk=50, tell=told.append)
     assert told == sorted(told) and len(told) == 3 and told[-1] == 1.0
-
-
-def test_later_tokens_cost_more() -> None:
-    # 1 + p/100 for the token at p: 100 tokens cost 150, 200 cost 400.
-    work = Work(100.0)
-    assert work.total(100) == 150 and work.total(200) == 400 and work.share(100, 200) == 0.375
-
-
-def test_where_attention_costs_as_much_as_the_rest_is_counted_from_the_model(model) -> None:
-    weights = sum(p.numel() for p in model.parameters())
-    # Two products for each weight; q.k and weights.v: four for each channel of each layer.
-    assert Work.of(model).even * 4 * 2 * 32 == 2 * weights
 
 
 @pytest.mark.parametrize(

@@ -6,18 +6,15 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from posenc.channel_pairs import LAYOUTS
 from posenc.checkpoints.conversion import layouts, measure_layout, tables
-from posenc.checkpoints.conversion.plan import Plan
-from posenc.checkpoints.conversion.source import Source, open_source
+from posenc.checkpoints.conversion.source import Plan, Source, open_source
 from posenc.checkpoints.conversion.table_changes import plan_grid, plan_positions
 from posenc.checkpoints.files.folder_writer import check_target, write_folder
 from posenc.checkpoints.files.hub import commit_of
@@ -77,14 +74,12 @@ def convert(
     *,
     base: str | Path | None = None,
     shard_bytes: int = 2_000_000_000,
-    show: Callable[[str], None] | None = None,
 ) -> Converted:
     """Write a changed copy of a checkpoint to a new folder, tensor by tensor; the source is opened for reading only.
 
     path     a folder in Hugging Face's form, of a model or of a LoRA adapter, a GGUF file, or a model of the hub
     out      the new folder, in Hugging Face's form
     base     for an adapter, the folder or config.json of the model that it was trained on
-    show     is told each tensor's name before it is read
 
     Raises ValueError if the target exists or lies in the source, where nothing is asked for, and where a request does
     not fit the checkpoint; CannotRead for what cannot be read; RuntimeError where the folder, read again, says other
@@ -100,17 +95,10 @@ def convert(
         if request == Request() and not source.gguf:
             raise ValueError("nothing to convert; say what to change with layout, max_length or grid")
         plan = plan_for(source, request)
-
-        def stream() -> Iterator[tuple[str, Tensor]]:
-            for name, tensor in source.tensors.items():
-                if show is not None:
-                    show(name)
-                yield name, tensor
-
         write_folder(
             out,
             plan.config,
-            plan.apply(stream()),
+            plan.apply(source.tensors.items()),
             shard_bytes=shard_bytes,
             copy=[file for file in source.files if file.name not in plan.edited],
             edited=plan.edited,

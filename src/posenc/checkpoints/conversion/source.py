@@ -1,9 +1,9 @@
-"""A checkpoint that is converted, as it is opened: config, tensors, what is known of its positions, what goes along."""
+"""A checkpoint that is converted: as it is opened, and what will be changed of it."""
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,26 @@ class Source:
     adapter: bool = False
     gguf: bool = False
     notes: tuple[str, ...] = ()
+
+
+@dataclass
+class Plan:
+    """What will be changed: of tensors, of the config and of other JSON files; and what is to be said about it."""
+
+    config: dict[str, Any]
+    reading: Reading
+    changes: dict[str, list[tuple[str, Callable[[Tensor], Tensor]]]] = field(default_factory=dict)
+    edited: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def change(self, name: str, words: str, change: Callable[[Tensor], Tensor]) -> None:
+        self.changes.setdefault(name, []).append((words, change))
+
+    def apply(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in tensors:
+            for _, change in self.changes.get(name, ()):
+                tensor = change(tensor)
+            yield name, tensor
 
 
 def open_source(path: Path, base: str | Path | None, made: Path) -> Source:

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc.checkpoints.conversion import tables
-from posenc.checkpoints.conversion.plan import Plan
-from posenc.checkpoints.conversion.source import Source
+from posenc.checkpoints.conversion.source import Plan, Source
 from posenc.checkpoints.formats.learned_tables import Table, asking_for, ends_alike, grown, tables_of
 from posenc.checkpoints.inspection import configs
 from posenc.foreign import read_json

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from posenc.checkpoints.extension import methods
-from posenc.checkpoints.extension.methods import Method
+from posenc.checkpoints.extension.methods import FirstLosses, Method, Stretch
 from posenc.checkpoints.extension.settings import Settings
-from posenc.checkpoints.extension.stretch import FirstLosses, Stretch
 from posenc.checkpoints.files.folder_writer import write_folder
 from posenc.checkpoints.files.tensors import open_tensors
 from posenc.checkpoints.formats.devices import AUTO
@@ -58,7 +57,7 @@ class ByEncoding(Stretch):
         plan = methods.plan(reading, config, settings.factor, names, longrope=factors, replace=settings.replace)
         if not any(one.is_meta for one in loaded.model.parameters()):
             plan = methods.attachable(loaded.model, plan, names)
-        more = {"loaded": loaded, "config": config, "fitting": OF_DECODERS, "unit": "tokens", "settings": settings}
+        more = {"loaded": loaded, "config": config, "fitting": OF_DECODERS, "settings": settings}
         return cls(**vars(plan), **more)
 
     def facts(self, method: Method, length: int) -> dict[str, Any]:

@@ -1,8 +1,11 @@
-"""What a run says while it works, and how long is left."""
+"""What a run says while it works and how long is left, and what a pass has cost."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+
+import torch
 
 from posenc.lab.results.summary import duration
 
@@ -12,7 +15,7 @@ Say = Callable[[str], None]
 class Clock:
     """Says how far the work is and how long the rest will take, at most every few seconds.
 
-    Work is counted as `Work` counts it, whatever it is done for.
+    Work is counted in tokens that are read.
     """
 
     def __init__(self, say: Say, every: float = 10.0) -> None:
@@ -38,3 +41,29 @@ class Clock:
 
         yield tell
         self.done += work
+
+
+class Meter:
+    """Time and memory of what is done inside: wall and CPU seconds, and the most that was held (MiB).
+
+    devices  GPUs, whose own memory is read then, of all of them together; else it is the most that the process has held
+             since it began, which Linux alone says
+    """
+
+    def __init__(self, devices: Sequence[torch.device] = ()) -> None:
+        self.devices = devices
+
+    def __enter__(self) -> "Meter":
+        for device in self.devices:
+            torch.accelerator.reset_peak_memory_stats(device)
+        self.wall, self.cpu = time.perf_counter(), time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wall, self.cpu = time.perf_counter() - self.wall, time.process_time() - self.cpu
+        self.peak_mib = None
+        if self.devices:
+            self.peak_mib = sum(map(torch.accelerator.max_memory_allocated, self.devices)) / 2**20
+        elif (status := Path("/proc/self/status")).exists():
+            lines = status.read_text(encoding="utf-8").splitlines()
+            self.peak_mib = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024

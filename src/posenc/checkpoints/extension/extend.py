@@ -3,40 +3,36 @@
 import json
 import os
 import platform
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import posenc
-from posenc.checkpoints.extension import by_table, choice
+from posenc.checkpoints.extension import choice
 from posenc.checkpoints.extension.by_encoding import VERIFIED, ByEncoding
 from posenc.checkpoints.extension.by_table import ByTable, is_by_table
-from posenc.checkpoints.extension.checkpoint import CHECKPOINT, RECORD, written
-from posenc.checkpoints.extension.clock import Clock, Say
-from posenc.checkpoints.extension.methods import Method, lengths_of
+from posenc.checkpoints.extension.clock import Clock, Meter, Say
+from posenc.checkpoints.extension.methods import FirstLosses, Method, Stretch, lengths_of
 from posenc.checkpoints.extension.runs import Kept, check_folder, claimed, hash_of
-from posenc.checkpoints.extension.settings import NAMES, OF_ALL, OF_UNMEASURED, Settings
-from posenc.checkpoints.extension.stretch import Stretch
+from posenc.checkpoints.extension.settings import NAMES, OF_ALL, Settings
 from posenc.checkpoints.files.hub import commit_of
-from posenc.checkpoints.formats.devices import AUTO, accelerators_of, device_in_words
-from posenc.checkpoints.measures import all_measures
-from posenc.checkpoints.measures import plan as plans
+from posenc.checkpoints.formats import huggingface, load
+from posenc.checkpoints.formats.devices import AUTO, accelerators_of, check_device, device_in_words
+from posenc.checkpoints.measures import all_measures, memory
 from posenc.checkpoints.measures.measure import WHOLE, Given, Measure, TooShort
-from posenc.checkpoints.measures.perplexity import Perplexity
-from posenc.checkpoints.measures.plan import Way, planned, within_memory
-from posenc.checkpoints.measures.work import Meter
-from posenc.foreign.text import told
+from posenc.checkpoints.measures.perplexity import Perplexity, check_cache
 from posenc.lab import store
 from posenc.lab.results.report import finite
 
-if TYPE_CHECKING:
-    from posenc.checkpoints.formats.load import Loaded
-
 SCHEMA = 3
+
+CHECKPOINT, RECORD = "checkpoint", "record.json"
+"""What a run writes into its folder: the extended checkpoint, and what it tells of itself and of that."""
 
 
 def extend(settings: Settings, out: Path, *, say: Say | None = None) -> dict[str, Any]:
@@ -57,8 +53,6 @@ def extend(settings: Settings, out: Path, *, say: Say | None = None) -> dict[str
     say = say or (lambda words: None)
     run = Run.prepare(settings, out, say)
     with claimed(settings, out, say) as run.kept:
-        if not run.measures:
-            return run.unmeasured()
         record = run.measured()
         chosen, words = choice.choose(settings.methods, record)
         record |= {"winner": chosen["name"], "in_words": words}
@@ -94,53 +88,37 @@ class Run:
     @classmethod
     def prepare(cls, settings: Settings, out: Path, say: Say) -> "Run":
         """Load and check everything, before any folder is made."""
-        from posenc.checkpoints.formats import load
-
-        Way.of(settings).check()
+        check_device(settings.device)
+        check_cache(settings.cache, settings.device)
         where = load.find(settings.path)
         say(f"loading {settings.path}")
         loaded = load.load(where, dtype=settings.dtype, device=settings.device)
         for words in loaded.notes:
             say(words)
         stretch = stretch_of(loaded, settings)
-        kind = type(stretch)
-        given = Given(
-            loaded,
-            stretch.trained,
-            stretch.target,
-            settings.text,
-            settings.samples,
-            settings.start,
-            settings.chunk,
-            settings.batch,
-            settings.cache,
-        )
-        if not stretch.fitting:
-            check_unmeasured(stretch, settings)
+        options = {name: getattr(settings, name) for name in ("text", "samples", "start", "chunk", "cache")}
+        source = Given(loaded, stretch.trained, stretch.target, **options)
         names = settings.measures or [name for name in stretch.fitting if name in all_measures.UNASKED]
-        read = OF_ALL if stretch.fitting else OF_UNMEASURED
-        options = {name: NAMES.get(name, name) for name in settings.given() if name not in read}
-        measures = all_measures.made(names, stretch.fitting, given, options, stretch.options)
-        text = next((one for one in measures if isinstance(one, Perplexity)), None)
-        if text is None and kind is ByEncoding:
-            text = Perplexity(replace(given, longest=min(given.trained, VERIFIED), samples=1))
+        options = {name: NAMES.get(name, name) for name in settings.given() if name not in OF_ALL}
+        measures = all_measures.made(names, stretch.fitting, source, options, stretch.options)
+        text = next((measure for measure in measures if isinstance(measure, Perplexity)), None)
+        if text is None and isinstance(stretch, ByEncoding):
+            text = Perplexity(replace(source, longest=min(source.trained, VERIFIED), samples=1))
         lengths = asked_lengths(stretch, settings)
         # A table ends, so that there is no model as it is to compare with.
-        asked = EVERY if kind is ByTable else set(settings.methods)
+        wanted = EVERY if isinstance(stretch, ByTable) else set(settings.methods)
         baselines = tuple(
             Method(name, words, stretch.methods[0].specs, by_length=True, why_not="it is the model as it is")
-            for name, words in {name: words for one in measures for name, words in one.baselines.items()}.items()
-            if name in asked
+            for name, words in {name: words for each in measures for name, words in each.baselines.items()}.items()
+            if name in wanted
         )
-        if lost := [name for name in settings.methods if name in EVERY and name not in [one.name for one in baselines]]:
-            raise ValueError(f"{lost[0]} is a way to use the model as it is that none of {', '.join(names)} has")
-        hashed = hash_of(loaded.path)
-        commit = commit_of(loaded.path)
-        run = cls(settings, out, stretch, measures, text, baselines, lengths, hashed, Clock(say), commit)
+        if lost := EVERY.intersection(settings.methods) - {baseline.name for baseline in baselines}:
+            raise ValueError(f"{min(lost)} is a way to use the model as it is that none of {', '.join(names)} has")
+        sha256, commit = hash_of(loaded.path), commit_of(loaded.path)
+        run = cls(settings, out, stretch, measures, text, baselines, lengths, sha256, Clock(say), commit)
         if text is not None:
-            run.plan = planned(loaded, lengths, Way.of(settings), settings.memory)
-            for words in plans.sentences(run.plan)[:1]:
-                say(words)
+            run.plan = memory.plan(loaded.model, lengths, **way(settings))
+            say(memory.sentences(run.plan)[0])
         return run
 
     def measured(self) -> dict[str, Any]:
@@ -155,11 +133,8 @@ class Run:
         for method in methods:
             for measure, length in self.passes(method, asked):
                 if self.facts(measure, method, length) not in self.kept:
-                    self.clock.expect(measure.work(self.stretch.loaded.model, length))
-        return {
-            **self.header(),
-            "methods": [self.entry(method, asked) for method in methods],
-        }
+                    self.clock.expect(measure.work(length))
+        return {**self.header(), "methods": [self.entry(method, asked) for method in methods]}
 
     def header(self) -> dict[str, Any]:
         """What was asked, of which model."""
@@ -167,7 +142,7 @@ class Run:
             "schema": SCHEMA,
             "model": self.settings.path,
             "architecture": type(self.stretch.loaded.model).__name__,
-            "unit": self.stretch.unit,
+            "unit": "tokens",
             "plan": self.plan,
             "trained": self.stretch.trained,
             "target": self.stretch.target,
@@ -187,33 +162,21 @@ class Run:
             "left_out": dict(self.stretch.left_out),
         }
 
-    def unmeasured(self) -> dict[str, Any]:
-        """The record of a model that no measure fits, with the checkpoint of the one method that was asked for."""
-        (method,) = self.stretch.methods[1:]
-        entry = {"name": method.name, "words": method.words, "spec": method.spec, "values": []}
-        config = differing(self.stretch.config, method.config or {})
-        record = self.header() | {"methods": [{**entry, "config": config, "details": []}], "winner": method.name}
-        record |= {"further": [], "price": ""}
-        elsewhere = all_measures.elsewhere(self.stretch.loaded.model)
-        record["in_words"] = (
-            f"Nothing was measured, because posenc has no measure for a {record['architecture']}: {method.name} is "
-            f"written because it was asked for. What it is worth says {elsewhere}."
-        )
-        record["written"] = written(self.stretch, record, self.out / CHECKPOINT, self.first_losses)
-        self.write(record)
-        return record
-
     def write(self, record: dict[str, Any]) -> None:
         """Write the record, with how it was made."""
         record["made"] = made(self)
         store.write(self.out / RECORD, (json.dumps(finite(record), indent=1, allow_nan=False) + "\n").encode())
 
+    def reach(self, method: Method) -> tuple[int, ...]:
+        """The lengths at which a method is measured: baselines say nothing new up to the trained one."""
+        least = self.stretch.trained + 1 if method in self.baselines else 0
+        return tuple(length for length in self.stretch.reach(method, self.lengths) if length >= least)
+
     def passes(self, method: Method, measures: Sequence[Measure]) -> list[tuple[Measure, int]]:
         """The measures and lengths that take a pass of a method."""
-        lengths = self.stretch.reach(method, self.lengths)
         if method in self.baselines:
-            lengths = tuple(length for length in lengths if length > self.stretch.trained)
             measures = [measure for measure in measures if method.name in measure.baselines]
+        lengths = self.reach(method)
         return [(measure, length) for measure in measures for length in measure.passes(lengths, method.by_length)]
 
     def entry(self, method: Method, measures: Sequence[Measure]) -> dict[str, Any]:
@@ -221,19 +184,17 @@ class Run:
         raw: dict[Measure, dict[int, dict[str, Any]]] = {}
         for measure, length in self.passes(method, measures):
             raw.setdefault(measure, {})[length] = self.one_pass(measure, method, length)
-        longest: dict[str, Any] = next(of[max(of)] for of in raw.values())
-        baseline = method in self.baselines
-        reached = [n for n in self.stretch.reach(method, self.lengths) if not baseline or n > self.stretch.trained]
+        longest: dict[str, Any] = next(at[max(at)] for at in raw.values())
         return {
             "name": method.name,
             "words": method.words,
-            "baseline": baseline,
+            "baseline": method in self.baselines,
             "spec": method.spec,
             "by_length": method.by_length,
             "config": None if method.config is None else differing(self.stretch.config, method.config),
             "why_not": method.why_not,
-            "values": [one for measure, of in raw.items() for one in rows(measure, of, reached)],
-            "details": [asdict(one) for measure, of in raw.items() for one in measure.details(of, self.lengths)],
+            "values": [row for measure, at in raw.items() for row in rows(measure, at, self.reach(method))],
+            "details": [asdict(detail) for measure, at in raw.items() for detail in measure.details(at, self.lengths)],
             "passes": sum(map(len, raw.values())),
             **{cost: longest[cost] for cost in ("seconds", "cpu_seconds", "peak_mib")},
             "per_second": longest["read"] / longest["seconds"],
@@ -263,7 +224,7 @@ class Run:
 
         def make() -> dict[str, Any]:
             with self.stretch.used(*self.as_it_runs(method, length)) as model, Meter(accelerators_of(model)) as meter:
-                with self.clock.during(words, measure.work(model, length)) as tell, within_memory(words, self.plan):
+                with self.clock.during(words, measure.work(length)) as tell, memory.enough(words):
                     found = measure.run(model, length, facts["how"], tell)
             costs = {"seconds": meter.wall, "cpu_seconds": meter.cpu, "peak_mib": meter.peak_mib}
             return {"name": method.name, **found, **costs}
@@ -321,23 +282,11 @@ EVERY = frozenset(name for made in all_measures.MEASURES.values() for name in ma
 """The names of all ways to use a model as it is."""
 
 
-def check_unmeasured(stretch: Stretch, settings: Settings) -> None:
-    """Raises ValueError unless one method is named for a model of which nothing says which one is best."""
-    named = [method.name for method in stretch.methods[1:]]
-    if len(named) != 1 or list(settings.methods) != named:
-        raise ValueError(
-            f"posenc has no measure for a {type(stretch.loaded.model).__name__}, so that nothing says which method is "
-            f"best; name exactly one of them: --method {', '.join(by_table.WORDS)}"
-        )
-
-
-def stretch_of(loaded: "Loaded", settings: Settings) -> Stretch:
+def stretch_of(loaded: load.Loaded, settings: Settings) -> Stretch:
     """How a model is stretched, by where it keeps its positions.
 
     Raises as the two ways do, and ValueError for what cannot be spread over devices.
     """
-    from posenc.checkpoints.formats import huggingface
-
     reading = huggingface.read(loaded.config)
     kind = ByTable if is_by_table(reading) else ByEncoding
     if settings.device == AUTO and kind is ByTable:
@@ -352,33 +301,46 @@ def asked_lengths(stretch: Stretch, settings: Settings) -> tuple[int, ...]:
     return lengths_of(stretch.trained, stretch.target, settings.lengths)
 
 
-OF_PLANS = ("factor", "lengths", "dtype", "device", "memory", "chunk", "batch", "cache")
-"""The settings that a plan alone depends on."""
+def way(settings: Settings) -> dict[str, Any]:
+    """How texts go through the model: what a plan depends on beside lengths."""
+    return {name: getattr(settings, name) for name in ("dtype", "device", "chunk", "cache")}
 
 
 def foreseen(settings: Settings) -> dict[str, Any]:
-    """The plan of a run, from the config alone: nothing is loaded, run or written.
+    """The plan of a run, from the config alone: nothing is loaded, run or written; the device need not be there.
 
-    Where the memory is given, the device need not be there. Of a model that `extend` refuses, which has no trained
-    length to go from, it is the plan of passes at the lengths asked for; without any it raises as `extend` does.
-    Raises ValueError for a setting that no plan depends on.
+    Raises as `extend` does for a model that it refuses.
     """
-    from posenc.checkpoints.formats import load
-
-    if others := [NAMES.get(name, name).replace("_", "-") for name in settings.given() if name not in OF_PLANS]:
-        raise ValueError(f"--{others[0]} would change nothing in a plan; leave it out")
-    way = Way.of(settings)
-    if settings.memory is None:
-        way.check()
     loaded = load.without_weights(settings.path, dtype=settings.dtype)
+    stretch = stretch_of(loaded, replace(settings, methods=("none",)))
+    return memory.plan(loaded.model, asked_lengths(stretch, settings), **way(settings))
+
+
+def written(stretch: Stretch, record: Mapping[str, Any], where: Path, losses: FirstLosses) -> dict[str, Any]:
+    """Write the checkpoint of the method that was chosen and hold it to what was measured; {"path", "words", ...}.
+
+    What lies there of a run before is taken away first; what does not do what was measured goes too, and raises.
+    """
+    name = record["winner"]
+    method = next(method for method in stretch.methods if method.name == name)
+    if where.exists():
+        # No record may speak of a checkpoint that is not there.
+        (where.parent / RECORD).unlink(missing_ok=True)
+        shutil.rmtree(where)
+    if name == "none":
+        return {"path": None, "words": "Nothing was written: the model stays as it is."}
+    if method.config is None:
+        words = f"Nothing was written for {name}: {method.why_not}."
+        if other := [entry["name"] for entry in choice.ranked(record) if entry["config"] is not None]:
+            words += f" Of those that can be written, {other[0]} comes first: --method {other[0]} writes it here."
+        return {"path": None, "words": words}
+    stretch.write(method, where)
     try:
-        stretch = stretch_of(loaded, replace(settings, methods=("none",)))
-    except ValueError as error:
-        if not settings.lengths:
-            raise
-        plan = planned(loaded, sorted(settings.lengths), way, settings.memory)
-        return plan | {"refused": f"It is no plan of a run, which is refused: {told(error)}."}
-    return planned(loaded, asked_lengths(stretch, settings), way, settings.memory)
+        verified = stretch.verify(method, where, losses)
+    except Exception:
+        shutil.rmtree(where)
+        raise
+    return {"path": str(where), "method": name, **verified}
 
 
 def rows(measure: Measure, raw: Mapping[int, Mapping[str, Any]], lengths: Sequence[int]) -> list[dict[str, Any]]:

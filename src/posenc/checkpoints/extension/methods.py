@@ -1,11 +1,13 @@
 """Ways to stretch a rotary model's context, by the names that people use: as specs, and as a change of its config."""
 
 import math
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from torch import Tensor
 
 from posenc.checkpoints.extension.changes import (
     WORDS,
@@ -20,6 +22,7 @@ from posenc.checkpoints.extension.changes import (
 from posenc.checkpoints.extension.lengths import Served, served_by
 from posenc.checkpoints.formats.config_json import with_positions
 from posenc.checkpoints.formats.huggingface import filled
+from posenc.checkpoints.formats.load import Loaded
 from posenc.checkpoints.inspection.served import unlike_planned
 from posenc.checkpoints.vocabulary.bounds import LENGTHS
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading, with_part
@@ -68,8 +71,7 @@ class Method:
 class Plan:
     """What is to be measured.
 
-    trained   the length that the model serves now: the one that its config's scaling reaches already (tokens, or of an
-              image patches a side)
+    trained   the length that the model serves now: the one that its config's scaling reaches already (tokens)
     target    the length that it is stretched to: the factor asked for times that
     methods   the model as it is first
     left_out  name -> why a method does not apply to this model
@@ -83,6 +85,45 @@ class Plan:
     left_out: Mapping[str, str]
     original: int
     words: str
+
+
+FirstLosses = Callable[[Method, int], tuple[Tensor, Tensor]]
+"""(method, most) -> the ids [n] of at most so many first tokens of a text, and their measured losses [n - 1] (nats)."""
+
+
+@dataclass
+class Stretch(Plan):
+    """Everything that depends on where a model keeps its positions: in its encoding, or in a learned table.
+
+    config    its config.json
+    fitting   the names of the measures that this model can be asked for
+    options   the settings that this way reads
+    """
+
+    loaded: Loaded
+    config: Mapping[str, Any]
+    fitting: tuple[str, ...]
+    options: ClassVar[frozenset[str]] = frozenset()
+
+    def reach(self, method: Method, lengths: Sequence[int]) -> tuple[int, ...]:
+        """The lengths at which the model with a method in it can be run."""
+        return tuple(lengths)
+
+    def facts(self, method: Method, length: int) -> dict[str, Any]:
+        """What the model with a method in it depends on, beside the files of the model."""
+        raise NotImplementedError
+
+    def used(self, method: Method, length: int) -> AbstractContextManager[Any]:
+        """The model with a method in it, for inputs of a length."""
+        raise NotImplementedError
+
+    def write(self, method: Method, where: Path) -> None:
+        """Write the checkpoint of a method, which appears when it is whole."""
+        raise NotImplementedError
+
+    def verify(self, method: Method, where: Path, losses: FirstLosses) -> dict[str, Any]:
+        """Load what was written and hold it to what was measured; {"words": how that went}. Raises RuntimeError."""
+        raise NotImplementedError
 
 
 def plan(

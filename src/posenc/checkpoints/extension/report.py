@@ -7,11 +7,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from posenc.checkpoints.extension import choice
 from posenc.checkpoints.extension.choice import digits, first, value
-from posenc.checkpoints.extension.choice import shown as in_digits
-from posenc.checkpoints.measures import plan as plans
+from posenc.checkpoints.measures import memory
 from posenc.checkpoints.measures.measure import Value
-from posenc.foreign.text import markdown as shown
+from posenc.foreign.text import markdown as escaped
 from posenc.foreign.text import markdown_code
 from posenc.lab import store
 from posenc.lab.results import figures
@@ -36,9 +36,9 @@ def write(record: Record, folder: Path) -> Path:
     """Write report.html, report.md and figures/*.png into the folder, each whole, and return the path of the page."""
     drawer = Drawer(store.inside(folder, "figures"))
     figure = drawer("by-length", partial(by_length, record), CAPTION, "Every method by length, as in the tables")
-    drawn = [] if figure is None else [figure]
-    store.write(folder / "report.md", markdown(record, drawn).encode())
-    store.write(folder / "report.html", page(record, drawn).encode())
+    pictures = [] if figure is None else [figure]
+    store.write(folder / "report.md", markdown(record, pictures).encode())
+    store.write(folder / "report.html", page(record, pictures).encode())
     return folder / "report.html"
 
 
@@ -60,15 +60,15 @@ def table(record: Record, measure: Record, lengths: Sequence[int] | None = None)
     lengths = lengths_of(record, measure) if lengths is None else lengths
     columns = [(number["name"], length) for number in measure["numbers"] for length in lengths]
     methods = [(entry["name"], values_of(entry, measure)) for entry in record["methods"]]
-    rows = [[name, *(said(values.get(column)) for column in columns)] for name, values in methods if values]
+    rows = [[name, *(cell(values.get(column)) for column in columns)] for name, values in methods if values]
     return ["method", *(f"{name} at {length:,}" for name, length in columns)], rows
 
 
 def in_short(record: Record) -> list[tuple[str, Table]]:
     """The tables for a terminal, with their captions: the trained length and the target alone."""
     ends = [record["trained"], record["target"]]
-    found = [(numbers_in_words(measure), table(record, measure, ends)) for measure in record["measures"]]
-    return [(caption, rows) for caption, rows in found if rows[1]]
+    tables = [(numbers_in_words(measure), table(record, measure, ends)) for measure in record["measures"]]
+    return [(caption, content) for caption, content in tables if content[1]]
 
 
 def numbers_in_words(measure: Record) -> str:
@@ -84,12 +84,12 @@ def numbers_in_words(measure: Record) -> str:
 
 def details(record: Record, *, curves: bool) -> dict[str, dict[str, Record]]:
     """What is shown beside the numbers, as curves or as tables: by caption and method."""
-    found: dict[str, dict[str, Record]] = {}
+    by_caption: dict[str, dict[str, Record]] = {}
     for entry in record["methods"]:
         for detail in entry["details"]:
             if isinstance(detail["at"][0], str) != curves:
-                found.setdefault(detail["words"], {})[entry["name"]] = detail
-    return found
+                by_caption.setdefault(detail["words"], {})[entry["name"]] = detail
+    return by_caption
 
 
 def detail_table(methods: Mapping[str, Record]) -> Table:
@@ -110,32 +110,30 @@ def cost(record: Record) -> Table:
         numbers = [entry["per_second"], entry["seconds"], entry["cpu_seconds"], entry["peak_mib"]]
         as_it_is = entry["name"] == "none" or entry["baseline"]
         how = "as it is" if as_it_is else "config" if entry["config"] is not None else "attach only"
-        rows.append([entry["name"], *("" if value is None else counted(value) for value in numbers), how])
+        cells = ("" if n is None else f"{n:,.0f}" if n >= 10 else f"{n:.2g}" for n in numbers)
+        rows.append([entry["name"], *cells, how])
     return headers, rows
 
 
-def counted(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
-
-
-def said(value: Value | None) -> str:
-    return "" if value is None or value.value is None else in_digits(value)
+def cell(value: Value | None) -> str:
+    """A number as a table has it, or nothing."""
+    return "" if value is None or value.value is None else choice.shown(value)
 
 
 def sentences(record: Record) -> list[str]:
     """All that is said of a run, a paragraph each."""
-    written, planned = record["written"], list[str]()
+    checkpoint, plan = record["written"], list[str]()
     if record.get("plan"):
         peaks = [entry["peak_mib"] for entry in record["methods"] if entry["peak_mib"] is not None]
-        words = [f"The largest peak that was measured is {plans.size(max(peaks) * 2**20)}."] if peaks else []
-        planned = [" ".join([*plans.sentences(record["plan"]), *words])]
-    checkpoint = f"The extended checkpoint ({written['method']}): " if written["path"] else ""
+        words = [f"The largest peak that was measured is {memory.size(max(peaks) * 2**20)}."] if peaks else []
+        plan = [" ".join([*memory.sentences(record["plan"]), *words])]
+    subject = f"The extended checkpoint ({checkpoint['method']}): " if checkpoint["path"] else ""
     return [
         *filter(None, (record["in_words"], record["stretch"], record["price"])),
-        f"{checkpoint}{written['words']}",
-        *(further["words"] for further in record["further"]),
+        f"{subject}{checkpoint['words']}",
+        *(task["words"] for task in record["further"]),
         *(f"Left out, {name}: {why}." for name, why in record["left_out"].items()),
-        *planned,
+        *plan,
     ]
 
 
@@ -152,33 +150,31 @@ def by_length(record: Record) -> Figure | None:
     if not (count := len(numbers) + len(curves)):
         return None
     fig, axes = figures.panels(count, 2, 4.6, 3.6, f"{title(record).partition(':')[0]}, by {record['unit']}")
-    looks = [(figures.look(place), f"encoding-{place}", entry) for place, entry in enumerate(record["methods"])]
+    lines = [(figures.look(place), f"encoding-{place}", entry) for place, entry in enumerate(record["methods"])]
     for ax, (measure, number) in zip(axes, numbers, strict=False):
         lengths = lengths_of(record, measure)
-        for own, group, entry in looks:
+        for look, group, entry in lines:
             values = values_of(entry, measure)
             at = {length: values[number["name"], length] for length in lengths if (number["name"], length) in values}
-            ys, errors = ([getattr(one, name) for one in at.values()] for name in ("value", "error"))
-            drawn = ax.errorbar(
-                list(at),
-                figures.numbers(ys),
-                figures.numbers([error or 0.0 for error in errors]),
-                color=own.color,
-                linestyle=own.dashes,
-                marker=own.marker,
-                elinewidth=0.8,
-            )
-            drawn[0].set_gid(group)
+            ys = figures.numbers([value.value for value in at.values()])
+            errors = figures.numbers([value.error or 0.0 for value in at.values()])
+            style: dict[str, Any] = {
+                "color": look.color,
+                "linestyle": look.dashes,
+                "marker": look.marker,
+                "elinewidth": 0.8,
+            }
+            ax.errorbar(list(at), ys, errors, **style)[0].set_gid(group)
         finish(ax, record, number["words"], log=not number["more_is_better"])
         ax.set_xticks(lengths, [f"{length:,}" for length in lengths])
     for ax, (words, methods) in zip(axes[len(numbers) :], curves.items(), strict=True):
-        for own, group, entry in looks:
+        for look, group, entry in lines:
             if detail := methods.get(entry["name"]):
                 ys = figures.numbers(detail["values"])
-                ax.plot(detail["at"], ys, color=own.color, linestyle=own.dashes, linewidth=1.3)[0].set_gid(group)
+                ax.plot(detail["at"], ys, color=look.color, linestyle=look.dashes, linewidth=1.3)[0].set_gid(group)
         finish(ax, record, words, log=True)
         ax.xaxis.set_major_formatter("{x:,.0f}")
-    figures.legend(fig, [figures.handle(entry["name"], own) for own, _, entry in looks], columns=6)
+    figures.legend(fig, [figures.handle(entry["name"], look) for look, _, entry in lines], columns=6)
     return fig
 
 
@@ -198,30 +194,28 @@ def finish(ax: Any, record: Record, ylabel: str, *, log: bool) -> None:
 
 def tables(record: Record) -> list[tuple[str, str, Table]]:
     """All tables, with their captions and what else is said of them."""
-    found = [(measure["name"], numbers_in_words(measure), table(record, measure)) for measure in record["measures"]]
-    found += [(words, "", detail_table(methods)) for words, methods in details(record, curves=False).items()]
-    found.append(("What the pass at the longest length costs", "", cost(record)))
+    rows = [(measure["name"], numbers_in_words(measure), table(record, measure)) for measure in record["measures"]]
+    rows += [(words, "", detail_table(methods)) for words, methods in details(record, curves=False).items()]
+    rows.append(("What the pass at the longest length costs", "", cost(record)))
     if record.get("plan"):
-        found.append(("What was planned for a pass", "", plans.table(record["plan"])))
-    return [one for one in found if one[2][1]]
+        rows.append(("What was planned for a pass", "", memory.table(record["plan"])))
+    return [row for row in rows if row[2][1]]
 
 
-def markdown(record: Record, drawn: Sequence[Mapping[str, Any]]) -> str:
+def markdown(record: Record, pictures: Sequence[Mapping[str, Any]]) -> str:
     """The run as a page of Markdown."""
-    parts = [f"# {shown(title(record))}", *map(shown, sentences(record))]
-    for caption, words, rows in tables(record):
-        cells = [[shown(cell) for cell in row] for row in (rows[0], *rows[1])]
-        parts += [f"{shown(words.rstrip('.') or caption)}:", as_markdown(cells[0], cells[1:])]
-    parts += [f"![{shown(figure['says'])}](figures/{figure['name']}.png)" for figure in drawn]
-    specs = [
-        f"- {shown(entry['name'])}: {shown(entry['words'])}: {markdown_code(entry['spec'])}"
-        for entry in record["methods"]
+    parts = [f"# {escaped(title(record))}", *map(escaped, sentences(record))]
+    for caption, words, (headers, rows) in tables(record):
+        cells = [list(map(escaped, row)) for row in (headers, *rows)]
+        parts += [f"{escaped(words.rstrip('.') or caption)}:", as_markdown(cells[0], cells[1:])]
+    parts += [f"![{escaped(figure['says'])}](figures/{figure['name']}.png)" for figure in pictures]
+    lines = [
+        (entry["name"], f"{escaped(entry['words'])}: {markdown_code(entry['spec'])}") for entry in record["methods"]
     ]
-    made = [
-        f"- {shown(name)}: {(markdown_code if name == 'command' else shown)(text)}"
-        for name, text in record["made"].items()
-    ]
-    parts += ["## The methods", "\n".join(specs), "## How it was made", "\n".join(made)]
+    parts += ["## The methods", "\n".join(f"- {escaped(name)}: {words}" for name, words in lines)]
+    facts = record["made"].items()
+    lines = [(name, (markdown_code if name == "command" else escaped)(text)) for name, text in facts]
+    parts += ["## How it was made", "\n".join(f"- {escaped(name)}: {words}" for name, words in lines)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -230,11 +224,11 @@ def title(record: Record) -> str:
     return f"{name}: from {record['trained']:,} to {record['target']:,} {record['unit']}"
 
 
-def page(record: Record, drawn: Sequence[Mapping[str, Any]]) -> str:
+def page(record: Record, pictures: Sequence[Mapping[str, Any]]) -> str:
     """The run as an HTML page that needs nothing beside it."""
     number, methods = first(record), record["methods"]
     best = next(entry for entry in methods if entry["name"] == record["winner"])
-    before, after = (said(value(entry, record, record["target"])) or "none" for entry in (methods[0], best))
+    before, after = (cell(value(entry, record, record["target"])) or "none" for entry in (methods[0], best))
     facts = [
         (f"trained to, {record['unit']}", f"{record['trained']:,}"),
         (f"extended to, {record['unit']}", f"{record['target']:,}"),
@@ -243,16 +237,16 @@ def page(record: Record, drawn: Sequence[Mapping[str, Any]]) -> str:
         (f"{number['name']} after", after),
         ("for the longest passes", duration(sum(entry["seconds"] for entry in methods))),
     ]
-    looks = [(one["name"], figures.look(n), one["spec"], one["words"]) for n, one in enumerate(methods)]
-    made = [(name, f"`{text}`" if name == "command" else text) for name, text in record["made"].items()]
+    looks = [(entry["name"], figures.look(n), entry["spec"], entry["words"]) for n, entry in enumerate(methods)]
+    origin = [(name, f"`{text}`" if name == "command" else text) for name, text in record["made"].items()]
     template = pages(TEMPLATE.parent, PAGE.parent).get_template(TEMPLATE.name)
     return template.render(
         title=title(record),
         facts=facts,
-        said=sentences(record),
+        sentences=sentences(record),
         tables=tables(record),
-        figures=drawn,
+        figures=pictures,
         looks=looks,
         winner=record["winner"],
-        made=made,
+        made=origin,
     )

@@ -7,16 +7,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar
 
-from posenc.checkpoints.formats.devices import bytes_of
-
 NAMES = {"factors": "longrope-factors", "methods": "method"}
 """Settings whose option has another name."""
 
-OF_ALL = ("path", "factor", "methods", "measures", "lengths", "dtype", "device", "memory")
+OF_ALL = ("path", "factor", "methods", "measures", "lengths", "dtype", "device")
 """What every run reads; of the others, each measure and each way to stretch reads its own."""
-
-OF_UNMEASURED = ("path", "factor", "methods", "measures", "dtype", "device")
-"""What a run reads in which nothing is measured."""
 
 
 @dataclass(frozen=True)
@@ -24,18 +19,16 @@ class Settings:
     """What a run is asked for; the same, but for what is `alterable`, goes on from the passes of a folder.
 
     path      a folder, a GGUF file, or a model of the hub as owner/name
-    factor    target length / the length that the model serves now (unitless, above 1); of an image, along each side
+    factor    target length / the length that the model serves now (unitless, above 1)
     methods   ways to stretch, or to use the model as it is; or "all"
     measures  what is measured, the first of which decides; none: what fits the model
     text      files; without any, the Python language reference
-    lengths   more lengths to measure at, besides the trained one, some in between, and the target (tokens; patches)
+    lengths   more lengths to measure at, besides the trained one, some in between, and the target (tokens)
     start     the token of the text that the first window begins with; None: 2000 where the text is long enough
     samples   how many windows, documents or trials are measured; None: as many as the measure takes by itself
     chunk     how many tokens go through a decoder at once
     dtype     of the weights: bfloat16 takes half the memory, and on processors that multiply it, less time
     device    cpu, cuda, cuda:1, mps, or auto: spread over GPUs, CPU and disk
-    memory    what the plan is held to, such as 24GB; None: what the device has free
-    batch     how many texts of one length go through a decoder side by side
     cache     where it keeps keys: device, or cpu, from where they go to a CUDA device layer by layer
     factors   a JSON file with the searched factors of longrope
     replace   whether another schedule is put in place of the one that the model has
@@ -57,8 +50,6 @@ class Settings:
     factors: str | None = None
     replace: bool = False
     device: str = "cpu"
-    memory: str | None = None
-    batch: int = 1
     cache: str = "device"
 
     def __post_init__(self) -> None:
@@ -66,12 +57,10 @@ class Settings:
             raise ValueError(
                 f"the factor is target length / the length served now and must be above 1, got {self.factor:g}"
             )
-        for name, low in {"samples": 1, "chunk": 1, "batch": 1}.items():
+        for name, low in {"samples": 1, "chunk": 1}.items():
             value = getattr(self, name)
             if value is not None and value < low:
                 raise ValueError(f"{name} must be {low} or more, got {value}")
-        if self.memory is not None:
-            bytes_of(self.memory)
         if self.start is not None and self.start < 0:
             raise ValueError(f"start counts tokens of the text from 0, got {self.start}")
 

@@ -23,7 +23,7 @@ def check_target(target: Path) -> None:
 
 def write_folder(
     target: str | Path,
-    config: dict[str, Any] | None,
+    config: dict[str, Any],
     tensors: Iterable[tuple[str, Tensor]],
     *,
     shard_bytes: int = 2_000_000_000,
@@ -36,7 +36,7 @@ def write_folder(
     """Write a checkpoint in Hugging Face's form to a new folder, which appears when it is whole and not before.
 
     target       the new folder
-    config       becomes config.json; None writes no config
+    config       becomes config.json
     tensors      names and tensors, taken one after another; no more than a shard and the next tensor are in memory
     shard_bytes  how large a file of tensors may grow (bytes); a single tensor beyond that has a file of its own
     copy         files to take along, under their own names, such as those of a tokenizer; code among them stays behind
@@ -59,7 +59,7 @@ def write_folder(
     if shard_bytes < 1:
         raise ValueError(f"shard_bytes must be 1 or more, got {shard_bytes}")
     with store.appearing(target) as hidden:
-        for name, said in (({} if config is None else {config_name: config}) | dict(edited or {})).items():
+        for name, said in ({config_name: config} | dict(edited or {})).items():
             write_json(hidden / name, harmless(said))
         write_into(hidden, tensors, shard_bytes, [file for file in copy if not is_code(file)], stem)
         if check is not None:

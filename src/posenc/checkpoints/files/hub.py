@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
@@ -30,23 +30,19 @@ MOST_BYTES = 256 << 20
 """The size of a file that holds no weights."""
 
 
-def aloud(words: str) -> None:
-    print(visible(words), file=sys.stderr)
-
-
 def is_name(text: str) -> bool:
     """Whether a text is a name of the hub, where no such path exists: with one "/", and no "./" before it."""
     return NAME.fullmatch(text) is not None
 
 
-def fetched(name: str, *, weights: bool = True, say: Callable[[str], None] = aloud) -> Path:
+def fetched(name: str, *, weights: bool = True) -> Path:
     """Where the model of a name lies in the cache, fetched as far as it is not there: its folder, or a file in it.
 
     weights  False asks for the config alone and gives its path, where the repository has one
-    say      told how much is fetched, before weights are
 
     It is a folder, and a file in it where the name has a word of that. Safetensors go before GGUF, and shards that an
-    index names before a file beside them. Offline, or where the hub is not reached, what the cache holds is taken.
+    index names before a file beside them. Offline, or where the hub is not reached, what the cache holds is taken. How
+    much is fetched is said on stderr before weights are.
 
     Raises CannotRead, with what to do, for a name that the hub does not have, a licence that is not accepted, what is
     not in the cache when offline, several GGUF files, and a download that breaks off.
@@ -77,7 +73,8 @@ def fetched(name: str, *, weights: bool = True, say: Callable[[str], None] = alo
             return isinstance(hub.try_to_load_from_cache(repo, file, revision=info.sha), str)
 
         if missing := [sizes[file] for file in files if is_weights(file) and not in_the_cache(file)]:
-            say(f"fetching {sum(missing) / 1e9:.2f} GB of weights of {name} into {hub.constants.HF_HUB_CACHE}")
+            words = f"fetching {sum(missing) / 1e9:.2f} GB of weights of {name} into {hub.constants.HF_HUB_CACHE}"
+            print(visible(words), file=sys.stderr)
         with answers(hub, repo):
             # Names may hold what patterns read as signs of their own.
             folder = hub.snapshot_download(repo, revision=revision, allow_patterns=list(map(escape, files)))
@@ -85,18 +82,25 @@ def fetched(name: str, *, weights: bool = True, say: Callable[[str], None] = alo
 
 
 def in_cache(hub: Any, repo: str, revision: str | None, word: str | None, weights: bool, unreached: Exception) -> Path:
-    """Where a model lies in the cache. Raises CannotRead, naming the cache and why the hub was not reached."""
+    """Where a model lies in the cache.
+
+    Raises CannotRead, naming the cache and why the hub was not reached, where it holds nothing that was asked for, and
+    as `chosen` does.
+    """
     offline: dict[str, Any] = {"revision": revision, "allow_patterns": CONFIGS, "local_files_only": True}
     try:
         folder = Path(hub.snapshot_download(repo, **offline))
         files = [file.name for file in folder.iterdir() if file.exists()]
-        return source_in(folder, chosen(repo, files, word, weights), word, weights)
     except Exception:
+        folder, files = Path(), []
+    stored = any(is_weights(file) and (word or "").lower() in file.lower() for file in files)
+    if not stored and (weights or word is not None or not set(CONFIGS).intersection(files)):
         raise CannotRead(
             f"there is no such file or folder, the hub is not reached ({told(unreached)}), and the cache "
             f"{hub.constants.HF_HUB_CACHE} does not hold {'its weights' if weights else 'its config'}",
             remedy="give another path, or fetch it once online, without HF_HUB_OFFLINE",
-        ) from None
+        )
+    return source_in(folder, chosen(repo, files, word, weights), word, weights)
 
 
 def source_in(folder: Path, files: list[str], word: str | None, weights: bool) -> Path:

@@ -26,21 +26,14 @@ SHARD = re.compile(r"-(\d{5,})-of-(\d{5,})$")
 class Tensors(Mapping[str, Tensor]):
     """The tensors of a checkpoint by name, each read from disk when it is asked for, and never kept.
 
-    path      what was opened
-    format    "safetensors" or "gguf"
-    files     the files that hold them
-    metadata  what the safetensors files say beside their tensors, such as {"format": "pt"}
+    path    what was opened
+    stored  name -> where a tensor lies, and as what
 
     Opening reads headers only, and checks all of them: nothing that opens is truncated, and no shard is missing.
     """
 
-    def __init__(self, path: Path, format: str, stored: dict[str, Stored], metadata: dict[str, str]) -> None:
-        self.path, self.format, self.stored, self.metadata = path, format, stored, metadata
-        self.files = tuple(dict.fromkeys(entry.file for entry in stored.values()))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.stored)
+    def __init__(self, path: Path, stored: dict[str, Stored]) -> None:
+        self.path, self.stored = path, stored
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.stored[name].shape
@@ -68,7 +61,7 @@ class Tensors(Mapping[str, Tensor]):
 
 
 class GGUFTensors(Tensors):
-    """The tensors of a GGUF file under its own names, dequantised to float32 one at a time.
+    """The tensors of a GGUF file under its own names; those that are quantised have a shape and cannot be read here.
 
     said   its keys, such as "general.architecture", and what they say
     """
@@ -86,55 +79,22 @@ class GGUFTensors(Tensors):
             dtype = DTYPES.get(lies.stored, torch.float32)
             dtype = torch.float32 if dtype.is_floating_point else dtype
             stored[name] = Stored(path, lies.stored, dtype, lies.shape, lies.start, lies.nbytes or 0)
-        super().__init__(path, "gguf", stored, {})
+        super().__init__(path, stored)
 
     def __getitem__(self, name: str) -> Tensor:
         entry = self.stored[name]
-        if entry.stored not in DTYPES:
-            return self.dequantised(name)
-        values = read_bytes(replace(entry, dtype=DTYPES[entry.stored]))
-        if self.order != sys.byteorder:
-            turned = values.flatten().view(torch.uint8).view(-1, values.itemsize).flip(-1)
-            values = turned.view(values.dtype).view(entry.shape)
-        return values.to(entry.dtype)
-
-    def dequantised(self, name: str) -> Tensor:
-        entry, gguf = self.stored[name], package(self.path)
-        kind = gguf.GGMLQuantizationType.__members__.get(entry.stored)
-        if kind is None or self.order != sys.byteorder:
-            raise self.unknown(name)
-        if not entry.nbytes:
-            return torch.empty(entry.shape, dtype=entry.dtype)
-        blocks = read_bytes(replace(entry, dtype=torch.uint8, shape=(*entry.shape[:-1], -1)))
-        try:
-            values = gguf.dequantize(blocks.numpy(), kind)
-        except NotImplementedError:
-            raise self.unknown(name) from None
-        return torch.from_numpy(values).to(entry.dtype).view(entry.shape)
-
-    def unknown(self, name: str) -> CannotRead:
-        return CannotRead(
-            f"it is stored as {self.stored[name].stored} in {self.order}-endian order, which the gguf package cannot "
-            f"dequantise here",
-            file=self.path,
-            field=name,
-            remedy="quantise the file to a type that it knows, such as Q8_0, or use the original weights",
-        )
-
-
-def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor in another dtype. Raises ValueError for numbers that are larger than the dtype holds."""
-    made = tensor.to(dtype)
-    if made.isinf().sum() > tensor.isinf().sum():
-        raise ValueError(
-            f"{name} has numbers up to {tensor[tensor.isfinite()].abs().max():.6g}, and {dtype} ends at "
-            f"{torch.finfo(dtype).max:.6g}; choose bfloat16 or float32"
-        )
-    return made
+        if entry.stored not in DTYPES or self.order != sys.byteorder:
+            raise CannotRead(
+                f"it is stored as {entry.stored} in {self.order}-endian order, which is not unpacked here",
+                file=self.path,
+                field=name,
+                remedy="load the model, which transformers unpacks, or take the original weights",
+            )
+        return read_bytes(replace(entry, dtype=DTYPES[entry.stored])).to(entry.dtype)
 
 
 def package(path: Path) -> Any:
-    """The gguf package, which knows how tensors are quantised and what they are called."""
+    """The gguf package, by which transformers unpacks such files."""
     try:
         import gguf
     except ImportError:
@@ -245,16 +205,14 @@ def complete(folder: Path, files: list[Path]) -> list[Path]:
 def join(path: Path, files: list[Path], within: Path | None) -> Tensors:
     """The tensors of several safetensors files together; raises if one is there twice."""
     stored: dict[str, Stored] = {}
-    metadata: dict[str, str] = {}
     for file in files:
-        entries, said = read_header(file, within)
+        entries, _ = read_header(file, within)
         for name, entry in entries.items():
             if name in stored:
                 twice = f"it is in {stored[name].file.name} and again in {file.name}; which one counts?"
                 raise CannotRead(twice, file=path, field=name)
             stored[name] = entry
-        metadata |= said
-    return Tensors(path, "safetensors", stored, metadata)
+    return Tensors(path, stored)
 
 
 def refused(file: Path) -> CannotRead:

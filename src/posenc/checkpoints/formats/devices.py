@@ -1,8 +1,6 @@
-"""Where a model computes: which devices there are, which one takes its tokens, and how much memory is at hand."""
+"""Where a model computes: which devices there are, and which one takes its tokens."""
 
 import importlib.util
-import re
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,11 +9,6 @@ from posenc.foreign import quoted
 
 AUTO = "auto"
 """A model spread over what there is: GPUs first, then the memory of the machine, then its disk."""
-
-MEMINFO = Path("/proc/meminfo")
-"""Where Linux says how much memory is free."""
-
-UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def check_device(name: str) -> None:
@@ -62,32 +55,3 @@ def device_in_words(name: str) -> str:
     if name == AUTO or torch.device(name).type != "cuda":
         return name
     return f"{name}, {torch.cuda.get_device_name(name)}"
-
-
-def at_hand(name: str) -> int | None:
-    """The bytes that are free on a device, or on all of them for `auto`; None where it is not known."""
-    if name == AUTO:
-        count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
-        own = [torch.accelerator.get_memory_info(index)[0] for index in range(count)]
-        return sum(own) + (at_hand("cpu") or 0)
-    device = torch.device(name)
-    if device.type == "mps":
-        return torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
-    if device.type != "cpu":
-        return torch.accelerator.get_memory_info(device)[0]
-    if not MEMINFO.exists():
-        return None
-    found = re.search(r"MemAvailable:\s+(\d+) kB", MEMINFO.read_text(encoding="utf-8"))
-    return int(found[1]) * 1024 if found else None
-
-
-def bytes_of(said: str) -> int:
-    """How many bytes "24GB" or "16GiB" are; raises ValueError for anything else.
-
-    >>> bytes_of("24GB"), bytes_of("1.5 GiB")
-    (24000000000, 1610612736)
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(MB|GB|MiB|GiB)", said)
-    if found is None or not float(found[1]):
-        raise ValueError(f"--memory takes a number and a unit, {', '.join(UNITS)}, such as 24GB; got {quoted(said)}")
-    return round(float(found[1]) * UNITS[found[2]])

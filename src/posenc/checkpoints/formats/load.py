@@ -49,7 +49,6 @@ class Loaded:
     tokenizer   or None where the checkpoint has none
     config      the model's config
     path        the folder or file that it came from
-    unused      tensors of the checkpoint that the model has no place for
     notes       what of a GGUF file transformers had otherwise, and why there is no tokenizer, in sentences
     """
 
@@ -57,7 +56,6 @@ class Loaded:
     tokenizer: "PreTrainedTokenizerBase | None"
     config: "PreTrainedConfig"
     path: Path
-    unused: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def said(self) -> dict[str, Any]:
@@ -247,7 +245,7 @@ def load_folder(folder: Path, tensors: Tensors, dtype: torch.dtype | None, devic
             with reading_with("transformers", file=folder, field="tokenizer", remedy="mend or remove its files"):
                 given = {"local_files_only": True, "trust_remote_code": False}
                 tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **given)
-    return Loaded(model.eval(), tokenizer, model.config, folder, tuple(sorted(info["unexpected_keys"])))
+    return Loaded(model.eval(), tokenizer, model.config, folder)
 
 
 CONFIG = {

@@ -6,7 +6,7 @@ from typing import Any
 from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.ledger import Ledger
 from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
-from posenc.checkpoints.vocabulary.specs import possible, rotary_spec, spec_of, trained_or_one, whole
+from posenc.checkpoints.vocabulary.specs import possible, rotary_spec, spec_of, whole
 from posenc.encoding import Shape
 from posenc.schedules.llama3 import Llama3
 
@@ -52,7 +52,7 @@ def read(given: Mapping[str, Any]) -> Reading:
             keys.leave(f"images: {key}={given[key]}")
         keys.take(key, "images, cut into pieces")
     stack = tuple(far if interval and (index + 1) % interval == 0 else near for index in range(layers))
-    shape = Shape(dim, heads, head_dim, trained_or_one(length))
+    shape = Shape(dim, heads, head_dim, length or 1)
     part = Part("", shape, stack, kv_heads, length)
     with possible("the file"):
         part.encoding(0)

@@ -1,16 +1,13 @@
 """Dictionaries of foreign formats: which format one is, and what it says of positions."""
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
+from posenc.checkpoints.formats import config_json, meta
+from posenc.checkpoints.formats.gguf import metadata
 from posenc.checkpoints.vocabulary.reading import CannotRead, Reading
 
-HOMES = {
-    "transformers": "formats.config_json",
-    "meta": "formats.meta",
-    "gguf": "formats.gguf.metadata",
-}
+HOMES = {"transformers": config_json, "meta": meta, "gguf": metadata}
 """The formats, and the module of each: it has `is_it` and `read`. Each one is told apart from those before it."""
 
 EXPECTED = (
@@ -18,12 +15,6 @@ EXPECTED = (
     "of a GGUF file (general.architecture)"
 )
 """What is read, in an error's words."""
-
-
-def home_of(format: str) -> Any:
-    if format not in HOMES:
-        raise ValueError(f"no format '{format}'; there are: {', '.join(HOMES)}")
-    return importlib.import_module(f"posenc.checkpoints.{HOMES[format]}")
 
 
 def detect(given: Mapping[str, Any]) -> str:
@@ -36,8 +27,8 @@ def detect(given: Mapping[str, Any]) -> str:
     """
     if stranger := not_read(given):
         raise CannotRead(f"these look like {stranger}, which posenc does not read; {EXPECTED}")
-    for format in reversed(HOMES):
-        if home_of(format).is_it(given):
+    for format, home in reversed(HOMES.items()):
+        if home.is_it(given):
             return format
     keys = ", ".join(str(key)[:40] for key in list(given)[:8])
     raise CannotRead(f"no format known has these keys: {keys or 'none'}; {EXPECTED}")
@@ -58,4 +49,4 @@ def read(given: Mapping[str, Any], format: str | None = None) -> Reading:
 
     Raises CannotRead for a dictionary of no known format, a value of the wrong kind, or a schedule that cannot be.
     """
-    return home_of(format or detect(given)).read(given)
+    return HOMES[format or detect(given)].read(given)

@@ -178,7 +178,7 @@ class Kind:
 
     def specs(self) -> list[str]:
         """The catalogue's entry that gives the same numbers: one for each layer, or one alone for the embeddings."""
-        raise NotImplementedError
+        return [vars(self)["spec"]] * (1 if self.door == "embed" else self.stack.layers)
 
     def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, same: bool) -> list[Change]:
         """Let encodings compute it in a live model, one for each layer.

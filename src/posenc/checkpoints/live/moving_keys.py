@@ -1,7 +1,7 @@
 """Tokens that are cut out of the cache of a live transformers model, and the others moved up behind the gaps."""
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.cache.columns import at_columns, chosen_columns
 from posenc.cache.held import joined, last_of
-from posenc.cache.layer import along, elsewhere, standing
-from posenc.cache.operations import Tokens, cropped, dropped, kept, noticed
-from posenc.checkpoints.live.cache_layers import CacheLayer, device_of, layers_of
+from posenc.cache.layer import Operations, along, elsewhere, standing
+from posenc.cache.operations import noticed, row_numbers
 from posenc.checkpoints.live.cached_positions import PASSES, REMEMBERED, follow_passes
 from posenc.checkpoints.live.noted_passes import Note, Pass
-from posenc.checkpoints.live.turned_keys import CachedKeys
+from posenc.checkpoints.live.turned_keys import CachedKeys, layers_of
 from posenc.keys import Keys
 from posenc.positions import Positions, PositionsLike, positions_for
 
@@ -25,42 +24,38 @@ def movable(model: nn.Module, cache: Any, positions: PositionsLike = None) -> "M
     """Let tokens be cut out of a transformers cache, and the others move up, in the model as it is.
 
     model      a transformers decoder in evaluation mode, in its own attention
-    cache      DynamicCache, sliding windows included; empty, or filled by this model
+    cache      DynamicCache(), made without a config so that it keeps all tokens; empty, or filled by this model
     positions  where the tokens stand that it holds already: Positions, ids, or nothing for 0, 1, 2, ...
 
-    What it gives has `crop`, `evict` and `drop`, as posenc's own caches have them, and `held` and `bytes`. Keys that
-    move are turned by the difference from where the model turned them first, which are kept beside the cache, so that
-    no number of moves adds up errors. How they turn is read of each layer, and compared once with what the model itself
-    caches at other places. What comes into the cache later is noted as it comes.
+    What it gives has `crop`, `evict`, `drop`, `move`, `rows`, `held` and `bytes`, as posenc's own caches have them; the
+    cache itself is changed. Keys that move are turned by the difference from where the model turned them first, which
+    are kept beside the cache, so that no number of moves adds up errors. How they turn is read of each layer, and
+    compared once with what the model itself caches at other places. What comes into the cache later is noted as it
+    comes.
 
     Where tokens were left apart or padded, the model has to be told where the next ones stand: `inputs` says so. Tokens
     that count up from 0 without padding, as `evict` leaves them, go on by themselves.
 
-    Raises TypeError for what is no transformers model or cache, and ValueError for layers that do not grow with their
-    tokens (static or quantised ones, recurrent states), for a model that posenc is attached to, and for positions that
-    do not fit. Limits: one axis; tokens that stand apart on several, as those of an image do, are refused.
+    Raises TypeError for what is no transformers model or cache, and ValueError for layers that do not hold all tokens
+    (sliding, static or quantised ones, recurrent states), for a model that posenc is attached to, and for positions
+    that do not fit. Limits: one axis; tokens that stand apart on several, as those of an image do, are refused.
     """
     return MovableCache(CachedKeys.of(model), cache, positions)
 
 
 @dataclass(frozen=True)
 class First:
-    """What was moved in a layer, as it was turned first: slots from `start` on.
+    """The slots of a layer when tokens were moved last, as they were turned first.
 
     k       [B, KV, n, D]
     coords  [B or 1, n, 1], where the model turned them
     """
 
-    start: int
     k: Tensor
     coords: Tensor
 
-    @property
-    def end(self) -> int:
-        return self.start + self.k.shape[2]
 
-
-class MovableCache:
+class MovableCache(Operations):
     """The tokens in the cache of a live transformers model; `movable` makes it.
 
     cache  transformers' own, which the model is given
@@ -76,14 +71,12 @@ class MovableCache:
                 "this cache was filled by a model that attends through posenc, and holds keys that no position turned; "
                 "start with a new cache"
             )
-        layers = layers_of(cache)
-        tokens = max((layer.tokens for layer in layers), default=0)
         self.at: Positions | None = None
         self.first: dict[int, First] = {}
         # The shortest and the longest of the passes that turned keys, for encodings that depend on one.
         self.horizons: tuple[int, int] | None = None
-        if tokens:
-            at = positions_for(tokens, positions, batch=batch_of(layers), device=device_of(layers))
+        if tokens := self.tokens:
+            at = positions_for(tokens, positions, batch=self.batch, device=self.device)
             self.at = noticed(at.changed(coords=on_one_axis(at.coords), loose=False))
             self.saw_horizon(at.coords)
         elif positions is not None:
@@ -93,8 +86,22 @@ class MovableCache:
         weakref.finalize(self, handle.remove)
 
     @property
-    def layers(self) -> list[CacheLayer]:
-        return layers_of(self.cache)
+    def layers(self) -> dict[int, Any]:
+        """The layers that hold keys, by their number."""
+        return {number: layer for number, layer in layers_of(self.cache).items() if layer.get_seq_length()}
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the cache holds, padding among them."""
+        return max((layer.get_seq_length() for layer in self.layers.values()), default=0)
+
+    @property
+    def batch(self) -> int:
+        return next((len(layer.keys) for layer in self.layers.values()), 1)
+
+    @property
+    def device(self) -> torch.device:
+        return next((layer.keys.device for layer in self.layers.values()), torch.device("cpu"))
 
     @property
     def held(self) -> Positions | None:
@@ -114,9 +121,8 @@ class MovableCache:
                     self.chose(noted)
             self.noted.clear()
             self.at = None if self.at is None else noticed(self.at)
-        tokens = max((layer.tokens for layer in self.layers), default=0)
-        self.check_followed(tokens)
-        self.cut(tokens)
+        self.check_followed(self.tokens)
+        self.cut(self.tokens)
         return self.at
 
     def check_followed(self, tokens: int) -> None:
@@ -134,18 +140,14 @@ class MovableCache:
             return
         self.at = noticed(self.at.rows(slice(0, tokens))) if tokens else None
         self.horizons = self.horizons if tokens else None
-        for number, first in list(self.first.items()):
-            keep = max(tokens - first.start, 0)
-            if keep:
-                self.first[number] = replace(first, k=first.k[:, :, :keep], coords=first.coords[:, :keep])
-            else:
-                del self.first[number]
+        firsts = self.first.items() if tokens else ()
+        self.first = {number: First(first.k[:, :, :tokens], first.coords[:, :tokens]) for number, first in firsts}
 
     def took(self, noted: Pass) -> None:
         """Note where the tokens of a pass stand."""
         self.cut(noted.start)
         self.check_followed(noted.start)
-        old, device = self.at, device_of(self.layers)
+        old, device = self.at, self.device
         last = torch.full((1, 1), -1, device=device) if old is None else old.order.amax(1, keepdim=True)
         if noted.present is None:
             order = last + 1 + torch.arange(noted.tokens, device=device)[None]
@@ -157,7 +159,7 @@ class MovableCache:
         else:
             coords = on_one_axis(noted.coords)
         new = Positions(coords, order)
-        batch = max(order.shape[0], coords.shape[0], 1 if old is None else old.order.shape[0], batch_of(self.layers))
+        batch = max(order.shape[0], coords.shape[0], 1 if old is None else old.order.shape[0], self.batch)
         self.at = new if old is None else joined(old, new, batch)
         self.saw_horizon(coords)
 
@@ -168,7 +170,7 @@ class MovableCache:
         for number, first in self.first.items():
             few = first.coords.shape[0] == 1
             coords = first.coords if few else first.coords[rows.to(first.coords.device)]
-            self.first[number] = replace(first, k=first.k[rows.to(first.k.device)], coords=coords)
+            self.first[number] = First(first.k[rows.to(first.k.device)], coords)
 
     def saw_horizon(self, coords: Tensor) -> None:
         if self.keys.by_horizon:
@@ -177,15 +179,12 @@ class MovableCache:
             self.horizons = min(shortest, seen), max(longest, seen)
 
     @property
-    def batch(self) -> int:
-        return batch_of(self.layers)
-
-    @property
     def bytes(self) -> int:
         """The memory that is taken, with the keys as they were turned first (bytes)."""
         _ = self.held
-        firsts = (first.k.untyped_storage().nbytes() for first in self.first.values())
-        return sum(layer.bytes for layer in self.layers) + sum(firsts)
+        kept = [fact for layer in self.layers.values() for fact in (layer.keys, layer.values)]
+        kept += [first.k for first in self.first.values()]
+        return sum(fact.untyped_storage().nbytes() for fact in kept)
 
     def next_positions(self, tokens: int = 1) -> Tensor:
         """The `position_ids` of the next tokens, [B or 1, T]: each row goes on one place behind its last token."""
@@ -206,66 +205,51 @@ class MovableCache:
             given["attention_mask"] = torch.cat((present, present.new_ones(self.batch, tokens)), 1)
         return given
 
-    def crop(self, tokens: int | Tensor) -> None:
-        """Forget the tokens whose order is `tokens` or later (a number, or [B]: one for each row): to go back.
+    def rows(self, rows: Tensor) -> None:
+        """Go on with these rows of the batch, [any number], as transformers chooses them."""
+        self.cache.batch_select_indices(row_numbers(rows, self.batch))
 
-        Raises ValueError for a negative number, and where a window has forgotten tokens that would be seen again.
-        """
-        if self.held is not None:
-            self.stand(cropped(self.held, tokens, self.batch))
-
-    def evict(self, keep: Tokens, *, renumber: bool = True, rows: Tokens = None) -> None:
-        """Forget all tokens but `keep`: a slice, numbers, or a boolean for each, [tokens] or [B, tokens].
-
-        renumber  whether those that stay close the gaps: they count up from where the first token stood. Without, every
-                  token stays where it is; the next token comes behind the last
-        rows      the rows of the batch in which tokens are forgotten; all by default
-
-        Raises ValueError for tokens that are not held, and with `renumber` for keys that cannot be moved.
-        """
-        checks.kind("renumber", renumber, bool)
-        if self.held is not None:
-            self.stand(kept(self.held, keep, self.batch, renumber=renumber, rows=rows))
-
-    def drop(self, tokens: Tokens, *, rows: Tokens = None) -> None:
-        """Forget some tokens, and close the gap: as `evict` of all the others."""
-        if self.held is not None:
-            self.stand(dropped(self.held, tokens, self.batch, rows=rows))
+    def fork(self, number: int) -> list[Any]:
+        raise ValueError("a cache of transformers is not shared; copy it by copy.deepcopy, and give each to movable")
 
     def stand(self, at: Positions) -> None:
-        """Let the held tokens stand there from now on, and forget those of order -1."""
+        """Let the held tokens stand there from now on, and forget those of order -1.
+
+        Raises ValueError, before anything is changed, for keys that cannot be moved, and for tokens that are left apart
+        where a layer counts slots between them.
+        """
         old = self.held
         assert old is not None
-        if at is old:
-            return
-        self.check_movable(old.coords, at)
-        tails = ((layer, keys, at.tokens - keys.k.shape[2]) for layer, keys in self.turned())
-        changed = [(layer, standing(keys, at.rows(slice(n, None)).to(keys.k.device))) for layer, keys, n in tails]
         whole = in_order(at)[1]
-        self.write(changed, None if whole is None else noticed(whole))
+        self.check_movable(old.coords, at)
+        self.check_gaps(torch.zeros(1, 0) if whole is None else whole.order)
+        layers = self.layers
+        for number, turned in list(self.turned()):
+            keys = own_order(standing(turned, at.to(turned.k.device)))
+            self.first.pop(number, None)
+            k = keys.k
+            if keys.turned is not None:
+                before = keys.at.with_coords(keys.turned)
+                k = self.keys.moved(number, k, before, keys.at, (self.horizons or (1, 1))[1])
+                self.first[number] = First(keys.k, keys.turned)
+            pair = (k, keys.v) if self.keys.side(number) == "keys" else (keys.v, k)
+            layers[number].keys, layers[number].values = pair
+        self.at, self.horizons = (None, None) if whole is None else (noticed(whole), self.horizons)
 
-    def turned(self) -> Iterator[tuple[CacheLayer, Keys]]:
-        """Each layer, and its Keys as the model turned them: `k` is what turns, `v` what does not."""
-        held = self.at
-        assert held is not None
-        for layer in self.layers:
-            pair = layer.pair
-            if pair is None:
-                continue
-            k, v = pair if self.side(layer.number) == "keys" else pair[::-1]
-            start, first = held.tokens - k.shape[2], self.first.get(layer.number)
-            at = held.rows(slice(start, None)).to(k.device)
-            turned = None
-            if first is not None and first.end > start:
+    def turned(self) -> Iterator[tuple[int, Keys]]:
+        """The number of each layer, and its Keys as the model turned them: `k` is what turns, `v` what does not."""
+        assert self.at is not None
+        for number, layer in self.layers.items():
+            k, v = layer.keys, layer.values
+            if self.keys.side(number) == "values":
+                k, v = v, k
+            at, turned = self.at.to(k.device), None
+            if (first := self.first.get(number)) is not None:
                 # What came since stands where the model has turned it.
-                since, begin = first.end - start, start - first.start
-                turned = along(first.coords[:, begin:], at.coords[:, since:], len(k))
-                k = torch.cat((first.k[:, :, begin:], k[:, :, since:]), 2)
-            yield layer, Keys(k, v, at, turned=turned)
-
-    def side(self, layer: int) -> str:
-        """Which tensor of a layer turns; either will do where none can be moved."""
-        return "keys" if self.keys.fixed else self.keys.side(layer)
+                since = first.k.shape[2]
+                turned = along(first.coords, at.coords[:, since:], len(k))
+                k = torch.cat((first.k, k[:, :, since:]), 2)
+            yield number, Keys(k, v, at, turned=turned)
 
     def check_movable(self, coords: Tensor, at: Positions) -> None:
         """Raises ValueError where tokens would stand elsewhere whose keys cannot be moved."""
@@ -273,37 +257,19 @@ class MovableCache:
             return
         if self.keys.fixed:
             raise ValueError(f"tokens would stand elsewhere, and {self.keys.fixed}")
-        if self.horizons is None:
-            return
-        # The next token has to be turned as those before it are.
-        coming = int(at.coords.amax(-1).masked_fill(at.order < 0, 0).max()) + 2
-        for number in range(len(self.keys.encodings)):
-            self.keys.turning(number, min(self.horizons[0], coming), max(self.horizons[1], coming))
+        if self.horizons is not None:
+            # The next token has to be turned as those before it are.
+            coming = int(at.coords.amax(-1).masked_fill(at.order < 0, 0).max()) + 2
+            self.keys.check_horizons(min(self.horizons[0], coming), max(self.horizons[1], coming))
 
-    def write(self, changed: Sequence[tuple[CacheLayer, Keys]], at: Positions | None) -> None:
-        """Put keys into the cache, in the order of their tokens, each turned to where it stands; `at` is of them all.
-
-        Raises ValueError, before anything is changed, where a layer has forgotten what it would see, or counts slots
-        between tokens that stand apart.
-        """
-        counts = [layer.number for layer in self.layers if self.keys.counts_slots(layer.number)]
-        order = torch.zeros(1, 0) if at is None else at.order
+    def check_gaps(self, order: Tensor) -> None:
+        """Raises ValueError where tokens of this order [B or 1, T] stand apart, and a layer counts slots between."""
+        counts = [number for number in self.layers if self.keys.counts_slots(number)]
         if counts and bool(((order[:, 1:] != order[:, :-1] + 1) & (order[:, :-1] >= 0)).any()):
             raise ValueError(
                 f"{type(self.keys.decoder).__name__} counts distances in slots of the cache in layer {counts[0]} (a "
                 f"window or a bias), where tokens that stand apart lie side by side; close the gaps (renumber=True)"
             )
-        total = 0 if at is None else at.tokens
-        for layer, keys in [(layer, own_order(layer, keys, at)) for layer, keys in changed]:
-            self.first.pop(layer.number, None)
-            k = keys.k
-            if keys.turned is not None:
-                encoding = self.keys.turning(layer.number, *(self.horizons or (1, 1)))
-                k = encoding.moved(keys.k, keys.at.with_coords(keys.turned), keys.at)
-                self.first[layer.number] = First(total - keys.k.shape[2], keys.k, keys.turned)
-            pair = (k, keys.v) if self.side(layer.number) == "keys" else (keys.v, k)
-            layer.hold(pair, total)
-        self.at, self.horizons = at, self.horizons if total else None
 
 
 def on_one_axis(coords: Tensor) -> Tensor:
@@ -338,30 +304,13 @@ def in_order(at: Positions) -> tuple[slice | Tensor | None, Positions | None]:
     return columns, at_columns(at, columns)
 
 
-def own_order(layer: CacheLayer, keys: Keys, whole: Positions | None) -> Keys:
-    """The keys of a layer, as it is to hold them of the whole.
-
-    Raises ValueError where it has forgotten tokens that it would see.
-    """
+def own_order(keys: Keys) -> Keys:
+    """The keys of the tokens that are held, in the order of these."""
     columns, at = in_order(keys.at)
-    if whole is None or at is None:
-        return replace(chosen_columns(keys, slice(0, 0)), at=keys.at, turned=None)
+    if at is None:
+        return replace(chosen_columns(keys, slice(0, 0)), turned=None)
     if columns is not None:
         keys = chosen_columns(keys, columns)
-    slots = layer.kept(whole.tokens)
-    extra = at.tokens - slots
-    if extra > 0:
-        keys, at = chosen_columns(keys, slice(extra, None)), at.rows(slice(extra, None))
-    expected = whole.order[:, whole.tokens - slots :].to(at.order.device)
-    if extra < 0 or not bool((at.order == expected).all()):
-        raise ValueError(
-            f"layer {layer.number} keeps the newest {layer.most} tokens, and has forgotten some that it would see "
-            f"again; keep at least the newest {layer.most}, or make the cache as DynamicCache(), which keeps all"
-        )
     # Some that were moved may stand again where they were turned.
     turned = keys.turned if keys.turned is not None and elsewhere(keys.turned, at) else None
     return replace(keys, at=at, turned=turned)
-
-
-def batch_of(layers: Sequence[CacheLayer]) -> int:
-    return next((layer.layer.keys.shape[0] for layer in layers if layer.tokens), 1)

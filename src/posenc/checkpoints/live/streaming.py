@@ -1,7 +1,6 @@
 """Streams without an end through a live model, in bounded memory: the first tokens and a window of the newest."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -13,38 +12,24 @@ from posenc.checkpoints.live.moving_keys import movable
 from posenc.generation import Choice
 
 
-@dataclass(frozen=True)
-class Window:
-    """Which tokens of a stream are held.
-
-    sinks   so many of the first ones, on which attention rests (1 to 4 as published; 0 shows what becomes without)
-    window  so many of the newest
-    slack   up to so many more, before all but these are forgotten: the keys then move once for that many tokens
-    """
-
-    sinks: int = 4
-    window: int = 1020
-    slack: int = 64
-
-    def __post_init__(self) -> None:
-        checks.whole("sinks", self.sinks, 0)
-        checks.whole("window", self.window, 1)
-        checks.whole("slack", self.slack, 1)
-
-
 class Stream:
     """A text that a model reads on and on: it holds at most sinks + window + slack tokens, counted from 0.
 
+    sinks   so many of the first tokens, on which attention rests (1 to 4 as published; 0 shows what becomes without)
+    window  so many of the newest
+    slack   up to so many more, before all but these are forgotten: the keys then move once for that many tokens
     tokens  the tokens held, as `movable` has them
 
-    Raises ValueError for a model whose cached keys cannot be moved.
+    Raises ValueError for numbers out of range, and for a model whose cached keys cannot be moved.
     """
 
-    def __init__(self, model: Any, window: Window) -> None:
+    def __init__(self, model: Any, sinks: int = 4, window: int = 1020, slack: int = 64) -> None:
         from transformers import DynamicCache
 
-        self.model, self.window, self.device = model, window, next(model.parameters()).device
-        self.tokens = movable(model, DynamicCache(config=model.config))
+        self.sinks, self.window = checks.whole("sinks", sinks, 0), checks.whole("window", window, 1)
+        self.slack = checks.whole("slack", slack, 1)
+        self.model, self.device = model, next(model.parameters()).device
+        self.tokens = movable(model, DynamicCache())
         if self.tokens.keys.fixed:
             raise ValueError(f"{type(model).__name__} cannot read a stream: {self.tokens.keys.fixed}")
 
@@ -52,17 +37,17 @@ class Stream:
     def read(self, ids: Tensor) -> Tensor:
         """The logits [T, vocabulary] behind each of the next tokens, ids [T], of which there are at most as many as
         are held; each sees the sinks, the window, and what came since."""
-        held, size = 0 if self.tokens.held is None else self.tokens.held.tokens, self.window
-        if held + len(ids) > size.sinks + size.window + size.slack and held > size.sinks + size.window:
-            self.tokens.evict([*range(size.sinks), *range(held - size.window, held)])
+        count, most = 0 if self.tokens.held is None else self.tokens.held.tokens, self.sinks + self.window
+        if count + len(ids) > most + self.slack and count > most:
+            self.tokens.evict([*range(self.sinks), *range(count - self.window, count)])
         given = self.tokens.inputs(len(ids)) | {cache_name(self.model): self.tokens.cache}
         return self.model(input_ids=ids.to(self.device)[None], use_cache=True, **given).logits[0]
 
     def pieces(self, ids: Tensor) -> Iterator[Tensor]:
         """A text [T] in pieces to read: as many as are held at first, then as many as there is slack."""
-        first = self.window.sinks + self.window.window
+        first = self.sinks + self.window
         yield ids[:first]
-        yield from ids[first:].split(self.window.slack) if len(ids) > first else ()
+        yield from ids[first:].split(self.slack) if len(ids) > first else ()
 
 
 def stream(
@@ -101,7 +86,7 @@ def stream(
         checks.whole("tokens to generate", tokens, 1)
     vocab = cast(Any, model.config).get_text_config().vocab_size
     choice = Choice(vocab, temperature, top_k, seed=seed)
-    reading = Stream(model, Window(sinks, window, slack))
+    reading = Stream(model, sinks, window, slack)
     draw = choice.drawing(reading.device)
 
     def chosen() -> Iterator[int]:

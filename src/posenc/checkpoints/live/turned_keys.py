@@ -1,6 +1,5 @@
 """How the keys in a live model's cache turn: read for each layer, and compared with what the model caches."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -8,17 +7,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from posenc import checks
 from posenc.checkpoints.kinds.calls import cache_name, parameters
 from posenc.checkpoints.live.attach import MARK, build_part, decoder_parts
-from posenc.checkpoints.live.cache_layers import Pair, layers_of
-from posenc.checkpoints.live.latent_heads import OnLastChannels
 from posenc.checkpoints.live.unturned import decoder_of, fitted
 from posenc.checkpoints.vocabulary.reading import Layer
-from posenc.encoding import WHY_FIXED, Encoding, settings_of
+from posenc.encoding import WHY_FIXED, Encoding
 from posenc.encodings.rotary import Rotary
 from posenc.foreign.text import told
 from posenc.positions import Positions
-from posenc.schedules import Schedule
+from posenc.rotations import quotient
+
+Pair = tuple[Tensor, Tensor]
+"""What a layer calls its keys and its values, [B, KV, S, D] each."""
 
 Side = Literal["keys", "values"]
 """What a layer of a cache calls the tensor that turns: latent attention has it among the values."""
@@ -120,8 +121,8 @@ class CachedKeys:
         return self.measured if isinstance(self.measured, str) else ""
 
     def side(self, layer: int) -> Side:
-        """Which tensor of a layer turns, where its keys can be moved."""
-        return "keys" if isinstance(self.measured, str) else self.measured[layer]
+        """Which tensor of a layer turns; either will do where none can be moved."""
+        return "keys" if self.fixed or isinstance(self.measured, str) else self.measured[layer]
 
     @cached_property
     def measured(self) -> tuple[Side, ...] | str:
@@ -131,7 +132,6 @@ class CachedKeys:
             return ("keys",) * len(self.encodings)
         far = max(min(FAR, self.length // 8), 1)
         there = [Positions.count(ASKED), Positions.count(ASKED, start=far)]
-        horizon = (far + ASKED,) * 2
         try:
             ran = [self.run(at.coords[..., 0]) for at in there]
         except Exception as error:
@@ -140,13 +140,12 @@ class CachedKeys:
         sides: list[Side] = []
         for number in ran[0]:
             pairs = ran[0][number], ran[1][number]
-            encoding = self.turning(number, *horizon)
-            off = {side: differs(encoding, *there, *pairs, side) for side in ("keys", "values")}
+            off = {side: self.difference(number, *there, *pairs, side) for side in ("keys", "values")}
             best = min(off, key=lambda side: off[side])
             if not off[best] <= ALLOWED.get(pairs[0][0].dtype, 0.1):
                 return (
                     f"what {type(self.decoder).__name__} caches of tokens {far} places further on in layer {number} is "
-                    f"not what {encoding} turns there (off by {off[best]:.0%}); {REMEDY}"
+                    f"not what {self.encodings[number]} turns there (off by {off[best]:.0%}); {REMEDY}"
                 )
             sides.append("values" if best == "values" else "keys")
         return tuple(sides) + ("keys",) * (len(self.encodings) - len(sides))
@@ -159,73 +158,69 @@ class CachedKeys:
         cache, tokens = DynamicCache(), torch.arange(1, ASKED + 1, device=self.device)[None]
         given = {"position_ids": ids.to(self.device), cache_name(self.decoder): cache}
         self.decoder(input_ids=tokens, use_cache=True, **given)
-        return {layer.number: layer.pair for layer in layers_of(cache) if layer.pair is not None}
+        return {number: (layer.keys, layer.values) for number, layer in layers_of(cache).items()}
 
-    def turning(self, layer: int, shortest: int, longest: int) -> Encoding:
-        """The encoding by which a layer's keys were turned, in passes of horizons between the two.
-
-        Raises ValueError where they were not all turned by the same frequencies.
-        """
+    def moved(self, layer: int, k: Tensor, before: Positions, after: Positions, horizon: int) -> Tensor:
+        """Keys of a layer that were turned at `before`, as they are turned at `after`, both in passes of a horizon."""
         encoding = self.encodings[layer]
-        if not encoding.turns_when_attending:
-            return encoding
-        return made_at(encoding, shortest, longest)
+        if encoding.turns_when_attending and isinstance(encoding, Rotary):
+            before, after = (at.with_horizon(horizon) for at in (before, after))
+            return encoding.by_table(k, quotient(encoding.table, before, after, k))
+        return encoding.moved(k, before, after)
+
+    def check_horizons(self, shortest: int, longest: int) -> None:
+        """Raises ValueError where passes of horizons between the two did not turn keys by the same frequencies."""
+        for encoding in self.encodings:
+            if not encoding.turns_when_attending or not isinstance(encoding, Rotary) or encoding.schedule is None:
+                continue
+            short, long = encoding.spectrum(torch.tensor([shortest, longest]))[0].expand(2, -1)
+            if not torch.equal(short, long):
+                raise ValueError(
+                    f"{encoding} has changed its frequencies between horizons of {shortest} and {longest} tokens, and "
+                    f"the cache holds keys of both; keep a sequence within {encoding.schedule.short_horizon} tokens, "
+                    f"or feed the tokens again"
+                )
+
+    def difference(self, layer: int, before: Positions, after: Positions, old: Pair, new: Pair, side: Side) -> float:
+        """By how much what a layer caches elsewhere is not what it cached before with one side turned (relative)."""
+        turns, stays = (0, 1) if side == "keys" else (1, 0)
+        device = old[0].device
+        before, after = before.to(device), after.to(device)
+        try:
+            turned = self.moved(layer, old[turns], before, after, int(after.coords.max()) + 1)
+        except ValueError:
+            # So many channels are not what it turns.
+            return float("inf")
+        return max(relative(turned, new[turns]), relative(old[stays], new[stays]))
 
 
-def made_at(encoding: Encoding, shortest: int, longest: int) -> Encoding:
-    """An encoding that depends on a horizon, with the frequencies of passes with horizons between the two."""
-    if isinstance(encoding, OnLastChannels):
-        return OnLastChannels(made_at(encoding.encoding, shortest, longest))
-    if not isinstance(encoding, Rotary) or encoding.schedule is None:
-        raise ValueError(
-            f"{encoding} depends on a horizon within another encoding, and keys that transformers has turned by it "
-            f"are not turned again; {REMEDY}"
-        )
-    short, long = encoding.spectrum(torch.tensor([shortest, longest]))[0].expand(2, -1)
-    if not torch.equal(short, long):
-        raise ValueError(
-            f"{encoding} has changed its frequencies between horizons of {shortest} and {longest} tokens, and the "
-            f"cache holds keys of both; keep a sequence within {encoding.schedule.short_horizon} tokens, or feed the "
-            f"tokens again"
-        )
-    options: dict[str, Any] = settings_of(encoding) | {"schedule": AtHorizon(encoding.schedule, longest)}
-    return type(encoding)(encoding.head_dim, **options)
+def layers_of(cache: Any) -> dict[int, Any]:
+    """The layers of a transformers cache that hold keys, by their number.
 
-
-@dataclass(frozen=True)
-class AtHorizon(Schedule):
-    """A schedule that depends on the horizon, at one of them for good.
-
-    schedule  the schedule
-    horizon   the horizon (positions)
+    Raises TypeError for what is no such cache, and ValueError for layers that do not hold all of their tokens: sliding,
+    static and quantised ones, states of recurrent layers.
     """
+    from transformers import Cache, EncoderDecoderCache, cache_utils
 
-    schedule: Schedule
-    horizon: int
-
-    def __call__(
-        self, frequencies: Tensor, *, base: float, width: int, horizon: Tensor | None = None
-    ) -> tuple[Tensor, float | Tensor]:
-        at = torch.tensor([self.horizon], device=frequencies.device)
-        made, temperature = self.schedule(frequencies, base=base, width=width, horizon=at)
-        return made.flatten(), float(temperature)
-
-    def formula(
-        self, frequencies: Sequence[float], *, base: float, width: int, horizon: float | None = None
-    ) -> tuple[list[float], float]:
-        return self.schedule.formula(frequencies, base=base, width=width, horizon=self.horizon)
-
-
-def differs(encoding: Encoding, before: Positions, after: Positions, old: Pair, new: Pair, side: Side) -> float:
-    """By how much the cached pair of the same tokens elsewhere is not the old one with one side turned (relative)."""
-    turns, stays = (0, 1) if side == "keys" else (1, 0)
-    device = old[0].device
-    try:
-        turned = encoding.moved(old[turns], before.to(device), after.to(device))
-    except ValueError:
-        # So many channels are not what it turns.
-        return float("inf")
-    return max(relative(turned, new[turns]), relative(old[stays], new[stays]))
+    if not isinstance(cache, Cache):
+        raise TypeError(f"expected a cache of transformers, such as DynamicCache(), got {checks.shown(cache)}")
+    if isinstance(cache, EncoderDecoderCache):
+        raise ValueError(
+            "a cache of an encoder-decoder holds the keys of an encoder too, whose tokens have no place among the "
+            "decoder's; give the cache of a decoder"
+        )
+    if cache.offloading:
+        raise ValueError("an offloaded cache is on its way between devices; make the cache with offloading=False")
+    layers = {}
+    for number, layer in enumerate(cache.layers):
+        if type(layer) is cache_utils.DynamicLayer:
+            layers[number] = layer
+        elif not isinstance(layer, getattr(cache_utils, "DummyLayer", ())):
+            raise ValueError(
+                f"layer {number} of the cache is a {type(layer).__name__}, which forgets tokens or keeps them where "
+                f"they are; use DynamicCache(), without a config, whose layers keep all"
+            )
+    return layers
 
 
 def relative(x: Tensor, y: Tensor) -> float:

@@ -20,6 +20,7 @@ from posenc.checkpoints.measures.measure import (
     WHOLE,
     Detail,
     Given,
+    Measure,
     Number,
     Tell,
     TooShort,
@@ -28,7 +29,7 @@ from posenc.checkpoints.measures.measure import (
     share_of,
     tokenizer_of,
 )
-from posenc.checkpoints.measures.perplexity import Read, costs, likeliest, opening_of, read
+from posenc.checkpoints.measures.perplexity import Read, likeliest, opening_of, read
 from posenc.foreign import quoted
 
 ENOUGH = 0.856
@@ -89,7 +90,7 @@ class Question:
     answer: int
 
 
-class OneKey:
+class OneKey(Measure):
     """Decoders: whether the model says the number of a word, in a text where nothing else is a number.
 
     Trials lie at depths that are spread evenly from the beginning of the text to its end, the same at every length and
@@ -97,13 +98,12 @@ class OneKey:
     what reading greedily would say, by induction on the first mistake.
     """
 
-    name: ClassVar[str] = "one-key"
+    name = "one-key"
     words: ClassVar[str] = "the number of a word, in a text where nothing else is a number"
     keys: ClassVar[int] = 1
-    price: ClassVar = "right"
-    needs: ClassVar = ENOUGH
-    baselines: ClassVar[Mapping[str, str]] = {}
-    options: ClassVar = frozenset({"text", "samples", "chunk", "cache"})
+    price = "right"
+    needs = ENOUGH
+    options = frozenset({"text", "samples", "chunk", "cache"})
 
     def __init__(self, given: Given, seed: int = 0) -> None:
         """In sentences of the text where one is given; samples are trials.
@@ -113,12 +113,12 @@ class OneKey:
         self.tokenizer, self.chunk, self.cache, self.seed = tokenizer_of(given.loaded), given.chunk, given.cache, seed
         self.opening = opening_of(self.tokenizer)
         self.trials = TRIALS if given.samples is None else given.samples
-        self.filler, where = FILLER, "repeated sentences"
+        self.filler, source = FILLER, "repeated sentences"
         if given.text:
             title, text = read(given.text)
-            self.filler, where = sentences(text), f"sentences of {title}"
+            self.filler, source = sentences(text), f"sentences of {title}"
         filler = hashlib.sha256("\0".join(self.filler).encode()).hexdigest()
-        self.on = f"{self.trials} trials: {self.words}, in {where}"
+        self.on = f"{self.trials} trials: {self.words}, in {source}"
         self.facts = {"task": self.name, "trials": self.trials, "seed": seed, "filler": filler, "chunk": self.chunk}
         # One number alone in a text is one among all numbers for whoever does not read it.
         chance = 1 / (self.keys if self.keys > 1 else len(NUMBERS))
@@ -142,8 +142,8 @@ class OneKey:
         names = random_numbers.sample(WORDS, self.keys)
         number_of = dict(zip(names, random_numbers.sample(NUMBERS, self.keys), strict=True))
         places = {name: random_numbers.random() for name in names} | dict(zip(names, depths, strict=False))
-        said = [(places[name], f"The number of {name} is {number}. ") for name, number in number_of.items()]
-        body = functools.partial(hidden, said, self.filler)
+        keys = [(places[name], f"The number of {name} is {number}. ") for name, number in number_of.items()]
+        body = functools.partial(haystack, keys, self.filler)
         return [Draw(body, f"\n\nThe number of {name} is", str(number_of[name])) for name in names[: len(depths)]]
 
     def questions(self, length: int) -> Iterator[Question]:
@@ -152,28 +152,20 @@ class OneKey:
         for text in range(len(self.texts)):
             yield from questions(self.draws(text), ids, length, self.opening)
 
-    def passes(self, lengths: Sequence[int], by_length: bool) -> tuple[int, ...]:
-        """Each length has texts of its own."""
-        return tuple(lengths)
-
-    def work(self, model: Any, length: int) -> float:
-        try:
-            return math.fsum(costs(model, [one.ids for one in self.questions(length)], self.cache))
-        except TooShort:
-            return 0.0
+    def work(self, length: int) -> float:
+        return self.trials * length
 
     def run(self, model: Any, length: int, how: str = WHOLE, tell: Tell | None = None) -> dict[str, Any]:
         """Whether each trial was right; raises TooShort for a length without room for the task."""
         if how != WHOLE:
             raise ValueError(f"{self.name} is asked of the whole text alone, not of {quoted(how)}")
-        asked, before, right = list(self.questions(length)), Read(self.cache), []
-        work = costs(model, [question.ids for question in asked], self.cache)
-        for number, question in enumerate(asked):
-            share = part_of(tell, sum(work[:number]), sum(work), work[number])
-            said = likeliest(model, question.ids, question.answer, self.chunk, share, before)
-            right.append(said.equal(question.ids[-question.answer :]))
-        depths = [self.depth(trial) for trials in self.texts for trial in trials]
-        return {"right": right, "depths": depths, "read": sum(len(question.ids) for question in asked)}
+        trials, reader, right = list(self.questions(length)), Read(self.cache), []
+        for number, question in enumerate(trials):
+            share = part_of(tell, number, len(trials))
+            answer = likeliest(model, question.ids, question.answer, self.chunk, share, reader)
+            right.append(answer.equal(question.ids[-question.answer :]))
+        depths = [self.depth(trial) for numbers in self.texts for trial in numbers]
+        return {"right": right, "depths": depths, "read": sum(len(question.ids) for question in trials)}
 
     def values(self, raw: Mapping[int, Mapping[str, Any]], length: int) -> dict[str, Value]:
         return {"right": share_of([float(right) for right in raw[length]["right"]])}
@@ -188,20 +180,17 @@ class OneKey:
 class SeveralKeys(OneKey):
     """Decoders: whether the model says the number of one of eight words."""
 
-    name: ClassVar = "several-keys"
-    words: ClassVar = "the number of one of 8 words"
-    keys: ClassVar = 8
+    name = "several-keys"
+    words = "the number of one of 8 words"
+    keys = 8
 
 
-def hidden(said: Sequence[tuple[float, str]], filler: Sequence[str], steps: int) -> list[str]:
-    """So many sentences of the filler, with others among them, each behind its share of the text."""
+def haystack(keys: Sequence[tuple[float, str]], filler: Sequence[str], steps: int) -> list[str]:
+    """So many sentences of the filler, with those of the keys among them, each at its depth in the text."""
     text = [filler[n % len(filler)] for n in range(steps)]
-    out, done = [], 0
-    for depth, sentence in sorted(said, key=lambda pair: pair[0]):
-        place = round(depth * steps)
-        out += [*text[done:place], sentence]
-        done = place
-    return out + text[done:]
+    for depth, sentence in reversed(sorted(keys, key=lambda pair: pair[0])):
+        text.insert(round(depth * steps), sentence)
+    return text
 
 
 def sentences(text: str) -> tuple[str, ...]:
@@ -212,14 +201,14 @@ def sentences(text: str) -> tuple[str, ...]:
     >>> sentences("It rains. It is 9 degrees. So be it!")
     ('It rains. ', 'So be it! ')
     """
-    split = (" ".join(sentence.split()) for sentence in re.split(r"(?<=[.!?])\s+", text))
-    kept = tuple(f"{sentence} " for sentence in split if sentence and not re.search(r"\d", sentence))
-    if not kept:
+    pieces = (" ".join(piece.split()) for piece in re.split(r"(?<=[.!?])\s+", text))
+    plain = tuple(f"{piece} " for piece in pieces if piece and not re.search(r"\d", piece))
+    if not plain:
         raise ValueError(
             "the text has no sentence without a number, so that no key can be hidden in it; give another --text, or "
             "--measures perplexity alone"
         )
-    return kept
+    return plain
 
 
 def ids_of(tokenizer: Any) -> Ids:

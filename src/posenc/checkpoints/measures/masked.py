@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -10,8 +10,7 @@ import torch.nn.functional as F
 
 from posenc.checkpoints.formats.devices import first_of
 from posenc.checkpoints.measures import perplexity
-from posenc.checkpoints.measures.measure import WHOLE, Detail, Given, Number, Tell, Value, mean_of, tokenizer_of
-from posenc.checkpoints.measures.work import Work
+from posenc.checkpoints.measures.measure import WHOLE, Given, Measure, Number, Tell, Value, mean_of, tokenizer_of
 from posenc.checkpoints.vocabulary.reading import CannotRead
 
 EVERY, FOLDS = 7, (0, 3)
@@ -21,21 +20,20 @@ DOCUMENTS = 24
 """How many documents are measured where nobody says how many."""
 
 
-class Masked:
+class Masked(Measure):
     """Masked language models: what they say in the place of a token that is masked.
 
     A document is as many lines of the text as fill the length.
     """
 
-    name: ClassVar = "masked"
-    numbers: ClassVar = (
+    name = "masked"
+    numbers = (
         Number("perplexity", "pseudo-perplexity of masked tokens", False),
         Number("accuracy", "share of masked tokens said right", True),
     )
-    price: ClassVar = "perplexity"
-    needs: ClassVar = None
+    price = "perplexity"
     baselines: ClassVar = {"windows": "the document in pieces of the trained length, each by itself"}
-    options: ClassVar = frozenset({"text", "samples"})
+    options = frozenset({"text", "samples"})
 
     def __init__(self, given: Given) -> None:
         """Raises CannotRead without a tokenizer that masks, ValueError where the text fills no document."""
@@ -51,11 +49,8 @@ class Masked:
         # A text that is too short for the longest documents is an error before anything is measured.
         self.documents(given.longest)
 
-    def passes(self, lengths: Sequence[int], by_length: bool) -> tuple[int, ...]:
-        return tuple(lengths)
-
-    def work(self, model: Any, length: int) -> float:
-        return self.samples * len(FOLDS) * Work.of(model).total(length)
+    def work(self, length: int) -> float:
+        return self.samples * len(FOLDS) * length
 
     def documents(self, length: int) -> list[list[int]]:
         """The tokens of documents that, with the special ones around them, fill a length."""
@@ -113,6 +108,3 @@ class Masked:
         error = None if losses.error is None else value * losses.error
         right = mean_of([document["right"] / document["count"] for document in of])
         return {"perplexity": Value(value, error, losses.each), "accuracy": right}
-
-    def details(self, raw: Mapping[int, Mapping[str, Any]], lengths: Sequence[int]) -> tuple[Detail, ...]:
-        return ()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from posenc.checkpoints.formats.load import Loaded
@@ -62,7 +62,7 @@ class Detail:
     values: tuple[float, ...]
 
 
-class Measure(Protocol):
+class Measure:
     """One way to ask what a model does with longer inputs.
 
     name       as the user asks for it: --measures perplexity,one-key
@@ -76,42 +76,34 @@ class Measure(Protocol):
     facts      all that results depend on beside model, method and length (JSON)
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def numbers(self) -> tuple[Number, ...]: ...
-    @property
-    def price(self) -> str: ...
-    @property
-    def needs(self) -> float | None: ...
-    @property
-    def baselines(self) -> Mapping[str, str]: ...
-    @property
-    def options(self) -> frozenset[str]: ...
-    @property
-    def on(self) -> str: ...
-    @property
-    def facts(self) -> Mapping[str, Any]: ...
+    name: ClassVar[str]
+    numbers: tuple[Number, ...]
+    price: ClassVar[str]
+    needs: ClassVar[float | None] = None
+    baselines: ClassVar[Mapping[str, str]] = {}
+    options: ClassVar[frozenset[str]]
+    on: str
+    facts: Mapping[str, Any]
 
     def passes(self, lengths: Sequence[int], by_length: bool) -> tuple[int, ...]:
         """The lengths that take a pass of their own; by_length: the method itself depends on the length."""
-        ...
+        return tuple(lengths)
 
-    def work(self, model: Any, length: int) -> float:
-        """What the pass at a length costs, in the unit of `Work`: tokens without a past."""
-        ...
+    def work(self, length: int) -> float:
+        """How many tokens the pass at a length reads."""
+        raise NotImplementedError
 
     def run(self, model: Any, length: int, how: str = WHOLE, tell: Tell | None = None) -> dict[str, Any]:
         """The raw result of a pass, as JSON; `how` is WHOLE or the name of a baseline."""
-        ...
+        raise NotImplementedError
 
     def values(self, raw: Mapping[int, Mapping[str, Any]], length: int) -> dict[str, Value]:
         """The numbers at a length, by name, from the raw results of the passes by their lengths."""
-        ...
+        raise NotImplementedError
 
     def details(self, raw: Mapping[int, Mapping[str, Any]], lengths: Sequence[int]) -> tuple[Detail, ...]:
         """What a report shows beside the numbers."""
-        ...
+        return ()
 
 
 @dataclass(frozen=True)
@@ -125,7 +117,6 @@ class Given:
     samples  windows, documents or trials; None: as many as the measure takes by itself
     start    the token of the text that is read first; None: where the measure begins by itself
     chunk    how many tokens go through a decoder at once
-    batch    how many texts of one length go through it side by side
     cache    where it keeps keys: "device" or "cpu"
     """
 
@@ -136,7 +127,6 @@ class Given:
     samples: int | None = None
     start: int | None = None
     chunk: int = 1024
-    batch: int = 1
     cache: str = "device"
 
     @cached_property

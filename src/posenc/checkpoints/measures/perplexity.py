@@ -15,11 +15,12 @@ from torch import Tensor
 
 from posenc.checkpoints.formats.devices import AUTO, first_of
 from posenc.checkpoints.kinds.calls import cache_name
-from posenc.checkpoints.live.streaming import Stream, Window
+from posenc.checkpoints.live.streaming import Stream
 from posenc.checkpoints.measures.measure import (
     WHOLE,
     Detail,
     Given,
+    Measure,
     Number,
     Tell,
     Value,
@@ -27,7 +28,6 @@ from posenc.checkpoints.measures.measure import (
     part_of,
     tokenizer_of,
 )
-from posenc.checkpoints.measures.work import Work
 from posenc.foreign import quoted
 from posenc.lab.texts.data import Piece, read_text
 
@@ -130,7 +130,6 @@ def losses(
     """-ln p (nats, float32) of each token but the first, given those before it: [T - 1] for ids [T].
 
     model  a transformers model with a language modelling head, in evaluation mode
-    ids    [T], or [B, T] for texts that go through it side by side, of which the losses are [B, T - 1]
     chunk  how many tokens go through it at once: memory grows with chunk times the vocabulary, and with the cache
     tell   is told how much of the work is done
     last   how many losses at the end are wanted; None: all
@@ -144,7 +143,7 @@ def losses(
     read = predictions(model, ids, chunk, tell, Read(cache), last=last)
     # A loop would hold the logits of a chunk while the next ones are made. What waits on the device costs less than a
     # stop of it for each chunk.
-    return torch.cat([*starmap(of_rows, read)], -1).cpu()
+    return torch.cat([*starmap(of_rows, read)]).cpu()
 
 
 def streamed_losses(
@@ -157,7 +156,7 @@ def streamed_losses(
     Raises ValueError for fewer than two tokens, numbers out of range, and a model whose cached keys cannot be moved.
     """
     check_ids(ids)
-    reading, found, done = Stream(model, Window(sinks, window, slack)), [], 0
+    reading, found, done = Stream(model, sinks, window, slack), [], 0
     for piece in reading.pieces(ids[:-1]):
         logits = reading.read(piece)
         found.append(of_rows(logits, ids[done + 1 : done + 1 + len(piece)].to(logits.device)))
@@ -168,18 +167,15 @@ def streamed_losses(
 
 
 def of_rows(logits: Tensor, targets: Tensor) -> Tensor:
-    """The losses [n] of predictions [n, vocabulary], or [B, n] of several texts, some rows at a time."""
-    if targets.dim() > 1:
-        return torch.stack([of_rows(*one) for one in zip(logits, targets, strict=True)])
+    """The losses [n] of predictions [n, vocabulary], some rows at a time."""
     parts = [slice(row, row + ROWS) for row in range(0, len(targets), ROWS)]
     return torch.cat([F.cross_entropy(logits[rows].float(), targets[rows], reduction="none") for rows in parts])
 
 
-def check_ids(ids: Tensor, axes: int = 1) -> None:
-    """Raises ValueError unless something follows a token; with 2 axes there may be several texts."""
-    if not 1 <= ids.dim() <= axes or ids.shape[-1] < 2:
-        several = " or [B, T]" if axes > 1 else ""
-        raise ValueError(f"predictions take the ids [T]{several} of two tokens or more, got shape {list(ids.shape)}")
+def check_ids(ids: Tensor) -> None:
+    """Raises ValueError unless something follows a token."""
+    if ids.dim() != 1 or len(ids) < 2:
+        raise ValueError(f"predictions take the ids [T] of two tokens or more, got shape {list(ids.shape)}")
 
 
 class Read:
@@ -230,20 +226,6 @@ def begin_alike(ids: Tensor, others: Tensor) -> int:
     return int(different[0]) if len(different) else most
 
 
-def costs(model: Any, texts: Sequence[Tensor], place: str = DEVICE) -> list[float]:
-    """What each of some texts [T] costs that are read one behind another, as `Read` does it, in the unit of `Work`."""
-    work, goes_back = Work.of(model), place == DEVICE and will_go_back(model)
-    begun = (begin_alike(*pair) if goes_back else 0 for pair in pairwise(texts))
-    return [work.total(len(ids)) - work.total(first) for ids, first in zip(texts, (0, *begun), strict=True)]
-
-
-def will_go_back(model: Any) -> bool:
-    """Whether the cache that transformers makes for a model can go back, as far as its config says."""
-    from transformers import DynamicCache, PreTrainedConfig
-
-    return isinstance(model.config, PreTrainedConfig) and can_go_back(DynamicCache(config=model.config))
-
-
 def predictions(
     model: Any,
     ids: Tensor,
@@ -258,17 +240,14 @@ def predictions(
     read  what the model has read of these ids already, of which nothing is predicted again; it grows by each chunk
     last  how many predictions at the end are wanted; None: all. A chunk before them gives none, and no logits are made
           that are not wanted, unless the model makes them all by itself
-
-    Of several texts they are [B, n, vocabulary] and [B, n].
     """
-    check_ids(ids, axes=2)
+    check_ids(ids)
     if chunk < 1:
         raise ValueError(f"chunk must be 1 token or more, got {chunk}")
-    work, read, on_device, name = Work.of(model), read or Read(), ids.to(first_of(model)), cache_name(model)
-    texts = on_device.view(-1, ids.shape[-1])
+    read, on_device, name = read or Read(), ids.to(first_of(model)), cache_name(model)
     chooses = "logits_to_keep" in inspect.signature(model.forward).parameters
     # The last token predicts nothing.
-    first, until = read.ids.shape[-1], ids.shape[-1] - 1
+    first, until = len(read.ids), len(ids) - 1
     for start in range(first, until, chunk):
         end = min(start + chunk, until)
         wanted = end - start if last is None else max(0, min(end - start, last - (until - end)))
@@ -276,16 +255,14 @@ def predictions(
         kept = {"logits_to_keep": max(1, wanted)} if chooses and wanted < end - start else {}
         # As a decorator it would hold what was given last while the next is made.
         with torch.inference_mode():
-            out = model(input_ids=texts[:, start:end], use_cache=True, **{name: read.begun(model)}, **kept)
-        read.ids, read.cache = ids[..., :end], getattr(out, name)
+            out = model(input_ids=on_device[None, start:end], use_cache=True, **{name: read.begun(model)}, **kept)
+        read.ids, read.cache = ids[:end], getattr(out, name)
         if wanted:
-            logits = out.logits[:, -wanted:] if ids.dim() > 1 else out.logits[0, -wanted:]
-            yield logits, on_device[..., end + 1 - wanted : end + 1]
-            del logits
+            yield out.logits[0, -wanted:], on_device[end + 1 - wanted : end + 1]
         # The logits of this chunk must go before those of the next come.
         del out
         if tell is not None:
-            tell(work.share(end, until, first))
+            tell((end - first) / (until - first))
 
 
 def check_cache(place: str, device: str) -> None:
@@ -340,21 +317,20 @@ def likeliest(
     return torch.cat([*starmap(lambda logits, _: logits.argmax(-1), wanted)]).cpu()
 
 
-class Perplexity:
+class Perplexity(Measure):
     """Language models: the perplexity of a text, of all tokens of a window and of its last ones.
 
     A pass at the longest length says the same of every shorter one, unless the method itself depends on the length.
     """
 
-    name: ClassVar = "perplexity"
-    numbers: ClassVar = (
+    name = "perplexity"
+    numbers = (
         Number("last", f"perplexity of the last {LAST} tokens", False),
         Number("mean", "perplexity of all tokens", False),
     )
-    price: ClassVar = "mean"
-    needs: ClassVar = None
+    price = "mean"
     baselines: ClassVar = {"windows": "each token predicted from at most the trained length before it"}
-    options: ClassVar = frozenset({"text", "samples", "start", "chunk", "batch", "cache"})
+    options = frozenset({"text", "samples", "start", "chunk", "cache"})
 
     def __init__(self, given: Given) -> None:
         """Raises CannotRead without a tokenizer, and ValueError where the text has less than the windows take."""
@@ -364,7 +340,6 @@ class Perplexity:
         room = len(self.text.ids) + len(self.text.opening)
         most = max(1, min(WINDOWS, SHORT // self.stride, (room - (given.start or 0)) // self.stride))
         self.count = most if given.samples is None else given.samples
-        self.batch = min(given.batch, self.count)
         latest = max(0, room - self.count * self.stride)
         self.start = min(BEGIN, latest) if given.start is None else given.start
         # All of the windows are there, or nothing is begun.
@@ -375,7 +350,7 @@ class Perplexity:
             f"{self.stride:,} tokens, from token {self.start:,}; chunks of {self.chunk:,}"
         )
         self.facts = {"text": self.text.sha256, "start": self.start, "windows": self.count, "stride": self.stride}
-        self.facts |= {"chunk": self.chunk} | batch_in_facts(self.batch)
+        self.facts |= {"chunk": self.chunk}
 
     def window(self, place: int, length: int) -> Tensor:
         """The ids [length] of a window; windows lie behind one another."""
@@ -384,20 +359,18 @@ class Perplexity:
     def passes(self, lengths: Sequence[int], by_length: bool) -> tuple[int, ...]:
         return tuple(lengths) if by_length else tuple(lengths[-1:])
 
-    def work(self, model: Any, length: int) -> float:
-        return self.count * Work.of(model).total(length)
+    def work(self, length: int) -> float:
+        return self.count * length
 
     def run(self, model: Any, length: int, how: str = WHOLE, tell: Tell | None = None) -> dict[str, Any]:
         found: list[list[float]] = []
-        for first in range(0, self.count, self.batch):
-            places = range(first, min(first + self.batch, self.count))
-            share = part_of(tell, first, self.count, len(places))
-            ids = torch.stack([self.window(place, length) for place in places])
+        for place in range(self.count):
+            share, ids = part_of(tell, place, self.count), self.window(place, length)
             if how == WHOLE:
                 loss = losses(model, ids, chunk=self.chunk, tell=share, cache=self.cache)
             else:
                 loss = losses_in_windows(model, ids, self.trained, chunk=self.chunk, tell=share, cache=self.cache)
-            found += [[round(one, 5) for one in window] for window in loss.tolist()]
+            found.append([round(nats, 5) for nats in loss.tolist()])
         return {"losses": found, "read": self.count * length}
 
     def values(self, raw: Mapping[int, Mapping[str, Any]], length: int) -> dict[str, Value]:
@@ -430,22 +403,17 @@ def of_windows(windows: Sequence[Tensor], first: int, end: int) -> Value:
     return Value(value, None if error is None else value * error, each)
 
 
-def batch_in_facts(batch: int) -> dict[str, int]:
-    """What the results of a measure depend on by its batch: several texts at once are rounded differently."""
-    return {"batch": batch} if batch > 1 else {}
-
-
 def losses_in_windows(
     model: Any, ids: Tensor, window: int, *, chunk: int = 1024, tell: Tell | None = None, cache: str = DEVICE
 ) -> Tensor:
     """-ln p of each token but the first; past the window, from windows that begin half a window later."""
-    chunk, half, tokens = min(chunk, window), max(1, window // 2), ids.shape[-1]
-    found, done = [losses(model, ids[..., :window], chunk=chunk, cache=cache)], min(window, tokens)
+    chunk, half, tokens = min(chunk, window), max(1, window // 2), len(ids)
+    found, done = [losses(model, ids[:window], chunk=chunk, cache=cache)], min(window, tokens)
     for end in range(window + half, tokens + half, half):
         end = min(end, tokens)
-        of_window = ids[..., max(0, end - window) : end]
+        of_window = ids[max(0, end - window) : end]
         found.append(losses(model, of_window, chunk=chunk, last=end - done, cache=cache))
         done = end
         if tell is not None:
             tell(end / tokens)
-    return torch.cat(found, -1)
+    return torch.cat(found)

@@ -91,11 +91,6 @@ def encodings_of(part: Part) -> list[dict[str, Encoding]]:
     ]
 
 
-def trained_or_one(length: int | None) -> int:
-    """The length of a Shape, which has to have one."""
-    return length or 1
-
-
 @functools.lru_cache(maxsize=1024)
 def built(spec: str, shape: Shape) -> Encoding:
     """An encoding to be looked at and not changed: layers that are alike share it."""

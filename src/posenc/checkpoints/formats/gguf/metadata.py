@@ -21,7 +21,7 @@ from posenc.checkpoints.vocabulary.reading import (
     Part,
     Reading,
 )
-from posenc.checkpoints.vocabulary.specs import possible, rotary_spec, spec_of, trained_or_one, whole
+from posenc.checkpoints.vocabulary.specs import possible, rotary_spec, spec_of, whole
 from posenc.encoding import Shape
 from posenc.foreign import count, matches, quoted
 from posenc.schedules import Schedule
@@ -183,7 +183,7 @@ class Reader:
         return [i for i in range(self.layers) if (every and (i + 1) % every) or without[i : i + 1] == [0]]
 
     def shape(self) -> Shape:
-        return Shape(self.dim, self.heads, self.head_dim, trained_or_one(self.length), self.causal)
+        return Shape(self.dim, self.heads, self.head_dim, self.length or 1, self.causal)
 
     def plain(self, spec: str, window: int | None, head_dim: int | None = None) -> Layer:
         return Layer(spec, head_dim or self.head_dim, window, self.scale)
@@ -198,7 +198,7 @@ class Reader:
         parts = []
         for name, many, causal in stacks:
             spec = spec_of("t5_bias", buckets=buckets, max_distance=128, causal=causal)
-            shape = Shape(self.dim, self.heads, self.head_dim, trained_or_one(self.length), causal)
+            shape = Shape(self.dim, self.heads, self.head_dim, self.length or 1, causal)
             layers = (Layer(spec, self.head_dim, None, self.scale or 1.0),) * many
             parts.append(Part(name, shape, layers, self.kv_heads, self.length))
             with possible("attention.relative_buckets_count"):

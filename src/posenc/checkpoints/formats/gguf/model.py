@@ -4,8 +4,10 @@ transformers reads some keys of such files and leaves out others. Positions are 
 inspect` has; a config that says something else is corrected where transformers has the keys, and refused where not.
 """
 
+import io
 import math
 import tempfile
+from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -65,7 +67,9 @@ class GGUFModel:
             # Left packed, weights are multiplied by code that transformers fetches.
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
         options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
-        model, info = from_file(self.kind, self.file, **options)
+        # Its bars are of tqdm itself, which no switch of transformers reaches.
+        with redirect_stderr(io.StringIO()):
+            model, info = from_file(self.kind, self.file, **options)
         if wrong := sorted({name for name, _, _ in info["mismatched_keys"]} | set(info["missing_keys"])):
             raise CannotRead(f"it has no tensor that fits {wrong[0]} of {self.kind.__name__}", remedy=ORIGINAL)
         model.config.name_or_path = str(self.file.path)

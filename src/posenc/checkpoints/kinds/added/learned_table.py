@@ -83,9 +83,6 @@ class LearnedTable(Kind):
                 continue
             yield cls(stack, path, spec, row, origin, name, tuple(values.shape))
 
-    def specs(self) -> list[str]:
-        return [self.spec]
-
     @property
     def besides(self) -> str:
         """What the spec does not say."""

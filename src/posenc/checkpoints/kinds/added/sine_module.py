@@ -130,9 +130,6 @@ class SineModule(Kind):
         """What the spec does not say."""
         return f"{self.path}: {self.places.words}; its layers say what this is added to, embeddings or queries and keys"
 
-    def specs(self) -> list[str]:
-        return [self.spec]
-
     def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, same: bool) -> list[Change]:
         module = model.get_submodule(self.path)
         ours = ComputedSines(self.one(encodings), self.places, module)

@@ -45,9 +45,6 @@ class Buckets(Kind):
                 stack.node.claimed |= {path for path, _ in rows}
                 yield cls(stack, seen.path, known[key] or "", seen.name)
 
-    def specs(self) -> list[str]:
-        return [self.spec] * self.stack.layers
-
     def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, same: bool) -> list[Change]:
         module: Any = model.get_submodule(self.path)
         encoding = self.one(encodings)

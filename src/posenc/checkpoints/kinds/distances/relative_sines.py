@@ -44,9 +44,6 @@ class RelativeSines(Kind):
                     stack.node.claimed |= {*held, *projected}
                     yield cls(stack, path, spec, place)
 
-    def specs(self) -> list[str]:
-        return [self.spec] * self.stack.layers
-
     def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, same: bool) -> list[Change]:
         module, encoding = model.get_submodule(self.path), self.one(encodings)
         if encoding.dim != self.stack.shape.dim:

@@ -40,9 +40,6 @@ class Slopes(Kind):
             built = next((path for path, module in stack.modules() if builder_of(module)), None)
             yield cls(stack, stack.node.path if built is None else built, spec, built is not None)
 
-    def specs(self) -> list[str]:
-        return [self.spec] * self.stack.layers
-
     def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, same: bool) -> list[Change]:
         module: Any = model.get_submodule(self.path)
         if not self.built:

@@ -65,9 +65,6 @@ class WindowBias(Kind):
                     stack.besides.append(sentence)
                 yield cls(stack, path, spec, index, "" if learned else name, window)
 
-    def specs(self) -> list[str]:
-        return [self.spec] * self.stack.layers
-
     def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, same: bool) -> list[Change]:
         module: Any = model.get_submodule(self.path)
         encoding = self.one(encodings)
