@@ -203,13 +203,8 @@ class Encoding(KeepsTables, Published):
         """Door 2. Queries [B, H, T, D] or keys [B, KV, S, D], whichever `side` says, turned by their own positions."""
         return x
 
-    def turn_both(
-        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Door 2 for queries and keys in one call.
-
-        `in_place` allows to overwrite them: only for a caller who owns both, and reads neither again.
-        """
+    def turn_both(self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions) -> tuple[Tensor, Tensor]:
+        """Door 2 for queries and keys in one call."""
         return self.turn(q, at, "query"), self.turn(k, keys_at, "key")
 
     def by_distance(self, delta: Tensor) -> Tensor | None:
@@ -473,12 +468,10 @@ class Compose(Encoding):
             x = part.turn(x, at, side)
         return x
 
-    def turn_both(
-        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def turn_both(self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions) -> tuple[Tensor, Tensor]:
         for part in self.turning:
             if "turn" in part.doors:
-                q, k = part.turn_both(q, k, at, keys_at, in_place=in_place)
+                q, k = part.turn_both(q, k, at, keys_at)
         return q, k
 
     def by_distance(self, delta: Tensor) -> Tensor | None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from posenc import checks
 from posenc.channel_pairs import PairsTurned
 from posenc.encoding import Encoding, Side
-from posenc.kernels.rotate_pairs import is_plain, rotate_at_once, rotate_both, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 from posenc.precision import exact, has_float64
 
@@ -18,8 +18,8 @@ class Turning(PairsTurned, Encoding):
 
     turns = "alike"
 
-    def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
-        """Queries or keys [B, heads, T, head_dim], rotated; `in_place` for a caller who owns them."""
+    def rotated(self, x: Tensor, at: Positions) -> Tensor:
+        """Queries or keys [B, heads, T, head_dim], rotated."""
         raise NotImplementedError
 
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
@@ -28,11 +28,6 @@ class Turning(PairsTurned, Encoding):
     def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
         # Angles are linear in the coordinates.
         return self.rotated(k, between(before, after))
-
-    def turn_both(
-        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        return self.rotated(q, at, in_place=in_place), self.rotated(k, keys_at, in_place=in_place)
 
 
 class Rotations(Turning):
@@ -48,41 +43,31 @@ class Rotations(Turning):
         """Cosines and sines [2, B or 1, 1, T, P] at some positions, each row computed by itself."""
         raise NotImplementedError
 
-    def rows(self, x: Tensor, at: Positions, *, unwatched: bool = False) -> Tensor:
-        """The table for heads like x [B, H, T, head_dim] at their positions; `unwatched` as `once` has it."""
+    def rows(self, x: Tensor, at: Positions) -> Tensor:
+        """The table for heads like x [B, H, T, head_dim] at their positions."""
         # A declared horizon is not among what tokens that count up from a known start tell of themselves.
         keep = x.is_cpu and not self.turns_when_attending
-        return self.once(self.table, at, rotation_dtype(x), x.device, keep=keep, unwatched=unwatched)
+        return self.once(self.table, at, rotation_dtype(x), x.device, keep=keep)
 
-    def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
+    def rotated(self, x: Tensor, at: Positions) -> Tensor:
         checks.head_dim(self, x)
-        return self.by_table(x, self.rows(x, at), in_place=in_place)
+        return self.by_table(x, self.rows(x, at))
 
-    def by_table(self, x: Tensor, table: Tensor, *, in_place: bool = False) -> Tensor:
+    def by_table(self, x: Tensor, table: Tensor) -> Tensor:
         """Queries or keys, their pairs turned by a table of cosines and sines."""
         cos, sin = table.unbind(0)
-        return rotate_pairs(x, cos, sin, self.layout, in_place=in_place)
+        return rotate_pairs(x, cos, sin, self.layout)
 
     def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
         if self.turns_when_attending:
             return k
         return self.by_table(k, quotient(self.table, before, after, k))
 
-    def turn_both(
-        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        if at is not keys_at:
-            return super().turn_both(q, k, at, keys_at, in_place=in_place)
-        plain = is_plain(q, k)
-        table = self.rows(q, at, unwatched=plain)
-        if plain:
-            at_once = rotate_at_once(q, k, table, self.layout, self.head_dim, in_place=in_place)
-            if at_once is not None:
-                return at_once
-        if q.dtype != k.dtype:
-            return super().turn_both(q, k, at, keys_at, in_place=in_place)
+    def turn_both(self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions) -> tuple[Tensor, Tensor]:
+        if at is not keys_at or q.dtype != k.dtype:
+            return super().turn_both(q, k, at, keys_at)
         checks.head_dim(self, q), checks.head_dim(self, k)
-        return rotate_both(q, k, table, self.layout, in_place=in_place)
+        return rotate_both(q, k, self.rows(q, at), self.layout)
 
 
 class OneSpectrum(Rotations):
