@@ -5,7 +5,7 @@ from torch import Tensor
 
 from posenc.keys import Keys
 from posenc.masks import Mask
-from posenc.positions import Counted, Positions, of_token
+from posenc.positions import Positions, of_token
 from posenc.shared_tables import once, version
 from posenc.watched import may_be_read
 
@@ -50,10 +50,6 @@ def joined(old: Positions, new: Positions, batch: int) -> Positions:
 
 
 def join(old: Positions, new: Positions, batch: int) -> Positions:
-    counted = old.with_next(new) if isinstance(old, Counted) else None
-    if counted is not None:
-        return counted
-
     def cat(a: Tensor, b: Tensor) -> Tensor:
         shared = a.shape[0] == b.shape[0]
         return torch.cat((a, b), 1) if shared else torch.cat((expanded(a, batch), expanded(b, batch)), 1)
