@@ -1,5 +1,6 @@
 """What the encodings that rotate pairs of channels share: where their tables come from, and door 2."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -76,6 +77,19 @@ class OneSpectrum(Rotations):
     def spectrum(self) -> tuple[Tensor, float | Tensor]:
         """The frequency of each pair (radians per position, float64), and the temperature."""
         raise NotImplementedError
+
+    @property
+    def frequencies(self) -> Tensor:
+        """The frequency of each pair (radians per position), float64, fastest first.
+
+        Where it depends on the horizon, it is that within the trained length.
+        """
+        return self.spectrum()[0].flatten()
+
+    @property
+    def wavelengths(self) -> Tensor:
+        """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
+        return 2 * math.pi / self.frequencies
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         frequencies, temperature = self.spectrum()

@@ -1,6 +1,5 @@
 """Multimodal rotary encoding (M-RoPE), and the positions of text and grids in one sequence."""
 
-import math
 from collections.abc import Iterable
 from itertools import repeat
 
@@ -131,11 +130,6 @@ class MultimodalRotary(OneSpectrum):
         if self.schedule is None:
             return plain, 1.0
         return self.schedule(plain, base=self.base, width=self.width)
-
-    @property
-    def wavelengths(self) -> Tensor:
-        """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
-        return 2 * math.pi / self.spectrum()[0]
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.coordinates(self.axes, self))  # [B or 1, T, 1 or A]

@@ -1,6 +1,5 @@
 """Rotary position embedding."""
 
-import math
 from collections.abc import Iterable
 from itertools import repeat
 
@@ -99,19 +98,6 @@ class Rotary(OneSpectrum):
             horizon = torch.tensor([self.schedule.short_horizon], device="cpu")
         plain = plain if horizon is None else plain.to(horizon.device)
         return self.schedule(plain, base=self.base, width=self.width, horizon=horizon)
-
-    @property
-    def frequencies(self) -> Tensor:
-        """The frequency of each pair after the schedule (radians per position), float64, fastest first.
-
-        Where it depends on the horizon, it is that within the trained length.
-        """
-        return self.spectrum()[0].flatten()
-
-    @property
-    def wavelengths(self) -> Tensor:
-        """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
-        return 2 * math.pi / self.frequencies
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         if not self.turns_when_attending:
