@@ -73,14 +73,14 @@ def in_rows(
 
 
 def few(
-    rows: slice, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, drop_future: bool
+    rows: slice | Tensor, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, drop_future: bool
 ) -> tuple[Tensor, Positions, Keys, Mask]:
     """The attention of some queries alone; `drop_future` leaves out keys known to come after all of them."""
     query_memo = {name: fact[:, :, rows] for name, fact in keys.query_memo.items()}
-    last = keys.at.tokens
-    if drop_future and mask.causal and not mask.prefix and at.start is not None and keys.at.start is not None:
+    at, first, last = at.rows(rows), keys.at.start, keys.at.tokens
+    if drop_future and mask.causal and not mask.prefix and at.start is not None and first is not None:
         # One key at least, so that rows which see nothing keep a shape.
-        last = min(max(at.start + rows.stop - keys.at.start, 1), last)
+        last = min(max(at.start + at.tokens - first, 1), last)
     given = mask.given
     if given is not None:
         given = given[..., rows, :] if given.dim() > 1 and given.shape[-2] > 1 else given
@@ -88,4 +88,4 @@ def few(
     memo = {name: fact[:, :, :last] for name, fact in keys.memo.items()}
     k, v, at_keys = keys.k[:, :, :last], keys.v[:, :, :last], keys.at.rows(slice(0, last))
     seen = Keys(k, v, at_keys, memo, query_memo, keys.summed)
-    return q[:, :, rows], at.rows(rows), seen, replace(mask, given=given)
+    return q[:, :, rows], at, seen, replace(mask, given=given)

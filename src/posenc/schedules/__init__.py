@@ -9,7 +9,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from posenc.foreign import quoted
 from posenc.registry import Registry
 from posenc.schedules._schedule import Schedule
 
@@ -29,10 +28,7 @@ def schedule_of(given: Schedule | str | None, own: Collection[str | Path] | None
     >>> schedule_of("linear(factor=2)")
     linear(factor=2)
     """
-    found = SCHEDULES.read(given, own) if isinstance(given, str) else given
-    if found is not None and not isinstance(found, Schedule):
-        raise ValueError(f"schedule must be one of posenc.schedules, such as linear(factor=4), got {quoted(given)}")
-    return found
+    return None if given is None else SCHEDULES.given(given, own)
 
 
 def value_of(tree: ast.expr, spec: str) -> Any:
