@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from posenc import checkout, cli
+from posenc import cli
+from posenc.cli import bench as verb
 from posenc.foreign import CannotRead
 from posenc.lab import figures
 from posenc.positions import Positions
@@ -648,9 +649,9 @@ def test_comparing_takes_two_results_and_measures_nothing(given: list[str], caps
 
 def test_without_a_checkout_there_is_no_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "posenc_bench")
-    monkeypatch.setattr(checkout.posenc, "__file__", str(tmp_path / "lib" / "posenc" / "__init__.py"))
+    monkeypatch.setattr(verb.posenc, "__file__", str(tmp_path / "lib" / "posenc" / "__init__.py"))
     with pytest.raises(ValueError, match="the benchmark belongs to the repository, and this posenc was installed"):
-        checkout.benchmark("run")
+        verb.benchmark("run")
 
 
 def result_of(rows: list[dict]) -> dict:

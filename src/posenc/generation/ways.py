@@ -4,12 +4,13 @@ import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
+from posenc import checks
 from posenc.generation.beams import beam_search
 from posenc.generation.choice import Choice
 from posenc.generation.one_by_one import with_more
-from posenc.generation.prompts import apart, together
 from posenc.generation.speculative import AHEAD, speculate
 
 if TYPE_CHECKING:
@@ -72,3 +73,34 @@ def refuse_beside(way: str, said: Sequence[str], *allowed: str) -> None:
     """Raises ValueError where an option was given that does not go with this way."""
     if others := [name for name in said if name not in allowed]:
         raise ValueError(f"{way} cannot be had together with {', '.join(others)}; leave one of them out")
+
+
+def together(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Prompts, each [T], as ids [B, T] padded on the left, and which of them are tokens.
+
+    Raises ValueError for what are no prompts.
+    """
+    if not isinstance(prompts, (list, tuple)) or not prompts:
+        raise ValueError(f"prompts are ids [batch, tokens], or a list of ids [tokens], got {checks.shown(prompts)}")
+    for prompt in prompts:
+        if checks.tensor("a prompt", prompt).dim() != 1 or not len(prompt):
+            raise ValueError(f"each prompt of a list has shape [tokens], with one at least, got {list(prompt.shape)}")
+    checks.one_device(**{f"prompt {number}": prompt for number, prompt in enumerate(prompts)})
+    longest = max(len(prompt) for prompt in prompts)
+    ids = torch.stack([torch.cat((prompt.new_zeros(longest - len(prompt)), prompt)) for prompt in prompts])
+    length = torch.tensor([len(prompt) for prompt in prompts], device=ids.device)
+    return ids, torch.arange(longest, device=ids.device) >= longest - length[:, None]
+
+
+def apart(texts: Tensor, padding: Tensor, stop: int | None) -> list[Tensor]:
+    """Each text [B, ..., T] without its padding; one that stopped ends with its stop."""
+    ended = []
+    for text, prompt in zip(texts, padding, strict=True):
+        prompts = padding.shape[1]
+        text = text[..., prompts - int(prompt.sum()) :]
+        if stop is not None and text.dim() == 1:
+            new = text[int(prompt.sum()) :]
+            stops = (new == stop).nonzero()
+            text = text[: int(prompt.sum()) + int(stops[0]) + 1] if len(stops) else text
+        ended.append(text)
+    return ended
