@@ -134,9 +134,14 @@ class LayerCache(Operations):
     """The cache of one attention layer: it takes in the keys of new tokens, and gives all keys to attend to."""
 
     def __init__(self) -> None:
-        self.keys: Keys | None = None
+        self.stored: Keys | None = None
         # Keys, and those that were moved turned to where they stand.
         self.settled: tuple[Keys, Tensor] | None = None
+
+    @property
+    def keys(self) -> Keys | None:
+        """What is remembered. Tokens are taken in, moved and forgotten by methods alone: keys share their memory."""
+        return self.stored
 
     @abstractmethod
     def check(self, at: Positions, mask: Mask) -> None:
