@@ -123,13 +123,8 @@ class FourierRotary(Encoding):
         checks.one_of("layout", layout, LAYOUTS)
         checks.at_least("gain", gain, 0)
         checks.one_of("silenced", silenced, SILENCED)
-        self.heads, self.head_dim, self.trained_length, self.base, self.layout = (
-            heads,
-            head_dim,
-            trained_length,
-            base,
-            layout,
-        )
+        self.heads, self.head_dim, self.trained_length = heads, head_dim, trained_length
+        self.base, self.layout = base, layout
         self.gain, self.per_head, self.learned, self.silenced, self.seed = gain, per_head, learned, silenced, seed
         self.kept = sum(2 * math.pi * base ** (2 * k / head_dim) <= trained_length for k in range(head_dim // 2))
         self.per_layer = learned

@@ -78,13 +78,8 @@ class Shaw(Encoding):
         super().__init__()
         checks.sizes(head_dim=head_dim, max_distance=max_distance)
         checks.above("std", std, 0)
-        self.head_dim, self.max_distance, self.values, self.mutual, self.std = (
-            head_dim,
-            max_distance,
-            values,
-            mutual,
-            std,
-        )
+        self.head_dim, self.max_distance, self.std = head_dim, max_distance, std
+        self.values, self.mutual = values, mutual
         self.reads_keys, self.needs_weights = mutual, values
         if not values:
             self.doors = self.doors - {"attend"}
