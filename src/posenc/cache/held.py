@@ -52,7 +52,7 @@ def joined(old: Positions, new: Positions, batch: int) -> Positions:
 def join(old: Positions, new: Positions, batch: int) -> Positions:
     def cat(a: Tensor, b: Tensor) -> Tensor:
         shared = a.shape[0] == b.shape[0]
-        return torch.cat((a, b), 1) if shared else torch.cat((expanded(a, batch), expanded(b, batch)), 1)
+        return torch.cat((a, b) if shared else [x.expand(batch, *x.shape[1:]) for x in (a, b)], 1)
 
     one_document = old.document is None and new.document is None
     follows = old.contiguous and new.contiguous and old.unit_step and new.unit_step
@@ -113,7 +113,3 @@ def check_behind(held: Keys | None, at: Positions, mask: Mask) -> None:
 def documents(at: Positions) -> Tensor:
     """The document of each token; 0 where there is only one."""
     return torch.zeros_like(at.order) if at.document is None else at.document
-
-
-def expanded(x: Tensor, batch: int) -> Tensor:
-    return x.expand(batch, *x.shape[1:])

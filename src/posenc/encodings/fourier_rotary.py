@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.channel_pairs import LAYOUTS, channels_of_pairs, multiplied
-from posenc.encoding import Encoding, Side
+from posenc.encoding import AttentionOutput, Encoding, Side
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import fit_heads
 from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
@@ -187,9 +187,7 @@ class FourierRotary(Encoding):
         cos, sin = quotient(self.table, before, after, k).unbind(0)
         return rotate_pairs(k, cos, sin, self.layout)
 
-    def attend(
-        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
-    ) -> tuple[Tensor, Tensor | None]:
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         if self.shared(keys.k):
             k, v = fit_heads(q, keys.k, keys.v)
             keys = replace(keys, k=self.rotated(k, keys.at), v=v)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.channel_pairs import LAYOUTS
-from posenc.encoding import Side
+from posenc.encoding import AttentionOutput, Side
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.keys import Keys
@@ -128,9 +128,7 @@ class LearnedRotary(Turning):
             return x
         return x.repeat_interleave(self.heads // x.shape[1], 1)
 
-    def attend(
-        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
-    ) -> tuple[Tensor, Tensor | None]:
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         # The keys were repeated when they were turned; the values have to go with them.
         return kernel(self, q, at, replace(keys, v=self.spread(keys.v)), mask)
 

@@ -271,13 +271,7 @@ class Sinusoidal(Encoding):
         """Why a saved table [max_len, dim], with or without a batch axis of 1, is not this encoding; None if it is."""
         if self.axes != 1:
             return f"a saved table counts along one axis, and {self} has {self.axes}; leave it out of the state dict"
-        rows = (
-            table.squeeze(0)
-            if table.dim() == 3 and table.shape[0] == 1
-            else table.squeeze(1)
-            if table.dim() == 3
-            else table
-        )
+        rows = table.flatten(0, 1) if table.dim() == 3 and 1 in table.shape[:2] else table
         if rows.dim() != 2 or rows.shape[1] != self.dim:
             return (
                 f"expected a table of shape [max_len, {self.dim}], got {list(table.shape)}; it belongs to another model"

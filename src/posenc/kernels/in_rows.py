@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posenc.encoding import Encoding
+from posenc.encoding import AttentionOutput, Encoding
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.bound import BoundKernel
 from posenc.keys import Keys
@@ -18,13 +18,13 @@ from posenc.positions import Positions
 from posenc.shared_tables import check_versions, versions
 from posenc.watched import is_transformed, is_written_down
 
-Rule: TypeAlias = Callable[[Any, Tensor, Positions, Keys, Mask, BoundKernel], tuple[Tensor, Tensor | None]]
+Rule: TypeAlias = Callable[[Any, Tensor, Positions, Keys, Mask, BoundKernel], AttentionOutput]
 """A method of an encoding with the arguments of door 4."""
 
 
 def attend_in_rows(
     encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
-) -> tuple[Tensor, Tensor | None]:
+) -> AttentionOutput:
     """Door 4 of an encoding, some queries at a time where it reads pairs: the output [B, H, T, E] and weights."""
     if not encoding.queries_together:
         return encoding.attend(q, at, keys, mask, kernel)
@@ -39,7 +39,7 @@ def at_a_time(encoding: Encoding, q: Tensor, keys: int) -> int:
 
 def in_rows(
     rule: Rule, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
-) -> tuple[Tensor, Tensor | None]:
+) -> AttentionOutput:
     """A rule of an encoding, asked for some queries at a time where there are many pairs.
 
     No query reads another one, and none needs keys that it may not see: so nothing is left out. In training a block
@@ -56,7 +56,7 @@ def in_rows(
 
     before = versions(at, keys.at)
 
-    def attend(rows: slice) -> tuple[Tensor, Tensor | None]:
+    def attend(rows: slice) -> AttentionOutput:
         check_versions(before, at, keys.at)
         return rule(held, *few(rows, q, at, keys, mask, drop_future=not kernel.weights), kernel)
 
