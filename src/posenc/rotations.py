@@ -1,7 +1,9 @@
 """What the encodings that rotate pairs of channels share: where their tables come from, and door 2."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import repeat
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from posenc.encoding import Encoding, Side
 from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 from posenc.precision import exact, has_float64
+from posenc.schedules import Schedule
 
 
 class Turning(PairsTurned, Encoding):
@@ -95,6 +98,38 @@ class OneSpectrum(Rotations):
         frequencies, temperature = self.spectrum()
         coords = exact(at.axis(self))[:, None, :, None]
         return cos_sin(coords * frequencies.to(coords.device), temperature, dtype, device)
+
+
+class ScheduledSpectrum(OneSpectrum):
+    """Rotations by the frequencies base^(-2k/width), changed by a schedule where there is one."""
+
+    base: float
+    width: int
+    schedule: Schedule | None
+
+    def spectrum(self, horizon: Tensor | None = None) -> tuple[Tensor, float | Tensor]:
+        """The frequency of each pair (radians per position, float64, fastest first), and the temperature.
+
+        A schedule that depends on the `horizon` [B] gives a row for each; its default is the trained length.
+        """
+        plain = plain_frequencies(self.base, self.width)
+        if self.schedule is None:
+            return plain, 1.0
+        if self.turns_when_attending and horizon is None:
+            horizon = torch.tensor([self.schedule.short_horizon], device="cpu")
+        plain = plain if horizon is None else plain.to(horizon.device)
+        return self.schedule(plain, base=self.base, width=self.width, horizon=horizon)
+
+    def formula_spectrum(self, horizon: float | None = None) -> tuple[list[float], float]:
+        """As published, in scalars: the frequency of each pair, and the temperature."""
+        plain = [self.base ** (-2 * p / self.width) for p in range(self.width // 2)]
+        if self.schedule is None:
+            return plain, 1.0
+        horizon = self.schedule.short_horizon if self.turns_when_attending and horizon is None else horizon
+        return self.schedule.formula(plain, base=self.base, width=self.width, horizon=horizon)
+
+    def formula_sizes(self, position: Any, side: str, horizon: float | None = None) -> Iterable[float]:
+        return repeat(self.formula_spectrum(horizon)[1])
 
 
 def between(before: Positions, after: Positions) -> Positions:

@@ -17,7 +17,7 @@ from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtyp
 LAYOUTS = ["half", "interleaved"]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 COMPILED = native.load()
-WAYS = ["slabs", *native.INSTRUCTION_SETS[: COMPILED.instruction_set + 1 if COMPILED.library else 0]]
+WAYS = ["readable", *native.INSTRUCTION_SETS[: COMPILED.instruction_set + 1 if COMPILED.library else 0]]
 
 
 def forget_plans() -> None:
@@ -30,12 +30,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     """Each set of compiled routines that this machine can run, and PyTorch's own operators."""
     forget_plans()
     found = native.Native(None, why_not="not asked for")
-    if request.param != "slabs":
+    if request.param != "readable":
         found = native.Native(COMPILED.library, native.INSTRUCTION_SETS.index(request.param))
     monkeypatch.setattr(native, "load", lambda: found)
     monkeypatch.setattr(native, "ENOUGH_FOR_AVX512", 0)
-    # A small slab, so that several are cut.
-    monkeypatch.setattr(operator, "SLAB", 256)
     yield request.param
     forget_plans()
 
@@ -281,7 +279,7 @@ def test_forward_derivatives_are_left_to_the_readable_form(monkeypatch: pytest.M
 
 
 def test_a_compiled_model_is_one_graph_with_one_operator(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "PRESENT", way != "slabs")
+    monkeypatch.setattr(native, "PRESENT", way != "readable")
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
@@ -301,7 +299,7 @@ def test_a_compiled_model_is_one_graph_with_one_operator(way: str, monkeypatch: 
     gradient = torch.autograd.grad(got[0].sum(), q)[0]
     torch.testing.assert_close(gradient, turned(torch.ones_like(q), *table, "half", inverse=True))
     (graph,) = graphs
-    assert ("posenc.rotate_pairs" in graph.code) == (way != "slabs")
+    assert ("posenc.rotate_pairs" in graph.code) == (way != "readable")
 
 
 def test_the_operator_keeps_the_rules_of_operators() -> None:

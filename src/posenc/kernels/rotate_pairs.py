@@ -22,9 +22,6 @@ TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 HALF_PRECISION = TYPES[2:]
 
-SLAB = 1 << 17
-"""How many channels are turned at a time where nothing is compiled: their temporaries stay in the cache."""
-
 
 def rotation_dtype(x: Tensor) -> torch.dtype:
     """The dtype to rotate x in: more exact than its own, so that the result is off by its one rounding."""
@@ -168,8 +165,6 @@ def rotated(cos: Tensor, sin: Tensor, layout: str, inverse: bool, x: Tensor) -> 
     with torch.no_grad():
         if x.is_cuda and cos.is_cuda and triton_serves():
             rotate_pairs_triton.rotate_into(out, x, cos, sin, layout, inverse=inverse)
-        elif x.is_cpu and x.dtype != torch.float64:
-            rotate_in_slabs(out, x, cos, sin, layout, inverse)
         else:
             out.copy_(turned(x, cos, sin, layout, inverse=inverse))
     return out
@@ -238,29 +233,6 @@ def plan_for_both(
             return None
         plans.append(found.rotation)
     return native.RotationOfBoth(*plans, table[0] * table_dtype.itemsize)
-
-
-def rotate_in_slabs(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str, inverse: bool) -> None:
-    """`turned` by PyTorch's own operators, a slab of tokens at a time, so that what it computes on the way is small."""
-    T, width = x.shape[2], 2 * cos.shape[3]
-    if width < x.shape[3]:
-        out[..., width:] = x[..., width:]
-    out, x = out[..., :width], x[..., :width]
-    rows = max(1, SLAB * T // max(x.numel(), 1))
-    for start in range(0, T, rows):
-        slab = slice(start, start + rows)
-        c, s = (table if table.shape[2] == 1 else table[:, :, slab] for table in (cos, sin))
-        s = -s if inverse else s
-        pairs = x[:, :, slab].to(cos.dtype)
-        if layout == "interleaved":
-            view = torch.view_as_complex(pairs.unflatten(-1, (-1, 2)))
-            view.mul_(torch.complex(c, s))
-        else:
-            a, b = pairs.chunk(2, -1)
-            to_b = a * s
-            a.mul_(c).addcmul_(b, s, value=-1)
-            b.mul_(c).add_(to_b)
-        out[:, :, slab] = pairs
 
 
 # The same as an operator, for torch.compile alone: a call costs more than those above.
