@@ -41,6 +41,8 @@ class Node:
 ENCODINGS = Registry("posenc.encodings", Encoding, "posenc.Encoding", EXAMPLE)
 """The encodings that ship, by their names in specs; each is imported when it is first asked for."""
 
+find = ENCODINGS.find
+
 
 def names() -> tuple[str, ...]:
     """The names of all encodings that ship."""
@@ -50,14 +52,6 @@ def names() -> tuple[str, ...]:
 def class_names() -> Mapping[str, str]:
     """The class name of every encoding that ships -> its name in specs, read without importing anything."""
     return ENCODINGS.class_names
-
-
-def find(name: str) -> type[Encoding]:
-    """The class of a named encoding, of a plug-in by its name, or of `path/to/file.py:Class`; the code of both is run.
-
-    Raises ValueError as `Registry.find` does.
-    """
-    return ENCODINGS.find(name)
 
 
 def parse(spec: str, own: Collection[str | Path] | None = None) -> Node:

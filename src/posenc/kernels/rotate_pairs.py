@@ -205,7 +205,8 @@ def plan(
     rotation.x[:], rotation.out[:] = x[:3], out[:3]
     rotation.table[:] = [0 if size == 1 else step for size, step in zip(table[:3], cos[:3], strict=True)]
     rotation.type, rotation.layout, rotation.inverse = TYPES.index(dtype), LAYOUTS.index(layout), inverse
-    rotation.set = native.load().set_for(math.prod(shape))
+    largest = native.load().instruction_set
+    rotation.set = largest if math.prod(shape) >= native.ENOUGH_FOR_AVX512 else min(largest, native.AVX2)
     return rotation.pointer()
 
 
