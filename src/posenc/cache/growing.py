@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from posenc.cache.columns import compact
-from posenc.cache.held import check_behind, check_rows, joined
-from posenc.cache.layer import LayerCache, along, both, rows_of, turned_of
+from posenc.cache.held import along, check_behind, check_rows, joined
+from posenc.cache.layer import LayerCache, both, rows_of, turned_of
 from posenc.cache.memory import Room
 from posenc.keys import Keys
 from posenc.masks import Mask

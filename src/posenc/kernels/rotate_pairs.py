@@ -241,10 +241,6 @@ library = torch.library.Library("posenc", "DEF")
 library.define("rotate_pairs(Tensor cos, Tensor sin, str layout, bool inverse, Tensor x) -> Tensor")
 
 
-def like_x(cos: Tensor, sin: Tensor, layout: str, inverse: bool, x: Tensor) -> Tensor:
-    return torch.empty_like(x)
-
-
 def keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     *given, x = inputs
     keep(ctx, *given, (x,))
@@ -256,5 +252,5 @@ def turned_back(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 library.impl("rotate_pairs", rotated, "CPU")
-torch.library.register_fake("posenc::rotate_pairs", like_x, lib=library)
+torch.library.register_fake("posenc::rotate_pairs", lambda *given: torch.empty_like(given[-1]), lib=library)
 torch.library.register_autograd("posenc::rotate_pairs", turned_back, setup_context=keep_inputs, lib=library)

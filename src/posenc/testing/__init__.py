@@ -16,11 +16,7 @@ from posenc.testing.comparisons import alike, near, same
 from posenc.testing.contract import promise, sentence
 from posenc.testing.oracles import by_formula
 from posenc.testing.promises.basics import a_forward_pass_works
-from posenc.testing.promises.interface import (
-    bad_arguments_get_a_clear_error,
-    has_a_source,
-    the_spec_round_trips,
-)
+from posenc.testing.promises.interface import bad_arguments_get_a_clear_error, has_a_source, the_spec_round_trips
 from posenc.testing.promises.moves import a_moved_key_is_the_key_of_its_new_place
 from posenc.testing.promises.sequences import (
     a_cache_changes_nothing,
@@ -44,10 +40,7 @@ from posenc.testing.promises.values import (
     half_precision_stays_near_double,
     says_what_the_paper_says,
 )
-from posenc.testing.promises.ways_of_running import (
-    compiles_to_one_graph,
-    every_way_of_running_is_served,
-)
+from posenc.testing.promises.ways_of_running import compiles_to_one_graph, every_way_of_running_is_served
 from posenc.testing.report import ADVICE, PROMISES, cases, check, verdicts
 from posenc.testing.subjects import (
     FAR,
