@@ -49,9 +49,7 @@ class TokenPositionEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if checks.whole("vocab", vocab) < 1:
-            raise ValueError(f"vocab must be 1 or more, got {vocab}")
-        self.vocab, self.dim, self.scale = vocab, dim, scale
+        self.vocab, self.dim, self.scale = checks.whole("vocab", vocab, 1), dim, scale
         self.token = nn.Embedding(vocab, checks.whole("dim", dim, 1), device=device, dtype=dtype)
         self.dropout = nn.Dropout(checks.share("dropout", dropout))
         self.encoding: Encoding | None = None

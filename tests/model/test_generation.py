@@ -378,7 +378,7 @@ REFUSED = {
     r"prompts are ids .* got \[\]": lambda: MODEL.generate([], 2),
     r"each prompt of a list has shape \[tokens\], .* got \[1, 3\]": lambda: MODEL.generate([IDS], 2),
     "a prompt must be a tensor, got 3": lambda: MODEL.generate([3], 2),
-    "tokens to generate must be 1 or more, got 0": lambda: MODEL.generate(IDS, 0, beams=2),
+    "tokens to generate must be a whole number of 1 or more, got 0": lambda: MODEL.generate(IDS, 0, beams=2),
     "pad prompts on the left": lambda: MODEL.generate(IDS, 1, draft=MODEL, padding=torch.tensor([[1, 1, 0]])),
 }
 

@@ -41,18 +41,6 @@ class Rotation(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("type", "layout", "inverse", "set")),
     )
 
-    def pointer(self) -> "Pointer":
-        """Its address, which is quicker to hand over than a typed one."""
-        pointer = Pointer(ctypes.addressof(self))
-        pointer.rotation = self
-        return pointer
-
-
-class Pointer(ctypes.c_void_p):
-    """The address of a rotation, which keeps it alive."""
-
-    rotation: Rotation
-
 
 class RotationOfBoth(ctypes.Structure):
     """What the library reads of the rotation of queries and keys by one table."""

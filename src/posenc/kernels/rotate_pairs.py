@@ -160,7 +160,7 @@ def rotated(cos: Tensor, sin: Tensor, layout: str, inverse: bool, x: Tensor) -> 
         )
         if rotation is not None and sin.dtype == cos.dtype and sin.shape == cos.shape:
             addresses = x.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr()
-            library.posenc_rotate(rotation, *addresses, torch.get_num_threads())
+            library.posenc_rotate(ctypes.addressof(rotation), *addresses, torch.get_num_threads())
             return out
     with torch.no_grad():
         if x.is_cuda and cos.is_cuda and triton_serves():
@@ -187,7 +187,7 @@ def plan(
     sin: tuple[int, ...],
     layout: str,
     inverse: bool,
-) -> native.Pointer | None:
+) -> native.Rotation | None:
     """What the compiled code has to know of tensors with these shapes and strides, or None where it cannot serve."""
     fits = (
         dtype in TYPES
@@ -207,7 +207,7 @@ def plan(
     rotation.type, rotation.layout, rotation.inverse = TYPES.index(dtype), LAYOUTS.index(layout), inverse
     largest = native.load().instruction_set
     rotation.set = largest if math.prod(shape) >= native.ENOUGH_FOR_AVX512 else min(largest, native.AVX2)
-    return rotation.pointer()
+    return rotation
 
 
 @functools.lru_cache(maxsize=1024)
@@ -232,7 +232,7 @@ def plan_for_both(
         found = plan(dtype, shape, strides, out, table_dtype, table_shape[1:], table[1:], table[1:], layout, False)
         if found is None:
             return None
-        plans.append(found.rotation)
+        plans.append(found)
     return native.RotationOfBoth(*plans, table[0] * table_dtype.itemsize)
 
 
