@@ -24,7 +24,8 @@ def cropped(at: Positions, tokens: int | Tensor, batch: int) -> Positions:
 
     Raises ValueError for a negative number, and for another number of rows.
     """
-    limit = torch.as_tensor(tokens, device=at.order.device) if of_numbers(tokens) else None
+    is_number = checks.is_whole(tokens) or (isinstance(tokens, Tensor) and tokens.dtype in WHOLE)
+    limit = torch.as_tensor(tokens, device=at.order.device) if is_number else None
     if limit is None or limit.dim() > 1 or limit.numel() not in (1, batch) or int(limit.min()) < 0:
         raise ValueError(
             f"crop to a number of tokens, 0 or more, or to one for each of the {batch} rows, got {checks.shown(tokens)}"
@@ -312,8 +313,3 @@ def row_numbers(rows: object, batch: int) -> Tensor:
             f"choose rows of the batch by numbers from 0 to {batch - 1}, of shape [rows], got {checks.shown(rows)}"
         )
     return numbers
-
-
-def of_numbers(tokens: object) -> bool:
-    """Whether it is a whole number, or a tensor of such."""
-    return checks.is_whole(tokens) or (isinstance(tokens, Tensor) and tokens.dtype in WHOLE)
