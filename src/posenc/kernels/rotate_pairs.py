@@ -50,7 +50,7 @@ def pairs_of(x: Tensor, layout: str) -> tuple[Tensor, ...]:
     return x.chunk(2, -1) if layout == "half" else x.unflatten(-1, (-1, 2)).unbind(-1)
 
 
-def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: str, inverse: bool = False) -> Tensor:
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: str, *, inverse: bool = False) -> Tensor:
     """Rotate the pairs of the first 2 P channels of x [B, H, T, D]; the others pass. `turned` says what it computes.
 
     cos, sin  [B or 1, H or 1, T, P] in `rotation_dtype(x)`, times a temperature if there is one
@@ -77,11 +77,10 @@ def rotate_both(q: Tensor, k: Tensor, table: Tensor, layout: str) -> tuple[Tenso
 
     The same as two calls of `rotate_pairs`, at the price of one where both or neither have a gradient.
     """
-    cos, sin = table.unbind(0)
     if is_plain(q, k):
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or table.requires_grad):
             if q.requires_grad and k.requires_grad and q.dim() == k.dim() == 4:
-                return RotatePairs.apply(cos, sin, layout, False, q, k)
+                return RotatePairs.apply(*table.unbind(0), layout, False, q, k)
         elif q.is_cpu and table.is_cpu and (library := native.load().library) is not None:
             plan = plan_for_both(
                 *(q.dtype, q.shape, q.stride(), k.dtype, k.shape, k.stride()),
@@ -92,6 +91,7 @@ def rotate_both(q: Tensor, k: Tensor, table: Tensor, layout: str) -> tuple[Tenso
                 addresses = (x.data_ptr() for x in (q, out[0], k, out[1], table))
                 library.posenc_rotate_both(ctypes.addressof(plan), native.BOTH(*addresses, torch.get_num_threads()))
                 return out
+    cos, sin = table.unbind(0)
     return rotate_pairs(q, cos, sin, layout), rotate_pairs(k, cos, sin, layout)
 
 
