@@ -14,7 +14,6 @@ from posenc.encoding import Encoding, Side
 from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 from posenc.precision import exact, has_float64
-from posenc.schedules import Schedule
 
 
 class Turning(PairsTurned, Encoding):
@@ -101,11 +100,11 @@ class OneSpectrum(Rotations):
 
 
 class ScheduledSpectrum(OneSpectrum):
-    """Rotations by the frequencies base^(-2k/width), changed by a schedule where there is one."""
+    """Rotations by the frequencies base^(-2k/width), changed by a schedule where it is not None."""
 
     base: float
     width: int
-    schedule: Schedule | None
+    schedule: Any
 
     def spectrum(self, horizon: Tensor | None = None) -> tuple[Tensor, float | Tensor]:
         """The frequency of each pair (radians per position, float64, fastest first), and the temperature.

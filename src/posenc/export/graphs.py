@@ -75,8 +75,12 @@ class Whole(nn.Module):
         return self.model(ids, positions=placed(positions).with_horizon(horizon[0] if self.horizon else None))
 
 
-class Translation(Whole):
+class Translation(nn.Module):
     """An encoder-decoder that is asked once: a source and the target so far."""
+
+    def __init__(self, model: EncoderDecoder, horizon: bool) -> None:
+        super().__init__()
+        self.model, self.horizon = model, horizon
 
     def forward(
         self, source: Tensor, source_positions: Tensor, ids: Tensor, positions: Tensor, *horizon: Tensor
@@ -86,15 +90,15 @@ class Translation(Whole):
         return self.model(source, ids, positions=at, source_positions=source_at)
 
 
-class Step(Whole):
+class Step(nn.Module):
     """A decoder that goes on behind what its layers remember, which may be nothing.
 
     memo  for each layer the names of what its encoding remembers beside keys and values
     """
 
     def __init__(self, model: Decoder, memo: Sequence[Sequence[str]], horizon: bool) -> None:
-        super().__init__(model, horizon)
-        self.memo = memo
+        super().__init__()
+        self.model, self.memo, self.horizon = model, memo, horizon
 
     def forward(self, ids: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         declared, (past_positions, *past) = (rest[0], rest[1:]) if self.horizon else (None, rest)
