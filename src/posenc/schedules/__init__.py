@@ -9,6 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from posenc.foreign import quoted
 from posenc.registry import Registry
 from posenc.schedules._schedule import Schedule
 
@@ -28,7 +29,10 @@ def schedule_of(given: Schedule | str | None, own: Collection[str | Path] | None
     >>> schedule_of("linear(factor=2)")
     linear(factor=2)
     """
-    return None if given is None else SCHEDULES.given(given, own)
+    schedule = SCHEDULES.read(given, own) if isinstance(given, str) else given
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise ValueError(f"schedule must be one of posenc.schedules, such as linear(factor=4), got {quoted(given)}")
+    return schedule
 
 
 def value_of(tree: ast.expr, spec: str) -> Any:
