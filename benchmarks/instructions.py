@@ -198,7 +198,7 @@ def in_python() -> list[tuple[str, Callable[[], Any]]]:
 
     return [
         ("rotary, one token", lambda: rope(q, k, offset=40)),
-        ("rotary, a prompt in place", lambda: rope.turn_both(many, many, *2 * (Positions.count(300),), in_place=True)),
+        ("rotary, a prompt", lambda: rope.turn_both(many, many, *2 * (Positions.count(300),))),
         ("attention with alibi, 300 tokens", biased),
         (
             "a layer with rotary and a static cache, one token",

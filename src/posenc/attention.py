@@ -19,7 +19,6 @@ from posenc.keys import Keys
 from posenc.masks import Mask, MaskLike, mask_for
 from posenc.positions import Positions, PositionsLike, positions_for
 from posenc.sizes import Sizes, takes_sizes
-from posenc.watched import is_held
 
 if TYPE_CHECKING:
     from posenc.parallel import SequenceShards
@@ -215,7 +214,7 @@ class Attention(nn.Module):
         k = self.split(self.to_key(key), self.kv_heads)
         v = self.split(self.to_value(key if value is None else value), self.kv_heads)
         if not encoding.turns_when_attending:
-            q, k = encoding.turn_both(q, k, at, keys_at, in_place=not is_held(self.to_query, self.to_key))
+            q, k = encoding.turn_both(q, k, at, keys_at)
         memo = encoding.remember(key, keys_at) if "remember" in encoding.doors else {}
         return q, Keys(k, v, keys_at, memo, moves=encoding.moves)
 

@@ -41,6 +41,8 @@ class Node:
 ENCODINGS = Registry("posenc.encodings", Encoding, "posenc.Encoding", EXAMPLE)
 """The encodings that ship, by their names in specs; each is imported when it is first asked for."""
 
+find = ENCODINGS.find
+
 
 def names() -> tuple[str, ...]:
     """The names of all encodings that ship."""
@@ -50,14 +52,6 @@ def names() -> tuple[str, ...]:
 def class_names() -> Mapping[str, str]:
     """The class name of every encoding that ships -> its name in specs, read without importing anything."""
     return ENCODINGS.class_names
-
-
-def find(name: str) -> type[Encoding]:
-    """The class of a named encoding, of a plug-in by its name, or of `path/to/file.py:Class`; the code of both is run.
-
-    Raises ValueError as `Registry.find` does.
-    """
-    return ENCODINGS.find(name)
 
 
 def parse(spec: str, own: Collection[str | Path] | None = None) -> Node:
@@ -224,7 +218,8 @@ class Builder:
         cls, given = find(node.name), dict(node.options)
         parameters = inspect.signature(cls.__init__).parameters
         for option, value in given.items():
-            check_value(node.name, option, value, parameters[option].annotation)
+            # A bare word is a string, and the string `false` would count as true.
+            checks.kind(f"{node.name}: {option}", value, parameters[option].annotation)
         for source in (self.hints.get(node.name, {}), shape.options, self.made):
             given = {name: value for name, value in source.items() if name in parameters} | given
         if node.parts:
@@ -238,14 +233,6 @@ class Builder:
         if "_modules" not in vars(encoding):
             raise ValueError(f"{node.name}: its __init__ has to begin with super().__init__()")
         return encoding if self.made.keys() <= parameters.keys() else self.moved(encoding)
-
-
-def check_value(name: str, option: str, value: Any, kind: Any) -> None:
-    """Raises ValueError unless a value is of its option's kind, where that is a truth value, a number or a word.
-
-    In a spec a bare word is a string, and the string `false` would count as true.
-    """
-    checks.kind(f"{name}: {option}", value, kind)
 
 
 def options_of(name: str) -> dict[str, inspect.Parameter]:

@@ -12,14 +12,9 @@ from posenc.published import Published, Token
 LAYOUTS = ("half", "interleaved")
 
 
-def channels_of_pair(pair: int, pairs: int, layout: str) -> tuple[int, int]:
-    """The two channels of one of so many pairs."""
-    return (pair, pair + pairs) if layout == "half" else (2 * pair, 2 * pair + 1)
-
-
 def channels_of_pairs(pairs: int, layout: str) -> list[tuple[int, int]]:
     """The two channels of each of so many pairs."""
-    return [channels_of_pair(pair, pairs, layout) for pair in range(pairs)]
+    return [(pair, pair + pairs) if layout == "half" else (2 * pair, 2 * pair + 1) for pair in range(pairs)]
 
 
 def multiplied(x: Sequence[float], factors: Iterable[complex], pairs: Sequence[tuple[int, int]]) -> list[float]:

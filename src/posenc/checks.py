@@ -185,17 +185,13 @@ def kind(name: str, value: object, annotation: object) -> None:
         return
     asked = [get_origin(one) or one for one in kinds if one is not type(None)]
     if len(kinds) == 1 and asked and asked[0] not in KINDS:
-        if is_class(asked[0]) and not isinstance(value, asked[0]):
+        # A value cannot be asked to be an instance of a protocol, or of Any.
+        is_class = isinstance(asked[0], type) and asked[0] not in (Any, inspect.Parameter.empty)
+        if is_class and not getattr(asked[0], "_is_protocol", False) and not isinstance(value, asked[0]):
             raise ValueError(f"{name} must be of type {asked[0].__name__}, got {shown(value)}")
         return
     if all(one in KINDS for one in asked) and not any(KINDS[one][0](value) for one in asked):
         raise ValueError(f"{name} must be {' or '.join(KINDS[one][1] for one in asked)}, got {shown(value)}")
-
-
-def is_class(annotation: object) -> TypeGuard[type]:
-    """Whether a value can be asked to be an instance of it; a protocol, and Any, cannot."""
-    nothing = (Any, inspect.Parameter.empty)
-    return isinstance(annotation, type) and annotation not in nothing and not getattr(annotation, "_is_protocol", False)
 
 
 def arguments(function: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]) -> None:

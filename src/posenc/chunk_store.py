@@ -1,24 +1,14 @@
 """Chunks of text that are computed once: their keys are kept by their tokens, and spliced behind any prompt."""
 
 from collections import OrderedDict
-from collections.abc import Callable
 from copy import copy
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posenc import checks
 from posenc.cache import Cache
-
-
-class Cached(Protocol):
-    """A model with a KV cache, such as Decoder."""
-
-    def cache(self) -> Cache: ...
-
-    @property
-    def __call__(self) -> Callable[..., Tensor]: ...
 
 
 class ChunkStore:
@@ -47,7 +37,7 @@ class ChunkStore:
     """
 
     @checks.annotated
-    def __init__(self, model: Cached, *, limit: int = 1 << 30) -> None:
+    def __init__(self, model: Any, *, limit: int = 1 << 30) -> None:
         self.model, self.limit = model, checks.whole("limit", limit, 1)
         self.chunks: OrderedDict[tuple[int, ...], Cache] = OrderedDict()
         self.computed = 0

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from posenc.biases import Bias, Branch, Branched, Pairs, check_heads
-from posenc.encoding import Encoding, Moves
+from posenc.encoding import AttentionOutput, Encoding, Moves
 from posenc.kernels.bound import BoundKernel
 from posenc.keys import Keys
 from posenc.masks import Mask
@@ -77,9 +77,7 @@ class DistanceMap(Encoding):
         """As published, in scalars: positions whose difference is the mapped distance of a query at m, a key at n."""
         raise NotImplementedError
 
-    def attend(
-        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
-    ) -> tuple[Tensor, Tensor | None]:
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         biases = self.biases(q, at, keys)
         if "attend" in self.doors:
             m, n = at.axis(self), keys.at.axis(self)

@@ -10,7 +10,6 @@ from posenc.catalogue import Spec, build
 from posenc.encoding import Encoding, Shape, parts_of
 from posenc.inputs import check_ids
 from posenc.positions import Positions, PositionsLike, positions_for
-from posenc.watched import is_held
 
 
 class TokenPositionEmbedding(nn.Module):
@@ -50,9 +49,7 @@ class TokenPositionEmbedding(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if checks.whole("vocab", vocab) < 1:
-            raise ValueError(f"vocab must be 1 or more, got {vocab}")
-        self.vocab, self.dim, self.scale = vocab, dim, scale
+        self.vocab, self.dim, self.scale = checks.whole("vocab", vocab, 1), dim, scale
         self.token = nn.Embedding(vocab, checks.whole("dim", dim, 1), device=device, dtype=dtype)
         self.dropout = nn.Dropout(checks.share("dropout", dropout))
         self.encoding: Encoding | None = None
@@ -84,13 +81,8 @@ class TokenPositionEmbedding(nn.Module):
         x = self.token_vectors(ids)
         if self.encoding is not None:
             encodings = (self.encoding, *encodings)
-        if encodings:
-            # A class of tensors may follow what is made of it, as a mode may.
-            owned = type(x) is Tensor and not is_held(self.token)
-            for encoding in encodings:
-                # Where an encoding can, it writes over what nobody else holds.
-                add = getattr(encoding, "embed_in_place", encoding.embed) if owned else encoding.embed
-                x = add(x, at)
+        for encoding in encodings:
+            x = encoding.embed(x, at)
         return self.dropout(x)
 
     def token_vectors(self, ids: Tensor) -> Tensor:

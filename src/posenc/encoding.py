@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Own = TypeVar("Own", bound="Encoding")
 
+AttentionOutput: TypeAlias = tuple[Tensor, Tensor | None]
+"""The output [B, H, T, E] of attention, and the weights [B, H, T, S] where they are wanted."""
+
 Side: TypeAlias = Literal["query", "key"]
 """Which of the two door 2 turns."""
 
@@ -86,15 +89,11 @@ class Shape:
         Raises ValueError when `heads` does not divide `dim`.
         """
         if checks.whole("heads", heads) < 1 or checks.whole("dim", dim) % heads:
-            raise ValueError(f"heads must divide dim={dim}, got heads={heads}; {divisors_in_words(dim)}")
+            most = 1024
+            divisors = [n for n in range(1, min(dim, most) + 1) if dim % n == 0]
+            known = "the divisors are" if dim <= most else f"the divisors up to {most:,} are"
+            raise ValueError(f"heads must divide dim={dim}, got heads={heads}; {known} {divisors}")
         return cls(dim, heads, dim // heads, max_len, causal)
-
-
-def divisors_in_words(number: int) -> str:
-    """The divisors of a number as an error names them: of a very large one, those up to 1,024."""
-    most = 1024
-    found = [n for n in range(1, min(number, most) + 1) if number % n == 0]
-    return f"the divisors are {found}" if number <= most else f"the divisors up to {most:,} are {found}"
 
 
 class Encoding(KeepsTables, Published):
@@ -203,13 +202,8 @@ class Encoding(KeepsTables, Published):
         """Door 2. Queries [B, H, T, D] or keys [B, KV, S, D], whichever `side` says, turned by their own positions."""
         return x
 
-    def turn_both(
-        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Door 2 for queries and keys in one call.
-
-        `in_place` allows to overwrite them: only for a caller who owns both, and reads neither again.
-        """
+    def turn_both(self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions) -> tuple[Tensor, Tensor]:
+        """Door 2 for queries and keys in one call."""
         return self.turn(q, at, "query"), self.turn(k, keys_at, "key")
 
     def by_distance(self, delta: Tensor) -> Tensor | None:
@@ -229,9 +223,7 @@ class Encoding(KeepsTables, Published):
         heads, batch = (None, keys.k.shape[0]) if q is None else (q.shape[1], q.shape[0])
         return [ByDistance(self, at, keys.at, heads, batch)]
 
-    def attend(
-        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: "BoundKernel"
-    ) -> tuple[Tensor, Tensor | None]:
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: "BoundKernel") -> AttentionOutput:
         """Door 4. The attention rule: the output [B, H, T, D] and the weights if the kernel was asked for them."""
         return kernel(self, q, at, keys, mask)
 
@@ -473,12 +465,10 @@ class Compose(Encoding):
             x = part.turn(x, at, side)
         return x
 
-    def turn_both(
-        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def turn_both(self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions) -> tuple[Tensor, Tensor]:
         for part in self.turning:
             if "turn" in part.doors:
-                q, k = part.turn_both(q, k, at, keys_at, in_place=in_place)
+                q, k = part.turn_both(q, k, at, keys_at)
         return q, k
 
     def by_distance(self, delta: Tensor) -> Tensor | None:
@@ -491,9 +481,7 @@ class Compose(Encoding):
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         return [bias for part in self.parts for bias in part.biases(q, at, keys)]
 
-    def attend(
-        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: "BoundKernel"
-    ) -> tuple[Tensor, Tensor | None]:
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: "BoundKernel") -> AttentionOutput:
         rule = next((part for part in self.parts if "attend" in part.doors), None)
         if rule is None:
             return kernel(self, q, at, keys, mask)

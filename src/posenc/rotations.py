@@ -1,6 +1,9 @@
 """What the encodings that rotate pairs of channels share: where their tables come from, and door 2."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
+from itertools import repeat
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,7 +11,7 @@ from torch import Tensor
 from posenc import checks
 from posenc.channel_pairs import PairsTurned
 from posenc.encoding import Encoding, Side
-from posenc.kernels.rotate_pairs import is_plain, rotate_at_once, rotate_both, rotate_pairs, rotation_dtype
+from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 from posenc.precision import exact, has_float64
 
@@ -18,8 +21,8 @@ class Turning(PairsTurned, Encoding):
 
     turns = "alike"
 
-    def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
-        """Queries or keys [B, heads, T, head_dim], rotated; `in_place` for a caller who owns them."""
+    def rotated(self, x: Tensor, at: Positions) -> Tensor:
+        """Queries or keys [B, heads, T, head_dim], rotated."""
         raise NotImplementedError
 
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
@@ -28,11 +31,6 @@ class Turning(PairsTurned, Encoding):
     def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
         # Angles are linear in the coordinates.
         return self.rotated(k, between(before, after))
-
-    def turn_both(
-        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        return self.rotated(q, at, in_place=in_place), self.rotated(k, keys_at, in_place=in_place)
 
 
 class Rotations(Turning):
@@ -48,41 +46,31 @@ class Rotations(Turning):
         """Cosines and sines [2, B or 1, 1, T, P] at some positions, each row computed by itself."""
         raise NotImplementedError
 
-    def rows(self, x: Tensor, at: Positions, *, unwatched: bool = False) -> Tensor:
-        """The table for heads like x [B, H, T, head_dim] at their positions; `unwatched` as `once` has it."""
+    def rows(self, x: Tensor, at: Positions) -> Tensor:
+        """The table for heads like x [B, H, T, head_dim] at their positions."""
         # A declared horizon is not among what tokens that count up from a known start tell of themselves.
         keep = x.is_cpu and not self.turns_when_attending
-        return self.once(self.table, at, rotation_dtype(x), x.device, keep=keep, unwatched=unwatched)
+        return self.once(self.table, at, rotation_dtype(x), x.device, keep=keep)
 
-    def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
+    def rotated(self, x: Tensor, at: Positions) -> Tensor:
         checks.head_dim(self, x)
-        return self.by_table(x, self.rows(x, at), in_place=in_place)
+        return self.by_table(x, self.rows(x, at))
 
-    def by_table(self, x: Tensor, table: Tensor, *, in_place: bool = False) -> Tensor:
+    def by_table(self, x: Tensor, table: Tensor) -> Tensor:
         """Queries or keys, their pairs turned by a table of cosines and sines."""
         cos, sin = table.unbind(0)
-        return rotate_pairs(x, cos, sin, self.layout, in_place=in_place)
+        return rotate_pairs(x, cos, sin, self.layout)
 
     def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
         if self.turns_when_attending:
             return k
         return self.by_table(k, quotient(self.table, before, after, k))
 
-    def turn_both(
-        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        if at is not keys_at:
-            return super().turn_both(q, k, at, keys_at, in_place=in_place)
-        plain = is_plain(q, k)
-        table = self.rows(q, at, unwatched=plain)
-        if plain:
-            at_once = rotate_at_once(q, k, table, self.layout, self.head_dim, in_place=in_place)
-            if at_once is not None:
-                return at_once
-        if q.dtype != k.dtype:
-            return super().turn_both(q, k, at, keys_at, in_place=in_place)
+    def turn_both(self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions) -> tuple[Tensor, Tensor]:
+        if at is not keys_at or q.dtype != k.dtype:
+            return super().turn_both(q, k, at, keys_at)
         checks.head_dim(self, q), checks.head_dim(self, k)
-        return rotate_both(q, k, table, self.layout, in_place=in_place)
+        return rotate_both(q, k, self.rows(q, at), self.layout)
 
 
 class OneSpectrum(Rotations):
@@ -92,10 +80,55 @@ class OneSpectrum(Rotations):
         """The frequency of each pair (radians per position, float64), and the temperature."""
         raise NotImplementedError
 
+    @property
+    def frequencies(self) -> Tensor:
+        """The frequency of each pair (radians per position), float64, fastest first.
+
+        Where it depends on the horizon, it is that within the trained length.
+        """
+        return self.spectrum()[0].flatten()
+
+    @property
+    def wavelengths(self) -> Tensor:
+        """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
+        return 2 * math.pi / self.frequencies
+
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         frequencies, temperature = self.spectrum()
         coords = exact(at.axis(self))[:, None, :, None]
         return cos_sin(coords * frequencies.to(coords.device), temperature, dtype, device)
+
+
+class ScheduledSpectrum(OneSpectrum):
+    """Rotations by the frequencies base^(-2k/width), changed by a schedule where it is not None."""
+
+    base: float
+    width: int
+    schedule: Any
+
+    def spectrum(self, horizon: Tensor | None = None) -> tuple[Tensor, float | Tensor]:
+        """The frequency of each pair (radians per position, float64, fastest first), and the temperature.
+
+        A schedule that depends on the `horizon` [B] gives a row for each; its default is the trained length.
+        """
+        plain = plain_frequencies(self.base, self.width)
+        if self.schedule is None:
+            return plain, 1.0
+        if self.turns_when_attending and horizon is None:
+            horizon = torch.tensor([self.schedule.short_horizon], device="cpu")
+        plain = plain if horizon is None else plain.to(horizon.device)
+        return self.schedule(plain, base=self.base, width=self.width, horizon=horizon)
+
+    def formula_spectrum(self, horizon: float | None = None) -> tuple[list[float], float]:
+        """As published, in scalars: the frequency of each pair, and the temperature."""
+        plain = [self.base ** (-2 * p / self.width) for p in range(self.width // 2)]
+        if self.schedule is None:
+            return plain, 1.0
+        horizon = self.schedule.short_horizon if self.turns_when_attending and horizon is None else horizon
+        return self.schedule.formula(plain, base=self.base, width=self.width, horizon=horizon)
+
+    def formula_sizes(self, position: Any, side: str, horizon: float | None = None) -> Iterable[float]:
+        return repeat(self.formula_spectrum(horizon)[1])
 
 
 def between(before: Positions, after: Positions) -> Positions:

@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 from posenc.foreign import shortened, visible
 
 if TYPE_CHECKING:
-    from rich.console import Group
-
     from posenc.lab.sweeps.sweep import Progress, Sweep
     from posenc.testing import Verdict
 
@@ -185,15 +183,13 @@ def data(text: str) -> None:
 
 @contextmanager
 def live() -> Generator[Callable[["Sweep"], None]]:
-    """A function that shows how a sweep stands: a live table in a terminal, else a line with the time of day.
+    """A function that shows how a sweep stands: one line that changes in a terminal, else lines with the time of day.
 
-    A line comes when runs have ended, at most every ten seconds, and once in a minute in any case.
+    Such a line comes when runs have ended, at most every ten seconds, and once in a minute in any case.
     """
     if ERR.is_terminal:
-        from rich.live import Live
-
-        with Live(console=ERR, refresh_per_second=4, transient=True) as screen:
-            yield lambda sweep: screen.update(drawing(sweep))
+        with ERR.status("") as status:
+            yield lambda sweep: status.update(shown(standing(sweep)))
         return
     last, done = -math.inf, 0
 
@@ -203,49 +199,25 @@ def live() -> Generator[Callable[["Sweep"], None]]:
         if time.monotonic() - last < wait and sweep.done < len(sweep.runs):
             return
         last, done = time.monotonic(), sweep.done
-        running = "; ".join(words(run) for run in sweep.runs.values() if run.state in ("running", "measuring"))
-        progress(f"{standing(sweep)}  {running}".rstrip())
+        progress(standing(sweep))
 
     yield line
 
 
 def standing(sweep: "Sweep") -> str:
-    """How many runs are over, and how long the rest will take."""
+    """How many runs are over, how long the rest will take, and which are running."""
     from posenc.lab.results.summary import duration
 
     left = sweep.seconds_left()
     when = "" if left is None or sweep.done == len(sweep.runs) else f", about {duration(left)} left"
-    return f"{sweep.done} of {len(sweep.runs)} runs done{when}"
+    running = "; ".join(words(run) for run in sweep.runs.values() if run.state in ("running", "measuring"))
+    return f"{sweep.done} of {len(sweep.runs)} runs done{when}  {running}".rstrip()
 
 
 def words(run: "Progress") -> str:
     """One run in words."""
     loss = "" if run.loss is None else f" loss {run.loss:.3f}"
-    return f"{run.task} {run.spec} seed {run.seed}: step {run.how_far}{loss}{score(run)}"
-
-
-def score(run: "Progress") -> str:
-    if run.score is None:
-        return ""
-    return f" bits per byte {run.score:.3f}" if run.task == "text" else f" exact match {run.score:.1%}"
-
-
-def drawing(sweep: "Sweep") -> "Group":
-    """The sweep as a table: what is running, what is done, what is to come."""
-    from rich.console import Group
-    from rich.table import Table
-
-    drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for header in ("task", "encoding", "seed", "step", "loss", "score", ""):
-        drawn.add_column(header)
-    runs = list(sweep.runs.values())
-    rows = [run for run in runs if run.state in ("running", "measuring")]
-    rows += [run for run in runs if run.state in ("done", "failed")][-12:]
-    for run in rows:
-        loss = "" if run.loss is None else f"{run.loss:.3f}"
-        cells = (run.task, run.spec, run.seed, run.how_far, loss, score(run).strip(), run.state)
-        drawn.add_row(
-            *map(shown, cells),
-            style="" if run.state in ("running", "measuring") else "dim",
-        )
-    return Group(shown(standing(sweep), "bold"), drawn)
+    score = "" if run.score is None else f" exact match {run.score:.1%}"
+    if run.score is not None and run.task == "text":
+        score = f" bits per byte {run.score:.3f}"
+    return f"{run.task} {run.spec} seed {run.seed}: step {run.how_far}{loss}{score}"

@@ -1,18 +1,9 @@
-"""Who may follow what is computed, or hold what a module returned: then nothing is overwritten.
-
-Work in place saves a copy, and is right only while nobody else can see it. Recorders, profilers, tracers and
-transforms come in many ways; each way in is named here, once.
-"""
+"""Who follows what PyTorch computes: recorders, profilers, tracers and transforms, each way in named once."""
 
 import torch
 from torch import Tensor, nn
-from torch._C import _autograd
 from torch.autograd import forward_ad
-from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._device import DeviceContext
-
-MAKE_NEW = (nn.Linear, nn.Embedding)
-"""The modules whose result is new memory; a class made from one of them may keep it."""
 
 
 def is_watched() -> bool:
@@ -53,27 +44,6 @@ def is_written_down() -> bool:
     return any(torch._C._get_dispatch_mode(mode) is not None for mode in (modes.PROXY, modes.FAKE))
 
 
-def is_held(*modules: nn.Module) -> bool:
-    """Whether somebody may hold what these modules have just returned, besides autograd, or may still be given it.
-
-    As `is_watched`, and: hooks of all modules or of these, a module or a `forward` that is not PyTorch's own, and hooks
-    that pack tensors for the backward pass.
-    """
-    if not torch.compiler.is_compiling() and (is_watched() or packs_for_backward()):
-        return True
-    for module in modules:
-        if (
-            type(module) not in MAKE_NEW
-            or module._forward_hooks
-            or module._forward_pre_hooks
-            or module._backward_hooks
-            or module._backward_pre_hooks
-            or "forward" in module.__dict__
-        ):
-            return True
-    return _has_any_global_hook()
-
-
 def may_be_read(*tensors: Tensor) -> bool:
     """Whether the numbers in these tensors may be looked at: they have some, and nobody follows the looking."""
     if torch.compiler.is_compiling() or is_watched():
@@ -82,8 +52,3 @@ def may_be_read(*tensors: Tensor) -> bool:
         if x.is_meta or not x.numel() or type(x) not in (Tensor, nn.Parameter):
             return False
     return True
-
-
-def packs_for_backward() -> bool:
-    """Whether hooks are given the tensors that are saved for the backward pass; they see no version counter."""
-    return _autograd._top_saved_tensors_default_hooks(True) is not None

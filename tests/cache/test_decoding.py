@@ -155,17 +155,16 @@ def test_what_a_growing_cache_gave_stays_whoever_goes_on_from_it() -> None:
     cache = GrowingCache()
     with torch.no_grad():
         cache.extend(keys_of(k, 0, 4))
-        start = cache.extend(keys_of(k, 4, 5))
-        one_way = cache.extend(keys_of(k, 5, 7))
-        cache.keys = start
+        cache.extend(keys_of(k, 4, 5))
+        fork = copy.copy(cache)
+        one_way, cache = cache.extend(keys_of(k, 5, 7)), fork
         other_way = cache.extend(keys_of(other, 5, 7))
         twin = copy.copy(cache)
         further, elsewhere = cache.extend(keys_of(other, 7, 8)), twin.extend(keys_of(k, 7, 8))
     assert torch.equal(one_way.k, k[:, :, :7])
     assert torch.equal(other_way.k, torch.cat((k[:, :, :5], other[:, :, 5:7]), 2))
     assert torch.equal(further.k[:, :, 7:], other[:, :, 7:8]) and torch.equal(elsewhere.k[:, :, 7:], k[:, :, 7:8])
-    chosen = torch.tensor([0])
-    cache.keys = Keys(further.k[chosen], further.v[chosen], further.at, {"fact": further.memo["fact"][chosen]})
+    cache.rows(torch.tensor([0]))
     with torch.no_grad():
         assert torch.equal(cache.extend(keys_of(k, 8, 9)).k[:, :, :8], further.k)
 
@@ -266,7 +265,7 @@ def test_layers_that_share_an_encoding_share_its_bias_of_one_token_and_of_one_pa
         monkeypatch.undo()
         again = model.cache()
         for old, new in zip(cache.layers, again.layers, strict=True):
-            new.keys = Keys(old.keys.k[:, :, :8], old.keys.v[:, :, :8], told_less(Positions.count(8)))
+            new.extend(Keys(old.keys.k[:, :, :8], old.keys.v[:, :, :8], told_less(Positions.count(8))))
         expected = model(ids[:, 8:], positions=told_less(Positions.count(1, 8)), cache=again)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
 
@@ -304,7 +303,7 @@ def test_a_stream_that_is_closed_leaves_the_model_as_it_was() -> None:
 
 
 def test_a_stream_refuses_when_it_is_made() -> None:
-    with pytest.raises(ValueError, match="tokens to generate must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match="tokens to generate must be a whole number of 1 or more, got 0"):
         model_of("rotary").stream(torch.zeros(1, 2, dtype=torch.long), 0)
     with pytest.raises(ValueError, match="compiled must be"):
         model_of("rotary").stream(torch.zeros(1, 2, dtype=torch.long), 3, compiled=1)

@@ -901,7 +901,7 @@ def test_train_keeps_a_checkpoint_resumes_and_generates_from_it(posenc) -> None:
     wrong = posenc("generate", "kept", "--prompt", "a b")
     assert wrong.code == 2 and "a prompt for this task is written in" in wrong.line
     none = posenc("generate", "kept", "--tokens", "0")
-    assert none.code == 2 and none.line == "posenc: tokens to generate must be 1 or more, got 0"
+    assert none.code == 2 and none.line == "posenc: tokens to generate must be a whole number of 1 or more, got 0"
 
 
 def test_training_on_a_text_tells_its_bits_per_byte(posenc, here: Path) -> None:

@@ -15,26 +15,14 @@ from torch import Tensor, nn
 
 from posenc import Positions, catalogue, shared_tables, testing
 from posenc.encoding import Encoding
-from posenc.kept_tables import KeptTables, fact
+from posenc.kept_tables import BARE, LARGEST, bare_of, fact, forget
 from posenc.schedules import Linear
-
-
-@pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> KeptTables:
-    tables = KeptTables(64 << 20)
-    monkeypatch.setattr(Encoding, "kept_tables", tables)
-    return tables
 
 
 def table_of(at: Positions) -> Tensor:
     """Rows [2, T, 3] that tell their position."""
     coords = at.coords[0, :, 0].double()
     return torch.stack((coords, -coords))[..., None].expand(2, -1, 3).contiguous()
-
-
-def rows(kept: KeptTables, key: str, at: Positions) -> Tensor | None:
-    assert at.start is not None
-    return kept.rows(key, at.start, at.tokens, table_of)
 
 
 class Rows(Encoding):
@@ -87,6 +75,7 @@ X = torch.zeros(1, 3, 2, dtype=torch.float64)
 @pytest.fixture(autouse=True)
 def nothing_made() -> None:
     made.clear()
+    forget()
 
 
 def test_encodings_that_hold_the_same_share_a_table_and_others_do_not() -> None:
@@ -212,7 +201,7 @@ def one_device_after_another(spec: str) -> None:
             assert one.device.type == device and (device == "meta" or torch.equal(one, other))
 
 
-def test_heads_of_several_devices_may_share_positions(kept: KeptTables) -> None:
+def test_heads_of_several_devices_may_share_positions() -> None:
     for spec in [testing.variants(name)[0] for name in catalogue.names()]:
         # Parameters lie on one device.
         if not [*catalogue.build(spec, testing.SHAPE).parameters()]:
@@ -232,13 +221,12 @@ def test_a_key_without_the_device_is_found(monkeypatch: pytest.MonkeyPatch, spec
 
 def keeps_tables(spec: str) -> bool:
     """Whether an encoding of one axis keeps a table beyond a call."""
-    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(Encoding, "kept_tables", kept := KeptTables(64 << 20))
-        try:
-            given_by(catalogue.build(spec, testing.SHAPE), Positions.count(2), torch.float32)
-        except ValueError:
-            return False
-    return bool(kept.windows)
+    encoding = catalogue.build(spec, testing.SHAPE)
+    try:
+        given_by(encoding, Positions.count(2), torch.float32)
+    except ValueError:
+        return False
+    return encoding.bare is not None and bool(encoding.bare.kept_windows)
 
 
 KEEPING = [spec for name in catalogue.names() for spec in testing.variants(name)[:2] if keeps_tables(spec)]
@@ -250,7 +238,7 @@ def test_encodings_keep_their_tables() -> None:
 
 
 @pytest.mark.parametrize("spec", KEEPING)
-def test_kept_rows_have_the_bits_of_rows_made_on_the_spot_however_they_are_cut(kept: KeptTables, spec: str) -> None:
+def test_kept_rows_have_the_bits_of_rows_made_on_the_spot_however_they_are_cut(spec: str) -> None:
     encoding, cuts = catalogue.build(spec, testing.SHAPE), random.Random(0)
     # xPos refuses positions further out.
     windows = [1, 7, 30 if spec.startswith("xpos") else 2_000]
@@ -260,7 +248,7 @@ def test_kept_rows_have_the_bits_of_rows_made_on_the_spot_however_they_are_cut(k
         row = cuts.randrange(tokens)
         with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
             ours = given_by(encoding, Positions.count(tokens, start), dtype)
-            patch.setattr(Encoding, "kept_tables", KeptTables(0))
+            patch.setattr(Encoding, "rows_kept", lambda *given: None)
             on_the_spot = given_by(encoding, Positions.count(tokens, start), dtype)
             alone = given_by(encoding, Positions.count(1, start + row), dtype)
         for one, other, single in zip(ours, on_the_spot, alone, strict=True):
@@ -270,19 +258,21 @@ def test_kept_rows_have_the_bits_of_rows_made_on_the_spot_however_they_are_cut(k
 @pytest.mark.parametrize(
     ("start", "tokens"), [(0, 1), (4000, 1), (1023, 2), (1_000_000, 7), (0, 1024), (0, 1025), (2048, 2048), (5, 3000)]
 )
-def test_kept_rows_are_those_that_would_be_made(kept: KeptTables, start: int, tokens: int) -> None:
+def test_kept_rows_are_those_that_would_be_made(start: int, tokens: int) -> None:
+    _, bare = bare_of(Rows())
     at = Positions.count(tokens, start)
     for _ in range(2):
-        found = rows(kept, "a", at)
+        found = bare.rows_kept("a", start, tokens, table_of)
         # What lies across two windows is not kept.
         assert torch.equal(table_of(at) if found is None else found, table_of(at))
         assert (found is None) == ((start, tokens) == (1023, 2))
     # Another key is another table.
-    other = kept.rows("b", start, tokens, lambda at: 2 * table_of(at))
+    other = bare.rows_kept("b", start, tokens, lambda at: 2 * table_of(at))
     assert other is None or torch.equal(other, 2 * table_of(at))
 
 
-def test_decoding_makes_one_window_for_a_thousand_tokens(kept: KeptTables) -> None:
+def test_decoding_makes_one_window_for_a_thousand_tokens_and_keeps_one() -> None:
+    _, bare = bare_of(Rows())
     windows: list[int] = []
 
     def make(at: Positions) -> Tensor:
@@ -290,44 +280,29 @@ def test_decoding_makes_one_window_for_a_thousand_tokens(kept: KeptTables) -> No
         return table_of(at)
 
     for position in range(999_000, 1_001_000):
-        row = kept.rows("a", position, 1, make)
+        row = bare.rows_kept("a", position, 1, make)
         assert row is not None and row.shape == (2, 1, 3) and row[0, 0, 0] == position
-    assert windows == [1024] * 3
+    assert windows == [1024] * 3 and len(bare.kept_windows) == 1
 
 
-def test_kept_tables_take_bounded_memory(kept: KeptTables) -> None:
-    window = 2 * 1024 * 3 * 8
-    kept.limit = 4 * window
-    for turn in range(20):
-        rows(kept, "a", Positions.count(1, 1024 * turn))
-        rows(kept, "a", Positions.count(1))
-        assert kept.held == sum(table.nbytes for table in kept.windows.values()) <= kept.limit
-    # What is asked for again and again stays.
-    assert ("a", 1024, 0) in kept.windows and len(kept.windows) == 4
-    # What takes more than half of it is not kept.
-    assert rows(kept, "a", Positions.count(3000)) is None and ("a", 4096, 0) not in kept.windows
-    kept.clear()
-    assert not kept.windows and not kept.last and kept.held == 0
+def test_a_large_table_is_not_kept_and_tables_go_with_their_encodings() -> None:
+    rows = Rows()
+    assert rows.once(rows.table, Positions.count(1), torch.float64, keep=True) == 0
+    assert rows.bare in BARE.values() and rows.bare.kept_windows
+    assert rows.bare.rows_kept("a", 0, LARGEST // 48 + 1, table_of) is None
+    forget()
+    assert not rows.bare.kept_windows
+    before = len(BARE)
+    del rows
+    assert len(BARE) == before - 1
 
 
-def test_no_rows_of_a_window_outlive_it(kept: KeptTables) -> None:
-    kept.limit = 2 * 2 * 1024 * 3 * 8
-    first = rows(kept, "asked for once", Positions.count(1))
-    assert first is not None and "asked for once" in kept.last
-    for turn in range(2):
-        rows(kept, "b", Positions.count(1, 1024 * turn))
-    assert ("asked for once", 1024, 0) not in kept.windows
-    # What the first rows were a view of is gone, unless somebody outside still holds it.
-    assert "asked for once" not in kept.last
-
-
-def test_a_kept_table_may_be_saved_for_a_gradient_whoever_asked_first(kept: KeptTables) -> None:
+def test_a_kept_table_may_be_saved_for_a_gradient_whoever_asked_first() -> None:
+    _, bare = bare_of(Rows())
     with torch.inference_mode():
-        rows(kept, "a", Positions.count(1))
+        bare.rows_kept("a", 0, 1, table_of)
     x = torch.ones(2, 1, 3, dtype=torch.float64, requires_grad=True)
-    table = rows(kept, "a", Positions.count(1))
-    assert table is not None
-    (x * table).sum().backward()
+    (x * bare.rows_kept("a", 0, 1, table_of)).sum().backward()
 
 
 class Kept(Rows):
@@ -347,26 +322,28 @@ class Kept(Rows):
     ],
     ids=["ids", "padded", "packed", "moved"],
 )
-def test_where_the_start_is_not_known_nothing_is_kept(kept: KeptTables, at: Positions) -> None:
+def test_where_the_start_is_not_known_nothing_is_kept(at: Positions) -> None:
+    kept = Kept()
     for _ in range(2):
-        assert torch.equal(Kept()(X[:, :2], positions=at), (X[:, :2] + at.coords))
-    assert not kept.windows and made == ["torch.float64"]
+        assert torch.equal(kept(X[:, :2], positions=at), (X[:, :2] + at.coords))
+    assert not kept.bare.kept_windows and made == ["torch.float64"]
 
 
-def test_tables_that_are_no_numbers_are_not_kept(kept: KeptTables) -> None:
+def test_tables_that_are_no_numbers_are_not_kept() -> None:
+    _, bare = bare_of(Rows())
     somebodys = type("Somebodys", (Tensor,), {})
     for change in (lambda table: table.to("meta"), lambda table: table.as_subclass(somebodys)):
-        assert kept.rows("a", 0, 2, lambda at, change=change: change(table_of(at))) is None
-    assert not kept.windows
+        assert bare.rows_kept("a", 0, 2, lambda at, change=change: change(table_of(at))) is None
+    assert not bare.kept_windows
 
 
-def test_threads_share_kept_tables(kept: KeptTables) -> None:
-    kept.limit = 3 * 2 * 1024 * 3 * 8
+def test_threads_share_kept_tables() -> None:
+    _, bare = bare_of(Rows())
     wrong: list[int] = []
 
     def decode(first: int) -> None:
         for position in range(first, first + 4000, 7):
-            row = rows(kept, "a", Positions.count(1, position))
+            row = bare.rows_kept("a", position, 1, table_of)
             if row is None or row[0, 0, 0] != position:
                 wrong.append(position)
 
@@ -375,12 +352,4 @@ def test_threads_share_kept_tables(kept: KeptTables) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong and kept.held == sum(table.nbytes for table in kept.windows.values())
-
-
-def test_a_copy_keeps_its_tables_with_those_of_all_others_and_its_attributes() -> None:
-    rows = Rows()
-    rows.kept_tables = KeptTables(0)
-    rows.tables = (1, 2)
-    twin = copy.deepcopy(rows)
-    assert "kept_tables" not in vars(twin) and twin.tables == (1, 2)
+    assert not wrong

@@ -20,7 +20,7 @@ from torch import Tensor
 from posenc import masks
 from posenc.cache import Cache
 from posenc.encoding import Encoding
-from posenc.kept_tables import KEPT, OF_EVERY_MODULE
+from posenc.kept_tables import OF_EVERY_MODULE, forget
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.seeding import seeded
@@ -54,7 +54,7 @@ PADDINGS: dict[str, Callable[[int], list[bool]]] = {
 }
 """Which tokens of a chunk the first row has; the other rows have all of them."""
 
-BEFORE = ("crop", "crop apart", "reorder", "put back", "another", "nothing")
+BEFORE = ("crop", "crop apart", "reorder", "another", "nothing")
 """What is done to rows before they go on."""
 
 
@@ -108,13 +108,12 @@ class Live:
 
 @dataclass
 class Talk:
-    """Rows that grow behind a cache: the network, the cache, all that each row holds [n, dim], and earlier states."""
+    """Rows that grow behind a cache: the network, the cache, and all that each row holds [n, dim]."""
 
     live: Live
     kind: str
     rows: list[Tensor]
     cache: Cache = field(init=False)
-    earlier: list[tuple[list[Any], Positions | None, int | None, list[Tensor]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.begin(len(self.rows))
@@ -122,22 +121,11 @@ class Talk:
     def begin(self, rows: int) -> None:
         """Begin anew, with nothing held."""
         self.cache = Cache(len(self.live.net.layers), **SLOTS[self.kind])
-        self.rows, self.earlier = [torch.zeros(0, self.live.net.shape.dim)] * rows, []
+        self.rows = [torch.zeros(0, self.live.net.shape.dim)] * rows
 
     @property
     def mask(self) -> Mask:
         return masks.window(WINDOW) if self.kind == "rolling" else masks.causal()
-
-    def note(self) -> None:
-        """Keep what is held now: somebody may put it back."""
-        keys = [layer.keys for layer in self.cache.layers]
-        self.earlier = [*self.earlier[-2:], (keys, self.cache.at, self.cache.extent, list(self.rows))]
-
-    def put_back(self, which: int) -> None:
-        keys, self.cache.at, self.cache.extent, rows = self.earlier[which % len(self.earlier)]
-        self.rows = list(rows)
-        for layer, held in zip(self.cache.layers, keys, strict=True):
-            layer.keys = held
 
     def crop(self, fewer: int, *, apart: bool) -> None:
         """Go back by some tokens; `apart` in every other row only."""
@@ -161,7 +149,7 @@ class Talk:
         """Another that goes its own way from here."""
         twin = copy.copy(self)
         twin.cache = copy.deepcopy(self.cache) if deep else copy.copy(self.cache)
-        twin.rows, twin.earlier = list(self.rows), []
+        twin.rows = list(self.rows)
         return twin
 
 
@@ -197,7 +185,7 @@ def machine_of(source: "Subject | Source") -> type[RuleBasedStateMachine]:
         def __init__(self) -> None:
             super().__init__()
             # A failure can be shown again only if nothing is left of the run before.
-            KEPT.clear()
+            forget()
             self.lives: list[Live] = []
             self.talks: list[Talk] = []
             self.shared: dict[tuple[int, int], Positions] = {}
@@ -341,8 +329,6 @@ def machine_of(source: "Subject | Source") -> type[RuleBasedStateMachine]:
                     talk.crop(number, apart=done == "crop apart")
                 elif done == "reorder":
                     talk.reorder([(number + 2 * row) % len(talk.rows) for row in range(1 + number % 3)])
-                elif done == "put back" and talk.earlier:
-                    talk.put_back(number)
                 self.extend(talk, tokens, padding, modes[0])
                 self.extend(talk, 1, "none", modes[1])
 
@@ -396,15 +382,13 @@ def machine_of(source: "Subject | Source") -> type[RuleBasedStateMachine]:
                 at = Positions(order.clamp(min=0)[..., None], order, unit_step=True, extent=extent)
             assert at.order.expand(rows, -1).equal(order), f"the next tokens stand at {at.order}, expected {order}"
             at = at.with_horizon(LONG)
-            talk.note()
             x = self.random(rows, tokens, subject.shape.dim).to(live.dtype)
             x.requires_grad_(mode == "gradients")
             with MODES[mode]():
                 got = result(lambda: {"output": live.net(x, at, talk.mask, talk.cache.layers)})
             grown = [torch.cat((row, x[b, here[b]].detach().double())) for b, row in enumerate(talk.rows)]
             if isinstance(got, str):
-                put_back = talk.kind != "growing" and "these keys are of an earlier step" in got
-                assert put_back or refuses(live, talk, grown), got
+                assert refuses(live, talk, grown), got
                 # Not all layers may have taken the tokens in.
                 talk.begin(rows)
                 return

@@ -1,4 +1,4 @@
-"""The rotation operator: every way of computing it against complex numbers in float64, and what it may overwrite."""
+"""The rotation operator: every way of computing it against complex numbers in float64."""
 
 import itertools
 import random
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posenc import Attention, Rotary, kernels
+from posenc import Rotary, kernels
 from posenc.kernels import native, rotate_pairs_triton
 from posenc.kernels import rotate_pairs as operator
 from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype, turned
@@ -17,7 +17,7 @@ from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtyp
 LAYOUTS = ["half", "interleaved"]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 COMPILED = native.load()
-WAYS = ["slabs", *native.INSTRUCTION_SETS[: COMPILED.instruction_set + 1 if COMPILED.library else 0]]
+WAYS = ["readable", *native.INSTRUCTION_SETS[: COMPILED.instruction_set + 1 if COMPILED.library else 0]]
 
 
 def forget_plans() -> None:
@@ -30,12 +30,10 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     """Each set of compiled routines that this machine can run, and PyTorch's own operators."""
     forget_plans()
     found = native.Native(None, why_not="not asked for")
-    if request.param != "slabs":
+    if request.param != "readable":
         found = native.Native(COMPILED.library, native.INSTRUCTION_SETS.index(request.param))
     monkeypatch.setattr(native, "load", lambda: found)
     monkeypatch.setattr(native, "ENOUGH_FOR_AVX512", 0)
-    # A small slab, so that several are cut.
-    monkeypatch.setattr(operator, "SLAB", 256)
     yield request.param
     forget_plans()
 
@@ -100,9 +98,6 @@ def test_the_result_is_the_exact_one_rounded_once(way: str, dtype: torch.dtype, 
                 assert bool(((got.double() - exact).abs() <= unit * 1.001 + slack).all()), case
                 assert got.dtype == dtype and torch.equal(got[..., 2 * P :], x[..., 2 * P :]), case
                 assert torch.equal(x, before), case
-                again = rotate_pairs(x, cos, sin, layout, in_place=True, inverse=inverse)
-                assert torch.equal(again, got), case
-                assert (again.data_ptr() == x.data_ptr()) == (lie != "one head for all" or H == 1), case
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -112,25 +107,22 @@ def test_queries_and_keys_in_one_call_are_turned_as_in_two(way: str, layout: str
         table = torch.stack(tables(q, 4))
         expected = [rotate_pairs(x, *table, layout) for x in (q, k)]
         assert all(map(torch.equal, rotate_both(q, k, table, layout), expected))
-        assert all(map(torch.equal, rotate_both(q.clone(), k.clone(), table, layout, in_place=True), expected))
 
 
-@pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("wanted", ["q k", "q", "k", "table", "q k table"])
-def test_queries_and_keys_turned_at_once_have_the_gradients_of_each(way: str, wanted: str, in_place: bool) -> None:
+def test_queries_and_keys_turned_at_once_have_the_gradients_of_each(way: str, wanted: str) -> None:
     given = {"q": heads(2, 6, 5, 10, "bthd", torch.float64), "k": heads(2, 2, 5, 10, "bhtd", torch.float64)}
     given["table"] = torch.stack(tables(given["q"], 4))
     leaves = {name: x.requires_grad_(name in wanted.split()) for name, x in given.items()}
 
     def gradients(turn: Callable[..., tuple[Tensor, Tensor]]) -> list[Tensor]:
-        # Times one: in place, leaves would not be overwritten.
-        q, k = turn(1 * leaves["q"], 1 * leaves["k"], leaves["table"])
+        q, k = turn(leaves["q"], leaves["k"], leaves["table"])
         assert q.requires_grad == bool({"q", "table"} & set(wanted.split()))
         asked = [leaves[name] for name in wanted.split()]
         first = torch.autograd.grad(q.square().sum() + (k**3).sum(), asked, create_graph=True)
         return [q, k, *first, *torch.autograd.grad(sum(x.square().sum() for x in first), asked)]
 
-    got = gradients(lambda q, k, table: rotate_both(q, k, table, "half", in_place=in_place))
+    got = gradients(lambda q, k, table: rotate_both(q, k, table, "half"))
     expected = gradients(lambda q, k, table: (turned(q, *table, "half"), turned(k, *table, "half")))
     for one, other in zip(got, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
@@ -141,9 +133,7 @@ def test_compiled_code_has_a_plan_for_heads_as_attention_makes_them(dtype: torch
     q, k = heads(2, 6, 5, 10, "bthd", dtype), heads(2, 2, 5, 10, "bthd", dtype)
     table = torch.stack(tables(q, 5)).to(rotation_dtype(q))
     of_q, of_k, of_table = ((x.dtype, x.shape, x.stride()) for x in (q, k, table))
-    for width, served in ((10, True), (12, False)):
-        plan = operator.plan_for_both(*of_q, *of_k, width, *of_table, "half", True)
-        assert (plan is not None and plan.in_place) == served
+    assert operator.plan_for_both(*of_q, *of_k, *of_table, "half") is not None
 
 
 @pytest.mark.parametrize("best", native.INSTRUCTION_SETS)
@@ -156,11 +146,9 @@ def test_few_channels_are_turned_without_avx512(monkeypatch: pytest.MonkeyPatch,
         q, k = torch.empty(1, 32, tokens, 128), torch.empty(1, 8, tokens, 128)
         table = torch.empty(2, 1, 1, tokens, 64, dtype=torch.float64)
         facts = ((x.dtype, x.shape, x.stride()) for x in (q, k))
-        plan = operator.plan_for_both(
-            *itertools.chain(*facts), 128, table.dtype, table.shape, table.stride(), "half", True
-        )
-        assert plan is not None and native.INSTRUCTION_SETS[plan.rotation.q.set] == expected
-        assert tokens > 7 or native.INSTRUCTION_SETS[plan.rotation.k.set] == few
+        plan = operator.plan_for_both(*itertools.chain(*facts), table.dtype, table.shape, table.stride(), "half")
+        assert plan is not None and native.INSTRUCTION_SETS[plan.q.set] == expected
+        assert tokens > 7 or native.INSTRUCTION_SETS[plan.k.set] == few
     forget_plans()
 
 
@@ -230,99 +218,12 @@ def projection(x: Tensor, weight: Tensor) -> Tensor:
     return (x @ weight).unflatten(-1, (3, 8)).transpose(1, 2)
 
 
-def test_in_place_gives_the_same_gradients_and_copies_none(way: str) -> None:
-    x, weight = torch.randn(2, 5, 6, dtype=torch.float64), torch.randn(6, 24, dtype=torch.float64, requires_grad=True)
-    other = torch.randn(2, 3, 5, 8, dtype=torch.float64)
-    cos, sin = tables(other, 4)
-    gradients = []
-    for in_place in (False, True):
-        q = projection(x, weight)
-        out = rotate_pairs(q, cos, sin, "half", in_place=in_place)
-        assert (out.data_ptr() == q.data_ptr()) == in_place
-        assert "RotatePairs" in type(out.grad_fn).__name__ and out.requires_grad
-        gradients.append(torch.autograd.grad((out * other).sum(), weight)[0])
-    torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=1e-13)
-
-
-def test_whoever_kept_what_was_overwritten_hears_of_it(way: str) -> None:
-    weight = torch.randn(2, 3, 5, 8, requires_grad=True)
-    cos, sin = tables(weight, 4)
-    q = weight * 2
-    kept = (q * q).sum()
-    out = rotate_pairs(q, cos, sin, "half", in_place=True)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        (kept + out.sum()).backward()
-    # And without a gradient through the rotation.
-    plain, scale = torch.randn(2, 3, 5, 8), torch.ones((), requires_grad=True)
-    product = (plain * scale).sum()
-    rotate_pairs(plain, cos, sin, "half", in_place=True)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        product.backward()
-
-
-def test_a_leaf_is_never_overwritten(way: str) -> None:
-    leaf = torch.nn.Parameter(torch.randn(2, 3, 5, 8))
-    before = leaf.detach().clone()
-    cos, sin = tables(leaf, 4)
-    for x in (leaf, leaf.view(2, 3, 5, 8), leaf[:, :, :, :]):
-        rotate_pairs(x, cos, sin, "half", in_place=True)
-        with torch.no_grad():
-            rotate_pairs(x, cos, sin, "half", in_place=True)
-            rotate_pairs(leaf[:], cos, sin, "half", in_place=True)
-    assert torch.equal(leaf.detach(), before)
-
-
-def test_memory_that_overlaps_itself_is_never_overwritten(way: str) -> None:
-    cos, sin = tables(torch.zeros(1, 1, 5, 8), 4)
-    row = torch.randn(1, 1, 12, 8)
-    for x in (row[:, :, :5].expand(2, 3, 5, 8), row.as_strided((1, 2, 5, 8), (96, 8, 8, 1))):
-        before = x.clone()
-        out = rotate_pairs(x, cos, sin, "half", in_place=True)
-        assert torch.equal(x, before)
-        torch.testing.assert_close(out, turned(x, cos, sin, "half"))
-
-
-def test_queries_and_keys_are_overwritten_at_once_where_each_may_be(way: str) -> None:
-    own, leaf = torch.randn(2, 3, 5, 8), torch.nn.Parameter(torch.randn(2, 3, 5, 8))
-    shared = torch.randn(2, 1, 5, 8).expand(2, 3, 5, 8)
-    table = torch.stack(tables(own, 4))
-    for other in (leaf, leaf[:], shared):
-        for q, k in ((own, other), (other, own)):
-            before = own.clone(), other.detach().clone()
-            with torch.no_grad():
-                q_out, k_out = rotate_both(q, k, table, "half", in_place=True)
-            torch.testing.assert_close(q_out, turned(before[q is other], *table, "half"))
-            torch.testing.assert_close(k_out, turned(before[k is other], *table, "half"))
-            assert torch.equal(other, before[1])
-            own.copy_(before[0])
-
-
-def test_whoever_kept_what_was_overwritten_at_once_hears_of_it(way: str) -> None:
-    scale = torch.ones((), requires_grad=True)
-    table = torch.stack(tables(torch.zeros(2, 3, 5, 8), 4))
-    for number in range(2):
-        given = torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 8)
-        product = (given[number] * scale).sum()
-        with torch.no_grad():
-            rotate_both(*given, table, "half", in_place=True)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            product.backward()
-
-
 @pytest.mark.parametrize("grad", [False, True])
 def test_heads_of_another_width_are_refused_however_they_are_turned(way: str, grad: bool) -> None:
     q, k = torch.randn(1, 2, 5, 12, requires_grad=grad), torch.randn(1, 2, 5, 8, requires_grad=grad)
     for given in ((q, q), (q, k), (k, q)):
         with pytest.raises(ValueError, match="is built for heads of 8 channels, got 12"):
             Rotary(8)(*given)
-
-
-def test_learned_tables_keep_what_their_gradient_needs(way: str) -> None:
-    q = torch.randn(2, 3, 5, 8)
-    before = q.clone()
-    cos, sin = (t.requires_grad_() for t in tables(q, 4))
-    out = rotate_pairs(q, cos, sin, "half", in_place=True)
-    assert out.data_ptr() != q.data_ptr() and torch.equal(q, before)
 
 
 def test_nothing_but_the_tables_is_kept_for_the_gradient(way: str) -> None:
@@ -340,23 +241,11 @@ def test_a_checkpoint_computes_it_again(way: str, reentrant: bool) -> None:
     cos, sin = tables(torch.zeros(2, 3, 5, 8, dtype=torch.float64), 4)
 
     def loss(weight: Tensor) -> Tensor:
-        return rotate_pairs(projection(x, weight), cos, sin, "half", in_place=True).square().sum()
+        return rotate_pairs(projection(x, weight), cos, sin, "half").square().sum()
 
     (expected,) = torch.autograd.grad(loss(weight), weight)
     checkpoint(loss, weight, use_reentrant=reentrant).backward()
     torch.testing.assert_close(weight.grad, expected, rtol=0, atol=1e-12)
-
-
-def test_in_inference_mode_it_overwrites_too(way: str) -> None:
-    outside = torch.randn(2, 3, 5, 8)
-    cos, sin = tables(outside, 4)
-    expected = turned(outside, cos, sin, "half")
-    with torch.inference_mode():
-        inside = outside.clone()
-        for x in (inside, outside):
-            out = rotate_pairs(x, cos, sin, "half", in_place=True)
-            assert out.data_ptr() == x.data_ptr()
-            torch.testing.assert_close(out, expected, rtol=1e-6, atol=1e-6)
 
 
 # Where PyTorch has to see every step
@@ -390,7 +279,7 @@ def test_forward_derivatives_are_left_to_the_readable_form(monkeypatch: pytest.M
 
 
 def test_a_compiled_model_is_one_graph_with_one_operator(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "PRESENT", way != "slabs")
+    monkeypatch.setattr(native, "PRESENT", way != "readable")
     graphs: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> torch.fx.GraphModule:
@@ -402,7 +291,7 @@ def test_a_compiled_model_is_one_graph_with_one_operator(way: str, monkeypatch: 
     table = torch.stack(tables(q, 4))
 
     def turn(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return rotate_both(q, k, table, "half", in_place=True)
+        return rotate_both(q, k, table, "half")
 
     got = torch.compile(turn, backend=backend, fullgraph=True)(q, k)
     for x, y in zip(got, (q, k), strict=True):
@@ -410,7 +299,7 @@ def test_a_compiled_model_is_one_graph_with_one_operator(way: str, monkeypatch: 
     gradient = torch.autograd.grad(got[0].sum(), q)[0]
     torch.testing.assert_close(gradient, turned(torch.ones_like(q), *table, "half", inverse=True))
     (graph,) = graphs
-    assert ("posenc.rotate_pairs" in graph.code) == (way != "slabs")
+    assert ("posenc.rotate_pairs" in graph.code) == (way != "readable")
 
 
 def test_the_operator_keeps_the_rules_of_operators() -> None:
@@ -481,27 +370,7 @@ def test_no_size_or_stride_reads_or_writes_beside_its_rows(way: str, times: int)
         x = x if draw.random() < 0.5 else x.transpose(0, 1) if draw.random() < 0.5 else x[:, :, ::2]
         cos, sin = tables(x, P, draw.choice([1, x.shape[0]]), draw.choice([1, x.shape[1]]))
         before, exact = whole.clone(), by_complex_numbers(x, cos, sin, layout, inverse)
-        got = rotate_pairs(x, cos, sin, layout, in_place=True, inverse=inverse)
+        got = rotate_pairs(x, cos, sin, layout, inverse=inverse)
         case = f"{way} {tuple(x.shape)} {x.stride()} {P} {layout} {dtype}"
         torch.testing.assert_close(got.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-5, msg=case)
-        x.copy_(before.as_strided(x.shape, x.stride(), x.storage_offset()))
         assert torch.equal(whole, before), case
-
-
-# Where it is used
-
-
-def test_attention_overwrites_only_what_nobody_else_holds() -> None:
-    attention = Attention(32, heads=4, encoding="rotary")
-    x = torch.randn(2, 9, 32)
-    expected, held = attention(x), []
-    hook = attention.to_query.register_forward_hook(lambda module, inputs, output: held.append(output))
-    assert torch.equal(attention(x), expected)
-    linear = attention.to_query
-    assert torch.equal(held[0], torch.nn.functional.linear(x, linear.weight, linear.bias))
-    hook.remove()
-    # A projection may hand its input on.
-    attention.to_query = torch.nn.Identity()
-    before = x.clone()
-    attention(x)
-    assert torch.equal(x, before)

@@ -179,7 +179,7 @@ def test_tokens_are_as_long_as_the_scale_asks_for(scale: bool, norm_of_token: fl
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: TokenPositionEmbedding(0, 8), "vocab must be 1 or more, got 0"),
+        (lambda: TokenPositionEmbedding(0, 8), "vocab must be a whole number of 1 or more, got 0"),
         (
             lambda: TokenPositionEmbedding(5, 8, "alibi"),
             "alibi does more than add to embeddings; give it to the attention instead",
@@ -359,9 +359,9 @@ IDS = torch.zeros(2, 3, dtype=torch.long)
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (lambda m: m.generate(IDS, 0), "tokens to generate must be 1 or more, got 0"),
-        (lambda m: m.generate(IDS, 1, temperature=-1.0), "temperature must be 0 or more, got -1.0"),
-        (lambda m: m.generate(IDS, 1, top_k=0), "top_k must be 1 or more, got 0"),
+        (lambda m: m.generate(IDS, 0), "tokens to generate must be a whole number of 1 or more, got 0"),
+        (lambda m: m.generate(IDS, 1, temperature=-1.0), "temperature must be a finite number of 0 or more, got -1.0"),
+        (lambda m: m.generate(IDS, 1, top_k=0), "top_k must be a whole number of 1 or more, got 0"),
         (
             lambda m: m.generate(IDS, 1, padding=torch.tensor([[1, 1, 0], [1, 1, 1]])),
             "a row is padded there; pad prompts on the left",

@@ -71,7 +71,7 @@ def leaves_the_mark(patch: pytest.MonkeyPatch) -> None:
 
     def copied(cache: SlotCache) -> SlotCache:
         twin = SlotCache(cache.slots, rolling=cache.rolling)
-        twin.keys = cache.keys
+        twin.stored = cache.stored
         return twin
 
     patch.setattr(SlotCache, "__copy__", copied)

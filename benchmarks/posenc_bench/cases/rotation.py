@@ -108,26 +108,20 @@ def uncompiled(turn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def forward(case: Case, with_peers: bool, full: bool) -> Group:
-    """q and k turned, without gradients: in place as Attention does it, and into new tensors as a stranger has it."""
+    """q and k turned into new tensors, without gradients."""
     group = Group("rotation", f"{case}: forward", COPY, facts=case.facts | {"pass": "forward"}, heap=heap_of(case))
     at = Positions.count(case.tokens, case.start)
     q, k = case.inputs()
     kept_q, kept_k = torch.empty_like(q), torch.empty_like(k)
     group.add(COPY, "limit", lambda: (kept_q.copy_(q), kept_k.copy_(k)))
     group.add(CLONE, "limit", lambda: (q.clone(), k.clone()))
-    for layout in ("half", "interleaved"):
-        rope = rotary(case.head_dim, layout)
-        turn = partial(rope.turn_both, at=at, keys_at=at, in_place=True)
-        add_rotation(group, f"rotary, {layout}, in place", "posenc", case, turn, layout, own=True)
-    rope = rotary(case.head_dim)
-    turn = partial(rope, positions=at)
-    add_rotation(group, "rotary, into new tensors", "posenc", case, turn, "half", given=(q, k))
-    add_rotation(group, "rotary without C, into new tensors", "posenc", case, uncompiled(turn), "half", given=(q, k))
-    turn = uncompiled(partial(rope.turn_both, at=at, keys_at=at, in_place=True))
-    add_rotation(group, "rotary without C, in place", "posenc", case, turn, "half", own=True)
+    turn = partial(rotary(case.head_dim), positions=at)
+    add_rotation(group, "rotary, into new tensors", "posenc", case, turn, "half", (q, k))
+    add_rotation(group, "rotary without C, into new tensors", "posenc", case, uncompiled(turn), "half", (q, k))
+    interleaved = partial(rotary(case.head_dim, "interleaved"), positions=at)
+    add_rotation(group, "rotary, interleaved, into new tensors", "posenc", case, interleaved, "interleaved", (q, k))
     if full:
-        turn = torch.compile(partial(rotary(case.head_dim), positions=at))
-        add_rotation(group, "rotary, compiled", "posenc", case, turn, "half", given=(q, k))
+        add_rotation(group, "rotary, compiled", "posenc", case, torch.compile(turn), "half", (q, k))
     add_others(group, case, (q, k), with_peers, full)
     return group
 
@@ -181,21 +175,19 @@ def decoding(case: Case, with_peers: bool, full: bool) -> Group:
     group.add(COPY, "limit", lambda: (kept_q.copy_(q), kept_k.copy_(k)))
     rope = rotary(case.head_dim)
     turn = partial(rope, offset=case.start)
-    add_rotation(group, "rotary", "posenc", case, turn, "half", given=(q, k))
+    add_rotation(group, "rotary", "posenc", case, turn, "half", (q, k))
     at = Positions.count(case.tokens, case.start)
-    turn = partial(rope.turn_both, at=at, keys_at=at, in_place=True)
     # As in a layer of a model, whose pass has made its positions; so are the tables that a peer is given.
-    name = "rotary, in place, positions given"
-    add_rotation(group, name, "posenc", case, turn, "half", own=True)
-    turn = uncompiled(partial(rope, offset=case.start))
-    add_rotation(group, "rotary without C", "posenc", case, turn, "half", given=(q, k))
+    in_a_model = partial(rope.turn_both, at=at, keys_at=at)
+    add_rotation(group, "rotary, positions given", "posenc", case, in_a_model, "half", (q, k))
+    add_rotation(group, "rotary without C", "posenc", case, uncompiled(turn), "half", (q, k))
     add_others(group, case, (q, k), with_peers, full)
     return group
 
 
 def tables(case: Case) -> Group:
     """What it costs to make the tables: once for each forward pass, and from nothing."""
-    kept = "rotary in place, tables kept"
+    kept = "rotary, tables kept"
     group = Group("rotation", f"tables of {case.tokens} x {case.head_dim}", kept, facts=case.facts)
     q, k = case.inputs()
     rope, at = rotary(case.head_dim), Positions.count(case.tokens)
@@ -204,15 +196,15 @@ def tables(case: Case) -> Group:
     def from_nothing() -> None:
         # Another base has other tables: nothing that is kept can serve.
         anew = Positions.count(case.tokens)
-        rotary(case.head_dim, base=float(next(bases))).turn_both(q, k, anew, anew, in_place=True)
+        rotary(case.head_dim, base=float(next(bases))).turn_both(q, k, anew, anew)
 
     def each_forward() -> None:
         anew = Positions.count(case.tokens)
-        rope.turn_both(q, k, anew, anew, in_place=True)
+        rope.turn_both(q, k, anew, anew)
 
-    group.add(kept, "limit", lambda: rope.turn_both(q, k, at, at, in_place=True))
-    group.add("rotary in place, positions new in each call", "posenc", each_forward)
-    group.add("rotary in place, tables from nothing", "posenc", from_nothing)
+    group.add(kept, "limit", lambda: rope.turn_both(q, k, at, at))
+    group.add("rotary, positions new in each call", "posenc", each_forward)
+    group.add("rotary, tables from nothing", "posenc", from_nothing)
     return group
 
 
@@ -250,9 +242,7 @@ class Theirs(Encoding):
         super().__init__()
         self.rotate = rotate
 
-    def turn_both(
-        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def turn_both(self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions) -> tuple[Tensor, Tensor]:
         return self.rotate(q, k)
 
 
@@ -275,7 +265,7 @@ def others(group: Group, case: Case, with_peers: bool, full: bool) -> Iterator[t
 
 def add_others(group: Group, case: Case, given: tuple[Tensor, Tensor], with_peers: bool, full: bool) -> None:
     for name, kind, made in others(group, case, with_peers, full):
-        add_rotation(group, name, kind, case, made.rotate, made.layout, given=given)
+        add_rotation(group, name, kind, case, made.rotate, made.layout, given)
 
 
 def add_rotation(
@@ -285,19 +275,13 @@ def add_rotation(
     case: Case,
     rotate: Callable[[Tensor, Tensor], Any],
     layout: str,
-    *,
-    given: tuple[Tensor, Tensor] | None = None,
-    own: bool = False,
+    heads: tuple[Tensor, Tensor],
 ) -> None:
-    """Add a rotation of the given q and k, or of a pair of its `own`, which it may turn again and again."""
-    assert own == (given is None)
-    q, k = case.inputs() if given is None else given
+    """Add a rotation of q and k."""
+    q, k = heads
 
     def error() -> float:
-        # What turns in place gets a pair that is turned only once.
-        fresh = case.inputs() if own else (q, k)
-        right = [turned(some_heads(x), case, layout) for x in fresh]
-        return difference([some_heads(x) for x in rotate(*fresh)], right)
+        return difference([some_heads(x) for x in rotate(q, k)], [turned(some_heads(x), case, layout) for x in heads])
 
     group.add(name, kind, lambda: rotate(q, k), error=error, tolerance=TOLERANCE[case.dtype])
 

@@ -13,13 +13,11 @@ from posenc.cache.operations import noticed
 from posenc.encoding import Moves
 from posenc.foreign import CannotRead, matches, parse_json, quoted, reading_with, regular
 from posenc.keys import Keys
-from posenc.positions import Positions
+from posenc.positions import TENSORS, Positions
 
 FORM = {"format": int, "layers": int, "slots": (int, None), "rolling": bool, "moves": [str], "unit_step": bool}
 FORMAT = 1
 """The number of this form of file: others are refused."""
-
-POSITIONS = ("coords", "order", "document", "horizon")
 
 
 def write(file: str | Path, layers: Sequence[Keys], *, slots: int | None, rolling: bool) -> None:
@@ -66,7 +64,7 @@ def read(file: str | Path) -> tuple[list[Keys], dict[str, Any]]:
     if not 1 <= told["layers"] == len(told["moves"]):
         raise CannotRead(f"it says {told['layers']} layers and {len(told['moves'])} of them", file=file)
     try:
-        facts = {name: tensors.pop(f"at.{name}", None) for name in POSITIONS}
+        facts = {name: tensors.pop(f"at.{name}", None) for name in TENSORS}
         at = noticed(Positions(**facts, unit_step=told["unit_step"]))
         layers = [layer(tensors, number, at, told["moves"][number]) for number in range(told["layers"])]
     except (KeyError, ValueError, TypeError) as error:

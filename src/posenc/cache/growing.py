@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from posenc.cache.columns import compact
-from posenc.cache.held import check_behind, check_rows, joined
-from posenc.cache.layer import LayerCache, along, both, rows_of, turned_of
+from posenc.cache.held import along, check_behind, check_rows, joined
+from posenc.cache.layer import LayerCache, both, rows_of, turned_of
 from posenc.cache.memory import Room
 from posenc.keys import Keys
 from posenc.masks import Mask
@@ -31,23 +31,23 @@ class GrowingCache(LayerCache):
 
     def extend(self, new: Keys) -> Keys:
         if self.keys is None:
-            self.keys = new
+            self.stored = new
             return new
         old = self.keys
         check_rows(old, new)
         roomy = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or is_watched())
         if not roomy:
-            self.keys = both(old, new)
-            return self.keys
+            self.stored = both(old, new)
+            return self.stored
         grown = self.in_room
         memo = {name: grown(f"memo {name}", old.memo[name], fact) for name, fact in new.memo.items()}
         at = joined(old.at, new.at, new.k.shape[0])
         turned = None if old.turned is None else along(old.turned, turned_of(new), new.k.shape[0])
         k, v = grown("k", old.k, new.k), grown("v", old.v, new.v)
-        self.keys = Keys(k, v, at, memo, turned=turned, moves=new.moves)
+        self.stored = Keys(k, v, at, memo, turned=turned, moves=new.moves)
         if turned is not None and (settled := self.settled_of(old)) is not None:
-            self.settled = self.keys, self.in_room("settled", settled, new.k)
-        return self.keys
+            self.settled = self.stored, self.in_room("settled", settled, new.k)
+        return self.stored
 
     def in_room(self, fact: str, held: Tensor, new: Tensor) -> Tensor:
         """A fact of the tokens held and of the new ones behind them."""
@@ -57,11 +57,11 @@ class GrowingCache(LayerCache):
         return room.append(held, new)
 
     def store(self, keys: Keys) -> None:
-        self.keys = compact(keys)
+        self.stored = compact(keys)
 
     def rows(self, rows: Tensor) -> None:
         if self.keys is not None:
-            self.keys = rows_of(self.keys, rows)
+            self.stored = rows_of(self.keys, rows)
 
     @property
     def bytes(self) -> int:
@@ -80,5 +80,5 @@ class GrowingCache(LayerCache):
     def __copy__(self) -> "GrowingCache":
         """A cache that goes its own way from here, with memory of its own for what comes."""
         twin = type(self)()
-        twin.keys, twin.settled = self.keys, self.settled
+        twin.stored, twin.settled = self.stored, self.settled
         return twin

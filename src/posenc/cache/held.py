@@ -5,7 +5,7 @@ from torch import Tensor
 
 from posenc.keys import Keys
 from posenc.masks import Mask
-from posenc.positions import Counted, Positions, of_token
+from posenc.positions import Positions, of_token
 from posenc.shared_tables import once, version
 from posenc.watched import may_be_read
 
@@ -50,26 +50,25 @@ def joined(old: Positions, new: Positions, batch: int) -> Positions:
 
 
 def join(old: Positions, new: Positions, batch: int) -> Positions:
-    counted = old.with_next(new) if isinstance(old, Counted) else None
-    if counted is not None:
-        return counted
-
-    def cat(a: Tensor, b: Tensor) -> Tensor:
-        shared = a.shape[0] == b.shape[0]
-        return torch.cat((a, b), 1) if shared else torch.cat((expanded(a, batch), expanded(b, batch)), 1)
-
     one_document = old.document is None and new.document is None
     follows = old.contiguous and new.contiguous and old.unit_step and new.unit_step
     follows = follows and old.extent is not None and new.extent == old.extent + new.tokens
     return Positions(
-        coords=cat(old.coords, new.coords),
-        order=cat(old.order, new.order),
-        document=None if one_document else cat(documents(old), documents(new)),
+        coords=along(old.coords, new.coords, batch),
+        order=along(old.order, new.order, batch),
+        document=None if one_document else along(documents(old), documents(new), batch),
         horizon=new.horizon,
         contiguous=follows,
         unit_step=old.unit_step and new.unit_step,
         extent=larger(old.extent, new.extent),
     )
+
+
+def along(a: Tensor, b: Tensor, batch: int) -> Tensor:
+    """Facts [B or 1, S, ...] of tokens and of those behind them, one row for all where both have one."""
+    if a.shape[0] != b.shape[0]:
+        a, b = (fact.expand(batch, *fact.shape[1:]) for fact in (a, b))
+    return torch.cat((a, b), 1)
 
 
 def larger(a: int | None, b: int | None) -> int | None:
@@ -117,7 +116,3 @@ def check_behind(held: Keys | None, at: Positions, mask: Mask) -> None:
 def documents(at: Positions) -> Tensor:
     """The document of each token; 0 where there is only one."""
     return torch.zeros_like(at.order) if at.document is None else at.document
-
-
-def expanded(x: Tensor, batch: int) -> Tensor:
-    return x.expand(batch, *x.shape[1:])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.cache.held import check_rows, joined
+from posenc.cache.held import along, check_rows, joined
 from posenc.cache.operations import Tokens, cropped, dropped, kept, moved, row_numbers, spliced
 from posenc.encoding import WHY_FIXED
 from posenc.keys import Keys
@@ -134,9 +134,14 @@ class LayerCache(Operations):
     """The cache of one attention layer: it takes in the keys of new tokens, and gives all keys to attend to."""
 
     def __init__(self) -> None:
-        self.keys: Keys | None = None
+        self.stored: Keys | None = None
         # Keys, and those that were moved turned to where they stand.
         self.settled: tuple[Keys, Tensor] | None = None
+
+    @property
+    def keys(self) -> Keys | None:
+        """What is remembered. Tokens are taken in, moved and forgotten by methods alone: keys share their memory."""
+        return self.stored
 
     @abstractmethod
     def check(self, at: Positions, mask: Mask) -> None:
@@ -251,13 +256,6 @@ def both(keys: Keys, new: Keys) -> Keys:
         turned = along(turned_of(keys), turned_of(new), keys.k.shape[0])
     made = keys.each(lambda name, fact: torch.cat((fact, facts[name]), 2))
     return replace(made, at=joined(keys.at, new.at, keys.k.shape[0]), turned=turned, moves=new.moves)
-
-
-def along(a: Tensor, b: Tensor, batch: int) -> Tensor:
-    """Facts [B or 1, S, ...] of tokens and of those behind them, one row for all where both have one."""
-    if a.shape[0] != b.shape[0]:
-        a, b = (fact.expand(batch, *fact.shape[1:]) for fact in (a, b))
-    return torch.cat((a, b), 1)
 
 
 def of_rows(keys: Keys, rows: int) -> Keys:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.positions import Counted, Positions
+from posenc.positions import Positions
 
 Tokens: TypeAlias = slice | range | Sequence[int] | Tensor | int | None
 """Which tokens of a row, by their order: a slice, numbers, a boolean for each from 0 on, or nothing: all of them."""
@@ -24,7 +24,8 @@ def cropped(at: Positions, tokens: int | Tensor, batch: int) -> Positions:
 
     Raises ValueError for a negative number, and for another number of rows.
     """
-    limit = torch.as_tensor(tokens, device=at.order.device) if of_numbers(tokens) else None
+    is_number = checks.is_whole(tokens) or (isinstance(tokens, Tensor) and tokens.dtype in WHOLE)
+    limit = torch.as_tensor(tokens, device=at.order.device) if is_number else None
     if limit is None or limit.dim() > 1 or limit.numel() not in (1, batch) or int(limit.min()) < 0:
         raise ValueError(
             f"crop to a number of tokens, 0 or more, or to one for each of the {batch} rows, got {checks.shown(tokens)}"
@@ -247,7 +248,7 @@ def noticed(at: Positions) -> Positions:
     contiguous = contiguous and bool((order == order[:1]).all()) and at.document is None
     unit_step = at.axes == 1 and bool(((place == order) | (order < 0)).all())
     if contiguous and unit_step and at.horizon is None and not at.coords.is_floating_point():
-        return Counted(at.tokens, int(order[0, 0]), at.device)
+        return Positions.count(at.tokens, int(order[0, 0]), device=at.device)
     return at.changed(contiguous=contiguous, unit_step=unit_step, extent=extent_of(at), loose=False)
 
 
@@ -312,8 +313,3 @@ def row_numbers(rows: object, batch: int) -> Tensor:
             f"choose rows of the batch by numbers from 0 to {batch - 1}, of shape [rows], got {checks.shown(rows)}"
         )
     return numbers
-
-
-def of_numbers(tokens: object) -> bool:
-    """Whether it is a whole number, or a tensor of such."""
-    return checks.is_whole(tokens) or (isinstance(tokens, Tensor) and tokens.dtype in WHOLE)

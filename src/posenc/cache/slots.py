@@ -1,8 +1,6 @@
 """Keys in a fixed number of slots, static and rolling."""
 
 from dataclasses import replace
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -44,19 +42,15 @@ class SlotCache(LayerCache):
             raise ValueError(f"a cache needs at least one slot, got {slots}")
         super().__init__()
         self.slots, self.rolling = slots, rolling
-        # What the last step wrote, unless it may be saved for a gradient: all else that is put here is somebody's.
-        self.written: Keys | None = None
-        # How often the memory of keys had been written when they were given.
-        self.versions: WeakKeyDictionary[Keys, int] = WeakKeyDictionary()
+        # Whether the memory of keys is this cache's alone, and not saved for a gradient.
+        self.own = True
 
     def extend(self, new: Keys) -> Keys:
         self.check_room(new.at)
         if self.keys is not None:
             check_rows(self.keys, new)
         recording = torch.is_grad_enabled() or (not torch.compiler.is_compiling() and is_watched())
-        self.check_whole()
-        own = self.keys is None or self.keys is self.written
-        scatter = scatter_in_place if own and not recording else scattered
+        scatter = scatter_in_place if (self.own or self.keys is None) and not recording else scattered
         keys = self.empty_like(new) if self.keys is None else self.keys
         order, slot = new.at.order, self.slot_of(new.at.order)
         one_document = keys.at.document is None and new.at.document is None
@@ -77,11 +71,11 @@ class SlotCache(LayerCache):
         settled = None if turned is None else self.settled_of(self.keys)
         memo = {name: scatter(keys.memo[name], slot, fact, 2) for name, fact in new.memo.items()}
         k, v = scatter(keys.k, slot, new.k, 2), scatter(keys.v, slot, new.v, 2)
-        self.keys = Keys(k, v, at, memo, turned=turned, moves=new.moves)
+        self.stored = Keys(k, v, at, memo, turned=turned, moves=new.moves)
         if settled is not None:
-            self.settled = self.keys, scatter(settled, slot, new.k, 2)
-        self.written = None if recording else self.keys
-        return self.given(self.keys)
+            self.settled = self.stored, scatter(settled, slot, new.k, 2)
+        self.own = not recording
+        return self.stored
 
     def slot_of(self, order: Tensor) -> Tensor:
         """The slot of tokens of some order, [B or 1, T]."""
@@ -99,15 +93,14 @@ class SlotCache(LayerCache):
         super().crop(tokens)
 
     def store(self, keys: Keys) -> None:
-        self.check_whole()
         slot = self.slot_of(keys.at.order)
         here = torch.arange(self.slots + 1, device=slot.device)
         if slot.shape[1] == self.slots + 1 and bool(((slot == here) | (keys.at.order < 0)).all()):
-            self.keys = self.mine(replace(keys, at=keys.at.changed(extent=extent_of(keys.at))))
+            self.hold(replace(keys, at=keys.at.changed(extent=extent_of(keys.at))))
             return
         held = compact(keys)
         if held is None:
-            self.keys = self.written = None
+            self.stored = None
             return
         if self.rolling and (wide := span(held.at)[0]) > self.slots:
             raise ValueError(
@@ -115,11 +108,11 @@ class SlotCache(LayerCache):
                 f"forget more of them, or use a cache that grows"
             )
         fresh = SlotCache(self.slots, rolling=self.rolling)
-        self.keys = self.mine(fresh.extend(held))
+        self.hold(fresh.extend(held))
 
     def rows(self, rows: Tensor) -> None:
         if self.keys is not None:
-            self.keys = self.mine(rows_of(self.keys, rows))
+            self.hold(rows_of(self.keys, rows))
 
     @property
     def bytes(self) -> int:
@@ -131,34 +124,13 @@ class SlotCache(LayerCache):
     def __copy__(self) -> "SlotCache":
         """A cache that goes its own way from here: whichever writes first has memory of its own."""
         twin = SlotCache(self.slots, rolling=self.rolling)
-        twin.keys, twin.settled, twin.versions, self.written = self.keys, self.settled, self.versions, None
+        twin.stored, twin.settled, twin.own, self.own = self.stored, self.settled, False, False
         return twin
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"versions": WeakKeyDictionary()}
-
-    def given(self, keys: Keys) -> Keys:
-        """Keys that somebody may put back."""
-        if may_be_read(keys.k) and not keys.k.is_inference():
-            self.versions[keys] = keys.k._version
-        return keys
-
-    def mine(self, keys: Keys) -> Keys:
-        """The keys, as what was written last if the keys before were."""
+    def hold(self, keys: Keys) -> None:
+        """Hold these keys, which are made of those before."""
         # What is written into inference mode's own tensors leaves no trace.
-        self.written = keys if self.written is self.keys and not keys.k.is_inference() else None
-        return self.given(keys)
-
-    def check_whole(self) -> None:
-        """Raises ValueError where keys of an earlier step were put back, whose memory holds later tokens by now."""
-        if self.keys is None or self.keys is self.written:
-            return
-        version = self.versions.get(self.keys)
-        if version is not None and self.keys.k._version != version:
-            raise ValueError(
-                "these keys are of an earlier step, and share their memory with what came after: the slots are written "
-                "in place; go back with crop(tokens), or keep a copy.deepcopy of the cache"
-            )
+        self.stored, self.own = keys, self.own and not keys.k.is_inference()
 
     def empty_like(self, new: Keys) -> Keys:
         def room(x: Tensor, axis: int, fill: int = 0) -> Tensor:
@@ -177,7 +149,6 @@ class SlotCache(LayerCache):
 
     def check(self, at: Positions, mask: Mask) -> None:
         """Raises ValueError unless these tokens come behind what it holds, with slots for all that they may see."""
-        self.check_whole()
         self.check_room(at)
         check_behind(self.keys, at, mask)
         if not self.rolling:

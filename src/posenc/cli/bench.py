@@ -1,10 +1,15 @@
 """`posenc bench`: what encodings cost."""
 
+import importlib
+import importlib.util
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
+import posenc
 from posenc.cli.options import Names, Paths, Positional, Wholes, taking
 from posenc.foreign import quoted
 
@@ -36,20 +41,20 @@ class Bench:
     """Print the results as JSON instead of words and tables."""
 
     def run(self) -> int:
-        from posenc import checkout, terminal
+        from posenc import terminal
 
-        report = checkout.benchmark("report")
+        report = benchmark("report")
         if self.compare:
             if len(self.compare) != 2 or self.what:
                 raise ValueError(
                     f"--compare takes two results, before and after, and measures nothing; got {len(self.compare)}"
                     + (f" and {quoted(self.what[0])} to measure" if self.what else "")
                 )
-            paths = checkout.benchmark("compared").save(*map(report.read, self.compare), self.out)
+            paths = benchmark("compared").save(*map(report.read, self.compare), self.out)
         else:
             terminal.note("measuring; what else runs on this machine makes the spread wider")
             given = {"shapes": self.shapes, "threads": self.threads, "with_peers": self.peers}
-            bench = checkout.benchmark("run").bench
+            bench = benchmark("run").bench
             result = bench(self.what, **given, show=None if self.json else terminal.tables, doing=terminal.progress)
             paths = report.save(result, self.out)
             if self.json:
@@ -61,3 +66,22 @@ class Bench:
         for path in paths:
             terminal.say(f"Written: {path}")
         return 0
+
+
+def benchmark(part: str) -> ModuleType:
+    """A module of benchmarks/posenc_bench: "run", "report", "compared".
+
+    Raises ValueError where there is no checkout around the package.
+    """
+    name = "posenc_bench"
+    if name not in sys.modules:
+        home = Path(posenc.__file__).resolve().parents[2] / "benchmarks" / name / "__init__.py"
+        spec = importlib.util.spec_from_file_location(name, home) if home.is_file() else None
+        if spec is None or spec.loader is None:
+            raise ValueError(
+                "the benchmark belongs to the repository, and this posenc was installed without it; clone the "
+                "repository and run python3 run.py bench there"
+            )
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return importlib.import_module(f"{name}.{part}")

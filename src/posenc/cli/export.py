@@ -30,7 +30,7 @@ class Export:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.export.sources import export_trained
+        from posenc.export import export_trained
 
         with terminal.doing(f"exporting {self.path} ..."):
             done = export_trained(self.path, self.out, cached=self.cache, own=self.trust)

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.coordinate_maps._coordinate_map import CoordinateMap, one_axis
-from posenc.coordinate_maps._digits import in_runs
+from posenc.coordinate_maps._coordinate_map import CoordinateMap, in_runs, one_axis
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,16 +115,14 @@ class AxialRotary(Rotations):
         """The wavelength of each pair of any axis (units of a coordinate, float64), shortest first."""
         return (2 * math.pi / torch.cat([self.spectrum(axis) for axis in range(len(self.widths))])).sort().values
 
-    def turn_both(
-        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def turn_both(self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions) -> tuple[Tensor, Tensor]:
         if self.layout == "half_by_axis":
             return self.rotated(q, at), self.rotated(k, keys_at)
-        return super().turn_both(q, k, at, keys_at, in_place=in_place)
+        return super().turn_both(q, k, at, keys_at)
 
-    def by_table(self, x: Tensor, table: Tensor, *, in_place: bool = False) -> Tensor:
+    def by_table(self, x: Tensor, table: Tensor) -> Tensor:
         if self.layout != "half_by_axis":
-            return super().by_table(x, table, in_place=in_place)
+            return super().by_table(x, table)
         cos, sin = table.unbind(0)
         channels, pairs = [*self.widths, self.head_dim - sum(self.widths)], [width // 2 for width in self.widths]
         *parts, passed = x.split(channels, -1)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.biases import Bias, Dense, product, total
-from posenc.encoding import BIASES, Encoding
+from posenc.encoding import BIASES, AttentionOutput, Encoding
 from posenc.kernels.bound import BoundKernel
 from posenc.keys import Keys
 from posenc.masks import Mask
@@ -89,9 +89,7 @@ class DAPE(Encoding):
     def remember(self, x: Tensor, at: Positions) -> dict[str, Tensor]:
         return self.encoding.remember(x, at)
 
-    def attend(
-        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
-    ) -> tuple[Tensor, Tensor | None]:
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         checks.heads(self, q)
         dtype = torch.promote_types(q.dtype, torch.float32)
         with without_autocast(q):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.channel_pairs import LAYOUTS, channels_of_pairs, multiplied
-from posenc.encoding import Encoding, Side
+from posenc.encoding import AttentionOutput, Encoding, Side
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import fit_heads
 from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
@@ -123,13 +123,8 @@ class FourierRotary(Encoding):
         checks.one_of("layout", layout, LAYOUTS)
         checks.at_least("gain", gain, 0)
         checks.one_of("silenced", silenced, SILENCED)
-        self.heads, self.head_dim, self.trained_length, self.base, self.layout = (
-            heads,
-            head_dim,
-            trained_length,
-            base,
-            layout,
-        )
+        self.heads, self.head_dim, self.trained_length = heads, head_dim, trained_length
+        self.base, self.layout = base, layout
         self.gain, self.per_head, self.learned, self.silenced, self.seed = gain, per_head, learned, silenced, seed
         self.kept = sum(2 * math.pi * base ** (2 * k / head_dim) <= trained_length for k in range(head_dim // 2))
         self.per_layer = learned
@@ -192,9 +187,7 @@ class FourierRotary(Encoding):
         cos, sin = quotient(self.table, before, after, k).unbind(0)
         return rotate_pairs(k, cos, sin, self.layout)
 
-    def attend(
-        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
-    ) -> tuple[Tensor, Tensor | None]:
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         if self.shared(keys.k):
             k, v = fit_heads(q, keys.k, keys.v)
             keys = replace(keys, k=self.rotated(k, keys.at), v=v)

@@ -76,15 +76,8 @@ class Learned(Encoding):
         nn.init.normal_(self.table, std=self.std)
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
-        return x + self.rows(x, at)
-
-    def embed_in_place(self, x: Tensor, at: Positions) -> Tensor:
-        return x.add_(self.rows(x, at))
-
-    def rows(self, x: Tensor, at: Positions) -> Tensor:
-        """What is added to embeddings x [B, T, dim], in their dtype."""
         checks.dim(self, x)
-        return self.vectors(at).to(x.dtype)
+        return x + self.vectors(at).to(x.dtype)
 
     def vectors(self, at: Positions) -> Tensor:
         """The vectors [B or 1, T, dim] of tokens; those of tokens in a row are a slice [T, dim] of the table."""

@@ -78,16 +78,9 @@ class LearnedGrid(Encoding):
         checks.at_least("prefix", prefix, 0)
         checks.one_of("overrun", overrun, OVERRUN)
         checks.above("std", std, 0)
-        self.dim, self.max_len, self.grid, self.prefix, self.overrun, self.std = (
-            dim,
-            max_len,
-            grid,
-            prefix,
-            overrun,
-            std,
-        )
-        self.cells = cells
-        self.axes = len(cells)
+        self.dim, self.max_len, self.grid, self.prefix = dim, max_len, grid, prefix
+        self.overrun, self.std = overrun, std
+        self.cells, self.axes = cells, len(cells)
         self.table = nn.Parameter(torch.empty(prefix + math.prod(cells), dim, device=device, dtype=dtype))
         self.reset_parameters()
 

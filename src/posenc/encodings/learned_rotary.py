@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.channel_pairs import LAYOUTS
-from posenc.encoding import Side
+from posenc.encoding import AttentionOutput, Side
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.keys import Keys
@@ -107,7 +107,7 @@ class LearnedRotary(Turning):
         """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first, over all heads."""
         return (2 * math.pi / self.frequencies).flatten().sort().values
 
-    def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
+    def rotated(self, x: Tensor, at: Positions) -> Tensor:
         checks.head_dim(self, x)
         if self.per_head:
             checks.heads(self, x)
@@ -117,15 +117,10 @@ class LearnedRotary(Turning):
         coords = exact(at.axis(self))[:, None, :, None]
         angle = coords * (frequencies[:, None] if self.per_head else frequencies).to(coords.device)
         table = cos_sin(angle, 1.0, dtype, x.device)  # [2, B or 1, heads or 1, T, r/2]
-        return rotate_pairs(x, table[0], table[1], self.layout, in_place=in_place)
+        return rotate_pairs(x, table[0], table[1], self.layout)
 
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
         return self.rotated(x if side == "query" else self.spread(x), at)
-
-    def turn_both(
-        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        return super().turn_both(q, self.spread(k), at, keys_at, in_place=in_place)
 
     def spread(self, x: Tensor) -> Tensor:
         """Keys or values of fewer heads, repeated for the query heads that share them, where these differ."""
@@ -133,9 +128,7 @@ class LearnedRotary(Turning):
             return x
         return x.repeat_interleave(self.heads // x.shape[1], 1)
 
-    def attend(
-        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
-    ) -> tuple[Tensor, Tensor | None]:
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         # The keys were repeated when they were turned; the values have to go with them.
         return kernel(self, q, at, replace(keys, v=self.spread(keys.v)), mask)
 

@@ -99,17 +99,15 @@ class MixedRotary(Turning):
         with torch.no_grad():
             self.frequencies.copy_(magnitude[:, None] * directions.mT[:, pair // each])
 
-    def rotated(self, x: Tensor, at: Positions, *, in_place: bool = False) -> Tensor:
+    def rotated(self, x: Tensor, at: Positions) -> Tensor:
         cos, sin = self.table(x, at).unbind(0)
-        return rotate_pairs(x, cos, sin, self.layout, in_place=in_place)
+        return rotate_pairs(x, cos, sin, self.layout)
 
-    def turn_both(
-        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def turn_both(self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions) -> tuple[Tensor, Tensor]:
         if at is not keys_at or q.shape[1] != k.shape[1] or q.dtype != k.dtype:
-            return super().turn_both(q, k, at, keys_at, in_place=in_place)
+            return super().turn_both(q, k, at, keys_at)
         checks.head_dim(self, k)
-        return rotate_both(q, k, self.table(q, at), self.layout, in_place=in_place)
+        return rotate_both(q, k, self.table(q, at), self.layout)
 
     def table(self, x: Tensor, at: Positions) -> Tensor:
         """Cosines and sines [2, B or 1, H, T, P] for heads like x [B, H, T, head_dim] at their positions."""

@@ -1,9 +1,5 @@
 """Multimodal rotary encoding (M-RoPE), and the positions of text and grids in one sequence."""
 
-import math
-from collections.abc import Iterable
-from itertools import repeat
-
 import torch
 from torch import Tensor
 
@@ -11,13 +7,13 @@ from posenc import checks
 from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import OneSpectrum, cos_sin, plain_frequencies, rotary_width
+from posenc.rotations import ScheduledSpectrum, cos_sin, rotary_width
 from posenc.schedules import Schedule, schedule_of
 
 ORDERS = ("chunked", "interleaved", "time_last")
 
 
-class MultimodalRotary(OneSpectrum):
+class MultimodalRotary(ScheduledSpectrum):
     """Share the pairs of rotary out among time, height and width; for text, where the three are equal, it is rotary.
 
     frequency_k = base^(-2k/r), k = 0..r/2-1;   pair k turns by p_a(k) frequency_k, a(k) the axis that owns pair k
@@ -125,18 +121,6 @@ class MultimodalRotary(OneSpectrum):
         A = len(self.sections_in_use)
         return [k % A if k < A * self.sections_in_use[k % A] else 0 for k in range(self.width // 2)]
 
-    def spectrum(self) -> tuple[Tensor, float | Tensor]:
-        """The frequency of each pair (radians per position, float64, fastest first), and the temperature."""
-        plain = plain_frequencies(self.base, self.width)
-        if self.schedule is None:
-            return plain, 1.0
-        return self.schedule(plain, base=self.base, width=self.width)
-
-    @property
-    def wavelengths(self) -> Tensor:
-        """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
-        return 2 * math.pi / self.spectrum()[0]
-
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.coordinates(self.axes, self))  # [B or 1, T, 1 or A]
         if coords.shape[-1] != 1:
@@ -148,13 +132,6 @@ class MultimodalRotary(OneSpectrum):
             coords = coords[..., torch.tensor(self.axis_of_pair(), device=coords.device)]
         frequencies, temperature = self.spectrum()
         return cos_sin((coords * frequencies.to(coords.device))[:, None], temperature, dtype, device)
-
-    def formula_spectrum(self) -> tuple[list[float], float]:
-        """As published, in scalars: the frequency of each pair, and the temperature."""
-        plain = [self.base ** (-2 * p / self.width) for p in range(self.width // 2)]
-        if self.schedule is None:
-            return plain, 1.0
-        return self.schedule.formula(plain, base=self.base, width=self.width)
 
     def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         sections, angles = self.sections_in_use, []
@@ -172,9 +149,6 @@ class MultimodalRotary(OneSpectrum):
             left[axis] -= 1
             angles.append(places[axis] * frequency)
         return angles
-
-    def formula_sizes(self, position, side, horizon=None) -> Iterable[float]:
-        return repeat(self.formula_spectrum()[1])
 
 
 def text_and_grids(*parts: int | tuple[int, ...], device: torch.device | str | None = None) -> Positions:

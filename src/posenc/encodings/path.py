@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.biases import Dense
-from posenc.encoding import Encoding
+from posenc.encoding import AttentionOutput, Encoding
 from posenc.kernels.bound import BoundKernel
 from posenc.keys import Keys
 from posenc.masks import Mask, bidirectional, causal
@@ -102,9 +102,7 @@ class PaTH(Encoding):
         w = w * (w.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
         return {"path_direction": w.transpose(1, 2), "path_strength": beta.transpose(1, 2)}  # [B, H, T, D], [B, H, T]
 
-    def attend(
-        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
-    ) -> tuple[Tensor, Tensor | None]:
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         checks.heads(self, q)
         checks.head_dim(self, q)
         with without_autocast(q):

@@ -1,6 +1,5 @@
 """Proportional rotary position embedding (p-RoPE)."""
 
-import math
 from collections.abc import Iterable
 from itertools import repeat
 
@@ -78,22 +77,12 @@ class ProportionalRotary(OneSpectrum):
         self.spectrum()
 
     def spectrum(self) -> tuple[Tensor, float | Tensor]:
-        """The frequency of each pair of the head (radians per position, float64), and the temperature."""
+        """The frequency of each pair of the head (radians per position; 0 stands still), and the temperature."""
         plain = plain_frequencies(self.base, self.head_dim)
         stretched, temperature = plain, 1.0
         if self.schedule is not None:
             stretched, temperature = self.schedule(plain, base=self.base, width=self.head_dim)
         return stretched * (torch.arange(self.head_dim // 2, device="cpu") < self.turning), temperature
-
-    @property
-    def frequencies(self) -> Tensor:
-        """The frequency of each pair (radians per position), float64, fastest first; 0 for those that stand still."""
-        return self.spectrum()[0]
-
-    @property
-    def wavelengths(self) -> Tensor:
-        """The wavelength of each pair, 2 pi / frequency (positions), float64; infinite for those that stand still."""
-        return 2 * math.pi / self.frequencies
 
     def formula_spectrum(self) -> tuple[list[float], float]:
         """As published, in scalars: the frequency of each pair, and the temperature."""

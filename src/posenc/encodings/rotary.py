@@ -1,9 +1,5 @@
 """Rotary position embedding."""
 
-import math
-from collections.abc import Iterable
-from itertools import repeat
-
 import torch
 from torch import Tensor
 
@@ -11,11 +7,11 @@ from posenc import checks
 from posenc.channel_pairs import LAYOUTS
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import OneSpectrum, cos_sin, plain_frequencies, rotary_width
+from posenc.rotations import ScheduledSpectrum, cos_sin, rotary_width
 from posenc.schedules import Schedule, schedule_of
 
 
-class Rotary(OneSpectrum):
+class Rotary(ScheduledSpectrum):
     """Turn each pair of channels of queries and keys by an angle that grows with the position.
 
     frequency_k = base^(-2k/r), k = 0..r/2-1     (radians per position; the first pair is the fastest)
@@ -87,32 +83,6 @@ class Rotary(OneSpectrum):
         self.turns_when_attending = schedule is not None and schedule.by_horizon
         self.spectrum()
 
-    def spectrum(self, horizon: Tensor | None = None) -> tuple[Tensor, float | Tensor]:
-        """The frequency of each pair (radians per position, float64, fastest first), and the temperature.
-
-        A schedule that depends on the `horizon` [B] gives a row for each; its default is the trained length.
-        """
-        plain = plain_frequencies(self.base, self.width)
-        if self.schedule is None:
-            return plain, 1.0
-        if self.turns_when_attending and horizon is None:
-            horizon = torch.tensor([self.schedule.short_horizon], device="cpu")
-        plain = plain if horizon is None else plain.to(horizon.device)
-        return self.schedule(plain, base=self.base, width=self.width, horizon=horizon)
-
-    @property
-    def frequencies(self) -> Tensor:
-        """The frequency of each pair after the schedule (radians per position), float64, fastest first.
-
-        Where it depends on the horizon, it is that within the trained length.
-        """
-        return self.spectrum()[0].flatten()
-
-    @property
-    def wavelengths(self) -> Tensor:
-        """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
-        return 2 * math.pi / self.frequencies
-
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         if not self.turns_when_attending:
             return super().table(at, dtype, device)
@@ -136,19 +106,8 @@ class Rotary(OneSpectrum):
             )
         return None
 
-    def formula_spectrum(self, horizon: float | None = None) -> tuple[list[float], float]:
-        """As published, in scalars: the frequency of each pair, and the temperature."""
-        plain = [self.base ** (-2 * p / self.width) for p in range(self.width // 2)]
-        if self.schedule is None:
-            return plain, 1.0
-        horizon = self.schedule.short_horizon if self.turns_when_attending and horizon is None else horizon
-        return self.schedule.formula(plain, base=self.base, width=self.width, horizon=horizon)
-
     def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         return [position * frequency for frequency in self.formula_spectrum(horizon)[0]]
-
-    def formula_sizes(self, position, side, horizon=None) -> Iterable[float]:
-        return repeat(self.formula_spectrum(horizon)[1])
 
     def formula_turned(self, x, position, head, side) -> list[float]:
         if self.turns_when_attending:

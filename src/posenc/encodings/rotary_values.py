@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc import checks
 from posenc.channel_pairs import LAYOUTS, channels_of_pairs, multiplied
-from posenc.encoding import Encoding
+from posenc.encoding import AttentionOutput, Encoding
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.keys import Keys
@@ -98,9 +98,7 @@ class RotaryValues(Encoding):
         coords = exact(at.axis(self))
         return cos_sin(coords[:, None, :, None] * self.frequencies.to(coords.device), 1.0, dtype, device)
 
-    def attend(
-        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
-    ) -> tuple[Tensor, Tensor | None]:
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         checks.head_dim(self, keys.v)
         out, weights = kernel(self, q, at, replace(keys, v=self.rotated(keys.v, keys.at, +1)), mask)
         return self.rotated(out, at, -1), weights

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.channel_pairs import LAYOUTS, PairsTurned
-from posenc.encoding import Encoding
+from posenc.encoding import AttentionOutput, Encoding
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import fit_heads
 from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype
@@ -150,9 +150,7 @@ class SelectiveRotary(PairsTurned, Encoding):
             angle = angle * temperatures.to(x.device, dtype)
         return {"selective_rotary": angle.transpose(1, 2)}
 
-    def attend(
-        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
-    ) -> tuple[Tensor, Tensor | None]:
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         checks.heads(self, q)
         checks.head_dim(self, q)
         to_query, to_key = sums_of("selective_rotary", at, keys)  # [B, heads * pairs, T] and [..., S]

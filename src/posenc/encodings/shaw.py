@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.biases import Bias, DotProducts, Pairs, Products, ValueVectors
-from posenc.encoding import Encoding
+from posenc.encoding import AttentionOutput, Encoding
 from posenc.interpolation import interpolated, neighbours
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.in_rows import in_rows
@@ -78,13 +78,8 @@ class Shaw(Encoding):
         super().__init__()
         checks.sizes(head_dim=head_dim, max_distance=max_distance)
         checks.above("std", std, 0)
-        self.head_dim, self.max_distance, self.values, self.mutual, self.std = (
-            head_dim,
-            max_distance,
-            values,
-            mutual,
-            std,
-        )
+        self.head_dim, self.max_distance, self.std = head_dim, max_distance, std
+        self.values, self.mutual = values, mutual
         self.reads_keys, self.needs_weights = mutual, values
         if not values:
             self.doors = self.doors - {"attend"}
@@ -150,9 +145,7 @@ class Shaw(Encoding):
         dtype = torch.promote_types(x.dtype, self.key_table.dtype)
         return (x.to(dtype) @ self.key_table.to(dtype).T) * self.head_dim**-0.5
 
-    def attend(
-        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
-    ) -> tuple[Tensor, Tensor | None]:
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         if self.value_table is None:
             return kernel(self, q, at, keys, mask)
         checks.head_dim(self, keys.v)
@@ -161,9 +154,7 @@ class Shaw(Encoding):
             return kernel(self, q, at, keys, mask, vectors=vectors)
         return in_rows(Shaw.by_pairs, self, q, at, keys, mask, kernel)
 
-    def by_pairs(
-        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
-    ) -> tuple[Tensor, Tensor | None]:
+    def by_pairs(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         """The same from the weights of every pair."""
         assert self.value_table is not None
         out, weights = kernel(self, q, at, keys, mask, weights=True)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import ClassVar
 
 import torch
@@ -20,10 +19,7 @@ PAIRS_AT_ONCE = 1 << 16
 """How many channel pairs of tokens in a row are turned together: they stay in the nearest memory."""
 
 LONG = 1 << 24
-"""The size (bytes) from which on a table is added in pieces, and four times it that from which on none is kept."""
-
-WINDOW = 1024
-"""How many rows such a piece has: tables are kept in windows of so many."""
+"""The size (bytes) from which on a table is not kept."""
 
 
 class Sinusoidal(Encoding):
@@ -157,48 +153,12 @@ class Sinusoidal(Encoding):
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         checks.dim(self, x)
-        return self.add_in_pieces(x, at, torch.empty_like(x)) if self.is_long(x, at) else x + self.added_to(x, at)
-
-    def embed_in_place(self, x: Tensor, at: Positions) -> Tensor:
-        checks.dim(self, x)
-        return self.add_in_pieces(x, at, x) if self.is_long(x, at) else x.add_(self.added_to(x, at))
-
-    def is_long(self, x: Tensor, at: Positions) -> bool:
-        """Whether the table is better added in pieces: new memory for all of it costs more than the addition."""
-        return (
-            not is_compiling()
-            and at.tokens * self.dim * x.element_size() > LONG
-            and self.scale is None
-            and self.counts(at)
-            and x.is_cpu
-            and not (torch.is_grad_enabled() and x.requires_grad)
-        )
-
-    def add_in_pieces(self, x: Tensor, at: Positions, out: Tensor) -> Tensor:
-        """x with the encoding of tokens in a row added, a few rows at a time, written to `out`."""
-        for place, rows in self.pieces(x, at):
-            torch.add(x[:, place], rows, out=out[:, place])
-        return out
-
-    def pieces(self, x: Tensor, at: Positions) -> Iterator[tuple[slice, Tensor]]:
-        """What is added to embeddings x of tokens in a row, in their dtype, a few rows [n, dim] at a time."""
-        if at.tokens * self.dim * x.element_size() > 4 * LONG:
-            yield from ((place, rows.to(x.dtype)) for place, rows in self.in_a_row(at))
-            return
-        # Pieces that are kept for the next forward pass, if there is room.
-        assert at.start is not None and at.extent is not None
-        cuts = [at.start, *range(at.start + WINDOW - at.start % WINDOW, at.extent, WINDOW), at.extent]
-        for begin, end in pairwise(cut - at.start for cut in cuts):
-            yield slice(begin, end), self.added_to(x, at.rows(slice(begin, end)))
-
-    def added_to(self, x: Tensor, at: Positions) -> Tensor:
-        """What is added to embeddings x [B, T, dim], in their dtype."""
         # A scale multiplies before the one rounding.
         dtype = x.dtype if self.scale is None else torch.promote_types(x.dtype, torch.float32)
         # Nothing is kept in a graph, and a question about its length would bound it.
         keep = not is_compiling() and x.is_cpu and self.axes == 1 and at.tokens * self.dim * dtype.itemsize <= LONG
         table = self.once(self.rows, at, dtype, x.device, keep=keep)
-        return table if self.scale is None else (table * self.scale.to(dtype)).to(x.dtype)
+        return x + (table if self.scale is None else (table * self.scale.to(dtype)).to(x.dtype))
 
     def rows(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The encoding [B or 1, T, dim] rounded once to dtype, without the learned scale."""
@@ -311,13 +271,7 @@ class Sinusoidal(Encoding):
         """Why a saved table [max_len, dim], with or without a batch axis of 1, is not this encoding; None if it is."""
         if self.axes != 1:
             return f"a saved table counts along one axis, and {self} has {self.axes}; leave it out of the state dict"
-        rows = (
-            table.squeeze(0)
-            if table.dim() == 3 and table.shape[0] == 1
-            else table.squeeze(1)
-            if table.dim() == 3
-            else table
-        )
+        rows = table.flatten(0, 1) if table.dim() == 3 and 1 in table.shape[:2] else table
         if rows.dim() != 2 or rows.shape[1] != self.dim:
             return (
                 f"expected a table of shape [max_len, {self.dim}], got {list(table.shape)}; it belongs to another model"

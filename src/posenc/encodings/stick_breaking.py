@@ -5,7 +5,7 @@ import math
 import torch.nn.functional as F
 from torch import Tensor
 
-from posenc.encoding import Encoding
+from posenc.encoding import AttentionOutput, Encoding
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.in_rows import in_rows
 from posenc.kernels.sums_in_order import sums_after
@@ -57,17 +57,13 @@ class StickBreaking(Encoding):
         super().__init__()
         self.itself = itself
 
-    def attend(
-        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
-    ) -> tuple[Tensor, Tensor | None]:
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         out = kernel.nearest_first(self, q, at, keys, mask, itself=self.itself)
         if out is not None:
             return out, None
         return in_rows(StickBreaking.by_pairs, self, q, at, keys, mask, kernel)
 
-    def by_pairs(
-        self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
-    ) -> tuple[Tensor, Tensor | None]:
+    def by_pairs(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         """Door 4 from the logits of all pairs."""
         logits = kernel.logits(self, q, at, keys, mask)
         i, j = at.order[:, None, :, None], keys.at.order[:, None, None, :]

@@ -114,7 +114,7 @@ class XPos(PairsTurned, Encoding):
         room = -math.log2(torch.finfo(dtype).tiny) - 6
         return self.scale_base * room * math.log(2) / -math.log(self.zetas[0])
 
-    def rotated(self, x: Tensor, at: Positions, side: Side, *, in_place: bool = False) -> Tensor:
+    def rotated(self, x: Tensor, at: Positions, side: Side) -> Tensor:
         checks.head_dim(self, x)
         coords = self.checked(at, x.dtype)
         given = +1 if side == "query" else -1, rotation_dtype(x), x.device
@@ -123,7 +123,7 @@ class XPos(PairsTurned, Encoding):
             table = self.sized(coords, *given)
         else:
             table = self.once(self.table, at, *given, keep=x.is_cpu)
-        return rotate_pairs(x, table[0], table[1], self.layout, in_place=in_place)
+        return rotate_pairs(x, table[0], table[1], self.layout)
 
     def table(self, at: Positions, sign: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self.sized(at.axis(self), sign, dtype, device)
@@ -162,11 +162,6 @@ class XPos(PairsTurned, Encoding):
 
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
         return self.rotated(x, at, side)
-
-    def turn_both(
-        self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions, *, in_place: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        return self.rotated(q, at, "query", in_place=in_place), self.rotated(k, keys_at, "key", in_place=in_place)
 
     def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         return [position * self.base ** (-2 * k / self.head_dim) for k in range(self.head_dim // 2)]

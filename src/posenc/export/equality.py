@@ -24,28 +24,28 @@ Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 def difference(graph: Graph, run: Run, vocab: int) -> tuple[float, list[int]]:
-    """How far the file's logits are from the model's at most, and the lengths at which that was asked.
+    """How far the file's logits are from the model's at most, and the lengths at which that was measured.
 
     As a share of the largest logit, or of 1 where that is smaller; infinite where a number is nan.
     Raises ValueError, the model's own, where it takes no length at all.
     """
-    draw, worst, taken = torch.Generator().manual_seed(0), 0.0, []
+    generator, largest, lengths = torch.Generator().manual_seed(0), 0.0, []
     for tokens in LENGTHS:
-        ids = torch.randint(vocab, (2, tokens), generator=draw)
-        source = [torch.randint(vocab, (2, 9), generator=draw)] if graph.kind == "translation" else []
+        ids = torch.randint(vocab, (2, tokens), generator=generator)
+        source = [torch.randint(vocab, (2, 9), generator=generator)] if graph.kind == "translation" else []
         positions = cells(2, tokens, graph.axes)
         try:
             with torch.no_grad():
                 expected = graph.answer(ids, positions, *source)
         except ValueError:
-            if not taken:
+            if not lengths:
                 raise
             break
-        for found in answers(run, graph, ids, positions if graph.axes > 1 else positions[..., 0], *source):
-            far = (found - expected).abs().max() / expected.abs().max().clamp(min=1)
-            worst = max(worst, float(far.nan_to_num(torch.inf)))
-        taken.append(tokens)
-    return worst, taken
+        for logits in answers(run, graph, ids, positions if graph.axes > 1 else positions[..., 0], *source):
+            share = (logits - expected).abs().max() / expected.abs().max().clamp(min=1)
+            largest = max(largest, float(share.nan_to_num(torch.inf)))
+        lengths.append(tokens)
+    return largest, lengths
 
 
 def opened(file: Path, graph: Graph) -> Run:
@@ -53,10 +53,10 @@ def opened(file: Path, graph: Graph) -> Run:
     if form_of(file) == ".pt2":
         module = torch.export.load(file).module()
 
-        def run(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
             with torch.no_grad():
-                found = module(*(given[name] for name in graph.inputs))
-            return dict(zip(graph.outputs, found if isinstance(found, tuple) else [found], strict=True))
+                outputs = module(*(inputs[name] for name in graph.inputs))
+            return dict(zip(graph.outputs, outputs if isinstance(outputs, tuple) else [outputs], strict=True))
 
         return run
     runtime = needed("onnxruntime", EXTRA)
@@ -64,9 +64,9 @@ def opened(file: Path, graph: Graph) -> Run:
     options.log_severity_level = 3
     session = runtime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
-    def run_onnx(given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = session.run([*graph.outputs], {name: given[name].contiguous().numpy() for name in graph.inputs})
-        return dict(zip(graph.outputs, map(torch.from_numpy, found), strict=True))
+    def run_onnx(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        outputs = session.run([*graph.outputs], {name: inputs[name].contiguous().numpy() for name in graph.inputs})
+        return dict(zip(graph.outputs, map(torch.from_numpy, outputs), strict=True))
 
     return run_onnx
 
@@ -74,27 +74,27 @@ def opened(file: Path, graph: Graph) -> Run:
 def answers(run: Run, graph: Graph, ids: Tensor, positions: Tensor, source: Tensor | None = None) -> list[Tensor]:
     """The file's logits of whole sequences: at once, and of a decoder also with its last tokens one by one."""
     tokens = ids.shape[1]
-    given = {"horizon": torch.full(ids.shape[:1], tokens)} if "horizon" in graph.inputs else {}
+    fixed = {"horizon": torch.full(ids.shape[:1], tokens)} if "horizon" in graph.inputs else {}
     if source is not None:
-        given |= {"source": source, "source_positions": cells(*source.shape, 1)[..., 0]}
+        fixed |= {"source": source, "source_positions": cells(*source.shape, 1)[..., 0]}
     if graph.kind != "decoder":
-        return [run({"ids": ids, "positions": positions, **given})["logits"]]
-    found = []
-    for cuts in ([tokens], [max(1, tokens - STEPS), *range(max(1, tokens - STEPS) + 1, tokens + 1)]):
-        past, begin, pieces = nothing(graph), 0, []
-        for end in cuts:
-            here = slice(begin, end)
-            step = run({"ids": ids[:, here], "positions": positions[:, here], **given, **past})
+        return [run({"ids": ids, "positions": positions, **fixed})["logits"]]
+    logits = []
+    for ends in ([tokens], [max(1, tokens - STEPS), *range(max(1, tokens - STEPS) + 1, tokens + 1)]):
+        past, start, pieces = empty_past(graph), 0, []
+        for end in ends:
+            rows = slice(start, end)
+            step = run({"ids": ids[:, rows], "positions": positions[:, rows], **fixed, **past})
             past = {name.replace("present", "past", 1): x for name, x in step.items() if name.startswith("present")}
             pieces.append(step["logits"])
-            begin = end
-        found.append(torch.cat(pieces, 1))
-    return found
+            start = end
+        logits.append(torch.cat(pieces, 1))
+    return logits
 
 
-def nothing(graph: Graph) -> dict[str, Tensor]:
+def empty_past(graph: Graph) -> dict[str, Tensor]:
     """What a decoder remembers before its first token: the inputs `past...`, of no tokens."""
-    axes = {name: axis for name, free in graph.free.items() for axis, size in free.items() if size == PAST}
+    axes = {name: axis for name, sizes in graph.free.items() for axis, size in sizes.items() if size == PAST}
     return {name: graph.inputs[name].narrow(axis, 0, 0) for name, axis in axes.items()}
 
 

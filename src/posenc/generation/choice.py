@@ -34,10 +34,9 @@ class Choice:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if checks.number("temperature", self.temperature) < 0:
-            raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
-        if self.top_k is not None and checks.whole("top_k", self.top_k) < 1:
-            raise ValueError(f"top_k must be 1 or more, got {self.top_k}")
+        checks.number("temperature", self.temperature, 0)
+        if self.top_k is not None:
+            checks.whole("top_k", self.top_k, 1)
         if self.stop is not None and not 0 <= checks.whole("stop", self.stop) < self.vocab:
             raise ValueError(f"stop is the id of a token, from 0 to {self.vocab - 1}, got {self.stop}")
         checks.whole("seed", self.seed)

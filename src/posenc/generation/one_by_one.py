@@ -72,8 +72,7 @@ def stream(
 def check_prompts(ids: Tensor, tokens: int, vocab: int, padding: Tensor | None) -> None:
     """Raises ValueError for ids outside the vocabulary, no tokens to generate, and prompts padded on the right."""
     check_ids(ids, vocab)
-    if checks.whole("tokens to generate", tokens) < 1:
-        raise ValueError(f"tokens to generate must be 1 or more, got {tokens}")
+    checks.whole("tokens to generate", tokens, 1)
     if padding is not None:
         check_padding(padding, ids)
         if not bool((padding[:, -1] != 0).all()):

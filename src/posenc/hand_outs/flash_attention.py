@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from posenc.hand_outs._target import Target, Wanted
 
 
@@ -38,7 +36,8 @@ class FlashAttention(Target):
 
     @classmethod
     def of(cls, wanted: Wanted) -> "FlashAttention":
-        return cls(table_of(wanted), {**window_of(wanted), **slopes_of(wanted)})
+        slopes = wanted.slopes()
+        return cls(table_of(wanted), window_of(wanted) | ({} if slopes is None else {"alibi_slopes": slopes}))
 
 
 def table_of(wanted: Wanted) -> dict[str, Any] | None:
@@ -65,8 +64,3 @@ def window_of(wanted: Wanted) -> dict[str, Any]:
         return {"causal": mask.causal, "window_size": (-1, -1)}
     beside = mask.window - 1
     return {"causal": mask.causal, "window_size": (beside, 0 if mask.causal else beside)}
-
-
-def slopes_of(wanted: Wanted) -> dict[str, torch.Tensor]:
-    slopes = wanted.slopes()
-    return {} if slopes is None else {"alibi_slopes": slopes}

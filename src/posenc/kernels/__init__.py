@@ -170,15 +170,4 @@ def status() -> dict[str, str]:
     }
 
 
-__all__ = [
-    "AUTO",
-    "KERNELS",
-    "BoundKernel",
-    "Kernel",
-    "bind",
-    "check_name",
-    "choose",
-    "served_by",
-    "status",
-    "why_not",
-]
+__all__ = ["AUTO", "KERNELS", "BoundKernel", "Kernel", "bind", "check_name", "choose", "served_by", "status", "why_not"]

@@ -87,7 +87,7 @@ class InBlocks(Protocol):
 
 
 class WholeBlocks:
-    """A form that knows no shorter way for any keys."""
+    """What a form has unless it says otherwise: no shorter way for any keys, and memory of its own."""
 
     owns: bool = True
 

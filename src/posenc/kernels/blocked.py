@@ -113,7 +113,9 @@ def attend(
     if torch.compiler.is_compiling():
         offset = offset_in_a_row(biases, at, keys.at, mask)
         assert offset is not None, "why_not('blocked') forbids this"
-        values = values_in_a_row(biases, q, k.shape[2], offset) if biases else None
+        # At the distances of tokens in a row, far keys first.
+        delta = torch.arange(q.shape[2] - 1 + offset, offset - k.shape[2], -1, device=q.device)
+        values = at_distances([bias for bias in biases if isinstance(bias, ByDistance)], delta) if biases else None
         *found, total = attend_in_a_row(q, k, v, values, offset, mask.causal, mask.window, scale, sums is not None)
         out = found[0]
         if sums is not None:
@@ -570,12 +572,6 @@ def call_in_a_row(
     plan = plan_for(at, keys_at, Mask(causal=causal, window=window), q.shape[0], q.shape[1], by_coords=True)
     in_row = DistancesInRow(values, range(T - 1 + offset, offset - S, -1), q, plan)
     return InBlocks(plan, SumInBlocks([], q, in_row), scale, sums=gives_sums)
-
-
-def values_in_a_row(biases: Sequence[Bias], q: Tensor, keys: int, offset: int) -> Tensor:
-    """The bias [H, T + S - 1] at the distances of so many keys in a row, far keys first."""
-    delta = torch.arange(q.shape[2] - 1 + offset, offset - keys, -1, device=q.device)
-    return at_distances([bias for bias in biases if isinstance(bias, ByDistance)], delta)
 
 
 @attend_in_a_row.register_fake

@@ -5,7 +5,7 @@ few of them at a time, beside the output that comes from any kernel.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from posenc import kernels
 from posenc.encoding import Encoding
+from posenc.kernels.in_rows import few
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
@@ -75,29 +76,12 @@ def chosen_weights(
     kernel = kernels.bind("reference", encoding, scale=scale, weights=True, sinks=sinks)
     blocks = []
     for begin in range(0, len(rows), at_once):
-        few_at, few_keys, few_mask, taken = asking(at, keys, mask, rows[begin : begin + at_once])
-        weights = encoding.attend(q[:, :, taken], few_at, few_keys, few_mask, kernel)[1]
+        taken = few(some(rows[begin : begin + at_once], at), q, at, keys, mask, drop_future=True)
+        weights = encoding.attend(*taken, kernel)[1]
         assert weights is not None
         picked = weights if heads == list(range(q.shape[1])) else weights[:, index]
         blocks.append(F.pad(picked, (0, S - picked.shape[-1])))
     return torch.cat(blocks, 2)
-
-
-def asking(at: Positions, keys: Keys, mask: Mask, rows: Sequence[int]) -> tuple[Positions, Keys, Mask, slice | Tensor]:
-    """The same attention for some of the queries alone, without keys that come after all of them; and the queries."""
-    taken = some(rows, at)
-    asking_at, given = at.rows(taken), mask.given
-    if given is not None and given.dim() > 1 and given.shape[-2] > 1:
-        given = given[..., taken, :]
-    keys = replace(keys, query_memo={name: fact[:, :, taken] for name, fact in keys.query_memo.items()})
-    first, last = keys.at.start, asking_at.extent
-    if mask.causal and not mask.prefix and asking_at.start is not None and first is not None and last is not None:
-        seen = slice(0, min(max(last - first, 1), keys.at.tokens))
-        if given is not None and given.shape[-1] > 1:
-            given = given[..., seen]
-        memo = {name: fact[:, :, seen] for name, fact in keys.memo.items()}
-        keys = replace(keys, k=keys.k[:, :, seen], v=keys.v[:, :, seen], at=keys.at.rows(seen), memo=memo)
-    return asking_at, keys, replace(mask, given=given), taken
 
 
 def some(rows: Sequence[int], at: Positions) -> slice | Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posenc.encoding import Encoding
+from posenc.encoding import AttentionOutput, Encoding
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.bound import BoundKernel
 from posenc.keys import Keys
@@ -18,13 +18,13 @@ from posenc.positions import Positions
 from posenc.shared_tables import check_versions, versions
 from posenc.watched import is_transformed, is_written_down
 
-Rule: TypeAlias = Callable[[Any, Tensor, Positions, Keys, Mask, BoundKernel], tuple[Tensor, Tensor | None]]
+Rule: TypeAlias = Callable[[Any, Tensor, Positions, Keys, Mask, BoundKernel], AttentionOutput]
 """A method of an encoding with the arguments of door 4."""
 
 
 def attend_in_rows(
     encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
-) -> tuple[Tensor, Tensor | None]:
+) -> AttentionOutput:
     """Door 4 of an encoding, some queries at a time where it reads pairs: the output [B, H, T, E] and weights."""
     if not encoding.queries_together:
         return encoding.attend(q, at, keys, mask, kernel)
@@ -39,7 +39,7 @@ def at_a_time(encoding: Encoding, q: Tensor, keys: int) -> int:
 
 def in_rows(
     rule: Rule, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
-) -> tuple[Tensor, Tensor | None]:
+) -> AttentionOutput:
     """A rule of an encoding, asked for some queries at a time where there are many pairs.
 
     No query reads another one, and none needs keys that it may not see: so nothing is left out. In training a block
@@ -56,7 +56,7 @@ def in_rows(
 
     before = versions(at, keys.at)
 
-    def attend(rows: slice) -> tuple[Tensor, Tensor | None]:
+    def attend(rows: slice) -> AttentionOutput:
         check_versions(before, at, keys.at)
         return rule(held, *few(rows, q, at, keys, mask, drop_future=not kernel.weights), kernel)
 
@@ -73,14 +73,14 @@ def in_rows(
 
 
 def few(
-    rows: slice, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, drop_future: bool
+    rows: slice | Tensor, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, drop_future: bool
 ) -> tuple[Tensor, Positions, Keys, Mask]:
     """The attention of some queries alone; `drop_future` leaves out keys known to come after all of them."""
     query_memo = {name: fact[:, :, rows] for name, fact in keys.query_memo.items()}
-    last = keys.at.tokens
-    if drop_future and mask.causal and not mask.prefix and at.start is not None and keys.at.start is not None:
+    at, first, last = at.rows(rows), keys.at.start, keys.at.tokens
+    if drop_future and mask.causal and not mask.prefix and at.start is not None and first is not None:
         # One key at least, so that rows which see nothing keep a shape.
-        last = min(max(at.start + rows.stop - keys.at.start, 1), last)
+        last = min(max(at.start + at.tokens - first, 1), last)
     given = mask.given
     if given is not None:
         given = given[..., rows, :] if given.dim() > 1 and given.shape[-2] > 1 else given
@@ -88,4 +88,4 @@ def few(
     memo = {name: fact[:, :, :last] for name, fact in keys.memo.items()}
     k, v, at_keys = keys.k[:, :, :last], keys.v[:, :, :last], keys.at.rows(slice(0, last))
     seen = Keys(k, v, at_keys, memo, query_memo, keys.summed)
-    return q[:, :, rows], at.rows(rows), seen, replace(mask, given=given)
+    return q[:, :, rows], at, seen, replace(mask, given=given)

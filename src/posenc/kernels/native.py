@@ -41,18 +41,6 @@ class Rotation(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("type", "layout", "inverse", "set")),
     )
 
-    def pointer(self) -> "Pointer":
-        """Its address, which is quicker to hand over than a typed one."""
-        pointer = Pointer(ctypes.addressof(self))
-        pointer.rotation = self
-        return pointer
-
-
-class Pointer(ctypes.c_void_p):
-    """The address of a rotation, which keeps it alive."""
-
-    rotation: Rotation
-
 
 class RotationOfBoth(ctypes.Structure):
     """What the library reads of the rotation of queries and keys by one table."""
@@ -68,15 +56,11 @@ As bytes, since ctypes takes as long for each argument of a call as for one toke
 
 
 class Native(NamedTuple):
-    """The library and the set of routines that suits this processor, or why it is not used."""
+    """The library and the largest set of routines that this processor has, or why it is not used."""
 
     library: ctypes.CDLL | None
     instruction_set: int = 0
     why_not: str | None = None
-
-    def set_for(self, channels: int) -> int:
-        """The set of routines for a rotation of so many channels."""
-        return self.instruction_set if channels >= ENOUGH_FOR_AVX512 else min(self.instruction_set, AVX2)
 
 
 @functools.cache

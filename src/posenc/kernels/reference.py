@@ -74,7 +74,9 @@ def attend(
     """Attention with biases evaluated on the whole grid of queries and keys."""
     logits, allowed = logits_on_grid(biases, q, at, keys, scale=scale), mask.allowed(at, keys.at)
     if sums is not None:
-        sums.append(log_sums(logits, allowed))
+        # The logarithm over what is allowed; -inf where nothing is.
+        over = logits.masked_fill(~allowed, torch.finfo(logits.dtype).min).logsumexp(-1)
+        sums.append(over.masked_fill(~allowed.any(-1), -math.inf))
     out, applied = take_values(softmax_where(logits, allowed, sinks), keys.v, dropout=dropout)
     return out, applied if weights else None
 
@@ -109,12 +111,6 @@ def softmax_where(logits: Tensor, allowed: Tensor | None, sinks: Tensor | None =
     # A finite lowest value instead of -inf keeps an empty row, and its gradient, free of NaN.
     lowest = torch.finfo(logits.dtype).min
     return logits.masked_fill(~allowed, lowest).softmax(-1).masked_fill(~allowed, 0.0)
-
-
-def log_sums(logits: Tensor, allowed: Tensor) -> Tensor:
-    """The logarithm of each query's sum of exponentials over what is allowed, [B, H, T]; -inf where nothing is."""
-    lowest = torch.finfo(logits.dtype).min
-    return logits.masked_fill(~allowed, lowest).logsumexp(-1).masked_fill(~allowed.any(-1), -math.inf)
 
 
 def fit_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

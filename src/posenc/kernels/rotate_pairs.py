@@ -8,11 +8,10 @@ import ctypes
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 
 from posenc.channel_pairs import LAYOUTS
 from posenc.kernels import native, rotate_pairs_triton
@@ -22,9 +21,6 @@ TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """The dtypes that the compiled code turns, in its own order."""
 
 HALF_PRECISION = TYPES[2:]
-
-SLAB = 1 << 17
-"""How many channels are turned at a time where nothing is compiled: their temporaries stay in the cache."""
 
 
 def rotation_dtype(x: Tensor) -> torch.dtype:
@@ -54,15 +50,10 @@ def pairs_of(x: Tensor, layout: str) -> tuple[Tensor, ...]:
     return x.chunk(2, -1) if layout == "half" else x.unflatten(-1, (-1, 2)).unbind(-1)
 
 
-def rotate_pairs(
-    x: Tensor, cos: Tensor, sin: Tensor, layout: str, *, in_place: bool = False, inverse: bool = False
-) -> Tensor:
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: str, *, inverse: bool = False) -> Tensor:
     """Rotate the pairs of the first 2 P channels of x [B, H, T, D]; the others pass. `turned` says what it computes.
 
     cos, sin  [B or 1, H or 1, T, P] in `rotation_dtype(x)`, times a temperature if there is one
-    in_place  allows to overwrite the memory of x, for a caller who owns it and reads x no more: gradients flow through
-              the tensor that is returned. It is not used where something would be lost: a leaf that requires a
-              gradient, memory that overlaps itself, tables that have a gradient
     inverse   rotate back: by the transpose of the rotation, which is also its gradient
 
     For the gradient nothing is kept but the tables, unless they have gradients themselves. Gradients of gradients,
@@ -76,85 +67,46 @@ def rotate_pairs(
         return turned(x, cos, sin, layout, inverse=inverse)
     if x.dim() != 4 or not is_plain(x):
         return turned(x, cos, sin, layout, inverse=inverse)
-    learned = cos.requires_grad or sin.requires_grad
-    in_place = in_place and not learned and may_be_overwritten(x)
-    if (x.requires_grad or learned) and torch.is_grad_enabled():
-        return RotatePairs.apply(cos, sin, layout, in_place, inverse, x)[0]
-    out = x if in_place else torch.empty_like(x)
-    rotate_into(out, x, cos, sin, layout, inverse)
-    if in_place:
-        tell_of_change(x)
-    return out
+    if (x.requires_grad or cos.requires_grad or sin.requires_grad) and torch.is_grad_enabled():
+        return RotatePairs.apply(cos, sin, layout, inverse, x)[0]
+    return rotated(cos, sin, layout, inverse, x)
 
 
-def rotate_both(q: Tensor, k: Tensor, table: Tensor, layout: str, *, in_place: bool = False) -> tuple[Tensor, Tensor]:
+def rotate_both(q: Tensor, k: Tensor, table: Tensor, layout: str) -> tuple[Tensor, Tensor]:
     """Rotate q [B, H, T, D] and k [B, KV, T, D] by one table [2, B or 1, H or 1, T, P]: cosines, then sines.
 
-    The same as two calls of `rotate_pairs`, at the price of one where `rotate_at_once` serves.
+    The same as two calls of `rotate_pairs`, at the price of one where both or neither have a gradient.
     """
     if is_plain(q, k):
-        at_once = rotate_at_once(q, k, table, layout, q.shape[-1], in_place=in_place)
-        if at_once is not None:
-            return at_once
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or table.requires_grad):
+            if q.requires_grad and k.requires_grad and q.dim() == k.dim() == 4:
+                return RotatePairs.apply(*table.unbind(0), layout, False, q, k)
+        elif q.is_cpu and table.is_cpu and (library := native.load().library) is not None:
+            plan = plan_for_both(
+                *(q.dtype, q.shape, q.stride(), k.dtype, k.shape, k.stride()),
+                *(table.dtype, table.shape, table.stride(), layout),
+            )
+            if plan is not None:
+                out = torch.empty_like(q), torch.empty_like(k)
+                addresses = (x.data_ptr() for x in (q, out[0], k, out[1], table))
+                library.posenc_rotate_both(ctypes.addressof(plan), native.BOTH(*addresses, torch.get_num_threads()))
+                return out
     cos, sin = table.unbind(0)
-    q = rotate_pairs(q, cos, sin, layout, in_place=in_place)
-    return q, rotate_pairs(k, cos, sin, layout, in_place=in_place)
-
-
-def rotate_at_once(
-    q: Tensor, k: Tensor, table: Tensor, layout: str, width: int, *, in_place: bool = False
-) -> tuple[Tensor, Tensor] | None:
-    """`rotate_both` of heads that are plain, for training, and for a token decoded without gradients.
-
-    None where neither is, where nothing was compiled, and for heads of another width than D.
-    """
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or table.requires_grad):
-        if q.requires_grad and k.requires_grad and q.dim() == k.dim() == 4 and q.shape[3] == k.shape[3] == width:
-            in_place = in_place and not table.requires_grad and may_be_overwritten(q, k)
-            return RotatePairs.apply(*table.unbind(0), layout, in_place, False, q, k)
-        return None
-    if not (q.is_cpu and table.is_cpu) or (library := native.load().library) is None:
-        return None
-    plan = plan_for_both(
-        *(q.dtype, q.shape, q.stride(), k.dtype, k.shape, k.stride(), width),
-        *(table.dtype, table.shape, table.stride(), layout, in_place and not holds_a_leaf(q, k)),
-    )
-    if plan is None:
-        return None
-    q_from, k_from = q_to, k_to = q.data_ptr(), k.data_ptr()
-    if plan.in_place:
-        tell_of_change(q, k)
-        out = q, k
-    else:
-        out = torch.empty_like(q), torch.empty_like(k)
-        q_to, k_to = out[0].data_ptr(), out[1].data_ptr()
-    addresses = native.BOTH(q_from, q_to, k_from, k_to, table.data_ptr(), torch.get_num_threads())
-    library.posenc_rotate_both(plan.address, addresses)
-    return out
+    return rotate_pairs(q, cos, sin, layout), rotate_pairs(k, cos, sin, layout)
 
 
 class RotatePairs(torch.autograd.Function):
     """The rotation of tensors by one table, with its gradient: the inverse rotation."""
 
     @staticmethod
-    def forward(
-        ctx: Any, cos: Tensor, sin: Tensor, layout: str, in_place: bool, inverse: bool, *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, cos: Tensor, sin: Tensor, layout: str, inverse: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
         keep(ctx, cos, sin, layout, inverse, tensors)
-        outs = []
-        for x in tensors:
-            # An alias of the same memory, and not x marked as dirty: for a view of a projection's output, whose other
-            # views nobody reads, autograd would otherwise copy the whole gradient twice to keep them right.
-            outs.append(x.detach() if in_place else torch.empty_like(x))
-            rotate_into(outs[-1], x, cos, sin, layout, inverse)
-        if in_place:
-            tell_of_change(*tensors)
-        return tuple(outs)
+        return tuple([rotated(cos, sin, layout, inverse, x) for x in tensors])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         to_cos, to_sin, to_x = gradients(ctx, grads)
-        return to_cos, to_sin, None, None, None, *to_x
+        return to_cos, to_sin, None, None, *to_x
 
 
 def keep(ctx: Any, cos: Tensor, sin: Tensor, layout: str, inverse: bool, tensors: Sequence[Tensor]) -> None:
@@ -195,40 +147,9 @@ def is_plain(*tensors: Tensor) -> bool:
 PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def may_be_overwritten(*tensors: Tensor) -> bool:
-    """Whether nothing is lost by overwriting these: none is a leaf that requires a gradient, or overlaps itself."""
-    return not (holds_a_leaf(*tensors) or any([overlaps(x.shape, x.stride()) for x in tensors]))
-
-
-def holds_a_leaf(*tensors: Tensor) -> bool:
-    """Whether one of these is a leaf that requires a gradient, or part of one."""
-    for x in tensors:
-        base = x._base
-        if (x.requires_grad and x.is_leaf) or (base is not None and base.requires_grad and base.is_leaf):
-            return True
-    return False
-
-
-def tell_of_change(*tensors: Tensor) -> None:
-    """Whoever kept them for a gradient shall learn that they are no longer what they were."""
-    for x in tensors:
-        if not x.is_inference():
-            increment_version(x)
-
-
-@functools.lru_cache(maxsize=1024)
-def overlaps(shape: torch.Size, stride: tuple[int, ...]) -> bool:
-    """Whether two elements may lie at the same place."""
-    reach = 0
-    for step, size in sorted((step, size) for size, step in zip(shape, stride, strict=True) if size > 1):
-        if step <= reach:
-            return True
-        reach += step * (size - 1)
-    return False
-
-
-def rotate_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str, inverse: bool) -> None:
-    """Write x, turned, into `out`, which may be x itself; autograd does not see it."""
+def rotated(cos: Tensor, sin: Tensor, layout: str, inverse: bool, x: Tensor) -> Tensor:
+    """x, turned, in new memory; autograd does not see it."""
+    out = torch.empty_like(x)
     if x.is_cpu and x.stride(3) != 1:
         # A gradient that a sum has expanded, as a rule.
         x = x.contiguous()
@@ -239,15 +160,14 @@ def rotate_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str, i
         )
         if rotation is not None and sin.dtype == cos.dtype and sin.shape == cos.shape:
             addresses = x.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr()
-            library.posenc_rotate(rotation, *addresses, torch.get_num_threads())
-            return
+            library.posenc_rotate(ctypes.addressof(rotation), *addresses, torch.get_num_threads())
+            return out
     with torch.no_grad():
         if x.is_cuda and cos.is_cuda and triton_serves():
             rotate_pairs_triton.rotate_into(out, x, cos, sin, layout, inverse=inverse)
-        elif x.is_cpu and x.dtype != torch.float64:
-            rotate_in_slabs(out, x, cos, sin, layout, inverse)
         else:
             out.copy_(turned(x, cos, sin, layout, inverse=inverse))
+    return out
 
 
 @functools.cache
@@ -267,7 +187,7 @@ def plan(
     sin: tuple[int, ...],
     layout: str,
     inverse: bool,
-) -> native.Pointer | None:
+) -> native.Rotation | None:
     """What the compiled code has to know of tensors with these shapes and strides, or None where it cannot serve."""
     fits = (
         dtype in TYPES
@@ -285,16 +205,9 @@ def plan(
     rotation.x[:], rotation.out[:] = x[:3], out[:3]
     rotation.table[:] = [0 if size == 1 else step for size, step in zip(table[:3], cos[:3], strict=True)]
     rotation.type, rotation.layout, rotation.inverse = TYPES.index(dtype), LAYOUTS.index(layout), inverse
-    rotation.set = native.load().set_for(math.prod(shape))
-    return rotation.pointer()
-
-
-class PlanForBoth(NamedTuple):
-    """The address of what the compiled code has to know, which is kept alive; and whether it may work in place."""
-
-    address: int
-    in_place: bool
-    rotation: native.RotationOfBoth
+    largest = native.load().instruction_set
+    rotation.set = largest if math.prod(shape) >= native.ENOUGH_FOR_AVX512 else min(largest, native.AVX2)
+    return rotation
 
 
 @functools.lru_cache(maxsize=1024)
@@ -305,65 +218,27 @@ def plan_for_both(
     k_dtype: torch.dtype,
     k_shape: torch.Size,
     k: tuple[int, ...],
-    width: int,
     table_dtype: torch.dtype,
     table_shape: torch.Size,
     table: tuple[int, ...],
     layout: str,
-    in_place: bool,
-) -> PlanForBoth | None:
+) -> native.RotationOfBoth | None:
     """The plans for queries and keys by one table, or None where the compiled code cannot serve."""
-    if len(table_shape) != 5 or table_shape[0] != 2 or not q_shape[-1] == k_shape[-1] == width:
+    if len(table_shape) != 5 or table_shape[0] != 2:
         return None
-    in_place = in_place and not (overlaps(q_shape, q) or overlaps(k_shape, k))
     plans = []
     for dtype, shape, strides in ((q_dtype, q_shape, q), (k_dtype, k_shape, k)):
-        like = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
-        out = strides if in_place else torch.empty_like(like).stride()
+        out = torch.empty_like(torch.empty_strided(shape, strides, dtype=dtype, device="cpu")).stride()
         found = plan(dtype, shape, strides, out, table_dtype, table_shape[1:], table[1:], table[1:], layout, False)
         if found is None:
             return None
-        plans.append(found.rotation)
-    rotation = native.RotationOfBoth(*plans, table[0] * table_dtype.itemsize)
-    return PlanForBoth(ctypes.addressof(rotation), in_place, rotation)
-
-
-def rotate_in_slabs(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str, inverse: bool) -> None:
-    """`turned` by PyTorch's own operators, a slab of tokens at a time, so that what it computes on the way is small."""
-    T, width = x.shape[2], 2 * cos.shape[3]
-    if out is not x and width < x.shape[3]:
-        out[..., width:] = x[..., width:]
-    out, x = out[..., :width], x[..., :width]
-    rows = max(1, SLAB * T // max(x.numel(), 1))
-    for start in range(0, T, rows):
-        slab = slice(start, start + rows)
-        c, s = (table if table.shape[2] == 1 else table[:, :, slab] for table in (cos, sin))
-        s = -s if inverse else s
-        pairs = x[:, :, slab].to(cos.dtype)
-        if layout == "interleaved":
-            view = torch.view_as_complex(pairs.unflatten(-1, (-1, 2)))
-            view.mul_(torch.complex(c, s))
-        else:
-            a, b = pairs.chunk(2, -1)
-            to_b = a * s
-            a.mul_(c).addcmul_(b, s, value=-1)
-            b.mul_(c).add_(to_b)
-        out[:, :, slab] = pairs
+        plans.append(found)
+    return native.RotationOfBoth(*plans, table[0] * table_dtype.itemsize)
 
 
 # The same as an operator, for torch.compile alone: a call costs more than those above.
 library = torch.library.Library("posenc", "DEF")
 library.define("rotate_pairs(Tensor cos, Tensor sin, str layout, bool inverse, Tensor x) -> Tensor")
-
-
-def on_cpu(cos: Tensor, sin: Tensor, layout: str, inverse: bool, x: Tensor) -> Tensor:
-    out = torch.empty_like(x)
-    rotate_into(out, x, cos, sin, layout, inverse)
-    return out
-
-
-def like_x(cos: Tensor, sin: Tensor, layout: str, inverse: bool, x: Tensor) -> Tensor:
-    return torch.empty_like(x)
 
 
 def keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -376,6 +251,6 @@ def turned_back(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return to_cos, to_sin, None, None, to_x
 
 
-library.impl("rotate_pairs", on_cpu, "CPU")
-torch.library.register_fake("posenc::rotate_pairs", like_x, lib=library)
+library.impl("rotate_pairs", rotated, "CPU")
+torch.library.register_fake("posenc::rotate_pairs", lambda *given: torch.empty_like(given[-1]), lib=library)
 torch.library.register_autograd("posenc::rotate_pairs", turned_back, setup_context=keep_inputs, lib=library)

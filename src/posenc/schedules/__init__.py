@@ -29,10 +29,10 @@ def schedule_of(given: Schedule | str | None, own: Collection[str | Path] | None
     >>> schedule_of("linear(factor=2)")
     linear(factor=2)
     """
-    found = SCHEDULES.read(given, own) if isinstance(given, str) else given
-    if found is not None and not isinstance(found, Schedule):
+    schedule = SCHEDULES.read(given, own) if isinstance(given, str) else given
+    if schedule is not None and not isinstance(schedule, Schedule):
         raise ValueError(f"schedule must be one of posenc.schedules, such as linear(factor=4), got {quoted(given)}")
-    return found
+    return schedule
 
 
 def value_of(tree: ast.expr, spec: str) -> Any:

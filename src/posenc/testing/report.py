@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from posenc.testing.contract import gaps_of, name_of, sentence
-from posenc.testing.promises import PROMISES, a_forward_pass_works
+from posenc.testing.contract import SENTENCES, gaps_of, name_of, sentence
+from posenc.testing.promises.basics import a_forward_pass_works
 from posenc.testing.subjects import Source, Subject
 from posenc.verdicts import Held, Verdict
 
@@ -20,8 +20,8 @@ ADVICE = {
     "packing_changes_nothing": "coordinates start again with each document: do not count on, and sum with sums_of",
     "a_neighbour_in_the_batch_changes_nothing": "compute each row from its own positions and length: no batch maximum",
     "the_future_is_invisible": "nothing of a token may be computed from later ones: sum by order, not over the tensor",
-    "others_of_its_kind_change_nothing": "ask for tables through `self.once`, and write no key by hand",
     "the_order_of_calls_changes_nothing": "keep nothing between calls; ask for tables through `self.once` alone",
+    "others_of_its_kind_change_nothing": "ask for tables through `self.once`, and write no key by hand",
     "half_precision_stays_near_double": "take angles in float64 and biases in float32, and round once at the end",
     "casts_and_copies_change_nothing": "keep no buffers: compute tables from Python numbers; only parameters are state",
     "compiles_to_one_graph": "no .item(), and no Python decision that reads a tensor",
@@ -34,7 +34,10 @@ ADVICE = {
     "nothing_given_is_changed": "no operation in place on what is given, and a torch.Generator for what is random",
     "grouped_query_heads_agree": "keys may have fewer heads than queries: repeat them for their groups",
 }
-"""What to do about a promise that is broken."""
+"""What to do about a promise that is broken, in the order in which they are checked."""
+
+PROMISES: tuple[Callable[..., None], ...] = tuple(SENTENCES[name] for name in ADVICE)
+"""All promises; the name of each is the sentence."""
 
 
 def check(subject: "Subject | Source", promises: Iterable[str | Callable[..., None]] | None = None) -> list[Verdict]:

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -14,7 +15,7 @@ from posenc.cache import LayerCache
 from posenc.catalogue import ENCODINGS, build, build_layers, find
 from posenc.chosen_heads import OnHeads
 from posenc.encoding import Compose, Encoding, Shape
-from posenc.kept_tables import KEPT, KeptTables
+from posenc.kept_tables import bare_of
 from posenc.masks import Mask
 from posenc.positions import Positions, positions_for
 from posenc.seeding import seeded
@@ -147,7 +148,8 @@ class Net(nn.Module):
         """This network, without what the process keeps: as in one that has just begun."""
         for module in self.modules():
             if isinstance(module, Encoding):
-                module.kept_tables = KeptTables(KEPT.limit)
+                with suppress(AttributeError):
+                    vars(module)["bare"] = bare_of(module)[1]
         return self
 
     @property

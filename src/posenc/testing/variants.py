@@ -1,6 +1,5 @@
 """Other options of the same encodings: specs of the catalogue, and subjects that differ in one option."""
 
-import ast
 import functools
 import inspect
 from dataclasses import replace
@@ -9,7 +8,7 @@ from typing import Any
 from posenc.catalogue import build, find
 from posenc.chosen_heads import OnHeads
 from posenc.encoding import WIDTHS, Compose, Encoding, Shape
-from posenc.schedules import SCHEDULES, Schedule, value_of
+from posenc.schedules import SCHEDULES, Schedule, schedule_of
 from posenc.testing.subjects import SHAPE, TOKENS, Factory, Subject, count, inside, make
 
 
@@ -58,7 +57,7 @@ def changes(cls: type[Encoding]) -> tuple[dict[str, Any], list[tuple[str, Any]]]
         elif kind is float and isinstance(default, float):
             numbers[option] = 0.67 if default == 1 else 3 * default or 0.5
         elif "Schedule" in str(kind):
-            choices.extend((option, read_value(schedule.example)) for schedule in SCHEDULES.values())
+            choices.extend((option, schedule_of(schedule.example)) for schedule in SCHEDULES.values())
         elif default is None and str(kind).startswith(("int |", "float |")):
             choices.append((option, 5 if str(kind).startswith("int") else 2.5))
     return numbers, choices
@@ -107,11 +106,6 @@ def changed(encoding: Encoding, single: Encoding, option: str, value: Any) -> En
     if "encoding" in given:
         given["encoding"] = changed(given["encoding"], single, option, value)
     return type(encoding)(**given | ({option: value} if encoding is single else {}))
-
-
-def read_value(text: str) -> Any:
-    """The value that an option of a spec says, such as a schedule."""
-    return value_of(ast.parse(text, mode="eval").body, text)
 
 
 def builds(spec: str) -> bool:

@@ -76,7 +76,7 @@ def test_what_cannot_be_streamed_is_refused() -> None:
         ({"window": 0}, "window must be"),
         ({"slack": 0}, "slack must be"),
         ({"tokens": 0}, "tokens to generate must be"),
-        ({"temperature": -1.0}, "temperature must be 0 or more, got -1.0"),
+        ({"temperature": -1.0}, "temperature must be a finite number of 0 or more, got -1.0"),
         ({"top_k": 0}, "top_k must be"),
     ):
         with pytest.raises(ValueError, match=said):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc.biases import Counts
-from posenc.kernels.bias_in_blocks import Block, Part, Room, cut, length
+from posenc.kernels.bias_in_blocks import Block, Part, Room, WholeBlocks, cut, length
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.plan import Row
 
@@ -49,11 +49,10 @@ class Counted(NamedTuple):
     chunks: list[Chunk]
 
 
-class CountsInRow:
+class CountsInRow(WholeBlocks):
     """A bias by a count of gates, for tokens in a row: some queries at a time, from the nearest key."""
 
     name = "counts in a row"
-    owns = True
 
     def __init__(self, bias: Counts, row: Row) -> None:
         self.bias, self.row, self.rate = bias, row, bias.rate
@@ -119,9 +118,6 @@ class CountsInRow:
 
     def of_keys(self, block: Block, keys: slice) -> Tensor:
         return self.k[block.batch, :, keys].to(self.table.dtype).flatten(0, 1)
-
-    def columns(self, block: Block) -> slice:
-        return block.keys
 
     def block(self, block: Block) -> Tensor:
         b, n, m = block.size

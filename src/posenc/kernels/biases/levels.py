@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from posenc.biases import Levels
-from posenc.kernels.bias_in_blocks import Block, Part, Room, length
+from posenc.kernels.bias_in_blocks import Block, Part, Room, WholeBlocks, length
 from posenc.kernels.biases.pairs import PairsInBlocks
 from posenc.kernels.plan import Row
 
 
-class LevelsInRow:
+class LevelsInRow(WholeBlocks):
     """A bias that is a difference of levels: for keys before a whole block a row of numbers, and a shift of each query.
 
     A level grows along the sequence and is kept as two float32 numbers, what one holds of it and the rest. Their
@@ -21,7 +21,6 @@ class LevelsInRow:
     """
 
     name = "levels in a row"
-    owns = True
 
     def __init__(self, bias: Levels, rest: PairsInBlocks, row: Row) -> None:
         self.rest, self.row = rest, row
@@ -44,9 +43,6 @@ class LevelsInRow:
         key_most, key_rest = (level[keys][:, :, None] for level in self.keys)
         out = self.room.of(*most.shape[:3], key_most.shape[-1])
         return torch.sub(most, key_most, out=out).add_(rest).sub_(key_rest)
-
-    def columns(self, block: Block) -> slice:
-        return block.keys
 
     def block(self, block: Block) -> Tensor:
         known, rest = (block._replace(keys=keys) for keys in divided(block.keys, self.known(block)))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc.biases import DotProducts, Products
-from posenc.kernels.bias_in_blocks import Block, Part, Room, length
+from posenc.kernels.bias_in_blocks import Block, Part, Room, WholeBlocks, length
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.plan import Row
 
@@ -29,20 +29,16 @@ def products_in_row(bias: Products, row: Row, queries: int, keys: int) -> "list[
     return forms
 
 
-class ProductsInRow:
+class ProductsInRow(WholeBlocks):
     """Tokens times the vectors of the distances in `table` (descending)."""
 
     name = "products in a row"
-    owns = True
 
     def __init__(self, term: DotProducts, row: Row, table: range) -> None:
         self.row, self.table = row, table
         self.asked, self.vectors = term.asked, term.vectors
         self.inputs: tuple[Tensor, ...] = (self.asked, self.vectors)
         self.room = Room(self.asked, self.asked.dtype)
-
-    def columns(self, block: Block) -> slice:
-        return block.keys
 
     def block(self, block: Block) -> Tensor:
         raise NotImplementedError
@@ -58,9 +54,6 @@ class ProductsInRow:
         if self.row.lowest == -math.inf:
             stop = max(min(stop, block.rows.stop - 1 + self.row.offset - self.table[-1]), start)
         return slice(start, stop)
-
-    def far(self, block: Block) -> Part:
-        raise NotImplementedError
 
     def top(self, block: Block) -> int:
         """The distance from the last query of a block to its first key."""
