@@ -36,55 +36,12 @@ CACHES = {"growing": GrowingCache, "static": lambda: SlotCache(TOKENS), "roomy":
 
 
 @pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
-@pytest.mark.parametrize("cuts", [(9,), (1,) * 9, (4, 1, 1, 3), (2, 7)])
-def test_a_cache_changes_nothing_however_the_tokens_are_cut(layer: Attention, make, cuts: tuple[int, ...]) -> None:
-    x = torch.randn(BATCH, TOKENS, DIM, dtype=torch.float64)
-    expected = whole(layer, x, Positions.count(TOKENS), masks.causal())
-    got = chunks(layer, x, Positions.count(cuts[0]), cuts, make(), masks.causal())
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
-def test_left_padding_in_the_first_chunk_changes_nothing(layer: Attention, make) -> None:
-    x = torch.randn(BATCH, TOKENS, DIM, dtype=torch.float64)
-    padding = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
-    got = chunks(layer, x, Positions.padded(padding), (4, 1, 1, 3), make(), masks.causal())
-    alone = whole(layer, x[:1, 2:], Positions.count(TOKENS - 2), masks.causal())
-    torch.testing.assert_close(got[:1, 2:], alone, rtol=0, atol=1e-13)
-    torch.testing.assert_close(
-        got[1:], whole(layer, x[1:], Positions.count(TOKENS), masks.causal()), rtol=0, atol=1e-13
-    )
-
-
-@pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
 def test_a_packed_row_goes_on_with_its_last_document_alone(layer: Attention, make) -> None:
     x = torch.randn(BATCH, TOKENS, DIM, dtype=torch.float64)
     got = chunks(layer, x, Positions.packed([3, 2]), (5, 1, 3), make(), masks.causal())
     torch.testing.assert_close(
         got[:, 3:], whole(layer, x[:, 3:], Positions.count(6), masks.causal()), rtol=0, atol=1e-13
     )
-
-
-@pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
-def test_documents_may_come_only_with_a_later_chunk(layer: Attention, make) -> None:
-    x = torch.randn(1, 5, DIM, dtype=torch.float64)
-    cache = make()
-    layer(x[:, :3], positions=Positions.count(3), mask=masks.causal(), cache=cache)
-    order = torch.tensor([[3, 4]])
-    later = Positions(torch.tensor([[[0], [1]]]), order, document=torch.ones_like(order))
-    got = layer(x[:, 3:], positions=later, mask=masks.causal(), cache=cache)
-    torch.testing.assert_close(got, whole(layer, x[:, 3:], Positions.count(2), masks.causal()), rtol=0, atol=1e-13)
-
-
-@pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
-def test_ids_given_for_a_later_chunk_come_after_what_the_cache_holds(layer: Attention, make) -> None:
-    x = torch.randn(BATCH, 6, DIM, dtype=torch.float64)
-    ids = torch.tensor([[0, 2, 4, 6, 8, 10], [1, 2, 3, 4, 5, 6]])
-    cache = make()
-    expected = layer(x, positions=ids, mask=masks.causal())
-    first = layer(x[:, :4], positions=ids[:, :4], mask=masks.causal(), cache=cache)
-    later = [layer(x[:, t : t + 1], positions=ids[:, t : t + 1], mask=masks.causal(), cache=cache) for t in (4, 5)]
-    torch.testing.assert_close(torch.cat([first, *later], 1), expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("make", [GrowingCache, lambda: SlotCache(4)])
@@ -103,17 +60,6 @@ def test_fractions_that_come_after_whole_coordinates_keep_their_value(make) -> N
     cache.extend(Keys(k, k, Positions.count(1)))
     keys = cache.extend(Keys(k, k, Positions.of(torch.tensor([1.5]), order=torch.tensor([[1]]))))
     assert keys.at.coords[0, :2, 0].tolist() == [0.0, 1.5]
-
-
-@pytest.mark.parametrize(("window", "cuts"), [(3, (1,) * 9), (3, (2, 2, 2, 2, 1)), (4, (1, 3, 3, 2))])
-def test_a_rolling_cache_of_window_and_chunk_serves_a_window_mask(
-    layer: Attention, window: int, cuts: tuple[int, ...]
-) -> None:
-    x = torch.randn(BATCH, TOKENS, DIM, dtype=torch.float64)
-    expected = whole(layer, x, Positions.count(TOKENS), masks.window(window))
-    cache = SlotCache(window + max(cuts) - 1, rolling=True)
-    got = chunks(layer, x, Positions.count(cuts[0]), cuts, cache, masks.window(window))
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-13)
 
 
 def test_a_rolling_cache_keeps_the_newest_and_forgets_the_oldest() -> None:
@@ -185,13 +131,6 @@ def test_a_cache_is_of_the_kind_that_was_asked_for() -> None:
     assert [type(layer) for layer in Cache(2).layers] == [GrowingCache, GrowingCache]
     rolling = Cache(1, slots=5, rolling=True).layers[0]
     assert isinstance(rolling, SlotCache) and rolling.rolling and rolling.slots == 5
-
-
-def test_the_next_positions_follow_the_last_ones() -> None:
-    cache = Cache(1)
-    assert cache.next(2).order.tolist() == [[0, 1]]
-    cache.at = Positions.padded(torch.tensor([[0, 1, 1], [1, 1, 1]]))
-    assert cache.next(2).order.tolist() == [[2, 3], [3, 4]]
 
 
 def test_a_growing_cache_knows_that_chunks_in_a_row_are_one_row() -> None:

@@ -169,28 +169,6 @@ def test_what_a_growing_cache_gave_stays_whoever_goes_on_from_it() -> None:
         assert torch.equal(cache.extend(keys_of(k, 8, 9)).k[:, :, :8], further.k)
 
 
-def test_a_copy_of_a_cache_goes_its_own_way() -> None:
-    k = torch.randn(1, 2, 9, 4)
-    for make in MAKES.values():
-        for copied in (copy.copy, copy.deepcopy):
-            with torch.no_grad():
-                cache = make()
-                cache.extend(keys_of(k, 0, 4))
-                cache.extend(keys_of(k, 4, 5))
-                twin = copied(cache)
-                mine, theirs = cache.extend(keys_of(k, 5, 6)), twin.extend(keys_of(-k, 5, 6))
-            assert torch.equal(mine.k[:, :, 5], k[:, :, 5]) and torch.equal(theirs.k[:, :, 5], -k[:, :, 5])
-
-
-@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
-def test_keys_of_another_batch_are_refused(make) -> None:
-    cache = make()
-    cache.extend(keys_of(torch.randn(2, 3, 4, 4), 0, 2))
-    message = "the cache holds keys of 2 rows and 3 heads, got new ones of 1 and 3; start a new cache for another batch"
-    with pytest.raises(ValueError, match=message):
-        cache.extend(keys_of(torch.randn(1, 3, 4, 4), 2, 3))
-
-
 def test_a_model_remembers_where_the_last_tokens_stood_and_nothing_else() -> None:
     cache = Cache(1, slots=9)
     cache.took(Positions.padded(torch.tensor([[0, 1, 1], [1, 1, 1]])))

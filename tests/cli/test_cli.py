@@ -35,22 +35,7 @@ from posenc.lab.runs import settings as settings_of_lab
 from posenc.lab.sweeps import compare, sweep
 from posenc.lab.sweeps.engines import worker
 
-SMALL = [
-    "--tasks",
-    "repeat",
-    "--seeds",
-    "1",
-    "--steps",
-    "2",
-    "--train-length",
-    "2",
-    "--dim",
-    "8",
-    "--heads",
-    "2",
-    "--layers",
-    "1",
-]
+SMALL = "--tasks repeat --seeds 1 --steps 2 --train-length 2 --dim 8 --heads 2 --layers 1".split()
 
 OF_EXPERIMENT = (
     "train-length test-lengths steps tokens seconds batch rate matrix-rate schedule layers dim heads kv-heads head-dim "
@@ -174,21 +159,23 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # The surface
 
 
-def test_the_verbs_and_their_options_are_frozen(posenc) -> None:
+def test_the_verbs_are_frozen() -> None:
     assert set(cli.VERBS) | {f"lab {verb}" for verb in cli.LAB} == set(SURFACE)
-    for verb, options in SURFACE.items():
-        answer = posenc(*verb.split(), "--help")
-        assert set(re.findall(r"^[^\w-]*(?:-h, )?--([a-z][a-z-]*)", answer.out, re.MULTILINE)) == {
-            *options.split(),
-            "help",
-        }
 
 
 @pytest.mark.parametrize("verb", SURFACE)
-def test_help_ends_well_and_gives_an_example(verb: str, posenc) -> None:
+def test_help_of_a_verb_has_its_options_and_an_example_that_it_understands(verb: str, posenc) -> None:
     answer = posenc(*verb.split(), "--help")
-    assert answer.code == 0 and answer.err == ""
-    assert f"Example: posenc {verb}" in answer.out
+    assert answer.code == 0 and answer.err == "" and f"usage: posenc {verb} " in answer.out
+    options = re.findall(r"^[^\w-]*(?:-h, )?--([a-z][a-z-]*)", answer.out, re.MULTILINE)
+    assert set(options) == {*SURFACE[verb].split(), "help"}
+    # What options take is said, and nothing of empty defaults.
+    assert not re.search(r"STR|default: *(\)|\'\'|None)", answer.out)
+    assert verb in ("lab", "board", "advise", "bench", "lab list") or re.search("SPEC|NAME|PATH|SHELL", answer.out)
+    example = re.search(r"Example: posenc (.*)", answer.out)
+    assert example is not None and example[1].startswith(verb)
+    cli.parse(shlex.split(example[1]))
+    assert posenc("help", *verb.split()).out == answer.out
 
 
 def test_every_verb_has_a_line_of_one_screen(posenc) -> None:
@@ -203,23 +190,6 @@ def test_every_verb_has_a_line_of_one_screen(posenc) -> None:
 def test_no_verb_is_bad_usage_and_says_what_there_is(posenc) -> None:
     answer = posenc()
     assert answer.code == 2 and answer.out == "" and answer.err == posenc("--help").out
-
-
-@pytest.mark.parametrize("verb", [*cli.VERBS, "lab run"])
-def test_help_of_a_verb_is_asked_for_in_two_ways(verb: str, posenc) -> None:
-    answer = posenc("help", *verb.split())
-    assert (
-        answer.code == 0
-        and answer.out == posenc(*verb.split(), "--help").out
-        and f"usage: posenc {verb} " in answer.out
-    )
-
-
-@pytest.mark.parametrize("verb", SURFACE)
-def test_help_says_what_options_take_and_nothing_of_empty_defaults(verb: str, posenc) -> None:
-    answer = posenc(*verb.split(), "--help")
-    assert not re.search(r"STR|default: *(\)|\'\'|None)", answer.out)
-    assert verb in ("lab", "board", "advise", "bench", "lab list") or re.search("SPEC|NAME|PATH|SHELL", answer.out)
 
 
 def test_help_has_no_colours_where_nobody_wants_them(posenc, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,13 +224,6 @@ def test_bash_completes_verbs_and_options(posenc, here: Path) -> None:
     for words, completed in (("posenc comp", "compare completion"), ("posenc list --us", "--used-by")):
         ended = subprocess.run(["bash", "-c", typed.format(words)], capture_output=True, text=True, check=True)
         assert sorted(ended.stdout.split()) == completed.split(), ended.stderr
-
-
-@pytest.mark.parametrize("verb", SURFACE)
-def test_the_example_of_a_verb_is_a_command_that_it_understands(verb: str, posenc) -> None:
-    example = re.search(r"Example: posenc (.*)", posenc(*verb.split(), "--help").out)
-    assert example is not None
-    cli.parse(shlex.split(example[1]))
 
 
 def test_the_default_encodings_are_those_of_the_laboratory() -> None:
@@ -439,74 +402,27 @@ MISTAKES = [
     ("compare --preset ful", "no preset named 'ful'; .*; did you mean 'full'\\?"),
     ("compare --seeds 0", "seeds must be 1 or more, got 0"),
     (
-        "compare --tasks copy --dim 64 --heads 5",
-        r"heads must divide dim=64, got heads=5; the divisors are \[1, 2, 4, 8, 16, 32, 64\]",
-    ),
-    (
         "compare --tasks copy --encodings rotary --dim 12 --heads 4",
         "rotary: the rotary width must be an even number .*",
     ),
-    (
-        "compare --tasks copy --train-length 10 --test-lengths 8",
-        r"test lengths must exceed the trained length 10, got \[8\]",
-    ),
-    ("compare --tasks copy --train-length 0", "train_length must be 1 or more, got 0"),
     (
         "compare --tasks copy --dim 2147483647 --heads 3",
         "dim must be at most 65,536, got 2147483647",
     ),
     ("compare --tasks copy --dim 65535 --heads 4", r"heads must divide dim=65535, got heads=4; the divisors up to .*"),
-    (
-        "show rotary --dim 2147483647",
-        r"heads must divide dim=2147483647, got heads=4; the divisors up to 1,024 are \[1\]",
-    ),
-    ("compare --tasks copy --seeds 2147483648", "seeds must be at most 10,000, got 2147483648"),
-    ("compare --tasks copy --layers 2147483648", "layers must be at most 1,000, got 2147483648"),
-    (
-        "compare --tasks copy --train-length 99999999999999999999999",
-        "train_length must be at most 1,000,000, got 99999999999999999999999",
-    ),
     ("compare --tasks copy --test-lengths 99999999999999999999999", r"test lengths go up to 1,000,000, got \[9+\]"),
     ("train rotary --task copy --seed 99999999999999999999999", "seed must lie between .*, got 9+"),
-    ("compare --tasks copy --text book.txt", "--text is for a task on text; .*"),
     (
         "compare --tasks text --text nowhere.txt",
         "no file or folder 'nowhere.txt'; give --text a text file or a folder of text files",
-    ),
-    ("compare --tasks text --text empty", "'empty' holds no text; .*"),
-    ("compare --tasks text --text binary.txt", "'binary.txt' is not text .*"),
-    (
-        "compare --tasks text --text short.txt",
-        "'short.txt' holds 8 bytes of text, and at least 20,000 are needed; add more text",
     ),
     (
         "compare --tasks repeat --out short.txt",
         "cannot write into 'short.txt': File exists; choose another folder with --out",
     ),
-    (
-        "compare --tasks repeat --out short.txt/in",
-        "cannot write into 'short.txt/in': Not a directory; choose another folder with --out",
-    ),
     ("report nowhere", "no records in 'nowhere'; make some with posenc compare --out nowhere"),
-    ("report nowhere --table a.xls", "a table is written as .csv, .parquet, .jsonl, .tex, .md; got 'a.xls'"),
-    ("report nowhere --figures gif", "a figure is written as pdf, svg or png, got 'gif'"),
-    ("report nowhere --style ggplott", "no matplotlib style 'ggplott': .*; did you mean 'ggplot'\\?"),
-    ("report nowhere --width 0", "width must lie between 0.5 and 100 inches, got 0; .*"),
-    ("report nowhere --svg-text", "svg_text is for SVG files, and the figures are written as png"),
-    ("show rotery", "no encoding named 'rotery'; did you mean 'rotary'\\? posenc list encodings has all"),
-    ("show rotary --dim 12 --heads 4", "rotary: the rotary width must be an even number .*"),
     ("show rotary --tokens 1", "pictures need at least 2 positions, got 1"),
-    ("order alibbi", "no encoding named 'alibbi'; did you mean 'alibi'\\? posenc list encodings has all"),
-    ("train rotarry", "no encoding named 'rotarry'; .*"),
-    ("train rotary --task repat", "no task named 'repat'; did you mean 'repeat'\\? posenc list tasks has all"),
-    ("train rotary --task repeat --rate 0", r"rate must be above 0, got 0\.0"),
-    ("train rotary --task repeat --threads 0", "threads must lie between 1 and 1,024, got 0"),
     ("train rotary --task repeat --threads 100000000", "threads must lie between 1 and 1,024, got 100000000"),
-    ("generate nowhere --seed 99999999999999999999", "seed must lie between .*, got 9+"),
-    (
-        "train rotary --task repeat --out short.txt",
-        "cannot write into 'short.txt': File exists; choose another folder with --out",
-    ),
     ("generate nowhere", "no checkpoint in 'nowhere': run.json is missing; train one with posenc train --out nowhere"),
     (
         "check alibi --promise has_a_sauce",
@@ -519,8 +435,6 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("command", "words"), MISTAKES, ids=[command for command, _ in MISTAKES])
 def test_a_mistake_is_answered_in_one_line_and_with_exit_code_2(command: str, words: str, posenc, here: Path) -> None:
-    (here / "empty").mkdir()
-    (here / "binary.txt").write_bytes(b"\x00\xff" * 20_000)
     (here / "short.txt").write_text("a word.\n")
     answer = posenc(*command.split(" "))
     assert answer.code == 2
@@ -864,22 +778,7 @@ def test_a_disk_that_fills_up_during_a_comparison_names_the_runs(
     )
 
 
-TRAIN = [
-    "train",
-    "rotary,none",
-    "--task",
-    "copy",
-    "--steps",
-    "4",
-    "--dim",
-    "8",
-    "--heads",
-    "2",
-    "--train-length",
-    "2",
-    "--out",
-    "kept",
-]
+TRAIN = "train rotary,none --task copy --steps 4 --dim 8 --heads 2 --train-length 2 --out kept".split()
 
 
 def test_train_keeps_a_checkpoint_resumes_and_generates_from_it(posenc) -> None:
@@ -1045,7 +944,8 @@ def test_an_interrupt_while_python_cleans_up_behind_an_object_ends_it_too(
         left = Left()
         weakref.finalize(left, signal.raise_signal, number)
         del left
-        time.sleep(10)
+        for _ in range(1000):
+            time.sleep(0.01)
         return 0
 
     before = sys.unraisablehook

@@ -129,10 +129,6 @@ def test_three_way_splits_with_odd_widths_are_checked_at_construction(head_dim: 
     assert torch.equal(turned_q[..., rest:], q[..., rest:]) and not torch.equal(turned_q[..., :rest], q[..., :rest])
 
 
-def test_v_jepa_2_gives_each_of_three_axes_twenty_of_sixty_four_channels() -> None:
-    assert AxialRotary(64, axes=3).widths == (2 * ((64 // 3) // 2),) * 3 == (20, 20, 20)
-
-
 def test_height_and_width_of_an_image_that_is_not_square_are_not_swapped() -> None:
     """huggingface/pytorch-image-models#2541."""
     encoding, at = AxialRotary(8, layout="half_by_axis"), Positions.grid(2, 5)
@@ -144,31 +140,6 @@ def test_height_and_width_of_an_image_that_is_not_square_are_not_swapped() -> No
     )
     assert torch.equal(rows[:1, :, 4:].expand(2, 5, 4), rows[..., 4:]) and rows[0, :, 4:].unique(dim=0).shape[0] == 5
     torch.testing.assert_close(encoding.query(q, at), turned(q, at.coords[0].double(), (4, 4), "half_by_axis"))
-
-
-def test_a_dropped_patch_changes_no_other() -> None:
-    """huggingface/pytorch-image-models#2549."""
-    encoding, at, kept = AxialRotary(8), Positions.grid(3, 4), torch.tensor([1, 2, 5, 11])
-    q = torch.randn(1, 2, 12, 8)
-    few = encoding.query(q[:, :, kept], Positions.of(at.coords[:, kept]))
-    assert torch.equal(few, encoding.query(q, at)[:, :, kept])
-
-
-def test_images_of_different_sizes_stand_in_one_batch() -> None:
-    encoding, q = AxialRotary(8), torch.randn(2, 2, 6, 8)
-    wide, tall = Positions.grid(2, 3), Positions.grid(3, 2)
-    both = encoding.query(q, Positions.of(torch.cat((wide.coords, tall.coords))))
-    assert torch.equal(both[:1], encoding.query(q[:1], wide)) and torch.equal(both[1:], encoding.query(q[1:], tall))
-
-
-@pytest.mark.parametrize("layout", HALF)
-def test_a_logit_depends_on_the_differences_of_coordinates_alone(layout: str) -> None:
-    encoding, at = AxialRotary(12, layout=layout), Positions.grid(3, 4).coords.double()
-    q, k = torch.randn(1, 2, 12, 12, dtype=torch.float64), torch.randn(1, 2, 12, 12, dtype=torch.float64)
-    near, far = (
-        torch.einsum("bhid,bhjd->bhij", *encoding(q, k, positions=p)) for p in (at, at + torch.tensor([31.5, -1000]))
-    )
-    torch.testing.assert_close(near, far, rtol=0, atol=1e-11)
 
 
 def test_the_layouts_are_one_encoding_up_to_an_order_of_channels() -> None:
@@ -211,20 +182,6 @@ def test_pixel_frequencies_lie_evenly_between_pi_and_half_the_resolution_times_p
     assert AxialRotary(4, frequencies="pixel").spectrum(0).tolist() == [math.pi]
 
 
-@pytest.mark.parametrize("kind", FULL)
-def test_the_formula_in_the_file_is_the_published_one(kind: str) -> None:
-    resolution = 10.0 if "pixel" in kind else None
-    encoding, q = AxialRotary(16, frequencies=kind, resolution=resolution), torch.randn(1, 1, 1, 16).double()
-    place = torch.tensor([[0.3, -0.7]], dtype=torch.float64)
-    expected = turned(q, place, (8, 8), encoding.layout, kind, encoding.base, 10.0).flatten().tolist()
-    assert encoding.formula_query(q.flatten().tolist(), (0.3, -0.7)) == pytest.approx(expected, rel=0, abs=1e-13)
-
-
-@pytest.mark.parametrize(("base", "pairs"), [(10_000.0, 5), (100.0, 10)])
-def test_a_base_made_for_text_wastes_pairs_on_a_grid(base: float, pairs: int) -> None:
-    assert int((AxialRotary(64, base=base).spectrum(0) * 14 >= 1).sum()) == pairs
-
-
 def test_wavelengths_of_all_axes_come_shortest_first() -> None:
     waves = AxialRotary(14, split=(4, 8)).wavelengths
     expected = sorted(2 * math.pi * 100 ** (j / n) for n in (2, 4) for j in range(n))
@@ -240,64 +197,3 @@ def test_half_precision_is_the_exact_result_rounded_once(dtype: torch.dtype) -> 
         exact = turned(q, places, (8, 8), layout)
         assert got.dtype == dtype
         assert bool(((got.double() - exact).abs() <= exact.abs() * torch.finfo(dtype).eps / 2 + 1e-6).all())
-
-
-def test_one_set_of_positions_serves_encodings_that_differ() -> None:
-    at, q = Positions.grid(2, 3), torch.randn(1, 1, 6, 12)
-    kinds = [
-        AxialRotary(12),
-        AxialRotary(12, base=50.0),
-        AxialRotary(12, split=(4, 8)),
-        AxialRotary(12, frequencies="dealt"),
-        AxialRotary(12, frequencies="pixel"),
-        AxialRotary(12, frequencies="pixel", resolution=20),
-        AxialRotary(12, layout="half_by_axis"),
-    ]
-    shared = [kind.query(q, at) for kind in kinds]
-    for kind, got in zip(kinds, shared, strict=True):
-        assert torch.equal(got, kind.query(q, Positions.grid(2, 3)))
-
-
-@pytest.mark.parametrize("layout", HALF)
-def test_gradients_are_turned_back(layout: str) -> None:
-    q = torch.randn(1, 2, 4, 9, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda q: AxialRotary(9, layout=layout).query(q, Positions.grid(2, 2)), q)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"head_dim": 3}, "head_dim must hold a pair of channels for each axis, 4 for 2 axes, got head_dim=3"),
-        ({"head_dim": 8, "axes": 0}, "axes must be 1 or more, got 0"),
-        ({"head_dim": 8, "axes": 1.5}, "axes must be a whole number, got 1.5"),
-        ({"head_dim": 8, "base": 1.0}, "base must be above 1, got 1.0"),
-        ({"head_dim": 8, "layout": "split"}, "layout must be one of half, interleaved, half_by_axis, got 'split'"),
-        ({"head_dim": 8, "frequencies": "lang"}, "frequencies must be one of language, .*, got 'lang'"),
-        ({"head_dim": 8, "split": (4,)}, r"split must name the channels of each of 2 axes, got \(4,\)"),
-        ({"head_dim": 8, "split": (3, 4)}, r"split must give each axis an even number of channels .*, got \(3, 4\)"),
-        ({"head_dim": 8, "split": (0, 4)}, r"split must give each axis an even number of channels .*, got \(0, 4\)"),
-        ({"head_dim": 8, "split": (4, 6)}, r"split \(4, 6\) takes 10 channels, more than head_dim=8 has"),
-        ({"head_dim": 8, "split": (4, 2), "frequencies": "dealt"}, r"takes a split into equal parts, got \(4, 2\)"),
-        ({"head_dim": 8, "resolution": 10.0}, "resolution is for pixel .* above 2, got 10.0 for 'language'"),
-        ({"head_dim": 8, "frequencies": "pixel", "resolution": 2}, "resolution is for pixel .*, got 2 for 'pixel'"),
-        ({"head_dim": 8, "frequencies": "log_pixel", "resolution": math.nan}, "resolution .* got nan"),
-        (
-            {"head_dim": 8, "frequencies": "pixel", "base": 10.0},
-            "base is not for 'pixel' frequencies, .* got base=10.0",
-        ),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        AxialRotary(**options)
-
-
-def test_heads_of_another_width_and_other_numbers_of_axes_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"axial_rotary.* is built for heads of 8 channels, got 6; build it with head_dim=6"
-    ):
-        AxialRotary(8).query(torch.zeros(1, 1, 4, 6), Positions.grid(2, 2))
-    with pytest.raises(ValueError, match="axial_rotary reads 2 axes, got positions with 1 axis"):
-        AxialRotary(8)(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8))
-    with pytest.raises(ValueError, match="reads 2 axes, got positions with 3 axes"):
-        AxialRotary(8).query(torch.zeros(1, 1, 4, 8), Positions.grid(2, 2, 1))

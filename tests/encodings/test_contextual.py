@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import Attention, Positions, masks
+from posenc import Positions, masks
 from posenc.encodings.contextual import Contextual
 from posenc.keys import Keys
 from posenc.published import Token
@@ -99,13 +99,6 @@ def test_a_key_after_the_query_stands_at_position_zero() -> None:
     torch.testing.assert_close(bias[..., future], zero[..., future], rtol=0, atol=1e-12)
 
 
-def test_the_count_is_divided_by_the_root_of_the_width_unless_it_is_asked_not_to_be() -> None:
-    q, k = random()
-    divided, plain = (perturbed(divided=divided) for divided in (True, False))
-    plain.load_state_dict(divided.state_dict())
-    torch.testing.assert_close(2 * divided.bias(7, q=q, k=k), plain.bias(7, q=q, k=k), rtol=1e-12, atol=0)
-
-
 def test_it_starts_as_no_position_and_its_table_is_shared_by_the_heads() -> None:
     q, k = random()
     assert not Contextual(4).double().bias(7, q=q, k=k).any()
@@ -122,47 +115,8 @@ def test_the_scalar_formula_is_the_published_one() -> None:
     assert encoding.formula_logits(query, keys, 0, 7.0) == pytest.approx([a / math.sqrt(2) for a in added])
 
 
-def test_gates_learn_through_the_count() -> None:
-    encoding, (q, k) = perturbed(positions=20), random()
-    k.requires_grad_()
-    encoding.bias(7, q=q, k=k).tril().sum().backward()
-    assert k.grad is not None and k.grad.isfinite().all() and (k.grad[:, :, 1:] != 0).any()
-
-
 def test_a_thousand_half_open_gates_are_all_counted_in_half_precision() -> None:
     zeros = torch.zeros(1, 1, 1001, 4, dtype=torch.bfloat16)
     keys = Keys(zeros, zeros, Positions.count(1001))
     position = Contextual(4, positions=2000).bfloat16().position(zeros[:, :, -1:], Positions.count(1, 1000), keys)
     assert position[0, 0, 0, 0].item() == 500.5
-
-
-def test_attention_uses_it() -> None:
-    attention = Attention(12, 3, encoding="contextual(positions=5)").double()
-    assert attention.encoding is not None
-    torch.nn.init.normal_(attention.encoding.get_parameter("table"), std=3)
-    x = torch.randn(2, 6, 12, dtype=torch.float64)
-    bare = Attention(12, 3, encoding="none").double()
-    bare.load_state_dict({name: p for name, p in attention.state_dict().items() if "encoding" not in name})
-    assert (attention(x, mask=masks.causal()) - bare(x, mask=masks.causal())).abs().max() > 1e-2
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"head_dim": 0}, "head_dim must be 1 or more, got 0"),
-        ({"head_dim": 4, "positions": 1}, "positions must be 2 or more .*, got 1"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Contextual(**options)
-
-
-def test_what_it_reads_has_to_be_given() -> None:
-    q, k = random()
-    with pytest.raises(
-        ValueError, match=r"contextual.* is built for heads of 3 channels, got 4; build it with head_dim=4"
-    ):
-        Contextual(3).bias(7, q=q, k=k)
-    with pytest.raises(ValueError, match="the bias of contextual reads the keys; give k"):
-        Contextual(4).bias(7, q=q)

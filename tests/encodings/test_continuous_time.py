@@ -70,38 +70,9 @@ def test_wavelengths_are_those_of_the_waves() -> None:
     assert encoding.wavelengths.tolist() == pytest.approx([math.pi, 2 * math.pi, 4 * math.pi], rel=1e-15)
 
 
-def test_irregular_times_read_in_any_order_and_batch() -> None:
-    encoding, times = ContinuousTime(5, 32).double(), torch.tensor([[0.1, 7.3], [99.5, 2.0]], dtype=torch.float64)
-    together = encoding(torch.zeros(2, 2, 5, dtype=torch.float64), positions=times)
-    for row in range(2):
-        for token in range(2):
-            alone = encoding(torch.zeros(1, 1, 5, dtype=torch.float64), positions=times[row, token].view(1))
-            torch.testing.assert_close(together[row : row + 1, token : token + 1], alone, rtol=0, atol=0)
-
-
 def test_whole_times_do_not_give_zeros_and_late_ones_stay_exact_in_float32() -> None:
     encoding = ContinuousTime(16, 64)
     places = torch.tensor([1_000_000, 1_000_001])
     got = encoding(torch.zeros(1, 2, 16), positions=places)
     exact = encoding.encode(Positions.of(places.double()))
     assert torch.equal(got, exact.float()) and float(got.detach().abs().sum()) > 1
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"dim": 0}, "dim must be 1 or more, got 0"),
-        ({"trained_length": math.nan}, "trained_length must be a whole number, got nan"),
-        ({"size": 1}, "size must be 2 or more, a line and a wave, got 1"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        ContinuousTime(**({"dim": 4, "trained_length": 9} | options))
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="built for embeddings of 4 channels, got 5; build it with dim=5"):
-        ContinuousTime(4, 9)(torch.zeros(1, 2, 5))
-    with pytest.raises(ValueError, match="reads one axis, got positions with 2 axes"):
-        ContinuousTime(4, 9)(torch.zeros(1, 4, 4), positions=Positions.grid(2, 2))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import Attention, Decoder, Positions, masks
+from posenc import Attention, Positions, masks
 from posenc.encodings.alibi import ALiBi
 from posenc.encodings.dape import DAPE
 from posenc.encodings.forgetting import Forgetting
@@ -53,17 +53,6 @@ def test_the_network_corrects_every_pair_from_all_heads(kernel: str, kv_heads: i
     torch.testing.assert_close(attention(x, mask=masks.causal()), expected, rtol=0, atol=1e-7)
 
 
-def test_a_silent_network_leaves_the_bias_it_wraps() -> None:
-    adapted, plain = (Attention(12, 3, encoding=spec).double() for spec in ("dape(alibi)", "alibi"))
-    assert adapted.encoding is not None
-    for name in ("second.weight", "second.bias"):
-        torch.nn.init.zeros_(adapted.encoding.get_parameter(name))
-    plain.load_state_dict({name: p for name, p in adapted.state_dict().items() if "encoding" not in name})
-    x = torch.randn(2, 6, 12, dtype=torch.float64)
-    torch.testing.assert_close(adapted(x, mask=masks.causal()), plain(x, mask=masks.causal()), rtol=0, atol=1e-12)
-    torch.testing.assert_close(adapted.encoding.bias(6), ALiBi(3).bias(6), rtol=0, atol=0, check_dtype=False)
-
-
 def test_another_bias_beside_it_is_added_and_not_seen_by_the_network() -> None:
     seen: list[Tensor] = []
     attention = Attention(12, 3, encoding="alibi + dape(alibi)").double()
@@ -94,12 +83,6 @@ def test_far_biases_reach_the_network_unrounded_in_bfloat16() -> None:
     torch.testing.assert_close(encoding.corrections(pairs).double(), exact, rtol=1e-5, atol=1e-4)
 
 
-def test_every_layer_has_a_network_of_its_own() -> None:
-    model = Decoder(vocab=5, dim=12, heads=3, layers=2, encoding="dape(alibi, width=7)")
-    shapes = [tuple(p.shape) for name, p in model.named_parameters() if "encoding" in name]
-    assert shapes == [(7, 6), (7,), (3, 7), (3,)] * 2
-
-
 def test_one_head_has_no_formula() -> None:
     with pytest.raises(NotImplementedError, match="mixes the logits of all heads"):
         DAPE(ALiBi(2), heads=2).formula_logit([1.0], [1.0], 1, 0, 0, 1.0)
@@ -109,14 +92,3 @@ def test_one_head_has_no_formula() -> None:
 def test_only_a_bias_can_be_adapted(wrapped) -> None:
     with pytest.raises(ValueError, match=r"dape adapts a bias and nothing else, as in dape\(kerple\); .* opens "):
         DAPE(wrapped, heads=3)
-
-
-@pytest.mark.parametrize(("heads", "width"), [(0, 32), (3, 0)])
-def test_impossible_options_are_refused(heads: int, width: int) -> None:
-    with pytest.raises(ValueError, match=r"(heads|width) must be 1 or more, got 0"):
-        DAPE(ALiBi(3), heads, width=width)
-
-
-def test_another_number_of_heads_is_refused() -> None:
-    with pytest.raises(ValueError, match="built for 2 heads, got 3; build it with heads=3"):
-        Attention(12, 3, encoding=DAPE(ALiBi(2), heads=2))(torch.zeros(1, 3, 12))

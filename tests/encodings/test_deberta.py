@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from posenc import Decoder, Keys, Positions, masks
+from posenc import Keys, Positions, masks
 from posenc.encodings.deberta import DeBERTa
 from posenc.kernels import bind
 
@@ -166,38 +166,3 @@ def test_shared_projections_are_loaded_from_attention() -> None:
     expected = torch.einsum("bhtd,tshd->bhts", q, far_k[row]) + torch.einsum("bhsd,tshd->bhts", k, far_q[row.T])
     got, expected = encoding.bias(6, q=q, k=k).softmax(-1), (expected / 12**0.5).softmax(-1)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
-
-
-def test_every_layer_has_a_table_and_projections_of_its_own() -> None:
-    model = Decoder(vocab=5, dim=12, heads=3, layers=2, encoding="deberta(buckets=4)")
-    shapes = [tuple(p.shape) for name, p in model.named_parameters() if "encoding" in name]
-    assert shapes == [(8, 12), (12, 12), (12, 12), (12,)] * 2
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"dim": 0}, "dim must be 1 or more, got 0"),
-        ({"buckets": 3}, "buckets must be 4 or more, got 3"),
-        ({"buckets": 8.5}, "buckets must be a whole number, got 8.5"),
-        ({"buckets": 1, "max_distance": None}, "buckets must be 2 or more, got 1"),
-        ({"max_distance": 129}, "max_distance must be above 129, .* or None for a row .*, got 129"),
-        ({"max_distance": math.nan}, "max_distance must be a whole number, got nan"),
-        ({"terms": "c2p"}, "terms must be one of both, content_to_position, position_to_content, got 'c2p'"),
-        ({"std": -1.0}, "std must be above 0, got -1.0"),
-    ],
-    ids=str,
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        DeBERTa(**{"dim": 8, "heads": 2, "head_dim": 4} | options)
-
-
-def test_other_heads_than_it_was_built_for_are_refused() -> None:
-    with pytest.raises(ValueError, match="deberta is built for heads of 4 channels, got 6; build it with head_dim=6"):
-        DeBERTa(8, 2, 4).bias(3, q=torch.zeros(1, 2, 3, 6), k=torch.zeros(1, 2, 3, 6))
-
-
-def test_the_bias_needs_the_keys_and_says_so() -> None:
-    with pytest.raises(ValueError, match="reads the keys; give k of shape"):
-        DeBERTa(8, 2, 4).bias(3, q=torch.zeros(1, 2, 3, 4))

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from posenc import Keys, Positions, Shape, masks
+from posenc import Keys, Positions, Shape
 from posenc.biases import ByDistance, Pairs
 from posenc.catalogue import build_layers
 from posenc.encodings.fire import Fire
-from posenc.kernels import bind
 
 
 def published(encoding: Fire, m: Tensor, n: Tensor) -> Tensor:
@@ -94,16 +93,6 @@ def test_the_defaults_are_the_papers() -> None:
     torch.testing.assert_close(share, torch.tensor(expected).double(), rtol=1e-6, atol=0)
 
 
-def test_beyond_the_trained_length_the_farthest_key_always_looks_the_same() -> None:
-    share = bias(by_hand(length=16.0), torch.tensor([16, 64, 4096]), torch.tensor([0]))[0, :, 0]
-    torch.testing.assert_close(share, torch.ones(3).double(), rtol=0, atol=2e-6)
-
-
-def test_it_is_not_a_function_of_the_distance_alone() -> None:
-    share = bias(by_hand(length=16.0), torch.tensor([10, 12, 100]), torch.tensor([5, 7, 95]))[0].diagonal()
-    assert share[0] == share[1] > share[2]
-
-
 @pytest.mark.parametrize("multiplier", [1.0, -1.5, 0.5])
 def test_before_the_length_it_is_a_function_of_the_distance_and_the_same(multiplier: float) -> None:
     encoding = Fire(3, width=9, rate=0.7, length=16.0).double()
@@ -149,11 +138,6 @@ def test_where_queries_stand_is_known_of_padding_and_documents_too() -> None:
             torch.testing.assert_close(got, published(encoding, coords, coords), rtol=1e-5, atol=1e-6)
 
 
-def test_keys_after_the_query_count_by_their_distance() -> None:
-    share = bias(by_hand(), torch.tensor([10]), torch.tensor([7, 13]))[0, 0]
-    assert share[0] == share[1] > 0
-
-
 def test_rows_that_share_positions_share_the_bias_and_others_do_not() -> None:
     encoding, q = Fire(3).double(), torch.zeros(4, 3, 5, 2, dtype=torch.float64)
     at = Positions.count(5)
@@ -188,30 +172,3 @@ def test_every_layer_has_its_own_unless_shared() -> None:
     shape = Shape(12, 3, 4, 21)
     assert len(build_layers("fire", shape, 3)[0]) == 3
     assert len(build_layers("fire(shared=True)", shape, 3)[0]) == 1
-
-
-def test_the_bias_is_added_after_the_scaling() -> None:
-    encoding, q = by_hand(), [1.0, 2.0]
-    whole = encoding.formula_logit(q, q, 9.0, 2.0, 0, 0.1)
-    assert whole - 0.5 == pytest.approx(encoding.formula_logit([0.0], [0.0], 9.0, 2.0, 0, 1.0))
-
-
-def test_queries_of_another_number_of_heads_are_refused() -> None:
-    q, at = torch.zeros(1, 4, 3, 8), Positions.count(3)
-    with pytest.raises(ValueError, match="built for 3 heads, got 4; build it with heads=4"):
-        bind("reference", Fire(3), scale=1.0)(Fire(3), q, at, Keys(q, q, at), masks.causal())
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"heads": 0}, "heads must be 1 or more, got 0"),
-        ({"width": 0}, "width must be 1 or more, got 0"),
-        ({"rate": 0.0}, "rate must be above 0, got 0.0"),
-        ({"length": -1.0}, "length must be above 0, got -1.0"),
-        ({"eps": math.nan}, "eps must be above 0, got nan"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Fire(**{"heads": 2} | options)

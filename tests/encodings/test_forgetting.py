@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import Attention, Decoder, Keys, Positions, masks
-from posenc.cache import GrowingCache
-from posenc.encodings.alibi import ALiBi
+from posenc import Attention, Keys, Positions, masks
 from posenc.encodings.forgetting import Forgetting
 from posenc.published import Token
 
@@ -58,21 +56,6 @@ def test_the_gates_between_key_and_query_are_added_up(place: str) -> None:
     torch.testing.assert_close(got[seen], written_out(gates, at, keys_at)[seen], rtol=0, atol=1e-12)
 
 
-def test_a_key_at_or_after_the_query_has_an_empty_sum() -> None:
-    gates = torch.full((1, 2, 6), -0.7)
-    bias = bias_of(Forgetting(4, 2), gates, Positions.count(6), Positions.count(6))
-    assert not bias.triu().any() and (bias.tril(-1) < 0).sum() == 2 * 15
-
-
-@pytest.mark.parametrize("start", [-2.0, 0.0, 3.0])
-def test_constant_gates_are_alibi_with_the_slope_of_their_logarithm(start: float) -> None:
-    encoding = Forgetting(6, 8, start=start, std=0.0).double()
-    gates = encoding.remember(torch.randn(1, 9, 6, dtype=torch.float64), COUNTED)["forgetting"]
-    bias = bias_of(encoding, gates, COUNTED, COUNTED).tril()
-    alibi = ALiBi(8).bias(9, dtype=torch.float64)[:, :1].tril() / ALiBi(8).slopes[0]
-    torch.testing.assert_close(bias, (alibi * math.log1p(math.exp(-start))).expand_as(bias), rtol=1e-6, atol=0)
-
-
 def test_a_gate_forgets_half_at_first_and_less_than_a_hundredth_when_it_starts_at_five() -> None:
     x = torch.randn(1, 1, 6)
     for start, kept in ((0.0, 0.5), (5.0, 0.993307)):
@@ -99,16 +82,6 @@ def test_the_sum_is_added_to_the_scaled_logit_and_does_not_multiply_the_weight()
     assert encoding.formula_logits(query, keys, 0, 0.1) == pytest.approx([0.5 - 0.75, 0.5 - 0.25, 0.5])
     weights = encoding.formula_weights(encoding.formula_logits(query, keys, 0, 0.1), query, keys)
     assert weights[0] / weights[2] == pytest.approx(math.exp(-0.75)) and math.fsum(weights) == pytest.approx(1)
-
-
-def test_with_a_cache_the_gates_before_it_still_count() -> None:
-    attention = Attention(12, 3, encoding=Forgetting(12, 3, std=1.0)).double()
-    x, cache = torch.randn(2, 8, 12, dtype=torch.float64), GrowingCache()
-    whole = attention(x, mask=masks.causal())
-    for start, stop in ((0, 5), (5, 6), (6, 8)):
-        chunk = Positions.count(stop - start, start)
-        got = attention(x[:, start:stop], positions=chunk, mask=masks.causal(), cache=cache)
-        torch.testing.assert_close(got, whole[:, start:stop], rtol=0, atol=1e-12)
 
 
 def test_a_token_that_the_mask_hides_is_forgotten_through_all_the_same() -> None:
@@ -143,29 +116,3 @@ def test_near_keys_keep_their_precision_after_a_hundred_thousand_tokens() -> Non
     near = bias_of(Forgetting(4, 1), gates, at.rows(slice(99_999, 100_000)), at)[0, 0, 0]
     # A running sum of -69,315 in float32 has steps of 0.0078.
     assert near[-4:].tolist() == pytest.approx([-3 * math.log(2), -2 * math.log(2), -math.log(2), 0], rel=1e-6)
-
-
-def test_every_layer_has_gates_of_its_own() -> None:
-    model = Decoder(vocab=5, dim=12, heads=3, layers=2, encoding="forgetting")
-    assert [tuple(p.shape) for name, p in model.named_parameters() if "encoding" in name] == [(3, 12), (3,)] * 2
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"dim": 0}, "dim must be 1 or more, got 0"),
-        ({"heads": 0}, "heads must be 1 or more, got 0"),
-        ({"start": math.inf}, "start must be a finite number, got inf"),
-        ({"std": -1.0}, "std must be 0 or more, got -1.0"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Forgetting(**{"dim": 4, "heads": 2} | options)
-
-
-def test_other_widths_and_heads_are_refused() -> None:
-    with pytest.raises(ValueError, match="built for embeddings of 4 channels, got 5; build it with dim=5"):
-        Forgetting(4, 2).remember(torch.zeros(1, 3, 5), Positions.count(3))
-    with pytest.raises(ValueError, match="built for 2 heads, got 3; build it with heads=3"):
-        Attention(12, 3, encoding=Forgetting(12, 2))(torch.zeros(1, 3, 12))

@@ -141,11 +141,6 @@ def test_learned_frequencies_start_normal_with_the_asked_deviation() -> None:
     assert encoding.frequency.std().item() == pytest.approx(0.1, rel=0.06)
 
 
-def test_the_frame_comes_from_max_len_and_not_from_the_number_of_tokens() -> None:
-    encoding, x = FourierFeatures(8, 50), torch.zeros(1, 20, 8)
-    assert torch.equal(encoding(x)[:, :5], encoding(x[:, :5]))
-
-
 @pytest.mark.parametrize("kind", ["linear", "log2", "gaussian", "learned"])
 def test_whole_positions_do_not_give_zeros_and_half_precision_keeps_them_apart(kind: str) -> None:
     encoding = FourierFeatures(64, 512, kind=kind)
@@ -155,32 +150,3 @@ def test_whole_positions_do_not_give_zeros_and_half_precision_keeps_them_apart(k
     if kind != "learned":
         half = encoding(torch.zeros(1, 512, 64, dtype=torch.bfloat16))
         assert half.dtype == torch.bfloat16 and half[0].unique(dim=0).shape[0] == 512
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"max_len": 0}, "max_len must be 1 or more, got 0"),
-        ({"axes": math.nan}, "axes must be a whole number, got nan"),
-        ({"kind": "random"}, "kind must be one of linear, log2, gaussian, learned, got 'random'"),
-        ({"max_freq": 0.5}, "max_freq must be 1 or more, got 0.5"),
-        ({"scale": math.nan, "kind": "gaussian"}, "scale must be above 0, got nan"),
-        ({"seed": -1, "kind": "gaussian"}, "seed must be 0 or more, got -1"),
-        ({"hidden": 0, "kind": "learned"}, "hidden must be 1 or more, got 0"),
-        ({"scale": 2.0}, "scale is read by gaussian and learned only, got kind='linear'; leave it out"),
-        ({"max_freq": 9.0, "kind": "learned"}, "max_freq is read by linear and log2 only, got kind='learned'"),
-        ({"seed": 3, "kind": "learned"}, "seed is read by gaussian only, got kind='learned'"),
-        ({"hidden": 8}, "hidden is read by learned only, got kind='linear'"),
-        ({"axes": 4}, "dim=6 leaves no channel for the last of axes=4, of which each takes 2; build it with dim=8"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        FourierFeatures(**({"dim": 6, "max_len": 9} | options))
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="built for embeddings of 6 channels, got 7; build it with dim=7"):
-        FourierFeatures(6, 9)(torch.zeros(1, 2, 7))
-    with pytest.raises(ValueError, match="reads 2 axes, got positions with 1 axis"):
-        FourierFeatures(6, 9, axes=2)(torch.zeros(1, 2, 6))

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from posenc import Attention, Keys, Positions, masks
-from posenc.cache import GrowingCache
+from posenc import Keys, Positions, masks
 from posenc.encodings.fourier_rotary import FourierRotary
 from posenc.encodings.rotary import Rotary
 from posenc.kernels import bind
@@ -164,15 +163,6 @@ def test_a_shared_key_is_turned_for_each_query_head(kernel: str) -> None:
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2])
-def test_a_cache_stays_right_as_it_grows(kv_heads: int) -> None:
-    layer = Attention(32, 4, kv_heads=kv_heads, encoding="fourier_rotary(learned=True)", max_len=20).double()
-    x, cache = torch.randn(1, 40, 32, dtype=torch.float64), GrowingCache()
-    whole = layer(x, mask=masks.causal())
-    out = [layer(x[:, t : t + 1], positions=Positions.count(1, t), mask=masks.causal(), cache=cache) for t in range(40)]
-    torch.testing.assert_close(torch.cat(out, 1), whole, rtol=0, atol=1e-12)
-
-
 def test_mixtures_shared_by_the_heads_leave_the_attention_rule_free() -> None:
     assert "attend" in FourierRotary(2, 8, 100).doors
     shared = FourierRotary(2, 8, 100, per_head=False)
@@ -180,32 +170,6 @@ def test_mixtures_shared_by_the_heads_leave_the_attention_rule_free() -> None:
     assert shared.key(torch.ones(1, 1, 3, 8), Positions.count(3)).shape == (1, 1, 3, 8)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"heads": 0}, "heads must be 1 or more, got 0"),
-        ({"head_dim": 5}, "head_dim must be an even number of channels to form pairs, got 5"),
-        (
-            {"trained_length": 6},
-            "trained_length must be 7 or more, since the shortest wave takes 2 pi = 6.28 positions, got 6",
-        ),
-        ({"base": 1.0}, "base must be above 1, got 1.0"),
-        ({"layout": "pairs"}, "layout must be one of half, interleaved, got 'pairs'"),
-        ({"gain": -0.1}, "gain must be 0 or more, got -0.1"),
-        ({"silenced": "zero"}, "silenced must be one of passed, doubled, got 'zero'"),
-        ({"seed": 0.5}, "seed must be a whole number, got 0.5"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        FourierRotary(**{"heads": 2, "head_dim": 8, "trained_length": 100} | options)
-
-
-def test_heads_that_do_not_fit_are_refused() -> None:
-    encoding = FourierRotary(2, 4, 100)
-    with pytest.raises(ValueError, match="built for heads of 4 channels, got 6; build it with head_dim=6"):
-        encoding.query(torch.zeros(1, 2, 3, 6), Positions.count(3))
-    with pytest.raises(ValueError, match="built for 2 heads, got 3; build it with heads=3"):
-        encoding.query(torch.zeros(1, 3, 3, 4), Positions.count(3))
+def test_a_shared_key_is_refused_where_attention_does_not_repeat_it() -> None:
     with pytest.raises(ValueError, match="for each of its 2 query heads, got 1 key heads; repeat them"):
-        encoding(torch.zeros(1, 2, 3, 4), torch.zeros(1, 1, 3, 4))
+        FourierRotary(2, 4, 100)(torch.zeros(1, 2, 3, 4), torch.zeros(1, 1, 3, 4))

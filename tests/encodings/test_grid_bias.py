@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posenc import Positions, Shape
-from posenc.catalogue import build_layers
+from posenc import Positions
 from posenc.encodings.grid_bias import GridBias
 
 WINDOWS = [(3, 4), (2, 5), (4,), (1, 3), (2, 2, 3)]
@@ -91,16 +90,6 @@ def test_the_table_has_a_row_for_each_distance_and_the_given_deviation() -> None
     assert not GridBias(4, std=0.0).table.any()
 
 
-def test_every_layer_has_a_table_of_its_own() -> None:
-    owned, _ = build_layers("grid_bias(window=(2, 3))", Shape(12, 3, 4, 21), 2)
-    assert [encoding.table.shape for encoding in owned] == [(15, 3)] * 2
-
-
-def test_the_bias_is_added_after_the_scaling() -> None:
-    encoding, q = GridBias(2, window=(3, 3)), [1.0, 2.0]
-    assert encoding.formula_logit(q, q, (1, 2), (0, 0), 1, 0.1) == pytest.approx(0.5 + encoding.table[19, 1].item())
-
-
 def test_half_precision_tables_are_mixed_in_float32() -> None:
     encoding = GridBias(2, window=(3, 3), std=1.0).bfloat16()
     delta = torch.tensor([[0.3, -1.7]])
@@ -109,25 +98,7 @@ def test_half_precision_tables_are_mixed_in_float32() -> None:
     torch.testing.assert_close(encoding.by_distance(delta).double(), expected.by_distance(delta), rtol=0, atol=1e-6)
 
 
-def test_positions_of_another_number_of_axes_are_refused() -> None:
-    with pytest.raises(ValueError, match="reads 2 axes, got positions with 3 axes"):
-        GridBias(2).bias(Positions.grid(2, 2, 2))
-
-
-@pytest.mark.parametrize("window", [(), (0, 3), (2.5, 3)])
-def test_impossible_windows_are_refused(window: object) -> None:
-    with pytest.raises(ValueError, match=r"window must be a tuple of sizes from 1, as in \(7, 7\), got"):
-        GridBias(2, window=window)
-    for kind in (7, "wide"):
-        with pytest.raises(ValueError, match="GridBias: window must be a tuple, got"):
-            GridBias(2, window=kind)
-
-
-def test_other_impossible_options_are_refused() -> None:
-    with pytest.raises(ValueError, match="heads must be 1 or more, got 0"):
-        GridBias(0)
-    with pytest.raises(ValueError, match=r"std must be 0 or more, got -1\.0"):
-        GridBias(2, std=-1.0)
+def test_resampling_needs_as_many_sizes_as_the_window_has() -> None:
     with pytest.raises(ValueError, match=r"window must have 2 sizes as the old one \(7, 7\), got \(9,\)"):
         GridBias(2).resampled(9)
 

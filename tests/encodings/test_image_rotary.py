@@ -50,15 +50,6 @@ def test_coordinates_are_the_centres_of_patches_between_minus_one_and_one() -> N
     assert normalised_grid(2, 4, device="meta").order.is_meta
 
 
-def test_height_and_width_of_an_image_that_is_not_square_are_not_swapped() -> None:
-    """huggingface/pytorch-image-models#2541 and #2692."""
-    at = normalised_grid(2, 5)
-    for row in range(2):
-        for column in range(5):
-            place = at.coords[0, 5 * row + column].tolist()
-            assert place == pytest.approx([2 * (row + 0.5) / 2 - 1, 2 * (column + 0.5) / 5 - 1], abs=1e-15)
-
-
 @pytest.mark.parametrize(
     ("side", "reach"), [("each", (0.5, 0.75)), ("longest", (-0.25, 0.75)), ("shortest", (0.5, 2.5))]
 )
@@ -72,21 +63,6 @@ def test_every_image_is_centred_and_stays_inside_whatever_its_size(sizes: list[i
     coords = normalised_grid(*sizes).coords[0]
     assert float(coords.abs().amax()) < 1 and coords.mean(0).abs().amax().item() < 1e-15
     assert torch.equal(coords, -coords.flip(0))
-
-
-def test_images_of_different_sizes_padded_to_one_batch_are_what_each_is_alone() -> None:
-    """huggingface/pytorch-image-models#2692: through NaFlex, DINOv3 got the coordinates of another size."""
-    encoding, q = ImageRotary(8), torch.randn(2, 2, 6, 8)
-    small, large = normalised_grid(2, 2), normalised_grid(2, 3)
-    padded = torch.cat((small.coords, torch.zeros(1, 2, 2, dtype=torch.float64)), 1)
-    both = encoding.query(q, Positions.of(torch.cat((padded, large.coords))))
-    assert torch.equal(both[:1, :, :4], encoding.query(q[:1, :, :4], small))
-    assert torch.equal(both[1:], encoding.query(q[1:], large))
-
-
-def test_a_token_without_a_place_is_not_turned() -> None:
-    q = torch.randn(1, 1, 1, 8)
-    assert torch.equal(ImageRotary(8).query(q, Positions.of(torch.zeros(1, 1, 2))), q)
 
 
 def test_the_same_seed_gives_the_same_positions_and_the_global_random_state_is_untouched() -> None:
@@ -143,20 +119,6 @@ def test_patches_counted_in_whole_numbers_move_when_augmented() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"head_dim": 3}, "head_dim must hold a pair of channels for each axis, 4 for 2 axes, got 3"),
-        ({"head_dim": 8, "axes": 0}, "axes must be 1 or more, got 0"),
-        ({"head_dim": 8, "base": 1.0}, "base must be above 1, got 1.0"),
-        ({"head_dim": 8, "layout": "split"}, "layout must be one of half, interleaved, got 'split'"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        ImageRotary(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
         ({"shift": -0.1}, "shift must be 0 or more, got -0.1"),
         ({"shift": math.nan}, "shift must be 0 or more, got nan"),
         ({"jitter": 0.9}, "jitter must be 1 or more, got 0.9"),
@@ -168,14 +130,8 @@ def test_impossible_augmentations_are_refused(options: dict, words: str) -> None
         augmented(normalised_grid(2, 2), seed=0, **options)
 
 
-def test_impossible_grids_heads_and_positions_are_refused() -> None:
+def test_impossible_grids_are_refused() -> None:
     with pytest.raises(ValueError, match="side must be one of each, longest, shortest, got 'min'"):
         normalised_grid(2, 2, side="min")
     with pytest.raises(ValueError, match="a grid needs at least one cell on each axis"):
         normalised_grid(2, 0)
-    with pytest.raises(
-        ValueError, match=r"image_rotary.* is built for heads of 8 channels, got 6; build it with head_dim=6"
-    ):
-        ImageRotary(8).query(torch.zeros(1, 1, 4, 6), normalised_grid(2, 2))
-    with pytest.raises(ValueError, match="reads 2 axes, got positions with 1 axis"):
-        ImageRotary(8)(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8))

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posenc import Positions, Shape
-from posenc.catalogue import build_layers
+from posenc import Positions
 from posenc.encodings.kerple import Kerple
 
 ZERO = [0.0]
@@ -77,12 +76,6 @@ def test_values_are_held_at_a_hundredth_and_can_come_back(kind: str) -> None:
     assert low.r1.item() == -0.3, "a forward pass moved the parameter"
 
 
-def test_a_power_is_at_most_two() -> None:
-    delta = torch.arange(9)
-    bias = with_values("power", [1.0], [7.0]).by_distance(delta)[0].tolist()
-    assert bias == pytest.approx([-(d**2) for d in range(9)])
-
-
 @pytest.mark.parametrize("kind", ["log", "power"])
 def test_the_gradient_at_no_distance_is_finite(kind: str) -> None:
     encoding = Kerple(3, kind=kind)
@@ -101,11 +94,6 @@ def test_the_released_code_adds_after_the_scaling_and_the_paper_divides_too(kind
     assert paper.formula_logit(q, q, 5.0, 2.0, 0, 0.2) == pytest.approx((5 + bias) / 5)
 
 
-def test_every_layer_has_values_of_its_own() -> None:
-    owned, _ = build_layers("kerple", Shape(12, 3, 4, 21), 3)
-    assert sum(p.numel() for encoding in owned for p in encoding.parameters()) == 3 * 2 * 3
-
-
 @pytest.mark.parametrize("kind", ["log", "power"])
 def test_the_log_and_power_kernels_are_conditionally_positive_definite(kind: str) -> None:
     # On vectors that sum to zero the matrix has no negative eigenvalue.
@@ -114,18 +102,3 @@ def test_the_log_and_power_kernels_are_conditionally_positive_definite(kind: str
     )
     centre = torch.eye(12, dtype=torch.float64) - 1 / 12
     assert torch.linalg.eigvalsh(centre @ bias[0] @ centre).min() > -1e-9
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"heads": 0}, "heads must be 1 or more, got 0"),
-        ({"kind": "exp"}, "kind must be one of log, power, got 'exp'"),
-        ({"form": "book"}, "form must be one of released, paper, got 'book'"),
-        ({"form": "paper"}, r"form 'paper' divides the bias by sqrt\(head_dim\); give head_dim"),
-        ({"head_dim": 0}, "head_dim must be 1 or more, got 0"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Kerple(**{"heads": 2} | options)

@@ -40,12 +40,6 @@ def test_ids_read_their_rows_in_any_order_and_batch() -> None:
     assert torch.equal(added(encoding, ids, batch=2), encoding.table[ids])
 
 
-def test_padding_reads_a_row_that_nobody_sees() -> None:
-    encoding = table_of()
-    got = added(encoding, Positions.padded(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])), batch=2)
-    assert torch.equal(got[0, 2:], encoding.table[:2]) and torch.equal(got[1], encoding.table[:4])
-
-
 @pytest.mark.parametrize("row", [0.0, 0.25, 2.5, 3.999, 4.0])
 @pytest.mark.parametrize("overrun", ["error", "clamp"])
 def test_a_fraction_mixes_the_two_neighbouring_rows(overrun: str, row: float) -> None:
@@ -152,23 +146,10 @@ def test_in_a_compiled_graph_the_last_squeezed_position_is_still_in_the_table() 
     torch.testing.assert_close(got[0, -1], encoding.table[-1], rtol=0, atol=1e-12)
 
 
-def test_counted_positions_raise_no_question_that_would_break_a_graph() -> None:
-    encoding = table_of(rows=8)
-    x = torch.randn(2, 5, 3, dtype=torch.float64)
-    assert torch.equal(torch.compile(encoding, backend="eager", fullgraph=True)(x), encoding(x))
-
-
 def test_the_table_starts_normal_with_the_given_deviation() -> None:
     table = Learned(64, 512, std=0.5).table
     assert table.mean().item() == pytest.approx(0, abs=0.02) and table.std().item() == pytest.approx(0.5, rel=0.02)
     assert Learned(64, 512).table.std().item() == pytest.approx(0.02, rel=0.02)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_the_result_follows_the_dtype_of_the_input(dtype: torch.dtype) -> None:
-    encoding = Learned(3, 5)
-    got = encoding(torch.zeros(1, 5, 3, dtype=dtype))
-    assert got.dtype == dtype and torch.equal(got[0], encoding.table.to(dtype))
 
 
 def test_a_table_can_be_made_on_a_device_in_a_dtype_and_copied() -> None:
@@ -178,22 +159,3 @@ def test_a_table_can_be_made_on_a_device_in_a_dtype_and_copied() -> None:
     real = encoding.to_empty(device="cpu")
     real.reset_parameters()
     assert torch.equal(copy.deepcopy(real).table, real.table)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"dim": 0, "max_len": 4}, "dim must be 1 or more, got 0"),
-        ({"dim": 4, "max_len": 0}, "max_len must be 1 or more, got 0"),
-        ({"dim": 4, "max_len": 4, "overrun": "wrap"}, "overrun must be one of error, clamp, interpolate, got 'wrap'"),
-        ({"dim": 4, "max_len": 4, "std": 0.0}, "std must be above 0, got 0.0"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Learned(**options)
-
-
-def test_embeddings_of_another_width_are_refused() -> None:
-    with pytest.raises(ValueError, match="built for embeddings of 3 channels, got 4; build it with dim=4"):
-        Learned(3, 5)(torch.zeros(1, 2, 4))

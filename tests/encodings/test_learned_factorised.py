@@ -35,14 +35,6 @@ def test_folded_positions_run_row_by_row(grid: tuple, combine: str) -> None:
     assert torch.equal(added(apart, Positions.grid(*grid)), expected)
 
 
-def test_position_p_reads_row_p_over_n2_and_column_p_mod_n2() -> None:
-    encoding = LearnedFactorised(6, grid=(5, 7), widths=(2, 4)).double()
-    first, second = encoding.tables
-    got = added(encoding, torch.tensor([23, 6, 7]))
-    expected = torch.stack([torch.cat((first[p // 7], second[p % 7])) for p in (23, 6, 7)])
-    assert torch.equal(got, expected)
-
-
 @settings(max_examples=25, deadline=None)
 @given(p=st.floats(0, 11, width=32), combine=st.sampled_from(["concatenated", "summed"]))
 def test_between_folded_positions_the_two_neighbours_are_mixed(p: float, combine: str) -> None:
@@ -154,32 +146,3 @@ def test_in_a_compiled_graph_what_is_out_of_reach_is_nan_and_the_rest_right() ->
     got = run(torch.zeros(1, 3, 4, dtype=torch.float64), torch.tensor([5, 6, 1]))
     assert got[0, 1].isnan().all()
     assert torch.equal(got[0, [0, 2]], torch.stack((vector(encoding, (1, 2)), vector(encoding, (0, 1)))))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"dim": 0, "max_len": 4}, "dim must be 1 or more, got 0"),
-        ({}, r"tables need their sizes: give grid=\(rows, columns\), or max_len"),
-        ({"max_len": -1}, "max_len must be 1 or more, got -1"),
-        ({"grid": (3,)}, r"grid must give the rows of two tables or more, as in \(64, 64\), got \(3,\)"),
-        (
-            {"grid": (3, 2), "widths": (4, 4)},
-            r"widths must be 2 numbers of 1 or more that add up to dim=6, got \(4, 4\)",
-        ),
-        ({"grid": (3, 2), "widths": (6, 0)}, r"widths must be 2 numbers"),
-        ({"grid": (1,) * 7}, r"widths must be 7 numbers of 1 or more that add up to dim=6"),
-        ({"grid": (3, 2), "widths": (2, 4), "combine": "summed"}, "summed tables all have dim=6 channels"),
-        ({"grid": (3, 2), "combine": "mixed"}, "combine must be one of concatenated, summed, got 'mixed'"),
-        ({"grid": (3, 2), "overrun": "wrap"}, "overrun must be one of error, clamp, got 'wrap'"),
-        ({"grid": (3, 2), "std": 0.0}, "std must be above 0, got 0.0"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        LearnedFactorised(**{"dim": 6} | options)
-
-
-def test_embeddings_of_another_width_are_refused() -> None:
-    with pytest.raises(ValueError, match="built for embeddings of 4 channels, got 5; build it with dim=5"):
-        LearnedFactorised(4, 9)(torch.zeros(1, 2, 5))

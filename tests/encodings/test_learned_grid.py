@@ -143,32 +143,9 @@ def test_in_a_compiled_graph_what_is_out_of_reach_is_nan_and_the_rest_right() ->
     torch.testing.assert_close(got[0, [0, 2, 3]], expected, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({}, r"a table needs its size: give grid=\(rows, columns\), or max_len"),
-        ({"max_len": 0}, "max_len must be 1 or more, got 0"),
-        ({"grid": (3,)}, r"grid must give the cells on two axes or more, as in \(14, 14\), got \(3,\)"),
-        ({"grid": (3, 0)}, r"grid must give the cells on two axes or more, as in \(14, 14\), got \(3, 0\)"),
-        ({"grid": 14}, "grid must be a tuple, got 14"),
-        ({"grid": (2, 2), "prefix": -1}, "prefix must be 0 or more, got -1"),
-        ({"grid": (2, 2), "overrun": "interpolate"}, "overrun must be one of error, clamp, got 'interpolate'"),
-        ({"grid": (2, 2), "std": math.nan}, "std must be above 0, got nan"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        LearnedGrid(4, **options)
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    encoding = LearnedGrid(4, grid=(2, 3))
-    with pytest.raises(ValueError, match="built for embeddings of 4 channels, got 5; build it with dim=5"):
-        encoding(torch.zeros(1, 6, 5), positions=Positions.grid(2, 3))
-    with pytest.raises(ValueError, match="reads 2 axes, got positions with 1 axis"):
-        encoding(torch.zeros(1, 6, 4))
+def test_resampling_needs_a_size_for_each_axis() -> None:
     with pytest.raises(ValueError, match=r"a grid of 2 axes needs as many sizes of 1 or more, got \(4,\)"):
-        encoding.resampled(4)
+        LearnedGrid(4, grid=(2, 3)).resampled(4)
 
 
 def test_the_table_starts_normal_and_max_len_makes_a_square() -> None:

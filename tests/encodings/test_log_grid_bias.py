@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from posenc import Positions, Shape
+from posenc import Shape
 from posenc.catalogue import build_layers
 from posenc.encodings.log_grid_bias import LogGridBias
 
@@ -57,14 +57,6 @@ def test_the_windows_edge_is_at_a_third_of_log_two_of_nine() -> None:
     torch.testing.assert_close(passing_on().by_distance(delta)[0], 16 * torch.sigmoid(x), rtol=1e-12, atol=0)
 
 
-def test_the_bias_lies_between_zero_and_sixteen() -> None:
-    encoding = LogGridBias(3)
-    with torch.no_grad():
-        encoding.out.weight.mul_(1000)
-    bias = encoding.bias(Positions.grid(7, 7))
-    assert bias.min() >= 0 and bias.max() <= 16 and bias.max() > 15
-
-
 def test_the_last_layer_has_no_bias_and_every_layer_its_own_network() -> None:
     assert {name: tuple(p.shape) for name, p in LogGridBias(3).named_parameters()} == {
         "hidden.weight": (512, 2),
@@ -74,32 +66,9 @@ def test_the_last_layer_has_no_bias_and_every_layer_its_own_network() -> None:
     assert len(build_layers("log_grid_bias(width=4)", Shape(12, 3, 4, 21), 2)[0]) == 2
 
 
-def test_a_larger_grid_keeps_the_trained_window() -> None:
-    encoding = LogGridBias(2, window=4)
-    small, large = encoding.bias(Positions.grid(2, 2)), encoding.bias(Positions.grid(4, 4))
-    torch.testing.assert_close(small[0, :, 0, 1], large[0, :, 0, 1])
-
-
 def test_distances_are_exact_in_half_precision() -> None:
     encoding = LogGridBias(2).bfloat16()
     values = encoding.by_distance(torch.tensor([[300, 0], [301, 0]]))
     assert values.dtype == torch.float32 and (values[:, 0] != values[:, 1]).all()
     with torch.autocast("cpu", torch.bfloat16):
         assert encoding.by_distance(torch.tensor([[300, 0], [301, 0]])).equal(values)
-
-
-def test_the_bias_is_added_after_the_scaling() -> None:
-    q = [1.0, 2.0]
-    expected = 0.5 + 16 / (1 + math.exp(-math.log2(9) / 3))
-    assert passing_on().formula_logit(q, q, (7, 2), (0, 5), 0, 0.1) == pytest.approx(expected)
-
-
-def test_positions_of_another_number_of_axes_are_refused() -> None:
-    with pytest.raises(ValueError, match="reads 2 axes, got positions with 1 axis"):
-        LogGridBias(2).bias(5)
-
-
-@pytest.mark.parametrize(("option", "least"), [("heads", 1), ("axes", 1), ("width", 1), ("window", 2)])
-def test_impossible_options_are_refused(option: str, least: int) -> None:
-    with pytest.raises(ValueError, match=f"{option} must be {least} or more, got {least - 1}"):
-        LogGridBias(**{"heads": 2} | {option: least - 1})

@@ -8,8 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from posenc import Positions, Shape
-from posenc.catalogue import build_layers
 from posenc.encodings.mlp_bias import MLPBias
 
 
@@ -44,23 +42,6 @@ def test_the_bias_is_the_networks(seed: int, depth: int, width: int, axes: int, 
     assert got == pytest.approx(expected[1, 3, 2].item(), rel=1e-9, abs=1e-10)
 
 
-def test_keys_before_and_after_the_query_are_told_apart() -> None:
-    bias = MLPBias(2).bias(5)[0, 0]
-    assert bias[2, 1] != bias[2, 3] and bias[2, 1] == bias[3, 2]
-
-
-def test_tokens_in_a_row_need_only_their_distances() -> None:
-    asked = []
-
-    class Counting(MLPBias):
-        def by_distance(self, delta: Tensor) -> Tensor:
-            asked.append(delta.numel())
-            return super().by_distance(delta)
-
-    Counting(2).bias(30)
-    assert asked == [59]
-
-
 def test_distances_are_exact_in_half_precision() -> None:
     encoding = MLPBias(2, log=True).bfloat16()
     far = encoding.by_distance(torch.tensor([5000, 5001]))
@@ -69,37 +50,8 @@ def test_distances_are_exact_in_half_precision() -> None:
         assert encoding.by_distance(torch.tensor([5000, 5001])).equal(far)
 
 
-def test_every_layer_has_a_network_of_its_own() -> None:
-    owned, _ = build_layers("mlp_bias(width=4)", Shape(12, 3, 4, 21), 2)
-    assert [sum(p.numel() for p in encoding.parameters()) for encoding in owned] == [8 + 20 + 15] * 2
-
-
-def test_the_bias_is_added_after_the_scaling() -> None:
-    encoding, q = MLPBias(2), [1.0, 2.0]
-    bias = encoding.bias(torch.tensor([7]), torch.tensor([3])).flatten()
-    assert encoding.formula_logit(q, q, 7, 3, 1, 0.1) == pytest.approx(0.5 + bias[1].item(), abs=1e-5)
-
-
 def test_a_sigmoid_of_a_very_low_number_does_not_overflow() -> None:
     encoding = MLPBias(1, width=1, depth=1).double()
     with torch.no_grad():
         encoding.layers[0].weight.fill_(-1.0)
     assert math.isfinite(encoding.formula_logit([0.0], [0.0], 1e6, 0.0, 0, 1.0))
-
-
-def test_positions_of_another_number_of_axes_are_refused() -> None:
-    with pytest.raises(ValueError, match="reads 2 axes, got positions with 1 axis"):
-        MLPBias(2, axes=2).bias(5)
-    with pytest.raises(ValueError, match="reads one axis, got positions with 2 axes"):
-        MLPBias(2).bias(Positions.grid(2, 2))
-
-
-@pytest.mark.parametrize("option", ["heads", "width", "depth", "axes"])
-def test_impossible_options_are_refused(option: str) -> None:
-    with pytest.raises(ValueError, match=f"{option} must be 1 or more, got 0"):
-        MLPBias(**{"heads": 2} | {option: 0})
-
-
-def test_a_network_of_a_million_layers_is_refused_before_one_is_made() -> None:
-    with pytest.raises(ValueError, match="depth must be at most 100, got 1000003"):
-        MLPBias(4, depth=1_000_003)

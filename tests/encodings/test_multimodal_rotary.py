@@ -1,7 +1,5 @@
 """Multimodal rotary encoding: which pair reads which axis, and the positions of text and grids."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -107,19 +105,6 @@ def test_for_text_it_is_rotary(
     assert torch.equal(encoding.wavelengths, rotary.wavelengths)
 
 
-@pytest.mark.parametrize("length", [1, 2, 3, 7])
-@pytest.mark.parametrize("batch", [1, 2, 3])
-def test_the_interleaved_order_runs_for_any_length_and_batch(length: int, batch: int) -> None:
-    """Megatron-LM reshapes with the number of axes for the length, and fails; QwenLM users: batch > 1 wrong."""
-    encoding = MultimodalRotary(16, sections=(4, 2, 2), order="interleaved")
-    places = torch.randint(0, 50, (batch, length, 3))
-    q = torch.randn(batch, 2, length, 16, dtype=torch.float64)
-    got, _ = encoding(q, q, positions=places)
-    for row in range(batch):
-        one = turned(q[row : row + 1], places[row], OWNERS["interleaved"], 10_000.0)
-        torch.testing.assert_close(got[row : row + 1], one, rtol=0, atol=1e-13)
-
-
 def test_after_an_image_the_next_position_is_not_the_number_of_tokens() -> None:
     """ggml-org/llama.cpp#22439."""
     at = text_and_grids(4, (1, 6, 8))
@@ -155,44 +140,6 @@ def test_grids_may_have_other_axes_than_three() -> None:
     assert text_and_grids(3).coords.tolist() == [[[0] * 3, [1] * 3, [2] * 3]]
 
 
-def test_packed_documents_restart_on_every_axis() -> None:
-    """hiyouga/LlamaFactory#7754, #10783: ids of packed samples ran on."""
-    one, two = text_and_grids(2, (1, 2, 2)), text_and_grids((1, 1, 3), 2)
-    packed = Positions(
-        torch.cat((one.coords, two.coords), 1),
-        torch.arange(11)[None],
-        torch.tensor([[0] * 6 + [1] * 5]),
-    )
-    encoding, q = MultimodalRotary(16), torch.randn(1, 2, 11, 16)
-    got = encoding.query(q, packed)
-    assert torch.equal(got[:, :, :6], encoding.query(q[:, :, :6], one))
-    assert torch.equal(got[:, :, 6:], encoding.query(q[:, :, 6:], two))
-
-
-def test_a_temperature_multiplies_queries_and_keys() -> None:
-    q, at = torch.randn(1, 1, 6, 16, dtype=torch.float64), text_and_grids(2, (1, 2, 2))
-    warm = MultimodalRotary(16, schedule=YaRN(4, trained_length=512))
-    plain = MultimodalRotary(16, schedule=YaRN(4, trained_length=512, attention_factor=1.0))
-    torch.testing.assert_close(warm.query(q, at), plain.query(q, at) * (0.1 * math.log(4) + 1), rtol=0, atol=1e-12)
-
-
-def test_one_set_of_positions_serves_encodings_that_differ() -> None:
-    at, q = text_and_grids(2, (1, 2, 2)), torch.randn(1, 1, 6, 16)
-    kinds = [
-        MultimodalRotary(16),
-        MultimodalRotary(16, base=50.0),
-        MultimodalRotary(16, order="time_last"),
-        MultimodalRotary(16, sections=(4, 2, 2)),
-        MultimodalRotary(16, sections=(4, 2, 2), order="interleaved"),
-        MultimodalRotary(16, schedule=Linear(2)),
-        MultimodalRotary(16, partial=0.5),
-        Rotary(16, partial=0.5),
-    ]
-    shared = [kind.query(q, at) for kind in kinds[:-1]]
-    for kind, got in zip(kinds, shared, strict=False):
-        assert torch.equal(got, kind.query(q, text_and_grids(2, (1, 2, 2))))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_the_exact_result_rounded_once(dtype: torch.dtype) -> None:
     places = torch.tensor([[0, 0, 0], [255, 257, 4095], [99_999, 1, 65_535]])
@@ -200,36 +147,6 @@ def test_half_precision_is_the_exact_result_rounded_once(dtype: torch.dtype) -> 
     got, exact = MultimodalRotary(16)(q, q, positions=places[None])[0], turned(q, places, OWNERS["chunked"], 10_000.0)
     assert got.dtype == dtype
     assert bool(((got.double() - exact).abs() <= exact.abs() * torch.finfo(dtype).eps / 2 + 1e-6).all())
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"head_dim": 8, "order": "strided"}, "order must be one of chunked, interleaved, time_last, got 'strided'"),
-        ({"head_dim": 8, "layout": "split"}, "layout must be one of half, interleaved, got 'split'"),
-        ({"head_dim": 8, "base": 1.0}, "base must be above 1, got 1.0"),
-        ({"head_dim": 8, "partial": 0.0}, "partial must be above 0 and at most 1, got 0.0"),
-        ({"head_dim": 7}, r"even number of channels to form pairs, got 7 \(head_dim=7, partial=1.0\)"),
-        (
-            {"head_dim": 4},
-            r"sections .* take three pairs, 6 channels, got 4 \(head_dim=4, partial=1.0\); give sections",
-        ),
-        ({"head_dim": 128, "sections": (16, 24, 20)}, r"numbers of pairs that add up to 64, got \(16, 24, 20\)"),
-        ({"head_dim": 8, "sections": (5, -1)}, r"add up to 4, got \(5, -1\)"),
-        ({"head_dim": 8, "sections": (1.5, 2.5)}, r"add up to 4, got \(1.5, 2.5\)"),
-        ({"head_dim": 8, "sections": ()}, r"add up to 4, got \(\)"),
-        # GenLIP's sections: Hugging Face and timm cut them down in silence.
-        (
-            {"head_dim": 64, "sections": (8, 12, 12), "order": "interleaved"},
-            r"\(8, 12, 12\) do not fit the interleaved order, .* 32 pairs; .* say sections=\(11, 11, 10\) for the same",
-        ),
-        ({"head_dim": 128, "sections": (16, 24, 24), "order": "interleaved"}, r"say sections=\(22, 21, 21\)"),
-        ({"head_dim": 8, "schedule": "yarn"}, r"yarn needs factor by name, as in yarn\(factor=4\)"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        MultimodalRotary(**options)
 
 
 def test_sections_that_an_error_proposes_work() -> None:
@@ -246,10 +163,6 @@ def test_positions_and_heads_that_do_not_fit_are_refused() -> None:
     q = torch.zeros(1, 1, 4, 8)
     with pytest.raises(ValueError, match=r"one axis or 3, .* sections \(2, 1, 1\), got positions with 2 axes"):
         MultimodalRotary(8).query(q, Positions.grid(2, 2))
-    with pytest.raises(
-        ValueError, match=r"multimodal_rotary.* is built for heads of 6 channels, got 8; build it with head_dim=8"
-    ):
-        MultimodalRotary(6)(q, q)
     with pytest.raises(ValueError, match="same number of axes, got"):
         text_and_grids((1, 2, 2), (2, 2))
     with pytest.raises(ValueError, match="at least one cell"):

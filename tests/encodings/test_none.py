@@ -59,13 +59,3 @@ def test_positions_change_nothing() -> None:
     model = Decoder(vocab=7, dim=12, heads=3, layers=2, encoding="none")
     ids = torch.randint(7, (2, 5))
     assert torch.equal(model(ids), model(ids, positions=torch.tensor([9, 3, 5, 5, 0])))
-
-
-def test_used_alone_it_says_that_it_does_nothing() -> None:
-    q = torch.zeros(1, 1, 2, 4)
-    with pytest.raises(ValueError, match="does not turn queries and keys; it opens no door"):
-        NoPE()(q, q)
-    with pytest.raises(ValueError, match="adds nothing to embeddings; it opens no door"):
-        NoPE()(q[0])
-    with pytest.raises(ValueError, match="has no bias; it opens no door"):
-        NoPE().bias(3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import Attention, Decoder, Keys, Positions, masks
+from posenc import Attention, Keys, Positions, masks
 from posenc.encodings import path
 from posenc.encodings.path import PaTH
 from posenc.kernels import bind
@@ -103,25 +103,6 @@ def test_keys_turned_in_place_token_by_token_give_the_same() -> None:
         torch.testing.assert_close(weights[:, :, t, : t + 1], row, rtol=0, atol=1e-12)
 
 
-def test_no_strength_is_plain_attention() -> None:
-    q, k, memo = random()
-    memo["path_strength"].zero_()
-    plain = (0.6 * q @ k.mT).masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), -torch.inf).softmax(-1)
-    got = weights_of(q, k, memo, COUNTED, COUNTED, masks.causal())
-    torch.testing.assert_close(got, plain, rtol=0, atol=1e-14)
-
-
-def test_strength_one_forgets_a_direction_and_strength_two_reflects_it() -> None:
-    q = torch.tensor([1.0, 0, 0, 0], dtype=torch.float64).expand(1, 1, 7, 4)
-    memo = {"path_direction": q, "path_strength": torch.ones(1, 1, 7, dtype=torch.float64)}
-    lost = PaTH(5, 1, 4).lost(q, COUNTED, Keys(q, q, COUNTED, memo))
-    torch.testing.assert_close(1 - lost[0, 0].tril(), torch.ones(7, 7).triu().double(), rtol=0, atol=1e-14)
-    # Reflected an even number of times a key is itself again; this tells a path's parity.
-    lost = PaTH(5, 1, 4).lost(q, COUNTED, Keys(q, q, COUNTED, memo | {"path_strength": 2 * memo["path_strength"]}))
-    sign = (-1.0) ** (COUNTED.order.T - COUNTED.order)
-    torch.testing.assert_close((1 - lost[0, 0]).tril(), sign.double().tril(), rtol=0, atol=1e-14)
-
-
 def test_other_biases_are_added_and_turned_queries_are_used() -> None:
     attention = Attention(12, 3, encoding="rotary + alibi + path").double()
     encoding = attention.encoding
@@ -176,36 +157,9 @@ def test_the_scalar_formula_walks_back_from_the_query() -> None:
     assert PaTH(5, 1, 2).formula_logits(query, keys, 0, 2.0) == pytest.approx([-0.5, 1.0, 2.0])
 
 
-def test_every_layer_has_a_path_of_its_own() -> None:
-    model = Decoder(vocab=5, dim=12, heads=3, layers=2, encoding="path(rank=2)")
-    shapes = [tuple(p.shape) for name, p in model.named_parameters() if "encoding" in name]
-    assert shapes == [(2, 12), (12, 2), (3, 12), (3,)] * 2
-
-
 def test_what_is_learned_begins_with_the_width_that_keeps_the_size_of_tokens() -> None:
     torch.manual_seed(0)
     encoding = PaTH(400, 20, 10, rank=1)
     for table in (encoding.lower, encoding.upper, encoding.weight):
         assert table.std().item() == pytest.approx(table.shape[1] ** -0.5, rel=0.1)
     assert not encoding.offset.any()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"dim": 0}, "dim must be 1 or more, got 0"),
-        ({"heads": 0}, "heads must be 1 or more, got 0"),
-        ({"head_dim": 0}, "head_dim must be 1 or more, got 0"),
-        ({"rank": 0}, "rank must be 1 or more, got 0"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        PaTH(**{"dim": 5, "heads": 2, "head_dim": 4} | options)
-
-
-def test_other_widths_and_heads_are_refused() -> None:
-    with pytest.raises(ValueError, match="built for embeddings of 4 channels, got 5; build it with dim=5"):
-        PaTH(4, 2, 3).remember(torch.zeros(1, 3, 5), COUNTED)
-    with pytest.raises(ValueError, match="path is built for 2 heads, got 3; build it with heads=3"):
-        Attention(12, 3, encoding=PaTH(12, 2, 6))(torch.zeros(1, 3, 12))

@@ -140,24 +140,3 @@ def test_the_mean_logit_of_random_tokens_is_large_and_falls_with_distance() -> N
     expected = [mean**2 * (encoding.frequencies * d).cos().sum().item() / 8 for d in (0, 10, 100, 1000)]
     assert means == pytest.approx(expected, abs=0.02)
     assert means[0] == pytest.approx(5.2, abs=0.05) and means == sorted(means, reverse=True)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"heads": 0, "head_dim": 4}, "heads must be 1 or more, got 0"),
-        ({"heads": 1, "head_dim": 0}, "head_dim must be 1 or more, got 0"),
-        ({"heads": 1, "head_dim": 4, "base": 1.0}, "base must be above 1, got 1.0"),
-        ({"heads": 1, "head_dim": 4, "phases": "one"}, "phases must be one of zero, uniform, none, got 'one'"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Polar(**options)
-
-
-def test_heads_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="polar is built for heads of 4 channels, got 6; build it with head_dim=6"):
-        Polar(1, 4)(torch.zeros(1, 1, 2, 6), torch.zeros(1, 1, 2, 6))
-    with pytest.raises(ValueError, match="polar is built for 2 heads, got 3; build it with heads=3"):
-        Polar(2, 4).query(torch.zeros(1, 3, 2, 4), Positions.count(2))

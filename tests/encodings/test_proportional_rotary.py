@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from posenc import Positions
 from posenc.encodings.proportional_rotary import ProportionalRotary
 from posenc.encodings.rotary import Rotary
-from posenc.schedules import DynamicNTK, Linear, YaRN
+from posenc.schedules import Linear, YaRN
 
 LAYOUTS = ["half", "interleaved"]
 PLACES = [0.0, 1.0, 2.5, -7.0, 4095.0, 1_000_000.0]
@@ -68,15 +67,6 @@ def test_any_share_follows_the_paper(pairs: int, partial: float, base: float, la
     torch.testing.assert_close(got, turned(q, [p], pairs=turning, base=base, layout=layout), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_position_of_a_million_is_right_to_a_millionth(layout: str) -> None:
-    places = [999_999.0, 1_000_000.0, 1_000_001.0]
-    q = torch.randn(2, 2, 3, 64)
-    got, _ = ProportionalRotary(64, partial=0.5, layout=layout)(q, q, positions=torch.tensor([int(p) for p in places]))
-    expected = turned(q, places, pairs=16, base=1e4, layout=layout)
-    assert got.dtype == torch.float32 and (got.double() - expected).abs().max().item() < 1e-6
-
-
 def test_a_share_of_one_is_rotary_and_a_smaller_one_is_not_partial_rotary() -> None:
     q = torch.randn(1, 2, 9, 16)
     torch.testing.assert_close(ProportionalRotary(16, partial=1.0)(q, q)[0], Rotary(16)(q, q)[0], rtol=0, atol=0)
@@ -106,53 +96,3 @@ def test_pairs_that_stand_still_have_no_end_to_their_wavelength() -> None:
     assert waves[:2].tolist() == pytest.approx([2 * math.pi, 2 * math.pi * 10**0.5]) and bool(waves[2:].isinf().all())
     longest = ProportionalRotary(128, base=1e6).wavelengths[15]
     assert float(longest) == pytest.approx(2 * math.pi * 1e6 ** (30 / 128)) == pytest.approx(160, abs=1)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_formula_in_the_file_is_the_published_one(layout: str) -> None:
-    encoding = ProportionalRotary(8, partial=0.5, base=50.0, layout=layout)
-    q, k = torch.randn(1, 1, 1, 8, dtype=torch.float64), torch.randn(1, 1, 1, 8, dtype=torch.float64)
-    one, other = (turned(x, [p], pairs=2, base=50.0, layout=layout) for x, p in ((q, 12.0), (k, 4.5)))
-    got = encoding.formula_logit(q.flatten().tolist(), k.flatten().tolist(), 12.0, 4.5, 0, 0.3)
-    assert got == pytest.approx(0.3 * float((one * other).sum()), abs=1e-13)
-    assert encoding.formula_query(q.flatten().tolist(), 12.0) == pytest.approx(one.flatten().tolist(), abs=1e-13)
-
-
-def test_layouts_and_shares_do_not_take_each_others_tables() -> None:
-    at, q = Positions.count(5), torch.randn(1, 1, 5, 8)
-    kinds = [
-        ProportionalRotary(8, partial=1.0),
-        ProportionalRotary(8, partial=0.5),
-        ProportionalRotary(8, partial=0.5, base=50.0),
-        Rotary(8),
-    ]
-    shared = [kind.query(q, at) for kind in kinds]
-    for kind, got in zip(kinds, shared, strict=True):
-        assert torch.equal(got, kind.query(q, Positions.count(5)))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"head_dim": 7}, "head_dim must be an even number of channels to form pairs, got 7"),
-        ({"head_dim": 8, "partial": 0.0}, "partial must be above 0 and at most 1, got 0.0"),
-        ({"head_dim": 8, "partial": math.nan}, "partial must be above 0 and at most 1, got nan"),
-        ({"head_dim": 8, "base": 1.0}, "base must be above 1, got 1.0"),
-        ({"head_dim": 8, "layout": "split"}, "layout must be one of half, interleaved, got 'split'"),
-        ({"head_dim": 8, "schedule": "yarn"}, r"yarn needs factor by name, as in yarn\(factor=4\)"),
-        (
-            {"head_dim": 8, "schedule": DynamicNTK(2, 9)},
-            "schedule must not depend on the horizon of a sequence, got dynamic_ntk",
-        ),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        ProportionalRotary(**options)
-
-
-def test_heads_of_another_width_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"proportional_rotary.* is built for heads of 8 channels, got 6; build it with head_dim=6"
-    ):
-        ProportionalRotary(8)(torch.zeros(1, 1, 2, 6), torch.zeros(1, 1, 2, 6))

@@ -17,7 +17,6 @@ from posenc.schedules import (
     DynamicLinear,
     DynamicNTK,
     DynamicYaRN,
-    Linear,
     LongRoPE,
     Resonance,
     Schedule,
@@ -119,34 +118,6 @@ def test_in_float64_the_error_is_that_of_the_angle_alone() -> None:
     assert all(error <= 4 * 2.0**-52 * (p + 2) for error, p in zip(off.tolist(), EVERYWHERE, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_the_exact_result_rounded_once(dtype: torch.dtype) -> None:
-    q = torch.randn(1, 2, len(EVERYWHERE), 32).to(dtype)
-    got, _ = Rotary(32)(q, q, positions=torch.tensor(EVERYWHERE))
-    exact = turned(q, [float(p) for p in EVERYWHERE])
-    # Half a unit in the last place, and the rotation's own rounding in float32.
-    error, allowed = (got.double() - exact).abs(), exact.abs() * torch.finfo(dtype).eps / 2 + 1e-6
-    assert bool((error <= allowed).all())
-
-
-@pytest.mark.parametrize("far", [0, 256, 8192, 1_000_000])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_never_collapses_neighbouring_positions(far: int, dtype: torch.dtype) -> None:
-    # bfloat16 itself holds 769 of the positions 0..4095: a table made in it turns neighbours alike.
-    q = torch.ones(1, 1, 1, 64, dtype=dtype).expand(1, 1, 64, 64)
-    for encoding in (Rotary(64), Rotary(64).to(dtype)):
-        got, _ = encoding(q, q, positions=torch.arange(far, far + 64))
-        assert got[0, 0].unique(dim=0).shape[0] == 64
-
-
-def test_autocast_does_not_reach_the_angles() -> None:
-    q, places = torch.randn(1, 2, 4, 64), torch.tensor([65_536, 65_537, 65_538, 65_539])
-    expected, _ = Rotary(64)(q, q, positions=places)
-    with torch.autocast("cpu", torch.bfloat16):
-        got, _ = Rotary(64)(q, q, positions=places)
-    assert torch.equal(got, expected)
-
-
 @pytest.mark.parametrize("partial", [1.0, 0.5])
 def test_the_layouts_are_one_encoding_up_to_an_order_of_channels(partial: float) -> None:
     half, interleaved = Rotary(12, partial=partial), Rotary(12, partial=partial, layout="interleaved")
@@ -160,39 +131,11 @@ def test_the_layouts_are_one_encoding_up_to_an_order_of_channels(partial: float)
     torch.testing.assert_close(half(q[..., order], k)[0], interleaved(q, k)[0][..., order], rtol=0, atol=0)
 
 
-def test_the_layouts_are_not_interchangeable_for_the_same_weights() -> None:
-    q = torch.randn(1, 1, 9, 8, dtype=torch.float64)
-    half, interleaved = (torch.einsum("bhid,bhjd->bhij", *Rotary(8, layout=layout)(q, q)) for layout in LAYOUTS)
-    assert (half - interleaved).abs().max().item() > 0.1
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shift", [1, 1000, 31_415.5])
-def test_a_logit_depends_on_the_difference_of_positions_alone(layout: str, shift: float) -> None:
-    encoding = Rotary(16, layout=layout)
-    q, k = torch.randn(2, 3, 9, 16, dtype=torch.float64), torch.randn(2, 3, 9, 16, dtype=torch.float64)
-    at = torch.arange(9, dtype=torch.float64)
-    near, far = (torch.einsum("bhid,bhjd->bhij", *encoding(q, k, positions=p)) for p in (at, at + shift))
-    torch.testing.assert_close(near, far, rtol=0, atol=1e-10)
-
-
-def test_attention_does_not_decay_with_distance_for_unrelated_queries_and_keys() -> None:
-    q, k = torch.randn(4000, 1, 1, 64), torch.randn(4000, 1, 1, 64)
-    for n in (0, 1, 10, 100, 1000):
-        turned_k = Rotary(64).key(k, Positions.count(1, start=n))
-        assert (q * turned_k).sum(-1).std().item() == pytest.approx(8.0, rel=0.05)
-
-
 def test_the_frequencies_run_over_the_turned_width_and_not_over_the_head() -> None:
     torch.testing.assert_close(Rotary(64, partial=0.25).frequencies, Rotary(16).frequencies, rtol=0, atol=0)
     expected = [10_000 ** (-2 * k / 16) for k in range(8)]
     assert Rotary(16).frequencies.tolist() == pytest.approx(expected, rel=1e-14)
     assert Rotary(16).wavelengths.tolist() == pytest.approx([2 * math.pi / f for f in expected], rel=1e-14)
-
-
-@pytest.mark.parametrize(("base", "slow"), [(1e4, 18), (5e5, 32)])
-def test_pairs_that_never_complete_a_turn_in_4096_tokens_are_counted(base: float, slow: int) -> None:
-    assert int((Rotary(128, base=base).wavelengths > 4096).sum()) == slow
 
 
 def test_strides_change_nothing() -> None:
@@ -214,22 +157,6 @@ def test_strides_change_nothing() -> None:
     )
 
 
-def test_what_is_given_is_not_changed() -> None:
-    q, k = torch.randn(1, 2, 5, 8), torch.randn(1, 1, 5, 8)
-    kept = q.clone(), k.clone()
-    Rotary(8)(q, k)
-    assert torch.equal(q, kept[0]) and torch.equal(k, kept[1])
-
-
-def test_in_cross_attention_queries_and_keys_have_positions_of_their_own() -> None:
-    encoding = Rotary(6)
-    q, k = torch.randn(2, 3, 4, 6, dtype=torch.float64), torch.randn(2, 3, 7, 6, dtype=torch.float64)
-    m, n = [10.0, 2.5, 0.0, 3.0], [float(p) for p in range(7)]
-    at, keys_at = Positions.of(torch.tensor(m, dtype=torch.float64)), Positions.count(7)
-    torch.testing.assert_close(encoding.query(q, at), turned(q, m), rtol=0, atol=1e-12)
-    torch.testing.assert_close(encoding.key(k, keys_at), turned(k, n), rtol=0, atol=1e-12)
-
-
 def test_positions_may_be_given_in_every_way() -> None:
     encoding, q = Rotary(6), torch.randn(2, 3, 5, 6)
     expected = encoding(q, q, offset=4)[0]
@@ -244,36 +171,6 @@ def test_positions_may_be_given_in_every_way() -> None:
     assert torch.equal(encoding(q, q)[0][:, :, :1], q[:, :, :1])
 
 
-def test_rows_of_a_batch_may_stand_elsewhere() -> None:
-    encoding, q = Rotary(6), torch.randn(2, 3, 4, 6)
-    ids = torch.tensor([[0, 1, 2, 3], [90, 7, 7, 0]])
-    together = encoding(q, q, positions=ids)[0]
-    for row in range(2):
-        assert torch.equal(together[row : row + 1], encoding(q[row : row + 1], q[:1], positions=ids[row])[0])
-
-
-def test_a_table_in_another_dtype_is_not_taken_for_this_one() -> None:
-    at, q = Positions.count(5), torch.randn(1, 1, 5, 6, dtype=torch.float64)
-    Rotary(6).query(q.float(), at)
-    torch.testing.assert_close(Rotary(6).query(q, at), turned(q, [0.0, 1, 2, 3, 4]), rtol=0, atol=1e-14)
-
-
-def test_one_set_of_positions_serves_encodings_that_differ() -> None:
-    at, q = Positions.count(5), torch.randn(1, 1, 5, 8)
-    kinds = [
-        Rotary(8),
-        Rotary(8, base=50.0),
-        Rotary(8, partial=0.5),
-        Rotary(8, schedule=Linear(2)),
-        Rotary(8, schedule=YaRN(2, trained_length=64)),
-        Rotary(8, schedule=DynamicNTK(2, trained_length=3)),
-    ]
-    at = at.with_horizon(9)
-    shared = [kind.query(q, at) for kind in kinds]
-    for kind, got in zip(kinds, shared, strict=True):
-        assert torch.equal(got, kind.query(q, Positions.count(5).with_horizon(9)))
-
-
 def test_a_temperature_multiplies_queries_and_keys_and_so_logits_by_its_square() -> None:
     q = torch.randn(1, 1, 9, 8, dtype=torch.float64)
     warm = Rotary(8, schedule=YaRN(4, trained_length=512))
@@ -282,19 +179,6 @@ def test_a_temperature_multiplies_queries_and_keys_and_so_logits_by_its_square()
     torch.testing.assert_close(warm(q, q)[0], plain(q, q)[0] * temperature, rtol=0, atol=1e-12)
     logits = [torch.einsum("bhid,bhjd->bhij", *encoding(q, q)) for encoding in (warm, plain)]
     torch.testing.assert_close(logits[0], logits[1] * temperature**2, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_scalar_formula_in_the_file_is_the_published_one(layout: str) -> None:
-    encoding = Rotary(7, base=50.0, layout=layout, partial=4 / 7)
-    q, k = torch.randn(1, 1, 1, 7, dtype=torch.float64), torch.randn(1, 1, 1, 7, dtype=torch.float64)
-    m, n = 12.0, 4.5
-    expected = (
-        0.3
-        * (turned(q, [m], width=4, base=50.0, layout=layout) * turned(k, [n], width=4, base=50.0, layout=layout)).sum()
-    )
-    got = encoding.formula_logit(q.flatten().tolist(), k.flatten().tolist(), m, n, 0, 0.3)
-    assert got == pytest.approx(float(expected), abs=1e-13)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -311,55 +195,11 @@ def test_the_formula_of_a_query_turns_it_absolutely_and_warms_it(layout: str) ->
         assert encoding.formula_logit(ours, theirs, m, 3, 0, 0.3) == pytest.approx(0.3 * product, abs=1e-12)
 
 
-def test_gradients_are_turned_back() -> None:
-    q = torch.randn(1, 2, 4, 6, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda q: Rotary(6)(q, q, offset=3)[0], q)
-
-
-def test_the_module_holds_no_state_that_a_cast_could_damage() -> None:
-    encoding, q = Rotary(64), torch.randn(1, 1, 1, 64)
-    before = encoding(q, q, offset=100_001)[0]
-    assert torch.equal(encoding.bfloat16()(q, q, offset=100_001)[0], before) and not encoding.state_dict()
-    assert Rotary(6)(torch.zeros(1, 1, 2, 6, device="meta"), torch.zeros(1, 1, 2, 6, device="meta"))[0].is_meta
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (
-            {"head_dim": 7},
-            r"even number of channels to form pairs, got 7 \(head_dim=7, partial=1.0\); choose .* or partial=0.857",
-        ),
-        ({"head_dim": 1}, "even number of channels to form pairs, got 1"),
-        ({"head_dim": 8, "partial": 0.1}, "got 0 .*partial=0.25"),
-        ({"head_dim": 8, "partial": 0.4}, "got 3 .*partial=0.25"),
-        ({"head_dim": 8, "partial": 0.0}, "partial must be above 0 and at most 1, got 0.0"),
-        ({"head_dim": 8, "partial": 1.5}, "partial must be above 0 and at most 1, got 1.5"),
-        ({"head_dim": 8, "base": 1.0}, "base must be above 1, got 1.0"),
-        ({"head_dim": 8, "base": math.inf}, "base must be a finite number, got inf"),
-        ({"head_dim": 8, "layout": "split"}, "layout must be one of half, interleaved, got 'split'"),
-        (
-            {"head_dim": 8, "schedule": "yarn"},
-            r"yarn needs factor by name, as in yarn\(factor=4\)",
-        ),
-        ({"head_dim": 2, "schedule": YaRN(2)}, "yarn compares wavelengths with the trained length"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Rotary(**options)
-
-
 @pytest.mark.parametrize("head_dim", range(3, 40, 2))
 def test_the_share_that_an_error_proposes_works(head_dim: int) -> None:
     with pytest.raises(ValueError) as refused:
         Rotary(head_dim)
     assert Rotary(head_dim, partial=float(str(refused.value).rpartition("partial=")[2])).width == head_dim - 1
-
-
-def test_heads_of_another_width_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"rotary.* is built for heads of 8 channels, got 6; build it with head_dim=6"):
-        Rotary(8)(torch.zeros(1, 1, 2, 6), torch.zeros(1, 1, 2, 6))
 
 
 def test_one_call_refuses_queries_and_keys_of_different_tokens() -> None:
@@ -375,11 +215,6 @@ def test_one_tensor_may_be_turned_alone_where_queries_and_keys_are_turned_alike(
     assert torch.equal(Rotary(8)(q), Rotary(8)(q, q)[0])
     with pytest.raises(ValueError, match=r"xpos .*turns queries and keys each in their own way; call query\(q\)"):
         XPos(8)(q)
-
-
-def test_a_grid_has_too_many_axes() -> None:
-    with pytest.raises(ValueError, match="reads one axis, got positions with 2 axes"):
-        Rotary(8)(torch.zeros(1, 1, 4, 8), torch.zeros(1, 1, 4, 8), positions=Positions.grid(2, 2))
 
 
 TRAINED = 16

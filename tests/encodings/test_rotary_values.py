@@ -80,24 +80,6 @@ def test_values_are_turned_by_their_distance(
         assert got == pytest.approx(out[0, 1, 4, channel].item(), abs=1e-11)
 
 
-def test_moving_all_tokens_changes_nothing() -> None:
-    encoding = RotaryValues(8)
-    q, v = torch.randn(2, 1, 2, 6, 8, dtype=torch.float64)
-    place, out = torch.arange(6), []
-    for shift in (0, 1000):
-        at = Positions.of(place + shift)
-        out.append(encoding.attend(q, at, Keys(q, v, at), masks.causal(), bind("sdpa", encoding, scale=1.0))[0])
-    torch.testing.assert_close(out[0], out[1], rtol=0, atol=1e-10)
-
-
-def test_a_token_that_sees_itself_alone_gets_its_value_back() -> None:
-    encoding = RotaryValues(8)
-    q, v = torch.randn(2, 1, 2, 5, 8)
-    at = Positions.count(5, 40)
-    out, _ = encoding.attend(q, at, Keys(q, v, at), masks.window(1), bind("sdpa", encoding, scale=1.0))
-    torch.testing.assert_close(out, v, rtol=0, atol=1e-6)
-
-
 def test_the_kernel_sees_turned_values() -> None:
     encoding, seen = RotaryValues(4, layout="interleaved"), {}
 
@@ -135,38 +117,6 @@ def test_with_rotary_it_is_roper(kernel: str, bias: bool) -> None:
     weights = logits.masked_fill(~torch.ones(9, 9).tril().bool(), -torch.inf).softmax(-1)
     expected = layer.to_output(written_out(weights, v, place, place, values).transpose(1, 2).flatten(2))
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
-
-
-def test_a_row_that_sees_nothing_gives_zeros() -> None:
-    encoding = RotaryValues(4)
-    q = torch.randn(1, 2, 3, 4)
-    at = Positions.padded(torch.tensor([[0, 1, 1]]))
-    for kernel in ("sdpa", "reference"):
-        out, _ = encoding.attend(q, at, Keys(q, q, at), masks.causal(), bind(kernel, encoding, scale=0.5))
-        assert not out[0, :, 0].any() and out.isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"head_dim": 5}, r"must be an even number of channels to form pairs, got 5 \(head_dim=5, partial=1.0\)"),
-        ({"head_dim": 0}, "must be an even number of channels to form pairs, got 0"),
-        ({"head_dim": 8, "partial": 0.0}, "partial must be above 0 and at most 1, got 0.0"),
-        ({"head_dim": 8, "base": 1.0}, "base must be above 1, got 1.0"),
-        ({"head_dim": 8, "base": math.inf}, "base must be a finite number, got inf"),
-        ({"head_dim": 8, "layout": "pairs"}, "layout must be one of half, interleaved, got 'pairs'"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        RotaryValues(**options)
-
-
-def test_values_of_another_width_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match="rotary_values is built for heads of 4 channels, got 6; build it with head_dim=6"
-    ):
-        Attention(12, 2, encoding=RotaryValues(4))(torch.zeros(1, 3, 12))
 
 
 def test_two_rules_of_attention_cannot_be_added() -> None:

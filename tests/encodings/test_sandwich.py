@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posenc import Positions
 from posenc.encodings.sandwich import Sandwich
 from posenc.encodings.sinusoidal import Sinusoidal
 
@@ -54,50 +53,13 @@ def test_the_sum_is_the_inner_product_of_sinusoidal_embeddings() -> None:
     )
 
 
-def test_a_distance_of_a_million_is_exact() -> None:
-    bias = Sandwich(8).bias(torch.tensor([1_000_003]), torch.tensor([0]), dtype=torch.float64)
-    assert bias[0, 0].item() == pytest.approx(exact(1_000_003, 128, 1e4), abs=1e-8)
-
-
-def test_it_falls_about_as_a_logarithm_of_the_distance() -> None:
-    value = Sandwich(8).by_distance(torch.tensor([4, 16, 64, 256, 1024]))[0]
-    steps = value.diff()
-    assert (steps < 0).all() and steps.min() / steps.max() < 1.4
-
-
 def test_counting_cosines_from_one_as_the_papers_equation_does_slows_each_by_one_step() -> None:
     ours = Sandwich(8).by_distance(torch.tensor(100.0, dtype=torch.float64) * 10_000 ** (-2 / 128))[0].item()
     assert ours == pytest.approx(exact(100, 128, 1e4, first=1), rel=1e-12)
     assert ours - exact(100, 128, 1e4) == pytest.approx(0.137631, abs=1e-6)
 
 
-def test_the_bias_is_added_after_the_scaling() -> None:
-    q = [1.0, 2.0]
-    assert Sandwich(8).formula_logit(q, q, 3.0, 3.0, 1, 0.1) == pytest.approx(0.5 + 32)
-
-
 def test_wavelengths_run_from_two_pi() -> None:
     wavelengths = Sandwich(2).wavelengths
     assert wavelengths[[0, -1]].tolist() == pytest.approx([2 * math.pi, 2 * math.pi * 1e4 ** (126 / 128)])
     assert wavelengths.numel() == 64
-
-
-def test_it_has_no_state() -> None:
-    assert not Sandwich(3).half().state_dict()
-    assert Sandwich(3).half().bias(9).equal(Sandwich(3).bias(9))
-    assert Sandwich(3).bias(Positions.packed([4, 5])).isneginf().any()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"heads": 0}, "heads must be 1 or more, got 0"),
-        ({"width": 7}, "width must be an even number of channels to form pairs, got 7"),
-        ({"width": 0}, "width must be an even number of channels to form pairs, got 0"),
-        ({"base": 1.0}, "base must be above 1, got 1.0"),
-        ({"base": math.inf}, "base must be a finite number, got inf"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Sandwich(**{"heads": 2} | options)

@@ -71,20 +71,3 @@ def test_the_formula_multiplies_the_logit_of_a_head() -> None:
     encoding = ScalableSoftmax(2, start=2.0)
     assert encoding.formula_logit([1.0, 2.0], [3.0, 1.0], 7, 5, 1, 0.1) == pytest.approx(0.5 * 2 * math.log(8))
     assert encoding.formula_query([1.0], 7, 1) == pytest.approx([2 * math.log(8)])
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"heads": 0}, "heads must be 1 or more, got 0"),
-        ({"heads": 2, "start": math.nan}, "start must be a finite number, got nan"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        ScalableSoftmax(**options)
-
-
-def test_another_number_of_heads_is_refused() -> None:
-    with pytest.raises(ValueError, match="built for 2 heads, got 3; build it with heads=3"):
-        ScalableSoftmax(2).query(torch.zeros(1, 3, 4, 5), Positions.count(4))

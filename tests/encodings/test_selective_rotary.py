@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from posenc import Attention, Decoder, Keys, Positions, masks
-from posenc.cache import GrowingCache, SlotCache
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.selective_rotary import SelectiveRotary
 from posenc.kernels import bind
@@ -137,15 +136,6 @@ def test_coordinates_are_not_read() -> None:
         torch.testing.assert_close(layer(x, positions=ids, mask=masks.causal()), expected, rtol=0, atol=1e-12)
 
 
-def test_a_rolling_cache_that_lost_the_beginning_changes_nothing() -> None:
-    layer = Attention(24, 3, kv_heads=1, encoding="selective_rotary(drift=True)").double()
-    x, window = torch.randn(2, 40, 24, dtype=torch.float64), masks.window(5)
-    expected = layer(x, mask=window)
-    for cache in (SlotCache(5, rolling=True), SlotCache(40), GrowingCache()):
-        out = [layer(x[:, t : t + 1], positions=Positions.count(1, t), mask=window, cache=cache) for t in range(40)]
-        torch.testing.assert_close(torch.cat(out, 1), expected, rtol=0, atol=1e-11)
-
-
 def test_a_token_turns_what_comes_after_it_and_nothing_before() -> None:
     layer = Attention(24, 3, encoding="selective_rotary").double()
     x = torch.randn(1, 9, 24, dtype=torch.float64)
@@ -214,26 +204,3 @@ def test_it_begins_as_the_released_code_does() -> None:
     assert [tuple(linear.weight.shape) for linear in encoding.to_gate] == [(8, 64), (32, 8)]
     model = Decoder(vocab=5, dim=12, heads=3, layers=2, encoding="selective_rotary")
     assert sum("to_angle" in name for name, _ in model.named_parameters()) == 4
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"dim": 0}, "dim must be 1 or more, got 0"),
-        ({"heads": 0}, "heads must be 1 or more, got 0"),
-        ({"rank": 0}, "rank must be 1 or more, got 0"),
-        ({"head_dim": 5}, "head_dim must be an even number of channels to form pairs, got 5"),
-        ({"base": 1.0}, "base must be above 1, got 1.0"),
-        ({"layout": "pairs"}, "layout must be one of half, interleaved, got 'pairs'"),
-        ({"gate": "token"}, "gate must be one of none, head, pair, got 'token'"),
-        ({"temperature": 0.0}, "temperature must be above 0, got 0.0"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        SelectiveRotary(**{"dim": 8, "heads": 2, "head_dim": 4} | options)
-
-
-def test_heads_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match="is built for heads of 4 channels, got 6; build it with head_dim=6"):
-        Attention(12, 2, encoding=SelectiveRotary(12, 2, 4))(torch.zeros(1, 3, 12))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import Attention, Decoder, Keys, Positions, masks
+from posenc import Keys, Positions, masks
 from posenc.catalogue import build
 from posenc.encoding import Shape
 from posenc.encodings.shaw import Shaw
@@ -77,14 +77,6 @@ def test_the_formula_mixes_the_vectors_of_the_two_nearest_distances() -> None:
             assert formula == pytest.approx(bias[i, j].item(), abs=1e-13)
 
 
-def test_distances_past_max_distance_are_all_alike() -> None:
-    encoding = Shaw(4, max_distance=2, std=1.0)
-    q = torch.randn(1, 1, 1, 4)
-    bias = encoding.bias(torch.tensor([10]), torch.tensor([0, 5, 7, 8, 9, 10, 11, 12, 13, 99]), q=q)[0, 0, 0]
-    assert bias[0] == bias[1] == bias[2] == bias[3] and bias[7] == bias[8] == bias[9]
-    assert bias[3:8].unique().numel() == 5
-
-
 def test_the_bias_is_the_key_term_alone() -> None:
     encoding = Shaw(4, max_distance=2, std=1.0).double()
     q = torch.randn(2, 3, 6, 4, dtype=torch.float64)
@@ -117,21 +109,6 @@ def test_mutual_needs_the_keys_and_says_so() -> None:
         Shaw(4, mutual=True).bias(3, q=torch.zeros(1, 1, 3, 4))
 
 
-def test_parameters_do_not_grow_with_the_length() -> None:
-    """Not with its square, as is sometimes said: (2 max_distance + 1) head_dim for each table."""
-    encoding = Shaw(64, max_distance=16)
-    assert sum(p.numel() for p in encoding.parameters()) == 2 * 33 * 64
-    assert encoding.bias(500, q=torch.zeros(1, 1, 500, 64)).shape == (1, 1, 500, 500)
-
-
-def test_it_is_vectors_read_by_the_query_and_not_numbers_of_a_head_as_in_t5() -> None:
-    encoding = Shaw(4, max_distance=2, values=False, std=1.0)
-    q = torch.randn(1, 1, 3, 4)
-    torch.testing.assert_close(encoding.bias(3, q=2 * q), 2 * encoding.bias(3, q=q))
-    same = encoding.bias(3, q=q.expand(-1, 5, -1, -1))
-    torch.testing.assert_close(same, same[:, :1].expand_as(same))
-
-
 def test_the_bias_needs_the_queries_and_says_so() -> None:
     with pytest.raises(ValueError, match=r"the bias of .*haw.* reads the queries; give q of shape \[B, H, T, D\]"):
         Shaw(4).bias(3)
@@ -149,27 +126,6 @@ def test_the_scalar_formulas_in_the_file_are_the_published_ones() -> None:
         assert [encoding.formula_value(k, m, n, c) for c in range(3)] == pytest.approx(
             [x + y for x, y in zip(k, b, strict=True)]
         )
-
-
-@pytest.mark.parametrize("kernel", ["sdpa", "reference"])
-def test_without_values_every_kernel_serves(kernel: str) -> None:
-    encoding = Shaw(4, max_distance=3, values=False, std=1.0)
-    x = torch.randn(2, 9, 12)
-    attention = Attention(12, 3, encoding=encoding, kernel=kernel)
-    attention.load_state_dict(
-        {name: torch.full_like(p, 0.1) + p.detach().cos() for name, p in attention.state_dict().items()}
-    )
-    layer = Attention(12, 3, encoding=encoding, kernel="reference")
-    layer.load_state_dict(attention.state_dict())
-    torch.testing.assert_close(attention(x, mask=masks.causal()), layer(x, mask=masks.causal()), rtol=0, atol=1e-5)
-
-
-def test_with_values_the_fused_kernel_is_refused_with_the_reason() -> None:
-    attention = Attention(12, 3, encoding="shaw", kernel="sdpa")
-    with pytest.raises(
-        ValueError, match=r"kernel 'sdpa' cannot do this: .*reads the attention weights, which sdpa does not return"
-    ):
-        attention(torch.randn(1, 3, 12))
 
 
 IN_BLOCKS = {
@@ -245,16 +201,6 @@ def test_where_vectors_cannot_be_added_in_blocks_the_weights_are_read() -> None:
         encoding.attend(q, shuffled, Keys(q, q, shuffled), masks.causal(), bound)
 
 
-def test_a_row_that_sees_nothing_gives_zeros() -> None:
-    encoding = Shaw(4, max_distance=2, std=1.0)
-    q = torch.randn(1, 2, 3, 4, requires_grad=True)
-    at = Positions.padded(torch.tensor([[0, 1, 1]]))
-    out, _ = encoding.attend(q, at, Keys(q, q, at), Mask(causal=True), bind("reference", encoding, scale=0.5))
-    assert not out[0, :, 0].any()
-    out.sum().backward()
-    assert q.grad is not None and q.grad.isfinite().all()
-
-
 def test_many_small_weights_in_half_precision_are_all_counted() -> None:
     encoding = Shaw(4, max_distance=1)
     with torch.no_grad():
@@ -269,30 +215,11 @@ def test_many_small_weights_in_half_precision_are_all_counted() -> None:
     torch.testing.assert_close(out, torch.ones_like(out), rtol=0, atol=0.01)
 
 
-def test_every_layer_has_tables_of_its_own() -> None:
-    model = Decoder(vocab=5, dim=12, heads=3, layers=3, encoding="shaw(max_distance=2)")
-    shapes = [tuple(p.shape) for name, p in model.named_parameters() if "table" in name]
-    assert shapes == [(5, 4)] * 6
-
-
 def test_tables_have_the_size_of_max_distance_and_the_given_deviation() -> None:
     encoding = Shaw(64, max_distance=100, std=0.5)
     assert encoding.key_table.shape == (201, 64) and encoding.value_table is not None
     assert encoding.key_table.std().item() == pytest.approx(0.5, rel=0.03) == encoding.value_table.std().item()
     assert Shaw(64, values=False).value_table is None
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"head_dim": 0}, "head_dim must be 1 or more, got 0"),
-        ({"head_dim": 4, "max_distance": 0}, "max_distance must be 1 or more, got 0"),
-        ({"head_dim": 4, "std": 0.0}, "std must be above 0, got 0.0"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Shaw(**options)
 
 
 def test_values_of_another_width_are_refused() -> None:
@@ -301,8 +228,3 @@ def test_values_of_another_width_are_refused() -> None:
     with pytest.raises(ValueError, match="is built for heads of 4 channels, got 3"):
         bound = bind("auto", encoding, scale=0.5)
         encoding.attend(q, at, Keys(q, q[..., :3], at), masks.causal(), bound)
-
-
-def test_heads_of_another_width_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"shaw.* is built for heads of 4 channels, got 6; build it with head_dim=6"):
-        Shaw(4).bias(3, q=torch.zeros(1, 1, 3, 6))

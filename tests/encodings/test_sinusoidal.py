@@ -76,18 +76,6 @@ def test_with_endpoint_the_longest_wavelength_is_two_pi_base(dim: int, layout: s
     assert float(longest) == pytest.approx(2 * math.pi * 10_000, rel=1e-14)
 
 
-def test_the_first_pair_is_the_fastest() -> None:
-    frequencies = Sinusoidal(32).frequencies
-    assert float(frequencies[0]) == 1.0 and (frequencies.diff() < 0).all()
-
-
-@pytest.mark.parametrize("dim", [2, 24, 512])
-def test_every_position_has_the_norm_of_the_root_of_half_the_width(dim: int) -> None:
-    at = Positions.of(torch.tensor([0, 1, 17.5, 5001, 1e6], dtype=torch.float64))
-    norm = Sinusoidal(dim).encode(at).norm(dim=-1)
-    torch.testing.assert_close(norm, torch.full_like(norm, math.sqrt(dim / 2)), rtol=1e-14, atol=0)
-
-
 def test_the_dot_product_of_two_positions_is_even_in_the_distance_and_not_monotone() -> None:
     rows = Sinusoidal(512).encode(Positions.of(torch.arange(-200.0, 200.0)))[0]
     dots = rows @ rows[200]
@@ -133,45 +121,6 @@ def test_the_result_follows_the_dtype_of_the_input_and_is_rounded_once(dtype: to
     assert (got[0].double() - exact).abs().max().item() <= allowed * (1 + 1e-6)
 
 
-def test_bfloat16_does_not_collapse_neighbouring_positions() -> None:
-    table = Sinusoidal(64)(torch.zeros(1, 4096, 64, dtype=torch.bfloat16))[0]
-    # Positions counted in bfloat16 would leave 769 different rows of these 4096.
-    assert table.unique(dim=0).shape[0] == 4096
-
-
-def test_casting_the_module_changes_nothing_because_it_holds_nothing() -> None:
-    encoding, x = Sinusoidal(6), torch.zeros(1, 700, 6)
-    before = encoding(x)
-    assert torch.equal(encoding.bfloat16()(x), before) and not list(encoding.parameters()) and not encoding.state_dict()
-
-
-def test_the_result_lives_where_the_input_lives() -> None:
-    assert Sinusoidal(6)(torch.zeros(2, 3, 6, device="meta")).is_meta
-
-
-def test_the_input_is_added_to_and_not_changed() -> None:
-    x = torch.randn(2, 5, 6)
-    kept = x.clone()
-    got = Sinusoidal(6)(x)
-    assert torch.equal(x, kept)
-    torch.testing.assert_close(got - x, Sinusoidal(6)(torch.zeros_like(x)), rtol=0, atol=1e-6)
-
-
-def test_an_offset_is_the_same_as_positions_that_start_later() -> None:
-    x = torch.zeros(1, 4, 6)
-    encoding = Sinusoidal(6)
-    assert torch.equal(encoding(x, offset=9), encoding(torch.zeros(1, 13, 6))[:, 9:])
-    assert torch.equal(encoding(x, offset=9), encoding(x, positions=torch.arange(9, 13)))
-
-
-def test_each_row_of_a_batch_may_stand_elsewhere() -> None:
-    encoding = Sinusoidal(5)
-    ids = torch.tensor([[0, 1, 2], [7, 3, 40]])
-    together = encoding(torch.zeros(2, 3, 5), positions=ids)
-    for row in range(2):
-        assert torch.equal(together[row : row + 1], encoding(torch.zeros(1, 3, 5), positions=ids[row]))
-
-
 def test_a_table_is_given_for_positions_or_a_number_of_tokens() -> None:
     encoding = Sinusoidal(6)
     expected = encoding(torch.zeros(1, 4, 6))
@@ -179,43 +128,6 @@ def test_a_table_is_given_for_positions_or_a_number_of_tokens() -> None:
     assert torch.equal(encoding.table(torch.arange(4)), expected)
     assert torch.equal(encoding.table(Positions.count(4)), expected)
     assert encoding.table(2, dtype=torch.float64).dtype == torch.float64
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"dim": 0}, "dim must be 1 or more, got 0"),
-        ({"dim": 4, "base": 1.0}, "base must be above 1, got 1.0"),
-        ({"dim": 4, "base": math.nan}, "base must be above 1, got nan"),
-        (
-            {"dim": 4, "layout": "half"},
-            "layout must be one of interleaved, concatenated, sines_first, cosines_first, got 'half'",
-        ),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Sinusoidal(**options)
-
-
-def test_embeddings_of_another_width_are_refused() -> None:
-    with pytest.raises(
-        ValueError, match="sinusoidal is built for embeddings of 6 channels, got 8; build it with dim=8"
-    ):
-        Sinusoidal(6)(torch.zeros(1, 2, 8))
-
-
-def test_a_grid_has_too_many_axes() -> None:
-    with pytest.raises(ValueError, match="inusoidal reads one axis, got positions with 2 axes"):
-        Sinusoidal(6)(torch.zeros(1, 4, 6), positions=Positions.grid(2, 2))
-
-
-def test_it_turns_no_queries_and_says_so() -> None:
-    q = torch.zeros(1, 1, 2, 6)
-    with pytest.raises(ValueError, match=r"does not turn queries and keys; it opens \['embed'\]"):
-        Sinusoidal(6)(q, q)
-    with pytest.raises(ValueError, match=r"has no bias; it opens \['embed'\]"):
-        Sinusoidal(6).bias(3)
 
 
 class Tutorial(nn.Module):
@@ -334,29 +246,6 @@ def test_sines_first_is_concatenated_on_one_axis_and_another_order_on_two() -> N
     assert not torch.equal(first.encode(two), behind.encode(two))
 
 
-def test_exchanged_axes_are_another_encoding() -> None:
-    encoding, at = Sinusoidal(8, axes=2), Positions.grid(2, 3)
-    assert not torch.equal(encoding.encode(at), encoding.encode(at.with_coords(at.coords.flip(-1))))
-
-
-def test_positions_with_other_axes_are_refused() -> None:
-    with pytest.raises(ValueError, match="reads 2 axes, got positions with 1 axis"):
-        Sinusoidal(8, axes=2)(torch.zeros(1, 4, 8))
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"axes": 0}, "axes must be 1 or more, got 0"),
-        ({"axes": math.nan}, "axes must be a whole number, got nan"),
-        ({"axes": 5}, "dim=4 leaves no channel for the last of axes=5, of which each takes 2; build it with dim=10"),
-    ],
-)
-def test_impossible_axes_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        Sinusoidal(4, **options)
-
-
 def test_what_belongs_to_one_axis_says_so_on_two() -> None:
     with pytest.raises(ValueError, match=r"a shift by k moves along one axis, and .* has 2; build it with axes=1"):
         Sinusoidal(8, axes=2).shift(1)
@@ -376,14 +265,6 @@ def test_a_scale_is_learned_and_starts_where_the_encoding_has_norm_root_half() -
     torch.testing.assert_close(encoding.table(5, dtype=torch.float64), expected * 32**-0.5, rtol=1e-14, atol=0)
 
 
-def test_a_scaled_encoding_takes_left_padding() -> None:
-    # x-transformers' scaled sinusoidal embedding crashes here (peers.md 3c, item 5).
-    encoding, mask = Sinusoidal(6, scaled=True), torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
-    x = torch.randn(2, 5, 6)
-    got = encoding(x, positions=Positions.padded(mask))
-    torch.testing.assert_close(got[:1, 2:], encoding(x[:1, 2:]), rtol=0, atol=0)
-
-
 def test_a_scaled_encoding_is_rounded_once() -> None:
     encoding = Sinusoidal(48, scaled=True).bfloat16()
     assert encoding.scale is not None
@@ -400,24 +281,3 @@ def test_whole_positions_of_any_type_do_not_give_zeros(axes: int) -> None:
     for dtype in (torch.int32, torch.int64, torch.int16, torch.uint8):
         got = encoding(x, positions=places.to(dtype))
         assert torch.equal(got, encoding(x, positions=places.double())) and float(got.abs().sum()) > 10
-
-
-def test_another_dtype_after_the_first_call_gets_its_own_table() -> None:
-    # A table kept from the call before would come back in the dtype of that call (peers.md 3a, row 28).
-    encoding, at = Sinusoidal(8, axes=2), Positions.grid(3, 3)
-    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float32):
-        got = encoding(torch.zeros(1, 9, 8, dtype=dtype), positions=at)
-        assert got.dtype == dtype and torch.equal(got, encoding.encode(at).to(dtype))
-
-
-def test_a_table_made_in_inference_mode_can_be_trained_through() -> None:
-    encoding, at = Sinusoidal(6, scaled=True), Positions.count(4)
-    with torch.inference_mode():
-        encoding(torch.zeros(1, 4, 6), positions=at)
-    encoding(torch.zeros(1, 4, 6), positions=at).sum().backward()
-    assert encoding.scale is not None and encoding.scale.grad is not None
-
-
-def test_packed_documents_begin_anew() -> None:
-    got = Sinusoidal(6)(torch.zeros(1, 7, 6), positions=Positions.packed([4, 3]))
-    assert torch.equal(got[:, 4:], got[:, :3])

@@ -90,18 +90,3 @@ def test_logits_are_multiplied_and_keys_are_not() -> None:
     assert encoding.formula_logit([1.0, 2.0], [3.0, 1.0], 9, 5, 0, 0.1) == pytest.approx(0.5 * (1 + math.log(10)))
     k = torch.randn(1, 1, 4, 4)
     assert encoding.key(k, Positions.count(4)).equal(k)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"interval": 0}, "interval must be 1 or more, got 0"),
-        ({"interval": math.nan}, "interval must be a whole number, got nan"),
-        ({"strength": -1.0}, "strength must be 0 or more, got -1.0"),
-        ({"strength": math.nan}, "strength must be 0 or more, got nan"),
-        ({"form": "llama5"}, "form must be one of llama4, ministral, inkling, got 'llama5'"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        StepTemperature(**options)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from posenc import Decoder, Keys, Positions, masks
+from posenc import Keys, Positions, masks
 from posenc.encodings.transformer_xl import TransformerXL
 from posenc.kernels import bind
 
@@ -116,13 +116,6 @@ def test_a_far_sinusoid_is_the_one_that_fifty_digits_give() -> None:
     assert got.tolist() == pytest.approx(expected, abs=1e-9)
 
 
-def test_only_the_distance_counts() -> None:
-    encoding = made()
-    q, k = torch.randn(2, 3, 6, 4, dtype=torch.float64), torch.randn(2, 3, 6, 4, dtype=torch.float64)
-    here, there = (encoding.bias(torch.arange(6) + start, q=q, k=k) for start in (0, 4321))
-    torch.testing.assert_close(here, there, rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.bfloat16, 0.02)])
 def test_in_blocks_max_distance_holds_too(dtype: torch.dtype, tolerance: float) -> None:
     encoding, at = made(max_distance=3.5).to(dtype), Positions.count(40)
@@ -134,15 +127,6 @@ def test_in_blocks_max_distance_holds_too(dtype: torch.dtype, tolerance: float) 
     torch.testing.assert_close(blocked, reference, rtol=tolerance, atol=tolerance)
 
 
-def test_distances_past_max_distance_are_all_alike_on_each_side() -> None:
-    encoding = made(max_distance=4)
-    q, k = torch.randn(1, 3, 1, 4, dtype=torch.float64), torch.ones(1, 3, 6, 4, dtype=torch.float64)
-    bias = encoding.bias(torch.tensor([50]), torch.tensor([0, 45, 46, 54, 55, 900]), q=q, k=k)[0, :, 0]
-    for one, other in ((0, 1), (1, 2), (3, 4), (4, 5)):
-        torch.testing.assert_close(bias[:, one], bias[:, other], rtol=0, atol=1e-11)
-    assert (bias[:, 2] - bias[:, 3]).abs().min() > 1e-3
-
-
 def test_the_layouts_differ_by_the_order_of_the_projections_columns() -> None:
     one, other = made(7), made(7, layout="interleaved")
     other.load_state_dict(one.state_dict())
@@ -152,60 +136,10 @@ def test_the_layouts_differ_by_the_order_of_the_projections_columns() -> None:
     torch.testing.assert_close(one.bias(9, q=q, k=q), other.bias(9, q=q, k=q), rtol=0, atol=1e-12)
 
 
-def test_the_scale_of_attention_is_the_contents_alone() -> None:
-    encoding = made()
-    q, k = torch.randn(1, 3, 4, 4, dtype=torch.float64), torch.randn(1, 3, 4, 4, dtype=torch.float64)
-    at = Positions.count(4)
-    first, second = (
-        bind("reference", encoding, scale=scale).logits(encoding, q, at, Keys(k, k, at), masks.bidirectional())
-        for scale in (0.5, 2.0)
-    )
-    torch.testing.assert_close(second - first, 1.5 * q @ k.transpose(-1, -2), rtol=0, atol=1e-12)
-
-
 def test_wavelengths_run_from_two_pi_towards_the_base() -> None:
     assert TransformerXL(4, 1, 2).wavelengths.tolist() == pytest.approx([2 * math.pi, 200 * math.pi])
-
-
-def test_every_layer_has_projections_of_its_own() -> None:
-    model = Decoder(vocab=5, dim=12, heads=3, layers=3, encoding="transformer_xl")
-    shapes = [tuple(p.shape) for name, p in model.named_parameters() if "encoding" in name]
-    assert shapes == [(3, 4), (3, 4), (12, 12)] * 3
 
 
 def test_the_initial_deviation_is_the_given_one() -> None:
     encoding = TransformerXL(100, 4, 25, std=0.5)
     assert [p.std().item() for p in encoding.parameters()] == pytest.approx([0.5] * 3, rel=0.25)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"dim": 0}, "dim must be 1 or more, got 0"),
-        ({"heads": 0}, "heads must be 1 or more, got 0"),
-        ({"max_distance": 0.5}, "max_distance must be 1 or more, or None for no limit, got 0.5"),
-        ({"max_distance": math.nan}, "max_distance must be 1 or more"),
-        ({"base": 1.0}, "base must be above 1, got 1.0"),
-        ({"layout": "half"}, "layout must be one of concatenated, interleaved, got 'half'"),
-        ({"std": 0.0}, "std must be above 0, got 0.0"),
-    ],
-    ids=str,
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        TransformerXL(**{"dim": 8, "heads": 2, "head_dim": 4} | options)
-
-
-def test_other_heads_than_it_was_built_for_are_refused() -> None:
-    encoding = TransformerXL(8, 2, 4)
-    with pytest.raises(
-        ValueError, match="transformer_xl is built for heads of 4 channels, got 6; build it with head_dim=6"
-    ):
-        encoding.bias(3, q=torch.zeros(1, 2, 3, 6), k=torch.zeros(1, 2, 3, 6))
-    with pytest.raises(ValueError, match="transformer_xl is built for 2 heads, got 1; build it with heads=1"):
-        encoding.bias(3, q=torch.zeros(1, 1, 3, 4), k=torch.zeros(1, 1, 3, 4))
-
-
-def test_the_bias_needs_the_keys_and_says_so() -> None:
-    with pytest.raises(ValueError, match="reads the keys; give k of shape"):
-        TransformerXL(8, 2, 4).bias(3, q=torch.zeros(1, 2, 3, 4))

@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posenc import Attention, Positions, masks
-from posenc.cache import GrowingCache
+from posenc import Positions
 from posenc.encodings.rotary import Rotary
 from posenc.encodings.xpos import XPos
 
@@ -89,16 +88,6 @@ def test_the_centre_changes_no_logit() -> None:
         torch.testing.assert_close(logits(XPos(8, centre=centre), q, k, at, at), expected, rtol=0, atol=1e-9)
 
 
-def test_a_cache_stays_right_as_it_grows() -> None:
-    layer = Attention(16, 2, encoding="xpos(scale_base=8)").double()
-    x = torch.randn(1, 60, 16, dtype=torch.float64)
-    whole = layer(x, mask=masks.causal())
-    cache, out = GrowingCache(), []
-    for t in range(60):
-        out.append(layer(x[:, t : t + 1], positions=Positions.count(1, t), mask=masks.causal(), cache=cache))
-    torch.testing.assert_close(torch.cat(out, 1), whole, rtol=0, atol=1e-12)
-
-
 def test_keys_ahead_grow_with_their_distance() -> None:
     one = torch.zeros(1, 1, 1, 2, dtype=torch.float64)
     one[..., 0] = 1
@@ -172,28 +161,3 @@ def test_half_precision_is_near_double_where_it_is_served() -> None:
 def test_the_gap_in_half_precision_is_declared_where_it_is() -> None:
     assert "float16 holds the sizes for 2,266 positions" in XPos(8).gaps["half_precision_stays_near_double"]
     assert XPos(8, scale_base=4096.0).gaps == {}
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"head_dim": 5}, "head_dim must be an even number of channels to form pairs, got 5"),
-        ({"head_dim": 0}, "head_dim must be an even number of channels to form pairs, got 0"),
-        ({"head_dim": 4, "layout": "pairs"}, "layout must be one of half, interleaved, got 'pairs'"),
-        ({"head_dim": 4, "base": 1.0}, "base must be above 1, got 1.0"),
-        ({"head_dim": 4, "scale_base": 0.0}, "scale_base must be above 0, got 0.0"),
-        (
-            {"head_dim": 4, "gamma": 0.0},
-            "gamma must be above 0, got 0.0",
-        ),
-        ({"head_dim": 4, "centre": math.inf}, "centre must be a finite number, got inf"),
-    ],
-)
-def test_impossible_options_are_refused(options: dict, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        XPos(**options)
-
-
-def test_heads_of_another_width_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"xpos.* is built for heads of 4 channels, got 6; build it with head_dim=6"):
-        XPos(4)(torch.zeros(1, 1, 2, 6), torch.zeros(1, 1, 2, 6))

@@ -2,14 +2,10 @@
 
 import ast
 import inspect
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import posenc
 from posenc import Shape, catalogue
@@ -115,40 +111,6 @@ def test_an_encoding_file_holds_one_encoding_with_its_source_and_formula() -> No
         # What was never a paper names where it can be read.
         assert re.search(r"arXiv:\d{4}\.\d{4,5}|\.(com|ai|fm)/\S", cls.source), name
         assert cls.__doc__ and "Source:" in cls.__doc__, name
-
-
-HEAVY = {"numpy", "matplotlib", "rich", "tyro", "jinja2", "safetensors", "transformers", "pandas", "scipy", "mpmath"}
-
-
-@pytest.fixture(scope="module")
-def loaded() -> list[set[str]]:
-    """What two statements load in a fresh interpreter, one after the other, besides what torch loads by itself."""
-    public = "import posenc; posenc.names(); dir(posenc); posenc.Attention, posenc.Decoder, posenc.schedules"
-    loads = "print(*sorted(set(sys.modules) - before))"
-    script = f"import sys, torch; before = set(sys.modules); {public}; {loads}; posenc.Rotary; {loads}"
-    environment = os.environ | {"PYTHONPATH": str(HOME.parent)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    return [set(line.split()) for line in done.stdout.splitlines()]
-
-
-def encodings_in(modules: set[str]) -> set[str]:
-    return {module.rpartition(".")[2] for module in modules if module.startswith("posenc.encodings.")}
-
-
-def test_importing_is_light_and_loads_no_encoding(loaded: list[set[str]]) -> None:
-    assert "posenc.model" in loaded[0]
-    assert not {module.split(".")[0] for module in loaded[0]} & HEAVY
-    assert not encodings_in(loaded[0])
-    assert not {
-        one for modules in loaded for one in modules if re.match(r"posenc\.(schedules|coordinate_maps)\.[a-z]", one)
-    }
-    late = re.compile(r"posenc\.(lab|lessons|explorer|checkout|plain|cli|terminal|testing|checkpoints)\b")
-    assert not {module for module in loaded[0] if late.match(module)}
-
-
-def test_an_encoding_loads_itself_and_no_other(loaded: list[set[str]]) -> None:
-    assert encodings_in(loaded[1]) == {"rotary"}
 
 
 FOR_PEOPLE = ("lab", "checkout", "checkpoints", "explorer", "export", "lessons", "plain", "cli", "terminal")

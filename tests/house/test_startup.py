@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,8 @@ HEAVY = (
 
 STAGES = {
     "import": "import posenc",
+    "public names": "posenc.names(); dir(posenc); posenc.Attention, posenc.Decoder, posenc.schedules",
+    "an encoding": "posenc.Rotary",
     "encodings": "posenc.Rotary(64); posenc.ALiBi(8); posenc.Sinusoidal(8); posenc.Learned(8, 16)",
     "model": "posenc.Decoder(vocab=11, dim=32, heads=4, layers=2, encoding='rotary + alibi')",
     "command line": "from posenc.cli import main",
@@ -54,6 +57,16 @@ def new_in() -> dict[str, tuple[list[str], list[str]]]:
 
 def test_importing_posenc_imports_itself_alone(new_in) -> None:
     assert new_in["import"] == [["posenc"], []]
+
+
+def test_public_names_load_no_encoding_and_an_encoding_itself_alone(new_in) -> None:
+    late = r"posenc\.(lab|lessons|explorer|checkout|plain|cli|terminal|testing|checkpoints)\b"
+    late += r"|(rich|tyro|pandas|scipy)\b|posenc\.(schedules|coordinate_maps)\.[a-z]"
+    for stage, encodings in (("public names", []), ("an encoding", ["posenc.encodings.rotary"])):
+        modules, _ = new_in[stage]
+        assert [name for name in modules if name.startswith("posenc.encodings.")] == encodings
+        assert not [name for name in modules if re.match(late, name)]
+    assert "posenc.model" in new_in["public names"][0]
 
 
 @pytest.mark.parametrize("stage", STAGES)

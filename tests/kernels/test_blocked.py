@@ -7,12 +7,12 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from kernels.test_nearest_first import Largest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posenc import ALiBi, Attention, Kerple, LogGridBias, NoPE, Sandwich, Shaw, T5Bias, kernels, masks
 from posenc.encoding import Encoding
 from posenc.kernels import blocked, plan
-from posenc.kernels.bias_in_blocks import Block
 from posenc.kernels.biases.distances import anti_diagonals, run_of
 from posenc.kernels.block_sizes import SIZES
 from posenc.keys import Keys
@@ -140,24 +140,18 @@ def right_there(name: str, size: str, place: str, rules: list[str], sizes) -> No
 
 @pytest.mark.parametrize(("number", "case"), list(enumerate(EVERYWHERE)), ids=str)
 def test_it_is_right_wherever_tokens_stand(number: int, case: tuple[str, str, str], sizes) -> None:
-    # Half of the rules: with an odd number of places, each meets every place and every encoding.
-    right_there(*case, list(RULES)[number % 2 :: 2], sizes)
+    # A third of the rules: with 13 places, each rule meets every place and every encoding.
+    right_there(*case, list(RULES)[number % 3 :: 3], sizes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "case"), list(enumerate(EVERYWHERE)), ids=str)
 def test_it_is_right_wherever_tokens_stand_by_the_other_rules(number: int, case: tuple[str, str, str], sizes) -> None:
-    right_there(*case, list(RULES)[(number + 1) % 2 :: 2], sizes)
+    right_there(*case, [rule for place, rule in enumerate(RULES) if place % 3 != number % 3], sizes)
 
 
-def test_each_rule_meets_every_place_and_every_encoding() -> None:
-    assert len(PLACES) % 2
-    met = {(rule, what) for n, case in enumerate(EVERYWHERE) for rule in list(RULES)[n % 2 :: 2] for what in case}
-    assert met == {(rule, what) for rule in RULES for case in EVERYWHERE for what in case}
-
-
-@pytest.mark.parametrize("name", ["none", "t5", "shaw"])
-def test_queries_may_stand_elsewhere_than_keys(name: str, sizes) -> None:
+@pytest.mark.parametrize(("turn", "name"), [(0, "none"), (1, "t5"), (0, "shaw")])
+def test_queries_may_stand_elsewhere_than_keys(turn: int, name: str, sizes) -> None:
     sizes("small")
     encoding = learned(ENCODINGS[name])
     packed = Positions.packed([11, 1, 22, 7])
@@ -172,9 +166,9 @@ def test_queries_may_stand_elsewhere_than_keys(name: str, sizes) -> None:
         (Positions.count(24, start=17), PLACES["padded left"]),  # counted for all rows, and keys of each row
         (Positions.of(torch.arange(9.0) + 20.5), Positions.of(torch.arange(30.0))),  # a step apart, but not counted
     ]
-    for at, keys_at in pairs:
-        for rule, mask in RULES.items():
-            same(both_kernels(encoding, at, keys_at, mask), rule)
+    for number, (at, keys_at) in enumerate(pairs, turn):
+        for rule in list(RULES)[number % 2 :: 2]:
+            same(both_kernels(encoding, at, keys_at, RULES[rule]), rule)
 
 
 @pytest.mark.parametrize("name", ["none", "alibi", "shaw"])
@@ -186,16 +180,17 @@ def test_given_masks_count_and_learn(name: str, place: str, sizes) -> None:
     seen = torch.rand(2, 1, 41, 41) < 0.5
     seen[0, :, 5:9] = False
     added = torch.randn(1, HEADS, 41, 41).double()
-    for given in (
+    masks_given = (
         seen,
         seen[0, 0],
         torch.where(seen, added, -math.inf),
         added[:, :, :1].clone().requires_grad_(),
         added[0, 0, :, :1].clone().requires_grad_(),
         added.clone().requires_grad_(),
-    ):
-        for rule in (Mask(given=given), Mask(causal=True, window=9, given=given)):
-            same(both_kernels(encoding, at, at, rule), str(list(given.shape)))
+    )
+    for number, given in enumerate(masks_given, len(name) + len(place)):
+        rule = Mask(causal=True, window=9, given=given) if number % 2 else Mask(given=given)
+        same(both_kernels(encoding, at, at, rule), str(list(given.shape)))
 
 
 def test_no_weight_of_the_backward_pass_is_too_small_for_a_normal_number(monkeypatch) -> None:
@@ -382,19 +377,9 @@ def test_what_nobody_sees_is_left_out() -> None:
 
 @pytest.mark.parametrize(("name", "limit"), [("alibi", 4), ("t5", 4), ("none", 4), ("shaw", 6)])
 def test_no_tensor_grows_with_the_square_of_the_tokens(name: str, limit: float, sizes) -> None:
-    class Largest(TorchDispatchMode):
-        size = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            out = function(*args, **(kwargs or {}))
-            for tensor in out if isinstance(out, (tuple, list)) else (out,):
-                if isinstance(tensor, torch.Tensor):
-                    self.size = max(self.size, tensor.untyped_storage().nbytes())
-            return out
-
     sizes("small")
     encoding, largest = learned(ENCODINGS[name]), []
-    for T in (150, 300):
+    for T in (80, 160):
         at = Positions.count(T)
         leaves = [heads(1, HEADS, T, WIDTH).requires_grad_() for _ in range(3)]
         with Largest() as seen:
@@ -533,13 +518,6 @@ def test_numbers_below_the_normal_ones_are_0_within_a_call_and_as_they_were_behi
         torch.set_flush_denormal(False)
 
 
-def test_a_rule_that_reads_weights_is_served_by_another_kernel() -> None:
-    encoding = Shaw(WIDTH)
-    assert "reads the attention weights, which attention in blocks does not return" in str(
-        kernels.why_not("blocked", encoding)
-    )
-
-
 def test_torch_func_is_served_by_another_kernel() -> None:
     attention, x = Attention(12, 4, encoding="alibi").double(), heads(1, 5, 12)
 
@@ -626,8 +604,9 @@ def test_blocked_by_name_says_what_it_cannot_do_in_a_graph(monkeypatch) -> None:
 # In a graph that is being compiled
 
 
-@pytest.mark.parametrize("values", [True, False])
-@pytest.mark.parametrize("offset, gives_sums", [(0, False), (4, True), (-3, False), (-3, True)])
+@pytest.mark.parametrize(
+    "values, offset, gives_sums", [(True, 0, False), (False, 4, True), (True, -3, True), (False, -3, False)]
+)
 def test_the_operator_is_what_it_says_to_the_compiler(values: bool, offset: int, gives_sums: bool) -> None:
     q, k, v = (heads(2, h, n, 4).requires_grad_() for h, n in ((2, 5), (1, 9), (1, 9)))
     vector = heads(2, 13).requires_grad_() if values else None
@@ -675,7 +654,3 @@ def test_sizes_within_sizes_are_those_around_them_again() -> None:
             assert (SIZES.rows, SIZES.pairs) == (5, 9)
         assert SIZES.rows == 7 and SIZES.pairs > 9
     assert SIZES.rows == rows
-
-
-def test_a_block_says_its_size() -> None:
-    assert Block(slice(1, 3), slice(4, 9), slice(0, 7)).size == (2, 5, 7)

@@ -233,14 +233,13 @@ def test_gradients_of_tokens_in_a_row_are_those_of_the_matrix(spec):
 
 @pytest.mark.parametrize("spec", WAYS)
 def test_padding_packing_and_odd_positions_are_evaluated_on_each_block(spec):
-    for _, at, keys_at in anywhere():
+    for number, (_, at, keys_at) in enumerate(anywhere(), len(spec)):
         case = Case(spec, at, keys_at)
         bias, plan = case.in_blocks(CAUSAL)
         assert set(bias.names) <= {PAIRS, FACTORED, DISTANCES, "distances looked up"}
         with torch.no_grad():
             same_values(values_of(bias, plan, case, 4, True, by_row=True), case, CAUSAL, False)
-        for by_row in (True, False):
-            same_gradients(case, CAUSAL, rows=4, by_row=by_row)
+        same_gradients(case, CAUSAL, rows=4, by_row=number % 2 == 0)
 
 
 @pytest.mark.parametrize("spec", [spec for spec in WAYS if "+" not in spec and "on(" not in spec])

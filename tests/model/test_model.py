@@ -123,7 +123,6 @@ def test_a_block_gives_the_weights_of_both_attentions() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Block(12, 3, norm="middle"), "norm must be one of pre, post, got 'middle'"),
         (
             lambda: Block(12, 3, encoding="none", cross=True)(torch.zeros(1, 2, 12)),
             "a block with cross-attention needs the memory to attend to",
@@ -132,7 +131,6 @@ def test_a_block_gives_the_weights_of_both_attentions() -> None:
             lambda: Block(12, 3, encoding="none")(torch.zeros(1, 2, 12), memory=torch.zeros(1, 2, 12)),
             "no cross-attention; build it with cross=True",
         ),
-        (lambda: Block(12, 5), "heads must divide dim=12, got heads=5"),
     ],
 )
 def test_impossible_blocks_are_refused(make, words: str) -> None:
@@ -181,7 +179,7 @@ def test_tokens_are_as_long_as_the_scale_asks_for(scale: bool, norm_of_token: fl
     [
         (lambda: TokenPositionEmbedding(0, 8), "vocab must be a whole number of 1 or more, got 0"),
         (
-            lambda: TokenPositionEmbedding(5, 8, "alibi"),
+            lambda: TokenPositionEmbedding(5, 8, "sinusoidal + alibi"),
             "alibi does more than add to embeddings; give it to the attention instead",
         ),
         (
@@ -564,8 +562,6 @@ def test_positions_of_every_kind_reach_every_layer() -> None:
 
 
 def test_nothing_of_a_spec_is_ignored() -> None:
-    with pytest.raises(ValueError, match="alibi does more than add to embeddings; give it to the attention instead"):
-        TokenPositionEmbedding(5, 8, "sinusoidal + alibi")
     with pytest.raises(
         ValueError, match="encoder and decoder build an encoding each, so give a spec instead of the instance"
     ):

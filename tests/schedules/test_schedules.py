@@ -203,38 +203,6 @@ def test_yarn_keeps_the_fast_pairs(ramp: str) -> None:
     assert kept == sorted(kept, reverse=True)
 
 
-def test_the_ratios_of_yarn_to_plain_frequencies_are_those_that_were_measured() -> None:
-    got, _ = spectrum(YaRN(8, trained_length=4096))
-    ratios = [got[k] / plain()[k] for k in (0, 10, 20, 30, 40, 50, 63)]
-    assert ratios == pytest.approx([1, 1, 1, 0.66, 0.33, 0.125, 0.125], abs=6e-3)
-
-
-def test_yarn_without_truncation_ramps_between_the_real_pair_indices() -> None:
-    schedule = YaRN(8, trained_length=4096, truncate=False)
-    low, high = (128 * math.log(4096 / (2 * math.pi * n)) / (2 * math.log(1e4)) for n in (32, 1))
-    assert schedule.ends(1e4, 128) == pytest.approx((low, high), rel=1e-14)
-    assert 20 < low < 21 and 45 < high < 46
-    assert spectrum(schedule)[0] != spectrum(YaRN(8, trained_length=4096))[0]
-
-
-def test_the_paper_and_the_code_of_yarn_differ_by_up_to_three_times() -> None:
-    code, paper = (spectrum(YaRN(16, trained_length=4096, ramp=ramp))[0] for ramp in RAMPS)
-    ratios = [max(a / b, b / a) for a, b in zip(code, paper, strict=True)]
-    assert max(ratios) == pytest.approx(3.0, abs=0.05)
-    by_parts, temperature = spectrum(NTKByParts(16, trained_length=4096))
-    assert paper == pytest.approx(by_parts, rel=1e-14) and temperature == 1.0
-
-
-@pytest.mark.parametrize("length", [64, 128, 200])
-def test_a_trained_length_below_201_leaves_no_pair_that_yarn_keeps_whole_but_the_first(length: int) -> None:
-    # The fastest pair turns length / 2 pi times, which is below beta_fast = 32 for fewer than 202 tokens.
-    got, _ = spectrum(YaRN(4, trained_length=length))
-    assert all(a < b for a, b in zip(got[1:], plain()[1:], strict=True))
-    assert spectrum(YaRN(4, trained_length=8192))[0][1] == plain()[1]
-    assert spectrum(NTKByParts(4, trained_length=length))[0][0] < 1.0
-    assert spectrum(Llama3(4, trained_length=length))[0][1] == plain()[1]
-
-
 @pytest.mark.parametrize(("base", "length"), [(10.0, 32_768), (1e4, 1), (2.0, 5)])
 def test_a_ramp_that_lies_outside_the_pairs_does_not_run_backwards(base: float, length: int) -> None:
     schedule = YaRN(4, trained_length=length)
@@ -271,12 +239,6 @@ def test_the_formula_of_yarn_is_the_released_one_but_for_a_ramp_outside_the_pair
     elif turns[0] * base ** (2 / width) < 0.99 or turns[1] * base ** (-2 / width) > 32.1:
         assert got != pytest.approx(released, rel=1e-3)
     assert "released code runs it backwards" in (YaRN.__doc__ or "")
-
-
-@pytest.mark.parametrize(("factor", "square"), [(16, 1.631), (1, 1.0)])
-def test_yarn_warms_logits_by_the_square_of_its_temperature(factor: float, square: float) -> None:
-    assert YaRN(factor, trained_length=4096).temperature ** 2 == pytest.approx(square, abs=5e-4)
-    assert YaRN(factor, trained_length=4096, attention_factor=1.5).temperature == 1.5
 
 
 # What released configurations say, and what cos and sin (first) and the scale of attention (second) are multiplied by.
@@ -348,54 +310,12 @@ def test_llama3_has_the_pinned_frequencies() -> None:
     assert temperature == 1.0
 
 
-@pytest.mark.parametrize(("factor", "length"), [(8, 8192), (32, 8192), (2, 300)])
-def test_llama3_is_by_parts_from_1_to_4_turns(factor: float, length: int) -> None:
-    got = spectrum(Llama3(factor, trained_length=length), base=5e5)
-    assert got == spectrum(NTKByParts(factor, trained_length=length, alpha=1.0, beta=4.0), base=5e5)
-
-
 @pytest.mark.parametrize("make", [lambda n: Llama3(16, n, low=1.0, high=1.0), lambda n: NTKByParts(16, n, 1.0, 1.0)])
 def test_equal_bounds_make_a_step_and_no_division_by_zero(make) -> None:
     # Llama 4 has low = high = 1.
     got, _ = spectrum(make(8192), base=5e5)
     expected = [f if 8192 * f / (2 * math.pi) >= 1 else f / 16 for f in plain(5e5)]
     assert got == pytest.approx(expected, rel=1e-14)
-
-
-@given(width=st.integers(2, 64).map(lambda pairs: 2 * pairs), base=st.floats(2, 1e7), factor=st.floats(1, 100))
-def test_ntk_keeps_the_first_pair_and_divides_the_last_by_exactly_the_factor(
-    width: int, base: float, factor: float
-) -> None:
-    # keras-hub's "dynamic" divides every pair by 8.55 for a factor of 8.
-    got, temperature = spectrum(NTK(factor), base=base, width=width)
-    assert got[0] == 1.0 and temperature == 1.0
-    assert got[-1] == pytest.approx(plain(base, width)[-1] / factor, rel=1e-12)
-
-
-def test_hunyuans_alpha_is_the_factor_of_ntk() -> None:
-    got, _ = spectrum(NTK(1000), base=1e4, width=128)
-    larger = 1e4 * 1000 ** (128 / 126)
-    assert got == pytest.approx([larger ** (-2 * k / 128) for k in range(64)], rel=1e-12)
-
-
-@given(width=st.integers(1, 64).map(lambda pairs: 2 * pairs), factor=st.floats(1, 100), power=st.floats(0, 3))
-def test_ntk_fixed_and_mixed_divide_the_last_pair_by_exactly_the_factor(
-    width: int, factor: float, power: float
-) -> None:
-    for schedule in (NTKFixed(factor), NTKMixed(factor, power)):
-        got, _ = spectrum(schedule, width=width)
-        assert got[-1] == pytest.approx(plain(width=width)[-1] / factor, rel=1e-12)
-    assert spectrum(NTKMixed(factor, 1.0), width=width)[0] == pytest.approx(
-        spectrum(NTKFixed(factor), width=width)[0], rel=1e-12
-    )
-    assert spectrum(NTKMixed(factor, 0.0), width=width)[0] == pytest.approx(
-        spectrum(Linear(factor), width=width)[0], rel=1e-12
-    )
-
-
-def test_ntk_fixed_has_a_base_times_the_factor_and_a_common_divisor() -> None:
-    got, _ = spectrum(NTKFixed(8))
-    assert got == pytest.approx([(8e4) ** (-2 * k / 128) / 8 ** (2 / 128) for k in range(64)], rel=1e-12)
 
 
 @pytest.mark.parametrize("schedule", [NTK(2), DynamicNTK(2, trained_length=8)], ids=repr)
@@ -407,57 +327,10 @@ def test_ntk_needs_two_pairs(schedule: Schedule) -> None:
         Rotary(2, schedule=schedule)
 
 
-def test_linear_divides_every_frequency_as_if_positions_were_squeezed() -> None:
-    got, temperature = spectrum(Linear(4))
-    assert got == [f / 4 for f in plain()] and temperature == 1.0
-    q = torch.randn(1, 1, 5, 8, dtype=torch.float64)
-    squeezed = Rotary(8)(q, q, positions=torch.arange(5, dtype=torch.float64) / 4)[0]
-    torch.testing.assert_close(Rotary(8, schedule=Linear(4))(q, q)[0], squeezed, rtol=0, atol=1e-14)
-
-
-def test_part_ntk_has_three_regions() -> None:
-    got, _ = spectrum(PartNTK(8, trained_length=2048))
-    turns = [2048 * f / (2 * math.pi) for f in plain()]
-    aware, _ = spectrum(NTK(8))
-    for k, often in enumerate(turns):
-        if often > 20:
-            assert got[k] == pytest.approx(plain()[k], rel=1e-14)
-        elif 1.5 < often < 1.6:
-            assert got[k] == pytest.approx(aware[k], rel=1e-12)
-        elif often < 0.6:
-            assert got[k] == pytest.approx(plain()[k] / 8, rel=1e-14)
-
-
-def test_dynamic_ntk_is_the_published_base_at_each_horizon() -> None:
-    for length, s in ((2048, 1.0), (100, 1.0), (4096, 2.0), (8192, 4.0)):
-        for factor in (1.0, 2.0, 4.0):
-            got, _ = spectrum(DynamicNTK(factor, trained_length=2048), horizon=length)
-            larger = 1e4 * (factor * s - (factor - 1)) ** (128 / 126)
-            assert got == pytest.approx([larger ** (-2 * k / 128) for k in range(64)], rel=1e-12)
-
-
-def test_qwens_dynamic_ntk_is_ours_with_a_horizon_rounded_up_to_a_power_of_two() -> None:
-    for length in (500, 2048, 2049, 5000, 8192, 8193):
-        alpha = max(2 ** math.ceil(math.log2(length / 2048) + 1) - 1, 1)
-        rounded = 2048 * 2 ** math.ceil(math.log2(max(length, 2048) / 2048))
-        got, _ = spectrum(DynamicNTK(2, trained_length=2048), horizon=rounded)
-        assert got == pytest.approx(spectrum(NTK(alpha))[0], rel=1e-12)
-
-
 def test_a_static_table_is_the_dynamic_one_at_a_fixed_horizon() -> None:
     # vLLM's "dynamic" NTK is one table for its longest text (vllm-project/vllm#3488): both have a name here.
     fixed, _ = spectrum(NTK(4 * 8 - 3))
     assert spectrum(DynamicNTK(4, trained_length=2048), horizon=8 * 2048)[0] == pytest.approx(fixed, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("least", "length", "factor"),
-    [(1, 100, 1), (1, 512, 1), (1, 1024, 2), (1, 3000, 3000 / 512), (4, 600, 4), (4, 4096, 8)],
-)
-def test_dynamic_yarn_is_yarn_with_the_factor_that_a_sequence_needs(least: float, length: int, factor: float) -> None:
-    got, warm = spectrum(DynamicYaRN(least, trained_length=512), horizon=length)
-    expected, temperature = spectrum(YaRN(factor, trained_length=512))
-    assert got == pytest.approx(expected, rel=1e-12) and warm == pytest.approx(temperature, rel=1e-12)
 
 
 LONG = LongRoPE(32, (1.0, 1.05, 1.1), (1.0, 4.0, 30.0), trained_length=4096)
@@ -520,17 +393,6 @@ def test_a_schedule_by_horizon_does_not_guess_one(schedule: Schedule) -> None:
         schedule.formula(plain(width=8), base=1e4, width=8)
 
 
-def test_resonance_makes_the_angles_of_training_come_back() -> None:
-    got, _ = spectrum(Resonance(), width=32)
-    waves = [2 * math.pi / f for f in got]
-    assert waves[:3] == pytest.approx([6, 11, 20], rel=1e-14)
-    for f, wave in zip(got, waves, strict=True):
-        for p in (0, 1, 17):
-            again = p + round(wave)
-            assert math.cos(p * f) == pytest.approx(math.cos(again * f), abs=1e-12)
-            assert math.sin(p * f) == pytest.approx(math.sin(again * f), abs=1e-12)
-
-
 def test_resonance_rounds_what_another_schedule_gives_and_keeps_its_temperature() -> None:
     inner = YaRN(8, trained_length=4096, mscale=1.0, mscale_all_dim=0.5)
     got, warm = spectrum(Resonance(inner))
@@ -559,44 +421,10 @@ def test_clipped_fades_the_slow_pairs_like_the_authors_code() -> None:
     assert spectrum(Clipped(pairs=1000, soft=False))[0] == [0.0] * 64
 
 
-def test_clipped_takes_the_pairs_that_never_complete_a_turn() -> None:
-    # Qwen 3.5: base 1e7, 64 channels, 262,144 tokens: 10 of 32 (ml-explore/mlx-lm#1387).
-    hard, _ = spectrum(Clipped(trained_length=262_144, soft=False), base=1e7, width=64)
-    assert [f == 0 for f in hard] == [False] * 22 + [True] * 10
-    # Of Llama 2's, 18 of 64.
-    assert spectrum(Clipped(trained_length=4096, soft=False))[0].count(0.0) == 18
-
-
 def test_clipped_follows_another_schedule_but_counts_by_plain_wavelengths() -> None:
     inner = YaRN(8, trained_length=4096)
     got, warm = spectrum(Clipped(trained_length=4096, soft=False, inner=inner))
     assert got == spectrum(inner)[0][:46] + [0.0] * 18 and warm == inner.temperature
-
-
-STILL = [name for name in SCHEDULES if name not in ("longrope", "resonance", "clipped")]
-
-
-@pytest.mark.parametrize("name", STILL)
-def test_a_factor_of_one_changes_nothing(name: str) -> None:
-    options = {} if name == "dynamic_linear" else {"factor": 1}
-    schedule = SCHEDULES[name](**options).with_trained_length(4096)
-    assert spectrum(schedule)[0] == pytest.approx(plain(), rel=1e-14) and spectrum(schedule)[1] == 1.0
-
-
-@pytest.mark.parametrize("name", [name for name in STILL if not name.startswith("dynamic")])
-def test_no_frequency_grows_and_none_is_divided_by_more_than_the_factor(name: str) -> None:
-    schedule = SCHEDULES[name](factor=5).with_trained_length(1024)
-    got, _ = spectrum(schedule)
-    for after, before in zip(got, plain(), strict=True):
-        assert before / 5 * (1 - 1e-12) <= after <= before * (1 + 1e-12)
-    assert got != pytest.approx(plain(), rel=1e-3), "the factor had no effect"
-
-
-@pytest.mark.parametrize("schedule", BY_LENGTH[:3], ids=repr)
-def test_up_to_the_trained_length_a_dynamic_schedule_changes_nothing(schedule: Schedule) -> None:
-    for length in (1, 63, 64):
-        got, warm = spectrum(schedule, width=8, horizon=length)
-        assert got == pytest.approx(plain(width=8), rel=1e-14) and warm == 1.0
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

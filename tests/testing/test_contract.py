@@ -19,15 +19,6 @@ from posenc.published import Published
 from posenc.testing import LONG, SHAPE, Subject, cases, count, in_chunks, on_axes, same, tokens, variants
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The tensors are tiny: threads would only wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def of_other_sizes() -> list[Subject]:
     found = []
     for name in catalogue.names():
@@ -167,11 +158,6 @@ def together(spec: str) -> bool:
         except AssertionError as error:
             raise AssertionError(f"{spec}: {error}") from error
     return True
-
-
-def test_every_encoding_that_ships_is_a_subject() -> None:
-    found = {type(encoding).spec_name for subject in SUBJECTS for encoding in subject.encodings()}
-    assert found == set(catalogue.names())
 
 
 def test_every_kind_of_evaluator_is_compiled_and_run_in_every_way() -> None:

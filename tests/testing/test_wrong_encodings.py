@@ -29,14 +29,6 @@ from posenc.testing import PROMISES, TOKENS, Subject, check, describe
 from posenc.testing.contract import SENTENCES
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Slope(Encoding):
     """Subtract a twentieth of the distance from each logit: right, and what most mutants start from.
 
@@ -168,16 +160,11 @@ class CentreOfTheTensor(Turn):
         return out * 1.1 ** ((at.coords - at.tokens // 2)[:, None] / 5).to(x.dtype) if side == "query" else out
 
 
-class LearnsTwiceAsFast(Encoding):
+class LearnsTwiceAsFast(Slope):
     """A learned slope whose gradient is twice what a step of it changes."""
 
-    source = "made for this test, 2024"
-
     def __init__(self, heads: int) -> None:
-        super().__init__()
-        if heads < 1:
-            raise ValueError(f"heads must be 1 or more, got {heads}")
-        self.heads = heads
+        super().__init__(heads)
         self.rate = nn.Parameter(torch.full((heads,), 0.1))
 
     def by_distance(self, delta: Tensor) -> Tensor:
