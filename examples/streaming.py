@@ -16,7 +16,7 @@ import argparse
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,9 +24,17 @@ from torch import Tensor
 from posenc import terminal
 from posenc.checkpoints import streamed_losses
 from posenc.checkpoints.formats.load import load
-from posenc.checkpoints.live.streaming import Stream, Window
+from posenc.checkpoints.live.streaming import Stream
 from posenc.checkpoints.measures.perplexity import LAST, losses, perplexity, tokens
 from posenc.checkpoints.measures.work import Meter
+
+
+class Window(NamedTuple):
+    """Which tokens of a stream are held: the first ones, the newest ones, and how many more before some are left out."""
+
+    sinks: int
+    window: int
+    slack: int
 
 
 def tiny() -> tuple[Any, Tensor]:
@@ -49,7 +57,7 @@ def anew(model: Any, ids: Tensor, window: Window) -> Tensor:
 def seconds_a_token(model: Any, ids: Tensor, window: Window) -> dict[str, float]:
     """CPU seconds for each token that is generated: a step of the stream, and a pass over the window."""
     held, steps = window.sinks + window.window, 32
-    reading = Stream(model, window)
+    reading = Stream(model, *window)
     reading.read(ids[:held])
     with Meter() as stepping:
         for place in range(held, held + steps):
@@ -89,10 +97,9 @@ def main(path: str, length: int, start: int, window: Window, out: Path, quick: b
             print(f"{name}: {meter.cpu:.0f} CPU s, {meter.wall:.0f} s", flush=True)
         return found[name]
 
-    options = {"sinks": window.sinks, "window": window.window, "slack": window.slack}
     cost = once("cost", lambda: seconds_a_token(model, ids, window))
     windows = torch.tensor(once("anew", lambda: anew(model, ids, window)))
-    streamed = torch.tensor(once("streamed", lambda: streamed_losses(model, ids, **options)))
+    streamed = torch.tensor(once("streamed", lambda: streamed_losses(model, ids, **window._asdict())))
 
     edges = [edge for edge in (1024, 2048, 4096, 8192, 16_384) if edge < len(ids)]
     rows = [

@@ -145,7 +145,7 @@ def test_whatever_records_and_settings_hold_the_page_shows_it_as_text_or_it_is_r
     sound |= {"attention": {"tokens": ["^", "a"], "with": [[[[1.0, 0.0]] * 2]], "without": [[[[1.0, 0.0]] * 2]]}}
     sound |= {"pictures": {"added": None, "wavelengths": [6.3, 63.0], "bias": None, "rotation": [1.0, 0.5]}}
     # A preset is one of two words.
-    settings = {"encodings": ["rotary", "alibi"], "task_names": ["repeat"], "text": "a"}
+    settings = {"encodings": ["rotary", "alibi"], "task_names": ["repeat"], "changes": {"text": "a"}}
 
     def case(seed: int) -> None:
         random = Random(seed)
