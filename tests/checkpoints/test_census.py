@@ -15,7 +15,7 @@ from posenc.checkpoints.kinds.rotary.module import RotaryModule
 
 MADE_WITH, ROWS = census.table()
 PARTS = 20
-SECONDS = 40
+SECONDS = 10
 """How much time of the processor the rows of a day may take."""
 
 

@@ -96,8 +96,7 @@ def holds(path: Path, model: Decoder, *, declared: bool = False) -> None:
     "spec, sizes",
     [
         ("rotary", {"kv_heads": 2, "window": (5, None), "sinks": True}),
-        ("learned + forgetting", {"layers": 1}),
-        ("on(fire, heads=(0, 2))", {"layers": 1}),
+        ("learned + forgetting + on(fire, heads=(0, 2))", {"layers": 1}),
     ],
 )
 def test_an_onnx_decoder_says_what_its_model_says(spec: str, sizes: dict, tmp_path: Path) -> None:
