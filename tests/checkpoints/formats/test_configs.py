@@ -307,7 +307,7 @@ def test_released_models_are_written_and_read_again(name: str) -> None:
     pytest.importorskip("transformers")
     config = RELEASED[name]
     before = configs.read(config)
-    assert before.parts and before.unknown == {}
+    assert before.parts and set(before.unknown) <= {"initial_context_length"}
     for part in before.parts:
         config = config_json.with_positions(config, part)
     assert differences(before, config_json.read(config)) == []

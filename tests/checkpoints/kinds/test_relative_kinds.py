@@ -254,21 +254,9 @@ WITHOUT_KIND = {
     "self_extend": "a way to run rotary, which a caller asks for",
     **dict.fromkeys(
         (
-            "fire",
-            "kerple",
-            "sandwich",
-            "mlp_bias",
-            "tupe",
-            "dape",
-            "forgetting",
-            "contextual",
-            "stick_breaking",
-            "path",
+            *("fire", "kerple", "sandwich", "mlp_bias", "tupe", "dape", "forgetting", "contextual", "stick_breaking"),
+            *("path", "polar", "selective_rotary", "fourier_rotary", "learned_rotary", "mixed_rotary", "xpos"),
         ),
-        "transformers has no model that was released with it",
-    ),
-    **dict.fromkeys(
-        ("polar", "selective_rotary", "fourier_rotary", "learned_rotary", "mixed_rotary", "xpos"),
         "transformers has no model that was released with it",
     ),
 }
