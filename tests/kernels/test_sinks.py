@@ -187,6 +187,7 @@ def test_dropout_drops_keys_and_no_sink(kernel: str) -> None:
 @torch.no_grad()
 def test_caches_know_nothing_of_sinks(kernel: str) -> None:
     """Whole, in chunks and token by token, with a window in some layers, in every kernel."""
+    torch._dynamo.reset()
     torch.manual_seed(0)
     sizes = {"dim": 24, "heads": 4, "kv_heads": 2, "layers": 2, "window": (3, None), "sinks": True, "kernel": kernel}
     model = Decoder(11, **sizes, encoding="rotary").double()
