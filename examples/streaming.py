@@ -23,10 +23,10 @@ from torch import Tensor
 
 from posenc import terminal
 from posenc.checkpoints import streamed_losses
+from posenc.checkpoints.extension.clock import Meter
 from posenc.checkpoints.formats.load import load
 from posenc.checkpoints.live.streaming import Stream
 from posenc.checkpoints.measures.perplexity import LAST, losses, perplexity, tokens
-from posenc.checkpoints.measures.work import Meter
 
 
 class Window(NamedTuple):
