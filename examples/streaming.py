@@ -30,7 +30,7 @@ from posenc.checkpoints.measures.perplexity import LAST, losses, perplexity, tok
 
 
 class Window(NamedTuple):
-    """Which tokens of a stream are held: the first ones, the newest ones, and how many more before some are left out."""
+    """Which tokens of a stream are held: the first, the newest, and how many more before some are left out."""
 
     sinks: int
     window: int
