@@ -114,7 +114,7 @@ def test_a_run_that_names_code_runs_none_and_says_what_to_type(ran: Path, tmp_pa
 @pytest.mark.parametrize("command", [["generate", "run"], ["train", "rotary", "--task", "copy", "--out", "run"]])
 def test_no_verb_runs_the_code_that_a_folder_brings(command, ran: Path, tmp_path: Path, capsys) -> None:
     checkpoints.save(train.start(small("rotary")), tmp_path / "run")
-    facts, _ = store.read_json(facts_of(tmp_path / "run"))
+    facts = store.read_json(facts_of(tmp_path / "run"))
     facts["experiment"]["spec"] = "rotary + run/evil.py:Mine"
     facts_of(tmp_path / "run").write_bytes(store.sealed(facts))
     (tmp_path / "mine.py").rename(tmp_path / "run" / "evil.py")
@@ -228,7 +228,7 @@ def test_a_spec_anywhere_in_what_was_read_runs_nothing(ran: Path, tmp_path: Path
     run = train.train(train.start(small("rotary")))
     checkpoints.save(run, tmp_path / "run")
     file = facts_of(tmp_path / "run")
-    facts, _ = store.read_json(file)
+    facts = store.read_json(file)
     for data in with_one_string_planted(facts, "mine.py:Mine"):
         # Who can write a folder can write its checksums too.
         file.write_bytes(store.sealed(data))

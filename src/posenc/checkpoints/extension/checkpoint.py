@@ -8,8 +8,7 @@ from typing import Any
 from posenc.checkpoints.extension.choice import ranked
 from posenc.checkpoints.extension.runs import Kept
 from posenc.checkpoints.extension.stretch import FirstLosses, Stretch
-from posenc.foreign import CannotRead
-from posenc.lab import store
+from posenc.foreign import CannotRead, read_json
 
 CHECKPOINT = "checkpoint"
 """The folder, in the folder of a run, that holds the extended checkpoint."""
@@ -54,7 +53,7 @@ def written(stretch: Stretch, record: Mapping[str, Any], where: Path, losses: Fi
 def fingerprint_in(record: Path) -> str | None:
     """Of the checkpoint that lies beside a record; None where no record says."""
     try:
-        found = store.read_json(record)
+        found = read_json(record, within=record.parent)
     except CannotRead:
         return None
     return found["written"].get("fingerprint")
