@@ -225,15 +225,6 @@ class Positions:
             return None
         return self.extent - self.tokens
 
-    @property
-    def is_counted(self) -> bool:
-        """Whether tokens count up by one from a known start, and nothing else is said of them.
-
-        Not in a graph that is being compiled: a number that changes with every token would compile it anew.
-        """
-        plain = self.document is None and self.horizon is None
-        return plain and self.start is not None and not torch.compiler.is_compiling()
-
     def axis(self, who: object) -> Tensor:
         """The coordinates [B or 1, T] of one-axis positions; `who` is named in the error when there are more."""
         return self.coordinates(1, who)
@@ -286,9 +277,8 @@ class Positions:
             raise ValueError(
                 "only positions that count up by one know what comes next; give the next ones with Positions.of"
             )
-        if self.is_counted:
-            return Positions.count(tokens, cast(int, self.extent), device=self.device)
-        check_counts(tokens)
+        if type(tokens) is not int or tokens < 1:
+            check_counts(tokens)
         ahead = torch.arange(1, tokens + 1, device=self.order.device)
         last = self.order.argmax(1, keepdim=True)
         order = self.order.gather(1, last) + ahead
@@ -335,6 +325,58 @@ class Positions:
 FACTS = tuple(field.name for field in fields(Positions))
 
 
+class Counted(Positions):
+    """Tokens that count up by one, as `Positions.count` gives them, whose tensors are made when they are first read.
+
+    A token decoded alone finds its row of a kept table without any. Whatever is made of it by `changed` is plain
+    Positions. Raises ValueError as `Positions.count` does.
+    """
+
+    counted: int
+    placed: torch.device | None
+
+    def __init__(self, tokens: int, start: int, device: torch.device | None) -> None:
+        if type(start) is not int or type(tokens) is not int or tokens < 1 or start < 0:
+            check_counts(tokens, start)
+        facts = vars(self)
+        facts["counted"], facts["placed"], facts["extent"] = tokens, device, start + tokens
+        # The other facts are the defaults of their fields.
+        facts["contiguous"] = facts["unit_step"] = True
+
+    def __getattr__(self, name: str) -> Any:
+        # Not two cached properties: before Python 3.12 these take a lock, which no compiled graph can.
+        if name not in ("coords", "order"):
+            raise AttributeError(name)
+        made = Positions.count(self.tokens, self.start, device=self.placed)
+        vars(self).update(coords=made.coords, order=made.order)
+        return getattr(made, name)
+
+    @property
+    def tokens(self) -> int:
+        return self.counted
+
+    @property
+    def start(self) -> int:
+        assert self.extent is not None
+        return self.extent - self.counted
+
+    @property
+    def device(self) -> torch.device | None:
+        return self.placed
+
+    def next(self, tokens: int = 1) -> Positions:
+        # A number that changes with every token would compile a graph anew: there, positions are tensors alone.
+        if torch.compiler.is_compiling():
+            return super().next(tokens)
+        return Counted(tokens, cast(int, self.extent), self.device)
+
+    def with_next(self, at: Positions) -> Positions | None:
+        """These tokens and those at `at` behind them, where all count up from one start; None where that is not so."""
+        if type(at) is not Counted or at.start != self.extent or at.device != self.device:
+            return None
+        return Counted(self.counted + at.counted, self.start, self.device)
+
+
 def of_token(fact: Tensor, token: Tensor) -> Tensor:
     """A fact [B or 1, T] or [B or 1, T, A] of one token in each row, [B or 1, 1]; rows may share either of the two."""
     if fact.shape[0] != token.shape[0]:
@@ -375,7 +417,9 @@ def positions_for(
             return held.next(tokens)
         return positions_for(tokens, positions, offset, batch=batch, device=device).behind(held)
     if positions is None:
-        return Positions.count(tokens, offset, device=device)
+        if torch.compiler.is_compiling():
+            return Positions.count(tokens, offset, device=device)
+        return Counted(tokens, offset, device)
     if offset:
         raise ValueError(f"give positions or offset={offset}, not both")
     if isinstance(positions, Positions):

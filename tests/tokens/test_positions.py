@@ -272,22 +272,32 @@ def test_a_distance_is_positive_for_keys_in_the_past() -> None:
     assert signed.tolist() == [[[5, 2, -4], [2, -1, -7]], [[4, 4, 4], [1, 1, 1]]]
 
 
-def test_counted_positions_go_on_and_notice_a_change_in_place() -> None:
+def test_counted_positions_make_their_tensors_when_they_are_read() -> None:
     at, expected = positions_for(3, None, offset=5), Positions.count(3, 5)
+    assert not {"coords", "order"} & set(vars(at))
+    before = versions(at)
+    assert not {"coords", "order"} & set(vars(at))
     assert (at.tokens, at.start, at.axes, at.extent) == (3, 5, 1, 8)
     for other in (at, copy.deepcopy(at), pickle.loads(pickle.dumps(at)), at.to("cpu"), at.with_horizon(9)):
         assert torch.equal(other.coords, expected.coords) and torch.equal(other.order, expected.order)
         assert (other.tokens, other.start) == (3, 5)
     assert at.rows(slice(1, 3)).coords.flatten().tolist() == [6, 7]
-    assert at.next().coords.flatten().tolist() == [8] and at.with_horizon(9).next().horizon.tolist() == [9]
-    before = versions(at)
+    assert at.next().coords.flatten().tolist() == [8]
+    check_versions(before, at)
     at.coords.add_(1)
     with pytest.raises(RuntimeError, match="changed in place after the forward pass; give each call its own"):
         check_versions(before, at)
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        _ = at.nothing_like_it
     with pytest.raises(ValueError, match="at least one token, got 0"):
         positions_for(0, None)
     with pytest.raises(ValueError, match="0 or later, got start=-2"):
         positions_for(1, None, offset=-2)
+
+
+def test_counted_positions_made_outside_a_compiled_graph_are_read_in_it() -> None:
+    read = torch.compile(lambda at: at.coords[..., 0] + at.order, backend="eager", fullgraph=True)
+    assert read(positions_for(3, None, offset=5)).tolist() == [[10, 12, 14]]
 
 
 def test_rows_that_share_one_order_go_on_each_from_its_own_coords_and_document() -> None:

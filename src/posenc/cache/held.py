@@ -5,7 +5,7 @@ from torch import Tensor
 
 from posenc.keys import Keys
 from posenc.masks import Mask
-from posenc.positions import Positions, of_token
+from posenc.positions import Counted, Positions, of_token
 from posenc.shared_tables import once, version
 from posenc.watched import may_be_read
 
@@ -50,6 +50,9 @@ def joined(old: Positions, new: Positions, batch: int) -> Positions:
 
 
 def join(old: Positions, new: Positions, batch: int) -> Positions:
+    counted = old.with_next(new) if isinstance(old, Counted) else None
+    if counted is not None:
+        return counted
     one_document = old.document is None and new.document is None
     follows = old.contiguous and new.contiguous and old.unit_step and new.unit_step
     follows = follows and old.extent is not None and new.extent == old.extent + new.tokens

@@ -14,7 +14,7 @@ from posenc.cache.held import last_of, latest
 from posenc.cache.layer import Operations, check_movable, held_by, standing
 from posenc.cache.operations import row_numbers
 from posenc.cache.slots import SlotCache
-from posenc.positions import Positions, positions_for
+from posenc.positions import Counted, Positions, positions_for
 
 
 class Cache(Operations):
@@ -122,7 +122,7 @@ class Cache(Operations):
         held = self.held
         if held is None:
             self.at = self.extent = None
-        elif self.grows and held.is_counted:
+        elif self.grows and type(held) is Counted:
             self.at, self.extent = held, held.extent
         else:
             last = last_of(held)
@@ -134,7 +134,7 @@ class Cache(Operations):
 
     def took(self, at: Positions) -> None:
         """Note where the tokens stood that went into the layers: those to come go on from the last one of each row."""
-        if self.grows and at.is_counted:
+        if self.grows and type(at) is Counted:
             self.at, self.extent = at, at.extent
             return
         last, before = last_of(at), self.at

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.positions import Positions
+from posenc.positions import Counted, Positions
 
 Tokens: TypeAlias = slice | range | Sequence[int] | Tensor | int | None
 """Which tokens of a row, by their order: a slice, numbers, a boolean for each from 0 on, or nothing: all of them."""
@@ -248,7 +248,7 @@ def noticed(at: Positions) -> Positions:
     contiguous = contiguous and bool((order == order[:1]).all()) and at.document is None
     unit_step = at.axes == 1 and bool(((place == order) | (order < 0)).all())
     if contiguous and unit_step and at.horizon is None and not at.coords.is_floating_point():
-        return Positions.count(at.tokens, int(order[0, 0]), device=at.device)
+        return Counted(at.tokens, int(order[0, 0]), at.device)
     return at.changed(contiguous=contiguous, unit_step=unit_step, extent=extent_of(at), loose=False)
 
 
