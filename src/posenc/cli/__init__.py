@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from typing import cast
 
 from posenc import __version__
 from posenc.cli.arguments import HELP, check_names, parse, show_help
@@ -101,6 +102,7 @@ def ended_like_ctrl_c() -> Generator[None]:
     the command ends as interrupted when it is through.
     """
     came: list[int] = []
+    again: list[threading.Timer] = []
 
     def end(number: int, frame: object) -> None:
         came.append(number)
@@ -112,7 +114,8 @@ def ended_like_ctrl_c() -> Generator[None]:
             return
         number = what.exc_value.args[0] if what.exc_value.args else signal.SIGINT
         # From another thread: here, it would be raised in this very function and be dropped with it.
-        threading.Timer(AGAIN, signal.raise_signal, (number,)).start()
+        again.append(threading.Timer(AGAIN, interrupt, (number,)))
+        again[-1].start()
 
     asked = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     if threading.current_thread() is not threading.main_thread():
@@ -127,9 +130,20 @@ def ended_like_ctrl_c() -> Generator[None]:
         if came:
             raise KeyboardInterrupt(came[-1])
     finally:
+        # One is enough; another would meet whoever runs behind the command.
+        for timer in again:
+            timer.cancel()
         sys.unraisablehook = report
         for number in ours:
             signal.signal(number, before[number])
+
+
+def interrupt(number: int) -> None:
+    """Send a signal to the main thread, which wakes it where it sleeps."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(cast(int, threading.main_thread().ident), number)
+    else:
+        signal.raise_signal(number)
 
 
 def reason(error: Exception) -> str:
