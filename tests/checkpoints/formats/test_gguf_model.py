@@ -305,6 +305,22 @@ def test_a_tokenizer_that_is_not_made_is_said_and_the_model_is_loaded_without_it
         )
 
 
+def test_spaces_before_a_digit_are_a_word_of_their_own_where_the_file_says_so(tmp_path: Path) -> None:
+    from tokenizers import pre_tokenizers
+
+    # As the tokenizer.json of SmolLM2 cuts words.
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    published = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    more = {"tokenizer.ggml.pre": "smollm", "tokenizer.ggml.merges": ["a b"]}
+    more["tokenizer.ggml.tokens"] = [*BYTES["tokenizer.ggml.tokens"][:39], "ab"]
+    path = write(tiny("llama"), tmp_path / "m.gguf", **BYTES | more)
+    for loaded in (load(path), load(convert(path, tmp_path / "new", Request()).folder)):
+        assert loaded.notes == ()
+        cut = loaded.tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str
+        for text in ("print(2,)\n   2 1\n   >>> f", "it's 10 x 3.14 a2b\n\n", "x ١٢ y"):
+            assert cut(text) == published.pre_tokenize_str(text)
+
+
 def test_words_that_transformers_has_no_rule_for_are_said(tmp_path: Path) -> None:
     for cut, notes in (("gpt-2", 0), ("qwen2", 0), ("wonder", 1)):
         more = BYTES | {"tokenizer.ggml.pre": cut, "tokenizer.ggml.merges": ["a b"]}

@@ -34,8 +34,9 @@ TAKEN_APART = frozenset(("llama",))
 """Architectures whose pairs of neighbours transformers puts half the rotary width apart, as its own classes have them
 (`LlamaTensorProcessor`)."""
 
-AS_GPT_2 = ("gpt-2", "smollm")
-"""Ways to cut words, by GGUF's names, that give the same pieces as GPT-2's."""
+DIGITS_FIRST = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+"""Ways to cut words, by GGUF's names, that put each digit by itself and then cut as GPT-2 does: of the spaces before a
+number none is its own. transformers cuts all as GPT-2 does. Source: llama.cpp, llama-vocab.cpp."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,17 @@ class GGUFModel:
             tokenizer = from_file(transformers.AutoTokenizer, self.file, trust_remote_code=False)
         except CannotRead as error:
             return None, (f"It comes without a tokenizer: {error.wrong}; use that of the original checkpoint",)
-        by_letters = type(tokenizer.backend_tokenizer.pre_tokenizer).__name__ == "ByteLevel"
-        if kind == "gpt2" and by_letters and cut not in AS_GPT_2:
-            words = f"Words are cut as GPT-2 cuts them: the file says {quoted(cut)}, for which transformers has no rule"
-            return tokenizer, (f"{words}; hold it against the tokenizer of the original checkpoint",)
-        return tokenizer, ()
+        words = tokenizer.backend_tokenizer
+        if kind != "gpt2" or cut == "gpt-2" or type(words.pre_tokenizer).__name__ != "ByteLevel":
+            return tokenizer, ()
+        if cut in DIGITS_FIRST:
+            from tokenizers import Regex, pre_tokenizers
+
+            digits = pre_tokenizers.Split(Regex(r"\p{N}"), "isolated")
+            words.pre_tokenizer = pre_tokenizers.Sequence([digits, words.pre_tokenizer])
+            return tokenizer, ()
+        note = f"Words are cut as GPT-2 cuts them: the file says {quoted(cut)}, for which transformers has no rule"
+        return tokenizer, (f"{note}; hold it against the tokenizer of the original checkpoint",)
 
 
 def from_file(maker: Any, file: GGUFTensors, **options: Any) -> Any:
