@@ -115,6 +115,7 @@ def test_an_onnx_decoder_says_what_its_model_says(spec: str, sizes: dict, tmp_pa
     assert greedily(ByHand(path), ids, at, 9).equal(model.generate(ids, 9, padding=padding))
 
 
+@pytest.mark.slow
 def test_a_horizon_is_an_input_where_the_encoding_depends_on_one(tmp_path: Path) -> None:
     model = decoder("rotary(schedule=dynamic_ntk(trained_length=16))", layers=1)
     holds(export(model, tmp_path / "model.onnx").path, model, declared=True)
@@ -135,6 +136,7 @@ def test_a_pt2_file_runs_without_posenc_and_holds_no_operator_of_posenc(tmp_path
     assert json.loads(about["inputs"])[:3] == ["ids", "positions", "past_positions"]
 
 
+@pytest.mark.slow
 def test_encoders_and_encoder_decoders_are_exported_whole(tmp_path: Path) -> None:
     sizes = Sizes(dim=24, heads=4, layers=1, max_len=256)
     for made in (Encoder(11, sizes, encoding="t5_bias"), Tagger(11, sizes, encoding="axial_rotary")):
@@ -150,6 +152,7 @@ def test_encoders_and_encoder_decoders_are_exported_whole(tmp_path: Path) -> Non
     close(graph(source, torch.tensor([[0, 1, 2, -1, -1]] * 2), ids, at), both(source[:, :3], ids))
 
 
+@pytest.mark.slow
 def test_a_decoder_on_a_grid_is_told_where_its_tokens_are(tmp_path: Path) -> None:
     model = decoder("grid_bias(window=(3, 3))", layers=1)
     path = export(model, tmp_path / "model.pt2").path
@@ -194,6 +197,7 @@ class Lacks(Encoding):
         return x * torch.special.bessel_j1(at.coords.float())
 
 
+@pytest.mark.slow
 def test_an_operator_that_onnx_lacks_is_named(tmp_path: Path) -> None:
     why = r"Lacks cannot be exported to \.onnx: ONNX has nothing for PyTorch's operator bessel_j1"
     with pytest.raises(CannotExport, match=why):

@@ -63,7 +63,14 @@ def undisplayed() -> Iterator[None]:
     pyplot.switch_backend(before)
 
 
-@each
+LONG = ("choosing", "beyond_the_trained_length", "taking_position_away")
+"""Lessons that train for half a minute: the build of the site runs them, and `run.py test --all`."""
+
+
+@pytest.mark.parametrize(
+    "lesson",
+    [pytest.param(lesson, marks=[pytest.mark.slow] * (lesson.name in LONG), id=lesson.name) for lesson in ALL],
+)
 def test_the_code_of_a_lesson_runs_in_under_a_minute_and_draws(
     lesson: Lesson, undisplayed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

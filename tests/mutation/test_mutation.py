@@ -170,6 +170,7 @@ def test_caught_breaks_and_survivors_are_told_apart(first) -> None:
     assert "%" in (folder / "src/planted/ring.py").read_text()
 
 
+@pytest.mark.slow
 def test_a_second_run_goes_on_where_the_first_ended(first) -> None:
     folder, _ = first
     known = (folder / "build/mutation/verdicts.jsonl").read_text()

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tiers import rest_slow
 
 pytest.importorskip("transformers")
 
@@ -206,7 +205,8 @@ def served(plans, tmp_path_factory) -> dict[str, Any]:
     return dict(zip(plans, found, strict=True))
 
 
-@pytest.mark.parametrize("row", rest_slow(ROWS, 4), ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=str)
 def test_a_released_model_is_stretched_as_planned_and_served_so(row: Row, plans, served) -> None:
     plan, found = plans[str(row)], served[str(row)]
     none, made = plan.methods[0], plan.methods[-1]

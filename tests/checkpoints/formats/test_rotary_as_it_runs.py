@@ -194,6 +194,7 @@ def held_to_the_modules(seeds: range, least: float) -> None:
     assert len(others) <= (1 - least) * len(seeds), others
 
 
+@pytest.mark.slow
 def test_random_configs_turn_as_their_modules_do() -> None:
     held_to_the_modules(range(40), 0.8)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiers import rest_slow
 
 pytest.importorskip("transformers")
 
@@ -70,7 +69,8 @@ def lengths_of(part: Part) -> list[int]:
     return [1, longest, 2 * longest]
 
 
-@pytest.mark.parametrize("name", rest_slow(WRITTEN, 6))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRITTEN)
 def test_both_transformers_serve_what_is_written(name: str, written, served) -> None:
     part = written[name][1]
     assert "error" not in served[name], served[name]

@@ -188,8 +188,8 @@ def test_the_rate_of_the_original_transformer_rises_and_falls() -> None:
     [
         ({"tokens": 0}, "tokens must be above 0, got 0"),
         ({"seconds": -1.0}, r"seconds must be above 0, got -1\.0"),
-        ({"schedule": "linear"}, "schedule must be cosine or original, got 'linear'"),
-        ({"dtype": "float16"}, "dtype must be float32 or bfloat16, got 'float16'"),
+        ({"schedule": "linear"}, "schedule must be one of cosine, original, got 'linear'"),
+        ({"dtype": "float16"}, "dtype must be one of float32, bfloat16, got 'float16'"),
         (
             {"text": "a.txt"},
             "a text is for a task on text, without a path of its own; copy cannot take one: it reads none",

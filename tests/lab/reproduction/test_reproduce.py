@@ -122,6 +122,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return home / "out", name
 
 
+@pytest.mark.slow
 def test_a_claim_of_ones_own_is_run_and_its_verdict_kept(ran: tuple[Path, str]) -> None:
     folder, name = ran
     found = reproduce.read(folder / "Mine-cpu-7.json")

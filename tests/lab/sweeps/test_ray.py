@@ -61,6 +61,7 @@ def story(cluster: Cluster, tmp_path: Path) -> Story:
     return Story(cluster, tmp_path)
 
 
+@pytest.mark.slow
 def test_every_run_ends_once_in_the_records_and_one_that_kills_its_worker_twice_is_set_aside(story: Story) -> None:
     kinds = {0: "killed once", 1: "killed", 2: "failing", 3: "big"}
     ended, said = story.end(story.begin(7, kinds))
