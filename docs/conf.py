@@ -31,6 +31,8 @@ nb_execution_raise_on_error = True
 nb_merge_streams = True
 # What libraries warn of is about the machine that builds, and names its folders.
 nb_output_stderr = "remove"
+# A page that is not run does not say in which language its code is; then it is shown without colours.
+suppress_warnings = ["myst-nb.lexer"]
 root_doc = "index"
 # Docstrings are plain text: what stands in backquotes is code.
 default_role = "code"
