@@ -43,14 +43,14 @@ class SlotCache(LayerCache):
         super().__init__()
         self.slots, self.rolling = slots, rolling
         # Whether the memory of keys is this cache's alone, and not saved for a gradient.
-        self.own = True
+        self.exclusive = True
 
     def extend(self, new: Keys) -> Keys:
         self.check_room(new.at)
         if self.keys is not None:
             check_rows(self.keys, new)
         recording = torch.is_grad_enabled() or (not torch.compiler.is_compiling() and is_watched())
-        scatter = scatter_in_place if (self.own or self.keys is None) and not recording else scattered
+        scatter = scatter_in_place if (self.exclusive or self.keys is None) and not recording else scattered
         keys = self.empty_like(new) if self.keys is None else self.keys
         order, slot = new.at.order, self.slot_of(new.at.order)
         one_document = keys.at.document is None and new.at.document is None
@@ -74,7 +74,7 @@ class SlotCache(LayerCache):
         self.stored = Keys(k, v, at, memo, turned=turned, moves=new.moves)
         if settled is not None:
             self.settled = self.stored, scatter(settled, slot, new.k, 2)
-        self.own = not recording
+        self.exclusive = not recording
         return self.stored
 
     def slot_of(self, order: Tensor) -> Tensor:
@@ -124,13 +124,13 @@ class SlotCache(LayerCache):
     def __copy__(self) -> "SlotCache":
         """A cache that goes its own way from here: whichever writes first has memory of its own."""
         twin = SlotCache(self.slots, rolling=self.rolling)
-        twin.stored, twin.settled, twin.own, self.own = self.stored, self.settled, False, False
+        twin.stored, twin.settled, twin.exclusive, self.exclusive = self.stored, self.settled, False, False
         return twin
 
     def hold(self, keys: Keys) -> None:
         """Hold these keys, which are made of those before."""
         # What is written into inference mode's own tensors leaves no trace.
-        self.stored, self.own = keys, self.own and not keys.k.is_inference()
+        self.stored, self.exclusive = keys, self.exclusive and not keys.k.is_inference()
 
     def empty_like(self, new: Keys) -> Keys:
         def room(x: Tensor, axis: int, fill: int = 0) -> Tensor:

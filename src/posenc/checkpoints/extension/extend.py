@@ -99,8 +99,8 @@ class Run:
         for words in loaded.notes:
             say(words)
         stretch = stretch_of(loaded, settings)
-        options = {name: getattr(settings, name) for name in ("text", "samples", "start", "chunk", "cache")}
-        source = Given(loaded, stretch.trained, stretch.target, **options)
+        reads = {name: getattr(settings, name) for name in ("text", "samples", "start", "chunk", "cache")}
+        source = Given(loaded, stretch.trained, stretch.target, **reads)
         if not stretch.fitting:
             check_unmeasured(stretch, settings)
         names = settings.measures or [name for name in stretch.fitting if name in all_measures.UNASKED]
@@ -112,11 +112,11 @@ class Run:
             text = Perplexity(replace(source, longest=min(source.trained, VERIFIED), samples=1))
         lengths = asked_lengths(stretch, settings)
         # A table ends, so that there is no model as it is to compare with.
-        wanted = EVERY if isinstance(stretch, ByTable) else set(settings.methods)
+        ways = EVERY if isinstance(stretch, ByTable) else set(settings.methods)
         baselines = tuple(
             Method(name, words, stretch.methods[0].specs, by_length=True, why_not="it is the model as it is")
             for name, words in {name: words for each in measures for name, words in each.baselines.items()}.items()
-            if name in wanted
+            if name in ways
         )
         if lost := EVERY.intersection(settings.methods) - {baseline.name for baseline in baselines}:
             raise ValueError(f"{min(lost)} is a way to use the model as it is that none of {', '.join(names)} has")

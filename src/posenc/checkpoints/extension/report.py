@@ -248,5 +248,5 @@ def page(record: Record, pictures: Sequence[Mapping[str, Any]]) -> str:
         figures=pictures,
         looks=looks,
         winner=record["winner"],
-        made=origin,
+        origin=origin,
     )
