@@ -275,8 +275,10 @@ def entries(kind: Mapping[str, Any]) -> Iterable[str]:
 
 
 def kernel_entries() -> Iterable[str]:
+    with torch.device("meta"):  # a learned grid of the standard model is a table of gigabytes
+        built = {name: posenc.build(name, describe.STANDARD) for name in posenc.names()}
     for name, kernel in kernels.KERNELS.items():
-        served = [one for one in posenc.names() if kernels.why_not(name, posenc.build(one, describe.STANDARD)) is None]
+        served = [one for one in built if kernels.why_not(name, built[one]) is None]
         yield from titled(name, *described(inspect.getmodule(kernel.attend).__name__, ":noindex:"))
         refused = sorted(set(posenc.names()) - set(served))
         yield f"It serves all encodings but {', '.join(refused)}." if refused else "It serves every encoding."

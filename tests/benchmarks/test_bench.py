@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiers import rest_slow
 
 from posenc import cli
 from posenc.cli import bench as verb
@@ -313,9 +314,11 @@ def test_a_step_behind_a_cache_is_the_last_row_of_the_whole(monkeypatch: pytest.
     assert measure.difference(found["none"], found[decoding.BY_HAND]) < 1e-5
 
 
+@pytest.mark.parametrize("fused", rest_slow([("alibi",), gpu.FUSED], 1))
 @pytest.mark.parametrize("backward", [False, True])
-def test_the_gpu_s_cases_are_right_where_there_is_none(backward: bool, small: rotation.Case) -> None:
+def test_the_gpu_s_cases_are_right_where_there_is_none(backward, fused, small: rotation.Case, monkeypatch) -> None:
     """The same lines on a CPU, but for what a compiler makes of them."""
+    monkeypatch.setattr(gpu, "FUSED", fused)
     groups = [gpu.rotation(replace(small, start=0), backward, False, "cpu")]
     if not backward:
         # FlexAttention has no backward pass there.

@@ -11,8 +11,8 @@ from posenc import Attention, Decoder, EncoderDecoder, Keys, Positions, masks
 from posenc.cache import Cache, GrowingCache, SlotCache
 
 CASES = [
-    ("rotary", False),
     ("alibi + learned", True),
+    pytest.param("rotary", False, marks=pytest.mark.slow),
     *(
         pytest.param(spec, padded, marks=pytest.mark.slow)
         for spec in ("t5_bias", "sinusoidal", "shaw", "forgetting", "rotary(schedule=dynamic_ntk())")

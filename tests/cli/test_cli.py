@@ -575,6 +575,7 @@ def test_a_folder_for_pictures_that_cannot_be_made_is_one_line(posenc, here: Pat
     assert re.fullmatch(words, answer.err)
 
 
+@pytest.mark.slow
 def test_check_answers_with_verdicts_and_an_exit_code(posenc) -> None:
     answer = posenc("check", "none")
     assert answer.code == 0 and answer.out.splitlines()[0].strip() == "none" and answer.err == ""
@@ -673,6 +674,7 @@ def test_report_writes_the_page_again_with_the_same_words(posenc, filled: Path, 
     ]
 
 
+@pytest.mark.slow
 def test_report_writes_tables_and_figures_for_a_paper(posenc, filled: Path, here: Path, monkeypatch) -> None:
     monkeypatch.setattr(drawer.Drawer, "__call__", DRAW)
     folder = shutil.copytree(filled, here / "copy")
@@ -822,6 +824,7 @@ def test_a_damaged_checkpoint_is_one_line(name: str, posenc, here: Path) -> None
         assert answer.code == 2 and f"posenc: kept/step-000004/{name}: it " in answer.line
 
 
+@pytest.mark.slow
 def test_generation_needs_neither_the_optimisers_nor_the_compiler(posenc, here: Path) -> None:
     posenc(*TRAIN)
     (here / "kept" / "step-000004" / "optimizer.safetensors").unlink()
@@ -1080,6 +1083,7 @@ def test_with_torch_alone_it_lists_shows_checks_and_reads_lessons_in_plain_text(
     assert re.match(out, answer.out, re.DOTALL) and re.match(err, answer.err)
 
 
+@pytest.mark.slow
 def test_with_torch_and_the_terminal_alone_every_verb_answers_or_names_what_is_missing(here: Path) -> None:
     script = """
 import sys

@@ -12,7 +12,13 @@ HOME = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((HOME / "examples").glob("*.py"))
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+LONG = ("ablation", "attention_maps", "extrapolation", "mini_gpt")
+
+
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in LONG), id=path.stem) for path in EXAMPLES],
+)
 def test_an_example_runs_and_leaves_its_pictures(
     example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

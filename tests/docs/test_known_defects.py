@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from tiers import rest_slow
 from torch import Tensor
 
 from posenc import Attention, Decoder, Encoding, Keys, Positions, Shape, build, kernels, masks, names, testing
@@ -214,7 +215,7 @@ def test_a_learned_table_is_checked_before_anything_is_gathered(monkeypatch: pyt
             encoding.embed(torch.zeros(1, past.tokens, 8), past)
 
 
-@pytest.mark.parametrize("spec", ["alibi", "t5_bias", "deberta(buckets=8, max_distance=12)"])
+@pytest.mark.parametrize("spec", rest_slow(["alibi", "t5_bias", "deberta(buckets=8, max_distance=12)"], 2))
 def test_dense_bias_closure_and_values_by_distance_are_one_definition(spec: str) -> None:
     """Dao-AILab/flash-attention#179, #606, huggingface/transformers#26350: every fast path needed the bias anew."""
     assert [verdict.word for verdict in testing.check(spec, ["evaluators_and_kernels_agree"])] == ["kept"]
@@ -224,12 +225,15 @@ def test_dense_bias_closure_and_values_by_distance_are_one_definition(spec: str)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile", "ignore:The .grad attribute")
 @pytest.mark.parametrize(
     "spec",
-    [
-        "alibi",
-        "t5_bias(std=1)",
-        "deberta(buckets=8, max_distance=12, std=1)",
-        "shaw(max_distance=3, values=False, std=1)",
-    ],
+    rest_slow(
+        [
+            "t5_bias(std=1)",
+            "deberta(buckets=8, max_distance=12, std=1)",
+            "alibi",
+            "shaw(max_distance=3, values=False, std=1)",
+        ],
+        1,
+    ),
 )
 def test_the_closure_of_a_bias_is_one_that_flex_attention_takes(spec: str) -> None:
     """huggingface/transformers#31167, meta-pytorch/attention-gym#20: T5's and DeBERTa's bias inside FlexAttention."""
@@ -321,7 +325,7 @@ def test_no_sequence_of_lengths_offsets_dtypes_and_modes_leaves_anything_behind(
         assert torch.equal(call(used, *wanted), call(fresh, *wanted)), f"call {number}: {wanted}"
 
 
-@pytest.mark.parametrize("spec", ["rotary", "alibi", "t5_bias", "sinusoidal"])
+@pytest.mark.parametrize("spec", rest_slow(["rotary", "alibi", "t5_bias", "sinusoidal"], 1))
 def test_ten_lengths_compile_to_at_most_two_graphs(spec: str) -> None:
     """huggingface/transformers#36484, Dao-AILab/quack#150: a graph for every length, until the compiler gives up."""
     from torch._dynamo.testing import CompileCounter

@@ -25,12 +25,13 @@ def published(encoding: Contextual, q: Tensor, k: Tensor, at: Positions, keys_at
     for b in range(B):
         for h in range(H):
             for t in range(T):
+                gates = torch.sigmoid(k[b, h // group] @ q[b, h, t] / root).tolist()
+                rows = (table @ q[b, h, t]).tolist()
                 for s in range(S):
                     later = [c for c in range(S) if seen[b, t, c] and j[b, s] <= j[b, c] <= i[b, t]]
-                    gates = [torch.sigmoid(q[b, h, t] @ k[b, h // group, c] / root).item() for c in later]
-                    p = min(math.fsum(gates), encoding.positions - 1)
+                    p = min(math.fsum(gates[c] for c in later), encoding.positions - 1)
                     low, high = math.floor(p), math.ceil(p)
-                    at_low, at_high = (float(q[b, h, t] @ table[row]) for row in (low, high))
+                    at_low, at_high = rows[low], rows[high]
                     value = at_low if low == high else (high - p) * at_low + (p - low) * at_high
                     bias[b, h, t, s] = value / root if encoding.divided else value
     return bias

@@ -1,5 +1,6 @@
 """PaTH, against products of matrices, and against keys that are turned in place as the authors decode."""
 
+import functools
 import math
 
 import pytest
@@ -64,6 +65,12 @@ def multiplied(q: Tensor, k: Tensor, memo: dict[str, Tensor], at: Positions, key
     return logits
 
 
+@functools.cache
+def multiplied_at(place: str, kv_heads: int) -> tuple:
+    q, k, memo = random(kv_heads=kv_heads, queries=PLACES[place][0].tokens)
+    return q, k, memo, multiplied(q, k, memo, *PLACES[place])
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kv_heads", [3, 1])
 @pytest.mark.parametrize("mask", [masks.causal(), masks.bidirectional()])
@@ -73,9 +80,9 @@ def test_a_key_reaches_the_query_through_the_reflections_between(
 ) -> None:
     monkeypatch.setattr(path, "BLOCK", block)
     at, keys_at = PLACES[place]
-    q, k, memo = random(kv_heads=kv_heads, queries=at.tokens)
+    q, k, memo, logits = multiplied_at(place, kv_heads)
     allowed = mask.allowed(at, keys_at)
-    expected = (0.6 * multiplied(q, k, memo, at, keys_at)).masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num()
+    expected = (0.6 * logits).masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num()
     torch.testing.assert_close(weights_of(q, k, memo, at, keys_at, mask), expected, rtol=0, atol=1e-12)
 
 

@@ -1,5 +1,6 @@
 """T5's relative bias: buckets decided in whole numbers, and a table read by bucket and head."""
 
+import functools
 from fractions import Fraction
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from posenc.encodings.t5_bias import T5Bias
 
 
+@functools.cache
 def one_side(distance: Fraction | int, side: int, max_distance: int) -> int:
     """The bucket of a distance that is not negative, without logarithms.
 

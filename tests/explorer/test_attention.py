@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from fake_records import comparison, repeat
+from tiers import rest_slow
 
 from posenc.explorer.trained import EXAMPLE
 from posenc.lab.results import sections
@@ -49,7 +50,7 @@ def test_the_example_that_ships_is_small_and_has_the_form_of_a_run():
         assert of(example["sections"]).keys() == of(run).keys()
 
 
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("causal", rest_slow([True, False], 1))
 def test_weights_and_their_means_by_distance_are_those_of_numpy(opened, causal):
     drawn = np.random.default_rng(3).dirichlet(np.ones(9), size=9)
     drawn = np.tril(drawn) if causal else drawn
@@ -92,6 +93,7 @@ def test_removing_positions_shows_the_other_map(opened):
     assert "with position" not in said(page)
 
 
+@pytest.mark.slow
 def test_a_token_that_is_tapped_is_labelled_whatever_the_width(opened):
     page = opened("alibi", address="#attention?attention.task=text&encoding=alibi", width=360)
     drawing = page.get_by_label("Attention weights of alibi, with position")
@@ -104,6 +106,7 @@ def test_a_token_that_is_tapped_is_labelled_whatever_the_width(opened):
     assert page.evaluate("() => document.documentElement.scrollWidth") == 360
 
 
+@pytest.mark.slow
 def test_the_page_says_what_was_trained_and_does_not_invent_the_rest(opened):
     page = opened("sandwich", address="#attention?encoding=sandwich")
     assert "posenc compare, posenc" in page.locator("#attention .made").inner_text()

@@ -88,6 +88,7 @@ def test_live_logits(opened):
     assert found == pytest.approx(wanted, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_keys_and_pointing_choose_patches(opened, maps):
     page = opened("rotary", address="#axes?axes.base=100&head=3")
     assert said(page).startswith(
@@ -115,6 +116,7 @@ def test_keys_and_pointing_choose_patches(opened, maps):
     assert "head 3, as drawn before training" in words
 
 
+@pytest.mark.slow
 def test_it_fits_a_phone_and_shows_what_was_asked_for(opened):
     page = opened("axial_rotary(base=50)", address="#axes", width=360, dark=True)
     page.wait_for_selector("#axes .said")

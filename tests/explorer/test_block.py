@@ -37,6 +37,7 @@ def test_a_door_says_what_happens_there_and_who_opens_it(page):
     assert set(page.locator("#block .chips button").all_inner_texts()) == set(opening)
 
 
+@pytest.mark.slow
 def test_keys_go_through_the_doors(page):
     page.get_by_role("button", name="Door 1, embed").focus()
     page.keyboard.press("ArrowUp")
@@ -68,6 +69,7 @@ def test_an_encoding_lights_up_its_doors_and_says_what_is_cached(page):
     assert page.locator("#block .door.lit").first.get_attribute("aria-label").endswith("; open for shaw")
 
 
+@pytest.mark.slow
 def test_the_address_keeps_it_on_a_phone(opened):
     page = opened("rotary", address="#block?encoding=path&block.door=remember", width=360)
     assert said(page).startswith(

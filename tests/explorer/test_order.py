@@ -64,6 +64,7 @@ def test_two_causal_layers_notice_what_one_does_not(opened):
     assert "exactly" not in said(page)
 
 
+@pytest.mark.slow
 def test_the_mouse_drags_a_word_and_a_row_is_pointed_at(opened):
     page = opened("rotary", "alibi", address="#order")
     begin, end = word(page, "dog").bounding_box(), word(page, "old").bounding_box()
@@ -77,10 +78,12 @@ def test_the_mouse_drags_a_word_and_a_row_is_pointed_at(opened):
     assert f"alibi: bites changed by {100 * expected[1]:.2g} %" in said(page)
 
 
+@pytest.mark.slow
 def test_an_order_of_the_address_that_is_none_is_left(opened):
     assert "Nothing has moved yet" in said(opened("rotary", address="#order?order.order=0012"))
 
 
+@pytest.mark.slow
 def test_an_encoding_of_grids_is_named_and_not_tested(opened):
     page = opened("learned_grid", address="#order")
     assert "No sequence is what learned_grid reads" in page.locator("#order .note").inner_text()

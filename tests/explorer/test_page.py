@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 from explorer.whole import said, settle, views_of
+from tiers import rest_slow
 
 CONTROLS = """() => [...document.querySelectorAll("section input, section select")]
     .map((control) => [control.closest("section").id, control.type === "checkbox" ? control.checked : control.value])"""
@@ -79,6 +80,7 @@ FAINT = """() => {
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 
 
+@pytest.mark.slow
 def test_nothing_is_wider_than_the_window_whatever_that_is(kept):
     page = kept()
     for width in (3840, 768, 360, 1400):
@@ -88,7 +90,9 @@ def test_nothing_is_wider_than_the_window_whatever_that_is(kept):
         assert page.evaluate("() => document.scrollingElement.scrollWidth <= innerWidth"), width
 
 
-@pytest.mark.parametrize(("width", "look"), [(1400, "light"), (1400, "dark"), (360, "dark")])
+@pytest.mark.parametrize(
+    ("width", "look"), [(1400, "light"), (1400, "dark"), pytest.param(360, "dark", marks=pytest.mark.slow)]
+)
 def test_letters_and_lines_can_be_told_from_the_paper(kept, width, look):
     page = kept(width)
     page.get_by_label("Colours").select_option(look)
@@ -96,6 +100,7 @@ def test_letters_and_lines_can_be_told_from_the_paper(kept, width, look):
     assert page.evaluate(FAINT) == []
 
 
+@pytest.mark.slow
 def test_a_reader_chooses_light_or_dark_whatever_the_system_is(opened):
     page = opened("none", dark=True)
     colour = "() => getComputedStyle(document.body).backgroundColor"
@@ -105,7 +110,7 @@ def test_a_reader_chooses_light_or_dark_whatever_the_system_is(opened):
     assert (dark, light) == ("rgb(18, 22, 27)", "rgb(255, 255, 255)")
 
 
-@pytest.mark.parametrize("look", ["light", "dark", "only"])
+@pytest.mark.parametrize("look", rest_slow(["light", "dark", "only"], 1))
 def test_a_screen_reader_finds_its_way(opened, kept, look):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe: pip install posenc[test]")
     page = opened(address="#") if look == "only" else kept()
@@ -206,6 +211,7 @@ def test_an_address_shows_what_it_was_copied_from(kept, opened):
     assert said(other) == sentences
 
 
+@pytest.mark.slow
 def test_an_address_that_says_nonsense_is_a_page_all_the_same(opened):
     page = opened()
     views = views_of(page)
@@ -232,6 +238,7 @@ def downloaded(page, button):
     pytest.fail(f"nothing was saved: {page.locator('.tools [role=status]').all_inner_texts()}")
 
 
+@pytest.mark.slow
 def test_every_view_is_saved_as_a_drawing_a_picture_and_numbers(kept, tmp_path):
     page = kept()
     for view in views_of(page):
@@ -269,6 +276,7 @@ def test_numbers_stand_in_a_table_that_keys_reach(kept):
         page.locator(f"#{view} .numbers > summary").click()
 
 
+@pytest.mark.slow
 def test_nothing_moves_by_itself_for_who_asked_for_that(kept):
     page = kept()
     page.emulate_media(reduced_motion="reduce")
@@ -283,6 +291,7 @@ def test_nothing_moves_by_itself_for_who_asked_for_that(kept):
     page.emulate_media(reduced_motion="null")
 
 
+@pytest.mark.slow
 def test_paper_has_the_drawings_and_no_buttons(kept):
     page = kept()
     page.get_by_label("Colours").select_option("dark")

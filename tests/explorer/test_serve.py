@@ -130,6 +130,7 @@ def test_open_asks_for_the_browser_and_says_where_there_is_none(capsys, tmp_path
     assert not has_one or "No browser" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="signals as on POSIX")
 def test_ctrl_c_ends_it_in_one_line(tmp_path):
     command = [sys.executable, "-m", "posenc", "explore", "none", "--serve", "--out", str(tmp_path / "page.html")]

@@ -9,7 +9,10 @@ from posenc import Sinusoidal
 from posenc.positions import Positions
 
 
-@pytest.mark.parametrize(("dim", "base", "position"), [(32, 10_000.0, 12), (6, 37.5, 1_000), (128, 2.0, 77)])
+@pytest.mark.parametrize(
+    ("dim", "base", "position"),
+    [(6, 37.5, 1_000), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((32, 10_000.0, 12), (128, 2.0, 77)))],
+)
 def test_sinusoidal(opened, dim, base, position):
     page = opened("sinusoidal")
     found = page.evaluate("([p, d, b]) => posenc.formulas.sinusoidal(p, d, b)", [position, dim, base])

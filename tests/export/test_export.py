@@ -92,6 +92,7 @@ def holds(path: Path, model: Decoder, *, declared: bool = False) -> None:
     assert greedily(graph, ids, torch.arange(5).repeat(2, 1), 12).equal(model.generate(ids, 12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec, sizes",
     [
@@ -121,6 +122,7 @@ def test_a_horizon_is_an_input_where_the_encoding_depends_on_one(tmp_path: Path)
     holds(export(model, tmp_path / "model.onnx").path, model, declared=True)
 
 
+@pytest.mark.slow
 def test_a_pt2_file_runs_without_posenc_and_holds_no_operator_of_posenc(tmp_path: Path) -> None:
     model = decoder("rotary + alibi")
     path = export(model, tmp_path / "model.pt2").path
@@ -216,6 +218,7 @@ def test_wrong_calls_are_refused(tmp_path: Path) -> None:
         export(torch.nn.Linear(2, 2), tmp_path / "model.pt2")
 
 
+@pytest.mark.slow
 def test_a_model_is_as_it_was_afterwards(tmp_path: Path) -> None:
     model = decoder("rotary", layers=1, dropout=0.5).train()
     with warnings.catch_warnings():

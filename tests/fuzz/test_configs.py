@@ -96,7 +96,7 @@ def broken(seed: int) -> dict[str, Any]:
     return config
 
 
-@short_and_long(60, 1_000)
+@short_and_long(25, 1_000)
 def test_a_broken_config_is_read_or_refused_in_a_sentence(seeds: range, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
 

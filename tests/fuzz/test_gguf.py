@@ -95,12 +95,12 @@ def held(write, seeds, tmp_path):
     assert found["read"] > len(seeds) / 50 and found["refused"] > len(seeds) / 20
 
 
-@short_and_long(300)
+@short_and_long(200)
 def test_a_file_with_faults_in_its_header_is_read_or_refused(seeds, tmp_path):
     held(lambda random: mutated(random, SOUND, upto=len(SOUND) - 64 * 68), seeds, tmp_path)
 
 
-@short_and_long(300)
+@short_and_long(200)
 def test_a_file_that_says_anything_of_a_model_is_read_or_refused(seeds, tmp_path):
     held(built, seeds, tmp_path)
 
@@ -131,7 +131,7 @@ def loadable(random: Random) -> bytes:
     return header(architecture, *(key(name, *given) for name, given in said.items()), tensors=told, data=start)
 
 
-@short_and_long(60, 1_000)
+@short_and_long(30, 1_000)
 def test_a_model_with_any_keys_is_loaded_or_refused(seeds, tmp_path):
     pytest.importorskip("transformers")
 

@@ -21,7 +21,7 @@ EVERY = [verb for verb in cli.VERBS if verb not in ("bench", "board", "list", "o
 QUICK = [verb for verb in EVERY if verb not in ("extend", "convert", "inspect", "show")]
 """Without the verbs that import transformers or draw pictures."""
 
-SHORT = 60
+SHORT = 40
 
 NUMBERS = ("0", "1", "2", "3", "8", "16", "-1", "2147483647", "2147483648", "9" * 23, "9" * 400, "-" + "9" * 30)
 FLOATS = ("0.5", "nan", "inf", "-inf", "1e308", "1e-320", "1e999", "1_000", "0x10", "1e3")

@@ -120,7 +120,7 @@ def test_whatever_the_bytes_are_they_are_read_or_refused(what: str, seeds: range
 
 
 @pytest.mark.parametrize("what", SOUND)
-@short_and_long(60, 1_000)
+@short_and_long(25, 1_000)
 def test_whatever_a_field_holds_under_a_right_checksum_it_is_read_or_refused(
     what: str, seeds: range, tmp_path: Path
 ) -> None:
@@ -135,7 +135,7 @@ def test_whatever_a_field_holds_under_a_right_checksum_it_is_read_or_refused(
     assert hold(case, seeds, refused=ValueError)["refused"]
 
 
-@short_and_long(8, 300)
+@short_and_long(5, 300)
 def test_whatever_records_and_settings_hold_the_page_shows_it_as_text_or_it_is_refused(
     seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

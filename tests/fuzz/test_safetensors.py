@@ -189,7 +189,7 @@ def damage(random: Random, home) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
-@short_and_long(150, 2_000)
+@short_and_long(75, 2_000)
 def test_a_damaged_folder_is_read_or_refused(seeds, tmp_path):
     (tmp_path / "outside").write_bytes(SOUND)
 

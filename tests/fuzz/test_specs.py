@@ -83,7 +83,7 @@ def whole(spec: str) -> None:
     build(spec, SHAPE)
 
 
-@short_and_long(400)
+@short_and_long(100)
 def test_a_spec_by_the_grammar_is_built_or_refused(seeds):
     found = hold(lambda seed: whole(grown(Random(seed))), seeds, refused=ValueError)
     assert found["read"] and found["refused"]

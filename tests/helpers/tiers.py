@@ -11,3 +11,8 @@ def rest_slow(cases: Iterable[Any], first: int) -> list[Any]:
     """The cases of one argument, those behind the first few marked as slow."""
     cases = iter(cases)
     return [*islice(cases, first), *(pytest.param(case, marks=pytest.mark.slow) for case in cases)]
+
+
+def of_these_slow(cases: Iterable[str], endings: tuple[str, ...]) -> list[Any]:
+    """The names of cases, those with one of the endings marked as slow."""
+    return [pytest.param(case, marks=[pytest.mark.slow] * case.endswith(endings)) for case in cases]

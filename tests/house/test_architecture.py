@@ -1,6 +1,7 @@
 """Rules of the source that import-linter cannot say; which room may import which stands in pyproject.toml alone."""
 
 import ast
+import functools
 import inspect
 import re
 import sys
@@ -19,10 +20,12 @@ def room_of(module: str) -> str:
     return module.split("/")[0]
 
 
-def imports_of(file: Path) -> set[str]:
-    """The top-level names of the packages that a file imports anywhere, except for type checkers alone."""
+@functools.cache
+def facts_of(file: Path) -> tuple[set[str], str]:
+    """The top-level names of the packages that a file imports anywhere, except for type checkers alone; its words."""
     names: set[str] = set()
-    waiting: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Import):
@@ -31,11 +34,11 @@ def imports_of(file: Path) -> set[str]:
             names.add("." * node.level + (node.module or ""))
         if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
             waiting.extend(ast.iter_child_nodes(node))
-    return {name if name.startswith(".") else name.partition(".")[0] for name in names}
+    return {name if name.startswith(".") else name.partition(".")[0] for name in names}, ast.get_docstring(tree) or ""
 
 
 def test_imports_name_the_whole_path() -> None:
-    assert not [module for module, file in FILES.items() if any(name.startswith(".") for name in imports_of(file))]
+    assert not [module for module, file in FILES.items() if any(name.startswith(".") for name in facts_of(file)[0])]
 
 
 NAMELESS = "sizes inputs attention embedding generation model hand_outs".split()
@@ -93,10 +96,8 @@ def test_no_encoding_is_asked_for_its_type() -> None:
 def test_every_file_says_what_it_is() -> None:
     silent = []
     for module, file in FILES.items():
-        source = file.read_text(encoding="utf-8")
-        words = ast.get_docstring(ast.parse(source)) or ""
         # A file that only makes a folder a package has nothing to say.
-        if source.strip() and not words.partition("\n")[0].endswith("."):
+        if file.read_text(encoding="utf-8").strip() and not facts_of(file)[1].partition("\n")[0].endswith("."):
             silent.append(module)
     assert not silent, "the first line of a file says in one sentence what it is; run.py tree prints it"
 
@@ -124,6 +125,6 @@ def test_the_library_needs_torch_and_nothing_else() -> None:
         # The contract suite is for those who test; a GPU's compiler comes with PyTorch where there is a GPU.
         allowed = {"pytest", "hypothesis", "mpmath"} if room_of(module) == "testing" else set()
         allowed |= {"triton"} if module == "kernels/rotate_pairs_triton" else set()
-        if others := imports_of(file) - {"posenc", "torch", *sys.stdlib_module_names} - allowed:
+        if others := facts_of(file)[0] - {"posenc", "torch", *sys.stdlib_module_names} - allowed:
             needed[module] = others
     assert not needed

@@ -72,9 +72,16 @@ ALLOWED = {
 """Where such a call may stand all the same, and why."""
 
 
-def imported(tree: ast.AST) -> set[str]:
+def dotted(node: ast.expr) -> str:
+    """What unparse gives, which takes its time."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ast.unparse(node)
+
+
+def imported(every: list[ast.AST]) -> set[str]:
     """The names that a file's imports bind, those of functions too."""
-    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    nodes = [node for node in every if isinstance(node, (ast.Import, ast.ImportFrom))]
     return {(alias.asname or alias.name).partition(".")[0] for node in nodes for alias in node.names}
 
 
@@ -85,9 +92,10 @@ def changes_of(path: Path) -> list[tuple[int, str]]:
 
 def changes(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """What in a file may change something of the whole process: line, and what is called or assigned to."""
-    names = imported(tree)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and CALLS.search(called := ast.unparse(node.func)):
+    every = list(ast.walk(tree))
+    names = imported(every)
+    for node in every:
+        if isinstance(node, ast.Call) and CALLS.search(called := dotted(node.func)):
             yield node.lineno, called
         targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [getattr(node, "target", None)]
         for target in targets:

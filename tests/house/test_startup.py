@@ -22,6 +22,7 @@ STAGES = {
     "an encoding": "posenc.Rotary",
     "encodings": "posenc.Rotary(64); posenc.ALiBi(8); posenc.Sinusoidal(8); posenc.Learned(8, 16)",
     "model": "posenc.Decoder(vocab=11, dim=32, heads=4, layers=2, encoding='rotary + alibi')",
+    "plugins": "from posenc import plugins; found['looked for'] = plugins.plugins_in.cache_info().misses",
     "command line": "from posenc.cli import main",
     "list": "main(['list'])",
 }
@@ -67,6 +68,10 @@ def test_public_names_load_no_encoding_and_an_encoding_itself_alone(new_in) -> N
         assert [name for name in modules if name.startswith("posenc.encodings.")] == encodings
         assert not [name for name in modules if re.match(late, name)]
     assert "posenc.model" in new_in["public names"][0]
+
+
+def test_nothing_is_looked_for_before_an_unknown_name_is_asked_for(new_in) -> None:
+    assert new_in["looked for"] == 0
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from kernels.test_in_rows import CASES, SHAPE, Case, same
 from kernels.test_nearest_first import Largest
+from tiers import rest_slow
 
 from posenc import Keys, Positions, kernels, masks
 from posenc.catalogue import build
@@ -13,9 +14,9 @@ from posenc.kernels.in_rows import attend_in_rows
 
 SPECS = [
     "contextual(positions=4)",
-    "contextual(positions=4, divided=False) + alibi",
     "rotary + contextual(positions=3) + forgetting",
     "contextual(positions=4) + stick_breaking",
+    "contextual(positions=4, divided=False) + alibi",
     "rerope(rotary, window=4) + contextual(positions=4)",
     "on(contextual(positions=4), heads=(0, 2))",
 ]
@@ -23,7 +24,7 @@ SMALL = {"rows": 5, "rows_backwards": 4, "rows_counted": 3, "narrowest": 2, "far
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", rest_slow(SPECS, 3))
 def test_it_is_right_wherever_tokens_stand(spec: str, name: str) -> None:
     at, keys_at, mask = CASES[name]
     case = Case(spec, at, keys_at)

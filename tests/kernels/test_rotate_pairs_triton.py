@@ -58,7 +58,7 @@ def check(got: Tensor, exact: Tensor) -> None:
     assert bool(((got.double() - exact).abs() <= allowed).all())
 
 
-@pytest.mark.parametrize("dtype", rest_slow([torch.float32, torch.float64, torch.bfloat16, torch.float16], 2))
+@pytest.mark.parametrize("dtype", rest_slow([torch.float32, torch.float64, torch.bfloat16, torch.float16], 1))
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_pairs_turn_into_new_memory_in_place_and_back(device: str, layout: str, dtype: torch.dtype) -> None:
     for shape, pairs in SHAPES:
@@ -73,7 +73,7 @@ def test_pairs_turn_into_new_memory_in_place_and_back(device: str, layout: str, 
         check(rotate_into(x, x, cos, sin, layout, inverse=True), turned(out, cos, -sin, layout))
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("layout", rest_slow(["interleaved", "half"], 1))
 def test_any_strides_will_do(device: str, layout: str) -> None:
     B, H, T, D, pairs = 2, 5, 7, 12, 5
     memory = torch.randn(B, T, H, D, device=device)
@@ -111,7 +111,7 @@ def test_what_is_not_a_number_stays_in_its_pair(device: str) -> None:
 
 
 @pytest.mark.parametrize("elements, table", [("fp32", "fp64"), ("bf16", "fp32"), ("fp16", "fp32")])
-@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("interleaved", rest_slow([True, False], 1))
 def test_it_compiles_for_a_gpu_to_wide_reads_without_any_exchange(
     interleaved: bool, elements: str, table: str, monkeypatch: pytest.MonkeyPatch, tmp_path
 ) -> None:

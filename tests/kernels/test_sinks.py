@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tiers import rest_slow
 from torch import Tensor
 
 from posenc import Attention, Chosen, Decoder, Encoding, Keys, Positions, Shape, build, kernels, masks, preset
@@ -14,13 +15,13 @@ SHAPE = Shape(H * D, H, D, 64)
 SPECS = ["none", "rotary + alibi(learned=True)", "t5_bias + forgetting", "deberta", "rerope(rotary, window=3)", "fire"]
 PADDED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1] * T])
 PLACES: dict[str, tuple[Positions, Positions, Mask]] = {
+    "padded": (Positions.padded(PADDED), Positions.padded(PADDED), masks.window(4)),
+    "one query": (Positions.count(1, 8), Positions.count(T), masks.window(5)),
     "in a row": (Positions.count(T), Positions.count(T), masks.causal()),
     "in a window": (Positions.count(T), Positions.count(T), masks.window(3)),
     "with a mask": (Positions.count(T), Positions.count(T), Mask(given=torch.eye(T).flip(0) == 0)),
-    "padded": (Positions.padded(PADDED), Positions.padded(PADDED), masks.window(4)),
     "packed": (Positions.packed([4, 5]), Positions.packed([4, 5]), masks.bidirectional()),
     "before its keys": (Positions.count(T), Positions.count(T, 4), masks.causal()),
-    "one query": (Positions.count(1, 8), Positions.count(T), masks.window(5)),
 }
 
 
@@ -99,7 +100,7 @@ def test_every_kernel_gives_what_the_readable_one_gives(spec: str, place: str) -
 
 
 @pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile.*")
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", rest_slow(PLACES, 2))
 def test_flex_gives_what_the_readable_kernel_gives(place: str) -> None:
     encoding, (at, keys_at, mask) = encoding_of("rotary + alibi"), PLACES[place]
     q, k, v, sinks = (x.detach() for x in inputs(at, keys_at))
@@ -182,7 +183,7 @@ def test_dropout_drops_keys_and_no_sink(kernel: str) -> None:
     assert {round(number, 6) for number in out.flatten().tolist()} == {0.0, 0.5}
 
 
-@pytest.mark.parametrize("kernel", kernels.KERNELS)
+@pytest.mark.parametrize("kernel", rest_slow(kernels.KERNELS, 3))
 @pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile.*")
 @torch.no_grad()
 def test_caches_know_nothing_of_sinks(kernel: str) -> None:
@@ -205,8 +206,8 @@ def test_caches_know_nothing_of_sinks(kernel: str) -> None:
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("spec", ["rotary + alibi(learned=True)", "none"])
-@pytest.mark.parametrize("kernel", ["auto", "blocked", "sdpa"])
+@pytest.mark.parametrize("spec", rest_slow(["rotary + alibi(learned=True)", "none"], 1))
+@pytest.mark.parametrize("kernel", rest_slow(["auto", "sdpa", "blocked"], 2))
 def test_a_graph_holds_sinks_and_their_gradient(kernel: str, spec: str) -> None:
     attention, x = layer(spec, kernel=kernel), tokens()
     torch._dynamo.reset()

@@ -117,8 +117,13 @@ def appear(target: Path) -> None:
         store.put(hidden / "b", [b"b", b"", b"c"])
 
 
-@pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
-@pytest.mark.parametrize("what", STORES)
+FAILURES = [(what, for_good) for what in STORES for for_good in (False, True)]
+
+
+@pytest.mark.parametrize(
+    ("what", "for_good"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (case == ("checkpoint", True))) for case in FAILURES],
+)
 def test_a_failure_of_any_single_call_loses_nothing(
     what: str, for_good: bool, tmp_path: Path, system: FailingSystem, run: training.Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +188,7 @@ def test_what_is_forgotten_is_gone_and_what_is_no_generation_of_these_files_stay
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002", "step-000003"]
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, system: FailingSystem) -> None:
     short = fake_record("none", attention=None, order=None, ablation=None, pictures=None)
     report.write([short], tmp_path)

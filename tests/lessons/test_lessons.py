@@ -63,8 +63,8 @@ def undisplayed() -> Iterator[None]:
     pyplot.switch_backend(before)
 
 
-LONG = ("choosing", "beyond_the_trained_length", "taking_position_away")
-"""Lessons that train for half a minute: the build of the site runs them, and `run.py test --all`."""
+LONG = ("choosing", "beyond_the_trained_length", "taking_position_away", "stretching", "two_axes")
+"""Lessons that train for ten seconds and more: the build of the site runs them, and `run.py test --all`."""
 
 
 @pytest.mark.parametrize(

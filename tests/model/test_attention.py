@@ -1,5 +1,6 @@
 """Attention: the readable function, the kernels, and the layer where everything meets."""
 
+import functools
 import itertools
 import math
 
@@ -25,16 +26,14 @@ def by_hand(
     added = torch.zeros(B, H, T, S) if added is None else added.expand(B, H, T, S)
     weights = torch.zeros(B, H, T, S, dtype=torch.float64)
     for b, h, i in itertools.product(range(B), range(H), range(T)):
-        logits = {
-            j: scale * math.fsum((q[b, h, i].double() * k[b, h // group, j].double()).tolist())
-            + added[b, h, i, j].item()
-            for j in range(S)
-            if added[b, h, i, j] != -math.inf
-        }
+        more, query = added[b, h, i].tolist(), q[b, h, i].double()
+        products = (query * k[b, h // group].double()).tolist()
+        logits = {j: scale * math.fsum(products[j]) + more[j] for j in range(S) if more[j] != -math.inf}
         top = max(logits.values(), default=0.0)
         total = math.fsum(math.exp(x - top) for x in logits.values())
-        for j, x in logits.items():
-            weights[b, h, i, j] = math.exp(x - top) / total
+        weights[b, h, i] = torch.tensor(
+            [math.exp(logits[j] - top) / total if j in logits else 0.0 for j in range(S)], dtype=torch.float64
+        )
     return torch.stack([weights[:, h] @ v[:, h // group].double() for h in range(H)], 1), weights
 
 
@@ -169,21 +168,29 @@ def bias_of(encoding, q: Tensor, at: Positions) -> Tensor:
     return bias
 
 
+@functools.cache
+def under_every_mask(kv_heads: int, place: str, encoding: str) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+    """Queries, keys, values, and what comes out by hand."""
+    at, which = PLACES[place], ENCODINGS[encoding]
+    q, k, v = heads(2, 6, 5, 4), heads(2, kv_heads, 5, 4), heads(2, kv_heads, 5, 4)
+    bias, found = bias_of(which, q, at), {}
+    for name, mask in MASKS.items():
+        added = mask.split()[1]
+        whole = (bias if added is None else bias + added).masked_fill(~mask.allowed(at, at), -math.inf)
+        found[name] = by_hand(q, k, v, whole, 0.5)[0]
+    return q, k, v, found
+
+
 @pytest.mark.parametrize("kernel", ["reference", "sdpa", "blocked"])
 @pytest.mark.parametrize("kv_heads", [6, 2])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_every_kernel_is_right_under_every_mask(kernel: str, kv_heads: int, place: str, encoding: str) -> None:
     at, which = PLACES[place], ENCODINGS[encoding]
-    q, k, v = heads(2, 6, 5, 4), heads(2, kv_heads, 5, 4), heads(2, kv_heads, 5, 4)
-    bias = bias_of(which, q, at)
+    q, k, v, expected = under_every_mask(kv_heads, place, encoding)
     for name, mask in MASKS.items():
-        allowed, added = mask.allowed(at, at), mask.split()[1]
-        whole = (bias if added is None else bias + added).masked_fill(~allowed, -math.inf)
         out, none = kernels.bind(kernel, which, scale=0.5)(which, q, at, Keys(k, v, at), mask)
-        torch.testing.assert_close(
-            out, by_hand(q, k, v, whole, 0.5)[0], rtol=0, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}"
-        )
+        torch.testing.assert_close(out, expected[name], rtol=0, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
         assert none is None
 
 

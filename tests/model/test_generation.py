@@ -84,10 +84,11 @@ def test_a_draft_changes_no_probability_of_any_text(ahead: int, top_k: int | Non
     assert not found
 
 
-def test_a_draft_changes_no_probability_where_texts_stop() -> None:
+@pytest.mark.parametrize("ahead", rest_slow([1, 2], 1))
+def test_a_draft_changes_no_probability_where_texts_stop(ahead: int) -> None:
     model, draft, ids = model_of(vocab=3), draft_of(vocab=3), torch.tensor([[0, 2]])
     choice = Choice(3, temperature=1.0, stop=1)
-    found = Branches().every(lambda draw: speculate(model, draft, ids, 3, choice, ahead=2, draw=draw)[:, 2:])
+    found = Branches().every(lambda draw: speculate(model, draft, ids, 3, choice, ahead=ahead, draw=draw)[:, 2:])
     for text, likely in found.items():
         assert text.count(1) <= 1 and (len(text) == 3 or text[-1] == 1)
         whole = torch.cat((ids, torch.tensor([text])), 1)
@@ -124,12 +125,11 @@ def test_a_draft_changes_no_greedy_text(encoding, padded: bool) -> None:
     # A learned table without a row to spare sees that no position is asked for beyond those of plain decoding.
     model, ids = model_of(encoding, max_len=15), torch.randint(7, (4, 4))
     padding = torch.tensor([[0, 0, 0, 1], [1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 1, 1]]) if padded else None
-    for draft in (draft_of(max_len=15), model):
-        for ahead in (1, 3, 20):
-            for stop in (None, int(model.generate(ids, 5, padding=padding)[1, -1])):
-                asked = {"tokens": 12, "padding": padding, "stop": stop}
-                got = model.generate(ids, draft=draft, ahead=ahead, **asked)
-                assert torch.equal(got, model.generate(ids, **asked))
+    for stop in (None, int(model.generate(ids, 5, padding=padding)[1, -1])):
+        asked = {"tokens": 12, "padding": padding, "stop": stop}
+        expected = model.generate(ids, **asked)
+        for draft, ahead in itertools.product((draft_of(max_len=15), model), (1, 3, 20)):
+            assert torch.equal(model.generate(ids, draft=draft, ahead=ahead, **asked), expected)
 
 
 def test_a_prompt_of_one_token_may_be_drafted_behind() -> None:
@@ -150,7 +150,7 @@ def test_a_draft_that_agrees_saves_passes_of_the_model() -> None:
 
 def test_a_draft_reads_all_of_the_text_and_nothing_else() -> None:
     """Whatever a draft has read wrong changes no text: only how often it is right, and so the passes of the model."""
-    model, ids = model_of(), torch.cartesian_prod(*[torch.arange(7)] * 2)[::5]
+    model, ids = model_of(), torch.cartesian_prod(*[torch.arange(7)] * 2)[::10]
     draft, passes, read = like(model, 0.5), [], []
     of_model = model.register_forward_hook(lambda module, given, out: passes.append(tuple(given[0].shape)))
 
@@ -304,7 +304,7 @@ def test_samples_of_prompts_of_different_lengths_are_a_list_too() -> None:
 # Sinks and a window
 
 
-@pytest.mark.parametrize("encoding", ["rotary", "rotary + alibi", "none", "forgetting"])
+@pytest.mark.parametrize("encoding", rest_slow(["rotary", "forgetting", "rotary + alibi", "none"], 2))
 @pytest.mark.parametrize(("sinks", "window"), [(2, 9), (0, 4), (None, 16), (1, 1)])
 def test_behind_sinks_the_newest_tokens_stand_as_if_nothing_had_been_between(encoding, sinks, window) -> None:
     # In one layer a key is of its own token alone, so that what is held is what these tokens give by themselves.

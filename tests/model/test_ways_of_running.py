@@ -3,6 +3,7 @@ encoding."""
 
 import pytest
 import torch
+from tiers import rest_slow
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
@@ -10,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from posenc import Attention, Decoder, Encoder, EncoderDecoder, Encoding, Positions, catalogue, kernels, masks
 
-SPECS = ["rotary + alibi", "learned", "sinusoidal + t5_bias", "forgetting", "path", "dape(kerple)", "tupe"]
+SPECS = ["rotary + alibi", "learned", "forgetting", "dape(kerple)", "sinusoidal + t5_bias", "path", "tupe"]
 SIZES = {"vocab": 11, "dim": 16, "heads": 2, "layers": 2, "max_len": 32}
 CACHES = [{}, {"slots": 12}, {"slots": 5, "rolling": True}]
 
@@ -51,7 +52,7 @@ def test_every_kernel_takes_an_empty_batch(name: str, spec: str) -> None:
         assert layer(x, positions=torch.zeros(0, 5), mask=masks.causal()).shape == x.shape
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", rest_slow(SPECS, 3))
 def test_a_model_without_data_says_its_shapes(spec: str) -> None:
     with torch.device("meta"):
         model, ids = Decoder(**SIZES, encoding=spec), torch.zeros(2, 5, dtype=torch.long)
@@ -66,7 +67,7 @@ def test_a_model_without_data_says_its_shapes(spec: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", rest_slow(SPECS, 3))
 def test_a_model_can_be_planned_with_fake_tensors(spec: str, dtype: torch.dtype | None) -> None:
     with FakeTensorMode():
         model, ids = Decoder(**SIZES, encoding=spec, dtype=dtype), torch.zeros(2, 5, dtype=torch.long)
@@ -125,7 +126,7 @@ def exported(spec: str) -> None:
         torch.testing.assert_close(graph(ids, **padding), model(ids, **padding), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("spec", ["rotary + alibi", "tupe"])
+@pytest.mark.parametrize("spec", rest_slow(["rotary + alibi", "tupe"], 1))
 def test_an_exported_model_serves_batches_and_lengths_of_any_size(spec: str) -> None:
     exported(spec)
 

@@ -20,15 +20,11 @@ TOKENS = 8
 USUAL = [
     "alibi",
     "t5_bias",
-    "kerple",
     "fire",
-    "shaw",
     "rotary",
     "on(rotary, heads=(0, 1)) + forgetting",
-    "on(kerple, heads=(0, 3))",
     "rerope(alibi, window=3)",
     "learned + tupe + log_temperature",
-    "polar + inkling",
 ]
 
 REFUSED = {
@@ -39,6 +35,8 @@ REFUSED = {
 """What mixes heads, draws numbers for all of them at once, or divides by how many there are."""
 
 FURTHER = [
+    "on(kerple, heads=(0, 3))",
+    "polar + inkling",
     "on(alibi, heads=(1,))",
     "on(on(alibi, heads=(1,)), heads=(2, 3))",
     "alibi(learned=True)",

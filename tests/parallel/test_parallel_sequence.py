@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import near, on_ranks, refused
+from tiers import rest_slow
 from torch import Tensor, nn
 
 from posenc import Attention, Decoder, EncoderDecoder, Encoding, Positions, catalogue, masks
@@ -132,8 +133,9 @@ def hold_on_a_ring(said: dict[str, str]) -> None:
             assert verdict == "exact", f"{spec}: {verdict}"
 
 
-def test_every_encoding_is_exact_on_a_ring_or_refused_by_name(tmp_path: Path) -> None:
-    hold_on_a_ring(verdicts_of(2, "ring", [*specs(), *FURTHER[:3]], tmp_path, whole=False))
+@pytest.mark.parametrize("part", rest_slow([0, 1], 1))
+def test_every_encoding_is_exact_on_a_ring_or_refused_by_name(tmp_path: Path, part: int) -> None:
+    hold_on_a_ring(verdicts_of(2, "ring", [*FURTHER[:3], *specs()][part::2], tmp_path, whole=False))
 
 
 def test_what_reads_between_is_exact_with_gathered_keys(tmp_path: Path) -> None:
@@ -182,7 +184,7 @@ def trained(model: Decoder, ids: Tensor, at: Positions, answers: Tensor) -> dict
     return {"logits": logits.detach()}
 
 
-def layers_and_models(rank: int) -> None:
+def layers_and_models(rank: int, rules: list[str]) -> None:
     ids, answers = torch.randint(11, (2, 2, TOKENS), generator=torch.Generator().manual_seed(5))
     at = Positions.count(TOKENS)
     for encoding, sizes in (
@@ -206,7 +208,7 @@ def layers_and_models(rank: int) -> None:
         near({"logits": got.float()}, {"logits": whole.float()}, 0.03, f"{encoding} in bfloat16")
     # A rule that reads every pair, few queries at a time.
     with SIZES.set_to(pairs_of_rules=100):
-        for spec in ("dape(kerple)", "shaw(max_distance=3)"):
+        for spec in rules:
             net = net_of(spec, torch.float64)
             shards = shard_sequence(net)
             compare(net, shards, at, masks.causal(), torch.float64, 1e-12, f"{spec}, few queries at a time")
@@ -358,8 +360,9 @@ def what_is_kept_and_computed() -> None:
         assert len(met) == (0 if kept_of_all else 5), f"{exchange}: {len(met)} blocks"
 
 
-def test_layers_and_models_are_those_of_one_process_and_refuse_what_is_not_there(tmp_path: Path) -> None:
-    on_ranks(2, layers_and_models, tmp_path)
+@pytest.mark.parametrize("rules", rest_slow([["shaw(max_distance=3)"], ["dape(kerple)"]], 1))
+def test_layers_and_models_are_those_of_one_process_and_refuse_what_is_not_there(tmp_path: Path, rules) -> None:
+    on_ranks(2, layers_and_models, tmp_path, rules)
 
 
 # Without processes

@@ -1,6 +1,5 @@
 """Encodings, schedules and tasks of other packages: found by entry points, shadowing nothing, and broken alone."""
 
-import os
 import subprocess
 import sys
 import zipfile
@@ -157,18 +156,6 @@ def test_a_misspelt_plugin_is_told(install, capsys) -> None:
 def test_other_groups_are_not_read(install) -> None:
     install("a-package", "posenc.published", "claim = far_off_module:Mine", "far_off_module", ENCODING)
     assert dict(plugins.plugins_for("posenc/lab/published")) == {}
-
-
-def test_nothing_is_looked_for_before_an_unknown_name_is_asked_for() -> None:
-    code = (
-        "import sys, posenc\n"
-        "posenc.Decoder(vocab=11, dim=32, heads=4, layers=1, encoding='rotary + alibi')\n"
-        "from posenc import plugins\n"
-        "assert plugins.plugins_in.cache_info().misses == 0"
-    )
-    path = {**os.environ, "PYTHONPATH": str(Path(posenc.__file__).parents[1])}
-    ran = subprocess.run([sys.executable, "-c", code], env=path, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
 
 
 def test_the_example_package_keeps_the_contract_once_it_is_installed(tmp_path: Path, monkeypatch) -> None:

@@ -3,6 +3,7 @@
 A right encoding of the difficult kind, forgetting attention, stands beside them and keeps every promise.
 """
 
+import itertools
 import math
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -487,7 +488,7 @@ CAUGHT = [
     (LongestOfTheBatch, testing.a_neighbour_in_the_batch_changes_nothing, "beside other rows"),
     (KeysByHead, testing.grouped_query_heads_agree, "3 heads on 1 key heads"),
     (LooksAtTheData, testing.compiles_to_one_graph, ""),
-    (CompilesForEveryLength, testing.compiles_to_one_graph, "3 graphs"),
+    pytest.param(CompilesForEveryLength, testing.compiles_to_one_graph, "3 graphs", marks=pytest.mark.slow),
     (LooksAtTheData, testing.every_way_of_running_is_served, "max()"),
     (FrequenciesAnywhere, testing.every_way_of_running_is_served, "meta"),
     (ReadsTheFirstRow, testing.every_way_of_running_is_served, "index 0 is out of bounds"),
@@ -594,7 +595,7 @@ def test_gradients_of_distances_the_wrong_way_round_in_half_precision_are_caught
 
 
 def test_every_promise_has_been_seen_broken() -> None:
-    assert {promise for _, promise, _ in CAUGHT} == set(PROMISES)
+    assert {getattr(one, "values", one)[1] for one in CAUGHT} == set(PROMISES)
 
 
 def test_every_function_that_is_made_a_promise_is_checked() -> None:
@@ -602,13 +603,20 @@ def test_every_function_that_is_made_a_promise_is_checked() -> None:
     assert all(getattr(testing, name) in PROMISES for name in SENTENCES)
 
 
-# A graph of each is compiled by --all: their kinds are compiled in every run, and the file below.
-ONE_GRAPH = pytest.param(testing.compiles_to_one_graph, marks=pytest.mark.slow)
+# A graph of each is compiled by --all: their kinds are compiled in every run, and the file below. What else takes its
+# time is asked of one in every run.
+SLOW = dict.fromkeys(
+    (testing.evaluators_and_kernels_agree, testing.every_way_of_running_is_served, testing.a_cache_changes_nothing),
+    (Turn, Forgetting),
+) | {testing.compiles_to_one_graph: (Slope, Turn, Forgetting)}
+RIGHT = [
+    pytest.param(promise, right, marks=[pytest.mark.slow] * (right in SLOW.get(promise, ())))
+    for promise, right in itertools.product(PROMISES, (Slope, Turn, Forgetting))
+]
 
 
-@pytest.mark.parametrize("right", [Slope, Turn, Forgetting])
-@pytest.mark.parametrize("promise", [ONE_GRAPH if p is testing.compiles_to_one_graph else p for p in PROMISES])
-def test_a_right_encoding_of_ones_own_keeps_every_promise(right, promise) -> None:
+@pytest.mark.parametrize(("promise", "right"), RIGHT)
+def test_a_right_encoding_of_ones_own_keeps_every_promise(promise, right) -> None:
     promise(right)
 
 

@@ -90,10 +90,10 @@ def refusal(folder: Path, out: Path, **asked: Any) -> str:
 @pytest.mark.parametrize(
     ("model_type", "changes"),
     [
-        ("llama", {}),
+        pytest.param("llama", {}, marks=pytest.mark.slow),
         pytest.param("qwen2", {}, marks=pytest.mark.slow),
-        ("qwen3", {"head_dim": 8}),
-        ("phi3", {}),
+        pytest.param("qwen3", {"head_dim": 8}, marks=pytest.mark.slow),
+        pytest.param("phi3", {}, marks=pytest.mark.slow),
         ("gpt_neox", {"rotary_pct": 0.5, "num_key_value_heads": None}),
         ("phi", {"partial_rotary_factor": 0.5, "qk_layernorm": True}),
         ("cohere", {"use_qk_norm": True}),
@@ -216,9 +216,9 @@ def test_an_adapter_goes_with_the_rearranged_model(made, tmp_path: Path) -> None
     ("model_type", "changes", "offset", "tables"),
     [
         ("gpt2", GPT2, 0, 1),
-        ("bert", {}, 0, 1),
+        pytest.param("bert", {}, 0, 1, marks=pytest.mark.slow),
         ("roberta", {"max_position_embeddings": 18}, 2, 1),
-        ("opt", {"ffn_dim": 24, "word_embed_proj_dim": 32}, 2, 1),
+        pytest.param("opt", {"ffn_dim": 24, "word_embed_proj_dim": 32}, 2, 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_table_of_positions_grows_and_the_model_runs_on_it(
@@ -255,6 +255,7 @@ def test_an_encoder_and_a_decoder_of_one_length_grow_once(made, tmp_path: Path) 
         assert load(done.folder, causal=False)(torch.arange(18)[None] + 3)[0].shape == (1, 18, 32)
 
 
+@pytest.mark.slow
 def test_numbers_of_an_encoder_and_a_decoder_under_other_keys_follow(made, tmp_path: Path) -> None:
     sizes = {"num_encoder_layers": 1, "num_decoder_layers": 1, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
     sizes |= {
@@ -292,7 +293,7 @@ def test_buffers_that_count_positions_follow(made, tmp_path: Path) -> None:
     assert open_tensors(done.folder)["embeddings.position_ids"].equal(torch.arange(20)[None])
 
 
-@pytest.mark.parametrize("model_type", ["vit", "dinov2"])
+@pytest.mark.parametrize("model_type", ["dinov2", pytest.param("vit", marks=pytest.mark.slow)])
 def test_a_grid_of_another_size_is_what_the_model_interpolates_to(model_type: str, made, tmp_path: Path) -> None:
     source = made(model_type, causal=False, image_size=24, patch_size=8)
     done = convert(source, tmp_path / "new", Request(grid=(5, 5)))

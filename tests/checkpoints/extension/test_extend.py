@@ -21,6 +21,7 @@ pytest.importorskip("transformers")
 
 import tiny_llama
 from forked import Forked
+from tiers import rest_slow
 
 from posenc import cli
 from posenc.checkpoints.extension import by_encoding, choice, clock, methods, report
@@ -41,7 +42,7 @@ EXACT = {"factor": 2.0, "dtype": "float32", "chunk": 50, "start": 10, "samples":
 @pytest.fixture(autouse=True)
 def without_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take longer than everything else here; a report is written where one is asked for."""
-    if "command_line" not in request.node.name:
+    if "from_the_command_line" not in request.node.name:
         monkeypatch.setattr(report, "write", lambda record, folder: folder / "report.html")
 
 
@@ -158,7 +159,7 @@ def test_a_baseline_is_the_model_as_it_is_in_windows(model: Path, text: str, tmp
     assert set(windows) == {144, 192}
 
 
-@pytest.mark.parametrize("name", ["T5", "Marian"])
+@pytest.mark.parametrize("name", rest_slow(["T5", "Marian"], 1))
 def test_an_encoder_with_a_decoder_is_refused_before_a_folder_is_made(
     name: str, text: str, tmp_path: Path, capsys
 ) -> None:
@@ -378,12 +379,17 @@ def test_a_checkpoint_that_does_not_do_what_was_measured_is_taken_away(
     def with_other_rotary(where: Path, config: dict[str, Any], named: Any, **given: Any) -> Path:
         return write(where, config | {"rope_scaling": {"rope_type": "linear", "factor": 2.01}}, named, **given)
 
+    # An older checkpoint stays, with its record.
+    extend(settings(model, text, "linear"), tmp_path / "run")
+    older, record = hashes(tmp_path / "run" / "checkpoint"), (tmp_path / "run" / "record.json").read_bytes()
     monkeypatch.setattr(by_encoding, "write_folder", with_other_rotary)
     with pytest.raises(
         RuntimeError, match=r"says something else than planned: .*layer 0 .*factor=2.0\)\) and .*factor=2.01\)\)"
     ):
         extend(settings(model, text, "linear"), tmp_path / "run")
-    assert not (tmp_path / "run" / "checkpoint").exists()
+    assert hashes(tmp_path / "run" / "checkpoint") == older
+    assert (tmp_path / "run" / "record.json").read_bytes() == record
+    assert not list((tmp_path / "run").glob("*-checkpoint"))
 
 
 def test_the_model_is_let_go_of_before_what_was_written_is_loaded(
@@ -410,6 +416,7 @@ def test_the_model_is_let_go_of_before_what_was_written_is_loaded(
     assert extend(settings(model, text, "linear"), tmp_path / "run")["written"]["path"]
 
 
+@pytest.mark.slow
 def test_a_config_that_says_it_by_older_keys_says_by_all_keys_what_was_measured(
     model: Path, text: str, tmp_path: Path
 ) -> None:
@@ -511,6 +518,7 @@ def test_from_the_command_line_an_interrupt_is_one_sentence_and_the_same_command
     assert not list(out.glob(".*.part"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the command is forked")
 def test_a_process_that_is_interrupted_at_any_moment_ends_with_130_and_goes_on(
     model: Path, text: str, tmp_path: Path, monkeypatch
@@ -635,14 +643,14 @@ def test_a_length_without_room_for_a_key_says_so(model: Path, text: str, tmp_pat
         ({"factor": 1.0}, "must be above 1, got 1"),
         ({"factor": 0.5}, "must be above 1, got 0.5"),
         ({"factor": 40.0}, r"novel.txt has 1,8\d\d tokens, and a window of 3,840 from token 10 takes 3,850"),
-        ({"samples": 100}, "takes 19,210"),
+        pytest.param({"samples": 100}, "takes 19,210", marks=pytest.mark.slow),
         ({"methods": ("yarm",)}, "no method named 'yarm'"),
         ({"methods": ("drope",)}, "no method named 'drope'"),
         ({"lengths": (500,)}, "lengths go from 2 to the target of 192, got 500"),
-        ({"lengths": (1,)}, "lengths go from 2 to the target of 192, got 1"),
+        pytest.param({"lengths": (1,)}, "lengths go from 2 to the target of 192, got 1", marks=pytest.mark.slow),
         ({"measures": ("perplexitty",)}, "no measure named 'perplexitty'.*did you mean 'perplexity'"),
         ({"measures": ("masked",)}, "masked does not fit a LlamaForCausalLM; it is measured by perplexity, one-key"),
-        ({"measures": ("pass-keys",)}, "no measure named 'pass-keys'"),
+        pytest.param({"measures": ("pass-keys",)}, "no measure named 'pass-keys'", marks=pytest.mark.slow),
         (
             {"measures": ("one-key",)},
             "--start would change nothing here .one-key reads --cache, --chunk, --samples, --text",

@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -158,10 +159,15 @@ ROWS = [
 ]
 
 
+@cache
+def of(model: str, method: str, factor: float, replace: bool) -> methods.Plan:
+    given = PUBLISHED[model]
+    lists = FAR if method == "longrope" else None
+    return methods.plan(huggingface.read(given), given, factor, [method], longrope=lists, replace=replace)
+
+
 def planned(row: Row) -> methods.Plan:
-    given = PUBLISHED[row.model]
-    lists = FAR if row.method == "longrope" else None
-    return methods.plan(huggingface.read(given), given, row.factor, [row.method], longrope=lists, replace=row.replace)
+    return of(row.model, row.method, row.factor, row.replace)
 
 
 def in_transformers_4(config: dict[str, Any], length: int) -> Table:
@@ -229,10 +235,10 @@ def test_a_released_model_is_stretched_as_planned_and_served_so(row: Row, plans,
         assert config.get(key) == PUBLISHED[row.model].get(key)
 
 
-def test_deepseeks_scale_of_the_logits_follows_in_transformers_too(plans) -> None:
+def test_deepseeks_scale_of_the_logits_follows_in_transformers_too() -> None:
     from transformers import AutoConfig, AutoModel
 
-    given = dict(plans["DeepSeek-V3, yarn by 2"].methods[-1].config)
+    given = dict(of("DeepSeek-V3", "yarn", 2, False).methods[-1].config)
     model = AutoModel.from_config(AutoConfig.for_model(given.pop("model_type"), **given))
     assert model.layers[0].self_attn.scaling == pytest.approx((128 + 64) ** -0.5 * (0.1 * math.log(80) + 1) ** 2)
 

@@ -16,6 +16,7 @@ from loopback_hub import Hub, served  # noqa: E402
 
 from posenc import cli  # noqa: E402
 from posenc.checkpoints.conversion.convert import Request, convert  # noqa: E402
+from posenc.checkpoints.extension import report  # noqa: E402
 from posenc.checkpoints.files.hub import chosen, commit_of, is_name  # noqa: E402
 from posenc.checkpoints.formats.load import find, load, without_weights  # noqa: E402
 from posenc.checkpoints.inspection.inspect import inspect  # noqa: E402
@@ -113,7 +114,11 @@ def test_a_hub_that_is_gone_is_no_loss_of_what_the_cache_holds(hub: Hub, monkeyp
     assert load(NAME).path == path
 
 
-def test_a_download_that_breaks_off_says_so_and_the_same_call_completes_it(hub: Hub) -> None:
+def test_a_download_that_breaks_off_says_so_and_the_same_call_completes_it(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It waits before it tries again.
+    monkeypatch.setattr("time.sleep", lambda _: None)
     hub.cut["model.safetensors"] = 100
     with pytest.raises(CannotRead, match=r"team/tiny: its download broke off \(.*run the same again, and it goes on"):
         load(NAME)
@@ -172,7 +177,11 @@ def test_without_huggingface_hub_the_extra_is_named(tmp_path: Path, monkeypatch:
         inspect("a/b")
 
 
-def test_verbs_take_a_name_and_say_its_commit(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbs_take_a_name_and_say_its_commit(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Figures take longer than all else.
+    monkeypatch.setattr(report, "write", lambda record, folder: folder / "report.html")
     for command in (["inspect", NAME], ["convert", NAME, "--out", "new", "--layout", "interleaved"]):
         assert cli.main([*command, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["commit"] == hub.commits[NAME]["main"]

@@ -444,6 +444,8 @@ def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None
     assert [file.name for file in tmp_path.iterdir()] == ["new"] and not list((tmp_path / "new").iterdir())
 
 
+# tests/fuzz/test_killed.py kills it in every run, without a Python of its own.
+@pytest.mark.slow
 def test_killed_in_the_middle_no_folder_has_the_targets_name(tmp_path: Path) -> None:
     script = (
         "import sys, torch\n"

@@ -27,6 +27,8 @@ LLAMA = {
     "num_attention_heads": 2,
     "max_position_embeddings": 256,
 }
+IMAGES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+IMAGES |= {"model_type": "clip_vision_model", "image_size": 32, "patch_size": 8}
 BARE = {key: value for key, value in LLAMA.items() if key != "model_type"}
 
 LISTS = {"short_factor": [1.0 + k / 8 for k in range(16)], "long_factor": [2.0 + k for k in range(16)]}
@@ -189,8 +191,10 @@ def test_what_no_encoding_can_be_is_refused():
 
 
 def test_chunks_and_windows_of_what_never_attends_are_understood():
-    for name, key in (("mamba2", "chunk_size"), ("focalnet", "focal_windows")):
-        reading = read({"model_type": name, "num_hidden_layers": 1})
+    small = {"hidden_size": 32, "num_heads": 2, "head_dim": 32, "n_groups": 1, "num_hidden_layers": 1}
+    stages = {"embed_dim": 16, "depths": [1, 1], "hidden_sizes": [16, 32], "focal_levels": [2, 2]}
+    for name, key, sizes in (("mamba2", "chunk_size", small), ("focalnet", "focal_windows", stages)):
+        reading = read({"model_type": name, **sizes})
         assert not reading.unknown and not reading.not_covered
         assert reading.understood[key].startswith("nothing attends")
 
@@ -198,6 +202,7 @@ def test_chunks_and_windows_of_what_never_attends_are_understood():
 @pytest.mark.parametrize("name", ["roberta", "mpnet", "esm", "longformer"])
 def test_a_length_that_counts_rows_of_padding_is_not_the_trained_one(name):
     config = {"model_type": name, "max_position_embeddings": 66, "num_hidden_layers": 1, "pad_token_id": 1}
+    config |= {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
     more = {"esm": {"vocab_size": 33, "mask_token_id": 32, "position_embedding_type": "absolute"}}
     (part,) = read(config | more.get(name, {})).parts
     assert (part.trained_length, part.shape.max_len) == (64, 64)
@@ -236,7 +241,7 @@ def test_a_key_is_named_as_the_file_spells_it(name: str, inside: bool):
     def refused(rope: dict, **more: object) -> str:
         whole = {**LLAMA, name: rope, **more}
         with pytest.raises(CannotRead) as found:
-            read({"model_type": "llava", "text_config": whole} if inside else whole)
+            read({"model_type": "llava", "text_config": whole, "vision_config": IMAGES} if inside else whole)
         return str(found.value)
 
     place = f"text_config.{name}" if inside else name

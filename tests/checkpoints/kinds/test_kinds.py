@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import rest_slow
 from tiny_models import made, states
 from torch import Tensor
 
@@ -42,7 +43,7 @@ IDS = torch.randint(4, 97, (2, 12), generator=torch.Generator().manual_seed(0))
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
-@pytest.mark.parametrize("mask", ["none", "ones", "right", "left"])
+@pytest.mark.parametrize("mask", rest_slow(["none", "left", "ones", "right"], 2))
 def test_a_table_behind_the_row_of_padding_is_read_at_the_same_rows(name: str, options: Any, mask: str) -> None:
     model = made(name, **BERT | options)
     ids, given = IDS.clone(), {}
@@ -61,7 +62,7 @@ def test_a_table_behind_the_row_of_padding_is_read_at_the_same_rows(name: str, o
     assert torch.equal(states(model, input_ids=ids, **given), bare)
 
 
-@pytest.mark.parametrize("name", ["Bart", "Pegasus", "Marian", "M2M100", "MBart", "Blenderbot"])
+@pytest.mark.parametrize("name", rest_slow(["Bart", "Marian", "M2M100", "Pegasus", "MBart", "Blenderbot"], 3))
 def test_a_subclass_of_embedding_that_counts_by_itself_is_seen(name: str) -> None:
     model = made(name, **BART, pad_token_id=1)
     given = {"input_ids": IDS, "decoder_input_ids": IDS.flip(0), "attention_mask": torch.ones_like(IDS)}
@@ -74,7 +75,7 @@ def test_a_subclass_of_embedding_that_counts_by_itself_is_seen(name: str) -> Non
 
 
 def test_distilbert_is_no_llama() -> None:
-    config = transformers.DistilBertConfig().to_dict()
+    config = transformers.DistilBertConfig(dim=64, hidden_dim=64, n_heads=4, n_layers=2).to_dict()
     reading = configs.read(config)
     assert reading.format == "transformers" and reading.parts[0].embed.startswith("learned")
     sines = configs.read(config | {"sinusoidal_pos_embds": True, "n_layers": 1})
@@ -91,7 +92,7 @@ def test_a_rotary_module_that_never_runs_is_no_position_code() -> None:
         attach(model)
 
 
-@pytest.mark.parametrize("name", ["T5", "MT5", "UMT5", "LongT5"])
+@pytest.mark.parametrize("name", rest_slow(["T5", "UMT5", "MT5", "LongT5"], 2))
 def test_buckets_are_told_of_each_stack(name: str) -> None:
     options = T5 | {"decoder_start_token_id": 0, **({"num_decoder_layers": 2} if name != "T5" else {})}
     model = made(name, **options)
@@ -108,7 +109,7 @@ def test_buckets_are_told_of_each_stack(name: str) -> None:
     torch.testing.assert_close(states(model, **given), bare, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("base", [10_000.0, 2e6, 5e6])
+@pytest.mark.parametrize("base", rest_slow([10_000.0, 5e6, 2e6], 2))
 def test_pairs_of_time_height_and_width_are_told_with_any_base(base: float) -> None:
     rope = {"rope_type": "default", "rope_theta": base, "mrope_section": [16, 24, 24]}
     text = {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 2, "num_hidden_layers": 2}
@@ -390,7 +391,7 @@ def test_computed_numbers_by_no_rule_that_is_known_are_not_called_learned() -> N
     assert not reading.parts and "embed_positions.weights (Musicgen" in reading.not_covered[0]
 
 
-@pytest.mark.parametrize("name", ["Detr", "DeformableDetr", "TableTransformer"])
+@pytest.mark.parametrize("name", rest_slow(["TableTransformer", "DeformableDetr", "Detr"], 2))
 def test_sines_on_two_axes_follow_the_padding_of_an_image(name: str) -> None:
     backbone = transformers.ResNetConfig(**BACKBONE, out_features=["stage3", "stage4"][name != "DeformableDetr" :])
     model = made(name, use_timm_backbone=False, backbone=None, backbone_config=backbone, **DETR)
@@ -574,6 +575,7 @@ def test_sines_among_the_attributes_of_a_module_are_told() -> None:
 
 def test_a_table_within_the_attention_of_a_layer_is_not_added_to_embeddings() -> None:
     small = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
+    small |= {"head_dim": 32, "q_lora_rank": 16, "o_lora_rank": 16, "index_head_dim": 32, "index_n_heads": 2}
     config = transformers.DeepseekV4Config(**small, moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2)
     reading = huggingface.read(config)
     assert reading.parts[0].embed == "none" and not reading.parts[0].tables

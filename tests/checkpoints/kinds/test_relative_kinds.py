@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import rest_slow
 from tiny_models import made, states
 
 transformers = pytest.importorskip("transformers")
@@ -44,10 +45,10 @@ def same_attached(model: Any, spec: str, **given: Any) -> Any:
     ("name", "options", "spec"),
     [
         ("Swin", {}, "grid_bias(window=(4, 4))"),
-        ("DonutSwin", {}, "grid_bias(window=(4, 4))"),
-        ("MaskFormerSwin", {}, "grid_bias(window=(4, 4))"),
+        pytest.param("DonutSwin", {}, "grid_bias(window=(4, 4))", marks=pytest.mark.slow),
+        pytest.param("MaskFormerSwin", {}, "grid_bias(window=(4, 4))", marks=pytest.mark.slow),
         ("Swinv2", {}, "log_grid_bias(window=4)"),
-        ("Swinv2", {"pretrained_window_sizes": [8, 6]}, "log_grid_bias"),
+        pytest.param("Swinv2", {"pretrained_window_sizes": [8, 6]}, "log_grid_bias", marks=pytest.mark.slow),
     ],
     ids=["Swin", "DonutSwin", "MaskFormerSwin", "Swinv2", "Swinv2 trained in other windows"],
 )
@@ -79,7 +80,9 @@ def test_a_window_of_patches_is_told_of_each_stage(name: str, options: Any, spec
             "relative_position_index",
             "for each head and kind of pair, which a buffer tells; grid_bias has others",
         ),
-        ("Swinv2", "relative_coords_table", "carries position, and no spec here says how"),
+        pytest.param(
+            *("Swinv2", "relative_coords_table", "carries position, and no spec here says how"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_window_that_reads_other_rows_is_left(name: str, buffer: str, said: str) -> None:
@@ -196,7 +199,7 @@ def test_signed_buckets_are_told_and_stay(name: str) -> None:
 DINO = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "patch_size": 4}
 
 
-@pytest.mark.parametrize("heads", [2, 16])
+@pytest.mark.parametrize("heads", rest_slow([16, 2], 1))
 def test_patches_with_coordinates_from_minus_one_to_one_are_told_and_replaced(heads: int) -> None:
     # As many heads as a small image has patches must not be taken for them.
     model = made("DINOv3ViT", **DINO | {"image_size": 32, "hidden_size": 16 * heads, "num_attention_heads": heads})

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 transformers = pytest.importorskip("transformers")
 
+from tiers import rest_slow  # noqa: E402
 from tiny_models import behind, cache_from  # noqa: E402
 
 from posenc.catalogue import build  # noqa: E402
@@ -126,6 +127,9 @@ MORE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "glm": ("GlmForCausalLM", "GlmConfig", DECODER | {"head_dim": 8, "rope_parameters": HALF}),
 }
 
+FIRST = "gpt2 bert vit llama mistral gemma3 phi3 deepseek_v3 cohere bloom mpt t5 qwen2_vl".split()
+"""One of each kind."""
+
 IDS = torch.randint(3, 97, (2, 12), generator=torch.Generator().manual_seed(1))
 MASK = torch.ones_like(IDS).index_put((torch.tensor([0] * 4), torch.arange(4)), torch.tensor(0))
 THREE_AXES = torch.stack([torch.arange(12), torch.arange(12) // 2, torch.arange(12) % 5])[:, None].expand(3, 2, 12)
@@ -210,7 +214,9 @@ def state_of(model: nn.Module) -> tuple[list, list, list, list]:
     return modules, attributes, hooks, list(model.state_dict())
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(family, marks=pytest.mark.slow) for family in MORE)])
+@pytest.mark.parametrize(
+    "family", rest_slow([*FIRST, *(name for name in FAMILIES | MORE if name not in FIRST)], len(FIRST))
+)
 def test_an_attached_model_gives_the_same_and_a_detached_one_is_as_before(family: str) -> None:
     model = make(family)
     # Some bare modules keep what they compute when they are first called.
@@ -503,7 +509,7 @@ def test_tables_that_are_read_whole_or_resampled_by_code_of_their_own_stay_the_s
 # Copies, files, compilation.
 
 
-@pytest.mark.parametrize("family", ["llama", "gptj", "bloom", "vit", "t5"])
+@pytest.mark.parametrize("family", rest_slow(["llama", "bloom", "vit", "gptj", "t5"], 3))
 def test_a_copy_is_attached_to_itself(family: str) -> None:
     model = make(family)
     bare = run(family, model)["plain"]
@@ -697,7 +703,7 @@ SHARED = {
 """Models whose last layers attend to the keys of others, as Gemma 3n and Gemma 4 do."""
 
 
-@pytest.mark.parametrize("kind", ["gemma3n_text", "gemma4_text"])
+@pytest.mark.parametrize("kind", rest_slow(["gemma4_text", "gemma3n_text"], 1))
 @pytest.mark.parametrize("unturned", [False, True], ids=["in tables", "on unturned keys"])
 def test_layers_that_attend_to_keys_of_others_and_wider_heads_in_some_get_what_was_asked(kind: str, unturned: bool):
     wide = {"global_head_dim": 16} if kind == "gemma4_text" else {"laurel_rank": 4, "activation_sparsity_pattern": None}

@@ -7,6 +7,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
+from tiers import rest_slow  # noqa: E402
 from transformers import DeepseekV3Config, GPTJConfig, LlamaConfig, OPTConfig, PegasusConfig  # noqa: E402
 from transformers.models.llama import modeling_llama  # noqa: E402
 
@@ -130,7 +131,7 @@ FED = {
 """Sizes of models that want more or other forms than most -> how many tokens each of their attentions is given."""
 
 
-@pytest.mark.parametrize("name", FED)
+@pytest.mark.parametrize("name", rest_slow(sorted(FED, key="mimi".__eq__), len(FED) - 1))
 def test_what_a_model_asks_for_is_made(name):
     sizes, tokens = FED[name]
     try:

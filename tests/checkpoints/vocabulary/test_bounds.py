@@ -89,7 +89,7 @@ def test_heads_too_wide_to_be_measured_are_read_by_their_keys_and_said() -> None
     assert any("a head has 4,096 channels; the turns of at most 1,024 are" in said for said in reading.not_covered)
 
 
-@pytest.mark.parametrize(("heads", "head_dim"), [(16, 256), (2, 1024)])
+@pytest.mark.parametrize(("heads", "head_dim"), [(16, 256), pytest.param(2, 1024, marks=pytest.mark.slow)])
 def test_wide_heads_are_measured_a_few_channels_at_a_time(heads: int, head_dim: int) -> None:
     pytest.importorskip("transformers")
     config = LLAMA | {"model_type": "gemma", "hidden_size": 64, "num_attention_heads": heads, "head_dim": head_dim}

@@ -32,6 +32,7 @@ COSTS = Costs({"rotary": Cost("rotary", 0, 2048, 1.1, 1.25), "path": Cost("path"
 # What stands on the board
 
 
+@pytest.mark.slow
 def test_every_encoding_that_ships_has_a_meaning_somewhere() -> None:
     found = scope.with_meaning(["copy", "grid_mark"], scope.encodings())
     assert {spec for _, spec in found} == set(scope.encodings())

@@ -183,6 +183,7 @@ def test_dropout_is_drawn_by_seed_and_step_and_not_by_what_came_before(tmp_path:
     assert other.curve[0]["loss"] != whole.curve[0]["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FORKS, reason="processes are forked and killed")
 def test_a_run_that_is_killed_in_mid_step_ends_in_the_same_bytes(tmp_path: Path) -> None:
     (tmp_path / "book.txt").write_text(BOOK)

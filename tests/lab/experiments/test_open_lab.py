@@ -324,6 +324,7 @@ def test_a_rate_that_fails_is_beaten_and_where_all_fail_it_is_said(tmp_path: Pat
         at_best_rates([recipe("copy", "none")], (3e-3,), tmp_path, lambda sweep: None)
 
 
+@pytest.mark.slow
 def test_rates_are_searched_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparing, "run_all", in_this_process)
     settings = Settings(
@@ -363,6 +364,7 @@ def test_other_seeds_are_refused(words: tuple) -> None:
         comparison.seeds_asked(words)
 
 
+@pytest.mark.slow
 def test_loggers_hear_of_every_run_of_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparing, "run_all", in_this_process)
     settings = Settings(("none", "rotary"), ("repeat",), seeds=1, changes=SMALL | {"train_length": 2})

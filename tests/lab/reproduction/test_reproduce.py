@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import multiprocessing
 import re
 import sys
 from dataclasses import dataclass
@@ -9,12 +10,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from forked import FORKS
 
 from posenc import cli
 from posenc.foreign import CannotRead
 from posenc.lab.experiments import recipes
 from posenc.lab.published import CPU, Claim, Inequality
 from posenc.lab.reproduction import reproduce, reproduced
+from posenc.lab.results import drawer
 
 HOME = Path(__file__).resolve().parents[3]
 KEPT = HOME / "docs" / "published"
@@ -118,6 +121,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reproduce, "SEEDS", 1)
         patch.setattr("posenc.lab.sweeps.sweep.cores", lambda: 1)
+        patch.setattr(multiprocessing, "get_context", lambda kind: FORKS)
+        patch.setattr(drawer.Drawer, "__call__", lambda *_: None)
         assert cli.main(["lab", "run", name, "--out", str(home / "out"), "--seed-from", "7"]) == 0
     return home / "out", name
 
@@ -138,8 +143,9 @@ def test_a_claim_of_ones_own_is_run_and_its_verdict_kept(ran: tuple[Path, str]) 
 
 
 def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One seed, and no figures: they take longer than all else here."""
+    """One seed, forked runs, and no figures: they take longer than all else here."""
     monkeypatch.setattr(reproduce, "SEEDS", 1)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: FORKS)
     monkeypatch.setattr(reproduce.report, "write", lambda records, folder: None)
 
 

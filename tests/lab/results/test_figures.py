@@ -6,6 +6,7 @@ import re
 import string
 import subprocess
 import sys
+from functools import cache, partial
 from xml.etree import ElementTree
 
 import matplotlib
@@ -14,41 +15,46 @@ import numpy as np
 import pytest
 from fake_records import ENCODINGS, comparison, record, with_scores
 from matplotlib.figure import Figure
+from tiers import of_these_slow
 
 from posenc.lab import figures
 from posenc.lab.results.figures import arrays, layout, measured, style
 
+TASKS = ("repeat", "copy", "text")
 RECORDS = comparison(("repeat", "copy", "text"), seeds=2)
 SINUSOIDAL = np.array(record("sinusoidal")["pictures"]["added"])
 
 
-def drawings():
-    for task in ("repeat", "copy", "text"):
-        yield f"extrapolation {task}", figures.extrapolation(RECORDS, task)
-        yield f"learning {task}", figures.learning(RECORDS, task)
-        yield f"ablation {task}", figures.ablation(RECORDS, task)
-    for draw in (figures.added, figures.wavelengths, figures.similarity, figures.bias):
-        yield draw.__name__, draw(RECORDS)
-    yield "depths", figures.depths([record("rotary", "pass_key"), record("t5_bias", "pass_key")])
-    yield "attention", figures.attention(record("rotary"))
-    yield "heatmap", figures.heatmap(SINUSOIDAL, "a table")
-    yield "wavelength_curve", figures.wavelength_curve([6.3, 20.0, 60.0], 32, "wavelengths")
-    yield "similarity_matrix", figures.similarity_matrix(SINUSOIDAL, "similarity")
-    yield "bias_curves", figures.bias_curves(range(5), [[0, -1, -2, -3, -4], [0, -2, -4, -6, -8]], "bias")
-    yield "clock", figures.clock([1.0, 0.3, 0.1, 0.01], 7, "clock")
-    yield "fingerprint", figures.fingerprint(SINUSOIDAL, (0, 1, 7), "fingerprint")
-    yield "attention_maps", figures.attention_maps(np.tril(np.ones((2, 3, 5, 5))), [*"abcde"], "attention")
-    yield "spectrum", figures.spectrum([6.3, 40.0, 240.0], [6.3, 20.0, 60.0], 32, "spectrum", "1 of 3", "positions")
-    yield (
-        "curves",
-        figures.curves([1, 10, 100], {"shown": [0, 1, 2], "true": [0, 2, 4]}, "c", "x", "y", log=True, mark=7),
-    )
-    yield "centre_maps", figures.centre_maps(np.random.default_rng(0).normal(size=(3, 5, 5)), "from the middle")
-    yield "attention_beside", figures.attention_beside({"with": np.tril(np.ones((2, 5, 5)))}, "attention")
-    yield "shift_matrix", figures.shift_matrix(np.eye(4), "shift")
+RANDOM = np.random.default_rng(0).normal(size=(3, 5, 5))
+OF_TASKS = (figures.extrapolation, figures.learning, figures.ablation)
+DRAWINGS = {
+    **{f"{draw.__name__} {task}": partial(draw, RECORDS, task) for task in TASKS for draw in OF_TASKS},
+    **{
+        draw.__name__: partial(draw, RECORDS)
+        for draw in (figures.added, figures.wavelengths, figures.similarity, figures.bias)
+    },
+    "depths": lambda: figures.depths([record("rotary", "pass_key"), record("t5_bias", "pass_key")]),
+    "attention": lambda: figures.attention(record("rotary")),
+    "heatmap": lambda: figures.heatmap(SINUSOIDAL, "a table"),
+    "wavelength_curve": lambda: figures.wavelength_curve([6.3, 20.0, 60.0], 32, "wavelengths"),
+    "similarity_matrix": lambda: figures.similarity_matrix(SINUSOIDAL, "similarity"),
+    "bias_curves": lambda: figures.bias_curves(range(5), [[0, -1, -2, -3, -4], [0, -2, -4, -6, -8]], "bias"),
+    "clock": lambda: figures.clock([1.0, 0.3, 0.1, 0.01], 7, "clock"),
+    "fingerprint": lambda: figures.fingerprint(SINUSOIDAL, (0, 1, 7), "fingerprint"),
+    "attention_maps": lambda: figures.attention_maps(np.tril(np.ones((2, 3, 5, 5))), [*"abcde"], "attention"),
+    "spectrum": lambda: figures.spectrum([6.3, 40.0, 240.0], [6.3, 20.0, 60.0], 32, "spectrum", "1 of 3", "positions"),
+    "curves": lambda: figures.curves(
+        [1, 10, 100], {"shown": [0, 1, 2], "true": [0, 2, 4]}, "c", "x", "y", log=True, mark=7
+    ),
+    "centre_maps": lambda: figures.centre_maps(RANDOM, "from the middle"),
+    "attention_beside": lambda: figures.attention_beside({"with": np.tril(np.ones((2, 5, 5)))}, "attention"),
+    "shift_matrix": lambda: figures.shift_matrix(np.eye(4), "shift"),
+}
 
 
-DRAWINGS = dict(drawings())
+@cache
+def drawing(name):
+    return DRAWINGS[name]()
 
 
 def gids(figure):
@@ -77,10 +83,10 @@ def test_a_hidden_thing_is_shown_by_place_and_length():
     assert figures.depths([record("rotary", "copy")]) is None
 
 
-@pytest.mark.parametrize("name", DRAWINGS)
+@pytest.mark.parametrize("name", of_these_slow(DRAWINGS, TASKS[:2]))
 def test_a_figure_is_not_blank(name):
-    assert isinstance(DRAWINGS[name], Figure)
-    image = matplotlib.image.imread(io.BytesIO(figures.png(DRAWINGS[name])))[..., :3]
+    assert isinstance(drawing(name), Figure)
+    image = matplotlib.image.imread(io.BytesIO(figures.png(drawing(name))))[..., :3]
     assert 0.01 < (image < 0.97).any(axis=-1).mean() < 0.95
 
 
@@ -89,7 +95,7 @@ def test_a_figure_is_not_blank(name):
     [name for name in DRAWINGS if name.split()[0] in ("extrapolation", "learning", "ablation", "wavelengths", "bias")],
 )
 def test_a_figure_of_records_can_be_read_alone(name):
-    figure = DRAWINGS[name]
+    figure = drawing(name)
     assert figure.get_suptitle()
     labels = [axes.get_xlabel() or axes.get_ylabel() for axes in figure.axes] + [figure.get_supxlabel()]
     assert any(labels)
@@ -100,7 +106,7 @@ def test_a_figure_of_records_can_be_read_alone(name):
 
 @pytest.mark.parametrize("name", ["extrapolation copy", "learning text", "added", "attention"])
 def test_an_svg_has_its_words_as_text(name):
-    svg = figures.svg(DRAWINGS[name])
+    svg = figures.svg(drawing(name))
     assert "<text" in svg and len(svg) < 400_000
 
 
@@ -265,6 +271,7 @@ def test_the_callers_settings_are_kept_and_left_alone():
         assert matplotlib.rcParams["axes.labelcolor"] == "black"
 
 
+@pytest.mark.slow
 def test_drawing_needs_no_pyplot():
     draw = "import sys; from posenc.lab import figures; figures.png(figures.heatmap([[1.0]], ''))"
     code = f"{draw}; assert 'matplotlib.pyplot' not in sys.modules"

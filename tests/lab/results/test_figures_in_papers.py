@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from fake_records import comparison, record, with_scores
 from matplotlib.figure import Figure
+from tiers import of_these_slow
 
 from posenc import Sinusoidal
 from posenc.lab import figures
@@ -42,7 +43,7 @@ def marks(axes):
     return {line.get_gid(): line for line in axes.lines if line.get_gid() and line.get_marker() != "None"}
 
 
-@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("name", of_these_slow(NARROW, ("repeat", "copy", "similarity")))
 def test_a_figure_fits_a_column_of_a_paper(name, tmp_path):
     figure = NARROW[name](width=3.25, height=2.2)
     path = figures.save(figure, tmp_path / "a.png")
@@ -51,7 +52,7 @@ def test_a_figure_fits_a_column_of_a_paper(name, tmp_path):
     assert drawn.x0 > -0.03 and drawn.y0 > -0.03 and drawn.x1 < 3.28 and drawn.y1 < 2.23
 
 
-@pytest.mark.parametrize(("width", "height"), [(3.25, 2.2), (6.9, 3)])
+@pytest.mark.parametrize(("width", "height"), [(6.9, 3), pytest.param(3.25, 2.2, marks=pytest.mark.slow)])
 def test_a_file_is_exactly_as_large_as_asked(width, height, tmp_path):
     figure = figures.extrapolation(RECORDS, "copy", width=width, height=height)
     with matplotlib.rc_context({"savefig.bbox": "tight", "savefig.dpi": 100}):
@@ -73,6 +74,7 @@ def test_saving_in_another_size_folds_title_and_legend_anew(tmp_path):
         figures.save(figure, tmp_path / "b.pdf", width=4)
 
 
+@pytest.mark.slow
 def test_a_pdf_has_its_letters_as_truetype_fonts(tmp_path):
     content = figures.save(figures.learning(RECORDS, "copy"), tmp_path / "a.pdf").read_bytes()
     assert b"/FontFile2" in content and b"/Type3" not in content

@@ -253,6 +253,7 @@ def test_one_that_is_always_right_is_found_ahead_of_six_that_fall_apart():
     assert found.first() == ["cheat"] and len(found.above("cheat")) == 6
 
 
+@pytest.mark.slow
 def test_the_processes_of_a_sweep_load_no_scipy():
     script = "import sys, posenc.lab.sweeps.sweep, posenc.terminal; print('scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"

@@ -12,6 +12,7 @@ import pytest
 from posenc import cli
 from posenc.lab import store
 from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.results import drawer
 from posenc.lab.runs import record
 from posenc.lab.runs.settings import Settings
 from posenc.lab.store import CannotWrite
@@ -187,6 +188,7 @@ class Here(Local):
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "Local", lambda count: Here())
+    monkeypatch.setattr(drawer.Drawer, "__call__", lambda *_: None)  # figures take longer than all else
 
 
 def test_shards_put_together_are_the_comparison(tmp_path: Path, here: None, capsys: pytest.CaptureFixture[str]) -> None:

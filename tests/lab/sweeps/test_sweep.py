@@ -1,8 +1,8 @@
 """Sweeps: what is finished stays finished, whatever ends a sweep, and one failure is one failure.
 
 The story below is one folder's: Ctrl-C, then a kill, then the same command to the end with a damaged record in its way,
-and all the while one encoding that fails. Real processes, so it is told once and asked about by many tests; the first
-command is started as a person starts it, the others are forked.
+and all the while one encoding that fails. Real processes, so it is told once and asked about by many tests; they are
+forked, which saves each an import of torch.
 """
 
 import json
@@ -20,11 +20,13 @@ from pathlib import Path
 import pytest
 import torch
 from forked import FORKS, Forked
+from tiers import rest_slow
 
 from posenc import cli, terminal
 from posenc.lab import store
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.recipes import recipe
+from posenc.lab.results import drawer
 from posenc.lab.runs import record
 from posenc.lab.sweeps import sweep
 from posenc.lab.sweeps.engines import Local, local, worker
@@ -128,10 +130,15 @@ class Story:
         return list((self.folder / "records").glob("repeat-none-*.json"))
 
     def interrupt(self) -> Ended:
-        """As a person starts it."""
+        command = Forked(*self.command())
+        command.until(lambda: self.finished() and (self.home / "reached").exists())
+        # As a terminal does it: to the command and all its workers.
+        command.kill(signal.SIGINT)
+        return self.ended(*command.ended())
+
+    def interrupt_as_started_by_a_person(self) -> Ended:
         process = self.begin()
         until(lambda: self.finished() and (self.home / "reached").exists(), process)
-        # As a terminal does it: to the command and all its workers.
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate()
         return self.ended(process.returncode, out, err)
@@ -148,6 +155,14 @@ class Story:
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     told = Story(tmp_path_factory.mktemp("sweep"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            drawer.Drawer, "__call__", lambda *_: None
+        )  # of the forked commands; figures take longer than all else
+        return ends_of(told)
+
+
+def ends_of(told: Story) -> dict[str, Ended]:
     ends = {"interrupted": told.interrupt(), "killed": told.kill()}
     (told.home / "open").touch()
     record_of_none = told.finished()[0]
@@ -165,8 +180,9 @@ on_posix = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX"
 
 
 @on_posix
-def test_ctrl_c_ends_with_130_and_one_sentence_and_no_traceback(story) -> None:
-    ended = story["interrupted"]
+@pytest.mark.parametrize("start", rest_slow(["forked", "as a person starts it"], 1))
+def test_ctrl_c_ends_with_130_and_one_sentence_and_no_traceback(start: str, story, tmp_path: Path) -> None:
+    ended = story["interrupted"] if start == "forked" else Story(tmp_path).interrupt_as_started_by_a_person()
     assert ended.code == 130 and ended.out == ""
     assert ended.err.splitlines()[-1] == "posenc: interrupted; what was finished is kept, give the same command again"
     assert "Traceback" not in ended.err and "Error" not in ended.err

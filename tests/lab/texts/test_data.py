@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiers import rest_slow
 
 from posenc.lab import tasks
 from posenc.lab.texts import data
@@ -199,7 +200,7 @@ def test_windows_read_over_the_ends_of_files_with_a_newline_between(tmp_path: Pa
     assert bytes(train.windows(start, 20).flatten().tolist()) == b"".join(whole[i : i + 20] for i in start.tolist())
 
 
-@pytest.mark.parametrize("block", [1, 7, 1000, 1 << 20])
+@pytest.mark.parametrize("block", rest_slow([7, 1 << 20, 1, 1000], 2))
 def test_the_size_of_a_block_changes_nothing(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = "naïve \N{GREEK SMALL LETTER ALPHA}\N{SMILING FACE WITH SUNGLASSES} text\n" * 1200
     (tmp_path / "one.txt").write_text(words)
@@ -342,8 +343,9 @@ MEMORY_IS_TOLD = pytest.mark.skipif(
 SMALL = "a few words, to load all that this needs\n"
 
 
+@pytest.mark.slow
 @MEMORY_IS_TOLD
-@pytest.mark.parametrize(("megabytes", "files"), [(64, 3), pytest.param(2300, 1, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(("megabytes", "files"), [(64, 3), (2300, 1)], ids=str)
 def test_a_text_takes_the_memory_of_a_few_blocks_whatever_its_size(megabytes: int, files: int, tmp_path: Path) -> None:
     (tmp_path / "small.txt").write_text(SMALL * 1000)
     book = tmp_path / "book"

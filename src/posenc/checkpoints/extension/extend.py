@@ -46,7 +46,7 @@ def extend(settings: Settings, out: Path, *, say: Say | None = None) -> dict[str
 
     Raises ValueError for impossible settings, a text that is too short, and a folder that holds anything else than the
     same run; CannotRead for a checkpoint that cannot be read; RuntimeError where the written checkpoint does not do
-    what was measured, and is therefore taken away again.
+    what was measured, and is not kept.
     """
     from posenc.checkpoints.extension import report
 
@@ -358,28 +358,35 @@ def foreseen(settings: Settings) -> dict[str, Any]:
 def written(stretch: Stretch, record: Mapping[str, Any], where: Path, losses: FirstLosses) -> dict[str, Any]:
     """Write the checkpoint of the method that was chosen and hold it to what was measured; {"path", "words", ...}.
 
-    What lies there of a run before is taken away first; what does not do what was measured goes too, and raises.
+    It takes the place of an older one when it is whole; what does not do what was measured is removed, and raises.
     """
     name = record["winner"]
     method = next(method for method in stretch.methods if method.name == name)
-    if where.exists():
-        # No record may speak of a checkpoint that is not there.
-        (where.parent / RECORD).unlink(missing_ok=True)
-        shutil.rmtree(where)
+    new, old = (where.with_name(f"{word}-{where.name}") for word in ("new", "old"))
+    for folder in (new, old):  # what a killed run left
+        shutil.rmtree(folder, ignore_errors=True)
     if name == "none":
-        return {"path": None, "words": "Nothing was written: the model stays as it is."}
-    if method.config is None:
+        result: dict[str, Any] = {"path": None, "words": "Nothing was written: the model stays as it is."}
+    elif method.config is None:
         words = f"Nothing was written for {name}: {method.why_not}."
         if other := [entry["name"] for entry in choice.ranked(record) if entry["config"] is not None]:
             words += f" Of those that can be written, {other[0]} comes first: --method {other[0]} writes it here."
-        return {"path": None, "words": words}
-    stretch.write(method, where)
-    try:
-        verified = stretch.verify(method, where, losses)
-    except Exception:
-        shutil.rmtree(where)
-        raise
-    return {"path": str(where), "method": name, **verified}
+        result = {"path": None, "words": words}
+    else:
+        try:
+            stretch.write(method, new)
+            result = {"path": str(where), "method": name, **stretch.verify(method, new, losses)}
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
+    if where.exists():
+        # No record may speak of a checkpoint that is not there.
+        (where.parent / RECORD).unlink(missing_ok=True)
+        where.rename(old)
+    if new.exists():
+        new.rename(where)
+    shutil.rmtree(old, ignore_errors=True)
+    return result
 
 
 def rows(measure: Measure, raw: Mapping[int, Mapping[str, Any]], lengths: Sequence[int]) -> list[dict[str, Any]]:
