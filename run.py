@@ -170,7 +170,7 @@ def run_tests(rest: Sequence[str], python: Path) -> int:
 def pytest_arguments(rest: Sequence[str], workers: int | None) -> list[str]:
     arguments = ["pytest"]
     if workers is not None:
-        arguments += ["-n", str(workers)]
+        arguments += ["-n", str(workers), "--dist", "worksteal"]  # a file's tests, and its fixtures, in one worker
     if "--all" in rest:
         arguments += ["-m", ""]  # pyproject.toml leaves the slow tests out; an empty expression selects everything
     return arguments + [argument for argument in rest if argument != "--all"]

@@ -16,7 +16,7 @@ from posenc.checkpoints.kinds.rotary.module import RotaryModule
 
 MADE_WITH, ROWS = census.table()
 PARTS = 20
-DAYS = 200
+DAYS = 400
 """In so many days each row that takes no more than SECONDS comes out again; the few others wait for --all."""
 SECONDS = 6
 

@@ -148,11 +148,11 @@ def test_the_tree_of_what_is_no_folder_is_refused(rest: list[str]) -> None:
 
 def test_tests_get_workers_and_the_rest_passes_through() -> None:
     arguments = ["tests/house/test_run.py", "-x"]
-    assert run.pytest_arguments(arguments, 2) == ["pytest", "-n", "2", *arguments]
+    assert run.pytest_arguments(arguments, 2) == ["pytest", "-n", "2", "--dist", "worksteal", *arguments]
 
 
 def test_all_lifts_the_selection_unless_one_is_given() -> None:
-    assert run.pytest_arguments(["--all"], 2) == ["pytest", "-n", "2", "-m", ""]
+    assert run.pytest_arguments(["--all"], 2) == ["pytest", "-n", "2", "--dist", "worksteal", "-m", ""]
     assert run.pytest_arguments(["--all", "-m", "slow"], 2)[-2:] == ["-m", "slow"]
 
 

@@ -131,6 +131,7 @@ def test_a_failure_of_any_single_call_loses_nothing(
     given, failures = (run,) if what == "checkpoint" else (), 0
     built = training.start(run.experiment)
     # Building the model is what takes time.
+    monkeypatch.setattr(checkpoints, "model_of", lambda *_: built.model)
     monkeypatch.setattr(checkpoints, "start", lambda experiment, **asked: built)
     write(tmp_path / "before", *given, 2)
     while True:

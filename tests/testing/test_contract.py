@@ -53,7 +53,8 @@ COMPOSITIONS = [
     Subject("rerope(rotary + alibi, window=5, leak=2.5)"),
 ]
 
-PLAIN = [*(Subject(variants(name)[0]) for name in catalogue.names()), *COMPOSITIONS]
+ALONE = [Subject(variants(name)[0]) for name in catalogue.names()]
+PLAIN = [*ALONE, *COMPOSITIONS]
 """Every encoding as it comes."""
 
 OTHER_NUMBERS = [Subject(spec) for name in catalogue.names() for spec in variants(name)[1:2]]
@@ -70,8 +71,19 @@ DEAR = [testing.compiles_to_one_graph, testing.every_way_of_running_is_served]
 OF_NUMBERS = [testing.says_what_the_paper_says, testing.the_spec_round_trips]
 """What a number that is forgotten, or read as another, would break."""
 
-EACH_DAY = ["alibi", "forgetting", "learned", "none", "rotary", "shaw", "rotary + alibi", "on(rotary, heads=(0, 2))"]
-"""What is compiled in every run: the usual kinds of evaluator, a sum, and chosen heads. Others take long."""
+OF_SUMS = [
+    testing.a_forward_pass_works,
+    testing.says_what_the_paper_says,
+    testing.evaluators_and_kernels_agree,
+    testing.a_sum_is_served_as_its_parts_are,
+    testing.a_cache_changes_nothing,
+    testing.left_padding_changes_nothing,
+    testing.packing_changes_nothing,
+]
+"""What two encodings that are each right could break together."""
+
+EACH_DAY = ["alibi", "forgetting", "learned", "rotary", "shaw", "rotary + alibi"]
+"""What is compiled in every run: the usual kinds of evaluator, and a sum. Others take long."""
 
 
 def all_but(promises: list[Callable[[Subject], None]]) -> list[Callable[[Subject], None]]:
@@ -81,9 +93,15 @@ def all_but(promises: list[Callable[[Subject], None]]) -> list[Callable[[Subject
 # In every run; the rest by --all.
 DAILY = [subject for subject in PLAIN if subject.name in EACH_DAY]
 LATER = [subject for subject in PLAIN if subject not in DAILY]
-FAST = cases(PLAIN, all_but(DEAR)) + cases(DAILY, DEAR) + cases(OTHER_NUMBERS, OF_NUMBERS)
-SLOW = cases(LATER, DEAR) + cases(OTHER_NUMBERS, all_but(OF_NUMBERS)) + cases(CHOICES, testing.PROMISES)
-SLOW += cases(of_other_sizes(), SIZES)
+FAST = cases(ALONE, all_but(DEAR)) + cases(COMPOSITIONS, OF_SUMS) + cases(DAILY, DEAR)
+FAST += cases(OTHER_NUMBERS, OF_NUMBERS)
+SLOW = (
+    cases(LATER, DEAR)
+    + cases(COMPOSITIONS, all_but([*OF_SUMS, *DEAR]))
+    + cases(OTHER_NUMBERS, all_but(OF_NUMBERS))
+    + cases(CHOICES, testing.PROMISES)
+    + cases(of_other_sizes(), SIZES)
+)
 
 
 @pytest.mark.parametrize("promise, subject", FAST)
@@ -98,17 +116,6 @@ def test_every_choice_and_size_of_an_encoding_keeps_its_promises(
 ) -> None:
     promise(subject)
 
-
-OF_SUMS = [
-    testing.a_forward_pass_works,
-    testing.says_what_the_paper_says,
-    testing.evaluators_and_kernels_agree,
-    testing.a_sum_is_served_as_its_parts_are,
-    testing.a_cache_changes_nothing,
-    testing.left_padding_changes_nothing,
-    testing.packing_changes_nothing,
-]
-"""What two encodings that are each right could break together."""
 
 NAMES = catalogue.names()
 PAIRS = [f"{one} + {other}" for one, other in itertools.combinations(NAMES, 2)]
