@@ -445,8 +445,9 @@ class Installer:
         return succeeds(command, quiet, uv_environment(os.environ))
 
     def pip(self, *arguments: str, quiet: bool = False) -> bool:
-        command = [*self.pip_command(), "-qq", "--no-input", "--disable-pip-version-check", "install", *arguments]
-        return succeeds(command, quiet)
+        command = [*self.pip_command(), "-qq", "--no-input", "--disable-pip-version-check"]
+        # As uv does: what is imported is compiled then, and most of what lies there never is.
+        return succeeds([*command, "install", "--no-compile", *arguments], quiet)
 
     def find_uv(self) -> list[str] | None:
         found = shutil.which("uv")

@@ -61,6 +61,7 @@ def test_a_hostile_name_is_text(named, words):
     assert page.locator("header details code bdi").text_content().startswith("posenc explore rotary alibi sinusoidal")
 
 
+@pytest.mark.slow
 def test_a_hostile_name_of_a_file_is_text(opened, tmp_path):
     folder = tmp_path / "<script>window.hit=1<" / "script>"
     folder.mkdir(parents=True)

@@ -130,6 +130,7 @@ def test_a_screen_reader_finds_its_way(opened, kept, look):
     assert found == []
 
 
+@pytest.mark.slow
 def test_every_slider_is_moved_by_keys(kept):
     page = kept()
     for view in views_of(page):
@@ -264,6 +265,7 @@ def test_every_view_is_saved_as_a_drawing_a_picture_and_numbers(kept, tmp_path):
                 assert saved["rows"] and {len(row) for row in saved["rows"]} == {len(saved["columns"])}, view
 
 
+@pytest.mark.slow
 def test_numbers_stand_in_a_table_that_keys_reach(kept):
     page = kept()
     for view in views_of(page):

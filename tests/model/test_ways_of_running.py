@@ -126,7 +126,8 @@ def exported(spec: str) -> None:
         torch.testing.assert_close(graph(ids, **padding), model(ids, **padding), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("spec", rest_slow(["rotary + alibi", "tupe"], 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", ["rotary + alibi", "tupe"])
 def test_an_exported_model_serves_batches_and_lengths_of_any_size(spec: str) -> None:
     exported(spec)
 

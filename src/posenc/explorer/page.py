@@ -86,8 +86,8 @@ def opened(chosen: Sequence[str]) -> list[dict[str, Any]]:
     >>> [entry["doors"] for entry in opened(["rotary + alibi"]) if entry["name"] in ("rotary + alibi", "learned")]
     [['by_distance', 'turn'], ['embed']]
     """
-    kept = {entry["name"]: entry for entry in listing.overview()["encodings"]}
-    entries = {spec: kept.get(spec) or describe.entry(spec) for spec in [*chosen, *kept]}
+    by_name = {entry["name"]: entry for entry in listing.overview()["encodings"]}
+    entries = {spec: by_name.get(spec) or describe.entry(spec) for spec in [*chosen, *by_name]}
     return [
         {"name": spec, "cache": entry["cache"]["words"]} | {key: entry[key] for key in ("doors", "group", "idea")}
         for spec, entry in entries.items()

@@ -78,15 +78,15 @@ def read(path: str | Path, *, within: str | Path | None = None, most: int = MOST
     """
     with opened(path, within) as file:
         if Path(path).suffix != ".gz":
-            found = file.read(most + 1)
+            data = file.read(most + 1)
         else:
             try:
-                found = gzip.GzipFile(fileobj=file).read(most + 1)
+                data = gzip.GzipFile(fileobj=file).read(most + 1)
             except (gzip.BadGzipFile, EOFError, zlib.error) as error:
                 raise CannotRead(f"it is no whole gzip file: {said(error)}", file=path) from None
-    if len(found) > most:
+    if len(data) > most:
         raise CannotRead(f"it is larger than {most:,} bytes, which is more than posenc takes here", file=path)
-    return found
+    return data
 
 
 def lines(path: str | Path, *, most: int = MOST_BYTES) -> Iterator[str]:

@@ -41,11 +41,11 @@ def generate(
     if draft is None and ahead is not None:
         raise ValueError("ahead says how many tokens a draft gives; give draft=... with it, or leave it out")
     defaults = {name: parameter.default for name, parameter in inspect.signature(model.stream).parameters.items()}
-    said = [name for name, value in options.items() if value is not False and value != defaults.get(name)]
+    names = [name for name, value in options.items() if value is not False and value != defaults.get(name)]
     if beams is not None:
-        refuse_beside("beams", [*(["draft"] if draft is not None else []), *said], "stop")
+        refuse_beside("beams", [*(["draft"] if draft is not None else []), *names], "stop")
     if draft is not None:
-        refuse_beside("a draft", said, *DRAWN)
+        refuse_beside("a draft", names, *DRAWN)
     stop = options.get("stop")
     of_list = not isinstance(ids, Tensor)
     if of_list:

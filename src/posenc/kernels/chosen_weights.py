@@ -76,8 +76,8 @@ def chosen_weights(
     kernel = kernels.bind("reference", encoding, scale=scale, weights=True, sinks=sinks)
     blocks = []
     for begin in range(0, len(rows), at_once):
-        taken = few(some(rows[begin : begin + at_once], at), q, at, keys, mask, drop_future=True)
-        weights = encoding.attend(*taken, kernel)[1]
+        inputs = few(some(rows[begin : begin + at_once], at), q, at, keys, mask, drop_future=True)
+        weights = encoding.attend(*inputs, kernel)[1]
         assert weights is not None
         picked = weights if heads == list(range(q.shape[1])) else weights[:, index]
         blocks.append(F.pad(picked, (0, S - picked.shape[-1])))

@@ -337,6 +337,7 @@ def test_a_method_without_a_config_is_measured_and_not_written(model: Path, text
     assert "Nothing was written for rerope: transformers has no config key" in record["written"]["words"]
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_asked_for_other_methods_and_makes_their_passes_alone(
     model: Path, text: str, tmp_path: Path
 ) -> None:

@@ -141,7 +141,7 @@ def cut(config: Any) -> Any:
         value = getattr(config, key, None)
         if isinstance(value, list) and layers and len(value) == layers:
             # Two of different kinds, where there are such.
-            changes[key] = [value[0], next((one for one in value if one != value[0]), value[-1])]
+            changes[key] = [value[0], next((item for item in value if item != value[0]), value[-1])]
         elif type(value) is int and NARROW.search(key):
             changes[key] = min(value, 64)
         elif type(value) is int and SPECIAL.search(key):

@@ -306,8 +306,8 @@ EVERY = frozenset(name for made in all_measures.MEASURES.values() for name in ma
 
 def check_unmeasured(stretch: Stretch, settings: Settings) -> None:
     """Raises ValueError unless one method is named for a model of which nothing says which one is best."""
-    named = [method.name for method in stretch.methods[1:]]
-    if len(named) != 1 or list(settings.methods) != named:
+    methods = [method.name for method in stretch.methods[1:]]
+    if len(methods) != 1 or list(settings.methods) != methods:
         raise ValueError(
             f"posenc has no measure for a {type(stretch.loaded.model).__name__}, so that nothing says which method is "
             f"best; name exactly one of them: --method {', '.join(by_table.WORDS)}"

@@ -30,9 +30,9 @@ def check_folder(settings: Settings, out: Path) -> None:
         return
     if not (out / SETTINGS).exists():
         raise ValueError(f"'{out}' exists and is no run of posenc extend; give --out a folder that does not")
-    held = store.read_json(out / SETTINGS)
-    asked = json.loads(json.dumps(asdict(settings)))
-    other = sorted({name for name in asked | held if asked.get(name) != held.get(name)} - settings.alterable)
+    before = store.read_json(out / SETTINGS)
+    now = json.loads(json.dumps(asdict(settings)))
+    other = sorted({name for name in now | before if now.get(name) != before.get(name)} - settings.alterable)
     if other:
         may = ", ".join(sorted(settings.alterable))
         raise ValueError(

@@ -66,7 +66,7 @@ def inspect(path: str | Path) -> Reading:
 def has_learned_tables(reading: Reading) -> bool:
     """Whether a stack has a learned table, of positions or of buckets: its numbers are in the weights alone."""
     return any(
-        part.embed.startswith("learned") or any(hasattr(one, "buckets") for one in distinct(part))
+        part.embed.startswith("learned") or any(hasattr(encoding, "buckets") for encoding in distinct(part))
         for part in reading.parts
     )
 

@@ -225,9 +225,9 @@ class MovableCache(Operations):
     def bytes(self) -> int:
         """The memory that is taken, with the keys as they were turned first (bytes)."""
         _ = self.held
-        kept = [fact for layer in self.layers.values() for fact in (layer.keys, layer.values)]
-        kept += [first.k for first in self.first.values()]
-        return sum(fact.untyped_storage().nbytes() for fact in kept)
+        tensors = [fact for layer in self.layers.values() for fact in (layer.keys, layer.values)]
+        tensors += [first.k for first in self.first.values()]
+        return sum(fact.untyped_storage().nbytes() for fact in tensors)
 
     def next_positions(self, tokens: int = 1) -> Tensor:
         """The `position_ids` of the next tokens, [B or 1, T]: each row goes on one place behind its last token."""

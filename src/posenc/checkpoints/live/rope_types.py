@@ -26,9 +26,13 @@ def from_schedule(
     name: str, config: Any, device: Any = None, seq_len: Any = None, layer_type: str | None = None
 ) -> tuple[Tensor, float]:
     """What `ROPE_INIT_FUNCTIONS` holds for the schedule of a name: its options are keys beside `rope_type`."""
-    said = parameters_of(config, layer_type)
-    rotary = Rotary(width(config, said), base=float(said["rope_theta"]), schedule=schedule_said(name, said, config))
-    horizon = said.get("horizon")
+    parameters = parameters_of(config, layer_type)
+    rotary = Rotary(
+        width(config, parameters),
+        base=float(parameters["rope_theta"]),
+        schedule=schedule_said(name, parameters, config),
+    )
+    horizon = parameters.get("horizon")
     frequencies, temperature = rotary.spectrum(None if horizon is None else torch.tensor([horizon], device="cpu"))
     return placed(frequencies.flatten(), device), float(temperature)
 
@@ -37,15 +41,15 @@ def without_turns(
     config: Any, device: Any = None, seq_len: Any = None, layer_type: str | None = None
 ) -> tuple[Tensor, float]:
     """What `ROPE_INIT_FUNCTIONS` holds for models that turn nothing: frequencies of 0."""
-    said = parameters_of(config, layer_type)
-    check_keys(NONE, said, (), config)
-    return placed(torch.zeros(width(config, said) // 2, dtype=torch.float64, device="cpu"), device), 1.0
+    parameters = parameters_of(config, layer_type)
+    check_keys(NONE, parameters, (), config)
+    return placed(torch.zeros(width(config, parameters) // 2, dtype=torch.float64, device="cpu"), device), 1.0
 
 
 def parameters_of(config: Any, layer_type: str | None) -> Mapping[str, Any]:
     """The rotary parameters of a config, for layers of a type where it tells types apart; empty where it has none."""
-    said = getattr(config, "rope_parameters", None) or {}
-    return (said[layer_type] or {}) if layer_type in said else said
+    parameters = getattr(config, "rope_parameters", None) or {}
+    return (parameters[layer_type] or {}) if layer_type in parameters else parameters
 
 
 def placed(frequencies: Tensor, device: Any) -> Tensor:

@@ -51,10 +51,10 @@ def of_pass(model: Any, length: int, *, dtype: torch.dtype, chunk: int = 1024, c
     head = model.get_output_embeddings()
     rows = min(chunk, length - 1) if decodes else length
     layers = [size * wide * min(length, most) for wide, most in cached(model.config)] if decodes else []
-    kept = sum(layers) if cache == DEVICE else min(sum(layers), 2 * max(layers, default=0))
+    cache_bytes = sum(layers) if cache == DEVICE else min(sum(layers), 2 * max(layers, default=0))
     logits = 0 if head is None else rows * head.weight.shape[0] * size
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return Memory(size * sum(tensor.numel() for tensor in tensors.values()), kept, logits)
+    return Memory(size * sum(tensor.numel() for tensor in tensors.values()), cache_bytes, logits)
 
 
 def cached(config: Any) -> list[tuple[int, int]]:

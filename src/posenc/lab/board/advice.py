@@ -97,11 +97,11 @@ def advise(question: Question, rows: Sequence[Record], costs: Costs) -> Advice:
     sentences += ties(carry, by_task) if len(carry) > 1 else []
     sentences += [f"Do not carry so far: {names(less)}."] if less else []
     sentences += [f"Not measured enough to say: {names(unknown)}."] if unknown else []
-    shown = list(carry)
+    subjects = list(carry)
     if question.encoding is not None:
         sentences.append(verdict(question.encoding, carry, by_task))
-        shown += {scope.label(question.encoding)} & {*labels} - {*carry}
-    cited = [outcomes[label][0] for outcomes in by_task.values() for label in shown if label in outcomes]
+        subjects += {scope.label(question.encoding)} & {*labels} - {*carry}
+    cited = [outcomes[label][0] for outcomes in by_task.values() for label in subjects if label in outcomes]
     return Advice(
         tuple(near),
         () if beyond else tuple(carry),
@@ -109,7 +109,7 @@ def advise(question: Question, rows: Sequence[Record], costs: Costs) -> Advice:
         tuple(unknown),
         tuple(run["key"] for result in cited for run in result.runs),
         ("encoding", *(f"seeds on {task}" for task in near), "time of a layer", "cache, bytes", "parameters"),
-        tuple(line(label, by_task, costs) for label in shown),
+        tuple(line(label, by_task, costs) for label in subjects),
         (*sentences, BEYOND_BOARD),
     )
 

@@ -73,11 +73,11 @@ def measure(spec: str, task: str) -> Cost:
     with torch.random.fork_rng(devices=[]):
         model = model_of(scope.experiment(task, spec, scope.SEARCH_SEED), task_of(task))
         parts = specs.split(spec)
-        forward, plain_forward = fastest(*(forward_of(one, task, len(parts)) for one in (spec, PLAIN)))
+        forward, plain_forward = fastest(*(forward_of(each, task, len(parts)) for each in (spec, PLAIN)))
         step, plain_step = fastest(steps_of(spec, task), steps_of(PLAIN, task))
         shape = Shape.of(DIM, HEADS, scope.MOST_TOKENS, task_of(task).reads != "encoder")
-        given = hints(shape.max_len, shape.max_len, task_of(task).axes)
-        built = [catalogue.build(part, shape, hints=given) for part in parts]
+        shape_hints = hints(shape.max_len, shape.max_len, task_of(task).axes)
+        built = [catalogue.build(part, shape, hints=shape_hints) for part in parts]
         # Where the layers differ, their mean.
         beside = statistics.fmean(cache_cost(encoding, shape)["numbers"] for encoding in built)
     return Cost(

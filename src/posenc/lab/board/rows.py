@@ -70,14 +70,14 @@ def read(folder: Path) -> list[Record]:
     path = folder / FILE
     if not path.exists():
         return []
-    found = []
+    rows = []
     lines = read_bytes(path, within=folder, most=MOST_BYTES).splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         place = path.with_name(f"{FILE}:{number}")
         row = store.unsealed(line, place)
         matches(row, FORM, file=place)
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 def there(folder: Path) -> list[Record]:

@@ -82,10 +82,10 @@ def label(spec: str) -> str:
 @lru_cache
 def lengths(task: str) -> tuple[int, ...]:
     """The lengths that are tested: those that the task can make, up to the most tokens."""
-    made = task_of(task)
-    trained = recipes.trained_length(made)
+    instance = task_of(task)
+    trained = recipes.trained_length(instance)
     asked = sorted({max(round(trained * factor), trained + 1) for factor in FACTORS})
-    return tuple(length for length in asked if made.tokens(length) <= MOST_TOKENS and can_make(made, length))
+    return tuple(length for length in asked if instance.tokens(length) <= MOST_TOKENS and can_make(instance, length))
 
 
 def can_make(task: Task, length: int) -> bool:

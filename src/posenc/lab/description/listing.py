@@ -78,11 +78,11 @@ def overview() -> dict[str, Any]:
     from posenc.lab.description import describe
 
     text = json.dumps(describe.overview()).encode()
-    found = json.loads(text)
+    listing = json.loads(text)
     # A problem may be the environment's, and gone the next time.
-    if path is not None and not any(entry.get("problem") for entry in found["encodings"]):
+    if path is not None and not any(entry.get("problem") for entry in listing["encodings"]):
         keep(path, text)
-    return found
+    return listing
 
 
 def installed() -> list[dict[str, Any]]:
@@ -180,11 +180,11 @@ def keep(path: Path, text: bytes) -> None:
 
 def digest() -> str:
     """What stands for the version and the code that an overview is made from."""
-    home, found = Path(__file__).parents[2], hashlib.sha256(__version__.encode())
+    home, sha = Path(__file__).parents[2], hashlib.sha256(__version__.encode())
     for part in map(home.joinpath, MADE_FROM):
         for file in sorted(part.glob("*.py")) if part.is_dir() else [part] * part.is_file():
-            found.update(file.name.encode() + b"\0" + file.read_bytes().replace(b"\r\n", b"\n") + b"\0")
-    return found.hexdigest()
+            sha.update(file.name.encode() + b"\0" + file.read_bytes().replace(b"\r\n", b"\n") + b"\0")
+    return sha.hexdigest()
 
 
 def chosen(entries: Sequence[dict[str, Any]], *, axes: int | None, door: str, used_by: str) -> list[dict[str, Any]]:

@@ -251,8 +251,8 @@ def order_cell(value: float | None) -> dict[str, Any]:
     """The number that an order test looks at, and what it says."""
     if value is None:
         return {"blind": None, "text": summary.NOTHING, "value": ""}
-    shown = f"{value:.0e}" if value < 0.01 else f"{value:.2g}"
-    return {"blind": value < BLIND, "text": "blind" if value < BLIND else "sees order", "value": shown}
+    text = f"{value:.0e}" if value < 0.01 else f"{value:.2g}"
+    return {"blind": value < BLIND, "text": "blind" if value < BLIND else "sees order", "value": text}
 
 
 def headline_of(records: Sequence[Record], draw: Drawer) -> dict[str, Any] | None:

@@ -58,8 +58,8 @@ def draw_attention(
     """Small maps of layers by heads, a block for each setting."""
     all_layers, all_heads, T, S = blocks[0][1].shape
     layers, heads = min(all_layers, MOST_LAYERS), min(all_heads, MOST_HEADS)
-    named = [readable(token) for token in tokens] if len(tokens) == T == S else []
-    side = max(1.35 if T <= 16 else 1.2, min(2.6, len(named) * LEAST_LETTERS * LINE))
+    labels = [readable(token) for token in tokens] if len(tokens) == T == S else []
+    side = max(1.35 if T <= 16 else 1.2, min(2.6, len(labels) * LEAST_LETTERS * LINE))
     beside = 2 if len(blocks) == 2 and (width or 2 * (heads * side + 1)) <= WIDEST and heads <= 4 else 1
     side = min(side, ((width or WIDEST) - 0.8) / beside / heads - 0.1)
     width = width or max(5.2, beside * (heads * side + 0.8) + 0.8)
@@ -70,7 +70,7 @@ def draw_attention(
         some = [f"first {heads} of {all_heads} heads"] * (heads < all_heads)
         some += [f"first {layers} of {all_layers} layers"] * (layers < all_layers)
         ax.set_title(", ".join(filter(None, [words, *some])))
-        images.append(draw_block(ax, weights[:layers, :heads], named, side))
+        images.append(draw_block(ax, weights[:layers, :heads], labels, side))
     scale_bar(images[-1], axes, label="weight", aspect=30, shrink=0.6, ticks=[0, 0.25, 0.5, 0.75, 1])
     return fig
 
