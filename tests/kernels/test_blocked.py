@@ -659,3 +659,9 @@ def test_sizes_within_sizes_are_those_around_them_again() -> None:
             assert (SIZES.rows, SIZES.pairs) == (5, 9)
         assert SIZES.rows == 7 and SIZES.pairs > 9
     assert SIZES.rows == rows
+
+
+def test_an_empty_batch_on_several_axes_is_an_empty_batch():
+    attention = Attention(16, heads=2, encoding=LogGridBias(2, axes=2), kernel="blocked")
+    nowhere = Positions(torch.zeros(0, 9, 2, dtype=torch.long), torch.zeros(0, 9, dtype=torch.long))
+    assert attention(torch.empty(0, 9, 16), positions=nowhere).shape == (0, 9, 16)

@@ -118,7 +118,7 @@ def to_look_up(biases: Sequence[ByDistance], plan: Plan) -> tuple[range, ...] | 
     axes = coords.shape[-1]
     if keys.shape[-1] != axes or any(bias.axes not in (0, axes) for bias in biases):
         return None
-    if coords.is_floating_point() or keys.is_floating_point():
+    if coords.is_floating_point() or keys.is_floating_point() or not (coords.numel() and keys.numel()):
         return None
     ends = (coords.flatten(0, 1).aminmax(dim=0), keys.flatten(0, 1).aminmax(dim=0))
     (lowest, highest), (first, last) = ((low.tolist(), high.tolist()) for low, high in ends)
