@@ -222,7 +222,7 @@ def test_the_command_ends_with_1_where_a_defect_hits(tmp_path: Path, capsys):
     (hit,) = [one for one in said["defects"] if one["verdict"] == "hit"]
     assert hit["name"] == "biases fall together" and hit["number"] == 5 and "attach" in hit["mends"]
     assert said["transformers"] == transformers.__version__
-    written(tmp_path, HITS["mamba"][0])
+    written(tmp_path, HITS["t5"][0])
     assert cli.main(["doctor", str(tmp_path)]) == 0
 
 

@@ -61,7 +61,7 @@ def extend(settings: Settings, out: Path, *, say: Say | None = None) -> dict[str
         record |= {"winner": chosen["name"], "in_words": words}
         record["further"] = [run.further(measure, record) for measure in run.measures[1:] if measure.needs is not None]
         record["price"] = "" if chosen["name"] == "none" else choice.price(chosen, record)
-        record["written"] = written(run.stretch, record, out / CHECKPOINT, run.first_losses)
+        record["written"] = write_winner(run.stretch, record, out / CHECKPOINT, run.first_losses)
         run.write(record)
         report.write(record, out)
     return record
@@ -180,7 +180,7 @@ class Run:
             f"Nothing was measured, because posenc has no measure for a {record['architecture']}: {method.name} is "
             f"written because it was asked for. What it is worth says {elsewhere}."
         )
-        record["written"] = written(self.stretch, record, self.out / CHECKPOINT, self.first_losses)
+        record["written"] = write_winner(self.stretch, record, self.out / CHECKPOINT, self.first_losses)
         self.write(record)
         return record
 
@@ -355,7 +355,7 @@ def foreseen(settings: Settings) -> dict[str, Any]:
     return memory.plan(loaded.model, asked_lengths(stretch, settings), **way(settings))
 
 
-def written(stretch: Stretch, record: Mapping[str, Any], where: Path, losses: FirstLosses) -> dict[str, Any]:
+def write_winner(stretch: Stretch, record: Mapping[str, Any], where: Path, losses: FirstLosses) -> dict[str, Any]:
     """Write the checkpoint of the method that was chosen and hold it to what was measured; {"path", "words", ...}.
 
     It takes the place of an older one when it is whole; what does not do what was measured is removed, and raises.

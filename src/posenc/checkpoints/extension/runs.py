@@ -32,11 +32,11 @@ def check_folder(settings: Settings, out: Path) -> None:
         raise ValueError(f"'{out}' exists and is no run of posenc extend; give --out a folder that does not")
     before = store.read_json(out / SETTINGS)
     now = json.loads(json.dumps(asdict(settings)))
-    other = sorted({name for name in now | before if now.get(name) != before.get(name)} - settings.alterable)
-    if other:
+    changes = sorted({name for name in now | before if now.get(name) != before.get(name)} - settings.alterable)
+    if changes:
         may = ", ".join(sorted(settings.alterable))
         raise ValueError(
-            f"'{out}' holds a run with other settings ({', '.join(other)}); give --out another folder, or the same "
+            f"'{out}' holds a run with other settings ({', '.join(changes)}); give --out another folder, or the same "
             f"settings to go on with it ({may} may be others)"
         )
 
