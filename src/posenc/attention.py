@@ -1,6 +1,7 @@
 """Multi-head attention: the one place where positions, encodings, keys, kernels and masks meet."""
 
-from collections.abc import Hashable
+import warnings
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +19,8 @@ from posenc.kernels.in_rows import attend_in_rows
 from posenc.keys import Keys
 from posenc.masks import Mask, MaskLike, mask_for
 from posenc.positions import Positions, PositionsLike, positions_for
-from posenc.sizes import Sizes, takes_sizes
+from posenc.sizes import Sized, Sizes, sizes_of
+from posenc.words import with_named_options
 
 if TYPE_CHECKING:
     from posenc.parallel import SequenceShards
@@ -43,21 +45,24 @@ class Call(NamedTuple):
     shared: dict[Hashable, list[Bias]] | None = None
 
 
-class Attention(nn.Module):
+class Attention(Sized):
     """Multi-head, multi-query and grouped-query attention with any positional encoding; self and cross.
 
     dim, heads, kv_heads, head_dim, kernel, scale, dropout, bias, sinks, max_len   as in Sizes, or a Sizes in
-               their place
+               the place of dim
     encoding   a spec, an Encoding, or None when the caller passes one to every call (as the models do); by default
                "none": without positions
-    causal     what a spec such as "t5_bias" is built for; who sees whom is said by the mask of each call
+    causal     whether self-attention sees the past only, whatever the mask of a call adds; a spec such as "t5_bias" is
+               built for it. Attention to separate keys is never causal by itself
 
-    Raises ValueError for head counts that do not divide, unknown specs and kernels, and inputs that do not fit.
+    Where it goes wrong: an encoding that is built for one direction, under a mask of the other, is told of once.
+
+    Raises ValueError for head counts that do not divide, unknown specs and kernels, and inputs that do not fit, and
+    TypeError for an option that there is not.
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; Ainslie et al. 2023, arXiv:2305.13245, section 2.2.
 
-    >>> from posenc import masks
-    >>> attention = Attention(64, heads=4, encoding="rotary")
-    >>> attention(torch.randn(2, 9, 64), mask=masks.causal()).shape
+    >>> attention = Attention(64, heads=4, encoding="rotary", causal=True)
+    >>> attention(torch.randn(2, 9, 64)).shape
     torch.Size([2, 9, 64])
     """
 
@@ -67,19 +72,28 @@ class Attention(nn.Module):
     shards: "SequenceShards | None" = None
     """How the sequence is cut over devices (posenc.parallel.shard_sequence); None: all of it is here."""
 
-    @takes_sizes("layers", "window", "hidden", "norm")
-    @checks.annotated
     def __init__(
         self,
-        sizes: Sizes,
+        dim: int | Sizes = 512,
+        heads: int = 8,
         *,
+        max_len: int = 2048,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        kernel: str = "auto",
+        scale: float | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        sinks: bool = False,
         encoding: Spec | None = "none",
-        causal: bool = True,
+        causal: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        sizes = sizes_of(locals())
         super().__init__()
         shape = sizes.shape(causal)
+        self.causal, self.has_warned = causal, False
         self.dim, self.heads, self.head_dim = shape.dim, shape.heads, shape.head_dim
         self.kv_heads = shape.heads if sizes.kv_heads is None else sizes.kv_heads
         self.kernel, self.dropout = sizes.kernel, sizes.dropout
@@ -99,6 +113,7 @@ class Attention(nn.Module):
         if self.sinks is not None:
             nn.init.zeros_(self.sinks)
 
+    @with_named_options
     def forward(
         self,
         query: Tensor,
@@ -115,13 +130,13 @@ class Attention(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attend from `query` [B, T, dim] to `key` and `value` [B, S, dim].
 
-        key            default: `query` (self-attention)
+        key            default: `query` (self-attention, as where it is the same tensor)
         value          default: `key`
         positions      where the query tokens are: Positions, ids, a number (where the first one is), or nothing (0, 1,
                        2, ..., or in self-attention what follows the last token of each row that the cache holds)
         key_positions  where the key tokens are; default: `positions` in self-attention, else 0, 1, 2, ...
         mask           a Mask, "causal" or "bidirectional", a boolean tensor (true = may see), a floating tensor (added
-                       to the logits), or nothing (see all)
+                       to the logits), or nothing (see all); a causal layer adds its own to it in self-attention
         cache          a layer cache: the new keys are put into it, and all its keys are attended to
         weights        whether to return the attention weights [B, heads, T, S] too, as they were applied; or which of
                        them (Chosen), beside an output of any kernel
@@ -130,7 +145,6 @@ class Attention(nn.Module):
 
         Raises ValueError for shapes, dtypes, devices, positions and masks that do not fit.
         """
-        to_itself = key is None
         if call is None:
             call = self.call_for(query, key, value, positions, key_positions, mask, cache, weights, encoding)
         at, keys_at, mask, encoding, cache, weights, shared = call
@@ -139,7 +153,7 @@ class Attention(nn.Module):
         keys = new if cache is None else cache.extend(new)
         if "remember" in encoding.doors:
             # In self-attention the queries are the new keys.
-            query_memo = new.memo if to_itself else encoding.remember(query, at)
+            query_memo = new.memo if key is query and at is keys_at else encoding.remember(query, at)
             keys = replace(keys, query_memo=query_memo)
         if encoding.turns_when_attending:
             q = encoding.turn(q, at, "query")
@@ -181,6 +195,7 @@ class Attention(nn.Module):
     ) -> Call:
         """What a caller gave to `forward`, checked. Raises ValueError as it does."""
         self.check(query, key, value)
+        to_itself = key is None or (key is query and key_positions is None)
         encoding = self.encoding if encoding is None else encoding
         if encoding is None:
             raise ValueError(
@@ -194,14 +209,16 @@ class Attention(nn.Module):
         check_weights(weights)
         held = held_by(cache)
         of_queries = partial(positions_for, query.shape[1], batch=query.shape[0], device=query.device)
-        if key is None:
+        if to_itself:
             if key_positions is not None:
                 raise ValueError("key_positions belong to separate keys; in self-attention give positions alone")
             at = keys_at = of_queries(positions, held=held)
         else:
             at = of_queries(positions)
             keys_at = positions_for(key.shape[1], key_positions, batch=key.shape[0], device=key.device, held=held)
-        mask = mask_for(mask)
+        mask = mask_for(mask, causal=self.causal and to_itself)
+        if to_itself and not self.has_warned and warns(directed_parts(encoding), mask, at):
+            self.has_warned = True
         if cache is not None:
             cache.check(keys_at, mask)
         return Call(at, keys_at, mask, encoding, cache, weights)
@@ -223,7 +240,7 @@ class Attention(nn.Module):
 
     def check(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
         if key is None and value is not None:
-            raise ValueError("a separate value needs a separate key; give both, or neither")
+            raise ValueError("a separate value needs a key; give both, as attention(x, x, value), or neither")
         # A module of somebody's own may have no weight, and take what it likes.
         weight = getattr(self.to_query, "weight", None)
         for name, x in (("query", query), ("key", key), ("value", value)):
@@ -244,8 +261,40 @@ class Attention(nn.Module):
         return (
             f"dim={self.dim}, heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}, "
             f"kernel={self.kernel!r}, scale={self.scale}, dropout={self.dropout}, "
-            f"sinks={self.sinks is not None}"
+            f"sinks={self.sinks is not None}, causal={self.causal}"
         )
+
+
+def directed_parts(encoding: Encoding) -> list[nn.Module]:
+    """The encodings, in a sum or a wrapper too, that are built for one direction: those with an option `causal`."""
+    return [part for part in encoding.modules() if isinstance(getattr(part, "causal", None), bool)]
+
+
+def warns(directed: Sequence[nn.Module], mask: Mask, at: Positions) -> bool:
+    """Warn of self-attention that is likely to be meant otherwise; whether there was something to warn of.
+
+    An encoding that is built for one direction is under a mask of the other, or packed ids name no documents.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    if directed and (sees := mask.sees_future(at)) is not None:
+        for part in directed:
+            if part.causal is sees:
+                way = "lets tokens see the future" if sees else "hides the future"
+                warnings.warn(
+                    f"{part} is built with causal={part.causal}, and the mask {way}; build the layer, or the encoding, "
+                    f"with causal={not sees}",
+                    stacklevel=3,
+                )
+                return True
+    if mask.given is None and at.restarts():
+        warnings.warn(
+            "position ids that begin again at 0 are read as one text, in which tokens see those before; for packed "
+            "documents give Positions.packed(lengths), also from segment ids or cu_seqlens",
+            stacklevel=3,
+        )
+        return True
+    return False
 
 
 def check_weights(weights: object) -> None:

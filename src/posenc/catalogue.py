@@ -16,10 +16,11 @@ import torch
 from posenc import checks, schedules, specs
 from posenc.chosen_heads import OnHeads
 from posenc.encoding import Compose, Encoding, Shape, parts_of
-from posenc.foreign import near, one_line, quoted, written
+from posenc.foreign import one_line, quoted, written
 from posenc.foreign.text import shortened
 from posenc.registry import Registry
 from posenc.schedules import Schedule
+from posenc.words import hint
 
 Spec: TypeAlias = str | Encoding
 LayerSpec: TypeAlias = str | Encoding | Sequence[str | Encoding]
@@ -106,7 +107,7 @@ class Parser:
         for option, _ in options:
             if option not in known:
                 raise ValueError(
-                    f"{name} has no option {quoted(option)}; it has: {', '.join(known) or 'none'}{near(option, known)}"
+                    f"{name} has no option {quoted(option)}; it has: {', '.join(known) or 'none'}{hint(option, known)}"
                 )
         if not cls.wraps:
             return Node(name, options)

@@ -14,7 +14,9 @@ from typing import Any, ParamSpec, TypeGuard, TypeVar, get_args, get_origin
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
+from posenc import words
 from posenc.foreign import quoted
 
 Given = ParamSpec("Given")
@@ -223,6 +225,21 @@ def annotated(function: Callable[Given, Result]) -> Callable[Given, Result]:
         return function(*given, **named)
 
     return checked
+
+
+class ChecksArguments:
+    """Base of a class whose constructor refuses options that it does not have, and arguments of another kind."""
+
+    def __new__(cls, *given: Any, **named: Any) -> Self:
+        """Raises TypeError for an option that there is not, naming the one that is meant, and ValueError as `kind`."""
+        parameters = inspect.signature(cls.__init__).parameters.values()
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            words.check_options(cls.__name__, words.names_of(cls.__init__), named)
+        try:
+            arguments(cls.__init__, (None, *given), named)
+        except ValueError as error:
+            raise ValueError(f"{cls.__name__}: {error}") from None
+        return super().__new__(cls)
 
 
 def shown(value: object) -> str:

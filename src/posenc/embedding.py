@@ -12,7 +12,7 @@ from posenc.inputs import check_ids
 from posenc.positions import Positions, PositionsLike, positions_for
 
 
-class TokenPositionEmbedding(nn.Module):
+class TokenPositionEmbedding(checks.ChecksArguments, nn.Module):
     """Token ids in, dropout(scale * token + position) out, with any encoding that adds to the embeddings.
 
     vocab     number of token ids
@@ -23,6 +23,8 @@ class TokenPositionEmbedding(nn.Module):
               are therefore initialised so. Wrong with PyTorch's own N(0, 1): such tokens have norm sqrt(dim) already,
               against sqrt(dim/2) for a sinusoidal position, and multiplying again makes them sqrt(2 dim) times as long
               (32 times at dim 512) and drowns the position
+    tied      whether the token table is the output layer too. It is initialised N(0, 0.02) then, as GPT-2's, or with
+              deviation (ln vocab - 1.2) / dim where that is less: the first loss is within 0.5 of ln vocab
     dropout   share of the channels dropped in training
     max_len   the trained length (tokens) that a spec such as "learned" needs
 
@@ -35,7 +37,6 @@ class TokenPositionEmbedding(nn.Module):
     torch.Size([1, 3, 8])
     """
 
-    @checks.annotated
     def __init__(
         self,
         vocab: int,
@@ -43,13 +44,14 @@ class TokenPositionEmbedding(nn.Module):
         encoding: Spec | None = None,
         *,
         scale: bool = False,
+        tied: bool = False,
         dropout: float = 0.0,
         max_len: int = 2048,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.vocab, self.dim, self.scale = checks.whole("vocab", vocab, 1), dim, scale
+        self.vocab, self.dim, self.scale, self.tied = checks.whole("vocab", vocab, 1), dim, scale, tied
         self.token = nn.Embedding(vocab, checks.whole("dim", dim, 1), device=device, dtype=dtype)
         self.dropout = nn.Dropout(checks.share("dropout", dropout))
         self.encoding: Encoding | None = None
@@ -61,7 +63,15 @@ class TokenPositionEmbedding(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.token.weight, std=self.dim**-0.5 if self.scale else 1.0)
+        nn.init.normal_(self.token.weight, std=self.std)
+
+    @property
+    def std(self) -> float:
+        """The standard deviation that tokens are initialised with."""
+        if not self.tied:
+            return self.dim**-0.5 if self.scale else 1.0
+        # Behind a norm the logit of the token that was read is up to std dim, and weighs e^(std dim) of vocab others.
+        return min(0.02, max(math.log(self.vocab) - 1.2, 0.3) / self.dim)
 
     def forward(
         self,
@@ -91,4 +101,4 @@ class TokenPositionEmbedding(nn.Module):
         return x * math.sqrt(self.dim) if self.scale else x
 
     def extra_repr(self) -> str:
-        return f"scale={self.scale}"
+        return f"scale={self.scale}, tied={self.tied}"

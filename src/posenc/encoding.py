@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,10 @@ from posenc.keys import Keys
 from posenc.masks import Mask, MaskLike, mask_for
 from posenc.positions import Positions, PositionsLike, placed, positions_for
 from posenc.published import Published, Token, dot_product, has_own_logits
+from posenc.words import with_named_options
 
 if TYPE_CHECKING:
     from posenc.kernels.bound import BoundKernel
-
-Own = TypeVar("Own", bound="Encoding")
 
 AttentionOutput: TypeAlias = tuple[Tensor, Tensor | None]
 """The output [B, H, T, E] of attention, and the weights [B, H, T, S] where they are wanted."""
@@ -96,7 +95,7 @@ class Shape:
         return cls(dim, heads, dim // heads, max_len, causal)
 
 
-class Encoding(KeepsTables, Published):
+class Encoding(checks.ChecksArguments, KeepsTables, Published):
     """Base of every positional encoding: the doors through which position can enter attention.
 
     1 `embed` adds to the embeddings; 2 `turn` turns queries and keys; 3 `by_distance` or `biases` biases the scaled
@@ -158,14 +157,6 @@ class Encoding(KeepsTables, Published):
         # A class that turns otherwise than the class it was made from does not turn both as that one does.
         if "turn" in vars(cls) and "turn_both" not in vars(cls):
             cls.turn_both = Encoding.turn_both
-
-    def __new__(cls: type[Own], *given: Any, **named: Any) -> Own:
-        """Raises ValueError unless the constructor's arguments are of the kinds that they are annotated with."""
-        try:
-            checks.arguments(cls.__init__, (None, *given), named)
-        except ValueError as error:
-            raise ValueError(f"{cls.__name__}: {error}") from None
-        return super().__new__(cls)
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,32 +222,50 @@ class Encoding(KeepsTables, Published):
         """The pocket: per-token facts [B, heads or 1, T, ...] kept beside k and v, under this encoding's own names."""
         return {}
 
+    @with_named_options
     def forward(
-        self, x: Tensor, k: Tensor | None = None, *, positions: PositionsLike = None, offset: int = 0
+        self,
+        x: Tensor,
+        k: Tensor | None = None,
+        positions: PositionsLike = None,
+        *,
+        offset: int | Tensor = 0,
+        seq_dim: int | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Use it alone: `encoding(x)` on embeddings [B, T, dim], `q, k = encoding(q, k)` on heads [..., T, D].
+        """Use it alone: `encoding(x)` on embeddings [..., T, dim], `q, k = encoding(q, k)` on heads [..., T, D].
 
-        Positions are Positions, a tensor [T], [B, T] or [B, T, A], an int or an offset (where the first token is), or
-        nothing (0, 1, 2, ...). A token decoded alone is not at 0: give its position or offset. Heads are as `query`
-        takes them, and one tensor of them may be turned alone where queries and keys are turned alike. Nothing given is
-        changed in place.
+        Positions are Positions, a tensor [T], [B, T] or [B, T, A], an int or an offset (where the first token is; one
+        for each row as a tensor [B]), or nothing (0, 1, 2, ...). A token decoded alone is not at 0: give its position
+        or offset. `seq_dim` is the axis of the tokens where it is not the one before the channels: 0 for embeddings
+        [T, B, dim], as nn.Transformer has them, and 1 for heads [B, T, H, D]; without it heads are numbered in silence
+        there. Heads are as `query` takes them, and one tensor of them may be turned alone where queries and keys are
+        turned alike. Nothing given is changed in place.
         """
         turns = "turn" in self.doors
         if k is None and "embed" in self.doors:
-            if checks.floating("x", x).ndim != 3:
+            if checks.floating("x", x).dim() < 3:
                 raise ValueError(f"x must have shape [batch, tokens, dim], got {list(x.shape)}")
-            return self.embed(x, positions_for(x.shape[1], positions, offset, batch=x.shape[0], device=x.device))
+            rows = tokens_last("x", x, seq_dim)
+            at = positions_for(rows.shape[-2], positions, offset, batch=math.prod(rows.shape[:-2]), device=x.device)
+            added = self.embed(rows if rows.dim() == 3 else rows.reshape(-1, *rows.shape[-2:]), at)
+            return tokens_back(added.reshape(rows.shape) if rows.dim() != 3 else added, seq_dim)
         if not turns:
+            if k is not None and not k.is_floating_point():
+                raise ValueError(
+                    f"positions are given by name beside embeddings, as encoding(x, positions=...); got "
+                    f"{checks.shown(k)}"
+                )
             does = "adds nothing to embeddings" if k is None else "does not turn queries and keys"
             raise ValueError(f"{self} {does}; it opens {sorted(self.doors) or 'no door'}")
         if k is None:
             if self.turns != "each":
-                return self.query(x, positions, offset=offset)
+                return self.query(x, positions, offset=offset, seq_dim=seq_dim)
             raise ValueError(
                 f"{self} adds nothing to embeddings, and turns queries and keys each in their own way; call query(q) "
                 f"or key(k)"
             )
-        queries, keys = as_heads("x", x, positions), as_heads("k", k, positions)
+        x, k = tokens_last("x", x, seq_dim), tokens_last("k", k, seq_dim)
+        queries, keys = as_heads(x, positions), as_heads(k, positions)
         if k.dim() != x.dim():
             raise ValueError(f"k must have as many axes as x, got {list(k.shape)} beside {list(x.shape)}")
         if x.device != k.device:
@@ -265,25 +274,33 @@ class Encoding(KeepsTables, Published):
         if tokens != keys.shape[2]:
             raise ValueError(
                 f"one call turns queries and keys of the same tokens, got {tokens} and {keys.shape[2]} of them; "
-                f"for cross-attention call query(q, positions) and key(k, key_positions)"
+                f"for cross-attention call query(q, positions) and key(k, key_positions), and for heads [B, T, H, D] "
+                f"say seq_dim=1"
             )
         at = positions_for(tokens, positions, offset, batch=batch, device=x.device)
         queries, keys = self.turn_both(queries, keys, at, at)
-        return shaped_like(x, queries), shaped_like(k, keys)
+        return tokens_back(shaped_like(x, queries), seq_dim), tokens_back(shaped_like(k, keys), seq_dim)
 
-    def query(self, q: Tensor, positions: PositionsLike = None, *, offset: int = 0) -> Tensor:
+    @with_named_options
+    def query(
+        self, q: Tensor, positions: PositionsLike = None, *, offset: int | Tensor = 0, seq_dim: int | None = None
+    ) -> Tensor:
         """Queries [..., T, D] turned by their positions, in a new tensor.
 
         Heads are the last axis before the tokens: [T, D], [H, T, D], [B, H, T, D], with more axes of a batch before; or
-        [B, T, D] where the positions are those of several rows. Positions are as in `forward`.
+        [B, T, D] where the positions are those of several rows. Positions and seq_dim are as in `forward`.
         Raises ValueError for another shape, and positions that do not fit.
         """
-        return turned_alone(self, q, positions, offset, "query")
+        return turned_alone(self, q, positions, offset, seq_dim, "query")
 
-    def key(self, k: Tensor, positions: PositionsLike = None, *, offset: int = 0) -> Tensor:
+    @with_named_options
+    def key(
+        self, k: Tensor, positions: PositionsLike = None, *, offset: int | Tensor = 0, seq_dim: int | None = None
+    ) -> Tensor:
         """Keys [..., S, D] turned by their positions, in a new tensor; otherwise as `query`."""
-        return turned_alone(self, k, positions, offset, "key")
+        return turned_alone(self, k, positions, offset, seq_dim, "key")
 
+    @with_named_options
     def bias(
         self,
         at: Positions | Tensor | int,
@@ -293,18 +310,23 @@ class Encoding(KeepsTables, Published):
         k: Tensor | None = None,
         causal: bool = False,
         mask: MaskLike = None,
+        seq_dim: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Door 3 as a tensor [1 or B, H, T, S], ready for SDPA's attn_mask; -inf where the mask forbids.
 
         Positions are Positions, a tensor of ids, or an int: that many tokens from 0. `keys_at` defaults to `at`, and
         `dtype` to that of q or of the parameters, else float32; beside queries of half precision give SDPA theirs.
-        Biases that read the query (Shaw) need q [B, H, T, D]; those that read the keys need k [B, KV, S, D].
+        Biases that read the query (Shaw) need q [B, H, T, D]; those that read the keys need k [B, KV, S, D]; of
+        [B, T, H, D] with seq_dim=1.
         Raises ValueError when the encoding has no bias, and when the q or k that it reads are missing.
         """
         for name, given in (("q", q), ("k", k)):
             if given is not None and checks.floating(name, given).dim() != 4:
                 raise ValueError(f"{name} must have shape [batch, heads, tokens, head_dim], got {list(given.shape)}")
+        if seq_dim is not None and q is None and k is None:
+            raise ValueError("seq_dim is the axis of the tokens in q and k, and neither was given; leave it out")
+        q, k = (None if given is None else tokens_last(name, given, seq_dim) for name, given in (("q", q), ("k", k)))
         checks.kind("causal", causal, bool), checks.kind("dtype", dtype, torch.dtype | None)
         at = placed(at)
         keys_at = at if keys_at is None else placed(keys_at)
@@ -316,8 +338,7 @@ class Encoding(KeepsTables, Published):
             raise ValueError(f"the bias of {self} reads what it remembers of tokens; use it in Attention")
         if self.reads_keys and k is None:
             raise ValueError(f"the bias of {self} reads the keys; give k of shape [B, KV, S, D]")
-        rule = mask_for(mask)
-        rule, added = (replace(rule, causal=True) if causal else rule).split()
+        rule, added = mask_for(mask, causal=causal).split()
         nothing = torch.zeros(1, 1, 1, 1, device=at.order.device)
         dtype = dtype or next((tensor.dtype for tensor in (q, *self.parameters()) if tensor is not None), nothing.dtype)
         if k is None:
@@ -353,20 +374,41 @@ def settings_of(encoding: Encoding) -> dict[str, Any]:
     }
 
 
-def turned_alone(encoding: Encoding, x: Tensor, positions: PositionsLike, offset: int, side: Side) -> Tensor:
+def turned_alone(
+    encoding: Encoding, x: Tensor, positions: PositionsLike, offset: int | Tensor, seq_dim: int | None, side: Side
+) -> Tensor:
     """Door 2 for a tensor of any leading axes, at positions as a caller says them."""
-    heads = as_heads("q" if side == "query" else "k", x, positions)
+    x = tokens_last("q" if side == "query" else "k", x, seq_dim)
+    heads = as_heads(x, positions)
     at = positions_for(heads.shape[2], positions, offset, batch=heads.shape[0], device=x.device)
-    return shaped_like(x, encoding.turn(heads, at, side))
+    return tokens_back(shaped_like(x, encoding.turn(heads, at, side)), seq_dim)
 
 
-def as_heads(name: str, x: Tensor, positions: PositionsLike) -> Tensor:
-    """Queries or keys [..., T, D] as [B, H, T, D], by `Encoding.query`'s reading of their axes.
+def tokens_last(name: str, x: Tensor, seq_dim: int | None) -> Tensor:
+    """The tensor with its tokens on the axis before the channels, [..., T, D], from where `seq_dim` says that they are.
 
-    Raises ValueError where there is no axis of tokens.
+    Raises ValueError where there is no such axis.
     """
-    if checks.floating(name, x).dim() < 2:
+    axes = checks.floating(name, x).dim()
+    if axes < 2:
         raise ValueError(f"{name} must have shape [..., tokens, head_dim], got {list(x.shape)}")
+    if seq_dim is None:
+        return x
+    if not -axes <= checks.whole("seq_dim", seq_dim) < axes or seq_dim % axes == axes - 1:
+        raise ValueError(
+            f"seq_dim must be an axis of {name} before its channels, 0 to {axes - 2}, got {seq_dim} for shape "
+            f"{list(x.shape)}"
+        )
+    return x.movedim(seq_dim, -2)
+
+
+def tokens_back(x: Tensor, seq_dim: int | None) -> Tensor:
+    """What `tokens_last` moved, where it was."""
+    return x if seq_dim is None else x.movedim(-2, seq_dim)
+
+
+def as_heads(x: Tensor, positions: PositionsLike) -> Tensor:
+    """Queries or keys [..., T, D] as [B, H, T, D], by `Encoding.query`'s reading of their axes."""
     if x.dim() == 4:
         return x
     if x.dim() == 3 and rows_of(positions) > 1:

@@ -6,6 +6,7 @@ that is NaN gives NaN.
 
 import itertools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,3 +48,18 @@ def interpolated_on_axes(read: Callable[[Tensor], Tensor], place: Tensor, dtype:
         total = total + torch.where(up == 1, share, 1 - share).prod(-1, keepdim=True) * read(below + up)
     assert isinstance(total, Tensor)
     return total
+
+
+def adopt_table(state_dict: dict[str, Any], prefix: str, encoding: Any) -> None:
+    """Call the one table [rows, dim] under a prefix of a state dict, as wide as an encoding, with axes of 1, `table`.
+
+    Models have it under names of their own: pe, pos_embed, wpe.weight. Where several would do, none is taken.
+    """
+    names = [
+        name
+        for name, value in state_dict.items()
+        if name.startswith(prefix) and isinstance(value, Tensor)
+        if value.dim() > 1 and value.shape[-1] == encoding.dim and value.numel() == max(value.shape[:-1]) * encoding.dim
+    ]
+    if len(names) == 1:
+        state_dict[f"{prefix}table"] = state_dict.pop(names[0]).reshape(-1, encoding.dim)

@@ -103,6 +103,18 @@ class Mask:
         # Where only one side names documents, all are of one.
         return None if at.document is not None and keys_at.document is not None else start - keys_start
 
+    def sees_future(self, at: Positions) -> bool | None:
+        """Whether tokens that attend to one another see some that come later; None where it is not known.
+
+        A given tensor is read for up to a thousand tokens, where that costs little.
+        """
+        if self.causal or self.given is None:
+            return not self.causal or self.prefix > 1
+        if not 1 < at.tokens <= 1024 or self.given.shape[-1] != at.tokens or not may_be_read(self.given):
+            return None
+        later = at.order[:, None, :, None] < at.order[:, None, None, :]
+        return bool((self.allowed(at, at) & later).any())
+
     @property
     def only_causal(self) -> bool:
         return self.causal and self.given is None and self.window is None and self.prefix == 0
@@ -116,14 +128,20 @@ def part_of(given: Tensor, batch: slice, rows: slice, keys: slice) -> tuple[slic
 
 def check_mask(mask: Tensor, queries: int, keys: int, batch: int | None = None, heads: int | None = None) -> None:
     """Raises ValueError unless `mask` broadcasts to [batch, heads, queries, keys] and is boolean or floating."""
-    if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise ValueError(f"a mask is boolean (true = may see) or floating (added to the logits), got {mask.dtype}")
     shape = list(mask.shape)
     wanted = (batch, heads, queries, keys)
     sizes = [1, 1, 1, 1, *shape][-4:]
     if len(shape) > 4 or any(size != 1 and want not in (None, size) for size, want in zip(sizes, wanted, strict=True)):
         named = f"{'batch' if batch is None else batch}, {'heads' if heads is None else heads}, {queries}, {keys}"
-        raise ValueError(f"a mask broadcasts to [{named}], got shape {shape}")
+        remedy = ""
+        if len(shape) == 2 and shape[1] == keys:
+            remedy = "; one that says of each token whether it is there is given as positions=Positions.padded(mask)"
+        raise ValueError(f"a mask broadcasts to [{named}], got shape {shape}{remedy}")
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise ValueError(
+            f"a mask is boolean (true = may see) or floating (added to the logits), got {mask.dtype}; where 1 says "
+            f"that a key may be seen, give mask.bool()"
+        )
 
 
 def causal() -> Mask:
@@ -154,22 +172,30 @@ NAMED = {"causal": causal(), "bidirectional": bidirectional()}
 """The masks that a word says."""
 
 
-def mask_for(mask: MaskLike) -> Mask:
-    """The mask that a caller gave.
+def mask_for(mask: MaskLike, *, causal: bool = False) -> Mask:
+    """The mask that a caller gave, to which a `causal` layer adds that no token sees the future.
 
-    Raises ValueError for a word that is no mask, for what is neither a mask nor a tensor, and for a floating tensor
-    with nan or +inf in it, or with zeros and ones alone, as one has that says who may see whom; one on another device,
-    and in a graph that is being made, is not looked at.
+    A prefix, which is causal but for its first tokens, stays what it is.
+    Raises ValueError for a bidirectional mask in a causal layer, for a word that is no mask, for what is neither a mask
+    nor a tensor, and for a floating tensor with nan or +inf in it, or with zeros and ones alone, as one has that says
+    who may see whom; one on another device, and in a graph that is being made, is not looked at.
     """
     if mask is None:
-        return NAMED["bidirectional"]
+        return NAMED["causal" if causal else "bidirectional"]
     if isinstance(mask, str) and mask in NAMED:
-        return NAMED[mask]
+        mask = NAMED[mask]
     if isinstance(mask, (Mask, Tensor)):
         rule = mask if isinstance(mask, Mask) else Mask(given=mask)
         if rule.given is not None:
             check_added(rule.given)
-        return rule
+        if not causal or rule.causal:
+            return rule
+        if rule.given is None and rule.window is None:
+            raise ValueError(
+                "a bidirectional mask lets tokens see the future, and this layer is causal; leave the mask out, or "
+                "build an Encoder, or a layer with causal=False"
+            )
+        return replace(rule, causal=True)
     raise ValueError(
         f"a mask is a Mask such as masks.causal() or masks.window(512), a tensor, or one of the words "
         f"{', '.join(NAMED)}; got {checks.shown(mask)}"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from posenc import checks
-from posenc.attention import Attention, Call, check_weights
+from posenc.attention import Attention, Call, check_weights, directed_parts, warns
 from posenc.cache import Cache, LayerCache, held_by
 from posenc.catalogue import LayerSpec, Spec, build_layers
 from posenc.embedding import TokenPositionEmbedding
@@ -28,16 +28,16 @@ from posenc.inputs import where
 from posenc.kernels.chosen_weights import Chosen, numbers
 from posenc.masks import Mask, MaskLike, mask_for
 from posenc.positions import Positions, PositionsLike, positions_for
-from posenc.sizes import Sizes, takes_sizes
+from posenc.sizes import LayerWindow, Sized, Sizes, sizes_of
+from posenc.words import with_named_options
 
 LayerWeights: TypeAlias = Tensor | dict[str, Tensor]
 """The attention weights of a layer: of its one attention, or of two as {"self": ..., "cross": ...}."""
 
 
-class FeedForward(nn.Sequential):
+class FeedForward(checks.ChecksArguments, nn.Sequential):
     """dim -> hidden -> dim with a GELU between, for each token alone."""
 
-    @checks.annotated
     def __init__(
         self,
         dim: int,
@@ -52,19 +52,19 @@ class FeedForward(nn.Sequential):
         super().__init__(nn.Linear(dim, hidden, **made), nn.GELU(), nn.Linear(hidden, dim, **made), nn.Dropout(dropout))
 
 
-class Block(nn.Module):
+class Block(Sized):
     """One transformer block: attention and feed-forward, each with a residual and a layer norm.
 
     pre-norm:   x + attention(norm(x)),  then x + feed_forward(norm(x))
     post-norm:  norm(x + attention(x)),  then norm(x + feed_forward(x)), as in the original
 
     dim, heads, kv_heads, head_dim, hidden, norm, kernel, scale, dropout, bias, sinks, max_len   as in Sizes, or a Sizes
-               in their place, whose layers and window are the stack's
+               in the place of dim, whose layers and window are the stack's
     cross      whether the block also attends to a second sequence (a decoder block of an encoder-decoder)
     encoding   the block's own encoding, as a spec or an Encoding: such a block stands alone, and also adds the encoding
                to its input. None in a stack, where the model adds once and passes the encoding to every block
     cross_encoding   the encoding of the attention to the second sequence, when the block stands alone
-    causal     as in Attention
+    causal     whether tokens see the past only, as in Attention
 
     x [B, T, dim] -> [B, T, dim].
     Raises ValueError for an unknown norm and as Attention does.
@@ -74,19 +74,29 @@ class Block(nn.Module):
     torch.Size([1, 5, 64])
     """
 
-    @takes_sizes("layers", "window")
-    @checks.annotated
     def __init__(
         self,
-        sizes: Sizes,
+        dim: int | Sizes = 512,
+        heads: int = 8,
         *,
+        max_len: int = 2048,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        hidden: int | None = None,
+        norm: str = "pre",
+        kernel: str = "auto",
+        scale: float | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        sinks: bool = False,
         cross: bool = False,
-        encoding: Spec | None = None,
-        cross_encoding: Spec | None = None,
-        causal: bool = True,
+        encoding: Spec | None = "none",
+        cross_encoding: Spec | None = "none",
+        causal: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        sizes = sizes_of(locals())
         super().__init__()
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         dim, hidden = sizes.dim, 4 * sizes.dim if sizes.hidden is None else sizes.hidden
@@ -99,6 +109,7 @@ class Block(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(dim, **made)
         self.dropout = nn.Dropout(sizes.dropout)
 
+    @with_named_options
     def forward(
         self,
         x: Tensor,
@@ -204,7 +215,7 @@ class Stack(nn.Module):
     ) -> None:
         super().__init__()
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.activation_checkpointing = False
+        self.activation_checkpointing, self.causal, self.has_warned = False, causal, False
         self.window_of = sizes.windows
         # A sum is used by a layer, and its parts are owned; in a tuple nothing is registered a second time.
         owned, used = build_layers(encoding, sizes.shape(causal), sizes.layers, hints=hints, **made)
@@ -218,7 +229,8 @@ class Stack(nn.Module):
                     f"cross_encoding adds to embeddings, and between two sequences there are none; got {cross_encoding}"
                 )
             self.cross_encodings = nn.ModuleList(owned)
-        self.blocks = nn.ModuleList(Block(sizes, cross=cross, **made) for _ in range(sizes.layers))
+        alone: dict[str, Any] = {"encoding": None, "cross_encoding": None, "causal": causal}
+        self.blocks = nn.ModuleList(Block(sizes, cross=cross, **alone, **made) for _ in range(sizes.layers))
         # Post-norm blocks end with a norm of their own.
         self.final_norm = nn.LayerNorm(sizes.dim, **made) if sizes.norm == "pre" else nn.Identity()
 
@@ -227,12 +239,13 @@ class Stack(nn.Module):
         self.encodings, self.encoding_of = nn.ModuleList(owned), tuple(used)
         # Those that add to the embeddings.
         self.added = tuple(own for own in owned if "embed" in own.doors)
+        self.directed = tuple(part for own in owned for part in directed_parts(own))
 
     def forward(
         self,
         x: Tensor,
         at: Positions,
-        mask: MaskLike,
+        mask: MaskLike = None,
         *,
         cache: Cache | None = None,
         weights: bool | Chosen = False,
@@ -241,9 +254,11 @@ class Stack(nn.Module):
         only: slice | None = None,
     ) -> tuple[Tensor, tuple[LayerWeights, ...]]:
         """Hidden states of all tokens, or of `only` some, and with `weights` those of each layer that is asked for."""
-        mask = mask_for(mask)
+        mask = mask_for(mask, causal=self.causal)
         mask_of = [mask if window is None else mask.within(window) for window in self.window_of]
         self.check(at, mask_of, cache, weights, only)
+        if not self.has_warned and warns(self.directed, mask, at):
+            self.has_warned = True
         # All tokens are no choice: what knows them to be all goes the plain way.
         if isinstance(only, slice) and only.indices(at.tokens) == (0, at.tokens, 1):
             only = None
@@ -309,12 +324,12 @@ class Stack(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in said.items())
 
 
-class Decoder(nn.Module):
+class Decoder(Sized):
     """A decoder-only language model (a mini-GPT) with any positional encoding.
 
     vocab      number of token ids
     dim, heads, layers, max_len, window, kv_heads, head_dim, hidden, norm, kernel, scale, dropout, bias, sinks   as in
-               Sizes, or a Sizes in their place
+               Sizes, or a Sizes in the place of dim
     encoding   a spec, an Encoding, or a tuple of them cycled over the layers: ("rotary", "rotary", "none")
     scale_tokens, tie_output   see TokenPositionEmbedding; whether the output layer is the token table
     hints      options that specs leave open, as in posenc.build
@@ -330,29 +345,44 @@ class Decoder(nn.Module):
     torch.Size([1, 7])
     """
 
-    @takes_sizes()
-    @checks.annotated
     def __init__(
         self,
         vocab: int,
-        sizes: Sizes,
+        dim: int | Sizes = 512,
+        heads: int = 8,
+        layers: int = 6,
         encoding: LayerSpec = "rotary",
         *,
+        max_len: int = 2048,
+        window: LayerWindow = None,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        hidden: int | None = None,
+        norm: str = "pre",
+        kernel: str = "auto",
+        scale: float | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        sinks: bool = False,
         scale_tokens: bool = False,
         tie_output: bool = False,
         hints: dict | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        sizes = sizes_of(locals())
         super().__init__()
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.vocab, self.sizes = vocab, sizes
         self.stack = Stack(sizes, encoding=encoding, causal=True, hints=hints, **made)
-        self.embedding = TokenPositionEmbedding(vocab, sizes.dim, scale=scale_tokens, dropout=sizes.dropout, **made)
+        self.embedding = TokenPositionEmbedding(
+            vocab, sizes.dim, scale=scale_tokens, tied=tie_output, dropout=sizes.dropout, **made
+        )
         self.output = None if tie_output else nn.Linear(sizes.dim, vocab, **made)
         # What `stream` compiled, by rows, slots, and whether no prompt was padded.
         self.graphs: dict[tuple[int, int, bool], Callable[..., Tensor]] = {}
 
+    @with_named_options
     def forward(
         self,
         ids: Tensor,
@@ -368,14 +398,14 @@ class Decoder(nn.Module):
 
         positions  Positions, ids, or nothing: 0, 1, 2, ..., or with a cache what follows the last token of each row
         padding    [B, T], true or 1 where a token is: instead of positions
-        mask       who sees whom; default causal
+        mask       who sees whom besides, as in Attention.forward: a decoder is causal whatever is added
         cache      from `cache()`; it takes in these tokens
         weights    whether to return the weights too, or which (Chosen: then of the chosen layers)
         only       which of the T tokens logits are wanted for
         """
         at = where(ids, self.vocab, positions, padding, cache)
         x = self.embedding(ids, at=at, encodings=self.stack.added)
-        x, seen = self.stack(x, at, "causal" if mask is None else mask, cache=cache, weights=weights, only=only)
+        x, seen = self.stack(x, at, mask, cache=cache, weights=weights, only=only)
         logits = F.linear(x, self.embedding.token.weight) if self.output is None else self.output(x)
         return (logits, seen) if weights else logits
 
@@ -387,6 +417,7 @@ class Decoder(nn.Module):
         """
         return Cache(len(self.stack.blocks), slots=slots, rolling=rolling)
 
+    @with_named_options
     def stream(
         self,
         ids: Tensor,
@@ -444,7 +475,7 @@ class Decoder(nn.Module):
     @overload
     def generate(self, ids: Sequence[Tensor], tokens: int, **chosen: Any) -> list[Tensor]: ...
 
-    def generate(self, ids: Tensor | Sequence[Tensor], tokens: int, **chosen: Any) -> Tensor | list[Tensor]:
+    def generate(self, ids: Tensor | Sequence[Tensor], tokens: Any = None, **chosen: Any) -> Tensor | list[Tensor]:
         """ids [B, T] with up to `tokens` more, as `stream` gives them; its options are those of `stream`, and:
 
         beams    the likeliest text, by beam search among so many beginnings (see generation.beams), and not the
@@ -469,7 +500,7 @@ class Decoder(nn.Module):
         return super().__getstate__() | {"graphs": {}}
 
 
-class Encoder(nn.Module):
+class Encoder(Sized):
     """An encoder: every token sees all tokens. ids [B, T] -> hidden states [B, T, dim].
 
     The arguments are those of Decoder; there is no output layer.
@@ -478,25 +509,38 @@ class Encoder(nn.Module):
     torch.Size([1, 3, 32])
     """
 
-    @takes_sizes()
-    @checks.annotated
     def __init__(
         self,
         vocab: int,
-        sizes: Sizes,
+        dim: int | Sizes = 512,
+        heads: int = 8,
+        layers: int = 6,
         encoding: LayerSpec = "sinusoidal",
         *,
+        max_len: int = 2048,
+        window: LayerWindow = None,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        hidden: int | None = None,
+        norm: str = "pre",
+        kernel: str = "auto",
+        scale: float | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        sinks: bool = False,
         scale_tokens: bool = False,
         hints: dict | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        sizes = sizes_of(locals())
         super().__init__()
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.vocab, self.sizes = vocab, sizes
         self.stack = Stack(sizes, encoding=encoding, causal=False, hints=hints, **made)
         self.embedding = TokenPositionEmbedding(vocab, sizes.dim, scale=scale_tokens, dropout=sizes.dropout, **made)
 
+    @with_named_options
     def forward(
         self,
         ids: Tensor,
@@ -509,11 +553,11 @@ class Encoder(nn.Module):
         """Hidden states [B, T, dim], and with `weights` the attention weights of each layer, or what is chosen."""
         at = where(ids, self.vocab, positions, padding, None)
         x = self.embedding(ids, at=at, encodings=self.stack.added)
-        x, seen = self.stack(x, at, "bidirectional" if mask is None else mask, weights=weights)
+        x, seen = self.stack(x, at, mask, weights=weights)
         return (x, seen) if weights else x
 
 
-class EncoderDecoder(nn.Module):
+class EncoderDecoder(Sized):
     """The original transformer's shape: an encoder, and a decoder that attends to it, with any positional encoding.
 
     encoding        of both stacks: a spec, or a tuple cycled over the layers (specs, not instances: each stack builds
@@ -533,14 +577,25 @@ class EncoderDecoder(nn.Module):
     torch.Size([1, 2, 11])
     """
 
-    @takes_sizes(norm="post")
-    @checks.annotated
     def __init__(
         self,
         vocab: int,
-        sizes: Sizes,
+        dim: int | Sizes = 512,
+        heads: int = 8,
+        layers: int = 6,
         encoding: LayerSpec = "sinusoidal",
         *,
+        max_len: int = 2048,
+        window: LayerWindow = None,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        hidden: int | None = None,
+        norm: str = "post",
+        kernel: str = "auto",
+        scale: float | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+        sinks: bool = False,
         cross_encoding: LayerSpec = "none",
         scale_tokens: bool = True,
         tie_output: bool = True,
@@ -548,6 +603,7 @@ class EncoderDecoder(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        sizes = sizes_of(locals())
         super().__init__()
         for spec in encoding if isinstance(encoding, (list, tuple)) else [encoding]:
             if isinstance(spec, Encoding):
@@ -559,17 +615,21 @@ class EncoderDecoder(nn.Module):
         self.encoder = Stack(sizes, encoding=encoding, causal=False, hints=hints, **made)
         across: dict[str, Any] = {"cross": True, "cross_encoding": cross_encoding}
         self.decoder = Stack(sizes, encoding=encoding, causal=True, hints=hints, **across, **made)
-        self.embedding = TokenPositionEmbedding(vocab, sizes.dim, scale=scale_tokens, dropout=sizes.dropout, **made)
+        self.embedding = TokenPositionEmbedding(
+            vocab, sizes.dim, scale=scale_tokens, tied=tie_output, dropout=sizes.dropout, **made
+        )
         self.output = None if tie_output else nn.Linear(sizes.dim, vocab, **made)
 
+    @with_named_options
     def encode(
         self, source: Tensor, *, positions: PositionsLike = None, padding: Tensor | None = None
     ) -> tuple[Tensor, Positions]:
         """The encoder's hidden states [B, S, dim] and where they are."""
         at = where(source, self.vocab, positions, padding, None)
         x = self.embedding(source, at=at, encodings=self.encoder.added)
-        return self.encoder(x, at, "bidirectional")[0], at
+        return self.encoder(x, at)[0], at
 
+    @with_named_options
     def forward(
         self,
         source: Tensor,
@@ -598,9 +658,7 @@ class EncoderDecoder(nn.Module):
             raise ValueError(f"memory is the pair that encode gives, states and positions, got {checks.shown(memory)}")
         at = where(target, self.vocab, positions, padding, cache)
         x = self.embedding(target, at=at, encodings=self.decoder.added)
-        x, seen = self.decoder(
-            x, at, "causal", cache=cache, weights=weights, memory=hidden, memory_at=source_at, only=only
-        )
+        x, seen = self.decoder(x, at, cache=cache, weights=weights, memory=hidden, memory_at=source_at, only=only)
         logits = F.linear(x, self.embedding.token.weight) if self.output is None else self.output(x)
         return (logits, seen) if weights else logits
 
@@ -608,6 +666,7 @@ class EncoderDecoder(nn.Module):
         """An empty KV cache for the decoder."""
         return Cache(len(self.decoder.blocks), slots=slots)
 
+    @with_named_options
     def stream(
         self,
         source: Tensor,
@@ -626,7 +685,7 @@ class EncoderDecoder(nn.Module):
             logits_of = partial(self, source, memory=self.encode(source, padding=source_padding))
         return stream(self, logits_of, self.cache(), start, tokens, choice)
 
-    def generate(self, source: Tensor, start: Tensor, tokens: int, **chosen: Any) -> Tensor:
+    def generate(self, source: Tensor, start: Tensor, tokens: Any = None, **chosen: Any) -> Tensor:
         """`start` [B, T] with up to `tokens` more ids, as `stream` gives them; its options are those of `stream`."""
         return with_more(start, self.stream(source, start, tokens, **chosen))
 

@@ -7,7 +7,8 @@ the tokens. Encodings read `coords`, causality reads `order`, packing reads `doc
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, TypeAlias, cast
+from itertools import pairwise
+from typing import Any, NoReturn, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -142,6 +143,16 @@ class Positions:
             raise ValueError(f"a sequence needs at least one token, got positions of shape {list(ids.shape)}")
         if ids.dtype in (torch.bool, torch.bfloat16, torch.float16) or ids.is_complex():
             raise ValueError(f"positions must be integer, float32 or float64 ({ids.dtype} cannot count far), cast them")
+        if (
+            ids.dtype == torch.float32
+            and ids.is_cpu
+            and may_be_read(ids)
+            and bool(((ids.abs() >= 2**24) & ids.isfinite()).any())
+        ):
+            raise ValueError(
+                "float32 cannot tell positions beyond 16,777,216 apart, as time stamps are; subtract the first of them "
+                "before they are float32, or give float64 or whole numbers"
+            )
         coords = ids[None, :, None] if ids.dim() == 1 else ids[..., None] if ids.dim() == 2 else ids
         if not ids.is_floating_point() and may_be_read(ids):
             lowest = int(ids.min())
@@ -169,29 +180,87 @@ class Positions:
         present = mask != 0
         if mask.dtype != torch.bool and mask.is_cpu and may_be_read(mask) and not bool((present == mask).all()):
             raise ValueError(
-                "a padding mask is true or 1 where a token is, and false or 0 elsewhere, got other numbers; make it "
-                "boolean first"
+                "a padding mask is true or 1 where a token is, and false or 0 elsewhere, got other numbers; for "
+                "segment ids, one number for each document, give Positions.packed(mask)"
             )
         order = (present.long().cumsum(1) - 1).masked_fill(~present, -1)
         return cls(order.clamp(min=0)[..., None], order, unit_step=True, extent=mask.shape[1])
 
     @classmethod
-    def packed(cls, lengths: Sequence[int], *, device: torch.device | str | None = None) -> "Positions":
-        """Several documents behind one another in one row: coords restart with each, and none sees another."""
-        if not isinstance(lengths, (list, tuple, range)):
-            raise ValueError(f"packed takes a list of lengths, got {checks.shown(lengths)}; give lengths.tolist()")
-        for length in lengths:
-            checks.whole("the length of a document", length)
-        if not lengths or min(lengths) < 1:
-            raise ValueError(f"packed documents need at least one token each, got lengths {list(lengths)}")
-        coords = torch.cat([torch.arange(n, device=device) for n in lengths])[None]
-        document = torch.cat([torch.full((n,), i, device=device) for i, n in enumerate(lengths)])[None]
+    def packed(
+        cls,
+        lengths: Sequence[int] | Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | Sequence[int] | None = None,
+        device: torch.device | str | None = None,
+    ) -> "Positions":
+        """Several documents behind one another in a row: coords restart with each, and none sees another.
+
+        lengths     of the documents of one row (tokens); or segment ids [B, T], a tensor with one number for all tokens
+                    of a document and 0 for padding
+        cu_seqlens  in place of lengths where each document begins and the last one ends: 0, n1, n1 + n2, ... (tokens)
+
+        Raises ValueError for what is neither, documents without a token, and a segment that comes again behind others.
+
+        >>> Positions.packed(cu_seqlens=[0, 2, 5]).coords[..., 0]
+        tensor([[0, 1, 0, 1, 2]])
+        >>> Positions.packed(torch.tensor([[1, 1, 2, 2, 2, 0]])).document
+        tensor([[ 0,  0,  1,  1,  1, -1]])
+        """
+        if (lengths is None) == (cu_seqlens is None):
+            raise ValueError("packed takes lengths, segment ids or cu_seqlens, and one of them; got none or several")
+        if isinstance(lengths, Tensor) and lengths.dim() == 2:
+            return cls.segmented(lengths if device is None else lengths.to(device))
+        name, numbers = ("lengths", lengths) if cu_seqlens is None else ("cu_seqlens", cu_seqlens)
+        if isinstance(numbers, Tensor) and numbers.dim() == 1:
+            device, numbers = numbers.device if device is None else device, numbers.tolist()
+        if not isinstance(numbers, (list, tuple, range)):
+            raise ValueError(
+                f"{name} are a list or a tensor [n] of whole numbers, or segment ids a tensor [B, T], got "
+                f"{checks.shown(numbers)}"
+            )
+        for number in numbers:
+            if isinstance(number, (list, tuple)):
+                raise ValueError(f"{name} are those of one row, got several lists; give segment ids as a tensor [B, T]")
+            checks.whole("the length of a document" if cu_seqlens is None else "a boundary of cu_seqlens", number)
+        remedy = ""
+        if cu_seqlens is not None:
+            if len(numbers) < 2 or numbers[0] != 0:
+                raise ValueError(f"cu_seqlens begin with 0 and end with the number of tokens, got {numbers}")
+            numbers = [end - start for start, end in pairwise(numbers)]
+        elif len(numbers) > 1 and numbers[0] == 0:
+            remedy = "; give boundaries as cu_seqlens=..."
+        if not numbers or min(numbers) < 1:
+            raise ValueError(f"packed documents need at least one token each, got lengths {list(numbers)}{remedy}")
+        coords = torch.cat([torch.arange(n, device=device) for n in numbers])[None]
+        document = torch.cat([torch.full((n,), i, device=device) for i, n in enumerate(numbers)])[None]
         order = torch.arange(coords.shape[1], device=device)[None]
-        return cls(coords[..., None], order, document, extent=max(lengths), loose=True)
+        return cls(coords[..., None], order, document, extent=max(numbers), loose=True)
 
     @classmethod
-    def grid(cls, *sizes: int, device: torch.device | str | None = None) -> "Positions":
+    def segmented(cls, segments: Tensor) -> "Positions":
+        """What `packed` makes of segment ids [B, T]."""
+        if segments.is_floating_point() or segments.dtype == torch.bool or segments.shape[1] < 1:
+            raise ValueError(f"segment ids are whole numbers [B, T], got {checks.shown(segments)}")
+        present = segments != 0
+        first = segments.diff(dim=1, prepend=segments[:, :1] - 1) != 0
+        run = (first & present).long().cumsum(1)
+        if segments.is_cpu and may_be_read(segments):
+            for row, last in zip(segments, run[:, -1].tolist(), strict=True):
+                if len(row.unique()) - bool((row == 0).any()) != last:
+                    raise ValueError("the tokens of a segment stand together, got one that comes again behind others")
+        index = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
+        coords = (index - torch.where(first, index, 0).cummax(1).values).masked_fill(~present, 0)
+        order = (present.long().cumsum(1) - 1).masked_fill(~present, -1)
+        document = (run - 1).masked_fill(~present, -1)
+        return cls(coords[..., None], order, document, extent=segments.shape[1], loose=True)
+
+    @classmethod
+    def grid(cls, *sizes: int, prefix: int = 0, device: torch.device | str | None = None) -> "Positions":
         """Every cell of a grid, one axis for each size, the last axis running fastest.
+
+        prefix  tokens before them that stand outside the grid, such as a class token: the coordinates of the k-th are
+                all -k
 
         >>> Positions.grid(2, 2).coords[0].tolist()
         [[0, 0], [0, 1], [1, 0], [1, 1]]
@@ -202,8 +271,12 @@ class Positions:
             raise ValueError(f"a grid needs at least one cell on each axis, got sizes {sizes}")
         axes = torch.meshgrid(*(torch.arange(n, device=device) for n in sizes), indexing="ij")
         coords = torch.stack([axis.flatten() for axis in axes], -1)[None]
+        if checks.whole("prefix", prefix, 0):
+            outside = -1 - torch.arange(prefix, device=device)
+            coords = torch.cat((outside[None, :, None].expand(1, -1, len(sizes)), coords), 1)
         order = torch.arange(coords.shape[1], device=device)[None]
-        return cls(coords, order, contiguous=True, unit_step=len(sizes) == 1, extent=max(sizes), loose=True)
+        extent, unit_step = None if prefix else max(sizes), len(sizes) == 1 and not prefix
+        return cls(coords, order, contiguous=True, unit_step=unit_step, extent=extent, loose=True)
 
     @property
     def tokens(self) -> int:
@@ -267,6 +340,22 @@ class Positions:
         several = {name: fact for name, fact in self.tensors().items() if fact.shape[0] > 1}
         index = rows.to(self.order.device) if isinstance(rows, Tensor) else rows
         return self.changed(**{name: fact[index] for name, fact in several.items()}) if several else self
+
+    def __getitem__(self, key: object) -> NoReturn:
+        raise TypeError(
+            "Positions are cut by at.rows(...), which takes tokens, as at.rows(slice(-1, None)) the last one, and by "
+            "at.batch_rows(...), which takes rows of the batch"
+        )
+
+    def restarts(self) -> bool:
+        """Whether ids count up from 0 more than once in a row and no document is named; False where that is unknown."""
+        if not self.loose or self.document is not None or self.axes != 1 or self.coords.is_floating_point():
+            return False
+        if not (self.coords.is_cpu and may_be_read(self.coords)):
+            return False
+        ids = self.coords[..., 0]
+        again = ids[:, 1:] == 0
+        return bool(((ids.diff(dim=1) == 1) | again).all() and (again & (ids[:, :-1] > 0)).any())
 
     def next(self, tokens: int = 1) -> "Positions":
         """The positions of the tokens that follow: each row goes on where its own last token stands.
@@ -385,6 +474,13 @@ def of_token(fact: Tensor, token: Tensor) -> Tensor:
     return fact.gather(1, token if fact.dim() == 2 else token[..., None].expand(-1, -1, fact.shape[2]))
 
 
+def counted_from(offset: Tensor, tokens: int) -> Tensor:
+    """The ids [1 or B, T] of tokens that count up from an offset, or from one [B] for each row."""
+    if offset.dim() > 1 or offset.is_floating_point() or offset.dtype == torch.bool:
+        raise ValueError(f"an offset is a whole number, or a tensor [B] of them, got {checks.shown(offset)}")
+    return offset.reshape(-1, 1) + torch.arange(tokens, device=offset.device)
+
+
 def check_counts(tokens: int, start: int = 0) -> None:
     """Raises ValueError unless so many tokens can be counted from there."""
     if checks.whole("the number of tokens", tokens) < 1:
@@ -400,7 +496,7 @@ PositionsLike: TypeAlias = Positions | Tensor | int | None
 def positions_for(
     tokens: int,
     positions: PositionsLike,
-    offset: int = 0,
+    offset: int | Tensor = 0,
     *,
     batch: int | None = None,
     device: torch.device | None = None,
@@ -412,6 +508,10 @@ def positions_for(
 
     Raises ValueError when both positions and an offset are given, or when they do not fit the tokens.
     """
+    if isinstance(offset, Tensor):
+        if positions is not None:
+            raise ValueError("give positions or an offset, not both")
+        positions, offset = counted_from(offset, tokens), 0
     if held is not None:
         if positions is None and not offset:
             return held.next(tokens)
@@ -429,7 +529,14 @@ def positions_for(
     else:
         at = Positions.of(checks.tensor("positions", positions))
     if at.tokens != tokens:
-        raise ValueError(f"got positions of {at.tokens} tokens for {tokens} tokens; give one position for each token")
+        if at.axes > 1 and at.tokens < tokens < at.tokens + 9:
+            more = tokens - at.tokens
+            remedy = f"tokens outside a grid, such as a class token, stand in Positions.grid(..., prefix={more})"
+        elif at.axes == tokens and batch in (None, at.tokens) and isinstance(positions, Tensor):
+            remedy = "ids [axes, B, T] are given as ids.permute(1, 2, 0)"
+        else:
+            remedy = "give one position for each token, or say by seq_dim=... which axis holds the tokens"
+        raise ValueError(f"got positions of {at.tokens} tokens for {tokens} tokens; {remedy}")
     rows = [] if batch is None or torch.jit.is_tracing() else [at.order.shape[0], at.coords.shape[0]]
     if wrong := [size for size in rows if size != 1 and size != batch]:
         raise ValueError(f"got positions of {wrong[0]} rows for a batch of {batch}; give one row, or one for each")

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, TypeVar
 
-from posenc import foreign, specs, spelling
+from posenc import specs, spelling, words
 from posenc.foreign import code, quoted, written
 from posenc.plugins import plugins_for
 
@@ -184,7 +184,7 @@ class Registry(Mapping[str, type[T]]):
         parameters = inspect.signature(cls).parameters
         for word in options:
             if word not in parameters:
-                known = f"{', '.join(parameters) or 'none'}{foreign.near(word, parameters.keys())}"
+                known = f"{', '.join(parameters) or 'none'}{words.hint(word, parameters.keys())}"
                 raise ValueError(f"{name} has no option {quoted(word)}; it has: {known}")
         missing = [word for word, one in parameters.items() if one.default is one.empty and word not in options]
         if tree.args or missing:

@@ -1,15 +1,15 @@
 """How large a transformer is: every size and option of its layers, said once for attention, block and model."""
 
-import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, fields, replace
-from inspect import Parameter, Signature
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, TypeAlias
+
+from torch import nn
+from typing_extensions import Self
 
 from posenc import checks, kernels, masks
 from posenc.encoding import Shape
-from posenc.foreign import near
 
 NORMS = ("pre", "post")
 
@@ -98,48 +98,29 @@ class Sizes:
         return Shape(self.dim, self.heads, self.head_dim, self.max_len, causal)
 
 
-def takes_sizes(*without: str, **instead: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Let a constructor that is written with `sizes: Sizes` be called with them one by one as well.
+SIZES = frozenset(field.name for field in fields(Sizes))
+"""The names of all sizes."""
 
-    without   the fields that such a module does not have
-    instead   defaults of its own, where its sizes are given one by one
 
-    `Decoder(11, dim=32)` is then `Decoder(11, Sizes(dim=32))`, and `Decoder(11, sizes, dim=32)` changes one of them.
-    The signature names each, for help and completion.
+class Sized(checks.ChecksArguments, nn.Module):
+    """Base of a module whose constructor takes sizes one by one, or a Sizes in the place of `dim`."""
 
-    Raises TypeError for an option that the module does not have, and names the nearest.
-    """
-    options = {
-        name: parameter.replace(default=instead.get(name, parameter.default))
-        for name, parameter in inspect.signature(Sizes).parameters.items()
-        if name not in without
-    }
+    def __new__(cls, *given: Any, **named: Any) -> Self:
+        """Raises ValueError for a Sizes beside sizes, and as ChecksArguments does."""
+        made = super().__new__(cls, *given, **named)
+        # A subclass has a constructor of its own, which may call sizes whatever it likes.
+        if any(isinstance(value, Sizes) for value in (*given, *named.values())):
+            bound = inspect.signature(cls.__init__).bind_partial(made, *given, **named).arguments
+            if isinstance(bound.get("dim"), Sizes) and (beside := (bound.keys() & SIZES) - {"dim"}):
+                raise ValueError(
+                    f"{cls.__name__} takes a Sizes or sizes one by one, got a Sizes and {', '.join(sorted(beside))}; "
+                    f"change it before with dataclasses.replace(sizes, ...)"
+                )
+        return made
 
-    def decorate(construct: Callable[..., None]) -> Callable[..., None]:
-        own = list(inspect.signature(construct).parameters.values())
-        place = [parameter.name for parameter in own].index("sizes")
-        together = Signature([*own, *(option.replace(kind=Parameter.KEYWORD_ONLY) for option in options.values())])
-        flat = [*own[:place], *options.values(), *own[place + 1 :]]
-        one_by_one = Signature(sorted(flat, key=lambda parameter: parameter.kind))
 
-        @functools.wraps(construct)
-        def constructor(self: object, *given: Any, **named: Any) -> None:
-            whole = "sizes" in named or any(isinstance(one, Sizes) for one in given)
-            signature = together if whole else one_by_one
-            for name in named:
-                if name not in signature.parameters:
-                    kind, known = type(self).__name__, list(one_by_one.parameters)[1:]
-                    raise TypeError(f"{kind} has no option '{name}'{near(name, known) or f'; see help({kind})'}")
-            bound = signature.bind(self, *given, **named).arguments
-            chosen = {name: bound.pop(name) for name in options if name in bound}
-            if whole:
-                checks.kind("sizes", bound["sizes"], Sizes)
-                bound["sizes"] = replace(bound["sizes"], **chosen)
-            else:
-                bound["sizes"] = Sizes(**(instead | chosen))
-            construct(**bound)
-
-        vars(constructor)["__signature__"] = one_by_one
-        return constructor
-
-    return decorate
+def sizes_of(options: Mapping[str, Any]) -> Sizes:
+    """The Sizes that a constructor was given in place of `dim`, or those of its options that are sizes, together."""
+    if isinstance(options["dim"], Sizes):
+        return options["dim"]
+    return Sizes(**{name: value for name, value in options.items() if name in SIZES})

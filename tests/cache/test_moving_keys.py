@@ -92,7 +92,7 @@ def test_the_promise_finds_keys_that_were_moved_wrongly(spec: str, mutant: Calla
 
 def layer_of(spec: str, dtype: torch.dtype = torch.float64) -> Attention:
     torch.manual_seed(3)
-    return Attention(DIM, heads=HEADS, encoding=spec, max_len=64).to(dtype).eval()
+    return Attention(DIM, heads=HEADS, encoding=spec, max_len=64, causal=True).to(dtype).eval()
 
 
 def keys_of(layer: Attention, x: Tensor, at: Positions, cache: LayerCache) -> Tensor:

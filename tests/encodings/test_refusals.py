@@ -179,7 +179,7 @@ UNSEEN = {
 def called(encoding: Encoding, at: Positions, dim: int, heads: int, head_dim: int) -> None:
     """Use an encoding on four tokens in a model of these sizes."""
     x = encoding.embed(torch.zeros(1, 4, dim), at)
-    Attention(dim, heads, head_dim=head_dim, encoding=None)(x, positions=at, encoding=encoding)
+    Attention(dim, heads, head_dim=head_dim, encoding=None, causal=True)(x, positions=at, encoding=encoding)
 
 
 @pytest.mark.parametrize("name", names())

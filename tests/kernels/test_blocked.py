@@ -439,7 +439,7 @@ def test_attention_over_some_keys_each_is_merged_into_attention_over_all() -> No
 
 
 def test_a_graph_may_be_gone_through_twice() -> None:
-    attention = Attention(12, 4, encoding="t5_bias(std=1.0)", kernel="blocked").double()
+    attention = Attention(12, 4, encoding="t5_bias(std=1.0)", kernel="blocked", causal=True).double()
     x = heads(1, 9, 12)
     out = attention(x, mask=masks.causal()).sum()
     table = attention.encoding.table
@@ -464,7 +464,7 @@ def test_gradients_of_gradients_are_refused() -> None:
 
 
 def test_autocast_decides_the_dtype_forwards_and_backwards() -> None:
-    attention, x = Attention(12, 4, encoding="t5_bias(std=1.0)", kernel="blocked"), torch.randn(2, 9, 12)
+    attention, x = Attention(12, 4, encoding="t5_bias(std=1.0)", kernel="blocked", causal=True), torch.randn(2, 9, 12)
     q = torch.randn(1, 4, 9, 3, requires_grad=True)
     at, encoding = Positions.count(9), attention.encoding
     with torch.autocast("cpu", torch.bfloat16):

@@ -153,7 +153,7 @@ def test_a_graph_of_the_operators_trains_what_the_model_trains(spec: str) -> Non
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_networks_of_one_shape_are_run_as_one_with_vmap(spec: str) -> None:
-    layers = [Attention(16, 2, encoding=spec, max_len=32).double() for _ in range(3)]
+    layers = [Attention(16, 2, encoding=spec, max_len=32, causal=True).double() for _ in range(3)]
     x, at = torch.randn(2, 5, 16, dtype=torch.float64), torch.arange(5)
     stacked, _ = torch.func.stack_module_state(layers)  # parameters that want gradients, for a bias as well
 
@@ -166,7 +166,7 @@ def test_networks_of_one_shape_are_run_as_one_with_vmap(spec: str) -> None:
 
 
 def test_a_kernel_that_cannot_be_transformed_says_so_and_auto_takes_one_that_can() -> None:
-    layer, x = Attention(16, 2, encoding="t5_bias").double(), torch.randn(1, 5, 16, dtype=torch.float64)
+    layer, x = Attention(16, 2, encoding="t5_bias", causal=True).double(), torch.randn(1, 5, 16, dtype=torch.float64)
     for name in ("sdpa", "blocked", "flex"):
         layer.kernel = name
         with pytest.raises(ValueError, match=r"torch.func .*cannot transform .*use kernel='reference' or 'auto'"):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.channel_pairs import LAYOUTS, channels_of_pairs, multiplied
-from posenc.encoding import AttentionOutput, Encoding, Side
+from posenc.encoding import AttentionOutput, Encoding, Side, tokens_last
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import fit_heads
 from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
@@ -194,14 +194,20 @@ class FourierRotary(Encoding):
         return kernel(self, q, at, keys, mask)
 
     def forward(
-        self, x: Tensor, k: Tensor | None = None, *, positions: PositionsLike = None, offset: int = 0
+        self,
+        x: Tensor,
+        k: Tensor | None = None,
+        positions: PositionsLike = None,
+        *,
+        offset: int | Tensor = 0,
+        seq_dim: int | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        if k is not None and self.shared(k):
+        if k is not None and self.shared(heads := tokens_last("k", k, seq_dim)):
             raise ValueError(
-                f"{self} turns keys once for each of its {self.heads} query heads, got {k.shape[1]} key heads; repeat "
-                f"them for their query heads first, or build it with per_head=False"
+                f"{self} turns keys once for each of its {self.heads} query heads, got {heads.shape[1]} key heads; "
+                f"repeat them for their query heads first, or build it with per_head=False"
             )
-        return super().forward(x, k, positions=positions, offset=offset)
+        return super().forward(x, k, positions, offset=offset, seq_dim=seq_dim)
 
     def shared(self, k: Tensor) -> bool:
         """Whether several query heads read each key, which then stays unturned until they do."""

@@ -1,6 +1,6 @@
 """Learned absolute encoding."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding import Encoding
-from posenc.interpolation import interpolated
+from posenc.interpolation import adopt_table, interpolated
 from posenc.positions import Positions
 from posenc.watched import may_be_read
 
@@ -48,7 +48,7 @@ class Learned(Encoding):
 
     equation = r"x_p \to x_p + \text{table}[p]"
     source = "Gehring et al. 2017, arXiv:1705.03122, section 3.1"
-    also_called = ("absolute", "trainable", "embedding")
+    also_called = ("ape", "absolute", "trainable", "embedding")
     extrapolates: ClassVar[str] = (
         "not claimed: past its table there is no row, and rows that training never visited are noise"
     )
@@ -74,6 +74,10 @@ class Learned(Encoding):
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.table, std=self.std)
+
+    def _load_from_state_dict(self, state_dict, prefix, *given: Any) -> None:  # ty: ignore[incompatible-method-override]
+        adopt_table(state_dict, prefix, self)
+        super()._load_from_state_dict(state_dict, prefix, *given)
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         checks.dim(self, x)

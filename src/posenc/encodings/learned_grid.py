@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding import Encoding
-from posenc.interpolation import interpolated_on_axes
+from posenc.interpolation import adopt_table, interpolated_on_axes
 from posenc.positions import Positions
 from posenc.watched import may_be_read
 
@@ -87,12 +87,13 @@ class LearnedGrid(Encoding):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.table, std=self.std)
 
+    def _load_from_state_dict(self, state_dict, prefix, *given: Any) -> None:  # ty: ignore[incompatible-method-override]
+        adopt_table(state_dict, prefix, self)
+        super()._load_from_state_dict(state_dict, prefix, *given)
+
     def positions(self, *, device: torch.device | str | None = None) -> Positions:
         """The prefix tokens and behind them every cell of the grid, the last axis running fastest."""
-        at = Positions.grid(*self.cells, device=device)
-        outside = -1 - torch.arange(self.prefix, device=device)
-        coords = torch.cat((outside[None, :, None].expand(1, -1, self.axes), at.coords), 1)
-        return Positions(coords, torch.arange(coords.shape[1], device=device)[None], contiguous=True)
+        return Positions.grid(*self.cells, prefix=self.prefix, device=device)
 
     def resampled(self, *grid: int, antialias: bool = True) -> "LearnedGrid":
         """The same encoding for another grid: the cells resampled bicubically, the prefix rows as they are.
@@ -149,12 +150,14 @@ class LearnedGrid(Encoding):
         wrong = coords[~(inside | prefix)]
         where = tuple(wrong[wrong.amax(-1).argmax()].tolist())
         outside = f" and the {self.prefix} prefix tokens from {-self.prefix} to -1" if self.prefix else ""
-        wanted = tuple(max(n, math.floor(p) + 1) for n, p in zip(self.cells, where, strict=True))
-        remedy = (
-            f"use resampled{wanted} for a larger image, or choose overrun='clamp'"
-            if wanted != self.cells
-            else "shift the positions"
-        )
+        wanted = tuple(math.floor(highest) + 1 for highest in coords.flatten(0, 1).amax(0).tolist())
+        if math.prod(wanted) != int((first >= 0).sum(1).amax()):
+            # Only a whole image says how large its grid is.
+            wanted = tuple(map(max, wanted, self.cells))
+        larger = any(n > own for n, own in zip(wanted, self.cells, strict=True))
+        remedy = f"for an image of such cells use resampled{wanted}, or choose overrun='clamp'"
+        if not larger:
+            remedy = f"shift the positions, or build it with prefix={int(-coords.amin())} for tokens outside the grid"
         raise ValueError(
             f"position {where} is out of the learned grid of {' x '.join(map(str, self.cells))} cells{outside}; "
             f"{remedy}"

@@ -1,7 +1,6 @@
 """Sinusoidal encoding."""
 
 import math
-from collections.abc import Iterator
 from typing import ClassVar
 
 import torch
@@ -11,12 +10,9 @@ from torch.compiler import is_compiling
 from posenc import checks
 from posenc.encoding import Encoding
 from posenc.positions import Positions, placed
-from posenc.precision import exact, has_float64
+from posenc.precision import exact
 
 LAYOUTS = ("interleaved", "concatenated", "sines_first", "cosines_first")
-
-PAIRS_AT_ONCE = 1 << 16
-"""How many channel pairs of tokens in a row are turned together: they stay in the nearest memory."""
 
 LONG = 1 << 24
 """The size (bytes) from which on a table is not kept."""
@@ -162,39 +158,7 @@ class Sinusoidal(Encoding):
 
     def rows(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The encoding [B or 1, T, dim] rounded once to dtype, without the learned scale."""
-        if not self.counts(at):
-            return self.encode(at).to(dtype).to(device)
-        table = torch.empty(at.tokens, self.dim, dtype=dtype, device=device)
-        for place, rows in self.in_a_row(at):
-            table[place] = rows
-        return table[None]
-
-    def counts(self, at: Positions) -> bool:
-        """Whether the tokens are known to stand in a row, so that few angles make the waves of all."""
-        return at.start is not None and self.axes == 1 and has_float64(at.coords.device) and not is_compiling()
-
-    def in_a_row(self, at: Positions) -> Iterator[tuple[slice, Tensor]]:
-        """The encoding of tokens in a row, float64, a few rows [n, dim] at a time, of which few need angles.
-
-        e^(-i(m + n) frequency) = e^(-i m frequency) e^(-i n frequency), and i e^(-i angle) = sin(angle) + i cos(angle).
-        """
-        assert at.start is not None and at.extent is not None
-        frequencies = self.frequencies.to(at.coords.device)
-        few = max(16, min(128, PAIRS_AT_ONCE // len(frequencies)))
-        # m is a multiple of `few` wherever the tokens begin, so that a position's row has the same bits in every table.
-        firsts = range(at.start - at.start % few, at.extent, few)
-        least, most = (at.start - firsts[0], at.extent - firsts[0]) if len(firsts) == 1 else (0, few)
-        angle = torch.arange(least, most, device=frequencies.device)[:, None] * frequencies
-        near = torch.complex(angle.cos(), -angle.sin())
-        for first in firsts:
-            begin, end = max(first, at.start), min(first + few, at.extent)
-            angle = first * frequencies
-            waves = near[begin - first - least : end - first - least] * torch.complex(angle.sin(), angle.cos())
-            if self.layout == "interleaved":
-                rows = torch.view_as_real(waves).flatten(1)[:, : self.dim]
-            else:
-                rows = self.laid_out((waves.real[None], waves.imag[None]))[0]
-            yield slice(begin - at.start, end - at.start), rows
+        return self.encode(at).to(dtype).to(device)
 
     def shift(self, k: float) -> Tensor:
         """The matrix M_k [dim, dim], float64, with PE(p + k) = M_k PE(p) for every position p.
@@ -258,11 +222,9 @@ class Sinusoidal(Encoding):
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
     ) -> None:
-        table = state_dict.pop(prefix + "pe", None)
-        if table is not None:
-            problem = self.compare_saved(table)
-            if problem is not None:
-                error_msgs.append(f"{prefix}pe: {problem}")
+        for name in [name for name in state_dict if name.startswith(prefix) and name != f"{prefix}scale"]:
+            if problem := self.compare_saved(state_dict.pop(name)):
+                error_msgs.append(f"{name}: {problem}")
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )

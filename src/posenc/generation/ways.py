@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from posenc import checks
+from posenc import checks, words
 from posenc.generation.beams import beam_search
 from posenc.generation.choice import Choice
 from posenc.generation.one_by_one import with_more
@@ -40,6 +40,7 @@ def generate(
         raise ValueError("length_penalty ranks beams of different lengths; give beams=... with it, or leave it out")
     if draft is None and ahead is not None:
         raise ValueError("ahead says how many tokens a draft gives; give draft=... with it, or leave it out")
+    words.check_options("generate", words.names_of(model.stream, generate), options)
     defaults = {name: parameter.default for name, parameter in inspect.signature(model.stream).parameters.items()}
     names = [name for name, value in options.items() if value is not False and value != defaults.get(name)]
     if beams is not None:

@@ -143,6 +143,9 @@ class Net(nn.Module):
             Attention(shape.dim, shape.heads, head_dim=shape.head_dim, kv_heads=kv_heads, scale=scale, encoding=None)
             for _ in used
         )
+        for layer in self.attentions:
+            # Promises ask under masks of either direction, whatever an encoding is built for.
+            layer.has_warned = True
 
     def apart(self) -> "Net":
         """This network, without what the process keeps: as in one that has just begun."""

@@ -163,7 +163,7 @@ def a_neighbour_in_the_batch_changes_nothing(subject: Subject) -> None:
 
 @promise
 def the_future_is_invisible(subject: Subject) -> None:
-    """Under a causal mask no token reads a later one, and it makes no difference whether later ones are there."""
+    """Under a causal mask, or in a causal layer, no token reads a later one, or is changed by whether one is there."""
     net, reach = subject.net(), subject.reach
     for T in (TOKENS, reach):
         x, at = tokens(subject, T), count(T)
@@ -197,3 +197,10 @@ def the_future_is_invisible(subject: Subject) -> None:
             expected,
             f"the same tokens in another place of the tensor, kernel {kernel}",
         )
+        said = net(x, at, masks.causal()), net(x, at, masks.window(3))
+        for layer in net.attentions:
+            layer.causal = True
+        same(net(x, at), said[0], f"a causal layer without a mask, kernel {kernel}")
+        same(net(x, at, masks.window(3, causal=False)), said[1], f"a causal layer with a window, kernel {kernel}")
+        for layer in net.attentions:
+            layer.causal = False

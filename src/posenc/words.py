@@ -1,0 +1,155 @@
+"""The field's words for what posenc calls otherwise: one table each of options and classes, which errors answer from.
+
+They are no aliases: a word that stands here is refused, and the refusal says what to write.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from posenc.foreign import near
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+PACKED = "positions=Positions.packed(cu_seqlens=cu_seqlens)"
+NOT_PADDING = ("padding=~key_padding_mask", "positions=Positions.padded(~key_padding_mask)")
+
+OURS: Mapping[tuple[str, ...], Collection[str]] = {
+    ("d_model", "embed_dim", "n_embd", "n_embed", "hidden_size", "model_dim", "embedding_dim"): ("dim", "head_dim"),
+    ("num_heads", "n_head", "n_heads", "nhead", "num_attention_heads", "h"): ("heads",),
+    ("num_layers", "n_layer", "n_layers", "num_hidden_layers", "depth", "num_blocks", "N"): ("layers",),
+    ("num_kv_heads", "n_kv_heads", "n_kv_head", "num_key_value_heads", "num_query_groups"): ("kv_heads",),
+    ("d_head", "dim_head", "head_size", "d_k", "d_kv", "rotary_dim", "rot_dim"): ("head_dim",),
+    ("dim",): ("head_dim",),
+    ("vocab_size", "num_embeddings", "n_vocab", "num_tokens", "src_vocab_size"): ("vocab",),
+    (
+        *("max_seq_len", "max_seq_length", "max_length", "max_position_embeddings", "context_length", "block_size"),
+        *(
+            "n_positions",
+            "n_ctx",
+            "seq_len",
+            "seq_length",
+            "max_sequence_length",
+            "ctx_len",
+            "max_len",
+            "num_positions",
+        ),
+        *("original_max_position_embeddings",),
+    ): ("max_len", "trained_length", "max_distance"),
+    ("intermediate_size", "ffn_dim", "dim_feedforward", "d_ff", "d_inner", "n_inner", "mlp_dim", "ff_dim"): ("hidden",),
+    ("theta", "rope_theta", "rotary_base", "rope_base", "rotary_emb_base", "max_period", "freq_base"): ("base",),
+    ("rope_scaling", "scaling", "rope_parameters", "rope_type", "scaling_type"): ("schedule",),
+    ("scaling_factor", "rope_factor", "scale_factor"): ("factor", "schedule"),
+    ("partial_rotary_factor", "rotary_pct", "rotary_percent", "rotary_fraction"): ("partial",),
+    ("interleaved", "is_neox_style", "rope_interleave", "traditional"): ("layout",),
+    ("num_buckets", "relative_attention_num_buckets"): ("buckets",),
+    ("relative_attention_max_distance", "max_relative_position", "max_relative_positions"): ("max_distance",),
+    ("is_causal", "is_decoder", "unidirectional"): ("causal", "mask='causal'"),
+    ("bidirectional",): ("causal=False",),
+    ("key_padding_mask", "src_key_padding_mask"): NOT_PADDING,
+    ("attention_mask", "attn_mask", "src_mask", "tgt_mask", "key_mask", "attn_bias"): ("mask", "padding"),
+    ("need_weights", "output_attentions", "return_attention", "return_weights"): ("weights",),
+    ("cu_seqlens", "cu_seqlens_q", "seqlens", "document_ids", "segment_ids"): (PACKED,),
+    ("position_ids", "input_pos", "pos", "pos_ids", "indices"): ("positions",),
+    ("start_pos", "past_length", "past_key_values_length", "cache_position"): ("offset", "positions"),
+    ("past_key_values", "past_key_value", "use_cache", "kv_cache", "layer_past"): ("cache",),
+    ("tie_word_embeddings", "tie_weights", "tie_embeddings", "weight_tying", "tied"): ("tie_output",),
+    ("norm_first", "pre_norm"): ("norm='pre'",),
+    ("attention_bias", "qkv_bias", "use_bias", "add_bias"): ("bias",),
+    ("attn_pdrop", "dropout_p", "p_dropout", "attention_dropout", "drop_rate", "resid_pdrop"): ("dropout",),
+    ("sliding_window", "window_size", "attention_window"): ("window",),
+    ("softmax_scale", "sm_scale", "attn_scale"): ("scale",),
+    ("attn_implementation", "backend", "sdpa_backend"): ("kernel",),
+    ("pos_encoding", "positional_encoding", "position_embedding_type", "pe", "pos_emb"): ("encoding",),
+    ("max_new_tokens", "max_tokens", "new_tokens", "n_tokens", "steps"): ("tokens",),
+    ("eos_token_id", "eos_token", "stop_token", "eos_id", "eos"): ("stop",),
+    ("num_return_sequences", "num_samples", "n"): ("samples",),
+    ("num_beams", "beam_width", "beam_size"): ("beams",),
+    ("assistant_model", "draft_model"): ("draft",),
+    ("do_sample",): ("temperature",),
+    ("logits_to_keep", "num_logits_to_keep"): ("only",),
+    ("input_ids", "idx", "tokens"): ("ids",),
+    ("encoder_hidden_states", "context"): ("memory", "key"),
+    ("batch_first", "unsqueeze_dim", "token_dim", "sequence_dim"): ("seq_dim",),
+}
+"""The words of PyTorch, transformers and others -> our options, or calls with one; the first that is known is meant."""
+
+MEANT = {word: ours for words, ours in OURS.items() for word in words}
+
+CLASSES = {
+    word: ours
+    for ours, words in {
+        "Sinusoidal": "PositionalEncoding PositionalEncoder SinusoidalPositionalEncoding SinusoidalPositionalEmbedding "
+        "SinusoidalEmbedding FixedPositionalEncoding PositionEncoding SinusoidalPositionEmbeddings",
+        "Learned": "LearnedPositionalEncoding LearnedPositionalEmbedding LearnedPositionEmbedding PositionalEmbedding "
+        "PositionEmbedding AbsolutePositionalEmbedding LearnablePositionalEncoding LearnedEncoding",
+        "Rotary": "RotaryEmbedding RotaryPositionalEmbedding RotaryPositionalEmbeddings RotaryPositionalEncoding RoPE "
+        "RotaryPositionEmbedding LlamaRotaryEmbedding RotaryPE apply_rotary_pos_emb apply_rotary_emb apply_rope "
+        "rotate_half rotate_queries_or_keys precompute_freqs_cis rotary_embedding rope",
+        "ALiBi": "AlibiPositionalBias AlibiPositionalEmbedding AlibiBias AlibiEncoding alibi_bias build_alibi_tensor",
+        "T5Bias": "T5RelativePositionBias RelativePositionBias T5RelativeBias RelativePositionalBias T5RelPosBias",
+        "Shaw": "RelativePositionalEncoding RelativePosition RelativePositionalEmbedding RelativePositionEmbedding",
+        "Attention": "MultiHeadAttention MultiheadAttention MultiHeadedAttention SelfAttention CausalSelfAttention "
+        "GroupedQueryAttention MultiQueryAttention CrossAttention MHA GQA MaskedMultiHeadAttention",
+        "Block": "TransformerBlock TransformerLayer TransformerEncoderLayer TransformerDecoderLayer EncoderLayer "
+        "DecoderLayer EncoderBlock DecoderBlock",
+        "Decoder": "GPT MiniGPT TransformerDecoder DecoderOnly GPTModel LanguageModel TransformerLM CausalLM",
+        "Encoder": "TransformerEncoder BERT",
+        "EncoderDecoder": "Transformer TransformerModel Seq2Seq Seq2SeqTransformer",
+        "TokenPositionEmbedding": "TokenEmbedding InputEmbedding Embeddings TransformerEmbedding "
+        "TokenAndPositionEmbedding EmbeddingLayer",
+        "Cache": "KVCache DynamicCache StaticCache",
+        "Sizes": "Config ModelConfig TransformerConfig GPTConfig",
+        "masks.causal": "causal_mask subsequent_mask generate_square_subsequent_mask create_causal_mask",
+        "NoPE": "NoPositionalEncoding",
+    }.items()
+    for word in words.split()
+}
+"""What classes and functions are called elsewhere -> the name of ours that does it."""
+
+
+def hint(option: str, known: Collection[str]) -> str:
+    """A hint at the known option that a word stands for, in the field or by its letters; or nothing.
+
+    >>> hint("num_heads", ["dim", "heads"]), hint("rope_theta", ["base"]), hint("bse", ["base"])
+    ("; did you mean 'heads'?", "; did you mean 'base'?", "; did you mean 'base'?")
+    """
+    for ours in MEANT.get(option, ()):
+        if ours.partition("=")[0] in known:
+            return f"; did you mean '{ours}'?"
+    return near(option, known)
+
+
+def no_option(owner: str, option: str, known: Collection[str]) -> TypeError:
+    """The error for an option that a class or a method does not have; it names the one that is meant, or all."""
+    has = ", ".join(known) or "none"
+    return TypeError(f"{owner} has no option '{option}'{hint(option, known) or f'; it has: {has}'}")
+
+
+def names_of(*functions: Callable[..., Any]) -> list[str]:
+    """The names of what functions take, each once, without self and what stands for any others."""
+    parameters = [one for function in functions for one in inspect.signature(function).parameters.values()]
+    return list(dict.fromkeys(one.name for one in parameters if one.name != "self" and one.kind != one.VAR_KEYWORD))
+
+
+def check_options(owner: str, known: Collection[str], options: Mapping[str, Any]) -> None:
+    """Raises TypeError for the first option that is not known, and names the one that is meant."""
+    for option in options:
+        if option not in known:
+            raise no_option(owner, option, known)
+
+
+def with_named_options(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """The same method, whose TypeError for an option that it does not have names the one that is meant."""
+    known, name = names_of(function), getattr(function, "__name__", "")
+
+    @functools.wraps(function)
+    def call(*given: Given.args, **options: Given.kwargs) -> Result:
+        for option in options:
+            if option not in known:
+                raise no_option(f"{type(given[0]).__name__}.{name}", option, known)
+        return function(*given, **options)
+
+    return call
