@@ -8,7 +8,7 @@ tokens, not with its square. What is added to the logits comes from a bias in bl
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -17,11 +17,10 @@ from torch import Tensor
 from posenc.biases import Bias, Branched, ByDistance, ValueVectors
 from posenc.kernels.bias_in_blocks import BiasGradient, Block, cut, length
 from posenc.kernels.biases import SumInBlocks, in_blocks
-from posenc.kernels.biases.distances import DistancesInRow, at_distances, whole
+from posenc.kernels.biases.distances import DistancesInRow, at_distances
 from posenc.kernels.biases.products import Curves, ProductsGradient
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.plan import Plan, Row, plan_for
-from posenc.kernels.reach import together, windows
 from posenc.kernels.reference import check_heads, one_width
 from posenc.kernels.request import Request
 from posenc.kernels.value_vectors import VectorsInRow, attend_with_vectors
@@ -123,12 +122,6 @@ def attend(
     else:
         branched = next((bias for bias in biases if isinstance(bias, Branched)), None)
         bias, plan = how(biases, heads, at, keys, mask)
-        reach = None if branched is not None or vectors is not None else windows(bias, q, k, plan, scale)
-        if reach is not None and all(isinstance(form, DistancesInRow) for form in bias.forms):
-            return attend_within(reach, bias, q, k, v, plan, scale, sums)[..., : keys.v.shape[-1]], None
-        if reach is not None:
-            # Levels are those of all heads.
-            bias, plan = how(biases, heads, at, keys, mask.within(max(reach)))
         given = [q, k]
         for branch in () if branched is None else branched.branches:
             given += as_fused_attention_takes(branch.q, branch.k, keys.v)[:2]
@@ -142,37 +135,6 @@ def attend(
         if sums is not None:
             sums += total
     return out[..., : keys.v.shape[-1]], None
-
-
-def attend_within(
-    reach: Sequence[int],
-    bias: SumInBlocks,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    plan: Plan,
-    scale: float,
-    sums: list[Tensor] | None,
-) -> Tensor:
-    """Attention with biases of the distance, each key head within its own number of keys."""
-    (B, H, T, _), (KV, S), (values,) = q.shape, k.shape[1:3], bias.inputs
-    (in_row,) = (form for form in bias.forms if isinstance(form, DistancesInRow))
-    within = torch.tensor(reach, device=q.device).repeat_interleave(H // KV)[:, None]
-    values = values.masked_fill(whole(in_row.distances, q.device) >= within, -math.inf)
-    groups = together(reach, B, T, S, H // KV)
-    of_keys = [len(group.windows) for group in groups]
-    of_queries = [H // KV * heads for heads in of_keys]
-    given = (q.split(of_queries, 1), k.split(of_keys, 1), v.split(of_keys, 1), values.split(of_queries))
-    taken = []
-    for group, asking, key, value, of_group in zip(groups, *given, strict=True):
-        part = replace(plan, heads=asking.shape[1], mask=plan.mask.within(max(group.windows)))
-        added = SumInBlocks([], asking, DistancesInRow(of_group, in_row.distances, asking, part))
-        call = InBlocks(part, added, scale, sums=sums is not None)
-        taken.append(Differentiable.apply(call, value, 2, asking, key, *added.inputs))
-    if sums is not None:
-        sums.append(torch.cat([total for _, total in taken], 1))
-    # Laid out as the projection behind it reads it.
-    return torch.cat([x.transpose(1, 2) for x, *_ in taken], 2).transpose(1, 2)
 
 
 def how(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask) -> tuple[SumInBlocks, Plan]:
