@@ -558,20 +558,20 @@ def attend_in_a_row_backwards(
     window: int | None,
     scale: float,
     gives_sums: bool,
-) -> list[Tensor]:
-    """The gradients of `attend_in_a_row` in q, k, v, and in the values where there are any."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of `attend_in_a_row` in q, k, v and values; the last is empty where there are no values."""
     call = call_in_a_row(q, k, values, offset, causal, window, scale, gives_sums)
     of_bias = None if values is None else call.bias.gradient()
     of_sums = grad_of_sums if gives_sums else None
     (dq, dk), dv, _ = call.backwards([(q, k)], v, out, sums, grad, of_bias, of_sums)
-    return [dq, dk, dv, *(() if of_bias is None else (total for total in of_bias.total() if total is not None))]
+    totals = () if of_bias is None else of_bias.total()
+    return dq, dk, dv, next((total for total in totals if total is not None), dq.new_empty(0))
 
 
 @attend_in_a_row_backwards.register_fake
 def _(grad, q, k, v, values, out, sums, grad_of_sums, offset, causal, window, scale, gives_sums):
-    return [torch.empty_like(q), torch.empty(k.shape, dtype=k.dtype), torch.empty(v.shape, dtype=v.dtype)] + (
-        [] if values is None else [torch.empty_like(values)]
-    )
+    of_values = q.new_empty(0) if values is None else torch.empty_like(values)
+    return torch.empty_like(q), torch.empty(k.shape, dtype=k.dtype), torch.empty(v.shape, dtype=v.dtype), of_values
 
 
 def keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -580,8 +580,8 @@ def keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None
 
 
 def go_back(ctx: Any, grad: Tensor, _: Tensor, grad_of_sums: Tensor) -> tuple:
-    slopes = attend_in_a_row_backwards(grad, *ctx.saved_tensors, grad_of_sums, *ctx.rest)
-    return *slopes, *(None,) * (9 - len(slopes))
+    *slopes, of_values = attend_in_a_row_backwards(grad, *ctx.saved_tensors, grad_of_sums, *ctx.rest)
+    return *slopes, None if ctx.saved_tensors[3] is None else of_values, *(None,) * 5
 
 
 attend_in_a_row.register_autograd(go_back, setup_context=keep)
