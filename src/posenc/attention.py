@@ -20,6 +20,7 @@ from posenc.keys import Keys
 from posenc.masks import Mask, MaskLike, mask_for
 from posenc.positions import Positions, PositionsLike, positions_for
 from posenc.sizes import Sized, Sizes, sizes_of
+from posenc.watched import check_compiler
 from posenc.words import with_named_options
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ class Attention(Sized):
 
         Raises ValueError for shapes, dtypes, devices, positions and masks that do not fit.
         """
+        check_compiler()
         if call is None:
             call = self.call_for(query, key, value, positions, key_positions, mask, cache, weights, encoding)
         at, keys_at, mask, encoding, cache, weights, shared = call

@@ -23,10 +23,14 @@ def most_exact(x: Tensor) -> Tensor:
     return x.double() if has_float64(x.device) else x
 
 
+AUTOCASTS = tuple(filter(torch.amp.is_autocast_available, ("cpu", "cuda", "mps", "xpu", "hpu", "mtia", "maia", "xla")))
+"""The devices that autocast knows, asked for once: the compilers before torch 2.13 cannot ask."""
+
+
 def without_autocast(x: Tensor) -> AbstractContextManager:
     """Where what is computed with x keeps its dtype: autocast would round it to half precision."""
     device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if device in AUTOCASTS and torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
     return nullcontext()
 

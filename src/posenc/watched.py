@@ -1,9 +1,35 @@
 """Who follows what PyTorch computes: recorders, profilers, tracers and transforms, each way in named once."""
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.torch_version import TorchVersion
 from torch.utils._device import DeviceContext
+
+COMPILES = TorchVersion(torch.__version__) >= "2.9"
+"""Whether torch.compile takes layers as they are written; older ones take encodings alone."""
+
+
+@torch.compiler.assume_constant_result
+def refuse_to_compile() -> NoReturn:
+    raise RuntimeError(
+        f"torch.compile takes posenc's layers from torch 2.9 on, got {torch.__version__}; leave torch.compile out, or "
+        f"install a newer torch"
+    )
+
+
+def check_compiler() -> None:
+    """Raises RuntimeError in a graph that is being compiled by a torch which cannot do it."""
+    # A constant is computed while the graph is made, and its error ends that: no graph break hides it.
+    if not COMPILES and torch.compiler.is_compiling():
+        refuse_to_compile()
+
+
+def is_exporting() -> bool:
+    """Whether torch.export makes a graph; before torch 2.7 nothing tells."""
+    return hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting()
 
 
 def is_watched() -> bool:

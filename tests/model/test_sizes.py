@@ -30,7 +30,7 @@ def test_sizes_one_by_one_and_sizes_together_make_the_same(module: type[nn.Modul
     whole = module(*first, SMALL, encoding="rotary")
     assert same_model(whole, module(*first, **known, encoding="rotary"))
     assert same_model(whole, module(*first, dim=SMALL, encoding="rotary"))
-    with pytest.raises(ValueError, match=r"takes a Sizes or sizes one by one, got a Sizes and dropout, kv_heads; change"):
+    with pytest.raises(ValueError, match=r"a Sizes or sizes one by one, got a Sizes and dropout, kv_heads; "):
         module(*first, SMALL, encoding="rotary", kv_heads=4, dropout=0.5)
     changed = module(*first, replace(SMALL, kv_heads=4, dropout=0.5), encoding="rotary")
     assert not same_model(changed, whole)
@@ -173,6 +173,7 @@ OF_EMBEDDING = {
     "dim": (16, 32),
     "encoding": ("learned", "sinusoidal"),
     "scale": (False, True),
+    "tied": (False, True),
     "dropout": (0.0, 0.25),
     "max_len": (9, 10),
 }

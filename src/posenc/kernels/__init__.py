@@ -4,6 +4,9 @@ A kernel is a function `(biases, q, at, keys, mask, *, scale, dropout, weights, 
 weights or None.
 """
 
+# Older compilers cannot read annotations of the functions that `bind` defines, unless they are text.
+from __future__ import annotations
+
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 

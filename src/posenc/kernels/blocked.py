@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from posenc.biases import Bias, Branched, ByDistance, ValueVectors
 from posenc.kernels.bias_in_blocks import BiasGradient, Block, cut, length
@@ -21,7 +22,7 @@ from posenc.kernels.biases.distances import DistancesInRow, at_distances
 from posenc.kernels.biases.products import Curves, ProductsGradient
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.plan import Plan, Row, plan_for
-from posenc.kernels.reference import check_heads, one_width
+from posenc.kernels.reference import check_heads, fit_heads, one_width
 from posenc.kernels.request import Request
 from posenc.kernels.value_vectors import VectorsInRow, attend_with_vectors
 from posenc.keys import Keys
@@ -430,6 +431,8 @@ def fused(
 
     A query that sees no key takes zeros, with the logarithm 0; or -inf when the block is not alone but to be merged.
     """
+    if not GROUPED and q.shape[1] != k.shape[1]:
+        k, v = fit_heads(q, k, v)
     out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=logits, scale=scale)
     if alone or logits is None:
         return out, sums
@@ -496,6 +499,10 @@ def offset_in_a_row(biases: Sequence[Bias], at: Positions, keys_at: Positions, m
     if at is keys_at and at.contiguous and (at.unit_step or not biases):
         return 0
     return None if at.start is None or keys_at.start is None else at.start - keys_at.start
+
+
+GROUPED = TorchVersion(torch.__version__) >= "2.9"
+"""Whether PyTorch's fused attention for a CPU is right where several query heads share a key head."""
 
 
 @torch.library.custom_op("posenc::attend_in_a_row", mutates_args=())

@@ -14,7 +14,7 @@ from posenc.positions import Positions
 from posenc.precision import without_autocast
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BoundKernel:
     """A kernel with what one attention layer asks of it, as door 4 gets it.
 

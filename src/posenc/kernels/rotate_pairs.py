@@ -15,7 +15,7 @@ from torch import Tensor
 
 from posenc.channel_pairs import LAYOUTS
 from posenc.kernels import native, rotate_pairs_triton
-from posenc.watched import is_watched
+from posenc.watched import is_exporting, is_watched
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """The dtypes that the compiled code turns, in its own order."""
@@ -62,7 +62,7 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: str, *, inverse: b
     where nothing was compiled beforehand.
     """
     if torch.compiler.is_compiling():
-        if native.PRESENT and x.device.type == "cpu" and x.dim() == 4 and not torch.compiler.is_exporting():
+        if native.PRESENT and x.device.type == "cpu" and x.dim() == 4 and not is_exporting():
             return torch.ops.posenc.rotate_pairs(cos, sin, layout, inverse, x)
         return turned(x, cos, sin, layout, inverse=inverse)
     if x.dim() != 4 or not is_plain(x):
