@@ -13,101 +13,93 @@ from posenc.foreign import near
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
-PACKED = "positions=Positions.packed(cu_seqlens=cu_seqlens)"
-NOT_PADDING = ("padding=~key_padding_mask", "positions=Positions.padded(~key_padding_mask)")
+OURS = """
+dim, head_dim: d_model embed_dim n_embd n_embed hidden_size model_dim embedding_dim
+heads: num_heads n_head n_heads nhead num_attention_heads h
+layers: num_layers n_layer n_layers num_hidden_layers depth num_blocks N
+kv_heads: num_kv_heads n_kv_heads n_kv_head num_key_value_heads num_query_groups
+head_dim: d_head dim_head head_size d_k d_kv rotary_dim rot_dim
+head_dim: dim
+vocab: vocab_size num_embeddings n_vocab num_tokens src_vocab_size
+max_len, trained_length, max_distance: max_seq_len max_seq_length max_length max_position_embeddings context_length
+    block_size n_positions n_ctx seq_len seq_length max_sequence_length ctx_len max_len num_positions
+    original_max_position_embeddings
+hidden: intermediate_size ffn_dim dim_feedforward d_ff d_inner n_inner mlp_dim ff_dim
+base: theta rope_theta rotary_base rope_base rotary_emb_base max_period freq_base
+schedule: rope_scaling scaling rope_parameters rope_type scaling_type
+factor, schedule: scaling_factor rope_factor scale_factor
+partial: partial_rotary_factor rotary_pct rotary_percent rotary_fraction
+layout: interleaved is_neox_style rope_interleave traditional
+buckets: num_buckets relative_attention_num_buckets
+max_distance: relative_attention_max_distance max_relative_position max_relative_positions
+causal, mask='causal': is_causal is_decoder unidirectional
+causal=False: bidirectional
+padding=~key_padding_mask, positions=Positions.padded(~key_padding_mask): key_padding_mask src_key_padding_mask
+mask, padding: attention_mask attn_mask src_mask tgt_mask key_mask attn_bias
+weights: need_weights output_attentions return_attention return_weights
+positions=Positions.packed(cu_seqlens=cu_seqlens): cu_seqlens cu_seqlens_q seqlens document_ids segment_ids
+positions: position_ids input_pos pos pos_ids indices
+offset, positions: start_pos past_length past_key_values_length cache_position
+cache: past_key_values past_key_value use_cache kv_cache layer_past
+tie_output: tie_word_embeddings tie_weights tie_embeddings weight_tying tied
+norm='pre': norm_first pre_norm
+bias: attention_bias qkv_bias use_bias add_bias
+dropout: attn_pdrop dropout_p p_dropout attention_dropout drop_rate resid_pdrop
+window: sliding_window window_size attention_window
+scale: softmax_scale sm_scale attn_scale
+kernel: attn_implementation backend sdpa_backend
+encoding: pos_encoding positional_encoding position_embedding_type pe pos_emb
+tokens: max_new_tokens max_tokens new_tokens n_tokens steps
+stop: eos_token_id eos_token stop_token eos_id eos
+samples: num_return_sequences num_samples n
+beams: num_beams beam_width beam_size
+draft: assistant_model draft_model
+temperature: do_sample
+only: logits_to_keep num_logits_to_keep
+ids: input_ids idx tokens
+memory, key: encoder_hidden_states context
+seq_dim: batch_first unsqueeze_dim token_dim sequence_dim
+"""
+"""What options are here: the words of PyTorch, transformers and others for them; the first that is known is meant."""
 
-OURS: Mapping[tuple[str, ...], Collection[str]] = {
-    ("d_model", "embed_dim", "n_embd", "n_embed", "hidden_size", "model_dim", "embedding_dim"): ("dim", "head_dim"),
-    ("num_heads", "n_head", "n_heads", "nhead", "num_attention_heads", "h"): ("heads",),
-    ("num_layers", "n_layer", "n_layers", "num_hidden_layers", "depth", "num_blocks", "N"): ("layers",),
-    ("num_kv_heads", "n_kv_heads", "n_kv_head", "num_key_value_heads", "num_query_groups"): ("kv_heads",),
-    ("d_head", "dim_head", "head_size", "d_k", "d_kv", "rotary_dim", "rot_dim"): ("head_dim",),
-    ("dim",): ("head_dim",),
-    ("vocab_size", "num_embeddings", "n_vocab", "num_tokens", "src_vocab_size"): ("vocab",),
-    (
-        *("max_seq_len", "max_seq_length", "max_length", "max_position_embeddings", "context_length", "block_size"),
-        *(
-            "n_positions",
-            "n_ctx",
-            "seq_len",
-            "seq_length",
-            "max_sequence_length",
-            "ctx_len",
-            "max_len",
-            "num_positions",
-        ),
-        *("original_max_position_embeddings",),
-    ): ("max_len", "trained_length", "max_distance"),
-    ("intermediate_size", "ffn_dim", "dim_feedforward", "d_ff", "d_inner", "n_inner", "mlp_dim", "ff_dim"): ("hidden",),
-    ("theta", "rope_theta", "rotary_base", "rope_base", "rotary_emb_base", "max_period", "freq_base"): ("base",),
-    ("rope_scaling", "scaling", "rope_parameters", "rope_type", "scaling_type"): ("schedule",),
-    ("scaling_factor", "rope_factor", "scale_factor"): ("factor", "schedule"),
-    ("partial_rotary_factor", "rotary_pct", "rotary_percent", "rotary_fraction"): ("partial",),
-    ("interleaved", "is_neox_style", "rope_interleave", "traditional"): ("layout",),
-    ("num_buckets", "relative_attention_num_buckets"): ("buckets",),
-    ("relative_attention_max_distance", "max_relative_position", "max_relative_positions"): ("max_distance",),
-    ("is_causal", "is_decoder", "unidirectional"): ("causal", "mask='causal'"),
-    ("bidirectional",): ("causal=False",),
-    ("key_padding_mask", "src_key_padding_mask"): NOT_PADDING,
-    ("attention_mask", "attn_mask", "src_mask", "tgt_mask", "key_mask", "attn_bias"): ("mask", "padding"),
-    ("need_weights", "output_attentions", "return_attention", "return_weights"): ("weights",),
-    ("cu_seqlens", "cu_seqlens_q", "seqlens", "document_ids", "segment_ids"): (PACKED,),
-    ("position_ids", "input_pos", "pos", "pos_ids", "indices"): ("positions",),
-    ("start_pos", "past_length", "past_key_values_length", "cache_position"): ("offset", "positions"),
-    ("past_key_values", "past_key_value", "use_cache", "kv_cache", "layer_past"): ("cache",),
-    ("tie_word_embeddings", "tie_weights", "tie_embeddings", "weight_tying", "tied"): ("tie_output",),
-    ("norm_first", "pre_norm"): ("norm='pre'",),
-    ("attention_bias", "qkv_bias", "use_bias", "add_bias"): ("bias",),
-    ("attn_pdrop", "dropout_p", "p_dropout", "attention_dropout", "drop_rate", "resid_pdrop"): ("dropout",),
-    ("sliding_window", "window_size", "attention_window"): ("window",),
-    ("softmax_scale", "sm_scale", "attn_scale"): ("scale",),
-    ("attn_implementation", "backend", "sdpa_backend"): ("kernel",),
-    ("pos_encoding", "positional_encoding", "position_embedding_type", "pe", "pos_emb"): ("encoding",),
-    ("max_new_tokens", "max_tokens", "new_tokens", "n_tokens", "steps"): ("tokens",),
-    ("eos_token_id", "eos_token", "stop_token", "eos_id", "eos"): ("stop",),
-    ("num_return_sequences", "num_samples", "n"): ("samples",),
-    ("num_beams", "beam_width", "beam_size"): ("beams",),
-    ("assistant_model", "draft_model"): ("draft",),
-    ("do_sample",): ("temperature",),
-    ("logits_to_keep", "num_logits_to_keep"): ("only",),
-    ("input_ids", "idx", "tokens"): ("ids",),
-    ("encoder_hidden_states", "context"): ("memory", "key"),
-    ("batch_first", "unsqueeze_dim", "token_dim", "sequence_dim"): ("seq_dim",),
-}
-"""The words of PyTorch, transformers and others -> our options, or calls with one; the first that is known is meant."""
+CLASSES_OF = """
+Sinusoidal: PositionalEncoding PositionalEncoder SinusoidalPositionalEncoding SinusoidalPositionalEmbedding
+    SinusoidalEmbedding FixedPositionalEncoding PositionEncoding SinusoidalPositionEmbeddings
+Learned: LearnedPositionalEncoding LearnedPositionalEmbedding LearnedPositionEmbedding PositionalEmbedding
+    PositionEmbedding AbsolutePositionalEmbedding LearnablePositionalEncoding LearnedEncoding
+Rotary: RotaryEmbedding RotaryPositionalEmbedding RotaryPositionalEmbeddings RotaryPositionalEncoding RoPE
+    RotaryPositionEmbedding LlamaRotaryEmbedding RotaryPE apply_rotary_pos_emb apply_rotary_emb apply_rope rotate_half
+    rotate_queries_or_keys precompute_freqs_cis rotary_embedding rope
+ALiBi: AlibiPositionalBias AlibiPositionalEmbedding AlibiBias AlibiEncoding alibi_bias build_alibi_tensor
+T5Bias: T5RelativePositionBias RelativePositionBias T5RelativeBias RelativePositionalBias T5RelPosBias
+Shaw: RelativePositionalEncoding RelativePosition RelativePositionalEmbedding RelativePositionEmbedding
+Attention: MultiHeadAttention MultiheadAttention MultiHeadedAttention SelfAttention CausalSelfAttention
+    GroupedQueryAttention MultiQueryAttention CrossAttention MHA GQA MaskedMultiHeadAttention
+Block: TransformerBlock TransformerLayer TransformerEncoderLayer TransformerDecoderLayer EncoderLayer DecoderLayer
+    EncoderBlock DecoderBlock
+Decoder: GPT MiniGPT TransformerDecoder DecoderOnly GPTModel LanguageModel TransformerLM CausalLM
+Encoder: TransformerEncoder BERT
+EncoderDecoder: Transformer TransformerModel Seq2Seq Seq2SeqTransformer
+TokenPositionEmbedding: TokenEmbedding InputEmbedding Embeddings TransformerEmbedding TokenAndPositionEmbedding
+    EmbeddingLayer
+Cache: KVCache DynamicCache StaticCache
+Sizes: Config ModelConfig TransformerConfig GPTConfig
+masks.causal: causal_mask subsequent_mask generate_square_subsequent_mask create_causal_mask
+NoPE: NoPositionalEncoding
+"""
+"""What classes and functions are here: what they are called elsewhere."""
 
-MEANT = {word: ours for words, ours in OURS.items() for word in words}
 
-CLASSES = {
-    word: ours
-    for ours, words in {
-        "Sinusoidal": "PositionalEncoding PositionalEncoder SinusoidalPositionalEncoding SinusoidalPositionalEmbedding "
-        "SinusoidalEmbedding FixedPositionalEncoding PositionEncoding SinusoidalPositionEmbeddings",
-        "Learned": "LearnedPositionalEncoding LearnedPositionalEmbedding LearnedPositionEmbedding PositionalEmbedding "
-        "PositionEmbedding AbsolutePositionalEmbedding LearnablePositionalEncoding LearnedEncoding",
-        "Rotary": "RotaryEmbedding RotaryPositionalEmbedding RotaryPositionalEmbeddings RotaryPositionalEncoding RoPE "
-        "RotaryPositionEmbedding LlamaRotaryEmbedding RotaryPE apply_rotary_pos_emb apply_rotary_emb apply_rope "
-        "rotate_half rotate_queries_or_keys precompute_freqs_cis rotary_embedding rope",
-        "ALiBi": "AlibiPositionalBias AlibiPositionalEmbedding AlibiBias AlibiEncoding alibi_bias build_alibi_tensor",
-        "T5Bias": "T5RelativePositionBias RelativePositionBias T5RelativeBias RelativePositionalBias T5RelPosBias",
-        "Shaw": "RelativePositionalEncoding RelativePosition RelativePositionalEmbedding RelativePositionEmbedding",
-        "Attention": "MultiHeadAttention MultiheadAttention MultiHeadedAttention SelfAttention CausalSelfAttention "
-        "GroupedQueryAttention MultiQueryAttention CrossAttention MHA GQA MaskedMultiHeadAttention",
-        "Block": "TransformerBlock TransformerLayer TransformerEncoderLayer TransformerDecoderLayer EncoderLayer "
-        "DecoderLayer EncoderBlock DecoderBlock",
-        "Decoder": "GPT MiniGPT TransformerDecoder DecoderOnly GPTModel LanguageModel TransformerLM CausalLM",
-        "Encoder": "TransformerEncoder BERT",
-        "EncoderDecoder": "Transformer TransformerModel Seq2Seq Seq2SeqTransformer",
-        "TokenPositionEmbedding": "TokenEmbedding InputEmbedding Embeddings TransformerEmbedding "
-        "TokenAndPositionEmbedding EmbeddingLayer",
-        "Cache": "KVCache DynamicCache StaticCache",
-        "Sizes": "Config ModelConfig TransformerConfig GPTConfig",
-        "masks.causal": "causal_mask subsequent_mask generate_square_subsequent_mask create_causal_mask",
-        "NoPE": "NoPositionalEncoding",
-    }.items()
-    for word in words.split()
-}
-"""What classes and functions are called elsewhere -> the name of ours that does it."""
+def by_word(table: str) -> dict[str, list[str]]:
+    """The words of a table -> what they are here."""
+    meant = {}
+    for line in table.replace("\n    ", " ").strip().splitlines():
+        ours, _, theirs = line.partition(": ")
+        meant.update(dict.fromkeys(theirs.split(), ours.split(", ")))
+    return meant
+
+
+MEANT, CLASSES = by_word(OURS), by_word(CLASSES_OF)
 
 
 def hint(option: str, known: Collection[str]) -> str:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from kernels.test_nearest_first import Largest
+from largest import Largest
 from tiers import rest_slow
 from torch.utils._python_dispatch import TorchDispatchMode
 

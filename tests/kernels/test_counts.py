@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kernels.test_in_rows import CASES, SHAPE, Case, same
-from kernels.test_nearest_first import Largest
+from largest import Largest
 from tiers import rest_slow
 
 from posenc import Keys, Positions, kernels, masks

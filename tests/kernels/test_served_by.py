@@ -12,7 +12,6 @@ from posenc.testing.promises.values import served
 
 PLAIN = ("sdpa",)
 DISTANCES, PRODUCTS, LEVELS = "distances in a row", "products in a row", "levels in a row"
-NEAREST = "nearest first"
 
 SERVED = {
     "alibi": ("blocked", DISTANCES),
@@ -32,7 +31,7 @@ SERVED = {
     "sandwich": ("blocked", DISTANCES),
     "self_extend": ("blocked", "branches"),
     "shaw": ("reference",),
-    "stick_breaking": ("blocked", NEAREST),
+    "stick_breaking": ("reference",),
     "t5_bias": ("blocked", DISTANCES),
     "transformer_xl": ("blocked", PRODUCTS),
     "tupe": ("blocked", "factored"),
@@ -50,7 +49,7 @@ JOINED = {
     "on(deberta, heads=(0, 2)) + forgetting": ("blocked", LEVELS, PRODUCTS),
     "rerope(rotary + alibi)": ("blocked", "branches", "pairs"),
     "rerope(rotary) + alibi": ("blocked", "branches", DISTANCES),
-    "stick_breaking + alibi": ("blocked", DISTANCES, NEAREST),
+    "stick_breaking + alibi": ("reference",),
 }
 
 

@@ -58,9 +58,6 @@ class StickBreaking(Encoding):
         self.itself = itself
 
     def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
-        out = kernel.nearest_first(self, q, at, keys, mask, itself=self.itself)
-        if out is not None:
-            return out, None
         return in_rows(StickBreaking.by_pairs, self, q, at, keys, mask, kernel)
 
     def by_pairs(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:

@@ -15,7 +15,7 @@ from torch import Tensor
 from posenc.biases import Bias
 from posenc.encoding import Encoding
 from posenc.foreign import near
-from posenc.kernels import blocked, flex, native, nearest_first, reference, rotate_pairs_triton, sdpa
+from posenc.kernels import blocked, flex, native, reference, rotate_pairs_triton, sdpa
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.reference import logits_on_grid, take_values
 from posenc.kernels.request import Inputs, Request
@@ -123,17 +123,7 @@ def bind(
         request = Request(encoding, weights, dropout, q, Inputs((), at, keys.at, mask), vectors=True)
         return name in ("auto", "blocked") and blocked.adds_vectors(request)
 
-    def broken(
-        biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask, *, scale: float, itself: bool
-    ) -> Tensor | None:
-        if name != "auto":
-            return None
-        found = nearest_first.attend(biases, q, at, keys, mask, scale=scale, itself=itself)
-        if found is not None and seen is not None:
-            seen.update(("blocked", "nearest first", *found[1]))
-        return None if found is None else found[0]
-
-    ways = (attend, logits, take_values, adds_vectors, broken)
+    ways = (attend, logits, take_values, adds_vectors)
     return BoundKernel(*ways, scale=scale, dropout=dropout, weights=weights, shared=shared, sinks=sinks)
 
 

@@ -22,7 +22,6 @@ class BoundKernel:
     logits_on_grid  (biases, q, at, keys, *, scale) -> [B, H, T, S], for other rules than the softmax
     take_values     (weights [B, H, T, S], v, dropout) -> (output, the weights as applied)
     adds_vectors    (q, at, keys, mask) -> whether the kernel adds vectors to values by their distance in such a call
-    broken          (biases, q, at, keys, mask, *, scale, itself) -> output of a broken stick in blocks, or None
     scale           factor of the logits
     dropout         share of the weights dropped
     weights         whether the weights are wanted
@@ -38,7 +37,6 @@ class BoundKernel:
     logits_on_grid: Callable[..., Tensor]
     take_values: Callable[..., tuple[Tensor, Tensor]]
     adds_vectors: Callable[[Tensor, Positions, Keys, Mask], bool]
-    broken: Callable[..., Tensor | None]
     scale: float
     dropout: float
     weights: bool
@@ -82,19 +80,6 @@ class BoundKernel:
         self.check_rule(encoding)
         mask, added = self.added(encoding, q, at, keys, mask)
         return self.logits_on_grid(added, q, at, keys, scale=self.scale)
-
-    def nearest_first(
-        self, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, itself: bool
-    ) -> Tensor | None:
-        """What queries take where each key takes sigmoid(logit) of what nearer ones left; see kernels/nearest_first.py.
-
-        None where that cannot be had in blocks, or where the weights are wanted: then the logits are to be asked for.
-        """
-        self.check_rule(encoding)
-        if self.weights or self.dropout:
-            return None
-        mask, added = self.added(encoding, q, at, keys, mask)
-        return self.broken(added, q, at, keys, mask, scale=self.scale, itself=itself)
 
     def check_rule(self, encoding: Encoding) -> None:
         """Raises ValueError where an encoding has a rule of its own, and heads have sinks."""
