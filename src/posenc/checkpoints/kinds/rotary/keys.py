@@ -1,5 +1,6 @@
 """Rotary as the keys of transformers say it: every schedule with its parameters, read and written."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -24,6 +25,9 @@ OURS = "posenc:"
 """What the names begin with that `posenc.register` gives transformers."""
 
 DICTIONARIES = ("rope_parameters", "rope_scaling")
+
+KEEPS_STATE = re.compile(r"linear|^conv|mamba|recurrent|^moe$")
+"""Types of layers that do not attend."""
 
 WRITTEN = ("rotary", "multimodal_rotary", "proportional_rotary")
 """The encodings that transformers has keys for."""
@@ -241,9 +245,11 @@ def by_keys(node: Node, count: int, options: Mapping[str, Options]) -> list[Opti
     types = keys.peek("layer_types")
     types = types if isinstance(types, list) and len(types) == count else None
     layers: list[Options | None] = [options.get("", next(iter(options.values()), None))] * count
-    if "" not in options and types:
-        layers = [options.get(kind) for kind in types]
-        keys.say("layer_types", "which kind each layer is of")
+    if types:
+        layers = [None if KEEPS_STATE.search(str(kind)) else one for kind, one in zip(types, layers, strict=True)]
+        if "" not in options:
+            layers = [options.get(kind) for kind in types]
+            keys.say("layer_types", "which kind each layer is of")
     thetas = keys.peek("layer_rope_theta")
     if isinstance(thetas, list) and len(thetas) == count:
         keys.say("layer_rope_theta", "the base of each layer; 0 is no rotary")
