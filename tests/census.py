@@ -346,7 +346,7 @@ def candidates(name: str) -> Iterator[Any]:
         yield config_class.from_dict(copy.deepcopy(TINY[name]))
         return
     usual = config_class()
-    values = joined(usual.to_dict(), next((said for names, said in BY_HAND.items() if re.fullmatch(names, name)), {}))
+    values = by_default(name)
     sizes = [(4, 32), (2, 128), (2, 16), (4, 8), (99, 32), (99, 8), (99, 999)]
     for layers in (FEW, 4, 6, None):
         for heads, head_dim in sizes:
@@ -356,6 +356,14 @@ def candidates(name: str) -> Iterator[Any]:
                     with contextlib.suppress(Exception):
                         yield config_class.from_dict(given)
     yield usual
+
+
+def by_default(name: str) -> dict[str, Any]:
+    """The default configuration of an architecture, with what it lacks."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    lacks = next((said for names, said in BY_HAND.items() if re.fullmatch(names, name)), {})
+    return joined(CONFIG_MAPPING[name]().to_dict(), lacks)
 
 
 def joined(given: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -964,22 +972,36 @@ def lengthened(given: dict[str, Any], schedule: str) -> dict[str, Any]:
     return out
 
 
-def unlike(name: str) -> list[str]:
+def fewer(given: dict[str, Any], layers: int) -> dict[str, Any]:
+    """A configuration with so many layers in every part of it."""
+    counts = {key: given[key] for key in ("num_hidden_layers", "depth") if isinstance(given.get(key), int)}
+    return {
+        key: fewer(one, layers)
+        if isinstance(one, dict)
+        else one[:layers]
+        if isinstance(one, list) and len(one) in counts.values()
+        else min(one, layers)
+        if key in counts
+        else one
+        for key, one in given.items()
+    }
+
+
+def unlike(name: str, layers: int | None = None) -> list[str]:
     """What is read otherwise of an architecture's default configuration as it may be published, in sentences.
 
     In bfloat16 all is the same; with another base, length and schedule all but these is, and they are as it says.
-    """
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    layers  of each part, at most; None for all
+    """
     from posenc.checkpoints.formats import config_json
 
     warnings.simplefilter("ignore")
     try:
-        given = CONFIG_MAPPING[name]().to_dict()
+        given = by_default(name) if layers is None else fewer(by_default(name), layers)
         plain = config_json.read(given)
-    except Exception:
-        # The census tells why.
-        return []
+    except Exception as error:
+        return [f"refused: {short(error)}"]
     half = config_json.read(in_halves(given, "dtype" if len(name) % 2 else "torch_dtype"))
     found = [
         f"in bfloat16 {what}: {getattr(half, what)} for {getattr(plain, what)}"

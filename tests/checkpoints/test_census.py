@@ -19,6 +19,7 @@ PARTS = 20
 DAYS = 400
 """In so many days each row that takes no more than SECONDS comes out again; the few others wait for --all."""
 SECONDS = 6
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
 
 
 def of_day(day: int) -> list[str]:
@@ -38,7 +39,7 @@ def in_a_process(names: list[str]) -> list[census.Row]:
         [sys.executable, census.__file__, *names],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
+        env=ENVIRONMENT,
     )
     assert made.returncode == 0, made.stderr
     rows = [census.Row.of(line) for line in made.stdout.splitlines()]
@@ -91,6 +92,32 @@ def test_every_row_of_the_table_comes_out_again(part):
     of_the_installed()
     rows = changed(in_a_process(sorted(ROWS)[part::PARTS]))
     assert not rows, renewed(rows)
+
+
+FAMILIES = {"qwen2_vl": 2, "qwen3_5": 5, "glm4v": 2}
+"""Architectures that are built of parts, and as many layers as have each kind."""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_dtype_within_changes_nothing_and_published_lengths_and_bases_are_read(name):
+    pytest.importorskip("transformers")
+    assert census.unlike(name, FAMILIES[name]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", range(5 * PARTS))
+def test_every_default_config_reads_the_same_in_half_precision_and_as_published(part):
+    of_the_installed()
+    made = subprocess.run(
+        [sys.executable, census.__file__, "--again", *sorted(ROWS)[part :: 5 * PARTS]],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    assert made.returncode == 0, made.stderr
+    lines = [line.split("\t", 1) for line in made.stdout.splitlines()]
+    assert not [line for line in lines if not line[1].startswith(("the same", "refused"))]
 
 
 def with_another(kind, spec, monkeypatch):
