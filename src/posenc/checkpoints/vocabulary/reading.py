@@ -19,6 +19,9 @@ MOST_CHANNELS = 1 << 20
 LONGEST = 1 << 40
 """The largest counts of layers and heads, widths in channels of a head and of a model, and length in tokens."""
 
+UNHEARD = "no layer that transformers builds of it does so"
+"""What is said of a key that names an encoding, in a contradiction."""
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -105,6 +108,11 @@ class Reading:
     unknown: Mapping[str, Any] = field(default_factory=dict)
     contradictions: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
+
+    @property
+    def heard(self) -> bool:
+        """Whether layers do all that keys say of encodings."""
+        return not any(UNHEARD in sentence for sentence in self.contradictions)
 
 
 def with_part(reading: Reading, old: Part, new: Part) -> Reading:
