@@ -15,8 +15,8 @@ class Inspect:
     Example: posenc inspect path/to/model --out pictures
 
     It says too what was not understood, and what contradicts itself. It reads Hugging Face folders and configs, Meta's
-    params.json, and GGUF files. Nothing is unpickled or run. The exit code is 1 where nothing of positions was found, or
-    a key names an encoding that no layer has.
+    params.json, and GGUF files. Nothing is unpickled or run. The exit code is 1 where nothing of positions was found,
+    and where a key names an encoding that no layer has.
     """
 
     path: Positional[Source]

@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from posenc import cli  # noqa: E402
-from posenc.catalogue import build  # noqa: E402
-from posenc.checkpoints.inspection import configs  # noqa: E402
-from posenc.checkpoints.vocabulary.reading import UNHEARD, Reading  # noqa: E402
-from posenc.encoding import Shape  # noqa: E402
+from posenc import cli
+from posenc.catalogue import build
+from posenc.checkpoints.inspection import configs
+from posenc.checkpoints.vocabulary.reading import UNHEARD, Reading
+from posenc.encoding import Shape
 
 SIZES = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"intermediate_size": 64, "max_position_embeddings": 512}
