@@ -1045,7 +1045,7 @@ def at(given: dict[str, Any], path: str) -> dict[str, Any]:
 
 def with_said(layer: Any, place: dict[str, Any], schedule: str) -> Any:
     """A layer with the base, and the schedule, that a configuration now says."""
-    turns = re.match(r"(\w*rotary)(?:\((.*)\))?(?= \+|$)", layer.spec)
+    turns = re.match(r"(\w*rotary)(?:\((.*?)\))?(?= \+|$)", layer.spec)
     if turns is None or str(float(BASE)) not in str(place.get("rope_parameters")):
         return layer
     options = {"base": BASE}

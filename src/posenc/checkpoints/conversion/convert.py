@@ -81,9 +81,9 @@ def convert(
     out      the new folder, in Hugging Face's form
     base     for an adapter, the folder or config.json of the model that it was trained on
 
-    Without a request the config says its rotary in both spellings. Raises ValueError if the target exists or lies in the
-    source, where nothing is to be done, and where a request does not fit the checkpoint; CannotRead for what cannot be read; RuntimeError where the folder, read again, says other
-    positions than planned. Nothing is left behind then.
+    Without a request the config says its rotary in both spellings. Raises ValueError if the target exists or lies in
+    the source, where nothing is to be done, and where a request does not fit the checkpoint; CannotRead for what cannot
+    be read; RuntimeError where the folder, read again, says other positions than planned. Nothing is left behind then.
     """
     out = Path(out)
     check_target(out)

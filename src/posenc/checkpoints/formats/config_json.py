@@ -138,7 +138,7 @@ def unheard(given: Mapping[str, Any], parts: Sequence[Part], theirs: Any, path: 
     places = [inner(theirs, part.name) for part in parts]
     asks = [str(place.rope_parameters) for place in places if hasattr(type(place), "rope_parameters")]
     known, specs = all(part.known for part in parts), " ".join(map(str, encodings))
-    for key, value in given.items():
+    for key, value in ((str(key), value) for key, value in given.items()):
         if isinstance(value, Mapping):
             own = [part for part in parts if f"{part.name}.".startswith(f"{path}{key}.")]
             if own or not any(name in value for name in (*WIDTHS, *HEADS, "depth")):

@@ -25,7 +25,7 @@ from posenc.checkpoints.kinds.all_kinds import KINDS
 from posenc.checkpoints.kinds.kind import Kind, Stack
 from posenc.checkpoints.kinds.rotary.measured import rotary_layers
 from posenc.checkpoints.kinds.told import reason, unnamed
-from posenc.checkpoints.models.nodes import Node, every_layer, look_into, nodes_of, of_role, stages_of
+from posenc.checkpoints.models.nodes import Node, every_layer, look_into, nodes_of, of_role, once, stages_of
 from posenc.checkpoints.models.skeleton import hollow
 from posenc.checkpoints.vocabulary.bounds import HEAD_DIMS, HEADS, KV_HEADS, LAYERS, LENGTHS, WIDTHS, within_bounds
 from posenc.checkpoints.vocabulary.ledger import Ledger
@@ -296,7 +296,7 @@ def part_of(node: Node, role: str) -> Part | None:
     if embed == "learned" and rows and length and rows < length:
         # Some configs count the rows that are no positions, too.
         length = rows
-    part = Part(stack.name, shape, out, kv, length or rows, embed, tables, tuple(besides))
+    part = Part(stack.name, shape, out, kv, length or rows, embed, tables, tuple(once(besides)))
     for layer in dict.fromkeys(out):
         # Shapes alone are made of it; a file may say what cannot be.
         with possible(f"what {stack.name or 'the model'} says of positions"), torch.device("meta"):

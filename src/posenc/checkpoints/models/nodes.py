@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from posenc.checkpoints.models.found import Found, found, with_configs
 from posenc.checkpoints.models.skeleton import skeleton
 from posenc.checkpoints.models.turns import Turn, axes_of
 from posenc.checkpoints.vocabulary.bounds import HEADS, LAYERS, WIDTHS
-from posenc.checkpoints.vocabulary.ledger import Ledger
+from posenc.checkpoints.vocabulary.ledger import Ledger, in_words
 from posenc.checkpoints.vocabulary.reading import CannotRead
 
 LONGEST_LOOK = 512
@@ -236,3 +236,14 @@ def stages_of(node: Node) -> list[str]:
 def every_layer(path: str) -> str:
     """A path for all layers: "layers.3.self_attn" -> "layers.*.self_attn"."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", path)
+
+
+def once(sentences: Iterable[str]) -> Iterator[str]:
+    """Sentences about paths, those that differ in the layer alone as one, with the layers."""
+    layers: dict[str, dict[int, str]] = {}
+    for sentence in sentences:
+        found = re.search(r"(?<=[a-z]\.)\d+(?=\.[a-z])", sentence)
+        shared = sentence if found is None else f"{sentence[: found.start()]}*{sentence[found.end() :]}"
+        layers.setdefault(shared, {})[int(found[0]) if found else -1] = sentence
+    for shared, each in layers.items():
+        yield f"{shared}, in layers {in_words(list(each))}" if len(each) > 1 else next(iter(each.values()))
