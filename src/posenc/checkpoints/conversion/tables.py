@@ -82,12 +82,7 @@ def resize_positions(table: Tensor, length: int, how: str = "linear", *, offset:
 
 
 def resize_grid(
-    table: Tensor,
-    old: Sequence[int],
-    new: Sequence[int],
-    how: str = "cubic",
-    *,
-    prefix: int = 0,
+    table: Tensor, old: Sequence[int], new: Sequence[int], how: str = "cubic", *, prefix: int = 0
 ) -> Tensor:
     """A table of the cells of a grid [prefix + cells, dim] for another grid of as many axes.
 

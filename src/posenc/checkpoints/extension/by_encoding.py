@@ -95,11 +95,7 @@ class ByEncoding(Stretch):
             f"transformers loads it, and its mean loss over the first {len(ids):,} tokens is that of the table to "
             f"{difference:.1g} nats."
         )
-        return {
-            "tokens": len(ids),
-            "difference": difference,
-            "words": " ".join((words, *unsaid(method.config))),
-        }
+        return {"tokens": len(ids), "difference": difference, "words": " ".join((words, *unsaid(method.config)))}
 
 
 def difference_of(folder: Path, ids: Tensor, expected: Tensor, dtype: str, device: str = "cpu") -> float:

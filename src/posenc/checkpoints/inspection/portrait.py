@@ -55,11 +55,7 @@ def doubts(reading: Reading) -> dict[str, list[str]]:
     return {title: said for title, said in sentences.items() if said}
 
 
-FORMATS = {
-    "transformers": "a config of transformers",
-    "meta": "Meta's params.json",
-    "gguf": "a GGUF file",
-}
+FORMATS = {"transformers": "a config of transformers", "meta": "Meta's params.json", "gguf": "a GGUF file"}
 
 
 def understood(reading: Reading) -> tuple[list[str], list[list[str]], str]:

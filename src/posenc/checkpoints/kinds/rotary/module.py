@@ -213,10 +213,7 @@ class RotaryTable(nn.Module):
     """
 
     def __init__(
-        self,
-        chosen: Mapping[str | None, tuple[Rotations, Form]],
-        horizon: int | None,
-        original: nn.Module,
+        self, chosen: Mapping[str | None, tuple[Rotations, Form]], horizon: int | None, original: nn.Module
     ) -> None:
         super().__init__()
         # Encodings that rotate hold nothing that is trained or moved, and need no place among the model's children.
