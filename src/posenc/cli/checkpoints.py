@@ -32,6 +32,7 @@ class Inspect:
         from posenc.checkpoints.formats import load
         from posenc.checkpoints.inspection import portrait
         from posenc.checkpoints.inspection.inspect import in_json, inspect
+        from posenc.checkpoints.vocabulary.reading import UNHEARD
 
         where = load.find(self.path, weights=False)
         reading = inspect(where)
@@ -45,7 +46,7 @@ class Inspect:
         if self.out:
             for picture in portrait.save(reading, self.path, Path(self.out)):
                 terminal.note(f"Picture: {picture}")
-        return 0 if reading.parts and reading.heard else 1
+        return 0 if reading.parts and UNHEARD not in str(reading.contradictions) else 1
 
 
 @dataclass

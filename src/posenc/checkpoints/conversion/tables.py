@@ -74,9 +74,7 @@ def resize_positions(table: Tensor, length: int, how: str = "linear", *, offset:
     """
     positions = table.shape[0] - offset
     if table.dim() != 2 or not 0 <= offset < table.shape[0]:
-        raise ValueError(
-            f"expected a table [positions, dim] and an offset within it, got {list(table.shape)}, {offset}"
-        )
+        raise ValueError(f"expected a table [positions, dim] and an offset in it, got {list(table.shape)}, {offset}")
     matrix = resampling(positions, length, how, aligned=True)
     return torch.cat((table[:offset], resample(table[offset:], [matrix])))
 

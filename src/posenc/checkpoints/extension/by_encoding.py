@@ -31,7 +31,6 @@ VERIFIED = 1024
 NEAR = {"float32": 1e-3, "float64": 1e-6}
 """How far (nats) the mean loss of the written checkpoint may lie from the measured one; in half precision 0.02."""
 
-
 KINDS = (".json", ".txt", ".model", ".jinja")
 """Files of a tokenizer or of generation, which go along with a checkpoint."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from posenc.catalogue import build
-from posenc.checkpoints.kinds.rotary.keys import OURS, WRITTEN, rope_parameters
+from posenc.checkpoints.kinds.rotary.keys import WRITTEN, rope_parameters
 from posenc.checkpoints.kinds.rotary.old_keys import BEFORE, LONGEST, OLD, kind_of, with_old_keys
 from posenc.checkpoints.vocabulary.bounds import HEADS, LENGTHS, WIDTHS
 from posenc.checkpoints.vocabulary.ledger import in_words
@@ -119,13 +119,6 @@ def contradictory(given: Mapping[str, Any], path: str = "") -> Iterator[str]:
     alibi = given.get("alibi") or (within.get("alibi") if isinstance(within, Mapping) else None)
     if alibi is True and (rope or given.get("rope_theta") is not None):
         yield f"{path}alibi is true and there are keys of rotary; an architecture has one of them"
-    for key in ("attn_implementation", "_attn_implementation"):
-        name = str(given.get(key))
-        if name.startswith(OURS):
-            yield (
-                f"{path}{key} is {shortened(one_line(name), 80)}, which is no attention that posenc gives "
-                f"transformers, and is not followed; attach(model, spec) puts an encoding into a live model"
-            )
     for key, value in given.items():
         if isinstance(value, Mapping) and key.endswith("_config"):
             yield from contradictory(value, f"{path}{key}.")

@@ -167,9 +167,7 @@ def of_object(
                 node.keys.say(key, "on, as the modules have it")
     parts = tuple(replace(part, known=all_known(node, role)) for node, role, part in found)
     if config is None and not parts:
-        keys.leave(
-            "the keys name no encoding, and without the modules of the architecture there is nothing else to go by"
-        )
+        keys.leave("the keys name no encoding, and without the modules of the architecture nothing else tells")
     if not parts and not keys.not_covered and (failure := nodes[0].seen.failure):
         nodes[0].leave(f"it could not be run ({failure}), so that nothing is known of its positions")
     understood, unknown = dict(keys.understood), keys.unknown()

@@ -152,14 +152,10 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
     for one in attended:
         at = replace(one, path=whole(one.path), layer=one.layer and whole(one.layer))
         owners.get(one.path, nodes[0]).seen.attended.append(at)
-    for path, start in seen.ids.items():
-        owners.get(path, nodes[0]).seen.ids[whole(path)] = start
-    for path, times in seen.scaled.items():
-        owners.get(path, nodes[0]).seen.scaled[whole(path)] = times
-    for path, row in seen.rows.items():
-        owners.get(path.rpartition(".")[0], nodes[0]).seen.rows[whole(path)] = row
-    for path, row in seen.added.items():
-        owners.get(path.rpartition(".")[0], nodes[0]).seen.added[whole(path)] = row
+    for name in ("ids", "scaled", "rows", "added"):
+        for path, value in getattr(seen, name).items():
+            module = path.rpartition(".")[0] if name in ("rows", "added") else path
+            getattr(owners.get(module, nodes[0]).seen, name)[whole(path)] = value
     inputs = dict(seen.inputs)
     axes = max((axes_of(item.owner, item.label) for item in pieces if item.kind == "frequencies"), default=1)
     if axes > 1 and "input_ids" in inputs:

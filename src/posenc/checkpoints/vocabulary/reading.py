@@ -109,11 +109,6 @@ class Reading:
     contradictions: tuple[str, ...] = ()
     not_covered: tuple[str, ...] = ()
 
-    @property
-    def heard(self) -> bool:
-        """Whether layers do all that keys say of encodings."""
-        return not any(UNHEARD in sentence for sentence in self.contradictions)
-
 
 def with_part(reading: Reading, old: Part, new: Part) -> Reading:
     """The reading with one of its parts replaced."""

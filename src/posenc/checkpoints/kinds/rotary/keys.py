@@ -216,9 +216,7 @@ def own_schedule(kind: str, rope: Ledger, length: int | None) -> Schedule:
             f"{rope.name}: {kind} is no schedule of posenc's; an encoding goes into a live model by attach(model, "
             f"{rope.peek('encoding') or 'spec'!r})"
         )
-    schedule = schedule_named(
-        name, {option: rope.take(option, f"{option} {{}}") for option in options_of(name)}, length
-    )
+    schedule = schedule_named(name, {key: rope.take(key, f"{key} {{}}") for key in options_of(name)}, length)
     if schedule.by_horizon:
         raise CannotRead(
             f"{rope.path('horizon')}: all sequences are computed as if they were {rope.peek('horizon')} tokens long, "

@@ -49,9 +49,6 @@ class RotaryModule(Kind):
                 piece.claim(module)
                 yield piece
 
-    def specs(self) -> list[str]:
-        return [spec for spec, _ in self.stack.turning or ()]
-
     @property
     def types(self) -> list[str | None]:
         """The types of layers that it makes a difference between."""
