@@ -974,17 +974,10 @@ def lengthened(given: dict[str, Any], schedule: str) -> dict[str, Any]:
 
 def fewer(given: dict[str, Any], layers: int) -> dict[str, Any]:
     """A configuration with so many layers in every part of it."""
-    counts = {key: given[key] for key in ("num_hidden_layers", "depth") if isinstance(given.get(key), int)}
-    return {
-        key: fewer(one, layers)
-        if isinstance(one, dict)
-        else one[:layers]
-        if isinstance(one, list) and len(one) in counts.values()
-        else min(one, layers)
-        if key in counts
-        else one
-        for key, one in given.items()
-    }
+    count = given.get("num_hidden_layers", given.get("depth"))
+    lists = {key: one[:layers] for key, one in given.items() if isinstance(one, list) and len(one) == count}
+    parts = {key: fewer(one, layers) for key, one in given.items() if isinstance(one, dict)}
+    return {**given, **lists, **parts} | {key: layers for key in ("num_hidden_layers", "depth") if key in given}
 
 
 def unlike(name: str, layers: int | None = None) -> list[str]:
@@ -1077,7 +1070,7 @@ if __name__ == "__main__":
     for name in asked.names or names() if asked.again else ():
         with contextlib.redirect_stderr(io.StringIO()):
             found = unlike(name)
-        print(*(f"{name}\t{sentence}" for sentence in found or ["the same"]), sep="\n", flush=True)
+        print(*(f"{name}\t{' '.join(one.split())}" for one in found or ["the same"]), sep="\n", flush=True)
     if asked.again:
         raise SystemExit(0)
     done = table(asked.out)[1] if asked.out and asked.out.exists() else {}

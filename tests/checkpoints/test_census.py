@@ -19,7 +19,6 @@ PARTS = 20
 DAYS = 400
 """In so many days each row that takes no more than SECONDS comes out again; the few others wait for --all."""
 SECONDS = 6
-ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
 
 
 def of_day(day: int) -> list[str]:
@@ -34,17 +33,12 @@ def of_the_installed() -> None:
         pytest.skip(f"the table is of {MADE_WITH}, and {census.versions()} is installed")
 
 
-def in_a_process(names: list[str]) -> list[census.Row]:
-    made = subprocess.run(
-        [sys.executable, census.__file__, *names],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-    )
+def in_a_process(*words: str) -> list[str]:
+    """What tests/census.py prints, in lines."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    made = subprocess.run([sys.executable, census.__file__, *words], capture_output=True, text=True, env=environment)
     assert made.returncode == 0, made.stderr
-    rows = [census.Row.of(line) for line in made.stdout.splitlines()]
-    assert [row.name for row in rows] == names
-    return rows
+    return made.stdout.splitlines()
 
 
 def changed(rows: list[census.Row]) -> list[str]:
@@ -90,7 +84,10 @@ def test_every_row_but_the_dearest_has_its_day():
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_row_of_the_table_comes_out_again(part):
     of_the_installed()
-    rows = changed(in_a_process(sorted(ROWS)[part::PARTS]))
+    names = sorted(ROWS)[part::PARTS]
+    rows = [census.Row.of(line) for line in in_a_process(*names)]
+    assert [row.name for row in rows] == names
+    rows = changed(rows)
     assert not rows, renewed(rows)
 
 
@@ -109,15 +106,8 @@ def test_a_dtype_within_changes_nothing_and_published_lengths_and_bases_are_read
 @pytest.mark.parametrize("part", range(5 * PARTS))
 def test_every_default_config_reads_the_same_in_half_precision_and_as_published(part):
     of_the_installed()
-    made = subprocess.run(
-        [sys.executable, census.__file__, "--again", *sorted(ROWS)[part :: 5 * PARTS]],
-        capture_output=True,
-        text=True,
-        env=ENVIRONMENT,
-    )
-    assert made.returncode == 0, made.stderr
-    lines = [line.split("\t", 1) for line in made.stdout.splitlines()]
-    assert not [line for line in lines if not line[1].startswith(("the same", "refused"))]
+    lines = in_a_process("--again", *sorted(ROWS)[part :: 5 * PARTS])
+    assert not [line for line in lines if not line.split("\t")[1].startswith(("the same", "refused"))]
 
 
 def with_another(kind, spec, monkeypatch):

@@ -8,8 +8,8 @@ pytest.importorskip("transformers")
 
 from posenc import cli
 from posenc.catalogue import build
-from posenc.checkpoints.inspection import configs
-from posenc.checkpoints.vocabulary.reading import UNHEARD, Reading
+from posenc.checkpoints.inspection.configs import read
+from posenc.checkpoints.vocabulary.reading import UNHEARD
 from posenc.encoding import Shape
 
 SIZES = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -18,10 +18,6 @@ MPT = {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq
 DBRX = {"model_type": "dbrx"} | {key: value for key, value in MPT.items() if key != "model_type"}
 OWN = {"auto_map": {"AutoModel": "org/impl--modeling_bert.JinaBertModel"}}
 MANY = {"mamba_n_heads": 4, "mamba_d_state": 8, "mamba_d_head": 32, "shared_intermediate_size": 64}
-
-
-def read(config: dict) -> Reading:
-    return configs.read(config)
 
 
 @pytest.mark.filterwarnings("ignore:.rope_scaling. is deprecated:FutureWarning")
@@ -98,6 +94,11 @@ def test_the_ntk_of_gte_is_that_of_a_number_system() -> None:
     assert frequencies[:3].tolist() == pytest.approx([0.978572, 0.658502, 0.443120], abs=1e-6)
     mixed = read(gte | {"rope_scaling": rope | {"mixed_b": 0.5}}).parts[0].layers[0].spec
     assert "ntk_mixed(factor=2.0, power=0.5)" in mixed
+
+
+def test_in_which_direction_nanochat_turns_is_said() -> None:
+    (sentence, _) = read({"model_type": "nanochat", "rope_theta": 5e3} | SIZES).not_covered
+    assert "turns its channels by minus the angles of rotary(base=5000), which swaps the halves" in sentence
 
 
 def test_mrope_as_qwen_published_it_contradicts_nothing() -> None:

@@ -121,7 +121,9 @@ class LearnedTable(Kind):
         off = (theirs - ours).abs().amax(1)
         if not bool((off <= allowed).all()):
             place = int((off - allowed).argmax())
-            raise Differs(f"{self.path} and {encoding} differ: row {place} is off by {float(off[place]):.3g}")
+            raise Differs(
+                f"{self.path} and {encoding} differ: the row of position {place} is off by {float(off[place]):.3g}"
+            )
 
 
 def is_table(values: Tensor) -> bool:
@@ -223,7 +225,7 @@ class Rows:
 
     def __post_init__(self) -> None:
         if getattr(self.encoding, "overrun", None) == "interpolate" and self.horizon is None:
-            raise ValueError("overrun='interpolate' squeezes by the horizon of each sequence; declare it: horizon=...")
+            raise ValueError("overrun='interpolate' squeezes by each sequence's horizon; declare it with horizon=...")
 
     def read(self, ids: Tensor) -> Tensor:
         """The rows [..., dim] of ids [...]."""
