@@ -156,12 +156,12 @@ def cut(config: Any) -> Any:
     if width and heads and not width % heads:
         changes["hidden_size"] = changes["num_attention_heads"] * (width // heads)
     small.update(changes)
+    most = {**FEW, "kv_n_heads": FEW["num_key_value_heads"]}
     for inner in vars(small).values():
         # DBRX says in its parts how wide its layers are, and how many experts and heads they have.
         for key, value in inner.to_dict().items() if hasattr(inner, "to_dict") else ():
-            most = 64 if NARROW.search(key) else FEW.get("num_key_value_heads" if key == "kv_n_heads" else key, value)
-            if type(value) is int:
-                setattr(inner, key, changes.get("hidden_size", value) if value == width else min(value, most))
+            fewer = changes.get("hidden_size", value) if value == width else 64 if NARROW.search(key) else most.get(key)
+            inner.update({key: min(value, fewer)} if type(value) is int and fewer is not None else {})
     return small
 
 
