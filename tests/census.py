@@ -4,6 +4,7 @@ attached, compared with itself, and detached.
     python tests/census.py                    every architecture, a row each
     python tests/census.py llama mpnet        these
     python tests/census.py --out FILE         into a file: rows that it lacks, and those that are named, anew
+    python tests/census.py --again NAME       no model: its default config, and the same as it may be published
     python tests/census.py --page             no model: docs/checkpoints/census.md from tests/census.tsv
 
 A model is compared bare and attached: without a mask, with a mask of ones, with padding on either side, and behind a
@@ -31,7 +32,9 @@ import torch
 from census_by_hand import FED, TINY
 from torch import Tensor, nn
 
+from posenc import specs
 from posenc.checkpoints.kinds.calls import cache_name
+from posenc.checkpoints.vocabulary.differences import differences
 
 VERDICTS = {
     "equal": "all that carries position was recognised, runs through posenc, and the outputs are the same",
@@ -343,7 +346,7 @@ def candidates(name: str) -> Iterator[Any]:
         yield config_class.from_dict(copy.deepcopy(TINY[name]))
         return
     usual = config_class()
-    values = joined(usual.to_dict(), next((said for names, said in BY_HAND.items() if re.fullmatch(names, name)), {}))
+    values = by_default(name)
     sizes = [(4, 32), (2, 128), (2, 16), (4, 8), (99, 32), (99, 8), (99, 999)]
     for layers in (FEW, 4, 6, None):
         for heads, head_dim in sizes:
@@ -353,6 +356,14 @@ def candidates(name: str) -> Iterator[Any]:
                     with contextlib.suppress(Exception):
                         yield config_class.from_dict(given)
     yield usual
+
+
+def by_default(name: str) -> dict[str, Any]:
+    """The default configuration of an architecture, with what it lacks."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    lacks = next((said for names, said in BY_HAND.items() if re.fullmatch(names, name)), {})
+    return joined(CONFIG_MAPPING[name]().to_dict(), lacks)
 
 
 def joined(given: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
@@ -919,6 +930,125 @@ def in_time(name: str) -> Row:
     return replace(row, seconds=math.ceil(time.process_time() - start))
 
 
+# Default configurations, and the same as they may be published
+
+
+BASE, LENGTH, BEFORE = 10_000_000, 131_072, 32_768
+SCHEDULES = {
+    f"yarn(factor=4, trained_length={BEFORE})": {"rope_type": "yarn", "factor": 4.0},
+    f"llama3(factor=16, trained_length={BEFORE}, low=1.0, high=4.0)": {
+        **{"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    },
+    "None": {},
+}
+"""What configurations are stretched by, as specs and as they say it."""
+
+
+def in_halves(given: Any, key: str) -> Any:
+    """A configuration that names bfloat16 under a key, in every part of it, as transformers writes it."""
+    if isinstance(given, list):
+        return [in_halves(one, key) for one in given]
+    if not isinstance(given, dict):
+        return given
+    within = {name: in_halves(one, key) for name, one in given.items() if name not in ("dtype", "torch_dtype")}
+    return within | ({key: "bfloat16"} if "model_type" in given else {})
+
+
+def lengthened(given: dict[str, Any], schedule: str) -> dict[str, Any]:
+    """A configuration with another base and length in every part of it, and a schedule where it names none."""
+    images = "image_size" in given or "patch_size" in given
+
+    def rope(said: dict[str, Any]) -> dict[str, Any]:
+        if any(isinstance(one, dict) for one in said.values()):
+            return {kind: rope(one) if isinstance(one, dict) else one for kind, one in said.items()}
+        plain = said.get("rope_type", "default") == "default" and not images and SCHEDULES[schedule]
+        more = {**plain, "original_max_position_embeddings": BEFORE} if plain else {}
+        return {**said, "rope_theta": float(BASE), **more}
+
+    out = {name: lengthened(one, schedule) if isinstance(one, dict) else one for name, one in given.items()}
+    if isinstance(given.get("rope_parameters"), dict) and "rope_theta" in str(given["rope_parameters"]):
+        out["rope_parameters"] = rope(given["rope_parameters"])
+        out |= {"max_position_embeddings": LENGTH} if "max_position_embeddings" in given and not images else {}
+    return out
+
+
+def fewer(given: dict[str, Any], layers: int) -> dict[str, Any]:
+    """A configuration with so many layers in every part of it."""
+    count = given.get("num_hidden_layers", given.get("depth"))
+    lists = {key: one[:layers] for key, one in given.items() if isinstance(one, list) and len(one) == count}
+    parts = {key: fewer(one, layers) for key, one in given.items() if isinstance(one, dict)}
+    return {**given, **lists, **parts} | {key: layers for key in ("num_hidden_layers", "depth") if key in given}
+
+
+def unlike(name: str, layers: int | None = None) -> list[str]:
+    """What is read otherwise of an architecture's default configuration as it may be published, in sentences.
+
+    In bfloat16 all is the same; with another base, length and schedule all but these is, and they are as it says.
+
+    layers  of each part, at most; None for all
+    """
+    from posenc.checkpoints.formats import config_json
+
+    warnings.simplefilter("ignore")
+    try:
+        given = by_default(name) if layers is None else fewer(by_default(name), layers)
+        plain = config_json.read(given)
+    except Exception as error:
+        return [f"refused: {short(error)}"]
+    half = config_json.read(in_halves(given, "dtype" if len(name) % 2 else "torch_dtype"))
+    found = [
+        f"in bfloat16 {what}: {getattr(half, what)} for {getattr(plain, what)}"
+        for what in ("parts", "not_covered", "contradictions")
+        if getattr(half, what) != getattr(plain, what)
+    ]
+    # Some take no schedule, or not this one.
+    failure = ""
+    for schedule in [*SCHEDULES][len(name) % 2 :]:
+        longer = lengthened(given, schedule)
+        try:
+            return found + (as_published(plain, config_json.read(longer), longer, schedule) if longer != given else [])
+        except Exception as error:
+            failure = short(error)
+    return [*found, f"published: {failure}"]
+
+
+def as_published(plain: Any, longer: Any, given: dict[str, Any], schedule: str) -> list[str]:
+    """What of a longer reading is not what the plain one and the configuration say, in sentences."""
+    if [part.name for part in longer.parts] != [part.name for part in plain.parts]:
+        return [f"published: the parts {[part.name for part in longer.parts]}"]
+    found, contradiction = list[str](), " ".join(longer.contradictions)
+    for old, new in zip(plain.parts, longer.parts, strict=True):
+        place = at(given, old.name)
+        wanted = replace(old, layers=tuple(with_said(layer, place, schedule) for layer in old.layers))
+        if place.get("max_position_embeddings") == LENGTH:
+            shape = replace(old.shape, max_len=LENGTH)
+            wanted = replace(wanted, trained_length=LENGTH, shape=shape)
+        unequal = differences(replace(longer, parts=(wanted,)), replace(longer, parts=(new,)))
+        if unequal and "followed: the modules" not in contradiction:
+            found.append(f"published, wanted and read in {new.name or 'the whole'}: {'; '.join(unequal)}")
+    return found
+
+
+def at(given: dict[str, Any], path: str) -> dict[str, Any]:
+    """The part of a configuration at a path, as far as there is one."""
+    for step in path.split("."):
+        given = given[step] if isinstance(given.get(step), dict) else given
+    return given
+
+
+def with_said(layer: Any, place: dict[str, Any], schedule: str) -> Any:
+    """A layer with the base, and the schedule, that a configuration now says."""
+    turns = re.match(r"(\w*rotary)(?:\((.*?)\))?(?= \+|$)", layer.spec)
+    if turns is None or str(float(BASE)) not in str(place.get("rope_parameters")):
+        return layer
+    options = {"base": BASE}
+    if SCHEDULES[schedule].get("rope_type", "nothing") in str(place["rope_parameters"]) and "proport" not in turns[1]:
+        options["schedule"] = schedule
+    kept = [one for one in specs.split(turns[2] or "") if one and not one.startswith("base=")]
+    inside = ", ".join([*kept, *(f"{key}={value}" for key, value in options.items())])
+    return replace(layer, spec=f"{turns[1]}({inside}){layer.spec[turns.end() :]}")
+
+
 def names() -> list[str]:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -929,12 +1059,20 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--again", action="store_true")
     parser.add_argument("--page", action="store_true")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if asked.page:
         raise SystemExit(PAGE.write_text(page(), encoding="utf-8") and 0)
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    if not asked.again:
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    for name in asked.names or names() if asked.again else ():
+        with contextlib.redirect_stderr(io.StringIO()):
+            found = unlike(name)
+        print(*(f"{name}\t{' '.join(one.split())}" for one in found or ["the same"]), sep="\n", flush=True)
+    if asked.again:
+        raise SystemExit(0)
     done = table(asked.out)[1] if asked.out and asked.out.exists() else {}
     for name in asked.names or [name for name in names() if name not in done]:
         done[name] = in_time(name)

@@ -33,17 +33,12 @@ def of_the_installed() -> None:
         pytest.skip(f"the table is of {MADE_WITH}, and {census.versions()} is installed")
 
 
-def in_a_process(names: list[str]) -> list[census.Row]:
-    made = subprocess.run(
-        [sys.executable, census.__file__, *names],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
-    )
+def in_a_process(*words: str) -> list[str]:
+    """What tests/census.py prints, in lines."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+    made = subprocess.run([sys.executable, census.__file__, *words], capture_output=True, text=True, env=environment)
     assert made.returncode == 0, made.stderr
-    rows = [census.Row.of(line) for line in made.stdout.splitlines()]
-    assert [row.name for row in rows] == names
-    return rows
+    return made.stdout.splitlines()
 
 
 def changed(rows: list[census.Row]) -> list[str]:
@@ -89,8 +84,30 @@ def test_every_row_but_the_dearest_has_its_day():
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_row_of_the_table_comes_out_again(part):
     of_the_installed()
-    rows = changed(in_a_process(sorted(ROWS)[part::PARTS]))
+    names = sorted(ROWS)[part::PARTS]
+    rows = [census.Row.of(line) for line in in_a_process(*names)]
+    assert [row.name for row in rows] == names
+    rows = changed(rows)
     assert not rows, renewed(rows)
+
+
+FAMILIES = {"qwen2_vl": 2, "qwen3_5": 5, "glm4v": 2}
+"""Architectures that are built of parts, and as many layers as have each kind."""
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_dtype_within_changes_nothing_and_published_lengths_and_bases_are_read(name):
+    pytest.importorskip("transformers")
+    assert census.unlike(name, FAMILIES[name]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", range(5 * PARTS))
+def test_every_default_config_reads_the_same_in_half_precision_and_as_published(part):
+    of_the_installed()
+    lines = in_a_process("--again", *sorted(ROWS)[part :: 5 * PARTS])
+    assert not [line for line in lines if not line.split("\t")[1].startswith(("the same", "refused"))]
 
 
 def with_another(kind, spec, monkeypatch):

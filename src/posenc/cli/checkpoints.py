@@ -15,7 +15,8 @@ class Inspect:
     Example: posenc inspect path/to/model --out pictures
 
     It says too what was not understood, and what contradicts itself. It reads Hugging Face folders and configs, Meta's
-    params.json, and GGUF files. Nothing is unpickled or run. The exit code is 1 where nothing of positions was found.
+    params.json, and GGUF files. Nothing is unpickled or run. The exit code is 1 where nothing of positions was found,
+    and where a key names an encoding that no layer has.
     """
 
     path: Positional[Source]
@@ -31,6 +32,7 @@ class Inspect:
         from posenc.checkpoints.formats import load
         from posenc.checkpoints.inspection import portrait
         from posenc.checkpoints.inspection.inspect import in_json, inspect
+        from posenc.checkpoints.vocabulary.reading import UNHEARD
 
         where = load.find(self.path, weights=False)
         reading = inspect(where)
@@ -44,7 +46,7 @@ class Inspect:
         if self.out:
             for picture in portrait.save(reading, self.path, Path(self.out)):
                 terminal.note(f"Picture: {picture}")
-        return 0 if reading.parts else 1
+        return 0 if reading.parts and UNHEARD not in str(reading.contradictions) else 1
 
 
 @dataclass

@@ -315,10 +315,22 @@ def test_a_grid_that_is_not_square_is_written_where_the_model_takes_it(made, tmp
         torch.testing.assert_close(load(done.folder, causal=False)(image)[0], expected, atol=1e-5, rtol=1e-5)
 
 
+def test_without_a_request_the_spelling_that_is_missing_is_written(made, tmp_path: Path) -> None:
+    source = made("llama", rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5})
+    said = json.loads((source / "config.json").read_text())
+    assert "rope_theta" not in said and "rope_scaling" not in said
+    done = convert(source, tmp_path / "new", Request())
+    assert "rotary is said in both spellings, of transformers 4 and 5" in done.done
+    new = config(done.folder)
+    assert (new["rope_theta"], new["rope_scaling"]) == (5e5, {"rope_type": "linear", "factor": 2.0})
+    assert new["rope_parameters"] == said["rope_parameters"]
+    assert "nothing to convert; say what to change" in refusal(done.folder, tmp_path / "newer")
+
+
 def test_requests_that_do_not_fit_the_checkpoint_are_refused(made, tmp_path: Path) -> None:
     llama, bert, vit = made("llama"), made("bert", causal=False), made("vit", causal=False, image_size=24, patch_size=8)
     new = tmp_path / "new"
-    assert "nothing to convert; say what to change" in refusal(llama, new)
+    assert "nothing to convert; say what to change" in refusal(bert, new)
     assert "a rotary model is extended with `posenc extend`" in refusal(llama, new, max_length=64)
     assert "has no learned grid to resize" in refusal(bert, new, grid=(4, 4))
     assert "the table has 16 positions already" in refusal(bert, new, max_length=16)

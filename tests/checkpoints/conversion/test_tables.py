@@ -105,7 +105,7 @@ def test_bad_sizes_are_refused_with_what_was_expected() -> None:
     for call, words in (
         (lambda: resampling(0, 3), "a table has 1 row or more, got 0 to resize to 3"),
         (lambda: resampling(3, 3, "spline"), "interpolation must be one of linear, cubic, nearest, got 'spline'"),
-        (lambda: resize_positions(table, 4, offset=9), r"an offset within it, got \[9, 4\], 9"),
+        (lambda: resize_positions(table, 4, offset=9), r"an offset in it, got \[9, 4\], 9"),
         (lambda: resize_positions(table, 0), "a table has 1 row or more, got 9 to resize to 0"),
         (
             lambda: resize_grid(table, (2, 4), (3, 3)),

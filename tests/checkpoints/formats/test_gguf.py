@@ -252,7 +252,7 @@ def test_an_unknown_architecture_is_not_guessed_at() -> None:
 
 def test_windows_that_nothing_places_are_said() -> None:
     reading = configs.read(keys("llama", attention__sliding_window=4096))
-    assert "nothing says which layers of llama have the window" in reading.not_covered[0]
+    assert "no key says which layers of llama have it" in reading.not_covered[0]
 
 
 def test_keys_left_over_are_named() -> None:
@@ -266,7 +266,7 @@ def test_keys_left_over_are_named() -> None:
         (keys("llama", rope__scaling__type="ntk"), "must be none, linear, yarn or longrope, got 'ntk'"),
         (keys("llama", rope__scaling__factor=0.5), "llama.rope cannot be: linear: factor must be 1 or more"),
         (keys("llama", rope__scaling__type="longrope"), "the tensors rope_factors_short and"),
-        (keys("llama") | {"rope_freqs.weight": [1.0] * 3}, "a number for each of the 8 pairs that are turned, got 3"),
+        (keys("llama") | {"rope_freqs.weight": [1.0] * 3}, "a number for each of the 8 turned pairs, got 3"),
         (keys("llama") | {"rope_freqs.weight": [1e30] + [1.0] * 7}, "stops pairs that are not the slowest"),
         (keys("llama", rope__dimension_count=7), "even number of channels"),
         (keys("llama", block_count=None), "llama.block_count is missing"),

@@ -224,7 +224,7 @@ MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
             "llama",
             {},
             {"attention.sliding_window": 8},
-            "it leaves open llama.attention.sliding_window: nothing",
+            "it leaves open llama.attention.sliding_window: no key",
         ),
         (
             "llama",

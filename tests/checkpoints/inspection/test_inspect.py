@@ -268,7 +268,7 @@ def test_embeddings_tables_and_what_no_spec_says() -> None:
     assert "table wpe.weight: 8 x 64" in said and "besides: it does more" in said
     empty = Reading("gguf", "x", (), {}, {"rope.x": [1, 2]}, ("a and b",), ("all of it",))
     assert portrait.words(empty).splitlines()[1:] == [
-        *("", "No stack with positions could be read.", "", "Contradictory:", "  a and b"),
+        *("", "Contradictory:", "  a and b", "", "No stack with positions could be read."),
         *("", "Not understood:", "  rope.x: [1, 2]", "", "Not covered:", "  all of it"),
     ]
 

@@ -53,7 +53,7 @@ def planned(*layers: Layer) -> Reading:
             "and rotary(schedule=dynamic_ntk(factor=3",
         ),
         (CONFIG | {"sliding_window": 16}, ["rotary"] * 2, "layer 0 window None and 16"),
-        (CONFIG | {"rope_scaling": {"rope_type": "magic"}}, ["rotary"] * 2, "transformers does not take it: "),
+        (CONFIG | {"rope_scaling": {"rope_type": "magic"}}, ["rotary"] * 2, "there is no schedule magic here"),
     ],
 )
 def test_what_is_served_and_not_planned_is_told(config: dict[str, Any], layers: list[str], sentence: str) -> None:

@@ -108,6 +108,9 @@ def test_from_the_command_line_a_plan_is_of_a_config_alone_and_runs_nothing(tmp_
     found = json.loads(capsys.readouterr().out)
     assert [row["length"] for row in found["rows"]] == [96, 144, 192] and found["way"]["dtype"] == "bfloat16"
     assert not (tmp_path / "out").exists()
+    yarn = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 48}
+    tiny_llama.config(architectures=["LlamaForCausalLM"], rope_parameters=yarn).save_pretrained(tmp_path / "model")
+    assert cli.main([*command, "--replace", "--method", "linear"]) == 0
 
 
 def test_encoders_have_plans_too_and_what_a_config_does_not_tell_is_said(tmp_path: Path) -> None:

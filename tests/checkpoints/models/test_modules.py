@@ -14,7 +14,7 @@ from transformers.models.llama import modeling_llama  # noqa: E402
 from posenc.checkpoints.models.dry_run import measure  # noqa: E402
 from posenc.checkpoints.models.found import carries_position, found  # noqa: E402
 from posenc.checkpoints.models.inputs import usual_inputs  # noqa: E402
-from posenc.checkpoints.models.nodes import looked_at_longer  # noqa: E402
+from posenc.checkpoints.models.nodes import looked_at_longer, once  # noqa: E402
 from posenc.checkpoints.models.skeleton import skeleton  # noqa: E402
 from posenc.checkpoints.models.turns import Turn  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
@@ -32,6 +32,20 @@ def test_the_angles_and_the_layout_of_llama_are_measured():
     assert first.layout == "half"
     assert [(a, b) for a, b, _ in first.pairs()] == [(k, k + 8) for k in range(8)]
     assert [angle for *_, angle in first.pairs()] == pytest.approx([100 ** (-2 * k / 16) for k in range(8)], rel=1e-5)
+
+
+def test_pairs_that_turn_too_little_to_be_seen_at_the_second_token_are_pairs():
+    angles = torch.arange(64.0)[:, None, None] * torch.tensor([[1.0, 0], [0, 5e-8]])
+    cos, sin = angles.cos() * torch.eye(2), angles.sin()
+    turn = Turn("layers.0", torch.cat((torch.cat((cos, sin), 2), torch.cat((-sin, cos), 2)), 1))
+    assert turn.layout == "half" and [(a, b) for a, b, _ in turn.pairs()] == [(0, 2), (1, 3)]
+    assert Turn("layers.0", torch.rand(3, 4, 4)).layout is None
+
+
+def test_notes_that_differ_in_the_layer_alone_are_one_note_with_its_layers():
+    notes = [f"layers.{n}.self_attn.rotary_emb.inv_freq is built" for n in (2, 3, 5)]
+    told = ["layers.*.self_attn.rotary_emb.inv_freq is built, in layers [2, 3, 5]", "patches stand 0.5 apart"]
+    assert list(once([*notes, told[1]])) == told and list(once(notes[:1])) == notes[:1]
 
 
 def test_a_model_with_weights_measures_as_its_skeleton_does():

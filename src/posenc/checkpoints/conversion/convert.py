@@ -81,9 +81,9 @@ def convert(
     out      the new folder, in Hugging Face's form
     base     for an adapter, the folder or config.json of the model that it was trained on
 
-    Raises ValueError if the target exists or lies in the source, where nothing is asked for, and where a request does
-    not fit the checkpoint; CannotRead for what cannot be read; RuntimeError where the folder, read again, says other
-    positions than planned. Nothing is left behind then.
+    Without a request the config says its rotary in both spellings. Raises ValueError if the target exists or lies in
+    the source, where nothing is to be done, and where a request does not fit the checkpoint; CannotRead for what cannot
+    be read; RuntimeError where the folder, read again, says other positions than planned. Nothing is left behind then.
     """
     out = Path(out)
     check_target(out)
@@ -92,9 +92,10 @@ def convert(
         raise ValueError(f"{out} lies inside {path}, which is never written to; choose another folder")
     with tempfile.TemporaryDirectory() as made:
         source = open_source(path, base, Path(made))
-        if request == Request() and not source.gguf:
-            raise ValueError("nothing to convert; say what to change with layout, max_length or grid")
         plan = plan_for(source, request)
+        spelled = request == Request() and not source.gguf
+        if spelled and plan.config == source.config:
+            raise ValueError("nothing to convert; say what to change with layout, max_length or grid")
         write_folder(
             out,
             plan.config,
@@ -105,7 +106,8 @@ def convert(
             check=None if source.adapter else lambda folder: check_written(folder, plan.reading),
             **({"stem": "adapter_model", "config_name": "adapter_config.json"} if source.adapter else {}),
         )
-    return Converted(out, tuple(told(source, plan)), tuple(plan.notes), commit_of(path))
+    done = [*told(source, plan), *["rotary is said in both spellings, of transformers 4 and 5"] * spelled]
+    return Converted(out, tuple(done), tuple(plan.notes), commit_of(path))
 
 
 def told(source: Source, plan: Plan) -> Iterator[str]:

@@ -226,7 +226,7 @@ def attentions(reading: Reading, tensors: Mapping[str, Tensor], *, adapter: bool
             }
             if len(here) > 1:
                 raise CannotRead(
-                    f"layer {number} has several attentions ({', '.join(here)}); posenc cannot tell which one turns"
+                    f"layer {number} has several attentions ({', '.join(here)}); posenc cannot tell which turns"
                 )
             if not here and not adapter:
                 raise CannotRead(

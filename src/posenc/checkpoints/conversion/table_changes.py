@@ -53,7 +53,7 @@ def plan_grid(plan: Plan, source: Source, grid: tuple[int, ...], how: str) -> No
     resize(plan, found, grid, how)
     if len(set(grid)) > 1:
         plan.notes.append(
-            "Some models of transformers, DINOv2 among them, take every table for one of a square grid; try yours."
+            "Some models of transformers, such as DINOv2, take every table for one of a square grid; try it."
         )
 
 

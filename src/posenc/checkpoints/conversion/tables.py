@@ -74,20 +74,13 @@ def resize_positions(table: Tensor, length: int, how: str = "linear", *, offset:
     """
     positions = table.shape[0] - offset
     if table.dim() != 2 or not 0 <= offset < table.shape[0]:
-        raise ValueError(
-            f"expected a table [positions, dim] and an offset within it, got {list(table.shape)}, {offset}"
-        )
+        raise ValueError(f"expected a table [positions, dim] and an offset in it, got {list(table.shape)}, {offset}")
     matrix = resampling(positions, length, how, aligned=True)
     return torch.cat((table[:offset], resample(table[offset:], [matrix])))
 
 
 def resize_grid(
-    table: Tensor,
-    old: Sequence[int],
-    new: Sequence[int],
-    how: str = "cubic",
-    *,
-    prefix: int = 0,
+    table: Tensor, old: Sequence[int], new: Sequence[int], how: str = "cubic", *, prefix: int = 0
 ) -> Tensor:
     """A table of the cells of a grid [prefix + cells, dim] for another grid of as many axes.
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from posenc.checkpoints.doctor.patient import Patient, states, turns
+from posenc.checkpoints.formats.config_json import unheard
+from posenc.checkpoints.kinds.rotary.old_keys import missing
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.checkpoints.vocabulary.specs import encodings_of
 from posenc.encodings.alibi import ALiBi
@@ -59,6 +61,21 @@ class Defect:
     @property
     def sentence(self) -> str:
         return " ".join((self.measure.__doc__ or "").split()).removesuffix(".")
+
+
+def keys_that_are_lost(patient: Patient) -> Finding | None:
+    """transformers drops keys that name an encoding, and computes another without a word"""
+    text = patient.file.get("text_config", patient.file)
+    lost = dict(unheard(text, patient.reading.parts, patient.config))
+    return Finding(True, len(lost), "; ".join(lost.values())) if lost else None
+
+
+def one_spelling(patient: Patient) -> Finding | None:
+    """A program that knows no `rope_parameters`, all that transformers 5 writes, takes a base of 10,000, unstretched"""
+    if "rope_parameters" not in str(patient.file):
+        return None
+    lacks = list(missing(patient.file))
+    return Finding(bool(lacks), len(lacks), f"the config lacks {', '.join(lacks) or 'nothing'}")
 
 
 def rounded_by_a_cast(patient: Patient) -> Finding | None:
@@ -225,9 +242,7 @@ def no_fast_path(patient: Patient) -> Finding | None:
     slow = not type(patient.small)._supports_sdpa
     heads, tokens = patient.config.num_attention_heads, patient.trained or LONG
     size = heads * tokens**2 * 4 / 2**20
-    return Finding(
-        slow, size, f"each layer makes {size:,.0f} MiB of logits for a text of {tokens:,} tokens, on any device"
-    )
+    return Finding(slow, size, f"each layer makes {size:,.0f} MiB of logits for {tokens:,} tokens, on any device")
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -254,17 +269,15 @@ def refusal(call: Callable[[], object]) -> str:
     return ""
 
 
+WITH_A_HORIZON = "attach(model, horizon=...), or rope_type posenc:{} with a declared horizon (posenc.register)"
+
 DEFECTS = [
+    Defect(keys_that_are_lost, "the program that the keys are of; or posenc.checkpoints.attach(model, SPEC)"),
+    Defect(one_spelling, "posenc convert MODEL --out NEW, which writes both spellings"),
     Defect(rounded_by_a_cast, "load with dtype=, never cast a loaded model; or posenc.checkpoints.attach(model)"),
     Defect(not_in_the_weights, "from_pretrained; or after to_empty and the weights, posenc.checkpoints.attach(model)"),
-    Defect(
-        frequencies_by_the_longest_row,
-        "attach(model, horizon=...), or rope_type posenc:dynamic_ntk with a declared horizon (posenc.register)",
-    ),
-    Defect(
-        factors_in_the_middle_of_a_text,
-        "attach(model, horizon=...), or rope_type posenc:longrope with a declared horizon (posenc.register)",
-    ),
+    Defect(frequencies_by_the_longest_row, WITH_A_HORIZON.format("dynamic_ntk")),
+    Defect(factors_in_the_middle_of_a_text, WITH_A_HORIZON.format("longrope")),
     Defect(
         shifted_by_padding,
         "give position_ids with every padded batch, as generate does; or posenc.checkpoints.attach(model)",

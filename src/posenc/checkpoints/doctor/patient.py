@@ -4,8 +4,8 @@ import copy
 import functools
 import inspect
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ FEW = {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
     "vocab_size": 64,
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 2),
-    **dict.fromkeys(("num_experts_per_tok", "n_group", "topk_group", "n_shared_experts"), 1),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 2),
+    **dict.fromkeys(("num_experts_per_tok", "n_group", "topk_group", "n_shared_experts", "moe_top_k"), 1),
 }
 """How many of each a small model has, at most."""
 
@@ -45,9 +45,11 @@ class Patient:
     """A config of transformers, and what is made of it once and for all defects.
 
     config  transformers' object of the part that reads text, or of the whole where no part does
+    file    the config.json that it was made from
     """
 
     config: Any
+    file: Mapping[str, Any] = field(default_factory=dict)
 
     @functools.cached_property
     def trained(self) -> int | None:
@@ -129,7 +131,7 @@ def patient(path: str | Path) -> Patient:
                 f"transformers {transformers.__version__} knows no model_type {quoted(str(said['model_type']))}; a "
                 f"newer one may"
             )
-    return Patient(config.get_text_config())
+    return Patient(config.get_text_config(), said)
 
 
 def cut(config: Any) -> Any:
@@ -154,6 +156,12 @@ def cut(config: Any) -> Any:
     if width and heads and not width % heads:
         changes["hidden_size"] = changes["num_attention_heads"] * (width // heads)
     small.update(changes)
+    most = {**FEW, "kv_n_heads": FEW["num_key_value_heads"]}
+    for inner in vars(small).values():
+        # DBRX says in its parts how wide its layers are, and how many experts and heads they have.
+        for key, value in inner.to_dict().items() if hasattr(inner, "to_dict") else ():
+            fewer = changes.get("hidden_size", value) if value == width else 64 if NARROW.search(key) else most.get(key)
+            inner.update({key: min(value, fewer)} if type(value) is int and fewer is not None else {})
     return small
 
 

@@ -31,7 +31,6 @@ VERIFIED = 1024
 NEAR = {"float32": 1e-3, "float64": 1e-6}
 """How far (nats) the mean loss of the written checkpoint may lie from the measured one; in half precision 0.02."""
 
-
 KINDS = (".json", ".txt", ".model", ".jinja")
 """Files of a tokenizer or of generation, which go along with a checkpoint."""
 
@@ -95,11 +94,7 @@ class ByEncoding(Stretch):
             f"transformers loads it, and its mean loss over the first {len(ids):,} tokens is that of the table to "
             f"{difference:.1g} nats."
         )
-        return {
-            "tokens": len(ids),
-            "difference": difference,
-            "words": " ".join((words, *unsaid(method.config))),
-        }
+        return {"tokens": len(ids), "difference": difference, "words": " ".join((words, *unsaid(method.config)))}
 
 
 def difference_of(folder: Path, ids: Tensor, expected: Tensor, dtype: str, device: str = "cpu") -> float:

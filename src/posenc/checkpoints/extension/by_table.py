@@ -101,9 +101,7 @@ class ByTable(Stretch):
             again = load.load(where, **given).model
             found = dict(again.named_parameters())
         if other := [name for name in wanted if name not in found or not torch.equal(wanted[name], found[name])]:
-            raise RuntimeError(
-                f"the written checkpoint has another {other[0]} than the one that was measured, so it is not kept"
-            )
+            raise RuntimeError(f"the written checkpoint has another {other[0]} than what was measured; it is not kept")
         return {"words": "transformers loads it, and every weight of it is the one that was measured."}
 
 

@@ -257,12 +257,10 @@ def by_lists(encoding: Encoding, target: int) -> Encoding:
     if getattr(rotary, "schedule", None) is None:
         return encoding
     if rotary.turns_when_attending:
-        raise ValueError(
-            f"{short(rotary.schedule)} follows the length of each sequence, which no list of divisors says"
-        )
+        raise ValueError(f"{short(rotary.schedule)} follows the length of each sequence, which no divisors say")
     divisors = divisors_of(rotary)
     if not all(map(math.isfinite, divisors)):
-        raise ValueError(f"{short(rotary.schedule)} makes pairs stand still, which no list of divisors says")
+        raise ValueError(f"{short(rotary.schedule)} makes pairs stand still, which no divisors say")
     start, (_, temperature) = getattr(rotary.schedule, "trained_length", None) or target, rotary.spectrum()
     lists = LongRoPE(max(1.0, target / start), divisors, divisors, start, attention_factor=float(temperature))
     return with_options(rotary, schedule=lists)

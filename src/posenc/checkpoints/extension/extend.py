@@ -346,7 +346,7 @@ def foreseen(settings: Settings) -> dict[str, Any]:
     """
     loaded = load.without_weights(settings.path, dtype=settings.dtype)
     try:
-        stretch = stretch_of(loaded, replace(settings, methods=("none",)))
+        stretch = stretch_of(loaded, replace(settings, methods=("none",), replace=False))
     except ValueError as error:
         if not settings.lengths:
             raise

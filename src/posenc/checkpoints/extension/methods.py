@@ -276,9 +276,7 @@ def method(name: str, reading: Reading, part: Part, config: Mapping[str, Any], t
         )
     by_length = any(encoding.turns_when_attending for encoding in stretched)
     if not gives_a_schedule(name):
-        why = (
-            "transformers has no config key for a change of distances or of queries; attach it when the model is loaded"
-        )
+        why = "transformers has no config key for a change of distances or of queries; attach it to the loaded model"
         return Method(name, words_of(name), tuple(map(repr, stretched)), by_length, why_not=why)
     why_not, unlike = list[str](), list[str]()
     # Where a config has one place for all layers, those that see less are stretched with the others, as they were when
@@ -306,7 +304,7 @@ def method(name: str, reading: Reading, part: Part, config: Mapping[str, Any], t
         return Method(name, words, tuple(map(repr, new)), by_length, written, of_plan, scales=scales)
     if unlike:
         raise ValueError(f"{name} cannot be written so that transformers serves what is planned: {'; '.join(unlike)}")
-    hint = f"{short(why_not[0])}; attach it when the model is loaded"
+    hint = f"{short(why_not[0])}; attach it to the loaded model"
     return Method(name, words_of(name), tuple(map(repr, stretched)), by_length, why_not=hint)
 
 

@@ -190,9 +190,7 @@ def complete(folder: Path, files: list[Path]) -> list[Path]:
     numbered = [(match, file) for file in files if (match := SHARD.search(file.stem))]
     sets = {(file.stem[: match.start()], int(match[2])) for match, file in numbered}
     if len(sets) != 1 or len(numbered) != len(files):
-        raise CannotRead(
-            f"{folder} has several safetensors files and no index ({names(files)}); give the path of the one you mean"
-        )
+        raise CannotRead(f"{folder} has several safetensors files and no index ({names(files)}); give the path of one")
     ((stem, count),) = sets
     held = {int(match[1]) for match, _ in numbered}
     missing = next(number for number in range(1, len(held) + 2) if number not in held)

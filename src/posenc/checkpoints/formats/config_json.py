@@ -1,17 +1,19 @@
 """transformers' config.json: what it contradicts itself in, and the positions of a part written into one."""
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from posenc.catalogue import build
-from posenc.checkpoints.kinds.rotary.keys import OURS, WRITTEN, rope_parameters
+from posenc.checkpoints.kinds.rotary.keys import WRITTEN, rope_parameters
 from posenc.checkpoints.kinds.rotary.old_keys import BEFORE, LONGEST, OLD, kind_of, with_old_keys
-from posenc.checkpoints.vocabulary.bounds import LENGTHS
+from posenc.checkpoints.vocabulary.bounds import HEADS, LENGTHS, WIDTHS
 from posenc.checkpoints.vocabulary.ledger import in_words
-from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
+from posenc.checkpoints.vocabulary.reading import UNHEARD, CannotRead, Part, Reading
 from posenc.checkpoints.vocabulary.specs import CannotExpress, encodings_of, possible, shape_of, short
 from posenc.checks import is_number
 from posenc.foreign import count, one_line, shortened
@@ -31,6 +33,14 @@ REPLACED = {
     *("truncate", "mscale", "mscale_all_dim", "short_factor", "long_factor", "short_mscale", "long_mscale", "alpha"),
 }
 """Keys in a dictionary of rotary for which a new one stands; others stay."""
+
+BASE = re.compile(r"(rope|rotary)\w*(theta|base)(_freq)?$")
+"""Names of the base of rotary, in this or in another's code."""
+
+NAMES = {"alibi": "alibi", "rot": "rotary", "rope": "rotary", "relative": r"\w"}
+"""What keys call encodings, and how the specs that do so are called."""
+
+STRETCHES_NOTHING = (None, "", "default", "axial", "mrope", "proportional")
 
 MARK = "posenc_encoding"
 """The key that a conversion writes where transformers has none: a spec, or a list with one for each layer."""
@@ -52,8 +62,15 @@ def read(given: Mapping[str, Any]) -> Reading:
     from posenc.checkpoints.formats import huggingface
 
     reading = huggingface.read({key: value for key, value in given.items() if key != MARK})
-    told = [sentence for sentence in contradictory(given) if sentence not in reading.contradictions]
-    reading = replace(reading, contradictions=(*reading.contradictions, *told))
+    with huggingface.quietly():
+        theirs, left = huggingface.filled(given), reading.not_covered
+    deaf = {} if theirs is None else dict(unheard(given, reading.parts, theirs))
+    told = dict.fromkeys((*deaf.values(), *reading.contradictions, *contradictory(given)))
+    if own := given.get("auto_map"):
+        named = shortened(one_line(", ".join(map(str, own.values() if isinstance(own, Mapping) else [own]))), 80)
+        left = (f"auto_map: code of its own ({named}) is not read; this is what transformers has of that name", *left)
+    unknown = {key: value for key, value in reading.unknown.items() if key not in deaf}
+    reading = replace(reading, contradictions=tuple(told), not_covered=left, unknown=unknown)
     return reading if given.get(MARK) is None else marked(reading, given[MARK])
 
 
@@ -102,16 +119,38 @@ def contradictory(given: Mapping[str, Any], path: str = "") -> Iterator[str]:
     alibi = given.get("alibi") or (within.get("alibi") if isinstance(within, Mapping) else None)
     if alibi is True and (rope or given.get("rope_theta") is not None):
         yield f"{path}alibi is true and there are keys of rotary; an architecture has one of them"
-    for key in ("attn_implementation", "_attn_implementation"):
-        name = str(given.get(key))
-        if name.startswith(OURS):
-            yield (
-                f"{path}{key} is {shortened(one_line(name), 80)}, which is no attention that posenc gives "
-                f"transformers, and is not followed; attach(model, spec) puts an encoding into a live model"
-            )
     for key, value in given.items():
         if isinstance(value, Mapping) and key.endswith("_config"):
             yield from contradictory(value, f"{path}{key}.")
+
+
+def unheard(given: Mapping[str, Any], parts: Sequence[Part], theirs: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """The keys that name an encoding which no layer has, as transformers builds them, each with a sentence."""
+    encodings: list[Any] = [one for part in parts for layer in encodings_of(part) for one in layer.values()]
+    turning = [one for one in encodings if hasattr(one, "base")]
+    places = [inner(theirs, part.name) for part in parts]
+    asks = [str(place.rope_parameters) for place in places if hasattr(type(place), "rope_parameters")]
+    known, specs = all(part.known for part in parts), " ".join(map(str, encodings))
+    for key, value in ((str(key), value) for key, value in given.items()):
+        if isinstance(value, Mapping):
+            own = [part for part in parts if f"{part.name}.".startswith(f"{path}{key}.")]
+            if own or not any(name in value for name in (*WIDTHS, *HEADS, "depth")):
+                yield from unheard(value, own or parts, theirs, f"{path}{key}.")
+            continue
+        heard = True
+        if BASE.search(key) and is_number(value) and value > 0:
+            # What transformers has among its own keys the modules have been held to.
+            heard = any(math.isclose(value, one.base) for one in turning) or (not turning and value == 10_000)
+            heard = heard or any(not turning or re.search(rf": {value}[,}}]", said) for said in asks)
+        elif key in ("type", "rope_type") and path.endswith(("rope_scaling.", "rope_parameters.")):
+            heard = value in STRETCHES_NOTHING or any(one.schedule for one in turning) or (bool(asks) and not turning)
+        elif "alibi" in key and value is True:
+            heard = not known or "alibi" in specs
+        elif re.search(r"pos\w*_(emb|enc)\w*", key) and isinstance(value, str):
+            words = [spec for word, spec in NAMES.items() if word in value]
+            heard = not known or not words or any(re.search(word, specs) for word in words)
+        if not heard:
+            yield f"{path}{key}", f"{path}{key} is {in_words(value)}, and {UNHEARD}; followed: the modules"
 
 
 def unequal(one: str, value: Any, other: str, second: Any) -> Iterator[str]:

@@ -25,7 +25,7 @@ from posenc.checkpoints.kinds.all_kinds import KINDS
 from posenc.checkpoints.kinds.kind import Kind, Stack
 from posenc.checkpoints.kinds.rotary.measured import rotary_layers
 from posenc.checkpoints.kinds.told import reason, unnamed
-from posenc.checkpoints.models.nodes import Node, every_layer, look_into, nodes_of, of_role, stages_of
+from posenc.checkpoints.models.nodes import Node, every_layer, look_into, nodes_of, of_role, once, stages_of
 from posenc.checkpoints.models.skeleton import hollow
 from posenc.checkpoints.vocabulary.bounds import HEAD_DIMS, HEADS, KV_HEADS, LAYERS, LENGTHS, WIDTHS, within_bounds
 from posenc.checkpoints.vocabulary.ledger import Ledger
@@ -167,9 +167,7 @@ def of_object(
                 node.keys.say(key, "on, as the modules have it")
     parts = tuple(replace(part, known=all_known(node, role)) for node, role, part in found)
     if config is None and not parts:
-        keys.leave(
-            "the keys name no encoding, and without the modules of the architecture there is nothing else to go by"
-        )
+        keys.leave("the keys name no encoding, and without the modules of the architecture nothing else tells")
     if not parts and not keys.not_covered and (failure := nodes[0].seen.failure):
         nodes[0].leave(f"it could not be run ({failure}), so that nothing is known of its positions")
     understood, unknown = dict(keys.understood), keys.unknown()
@@ -296,7 +294,7 @@ def part_of(node: Node, role: str) -> Part | None:
     if embed == "learned" and rows and length and rows < length:
         # Some configs count the rows that are no positions, too.
         length = rows
-    part = Part(stack.name, shape, out, kv, length or rows, embed, tables, tuple(besides))
+    part = Part(stack.name, shape, out, kv, length or rows, embed, tables, tuple(once(besides)))
     for layer in dict.fromkeys(out):
         # Shapes alone are made of it; a file may say what cannot be.
         with possible(f"what {stack.name or 'the model'} says of positions"), torch.device("meta"):

@@ -117,9 +117,7 @@ def load(path: str | Path, *, dtype: torch.dtype | str | None = None, device: st
     tensors = open_tensors(where)
     if isinstance(tensors, GGUFTensors):
         if device == AUTO:
-            raise ValueError(
-                f"{where} is unpacked in memory and cannot be spread; name one --device, or convert it first"
-            )
+            raise ValueError(f"{where} is unpacked in memory and cannot be spread; name one --device, or convert it")
         return on_device(load_gguf(tensors, kind or torch.float32), device)
     if not where.is_dir():
         raise CannotRead(f"{where} holds tensors and no config; give the folder with config.json that it belongs to")
@@ -222,9 +220,7 @@ def load_folder(folder: Path, tensors: Tensors, dtype: torch.dtype | None, devic
             given["device_map"] = SPREAD
         if not any("pooler." in name for name in tensors):
             given |= without_pooler(kind)
-        with reading_with(
-            "transformers", file=folder, remedy="the config, or the tensors, are those of no whole model"
-        ):
+        with reading_with("transformers", file=folder, remedy="the config or the tensors are those of no whole model"):
             # The best of transformers' own for the class: what the file asks for was taken out of the config.
             model, info = kind.from_pretrained(folder, attn_implementation=None, **given)
         for name, stored, expected in sorted(info["mismatched_keys"]):
@@ -317,9 +313,7 @@ def class_of(folder: Path, config: "PreTrainedConfig") -> Any:
             **where,
         )
     if found.config_class is None or not isinstance(config, found.config_class):
-        raise CannotRead(
-            f"{named} is no model with a {type(config).__name__}", **where, remedy="correct one of the two"
-        )
+        raise CannotRead(f"{named} is no model with a {type(config).__name__}", **where, remedy="correct one of them")
     return found
 
 

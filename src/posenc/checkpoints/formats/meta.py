@@ -56,15 +56,8 @@ def read(given: Mapping[str, Any]) -> Reading:
     part = Part("", shape, stack, kv_heads, length)
     with possible("the file"):
         part.encoding(0)
-    return Reading(
-        "meta",
-        "llama4" if interval else "llama",
-        (part,),
-        keys.understood,
-        keys.unknown(),
-        tuple(keys.contradictions),
-        tuple(keys.not_covered),
-    )
+    told = tuple(keys.contradictions), tuple(keys.not_covered)
+    return Reading("meta", "llama4" if interval else "llama", (part,), keys.understood, keys.unknown(), *told)
 
 
 SIZES = {"dim": "width of the model {}", "n_layers": "{} layers", "n_heads": "{} heads"}

@@ -5,14 +5,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.checkpoints.kinds.rotary.old_keys import OLD
+from posenc.checkpoints.kinds.rotary.old_keys import BEFORE, OLD
 from posenc.checkpoints.models.nodes import Node
 from posenc.checkpoints.vocabulary.ledger import SPEAKS_OF_POSITION
 
-OLD_NAMES = {
-    *("rope_scaling", "rope_theta", "partial_rotary_factor", "rope_local_base_freq", "global_rope_theta"),
-    *("local_rope_theta", "rotary_pct", "rotary_emb_base", "rope_pct", "original_max_position_embeddings"),
-}
+OLD_NAMES = (*OLD, BEFORE)
 """Keys that transformers itself moves into `rope_parameters`."""
 
 PLAIN = {
@@ -26,9 +23,7 @@ PLAIN = {
 """Keys that speak of position, or seem to, whose effect is told by others: they are entered as understood."""
 
 ELSEWHERE = {
-    **dict.fromkeys(
-        ("video_seq_length", "audio_chunk_size", "window_kernel_size"), "how much becomes one token, or all"
-    ),
+    **dict.fromkeys(("video_seq_length", "audio_chunk_size", "window_kernel_size"), "how much becomes a token, or all"),
     "position_id_per_seconds": "where tokens stand in time, which the model's own code counts",
     "reset_position_index_per_cell": "whether positions start anew in each cell, which the model's own code counts",
 }

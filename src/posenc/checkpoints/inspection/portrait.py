@@ -37,15 +37,12 @@ MOST_DISTANCES = 512
 
 
 def words(reading: Reading) -> str:
-    """What was understood, in plain sentences, with what was not, what contradicts itself, and what has no spec."""
-    lines = [f"{reading.architecture} ({FORMATS[reading.format]})"]
-    for part in reading.parts:
-        lines += ["", *of_part(part)]
-    if not reading.parts:
-        lines += ["", "No stack with positions could be read."]
-    for title, sentences in doubts(reading).items():
-        lines += ["", f"{title}:", *(f"  {sentence}" for sentence in sentences)]
-    return "\n".join(lines)
+    """What contradicts itself and what was understood, in plain sentences, with what was not and what has no spec."""
+    parts = [line for part in reading.parts for line in ("", *of_part(part))]
+    lists = {title: ["", f"{title}:", *(f"  {one}" for one in said)] for title, said in doubts(reading).items()}
+    lines = [f"{reading.architecture} ({FORMATS[reading.format]})", *lists.pop("Contradictory", [])]
+    lines += parts or ["", "No stack with positions could be read."]
+    return "\n".join([*lines, *(line for said in lists.values() for line in said)])
 
 
 def doubts(reading: Reading) -> dict[str, list[str]]:
@@ -58,11 +55,7 @@ def doubts(reading: Reading) -> dict[str, list[str]]:
     return {title: said for title, said in sentences.items() if said}
 
 
-FORMATS = {
-    "transformers": "a config of transformers",
-    "meta": "Meta's params.json",
-    "gguf": "a GGUF file",
-}
+FORMATS = {"transformers": "a config of transformers", "meta": "Meta's params.json", "gguf": "a GGUF file"}
 
 
 def understood(reading: Reading) -> tuple[list[str], list[list[str]], str]:

@@ -178,6 +178,8 @@ class Kind:
 
     def specs(self) -> list[str]:
         """The catalogue's entry that gives the same numbers: one for each layer, or one alone for the embeddings."""
+        if self.door == "turn":
+            return [spec for spec, _ in self.stack.turning or ()]
         return [vars(self)["spec"]] * (1 if self.door == "embed" else self.stack.layers)
 
     def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, same: bool) -> list[Change]:

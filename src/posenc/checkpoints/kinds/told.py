@@ -32,7 +32,8 @@ def reason(stack: Stack, item: Found) -> str | None:
     if item.kind == "table" and shape.heads in size[:1] + size[-1:]:
         if any(buffer is not None and not buffer.is_floating_point() for buffer in item.owner._buffers.values()):
             return "has a number for each head and kind of pair, which a buffer tells; grid_bias has others"
-        if wide == shape.heads and is_window(rows - 3):
+        side = math.isqrt(max(rows - 3, 0))
+        if wide == shape.heads and rows > 11 and side * side == rows - 3 and side % 2:
             return "has rows for a window of patches, and 3 for a class token, which grid_bias has no place for"
     return None
 
@@ -50,12 +51,6 @@ def is_centred(layer: Any) -> bool:
     """Whether a convolution reads as many tokens on either side."""
     sizes = zip(layer.kernel_size, layer.padding, strict=True) if isinstance(layer.padding, tuple) else ()
     return any(size > 1 and 2 * padding == size - 1 for size, padding in sizes)
-
-
-def is_window(rows: int) -> bool:
-    """Whether so many distances are those of a square window of patches."""
-    side = math.isqrt(max(rows, 0))
-    return rows > 8 and side * side == rows and side % 2 == 1
 
 
 def unnamed(node: Node) -> Iterator[str]:

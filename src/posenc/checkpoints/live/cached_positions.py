@@ -87,9 +87,7 @@ def slots_at(tokens: Positions, at: Positions, size: int, start: int) -> Positio
         return held
     # Slots of a static cache that no token is in yet.
     return held.changed(
-        coords=F.pad(held.coords, (0, 0, 0, free)),
-        order=F.pad(held.order, (0, free), value=-1),
-        contiguous=False,
+        coords=F.pad(held.coords, (0, 0, 0, free)), order=F.pad(held.order, (0, free), value=-1), contiguous=False
     )
 
 

@@ -52,9 +52,7 @@ def on_last_channels(encoding: Encoding, width: int, *, layout: str | None = Non
     options = settings_of(encoding)
     if layout is not None and options.get("layout", layout) != layout:
         if any(True for _ in encoding.parameters()):
-            raise ValueError(
-                f"{encoding} has parameters for another order of channels; build it with layout={layout!r}"
-            )
+            raise ValueError(f"{encoding} has parameters for another order of channels; build with layout={layout!r}")
         kind: Any = type(encoding)
         encoding = kind(width, **options | {"layout": layout})
     return OnLastChannels(encoding)

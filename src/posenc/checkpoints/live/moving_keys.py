@@ -153,9 +153,7 @@ class MovableCache(Operations):
         Raises ValueError where tokens came or went in a way that could not be seen, or stand apart on several axes.
         """
         if getattr(self.cache, PASSES, None) is not self.noted:
-            raise ValueError(
-                "the tokens of this cache are followed by another movable(model, cache); go on with that one"
-            )
+            raise ValueError("the tokens of this cache are followed by another movable(model, cache); go on with it")
         if self.noted:
             for noted in self.noted:
                 if isinstance(noted, Pass):

@@ -96,9 +96,7 @@ def check(decoder: Any, encodings: Sequence[Encoding]) -> None:
     if hasattr(decoder, NAME):
         raise ValueError(f"{name} is attached already; detach it first")
     if decoder.config.is_encoder_decoder:
-        raise ValueError(
-            f"{name} attends to an encoder too, whose tokens have no place among its own; leave it as it is"
-        )
+        raise ValueError(f"{name} attends to an encoder too, whose tokens have no place among its own; leave it")
     if not decoder._supports_attention_backend:
         raise ValueError(
             f"{name} attends by code of its own and not through transformers' AttentionInterface, so that only "

@@ -227,13 +227,7 @@ def begin_alike(ids: Tensor, others: Tensor) -> int:
 
 
 def predictions(
-    model: Any,
-    ids: Tensor,
-    chunk: int,
-    tell: Tell | None = None,
-    read: Read | None = None,
-    *,
-    last: int | None = None,
+    model: Any, ids: Tensor, chunk: int, tell: Tell | None = None, read: Read | None = None, *, last: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The logits [n, vocabulary] of each chunk, with the tokens [n] that they predict; raises as `losses` does.
 

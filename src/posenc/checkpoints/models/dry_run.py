@@ -166,7 +166,7 @@ class Dry(TorchFunctionMode):
                 return product
             if func is nn.functional.scaled_dot_product_attention:
                 self.attention.fused(*args, **kwargs)
-            follows = self.attention.open and tree_any(asks_gradients, (args, kwargs))
+            follows = self.attention.open and tree_any(lambda x: getattr(x, "requires_grad", False), (args, kwargs))
             with torch.set_grad_enabled(bool(follows)):
                 out = func(*args, **kwargs)
             if follows and func in SOFTMAX:
@@ -179,10 +179,6 @@ class Dry(TorchFunctionMode):
         out = func(*tree_map(as_meta, args), **{**tree_map(as_meta, kwargs), **to_meta})
         # What is large stays a shape: the experts of a mixture alone may take more memory than there is.
         return tree_map(lambda x: torch.zeros(x.shape, dtype=x.dtype) if is_shape(x) and x.numel() <= LARGE else x, out)
-
-
-def asks_gradients(x: object) -> bool:
-    return isinstance(x, Tensor) and x.requires_grad
 
 
 def measure(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, attention_alone: bool = False) -> Measured:

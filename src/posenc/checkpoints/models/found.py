@@ -40,14 +40,10 @@ class Found:
     label: str = ""
 
 
-def underscored(name: str) -> str:
-    """A name in small letters: "Qwen2RotaryEmbedding" -> "qwen2_rotary_embedding"."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-
-
 def carries_position(name: str) -> bool:
     """Whether the name of a module or tensor speaks of position."""
-    name = underscored(name)
+    # "Qwen2RotaryEmbedding" -> "qwen2_rotary_embedding"
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     return bool(SPEAKS_OF_POSITION.search(name)) and not NOT_POSITION.search(name)
 
 

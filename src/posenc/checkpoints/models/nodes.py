@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from posenc.checkpoints.models.found import Found, found, with_configs
 from posenc.checkpoints.models.skeleton import skeleton
 from posenc.checkpoints.models.turns import Turn, axes_of
 from posenc.checkpoints.vocabulary.bounds import HEADS, LAYERS, WIDTHS
-from posenc.checkpoints.vocabulary.ledger import Ledger
+from posenc.checkpoints.vocabulary.ledger import Ledger, in_words
 from posenc.checkpoints.vocabulary.reading import CannotRead
 
 LONGEST_LOOK = 512
@@ -152,14 +152,10 @@ def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
     for one in attended:
         at = replace(one, path=whole(one.path), layer=one.layer and whole(one.layer))
         owners.get(one.path, nodes[0]).seen.attended.append(at)
-    for path, start in seen.ids.items():
-        owners.get(path, nodes[0]).seen.ids[whole(path)] = start
-    for path, times in seen.scaled.items():
-        owners.get(path, nodes[0]).seen.scaled[whole(path)] = times
-    for path, row in seen.rows.items():
-        owners.get(path.rpartition(".")[0], nodes[0]).seen.rows[whole(path)] = row
-    for path, row in seen.added.items():
-        owners.get(path.rpartition(".")[0], nodes[0]).seen.added[whole(path)] = row
+    for name in ("ids", "scaled", "rows", "added"):
+        for path, value in getattr(seen, name).items():
+            module = path.rpartition(".")[0] if name in ("rows", "added") else path
+            getattr(owners.get(module, nodes[0]).seen, name)[whole(path)] = value
     inputs = dict(seen.inputs)
     axes = max((axes_of(item.owner, item.label) for item in pieces if item.kind == "frequencies"), default=1)
     if axes > 1 and "input_ids" in inputs:
@@ -236,3 +232,14 @@ def stages_of(node: Node) -> list[str]:
 def every_layer(path: str) -> str:
     """A path for all layers: "layers.3.self_attn" -> "layers.*.self_attn"."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", path)
+
+
+def once(sentences: Iterable[str]) -> Iterator[str]:
+    """Sentences about paths, those that differ in the layer alone as one, with the layers."""
+    layers: dict[str, dict[int, str]] = {}
+    for sentence in sentences:
+        found = re.search(r"(?<=[a-z]\.)\d+(?=\.[a-z])", sentence)
+        shared = sentence if found is None else f"{sentence[: found.start()]}*{sentence[found.end() :]}"
+        layers.setdefault(shared, {})[int(found[0]) if found else -1] = sentence
+    for shared, each in layers.items():
+        yield f"{shared}, in layers {in_words(list(each))}" if len(each) > 1 else next(iter(each.values()))

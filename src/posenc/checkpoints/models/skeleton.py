@@ -139,6 +139,7 @@ def skeleton(config: Any) -> nn.Module:
     cls = model_class(config)
     # No file chooses the code that computes.
     config._attn_implementation = config._experts_implementation = "eager"
+    in_float32(config)
     try:
         with Hollow():
             model = cls(config)
@@ -159,6 +160,14 @@ def skeleton(config: Any) -> nn.Module:
         for path in dict.fromkeys((owner := item.path.rpartition(".")[0], owner.rpartition(".")[0])):
             initialise(model, model.get_submodule(path))
     return model.eval()
+
+
+def in_float32(config: Any) -> None:
+    """Say float32 in a configuration and in all within it: a part is built in the dtype that its own one names."""
+    if hasattr(config, "to_dict"):
+        config.dtype, config = torch.float32, vars(config)
+    for inner in config.values() if isinstance(config, dict) else config if isinstance(config, (list, tuple)) else ():
+        in_float32(inner)
 
 
 def hollow(model: nn.Module) -> Any:

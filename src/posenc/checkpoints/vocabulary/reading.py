@@ -19,6 +19,9 @@ MOST_CHANNELS = 1 << 20
 LONGEST = 1 << 40
 """The largest counts of layers and heads, widths in channels of a head and of a model, and length in tokens."""
 
+UNHEARD = "no layer that transformers builds of it does so"
+"""What is said of a key that names an encoding, in a contradiction."""
+
 
 @dataclass(frozen=True)
 class Layer:

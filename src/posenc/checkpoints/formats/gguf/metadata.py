@@ -305,9 +305,7 @@ class Reader:
             return [size] * self.layers
         every = given or known.WINDOW_EVERY.get(self.arch)
         if every is None:
-            self.keys.leave(
-                f"{self.key('attention.sliding_window')}: nothing says which layers of {self.arch} have the window"
-            )
+            self.keys.leave(f"{self.key('attention.sliding_window')}: no key says which layers of {self.arch} have it")
             return [None] * self.layers
         return [size if (index + 1) % every else None for index in range(self.layers)]
 
@@ -374,9 +372,7 @@ class Reader:
     def divisors(self, name: str, width: int) -> tuple[float, ...] | None:
         given = self.keys.numbers(name, "each pair's frequency is divided by its own number: {}")
         if given is not None and len(given) != width // 2:
-            raise CannotRead(
-                f"{name} must have a number for each of the {width // 2} pairs that are turned, got {len(given)}"
-            )
+            raise CannotRead(f"{name} must have a number for each of the {width // 2} turned pairs, got {len(given)}")
         return given
 
     def longrope(self, short: tuple[float, ...], long: tuple[float, ...], start: int | None, warmth: float) -> LongRoPE:

@@ -225,9 +225,7 @@ class Rows:
 
     def __post_init__(self) -> None:
         if getattr(self.encoding, "overrun", None) == "interpolate" and self.horizon is None:
-            raise ValueError(
-                "overrun='interpolate' squeezes by the declared horizon of each sequence; declare it with horizon=..."
-            )
+            raise ValueError("overrun='interpolate' squeezes by each sequence's horizon; declare it with horizon=...")
 
     def read(self, ids: Tensor) -> Tensor:
         """The rows [..., dim] of ids [...]."""

@@ -118,7 +118,7 @@ class DistanceIndex(Kind):
                         if value == rows // 2 and SPEAKS_OF_POSITION.search(key):
                             stack.node.keys.say(key, f"a vector for each distance up to {value}")
                     stack.besides.append(
-                        "the first vector is of the farthest key behind; layers say what the vectors are compared with"
+                        "the first vector is of the farthest key behind; layers say what it is compared with"
                     )
                     yield cls(stack, path, rows, name)
 

@@ -37,9 +37,6 @@ class RotaryBuffer(Kind):
                 path, _, name = item.path.rpartition(".")
                 yield cls(stack, path, name, tuple(item.values.shape) if item.kind == "table" else ())
 
-    def specs(self) -> list[str]:
-        return [spec for spec, _ in self.stack.turning or ()]
-
     def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, same: bool) -> list[Change]:
         module = model.get_submodule(self.path)
         encoding, table = self.one(encodings), getattr(module, self.tensor)

@@ -1,5 +1,6 @@
 """Rotary as the keys of transformers say it: every schedule with its parameters, read and written."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -18,12 +19,23 @@ from posenc.schedules.linear import Linear
 from posenc.schedules.llama3 import Llama3
 from posenc.schedules.longrope import LongRoPE
 from posenc.schedules.ntk import NTK
+from posenc.schedules.ntk_fixed import NTKFixed
+from posenc.schedules.ntk_mixed import NTKMixed
 from posenc.schedules.yarn import YaRN
 
 OURS = "posenc:"
 """What the names begin with that `posenc.register` gives transformers."""
 
+KNOWN = (
+    *("default", "linear", "dynamic", "yarn", "longrope", "su", "llama3", "proportional", "ntk", "ntk_alpha"),
+    "axial",
+)
+"""The schedules that are read, as dictionaries of rotary call them."""
+
 DICTIONARIES = ("rope_parameters", "rope_scaling")
+
+KEEPS_STATE = re.compile(r"linear|^conv|mamba|recurrent|^moe$")
+"""Types of layers that do not attend."""
 
 WRITTEN = ("rotary", "multimodal_rotary", "proportional_rotary")
 """The encodings that transformers has keys for."""
@@ -89,8 +101,8 @@ def trained_before(node: Node, kind: str, rope: Ledger) -> int | None:
     return outside or inside
 
 
-def rope_options(node: Node, rope: Ledger, turned: int) -> Options:
-    """One dictionary of rotary parameters."""
+def rope_options(node: Node, rope: Ledger, turned: int) -> Options | None:
+    """One dictionary of rotary parameters; None, which is said, where it names a schedule that is not known here."""
     keys = node.keys
     for name in (*BASES, *LOCAL_BASES, *SHARES):
         if rope.has(key := "partial_rotary_factor" if name in SHARES else "rope_theta"):
@@ -98,7 +110,14 @@ def rope_options(node: Node, rope: Ledger, turned: int) -> Options:
     base = rope.number("rope_theta", "base {}") or keys.first(BASES, "base {}") or 10_000.0
     if base < 0:
         raise CannotRead(f"the base of rotary must be positive, got {in_words(base)} from rope_theta or its like")
-    kind = rope.first(("rope_type", "type"), "schedule {}", "default", "word")
+    if rope.peek("type") == "mrope":
+        # Qwen's older name of what mrope_section says; transformers puts its own beside it.
+        rope.say("type", "positions on several axes, as mrope_section shares them out")
+    names = [name for name in ("rope_type", "type") if rope.peek(name) != "mrope"]
+    kind = rope.first(names, "schedule {}", "default", "word") or "default"
+    if kind not in KNOWN and not kind.startswith(OURS):
+        node.leave(f"{rope.name}: there is no schedule {kind} here; known are {', '.join(KNOWN)}")
+        return None
     partial = rope.number("partial_rotary_factor", "{} of each head turns")
     if partial is None:
         partial = keys.first(SHARES, "{} of each head turns", 1.0)
@@ -141,13 +160,10 @@ def rope_options(node: Node, rope: Ledger, turned: int) -> Options:
 
 
 def schedule_of(node: Node, kind: str, rope: Ledger) -> Schedule | None:
-    """The schedule of a dictionary of rotary parameters.
-
-    Raises CannotRead for a kind of which no schedule is known, or without a number that it needs.
-    """
+    """The schedule of a dictionary of rotary parameters; raises CannotRead without a number that it needs."""
     longest = node.first(LENGTHS)
     trained = trained_before(node, kind, rope) or longest
-    if kind in ("default", "axial", "mrope") or not kind:
+    if kind in ("default", "axial"):
         return None
     if kind.startswith(OURS):
         return own_schedule(kind, rope, longest)
@@ -179,17 +195,16 @@ def schedule_of(node: Node, kind: str, rope: Ledger) -> Schedule | None:
             mscale=rope.number("mscale", "temperature rule, above: {}"),
             mscale_all_dim=rope.number("mscale_all_dim", "temperature rule, below: {}"),
         )
-    if kind in ("longrope", "su"):
-        return LongRoPE(
-            factor,
-            rope.numbers("short_factor", "divisors of short sequences {}", ()),
-            rope.numbers("long_factor", "divisors of long sequences {}", ()),
-            trained,
-            attention_factor=rope.number("attention_factor", "temperature {}"),
-        )
-    raise CannotRead(
-        f"{rope.name}: there is no schedule {kind} here; known are default, linear, dynamic, yarn, longrope, llama3, "
-        f"proportional, ntk_alpha and axial"
+    if kind == "ntk":
+        # GTE's own code: a number system, or one whose steps grow by a power.
+        power = rope.number("mixed_b", "steps grow by the power {}")
+        return NTKFixed(factor) if power is None else NTKMixed(factor, float(power))
+    return LongRoPE(
+        factor,
+        rope.numbers("short_factor", "divisors of short sequences {}", ()),
+        rope.numbers("long_factor", "divisors of long sequences {}", ()),
+        trained,
+        attention_factor=rope.number("attention_factor", "temperature {}"),
     )
 
 
@@ -201,9 +216,7 @@ def own_schedule(kind: str, rope: Ledger, length: int | None) -> Schedule:
             f"{rope.name}: {kind} is no schedule of posenc's; an encoding goes into a live model by attach(model, "
             f"{rope.peek('encoding') or 'spec'!r})"
         )
-    schedule = schedule_named(
-        name, {option: rope.take(option, f"{option} {{}}") for option in options_of(name)}, length
-    )
+    schedule = schedule_named(name, {key: rope.take(key, f"{key} {{}}") for key in options_of(name)}, length)
     if schedule.by_horizon:
         raise CannotRead(
             f"{rope.path('horizon')}: all sequences are computed as if they were {rope.peek('horizon')} tokens long, "
@@ -235,15 +248,17 @@ def in_spec(value: Any) -> str:
     return repr(value)
 
 
-def by_keys(node: Node, count: int, options: Mapping[str, Options]) -> list[Options | None]:
+def by_keys(node: Node, count: int, options: Mapping[str, Options | None]) -> list[Options | None]:
     """What the keys give each layer, None for no rotary."""
     keys = node.keys
     types = keys.peek("layer_types")
     types = types if isinstance(types, list) and len(types) == count else None
     layers: list[Options | None] = [options.get("", next(iter(options.values()), None))] * count
-    if "" not in options and types:
-        layers = [options.get(kind) for kind in types]
-        keys.say("layer_types", "which kind each layer is of")
+    if types:
+        layers = [None if KEEPS_STATE.search(str(kind)) else one for kind, one in zip(types, layers, strict=True)]
+        if "" not in options:
+            layers = [options.get(kind) for kind in types]
+            keys.say("layer_types", "which kind each layer is of")
     thetas = keys.peek("layer_rope_theta")
     if isinstance(thetas, list) and len(thetas) == count:
         keys.say("layer_rope_theta", "the base of each layer; 0 is no rotary")

@@ -46,7 +46,7 @@ def rotary_layers(stack: Stack) -> list[tuple[str, int]] | None:
     for item in idle:
         frequencies.remove(item)
         node.claimed.add(item.path)
-        besides.append(f"{every_layer(item.path)} is built and turns nothing")
+        besides.append(f"{item.path} is built and turns nothing")
     dictionaries = rope_keys(node)
     if idle and not frequencies and not turns:
         return [("none", turned)] * stack.layers
@@ -101,13 +101,15 @@ def measured(
         node.explained[key] = on_grid(stack, turn, tries) or explained(stack, turn, [*first, *tries])
     found = node.explained[key]
     if found is None:
-        node.leave(f"{every_layer(turn.path)} turns its channels as no spec here says")
+        back = explained(stack, replace(turn, matrices=turn.matrices.mT), [option] if option else [])
+        by = f" by minus the angles of {back[0]}, which swaps the halves of each head," if back else ""
+        node.leave(f"{every_layer(turn.path)} turns its channels{by} as no spec here says")
     return found or ("none", stack.turned)
 
 
 def compare(node: Node, told: list[Options | None], layers: list[tuple[str, int]], besides: list[str]) -> None:
     """Say which layers turn or not against what the keys say."""
-    if any("turns its channels as no spec" in sentence for sentence in node.keys.not_covered):
+    if any("turns its channels" in sentence for sentence in node.keys.not_covered):
         return
     still = [i for i, (spec, _) in enumerate(layers) if spec == "none" and told[i]]
     turning = [i for i, (spec, _) in enumerate(layers) if spec != "none" and not told[i]]

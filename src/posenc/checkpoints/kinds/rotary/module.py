@@ -49,9 +49,6 @@ class RotaryModule(Kind):
                 piece.claim(module)
                 yield piece
 
-    def specs(self) -> list[str]:
-        return [spec for spec, _ in self.stack.turning or ()]
-
     @property
     def types(self) -> list[str | None]:
         """The types of layers that it makes a difference between."""
@@ -213,10 +210,7 @@ class RotaryTable(nn.Module):
     """
 
     def __init__(
-        self,
-        chosen: Mapping[str | None, tuple[Rotations, Form]],
-        horizon: int | None,
-        original: nn.Module,
+        self, chosen: Mapping[str | None, tuple[Rotations, Form]], horizon: int | None, original: nn.Module
     ) -> None:
         super().__init__()
         # Encodings that rotate hold nothing that is trained or moved, and need no place among the model's children.

@@ -89,6 +89,17 @@ def unsaid(config: Mapping[str, Any], path: str = "") -> Iterator[str]:
             yield from unsaid(value, f"{path}{key}.")
 
 
+def missing(config: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """The older keys that a config lacks, and those within it, and without which older programs turn by another base
+    than `rope_parameters` says, or stretch nothing."""
+    for key, value in old_keys(config)[0].items() if has_rotary(config) else ():
+        if config.get(key) is None and value not in (None, 10_000, 1, config.get(LONGEST)):
+            yield f"{path}{key}"
+    for key, value in config.items():
+        if is_config(key, value):
+            yield from missing(value, f"{path}{key}.")
+
+
 def is_config(key: str, value: Any) -> bool:
     return isinstance(value, Mapping) and not key.startswith("rope_")
 
