@@ -442,6 +442,39 @@ def test_a_mistake_is_answered_in_one_line_and_with_exit_code_2(command: str, wo
     assert not list(here.glob("runs/*/records/*"))
 
 
+NO_DEVICE = r"there is no device {} here; torch \S+ has cpu.*: give one of these"
+NOT_HERE = [
+    ("compare --tasks repeat --device cuda:77", NO_DEVICE.format("cuda:77")),
+    ("compare --tasks repeat --shard 0/2 --device meta", NO_DEVICE.format("meta")),
+    ("compare --tasks repeat --rates 1e-3 --device gpu", "device must be cpu, cuda, cuda:1 or mps, got 'gpu'"),
+    ("train rotary --task repeat --device cpu:3", NO_DEVICE.format("cpu:3")),
+    ("train rotary --task repeat --device CPU", "device must be cpu, cuda, cuda:1 or mps, got 'CPU'"),
+    ("lab run alibi --tier gpu", NO_DEVICE.format("cuda")),
+    (
+        "compare --tasks repeat --engine ray",
+        r"--engine ray: this needs ray, which is not installed: pip install 'posenc\[ray\]'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "words"), NOT_HERE, ids=[command for command, _ in NOT_HERE])
+def test_a_device_or_a_library_that_is_not_here_is_one_line(command: str, words: str, posenc, monkeypatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **given: None)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    answer = posenc(*command.split())
+    assert answer.code == 2 and re.fullmatch(f"posenc: {words}", answer.line), answer.line
+
+
+def test_a_model_of_another_machine_generates_on_this_one(posenc, here: Path) -> None:
+    posenc(*TRAIN)
+    file = here / "kept" / "step-000004" / "run.json"
+    facts = json.loads(file.read_text()) | {"checksum": None}
+    facts["experiment"]["device"] = "cuda:77"
+    file.write_bytes(store.sealed({name: value for name, value in facts.items() if name != "checksum"}))
+    assert posenc("generate", "kept", "--tokens", "3").code == 0
+    assert "there is no device cuda:77 here" in posenc(*TRAIN[:-2], "--device", "cuda:77").line
+
+
 # What each verb prints
 
 

@@ -110,6 +110,7 @@ def check_buildable(runs: Sequence[Experiment]) -> None:
     from torch import Generator
 
     from posenc.lab.evaluation.evaluate import check_held_out
+    from posenc.lab.experiments.execution import check_device
     from posenc.lab.experiments.models import logits_of, model_of
     from posenc.lab.experiments.places import at_evaluation, in_training
 
@@ -118,6 +119,7 @@ def check_buildable(runs: Sequence[Experiment]) -> None:
         kind = replace(run, seed=0)
         if kind not in seen:
             seen.add(kind)
+            check_device(run.device)
             task = run.made_task()
             model = model_of(run, task)
             for length in (run.train_length, *run.test_lengths):
