@@ -78,7 +78,7 @@ def test_a_run_that_died_goes_to_the_end_of_the_line_and_is_set_aside_after_the_
     assert engine.begun == [0, 1, 2, 3, 0, 1]
     assert [run.state for run in found.runs.values()] == ["done", "failed", "done", "done"]
     assert list(found.failures.values()) == ["it died, twice"]
-    assert list(record.failures(tmp_path).values()) == ["none on repeat, seed 1: it died, twice"]
+    assert [*record.failures(tmp_path).values()] == [("none on repeat, seed 1: it died, twice", "none", "repeat")]
 
 
 def test_a_run_is_less_to_blame_for_a_machine_that_is_lost(tmp_path: Path) -> None:
@@ -215,10 +215,10 @@ def test_merging_names_what_is_damaged_and_takes_the_others(tmp_path: Path, caps
         write_record(tmp_path / str(number) / "records", run, record.key_of(run))
     [path] = (tmp_path / "1" / "records").iterdir()
     path.write_bytes(path.read_bytes()[:100])
-    record.write_failure(tmp_path / "1" / "records", "other", "why")
+    record.write_failure(tmp_path / "1" / "records", "other", why := record.Failure("why"))
     assert cli.main(["merge", str(tmp_path / "0"), str(tmp_path / "1"), "--out", str(tmp_path / "all")]) == 1
     assert f"left out: {path}: it is no whole JSON" in capsys.readouterr().err
-    assert len(record.read_all(tmp_path / "all")) == 1 and record.failures(tmp_path / "all") == {"other": "why"}
+    assert len(record.read_all(tmp_path / "all")) == 1 and record.failures(tmp_path / "all") == {"other": why}
 
 
 def test_folders_that_do_not_go_together_are_refused(tmp_path: Path) -> None:

@@ -54,6 +54,10 @@ class Progress:
     def words(self) -> str:
         return f"{self.spec} on {self.task}, seed {self.seed}"
 
+    def failure(self, reason: str) -> record.Failure:
+        """The run among those that failed."""
+        return record.Failure(f"{self.words}: {reason}", self.spec, self.task)
+
     @property
     def how_far(self) -> str:
         """Its steps, and of a run that ends by something else the share that is done."""
@@ -70,7 +74,8 @@ class Sweep:
 
     @property
     def done(self) -> int:
-        return sum(run.state in ("done", "kept", "failed") for run in self.runs.values())
+        """How many runs have their record."""
+        return sum(run.state in ("done", "kept") for run in self.runs.values())
 
     def seconds_left(self) -> float | None:
         """An estimate from the steps done so far; None while there is nothing to go by."""
@@ -205,7 +210,7 @@ class Crew:
         run.state = "failed"
         self.sweep.failures[run.key] = reason
         try:
-            record.write_failure(self.records, run.key, f"{run.words}: {reason}")
+            record.write_failure(self.records, run.key, run.failure(reason))
         except CannotWrite as error:
             self.unwritten = error
 
