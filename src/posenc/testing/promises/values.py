@@ -16,7 +16,7 @@ from posenc.kernels.block_sizes import SIZES
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions, distance
-from posenc.published import Published
+from posenc.published import Published, has_own_logits
 from posenc.score_mods import in_turn, index_grids
 from posenc.seeding import seeded
 from posenc.testing.comparisons import alike, near, same
@@ -35,7 +35,7 @@ from posenc.testing.subjects import (
     tokens,
     with_gradients,
 )
-from posenc.verdicts import NoMeaning
+from posenc.verdicts import Advised, NoMeaning
 
 
 @promise
@@ -45,9 +45,49 @@ def says_what_the_paper_says(subject: Subject) -> None:
     Held to 1e-7, since a bias that is no parameter may be computed in float32.
     """
     for encoding in subject.encodings():
-        formulas = type(encoding).formula_logit, type(encoding).formula_logits
-        if "remember" in encoding.doors and formulas == (Published.formula_logit, Published.formula_logits):
+        if "remember" in encoding.doors and not has_own_logits(encoding):
             raise NoMeaning(f"{encoding} remembers facts of other tokens and states no formula_logits that reads them")
+    try:
+        agrees_with_formulas(subject)
+    except AssertionError as error:
+        for encoding in subject.encodings():
+            for door, (names, advice) in FORMULAS.items():
+                if door in encoding.doors and all(
+                    getattr(type(encoding), name) is getattr(Published, name) for name in names
+                ):
+                    raise Advised(
+                        f"{encoding} opens {door}, and no formula_... method says what it does", f"write {advice}"
+                    ) from error
+        raise
+
+
+LOGITS = ("formula_logit", "formula_logits")
+A_BIAS = (
+    LOGITS,
+    "formula_logit(self, q, k, m, n, head, scale): super().formula_logit(...) plus the bias of a query at m on a key "
+    "at n, one Python number",
+)
+FORMULAS = {
+    "embed": (
+        ("formula_added",),
+        "formula_added(self, position, channel): what embed adds to one channel, one Python number",
+    ),
+    "turn": (
+        ("formula_query", "formula_key", *LOGITS),
+        "formula_query(self, q, position, head=0) and formula_key(self, k, position, head=0): the rotated channels, a "
+        "list of Python numbers",
+    ),
+    "by_distance": A_BIAS,
+    "biases": A_BIAS,
+    "attend": (
+        ("formula_weights", "formula_value", *LOGITS),
+        "formula_weights(self, logits, query, keys): the weights of one query, a list of Python numbers",
+    ),
+}
+"""Of each door the formulas that may say what it does, and which one to write where there is none."""
+
+
+def agrees_with_formulas(subject: Subject) -> None:
     reach = subject.reach
     told = any("causal" in inspect.signature(type(one).__init__).parameters for one in subject.encodings())
     for causal in (True, False):
