@@ -113,7 +113,7 @@ class Merge:
     """
 
     folders: Positional[Paths]
-    """The folders of shards, or others that posenc compare has filled with the same settings."""
+    """The folders of shards, what holds them, or others that posenc compare has filled with the same settings."""
     out: Path
     """The folder for the records of all."""
 

@@ -1,5 +1,6 @@
 """Engines: one rule for what becomes of a run, whoever carries it out; what a run needs; parts of a comparison."""
 
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -204,8 +205,15 @@ def test_shards_put_together_are_the_comparison(tmp_path: Path, here: None, caps
     ours, theirs = ([one["lengths"] for one in record.read_all(folder)] for folder in (parts, whole))
     assert ours == theirs
     # The same again: nothing is new, and a shard of another count runs nothing that is there.
-    assert cli.main(["merge", *folders, "--out", str(parts)]) == 0
-    assert "0 records are new" in capsys.readouterr().out
+    for again in (folders, [str(parts)], [str(parts), folders[0]]):
+        assert cli.main(["merge", *again, "--out", str(parts)]) == 0
+        assert "0 records are new" in capsys.readouterr().out
+    # What compare --shard was given as its --out stands for the shards in it.
+    shutil.copytree(parts / "shard-1-of-3", tmp_path / "other" / "shard-1-of-3")
+    assert cli.main(["merge", str(tmp_path / "other"), folders[0], "--out", str(tmp_path / "both")]) == 0
+    assert len(list((tmp_path / "both" / "records").iterdir())) == len(
+        Shard(0, 3).part("four") + Shard(1, 3).part("four")
+    )
     assert cli.main([*WORDS, "--shard", "0/2", "--out", str(parts)]) == 0
     assert "0 runs of shard 0/2" in capsys.readouterr().out
 
