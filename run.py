@@ -343,7 +343,7 @@ def is_worth_keeping(choices: Choices) -> bool:
 
 
 def stamp_text(choices: Choices, root: Path = ROOT) -> str:
-    """What the environment was made from besides extras, as two lines: the first can only be changed by making it anew."""
+    """What the environment was made from besides extras, as two lines; a change of the first takes a new one."""
     files = [(root / name).read_bytes() for name in MADE_FROM]
     texts = [text.encode() for text in (str(root), choices.torch)]
     return f"{made_where(choices)}\n{hashlib.sha256(repr(files + texts).encode()).hexdigest()}\n"

@@ -94,7 +94,7 @@ class Compare(OfExperiment):
 def seeds_asked(words: tuple[str, ...]) -> dict[str, Any]:
     """What --seeds asks for: so many, or "until" and how wide an interval may be. Raises ValueError for the rest."""
     try:
-        if len(words) == 2 and words[0] == "until":
+        if len(words) == 2 and words[0] == "until" and float(words[1]) > 0:
             return {"until": float(words[1])}
         return {"seeds": int(" ".join(words))} if words else {}
     except ValueError:

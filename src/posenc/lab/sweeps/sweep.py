@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from posenc import checks
 from posenc.foreign import CannotRead
 from posenc.lab import store
 from posenc.lab.experiments.experiment import Experiment
@@ -113,6 +114,8 @@ def run_all(
     The folder must be held (`store.held`). Raises CannotWrite when a record could not be written, after the runs that
     had begun; ValueError for what the engine cannot do.
     """
+    if workers is not None:
+        checks.whole("workers", workers, 1)
     records = folder / "records"
     sweep, waiting, others = Sweep(), {}, []
     for experiment in experiments:
