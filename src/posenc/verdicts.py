@@ -74,6 +74,12 @@ class Verdict:
         return "broken" if self.gap is None else "known gap"
 
 
+def expect(holds: bool, words: str) -> None:
+    """Raises AssertionError, with these words, unless something holds."""
+    if not holds:
+        raise AssertionError(words)
+
+
 def name_of(function: Any) -> str:
     """The name of a promise."""
     return function.__name__

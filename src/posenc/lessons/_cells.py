@@ -87,8 +87,8 @@ def code_of(notebook: bytes, file: str | Path) -> str:
         cells = [cell["source"] for cell in json.loads(notebook)["cells"] if cell["cell_type"] == "code"]
         return "\n\n".join(python("".join(cell)) for cell in cells)
     except (ValueError, LookupError, TypeError, RecursionError):
-        wrong, remedy = "it is no Jupyter notebook", "save it again in Jupyter, or write the answers into a .py file"
-        raise CannotRead(wrong, file=file, remedy=remedy) from None
+        remedy = "save it again in Jupyter, or write the answers into a .py file"
+        raise CannotRead("it is no Jupyter notebook", file=file, remedy=remedy) from None
 
 
 def python(cell: str) -> str:

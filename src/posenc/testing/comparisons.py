@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from posenc.verdicts import expect
+
 
 class Rounded(AssertionError):
     """Two results differ by no more than roundings of float32."""
@@ -13,8 +15,7 @@ def same(got: Tensor, expected: Tensor, what: str, tolerance: float = 1e-9) -> N
 
     It is Rounded where float32 would explain the difference.
     """
-    if got.shape != expected.shape:
-        raise AssertionError(f"{what}: got shape {list(got.shape)}, expected {list(expected.shape)}")
+    expect(got.shape == expected.shape, f"{what}: got shape {list(got.shape)}, expected {list(expected.shape)}")
     off = (got.detach().double() - expected.detach().double()).abs()
     allowed = tolerance * (1 + expected.detach().double().abs())
     wrong = ~(off <= allowed)

@@ -16,10 +16,7 @@ from posenc.verdicts import Advised, KnownGap, NoMeaning, StaleGap, first_line, 
 SENTENCES: dict[str, Callable[..., None]] = {}
 """Every promise by its name."""
 
-IN_DOUBLE = (
-    "where float64 or whole numbers come in, compute in float64: new tensors need dtype=torch.float64, and a distance "
-    ".double()"
-)
+IN_DOUBLE = "where float64 or whole numbers come in, compute in float64: new tensors too need dtype=torch.float64"
 """What to do about a door that loses digits."""
 
 
@@ -65,22 +62,20 @@ class Singles(TorchDispatchMode):
 
 def single_in(subject: Subject) -> str:
     """The doors that compute in float32 although they are given float64; or nothing."""
-    net = subject.net()
-    at, x = on_axes(count(TOKENS), net.axes), tokens(subject, TOKENS)
-    delta, heads = at.coords[0].double(), torch.zeros(1, subject.shape.heads, TOKENS, subject.shape.head_dim).double()
-    given = {
-        "embed": lambda encoding: encoding.embed(x, at),
-        "turn": lambda encoding: encoding.turn(heads, at, "query"),
-        "by_distance": lambda encoding: encoding.by_distance(delta[:, 0] if encoding.axes == 1 else delta),
-    }
-    inside = list[str]()
-    for door, call in given.items():
-        with Singles() as singles, suppress(Exception):
-            for encoding in net.used:
-                if door in encoding.doors:
-                    call(encoding)
-        inside += [door] * singles.found
-    return " and ".join(inside)
+    net, x, inside = subject.net(), tokens(subject, TOKENS), list[str]()
+    at = on_axes(count(TOKENS), net.axes)
+    delta, heads = at.coords[0].double(), x.new_zeros(1, subject.shape.heads, TOKENS, subject.shape.head_dim)
+    for encoding in net.used:
+        given = {
+            "embed": (x, at),
+            "turn": (heads, at, "query"),
+            "by_distance": (delta[:, 0] if net.axes == 1 else delta,),
+        }
+        for door in [door for door in given if door in encoding.doors]:
+            with Singles() as singles, suppress(Exception):
+                getattr(encoding, door)(*given[door])
+            inside += [door] * singles.found
+    return " and ".join(dict.fromkeys(inside))
 
 
 def sentence(promise: str | Callable[..., None]) -> Callable[..., None]:
