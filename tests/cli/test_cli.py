@@ -274,17 +274,11 @@ def test_a_wrong_verb_is_answered_with_the_near_one(posenc) -> None:
         ("train --rate fast --steps 3", "--rate takes a number, got 'fast'"),
         ("train --steps --rate 1", "--steps takes a value, and none follows"),
         ("compare --tasks --encodings", "--tasks takes a value, and none follows"),
-        (
-            "compare --seeds until -1",
-            "--seeds takes a number, as in --seeds 5, or --seeds until 0.05; got 'until -1'",
-        ),
+        ("compare --seeds until -1", "--seeds takes a number, as in --seeds 5, or --seeds until 0.05; got 'until -1'"),
         ("list --json=yes", "--json takes no value, got 'yes'"),
         ("show", "something is missing; it is written posenc show [OPTIONS] SPEC; posenc help show says more"),
         ("list a b", "'b' is too much; it is written posenc list [OPTIONS] NAME; posenc help list says more"),
-        (
-            "merge x",
-            "it needs --out too; it is written posenc merge PATH ... --out PATH; posenc help merge says more",
-        ),
+        ("merge x", "it needs --out too; it is written posenc merge PATH ... --out PATH; posenc help merge says more"),
         (
             "advise --task x",
             "it needs --train-length and --test-length too; it is written posenc advise [OPTIONS]; "
@@ -395,10 +389,7 @@ MISTAKES = [
         "no encoding named 'rotarry'; did you mean 'rotary'\\? posenc list encodings has all",
     ),
     ("compare --encodings rotary(bas=3)", "rotary has no option 'bas'; .*; did you mean 'base'\\?"),
-    (
-        "compare --encodings rotary(",
-        "'rotary\\(' is no spec .*; write for example rotary\\(base=500_000\\) \\+ alibi",
-    ),
+    ("compare --encodings rotary(", "'rotary\\(' is no spec .*; write for example rotary\\(base=500_000\\) \\+ alibi"),
     (
         "compare --encodings mine.py:Mine",
         "no file 'mine.py' to take 'Mine' from; a spec of your own module is path/to/file.py:Class, with quotes .*",
@@ -410,10 +401,7 @@ MISTAKES = [
         "compare --tasks copy --encodings rotary --dim 12 --heads 4",
         "rotary: the rotary width must be an even number .*",
     ),
-    (
-        "compare --tasks copy --dim 2147483647 --heads 3",
-        "dim must be at most 65,536, got 2147483647",
-    ),
+    ("compare --tasks copy --dim 2147483647 --heads 3", "dim must be at most 65,536, got 2147483647"),
     ("compare --tasks copy --dim 65535 --heads 4", r"heads must divide dim=65535, got heads=4; the divisors up to .*"),
     ("compare --tasks copy --test-lengths 99999999999999999999999", r"test lengths go up to 1,000,000, got \[9+\]"),
     ("train rotary --task copy --seed 99999999999999999999999", "seed must lie between .*, got 9+"),

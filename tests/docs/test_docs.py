@@ -72,29 +72,22 @@ def test_a_command_in_a_text_parses(command: str, monkeypatch: pytest.MonkeyPatc
 
 
 RESOLVE = """
-import ast, json, pydoc, sys
+import ast, json, sys
 import posenc
 for text in json.loads(sys.argv[1]):
-    for name in set(vars(posenc)) & set(posenc.modules()):
-        # What an earlier text has imported is no help to this one.
-        delattr(posenc, name)
+    # What an earlier text has imported is no help to this one.
+    [delattr(posenc, name) for name in set(vars(posenc)) & set(posenc.modules())]
     call = ast.parse(text.replace(", ...", ""), mode="eval").body
     try:
-        if not isinstance(call, ast.Call) and pydoc.locate(text, forceload=False):
-            # The full name of a thing, as an import takes it.
-            continue
-        whole = not (isinstance(call, ast.Call) and (call.args or call.keywords))
-        eval(text if whole else ast.unparse(call.func), {"posenc": posenc})
+        eval(ast.unparse(call.func) if isinstance(call, ast.Call) and (call.args or call.keywords) else text)
     except Exception as error:
         print(f"{text}: {error}")
 """
 
 
-def test_the_inline_code_of_texts_is_there_after_a_bare_import() -> None:
-    # What a log, decisions and changes name was there once; a group of plug-ins is no module.
-    now = [path for path in TEXTS if not {"log.md", "decisions", "changes", "CHANGELOG.md"} & {*path.parts}]
-    found = {code for path in now for code in re.findall(r"`(posenc\.[a-zA-Z_][^`]*)`", prose(path))}
-    found = sorted(code for code in found if not re.search(r"\.(py|js|fish)$|^posenc\.tasks$", code))
+def test_the_inline_code_of_the_readme_and_the_guides_is_there_after_a_bare_import() -> None:
+    texts = [HOME / "README.md", *(HOME / "docs" / "guides").glob("*.md"), *(HOME / "docs" / "start").glob("*.md")]
+    found = sorted({code for path in texts for code in re.findall(r"`(posenc\.[a-z_][^`]*\))`", prose(path))})
     assert {"posenc.kernels.status()", "posenc.checkpoints.attach(model)"} <= set(found)
     ran = subprocess.run([sys.executable, "-c", RESOLVE, json.dumps(found)], capture_output=True, text=True)
     assert (ran.stdout, ran.stderr) == ("", "")

@@ -69,8 +69,7 @@ LONG = ("choosing", "beyond_the_trained_length", "taking_position_away", "stretc
 
 
 @pytest.mark.parametrize(
-    "lesson",
-    [pytest.param(lesson, marks=[pytest.mark.slow] * (lesson.name in LONG), id=lesson.name) for lesson in ALL],
+    "lesson", [pytest.param(lesson, marks=[pytest.mark.slow] * (lesson.name in LONG), id=lesson.name) for lesson in ALL]
 )
 def test_the_code_of_a_lesson_runs_in_under_a_minute_and_draws(
     lesson: Lesson, undisplayed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -448,11 +448,7 @@ class Misspelt(Slope):
 
 
 CAUGHT = [
-    (
-        WithoutHeads,
-        testing.a_forward_pass_works,
-        "gave shape [9] for distances [9] and 3 heads, expected shape [3, 9]",
-    ),
+    (WithoutHeads, testing.a_forward_pass_works, "gave shape [9] for distances [9] and 3 heads, expected shape [3, 9]"),
     (GivesNothing, testing.a_forward_pass_works, "by_distance of GivesNothing gave NoneType for distances [9]"),
     (AddsInDouble, testing.a_forward_pass_works, "gave torch.float64 for torch.float32; give the dtype that came in"),
     (
@@ -581,17 +577,14 @@ class Waves(Encoding):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.frequencies = torch.ones(dim)
+        self.ones = torch.ones(dim)
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
-        return x + torch.sin(at.coords[..., :1] * self.frequencies.to(x.device)).to(x.dtype)
+        return x + torch.sin(at.coords[..., :1] * self.ones.to(x.device)).to(x.dtype)
 
 
 SINGLE = r"got -?[\d.]+, expected -?\d\.\d{9,}; float32 inside by_distance$"
-NO_FORMULA, ELSEWHERE = (
-    "opens {}, and no formula_... method says what it does",
-    'make constants with device="cpu", and ',
-)
+NO_FORMULA, ELSEWHERE = "opens {}, and no formula_... method says what it does", 'make constants with device="cpu"'
 FORMULA, MOVES, RUNS = "says_what_the_paper_says", "casts_and_copies_change_nothing", "every_way_of_running_is_served"
 
 
@@ -599,7 +592,7 @@ FORMULA, MOVES, RUNS = "says_what_the_paper_says", "casts_and_copies_change_noth
     ("mine", "promise", "found", "advice"),
     [
         (Slopes, "evaluators_and_kernels_agree", SINGLE, "where float64 or whole numbers come in, compute in float64"),
-        (Half, FORMULA, NO_FORMULA.format("turn"), r"write formula_query\(self, q, position, head=0\) and formula_key"),
+        (Half, FORMULA, NO_FORMULA.format("turn"), r"write formula_query\(self, q, position, head=0\), and formula_key"),
         (Half, RUNS, "on device meta", rf"look at turn, line \d+ of test_wrong_encodings.py; {ELSEWHERE}"),
         (Waves, FORMULA, NO_FORMULA.format("embed"), r"write formula_added\(self, position, channel\): what "),
         (Waves, MOVES, "Cannot copy out of meta tensor; no data!", rf"look at embed, line \d+ of .*; {ELSEWHERE}"),
@@ -616,22 +609,14 @@ def test_what_a_user_meets_first_is_told_with_its_cause(mine, promise: str, foun
     [
         (1.0, 2.0, "got 1, expected 2"),
         (1.0, 1.0 + 2**-30, "got 1, expected 1.0000000009313226"),
-        (
-            torch.tensor(0.1),
-            0.1,
-            "got 0.10000000149011612 (torch.float32), expected 0.10000000000000001 (torch.float64)",
-        ),
+        (torch.tensor(0.5), 0.5 + 2**-30, "got 0.5 (torch.float32), expected 0.50000000093132257 (torch.float64)"),
         (torch.tensor(1, dtype=torch.int64), 2.5, "got 1 (torch.int64), expected 2.5 (torch.float64)"),
     ],
 )
 def test_two_numbers_that_differ_are_printed_differently(got, expected: float, said: str) -> None:
+    got = torch.as_tensor(got, dtype=getattr(got, "dtype", torch.float64))
     with pytest.raises(AssertionError) as error:
-        testing.same(
-            torch.as_tensor(got, dtype=getattr(got, "dtype", torch.float64)),
-            torch.tensor(expected, dtype=torch.float64),
-            "x",
-            1e-12,
-        )
+        testing.same(got, torch.tensor(expected, dtype=torch.float64), "x", 1e-12)
     assert str(error.value).endswith(said)
 
 
