@@ -592,7 +592,7 @@ FORMULA, MOVES, RUNS = "says_what_the_paper_says", "casts_and_copies_change_noth
     ("mine", "promise", "found", "advice"),
     [
         (Slopes, "evaluators_and_kernels_agree", SINGLE, "where float64 or whole numbers come in, compute in float64"),
-        (Half, FORMULA, NO_FORMULA.format("turn"), r"write formula_query\(self, q, position, head=0\), and formula_key"),
+        (Half, FORMULA, NO_FORMULA.format("turn"), r"write formula_query\(self, q, position, head=0\), and formula_"),
         (Half, RUNS, "on device meta", rf"look at turn, line \d+ of test_wrong_encodings.py; {ELSEWHERE}"),
         (Waves, FORMULA, NO_FORMULA.format("embed"), r"write formula_added\(self, position, channel\): what "),
         (Waves, MOVES, "Cannot copy out of meta tensor; no data!", rf"look at embed, line \d+ of .*; {ELSEWHERE}"),
