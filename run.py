@@ -16,7 +16,7 @@ The first call makes the environment, later calls start at once. It needs Python
 package index; these variables change what it does:
 
     POSENC_TORCH     the torch to install, such as torch==2.13.0 (default: the one in constraints.txt)
-    POSENC_EXTRAS    the extras to install (default: lab,hf,test,dev,peers,docs)
+    POSENC_EXTRAS    the extras to install (default: those that the verb needs; what is there already stays)
     POSENC_VENV      where the environment lies (default: .venv); one that is broken is erased and made again
     POSENC_NO_UV     set to 1 to install with pip alone (slower)
 """
@@ -43,19 +43,23 @@ from typing import Iterator, Mapping, NamedTuple, NoReturn, Sequence  # noqa: UP
 
 ROOT = Path(__file__).resolve().parent
 OLDEST_PYTHON = (3, 10)
-DEFAULT_EXTRAS = "lab,hf,test,dev,peers,docs"
 # timm asks for a torchvision, which the index has for one kind of torch only, and which transformers would then import.
 # The few files of timm that the peers' tests compare with need none.
 ALONE_FOR = {"peers": "timm==1.0.31"}
-EXTRA_FOR = {
-    "test": "test",
-    "check": "dev",
-    "sanitize": "test",
-    "mutate": "test",
-    "docs": "docs",
-    "paper": "docs",
-    "release": "dev",
-}  # every other verb is the command line's, which needs the lab
+# What each verb needs: the last one in any case, the others for some of what it does. Every other verb is the command
+# line's, which needs the lab.
+EXTRAS_FOR = {
+    "test": "lab,hf,dev,peers,docs,test",
+    "check": "lab,hf,peers,test,dev",
+    "sanitize": "lab,hf,test",
+    "mutate": "lab,hf,peers,test",
+    "docs": "lab,hf,peers,test,docs",
+    "paper": "lab,hf,docs",
+    "release": "lab,hf,test,dev",
+    "bench": "peers,lab",
+    "export": "onnx,lab",
+    **dict.fromkeys(("inspect", "doctor", "extend", "convert"), "hf,lab"),
+}
 SCRIPTS = {"mutate": "tests/mutation/mutate.py", "paper": "docs/paper/paper.py", "release": "release.py"}
 MOST_WORKERS = 4
 # Installing compiles the C code, so a change of it is a reason to install again.
@@ -63,6 +67,7 @@ MADE_FROM = ("pyproject.toml", "constraints.txt", "hatch_build.py", "src/posenc/
 A_TORCH = re.compile(r"torch\s*((==|!=|<=|>=|~=|<|>)\s*[\w.+*!]+(\s*,\s*(==|!=|<=|>=|~=|<|>)\s*[\w.+*!]+)*|@\s*\S+)?")
 STAMP = "posenc-stamp"
 UNFINISHED = "unfinished\n"
+EXTRAS = "extras: "  # begins the stamp's line of them
 
 
 def main(arguments: list[str]) -> int:
@@ -76,7 +81,7 @@ def main(arguments: list[str]) -> int:
     verb, rest = arguments[0], arguments[1:]
     if verb == "tree":
         return tree(rest)
-    choices = read_choices(os.environ)
+    choices = read_choices(os.environ, verb)
     require_extra(verb, choices.extras)
     set_up(choices)
     if verb == "check":
@@ -108,8 +113,8 @@ class Choices(NamedTuple):
         return self.folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
-def read_choices(environ: Mapping[str, str], root: Path = ROOT) -> Choices:
-    extras = "".join(environ.get("POSENC_EXTRAS", DEFAULT_EXTRAS).split())
+def read_choices(environ: Mapping[str, str], verb: str, root: Path = ROOT) -> Choices:
+    extras = "".join(environ.get("POSENC_EXTRAS", "").split()) or EXTRAS_FOR.get(verb, "lab")
     torch = environ.get("POSENC_TORCH") or pinned_torch(constraint_lines(root))
     if not A_TORCH.fullmatch(torch):
         fail(f"POSENC_TORCH must be a requirement such as torch==2.13.0, got {torch!r}")
@@ -142,7 +147,7 @@ def python_complaint(version: tuple[int, ...]) -> str:
 
 
 def require_extra(verb: str, extras: str) -> None:
-    needed = EXTRA_FOR.get(verb, "lab")
+    needed = EXTRAS_FOR.get(verb, "lab").split(",")[-1]
     if needed not in extras.split(",") and "all" not in extras.split(","):
         fail(f"`run.py {verb}` needs the extra '{needed}', but POSENC_EXTRAS is '{extras}'")
 
@@ -300,6 +305,9 @@ def set_up(choices: Choices) -> None:
             return
         began = time.monotonic()
         if is_worth_keeping(choices):
+            # What another verb has brought stays, so that it starts at once the next time.
+            there = stamp_parts(choices.folder).extras
+            choices = choices._replace(extras=",".join(sorted(there.union(choices.extras.split(",")))))
             say(f"bringing {choices.folder} up to date")
         else:
             say(f"setting up {choices.folder} (this once; a minute or two)")
@@ -310,13 +318,19 @@ def set_up(choices: Choices) -> None:
 
 
 def is_ready(choices: Choices) -> bool:
-    made_from, installed = parts_of(read_stamp(choices.folder))
-    return made_from == stamp_text(choices) and bool(installed) and installed <= present(choices)
+    stamp, wanted = stamp_parts(choices.folder), set(choices.extras.split(","))
+    enough = wanted <= stamp.extras or "all" in stamp.extras
+    return (
+        stamp.made_from == stamp_text(choices)
+        and enough
+        and bool(stamp.installed)
+        and stamp.installed <= present(choices)
+    )
 
 
 def is_worth_keeping(choices: Choices) -> bool:
     """Whether an update in place is enough: finished, made here, by this Python, nothing gone, and still running."""
-    made_from, installed = parts_of(read_stamp(choices.folder))
+    made_from, _, installed = stamp_parts(choices.folder)
     if made_from and made_from.splitlines()[0] != made_where(choices):
         return False
     # Installers believe what they wrote down of a package, also when its folder is gone.
@@ -329,16 +343,32 @@ def is_worth_keeping(choices: Choices) -> bool:
 
 
 def stamp_text(choices: Choices, root: Path = ROOT) -> str:
-    """Everything the environment was made from, as two lines: the first can only be changed by making it anew."""
+    """What the environment was made from besides extras, as two lines; a change of the first takes a new one."""
     files = [(root / name).read_bytes() for name in MADE_FROM]
-    texts = [text.encode() for text in (str(root), choices.extras, choices.torch)]
+    texts = [text.encode() for text in (str(root), choices.torch)]
     return f"{made_where(choices)}\n{hashlib.sha256(repr(files + texts).encode()).hexdigest()}\n"
 
 
-def parts_of(stamp: str) -> tuple[str, set[str]]:
-    """What an environment was made from, and what was in it when it was finished."""
-    lines = stamp.splitlines(keepends=True)
-    return "".join(lines[:2]), {line.rstrip("\n") for line in lines[2:]}
+class Stamp(NamedTuple):
+    """What is written down of an environment when it is finished."""
+
+    made_from: str  # the text of stamp_text
+    extras: set[str]
+    installed: set[str]  # names that lay in it
+
+
+def stamp_parts(folder: Path) -> Stamp:
+    lines = read_stamp(folder).splitlines(keepends=True)
+    extras, names = set(), {line.rstrip("\n") for line in lines[2:]}
+    for line in [line for line in names if line.startswith(EXTRAS)]:
+        extras.update(line[len(EXTRAS) :].split(","))
+        names.discard(line)
+    return Stamp("".join(lines[:2]), extras, names)
+
+
+def finished_stamp(choices: Choices) -> str:
+    names = "".join(f"{name}\n" for name in sorted(present(choices)))
+    return f"{stamp_text(choices)}{EXTRAS}{choices.extras}\n{names}"
 
 
 def present(choices: Choices) -> set[str]:
@@ -419,7 +449,7 @@ def install(choices: Choices) -> None:
     if complete and alone:
         complete = installer.uv("--no-deps", *alone) or installer.pip("--no-deps", *alone)
     if complete:
-        write_stamp(choices.folder, stamp_text(choices) + "".join(f"{name}\n" for name in sorted(present(choices))))
+        write_stamp(choices.folder, finished_stamp(choices))
         return
     # a refused update leaves the environment that worked before, and the next call tries again
     write_stamp(choices.folder, before)

@@ -26,7 +26,7 @@ def stub() -> str:
     lines = [
         f'"""The public names, each from its home; written by `{COMMAND}`."""',
         "",
-        f"from posenc import {', '.join(posenc.MODULES)}",
+        *(f"from posenc import {name} as {name}" for name in sorted(posenc.modules())),
         *(f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(homes.items())),
         "",
         "__version__: str",

@@ -5,6 +5,8 @@ Type checkers and editors read `__init__.pyi`.
 """
 
 import importlib
+import importlib.util
+import pkgutil
 from typing import Any
 
 __version__ = "0.2.0"
@@ -34,27 +36,33 @@ HOMES = {
     "register": "checkpoints.live.register",
     "scaled_dot_product_attention": "kernels.reference",
 }
-MODULES = ("coordinate_maps", "hand_outs", "masks", "parallel", "presets", "schedules", "testing")
+STARRED = ("coordinate_maps", "hand_outs", "masks", "parallel", "presets", "schedules", "testing")
+"""The modules that `from posenc import *` brings: what they need is there with PyTorch alone."""
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, or an encoding by its class name (posenc.Rotary), imported now."""
-    if name in MODULES:
-        return importlib.import_module(f"posenc.{name}")
+    """A public name, an encoding by its class name (posenc.Rotary), or a module (posenc.kernels), imported now."""
     if name in HOMES:
         return getattr(importlib.import_module(f"posenc.{HOMES[name]}"), name)
     if name == "__all__":
-        return __dir__()
+        return sorted({*__dir__()} - {*modules()} | {*STARRED})
     # `from posenc import terminal` asks here for a module first, which must not cost an import of torch.
     if name[:1].isupper():
         from posenc.catalogue import class_names, find
 
         if name in (known := class_names()):
             return find(known[name])
+    if not name.startswith("_") and importlib.util.find_spec(f"posenc.{name}"):
+        return importlib.import_module(f"posenc.{name}")
     raise AttributeError(f"module 'posenc' has no attribute '{name}'")
+
+
+def modules() -> list[str]:
+    """The names of the modules right below posenc."""
+    return [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
 
 
 def __dir__() -> list[str]:
     from posenc.catalogue import class_names
 
-    return sorted([*HOMES, *MODULES, *class_names()])
+    return sorted([*HOMES, *modules(), *class_names()])

@@ -1,6 +1,53 @@
 """The public names, each from its home; written by `.venv/bin/python tests/write_stub.py`."""
 
-from posenc import coordinate_maps, hand_outs, masks, parallel, presets, schedules, testing
+from posenc import attention as attention
+from posenc import biases as biases
+from posenc import cache as cache
+from posenc import catalogue as catalogue
+from posenc import channel_pairs as channel_pairs
+from posenc import checkpoints as checkpoints
+from posenc import checks as checks
+from posenc import chosen_heads as chosen_heads
+from posenc import chunk_store as chunk_store
+from posenc import cli as cli
+from posenc import coordinate_maps as coordinate_maps
+from posenc import distance_maps as distance_maps
+from posenc import embedding as embedding
+from posenc import encoding as encoding
+from posenc import encodings as encodings
+from posenc import explorer as explorer
+from posenc import export as export
+from posenc import foreign as foreign
+from posenc import generation as generation
+from posenc import hand_outs as hand_outs
+from posenc import inputs as inputs
+from posenc import interpolation as interpolation
+from posenc import kept_tables as kept_tables
+from posenc import kernels as kernels
+from posenc import keys as keys
+from posenc import lab as lab
+from posenc import lessons as lessons
+from posenc import masks as masks
+from posenc import model as model
+from posenc import parallel as parallel
+from posenc import plugins as plugins
+from posenc import positions as positions
+from posenc import precision as precision
+from posenc import presets as presets
+from posenc import published as published
+from posenc import registry as registry
+from posenc import rotations as rotations
+from posenc import schedules as schedules
+from posenc import score_mods as score_mods
+from posenc import seeding as seeding
+from posenc import shared_tables as shared_tables
+from posenc import sizes as sizes
+from posenc import specs as specs
+from posenc import spelling as spelling
+from posenc import terminal as terminal
+from posenc import testing as testing
+from posenc import verdicts as verdicts
+from posenc import watched as watched
 from posenc.attention import Attention
 from posenc.cache import Cache
 from posenc.catalogue import build, names

@@ -185,31 +185,36 @@ def data(text: str) -> None:
 def live() -> Generator[Callable[["Sweep"], None]]:
     """A function that shows how a sweep stands: one line that changes in a terminal, else lines with the time of day.
 
-    Such a line comes when runs have ended, at most every ten seconds, and once in a minute in any case.
+    Such a line comes when runs have ended, at most every ten seconds, and once in a minute in any case. Of a run that
+    fails there is a line at once.
     """
-    if ERR.is_terminal:
-        with ERR.status("") as status:
-            yield lambda sweep: status.update(shown(standing(sweep)))
-        return
-    last, done = -math.inf, 0
+    last, done, told = -math.inf, 0, set[tuple[str, str]]()
 
     def line(sweep: "Sweep") -> None:
         nonlocal last, done
-        wait = SOON if sweep.done > done else SELDOM
-        if time.monotonic() - last < wait and sweep.done < len(sweep.runs):
+        for key, reason in sweep.failures.items() - told:
+            progress(f"failed: {sweep.runs[key].failure(reason).words}")
+            told.add((key, reason))
+        if status is not None:
+            status.update(shown(standing(sweep)))
             return
-        last, done = time.monotonic(), sweep.done
+        over = sweep.done + len(sweep.failures)
+        if time.monotonic() - last < (SOON if over > done else SELDOM) and over < len(sweep.runs):
+            return
+        last, done = time.monotonic(), over
         progress(standing(sweep))
 
-    yield line
+    with ERR.status("") if ERR.is_terminal else nullcontext() as status:
+        yield line
 
 
 def standing(sweep: "Sweep") -> str:
     """How many runs are over, how long the rest will take, and which are running."""
     from posenc.lab.results.summary import duration
 
-    left = sweep.seconds_left()
-    when = "" if left is None or sweep.done == len(sweep.runs) else f", about {duration(left)} left"
+    left, failed = sweep.seconds_left(), len(sweep.failures)
+    when = f", {failed} failed" if failed else ""
+    when += "" if left is None or sweep.done + failed == len(sweep.runs) else f", about {duration(left)} left"
     running = "; ".join(words(run) for run in sweep.runs.values() if run.state in ("running", "measuring"))
     return f"{sweep.done} of {len(sweep.runs)} runs done{when}  {running}".rstrip()
 

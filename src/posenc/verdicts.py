@@ -31,6 +31,18 @@ class StaleGap(AssertionError):
     """A promise is kept although the encoding declares a gap."""
 
 
+class Advised(AssertionError):
+    """A promise is broken in a way that has an advice of its own."""
+
+    def __init__(self, wrong: str, advice: str) -> None:
+        super().__init__(wrong)
+        self.advice = advice
+
+
+WITHOUT_DATA = 'make constants with device="cpu", and move them where they are used: .to(x.device)'
+"""What to do where code reads, or mixes with others, a constant that it made while the default device was meta."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What came out of one promise for one subject.
@@ -60,6 +72,12 @@ class Verdict:
         if self.kept:
             return "kept" if self.gap is None else "stale gap"
         return "broken" if self.gap is None else "known gap"
+
+
+def expect(holds: bool, words: str) -> None:
+    """Raises AssertionError, with these words, unless something holds."""
+    if not holds:
+        raise AssertionError(words)
 
 
 def name_of(function: Any) -> str:
@@ -136,20 +154,21 @@ class Held:
     def advised(self, promise: str, error: Exception) -> str:
         """What to do about a broken promise: where the subject's own code raised something, that line comes first."""
         if isinstance(error, AssertionError):
-            return self.advice[promise]
+            return error.advice if isinstance(error, Advised) else self.advice[promise]
+        on_meta = WITHOUT_DATA if " meta " in str(error) else ""
         steps = [
             (frame.f_code, line)
             for frame, line in traceback.walk_tb(error.__traceback__)
             if frame.f_globals.get("__name__") in self.modules
         ]
         if not steps:
-            return self.advice[promise]
+            return on_meta or self.advice[promise]
         code, line = steps[-1]
         place = f"{code.co_name}, line {line} of {Path(code.co_filename).name}"
-        if isinstance(error, (ValueError, NotImplementedError)):
+        if isinstance(error, (ValueError, NotImplementedError)) and not on_meta:
             declared = "" if self.gaps is None else f"; or say why not in `gaps`, under {promise}"
             return f"serve what {place}, refuses{declared}"
-        return f"look at {place}; {self.advice[promise]}"
+        return f"look at {place}; {on_meta or self.advice[promise]}"
 
 
 def first_line(error: BaseException) -> str:

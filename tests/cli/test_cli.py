@@ -273,13 +273,12 @@ def test_a_wrong_verb_is_answered_with_the_near_one(posenc) -> None:
         ("compare --test-lengths 1.5", "--test-lengths takes a whole number, got '1.5'"),
         ("train --rate fast --steps 3", "--rate takes a number, got 'fast'"),
         ("train --steps --rate 1", "--steps takes a value, and none follows"),
+        ("compare --tasks --encodings", "--tasks takes a value, and none follows"),
+        ("compare --seeds until -1", "--seeds takes a number, as in --seeds 5, or --seeds until 0.05; got 'until -1'"),
         ("list --json=yes", "--json takes no value, got 'yes'"),
         ("show", "something is missing; it is written posenc show [OPTIONS] SPEC; posenc help show says more"),
         ("list a b", "'b' is too much; it is written posenc list [OPTIONS] NAME; posenc help list says more"),
-        (
-            "merge x",
-            "it needs --out too; it is written posenc merge PATH ... --out PATH; posenc help merge says more",
-        ),
+        ("merge x", "it needs --out too; it is written posenc merge PATH ... --out PATH; posenc help merge says more"),
         (
             "advise --task x",
             "it needs --train-length and --test-length too; it is written posenc advise [OPTIONS]; "
@@ -390,10 +389,7 @@ MISTAKES = [
         "no encoding named 'rotarry'; did you mean 'rotary'\\? posenc list encodings has all",
     ),
     ("compare --encodings rotary(bas=3)", "rotary has no option 'bas'; .*; did you mean 'base'\\?"),
-    (
-        "compare --encodings rotary(",
-        "'rotary\\(' is no spec .*; write for example rotary\\(base=500_000\\) \\+ alibi",
-    ),
+    ("compare --encodings rotary(", "'rotary\\(' is no spec .*; write for example rotary\\(base=500_000\\) \\+ alibi"),
     (
         "compare --encodings mine.py:Mine",
         "no file 'mine.py' to take 'Mine' from; a spec of your own module is path/to/file.py:Class, with quotes .*",
@@ -405,10 +401,7 @@ MISTAKES = [
         "compare --tasks copy --encodings rotary --dim 12 --heads 4",
         "rotary: the rotary width must be an even number .*",
     ),
-    (
-        "compare --tasks copy --dim 2147483647 --heads 3",
-        "dim must be at most 65,536, got 2147483647",
-    ),
+    ("compare --tasks copy --dim 2147483647 --heads 3", "dim must be at most 65,536, got 2147483647"),
     ("compare --tasks copy --dim 65535 --heads 4", r"heads must divide dim=65535, got heads=4; the divisors up to .*"),
     ("compare --tasks copy --test-lengths 99999999999999999999999", r"test lengths go up to 1,000,000, got \[9+\]"),
     ("train rotary --task copy --seed 99999999999999999999999", "seed must lie between .*, got 9+"),
@@ -420,6 +413,12 @@ MISTAKES = [
         "compare --tasks repeat --out short.txt",
         "cannot write into 'short.txt': File exists; choose another folder with --out",
     ),
+    (
+        "compare --tasks repeat --encodings grid_bias",
+        "grid_bias reads 2 axes, got positions with 1 axis; give coords of shape .*",
+    ),
+    ("export nowhere --out a.pt2", "'nowhere' is no folder that posenc train has filled; models of transformers .*"),
+    ("board --workers -1", "workers must be a whole number of 1 or more, got -1"),
     ("report nowhere", "no records in 'nowhere'; make some with posenc compare --out nowhere"),
     ("show rotary --tokens 1", "pictures need at least 2 positions, got 1"),
     ("train rotary --task repeat --threads 100000000", "threads must lie between 1 and 1,024, got 100000000"),
@@ -440,6 +439,39 @@ def test_a_mistake_is_answered_in_one_line_and_with_exit_code_2(command: str, wo
     assert answer.code == 2
     assert re.fullmatch(f"posenc: {words}", answer.line), answer.line
     assert not list(here.glob("runs/*/records/*"))
+
+
+NO_DEVICE = r"there is no device {} here; torch \S+ has cpu.*: give one of these"
+NOT_HERE = [
+    ("compare --tasks repeat --device cuda:77", NO_DEVICE.format("cuda:77")),
+    ("compare --tasks repeat --shard 0/2 --device meta", NO_DEVICE.format("meta")),
+    ("compare --tasks repeat --rates 1e-3 --device gpu", "device must be cpu, cuda, cuda:1 or mps, got 'gpu'"),
+    ("train rotary --task repeat --device cpu:3", NO_DEVICE.format("cpu:3")),
+    ("train rotary --task repeat --device CPU", "device must be cpu, cuda, cuda:1 or mps, got 'CPU'"),
+    ("lab run alibi --tier gpu", NO_DEVICE.format("cuda")),
+    (
+        "compare --tasks repeat --engine ray",
+        r"--engine ray: this needs ray, which is not installed: pip install 'posenc\[ray\]'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "words"), NOT_HERE, ids=[command for command, _ in NOT_HERE])
+def test_a_device_or_a_library_that_is_not_here_is_one_line(command: str, words: str, posenc, monkeypatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **given: None)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    answer = posenc(*command.split())
+    assert answer.code == 2 and re.fullmatch(f"posenc: {words}", answer.line), answer.line
+
+
+def test_a_model_of_another_machine_generates_on_this_one(posenc, here: Path) -> None:
+    posenc(*TRAIN)
+    file = here / "kept" / "step-000004" / "run.json"
+    facts = json.loads(file.read_text()) | {"checksum": None}
+    facts["experiment"]["device"] = "cuda:77"
+    file.write_bytes(store.sealed({name: value for name, value in facts.items() if name != "checksum"}))
+    assert posenc("generate", "kept", "--tokens", "3").code == 0
+    assert "there is no device cuda:77 here" in posenc(*TRAIN[:-2], "--device", "cuda:77").line
 
 
 # What each verb prints

@@ -120,6 +120,20 @@ def test_progress_in_a_log_has_the_time_of_day_and_comes_now_and_then(capsys, mo
     assert [line[10] for line in lines] == ["0", "0", "1", "2", "3"]
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_run_that_fails_is_told_of_at_once_and_once_and_is_not_done(is_terminal: bool, monkeypatch) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(terminal, "ERR", Console(file=written, force_terminal=is_terminal, width=100))
+    runs = {name: Progress(name, name, "copy", 0, 10, 5, state="running") for name in "abc"}
+    runs["b"].state = "failed"
+    state = Sweep(runs, failures={"b": "its loss is nan"})
+    with terminal.live() as show:
+        show(state)
+        show(state)
+    assert written.getvalue().count("failed: b on copy, seed 0: its loss is nan\n") == 1
+    assert terminal.standing(state).startswith("0 of 3 runs done, 1 failed")
+
+
 def test_progress_on_a_terminal_has_no_time(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "ERR", Console(file=(written := io.StringIO()), force_terminal=True, width=80))
     terminal.progress("step 5")

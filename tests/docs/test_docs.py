@@ -1,7 +1,10 @@
 """The texts are true: their code runs, their commands parse, their links lead somewhere, and the map is true."""
 
+import json
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +69,33 @@ def test_a_command_in_a_text_parses(command: str, monkeypatch: pytest.MonkeyPatc
     # Files of settings that a command names are read.
     monkeypatch.chdir(HOME)
     assert cli.main(shlex.split(command, comments=True)[1:]) == 0
+
+
+RESOLVE = """
+import ast, json, sys
+import posenc
+for text in json.loads(sys.argv[1]):
+    # What an earlier text has imported is no help to this one.
+    [delattr(posenc, name) for name in set(vars(posenc)) & set(posenc.modules())]
+    call = ast.parse(text.replace(", ...", ""), mode="eval").body
+    try:
+        eval(ast.unparse(call.func) if isinstance(call, ast.Call) and (call.args or call.keywords) else text)
+    except Exception as error:
+        print(f"{text}: {error}")
+"""
+
+
+def test_the_inline_code_of_the_readme_and_the_guides_is_there_after_a_bare_import() -> None:
+    texts = [HOME / "README.md", *(HOME / "docs" / "guides").glob("*.md"), *(HOME / "docs" / "start").glob("*.md")]
+    found = sorted({code for path in texts for code in re.findall(r"`(posenc\.[a-z_][^`]*\))`", prose(path))})
+    assert {"posenc.kernels.status()", "posenc.checkpoints.attach(model)"} <= set(found)
+    ran = subprocess.run([sys.executable, "-c", RESOLVE, json.dumps(found)], capture_output=True, text=True)
+    assert (ran.stdout, ran.stderr) == ("", "")
+
+
+def test_the_inline_commands_of_the_readme_are_verbs() -> None:
+    found = re.findall(r"`(?:posenc|python3 run\.py) ([a-z]+)[^`]*`", prose(HOME / "README.md"))
+    assert {"compare", "lesson", "docs"} <= set(found) <= {*cli.VERBS, "docs", "demo", "test", "help"}
 
 
 def test_the_map_of_the_house_names_every_room_and_stays_a_map() -> None:

@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 
+from posenc.cli.verbs import VERBS
+
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "run.py"
 
@@ -54,10 +56,10 @@ def test_every_variable_that_is_read_is_explained() -> None:
 
 
 def test_unset_and_empty_variables_mean_the_defaults(project: Path) -> None:
-    empty = {"POSENC_VENV": "", "POSENC_TORCH": "", "POSENC_NO_UV": "0"}
-    expected = (project / ".venv", "torch==2.13.0", "lab,hf,test,dev,peers,docs", True)
-    assert run.read_choices({}, project) == expected
-    assert run.read_choices(empty, project) == expected
+    for verb, extras in {"demo": "lab", "list": "lab", "inspect": "hf,lab", "test": run.EXTRAS_FOR["test"]}.items():
+        for environ in ({}, {"POSENC_VENV": "", "POSENC_TORCH": "", "POSENC_NO_UV": "0", "POSENC_EXTRAS": ""}):
+            expected = (project / ".venv", "torch==2.13.0", extras, True)
+            assert run.read_choices(environ, verb, project) == expected
 
 
 def test_variables_change_the_choices(project: Path) -> None:
@@ -67,12 +69,12 @@ def test_variables_change_the_choices(project: Path) -> None:
         "POSENC_EXTRAS": "lab, hf",
         "POSENC_NO_UV": "1",
     }
-    assert run.read_choices(environ, project) == (project / "other", "torch==2.15.0", "lab,hf", False)
+    assert run.read_choices(environ, "test", project) == (project / "other", "torch==2.15.0", "lab,hf", False)
 
 
 def test_a_torch_that_is_no_requirement_is_refused(project: Path) -> None:
     with pytest.raises(SystemExit, match=r"POSENC_TORCH must be a requirement .* got '2\.15\.0'"):
-        run.read_choices({"POSENC_TORCH": "2.15.0"}, project)
+        run.read_choices({"POSENC_TORCH": "2.15.0"}, "test", project)
 
 
 @pytest.mark.parametrize(
@@ -80,20 +82,20 @@ def test_a_torch_that_is_no_requirement_is_refused(project: Path) -> None:
 )
 def test_a_torch_that_says_more_than_a_version_is_refused(torch: str, project: Path) -> None:
     with pytest.raises(SystemExit, match=r"POSENC_TORCH must be a requirement such as torch==2\.13\.0"):
-        run.read_choices({"POSENC_TORCH": torch}, project)
+        run.read_choices({"POSENC_TORCH": torch}, "test", project)
 
 
 @pytest.mark.parametrize(
     "torch", ["torch", "torch==2.13.0+cpu", "torch >= 2.4, <3", "torch @ https://index.example/t.whl"]
 )
 def test_a_torch_that_is_a_requirement_is_taken(torch: str, project: Path) -> None:
-    assert run.read_choices({"POSENC_TORCH": torch}, project).torch == torch
+    assert run.read_choices({"POSENC_TORCH": torch}, "test", project).torch == torch
 
 
 def test_constraints_without_torch_are_refused(project: Path) -> None:
     (project / "constraints.txt").write_text("numpy<3\n")
     with pytest.raises(SystemExit, match=r"constraints\.txt names no torch"):
-        run.read_choices({}, project)
+        run.read_choices({}, "test", project)
 
 
 def test_an_extra_that_the_verb_needs_is_asked_for() -> None:
@@ -101,9 +103,36 @@ def test_an_extra_that_the_verb_needs_is_asked_for() -> None:
         run.require_extra("test", "lab,dev")
     with pytest.raises(SystemExit, match=r"`run\.py mutate` needs the extra 'test', but POSENC_EXTRAS is 'dev'"):
         run.require_extra("mutate", "dev")
-    for verb in ("demo", "test", "check", "train"):
-        run.require_extra(verb, run.DEFAULT_EXTRAS)
+    for verb in ("demo", "train", *run.EXTRAS_FOR):
+        run.require_extra(verb, run.EXTRAS_FOR.get(verb, "lab"))
         run.require_extra(verb, "all")
+
+
+def test_the_extras_of_a_verb_are_those_of_the_project() -> None:
+    declared = pytest.importorskip("tomllib").loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    named = {extra for extras in run.EXTRAS_FOR.values() for extra in extras.split(",")}
+    assert named <= set(declared["project"]["optional-dependencies"])
+    assert set(run.EXTRAS_FOR) <= {*run.SCRIPTS, *VERBS, "test", "check", "sanitize", "docs"}
+
+
+def test_an_environment_that_has_more_than_a_verb_needs_serves_it_and_one_that_has_less_gets_the_rest(
+    finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(run, "succeeds", lambda command, quiet: True)
+
+    def install(choices) -> None:
+        asked.append(choices.extras)
+        run.write_stamp(choices.folder, run.finished_stamp(choices))
+
+    monkeypatch.setattr(run, "install", install)
+    for verb in ("demo", "check", "demo", "test", "export", "demo", "test", "list"):
+        run.set_up(finished._replace(extras=run.EXTRAS_FOR.get(verb, "lab")))
+    assert asked == ["dev,docs,hf,lab,onnx,peers,test"]
+    run.write_stamp(finished.folder, run.finished_stamp(finished._replace(extras="lab")))
+    for verb in ("demo", "inspect", "demo", "list"):
+        run.set_up(finished._replace(extras=run.EXTRAS_FOR.get(verb, "lab")))
+    assert asked[1:] == ["hf,lab"]
 
 
 def test_an_old_python_is_told_what_it_takes() -> None:
@@ -220,35 +249,34 @@ def test_the_site_is_built_with_warnings_as_faults_and_its_place_is_said(
 
 
 def test_the_stamp_changes_with_everything_the_environment_is_made_from(project: Path) -> None:
-    choices = run.read_choices({}, project)
+    choices = run.read_choices({}, "test", project)
     stamps = [run.stamp_text(choices, project)]
     for name in run.MADE_FROM:
         with open(project / name, "a") as file:
             file.write("# changed\n")
         stamps.append(run.stamp_text(choices, project))
-    for change in ({"extras": "lab"}, {"torch": "torch==2.15.0"}, {"folder": project / "moved"}):
+    for change in ({"torch": "torch==2.15.0"}, {"folder": project / "moved"}):
         stamps.append(run.stamp_text(choices._replace(**change), project))
-    assert len(set(stamps)) == len(stamps) == 8
+    assert len(set(stamps)) == len(stamps) == 7
 
 
 def test_the_stamp_stays_when_nothing_changed(project: Path) -> None:
-    choices = run.read_choices({}, project)
-    again = run.read_choices({"POSENC_NO_UV": "1"}, project)
+    choices = run.read_choices({}, "test", project)
+    again = run.read_choices({"POSENC_NO_UV": "1"}, "test", project)
     assert run.stamp_text(choices, project) == run.stamp_text(again, project)
 
 
 @pytest.fixture
 def finished(project: Path) -> run.Choices:
     """An environment that was set up, made of empty files."""
-    choices = run.read_choices({}, project)
+    choices = run.read_choices({}, "test", project)
     packages = choices.folder / ("Lib" if run.os.name == "nt" else "lib/python3.11") / "site-packages"
     for path in (choices.python, choices.folder / "pyvenv.cfg", packages / "rich" / "a.py"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     (packages / "rich-14.0.dist-info").mkdir()
     # A Python that runs, as far as the checks here go.
-    names = "".join(f"{name}\n" for name in sorted(run.present(choices)))
-    run.write_stamp(choices.folder, run.stamp_text(choices) + names)
+    run.write_stamp(choices.folder, run.finished_stamp(choices))
     return choices
 
 
@@ -280,7 +308,7 @@ def test_an_environment_of_an_older_stamp_is_brought_up_to_date(finished, monkey
 
 def test_an_environment_where_no_folder_can_be_made_is_one_sentence(project: Path) -> None:
     (project / "file").touch()
-    choices = run.read_choices({"POSENC_VENV": str(project / "file" / "x" / "y")}, project)
+    choices = run.read_choices({"POSENC_VENV": str(project / "file" / "x" / "y")}, "test", project)
     with pytest.raises(SystemExit, match=r"nothing can be written into .*x \(.*\); name another place in POSENC_VENV$"):
         run.set_up(choices)
 
@@ -298,10 +326,10 @@ def test_a_request_to_end_is_handed_on(name: str) -> None:
 
 def test_an_unfinished_or_moved_environment_is_not_kept(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "succeeds", lambda command, quiet: True)  # its interpreter runs
-    choices = run.read_choices({}, project)
+    choices = run.read_choices({}, "test", project)
     choices.folder.mkdir()
     moved = choices._replace(folder=project / "before")
-    older = choices._replace(extras="lab")
+    older = choices._replace(torch="torch==2.12.0")
     for stamp, kept in ((run.UNFINISHED, False), (run.stamp_text(moved), False), (run.stamp_text(older), True)):
         run.write_stamp(choices.folder, stamp)
         assert not run.is_ready(choices)
@@ -309,7 +337,7 @@ def test_an_unfinished_or_moved_environment_is_not_kept(project: Path, monkeypat
 
 
 def test_an_environment_whose_interpreter_is_gone_is_not_kept(project: Path) -> None:
-    choices = run.read_choices({}, project)
+    choices = run.read_choices({}, "test", project)
     choices.folder.mkdir()
     run.write_stamp(choices.folder, run.stamp_text(choices))
     assert not run.is_ready(choices)

@@ -332,7 +332,7 @@ BROKEN = {
         (ReadsTheSeed, "a batch depends on the seed of the process"),
     ],
     "the_answer_follows_from_what_is_seen": [
-        (OutOfNothing, r"length 1 .* up to token 2, '\^[abc]\|', .* '[abc]' and '[abc]'"),
+        (OutOfNothing, r"length 1 .* up to token 2, '\^[abc]\|', .* '[abc]' and '[abc]'")
     ],
     "the_answer_does_not_stand_there": [
         (Unshifted, "in 2000 of 2000 sequences of length 4, each id is what is to be said"),
@@ -346,15 +346,13 @@ BROKEN = {
         (NothingToLearn, "1000 of 1000, so there is hardly anything to learn"),
     ],
     "a_prompt_goes_to_ids_and_back": [
-        (ReadsOtherLetters, r"the prompt \[0, .* is written '[abc]{4}\|', which encode reads as"),
+        (ReadsOtherLetters, r"the prompt \[0, .* is written '[abc]{4}\|', which encode reads as")
     ],
     "the_recipe_can_be_followed": [
         (WithASpellingMistake, "the recipe names step; an Experiment has: spec, task"),
         (WithoutASingleStep, "ValueError: steps must be 1 or more, got 0"),
     ],
-    "the_spec_round_trips": [
-        (Unequal, r"read as a spec gives .*Unequal'?\(\), which is another task"),
-    ],
+    "the_spec_round_trips": [(Unequal, r"read as a spec gives .*Unequal'?\(\), which is another task")],
     "has_a_source": [
         (WithoutASource, "the docstring of WithoutASource has no 'Source:'"),
         (Terse, "the docstring of Terse does not begin with a sentence about the idea"),
@@ -398,16 +396,8 @@ def test_what_fails_in_a_file_of_ones_own_is_told_with_its_line() -> None:
 @pytest.mark.parametrize(
     "cls, promise, reason",
     [
-        (
-            Rare,
-            "the_answer_follows_from_what_is_seen",
-            "no two sequences among 2000 are alike; hold it",
-        ),
-        (
-            InBits,
-            "the_answer_follows_from_what_is_seen",
-            "it is measured in bits of text",
-        ),
+        (Rare, "the_answer_follows_from_what_is_seen", "no two sequences among 2000 are alike; hold it"),
+        (InBits, "the_answer_follows_from_what_is_seen", "it is measured in bits of text"),
         (InBits, "chance_is_what_a_guess_answers", "it is measured in bits of text"),
         (Bare, "a_prompt_goes_to_ids_and_back", "it has no prompts that a person can write"),
         (Good, "the_spec_round_trips", "its class was not named by a spec; hold path/to/file.py:Class to this"),

@@ -1,5 +1,6 @@
 """The course: every lesson runs, its solutions pass its own checks, and it opens as a notebook."""
 
+import json
 import re
 import shlex
 import time
@@ -68,8 +69,7 @@ LONG = ("choosing", "beyond_the_trained_length", "taking_position_away", "stretc
 
 
 @pytest.mark.parametrize(
-    "lesson",
-    [pytest.param(lesson, marks=[pytest.mark.slow] * (lesson.name in LONG), id=lesson.name) for lesson in ALL],
+    "lesson", [pytest.param(lesson, marks=[pytest.mark.slow] * (lesson.name in LONG), id=lesson.name) for lesson in ALL]
 )
 def test_the_code_of_a_lesson_runs_in_under_a_minute_and_draws(
     lesson: Lesson, undisplayed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -178,11 +178,55 @@ def test_what_is_wrong_is_told_with_the_command_that_looks_again(posenc, tmp_pat
 
 
 def test_a_notebook_is_written_and_never_over_another(posenc, tmp_path: Path) -> None:
-    assert posenc("lesson 1 --notebook mine.ipynb") == (0, "Notebook: mine.ipynb\n", "")
+    code, out, err = posenc("lesson 1 --notebook mine.ipynb")
+    assert (code, err) == (0, "") and out.startswith("Notebook: mine.ipynb (pip install jupyter opens it)\n")
+    assert out.endswith("posenc lesson 1 --check mine.ipynb\n")
     assert (tmp_path / "mine.ipynb").read_text() == lesson_of("1").notebook
     (tmp_path / "mine.ipynb").write_text("work")
     assert posenc("lesson 1 --notebook mine.ipynb") == (1, "", "posenc: File exists: 'mine.ipynb'\n")
     assert (tmp_path / "mine.ipynb").read_text() == "work"
+
+
+IN_CELLS = [
+    "%matplotlib inline\nimport torch\n!pip list\ntorch.roll?\nif True:\n    %time torch.ones(1)",
+    "%%bash\nls -l",
+    "%%time\ndef is_blind(layers):\n    return (layers\n    % 1024) < 2\n",
+]
+
+
+def in_notebook(*code: str) -> str:
+    cells = [{"cell_type": "code", "source": source} for source in code]
+    return json.dumps({"cells": [{"cell_type": "markdown", "source": "1 +"}, *cells]})
+
+
+def test_answers_in_a_notebook_are_checked(posenc, tmp_path: Path) -> None:
+    (tmp_path / "mine.ipynb").write_text(in_notebook(*IN_CELLS, lesson_of("1").solutions.splitlines(keepends=True)))
+    assert posenc("lesson 1 --check mine.ipynb")[1].endswith("\n2 of 2 exercises solved\n")
+    (tmp_path / "mine.ipynb").write_text(in_notebook(*IN_CELLS))
+    code, out, _ = posenc("lesson 1 --check mine.ipynb")
+    assert code == 1 and "kept        last output is blind" in out and "there is no attend in it yet" in out
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("a.ipynb", "", "a.ipynb: it is no Jupyter notebook; save it again in Jupyter, or write the answers into a .p"),
+        ("a.ipynb", '{"cells": 1}', "a.ipynb: it is no Jupyter notebook; "),
+        ("a.ipynb", '["cells"]', "a.ipynb: it is no Jupyter notebook; "),
+        ("a.ipynb", '{"cells": [{"cell_type": "code"}]}', "a.ipynb: it is no Jupyter notebook; "),
+        ("a.ipynb", "[" * 100_000, "a.ipynb: it is no Jupyter notebook; "),
+        ("a.ipynb", in_notebook("x = ("), "'a.ipynb' could not be imported: SyntaxError: '(' was never closed"),
+        ("a.txt", "a word and more", "'a.txt' could not be imported: SyntaxError: "),
+        ("a", "import no_such", "'a' could not be imported: ModuleNotFoundError: No module named 'no_such'"),
+        ("a.py", "\0", "'a.py' could not be imported: SyntaxError: source code string cannot contain null bytes"),
+        ("b/a.py", "", "b: expected a file, got a folder"),
+    ],
+)
+def test_a_file_that_holds_no_answers_is_one_line(file: str, content: str, words: str, posenc, tmp_path: Path) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(content)
+    code, out, err = posenc(f"lesson 1 --check {file.partition('/')[0]}")
+    assert (code, out) == (2, "") and err.startswith(f"posenc: {words}") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

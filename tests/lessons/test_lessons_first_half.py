@@ -13,14 +13,8 @@ HEAD = "import math\n\nimport torch\n\n\n"
 
 WRONG = {
     "attend_gives_a_softmax_of_scores": [
-        (
-            "def attend(x): return torch.softmax(x @ x.T / 8**0.5, 0) @ x",
-            "the softmax has to run over the keys",
-        ),
-        (
-            "def attend(x): return torch.softmax(x @ x.T, -1) @ x",
-            "have to be divided by sqrt(d), d channels",
-        ),
+        ("def attend(x): return torch.softmax(x @ x.T / 8**0.5, 0) @ x", "the softmax has to run over the keys"),
+        ("def attend(x): return torch.softmax(x @ x.T, -1) @ x", "have to be divided by sqrt(d), d channels"),
         ("def attend(x): return torch.softmax(x @ x.T / 8, -1) @ x", "divided by sqrt(d), and not by d"),
         ("def attend(x): return x @ x.T / 8**0.5 @ x", "without a softmax the weights do not sum to 1"),
         ("def attend(x): return torch.softmax(x @ x.T / 8**0.5, -1)", "the sum of x by them is missing"),
@@ -34,10 +28,7 @@ WRONG = {
         ("def add_positions(x, table): return x + table", "take as many rows as there are tokens"),
         ("def add_positions(x, table): return x + table[:len(x)]", "6 tokens and 5 rows end in RuntimeError"),
         ("def add_positions(x, table): return x + table[1:len(x) + 1]", "position 0, so it gets row 0"),
-        (
-            "def add_positions(x, table): return x + table[-len(x):]",
-            "the first rows are wanted",
-        ),
+        ("def add_positions(x, table): return x + table[-len(x):]", "the first rows are wanted"),
         ("def add_positions(x, table): return x + table[0]", "here all get row 0"),
         ("def add_positions(x, table): return x.add_(table[:len(x)])", "changes the x that it is given"),
         (
@@ -54,10 +45,7 @@ WRONG = {
     "untrained_rows_are_those_past_the_longest_text": [
         ("def untrained_rows(rows, longest): return rows - longest", "a count below zero means nothing"),
         ("def untrained_rows(rows, longest): return min(rows, longest)", "these are the rows that are trained"),
-        (
-            "def untrained_rows(rows, longest): return max(rows - longest - 1, 0)",
-            "(1024, 200) is 823, not 824",
-        ),
+        ("def untrained_rows(rows, longest): return max(rows - longest - 1, 0)", "(1024, 200) is 823, not 824"),
     ],
     "sinusoidal_is_sines_and_cosines_in_turn": [
         (
@@ -154,10 +142,7 @@ WRONG = {
         for result, words in (
             ("torch.softmax(logits / 8**0.5, -1) @ v", "nothing is masked"),
             ("torch.softmax((logits / 8**0.5).masked_fill(past.tril(-1), -torch.inf), -1) @ v", "the other way round"),
-            (
-                "torch.softmax((logits / 8**0.5).masked_fill(~past.tril(-1), -torch.inf), -1) @ v",
-                "sees itself too",
-            ),
+            ("torch.softmax((logits / 8**0.5).masked_fill(~past.tril(-1), -torch.inf), -1) @ v", "sees itself too"),
             ("torch.softmax((logits / 8**0.5).masked_fill(~past, -torch.inf), 0) @ v", "run over the keys"),
             ("torch.softmax(logits.masked_fill(~past, -torch.inf), -1) @ v", "the division by sqrt(d) is missing"),
             ("torch.softmax(logits.masked_fill(~past, -torch.inf) / 8, -1) @ v", "by sqrt(d), and not by d"),

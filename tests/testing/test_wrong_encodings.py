@@ -5,6 +5,7 @@ A right encoding of the difficult kind, forgetting attention, stands beside them
 
 import itertools
 import math
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -447,11 +448,7 @@ class Misspelt(Slope):
 
 
 CAUGHT = [
-    (
-        WithoutHeads,
-        testing.a_forward_pass_works,
-        "gave shape [9] for distances [9] and 3 heads, expected shape [3, 9]",
-    ),
+    (WithoutHeads, testing.a_forward_pass_works, "gave shape [9] for distances [9] and 3 heads, expected shape [3, 9]"),
     (GivesNothing, testing.a_forward_pass_works, "by_distance of GivesNothing gave NoneType for distances [9]"),
     (AddsInDouble, testing.a_forward_pass_works, "gave torch.float64 for torch.float32; give the dtype that came in"),
     (
@@ -552,6 +549,75 @@ def test_advice_where_numbers_differ_is_that_of_the_promise() -> None:
     (verdict,) = check(PositionByIndex, ["a_cache_changes_nothing"])
     assert verdict.advice == testing.ADVICE["a_cache_changes_nothing"]
     assert set(testing.ADVICE) == {testing.name_of(promise) for promise in PROMISES}
+
+
+class Slopes(Slope):
+    """Multiplies by slopes in single precision, which one distance is not wide enough to widen."""
+
+    def by_distance(self, delta: Tensor) -> Tensor:
+        slopes = torch.tensor([0.3] * self.heads, dtype=torch.float32, device=delta.device)
+        return -slopes.view(-1, *(1,) * delta.dim()) * delta.abs().double()
+
+    def formula_logit(self, q, k, m, n, head, scale) -> float:
+        return Encoding.formula_logit(self, q, k, m, n, head, scale) - 0.3 * abs(m - n)
+
+
+class Half(Encoding):
+    """Turns pairs of channels, states no formula, and makes its frequencies where everything new is made."""
+
+    def turn(self, x: Tensor, at: Positions, side: str) -> Tensor:
+        angle = at.coords[:, None, :, :1] * torch.arange(x.shape[-1] // 2).double()
+        a, b = x.chunk(2, -1)
+        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+class Waves(Encoding):
+    """Adds sines whose frequencies were made where everything new is made."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.ones = torch.ones(dim)
+
+    def embed(self, x: Tensor, at: Positions) -> Tensor:
+        return x + torch.sin(at.coords[..., :1] * self.ones.to(x.device)).to(x.dtype)
+
+
+SINGLE = r"got -?[\d.]+, expected -?\d\.\d{9,}; float32 inside by_distance$"
+NO_FORMULA, ELSEWHERE = "opens {}, and no formula_... method says what it does", 'make constants with device="cpu"'
+FORMULA, MOVES, RUNS = "says_what_the_paper_says", "casts_and_copies_change_nothing", "every_way_of_running_is_served"
+
+
+@pytest.mark.parametrize(
+    ("mine", "promise", "found", "advice"),
+    [
+        (Slopes, "evaluators_and_kernels_agree", SINGLE, "where float64 or whole numbers come in, compute in float64"),
+        (Half, FORMULA, NO_FORMULA.format("turn"), r"write formula_query\(self, q, position, head=0\), and formula_"),
+        (Half, RUNS, "on device meta", rf"look at turn, line \d+ of test_wrong_encodings.py; {ELSEWHERE}"),
+        (Waves, FORMULA, NO_FORMULA.format("embed"), r"write formula_added\(self, position, channel\): what "),
+        (Waves, MOVES, "Cannot copy out of meta tensor; no data!", rf"look at embed, line \d+ of .*; {ELSEWHERE}"),
+    ],
+)
+def test_what_a_user_meets_first_is_told_with_its_cause(mine, promise: str, found: str, advice: str) -> None:
+    (verdict,) = check(mine, [promise])
+    assert verdict.word == "broken" and re.search(found, verdict.message), verdict.message
+    assert re.match(advice, verdict.advice), verdict.advice
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "said"),
+    [
+        (1.0, 2.0, "got 1, expected 2"),
+        (1.0, 1.0 + 2**-30, "got 1, expected 1.0000000009313226"),
+        (torch.tensor(0.5), 0.5 + 2**-30, "got 0.5 (torch.float32), expected 0.50000000093132257 (torch.float64)"),
+        (torch.tensor(1, dtype=torch.int64), 2.5, "got 1 (torch.int64), expected 2.5 (torch.float64)"),
+    ],
+)
+def test_two_numbers_that_differ_are_printed_differently(got, expected: float, said: str) -> None:
+    got = torch.as_tensor(got, dtype=getattr(got, "dtype", torch.float64))
+    with pytest.raises(AssertionError) as error:
+        testing.same(got, torch.tensor(expected, dtype=torch.float64), "x", 1e-12)
+    assert str(error.value).endswith(said)
 
 
 def test_a_bias_without_an_axis_for_heads_is_told_from_one_for_other_heads() -> None:

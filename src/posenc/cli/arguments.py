@@ -154,7 +154,7 @@ def value_of(option: str, words: list[str], kind: Any) -> tuple[Any, list[str]]:
     if kind is bool:
         return words == ["true"], []
     is_list = get_origin(kind) is tuple
-    if not words and not is_list:
+    if not words:
         raise ValueError(f"{option} takes a value, and none follows")
     make = next(make for make in (*NUMBERS, Path, str) if make in (kind, *get_args(kind)))
     values: list[Any] = []

@@ -45,8 +45,6 @@ class Board:
             return 0
         with terminal.live() as show:
             failures = run.fill(board, seconds=self.seconds, workers=self.workers, show=show)
-        for words in failures.values():
-            terminal.note(f"failed: {words}")
         for path in page.write(board.rows(), board.costs(), self.out):
             terminal.say(f"Page: {path}")
         return 1 if failures else 0

@@ -1,6 +1,7 @@
 """`posenc compare`, `posenc merge` and `posenc report`: which encoding, and the page that answers."""
 
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,19 +81,20 @@ class Compare(OfExperiment):
         with terminal.live() as show:
             if shard:
                 sweep, folder = run_shard(settings, shard, self.out, log=self.log, show=show, engine=engine)
-                terminal.say(f"{sweep.done - len(sweep.failures)} runs of shard {self.shard}: {folder}")
+                terminal.say(f"{sweep.done} runs of shard {self.shard}: {folder}")
             else:
                 records, page, sweep = compare(settings, self.out, log=self.log, show=show, engine=engine)
-                answer(records, page, summary.shown(records), as_json=self.json)
-        for key, reason in sweep.failures.items():
-            terminal.note(f"failed: {sweep.runs[key].words}: {reason}")
+                failures = [sweep.runs[key].failure(reason) for key, reason in sweep.failures.items()]
+                answer(records, page, summary.shown(records), failures, as_json=self.json)
+        if sweep.failures:
+            terminal.note(f"{len(sweep.failures)} of {len(sweep.runs)} runs failed; the same command tries them again")
         return 1 if sweep.failures else 0
 
 
 def seeds_asked(words: tuple[str, ...]) -> dict[str, Any]:
     """What --seeds asks for: so many, or "until" and how wide an interval may be. Raises ValueError for the rest."""
     try:
-        if len(words) == 2 and words[0] == "until":
+        if len(words) == 2 and words[0] == "until" and float(words[1]) > 0:
             return {"until": float(words[1])}
         return {"seeds": int(" ".join(words))} if words else {}
     except ValueError:
@@ -111,7 +113,7 @@ class Merge:
     """
 
     folders: Positional[Paths]
-    """The folders of shards, or others that posenc compare has filled with the same settings."""
+    """The folders of shards, what holds them, or others that posenc compare has filled with the same settings."""
     out: Path
     """The folder for the records of all."""
 
@@ -174,18 +176,21 @@ class Report:
             with suppress(store.InUse):
                 stack.enter_context(store.held(self.folder))
             page = report.write(records, self.folder, settings, failures, files, shown)
-        answer(records, page, shown, as_json=self.json)
+        answer(records, page, shown, failures, as_json=self.json)
         for path in self.table:
             terminal.note(f"table: {tables.write(records, path)}")
-        for words in summary.legible(failures, summary.MOST_OF_A_SENTENCE):
+        for words, *_ in summary.legible(failures, summary.MOST_OF_A_SENTENCE):
             terminal.note(f"failed: {words}")
         return 0
 
 
-def answer(records: list[dict[str, Any]], page: Path, shown: list[dict[str, Any]], *, as_json: bool) -> None:
+def answer(
+    records: list[dict[str, Any]], page: Path, shown: list[dict[str, Any]], failures: Sequence[Any], *, as_json: bool
+) -> None:
     """Print what records say and where their pages are, or the records themselves; and what tells them apart.
 
-    shown  the same records as people are shown them
+    shown     the same records as people are shown them
+    failures  of the runs that have none
     """
     from posenc import terminal
     from posenc.explorer.page import explore
@@ -200,7 +205,7 @@ def answer(records: list[dict[str, Any]], page: Path, shown: list[dict[str, Any]
         return
     terminal.say(summary.answer(shown))
     terminal.say()
-    terminal.table(*summary.table(shown))
+    terminal.table(*summary.table(shown, failures=failures))
     terminal.say(f"\nReport: {page}")
     touched = store.write(page.with_name("explorer.html"), explore(run=page.parent, records=shown).encode())
     terminal.say(f"Explorer: {touched}")

@@ -39,7 +39,6 @@ class Explore:
             raise ValueError("--port says where --serve listens; give --serve too")
         with terminal.doing("computing ..."):
             text = explore(self.specs, run=self.comparison)
-        self.out.parent.mkdir(parents=True, exist_ok=True)
         store.write(self.out, text.encode())
         terminal.say(f"Explorer: {self.out}")
         if self.serve:

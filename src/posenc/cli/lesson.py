@@ -20,7 +20,7 @@ class Lesson:
     lesson: Positional[Annotated[str, taking("LESSON")]] = ""
     """Its number or its name. Default: the list of all."""
     check: File = None
-    """A file with your answers: it is run, and each exercise is held against it."""
+    """A file with your answers, .py or .ipynb: it is run, and each exercise is held against it."""
     notebook: File = None
     """Write the lesson as a Jupyter notebook, such as lesson.ipynb."""
     solutions: bool = False
@@ -49,7 +49,8 @@ class Lesson:
             # Whoever has worked in it loses nothing.
             with path.open("x", encoding="utf-8") as file:
                 file.write(lesson.notebook)
-            terminal.say(f"Notebook: {path}")
+            terminal.say(f"Notebook: {path} (pip install jupyter opens it)")
+            terminal.say(f"Answer in cells of it, then: posenc lesson {lesson.place} --check {shlex.quote(str(path))}")
         elif self.solutions:
             terminal.data(lesson.solutions.rstrip("\n"))
         else:

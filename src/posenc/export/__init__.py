@@ -134,7 +134,7 @@ def export_trained(folder: Path, out: Path, *, cached: bool = True, own: Sequenc
     require(form_of(out))
     if not checkpoint.is_there(folder):
         raise ValueError(
-            f"{quoted(folder)} is no folder that posenc train has filled; models of transformers are exported by "
+            f"{quoted(str(folder))} is no folder that posenc train has filled; models of transformers are exported by "
             f"optimum-onnx, as docs/guides/export.md shows"
         )
     run = checkpoint.load(folder, own, to_train=False)

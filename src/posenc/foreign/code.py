@@ -6,6 +6,7 @@ files those are, and the default is none.
 """
 
 import hashlib
+import importlib.machinery
 import importlib.util
 import inspect
 import os
@@ -83,15 +84,22 @@ def load(name: str, kind: type[T], word: str, public: str) -> type[T]:
     )
 
 
-def imported(path: str) -> ModuleType:
-    """The module of a file, run once for each content that it has had."""
-    source, file = read(path), Path(os.path.realpath(path))
+def imported(path: str, source: bytes | None = None) -> ModuleType:
+    """The module of a file, run once for each content that it has had.
+
+    source  the Python to run, where the file is none itself; default: what is in it
+
+    Raises ValueError for what cannot be run, CannotRead for what is no file.
+    """
+    source, file = read(path) if source is None else source, Path(os.path.realpath(path))
     # Two files of one name, and two spellings of one, must not take each other's place.
     digest = hashlib.sha256(b"\n".join((str(file).encode(), path.encode(), source))).hexdigest()[:16]
     name = f"{MODULES}{file.stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
+    # Named, because Python has a loader for names in .py only.
+    loader = importlib.machinery.SourceFileLoader(name, str(file))
+    spec = importlib.util.spec_from_file_location(name, file, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     # torch.compile and pickling find a class through the name of its module.

@@ -23,7 +23,7 @@ from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.recipes import recipe, trained_length
 from posenc.lab.tasks import READERS, TASKS, Batch, Task, task_of
 from posenc.seeding import seeded
-from posenc.verdicts import Held, NoMeaning, Verdict, name_of, sentence_of
+from posenc.verdicts import Held, NoMeaning, Verdict, expect, name_of, sentence_of
 
 ROWS = 2000
 """How many sequences a share is measured on: half of them to find the best guess, half to try it."""
@@ -35,12 +35,6 @@ ALIKE = 10
 """How often sequences have to look alike before equal answers say something."""
 
 Row: TypeAlias = tuple[Any, ...]
-
-
-def expect(holds: bool, words: str) -> None:
-    """Raises AssertionError, with these words, unless something holds."""
-    if not holds:
-        raise AssertionError(words)
 
 
 def batch_of(task: Task, length: int, rows: int, seed: int = 0) -> Batch:

@@ -12,11 +12,11 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from posenc.foreign import code, near, quoted
+from posenc.foreign import code, near, quoted, read
 from posenc.lessons._answers import answer as answer
 from posenc.lessons._answers import same as same
 from posenc.lessons._answers import tensor as tensor
-from posenc.lessons._cells import Cell, cells, notebook, readable, solutions
+from posenc.lessons._cells import Cell, cells, code_of, notebook, readable, solutions
 from posenc.verdicts import Held, Verdict, name_of
 
 HERE = Path(__file__).parent
@@ -71,13 +71,14 @@ class Lesson:
         return notebook(self.text)
 
     def check(self, path: str | Path) -> Iterator[Verdict]:
-        """The verdicts on the answers in a file, one for each exercise.
+        """The verdicts on the answers in a file of Python or a Jupyter notebook, one for each exercise.
 
         An exercise that is not in the file yet is told so.
 
         Raises ValueError for a file that is missing, or that cannot be run.
         """
-        theirs = code.imported(str(path))
+        source = code_of(read(path), path).encode() if Path(path).suffix == ".ipynb" else None
+        theirs = code.imported(str(path), source)
         exercises = self.module.EXERCISES
         advice = {name_of(exercise): (exercise.__doc__ or "").strip() for exercise in exercises}
         held = Held(theirs, str(path), {theirs.__name__}, advice)

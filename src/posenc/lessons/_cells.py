@@ -1,15 +1,22 @@
 """A lesson's text in its cells: what a terminal shows of it, its solutions, and a Jupyter notebook."""
 
+import ast
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+
+from posenc.foreign import CannotRead
 
 FRONT_MATTER = re.compile(r"\A---\n.*?^---\n+", re.MULTILINE | re.DOTALL)
 CODE_CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(?::[^\n]*\n)*(.*?)\n```$", re.MULTILINE | re.DOTALL)
 SOLUTION = re.compile(r"<details><summary>Solution</summary>\n\n```python\n(.*?)```\n\n</details>\n+", re.DOTALL)
 FORMULA = re.compile(r"^\$\$\n(.*?)\n\$\$$", re.MULTILINE | re.DOTALL)
 SYMBOL = re.compile(r"\$([^$\n]+)\$")
+MAGIC = re.compile(r"^(\s*)(?:[%!?].*|.*\?\s*)$")
+NO_PYTHON = re.compile(r"\s*%%(?!time|timeit|capture|prun|writefile\b.*\.py\s)")
+"""The first line of a cell that IPython hands to something else than Python."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +72,35 @@ def notebook(text: str) -> str:
     made = []
     for place, cell in enumerate(cells(text)):
         run = {"execution_count": None, "outputs": []} if cell.kind == "code" else {}
-        made.append(
-            {
-                "cell_type": cell.kind,
-                "id": f"cell-{place}",
-                "metadata": {},
-                "source": cell.source.splitlines(keepends=True),
-                **run,
-            }
-        )
+        source = cell.source.splitlines(keepends=True)
+        made.append({"cell_type": cell.kind, "id": f"cell-{place}", "metadata": {}, "source": source, **run})
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     return json.dumps({"cells": made, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
+
+
+def code_of(notebook: bytes, file: str | Path) -> str:
+    """The Python of a Jupyter notebook: its code cells one behind another, without what is IPython's alone.
+
+    Raises CannotRead for what is no notebook.
+    """
+    try:
+        cells = [cell["source"] for cell in json.loads(notebook)["cells"] if cell["cell_type"] == "code"]
+        return "\n\n".join(python("".join(cell)) for cell in cells)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        remedy = "save it again in Jupyter, or write the answers into a .py file"
+        raise CannotRead("it is no Jupyter notebook", file=file, remedy=remedy) from None
+
+
+def python(cell: str) -> str:
+    """The Python of a code cell, where lines of IPython's commands do nothing."""
+    if NO_PYTHON.match(cell):
+        return ""
+    lines = cell.splitlines()
+    for _ in lines:
+        try:
+            ast.parse("\n".join(lines))
+        except SyntaxError as error:
+            # A line of Python may begin with % too, within brackets: only those are left out that are none.
+            at = (error.lineno or 1) - 1
+            lines[at : at + 1] = [MAGIC.sub(r"\1pass", line) for line in lines[at : at + 1]]
+    return "\n".join(lines)

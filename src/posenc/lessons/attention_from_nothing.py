@@ -38,17 +38,15 @@ def causal_attention_sees_itself_and_the_past(theirs: ModuleType) -> None:
         return torch.softmax(logits.masked_fill(~seen, -torch.inf), -1) @ v
 
     scaled = logits / 8**0.5
+    over_queries = torch.softmax(scaled.masked_fill(~past, -torch.inf), -2) @ v
+    masked_behind = (torch.softmax(scaled, -1) * past) @ v
     mistakes = {
         "nothing is masked: a token must not see later ones": attended(scaled, torch.ones(5, 5).bool()),
         "it sees the future and not the past: the mask is the other way round": attended(scaled, past.T),
-        "the softmax has to run over the keys, dim=-1, so that the weights of each query sum to 1": (
-            torch.softmax(scaled.masked_fill(~past, -torch.inf), -2) @ v
-        ),
+        "the softmax has to run over the keys, dim=-1, so that the weights of each query sum to 1": over_queries,
         "the division by sqrt(d) is missing": attended(logits),
         "the division is by sqrt(d), and not by d": attended(logits / 8),
-        "mask the logits with -inf before the softmax; behind it the rows do not sum to 1": (
-            (torch.softmax(scaled, -1) * past) @ v
-        ),
+        "mask the logits with -inf before the softmax; behind it the rows do not sum to 1": masked_behind,
         "a logit of 0 still has weight, because exp(0) is 1; mask with -inf": torch.softmax(scaled * past, -1) @ v,
     }
     given = causal_attention(q, k, v)

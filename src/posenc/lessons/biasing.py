@@ -31,12 +31,10 @@ def t5_tells_near_distances_apart(theirs: ModuleType) -> None:
     assert not same(15, 16), "15 is the last exact bucket, and 16 begins the next: they are told apart"
     assert same(60, 64), "from 16 on a bucket holds several distances: 60 and 64 share one"
     assert not same(16, 20), "from 16 on there are 16 buckets in equal ratios: 16 and 20 are told apart"
-    assert same(128, 5000), (
-        "all distances from 128 on share the last bucket, 31: take the smaller of it and the formula"
-    )
-    assert same(120, 128) and not same(110, 120), (
-        "the last bucket, 31, begins at 113 (16 times 8^(15/16)): 120 and 128 share it, and 110 is not in it"
-    )
+    words = "all distances from 128 on share the last bucket, 31: take the smaller of it and the formula"
+    assert same(128, 5000), words
+    words = "the last bucket, 31, begins at 113 (16 times 8^(15/16)): 120 and 128 share it, and 110 is not in it"
+    assert same(120, 128) and not same(110, 120), words
 
 
 EXERCISES = (slopes_are_powers_of_one_ratio, t5_tells_near_distances_apart)

@@ -14,14 +14,11 @@ def split_heads_cuts_channels(theirs: ModuleType) -> None:
     split_heads = answer(theirs, "split_heads")
     x = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(0))
     right = torch.stack([x[..., 2 * h : 2 * h + 2] for h in range(3)], 1)
+    apart = torch.stack([x[..., h::3] for h in range(3)], 1)
     mistakes = {
-        "a view alone cuts the list of tokens: view as [batch, tokens, heads, channels], then transpose": (
-            x.reshape(2, 3, 5, 2)
-        ),
+        "a view alone cuts the list of tokens: split the channels of each, then transpose": x.reshape(2, 3, 5, 2),
         "heads stand behind tokens; transpose the two axes": x.reshape(2, 5, 3, 2),
-        "each head takes channels that lie together, and not every third one": torch.stack(
-            [x[..., h::3] for h in range(3)], 1
-        ),
+        "each head takes channels that lie together, and not every third one": apart,
     }
     same("split_heads of [2, 5, 6] into 3 heads", split_heads(x, 3), right, mistakes)
 

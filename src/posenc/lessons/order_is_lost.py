@@ -15,9 +15,7 @@ def attend_gives_a_softmax_of_scores(theirs: ModuleType) -> None:
     x = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
     scores = x @ x.T
     mistakes = {
-        "the softmax has to run over the keys, dim=-1, so that the weights of each row sum to 1": (
-            torch.softmax(scores / 8**0.5, 0) @ x
-        ),
+        "the softmax has to run over the keys, dim=-1: each row sums to 1": torch.softmax(scores / 8**0.5, 0) @ x,
         "the scores have to be divided by sqrt(d), d channels": torch.softmax(scores, -1) @ x,
         "the scores have to be divided by sqrt(d), and not by d": torch.softmax(scores / 8, -1) @ x,
         "without a softmax the weights do not sum to 1": scores / 8**0.5 @ x,
@@ -31,9 +29,8 @@ def last_output_is_blind_with_one_causal_layer(theirs: ModuleType) -> None:
     is_blind = answer(theirs, "is_blind")
     assert is_blind(1), "is_blind(1): with one causal layer the last output is a sum over a set, and is blind"
     for layers in (2, 3):
-        assert not is_blind(layers), (
-            f"is_blind({layers}): from the second layer on, tokens differ by what came before them: it is not blind"
-        )
+        words = f"is_blind({layers}): from the second layer on, tokens differ by what came before them: it is not blind"
+        assert not is_blind(layers), words
 
 
 EXERCISES = (attend_gives_a_softmax_of_scores, last_output_is_blind_with_one_causal_layer)

@@ -26,9 +26,7 @@ def sinusoidal_is_sines_and_cosines_in_turn(theirs: ModuleType) -> None:
         mistakes = {
             "the exponent is -2k/dim, and not -k/dim": rows(k / 8, base=base),
             "the exponent is negative: the first hand is the fastest": rows(-2 * k / 8, base=base),
-            "sines and cosines take turns; here all cosines stand behind all sines": rows(
-                2 * k / 8, base=base, behind=True
-            ),
+            "sines and cosines take turns; here all cosines stand behind": rows(2 * k / 8, base=base, behind=True),
             "each pair begins with the sine": rows(2 * k / 8, base=base, swapped=True),
             "base is to stand in place of 10000": rows(2 * k / 8, base=10_000) if base != 10_000 else math.nan,
         }

@@ -31,9 +31,8 @@ def differences_survive_a_shift(theirs: ModuleType) -> None:
         assert survives(spec), f"{spec} sees differences of positions only, and a shift changes no difference"
     assert survives("none"), "none reads no position at all, so a shift changes nothing"
     for spec in ("sinusoidal", "learned"):
-        assert not survives(spec), (
-            f"{spec} adds a vector for each position itself, and after a shift it is another vector"
-        )
+        words = f"{spec} adds a vector for each position itself, and after a shift it is another vector"
+        assert not survives(spec), words
 
 
 EXERCISES = (swapped_changes_neighbours, differences_survive_a_shift)

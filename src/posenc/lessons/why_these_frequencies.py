@@ -38,11 +38,9 @@ def untrained_pairs_do_not_complete_a_turn(theirs: ModuleType) -> None:
     for length, dim, base in ((512, 512, 10_000), (100, 64, 500), (100_000, 16, 10_000)):
         waves = wavelengths_of(dim, base)
         count = int((waves > length).sum())
-        channels = "these are channels; a pair has two of them"
-        trained = "these are the pairs that do complete a turn"
         mistakes = {
-            trained: dim // 2 - count,
-            channels: 2 * count,
+            "these are the pairs that do complete a turn": dim // 2 - count,
+            "these are channels; a pair has two of them": 2 * count,
             "this is a share of the pairs; count them": count / (dim // 2),
             "a wavelength is 2 pi / f_k, and not 1 / f_k": int((waves / (2 * math.pi) > length).sum()),
         }

@@ -3,11 +3,19 @@
 import torch
 from torch import Tensor
 
+from posenc.verdicts import expect
+
+
+class Rounded(AssertionError):
+    """Two results differ by no more than roundings of float32."""
+
 
 def same(got: Tensor, expected: Tensor, what: str, tolerance: float = 1e-9) -> None:
-    """Raises AssertionError, with place and size of the largest difference, unless both are equal up to rounding."""
-    if got.shape != expected.shape:
-        raise AssertionError(f"{what}: got shape {list(got.shape)}, expected {list(expected.shape)}")
+    """Raises AssertionError, with place and size of the largest difference, unless both are equal up to rounding.
+
+    It is Rounded where float32 would explain the difference.
+    """
+    expect(got.shape == expected.shape, f"{what}: got shape {list(got.shape)}, expected {list(expected.shape)}")
     off = (got.detach().double() - expected.detach().double()).abs()
     allowed = tolerance * (1 + expected.detach().double().abs())
     wrong = ~(off <= allowed)
@@ -15,9 +23,14 @@ def same(got: Tensor, expected: Tensor, what: str, tolerance: float = 1e-9) -> N
         return
     worst = int(torch.where(wrong, off.nan_to_num(torch.inf, torch.inf), -1.0).argmax())
     place = [int(i) for i in torch.unravel_index(torch.tensor(worst), off.shape)] if off.dim() else []
-    raise AssertionError(
+    numbers = [x.detach().flatten()[worst].item() for x in (got, expected)]
+    six, all_digits = ([f"{number:.{digits}g}" for number in numbers] for digits in (6, 17))
+    shown = all_digits if six[0] == six[1] else six
+    if got.dtype != expected.dtype:
+        shown = [f"{number} ({x.dtype})" for number, x in zip(shown, (got, expected), strict=True)]
+    raise (Rounded if bool((off <= 1e-5 * (1 + expected.detach().double().abs())).all()) else AssertionError)(
         f"{what}: differs in {int(wrong.sum())} of {off.numel()} numbers, most at {place}: "
-        f"got {got.detach().flatten()[worst].item():.6g}, expected {expected.detach().flatten()[worst].item():.6g}"
+        f"got {shown[0]}, expected {shown[1]}"
     )
 
 

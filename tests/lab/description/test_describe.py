@@ -15,16 +15,7 @@ from posenc.catalogue import build
 from posenc.coordinate_maps import COORDINATE_MAPS
 from posenc.encoding import Encoding, Shape
 from posenc.lab.description import describe, pictures
-from posenc.lab.description.describe import (
-    GROUPS,
-    Shown,
-    card,
-    idea,
-    measured,
-    overview,
-    reading_of_order,
-    show,
-)
+from posenc.lab.description.describe import GROUPS, Shown, card, idea, measured, overview, reading_of_order, show
 from posenc.lab.description.listing import card_in_words, chosen, in_short
 from posenc.lab.evaluation.order import order_tests
 from posenc.lab.published import CLAIMS
@@ -392,11 +383,7 @@ def test_a_worked_example_takes_ids_and_vectors() -> None:
     ("spec", "given", "words"),
     [
         ("rotary", {"ids": (0, 1, 0)}, "rotary has no worked example: it adds nothing to embeddings; leave out ids"),
-        (
-            "sinusoidal",
-            {"vectors": (1, 2, 3)},
-            "vectors must be 2 of one width, one for each id up to 1; 3 numbers",
-        ),
+        ("sinusoidal", {"vectors": (1, 2, 3)}, "vectors must be 2 of one width, one for each id up to 1; 3 numbers"),
         ("sinusoidal", {"ids": (1,)}, "each word has one id; there are 3 words and 1 ids"),
     ],
 )

@@ -349,10 +349,7 @@ def test_seeds_are_added_for_all_encodings_of_a_task_until_intervals_are_narrow(
     assert wanting_seeds(settings, last, records) == []
 
 
-@pytest.mark.parametrize(
-    ("words", "asked"),
-    [((), {}), (("5",), {"seeds": 5}), (("until", "0.05"), {"until": 0.05})],
-)
+@pytest.mark.parametrize(("words", "asked"), [((), {}), (("5",), {"seeds": 5}), (("until", "0.05"), {"until": 0.05})])
 def test_seeds_are_a_number_or_until_an_interval_is_narrow(words: tuple, asked: dict) -> None:
     assert comparison.seeds_asked(words) == asked
 

@@ -69,10 +69,7 @@ def test_the_longest_runs_of_a_comparison_come_first() -> None:
     [
         (Settings(("none",)), {"repeat": 3, "text": 1}),
         (Settings(("none",), ("text",), preset="full"), {"text": 3}),
-        (
-            Settings(("none",), preset="full"),
-            dict.fromkeys(("repeat", "copy", "reverse", "sort", "recall", "text"), 3),
-        ),
+        (Settings(("none",), preset="full"), dict.fromkeys(("repeat", "copy", "reverse", "sort", "recall", "text"), 3)),
         (Settings(("none",), ("copy", "text")), {"copy": 3, "text": 1}),
         (Settings(("none",), seeds=2), {"repeat": 2, "text": 2}),
     ],

@@ -14,6 +14,7 @@ from tiers import rest_slow
 from posenc.lab import figures
 from posenc.lab.results import drawer, figure_tables, provenance, report, summary
 from posenc.lab.results.summary import claims
+from posenc.lab.runs.record import Failure
 from posenc.lab.runs.train import LEARNED_BITS
 from posenc.lab.views.page import script
 
@@ -273,7 +274,7 @@ def test_long_names_are_shown_short_and_stay_apart(tmp_path):
         run["versions"]["torch"] = long
         run["order"][0]["attention"] = long
         run["experiment"]["text"] = long
-    page = report.write(runs, tmp_path, {"encodings": [long] * 9, "text": long}, [long]).read_text()
+    page = report.write(runs, tmp_path, {"encodings": [long] * 9, "text": long}, [Failure(long)]).read_text()
     page = without_script(page)
     assert len(page) < 200_000 and not re.search("x{1001}", page)
     assert max(file.stat().st_size for file in (tmp_path / "figures").iterdir()) < 200_000
@@ -282,6 +283,23 @@ def test_long_names_are_shown_short_and_stay_apart(tmp_path):
     assert len(summary.labels(shown)) == 2 and len(summary.answer(shown)) < 5_000
     for label in summary.labels(shown):
         assert label in page and len(label) < 250
+
+
+def test_runs_that_failed_have_rows_of_their_own(tmp_path):
+    records = repeat({"rotary": (1, 1, 1, 0.95)}, seeds=2)
+    lost = [("rotary", "repeat"), ("<mine>", "repeat"), ("<mine>", "copy"), ("<mine>", "copy")]
+    failures = [Failure(f"{spec} on {task}, seed {seed}: why", spec, task) for seed, (spec, task) in enumerate(lost)]
+    headings, rows = summary.table(records, failures=failures)
+    assert [(row[:2], row[3]) for row in rows] == [
+        (["repeat", "rotary"], "2, 1 failed"),
+        (["repeat", "<mine>"], "failed"),
+        (["copy", "<mine>"], "failed"),
+    ]
+    headings, rows = summary.table(records, "repeat", failures[:2])
+    assert [row[headings.index("seeds")] for row in rows] == ["2 (1 failed)", "failed"]
+    page = report.write(records, tmp_path, failures=failures).read_text()
+    assert page.count('<tr><th scope="row">&lt;mine&gt;</th>\n<td class="missing">failed</td>') == 2
+    assert "<li><b>4</b><span>failed</span></li>" in page and "Failed: &lt;mine&gt; on copy, seed 3: why" in page
 
 
 def test_a_third_party_spec_is_like_any_other(tmp_path):

@@ -298,7 +298,7 @@ def test_many_records_are_summarised_without_their_pictures(
 
 def test_a_run_that_has_its_record_has_not_failed(of_copy: dict, tmp_path: Path) -> None:
     records = tmp_path / "records"
-    record.write_failure(records, of_copy["key"], "rotary on copy: its process was killed")
+    record.write_failure(records, of_copy["key"], record.Failure("rotary on copy: its process was killed"))
     assert list(record.failures(tmp_path)) == [of_copy["key"]]
     # Killed between the record and the end of the failure.
     record.write(of_copy, records)

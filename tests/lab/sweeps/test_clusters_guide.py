@@ -37,10 +37,7 @@ def test_the_lines_for_slurm_run_as_they_stand(tmp_path: Path) -> None:
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
     (tmp_path / "sweep.sbatch").write_text(script)
-    environ = os.environ | {
-        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
+    environ = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(["bash", "-e", "-c", lines], cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "runs" / "array"

@@ -1,5 +1,6 @@
 """Engines: one rule for what becomes of a run, whoever carries it out; what a run needs; parts of a comparison."""
 
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -78,7 +79,7 @@ def test_a_run_that_died_goes_to_the_end_of_the_line_and_is_set_aside_after_the_
     assert engine.begun == [0, 1, 2, 3, 0, 1]
     assert [run.state for run in found.runs.values()] == ["done", "failed", "done", "done"]
     assert list(found.failures.values()) == ["it died, twice"]
-    assert list(record.failures(tmp_path).values()) == ["none on repeat, seed 1: it died, twice"]
+    assert [*record.failures(tmp_path).values()] == [("none on repeat, seed 1: it died, twice", "none", "repeat")]
 
 
 def test_a_run_is_less_to_blame_for_a_machine_that_is_lost(tmp_path: Path) -> None:
@@ -204,8 +205,15 @@ def test_shards_put_together_are_the_comparison(tmp_path: Path, here: None, caps
     ours, theirs = ([one["lengths"] for one in record.read_all(folder)] for folder in (parts, whole))
     assert ours == theirs
     # The same again: nothing is new, and a shard of another count runs nothing that is there.
-    assert cli.main(["merge", *folders, "--out", str(parts)]) == 0
-    assert "0 records are new" in capsys.readouterr().out
+    for again in (folders, [str(parts)], [str(parts), folders[0]]):
+        assert cli.main(["merge", *again, "--out", str(parts)]) == 0
+        assert "0 records are new" in capsys.readouterr().out
+    # What compare --shard was given as its --out stands for the shards in it.
+    shutil.copytree(parts / "shard-1-of-3", tmp_path / "other" / "shard-1-of-3")
+    assert cli.main(["merge", str(tmp_path / "other"), folders[0], "--out", str(tmp_path / "both")]) == 0
+    assert len(list((tmp_path / "both" / "records").iterdir())) == len(
+        Shard(0, 3).part("four") + Shard(1, 3).part("four")
+    )
     assert cli.main([*WORDS, "--shard", "0/2", "--out", str(parts)]) == 0
     assert "0 runs of shard 0/2" in capsys.readouterr().out
 
@@ -215,10 +223,10 @@ def test_merging_names_what_is_damaged_and_takes_the_others(tmp_path: Path, caps
         write_record(tmp_path / str(number) / "records", run, record.key_of(run))
     [path] = (tmp_path / "1" / "records").iterdir()
     path.write_bytes(path.read_bytes()[:100])
-    record.write_failure(tmp_path / "1" / "records", "other", "why")
+    record.write_failure(tmp_path / "1" / "records", "other", why := record.Failure("why"))
     assert cli.main(["merge", str(tmp_path / "0"), str(tmp_path / "1"), "--out", str(tmp_path / "all")]) == 1
     assert f"left out: {path}: it is no whole JSON" in capsys.readouterr().err
-    assert len(record.read_all(tmp_path / "all")) == 1 and record.failures(tmp_path / "all") == {"other": "why"}
+    assert len(record.read_all(tmp_path / "all")) == 1 and record.failures(tmp_path / "all") == {"other": why}
 
 
 def test_folders_that_do_not_go_together_are_refused(tmp_path: Path) -> None:

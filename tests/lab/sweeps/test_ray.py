@@ -71,7 +71,7 @@ def test_every_run_ends_once_in_the_records_and_one_that_kills_its_worker_twice_
     assert ended[1] == ["failed", f"{died}, twice"] and ended[2] == ["failed", "ArithmeticError: planted"]
     assert f"none on repeat, seed 0: {died}; it is tried once more" in said
     failures = record.failures(story.folder)
-    assert sorted(failures.values()) == [
+    assert sorted(failure.words for failure in failures.values()) == [
         f"none on repeat, seed 1: {died}, twice",
         "none on repeat, seed 2: ArithmeticError: planted",
     ]

@@ -185,7 +185,7 @@ def test_ctrl_c_ends_with_130_and_one_sentence_and_no_traceback(start: str, stor
     ended = story["interrupted"] if start == "forked" else Story(tmp_path).interrupt_as_started_by_a_person()
     assert ended.code == 130 and ended.out == ""
     assert ended.err.splitlines()[-1] == "posenc: interrupted; what was finished is kept, give the same command again"
-    assert "Traceback" not in ended.err and "Error" not in ended.err
+    assert "Traceback" not in ended.err
 
 
 @on_posix
@@ -212,7 +212,7 @@ def test_the_same_command_keeps_what_was_finished(story) -> None:
 def test_the_same_command_goes_on_to_the_end(story) -> None:
     ended = story["gone on"]
     assert len(ended.records) == 3 and none_of(ended)
-    assert "5 of 5 runs done" in ended.err and "Report: " in ended.out
+    assert "3 of 5 runs done, 2 failed" in ended.err and "Report: " in ended.out
 
 
 @on_posix
@@ -247,7 +247,7 @@ def test_an_encoding_that_fails_is_named_and_takes_nobody_with_it(story) -> None
     ended = story["gone on"]
     assert ended.code == 1
     words = "mine.py:Failing on repeat, seed 100: ArithmeticError: mine cannot count"
-    assert any(line.startswith("failed: ") and line.endswith(words) for line in ended.err.splitlines())
+    assert any("  failed: " in line and line.endswith(words) for line in ended.err.splitlines())
     assert words in ended.page
 
 

@@ -18,22 +18,9 @@ from posenc.lab.sweeps import sweep
 FILE = "rows.jsonl.gz"
 
 KEPT = (
-    "schema",
-    "key",
-    "experiment",
-    "parameters",
-    "versions",
-    "text",
-    "trained_tokens",
-    "steps",
-    "train_cpu_s",
-    "cpu_s",
-    "steps_to_learned",
-    "cpu_s_to_learned",
-    "learned",
-    "in_distribution",
-    "lengths",
-)
+    "schema", "key", "experiment", "parameters", "versions", "text", "trained_tokens", "steps", "train_cpu_s", "cpu_s",
+    "steps_to_learned", "cpu_s_to_learned", "learned", "in_distribution", "lengths",
+)  # fmt: skip
 """What a row has of a record. All that summaries read is in it, so they read rows as they read records."""
 
 FORM: dict[str, Any] = {name: record.FORM[name] for name in KEPT}

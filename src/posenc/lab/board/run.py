@@ -80,4 +80,4 @@ def fill(
             # What the search has found decides on the rates of the evidence.
             missing = getattr(board.plan(), stage)
             run_all([*missing.values()], work, workers=workers, show=show, more=lambda: time.monotonic() < until)
-    return record.failures(work)
+    return {key: failure.words for key, failure in record.failures(work).items()}

@@ -15,18 +15,10 @@ from posenc.lab.sweeps.compare import SEARCH_SEEDS
 from posenc.lab.tasks import TASKS, Task, task_of
 
 COMPOSED = (
-    "rotary(partial=0.25)",
-    "rotary,none",
-    "none,rotary",
-    "on(rotary, heads=(0, 1))",
-    "on(rotary, heads=(0, 1)) + on(alibi, heads=(2, 3))",
-    "rotary + alibi",
-    "rotary + forgetting",
-    "rotary + scalable_softmax",
-    "rotary + log_temperature",
-    "learned + alibi",
-    "sinusoidal + t5_bias",
-)
+    "rotary(partial=0.25)", "rotary,none", "none,rotary", "on(rotary, heads=(0, 1))",
+    "on(rotary, heads=(0, 1)) + on(alibi, heads=(2, 3))", "rotary + alibi", "rotary + forgetting",
+    "rotary + scalable_softmax", "rotary + log_temperature", "learned + alibi", "sinusoidal + t5_bias",
+)  # fmt: skip
 """What people put together, beside every encoding by itself, where rerope and its kin stand around rotary. Layers
 alternate one by one, as the small model has two of them."""
 

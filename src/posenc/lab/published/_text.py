@@ -10,22 +10,8 @@ from posenc.lab.tasks.text import Text
 FACTORS = (2, 4, 8)
 """The tested lengths, as multiples of the trained one."""
 
-SIZES: Sizes = MappingProxyType(
-    {
-        CPU: {},
-        GPU: {
-            "train_length": 512,
-            "steps": 3000,
-            "batch": 64,
-            "rate": 1e-3,
-            "layers": 6,
-            "dim": 384,
-            "heads": 6,
-            "device": "cuda",
-            "dtype": "bfloat16",
-        },
-    }
-)
+LARGER = {"train_length": 512, "steps": 3000, "batch": 64, "rate": 1e-3, "layers": 6, "dim": 384, "heads": 6}
+SIZES: Sizes = MappingProxyType({CPU: {}, GPU: {**LARGER, "device": "cuda", "dtype": "bfloat16"}})
 
 
 def language_model(tier: str, spec: str) -> Experiment:

@@ -28,14 +28,8 @@ SCHEMA = 1
 NUMBER = (float, None)
 FORM: dict[str, Any] = {
     "schema": int,
-    "claim": str,
-    "says": str,
-    "source": str,
-    "tier": str,
+    **dict.fromkeys(("claim", "says", "source", "tier", "command", "verdict", "why"), str),
     "seeds": [int],
-    "command": str,
-    "verdict": str,
-    "why": str,
     "numbers": [{"name": str, "published": NUMBER, "here": [NUMBER]}],
     "criteria": [{"words": str, "measured": [NUMBER], "bounds": [NUMBER], "verdict": str}],
     "runs": [str],
@@ -119,8 +113,6 @@ class Further:
 
     def measure(self, run: Run, key: str) -> None:
         if key in self.keys:
-            with store.told(self.folder):
-                self.folder.mkdir(parents=True, exist_ok=True)
             store.write(self.file(key), store.sealed({"further": claim_of(self.claim).look_into(run)}))
 
     def read(self, key: str) -> dict[str, Any]:

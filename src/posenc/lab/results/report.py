@@ -24,7 +24,7 @@ from posenc.lab.results import figure_tables, figures, sections, statistics, sum
 from posenc.lab.results.drawer import Drawer, Files
 from posenc.lab.results.provenance import MOST_OF_A_VALUE, how_it_was_made, not_measured, readable, total
 from posenc.lab.results.summary import Record, answer, get, number, table, tasks
-from posenc.lab.runs.record import MOST_WHOLE, told_apart
+from posenc.lab.runs.record import MOST_WHOLE, Failure, told_apart
 from posenc.lab.views import page
 
 __all__ = ["answer", "table", "tasks", "write"]
@@ -40,13 +40,13 @@ def write(
     records: list[Record],
     folder: Path,
     settings: dict[str, Any] | None = None,
-    failures: Sequence[str] = (),
+    failures: Sequence[Failure] = (),
     files: Files | None = None,
     shown: summary.Settled | None = None,
 ) -> Path:
     """Write report.html, data.json and the files of the figures into the folder, and return the path of the page.
 
-    failures   runs that have no record, and why, in words
+    failures   runs that have no record, and why
     files      how the files of the figures are to be; default: figures/*.png, as in the page
     shown      the records as people are shown them, where others need them too; default: `summary.shown` of them
 
@@ -58,7 +58,7 @@ def write(
     summary.need_records(records)
     folder = Path(folder)
     drawer = Drawer(store.inside(folder, "figures"), files)
-    failed = summary.legible(failures, summary.MOST_OF_A_SENTENCE)
+    failed = [Failure(*one) for one in summary.legible(failures, summary.MOST_OF_A_SENTENCE)]
     text = render(shown or summary.shown(records), summary.legible(settings or {}), failed, drawer)
     store.write(folder / "data.json", as_json(records).encode())
     store.write(folder / "report.html", text.encode())
@@ -106,7 +106,7 @@ def pages(*folders: Path) -> jinja2.Environment:
     return environment
 
 
-def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequence[str], draw: Drawer) -> str:
+def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequence[Failure], draw: Drawer) -> str:
     paragraphs = summary.paragraphs(records)
     return (
         pages(TEMPLATE.parent)
@@ -115,8 +115,8 @@ def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequen
             looks=figures.looks(records),
             overall=paragraphs[0],
             answers=paragraphs[1:],
-            facts=facts(records),
-            tables=[table_of(records, task) for task in tasks(records)],
+            facts=[*facts(records), *([("failed", str(len(failures)))] if failures else [])],
+            tables=[table_of(records, task, failures) for task in summary.tasks_of(records, failures)],
             headline=headline_of(records, draw),
             curves=[curves_of(records, task, draw) for task in tasks(records)],
             order=order_of(records),
@@ -126,7 +126,7 @@ def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequen
             script=page.script(),
             made=how_it_was_made(records),
             settings=[(name, summary.legible(readable(value), MOST_OF_A_VALUE)) for name, value in settings.items()],
-            unmeasured=[*(f"Failed: {words}" for words in failures), *not_measured(records)],
+            unmeasured=[*(f"Failed: {failure.words}" for failure in failures), *not_measured(records)],
             apart=told_apart(records),
             keys=[str(key) for run in records if (key := get(run, "key"))][:MOST_KEYS],
             left_out=max(0, len(records) - MOST_KEYS),
@@ -162,8 +162,8 @@ def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
     ]
 
 
-def table_of(records: Sequence[Record], task: str) -> dict[str, Any]:
-    columns, rows = summary.task_table(records, task)
+def table_of(records: Sequence[Record], task: str, failures: Sequence[Failure] = ()) -> dict[str, Any]:
+    columns, rows = summary.task_table(records, task, failures)
     return {
         "task": task,
         "columns": columns,

@@ -6,7 +6,7 @@ many processes have trained is read by one, or by another number of them, and by
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from posenc import foreign
 from posenc.foreign import CannotRead
 from posenc.lab import safetensors_file, store
-from posenc.lab.experiments.execution import PLAIN, Execution
+from posenc.lab.experiments.execution import PLAIN, Execution, no_device
 from posenc.lab.experiments.experiment import EXPERIMENT, Experiment
 from posenc.lab.experiments.models import model_of
 from posenc.lab.runs.ranks import ALONE, Ranks
@@ -192,6 +192,9 @@ def filled(step: Step, own: Collection[str | Path], to_train: bool, execution: E
     """The run of an opened step: made anew, and filled with the tensors, which are read one after another."""
     facts, stored, folder = step.facts, step.stored, step.folder
     experiment = experiment_of(facts, own, folder)
+    if not to_train and no_device(experiment.device):
+        # What was trained on another machine is asked on this one.
+        experiment = replace(experiment, device="cpu")
     if not experiment.own_files:
         # What run.json claims takes memory only where the weights are as large.
         with torch.device("meta"), Undrawn():

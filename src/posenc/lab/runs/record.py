@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -243,17 +243,26 @@ def told_apart(records: Sequence[dict[str, Any]]) -> list[str]:
     ]
 
 
-def write_failure(folder: Path, key: str, words: str) -> None:
+class Failure(NamedTuple):
+    """Which run has no record and why, in words; its encoding and task by their names, where they were kept."""
+
+    words: str
+    spec: str = ""
+    task: str = ""
+
+
+def write_failure(folder: Path, key: str, failure: Failure) -> None:
     """Keep why a run has no record, until it has one."""
-    store.write(folder / f"{key}.failed", store.sealed({"failed": words}))
+    facts = {"failed": failure.words, "spec": failure.spec, "task": failure.task}
+    store.write(folder / f"{key}.failed", store.sealed(facts))
 
 
 def forget_failure(folder: Path, key: str) -> None:
     (folder / f"{key}.failed").unlink(missing_ok=True)
 
 
-def failures(folder: Path) -> dict[str, str]:
-    """Key -> which run failed and why, of all that failed in a folder and have no record."""
+def failures(folder: Path) -> dict[str, Failure]:
+    """The failures of a folder, by the keys of their runs, of all that have no record."""
     found = {}
     for path in sorted((folder / "records").glob("*.failed")):
         # A process that was killed beside it has made the record and not forgotten the failure.
@@ -261,10 +270,10 @@ def failures(folder: Path) -> dict[str, str]:
             continue
         try:
             facts = store.read_json(path)
-            matches(facts, {"failed": str}, file=path)
-            found[path.stem] = facts["failed"]
+            matches(facts, {"failed": str, "spec?": str, "task?": str}, file=path)
+            found[path.stem] = Failure(facts.pop("failed"), **facts)
         except CannotRead as error:
-            found[path.stem] = str(error)
+            found[path.stem] = Failure(str(error))
     return found
 
 

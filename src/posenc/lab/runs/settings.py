@@ -110,6 +110,7 @@ def check_buildable(runs: Sequence[Experiment]) -> None:
     from torch import Generator
 
     from posenc.lab.evaluation.evaluate import check_held_out
+    from posenc.lab.experiments.execution import check_device
     from posenc.lab.experiments.models import logits_of, model_of
     from posenc.lab.experiments.places import at_evaluation, in_training
 
@@ -118,14 +119,16 @@ def check_buildable(runs: Sequence[Experiment]) -> None:
         kind = replace(run, seed=0)
         if kind not in seen:
             seen.add(kind)
+            check_device(run.device)
             task = run.made_task()
             model = model_of(run, task)
             for length in (run.train_length, *run.test_lengths):
                 batch = task.batch(length, 1, Generator()).to(run.device)
-                if run.map is None and run.test_map is None and run.model is None and task.axes == 1:
+                flat = all(one.axes <= 1 for one in model.modules() if isinstance(one, Encoding))
+                if run.map is None and run.test_map is None and run.model is None and task.axes == 1 and flat:
                     continue
-                # Whether the map has room for so many tokens, and a table rows for where it puts them; whether a model
-                # of one's own takes what it is given.
+                # Whether the map has room for so many tokens, and a table rows for where it puts them; whether an
+                # encoding reads so many axes, and a model of one's own takes what it is given.
                 for place in (at_evaluation(run), *([in_training(run, 0)] if length == run.train_length else [])):
                     got = list(logits_of(model, batch, place, first=batch.ids.shape[1] - 1).shape)
                     if got != (expected := [len(batch.ids), 1, task.vocab]):

@@ -51,7 +51,7 @@ def compare(
             sweep = run_all(runs, folder, log=log, show=show, engine=engine)
             records = records_of(sweep, folder)
         records = in_reading_order(records, settings.to_dict())
-        failed = [f"{sweep.runs[key].words}: {reason}" for key, reason in sweep.failures.items()]
+        failed = [sweep.runs[key].failure(reason) for key, reason in sweep.failures.items()]
         return records, report.write(records, folder, settings.to_dict(), failed), sweep
 
 

@@ -88,17 +88,16 @@ class Merged:
 
 
 def merge(folders: Sequence[Path], out: Path) -> Merged:
-    """Copy the records of some folders into one, each whole or not at all; what is there already stays as it is.
+    """Copy the records of some folders, or of the shards in them, into one, each whole or not at all.
 
-    The folders stay as they are. Failures are copied too, of runs that have no record. A second call adds what is new.
+    What is there already stays as it is, and so do the folders. Failures are copied too, of runs that have no record.
+    A second call adds what is new.
 
     Raises ValueError for folders without records or of other settings, InUse where another process is at work.
     """
     done = Merged()
+    folders = [shard for folder in folders for shard in shards_in(folder, again=folder == out)]
     with ExitStack() as stack:
-        for folder in folders:
-            if not (folder / "records").is_dir():
-                raise ValueError(f"no records in '{folder}'; make some with posenc compare --shard, or leave it out")
         for folder in dict.fromkeys([out, *folders]):
             stack.enter_context(store.held(folder))
         settings = the_same_settings([*folders, out])
@@ -112,6 +111,19 @@ def merge(folders: Sequence[Path], out: Path) -> Merged:
                 if not target.with_suffix(".json").exists():
                     store.write(target, read_bytes(path, within=path.parent))
     return done
+
+
+def shards_in(folder: Path, *, again: bool) -> list[Path]:
+    """The folders with records that a folder stands for: itself, or the shards in it. Raises ValueError for none.
+
+    again  whether its own records are those of its shards, put together by an earlier call
+    """
+    shards = sorted(records.parent for records in folder.glob("shard-*-of-*/records"))
+    if (folder / "records").is_dir() and not (again and shards):
+        return [folder]
+    if not shards:
+        raise ValueError(f"no records in '{folder}'; make some with posenc compare --shard, or leave it out")
+    return shards
 
 
 def copy(path: Path, out: Path, done: Merged) -> None:

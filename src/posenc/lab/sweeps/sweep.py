@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from posenc import checks
 from posenc.foreign import CannotRead
 from posenc.lab import store
 from posenc.lab.experiments.experiment import Experiment
@@ -54,6 +55,10 @@ class Progress:
     def words(self) -> str:
         return f"{self.spec} on {self.task}, seed {self.seed}"
 
+    def failure(self, reason: str) -> record.Failure:
+        """The run among those that failed."""
+        return record.Failure(f"{self.words}: {reason}", self.spec, self.task)
+
     @property
     def how_far(self) -> str:
         """Its steps, and of a run that ends by something else the share that is done."""
@@ -70,7 +75,8 @@ class Sweep:
 
     @property
     def done(self) -> int:
-        return sum(run.state in ("done", "kept", "failed") for run in self.runs.values())
+        """How many runs have their record."""
+        return sum(run.state in ("done", "kept") for run in self.runs.values())
 
     def seconds_left(self) -> float | None:
         """An estimate from the steps done so far; None while there is nothing to go by."""
@@ -108,6 +114,8 @@ def run_all(
     The folder must be held (`store.held`). Raises CannotWrite when a record could not be written, after the runs that
     had begun; ValueError for what the engine cannot do.
     """
+    if workers is not None:
+        checks.whole("workers", workers, 1)
     records = folder / "records"
     sweep, waiting, others = Sweep(), {}, []
     for experiment in experiments:
@@ -205,7 +213,7 @@ class Crew:
         run.state = "failed"
         self.sweep.failures[run.key] = reason
         try:
-            record.write_failure(self.records, run.key, f"{run.words}: {reason}")
+            record.write_failure(self.records, run.key, run.failure(reason))
         except CannotWrite as error:
             self.unwritten = error
 

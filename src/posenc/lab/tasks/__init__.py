@@ -12,21 +12,9 @@ from posenc.lab.tasks._task import READERS, Batch, Task
 from posenc.registry import Registry
 
 __all__ = [
-    "BOS",
-    "END",
-    "LETTERS",
-    "READERS",
-    "SEPARATOR",
-    "TASKS",
-    "Batch",
-    "OfText",
-    "Said",
-    "Symbols",
-    "Task",
-    "prompt_and_answer",
-    "random_symbols",
-    "task_of",
-]
+    "BOS", "END", "LETTERS", "READERS", "SEPARATOR", "TASKS", "Batch", "OfText", "Said", "Symbols", "Task",
+    "prompt_and_answer", "random_symbols", "task_of",
+]  # fmt: skip
 
 TASKS = Registry(__name__, Task, "posenc.lab.tasks.Task", "copy(symbols=10)")
 """The tasks that ship, by their names in specs; each is imported when it is first asked for."""

@@ -82,10 +82,7 @@ class MaskedText(OfText):
         bos = sequence[:, :1]
         none = torch.zeros_like(bos)
         return Batch(
-            torch.cat((bos, read), 1),
-            sequence,
-            torch.cat((none.bool(), chosen), 1),
-            bytes=torch.cat((none, sizes), 1),
+            torch.cat((bos, read), 1), sequence, torch.cat((none.bool(), chosen), 1), bytes=torch.cat((none, sizes), 1)
         )
 
     def decode(self, ids: list[int]) -> str:

@@ -30,24 +30,15 @@ def a_forward_pass_works(subject: Subject) -> None:
             # An encoding may make heads wider, of queries and keys alike.
             wide = (*heads.shape[:-1], *(q.shape[-1:] if isinstance(q, Tensor) else heads.shape[-1:]))
             gives(f"turn of {encoding}, of queries,", q, wide, f"heads {list(heads.shape)}")
-            gives(
-                f"turn of {encoding}, of keys,",
-                k,
-                wide,
-                f"heads {list(heads.shape)}, whose queries become {list(wide)}",
-            )
+            asked = f"heads {list(heads.shape)}, whose queries become {list(wide)}"
+            gives(f"turn of {encoding}, of keys,", k, wide, asked)
         if "by_distance" in encoding.doors:
             grid = distance(at, at, str(encoding), encoding.axes)
             # A row of the grid, as tokens in a row ask for it, and the grid, as any others do.
             for delta in (grid[0, 0], grid):
                 distances = delta.shape if encoding.axes == 1 else delta.shape[:-1]
-                gives(
-                    f"by_distance of {encoding}",
-                    encoding.by_distance(delta),
-                    (shape.heads, *distances),
-                    f"distances {list(delta.shape)} and {shape.heads} heads",
-                    dtype=None,
-                )
+                asked, given = f"distances {list(delta.shape)} and {shape.heads} heads", encoding.by_distance(delta)
+                gives(f"by_distance of {encoding}", given, (shape.heads, *distances), asked, dtype=None)
     for mask in (masks.causal(), masks.bidirectional()):
         out = net(x, None, mask)
         gives("attention", out, x.shape, f"embeddings {list(x.shape)}")

@@ -20,7 +20,7 @@ from posenc.schedules import value_of
 from posenc.testing.comparisons import same
 from posenc.testing.contract import promise
 from posenc.testing.subjects import LONG, TOKENS, Net, Subject, count, inside, make, on_axes, registered, tokens
-from posenc.verdicts import NoMeaning
+from posenc.verdicts import NoMeaning, expect
 
 
 @promise
@@ -36,8 +36,7 @@ def the_spec_round_trips(subject: Subject) -> None:
                 raise AssertionError(
                     f"'{encoding!r}' builds a {type(twin).__name__}, expected a {type(encoding).__name__}"
                 )
-            if repr(twin) != repr(encoding):
-                raise AssertionError(f"'{encoding!r}' builds '{twin!r}'")
+            expect(repr(twin) == repr(encoding), f"'{encoding!r}' builds '{twin!r}'")
             for one, other in zip(inside(encoding), inside(twin), strict=True):
                 if settings_of(one) != settings_of(other):
                     raise AssertionError(
@@ -78,8 +77,7 @@ def rebuilt(encoding: Encoding, shape: Shape) -> Encoding:
         )
     tree = ast.parse(repr(encoding), mode="eval").body
     name = ast.unparse(tree.func if isinstance(tree, ast.Call) else tree)
-    if name != type(encoding).__name__:
-        raise AssertionError(f"the text '{encoding!r}' names {name}, expected {type(encoding).__name__}")
+    expect(name == type(encoding).__name__, f"the text '{encoding!r}' names {name}, expected {type(encoding).__name__}")
     words = tree.keywords if isinstance(tree, ast.Call) else []
     options = {str(word.arg): value_of(word.value, repr(encoding)) for word in words}
     return make(type(encoding), shape, **options)
@@ -100,73 +98,53 @@ def bad_arguments_get_a_clear_error(subject: Subject) -> None:
             elif parameter.annotation is str:
                 bad = ["no_such_word"]
             for value in bad:
-                refused(
-                    lambda cls=cls, option=option, value=value: make(cls, shape, **{option: value}),
-                    f"{cls.__name__}({option}={value!r})",
-                    option,
-                )
+                refused(f"{cls.__name__}({option}={value!r})", option, make, cls, shape, **{option: value})
             if registered(cls) and option != "self" and parameter.annotation in (int, float, bool):
-                name = cls.spec_name
-                spec = f"{name}({option}=no_such_word)"
-                refused(lambda spec=spec: build(spec, shape), spec, option)
+                spec = f"{cls.spec_name}({option}=no_such_word)"
+                refused(spec, option, build, spec, shape)
         if registered(cls):
             spec = f"{cls.spec_name}(no_such_option=1)"
-            refused(lambda spec=spec: build(spec, shape), spec, "no_such_option")
+            refused(spec, "no_such_option", build, spec, shape)
     for encoding in subject.net().used:
         # Only what was built for a width can know that another one is wrong.
         sizes = {option for one in inside(encoding) for option in inspect.signature(type(one).__init__).parameters}
         if "embed" in encoding.doors and "dim" in sizes:
-            refused(
-                lambda e=encoding: e.embed(torch.zeros(2, TOKENS, shape.dim + 1).double(), on_axes(at, subject.axes)),
-                "embeddings that are too wide",
-                str(shape.dim + 1),
-            )
+            x, there = torch.zeros(2, TOKENS, shape.dim + 1).double(), on_axes(at, subject.axes)
+            refused("embeddings that are too wide", str(shape.dim + 1), encoding.embed, x, there)
         if "embed" not in encoding.doors and ("turn" not in encoding.doors or encoding.turns == "each"):
-            refused(
-                lambda e=encoding: e(torch.zeros(2, TOKENS, shape.dim)),
-                "embeddings given to an encoding that adds nothing",
-                "nothing",
-            )
+            x = torch.zeros(2, TOKENS, shape.dim)
+            refused("embeddings given to an encoding that adds nothing", "nothing", encoding, x)
         if "turn" not in encoding.doors:
-            refused(
-                lambda e=encoding: e(torch.zeros(1, 3, 4, 6), torch.zeros(1, 3, 4, 6)),
-                "heads given to an encoding that turns none",
-                "not turn",
-            )
+            q = torch.zeros(1, 3, 4, 6)
+            refused("heads given to an encoding that turns none", "not turn", encoding, q, q)
         if not encoding.doors & BIASES:
-            refused(lambda e=encoding: e.bias(TOKENS), "the bias of an encoding without one", "no bias")
-        heads = torch.zeros(2, shape.heads, TOKENS, shape.head_dim + 2).double()
-        keys = Keys(heads, heads, on_axes(at, subject.axes))
+            refused("the bias of an encoding without one", "no bias", encoding.bias, TOKENS)
+        q, there = torch.zeros(2, shape.heads, TOKENS, shape.head_dim + 2).double(), on_axes(at, subject.axes)
+        kernel = kernels.bind("auto", encoding, scale=1.0)
         # A bias by distance never sees the heads.
         widths = [one for one in inside(encoding) if "by_distance" not in one.doors and not one.wraps]
         knows = any("head_dim" in inspect.signature(type(one).__init__).parameters for one in widths)
         if knows and encoding.doors & {"turn", "biases", "attend"} and "remember" not in encoding.doors:
-            kernel = kernels.bind("auto", encoding, scale=1.0)
-            refused(
-                lambda e=encoding, h=heads, k=keys, kernel=kernel: e.attend(
-                    e.query(h, k.at), k.at, k, masks.causal(), kernel
-                ),
-                "heads that are too wide",
-                str(shape.head_dim + 2),
-            )
+
+            def attend(encoding=encoding, q=q, there=there, kernel=kernel):
+                return encoding.attend(encoding.query(q, there), there, Keys(q, q, there), masks.causal(), kernel)
+
+            refused("heads that are too wide", str(shape.head_dim + 2), attend)
         if "by_distance" in encoding.doors:
             more = torch.zeros(2, shape.heads + 1, TOKENS, shape.head_dim).double()
-            kernel = kernels.bind("auto", encoding, scale=1.0)
-            refused(
-                lambda e=encoding, m=more, k=kernel, t=keys.at: k(e, m, t, Keys(m, m, t), masks.causal()),
-                "a head more than the bias has",
-                str(shape.heads + 1),
-            )
-    if not subject.serves(Positions.grid(3, 3)):
-        refused(lambda: subject.net()(tokens(subject, 9), Positions.grid(3, 3)), "positions with two axes", "axes")
+            given = encoding, more, there, Keys(more, more, there), masks.causal()
+            refused("a head more than the bias has", str(shape.heads + 1), kernel, *given)
+    net, grid = subject.net(), Positions.grid(3, 3)
+    if not subject.serves(grid):
+        refused("positions with two axes", "axes", net, tokens(subject, 9), grid)
     if subject.reach < LONG:
-        refused(lambda: subject.net()(tokens(subject, LONG), count(LONG)), f"{LONG} tokens", str(LONG - 1))
+        refused(f"{LONG} tokens", str(LONG - 1), net, tokens(subject, LONG), count(LONG))
 
 
-def refused(attempt: Callable[[], Any], what: str, named: str) -> None:
-    """Raises AssertionError unless the attempt ends in a ValueError that names what was wrong."""
+def refused(what: str, named: str, attempt: Callable[..., Any], *given: Any, **options: Any) -> None:
+    """Raises AssertionError unless a call ends in a ValueError that names what was wrong."""
     try:
-        attempt()
+        attempt(*given, **options)
     except ValueError as error:
         if named not in str(error):
             raise AssertionError(f"{what}: the error should name '{named}', got '{error}'") from error

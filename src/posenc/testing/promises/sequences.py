@@ -69,11 +69,8 @@ def a_cache_changes_nothing(subject: Subject) -> None:
     loose = Positions.of(count(TOKENS).coords[..., 0]).with_horizon(LONG)
     x = tokens(subject, TOKENS)
     for cache in (GrowingCache, lambda: SlotCache(TOKENS)):
-        same(
-            in_chunks(net, x, loose, (2, 3, 4), masks.causal(), cache),
-            net(x, loose, masks.causal()),
-            "cut positions given as tensors",
-        )
+        what = "cut positions given as tensors"
+        same(in_chunks(net, x, loose, (2, 3, 4), masks.causal(), cache), net(x, loose, masks.causal()), what)
 
 
 @promise
@@ -113,18 +110,12 @@ def packing_changes_nothing(subject: Subject) -> None:
             for document, n in enumerate(lengths):
                 piece = slice(start, start + n)
                 start += n
-                same(
-                    packed[:, piece],
-                    net(x[:, piece], count(n), mask),
-                    f"document {document} of a packed row, {mask_name(mask)}, kernel {kernel}",
-                )
+                what = f"document {document} of a packed row, {mask_name(mask)}, kernel {kernel}"
+                same(packed[:, piece], net(x[:, piece], count(n), mask), what)
     # A packed row goes through a cache too, its cuts across the borders of documents.
     for cache in (GrowingCache, lambda: SlotCache(sum(lengths))):
-        same(
-            in_chunks(net, x, at, (3, 4, 1, 9), masks.causal(), cache),
-            net(x, at, masks.causal()),
-            "a packed row through a cache",
-        )
+        what = "a packed row through a cache"
+        same(in_chunks(net, x, at, (3, 4, 1, 9), masks.causal(), cache), net(x, at, masks.causal()), what)
 
 
 @promise
@@ -146,19 +137,13 @@ def a_neighbour_in_the_batch_changes_nothing(subject: Subject) -> None:
                 one = slice(row, row + 1)
                 alone = net(x[one], Positions(coords[one, :, None], order[one], document[one], horizon[one]), mask)
                 real = order[row] >= 0
-                same(
-                    together[one, real],
-                    alone[:, real],
-                    f"row {row} beside other rows, {mask_name(mask)}, kernel {kernel}",
-                )
+                what = f"row {row} beside other rows, {mask_name(mask)}, kernel {kernel}"
+                same(together[one, real], alone[:, real], what)
             moved = torch.tensor([2, 0, 1])
             there = Positions(coords[moved, :, None], order[moved], document[moved], horizon[moved])
             real = order[moved] >= 0
-            same(
-                net(x[moved], there, mask)[real],
-                together[moved][real],
-                f"rows in another order, {mask_name(mask)}, kernel {kernel}",
-            )
+            what = f"rows in another order, {mask_name(mask)}, kernel {kernel}"
+            same(net(x[moved], there, mask)[real], together[moved][real], what)
 
 
 @promise
@@ -172,35 +157,26 @@ def the_future_is_invisible(subject: Subject) -> None:
             whole = net(x, at, masks.causal())
             for cut in (1, T // 2, T - 1):
                 other = torch.cat((x[:, :cut], 7 - 3 * x[:, cut:]), 1)
-                same(
-                    net(other, at, masks.causal())[:, :cut],
-                    whole[:, :cut],
-                    f"tokens from {cut} on were changed, kernel {kernel}",
-                )
+                what = f"tokens from {cut} on were changed, kernel {kernel}"
+                same(net(other, at, masks.causal())[:, :cut], whole[:, :cut], what)
                 first = net(x[:, :cut], count(cut), masks.causal())
                 same(first, whole[:, :cut], f"only the first {cut} of {T} tokens were given, kernel {kernel}")
                 given = x.clone().requires_grad_()
                 (slope,) = torch.autograd.grad(net(given, at, masks.causal())[:, :cut].sum(), given)
-                same(
-                    slope[:, cut:],
-                    torch.zeros_like(slope[:, cut:]),
-                    f"gradient of the first {cut} outputs in later tokens, kernel {kernel}",
-                )
+                what = f"gradient of the first {cut} outputs in later tokens, kernel {kernel}"
+                same(slope[:, cut:], torch.zeros_like(slope[:, cut:]), what)
     # Earlier and later go by order, wherever the tokens stand in the tensor and whatever their coordinates are.
     shuffle = torch.tensor([5, 0, 3, 8, 1, 7, 2, 6, 4])
     x, at = tokens(subject, TOKENS), count(TOKENS)
     shuffled = Positions(at.coords[:, shuffle], at.order[:, shuffle], horizon=at.horizon)
     for kernel in net.kernels:
         expected = net.through(kernel)(x, at, masks.causal())[:, shuffle]
-        same(
-            net(x[:, shuffle], shuffled, masks.causal()),
-            expected,
-            f"the same tokens in another place of the tensor, kernel {kernel}",
-        )
-        said = net(x, at, masks.causal()), net(x, at, masks.window(3))
+        what = f"the same tokens in another place of the tensor, kernel {kernel}"
+        same(net(x[:, shuffle], shuffled, masks.causal()), expected, what)
+        masked, windowed = net(x, at, masks.causal()), net(x, at, masks.window(3))
         for layer in net.attentions:
             layer.causal = True
-        same(net(x, at), said[0], f"a causal layer without a mask, kernel {kernel}")
-        same(net(x, at, masks.window(3, causal=False)), said[1], f"a causal layer with a window, kernel {kernel}")
+        same(net(x, at), masked, f"a causal layer without a mask, kernel {kernel}")
+        same(net(x, at, masks.window(3, causal=False)), windowed, f"a causal layer with a window, kernel {kernel}")
         for layer in net.attentions:
             layer.causal = False

@@ -16,7 +16,7 @@ from posenc.kernels.block_sizes import SIZES
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions, distance
-from posenc.published import Published
+from posenc.published import Published, has_own_logits
 from posenc.score_mods import in_turn, index_grids
 from posenc.seeding import seeded
 from posenc.testing.comparisons import alike, near, same
@@ -35,7 +35,7 @@ from posenc.testing.subjects import (
     tokens,
     with_gradients,
 )
-from posenc.verdicts import NoMeaning
+from posenc.verdicts import Advised, NoMeaning, expect
 
 
 @promise
@@ -45,9 +45,39 @@ def says_what_the_paper_says(subject: Subject) -> None:
     Held to 1e-7, since a bias that is no parameter may be computed in float32.
     """
     for encoding in subject.encodings():
-        formulas = type(encoding).formula_logit, type(encoding).formula_logits
-        if "remember" in encoding.doors and formulas == (Published.formula_logit, Published.formula_logits):
+        if "remember" in encoding.doors and not has_own_logits(encoding):
             raise NoMeaning(f"{encoding} remembers facts of other tokens and states no formula_logits that reads them")
+    try:
+        agrees_with_formulas(subject)
+    except AssertionError as error:
+        for encoding in subject.encodings():
+            stated = [name for name in FORMULAS if getattr(type(encoding), name) is not getattr(Published, name)]
+            for door, (names, advice) in WITHOUT_FORMULA.items():
+                if door in encoding.doors and not set(stated) & {*names, "formula_logit", "formula_logits"}:
+                    words = f"{encoding} opens {door}, and no formula_... method says what it does"
+                    raise Advised(words, f"write {advice}") from error
+        raise
+
+
+FORMULAS = [name for name in vars(Published) if name.startswith("formula_")]
+A_BIAS = "formula_logit(self, q, k, m, n, head, scale): super().formula_logit(...) plus the bias, a number"
+WITHOUT_FORMULA = {
+    "embed": (["formula_added"], "formula_added(self, position, channel): what embed adds to one channel, a number"),
+    "turn": (
+        ["formula_query", "formula_key"],
+        "formula_query(self, q, position, head=0), and formula_key alike: the rotated channels, a list of numbers",
+    ),
+    "by_distance": ([], A_BIAS),
+    "biases": ([], A_BIAS),
+    "attend": (
+        ["formula_weights", "formula_value"],
+        "formula_weights(self, logits, query, keys): the weights of one query, a list of numbers",
+    ),
+}
+"""Of each door the formulas that say what it does, besides those of a logit, and what to write where there is none."""
+
+
+def agrees_with_formulas(subject: Subject) -> None:
     reach = subject.reach
     told = any("causal" in inspect.signature(type(one).__init__).parameters for one in subject.encodings())
     for causal in (True, False):
@@ -302,8 +332,7 @@ def every_parameter_learns(subject: Subject) -> None:
         for name, parameter in parameters:
             if parameter.grad is None:
                 continue
-            if not bool(parameter.grad.isfinite().all()):
-                raise AssertionError(f"the gradient of {name} is not finite")
+            expect(bool(parameter.grad.isfinite().all()), f"the gradient of {name} is not finite")
             if bool((parameter.grad != 0).any()):
                 moved.add(name)
         with torch.no_grad():
@@ -311,8 +340,7 @@ def every_parameter_learns(subject: Subject) -> None:
                 if parameter.grad is not None:
                     parameter -= 0.01 * parameter.grad
     still = [name for name, _ in parameters if name not in moved]
-    if still:
-        raise AssertionError(f"no gradient reaches {', '.join(still)}")
+    expect(not still, f"no gradient reaches {', '.join(still)}")
 
 
 @promise
@@ -338,8 +366,5 @@ def grouped_query_heads_agree(subject: Subject) -> None:
                     if chooses_heads(subject):
                         raise NoMeaning(f"the chosen heads cut through a group of query heads ({error})") from error
                     raise
-                same(
-                    got,
-                    full.through(kernel)(x, at, mask),
-                    f"{heads} heads on {kv_heads} key heads, {mask_name(mask)}, kernel {kernel}",
-                )
+                what = f"{heads} heads on {kv_heads} key heads, {mask_name(mask)}, kernel {kernel}"
+                same(got, full.through(kernel)(x, at, mask), what)

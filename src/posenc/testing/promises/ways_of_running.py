@@ -10,6 +10,7 @@ from posenc.positions import Positions
 from posenc.testing.comparisons import same
 from posenc.testing.contract import promise
 from posenc.testing.subjects import LONG, TOKENS, Net, Subject, count, in_chunks, mask_name, tokens
+from posenc.verdicts import expect
 
 
 @promise
@@ -69,8 +70,7 @@ def every_way_of_running_is_served(subject: Subject) -> None:
         same(run(x), expected, "tensors with data, in the context of a device without")
         absent = Net(*subject.build(), subject.shape).double()
         shape = absent(torch.empty_like(x, device="meta"), None, mask).shape
-    if shape != expected.shape:
-        raise AssertionError(f"tensors without data give shape {list(shape)}, expected {list(expected.shape)}")
+    expect(shape == expected.shape, f"tensors without data give shape {list(shape)}, expected {list(expected.shape)}")
 
     with FakeTensorMode():
         fake, given = Net(*subject.build(), subject.shape), torch.zeros(x.shape)
@@ -78,8 +78,7 @@ def every_way_of_running_is_served(subject: Subject) -> None:
             fake(given, at, mask).sum().backward()
         with torch.no_grad():
             shape = in_chunks(fake, given, count(TOKENS), (5, 1, 3), mask, lambda: SlotCache(8, rolling=True)).shape
-    if shape != expected.shape:
-        raise AssertionError(f"fake tensors give shape {list(shape)}, expected {list(expected.shape)}")
+    expect(shape == expected.shape, f"fake tensors give shape {list(shape)}, expected {list(expected.shape)}")
 
     other = tokens(subject, TOKENS, seed=4)
     with torch.no_grad():

@@ -237,12 +237,7 @@ def mark_trained(ax: Axes, lengths: Iterable[float], *, horizontal: bool = False
 
 
 def note(
-    ax: Axes,
-    words: str,
-    place: tuple[float, float],
-    coordinates: Any,
-    away: tuple[float, float],
-    **look: Any,
+    ax: Axes, words: str, place: tuple[float, float], coordinates: Any, away: tuple[float, float], **look: Any
 ) -> None:
     """A few small words at a place of the axes, so many points away from it."""
     look = {"ha": "left", "va": "bottom", "fontsize": "small", **look}

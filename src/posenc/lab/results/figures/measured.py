@@ -303,11 +303,7 @@ ABLATIONS = {
 
 @styled
 def ablation(
-    records: Sequence[Record],
-    task: str | None = None,
-    *,
-    kinds: Sequence[str] | None = None,
-    **size: "Unpack[Size]",
+    records: Sequence[Record], task: str | None = None, *, kinds: Sequence[str] | None = None, **size: "Unpack[Size]"
 ) -> Figure | None:
     """What a trained model still does at its trained length when position is damaged. The tick is the intact score.
 

@@ -27,7 +27,7 @@ from posenc.lab.results.summary.runs import (
     trained_tokens,
 )
 from posenc.lab.results.summary.sentences import LEARNED_TEXT, about_seeds, answer, paragraphs, scope
-from posenc.lab.results.summary.tables import Cell, Column, cell, how_flat, table, task_table
+from posenc.lab.results.summary.tables import Cell, Column, cell, how_flat, table, task_table, tasks_of
 from posenc.lab.results.summary.words import (
     MOST_OF_A_SENTENCE,
     NOTHING,

@@ -1,5 +1,6 @@
 """The numbers in rows: one table for each task, or all tasks side by side."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ from posenc.lab.results.summary.words import (
     seconds,
     times,
 )
+from posenc.lab.runs.record import Failure
+
+FAILED = "failed"
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,18 @@ def how_flat(value: float) -> float:
     return (EXPLODES - value) / (EXPLODES - FLAT)
 
 
-def task_table(records: Sequence[Record], task: str) -> tuple[list[Column], list[tuple[Result, list[Cell]]]]:
-    """A row for each encoding on one task. Whatever rests on having learned says so where it did not."""
+def tasks_of(records: Sequence[Record], failures: Sequence[Failure] = ()) -> list[str]:
+    """The tasks, in order of appearance; last those of which every run failed."""
+    return list(dict.fromkeys([*tasks(records), *(failure.task for failure in failures if failure.task)]))
+
+
+def task_table(
+    records: Sequence[Record], task: str, failures: Sequence[Failure] = ()
+) -> tuple[list[Column], list[tuple[Result | None, list[Cell]]]]:
+    """A row for each encoding on one task. Whatever rests on having learned says so where it did not.
+
+    An encoding that has no record there, because its runs failed, has a row without a result.
+    """
     found = results(records, task)
     text = any(result.is_text for result in found)
     lengths = sorted(
@@ -105,7 +119,8 @@ def task_table(records: Sequence[Record], task: str) -> tuple[list[Column], list
         columns += [Column("steps", "to 99 %"), Column("CPU s", "to 99 %")]
     # Last, for on a narrow screen the scores come first.
     columns += [Column("seeds"), Column("parameters", meaning="of the whole model, and of the encoding alone")]
-    rows = []
+    rows: list[tuple[Result | None, list[Cell]]] = []
+    failed = Counter(failure.spec for failure in failures if failure.task == task)
     for r in found:
         closed = Cell(NOT_LEARNED, missing=True)
         model, own = r.spread_of_all("parameters", "model"), r.spread_of_all("parameters", "encoding")
@@ -129,22 +144,27 @@ def task_table(records: Sequence[Record], task: str) -> tuple[list[Column], list
                 row.append(carries_to(r) if r.learned else closed)
             row.append(cell(r.spread("steps_to_learned"), count) if r.learned else closed)
             row.append(cell(r.spread("cpu_s_to_learned"), seconds) if r.learned else closed)
-        row += [Cell(str(len(r.runs)), r.seeds()), size]
+        seeds = [r.seeds(), f"{count(failed.pop(r.label))} failed" if r.label in failed else ""]
+        row += [Cell(str(len(r.runs)), ", ".join(filter(None, seeds))), size]
         rows.append((r, row))
+    rows += [(None, [Cell(spec), *[Cell(FAILED, missing=True)] * (len(columns) - 1)]) for spec in failed]
     return columns, rows
 
 
-def table(records: Sequence[Record], task: str | None = None) -> tuple[list[str], list[list[str]]]:
+def table(
+    records: Sequence[Record], task: str | None = None, failures: Sequence[Failure] = ()
+) -> tuple[list[str], list[list[str]]]:
     """Headings and rows as plain words: of one task with all its lengths, or of all tasks side by side.
 
     Side by side, a column stands for a multiple of the trained length, and a cell says what it is: '97 %' is exact
     match, 'R 1.02' a ratio of perplexities.
     """
     need_records(records)
-    if task is None and len(tasks(records)) == 1:
-        task = tasks(records)[0]
+    names = tasks_of(records, failures)
+    if task is None and len(names) == 1:
+        task = names[0]
     if task is not None:
-        columns, rows = task_table(records, task)
+        columns, rows = task_table(records, task, failures)
         return [column.title for column in columns], [[cell.plain for cell in row] for _, row in rows]
     found = results(records)
     factors = sorted({factor for r in found for _, factor in r.lengths() if factor and factor > 1})
@@ -153,6 +173,8 @@ def table(records: Sequence[Record], task: str | None = None) -> tuple[list[str]
     for r in found:
         size = cell(r.spread_of_all("parameters", "model"), count).text
         seeds = f"{len(r.learned)} of {len(r.runs)} learned" if r.seeds() else str(len(r.runs))
+        if failed := sum((one.task, one.spec) == (r.task, r.label) for one in failures):
+            seeds += f", {failed} failed"
         line = [r.task, r.label, size, seeds, in_range_of_all(r).replace(" exact match", "") or NOTHING]
         measure, form = (
             ("perplexity_ratio", lambda x: f"R {ratio(x)}")
@@ -170,4 +192,6 @@ def table(records: Sequence[Record], task: str | None = None) -> tuple[list[str]
         else:
             line.append(cell(r.spread("cpu_s_to_learned"), seconds).plain if r.learned else NOT_LEARNED)
         out.append(line)
-    return headings, out
+    lost = {(one.task, one.spec): None for one in failures if one.spec}.keys() - {(r.task, r.label) for r in found}
+    out += [[*one, *[FAILED] * (len(headings) - 2)] for one in sorted(lost)]
+    return headings, sorted(out, key=lambda line: names.index(line[0]))
