@@ -7,6 +7,7 @@ Type checkers and editors read `__init__.pyi`.
 import importlib
 import importlib.util
 import pkgutil
+import sys
 from typing import Any
 
 __version__ = "0.2.0"
@@ -54,7 +55,13 @@ def __getattr__(name: str) -> Any:
             return find(known[name])
     if not name.startswith("_") and importlib.util.find_spec(f"posenc.{name}"):
         return importlib.import_module(f"posenc.{name}")
-    raise AttributeError(f"module 'posenc' has no attribute '{name}'")
+    from posenc.words import class_hint
+
+    hint = class_hint(name, [*HOMES])
+    # Of `from posenc import PositionalEncoding` Python asks here first, and shows no AttributeError's words.
+    if hint and sys._getframe(1).f_code.co_name == "_handle_fromlist":
+        raise ImportError(f"cannot import name '{name}' from 'posenc'{hint}")
+    raise AttributeError(f"module 'posenc' has no attribute '{name}'{hint}")
 
 
 def modules() -> list[str]:

@@ -3,24 +3,19 @@
 Only types, shapes and Python's own numbers are asked for: nothing that lies on a device is read.
 """
 
-import functools
 import inspect
 import math
 import numbers
 import sys
 from collections.abc import Callable, Collection
 from types import UnionType
-from typing import Any, ParamSpec, TypeGuard, TypeVar, get_args, get_origin
+from typing import Any, TypeGuard, TypeVar, get_args, get_origin
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from posenc import words
 from posenc.foreign import quoted
-
-Given = ParamSpec("Given")
-Result = TypeVar("Result")
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -160,6 +155,8 @@ def built_for(encoding: object, size: str, expected: int, found: int, words: str
         raise ValueError(f"{encoding} is built for {words.format(expected)}, got {found}; build it with {size}={found}")
 
 
+T = TypeVar("T", bound="ChecksArguments")
+
 KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     bool: (lambda value: isinstance(value, bool), "True or False"),
     int: (is_whole, "a whole number"),
@@ -213,24 +210,10 @@ def arguments(function: Callable[..., Any], given: tuple[Any, ...], named: dict[
             kind(name, one, parameter.annotation)
 
 
-def annotated(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """The same function, which refuses arguments that are not of the kinds it is annotated with; see `kind`.
-
-    For what is called seldom: it costs some ten microseconds.
-    """
-
-    @functools.wraps(function)
-    def checked(*given: Given.args, **named: Given.kwargs) -> Result:
-        arguments(function, given, named)
-        return function(*given, **named)
-
-    return checked
-
-
 class ChecksArguments:
     """Base of a class whose constructor refuses options that it does not have, and arguments of another kind."""
 
-    def __new__(cls, *given: Any, **named: Any) -> Self:
+    def __new__(cls: type[T], *given: Any, **named: Any) -> T:
         """Raises TypeError for an option that there is not, naming the one that is meant, and ValueError as `kind`."""
         parameters = inspect.signature(cls.__init__).parameters.values()
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):

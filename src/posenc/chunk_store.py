@@ -11,7 +11,7 @@ from posenc import checks
 from posenc.cache import Cache
 
 
-class ChunkStore:
+class ChunkStore(checks.ChecksArguments):
     """The keys of chunks of tokens, each computed once and alone, and put behind one another in any order.
 
     A chunk's keys are moved to where it comes; what its tokens would have read of the chunks in front of it is missing
@@ -36,7 +36,6 @@ class ChunkStore:
     6
     """
 
-    @checks.annotated
     def __init__(self, model: Any, *, limit: int = 1 << 30) -> None:
         self.model, self.limit = model, checks.whole("limit", limit, 1)
         self.chunks: OrderedDict[tuple[int, ...], Cache] = OrderedDict()

@@ -3,15 +3,15 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from torch import nn
-from typing_extensions import Self
 
 from posenc import checks, kernels, masks
 from posenc.encoding import Shape
 
 NORMS = ("pre", "post")
+T = TypeVar("T", bound="Sized")
 
 LayerWindow: TypeAlias = int | tuple[int | None, ...] | None
 """How many tokens a layer sees back, or None for all; a tuple is cycled over the layers."""
@@ -105,7 +105,7 @@ SIZES = frozenset(field.name for field in fields(Sizes))
 class Sized(checks.ChecksArguments, nn.Module):
     """Base of a module whose constructor takes sizes one by one, or a Sizes in the place of `dim`."""
 
-    def __new__(cls, *given: Any, **named: Any) -> Self:
+    def __new__(cls: type[T], *given: Any, **named: Any) -> T:
         """Raises ValueError for a Sizes beside sizes, and as ChecksArguments does."""
         made = super().__new__(cls, *given, **named)
         # A subclass has a constructor of its own, which may call sizes whatever it likes.

@@ -12,12 +12,15 @@ COMPILES = TorchVersion(torch.__version__) >= "2.9"
 """Whether torch.compile takes layers as they are written; older ones take encodings alone."""
 
 
-@torch.compiler.assume_constant_result
 def refuse_to_compile() -> NoReturn:
     raise RuntimeError(
         f"torch.compile takes posenc's layers from torch 2.9 on, got {torch.__version__}; leave torch.compile out, or "
         f"install a newer torch"
     )
+
+
+# As torch.compiler.assume_constant_result does, which imports the whole compiler.
+vars(refuse_to_compile)["_dynamo_marked_constant"] = True
 
 
 def check_compiler() -> None:

@@ -114,6 +114,17 @@ def hint(option: str, known: Collection[str]) -> str:
     return near(option, known)
 
 
+def class_hint(name: str, known: Collection[str]) -> str:
+    """A hint at the class that a name stands for elsewhere, or whose name is near; or nothing.
+
+    >>> class_hint("PositionalEncoding", []), class_hint("Decodr", ["Decoder"]), class_hint("docs", ["Decoder"])
+    ("; did you mean 'Sinusoidal'?", "; did you mean 'Decoder'?", '')
+    """
+    if name in CLASSES:
+        return f"; did you mean '{CLASSES[name][0]}'?"
+    return near(name, known) if name[:1].isupper() else ""
+
+
 def no_option(owner: str, option: str, known: Collection[str]) -> TypeError:
     """The error for an option that a class or a method does not have; it names the one that is meant, or all."""
     has = ", ".join(known) or "none"

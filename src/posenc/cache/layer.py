@@ -103,12 +103,7 @@ class Operations(ABC):
             self.stand_if_changed(dropped(self.held, tokens, self.batch, rows=rows))
 
     def move(
-        self,
-        tokens: Tokens = None,
-        *,
-        by: int | None = None,
-        to: int | Positions | None = None,
-        rows: Tokens = None,
+        self, tokens: Tokens = None, *, by: int | None = None, to: int | Positions | None = None, rows: Tokens = None
     ) -> None:
         """Let some tokens stand elsewhere: `by` so many places on, or `to` a place, where the first of them then is.
 

@@ -17,13 +17,12 @@ from posenc.cache.slots import SlotCache
 from posenc.positions import Counted, Positions, positions_for
 
 
-class Cache(Operations):
+class Cache(checks.ChecksArguments, Operations):
     """The KV cache of a model: one layer cache for each attention layer, and where the last token stood.
 
     Without `slots` it grows; with `slots` it is static, and with `rolling` it keeps the newest only.
     """
 
-    @checks.annotated
     def __init__(self, layers: int, *, slots: int | None = None, rolling: bool = False) -> None:
         if rolling and slots is None:
             raise ValueError("a rolling cache needs a number of slots; give slots=window + chunk - 1")

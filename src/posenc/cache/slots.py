@@ -17,7 +17,7 @@ from posenc.positions import Positions
 from posenc.watched import is_watched, may_be_read
 
 
-class SlotCache(LayerCache):
+class SlotCache(checks.ChecksArguments, LayerCache):
     """Keys in a fixed number of slots: shapes never change, so that decoding is one compiled graph.
 
     The token whose order is n lies in slot n; in a rolling cache in slot n modulo the slots, over the oldest. Padding
@@ -36,7 +36,6 @@ class SlotCache(LayerCache):
     all that its mask lets a token see.
     """
 
-    @checks.annotated
     def __init__(self, slots: int, *, rolling: bool = False) -> None:
         if checks.whole("slots", slots) < 1:
             raise ValueError(f"a cache needs at least one slot, got {slots}")

@@ -25,12 +25,7 @@ SHAPE = Shape.of(64, 4, 128)
 """The model that encodings are shown for: dim 64, 4 heads, trained length 128."""
 
 
-def explore(
-    chosen: Sequence[str] = (),
-    *,
-    run: Path | None = None,
-    records: Sequence[summary.Record] = (),
-) -> str:
+def explore(chosen: Sequence[str] = (), *, run: Path | None = None, records: Sequence[summary.Record] = ()) -> str:
     """The page as HTML: of these encodings, and of what was trained, where a run is given.
 
     chosen      specs; none for a choice of the best known
@@ -58,11 +53,7 @@ def explore(
         "title": "posenc explorer",
         "encodings": encodings,
         "sections": known["sections"]
-        | {
-            "axes": picture.on_two_axes(specs, SHAPE),
-            "doors": opened(specs),
-            "order": order.without_position(SHAPE),
-        },
+        | {"axes": picture.on_two_axes(specs, SHAPE), "doors": opened(specs), "order": order.without_position(SHAPE)},
     }
     template = pages(TEMPLATE.parent, REPORT.parent).get_template(TEMPLATE.name)
     return template.render(title=data["title"], script=page.script(), numbers=page.numbers(data))

@@ -45,11 +45,7 @@ class Done:
 
 
 def export(
-    model: nn.Module,
-    path: str | Path,
-    *,
-    cached: bool | None = None,
-    about: Mapping[str, str] | None = None,
+    model: nn.Module, path: str | Path, *, cached: bool | None = None, about: Mapping[str, str] | None = None
 ) -> Done:
     """Write a model as one graph of PyTorch's operators (.pt2) or as ONNX (.onnx), for any batch and length.
 

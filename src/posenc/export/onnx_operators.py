@@ -22,13 +22,7 @@ def rounded(values: Any) -> Any:
 
 
 def searchsorted(
-    row: Any,
-    values: Any,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    side: str | None = None,
-    sorter: Any = None,
+    row: Any, values: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None, sorter: Any = None
 ) -> Any:
     """How many of a sorted row lie before each value, counted: [..., S] and [..., T] to [..., T]."""
     if out_int32 or sorter is not None:

@@ -171,8 +171,7 @@ class Wanted:
         if coords.shape[-1] != 1 or coords.is_floating_point():
             found = f"{coords.shape[-1]} axes" if coords.shape[-1] != 1 else "fractions"
             self.refuse(
-                f"rows of its table are asked for by whole positions on one axis, and these have {found}",
-                WITH_ROWS,
+                f"rows of its table are asked for by whole positions on one axis, and these have {found}", WITH_ROWS
             )
         ids = coords[..., 0]
         counted = Positions.count(max(int(ids.max()) + 1, self.shape.max_len), device=ids.device)

@@ -95,13 +95,7 @@ class BoundKernel:
         return out, applied if self.weights else None
 
     def added(
-        self,
-        encoding: Encoding,
-        q: Tensor,
-        at: Positions,
-        keys: Keys,
-        mask: Mask,
-        biases: Sequence[Bias] | None = None,
+        self, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, biases: Sequence[Bias] | None = None
     ) -> tuple[Mask, list[Bias]]:
         """Who may see whom, and all that is added to the logits."""
         given = None

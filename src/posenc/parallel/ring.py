@@ -229,12 +229,7 @@ class Ring:
 
     @staticmethod
     def slopes(
-        found: tuple[Tensor, Tensor],
-        read: list[Tensor],
-        out: Tensor,
-        sums: Tensor,
-        grad: Tensor,
-        grad_of_sums: Tensor,
+        found: tuple[Tensor, Tensor], read: list[Tensor], out: Tensor, sums: Tensor, grad: Tensor, grad_of_sums: Tensor
     ) -> dict[int, Tensor]:
         """The gradients in what some queries and keys read, by its number."""
         taken, total = found
