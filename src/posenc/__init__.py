@@ -13,30 +13,14 @@ from typing import Any
 __version__ = "0.2.0"
 
 HOMES = {
-    "Attention": "attention",
-    "Block": "model",
-    "Cache": "cache",
-    "Chosen": "kernels.chosen_weights",
-    "ChunkStore": "chunk_store",
-    "Compose": "encoding",
-    "Decoder": "model",
-    "Encoder": "model",
-    "EncoderDecoder": "model",
-    "Encoding": "encoding",
-    "Keys": "keys",
-    "Mask": "masks",
-    "OnHeads": "chosen_heads",
-    "Positions": "positions",
-    "Shape": "encoding",
-    "Sizes": "sizes",
-    "TokenPositionEmbedding": "embedding",
-    "build": "catalogue",
-    "hand_out": "hand_outs",
-    "names": "catalogue",
-    "preset": "presets",
-    "register": "checkpoints.live.register",
-    "scaled_dot_product_attention": "kernels.reference",
-}
+    "Attention": "attention", "Block": "model", "Cache": "cache", "Chosen": "kernels.chosen_weights",
+    "ChunkStore": "chunk_store", "Compose": "encoding", "Decoder": "model", "Encoder": "model",
+    "EncoderDecoder": "model", "Encoding": "encoding", "Keys": "keys", "Mask": "masks", "OnHeads": "chosen_heads",
+    "Positions": "positions", "Shape": "encoding", "Sizes": "sizes", "TokenPositionEmbedding": "embedding",
+    "build": "catalogue", "hand_out": "hand_outs", "names": "catalogue", "preset": "presets",
+    "register": "checkpoints.live.register", "scaled_dot_product_attention": "kernels.reference",
+}  # fmt: skip
+"""Public names, and the modules that they come from."""
 STARRED = ("coordinate_maps", "hand_outs", "masks", "parallel", "presets", "schedules", "testing")
 """The modules that `from posenc import *` brings: what they need is there with PyTorch alone."""
 

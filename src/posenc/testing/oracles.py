@@ -92,18 +92,13 @@ def tokens_of(
     where = places(at) * (B if at.coords.shape[0] == 1 else 1)
     order = at.order.expand(B, -1).tolist()
     horizon = [None] * B if at.horizon is None else at.horizon.expand(B).tolist()
-    return [
-        [
-            [
-                Token(
-                    vector, where[b][t], order[b][t], {name: fact[b][h][t] for name, fact in facts.items()}, horizon[b]
-                )
-                for t, vector in enumerate(row)
-            ]
-            for h, row in enumerate(heads)
-        ]
-        for b, heads in enumerate(vectors.tolist())
-    ]
+
+    def token(b: int, h: int, t: int, vector: list[float]) -> Token:
+        memo = {name: fact[b][h][t] for name, fact in facts.items()}
+        return Token(vector, where[b][t], order[b][t], memo, horizon[b])
+
+    rows = enumerate(vectors.tolist())
+    return [[[token(b, h, t, x) for t, x in enumerate(row)] for h, row in enumerate(heads)] for b, heads in rows]
 
 
 def places(at: Positions) -> list[list[Any]]:
