@@ -140,7 +140,8 @@ def unheard(given: Mapping[str, Any], parts: Sequence[Part], theirs: Any, path: 
         heard = True
         if BASE.search(key) and is_number(value) and value > 0:
             # What transformers has among its own keys the modules have been held to.
-            heard = any(math.isclose(value, one.base) for one in turning) or (not turning and value == 10_000)
+            still = not turning and (value == 10_000 or any(hasattr(type(place), key) for place in places))
+            heard = still or any(math.isclose(value, one.base) for one in turning)
             heard = heard or any(not turning or re.search(rf": {value}[,}}]", said) for said in asks)
         elif key in ("type", "rope_type") and path.endswith(("rope_scaling.", "rope_parameters.")):
             heard = value in STRETCHES_NOTHING or any(one.schedule for one in turning) or (bool(asks) and not turning)
