@@ -529,11 +529,11 @@ def positions_for(
     else:
         at = Positions.of(checks.tensor("positions", positions))
     if at.tokens != tokens:
-        if at.axes > 1 and at.tokens < tokens < at.tokens + 9:
+        if at.axes == tokens and batch in (None, at.tokens) and isinstance(positions, Tensor):
+            remedy = "ids [axes, B, T] are given as ids.permute(1, 2, 0)"
+        elif at.axes > 1 and at.tokens < tokens < at.tokens + 9:
             more = tokens - at.tokens
             remedy = f"tokens outside a grid, such as a class token, stand in Positions.grid(..., prefix={more})"
-        elif at.axes == tokens and batch in (None, at.tokens) and isinstance(positions, Tensor):
-            remedy = "ids [axes, B, T] are given as ids.permute(1, 2, 0)"
         else:
             remedy = "give one position for each token, or say by seq_dim=... which axis holds the tokens"
         raise ValueError(f"got positions of {at.tokens} tokens for {tokens} tokens; {remedy}")

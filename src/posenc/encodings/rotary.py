@@ -38,7 +38,8 @@ class Rotary(ScheduledSpectrum):
 
     Where it goes wrong: it does not extrapolate by itself. Past the trained length the slow pairs reach angles that
     training never saw, and models break at 1.2 to 1.4 times that length. Nor does it make attention decay with
-    distance: for unrelated q and k the logit has the same spread at any distance.
+    distance: for unrelated q and k the logit has the same spread at any distance. Heads [B, T, H, D] are turned by
+    their number unless the call says seq_dim=1.
 
     Raises ValueError for an odd or impossible rotary width, a base of 1 or less, an unknown layout, heads of another
     width, or a horizon that a schedule needs and nobody declared.

@@ -46,8 +46,9 @@ class Sinusoidal(Encoding):
 
     Where it goes wrong: it is defined at any length, but a model trained with it breaks 20 to 50 tokens past the
     trained length. The dot product of two encodings is even in the distance, so it tells no direction, and it is not
-    monotone. |PE(p)| is sqrt(dim/2) for every p. Axes given in another order (x before y, as MAE's own code has it)
-    pass every check and mean another place.
+    monotone. |PE(p)| is sqrt(dim/2) for every p. Embeddings [T, B, dim], as nn.Transformer has them, are numbered by
+    their rows unless the call says seq_dim=0: such a model is blind to order. Axes given in another order (x before y,
+    as MAE's own code has it) pass every check and mean another place.
 
     Raises ValueError for a width below 1, a base of 1 or less, an unknown layout, axes that get no channel, or
     embeddings of another width.
