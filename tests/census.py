@@ -969,6 +969,7 @@ def lengthened(given: dict[str, Any], schedule: str) -> dict[str, Any]:
     if isinstance(given.get("rope_parameters"), dict) and "rope_theta" in str(given["rope_parameters"]):
         out["rope_parameters"] = rope(given["rope_parameters"])
         out |= {"max_position_embeddings": LENGTH} if "max_position_embeddings" in given and not images else {}
+        out |= {key: [BASE] * len(given[key]) for key in ("layer_rope_theta",) if key in given}
     return out
 
 
@@ -1006,9 +1007,12 @@ def unlike(name: str, layers: int | None = None) -> list[str]:
     for schedule in [*SCHEDULES][len(name) % 2 :]:
         longer = lengthened(given, schedule)
         try:
-            return found + (as_published(plain, config_json.read(longer), longer, schedule) if longer != given else [])
+            reading = config_json.read(longer)
         except Exception as error:
             failure = short(error)
+            continue
+        if "cannot build" not in "".join({*reading.not_covered} - {*plain.not_covered}):
+            return found + (as_published(plain, reading, longer, schedule) if longer != given else [])
     return [*found, f"published: {failure}"]
 
 
@@ -1018,7 +1022,9 @@ def as_published(plain: Any, longer: Any, given: dict[str, Any], schedule: str) 
         return [f"published: the parts {[part.name for part in longer.parts]}"]
     found, contradiction = list[str](), " ".join(longer.contradictions)
     for old, new in zip(plain.parts, longer.parts, strict=True):
-        place = at(given, old.name)
+        place = given
+        for step in old.name.split("."):
+            place = place[step] if isinstance(place.get(step), dict) else place
         wanted = replace(old, layers=tuple(with_said(layer, place, schedule) for layer in old.layers))
         if place.get("max_position_embeddings") == LENGTH:
             shape = replace(old.shape, max_len=LENGTH)
@@ -1027,13 +1033,6 @@ def as_published(plain: Any, longer: Any, given: dict[str, Any], schedule: str) 
         if unequal and "followed: the modules" not in contradiction:
             found.append(f"published, wanted and read in {new.name or 'the whole'}: {'; '.join(unequal)}")
     return found
-
-
-def at(given: dict[str, Any], path: str) -> dict[str, Any]:
-    """The part of a configuration at a path, as far as there is one."""
-    for step in path.split("."):
-        given = given[step] if isinstance(given.get(step), dict) else given
-    return given
 
 
 def with_said(layer: Any, place: dict[str, Any], schedule: str) -> Any:
