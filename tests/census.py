@@ -1041,7 +1041,8 @@ def with_said(layer: Any, place: dict[str, Any], schedule: str) -> Any:
     if turns is None or str(float(BASE)) not in str(place.get("rope_parameters")):
         return layer
     options = {"base": BASE}
-    if SCHEDULES[schedule].get("rope_type", "nothing") in str(place["rope_parameters"]) and "proport" not in turns[1]:
+    kind, plain = SCHEDULES[schedule].get("rope_type", "nothing"), not re.search("schedule|proport", turns[0])
+    if plain and kind in str(place["rope_parameters"]):
         options["schedule"] = schedule
     kept = [one for one in specs.split(turns[2] or "") if one and not one.startswith("base=")]
     inside = ", ".join([*kept, *(f"{key}={value}" for key, value in options.items())])
