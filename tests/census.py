@@ -969,6 +969,7 @@ def lengthened(given: dict[str, Any], schedule: str) -> dict[str, Any]:
     if isinstance(given.get("rope_parameters"), dict) and "rope_theta" in str(given["rope_parameters"]):
         out["rope_parameters"] = rope(given["rope_parameters"])
         out |= {"max_position_embeddings": LENGTH} if "max_position_embeddings" in given and not images else {}
+        out |= {key: [BASE] * len(given[key]) for key in ("layer_rope_theta",) if key in given}
     return out
 
 
@@ -1006,9 +1007,12 @@ def unlike(name: str, layers: int | None = None) -> list[str]:
     for schedule in [*SCHEDULES][len(name) % 2 :]:
         longer = lengthened(given, schedule)
         try:
-            return found + (as_published(plain, config_json.read(longer), longer, schedule) if longer != given else [])
+            reading = config_json.read(longer)
         except Exception as error:
             failure = short(error)
+            continue
+        if "cannot build" not in "".join({*reading.not_covered} - {*plain.not_covered}):
+            return found + (as_published(plain, reading, longer, schedule) if longer != given else [])
     return [*found, f"published: {failure}"]
 
 
@@ -1018,7 +1022,9 @@ def as_published(plain: Any, longer: Any, given: dict[str, Any], schedule: str) 
         return [f"published: the parts {[part.name for part in longer.parts]}"]
     found, contradiction = list[str](), " ".join(longer.contradictions)
     for old, new in zip(plain.parts, longer.parts, strict=True):
-        place = at(given, old.name)
+        place = given
+        for step in old.name.split("."):
+            place = place[step] if isinstance(place.get(step), dict) else place
         wanted = replace(old, layers=tuple(with_said(layer, place, schedule) for layer in old.layers))
         if place.get("max_position_embeddings") == LENGTH:
             shape = replace(old.shape, max_len=LENGTH)
@@ -1029,20 +1035,14 @@ def as_published(plain: Any, longer: Any, given: dict[str, Any], schedule: str) 
     return found
 
 
-def at(given: dict[str, Any], path: str) -> dict[str, Any]:
-    """The part of a configuration at a path, as far as there is one."""
-    for step in path.split("."):
-        given = given[step] if isinstance(given.get(step), dict) else given
-    return given
-
-
 def with_said(layer: Any, place: dict[str, Any], schedule: str) -> Any:
     """A layer with the base, and the schedule, that a configuration now says."""
     turns = re.match(r"(\w*rotary)(?:\((.*?)\))?(?= \+|$)", layer.spec)
     if turns is None or str(float(BASE)) not in str(place.get("rope_parameters")):
         return layer
     options = {"base": BASE}
-    if SCHEDULES[schedule].get("rope_type", "nothing") in str(place["rope_parameters"]) and "proport" not in turns[1]:
+    kind, plain = SCHEDULES[schedule].get("rope_type", "nothing"), not re.search("schedule|proport", turns[0])
+    if plain and kind in str(place["rope_parameters"]):
         options["schedule"] = schedule
     kept = [one for one in specs.split(turns[2] or "") if one and not one.startswith("base=")]
     inside = ", ".join([*kept, *(f"{key}={value}" for key, value in options.items())])

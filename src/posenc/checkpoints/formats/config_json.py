@@ -128,7 +128,7 @@ def unheard(given: Mapping[str, Any], parts: Sequence[Part], theirs: Any, path: 
     """The keys that name an encoding which no layer has, as transformers builds them, each with a sentence."""
     encodings: list[Any] = [one for part in parts for layer in encodings_of(part) for one in layer.values()]
     turning = [one for one in encodings if hasattr(one, "base")]
-    places = [inner(theirs, part.name) for part in parts]
+    places = [inner(theirs, name) for name in (path, *(part.name for part in parts))]
     asks = [str(place.rope_parameters) for place in places if hasattr(type(place), "rope_parameters")]
     known, specs = all(part.known for part in parts), " ".join(map(str, encodings))
     for key, value in ((str(key), value) for key, value in given.items()):
