@@ -5,6 +5,7 @@ import copy
 
 import pytest
 import torch
+from tiers import in_one_graph
 from torch import Tensor
 
 from posenc import Attention, Decoder, EncoderDecoder, Keys, Positions, masks
@@ -44,6 +45,7 @@ def decoded(model, step, cache: Cache, ids: Tensor, first: Positions, tokens: Te
 
 
 @pytest.mark.parametrize(("spec", "padded"), CASES)
+@in_one_graph
 def test_decoding_with_a_static_cache_is_one_graph(spec: str, padded: bool) -> None:
     torch.compiler.reset()
     model = model_of(spec, max_len=8 if "dynamic" in spec else 64)
@@ -59,6 +61,7 @@ def test_decoding_with_a_static_cache_is_one_graph(spec: str, padded: bool) -> N
     torch.testing.assert_close(got, expected, rtol=0, atol=2e-6)
 
 
+@in_one_graph
 def test_a_thousand_tokens_take_one_graph() -> None:
     torch.compiler.reset()
     model = Decoder(vocab=13, dim=8, heads=2, layers=1, encoding="rotary").eval()
@@ -74,6 +77,7 @@ def test_a_thousand_tokens_take_one_graph() -> None:
     torch.testing.assert_close(logits, whole, rtol=0, atol=1e-5)
 
 
+@in_one_graph
 def test_a_compiled_step_beyond_the_last_slot_fails() -> None:
     torch.compiler.reset()
     model = model_of("alibi")
@@ -86,6 +90,7 @@ def test_a_compiled_step_beyond_the_last_slot_fails() -> None:
             step(torch.zeros(1, 1, dtype=torch.long), cache=cache)
 
 
+@in_one_graph
 def test_eager_and_compiled_steps_may_take_turns() -> None:
     torch.compiler.reset()
     model = model_of("learned")
@@ -287,6 +292,7 @@ def test_a_stream_refuses_when_it_is_made() -> None:
         model_of("rotary").stream(torch.zeros(1, 2, dtype=torch.long), 3, compiled=1)
 
 
+@in_one_graph
 def test_generation_keeps_a_compiled_graph_for_calls_of_its_shape(monkeypatch) -> None:
     torch.compiler.reset()
     graphs, compile = Graphs(), torch.compile

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import in_one_graph
 
 from posenc import Positions
 from posenc.encodings.learned_grid import LearnedGrid
@@ -135,6 +136,7 @@ def test_clamp_reads_the_border() -> None:
         added(encoding, torch.tensor([[[-0.25, 0.0]]]))
 
 
+@in_one_graph
 def test_in_a_compiled_graph_what_is_out_of_reach_is_nan_and_the_rest_right() -> None:
     encoding = LearnedGrid(4, grid=(2, 3), prefix=1).double()
     run = torch.compile(lambda x, at: encoding(x, positions=at), backend="eager", fullgraph=True)

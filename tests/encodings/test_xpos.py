@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers import in_one_graph
 
 from posenc import Positions
 from posenc.encodings.rotary import Rotary
@@ -140,6 +141,7 @@ def test_counted_positions_far_below_the_centre_are_looked_at() -> None:
         XPos(4, centre=2300.0).key(torch.zeros(1, 1, 3, 4).half(), Positions.count(3))
 
 
+@in_one_graph
 def test_inside_a_graph_positions_out_of_reach_come_out_as_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     out = XPos(4).key(torch.ones(1, 1, 2, 4), Positions.of(torch.tensor([5, 40_000])))

@@ -5,6 +5,8 @@ from itertools import islice
 from typing import Any
 
 import pytest
+import torch
+from torch.torch_version import TorchVersion
 
 
 def rest_slow(cases: Iterable[Any], first: int) -> list[Any]:
@@ -16,3 +18,9 @@ def rest_slow(cases: Iterable[Any], first: int) -> list[Any]:
 def of_these_slow(cases: Iterable[str], endings: tuple[str, ...]) -> list[Any]:
     """The names of cases, those with one of the endings marked as slow."""
     return [pytest.param(case, marks=[pytest.mark.slow] * case.endswith(endings)) for case in cases]
+
+
+in_one_graph = pytest.mark.skipif(
+    TorchVersion(torch.__version__) < "2.13", reason="older compilers break the graph, or take no layers"
+)
+"""A test that compiles what torch takes as a whole from 2.13 on."""
