@@ -21,7 +21,7 @@ kv_heads: num_kv_heads n_kv_heads n_kv_head num_key_value_heads num_query_groups
 head_dim: d_head dim_head head_size d_k d_kv rotary_dim rot_dim
 head_dim: dim
 vocab: vocab_size num_embeddings n_vocab num_tokens src_vocab_size
-max_len, trained_length, max_distance: max_seq_len max_seq_length max_length max_position_embeddings context_length
+max_len, trained_length, train_length, max_distance: max_seq_len max_seq_length max_length max_position_embeddings context_length
     block_size n_positions n_ctx seq_len seq_length max_sequence_length ctx_len max_len num_positions
     original_max_position_embeddings
 hidden: intermediate_size ffn_dim dim_feedforward d_ff d_inner n_inner mlp_dim ff_dim
@@ -108,10 +108,13 @@ def hint(option: str, known: Collection[str]) -> str:
     >>> hint("num_heads", ["dim", "heads"]), hint("rope_theta", ["base"]), hint("bse", ["base"])
     ("; did you mean 'heads'?", "; did you mean 'base'?", "; did you mean 'base'?")
     """
-    for ours in MEANT.get(option, ()):
-        if ours.partition("=")[0] in known:
-            return f"; did you mean '{ours}'?"
-    return near(option, known)
+    ours = meant(option, known)
+    return f"; did you mean '{ours}'?" if ours else near(option, known)
+
+
+def meant(option: str, known: Collection[str]) -> str:
+    """The known option, or the call with one, that a word of the field stands for; or nothing."""
+    return next((ours for ours in MEANT.get(option, ()) if ours.partition("=")[0] in known), "")
 
 
 def class_hint(name: str, known: Collection[str]) -> str:

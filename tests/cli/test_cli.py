@@ -1208,3 +1208,18 @@ def test_nothing_that_a_terminal_would_obey_comes_back(command: list[str], posen
 def test_a_message_quotes_little_of_a_long_input(command: str, posenc) -> None:
     answer = posenc(*command.format("a" * 15_000).split(" "))
     assert answer.code in (1, 2) and len(answer.err) < 1_500
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("train rotary --d-model 64", "did you mean '--dim'"),
+        ("train rotary --num-heads 4", "did you mean '--heads'"),
+        ("compare --num-hidden-layers 2", "did you mean '--layers'"),
+        ("compare --max-seq-len 9", "did you mean '--train-length'"),
+        ("train rotary --attn-pdrop 0.1", "did you mean '--dropout'"),
+    ],
+)
+def test_the_words_of_the_field_are_answered(posenc, line: str, words: str) -> None:
+    answer = posenc(*line.split())
+    assert answer.code == 2 and words in answer.err

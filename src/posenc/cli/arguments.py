@@ -19,6 +19,7 @@ from posenc.cli.published import LAB, Lab
 from posenc.cli.training import Train
 from posenc.cli.verbs import VERBS
 from posenc.foreign import near, one_line, quoted
+from posenc.words import meant
 
 HELP = ("-h", "--help")
 NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
@@ -98,7 +99,7 @@ def words_of(verb: str, cls: type, arguments: list[str]) -> dict[str, list[str]]
         negated = name not in types and types.get(name.removeprefix("no_")) is bool
         name = name.removeprefix("no_") if negated else name
         if name not in types:
-            hint = near(option, list(map(flag, types)), f"posenc help {verb}")
+            hint = near(flag(meant(name, types) or name), list(map(flag, types)), f"posenc help {verb}")
             raise ValueError(f"{verb} has no option {quoted(option)}{hint}")
         if name in words and get_origin(types[name]) is not tuple:
             raise ValueError(f"{option} is given more than once; give it once, with the value that you mean")
