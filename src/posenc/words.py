@@ -21,8 +21,8 @@ kv_heads: num_kv_heads n_kv_heads n_kv_head num_key_value_heads num_query_groups
 head_dim: d_head dim_head head_size d_k d_kv rotary_dim rot_dim
 head_dim: dim
 vocab: vocab_size num_embeddings n_vocab num_tokens src_vocab_size
-max_len, trained_length, train_length, max_distance: max_seq_len max_seq_length max_length max_position_embeddings context_length
-    block_size n_positions n_ctx seq_len seq_length max_sequence_length ctx_len max_len num_positions
+max_len, trained_length, train_length, max_distance: max_seq_len max_seq_length max_length max_position_embeddings
+    context_length block_size n_positions n_ctx seq_len seq_length max_sequence_length ctx_len max_len num_positions
     original_max_position_embeddings
 hidden: intermediate_size ffn_dim dim_feedforward d_ff d_inner n_inner mlp_dim ff_dim
 base: theta rope_theta rotary_base rope_base rotary_emb_base max_period freq_base
