@@ -20,7 +20,7 @@ from posenc.keys import Keys
 from posenc.masks import Mask, MaskLike, mask_for
 from posenc.positions import Positions, PositionsLike, positions_for
 from posenc.sizes import Sized, Sizes, sizes_of
-from posenc.watched import check_compiler
+from posenc.watched import COMPILES, refuse_to_compile
 from posenc.words import with_named_options
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class Attention(Sized):
         self.kernel, self.dropout = sizes.kernel, sizes.dropout
         self.scale = shape.head_dim**-0.5 if sizes.scale is None else sizes.scale
         self.encoding = build(encoding, shape, device=device, dtype=dtype) if encoding is not None else None
+        self.directed = [] if self.encoding is None else directed_parts(self.encoding)
         made = {"bias": sizes.bias, "device": device, "dtype": dtype}
         self.to_query = nn.Linear(self.dim, self.heads * self.head_dim, **made)
         self.to_key = nn.Linear(self.dim, self.kv_heads * self.head_dim, **made)
@@ -146,7 +147,8 @@ class Attention(Sized):
 
         Raises ValueError for shapes, dtypes, devices, positions and masks that do not fit.
         """
-        check_compiler()
+        if not COMPILES and torch.compiler.is_compiling():
+            refuse_to_compile()
         if call is None:
             call = self.call_for(query, key, value, positions, key_positions, mask, cache, weights, encoding)
         at, keys_at, mask, encoding, cache, weights, shared = call
@@ -219,8 +221,9 @@ class Attention(Sized):
             at = of_queries(positions)
             keys_at = positions_for(key.shape[1], key_positions, batch=key.shape[0], device=key.device, held=held)
         mask = mask_for(mask, causal=self.causal and to_itself)
-        if to_itself and not self.has_warned and warns(directed_parts(encoding), mask, at):
-            self.has_warned = True
+        if to_itself and not self.has_warned:
+            directed = self.directed if encoding is self.encoding else directed_parts(encoding)
+            self.has_warned = (at.loose or bool(directed)) and warns(directed, mask, at)
         if cache is not None:
             cache.check(keys_at, mask)
         return Call(at, keys_at, mask, encoding, cache, weights)

@@ -279,7 +279,8 @@ class Encoding(checks.ChecksArguments, KeepsTables, Published):
             )
         at = positions_for(tokens, positions, offset, batch=batch, device=x.device)
         queries, keys = self.turn_both(queries, keys, at, at)
-        return tokens_back(shaped_like(x, queries), seq_dim), tokens_back(shaped_like(k, keys), seq_dim)
+        queries, keys = shaped_like(x, queries), shaped_like(k, keys)
+        return (queries, keys) if seq_dim is None else (tokens_back(queries, seq_dim), tokens_back(keys, seq_dim))
 
     @with_named_options
     def query(

@@ -257,7 +257,7 @@ class Stack(nn.Module):
         mask = mask_for(mask, causal=self.causal)
         mask_of = [mask if window is None else mask.within(window) for window in self.window_of]
         self.check(at, mask_of, cache, weights, only)
-        if not self.has_warned and warns(self.directed, mask, at):
+        if not self.has_warned and (at.loose or self.directed) and warns(self.directed, mask, at):
             self.has_warned = True
         # All tokens are no choice: what knows them to be all goes the plain way.
         if isinstance(only, slice) and only.indices(at.tokens) == (0, at.tokens, 1):

@@ -13,6 +13,7 @@ COMPILES = TorchVersion(torch.__version__) >= "2.9"
 
 
 def refuse_to_compile() -> NoReturn:
+    """Raises RuntimeError, while a graph is made: no graph break hides it."""
     raise RuntimeError(
         f"torch.compile takes posenc's layers from torch 2.9 on, got {torch.__version__}; leave torch.compile out, or "
         f"install a newer torch"
@@ -21,13 +22,6 @@ def refuse_to_compile() -> NoReturn:
 
 # As torch.compiler.assume_constant_result does, which imports the whole compiler.
 vars(refuse_to_compile)["_dynamo_marked_constant"] = True
-
-
-def check_compiler() -> None:
-    """Raises RuntimeError in a graph that is being compiled by a torch which cannot do it."""
-    # A constant is computed while the graph is made, and its error ends that: no graph break hides it.
-    if not COMPILES and torch.compiler.is_compiling():
-        refuse_to_compile()
 
 
 def is_exporting() -> bool:

@@ -172,7 +172,7 @@ def test_every_packed_document_counts_from_0_and_predicts_what_it_predicts_alone
 def test_the_position_of_a_token_travels_with_it_to_any_shard(encoding: str) -> None:
     """NVIDIA/Megatron-LM#5243: with packing and a split context, later documents got the angles of the first one:
     tokens 0, 3, 4, 7 of two documents of four stood at 0, 3, 0, 3 of the whole row."""
-    layer = Attention(24, 3, encoding=encoding).eval()
+    layer = Attention(24, 3, encoding=encoding, causal=True).eval()
     x, mask = torch.randn(1, 8, 24), masks.causal()
     one_count = Positions(torch.arange(8)[None, :, None], torch.arange(8)[None], torch.tensor([[0] * 4 + [1] * 4]))
     for at in (one_count, Positions.packed([4, 4])):

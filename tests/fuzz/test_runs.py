@@ -153,7 +153,11 @@ def test_whatever_records_and_settings_hold_the_page_shows_it_as_text_or_it_is_r
             record.write(changed | {"key": key}, tmp_path / "records")
         store.write(tmp_path / "settings.json", store.sealed(reworded(random, settings, 3)))
         chosen = settings_of_lab.read_settings(tmp_path)
-        page = report.write(record.read_all(tmp_path), tmp_path, chosen, list(EVIL)).read_text().replace(script(), "")
+        page = (
+            report.write(record.read_all(tmp_path), tmp_path, chosen, [*map(record.Failure, EVIL)])
+            .read_text()
+            .replace(script(), "")
+        )
         assert visible(page) == page and len(page) < 500_000 and not re.search("<script>evil|x{1001}", page)
 
     found = hold(case, seeds, cpu=20.0, memory=500 << 20)

@@ -37,7 +37,7 @@ def step(slots: int) -> Group:
     x = torch.randn(1, 1, DIM, generator=generator)
     before = torch.randn(1, place, DIM, generator=generator)
     torch.manual_seed(0)
-    layers = {spec: Attention(DIM, HEADS, encoding=spec, max_len=slots).eval() for spec in SPECS}
+    layers = {spec: Attention(DIM, HEADS, encoding=spec, max_len=slots, causal=True).eval() for spec in SPECS}
     for layer in layers.values():
         layer.load_state_dict(layers["none"].state_dict(), strict=False)
     layer = layers["none"]

@@ -46,7 +46,7 @@ def in_a_process_of_its_own() -> None:
     """Print the peak of the spec and the question that the command line names."""
     spec, asked = sys.argv[1], ASKED[sys.argv[2]]
     torch.set_num_threads(1)
-    layer = Attention(DIM, HEADS, encoding=spec, max_len=TOKENS).eval()
+    layer = Attention(DIM, HEADS, encoding=spec, max_len=TOKENS, causal=True).eval()
     x = torch.randn(1, TOKENS, DIM)
     layer(x[:, :64], mask=masks.causal())
     print(json.dumps(apart.peak_of(lambda: layer(x, mask=masks.causal(), weights=asked))))

@@ -263,4 +263,5 @@ def test_parts_of_a_batch_have_the_gradient_of_the_whole(changes: dict) -> None:
         for count in (1, 5)
     )
     assert [p["loss"] for p in parts.curve] == pytest.approx([p["loss"] for p in whole.curve], abs=1e-5)
-    same_weights(parts, whole)
+    # A tied table begins narrow: the first gradients of what reads the source are small, and AdamW divides by them.
+    same_weights(parts, whole, 10 * ROUNDING if changes.get("task") == "translation" else ROUNDING)
