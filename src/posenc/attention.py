@@ -56,7 +56,8 @@ class Attention(Sized):
     causal     whether self-attention sees the past only, whatever the mask of a call adds; a spec such as "t5_bias" is
                built for it. Attention to separate keys is never causal by itself
 
-    Where it goes wrong: an encoding that is built for one direction, under a mask of the other, is told of once.
+    Where it goes wrong: an encoding that is built for one direction reads another distance under a mask of the other;
+    the layer warns once.
 
     Raises ValueError for head counts that do not divide, unknown specs and kernels, and inputs that do not fit, and
     TypeError for an option that there is not.
@@ -271,15 +272,12 @@ class Attention(Sized):
 
 
 def directed_parts(encoding: Encoding) -> list[nn.Module]:
-    """The encodings, in a sum or a wrapper too, that are built for one direction: those with an option `causal`."""
+    """The parts of an encoding that have an option `causal`, which says for which direction each is built."""
     return [part for part in encoding.modules() if isinstance(getattr(part, "causal", None), bool)]
 
 
 def warns(directed: Sequence[nn.Module], mask: Mask, at: Positions) -> bool:
-    """Warn of self-attention that is likely to be meant otherwise; whether there was something to warn of.
-
-    An encoding that is built for one direction is under a mask of the other, or packed ids name no documents.
-    """
+    """Whether the layer warned of an encoding for the other direction than the mask, or of ids that begin again."""
     if torch.compiler.is_compiling():
         return False
     if directed and (sees := mask.sees_future(at)) is not None:

@@ -76,18 +76,15 @@ class BoundKernel:
         """The scaled logits [B, H, T, S] in float32 at least, with all biases and what the mask adds.
 
         What the mask forbids is not marked in them; `mask.allowed(at, keys.at)` says it.
+        Raises ValueError where an encoding has a rule of its own, and heads have sinks.
         """
-        self.check_rule(encoding)
-        mask, added = self.added(encoding, q, at, keys, mask)
-        return self.logits_on_grid(added, q, at, keys, scale=self.scale)
-
-    def check_rule(self, encoding: Encoding) -> None:
-        """Raises ValueError where an encoding has a rule of its own, and heads have sinks."""
         if self.sinks is not None:
             raise ValueError(
                 f"{encoding} weighs keys by a rule of its own, and sinks take part in the softmax; build the attention "
                 f"with sinks=False, or take another encoding"
             )
+        mask, added = self.added(encoding, q, at, keys, mask)
+        return self.logits_on_grid(added, q, at, keys, scale=self.scale)
 
     def finish(self, weights: Tensor, keys: Keys) -> tuple[Tensor, Tensor | None]:
         """The output [B, H, T, E] of an attention rule's own weights [B, H, T, S], with dropout, and the weights."""
