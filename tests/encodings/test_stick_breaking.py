@@ -1,6 +1,7 @@
 """Stick-breaking attention, against products of shares taken one key at a time."""
 
 import math
+from dataclasses import replace
 
 import mpmath
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from posenc import Attention, Keys, Positions, masks
+from posenc import Attention, Keys, Positions, Shape, build, masks
 from posenc.encodings.stick_breaking import StickBreaking
 from posenc.kernels import bind
+from posenc.kernels.block_sizes import SIZES
 from posenc.masks import Mask
 
 
@@ -120,6 +122,42 @@ def test_it_breaks_by_the_logits_of_the_whole_composition() -> None:
     beta_a = weights[..., 4, 2] / (1 - beta_b)
     difference = torch.logit(beta_a) - torch.logit(beta_b)
     torch.testing.assert_close(difference, (plain[..., 4, 2] / plain[..., 4, 3]).log(), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "spec", ["stick_breaking", "stick_breaking(itself=True) + alibi", "stick_breaking + forgetting"]
+)
+@pytest.mark.parametrize("mask", [masks.causal(), masks.window(40), Mask(given=torch.rand(300, 300) < 0.7)])
+def test_keys_in_pieces_from_the_nearest_give_what_all_give_at_once(spec: str, mask: Mask) -> None:
+    encoding = build(spec, Shape(dim=12, heads=3, head_dim=4, max_len=300)).double()
+    q, k, v = (torch.randn(2, 3, 300, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    at = Positions.count(300)
+    memo = encoding.remember(torch.randn(2, 300, 12, dtype=torch.float64), at)
+
+    def values(weights: bool) -> list[Tensor]:
+        kernel = bind("auto", encoding, scale=0.5, weights=weights)
+        out, _ = encoding.attend(q, at, Keys(k, v, at, memo, memo), mask, kernel)
+        return [out, *torch.autograd.grad(out.square().sum(), (q, k, v))]
+
+    with SIZES.set_to(narrowest=16, rows_backwards=32):
+        for got, expected in zip(values(False), values(True), strict=True):
+            torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("logit", "pieces"), [(-9.0, 128), (0.0, 7)])
+def test_keys_for_which_nothing_is_left_are_not_read(logit: float, pieces: int) -> None:
+    encoding, seen = StickBreaking(), []
+    q, at = torch.ones(1, 1, 16, 1), Positions.count(16, start=2032)
+    keys = Keys(torch.full((1, 1, 2048, 1), logit), torch.ones(1, 1, 2048, 1), Positions.count(2048))
+    kernel = bind("auto", encoding, scale=1.0)
+    watched = replace(
+        kernel, take_values=lambda *given, **more: (seen.append(1), kernel.take_values(*given, **more))[1]
+    )
+    with SIZES.set_to(narrowest=16):
+        out, _ = encoding.attend(q, at, keys, masks.causal(), watched)
+    assert len(seen) == pieces
+    left = (1 - torch.tensor(logit).double().sigmoid()) ** torch.arange(2032, 2048)
+    torch.testing.assert_close(out.flatten().double(), 1 - left, rtol=1e-5, atol=0)
 
 
 def test_the_fused_kernel_is_refused_with_the_reason() -> None:

@@ -105,13 +105,13 @@ def test_the_weights_come_too_where_they_are_wanted(spec):
 def test_no_more_pairs_are_in_hand_than_were_asked_for(monkeypatch, spec):
     seen = []
     case = Case(spec, Positions.count(11))
-    by_pairs = StickBreaking.by_pairs
+    nearest_first = StickBreaking.nearest_first
 
     def watched(self, q, at, keys, *rest):
         seen.append((q.shape[2], keys.k.shape[2]))
-        return by_pairs(self, q, at, keys, *rest)
+        return nearest_first(self, q, at, keys, *rest)
 
-    monkeypatch.setattr(StickBreaking, "by_pairs", watched)
+    monkeypatch.setattr(StickBreaking, "nearest_first", watched)
     case.ask(attend_in_rows, masks.causal(), "reference")
     assert seen == [(3, 3), (3, 6), (3, 9), (2, 11)], "queries, and the keys up to the last of them"
     seen.clear()

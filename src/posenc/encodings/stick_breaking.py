@@ -2,16 +2,23 @@
 
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from posenc.encoding import AttentionOutput, Encoding
+from posenc.kernels.bias_in_blocks import cut
+from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.bound import BoundKernel
-from posenc.kernels.in_rows import in_rows
+from posenc.kernels.in_rows import in_rows, some_keys
 from posenc.kernels.sums_in_order import sums_after
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
+from posenc.watched import may_be_read
+
+LEAST_LEFT = -56.0
+"""The logarithm of what is worth taking of a stick: less is no number of float64 beside what was taken before."""
 
 
 class StickBreaking(Encoding):
@@ -28,9 +35,9 @@ class StickBreaking(Encoding):
 
     The logits are those of the whole composition, biases and turned queries included, with Attention's scale. Whatever
     the mask, a query takes only from tokens before it in `order`, and a key that it may not see breaks nothing off.
-    Shares are multiplied as sums of logarithms, in float32 at least, each starting at the nearest key. Tokens in
-    rows are gone through in blocks, in linear memory, and keys for which nothing is left are not read; others,
-    attention weights and dropout take the logits of all pairs.
+    Shares are multiplied as sums of logarithms, in float32 at least, each starting at the nearest key. Where tokens stand
+    in a row on a CPU, keys are read from the nearest back, until nothing is left to take; in other calls, and where
+    weights are wanted or a bias reads more than distances, the logits of all pairs are taken.
 
     Where it goes wrong: it needs the logits, so the fused sdpa kernel cannot serve it. Bidirectional attention sees the
     past only. Beside a positional bias, nearness counts twice.
@@ -58,16 +65,25 @@ class StickBreaking(Encoding):
         self.itself = itself
 
     def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
-        return in_rows(StickBreaking.by_pairs, self, q, at, keys, mask, kernel)
+        return in_rows(StickBreaking.nearest_first, self, q, at, keys, mask, kernel, SIZES.rows_backwards)
 
-    def by_pairs(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
-        """Door 4 from the logits of all pairs."""
-        logits = kernel.logits(self, q, at, keys, mask)
-        i, j = at.order[:, None, :, None], keys.at.order[:, None, None, :]
-        seen = mask.allowed(at, keys.at) & ((j <= i) if self.itself else (j < i))
-        refused = F.logsigmoid(-logits).masked_fill(~seen, 0.0)
-        weights = (F.logsigmoid(logits) + sums_after(refused, keys.at)).exp().masked_fill(~seen, 0.0)
-        return kernel.finish(weights, keys)
+    def nearest_first(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
+        """Door 4 of some queries: of tokens in a row from the nearest keys back, for as long as something is left."""
+        whole, simple = slice(0, keys.k.shape[2]), all("biases" not in part.doors for part in kernel.beside)
+        in_a_row = keys.at.start is not None and simple and not kernel.weights and q.is_cpu and may_be_read(q)
+        out, left = torch.zeros((), dtype=torch.float32), torch.zeros(())
+        for columns in reversed(cut(whole, SIZES.narrowest)) if in_a_row else (whole,):
+            some, seen_by = some_keys(columns, keys, mask)
+            logits = kernel.logits(self, q, at, some, seen_by)
+            i, j = at.order[:, None, :, None], some.at.order[:, None, None, :]
+            seen = seen_by.allowed(at, some.at) & ((j <= i) if self.itself else (j < i))
+            refused = F.logsigmoid(-logits).masked_fill(~seen, 0.0)
+            weights = (F.logsigmoid(logits) + sums_after(refused, some.at) + left).exp().masked_fill(~seen, 0.0)
+            taken, applied = kernel.finish(weights, some)
+            out, left = out + taken, left + refused.sum(-1, keepdim=True)
+            if in_a_row and left.max() < LEAST_LEFT:
+                break
+        return out.to(keys.v.dtype), applied
 
     def formula_weights(self, logits, query, keys) -> list[float]:
         left, weights = 1.0, [0.0] * len(keys)

@@ -38,15 +38,16 @@ def at_a_time(encoding: Encoding, q: Tensor, keys: int) -> int:
 
 
 def in_rows(
-    rule: Rule, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
+    rule: Rule, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel, most: int = 0
 ) -> AttentionOutput:
-    """A rule of an encoding, asked for some queries at a time where there are many pairs.
+    """A rule of an encoding, asked for some queries at a time where there are many pairs; at most `most`, unless 0.
 
     No query reads another one, and none needs keys that it may not see: so nothing is left out. In training a block
     keeps only its queries and computes the rest again in the backward pass. A graph takes all queries at once, since
     the number of blocks would tie it to one length; so do the transforms of torch.func, which cannot compute again.
     """
     tokens, step = q.shape[2], at_a_time(encoding, q, keys.k.shape[2])
+    step = min(step, most or step)
     if tokens <= step or torch.compiler.is_compiling() or is_transformed() or is_written_down():
         return rule(encoding, q, at, keys, mask, kernel)
     # The same encodings with the same parameters, whatever stands in for them when a block is computed again.
@@ -82,10 +83,16 @@ def few(
         # One key at least, so that rows which see nothing keep a shape.
         last = min(max(at.start + at.tokens - first, 1), last)
     given = mask.given
-    if given is not None:
-        given = given[..., rows, :] if given.dim() > 1 and given.shape[-2] > 1 else given
-        given = given[..., :last] if given.dim() > 0 and given.shape[-1] > 1 else given
-    memo = {name: fact[:, :, :last] for name, fact in keys.memo.items()}
-    k, v, at_keys = keys.k[:, :, :last], keys.v[:, :, :last], keys.at.rows(slice(0, last))
-    seen = Keys(k, v, at_keys, memo, query_memo, keys.summed)
-    return q[:, :, rows], at, seen, replace(mask, given=given)
+    if given is not None and given.dim() > 1 and given.shape[-2] > 1:
+        mask = replace(mask, given=given[..., rows, :])
+    return q[:, :, rows], at, *some_keys(slice(0, last), replace(keys, query_memo=query_memo), mask)
+
+
+def some_keys(columns: slice, keys: Keys, mask: Mask) -> tuple[Keys, Mask]:
+    """Some of the keys, and the mask over them."""
+    given = mask.given
+    if given is not None and given.dim() > 0 and given.shape[-1] > 1:
+        mask = replace(mask, given=given[..., columns])
+    memo = {name: fact[:, :, columns] for name, fact in keys.memo.items()}
+    k, v = keys.k[:, :, columns], keys.v[:, :, columns]
+    return Keys(k, v, keys.at.rows(columns), memo, keys.query_memo, keys.summed), mask
