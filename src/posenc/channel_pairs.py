@@ -13,7 +13,9 @@ LAYOUTS = ("half", "interleaved")
 
 
 def channels_of_pairs(pairs: int, layout: str) -> list[tuple[int, int]]:
-    """The two channels of each of so many pairs."""
+    """The two channels of each of so many pairs; "swapped" is "half" with the second of a pair first."""
+    if layout == "swapped":
+        return [(pair + pairs, pair) for pair in range(pairs)]
     return [(pair, pair + pairs) if layout == "half" else (2 * pair, 2 * pair + 1) for pair in range(pairs)]
 
 

@@ -151,7 +151,7 @@ def test_what_is_not_a_spec_is_refused_with_the_reason(spec: str, words: str) ->
         ("/".join(["a" * 300] * 40) + ".py:B", "no file 'a"),
         ("rotary(\ud800=1)", "is no spec"),
         ("\ud800.py:Mine", "no file "),
-        ("rotary(layout='" + "x" * 15_000 + "')", "rotary: layout must be one of half, interleaved, got 'x"),
+        ("rotary(layout='" + "x" * 15_000 + "')", "rotary: layout must be one of half, interleaved, swapped, got 'x"),
         ("on(rotary, heads=(" + "0," * 5_000 + "))", "heads must be different .* got a tuple of 5000"),
         ("learned(max_len=1000000000000)", "learned: .*allocate"),
         ("learned(max_len=" + "9" * 30 + ")", "learned: "),
@@ -209,7 +209,7 @@ def test_an_encoding_given_as_one_is_taken_as_it_is() -> None:
     ("spec", "words"),
     [
         ("rotary(base=0.5)", "rotary: base must be above 1, got 0.5"),
-        ("rotary(layout=split)", "rotary: layout must be one of half, interleaved, got 'split'"),
+        ("rotary(layout=split)", "rotary: layout must be one of half, interleaved, swapped, got 'split'"),
         ("learned(overrun=wrap)", "learned: overrun must be one of error, clamp, interpolate, got 'wrap'"),
         ("learned(max_len=many)", "learned: max_len must be a whole number, got 'many'"),
         ("rotary(base=big)", "rotary: base must be a number, got 'big'"),

@@ -3,12 +3,13 @@
 import torch
 from torch import Tensor
 
-from posenc import checks
-from posenc.channel_pairs import LAYOUTS
+from posenc import channel_pairs, checks
 from posenc.positions import Positions
 from posenc.precision import exact
 from posenc.rotations import ScheduledSpectrum, cos_sin, rotary_width
 from posenc.schedules import Schedule, schedule_of
+
+LAYOUTS = (*channel_pairs.LAYOUTS, "swapped")
 
 
 class Rotary(ScheduledSpectrum):
@@ -21,8 +22,9 @@ class Rotary(ScheduledSpectrum):
     head_dim  width of one head (channels)
     base      ratio that sets the longest wavelength, 2 pi base^((r-2)/r) (unitless, above 1); 10,000 in the paper
     layout    which channels form a pair: "half" pairs k with k + r/2 (GPT-NeoX, Hugging Face Llama), "interleaved"
-              pairs 2k with 2k + 1 (the paper, GPT-J, Meta's Llama). The same encoding up to a fixed order of channels,
-              and silently wrong with weights trained in the other layout
+              pairs 2k with 2k + 1 (the paper, GPT-J, Meta's Llama), "swapped" pairs k + r/2 with k, which turns the
+              pairs of "half" the other way round (nanochat). The same encoding up to a fixed order of channels, and
+              silently wrong with weights trained in another layout
     partial   share of the head that is turned, r = partial * head_dim; the other channels carry no position. The
               frequencies then run over r, from 1 down to about 1/base: proportional_rotary is another thing
     schedule  a change of the frequencies for longer contexts, such as yarn(factor=4), see posenc.schedules
@@ -85,13 +87,15 @@ class Rotary(ScheduledSpectrum):
         self.spectrum()
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
-        if not self.turns_when_attending:
-            return super().table(at, dtype, device)
         coords = exact(at.axis(self))[:, None, :, None]
-        frequencies, temperature = self.spectrum(self.horizon(at))
+        frequencies, temperature = self.spectrum(self.horizon(at) if self.turns_when_attending else None)
+        if self.turns_when_attending:
+            frequencies = frequencies[:, None, None]
         if isinstance(temperature, Tensor):
             temperature = temperature.to(coords.device)[:, None, None, None]
-        return cos_sin(coords * frequencies[:, None, None].to(coords.device), temperature, dtype, device)
+        # Kernels turn "swapped" as they turn "half".
+        angles = (-coords if self.layout == "swapped" else coords) * frequencies.to(coords.device)
+        return cos_sin(angles, temperature, dtype, device)
 
     def horizon(self, at: Positions) -> Tensor | None:
         """The declared horizon of each sequence [B or 1]; None where everything lies within the trained length."""

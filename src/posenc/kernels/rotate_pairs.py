@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.channel_pairs import LAYOUTS
 from posenc.kernels import native, rotate_pairs_triton
 from posenc.watched import is_exporting, is_watched
 
@@ -32,7 +31,7 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, layout: str, *, inverse: bool = 
     """The pairs of the first 2 P channels of x [..., T, D] rotated, the other channels as they are.
 
     (a, b) -> (a cos - b sin, b cos + a sin), with the sines negated for the inverse; cos and sin are [..., T, P].
-    Layout "half" pairs channel p with p + P; "interleaved" pairs 2 p with 2 p + 1. The arithmetic is done in the dtype
+    Layout "interleaved" pairs channel 2 p with 2 p + 1, any other p with p + P. The arithmetic is done in the dtype
     of the tables and rounded once to x's dtype.
     """
     width = 2 * cos.shape[-1]
@@ -40,14 +39,14 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, layout: str, *, inverse: bool = 
     if inverse:
         sin = -sin
     first, second = a * cos - b * sin, b * cos + a * sin
-    out = torch.cat((first, second), -1) if layout == "half" else torch.stack((first, second), -1).flatten(-2)
+    out = torch.stack((first, second), -1).flatten(-2) if layout == "interleaved" else torch.cat((first, second), -1)
     out = out.to(x.dtype)
     return out if width == x.shape[-1] else torch.cat((out, x[..., width:]), -1)
 
 
 def pairs_of(x: Tensor, layout: str) -> tuple[Tensor, ...]:
     """The first and the second channels [..., P] of all pairs of x [..., 2 P]."""
-    return x.chunk(2, -1) if layout == "half" else x.unflatten(-1, (-1, 2)).unbind(-1)
+    return x.unflatten(-1, (-1, 2)).unbind(-1) if layout == "interleaved" else x.chunk(2, -1)
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: str, *, inverse: bool = False) -> Tensor:
@@ -204,7 +203,7 @@ def plan(
     rotation = native.Rotation(*shape, table[3])
     rotation.x[:], rotation.out[:] = x[:3], out[:3]
     rotation.table[:] = [0 if size == 1 else step for size, step in zip(table[:3], cos[:3], strict=True)]
-    rotation.type, rotation.layout, rotation.inverse = TYPES.index(dtype), LAYOUTS.index(layout), inverse
+    rotation.type, rotation.layout, rotation.inverse = TYPES.index(dtype), layout == "interleaved", inverse
     largest = native.load().instruction_set
     rotation.set = largest if math.prod(shape) >= native.ENOUGH_FOR_AVX512 else min(largest, native.AVX2)
     return rotation

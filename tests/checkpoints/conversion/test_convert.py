@@ -97,14 +97,15 @@ def refusal(folder: Path, out: Path, **asked: Any) -> str:
         ("gpt_neox", {"rotary_pct": 0.5, "num_key_value_heads": None}),
         ("phi", {"partial_rotary_factor": 0.5, "qk_layernorm": True}),
         ("cohere", {"use_qk_norm": True}),
+        ("nanochat", {}),
         pytest.param("olmo2", {}, marks=pytest.mark.slow),
     ],
 )
 def test_there_and_back_and_the_same_logits_in_between(model_type: str, changes: dict, made, tmp_path: Path) -> None:
     source = made(model_type, **changes)
     before = state(source)
-    own = "interleaved" if model_type == "cohere" else "half"
-    other = "half" if own == "interleaved" else "interleaved"
+    own = {"cohere": "interleaved", "nanochat": "swapped"}.get(model_type, "half")
+    other = "interleaved" if own == "half" else "half"
     there = convert(source, tmp_path / "there", Request(layout=other), shard_bytes=9000)
     back = convert(there.folder, tmp_path / "back", Request(layout=own))
     original, returned, between = open_tensors(source), open_tensors(back.folder), open_tensors(there.folder)
@@ -339,7 +340,7 @@ def test_requests_that_do_not_fit_the_checkpoint_are_refused(made, tmp_path: Pat
     assert "a table has 1 row or more" in refusal(bert, new, max_length=0)
     assert "no layer of this checkpoint is known to turn" in refusal(bert, new, layout="half")
     for asked, words in (
-        ({"layout": "neox"}, "layout must be one of half, interleaved, got 'neox'"),
+        ({"layout": "neox"}, "layout must be one of half, interleaved, swapped, got 'neox'"),
         ({"stored": "half"}, "stored says which layout the weights have, and needs the layout that they should get"),
         ({"max_length": 4, "interpolate": "spline"}, "interpolate must be one of linear, cubic, nearest, got 'spline'"),
         ({"interpolate": "linear", "layout": "half"}, "interpolate says how a table is resized, and needs max_length"),
@@ -419,12 +420,12 @@ def test_an_error_in_the_middle_leaves_the_source_and_nothing_else(
     source = made("llama")
     before, read = state(source), 0
 
-    def fail(*given: Any) -> Tensor:
+    def fail(*given: Any, **how: Any) -> Tensor:
         nonlocal read
         read += 1
         if read == 3:
             raise RuntimeError("the power went")
-        return rearranged(*given)
+        return rearranged(*given, **how)
 
     rearranged = module.layouts.rearranged
     monkeypatch.setattr(module.layouts, "rearranged", fail)

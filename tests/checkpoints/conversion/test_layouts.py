@@ -47,18 +47,20 @@ def starts(found: dict[str, Turned]) -> dict[str, tuple[int, ...]]:
 @pytest.mark.parametrize("width", [2, 4, 10, 64])
 def test_the_order_is_that_of_the_pairs_and_its_own_way_back(width: int) -> None:
     half = width // 2
-    to = order(width, "interleaved").tolist()
+    to = order(width, "half", "interleaved").tolist()
     assert to == [channel for pair in range(half) for channel in (pair, pair + half)]
-    back = order(width, "half")
+    back = order(width, "interleaved", "half")
     assert torch.tensor(to)[back].tolist() == list(range(width))
+    assert order(width, "half", "swapped").tolist() == [*range(half, width), *range(half)]
 
 
+@pytest.mark.parametrize("to", ["interleaved", "swapped"])
 @pytest.mark.parametrize("partial", [1.0, 0.5])
-def test_logits_under_the_other_rotary_are_what_they_were(partial: float) -> None:
+def test_logits_under_the_other_rotary_are_what_they_were(partial: float, to: str) -> None:
     spec = f"rotary(partial={partial})"
     stored = {name: tensor.double() for name, tensor in weights(**LLAMA).items()}
     found = turned_tensors(reading(spec), stored)
-    other = {n: rearranged(t, found[n], "interleaved") if n in found else t for n, t in stored.items()}
+    other = {n: rearranged(t, found[n], "half", to) if n in found else t for n, t in stored.items()}
     x = torch.randn(1, 7, DIM, dtype=torch.float64)
 
     def logits(layout: str, tensors: dict[str, Tensor]) -> Tensor:
@@ -68,9 +70,9 @@ def test_logits_under_the_other_rotary_are_what_they_were(partial: float) -> Non
         return q @ k.mT
 
     expected = logits("half", stored)
-    torch.testing.assert_close(logits("interleaved", other), expected)
+    torch.testing.assert_close(logits(to, other), expected)
     # And without the conversion it is another model.
-    assert (logits("interleaved", stored) - expected).abs().max() > 0.1
+    assert (logits(to, stored) - expected).abs().max() > 0.1
 
 
 def test_there_and_back_gives_every_bit_and_leaves_the_rest_alone() -> None:
@@ -78,8 +80,8 @@ def test_there_and_back_gives_every_bit_and_leaves_the_rest_alone() -> None:
     found = turned_tensors(reading("rotary(partial=0.5)"), stored)
     assert set(starts(found)) == {"q_proj.weight", "k_proj.weight", "q_proj.bias"}
     for name, where in found.items():
-        there = rearranged(stored[name].bfloat16(), where, "interleaved")
-        assert rearranged(there, where, "half").equal(stored[name].bfloat16())
+        there = rearranged(stored[name].bfloat16(), where, "half", "interleaved")
+        assert rearranged(there, where, "interleaved", "half").equal(stored[name].bfloat16())
         passed = stored[name].unflatten(0, (-1, WIDTH))[:, WIDTH // 2 :].bfloat16()
         assert there.unflatten(0, (-1, WIDTH))[:, WIDTH // 2 :].equal(passed)
         assert not there.equal(stored[name].bfloat16())
@@ -145,8 +147,8 @@ def test_of_an_adapter_the_rows_of_b_and_the_magnitudes_turn() -> None:
     b = next(name for name in found if "lora_B" in name)
     a = lora[b.replace("lora_B", "lora_A")]
     whole = Turned(0, found[b].starts, WIDTH)
-    after = rearranged(lora[b], found[b], "interleaved") @ a
-    torch.testing.assert_close(after, rearranged(lora[b] @ a, whole, "interleaved"))
+    after = rearranged(lora[b], found[b], "half", "interleaved") @ a
+    torch.testing.assert_close(after, rearranged(lora[b] @ a, whole, "half", "interleaved"))
 
 
 def test_layers_without_rotary_and_other_parts_are_left_alone() -> None:
@@ -244,7 +246,7 @@ def test_a_reading_follows_its_weights_into_the_other_layout() -> None:
     assert layout_of(before) == "half" and layout_of(after) == "interleaved"
     assert in_layout(after, "half") == before or layout_of(in_layout(after, "half")) == "half"
     assert layout_of(reading("alibi")) is None and in_layout(reading("alibi"), "half") == reading("alibi")
-    with pytest.raises(ValueError, match="layout must be one of half, interleaved, got 'neox'"):
+    with pytest.raises(ValueError, match="layout must be one of half, interleaved, swapped, got 'neox'"):
         in_layout(before, "neox")
     mixed = Part("", Shape(DIM, 4, 8, 64), (Layer("rotary", 8), Layer("rotary(layout='interleaved')", 8)), KV)
     with pytest.raises(CannotRead, match="in several layouts: half, interleaved"):
@@ -285,7 +287,7 @@ def test_weights_whose_pairs_were_turned_into_one_another_give_their_layout_away
     half = measure_layout.of_weights(said, stored)
     assert half.layout == "half" and half.ratio < -0.15 and half.heads == 24
     found = turned_tensors(said, stored)
-    other = {name: rearranged(tensor, found[name], "interleaved") for name, tensor in stored.items()}
+    other = {name: rearranged(tensor, found[name], "half", "interleaved") for name, tensor in stored.items()}
     assert measure_layout.of_weights(said, other).layout == "interleaved"
     assert "the weights look half" in str(half)
 

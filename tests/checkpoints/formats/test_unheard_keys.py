@@ -96,9 +96,10 @@ def test_the_ntk_of_gte_is_that_of_a_number_system() -> None:
     assert "ntk_mixed(factor=2.0, power=0.5)" in mixed
 
 
-def test_in_which_direction_nanochat_turns_is_said() -> None:
-    (sentence, _) = read({"model_type": "nanochat", "rope_theta": 5e3} | SIZES).not_covered
-    assert "turns its channels by minus the angles of rotary(base=5000), which swaps the halves" in sentence
+def test_nanochat_turns_the_other_way_round() -> None:
+    reading = read({"model_type": "nanochat", "rope_theta": 5e3} | SIZES)
+    assert reading.not_covered == ()
+    assert {layer.spec for layer in reading.parts[0].layers} == {"rotary(base=5000, layout='swapped')"}
 
 
 def test_mrope_as_qwen_published_it_contradicts_nothing() -> None:

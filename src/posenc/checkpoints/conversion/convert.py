@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from posenc.channel_pairs import LAYOUTS
 from posenc.checkpoints.conversion import layouts, measure_layout, tables
 from posenc.checkpoints.conversion.source import Plan, Source, open_source
 from posenc.checkpoints.conversion.table_changes import plan_grid, plan_positions
@@ -30,7 +29,7 @@ from posenc.checkpoints.vocabulary.specs import CannotExpress
 class Request:
     """What to change.
 
-    layout       the layout that queries and keys should have: "half" or "interleaved"
+    layout       the layout that queries and keys should have: "half", "interleaved" or "swapped"
     stored       the one they have, where the config does not say so or is wrong
     max_length   the positions that a learned table should have
     grid         the cells on each axis that a learned table of an image should have
@@ -154,7 +153,8 @@ def plan_layout(plan: Plan, source: Source, to: str, stored: str | None) -> None
     turned = layouts.turned_tensors(plan.reading, source.described, adapter=source.adapter)
     if stored is None and not source.adapter and not source.gguf:
         evidence = measure_layout.of_weights(plan.reading, source.tensors)
-        if evidence.layout not in (None, said):
+        # Weights do not say which way round a pair turns.
+        if evidence.layout not in (None, "half" if said == "swapped" else said):
             raise ValueError(
                 f"the config says that queries and keys are {said}, but {evidence}; say which it is with "
                 f"stored='{evidence.layout}' or stored='{said}'"
@@ -163,12 +163,12 @@ def plan_layout(plan: Plan, source: Source, to: str, stored: str | None) -> None
     if now == to:
         raise ValueError(
             f"queries and keys are {to} already, by the config; if the weights are not, say so with "
-            f"stored='{next(layout for layout in LAYOUTS if layout != to)}'"
+            f"stored='{next(layout for layout in layouts.LAYOUTS if layout != to)}'"
             if stored is None
             else f"stored and layout are both '{to}', which leaves nothing to convert"
         )
     for name, where in turned.items():
-        plan.change(name, f"rearranged from {now} to {to}", partial(layouts.rearranged, turned=where, to=to))
+        plan.change(name, f"rearranged from {now} to {to}", partial(layouts.rearranged, turned=where, now=now, to=to))
     plan.reading = layouts.in_layout(plan.reading, to)
     say_in_config(plan, source)
 

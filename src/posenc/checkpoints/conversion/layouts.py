@@ -2,6 +2,7 @@
 
 half           pair p is channels p and p + r/2         (GPT-NeoX, Hugging Face's Llama)
 interleaved    pair p is channels 2p and 2p + 1         (GPT-J, Meta's Llama, GGUF's llama, DeepSeek)
+swapped        pair p is channels p + r/2 and p         (nanochat)
 
 Queries and keys meet in products only, so the rows that make them may be put in another order, the same for both: row c
 of each head becomes row order[c], with order[2p] = p and order[2p + 1] = p + r/2 for interleaved from half. With the
@@ -12,14 +13,16 @@ import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.channel_pairs import LAYOUTS
+from posenc.channel_pairs import channels_of_pairs
 from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
 from posenc.encoding import Encoding, parts_of
+from posenc.encodings.rotary import LAYOUTS
 from posenc.positions import Positions
 
 ROLES = {
@@ -64,27 +67,25 @@ class Turned:
     width: int
 
 
-def order(width: int, to: str) -> Tensor:
+def order(width: int, now: str, to: str) -> Tensor:
     """The old channel at each new place, for a head with `width` turned channels.
 
-    >>> order(6, "interleaved").tolist(), order(6, "half").tolist()
-    ([0, 3, 1, 4, 2, 5], [0, 2, 4, 1, 3, 5])
+    >>> order(6, "half", "interleaved").tolist(), order(6, "interleaved", "swapped").tolist()
+    ([0, 3, 1, 4, 2, 5], [1, 3, 5, 0, 2, 4])
     """
     check_layout(to)
-    pairs = (2, width // 2) if to == "interleaved" else (width // 2, 2)
-    return torch.arange(width).view(pairs).T.flatten()
+    old, new = (torch.tensor(channels_of_pairs(width // 2, layout)).flatten() for layout in (now, to))
+    return torch.empty_like(old).scatter(0, new, old)
 
 
-def rearranged(tensor: Tensor, turned: Turned, to: str) -> Tensor:
-    """The same tensor with its turned channels in the other layout; everything else stays where it is.
-
-    to   the new layout, "half" or "interleaved". A tensor does not say which one it has: it is taken to be the other
+def rearranged(tensor: Tensor, turned: Turned, now: str, to: str) -> Tensor:
+    """The same tensor with its turned channels in another layout, `to`; everything else stays where it is.
 
     >>> weight = torch.arange(8.0)[:, None]
-    >>> rearranged(weight, Turned(axis=0, starts=(0, 4), width=4), "interleaved").flatten().tolist()
+    >>> rearranged(weight, Turned(axis=0, starts=(0, 4), width=4), "half", "interleaved").flatten().tolist()
     [0.0, 2.0, 1.0, 3.0, 4.0, 6.0, 5.0, 7.0]
     """
-    index, rows = torch.arange(tensor.shape[turned.axis], device=tensor.device), order(turned.width, to)
+    index, rows = torch.arange(tensor.shape[turned.axis], device=tensor.device), order(turned.width, now, to)
     for start in turned.starts:
         index[start : start + turned.width] = start + rows.to(tensor.device)
     return tensor.index_select(turned.axis, index)
@@ -171,7 +172,8 @@ def width_of(part: Part, number: int) -> int | None:
     x = x.view(1, part.shape.heads, -1, head_dim)
     every = Turned(3, (0,), width)
     with torch.no_grad():
-        if not torch.allclose(twin.query(rearranged(x, every, to), at), rearranged(encoding.query(x, at), every, to)):
+        there = partial(rearranged, turned=every, now=rotary.layout, to=to)
+        if not torch.allclose(twin.query(there(x), at), there(encoding.query(x, at))):
             raise CannotRead(f"the layouts of {encoding} differ by more than the order of {width} channels")
     return width
 

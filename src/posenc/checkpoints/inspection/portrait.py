@@ -27,6 +27,7 @@ from posenc.encoding import Encoding, parts_of, settings_of
 LAYOUTS = {
     "half": "half: channel k and the one half the rotary width further on make a pair",
     "interleaved": "interleaved: channels 2k and 2k + 1 make a pair",
+    "swapped": "swapped: the pairs of half, turned the other way round",
 }
 
 MOST_ROWS = 512

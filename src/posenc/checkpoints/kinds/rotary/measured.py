@@ -23,6 +23,7 @@ from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.checkpoints.vocabulary.specs import rotary_spec, spec_of
 from posenc.encoding import Shape
 from posenc.encodings.image_rotary import normalised_grid
+from posenc.encodings.rotary import LAYOUTS
 from posenc.positions import Positions
 
 NEAR = 2e-5
@@ -101,9 +102,7 @@ def measured(
         node.explained[key] = on_grid(stack, turn, tries) or explained(stack, turn, [*first, *tries])
     found = node.explained[key]
     if found is None:
-        back = explained(stack, replace(turn, matrices=turn.matrices.mT), [option] if option else [])
-        by = f" by minus the angles of {back[0]}, which swaps the halves of each head," if back else ""
-        node.leave(f"{every_layer(turn.path)} turns its channels{by} as no spec here says")
+        node.leave(f"{every_layer(turn.path)} turns its channels as no spec here says")
     return found or ("none", stack.turned)
 
 
@@ -141,7 +140,7 @@ def explained(stack: Stack, turn: Turn, tries: list[Options]) -> tuple[str, int]
     for option in (*tries, seen):
         wanted = option if sections is None else with_sections(node, option, *sections)
         for one in widths_of(wanted, turn.matrices.shape[-1]):
-            for layout in ("half", "interleaved"):
+            for layout in LAYOUTS:
                 # A spec that cannot be built is no explanation.
                 with contextlib.suppress(ValueError):
                     if agrees(turn, one.spec(layout), one.head_dim, stack.shape, node.rounding):
