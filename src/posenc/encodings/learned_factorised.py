@@ -1,14 +1,14 @@
 """Learned tables, one for each axis."""
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, settings_of
 from posenc.interpolation import interpolated
 from posenc.positions import Positions
 from posenc.watched import may_be_read
@@ -121,18 +121,8 @@ class LearnedFactorised(Encoding):
             raise ValueError(f"{self} folds positions over its grid; only tables of several axes resample (fold=False)")
         if len(grid) != self.axes or not all(n >= 1 for n in grid):
             raise ValueError(f"a grid of {self.axes} axes needs as many sizes of 1 or more, got {grid}")
-        twin = LearnedFactorised(
-            self.dim,
-            self.max_len,
-            grid=grid,
-            widths=self.widths,
-            combine=self.combine,
-            fold=False,
-            overrun=self.overrun,
-            std=self.std,
-            device=self.tables[0].device,
-            dtype=self.tables[0].dtype,
-        )
+        options: dict[str, Any] = {**settings_of(self), "grid": grid}
+        twin = LearnedFactorised(self.dim, **options, device=self.tables[0].device, dtype=self.tables[0].dtype)
         with torch.no_grad():
             for table, new in zip(self.tables, twin.tables, strict=True):
                 # What resampling makes of unit vectors is the matrix [new, old] that resamples everything.

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.encoding import Encoding
+from posenc.encoding import Encoding, settings_of
 from posenc.interpolation import adopt_table, interpolated_on_axes
 from posenc.positions import Positions
 from posenc.watched import may_be_read
@@ -109,16 +109,8 @@ class LearnedGrid(Encoding):
                 unit = torch.eye(old, dtype=torch.float64, device=cells.device)[None, None]
                 weights = F.interpolate(unit, (new, old), mode="bicubic", antialias=antialias)[0, 0]
                 cells = torch.tensordot(weights, cells, dims=([1], [axis])).movedim(0, axis)
-            twin = LearnedGrid(
-                self.dim,
-                self.max_len,
-                grid=grid,
-                prefix=self.prefix,
-                overrun=self.overrun,
-                std=self.std,
-                device=self.table.device,
-                dtype=self.table.dtype,
-            )
+            options: dict[str, Any] = {**settings_of(self), "grid": grid}
+            twin = LearnedGrid(self.dim, **options, device=self.table.device, dtype=self.table.dtype)
             twin.table.copy_(torch.cat((self.table[: self.prefix].double(), cells.flatten(0, -2))))
         return twin
 

@@ -193,29 +193,19 @@ class Sinusoidal(Encoding):
         return float((moved - self.encode(at) @ self.shift(k).T).abs().max())
 
     def formula_added(self, position, channel: int) -> float:
-        if self.axes != 1:
-            return self.formula_on_axes(position, channel)
-        pairs = math.ceil(self.dim / 2) if self.layout == "interleaved" else self.dim // 2
-        if self.layout == "interleaved":
-            k, wave = channel // 2, (math.sin, math.cos)[channel % 2]
-        elif channel < 2 * pairs:
-            k, wave = channel % pairs, (math.sin, math.cos)[channel // pairs ^ (self.layout == "cosines_first")]
-        else:
+        place = position if isinstance(position, tuple) else (position,)
+        axes, pairs = len(place), math.ceil(self.width / 2) if self.layout == "interleaved" else self.width // 2
+        if channel >= 2 * pairs * axes:
+            # An odd width leaves its last channel without a pair.
             return 0.0
-        exponent = k / (pairs - 1 or 1) if self.endpoint else k / (self.dim / 2)
-        return self.formula_scale() * wave(position / self.base**exponent)
-
-    def formula_on_axes(self, position: tuple[float, ...], channel: int) -> float:
-        axes = len(position)
-        pairs = math.ceil(self.dim / (2 * axes))
         if self.layout.endswith("s_first"):
             wave, (axis, k) = channel // (pairs * axes), divmod(channel % (pairs * axes), pairs)
-            wave ^= self.layout == "cosines_first"
         else:
             axis, inside = divmod(channel, 2 * pairs)
             wave, k = (inside % 2, inside // 2) if self.layout == "interleaved" else divmod(inside, pairs)
-        exponent = k / (pairs - 1 or 1) if self.endpoint else k / pairs
-        return self.formula_scale() * (math.sin, math.cos)[wave](position[axis] / self.base**exponent)
+        exponent = k / (pairs - 1 or 1) if self.endpoint else k / (self.width / 2)
+        function = (math.sin, math.cos)[wave ^ (self.layout == "cosines_first")]
+        return self.formula_scale() * function(place[axis] / self.base**exponent)
 
     def formula_scale(self) -> float:
         return 1.0 if self.scale is None else self.scale.item()
