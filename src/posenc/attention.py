@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posenc import checks, kernels
 from posenc.biases import Bias
-from posenc.cache import LayerCache, held_by
+from posenc.cache import LayerCache, held_by, unchanged_if_refused
 from posenc.catalogue import Spec, build
 from posenc.encoding import Encoding
 from posenc.kernels.chosen_weights import Chosen, chosen_weights
@@ -152,6 +152,9 @@ class Attention(Sized):
             refuse_to_compile()
         if call is None:
             call = self.call_for(query, key, value, positions, key_positions, mask, cache, weights, encoding)
+            if cache is not None and not torch.compiler.is_compiling():
+                with unchanged_if_refused([cache]):
+                    return self.forward(query, key, value, call=call)
         at, keys_at, mask, encoding, cache, weights, shared = call
         key = query if key is None else key
         q, new = self.queries_and_keys(query, key, value, at, keys_at, encoding)

@@ -8,6 +8,7 @@ attends to two sequences tells them apart by name: {"self": ..., "cross": ...}.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias, cast, overload
@@ -19,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from posenc import checks
 from posenc.attention import Attention, Call, check_weights, directed_parts, warns
-from posenc.cache import Cache, LayerCache, held_by
+from posenc.cache import Cache, LayerCache, held_by, unchanged_if_refused
 from posenc.catalogue import LayerSpec, Spec, build_layers
 from posenc.embedding import TokenPositionEmbedding
 from posenc.encoding import Encoding
@@ -139,6 +140,9 @@ class Block(Sized):
                 x = self.attention.encoding.embed(x, at)
             own = self.attention.call_for(x, positions=at, mask=mask, cache=cache, weights=weights, encoding=encoding)
             calls = own, self.cross_call(x, at, memory, memory_positions, weights, cross_encoding)
+            if cache is not None and not torch.compiler.is_compiling():
+                with unchanged_if_refused([cache]):
+                    return self.forward(x, memory=memory, only=only, calls=calls)
         own, across = calls
         y, seen = self.before(x, self.attention_norm), {}
         if only is None:
@@ -272,19 +276,21 @@ class Stack(nn.Module):
         seen, left = {}, only
         decodes = cache is not None and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
         shared: dict | None = {} if decodes else None
-        for layer, block in enumerate(self.blocks):
-            wanted = in_layer if layer in asked else False
-            of_layer = None if cache is None else cache.layers[layer]
-            own = Call(at, at, mask_of[layer], self.encoding_of[layer], of_layer, wanted, shared)
-            if across is not None:
-                across = across._replace(encoding=self.cross_encoding_of[layer], weights=wanted)
-            if wanted:
-                x, seen[layer] = block(x, memory=memory, calls=(own, across))
-            elif block is not self.blocks[-1]:
-                x = self.through(block, x, memory=memory, calls=(own, across))
-            else:
-                # What nobody reads is not computed: the last block answers for the wanted tokens only.
-                x, left = self.through(block, x, memory=memory, only=only, calls=(own, across)), None
+        careful = cache is not None and not torch.compiler.is_compiling()
+        with unchanged_if_refused(cache.layers) if careful else nullcontext():
+            for layer, block in enumerate(self.blocks):
+                wanted = in_layer if layer in asked else False
+                of_layer = None if cache is None else cache.layers[layer]
+                own = Call(at, at, mask_of[layer], self.encoding_of[layer], of_layer, wanted, shared)
+                if across is not None:
+                    across = across._replace(encoding=self.cross_encoding_of[layer], weights=wanted)
+                if wanted:
+                    x, seen[layer] = block(x, memory=memory, calls=(own, across))
+                elif block is not self.blocks[-1]:
+                    x = self.through(block, x, memory=memory, calls=(own, across))
+                else:
+                    # What nobody reads is not computed: the last block answers for the wanted tokens only.
+                    x, left = self.through(block, x, memory=memory, only=only, calls=(own, across)), None
         if cache is not None:
             cache.took(at)
         return self.final_norm(x if left is None else x[:, left]), tuple(seen[layer] for layer in asked if weights)

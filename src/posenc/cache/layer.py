@@ -1,6 +1,8 @@
 """What attention needs of a cache, and what can be done to the tokens that one holds."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from posenc import checks
 from posenc.cache.held import along, check_rows, joined
+from posenc.cache.memory import scatter_in_place
 from posenc.cache.operations import Tokens, cropped, dropped, kept, moved, row_numbers, spliced
 from posenc.encoding import WHY_FIXED
 from posenc.keys import Keys
@@ -132,6 +135,8 @@ class LayerCache(Operations):
         self.stored: Keys | None = None
         # Keys, and those that were moved turned to where they stand.
         self.settled: tuple[Keys, Tensor] | None = None
+        # What `extend` has written over, where it may be refused: memory, slots, what was there, and their axis.
+        self.overwritten: list[tuple[Tensor, Tensor, Tensor, int]] | None = None
 
     @property
     def keys(self) -> Keys | None:
@@ -207,6 +212,26 @@ class LayerCache(Operations):
             return new
         check_movable(self.keys, at)
         return both(standing(self.keys, at), new)
+
+
+@contextmanager
+def unchanged_if_refused(caches: Sequence[LayerCache]) -> Generator[None]:
+    """Whatever is raised within leaves these caches as they were: no layer keeps tokens that another one refused."""
+    before = [{**vars(cache), "overwritten": None} for cache in caches]
+    for cache in caches:
+        cache.overwritten = []
+    try:
+        yield
+    except BaseException:
+        for cache in caches:
+            for into, slot, old, axis in reversed(cache.overwritten or []):
+                scatter_in_place(into, slot, old, axis)
+        raise
+    else:
+        before = [{"overwritten": None}] * len(before)
+    finally:
+        for cache, state in zip(caches, before, strict=True):
+            vars(cache).update(state)
 
 
 def held_by(cache: LayerCache | None) -> Positions | None:

@@ -46,8 +46,19 @@ def scatter_in_place(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tens
     new = new.expand(into.shape[0], *new.shape[1:])
     if slot.shape[0] == 1:
         return into.index_copy_(axis, slot[0], new)
-    index = slot.view(slot.shape[0], *(1,) * (axis - 1), slot.shape[1], *(1,) * (new.dim() - axis - 1)).expand_as(new)
-    return into.scatter_(axis, index, new)
+    return into.scatter_(axis, index_of(slot, new, axis), new)
+
+
+def gathered(held: Tensor, slot: Tensor, axis: int) -> Tensor:
+    """What lies in the slots [B or 1, T] along `axis`, in memory of its own."""
+    slot = slot.expand(held.shape[0], -1)
+    there = held.narrow(axis, 0, 1).expand(*held.shape[:axis], slot.shape[1], *held.shape[axis + 1 :])
+    return held.gather(axis, index_of(slot, there, axis))
+
+
+def index_of(slot: Tensor, like: Tensor, axis: int) -> Tensor:
+    """The slots [B, T] of each number of a tensor whose tokens lie along `axis`."""
+    return slot.view(slot.shape[0], *(1,) * (axis - 1), slot.shape[1], *(1,) * (like.dim() - axis - 1)).expand_as(like)
 
 
 def together(*facts: Tensor) -> int:

@@ -162,12 +162,13 @@ def placed(at: Positions, moving: Tensor, to: Positions) -> Positions:
         raise ValueError(f"got positions of {to.tokens} tokens for the {int(moves.max())} that move; give one for each")
     if to.axes != at.axes:
         raise ValueError(f"the tokens stand on {at.axes} axes, got positions with {to.axes}; give as many")
-    last = torch.iinfo(at.order.dtype).max
+    # Rows that shared one place may get places of their own.
+    rows = max(moving.shape[0], to.order.shape[0], to.coords.shape[0])
+    last, moving = torch.iinfo(at.order.dtype).max, moving.expand(rows, -1)
     by_order = at.order.expand_as(moving).masked_fill(~moving, last).argsort(dim=1, stable=True)
     number = by_order.argsort(1).clamp(max=to.tokens - 1)
 
     def of_moving(new: Tensor, old: Tensor) -> Tensor:
-        rows = moving.shape[0]
         new, old = new.expand(rows, *new.shape[1:]), old.expand(rows, *old.shape[1:])
         index, where = (
             (number, moving)

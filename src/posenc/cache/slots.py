@@ -9,7 +9,7 @@ from posenc import checks
 from posenc.cache.columns import compact
 from posenc.cache.held import check_behind, check_rows, documents, larger, span
 from posenc.cache.layer import LayerCache, rows_of, turned_of
-from posenc.cache.memory import memory, scatter_in_place, scattered
+from posenc.cache.memory import gathered, memory, scatter_in_place, scattered
 from posenc.cache.operations import cropped, extent_of
 from posenc.keys import Keys
 from posenc.masks import Mask
@@ -49,7 +49,14 @@ class SlotCache(checks.ChecksArguments, LayerCache):
         if self.keys is not None:
             check_rows(self.keys, new)
         recording = torch.is_grad_enabled() or (not torch.compiler.is_compiling() and is_watched())
-        scatter = scatter_in_place if (self.exclusive or self.keys is None) and not recording else scattered
+        in_place = (self.exclusive or self.keys is None) and not recording
+
+        def scatter(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:
+            kept = self.overwritten is not None and in_place and self.keys is not None
+            if kept and slot.shape[0] in (1, into.shape[0]):
+                self.overwritten.append((into, slot, gathered(into, slot, axis), axis))
+            return (scatter_in_place if in_place else scattered)(into, slot, new, axis)
+
         keys = self.empty_like(new) if self.keys is None else self.keys
         order, slot = new.at.order, self.slot_of(new.at.order)
         one_document = keys.at.document is None and new.at.document is None

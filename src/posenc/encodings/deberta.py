@@ -109,10 +109,8 @@ class DeBERTa(Encoding):
         self.edges = edges_of(buckets, max_distance)
         self.table = nn.Parameter(torch.empty(2 * buckets, dim, device=device, dtype=dtype))
         width = heads * head_dim
-        self.to_key = (
-            nn.Linear(dim, width, bias=False, device=device, dtype=dtype) if terms != "position_to_content" else None
-        )
-        self.to_query = nn.Linear(dim, width, device=device, dtype=dtype) if terms != "content_to_position" else None
+        self.to_key = nn.Linear(dim, width, False, device, dtype) if terms != "position_to_content" else None
+        self.to_query = nn.Linear(dim, width, True, device, dtype) if terms != "content_to_position" else None
         self.reads_keys = self.to_query is not None
         self.reset_parameters()
 
@@ -143,17 +141,9 @@ class DeBERTa(Encoding):
         assert q is not None
         checks.heads(self, q)
         checks.head_dim(self, q)
-        return [
-            Products(
-                self.score_mod,
-                q,
-                at,
-                keys,
-                facts=partial(self.facts, q),
-                products=partial(self.products, q, keys.k),
-                same_beyond=self.max_distance or self.buckets,
-            )
-        ]
+        facts, products = partial(self.facts, q), partial(self.products, q, keys.k)
+        beyond = self.max_distance or self.buckets
+        return [Products(self.score_mod, q, at, keys, facts=facts, products=products, same_beyond=beyond)]
 
     def facts(self, q: Tensor, keys: Keys) -> Keys:
         """What queries, and what keys, have of every row of the table."""

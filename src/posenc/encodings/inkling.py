@@ -98,16 +98,8 @@ class Inkling(Encoding):
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         assert q is not None
         mixture = self.mixture(q, keys)
-        return [
-            Products(
-                self.score_mod,
-                q,
-                at,
-                facts_of(keys, query_memo={"mixture": mixture}),
-                products=partial(self.products, mixture),
-                same_beyond=self.max_distance,
-            )
-        ]
+        keys, products = facts_of(keys, query_memo={"mixture": mixture}), partial(self.products, mixture)
+        return [Products(self.score_mod, q, at, keys, products=products, same_beyond=self.max_distance)]
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
         mixture = keys.query_memo["mixture"]

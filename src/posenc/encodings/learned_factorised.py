@@ -214,13 +214,8 @@ class LearnedFactorised(Encoding):
         """One channel at a cell, each table read between its rows."""
         total = 0.0
         for p, table in zip(cell, self.tables, strict=True):
-            if self.combine == "concatenated":
-                if not 0 <= channel < table.shape[1]:
-                    channel -= table.shape[1]
-                    continue
-            share = p - int(p)
-            above = min(int(p) + 1, len(table) - 1)
-            total += (1 - share) * table[int(p), channel].item() + share * table[above, channel].item()
-            if self.combine == "concatenated":
-                break
+            if 0 <= channel < table.shape[1]:
+                share, above = p - int(p), min(int(p) + 1, len(table) - 1)
+                total += (1 - share) * table[int(p), channel].item() + share * table[above, channel].item()
+            channel -= table.shape[1] if self.combine == "concatenated" else 0
         return total

@@ -125,18 +125,10 @@ class TransformerXL(Encoding):
         assert q is not None
         checks.heads(self, q)
         checks.head_dim(self, q)
-        return [
-            Products(
-                self.score_mod,
-                q,
-                at,
-                keys,
-                facts=partial(self.facts, at),
-                fuses=False,  # each pair takes an inner product
-                products=partial(self.products, q, at, keys.k),
-                same_beyond=None if self.max_distance is None else math.ceil(self.max_distance),
-            )
-        ]
+        facts, products = partial(self.facts, at), partial(self.products, q, at, keys.k)
+        beyond = None if self.max_distance is None else math.ceil(self.max_distance)
+        # Each pair takes an inner product, so that nothing fuses.
+        return [Products(self.score_mod, q, at, keys, facts=facts, products=products, same_beyond=beyond, fuses=False)]
 
     def facts(self, at: Positions, keys: Keys) -> Keys:
         """The waves of queries and of keys, [B or 1, 1, T or S, 2 pairs]."""

@@ -18,15 +18,9 @@ SIDES = (8, 12, 16)
 """The pictures, in patches on each side."""
 
 SPECS = (
-    "axial_rotary",
-    "mixed_rotary",
-    "multimodal_rotary",
-    "multimodal_rotary(order=interleaved)",
-    "image_rotary",
-    "sinusoidal(axes=2)",
-    "learned_grid",
-    "grid_bias",
-)
+    "axial_rotary", "mixed_rotary", "multimodal_rotary", "multimodal_rotary(order=interleaved)", "image_rotary",
+    "sinusoidal(axes=2)", "learned_grid", "grid_bias",
+)  # fmt: skip
 """What is shown where no encoding with several axes was asked for."""
 
 

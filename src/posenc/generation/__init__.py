@@ -7,14 +7,6 @@ from posenc.generation.speculative import acceptance
 from posenc.generation.ways import generate
 
 __all__ = [
-    "SLOTS",
-    "Choice",
-    "Sight",
-    "acceptance",
-    "evaluating",
-    "forget_between",
-    "generate",
-    "sight_for",
-    "stream",
+    "SLOTS", "Choice", "Sight", "acceptance", "evaluating", "forget_between", "generate", "sight_for", "stream",
     "with_more",
-]
+]  # fmt: skip

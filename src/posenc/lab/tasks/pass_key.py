@@ -32,17 +32,8 @@ class PassKey(Symbols):
     depth: float | None = None
 
     also_called = (
-        "needle",
-        "haystack",
-        "passkey",
-        "password",
-        "find",
-        "search",
-        "retrieve",
-        "retrieval",
-        "document",
-        "fact",
-    )
+        "needle", "haystack", "passkey", "password", "find", "search", "retrieve", "retrieval", "document", "fact",
+    )  # fmt: skip
     recipe = MappingProxyType(
         {"train_length": 16, "steps": 1500, "batch": 64, "rate": 3e-3, "curriculum": 0.24, "cool_down": 100}
     )
