@@ -35,9 +35,9 @@ class StickBreaking(Encoding):
 
     The logits are those of the whole composition, biases and turned queries included, with Attention's scale. Whatever
     the mask, a query takes only from tokens before it in `order`, and a key that it may not see breaks nothing off.
-    Shares are multiplied as sums of logarithms, in float32 at least, each starting at the nearest key. Where tokens stand
-    in a row on a CPU, keys are read from the nearest back, until nothing is left to take; in other calls, and where
-    weights are wanted or a bias reads more than distances, the logits of all pairs are taken.
+    Shares are multiplied as sums of logarithms, in float32 at least, each starting at the nearest key. Where tokens
+    stand in a row on a CPU, keys are read from the nearest back, until nothing is left to take; in other calls, and
+    where weights are wanted or a bias reads more than distances, the logits of all pairs are taken.
 
     Where it goes wrong: it needs the logits, so the fused sdpa kernel cannot serve it. Bidirectional attention sees the
     past only. Beside a positional bias, nearness counts twice.
@@ -71,7 +71,7 @@ class StickBreaking(Encoding):
         """Door 4 of some queries: of tokens in a row from the nearest keys back, for as long as something is left."""
         whole, simple = slice(0, keys.k.shape[2]), all("biases" not in part.doors for part in kernel.beside)
         in_a_row = keys.at.start is not None and simple and not kernel.weights and q.is_cpu and may_be_read(q)
-        out, left = torch.zeros((), dtype=torch.float32), torch.zeros(())
+        out = left = torch.zeros((), device=q.device)
         for columns in reversed(cut(whole, SIZES.narrowest)) if in_a_row else (whole,):
             some, seen_by = some_keys(columns, keys, mask)
             logits = kernel.logits(self, q, at, some, seen_by)
