@@ -212,7 +212,8 @@ class Encoding(checks.ChecksArguments, KeepsTables, Published):
         if "by_distance" not in self.doors:
             return []
         heads, batch = (None, keys.k.shape[0]) if q is None else (q.shape[1], q.shape[0])
-        return [ByDistance(self, at, keys.at, heads, batch)]
+        # By name: torch.compile before 2.13 counts inherited fields first among what is given by place.
+        return [ByDistance(self, at, keys.at, heads, batch=batch)]
 
     def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: "BoundKernel") -> AttentionOutput:
         """Door 4. The attention rule: the output [B, H, T, D] and the weights if the kernel was asked for them."""

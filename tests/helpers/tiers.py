@@ -5,8 +5,8 @@ from itertools import islice
 from typing import Any
 
 import pytest
-import torch
-from torch.torch_version import TorchVersion
+
+from posenc.watched import COMPILES
 
 
 def rest_slow(cases: Iterable[Any], first: int) -> list[Any]:
@@ -20,7 +20,5 @@ def of_these_slow(cases: Iterable[str], endings: tuple[str, ...]) -> list[Any]:
     return [pytest.param(case, marks=[pytest.mark.slow] * case.endswith(endings)) for case in cases]
 
 
-in_one_graph = pytest.mark.skipif(
-    TorchVersion(torch.__version__) < "2.13", reason="older compilers break the graph, or take no layers"
-)
-"""A test that compiles what torch takes as a whole from 2.13 on."""
+in_one_graph = pytest.mark.skipif(not COMPILES, reason="older compilers break the graph, or take no layers")
+"""A test that compiles what torch takes as a whole from 2.9 on."""

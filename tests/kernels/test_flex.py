@@ -194,7 +194,7 @@ def test_layers_share_the_mask_of_their_positions(monkeypatch: pytest.MonkeyPatc
         ("alibi(learned=True)", {"q": torch.empty(1, 3, 4, 6)}, "the encoding want gradients; use kernel='auto'"),
     ],
 )
-def test_why_not_gives_the_reason(spec: str, asked: dict, reason: str) -> None:
+def test_why_not_gives_the_reason(spec: str, asked: dict, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     encoding = build(spec, SHAPE)
     assert reason in str(kernels.why_not("flex", encoding, **asked))
     with pytest.raises(ValueError, match=re.escape(reason)):
@@ -202,6 +202,8 @@ def test_why_not_gives_the_reason(spec: str, asked: dict, reason: str) -> None:
     if "q" in asked:
         with torch.no_grad():
             assert kernels.why_not("flex", encoding, **asked) is None
+    monkeypatch.setattr("posenc.kernels.flex.COMPILES", False)
+    assert "serves from torch 2.9 on" in str(kernels.why_not("flex", encoding))
 
 
 def test_a_layer_that_wants_gradients_on_a_cpu_is_told_before_anything_is_computed() -> None:

@@ -101,7 +101,7 @@ class Fire(Encoding):
         assert q is not None
         checks.heads(self, q)
         if self.all_within_length(at):
-            return [ByDistance(self, at, keys.at, q.shape[1], q.shape[0], function="within_length")]
+            return [ByDistance(self, at, keys.at, q.shape[1], batch=q.shape[0], function="within_length")]
         # Its pieces are found by bisection, which does not fuse.
         return [Pairs(self.score_mod, q, at, keys, reads_between=False, fuses=False)]
 

@@ -71,7 +71,7 @@ class StickBreaking(Encoding):
         """Door 4 of some queries: of tokens in a row from the nearest keys back, for as long as something is left."""
         whole, simple = slice(0, keys.k.shape[2]), all("biases" not in part.doors for part in kernel.beside)
         in_a_row = keys.at.start is not None and simple and not kernel.weights and q.is_cpu and may_be_read(q)
-        out, left = torch.zeros((), dtype=torch.float32), torch.zeros(())
+        out = left = torch.zeros((), device=q.device)
         for columns in reversed(cut(whole, SIZES.narrowest)) if in_a_row else (whole,):
             some, seen_by = some_keys(columns, keys, mask)
             logits = kernel.logits(self, q, at, some, seen_by)

@@ -24,10 +24,13 @@ from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.score_mods import ScoreMod, entry, in_turn, looked_up
 from posenc.shared_tables import once
+from posenc.watched import COMPILES
 
 
 def why_not(request: Request) -> str | None:
     """Why FlexAttention cannot serve, or None."""
+    if not COMPILES:
+        return f"FlexAttention serves from torch 2.9 on, got {torch.__version__}; use kernel='auto'"
     if (reason := request.against("flex")) is not None:
         return reason
     if request.dropout:

@@ -114,7 +114,7 @@ def test_a_run_resumed_at_any_step_ends_in_the_same_weights_bit_for_bit(
         assert points(resumed) == points(whole)
 
 
-def test_muon_has_the_matrices_of_the_blocks_and_adamw_everything_else() -> None:
+def test_muon_has_the_matrices_of_the_blocks_and_adamw_everything_else(monkeypatch) -> None:
     run = start(tiny("learned + shaw", layers=2, matrix_rate=0.02))
     names = {id(weight): name for name, weight in run.model.named_parameters()}
     adamw, muon = (
@@ -126,6 +126,9 @@ def test_muon_has_the_matrices_of_the_blocks_and_adamw_everything_else() -> None
     assert muon == {f"stack.blocks.{layer}.{name}" for layer in (0, 1) for name in inner}
     assert adamw == set(names.values()) - muon
     assert {"embedding.token.weight", "output.weight"} < adamw and any("encodings" in name for name in adamw)
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(ValueError, match=r"Muon, which torch has from 2\.9 on"):
+        start(tiny("learned", matrix_rate=0.02))
 
 
 def test_muon_moves_every_direction_of_a_matrix_equally_far_and_decays_nothing() -> None:

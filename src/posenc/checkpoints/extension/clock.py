@@ -43,6 +43,10 @@ class Clock:
         self.done += work
 
 
+GPU_MEMORY = torch.accelerator if hasattr(torch.accelerator, "max_memory_allocated") else torch.cuda
+"""Where torch says how much a GPU held: before torch 2.9 in the module of CUDA alone."""
+
+
 class Meter:
     """Time and memory of what is done inside: wall and CPU seconds, and the most that was held (MiB).
 
@@ -55,7 +59,7 @@ class Meter:
 
     def __enter__(self) -> "Meter":
         for device in self.devices:
-            torch.accelerator.reset_peak_memory_stats(device)
+            GPU_MEMORY.reset_peak_memory_stats(device)
         self.wall, self.cpu = time.perf_counter(), time.process_time()
         return self
 
@@ -63,7 +67,7 @@ class Meter:
         self.wall, self.cpu = time.perf_counter() - self.wall, time.process_time() - self.cpu
         self.peak_mib = None
         if self.devices:
-            self.peak_mib = sum(map(torch.accelerator.max_memory_allocated, self.devices)) / 2**20
+            self.peak_mib = sum(map(GPU_MEMORY.max_memory_allocated, self.devices)) / 2**20
         elif (status := Path("/proc/self/status")).exists():
             lines = status.read_text(encoding="utf-8").splitlines()
             self.peak_mib = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024

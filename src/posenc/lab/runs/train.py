@@ -118,6 +118,8 @@ def optimizers_of(experiment: Experiment, model: torch.nn.Module) -> tuple[torch
 
     Embeddings, norms, biases, the output and what the encodings learn stay with AdamW in any case.
     """
+    if experiment.matrix_rate and not hasattr(torch.optim, "Muon"):
+        raise ValueError(f"matrix_rate is for Muon, which torch has from 2.9 on, got {torch.__version__}")
     blocks = [p for stack in stacks_of(model) for p in stack.blocks.parameters()] if experiment.matrix_rate else []
     matrices = [p for p in blocks if p.ndim == 2]
     if experiment.matrix_rate and not matrices:
