@@ -489,3 +489,17 @@ def test_files_that_are_no_caches_are_refused(tmp_path) -> None:
     save_file(tensors, other, {"posenc": said["posenc"].replace('"layers": 1', '"layers": 3')})
     with pytest.raises(CannotRead, match="it says 3 layers and 1 of them"):
         Cache.load(other)
+
+
+@pytest.mark.parametrize("slots", [None, 12])
+@pytest.mark.parametrize("spec", ["rotary", "alibi"])
+def test_rows_that_shared_one_place_may_get_places_of_their_own(spec: str, slots: int | None) -> None:
+    model = Decoder(9, 24, 3, 2, encoding=spec).eval().double()
+    cache, ids, to = model.cache(slots=slots), torch.ones(3, 5, dtype=torch.long), [[0, 1, 5], [0, 1, 3], [1, 2, 4]]
+    places = torch.cat((torch.tensor(to), torch.full((3, 1), 7)), 1)
+    with torch.no_grad():
+        model(ids[:, :3], cache=cache)
+        cache.move(to=Positions.of(places[:, :3]))
+        got = model(ids[:, :1], cache=cache, positions=Positions.of(places[:, 3:]))
+        expected = model(ids[:, :4], positions=Positions.of(places))
+    torch.testing.assert_close(got, expected[:, -1:], rtol=0, atol=1e-12)
