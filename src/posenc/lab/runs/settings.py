@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from posenc import catalogue
+from posenc import catalogue, checks
 from posenc.catalogue import parse
 from posenc.encoding import Encoding, Shape
 from posenc.foreign import CannotRead, form_of, matches, near, quoted
@@ -110,7 +110,6 @@ def check_buildable(runs: Sequence[Experiment]) -> None:
     from torch import Generator
 
     from posenc.lab.evaluation.evaluate import check_held_out
-    from posenc.lab.experiments.execution import check_device
     from posenc.lab.experiments.models import logits_of, model_of
     from posenc.lab.experiments.places import at_evaluation, in_training
 
@@ -119,7 +118,7 @@ def check_buildable(runs: Sequence[Experiment]) -> None:
         kind = replace(run, seed=0)
         if kind not in seen:
             seen.add(kind)
-            check_device(run.device)
+            checks.device(run.device)
             task = run.made_task()
             model = model_of(run, task)
             for length in (run.train_length, *run.test_lengths):
