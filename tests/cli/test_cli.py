@@ -401,6 +401,11 @@ MISTAKES = [
     ),
     ("compare --maps ", r"'' is no coordinate map .*; write for example interpolated\(factor=4\), or path/.*"),
     ("compare --log ", "'' is no logger .*; write for example wandb.*, or path/.*"),
+    (
+        "compare --encodings RotaryEmbedding",
+        "no encoding named 'RotaryEmbedding'; did you mean 'rotary'\\? posenc list .*",
+    ),
+    ("show MultiHeadAttention", "no encoding named 'MultiHeadAttention'; did you mean 'posenc.Attention'\\? posenc .*"),
     ("compare --tasks repat", "no task named 'repat'; did you mean 'repeat'\\? posenc list tasks has all"),
     ("compare --preset ful", "no preset named 'ful'; .*; did you mean 'full'\\?"),
     ("compare --seeds 0", "seeds must be 1 or more, got 0"),
