@@ -80,7 +80,7 @@ class Settings:
                 f"--stretch is for encodings with frequencies whose spec leaves their schedule open, such as rotary; "
                 f"none of {', '.join(self.encodings)} is one"
             )
-        check_buildable(runs)
+        check_buildable([*runs, *(replace(run, rate=rate) for rate in self.rates or () for run in runs)])
         # The longest runs first, so that no core waits at the end.
         return sorted(runs, key=recipes.cost, reverse=True)
 

@@ -60,9 +60,9 @@ def train_one(
     own = [path for path, _ in experiment.own_files or ()]
     with ExitStack() as stack:
         with joined(execution.parallel, experiment.device) as ranks:
+            loggers = Together(loggers_of(log) if ranks.first else ())
             if ranks.first:
                 stack.enter_context(store.held(folder))
-            loggers = Together(loggers_of(log) if ranks.first else ())
             tell = say if ranks.first else lambda words: None
             run = train_in(folder, experiment, own, tell, loggers, execution, ranks)
         if loggers.loggers:
