@@ -178,10 +178,10 @@ def test_what_is_wrong_is_told_with_the_command_that_looks_again(posenc, tmp_pat
 
 
 def test_a_notebook_is_written_and_never_over_another(posenc, tmp_path: Path) -> None:
-    code, out, err = posenc("lesson 1 --notebook mine.ipynb")
-    assert (code, err) == (0, "") and out.startswith("Notebook: mine.ipynb (pip install jupyter opens it)\n")
-    assert out.endswith("posenc lesson 1 --check mine.ipynb\n")
-    assert (tmp_path / "mine.ipynb").read_text() == lesson_of("1").notebook
+    code, out, err = posenc("lesson 1 --notebook new/mine.ipynb")
+    assert (code, err) == (0, "") and out.startswith("Notebook: new/mine.ipynb (pip install jupyter opens it)\n")
+    assert out.endswith("posenc lesson 1 --check new/mine.ipynb\n")
+    assert (tmp_path / "new" / "mine.ipynb").read_text() == lesson_of("1").notebook
     (tmp_path / "mine.ipynb").write_text("work")
     assert posenc("lesson 1 --notebook mine.ipynb") == (1, "", "posenc: File exists: 'mine.ipynb'\n")
     assert (tmp_path / "mine.ipynb").read_text() == "work"

@@ -46,6 +46,7 @@ class Lesson:
             path = Path(self.notebook)
             if path.suffix != ".ipynb":
                 raise ValueError(f"a notebook's name ends in .ipynb, got {self.notebook!r}")
+            path.parent.mkdir(parents=True, exist_ok=True)
             # Whoever has worked in it loses nothing.
             with path.open("x", encoding="utf-8") as file:
                 file.write(lesson.notebook)
