@@ -14,6 +14,7 @@ import torch
 from matplotlib import pyplot
 
 from posenc import cli, lessons
+from posenc.cli import lesson as verb
 from posenc.lessons import Lesson, lesson_of
 from posenc.verdicts import Verdict
 
@@ -143,6 +144,8 @@ def test_single_numbers_are_compared_too_and_rounding_is_no_difference() -> None
 def posenc(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Run a command in an empty folder: its exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
+    # A process of its own takes seconds to begin.
+    monkeypatch.setattr(verb, "verdicts", Lesson.check)
 
     def run(command: str) -> tuple[int, str, str]:
         code = cli.main(shlex.split(command))
@@ -167,6 +170,24 @@ def test_solutions_are_a_file_of_answers_that_passes(posenc, tmp_path: Path) -> 
     (tmp_path / "mine.py").write_text(out)
     code, out, _ = posenc("lesson 1 --check mine.py")
     assert code == 0 and "2 of 2 exercises solved" in out
+
+
+@pytest.mark.parametrize(
+    ("answers", "limit", "words"),
+    [
+        ("while True: pass", 4, r"'mine\.py' was stopped after 4 seconds; look for a loop in .*"),
+        ("print('begun')\nimport no_such", 60, r"'mine\.py' could not be imported: ModuleNotFoundError: .*"),
+    ],
+)
+def test_answers_run_in_a_process_of_their_own_which_ends_in_time(
+    answers: str, limit: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(verb, "LIMIT", limit)
+    (tmp_path / "mine.py").write_text(answers)
+    assert cli.main(["lesson", "1", "--check", "mine.py"]) == 2
+    out, err = capfd.readouterr()
+    assert out == "begun\n" * answers.count("begun") and re.fullmatch(f"posenc: {words}\n", err)
 
 
 def test_what_is_wrong_is_told_with_the_command_that_looks_again(posenc, tmp_path: Path) -> None:
