@@ -71,6 +71,8 @@ def bench(
     if not threads or min(threads) < 1:
         raise ValueError(f"threads are whole numbers from 1, got {list(threads)}")
     wanted = tuple(what) or WHAT
+    if doing is not None:
+        doing("measuring; what else runs on this machine makes the spread wider")
     facts: dict[str, Any] = {
         "began": now(),
         "commit": commit(),

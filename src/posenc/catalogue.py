@@ -26,7 +26,6 @@ Spec: TypeAlias = str | Encoding
 LayerSpec: TypeAlias = str | Encoding | Sequence[str | Encoding]
 
 FILLED_IN = ("device", "dtype")
-EXAMPLE = "write for example rotary(base=500_000) + alibi"
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Node:
     heads: tuple[int, ...] = ()
 
 
-ENCODINGS = Registry("posenc.encodings", Encoding, "posenc.Encoding", EXAMPLE)
+ENCODINGS = Registry("posenc.encodings", Encoding, "posenc.Encoding", "rotary(base=500_000) + alibi")
 """The encodings that ship, by their names in specs; each is imported when it is first asked for."""
 
 find = ENCODINGS.find
@@ -70,7 +69,7 @@ def parse(spec: str, own: Collection[str | Path] | None = None) -> Node:
     """
     if not isinstance(spec, str):
         raise ValueError(f"expected a spec, such as 'rotary + alibi', got {quoted(spec)}")
-    return Parser(spec).node(specs.tree_of(spec, remedy=EXAMPLE, own=own))
+    return Parser(spec).node(specs.tree_of(spec, remedy=ENCODINGS.remedy, own=own))
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class Parser:
                 return self.on_heads(tree)
             options = tuple((word.arg or "**", schedules.value_of(word.value, self.spec)) for word in tree.keywords)
             return self.named(name, options, tree.args)
-        raise ValueError(f"{written(tree)} in {quoted(self.spec)} is not an encoding; {EXAMPLE}")
+        raise ValueError(f"{written(tree)} in {quoted(self.spec)} is not an encoding; {ENCODINGS.remedy}")
 
     def named(self, name: str, options: tuple[tuple[str, Any], ...], given: Sequence[ast.expr] = ()) -> Node:
         cls = find(name)

@@ -127,6 +127,25 @@ def floating(name: str, value: object) -> Tensor:
     raise ValueError(f"{name} must be floating, got {tensor(name, value).dtype}; cast with .float()")
 
 
+def no_device(name: str, known: str = "") -> str:
+    """Why torch cannot compute on a device here, in words; nothing where it can."""
+    try:
+        asked = torch.device(name)
+    except RuntimeError:
+        return f"device must be {known or 'cpu, cuda, cuda:1 or mps'}, got {quoted(name)}"
+    there, count = torch.accelerator.current_accelerator(check_available=True), torch.accelerator.device_count()
+    places = ["cpu", *(f"{there.type}:{index}" for index in range(count if there else 0) if there)]
+    if f"{asked.type}:{asked.index or 0}" in ("cpu:0", *places):
+        return ""
+    return f"there is no device {name} here; torch {torch.__version__} has {', '.join(places)}: give one of these"
+
+
+def device(name: str, known: str = "") -> None:
+    """Raises ValueError for a device that is none, or that is not here; `known` says which there are, in words."""
+    if problem := no_device(name, known):
+        raise ValueError(problem)
+
+
 def one_device(**given: Tensor | None) -> None:
     """Raises ValueError unless all these tensors are on one device."""
     if len({value.device for value in given.values() if value is not None}) > 1:

@@ -66,6 +66,7 @@ class Registry(Mapping[str, type[T]]):
     def __init__(self, package: str, kind: type[T], public: str, example: str) -> None:
         self.package, self.kind, self.public, self.example = package, kind, public, example
         self.word = re.sub(r"(?<!^)(?=[A-Z])", " ", kind.__name__).lower()
+        self.remedy = f"write for example {example}, or path/to/mine.py:Mine for your own"
 
     @functools.cached_property
     def folder(self) -> ModuleType:
@@ -139,7 +140,7 @@ class Registry(Mapping[str, type[T]]):
 
         Raises as `tree_of` and `value` do.
         """
-        tree = specs.tree_of(spec, self.word, own=own)
+        tree = specs.tree_of(spec, self.word, self.remedy, own)
         if name := specs.name_of(tree):
             return self.made(name, ast.Call(tree, [], []), spec)
         return self.value(tree, spec)

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from posenc import specs
 from posenc.foreign import CannotRead, code, near, quoted
 from posenc.plugins import plugins_for
+from posenc.words import CLASSES
 
 ENCODINGS = str(Path(__file__).with_name("encodings"))
 TASKS = str(Path(__file__).parent / "lab" / "tasks")
@@ -50,9 +51,12 @@ def unknown(name: str, word: str, home: str) -> str:
     """What is said of a name that nothing has: which is near, and which there are or what lists them."""
     more = plugins_for(home)
     known, called = (*names_in(home), *more), {**{one: one for one in more}, **called_in(home)}
+    ours = CLASSES.get(name, [name])[0] if home == ENCODINGS else name
+    if ours != name and ours not in called:
+        called = {ours: f"posenc.{ours}"}
     if len(known) > FEW:
-        return f"no {word} named {quoted(name)}{near(name, called, listed(word))}"
-    return f"no {word} named {quoted(name)}; there are: {', '.join(known)}{near(name, called)}"
+        return f"no {word} named {quoted(name)}{near(ours, called, listed(word))}"
+    return f"no {word} named {quoted(name)}; there are: {', '.join(known)}{near(ours, called)}"
 
 
 def listed(word: str) -> str:
@@ -68,12 +72,14 @@ def names_in(home: str) -> tuple[str, ...]:
 
 @functools.cache
 def called_in(home: str) -> Mapping[str, str]:
-    """Every name, and every other name that a class says it is `also_called` by -> the name of the file."""
+    """Every name, those of the classes, and what a class says it is `also_called` by -> the name of the file."""
     found = {}
     for name in names_in(home):
         for node in ast.walk(ast.parse(Path(home, f"{name}.py").read_text(encoding="utf-8"))):
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "also_called":
                 found.update(dict.fromkeys(ast.literal_eval(node.value), name))
+            elif isinstance(node, ast.ClassDef):
+                found[node.name] = name
         found[name] = name
     return MappingProxyType(found)
 

@@ -268,12 +268,12 @@ def test_a_wrong_verb_is_answered_with_the_near_one(posenc) -> None:
             "lab run alibi --teer gpu",
             "lab run has no option '--teer'; did you mean '--tier'? posenc help lab run has all",
         ),
-        ("compare --steps ten", "--steps takes a whole number, got 'ten'"),
-        ("compare --steps=", "--steps takes a whole number, got ''"),
-        ("compare --test-lengths 1.5", "--test-lengths takes a whole number, got '1.5'"),
-        ("train --rate fast --steps 3", "--rate takes a number, got 'fast'"),
-        ("train --steps --rate 1", "--steps takes a value, and none follows"),
-        ("compare --tasks --encodings", "--tasks takes a value, and none follows"),
+        ("compare --steps ten", "--steps takes a whole number, such as 8, got 'ten'"),
+        ("compare --steps=", "--steps takes a whole number, such as 8, got ''"),
+        ("compare --test-lengths 1.5", "--test-lengths takes a whole number, such as 8, got '1.5'"),
+        ("train --rate fast --steps 3", "--rate takes a number, such as 0.5, got 'fast'"),
+        ("train --steps --rate 1", "--steps takes a value, and none follows; give one, or leave --steps out"),
+        ("compare --tasks --encodings", "--tasks takes a value, and none follows; give one, or leave --tasks out"),
         ("compare --seeds until -1", "--seeds takes a number, as in --seeds 5, or --seeds until 0.05; got 'until -1'"),
         ("list --json=yes", "--json takes no value, got 'yes'"),
         ("show", "something is missing; it is written posenc show [OPTIONS] SPEC; posenc help show says more"),
@@ -337,7 +337,7 @@ def test_a_list_that_is_given_twice_adds_up(verb: str, name: str, values: list[s
 def test_commas_stand_between_numbers_and_part_nothing_else() -> None:
     found = cli.parse(["extend", "--lengths", "256,512", "a,b"])
     assert (found.lengths, str(found.path)) == ((256, 512), "a,b")
-    with pytest.raises(ValueError, match=r"^--lengths takes a whole number, got '256,'$"):
+    with pytest.raises(ValueError, match=r"^--lengths takes a whole number, such as 8, got '256,'$"):
         cli.parse(["extend", "m", "--lengths", "256,"])
 
 
@@ -389,11 +389,23 @@ MISTAKES = [
         "no encoding named 'rotarry'; did you mean 'rotary'\\? posenc list encodings has all",
     ),
     ("compare --encodings rotary(bas=3)", "rotary has no option 'bas'; .*; did you mean 'base'\\?"),
-    ("compare --encodings rotary(", "'rotary\\(' is no spec .*; write for example rotary\\(base=500_000\\) \\+ alibi"),
+    ("compare --encodings rotary(", "'rotary\\(' is no spec .*; write for example rotary\\(base=500_000\\) \\+ .*"),
     (
         "compare --encodings mine.py:Mine",
         "no file 'mine.py' to take 'Mine' from; a spec of your own module is path/to/file.py:Class, with quotes .*",
     ),
+    ("check x:X", r"'x:X' is no spec \(invalid syntax\); write for example rotary.*, or path/to/mine\.py:Mine for .*"),
+    ("compare --tasks ", r"'' is no task .*; write for example copy\(symbols=10\), or path/to/mine\.py:Mine for .*"),
+    ("compare --maps ", r"'' is no coordinate map .*; write for example interpolated\(factor=4\), or path/.*"),
+    ("compare --log ", "'' is no logger .*; write for example wandb.*, or path/.*"),
+    ("compare --encodings RotaryEmbedding", "no encoding named 'RotaryEmbedding'; did you mean 'rotary'\\? .*"),
+    ("show MultiHeadAttention", "no encoding named 'MultiHeadAttention'; did you mean 'posenc.Attention'\\? posenc .*"),
+    ("compare --tasks repeat --rates 1e-3 -1", "rate must be above 0, got -1.0"),
+    ("train rotary --task repeat --log x", "no logger named 'x'; there are: jsonl, .*"),
+    ("explore none --serve --port 99999999", "a port is a number from 0 to 65535, where 0 takes .*; got 99999999"),
+    ("explore none --serve --port -1", "a port is a number from 0 to 65535, where 0 takes a free one; got -1"),
+    ("bench nosuch", "'nosuch' is not measured; choose from rotation, .*"),
+    ("bench rotation --threads 0", r"threads are whole numbers from 1, got \[0\]"),
     ("compare --tasks repat", "no task named 'repat'; did you mean 'repeat'\\? posenc list tasks has all"),
     ("compare --preset ful", "no preset named 'ful'; .*; did you mean 'full'\\?"),
     ("compare --seeds 0", "seeds must be 1 or more, got 0"),
@@ -438,7 +450,7 @@ def test_a_mistake_is_answered_in_one_line_and_with_exit_code_2(command: str, wo
     answer = posenc(*command.split(" "))
     assert answer.code == 2
     assert re.fullmatch(f"posenc: {words}", answer.line), answer.line
-    assert not list(here.glob("runs/*/records/*"))
+    assert not [file for file in here.glob("runs/**/*.*") if file.name != ".lock"]
 
 
 NO_DEVICE = r"there is no device {} here; torch \S+ has cpu.*: give one of these"

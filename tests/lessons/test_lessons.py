@@ -14,6 +14,7 @@ import torch
 from matplotlib import pyplot
 
 from posenc import cli, lessons
+from posenc.cli import lesson as verb
 from posenc.lessons import Lesson, lesson_of
 from posenc.verdicts import Verdict
 
@@ -143,6 +144,8 @@ def test_single_numbers_are_compared_too_and_rounding_is_no_difference() -> None
 def posenc(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Run a command in an empty folder: its exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
+    # A process of its own takes seconds to begin.
+    monkeypatch.setattr(verb, "verdicts", Lesson.check)
 
     def run(command: str) -> tuple[int, str, str]:
         code = cli.main(shlex.split(command))
@@ -169,6 +172,24 @@ def test_solutions_are_a_file_of_answers_that_passes(posenc, tmp_path: Path) -> 
     assert code == 0 and "2 of 2 exercises solved" in out
 
 
+@pytest.mark.parametrize(
+    ("answers", "limit", "words"),
+    [
+        ("while True: pass", 4, r"'mine\.py' was stopped after 4 seconds; look for a loop in .*"),
+        ("print('begun')\nimport no_such", 60, r"'mine\.py' could not be imported: ModuleNotFoundError: .*"),
+    ],
+)
+def test_answers_run_in_a_process_of_their_own_which_ends_in_time(
+    answers: str, limit: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(verb, "LIMIT", limit)
+    (tmp_path / "mine.py").write_text(answers)
+    assert cli.main(["lesson", "1", "--check", "mine.py"]) == 2
+    out, err = capfd.readouterr()
+    assert out == "begun\n" * answers.count("begun") and re.fullmatch(f"posenc: {words}\n", err)
+
+
 def test_what_is_wrong_is_told_with_the_command_that_looks_again(posenc, tmp_path: Path) -> None:
     (tmp_path / "my answers.py").write_text("def is_blind(layers):\n    return layers < 2\n")
     code, out, _ = posenc("lesson 1 --check 'my answers.py'")
@@ -178,10 +199,10 @@ def test_what_is_wrong_is_told_with_the_command_that_looks_again(posenc, tmp_pat
 
 
 def test_a_notebook_is_written_and_never_over_another(posenc, tmp_path: Path) -> None:
-    code, out, err = posenc("lesson 1 --notebook mine.ipynb")
-    assert (code, err) == (0, "") and out.startswith("Notebook: mine.ipynb (pip install jupyter opens it)\n")
-    assert out.endswith("posenc lesson 1 --check mine.ipynb\n")
-    assert (tmp_path / "mine.ipynb").read_text() == lesson_of("1").notebook
+    code, out, err = posenc("lesson 1 --notebook new/mine.ipynb")
+    assert (code, err) == (0, "") and out.startswith("Notebook: new/mine.ipynb (pip install jupyter opens it)\n")
+    assert out.endswith("posenc lesson 1 --check new/mine.ipynb\n")
+    assert (tmp_path / "new" / "mine.ipynb").read_text() == lesson_of("1").notebook
     (tmp_path / "mine.ipynb").write_text("work")
     assert posenc("lesson 1 --notebook mine.ipynb") == (1, "", "posenc: File exists: 'mine.ipynb'\n")
     assert (tmp_path / "mine.ipynb").read_text() == "work"

@@ -19,6 +19,7 @@ from posenc.encodings.rotary import Rotary
 from posenc.encodings.sinusoidal import Sinusoidal
 from posenc.encodings.t5_bias import T5Bias
 from posenc.schedules import Linear, YaRN
+from posenc.words import CLASSES
 
 SHAPE = Shape.of(dim=48, heads=6, max_len=96)
 SHIPPED = {
@@ -404,6 +405,15 @@ def test_a_new_file_among_the_encodings_is_found_with_no_other_edit(
         assert [str(own) for own in model.stack.added] == ["counter"]
     finally:
         sys.modules.pop("posenc.encodings.counter", None)
+
+
+@pytest.mark.parametrize("word", CLASSES)
+def test_a_class_of_others_in_place_of_a_spec_is_answered_with_what_it_is_here(word: str) -> None:
+    meant = catalogue.class_names().get(CLASSES[word][0], f"posenc.{CLASSES[word][0]}")
+    with pytest.raises(
+        ValueError, match=rf"^no encoding named '{word}'; did you mean '{meant}'\? posenc list encodings"
+    ):
+        build(word, SHAPE)
 
 
 def test_an_encoding_that_is_given_goes_where_its_layer_is_made() -> None:

@@ -22,7 +22,7 @@ from posenc.foreign import near, one_line, quoted
 from posenc.words import meant
 
 HELP = ("-h", "--help")
-NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
+NUMBERS: dict[Any, str] = {int: "a whole number, such as 8", float: "a number, such as 0.5"}
 
 
 def parse(arguments: list[str]) -> Any:
@@ -156,7 +156,7 @@ def value_of(option: str, words: list[str], kind: Any) -> tuple[Any, list[str]]:
         return words == ["true"], []
     is_list = get_origin(kind) is tuple
     if not words:
-        raise ValueError(f"{option} takes a value, and none follows")
+        raise ValueError(f"{option} takes a value, and none follows; give one, or leave {option} out")
     make = next(make for make in (*NUMBERS, Path, str) if make in (kind, *get_args(kind)))
     values: list[Any] = []
     for place, word in enumerate(words if is_list else words[:1]):

@@ -52,7 +52,6 @@ class Bench:
                 )
             paths = benchmark("compared").save(*map(report.read, self.compare), self.out)
         else:
-            terminal.note("measuring; what else runs on this machine makes the spread wider")
             given = {"shapes": self.shapes, "threads": self.threads, "with_peers": self.peers}
             bench = benchmark("run").bench
             result = bench(self.what, **given, show=None if self.json else terminal.tables, doing=terminal.progress)

@@ -137,7 +137,7 @@ class Extend:
         load.without_bars()
         said: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}
         for name, given in (("methods", self.method), ("measures", self.measures)):
-            said[name] = tuple(one for several in given for one in specs.split(several) if one)
+            said[name] = tuple(one for several in given for one in specs.split(several))
         said["factors"] = self.longrope_factors
         settings = Settings(**said)
         if self.plan:

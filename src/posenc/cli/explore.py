@@ -1,6 +1,7 @@
 """`posenc explore`: a page that shows encodings and a run, and that people can touch."""
 
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -33,31 +34,27 @@ class Explore:
     def run(self) -> int:
         from posenc import terminal
         from posenc.explorer.page import explore
+        from posenc.explorer.serve import Server
         from posenc.lab import store
 
         if self.port is not None and not self.serve:
             raise ValueError("--port says where --serve listens; give --serve too")
-        with terminal.doing("computing ..."):
-            text = explore(self.specs, run=self.comparison)
-        store.write(self.out, text.encode())
-        terminal.say(f"Explorer: {self.out}")
-        if self.serve:
-            self.serve_page(text)
-        elif self.open:
-            self.open_page(self.out.resolve().as_uri())
+        # A port that cannot be had is refused before anything is computed.
+        with Server(port=self.port or 0) if self.serve else nullcontext() as server:
+            with terminal.doing("computing ..."):
+                text = explore(self.specs, run=self.comparison)
+            store.write(self.out, text.encode())
+            terminal.say(f"Explorer: {self.out}")
+            if server:
+                server.page = text.encode()
+                terminal.say(f"Served at {server.url} until Ctrl-C")
+                sys.stdout.flush()
+                if self.open:
+                    self.open_page(server.url)
+                server.serve_forever()
+            elif self.open:
+                self.open_page(self.out.resolve().as_uri())
         return 0
-
-    def serve_page(self, text: str) -> None:
-        """Until Ctrl-C."""
-        from posenc import terminal
-        from posenc.explorer.serve import Server
-
-        with Server(text, self.port or 0) as server:
-            terminal.say(f"Served at {server.url} until Ctrl-C")
-            sys.stdout.flush()
-            if self.open:
-                self.open_page(server.url)
-            server.serve_forever()
 
     def open_page(self, address: str) -> None:
         """In the reader's browser; a machine without one is told where the page lies."""

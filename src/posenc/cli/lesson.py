@@ -1,11 +1,17 @@
 """`posenc lesson`: the course, and what it says of one's answers."""
 
+import multiprocessing
 import shlex
+import signal
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from posenc.cli.options import File, Positional, taking
+from posenc.foreign import quoted
+
+LIMIT = 60
+"""Seconds that a file of answers may take."""
 
 
 @dataclass
@@ -41,11 +47,12 @@ class Lesson:
             return 0
         lesson = lesson_of(self.lesson)
         if self.check is not None:
-            return self.show_verdicts(self.check)
+            return self.show_verdicts(lesson, self.check)
         if self.notebook is not None:
             path = Path(self.notebook)
             if path.suffix != ".ipynb":
                 raise ValueError(f"a notebook's name ends in .ipynb, got {self.notebook!r}")
+            path.parent.mkdir(parents=True, exist_ok=True)
             # Whoever has worked in it loses nothing.
             with path.open("x", encoding="utf-8") as file:
                 file.write(lesson.notebook)
@@ -57,15 +64,25 @@ class Lesson:
             terminal.markdown(lesson.readable)
         return 0
 
-    def show_verdicts(self, path: str) -> int:
+    def show_verdicts(self, lesson: Any, path: str) -> int:
         """Print what comes out for each exercise."""
         from posenc import terminal
-        from posenc.lessons import lesson_of
 
-        found = []
-        for verdict in lesson_of(self.lesson).check(path):
-            found.append(verdict)
+        found = verdicts(lesson, path)
+        for verdict in found:
             terminal.verdict(verdict, f"posenc lesson {self.lesson} --check {shlex.quote(path)}")
         solved = sum(verdict.good for verdict in found)
         terminal.say(f"{solved} of {len(found)} exercises solved")
         return 0 if solved == len(found) else 1
+
+
+def verdicts(lesson: Any, path: str) -> list[Any]:
+    """The verdicts on answers, run in a process of their own; raises as `Lesson.check` does, and where they go on."""
+    # Ctrl-C is for this process, which ends the other.
+    with multiprocessing.get_context("spawn").Pool(1, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as process:
+        try:
+            return process.apply_async(lesson.check, (path,)).get(LIMIT)
+        except (ValueError, multiprocessing.TimeoutError) as error:
+            # A timeout has no words of its own.
+            late = f"{quoted(path)} was stopped after {LIMIT} seconds; look for a loop in it that never ends"
+            raise ValueError(str(error) or late) from error

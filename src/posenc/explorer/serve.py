@@ -29,7 +29,7 @@ class Server(ThreadingTCPServer):
     allow_reuse_address = True
     request_queue_size = 32
 
-    def __init__(self, page: str, port: int = 0) -> None:
+    def __init__(self, page: str = "", port: int = 0) -> None:
         if not 0 <= port < 65_536:
             raise ValueError(f"a port is a number from 0 to 65535, where 0 takes a free one; got {port}")
         self.page = page.encode()

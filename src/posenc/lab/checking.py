@@ -18,6 +18,7 @@ import torch
 from torch import Generator, Tensor
 
 from posenc import specs
+from posenc.catalogue import ENCODINGS
 from posenc.foreign import code
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.recipes import recipe, trained_length
@@ -342,7 +343,7 @@ def names_a_task(spec: str) -> bool:
     >>> names_a_task("copy(symbols=10)"), names_a_task("rotary + alibi")
     (True, False)
     """
-    tree = specs.tree_of(spec)
+    tree = specs.tree_of(spec, remedy=ENCODINGS.remedy)
     name = specs.name_of(tree.func if isinstance(tree, ast.Call) else tree)
     try:
         return bool(name) and issubclass(TASKS.find(name), Task)

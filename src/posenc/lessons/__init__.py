@@ -6,7 +6,6 @@ and holds what its exercises owe. A new lesson is two new files. What begins wit
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -70,7 +69,7 @@ class Lesson:
         """The lesson as a Jupyter notebook, in JSON."""
         return notebook(self.text)
 
-    def check(self, path: str | Path) -> Iterator[Verdict]:
+    def check(self, path: str | Path) -> list[Verdict]:
         """The verdicts on the answers in a file of Python or a Jupyter notebook, one for each exercise.
 
         An exercise that is not in the file yet is told so.
@@ -82,7 +81,10 @@ class Lesson:
         exercises = self.module.EXERCISES
         advice = {name_of(exercise): (exercise.__doc__ or "").strip() for exercise in exercises}
         held = Held(theirs, str(path), {theirs.__name__}, advice)
-        return (held.to(exercise) for exercise in exercises)
+        found = [held.to(exercise) for exercise in exercises]
+        # What the answers print comes before what is said of them.
+        print(end="", flush=True)
+        return found
 
 
 @cache

@@ -186,6 +186,9 @@ def test_a_scaled_model_is_given_another_schedule_on_the_command_line(text: str,
     command = ["extend", str(tmp_path / "model"), "--text", text, *"--start 10 --measures perplexity --method".split()]
     assert cli.main([*command, "llama3", "--out", str(tmp_path / "refused")]) == 2
     assert "--replace puts it in place of that" in capsys.readouterr().err and not (tmp_path / "refused").exists()
+    for given, words in (([""], "name at least one method"), (["none", "--measures="], "no measure named ''")):
+        assert cli.main([*command, *given, "--out", str(tmp_path / "refused")]) == 2
+        assert words in capsys.readouterr().err and not (tmp_path / "refused").exists()
     out = tmp_path / "run"
     assert cli.main([*command, "llama3,yarn(beta_fast=8, beta_slow=2)", "--replace", "--json", "--out", str(out)]) == 0
     record = json.loads(capsys.readouterr().out)

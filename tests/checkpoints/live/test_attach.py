@@ -21,6 +21,7 @@ from posenc.catalogue import build  # noqa: E402
 from posenc.checkpoints import attach, detach  # noqa: E402
 from posenc.checkpoints.formats.huggingface import read_live  # noqa: E402
 from posenc.checkpoints.kinds.added.learned_table import LearnedTable  # noqa: E402
+from posenc.checkpoints.kinds.calls import cache_name  # noqa: E402
 from posenc.checkpoints.kinds.distances.buckets import Buckets  # noqa: E402
 from posenc.checkpoints.kinds.kind import Differs  # noqa: E402
 from posenc.checkpoints.kinds.rotary.module import RotaryTable, compare_tables  # noqa: E402
@@ -721,7 +722,7 @@ def test_layers_that_attend_to_keys_of_others_and_wider_heads_in_some_get_what_w
 
     def outcomes() -> list[torch.Tensor]:
         first = model(ids[:, :12], use_cache=True)
-        rest = model(ids[:, 12:], past_key_values=first.past_key_values)
+        rest = model(ids[:, 12:], **{(name := cache_name(model)): getattr(first, name)})
         # Of the last token alone, the layers without keys of their own are given no more.
         whole, last = model(ids).logits, model(ids, logits_to_keep=1).logits
         steps = model.generate(

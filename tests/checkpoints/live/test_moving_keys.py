@@ -22,6 +22,7 @@ from tiny_models import behind  # noqa: E402
 from transformers import DynamicCache, StaticCache  # noqa: E402
 
 from posenc.checkpoints import attach, movable  # noqa: E402
+from posenc.checkpoints.kinds.calls import cache_name  # noqa: E402
 from posenc.checkpoints.live.moving_keys import MovableCache  # noqa: E402
 
 # Windows are wide enough for what is done below; what they forget has tests of its own.
@@ -283,7 +284,7 @@ def test_generation_goes_on_behind_renumbered_tokens() -> None:
     kept = torch.cat((IDS[:1, :2], IDS[:1, 6:]), 1)
     prompt = torch.cat((kept, IDS[1:, :1]), 1)
     options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
-    got = model.generate(prompt, past_key_values=tokens.cache, **options)
+    got = model.generate(prompt, **{cache_name(model): tokens.cache}, **options)
     assert torch.equal(got, model.generate(prompt, **options))
     assert tokens.held.tokens == got.shape[1] - 1
 

@@ -16,6 +16,7 @@ from posenc import cli
 from posenc.checkpoints.extension.extend import foreseen
 from posenc.checkpoints.extension.settings import Settings
 from posenc.checkpoints.formats.load import hollow_model
+from posenc.checkpoints.kinds.calls import cache_name
 from posenc.checkpoints.measures import memory
 from posenc.checkpoints.measures.perplexity import predictions
 
@@ -32,7 +33,7 @@ def of(model: Any, length: int, dtype: torch.dtype = torch.float32, **way: Any) 
 
 def held(model: Any, length: int) -> int:
     """The bytes of keys and values that a model has once it has read a text of a length."""
-    out = model(input_ids=torch.arange(length)[None] % 60, use_cache=True).past_key_values
+    out = getattr(model(input_ids=torch.arange(length)[None] % 60, use_cache=True), cache_name(model))
     tensors = [getattr(layer, name, None) for layer in out.layers for name in ("keys", "values")]
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
@@ -70,7 +71,7 @@ def test_the_keys_of_an_encoded_text_are_kept_too() -> None:
     sizes |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
     model = transformers.BartForConditionalGeneration(transformers.BartConfig(**sizes)).eval()
     ids = torch.arange(50)[None] + 4
-    out = model(input_ids=ids, decoder_input_ids=ids, use_cache=True).past_key_values
+    out = getattr(model(input_ids=ids, decoder_input_ids=ids, use_cache=True), cache_name(model))
     both = (layer for cache in (out.self_attention_cache, out.cross_attention_cache) for layer in cache.layers)
     assert of(model, 50).cache == sum(layer.keys.nbytes + layer.values.nbytes for layer in both)
 

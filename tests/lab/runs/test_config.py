@@ -82,7 +82,7 @@ def test_only_toml_is_read() -> None:
 
 
 def test_a_value_of_another_kind_is_refused_as_a_flag_is() -> None:
-    with pytest.raises(ValueError, match=r"^--dim takes a whole number, got 'wide'$"):
+    with pytest.raises(ValueError, match=r"^--dim takes a whole number, such as 8, got 'wide'$"):
         parsed('dim = "wide"')
 
 

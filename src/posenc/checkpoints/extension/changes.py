@@ -97,7 +97,7 @@ def in_specs(name: str) -> str:
 
 def check_name(name: str) -> None:
     """Raises ValueError, naming what is near, for what is no method; CannotRead for what is not even a spec."""
-    tree = tree_of(in_specs(name), "method")
+    tree = tree_of(in_specs(name), "method", "posenc extend --help has all")
     word = name_of(tree.func if isinstance(tree, ast.Call) else tree)
     if not (word in ("none", *AROUND, *BESIDE) or code.is_own(word) or SCHEDULES.knows(word)):
         known = [*WORDS, *SCHEDULES, "all"]

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from posenc.foreign import quoted
+from posenc import checks
 
 AUTO = "auto"
 """A model spread over what there is: GPUs first, then the memory of the machine, then its disk."""
@@ -20,20 +20,7 @@ def check_device(name: str) -> None:
                 "name one device"
             )
         return
-    try:
-        asked = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device must be cpu, cuda, cuda:1, mps or auto, got {quoted(name)}") from None
-    if asked.type == "cpu":
-        return
-    there = torch.accelerator.current_accelerator(check_available=True)
-    if there is None or there.type != asked.type:
-        raise ValueError(
-            f"{asked.type} was asked for and torch {torch.__version__} sees none; give --device cpu, or install a "
-            f"torch that is built for it"
-        )
-    if (count := torch.accelerator.device_count()) <= (asked.index or 0):
-        raise ValueError(f"{name} was asked for and torch sees {there.type}:0 to {there.type}:{count - 1}")
+    checks.device(name, "cpu, cuda, cuda:1, mps or auto")
 
 
 def first_of(model: Any) -> torch.device:

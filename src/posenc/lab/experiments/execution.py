@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from posenc import checks
-from posenc.foreign import quoted
 from posenc.lab import store
 
 MOST = 1_000_000
@@ -38,27 +37,6 @@ class Execution:
         for name in ("accumulation", "keep", "sample_tokens"):
             if not 1 <= checks.whole(name, getattr(self, name), 1) <= MOST:
                 raise ValueError(f"{name} must be at most {MOST:,}, got {getattr(self, name)}")
-
-
-def no_device(name: str) -> str:
-    """Why torch cannot compute on a device here, in words; nothing where it can."""
-    import torch
-
-    try:
-        asked = torch.device(name)
-    except RuntimeError:
-        return f"device must be cpu, cuda, cuda:1 or mps, got {quoted(name)}"
-    there, count = torch.accelerator.current_accelerator(check_available=True), torch.accelerator.device_count()
-    places = ["cpu", *(f"{there.type}:{index}" for index in range(count if there else 0) if there)]
-    if f"{asked.type}:{asked.index or 0}" in ("cpu:0", *places):
-        return ""
-    return f"there is no device {name} here; torch {torch.__version__} has {', '.join(places)}: give one of these"
-
-
-def check_device(name: str) -> None:
-    """Raises ValueError for a device that is none, or that is not here."""
-    if problem := no_device(name):
-        raise ValueError(problem)
 
 
 PLAIN = Execution()

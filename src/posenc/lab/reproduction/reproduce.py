@@ -14,8 +14,8 @@ from posenc.lab.published import CPU, TIERS, Claim, Inequality, Outcome, claim_o
 from posenc.lab.published._claim import Numbers
 from posenc.lab.results import report
 from posenc.lab.runs import record
+from posenc.lab.runs.settings import check_buildable
 from posenc.lab.runs.train import Run
-from posenc.lab.sweeps.compare import check_buildable
 from posenc.lab.sweeps.sweep import Sweep, run_all
 
 SEEDS = 3

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from posenc import foreign
+from posenc import checks, foreign
 from posenc.foreign import CannotRead
 from posenc.lab import safetensors_file, store
-from posenc.lab.experiments.execution import PLAIN, Execution, no_device
+from posenc.lab.experiments.execution import PLAIN, Execution
 from posenc.lab.experiments.experiment import EXPERIMENT, Experiment
 from posenc.lab.experiments.models import model_of
 from posenc.lab.runs.ranks import ALONE, Ranks
@@ -192,7 +192,7 @@ def filled(step: Step, own: Collection[str | Path], to_train: bool, execution: E
     """The run of an opened step: made anew, and filled with the tensors, which are read one after another."""
     facts, stored, folder = step.facts, step.stored, step.folder
     experiment = experiment_of(facts, own, folder)
-    if not to_train and no_device(experiment.device):
+    if not to_train and checks.no_device(experiment.device):
         # What was trained on another machine is asked on this one.
         experiment = replace(experiment, device="cpu")
     if not experiment.own_files:

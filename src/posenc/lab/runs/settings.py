@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from posenc import catalogue
+from posenc import catalogue, checks
 from posenc.catalogue import parse
 from posenc.encoding import Encoding, Shape
 from posenc.foreign import CannotRead, form_of, matches, near, quoted
@@ -80,7 +80,7 @@ class Settings:
                 f"--stretch is for encodings with frequencies whose spec leaves their schedule open, such as rotary; "
                 f"none of {', '.join(self.encodings)} is one"
             )
-        check_buildable(runs)
+        check_buildable([*runs, *(replace(run, rate=rate) for rate in self.rates or () for run in runs)])
         # The longest runs first, so that no core waits at the end.
         return sorted(runs, key=recipes.cost, reverse=True)
 
@@ -110,7 +110,6 @@ def check_buildable(runs: Sequence[Experiment]) -> None:
     from torch import Generator
 
     from posenc.lab.evaluation.evaluate import check_held_out
-    from posenc.lab.experiments.execution import check_device
     from posenc.lab.experiments.models import logits_of, model_of
     from posenc.lab.experiments.places import at_evaluation, in_training
 
@@ -119,7 +118,7 @@ def check_buildable(runs: Sequence[Experiment]) -> None:
         kind = replace(run, seed=0)
         if kind not in seen:
             seen.add(kind)
-            check_device(run.device)
+            checks.device(run.device)
             task = run.made_task()
             model = model_of(run, task)
             for length in (run.train_length, *run.test_lengths):

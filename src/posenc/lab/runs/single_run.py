@@ -6,10 +6,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posenc import checks
 from posenc.foreign import code, quoted, regular
 from posenc.lab import store
 from posenc.lab.experiments import recipes
-from posenc.lab.experiments.execution import PLAIN, Execution, check_device
+from posenc.lab.experiments.execution import PLAIN, Execution
 from posenc.lab.experiments.experiment import Experiment, check_seed
 from posenc.lab.loggers import Together, loggers_of
 from posenc.lab.runs import config
@@ -51,7 +52,7 @@ def train_one(
 
     began = time.monotonic()
     experiment = recipes.recipe(task, recipes.layers_of(spec), seed, **changes)
-    check_device(experiment.device)
+    checks.device(experiment.device)
     if threads is not None:
         if not 1 <= threads <= MOST_THREADS:
             raise ValueError(f"threads must lie between 1 and {MOST_THREADS:,}, got {quoted(threads, 40)}")
@@ -59,9 +60,9 @@ def train_one(
     own = [path for path, _ in experiment.own_files or ()]
     with ExitStack() as stack:
         with joined(execution.parallel, experiment.device) as ranks:
+            loggers = Together(loggers_of(log) if ranks.first else ())
             if ranks.first:
                 stack.enter_context(store.held(folder))
-            loggers = Together(loggers_of(log) if ranks.first else ())
             tell = say if ranks.first else lambda words: None
             run = train_in(folder, experiment, own, tell, loggers, execution, ranks)
         if loggers.loggers:

@@ -8,7 +8,7 @@ from typing import Any
 from posenc.lab import store
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.loggers import loggers_of
-from posenc.lab.runs.settings import Settings, check_buildable, in_reading_order, write_settings
+from posenc.lab.runs.settings import Settings, in_reading_order, write_settings
 from posenc.lab.sweeps.engines import Engine
 from posenc.lab.sweeps.sweep import Sweep, run_all
 
@@ -88,7 +88,6 @@ def at_best_rates(
         for kind in kinds
         for rate in rates
     }
-    check_buildable([of_seeds[0] for of_seeds in tried.values()])
     every = [run for of_seeds in tried.values() for run in of_seeds]
     with store.held(folder):
         sweep = run_all(every, folder, show=show, engine=engine)
