@@ -52,7 +52,8 @@ def unknown(name: str, word: str, home: str) -> str:
     more = plugins_for(home)
     known, called = (*names_in(home), *more), {**{one: one for one in more}, **called_in(home)}
     ours = CLASSES.get(name, [name])[0] if home == ENCODINGS else name
-    if ours != name and ours not in called:
+    if ours != name and ours.lower() not in {one.replace("_", "") for one in called}:
+        # It is here, and no encoding.
         called = {ours: f"posenc.{ours}"}
     if len(known) > FEW:
         return f"no {word} named {quoted(name)}{near(ours, called, listed(word))}"
@@ -72,14 +73,12 @@ def names_in(home: str) -> tuple[str, ...]:
 
 @functools.cache
 def called_in(home: str) -> Mapping[str, str]:
-    """Every name, those of the classes, and what a class says it is `also_called` by -> the name of the file."""
+    """Every name, and every other name that a class says it is `also_called` by -> the name of the file."""
     found = {}
     for name in names_in(home):
         for node in ast.walk(ast.parse(Path(home, f"{name}.py").read_text(encoding="utf-8"))):
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "also_called":
                 found.update(dict.fromkeys(ast.literal_eval(node.value), name))
-            elif isinstance(node, ast.ClassDef):
-                found[node.name] = name
         found[name] = name
     return MappingProxyType(found)
 
