@@ -48,6 +48,7 @@ from posenc import terminal as terminal
 from posenc import testing as testing
 from posenc import verdicts as verdicts
 from posenc import watched as watched
+from posenc import whole_files as whole_files
 from posenc import words as words
 from posenc.attention import Attention
 from posenc.cache import Cache

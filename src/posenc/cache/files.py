@@ -1,14 +1,16 @@
 """A cache in a safetensors file: what is held, and where; no room for tokens to come."""
 
+import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
+import torch
 from torch import Tensor
 
+from posenc import whole_files
 from posenc.cache.operations import noticed
 from posenc.encoding import Moves
 from posenc.foreign import CannotRead, matches, parse_json, quoted, reading_with, regular
@@ -16,19 +18,22 @@ from posenc.keys import Keys
 from posenc.positions import TENSORS, Positions
 
 FORM = {"format": int, "layers": int, "slots": (int, None), "rolling": bool, "moves": [str], "unit_step": bool}
-FORMAT = 1
+FORMAT = 2
 """The number of this form of file: others are refused."""
+
+SPARE = 1 << 28
+"""The memory of slots (bytes) that a file may ask for, or sixteen times its own, where the caller names no number."""
 
 
 def write(file: str | Path, layers: Sequence[Keys], *, slots: int | None, rolling: bool) -> None:
-    """Write the keys of layers that hold the same tokens. Where writing fails, the file is as it was."""
-    save_file = safetensors().torch.save_file
+    """Write the keys of layers that hold the same tokens. Raises CannotWrite: the file is then as it was."""
+    save = safetensors().torch.save
     tensors = {f"at.{name}": fact for name, fact in layers[0].at.tensors().items()}
     for number, keys in enumerate(layers):
         tensors |= {f"{number}.{name}": fact for name, fact in keys.facts().items()}
         if keys.turned is not None:
             tensors[f"{number}.turned"] = keys.turned
-    told = {
+    told: dict[str, Any] = {
         "format": FORMAT,
         "layers": len(layers),
         "slots": slots,
@@ -36,29 +41,37 @@ def write(file: str | Path, layers: Sequence[Keys], *, slots: int | None, rollin
         "moves": [keys.moves for keys in layers],
         "unit_step": layers[0].at.unit_step,
     }
-    file = Path(file)
-    part = file.with_name(f".{file.name}.part")
-    try:
-        # Tensors may share memory, or have room behind them.
-        save_file(
-            {name: fact.contiguous().clone() for name, fact in tensors.items()}, part, {"posenc": json.dumps(told)}
-        )
-        os.replace(part, file)
-    finally:
-        part.unlink(missing_ok=True)
+    # Tensors may share memory, or have room behind them.
+    tensors = {name: fact.contiguous().clone() for name, fact in tensors.items()}
+    told["checksum"] = checksum(told, tensors)
+    whole_files.write(Path(file), save(tensors, {"posenc": json.dumps(told)}))
 
 
-def read(file: str | Path) -> tuple[list[Keys], dict[str, Any]]:
-    """The keys of each layer, and what else was said of them. Raises CannotRead for what is no such file."""
+def checksum(told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of all that a file says of a cache, and of every number in it."""
+    digest = hashlib.sha256(json.dumps({**told, "checksum": None}, sort_keys=True).encode())
+    for name, fact in sorted(tensors.items()):
+        digest.update(f"{name} {fact.dtype} {list(fact.shape)}".encode())
+        digest.update(memoryview(fact.cpu().contiguous().view(torch.uint8).numpy()))
+    return digest.hexdigest()
+
+
+def read(file: str | Path, slots: int | None = None) -> tuple[list[Keys], dict[str, Any]]:
+    """The keys of each layer, and what else was said of them. Raises CannotRead for what is no such file.
+
+    slots  how many the file may ask for; None: as SPARE has it
+    """
     file = regular(file)
     with reading_with("safetensors", file=file), safetensors().safe_open(file, "pt") as found:
         said, tensors = found.metadata() or {}, {name: found.get_tensor(name) for name in found.keys()}
     if "posenc" not in said:
         raise CannotRead("it holds no cache of posenc", file=file, remedy="write one with cache.save(file)")
     told = parse_json(said["posenc"], file)
-    matches(told, FORM, file=file)
-    if told["format"] != FORMAT:
-        raise CannotRead(f"it is of form {told['format']}, expected {FORMAT}", file=file, remedy="write it anew")
+    if told.get("format") != FORMAT:
+        raise CannotRead(f"it is of form {told.get('format')}, expected {FORMAT}", file=file, remedy="write it anew")
+    matches(told, FORM | {"checksum": str}, file=file)
+    if told["checksum"] != checksum(told, tensors):
+        raise CannotRead("it does not fit its checksum: it was damaged or changed", file=file)
     if unknown := set(told["moves"]) - set(get_args(Moves)):
         raise CannotRead(f"keys move in no such way as {quoted(unknown.pop())}", file=file)
     if not 1 <= told["layers"] == len(told["moves"]):
@@ -69,6 +82,14 @@ def read(file: str | Path) -> tuple[list[Keys], dict[str, Any]]:
         layers = [layer(tensors, number, at, told["moves"][number]) for number in range(told["layers"])]
     except (KeyError, ValueError, TypeError) as error:
         raise CannotRead(f"its tensors do not fit one another ({error})", file=file, remedy="write it anew") from None
+    size, wanted = sum(fact.nbytes for keys in layers for fact in keys.facts().values()), told["slots"]
+    most = max(SPARE, 16 * size) * at.tokens // size if slots is None else slots
+    if wanted is not None and not 1 <= wanted <= most:
+        raise CannotRead(
+            f"it asks for {wanted:,} slots, expected 1 to {most:,}",
+            file=file,
+            remedy="say how many it may have, as in Cache.load(file, slots=4096)",
+        )
     return layers, told
 
 

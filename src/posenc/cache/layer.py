@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posenc import checks
 from posenc.cache.held import along, check_rows, joined
-from posenc.cache.memory import scatter_in_place
+from posenc.cache.memory import gathered, scatter_in_place
 from posenc.cache.operations import Tokens, cropped, dropped, kept, moved, row_numbers, spliced
 from posenc.encoding import WHY_FIXED
 from posenc.keys import Keys
@@ -135,8 +135,8 @@ class LayerCache(Operations):
         self.stored: Keys | None = None
         # Keys, and those that were moved turned to where they stand.
         self.settled: tuple[Keys, Tensor] | None = None
-        # What `extend` has written over, where it may be refused: memory, slots, what was there, and their axis.
-        self.overwritten: list[tuple[Tensor, Tensor, Tensor, int]] | None = None
+        # What `extend` has written over, where it may be refused: memory, slots, what was there or a fill, axis.
+        self.overwritten: list[tuple[Tensor, Tensor, Tensor | int, int]] | None = None
 
     @property
     def keys(self) -> Keys | None:
@@ -225,7 +225,7 @@ def unchanged_if_refused(caches: Sequence[LayerCache]) -> Generator[None]:
     except BaseException:
         for cache in caches:
             for into, slot, old, axis in reversed(cache.overwritten or []):
-                scatter_in_place(into, slot, old, axis)
+                scatter_in_place(into, slot, gathered(into, slot, axis).zero_().add_(old), axis)
         raise
     else:
         before = [{"overwritten": None}] * len(before)

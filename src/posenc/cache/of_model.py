@@ -14,6 +14,7 @@ from posenc.cache.held import last_of, latest
 from posenc.cache.layer import Operations, check_movable, held_by, standing
 from posenc.cache.operations import row_numbers
 from posenc.cache.slots import SlotCache
+from posenc.foreign import CannotRead
 from posenc.positions import Counted, Positions, positions_for
 
 
@@ -93,7 +94,7 @@ class Cache(checks.ChecksArguments, Operations):
     def save(self, file: str | Path) -> None:
         """Write what is held to a safetensors file, without the room for tokens to come.
 
-        Raises ValueError for an empty cache, and ImportError where safetensors is not installed.
+        Raises ValueError for an empty cache, CannotWrite, and ImportError where safetensors is not installed.
         """
         held = [keys for layer in self.layers if layer.keys is not None and (keys := compact(layer.keys)) is not None]
         if len(held) < len(self.layers):
@@ -103,16 +104,20 @@ class Cache(checks.ChecksArguments, Operations):
         files.write(file, held, slots=slots, rolling=rolling)
 
     @classmethod
-    def load(cls, file: str | Path, device: torch.device | str | None = None) -> "Cache":
+    def load(cls, file: str | Path, device: torch.device | str | None = None, *, slots: int | None = None) -> "Cache":
         """The cache that `save` wrote: the same kind, which goes on behind the same tokens.
 
-        Nothing in a file names code, and what it allocates is bounded by its size. Raises CannotRead for what is no
-        such file.
+        slots  how many a static cache may have; None: as many as take 256 MiB, or sixteen times what the file holds
+
+        Nothing in a file names code. Raises CannotRead for what is no such file, was damaged, or asks for more slots.
         """
-        layers, told = files.read(file)
+        layers, told = files.read(file, slots)
         cache = cls(len(layers), slots=told["slots"], rolling=told["rolling"])
-        for layer, keys in zip(cache.layers, layers, strict=True):
-            layer.store(keys if device is None else keys.to(device))
+        try:
+            for layer, keys in zip(cache.layers, layers, strict=True):
+                layer.store(keys if device is None else keys.to(device))
+        except ValueError as error:
+            raise CannotRead(f"its tokens do not fit its slots: {error}", file=Path(file)) from None
         cache.go_on()
         return cache
 

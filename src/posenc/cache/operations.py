@@ -248,6 +248,9 @@ def noticed(at: Positions) -> Positions:
     contiguous = bool((order[:, 1:] == order[:, :-1] + 1).all()) and bool((order >= 0).all())
     contiguous = contiguous and bool((order == order[:1]).all()) and at.document is None
     unit_step = at.axes == 1 and bool(((place == order) | (order < 0)).all())
+    # Places that were given for themselves keep the gaps that they have.
+    first = order.masked_fill(order < 0, torch.iinfo(order.dtype).max).amin(1)
+    unit_step = unit_step and (at.unit_step or bool((order.amax(1) - first < (order >= 0).sum(1)).all()))
     if contiguous and unit_step and at.horizon is None and not at.coords.is_floating_point():
         return Counted(at.tokens, int(order[0, 0]), at.device)
     return at.changed(contiguous=contiguous, unit_step=unit_step, extent=extent_of(at), loose=False)

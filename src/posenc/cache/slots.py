@@ -50,11 +50,11 @@ class SlotCache(checks.ChecksArguments, LayerCache):
             check_rows(self.keys, new)
         recording = torch.is_grad_enabled() or (not torch.compiler.is_compiling() and is_watched())
         in_place = (self.exclusive or self.keys is None) and not recording
+        log = self.overwritten if in_place and self.keys is not None else None
 
-        def scatter(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:
-            kept = self.overwritten is not None and in_place and self.keys is not None
-            if kept and slot.shape[0] in (1, into.shape[0]):
-                self.overwritten.append((into, slot, gathered(into, slot, axis), axis))
+        def scatter(into: Tensor, slot: Tensor, new: Tensor, axis: int, empty: int = 0) -> Tensor:
+            if log is not None and slot.shape[0] in (1, into.shape[0]):
+                log.append((into, slot, gathered(into, slot, axis) if self.rolling else empty, axis))
             return (scatter_in_place if in_place else scattered)(into, slot, new, axis)
 
         keys = self.empty_like(new) if self.keys is None else self.keys
@@ -62,7 +62,7 @@ class SlotCache(checks.ChecksArguments, LayerCache):
         one_document = keys.at.document is None and new.at.document is None
         at = Positions(
             coords=scatter(keys.at.coords, slot, new.at.coords, 1),
-            order=scatter(keys.at.order, slot, order, 1),
+            order=scatter(keys.at.order, slot, order, 1, -1),
             document=None if one_document else scatter(documents(keys.at), slot, documents(new.at), 1),
             horizon=new.at.horizon,
             unit_step=new.at.unit_step and keys.at.unit_step,

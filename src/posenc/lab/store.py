@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import re
-import secrets
 import shutil
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,6 +21,7 @@ from typing import Any
 
 from posenc import foreign
 from posenc.foreign import CannotRead
+from posenc.whole_files import CannotWrite, put, temporary_name, to_disk, told, write
 
 LOCK = ".lock"
 POINTER = "latest.json"
@@ -34,45 +34,11 @@ TEMPORARIES = ".*.part"
 CHECKSUM = re.compile(rb',\s*"checksum": "([0-9a-f]{64})"\s*\}\s*\Z')
 
 
-class CannotWrite(OSError):
-    """What could not be written, why, and what to do; everything that was there before is still there."""
-
-    reason: str
-
-    @classmethod
-    def of(cls, path: Path, cause: OSError) -> "CannotWrite":
-        full = cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        todo = "make room and give the same command again" if full else "choose another folder"
-        reason = cause.reason if isinstance(cause, CannotWrite) else cause.strerror or str(cause)
-        made = cls(f"'{path}' cannot be written: {reason}; what was finished before is kept; {todo}")
-        made.errno, made.reason = cause.errno, reason
-        return made
-
-
 class InUse(ValueError):
     """A folder in which another process is at work."""
 
 
 # Whole files and folders
-
-
-def write(path: Path, data: bytes) -> Path:
-    """Write a file, whole or not at all: nobody ever reads half of it, and when this returns it is on the disk.
-
-    Raises CannotWrite.
-    """
-    with told(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_name(path)
-        try:
-            put(temporary, [data])
-            to_disk(temporary)
-            os.replace(temporary, path)
-            to_disk(path.parent)
-        finally:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-    return path
 
 
 @contextmanager
@@ -145,40 +111,6 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
-def put(path: Path, pieces: Iterable[bytes | bytearray]) -> None:
-    """Write a new file, piece by piece; for a folder that is not there yet."""
-    with told(path):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
-    try:
-        for piece in pieces:
-            left = memoryview(piece)
-            with told(path):
-                while left:
-                    left = left[os.write(file, left) :]
-    finally:
-        os.close(file)
-
-
-def to_disk(path: Path) -> None:
-    """Return when a file or folder is on the disk, not only on its way there."""
-    if os.name == "nt" and path.is_dir():  # which Windows does not open
-        return
-    with told(path):
-        opened = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
-        try:
-            os.fsync(opened)
-        except OSError as error:
-            # Some network drives cannot bring a folder to disk by itself.
-            if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
-                raise
-        finally:
-            os.close(opened)
-
-
-def temporary_name(path: Path) -> Path:
-    return path.with_name(f".{path.name[:40]}.{os.getpid()}-{secrets.token_hex(4)}.part")
-
-
 def set_aside(path: Path, why: str) -> Path:
     """Give a file that cannot be used the ending `why`, and a number where that name is taken; returns the new path."""
     aside, number = path.with_suffix(f".{why}"), 1
@@ -188,15 +120,6 @@ def set_aside(path: Path, why: str) -> Path:
     with told(path):
         os.rename(path, aside)
     return aside
-
-
-@contextmanager
-def told(path: Path) -> Generator[None]:
-    """What the system says while a path is written becomes CannotWrite."""
-    try:
-        yield
-    except OSError as error:
-        raise CannotWrite.of(path, error) from None
 
 
 # One writer at a time

@@ -16,14 +16,9 @@ from posenc.sizes import Sizes
 from posenc.specs import files_in
 
 MOST = {
-    "train_length": 1_000_000,
-    "layers": 1_000,
-    "dim": 65_536,
-    "heads": 65_536,
-    "steps": 1_000_000_000,
-    "batch": 1_000_000,
-    "evaluate_every": 1_000_000_000,
-}
+    "train_length": 1_000_000, "layers": 1_000, "dim": 65_536, "heads": 65_536, "steps": 1_000_000_000,
+    "batch": 1_000_000, "evaluate_every": 1_000_000_000,
+}  # fmt: skip
 """The largest numbers of an experiment: far beyond this laboratory, and small enough that each is refused or tried."""
 
 MOST_SEED = 1_000_000_000_000

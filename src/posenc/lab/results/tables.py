@@ -91,19 +91,12 @@ def latex_cell(cell: Cell) -> str:
 EN_DASH = "\N{EN DASH}"
 
 LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "…": r"\ldots{}",
-    "∞": r"$\infty$",
-    EN_DASH: "--",
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "|": r"\textbar{}", "…": r"\ldots{}", "∞": r"$\infty$", EN_DASH: "--",
     # A quote in typewriter letters would become another one.
     "'": r"\textquotesingle{}",
     **{letter: rf"\{letter}" for letter in "&%$#_{}"},
-}
+}  # fmt: skip
 
 
 def latex(text: str) -> str:

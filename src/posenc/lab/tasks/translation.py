@@ -32,15 +32,8 @@ class Translation(Symbols):
     also_called = ("translate", "translation", "language", "sentence")
     reads = "encoder_decoder"
     recipe = MappingProxyType(
-        {
-            "train_length": 6,
-            "steps": 2000,
-            "batch": 64,
-            "schedule": "original",
-            "rate": 1.0,
-            "warmup": 400,
-            "cool_down": 200,
-        }
+        {"train_length": 6, "steps": 2000, "batch": 64, "schedule": "original", "rate": 1.0}
+        | {"warmup": 400, "cool_down": 200}
     )
 
     def __post_init__(self) -> None:
