@@ -431,6 +431,7 @@ MISTAKES = [
     ),
     ("export nowhere --out a.pt2", "'nowhere' is no folder that posenc train has filled; models of transformers .*"),
     ("board --workers -1", "workers must be a whole number of 1 or more, got -1"),
+    ("board --seconds nan", "seconds must be 0 or more, got nan"),
     ("report nowhere", "no records in 'nowhere'; make some with posenc compare --out nowhere"),
     ("show rotary --tokens 1", "pictures need at least 2 positions, got 1"),
     ("train rotary --task repeat --threads 100000000", "threads must lie between 1 and 1,024, got 100000000"),

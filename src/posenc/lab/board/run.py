@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from posenc import checks
 from posenc.lab import store
 from posenc.lab.board import costs, rows, scope
 from posenc.lab.board.costs import Costs
@@ -68,6 +69,7 @@ def fill(
 
     Raises ValueError for what there is not, InUse where another process is at work there, CannotWrite.
     """
+    checks.whole("workers", 1 if workers is None else workers, 1), checks.at_least("seconds", seconds, 0)
     until = math.inf if seconds is None else time.monotonic() + seconds
     work, pairs = board.out / WORK, board.pairs()
     with ExitStack() as stack:
