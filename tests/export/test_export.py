@@ -11,8 +11,10 @@ import torch
 import write_exports
 from torch import Tensor
 
+import posenc.export
 from posenc import Decoder, Encoder, EncoderDecoder, Encoding, Positions, catalogue, masks
-from posenc.export import CannotExport, export
+from posenc.export import CannotExport, equality, export
+from posenc.export.graphs import graph_of
 from posenc.lab.experiments.models import Tagger
 from posenc.sizes import Sizes
 
@@ -200,6 +202,35 @@ class Lacks(Encoding):
 
 
 @pytest.mark.slow
+def test_a_file_serves_one_row_and_several(tmp_path: Path) -> None:
+    model, file = decoder("dape(alibi)", layers=1), tmp_path / "model.pt2"
+    export(model, file)
+    run, graph = equality.opened(file, graph_of(model)), graph_of(model)
+    for rows in (1, 2, 5):
+        ids = torch.randint(11, (rows, 6))
+        for logits in equality.answers(run, graph, ids, torch.arange(6).expand(rows, -1)):
+            torch.testing.assert_close(logits, model(ids), atol=1e-5, rtol=0)
+
+
+def test_a_file_that_fails_for_some_sizes_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = posenc.export.opened
+
+    def of_several(file: Path, graph: Any) -> Any:
+        run = opened(file, graph)
+
+        def guarded(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            assert len(inputs["ids"]) > 1, "Guard failed: ids.size()[0] != 1"
+            return run(inputs)
+
+        return guarded
+
+    monkeypatch.setattr(posenc.export, "opened", of_several)
+    words = "rotary cannot be exported to .pt2: its graph serves calls of some sizes and fails at others"
+    with pytest.raises(CannotExport, match=words):
+        export(decoder("rotary"), tmp_path / "model.pt2")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_an_operator_that_onnx_lacks_is_named(tmp_path: Path) -> None:
     why = r"Lacks cannot be exported to \.onnx: ONNX has nothing for PyTorch's operator bessel_j1"
     with pytest.raises(CannotExport, match=why):

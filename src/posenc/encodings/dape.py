@@ -97,7 +97,8 @@ class DAPE(Encoding):
             biases = self.biases(q, at, keys)
             bias = total(biases, dtype)
             assert bias is not None
-            corrected = self.corrections(torch.cat((logits, bias.expand_as(logits)), 1))
+            # An expanded bias would tie a graph to batches of several rows.
+            corrected = self.corrections(torch.cat((logits, bias + torch.zeros_like(logits)), 1))
         return kernel(self, q, at, keys, mask, biases=[*biases, Dense(corrected)])
 
     def corrections(self, pairs: Tensor) -> Tensor:

@@ -83,8 +83,13 @@ def of_graph(graph: Graph, path: Path, about: dict[str, str], vocab: int) -> Don
             raise
         except Exception as error:
             raise CannotExport(f"{about['encoding']} cannot be exported to {form}: {reason_of(error)}") from error
-        with quiet():
-            worst, lengths = difference(graph, run, vocab)
+        try:
+            with quiet():
+                worst, lengths = difference(graph, run, vocab)
+        except ValueError:
+            raise  # the model's own
+        except Exception as error:
+            raise CannotExport(f"{about['encoding']} cannot be exported to {form}: {reason_of(error)}") from error
         if not worst <= TOLERANCE:
             raise CannotExport(
                 f"{about['encoding']} cannot be exported to {form}: its numbers there differ from the model's by "

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from posenc.export.files import EXTRA, form_of
-from posenc.export.graphs import PAST, Graph
+from posenc.export.graphs import BATCH, PAST, Graph
 from posenc.lab.results.frames import needed
 
-LENGTHS = (1, 7, 64, 200)
-"""The lengths that are compared, where the model takes them (tokens)."""
+SHAPES = ((1, 2), (7, 1), (7, 3), (64, 2), (200, 1))
+"""The lengths (tokens) and batches (rows) that are compared, where the model takes them."""
 
 STEPS = 3
 """How many of the last tokens are asked for one by one, behind a cache."""
@@ -30,10 +30,10 @@ def difference(graph: Graph, run: Run, vocab: int) -> tuple[float, list[int]]:
     Raises ValueError, the model's own, where it takes no length at all.
     """
     generator, largest, lengths = torch.Generator().manual_seed(0), 0.0, []
-    for tokens in LENGTHS:
-        ids = torch.randint(vocab, (2, tokens), generator=generator)
-        source = [torch.randint(vocab, (2, 9), generator=generator)] if graph.kind == "translation" else []
-        positions = cells(2, tokens, graph.axes)
+    for tokens, rows in SHAPES:
+        ids = torch.randint(vocab, (rows, tokens), generator=generator)
+        source = [torch.randint(vocab, (rows, 9), generator=generator)] if graph.kind == "translation" else []
+        positions = cells(rows, tokens, graph.axes)
         try:
             with torch.no_grad():
                 expected = graph.answer(ids, positions, *source)
@@ -44,7 +44,7 @@ def difference(graph: Graph, run: Run, vocab: int) -> tuple[float, list[int]]:
         for logits in answers(run, graph, ids, positions if graph.axes > 1 else positions[..., 0], *source):
             share = (logits - expected).abs().max() / expected.abs().max().clamp(min=1)
             largest = max(largest, float(share.nan_to_num(torch.inf)))
-        lengths.append(tokens)
+        lengths += [tokens] * (tokens not in lengths)
     return largest, lengths
 
 
@@ -81,7 +81,7 @@ def answers(run: Run, graph: Graph, ids: Tensor, positions: Tensor, source: Tens
         return [run({"ids": ids, "positions": positions, **fixed})["logits"]]
     logits = []
     for ends in ([tokens], [max(1, tokens - STEPS), *range(max(1, tokens - STEPS) + 1, tokens + 1)]):
-        past, start, pieces = empty_past(graph), 0, []
+        past, start, pieces = empty_past(graph, ids.shape[0]), 0, []
         for end in ends:
             rows = slice(start, end)
             step = run({"ids": ids[:, rows], "positions": positions[:, rows], **fixed, **past})
@@ -92,10 +92,14 @@ def answers(run: Run, graph: Graph, ids: Tensor, positions: Tensor, source: Tens
     return logits
 
 
-def empty_past(graph: Graph) -> dict[str, Tensor]:
-    """What a decoder remembers before its first token: the inputs `past...`, of no tokens."""
-    axes = {name: axis for name, sizes in graph.free.items() for axis, size in sizes.items() if size == PAST}
-    return {name: graph.inputs[name].narrow(axis, 0, 0) for name, axis in axes.items()}
+def empty_past(graph: Graph, rows: int) -> dict[str, Tensor]:
+    """What a decoder remembers before the first token of so many rows: the inputs `past...`, of no tokens."""
+    sizes, past = {BATCH: rows, PAST: 0}, {}
+    for name, free in graph.free.items():
+        if PAST in free.values():
+            shape = [sizes.get(free.get(axis, ""), size) for axis, size in enumerate(graph.inputs[name].shape)]
+            past[name] = graph.inputs[name].new_empty(shape)
+    return past
 
 
 def cells(batch: int, tokens: int, axes: int) -> Tensor:

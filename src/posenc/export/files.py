@@ -136,6 +136,7 @@ LOUD = ("torch.onnx._internal.exporter._registration", "onnxscript.optimizer._co
 REASONS = (
     (r"No ONNX function found for <OpOverload\(op='\w+\.(\w+)", "ONNX has nothing for PyTorch's operator {0}"),
     (r"specialized it to be a constant", "its computation is tied to the sizes of one call"),
+    (r"Guard failed", "its graph serves calls of some sizes and fails at others"),
     (r"Could not guard on data-dependent expression", "its computation goes by the numbers of one call"),
     (r"Could not extract specialized integer", "its computation goes by the numbers of one call"),
     (r"## Exception summary\s+<class '[\w.]+'>: (.+)", "{0}"),

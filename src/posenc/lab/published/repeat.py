@@ -22,15 +22,9 @@ class Repeat(Claim):
 
     says = "a decoder without position repeats one symbol far beyond the trained length, where encodings have broken"
     source = "Kazemnejad et al. 2023, arXiv:2305.19466, logs of its repository (copy of one repeated token)"
-    published = MappingProxyType(
-        {
-            "none, mean": 0.986,
-            "t5_bias, mean": 0.771,
-            "alibi, mean": 0.289,
-            "rotary, mean": 0.0,
-            "sinusoidal, mean": 0.0,
-        }
-    )
+    published = MappingProxyType({
+        "none, mean": 0.986, "t5_bias, mean": 0.771, "alibi, mean": 0.289, "rotary, mean": 0.0, "sinusoidal, mean": 0.0,
+    })  # fmt: skip
     sizes = SIZES
     criteria = (
         Inequality("none, 1.5", ">=", 0.95),
