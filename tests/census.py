@@ -969,7 +969,8 @@ def lengthened(given: dict[str, Any], schedule: str) -> dict[str, Any]:
     if isinstance(given.get("rope_parameters"), dict) and "rope_theta" in str(given["rope_parameters"]):
         out["rope_parameters"] = rope(given["rope_parameters"])
         out |= {"max_position_embeddings": LENGTH} if "max_position_embeddings" in given and not images else {}
-        out |= {key: [BASE] * len(given[key]) for key in ("layer_rope_theta",) if key in given}
+        bases = given.get("layer_rope_theta")
+        out |= {"layer_rope_theta": [one and BASE for one in bases]} if bases else {}
     return out
 
 

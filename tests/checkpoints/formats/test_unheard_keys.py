@@ -102,6 +102,12 @@ def test_nanochat_turns_the_other_way_round() -> None:
     assert {layer.spec for layer in reading.parts[0].layers} == {"rotary(base=5000, layout='swapped')"}
 
 
+def test_a_table_that_no_spec_covers_is_no_lost_key() -> None:
+    config = {"model_type": "wav2vec2-bert", "position_embeddings_type": "relative_key", "intermediate_size": 96}
+    reading = read(config | SIZES)
+    assert reading.contradictions == () and "shaw clips both sides alike" in reading.not_covered[0]
+
+
 def test_mrope_as_qwen_published_it_contradicts_nothing() -> None:
     rope = {"type": "mrope", "mrope_section": [2, 3, 3]}
     config = {"model_type": "qwen2_vl", "rope_theta": 1e6, "rope_scaling": rope, "num_key_value_heads": 4} | SIZES

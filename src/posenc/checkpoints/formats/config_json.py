@@ -64,7 +64,7 @@ def read(given: Mapping[str, Any]) -> Reading:
     reading = huggingface.read({key: value for key, value in given.items() if key != MARK})
     with huggingface.quietly():
         theirs, left = huggingface.filled(given), reading.not_covered
-    deaf = {} if theirs is None else dict(unheard(given, reading.parts, theirs))
+    deaf = dict(unheard(given, reading.parts, theirs)) if reading.parts and theirs is not None else {}
     told = dict.fromkeys((*deaf.values(), *reading.contradictions, *contradictory(given)))
     if own := given.get("auto_map"):
         named = shortened(one_line(", ".join(map(str, own.values() if isinstance(own, Mapping) else [own]))), 80)
