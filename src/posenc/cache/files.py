@@ -33,7 +33,7 @@ def write(file: str | Path, layers: Sequence[Keys], *, slots: int | None, rollin
         tensors |= {f"{number}.{name}": fact for name, fact in keys.facts().items()}
         if keys.turned is not None:
             tensors[f"{number}.turned"] = keys.turned
-    told: dict[str, Any] = {
+    header: dict[str, Any] = {
         "format": FORMAT,
         "layers": len(layers),
         "slots": slots,
@@ -43,13 +43,13 @@ def write(file: str | Path, layers: Sequence[Keys], *, slots: int | None, rollin
     }
     # Tensors may share memory, or have room behind them.
     tensors = {name: fact.contiguous().clone() for name, fact in tensors.items()}
-    told["checksum"] = checksum(told, tensors)
-    whole_files.write(Path(file), save(tensors, {"posenc": json.dumps(told)}))
+    header["checksum"] = checksum(header, tensors)
+    whole_files.write(Path(file), save(tensors, {"posenc": json.dumps(header)}))
 
 
-def checksum(told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+def checksum(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """The SHA-256 of all that a file says of a cache, and of every number in it."""
-    digest = hashlib.sha256(json.dumps({**told, "checksum": None}, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps({**header, "checksum": None}, sort_keys=True).encode())
     for name, fact in sorted(tensors.items()):
         digest.update(f"{name} {fact.dtype} {list(fact.shape)}".encode())
         digest.update(memoryview(fact.cpu().contiguous().view(torch.uint8).numpy()))
@@ -66,31 +66,31 @@ def read(file: str | Path, slots: int | None = None) -> tuple[list[Keys], dict[s
         said, tensors = found.metadata() or {}, {name: found.get_tensor(name) for name in found.keys()}
     if "posenc" not in said:
         raise CannotRead("it holds no cache of posenc", file=file, remedy="write one with cache.save(file)")
-    told = parse_json(said["posenc"], file)
-    if told.get("format") != FORMAT:
-        raise CannotRead(f"it is of form {told.get('format')}, expected {FORMAT}", file=file, remedy="write it anew")
-    matches(told, FORM | {"checksum": str}, file=file)
-    if told["checksum"] != checksum(told, tensors):
+    header = parse_json(said["posenc"], file)
+    if header.get("format") != FORMAT:
+        raise CannotRead(f"it is of form {header.get('format')}, expected {FORMAT}", file=file, remedy="write it anew")
+    matches(header, FORM | {"checksum": str}, file=file)
+    if header["checksum"] != checksum(header, tensors):
         raise CannotRead("it does not fit its checksum: it was damaged or changed", file=file)
-    if unknown := set(told["moves"]) - set(get_args(Moves)):
+    if unknown := set(header["moves"]) - set(get_args(Moves)):
         raise CannotRead(f"keys move in no such way as {quoted(unknown.pop())}", file=file)
-    if not 1 <= told["layers"] == len(told["moves"]):
-        raise CannotRead(f"it says {told['layers']} layers and {len(told['moves'])} of them", file=file)
+    if not 1 <= header["layers"] == len(header["moves"]):
+        raise CannotRead(f"it says {header['layers']} layers and {len(header['moves'])} of them", file=file)
     try:
         facts = {name: tensors.pop(f"at.{name}", None) for name in TENSORS}
-        at = noticed(Positions(**facts, unit_step=told["unit_step"]))
-        layers = [layer(tensors, number, at, told["moves"][number]) for number in range(told["layers"])]
+        at = noticed(Positions(**facts, unit_step=header["unit_step"]))
+        layers = [layer(tensors, number, at, header["moves"][number]) for number in range(header["layers"])]
     except (KeyError, ValueError, TypeError) as error:
         raise CannotRead(f"its tensors do not fit one another ({error})", file=file, remedy="write it anew") from None
-    size, wanted = sum(fact.nbytes for keys in layers for fact in keys.facts().values()), told["slots"]
+    size, slots_asked = sum(fact.nbytes for keys in layers for fact in keys.facts().values()), header["slots"]
     most = max(SPARE, 16 * size) * at.tokens // size if slots is None else slots
-    if wanted is not None and not 1 <= wanted <= most:
+    if slots_asked is not None and not 1 <= slots_asked <= most:
         raise CannotRead(
-            f"it asks for {wanted:,} slots, expected 1 to {most:,}",
+            f"it asks for {slots_asked:,} slots, expected 1 to {most:,}",
             file=file,
             remedy="say how many it may have, as in Cache.load(file, slots=4096)",
         )
-    return layers, told
+    return layers, header
 
 
 def layer(tensors: Mapping[str, Tensor], number: int, at: Positions, way: str) -> Keys:

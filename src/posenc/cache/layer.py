@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posenc import checks
 from posenc.cache.held import along, check_rows, joined
-from posenc.cache.memory import gathered, scatter_in_place
+from posenc.cache.memory import scatter_in_place, slot_values
 from posenc.cache.operations import Tokens, cropped, dropped, kept, moved, row_numbers, spliced
 from posenc.encoding import WHY_FIXED
 from posenc.keys import Keys
@@ -135,8 +135,8 @@ class LayerCache(Operations):
         self.stored: Keys | None = None
         # Keys, and those that were moved turned to where they stand.
         self.settled: tuple[Keys, Tensor] | None = None
-        # What `extend` has written over, where it may be refused: memory, slots, what was there or a fill, axis.
-        self.overwritten: list[tuple[Tensor, Tensor, Tensor | int, int]] | None = None
+        # What `extend` overwrites, where the call may be refused: memory, slots, the old values or a fill, axis.
+        self.undo_log: list[tuple[Tensor, Tensor, Tensor | int, int]] | None = None
 
     @property
     def keys(self) -> Keys | None:
@@ -217,21 +217,20 @@ class LayerCache(Operations):
 @contextmanager
 def unchanged_if_refused(caches: Sequence[LayerCache]) -> Generator[None]:
     """Whatever is raised within leaves these caches as they were: no layer keeps tokens that another one refused."""
-    before = [{**vars(cache), "overwritten": None} for cache in caches]
+    states = [dict(vars(cache)) for cache in caches]
     for cache in caches:
-        cache.overwritten = []
+        cache.undo_log = []
     try:
         yield
     except BaseException:
-        for cache in caches:
-            for into, slot, old, axis in reversed(cache.overwritten or []):
-                scatter_in_place(into, slot, gathered(into, slot, axis).zero_().add_(old), axis)
-        raise
-    else:
-        before = [{"overwritten": None}] * len(before)
-    finally:
-        for cache, state in zip(caches, before, strict=True):
+        for cache, state in zip(caches, states, strict=True):
+            for memory, slot, old, axis in reversed(cache.undo_log or []):
+                scatter_in_place(memory, slot, slot_values(memory, slot, axis).zero_().add_(old), axis)
             vars(cache).update(state)
+        raise
+    finally:
+        for cache in caches:
+            cache.undo_log = None
 
 
 def held_by(cache: LayerCache | None) -> Positions | None:

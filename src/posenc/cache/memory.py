@@ -49,11 +49,11 @@ def scatter_in_place(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tens
     return into.scatter_(axis, index_of(slot, new, axis), new)
 
 
-def gathered(held: Tensor, slot: Tensor, axis: int) -> Tensor:
+def slot_values(memory: Tensor, slot: Tensor, axis: int) -> Tensor:
     """What lies in the slots [B or 1, T] along `axis`, in memory of its own."""
-    slot = slot.expand(held.shape[0], -1)
-    there = held.narrow(axis, 0, 1).expand(*held.shape[:axis], slot.shape[1], *held.shape[axis + 1 :])
-    return held.gather(axis, index_of(slot, there, axis))
+    slot = slot.expand(memory.shape[0], -1)
+    like = memory.narrow(axis, 0, 1).expand(*memory.shape[:axis], slot.shape[1], *memory.shape[axis + 1 :])
+    return memory.gather(axis, index_of(slot, like, axis))
 
 
 def index_of(slot: Tensor, like: Tensor, axis: int) -> Tensor:

@@ -9,7 +9,7 @@ from posenc import checks
 from posenc.cache.columns import compact
 from posenc.cache.held import check_behind, check_rows, documents, larger, span
 from posenc.cache.layer import LayerCache, rows_of, turned_of
-from posenc.cache.memory import gathered, memory, scatter_in_place, scattered
+from posenc.cache.memory import memory, scatter_in_place, scattered, slot_values
 from posenc.cache.operations import cropped, extent_of
 from posenc.keys import Keys
 from posenc.masks import Mask
@@ -50,11 +50,11 @@ class SlotCache(checks.ChecksArguments, LayerCache):
             check_rows(self.keys, new)
         recording = torch.is_grad_enabled() or (not torch.compiler.is_compiling() and is_watched())
         in_place = (self.exclusive or self.keys is None) and not recording
-        log = self.overwritten if in_place and self.keys is not None else None
+        log = self.undo_log if in_place and self.keys is not None else None
 
         def scatter(into: Tensor, slot: Tensor, new: Tensor, axis: int, empty: int = 0) -> Tensor:
             if log is not None and slot.shape[0] in (1, into.shape[0]):
-                log.append((into, slot, gathered(into, slot, axis) if self.rolling else empty, axis))
+                log.append((into, slot, slot_values(into, slot, axis) if self.rolling else empty, axis))
             return (scatter_in_place if in_place else scattered)(into, slot, new, axis)
 
         keys = self.empty_like(new) if self.keys is None else self.keys

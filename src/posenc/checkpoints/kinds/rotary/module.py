@@ -88,7 +88,7 @@ class RotaryModule(Kind):
         # Which axis comes first only what the model itself turns by can tell.
         known, failure = self.forms.get(of), None
         flips = (False, True) if known is None else (known.flipped,)
-        for encoding in map(handed_out, rotary.values() if rotary and same else [self.one(layers)]):
+        for encoding in map(module_encoding, rotary.values() if rotary and same else [self.one(layers)]):
             exactly = same or (known is None and encoding.axes > 1)
             for flipped, sample in itertools.product(flips, samples(encoding, patch, horizon, buffer.device)):
                 try:
@@ -121,8 +121,8 @@ def handed(module: nn.Module, sample: Tensor, of: str | None, dtype: torch.dtype
         raise NotSaid(f"{type(module).__name__} takes no positions {shape}: {told(error)}") from error
 
 
-def handed_out(encoding: Any) -> Any:
-    """The encoding with the cosines and sines that a module hands out; the model's own code turns back by them."""
+def module_encoding(encoding: Any) -> Any:
+    """The encoding with a module's cosines and sines: for "swapped" the model's own code turns the other way round."""
     if encoding.layout == "swapped":
         encoding = copy.deepcopy(encoding)
         encoding.layout = "half"
