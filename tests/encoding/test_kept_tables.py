@@ -1,4 +1,4 @@
-"""Kept tables: known by all that an encoding holds, the bits of those made on the spot, and in bounded memory."""
+"""Kept tables: known by the options of an encoding, the bits of those made on the spot, and in bounded memory."""
 
 import copy
 import pickle
@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posenc import Positions, catalogue, shared_tables, testing
+from posenc import Positions, catalogue, kept_tables, shared_tables, testing
 from posenc.encoding import Encoding
-from posenc.kept_tables import BARE, LARGEST, bare_of, fact, forget
+from posenc.kept_tables import KEPT, LARGEST, WINDOWS, constant, rows_kept
 from posenc.schedules import Linear
+from posenc.testing.subjects import Subject
 
 
 def table_of(at: Positions) -> Tensor:
@@ -33,7 +34,6 @@ class Rows(Encoding):
     def __init__(self, rate: float = 1.0, words: tuple[str, ...] = ("a",), schedule: Any = None) -> None:
         super().__init__()
         self.rate, self.words, self.schedule = rate, words, schedule
-        self.learned = nn.Parameter(torch.ones(()))
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         return x + self.once(self.table, at, x.dtype)
@@ -46,6 +46,10 @@ class Rows(Encoding):
 
 class Scaled(Rows):
     """The same, times its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.learned = nn.Parameter(torch.ones(()))
 
     def table(self, at: Positions, dtype: torch.dtype) -> Tensor:
         return super().table(at, dtype) * self.learned.to(dtype)
@@ -75,7 +79,7 @@ X = torch.zeros(1, 3, 2, dtype=torch.float64)
 @pytest.fixture(autouse=True)
 def nothing_made() -> None:
     made.clear()
-    forget()
+    KEPT.clear()
 
 
 def test_encodings_that_hold_the_same_share_a_table_and_others_do_not() -> None:
@@ -123,6 +127,12 @@ def test_what_may_change_unseen_is_never_kept() -> None:
     assert rows(X, positions=at)[0, 2, 0] == 2
     growing.factor = 4.0
     assert rows(X, positions=at)[0, 2, 0] == 8
+    # Frozen, and yet what it holds may change.
+    held = Holding([1.0])
+    rows = Rows(schedule=held)
+    assert rows(X, positions=at)[0, 2, 0] == 2
+    held.factors.append(3.0)
+    assert rows(X, positions=at)[0, 2, 0] == 8
     # A list of its own, where the class has one too.
     listed = Listed()
     listed.weights = [2.0]
@@ -157,26 +167,19 @@ class Open:
     factor: float = 1.0
 
 
-def test_facts_are_equal_only_where_every_computation_is() -> None:
-    devices = torch.device("cpu"), torch.device("meta")
-    for one, other in (
-        devices,
-        (b"1", "1"),
-        (range(2), (0, 1)),
-        (1, 1.0),
-        (1, True),
-        (0.0, -0.0),
-        ("1", 1),
-        ((1,), (2,)),
-        (Linear(2), Linear(3)),
-        (None, False),
-    ):
-        assert fact(one) != fact(other)
-    for one, other in ((float("nan"), float("nan")), (Linear(2), Linear(2)), (torch.float64, torch.double)):
-        assert fact(one) == fact(other)
-    for value in (torch.zeros(1), Open(), {}, [1], lambda: 0, (1, [2])):
-        with pytest.raises(TypeError, match="may change unseen"):
-            fact(value)
+@dataclass(frozen=True)
+class Holding:
+    factors: list[float]
+
+    @property
+    def factor(self) -> float:
+        return sum(self.factors)
+
+
+def test_constants_are_what_cannot_change() -> None:
+    values = 1, 1.0, "a", None, range(2), torch.float64, torch.device("cpu"), Linear, Linear(2), ((1,), frozenset("a"))
+    assert all(map(constant, values))
+    assert not any(map(constant, (torch.zeros(1), Open(), {}, [1], lambda: 0, (1, [2]), SimpleNamespace(), object())))
 
 
 def given_by(encoding: Encoding, at: Positions, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
@@ -219,14 +222,24 @@ def test_a_key_without_the_device_is_found(monkeypatch: pytest.MonkeyPatch, spec
         one_device_after_another(spec)
 
 
+@pytest.mark.parametrize("name", ["rotary", "sinusoidal", "xpos", "rotary_values", "polar", "transformer_xl"])
+def test_tables_of_another_base_are_others(name: str) -> None:
+    shared, x = Positions.count(3, 5), torch.ones(1, 3, testing.SHAPE.dim, dtype=torch.float64)
+    nets = [Subject(f"{name}(base={base})").net() for base in (100, 10_000)]
+    alike = [net(x, shared) for net in nets]
+    alone = [net.apart()(x, Positions.count(3, 5)) for net in nets]
+    assert torch.equal(alike[0], alone[0]) and torch.equal(alike[1], alone[1]) and not torch.equal(*alone)
+
+
 def keeps_tables(spec: str) -> bool:
     """Whether an encoding of one axis keeps a table beyond a call."""
     encoding = catalogue.build(spec, testing.SHAPE)
+    KEPT.clear()
     try:
         given_by(encoding, Positions.count(2), torch.float32)
     except ValueError:
         return False
-    return encoding.bare is not None and bool(encoding.bare.kept_windows)
+    return bool(KEPT)
 
 
 KEEPING = [spec for name in catalogue.names() for spec in testing.variants(name)[:2] if keeps_tables(spec)]
@@ -248,7 +261,7 @@ def test_kept_rows_have_the_bits_of_rows_made_on_the_spot_however_they_are_cut(s
         row = cuts.randrange(tokens)
         with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
             ours = given_by(encoding, Positions.count(tokens, start), dtype)
-            patch.setattr(Encoding, "rows_kept", lambda *given: None)
+            patch.setattr(kept_tables, "rows_kept", lambda *given: None)
             on_the_spot = given_by(encoding, Positions.count(tokens, start), dtype)
             alone = given_by(encoding, Positions.count(1, start + row), dtype)
         for one, other, single in zip(ours, on_the_spot, alone, strict=True):
@@ -259,20 +272,18 @@ def test_kept_rows_have_the_bits_of_rows_made_on_the_spot_however_they_are_cut(s
     ("start", "tokens"), [(0, 1), (4000, 1), (1023, 2), (1_000_000, 7), (0, 1024), (0, 1025), (2048, 2048), (5, 3000)]
 )
 def test_kept_rows_are_those_that_would_be_made(start: int, tokens: int) -> None:
-    _, bare = bare_of(Rows())
     at = Positions.count(tokens, start)
     for _ in range(2):
-        found = bare.rows_kept("a", start, tokens, table_of)
+        found = rows_kept("a", start, tokens, table_of)
         # What lies across two windows is not kept.
         assert torch.equal(table_of(at) if found is None else found, table_of(at))
         assert (found is None) == ((start, tokens) == (1023, 2))
     # Another key is another table.
-    other = bare.rows_kept("b", start, tokens, lambda at: 2 * table_of(at))
+    other = rows_kept("b", start, tokens, lambda at: 2 * table_of(at))
     assert other is None or torch.equal(other, 2 * table_of(at))
 
 
 def test_decoding_makes_one_window_for_a_thousand_tokens_and_keeps_one() -> None:
-    _, bare = bare_of(Rows())
     windows: list[int] = []
 
     def make(at: Positions) -> Tensor:
@@ -280,29 +291,24 @@ def test_decoding_makes_one_window_for_a_thousand_tokens_and_keeps_one() -> None
         return table_of(at)
 
     for position in range(999_000, 1_001_000):
-        row = bare.rows_kept("a", position, 1, make)
+        row = rows_kept("a", position, 1, make)
         assert row is not None and row.shape == (2, 1, 3) and row[0, 0, 0] == position
-    assert windows == [1024] * 3 and len(bare.kept_windows) == 1
+    assert windows == [1024] * 3 and len(KEPT) == 1
 
 
-def test_a_large_table_is_not_kept_and_tables_go_with_their_encodings() -> None:
-    rows = Rows()
-    assert rows.once(rows.table, Positions.count(1), torch.float64, keep=True) == 0
-    assert rows.bare in BARE.values() and rows.bare.kept_windows
-    assert rows.bare.rows_kept("a", 0, LARGEST // 48 + 1, table_of) is None
-    forget()
-    assert not rows.bare.kept_windows
-    before = len(BARE)
-    del rows
-    assert len(BARE) == before - 1
+def test_memory_is_bounded() -> None:
+    assert rows_kept("a", 0, LARGEST // 48 + 1, table_of) is None and not KEPT
+    for number in range(WINDOWS + 3):
+        rows = Rows(float(number))
+        assert rows.once(rows.table, Positions.count(1), torch.float64, keep=True) == 0
+    assert [dict(options)["rate"] for _, options, *_ in KEPT] == [float(number) for number in range(3, WINDOWS + 3)]
 
 
 def test_a_kept_table_may_be_saved_for_a_gradient_whoever_asked_first() -> None:
-    _, bare = bare_of(Rows())
     with torch.inference_mode():
-        bare.rows_kept("a", 0, 1, table_of)
+        rows_kept("a", 0, 1, table_of)
     x = torch.ones(2, 1, 3, dtype=torch.float64, requires_grad=True)
-    (x * bare.rows_kept("a", 0, 1, table_of)).sum().backward()
+    (x * rows_kept("a", 0, 1, table_of)).sum().backward()
 
 
 class Kept(Rows):
@@ -326,24 +332,22 @@ def test_where_the_start_is_not_known_nothing_is_kept(at: Positions) -> None:
     kept = Kept()
     for _ in range(2):
         assert torch.equal(kept(X[:, :2], positions=at), (X[:, :2] + at.coords))
-    assert not kept.bare.kept_windows and made == ["torch.float64"]
+    assert not KEPT and made == ["torch.float64"]
 
 
 def test_tables_that_are_no_numbers_are_not_kept() -> None:
-    _, bare = bare_of(Rows())
     somebodys = type("Somebodys", (Tensor,), {})
     for change in (lambda table: table.to("meta"), lambda table: table.as_subclass(somebodys)):
-        assert bare.rows_kept("a", 0, 2, lambda at, change=change: change(table_of(at))) is None
-    assert not bare.kept_windows
+        assert rows_kept("a", 0, 2, lambda at, change=change: change(table_of(at))) is None
+    assert not KEPT
 
 
 def test_threads_share_kept_tables() -> None:
-    _, bare = bare_of(Rows())
     wrong: list[int] = []
 
     def decode(first: int) -> None:
         for position in range(first, first + 4000, 7):
-            row = bare.rows_kept("a", position, 1, table_of)
+            row = rows_kept("a", position, 1, table_of)
             if row is None or row[0, 0, 0] != position:
                 wrong.append(position)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from posenc import masks
 from posenc.cache import Cache
 from posenc.encoding import Encoding
-from posenc.kept_tables import OF_EVERY_MODULE, forget
+from posenc.kept_tables import KEPT, OF_EVERY_MODULE
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.seeding import seeded
@@ -185,7 +185,7 @@ def machine_of(source: "Subject | Source") -> type[RuleBasedStateMachine]:
         def __init__(self) -> None:
             super().__init__()
             # A failure can be shown again only if nothing is left of the run before.
-            forget()
+            KEPT.clear()
             self.lives: list[Live] = []
             self.talks: list[Talk] = []
             self.shared: dict[tuple[int, int], Positions] = {}

@@ -170,11 +170,7 @@ class FourierFeatures(Encoding):
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         checks.dim(self, x)
-        return x + self.once(self.encoded, at, x.dtype, x.device)
-
-    def encoded(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """What is added, [B or 1, T, dim], rounded once to dtype."""
-        return self.encode(at).to(dtype).to(device)
+        return x + self.encode(at).to(x.dtype).to(x.device)
 
     def formula_added(self, position, channel: int) -> float:
         place = [position] if self.axes == 1 else position

@@ -12,6 +12,7 @@ from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 from posenc.precision import exact
 from posenc.rotations import between, cos_sin
+from posenc.shared_tables import once
 
 PHASES = ("zero", "uniform", "none")
 
@@ -98,7 +99,8 @@ class Polar(Encoding):
         """Cosines and sines [2, B or 1, 1, T, d] of where the arrows of tokens point."""
         checks.head_dim(self, x)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-        return self.once(self.table, at, dtype, x.device)
+        key = type(self), self.head_dim, self.base, dtype, x.device
+        return once(at, key, lambda: self.table(at, dtype, x.device))
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.axis(self))

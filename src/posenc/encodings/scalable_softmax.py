@@ -72,7 +72,7 @@ class ScalableSoftmax(Encoding):
             return x
         checks.heads(self, x)
         dtype = torch.promote_types(x.dtype, torch.float32)
-        count = self.once(self.logarithms, at, dtype, x.device)
+        count = self.logarithms(at, dtype, x.device)
         temperature = self.strength.to(dtype)[:, None, None] * count  # [B or 1, H, T, 1]
         if self.offset is not None:
             temperature = temperature + self.offset.to(dtype)[:, None, None]

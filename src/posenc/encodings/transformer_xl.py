@@ -15,6 +15,7 @@ from posenc.positions import Positions
 from posenc.precision import exact
 from posenc.rotations import plain_frequencies
 from posenc.score_mods import ScoreMod, dot_products
+from posenc.shared_tables import once
 
 LAYOUTS = ("concatenated", "interleaved")
 
@@ -163,8 +164,10 @@ class TransformerXL(Encoding):
     def products(self, q: Tensor, at: Positions, k: Tensor, distances: range) -> list[DotProducts]:
         """The bias at whole distances: what queries have of the distance, and what keys have wherever the query is."""
         dtype = self.precision(q)
+        given = distances, dtype, q.device
         # Layers share them: 4,096 tokens have a million sines.
-        table = self.once(self.sinusoids, at, distances, dtype, q.device)
+        shape = self.dim, self.base, self.layout, self.max_distance
+        table = once(at, (type(self), shape, given), lambda: self.sinusoids(*given))
         vectors = F.linear(table, self.weight.to(dtype) * self.head_dim**-0.5)
         content = self.compared(k)[..., None]
         everywhere = torch.zeros(len(distances), dtype=torch.long, device=q.device)
@@ -173,8 +176,8 @@ class TransformerXL(Encoding):
             DotProducts(content, content.new_ones(1, 1, 1), rows=everywhere, of_keys=True),
         ]
 
-    def sinusoids(self, at: Positions, distances: range, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The sinusoids [R, dim] of whole distances, wherever the tokens are."""
+    def sinusoids(self, distances: range, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The sinusoids [R, dim] of whole distances."""
         delta = torch.arange(distances.start, distances.stop, distances.step, device=device).double()
         sin, cos = self.waves(
             delta if self.max_distance is None else delta.clamp(-self.max_distance, self.max_distance), dtype, device

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from posenc.biases import Bias, ByDistance, Dense, Pairs
-from posenc.kept_tables import fact
 from posenc.kernels.reference import fit_heads
 from posenc.kernels.request import Request
 from posenc.keys import Keys
@@ -178,7 +177,7 @@ def block_mask(mask: Mask, at: Positions, keys_at: Positions) -> Any:
     if mask.given is not None or at is not keys_at:
         return make()
     # Every layer of a model asks for the same one.
-    return once(at, ("block mask", fact(mask)), make)
+    return once(at, ("block mask", mask.causal, mask.window, mask.prefix), make)
 
 
 def rule(mask: Mask, at: Positions, keys_at: Positions) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -15,7 +15,7 @@ from posenc.cache import LayerCache
 from posenc.catalogue import ENCODINGS, build, build_layers, find
 from posenc.chosen_heads import OnHeads
 from posenc.encoding import Compose, Encoding, Shape
-from posenc.kept_tables import bare_of
+from posenc.kept_tables import KEPT
 from posenc.masks import Mask
 from posenc.positions import Positions, positions_for
 from posenc.seeding import seeded
@@ -123,6 +123,18 @@ class Subject:
         return LONG if self.serves(count(LONG)) else self.shape.max_len
 
 
+@contextmanager
+def nothing_kept() -> Iterator[None]:
+    """Without the tables that this process keeps."""
+    kept = dict(KEPT)
+    KEPT.clear()
+    try:
+        yield
+    finally:
+        KEPT.clear()
+        KEPT.update(kept)
+
+
 class Net(nn.Module):
     """What a model does with an encoding, and no more: add it once, then attention with a residual in each layer."""
 
@@ -149,10 +161,7 @@ class Net(nn.Module):
 
     def apart(self) -> "Net":
         """This network, without what the process keeps: as in one that has just begun."""
-        for module in self.modules():
-            if isinstance(module, Encoding):
-                with suppress(AttributeError):
-                    vars(module)["bare"] = bare_of(module)[1]
+        vars(self)["forward"] = nothing_kept()(self.forward)
         return self
 
     @property

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from posenc import masks
 from posenc.cache import GrowingCache, SlotCache
-from posenc.kept_tables import forget
+from posenc.kept_tables import KEPT
 from posenc.positions import Positions
 from posenc.testing.comparisons import same
 from posenc.testing.contract import promise
@@ -65,7 +65,7 @@ def every_way_of_running_is_served(subject: Subject) -> None:
             same(in_chunks(net, empty, count(3), (3, 3, 3), mask, cache), expected[:0], "an empty batch, with a cache")
 
     # What this process keeps would hide a table that is made on the wrong device.
-    forget()
+    KEPT.clear()
     with torch.device("meta"):
         same(run(x), expected, "tensors with data, in the context of a device without")
         absent = Net(*subject.build(), subject.shape).double()
