@@ -92,12 +92,16 @@ def test_the_result_is_the_exact_one_rounded_once(way: str, dtype: torch.dtype, 
                 cos, sin = tables(x, P, B if rows else 1, H if own else 1)
                 exact = by_complex_numbers(x, cos, sin, layout, inverse)
                 got = rotate_pairs(x, cos, sin, layout, inverse=inverse)
+                # The gradient of the inverse rotation is the rotation.
+                leaf = torch.zeros_like(x).requires_grad_()
+                (slope,) = torch.autograd.grad(rotate_pairs(leaf, cos, sin, layout, inverse=not inverse), leaf, x)
                 # In half units of the dtype, at the size of the larger channel; float64 rounds three times itself.
                 unit = torch.finfo(dtype).eps / 2 * exact.abs().clamp(min=torch.finfo(dtype).tiny)
                 slack = 3e-7 * 9 if dtype in (torch.bfloat16, torch.float16) else 2e-15 * 9
                 case = f"{way} {dtype} {layout} {lie} {(B, H, T, D)} {P} {inverse}"
-                assert bool(((got.double() - exact).abs() <= unit * 1.001 + slack).all()), case
-                assert got.dtype == dtype and torch.equal(got[..., 2 * P :], x[..., 2 * P :]), case
+                for turned in (got, slope):
+                    assert bool(((turned.double() - exact).abs() <= unit * 1.001 + slack).all()), case
+                    assert turned.dtype == dtype and torch.equal(turned[..., 2 * P :], x[..., 2 * P :]), case
                 assert torch.equal(x, before), case
 
 
