@@ -99,9 +99,9 @@ def test_the_result_is_the_exact_one_rounded_once(way: str, dtype: torch.dtype, 
                 unit = torch.finfo(dtype).eps / 2 * exact.abs().clamp(min=torch.finfo(dtype).tiny)
                 slack = 3e-7 * 9 if dtype in (torch.bfloat16, torch.float16) else 2e-15 * 9
                 case = f"{way} {dtype} {layout} {lie} {(B, H, T, D)} {P} {inverse}"
-                for turned in (got, slope):
-                    assert bool(((turned.double() - exact).abs() <= unit * 1.001 + slack).all()), case
-                    assert turned.dtype == dtype and torch.equal(turned[..., 2 * P :], x[..., 2 * P :]), case
+                for result in (got, slope):
+                    assert bool(((result.double() - exact).abs() <= unit * 1.001 + slack).all()), case
+                    assert result.dtype == dtype and torch.equal(result[..., 2 * P :], x[..., 2 * P :]), case
                 assert torch.equal(x, before), case
 
 

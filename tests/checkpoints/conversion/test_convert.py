@@ -339,6 +339,14 @@ def test_requests_that_do_not_fit_the_checkpoint_are_refused(made, tmp_path: Pat
     assert "has 2 axes, got (3,)" in refusal(vit, new, grid=(3,))
     assert "a table has 1 row or more" in refusal(bert, new, max_length=0)
     assert "no layer of this checkpoint is known to turn" in refusal(bert, new, layout="half")
+    beside = Path(shutil.copytree(llama, tmp_path / "beside"))
+    file = max(beside.glob("*.safetensors"))
+    more = {"model.layers.1.self_attn.indexer.weight": torch.zeros(8, 8)}
+    safetensors.torch.save_file(safetensors.torch.load_file(file) | more, file, metadata={"format": "pt"})
+    index = json.loads((beside / "model.safetensors.index.json").read_text())
+    index["weight_map"] |= dict.fromkeys(more, file.name)
+    (beside / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "whether position turns it; nothing was converted" in refusal(beside, new, layout="interleaved")
     for asked, words in (
         ({"layout": "neox"}, "layout must be one of half, interleaved, swapped, got 'neox'"),
         ({"stored": "half"}, "stored says which layout the weights have, and needs the layout that they should get"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
@@ -256,6 +257,23 @@ def test_a_run_measures_chooses_and_writes_what_transformers_loads(masked: Path,
     other = Settings(str(masked), 3.0, ("clamp",), text=(text,), samples=4)
     with pytest.raises(ValueError, match=r"holds a run with other settings \(factor\)"):
         extend(other, out)
+
+
+def test_a_checkpoint_with_other_weights_than_those_measured_is_taken_away(
+    masked: Path, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = Loaded.save_huggingface
+
+    def with_other_weights(self: Loaded, folder: Path) -> None:
+        save(self, folder)
+        file = folder / "model.safetensors"
+        save_file({name: 2 * x for name, x in load_file(file).items()}, file, metadata={"format": "pt"})
+
+    monkeypatch.setattr(Loaded, "save_huggingface", with_other_weights)
+    settings = Settings(str(masked), 2.0, ("clamp",), text=(text,), lengths=(20,), samples=4)
+    with pytest.raises(RuntimeError, match=r"has another \S+ than what was measured; it is not kept"):
+        extend(settings, tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoint").exists()
 
 
 # What no measure fits

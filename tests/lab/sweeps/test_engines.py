@@ -95,6 +95,19 @@ def test_a_failed_run_is_named_and_tried_again_by_the_next_call_alone(tmp_path: 
     assert engine.begun == [0] and not found.failures and not record.failures(tmp_path)
 
 
+def test_records_of_another_version_are_kept_until_they_are_deleted(tmp_path: Path, capsys) -> None:
+    told(tmp_path, 2)
+    path = sorted((tmp_path / "records").glob("*.json"))[1]
+    other = record.read(path)
+    other["versions"]["torch"] = "1.0"
+    record.write(other, path.parent)
+    capsys.readouterr()
+    assert told(tmp_path, 2)[1].begun == []
+    assert "and torch 1.0; to make them again, delete their records" in capsys.readouterr().err
+    path.unlink()
+    assert told(tmp_path, 2)[1].begun == [1]
+
+
 def test_when_a_record_cannot_be_written_nothing_else_begins(tmp_path: Path) -> None:
     engine = Told(s0=[News("", failed=CannotWrite("no room"))])
     with store.held(tmp_path), pytest.raises(CannotWrite, match="no room"):
