@@ -8,8 +8,7 @@ What to look for: the first lines print that the projection of a concatenation i
 nothing that a projection would keep, and what is left is a question of training, which a comparison answers. A model
 that concatenates has that many channels fewer for its tokens, or is that much wider.
 
-    posenc compare --encodings sinusoidal examples/add_or_concatenate.py:Projected \\
-        examples/add_or_concatenate.py:Concatenated --tasks reverse repeat --seeds 3 --out runs/add-or-concatenate
+    posenc compare --tasks reverse repeat --encodings sinusoidal examples/add_or_concatenate.py:Projected
 """
 
 import argparse

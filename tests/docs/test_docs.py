@@ -25,11 +25,13 @@ MADE = [HOME / "docs" / folder for folder in ("_build", "encodings", "lessons", 
 NO_PAGES = [*MADE, HOME / "docs" / "changes" / "fragments"]
 TEXTS = [*FIRST, *sorted(path for path in (HOME / "docs").rglob("*.md") if not {*path.parents} & {*NO_PAGES})]
 COMING_FROM = HOME / "docs" / "coming-from"
-"""Pages that need another library: tests/peers/test_coming_from.py runs them."""
+"""Pages that need another library, but for the tutorials': tests/peers/test_coming_from.py runs them."""
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in TEXTS if path.parent != COMING_FROM and blocks(path, python=True)], ids=name
+    "path",
+    [path for path in TEXTS if blocks(path, python=True) and (path.parent != COMING_FROM or path.stem == "tutorials")],
+    ids=name,
 )
 def test_the_code_of_a_text_runs_from_top_to_bottom(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -28,4 +28,4 @@ def test_the_page_of_timm_runs_from_top_to_bottom(timm_layer) -> None:
 
 
 def test_every_page_with_code_is_run_here() -> None:
-    assert {path.stem for path in FOLDER.glob("*.md") if blocks(path, python=True)} == {*PAGES, "timm"}
+    assert {path.stem for path in FOLDER.glob("*.md") if blocks(path, python=True)} == {*PAGES, "timm", "tutorials"}

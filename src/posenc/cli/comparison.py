@@ -28,7 +28,7 @@ class Compare(OfExperiment):
     preset: Annotated[str, taking("NAME")] = "default"
     """default: repeat with three seeds, and text with one. full: six tasks, three seeds."""
     log: Names = ()
-    """Loggers to tell of each run: jsonl, tensorboard, wandb, mlflow, or path/to/mine.py:Mine."""
+    """Loggers to tell of each run: jsonl, tensorboard, wandb, or path/to/mine.py:Mine."""
     seeds: Annotated[tuple[str, ...], taking("INT | until FLOAT")] = ()
     """How many seeds, or "until 0.05": until 95 % intervals of exact match go so far. Default: what the preset says."""
     seed_from: Whole = None

@@ -72,7 +72,7 @@ class Train(OfExperiment):
     threads: Whole = None
     """Threads to compute with (default: all cores)."""
     log: Names = ()
-    """Loggers to tell of the run: jsonl, tensorboard, wandb, mlflow, or path/to/mine.py:Mine."""
+    """Loggers to tell of the run: jsonl, tensorboard, wandb, or path/to/mine.py:Mine."""
     json: bool = False
     """Print the learning curve as JSON."""
 

@@ -209,7 +209,10 @@ def test_windows_to_both_sides_and_chunks_are_told_in_words():
 
 def test_a_window_that_no_layer_has_is_a_contradiction():
     (sentence,) = read(TINY | {"sliding_window": 16}).contradictions
-    assert sentence == "sliding_window is 16, and no layer has a window in a short pass without a cache; followed: the modules"
+    assert (
+        sentence
+        == "sliding_window is 16, and no layer has a window in a short pass without a cache; followed: the modules"
+    )
 
 
 def test_a_window_of_the_trained_length_leaves_nothing_out():

@@ -91,15 +91,13 @@ def test_samples_are_lines_and_texts(tmp_path: Path) -> None:
     assert b"sample/def-7ad91533" in data and b"    def one():\n        two\n" in data
 
 
-def test_samples_reach_the_tools_that_are_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wandb, mlflow = Wandb(), MLflow()
+def test_samples_reach_a_tool_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = Wandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
-    loggers = Together(loggers_of(["wandb", "mlflow"]))
+    loggers = Together(loggers_of(["wandb"]))
     loggers.begin(EXPERIMENT, tmp_path)
     loggers.sample(50, "def ", "def one()")
     assert wandb.calls[-1] == ("log", {"sample/def-7ad91533": (["prompt", "text"], [["def ", "def one()"]])}, 50)
-    assert mlflow.calls[-1] == ("text", "r1", "def one()", "samples/000050-def-7ad91533.txt")
 
 
 class Wandb(types.ModuleType):
@@ -146,84 +144,6 @@ def test_wandb_stays_offline_unless_the_environment_says_otherwise(
     assert (tmp_path / "run").is_dir()
 
 
-class MLflow(types.ModuleType):
-    """What stands in for mlflow and for its client."""
-
-    def __init__(self) -> None:
-        super().__init__("mlflow")
-        self.calls: list = []
-        self.there: dict[str, str] = {}
-
-    def MlflowClient(self, tracking_uri):
-        self.calls.append(("store", tracking_uri))
-        return self
-
-    def get_experiment_by_name(self, name):
-        return types.SimpleNamespace(experiment_id=self.there[name]) if name in self.there else None
-
-    def create_experiment(self, name, artifact_location):
-        self.there[name] = f"number of {name}"
-        self.calls.append(("experiment", name, artifact_location))
-        return self.there[name]
-
-    def create_run(self, home, run_name):
-        self.calls.append(("run", home, run_name))
-        return types.SimpleNamespace(info=types.SimpleNamespace(run_id="r1"))
-
-    def log_param(self, run, name, value):
-        self.calls.append(("param", run, name, value))
-
-    def log_metric(self, run, name, value, step):
-        self.calls.append(("metric", run, name, value, step))
-
-    def log_text(self, run, text, file):
-        self.calls.append(("text", run, text, file))
-
-    def set_terminated(self, run):
-        self.calls.append(("end", run))
-
-
-def test_mlflow_keeps_a_database_in_the_folder_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow = MLflow()
-    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    (logger,) = loggers_of(["mlflow"])
-    follow_a_run(logger, tmp_path / "run")
-    assert mlflow.calls == [
-        ("store", f"sqlite:///{tmp_path}/run/mlflow.db"),
-        ("experiment", "posenc", f"file://{tmp_path}/run/mlartifacts"),
-        ("run", "number of posenc", "run"),
-        ("param", "r1", "spec", "rotary"),
-        ("param", "r1", "task", "copy"),
-        ("param", "r1", "seed", "3"),
-        ("param", "r1", "test_lengths", "[12, 15]"),
-        ("metric", "r1", "loss", 2.5, 50),
-        ("metric", "r1", "score", 0.1, 50),
-        ("metric", "r1", "loss", 1.5, 100),
-        ("metric", "r1", "score", 0.6, 100),
-        ("metric", "r1", "by_length.exact_match", 1.0, 10),
-        ("metric", "r1", "by_length.exact_match", 0.25, 12),
-        ("end", "r1"),
-    ]
-    assert (tmp_path / "run").is_dir()
-
-
-def test_mlflow_goes_where_the_environment_says_and_uses_the_experiment_that_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mlflow = MLflow()
-    mlflow.there["mine"] = "7"
-    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///kept.db")
-    (logger,) = loggers_of(['mlflow(experiment="mine")'])
-    logger.begin({"spec": "x" * 700}, tmp_path / "run")
-    assert mlflow.calls[:2] == [("store", "sqlite:///kept.db"), ("run", "7", "run")]
-    assert mlflow.calls[2] == ("param", "r1", "spec", "x" * 500)
-    (logger,) = loggers_of(['mlflow(experiment="new")'])
-    logger.begin({}, tmp_path / "run")
-    assert mlflow.calls[4] == ("experiment", "new", None)
-
-
 PROMPTS = ("def ", "def-", "", 'a/b \\ <q>\n: *?"|', "../../q", "x" * 600)
 """What may stand in the name of no file, and two that differ in no letter of a name."""
 
@@ -231,8 +151,7 @@ PROMPTS = ("def ", "def-", "", 'a/b \\ <q>\n: *?"|', "../../q", "x" * 600)
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that a command is given in, with no word in the environment on where logs go."""
-    for name in ("MLFLOW_TRACKING_URI", "WANDB_MODE"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
@@ -245,25 +164,6 @@ def follow_two_runs(logger: Logger, folder: Path) -> None:
         for prompt in PROMPTS:
             logger.sample(50, prompt, f"{prompt}, and on")
         logger.end(RECORD)
-
-
-# MLflow warns of what it does itself with SQLAlchemy.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
-@pytest.mark.slow
-def test_mlflow_itself_keeps_all_of_a_run_in_its_folder(tmp_path: Path, here: Path) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed; it comes with the loggers extra")
-    (logger,) = loggers_of(["mlflow"])
-    follow_two_runs(logger, tmp_path)
-    assert [file for file in here.rglob("*") if file.is_file()] == []
-    for name in ("one", "two"):
-        client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / name / 'mlflow.db'}")
-        (run,) = client.search_runs([client.get_experiment_by_name("posenc").experiment_id])
-        assert (run.info.run_name, run.info.status) == (name, "FINISHED")
-        assert run.data.params == {key: str(value) for key, value in EXPERIMENT.items()}
-        scores = client.get_metric_history(run.info.run_id, "by_length.exact_match")
-        assert [(score.step, score.value) for score in scores] == [(10, 1.0), (12, 0.25)]
-        texts = sorted(file.read_text() for file in (tmp_path / name / "mlartifacts").rglob("samples/000050-*.txt"))
-        assert texts == sorted(f"{prompt}, and on" for prompt in PROMPTS)
 
 
 def test_wandb_itself_keeps_all_of_a_run_in_its_folder(tmp_path: Path, here: Path) -> None:
@@ -281,9 +181,7 @@ def test_wandb_itself_keeps_all_of_a_run_in_its_folder(tmp_path: Path, here: Pat
         assert sorted(rows) == sorted([[prompt, f"{prompt}, and on"]] for prompt in PROMPTS)
 
 
-@pytest.mark.parametrize(
-    ("name", "library"), [("wandb", "wandb"), ("mlflow", "mlflow"), ("tensorboard", "tensorboardX")]
-)
+@pytest.mark.parametrize(("name", "library"), [("wandb", "wandb"), ("tensorboard", "tensorboardX")])
 def test_a_library_that_is_missing_is_told_of_before_anything_begins(
     name: str, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,13 +243,13 @@ def test_a_logger_that_cannot_begin_or_end_is_left_out_too(tmp_path: Path) -> No
 
 
 def test_the_folder_is_the_list_of_loggers() -> None:
-    assert set(LOGGERS) == {"jsonl", "mlflow", "tensorboard", "wandb"}
+    assert set(LOGGERS) == {"jsonl", "tensorboard", "wandb"}
 
 
 def test_what_is_no_logger_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^no logger named 'wandbb'; there are: jsonl, .*did you mean 'wandb'\?$"):
         loggers_of(["wandbb"])
-    with pytest.raises(ValueError, match=r"^a logger must be one of jsonl, mlflow, .*, got '5'$"):
+    with pytest.raises(ValueError, match=r"^a logger must be one of jsonl, tensorboard, .*, got '5'$"):
         loggers_of(["5"])
     with pytest.raises(ValueError, match=r"^the logger 'jsonl' is named twice; name it once$"):
         loggers_of(["jsonl", "jsonl"])
