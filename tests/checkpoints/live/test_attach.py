@@ -127,6 +127,28 @@ MORE: dict[str, tuple[str, str, dict[str, Any]]] = {
     "falcon": ("FalconForCausalLM", "FalconConfig", ENCODER | {"alibi": False}),
     "glm": ("GlmForCausalLM", "GlmConfig", DECODER | {"head_dim": 8, "rope_parameters": HALF}),
 }
+# Encoders whose own code fails past the table before it reads it, or whose numbering of tokens is their own.
+ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "albert": ("AlbertForMaskedLM", "AlbertConfig", ENCODER | {"embedding_size": 16}),
+    "electra": ("ElectraForMaskedLM", "ElectraConfig", ENCODER | {"embedding_size": 16}),
+    "distilbert": (
+        "DistilBertForMaskedLM",
+        "DistilBertConfig",
+        TOKENS | {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 64},
+    ),
+    "big_bird": ("BigBirdForMaskedLM", "BigBirdConfig", ENCODER | {"attention_type": "original_full"}),
+    "layoutlm": ("LayoutLMForMaskedLM", "LayoutLMConfig", ENCODER),
+    "fnet": ("FNetForMaskedLM", "FNetConfig", ENCODER),
+    "yoso": ("YosoForMaskedLM", "YosoConfig", ENCODER | {"use_expectation": True}),
+    "nystromformer": (
+        "NystromformerForMaskedLM",
+        "NystromformerConfig",
+        ENCODER | {"segment_means_seq_len": 12, "num_landmarks": 12},
+    ),
+    "tapas": ("TapasForMaskedLM", "TapasConfig", ENCODER),
+    "bert_decoder": ("BertLMHeadModel", "BertConfig", ENCODER | {"is_decoder": True}),
+    "biogpt": ("BioGptForCausalLM", "BioGptConfig", ENCODER),
+}
 
 FIRST = "gpt2 bert vit llama mistral gemma3 phi3 deepseek_v3 cohere bloom mpt t5 qwen2_vl".split()
 """One of each kind."""
@@ -138,7 +160,7 @@ THREE_AXES = torch.stack([torch.arange(12), torch.arange(12) // 2, torch.arange(
 
 def make(family: str, **options: Any) -> Any:
     """A tiny model of a family, with weights that make position matter."""
-    model, config, given = (FAMILIES | MORE)[family]
+    model, config, given = (FAMILIES | MORE | ENCODERS)[family]
     torch.manual_seed(0)
     made = getattr(transformers, model)(getattr(transformers, config)(**given | options)).eval()
     for parameter in made.parameters():
@@ -276,7 +298,7 @@ def test_a_cast_before_or_after_attach_is_the_same() -> None:
     assert outputs(after.bfloat16(), input_ids=IDS).equal(outputs(before, input_ids=IDS))
 
 
-@pytest.mark.parametrize("family", ["gpt2", "bert", pytest.param("clip_text", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", ["gpt2", "bert", "biogpt", pytest.param("clip_text", marks=pytest.mark.slow)])
 def test_left_padding_without_position_ids_gives_what_each_prompt_gives_alone(family: str) -> None:
     model = make(family)
     alone = outputs(model, input_ids=IDS[:1, 4:])[0]
@@ -423,6 +445,49 @@ def test_a_position_past_a_learned_table_is_an_error_that_says_so() -> None:
     attach(model)
     with pytest.raises(ValueError, match="position 79 is past the learned table of 64 rows"):
         outputs(model, input_ids=ids)
+
+
+PAST = ["bert", "roberta", "yoso", "fnet", "albert", "electra", "distilbert", "big_bird", "layoutlm", "clip_text"]
+
+
+@pytest.mark.parametrize("family", rest_slow(PAST, 4))
+def test_a_position_past_the_table_is_named_before_anything_else_fails(family: str) -> None:
+    model, rows = make(family), 63 if family == "roberta" else 64
+    first = {"roberta": 1, "yoso": 2}.get(family, 0)
+    longest, ids = IDS.repeat(1, 9)[:, :rows], IDS.repeat(1, 9)[:, : rows + 1]
+    # Padding has no position in RoBERTa: a text that is longer by it is served.
+    padded = torch.cat((torch.zeros_like(IDS[:, :1]), longest), 1) if family == "roberta" else longest
+    bare = outputs(model, input_ids=longest), outputs(model, input_ids=padded)
+    attach(model)
+    assert outputs(model, input_ids=longest).equal(bare[0]) and outputs(model, input_ids=padded).equal(bare[1])
+    far = {"input_ids": ids[:, :1], "position_ids": torch.tensor([[rows + first]])}
+    calls = [{"input_ids": ids}, {"inputs_embeds": torch.zeros(1, rows + 1, 32)}, far]
+    for given in [*calls, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}][: 3 if family == "fnet" else 4]:
+        with pytest.raises(ValueError, match=f"position {rows} is past the learned table of {rows} rows; build it"):
+            outputs(model, **given)
+
+
+def test_behind_a_cache_and_behind_padding_positions_past_the_table_are_counted_too() -> None:
+    model = make("bert_decoder")
+    ids, mask = torch.cat((IDS[:1, :8] * 0, IDS[:1].repeat(1, 5)), 1), torch.arange(68)[None].ge(8).long()
+    alone = outputs(model, input_ids=ids[:, 8:])
+    attach(model)
+    torch.testing.assert_close(outputs(model, input_ids=ids, attention_mask=mask)[:, 8:], alone, rtol=1e-5, atol=1e-5)
+    with torch.no_grad(), pytest.raises(ValueError, match="position 64 is past the learned table of 64 rows"):
+        behind(model, cache_from(model, ids[:, 8:]), ids[:, 8:13])
+
+
+@pytest.mark.parametrize("family", ["nystromformer", "yoso", "tapas", "fnet"])
+@pytest.mark.parametrize("mask", [MASK, MASK.flip(1)], ids=["left", "right"])
+def test_models_that_number_tokens_by_themselves_go_on_so(family: str, mask: Tensor) -> None:
+    model, given = make(family), {"input_ids": torch.where(mask == 1, IDS, 0), "attention_mask": mask}
+    if family == "tapas":
+        # The cells of a table: positions start anew in each.
+        cells = torch.arange(12)[:, None] // 3 * torch.tensor([0, 1, 1, 0, 0, 0, 0])
+        given["token_type_ids"] = cells.expand(2, 12, 7)
+    bare = outputs(model, **given)
+    attach(model)
+    assert outputs(model, **given).equal(bare)
 
 
 def test_a_learned_table_is_squeezed_to_a_declared_horizon() -> None:

@@ -1,12 +1,13 @@
 """The calls of a live model: their arguments by name, and positions counted from the padding mask."""
 
 import inspect
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from posenc.encodings.learned import Learned
 from posenc.positions import Positions
 
 FORMER_NAMES = {"cache": "past_key_values", "cache_length": "past_key_values_length"}
@@ -56,47 +57,50 @@ class Call:
 class CountedFromMask:
     """Before a stack: `position_ids` from the padding mask, where a caller gives a mask and no positions.
 
-    The first token of each row is at 0, wherever it stands; padding keeps the place in which it stands.
+    The first token of each row is at 0, wherever it stands; padding keeps the place in which it stands. A position past
+    the table is an error before the stack runs, whose own code would fail at whatever it has of that length first.
 
-    first  the id of position 0 at the stack's door: above the padding's in RoBERTa, 0 elsewhere
+    first    the id of position 0 at the stack's door: above the padding's in RoBERTa, 0 elsewhere
+    table    the learned table that ids read, which raises past its end; None where there is no end
+    padding  the id of padding, which has the row before the first; without it, all tokens are numbered by place there
     """
 
-    def __init__(self, first: int, stack: nn.Module) -> None:
-        self.first, self.names = first, parameters(type(stack))
+    def __init__(self, first: int, stack: nn.Module, table: Learned | None = None, padding: int | None = None) -> None:
+        self.first, self.names, self.table, self.padding = first, parameters(type(stack)), table, padding
+        self.counts = "attention_mask" in self.names and (not first or padding is not None)  # FNet takes no mask.
 
-    def __call__(self, stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]] | None:
+    def __call__(self, stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         call = Call(self.names, args, kwargs)
-        mask, known = call["attention_mask"], [name for name in ("input_ids", "inputs_embeds") if name in call.names]
-        tokens = next((call[name] for name in known if call[name] is not None), None)
-        if call["position_ids"] is not None or not isinstance(mask, Tensor) or mask.dim() != 2 or tokens is None:
-            return None
-        T = tokens.shape[1]
-        cache = call["cache"]
-        start = 0 if mask.shape[1] == T or cache is None else int(cache.get_seq_length())
-        if mask.shape[1] < start + T:
-            # The mask does not speak of all tokens; what that means is for the model to say.
-            return None
-        order = Positions.padded(mask).order
-        # Padding has the row before the first, where there is one.
-        standing = torch.arange(mask.shape[1], device=mask.device)
-        standing = standing.clamp(max=self.first - 1) if self.first else standing
-        ids = torch.where(order < 0, standing, order + self.first)
-        call["position_ids"] = ids[:, start : start + T]
+        mask, ids, embeds, places = (call[n] for n in ("attention_mask", "input_ids", "inputs_embeds", "position_ids"))
+        counted = self.counts and isinstance(mask, Tensor) and mask.dim() == 2
+        checked = self.table is not None and not torch.compiler.is_compiling()
+        if places is None and (counted or checked) and (ids is not None or embeds is not None):
+            T, cache = embeds.shape[-2] if ids is None else ids.shape[-1], call["cache"]
+            start = 0 if cache is None or (counted and mask.shape[1] == T) else int(cache.get_seq_length())
+            # A mask may not speak of all tokens; what that means is for the model to say.
+            if counted and mask.shape[1] >= start + T:
+                order = Positions.padded(mask).order
+                # Padding has the row before the first, where there is one.
+                standing = torch.arange(mask.shape[1], device=mask.device)
+                standing = standing.clamp(max=self.first - 1) if self.first else standing
+                places = torch.where(order < 0, standing, order + self.first)[:, start : start + T]
+                call["position_ids"] = places
+            elif checked:
+                # RoBERTa and its kin count the tokens that are no padding, and others all.
+                own = T if self.padding is None or ids is None else (ids != self.padding).sum(-1)
+                places = torch.as_tensor(self.first + start + own - 1)
+        if checked and places is not None:
+            self.table.checked((places - self.first).clamp(min=0), Positions.count(1))
         return call.changed
 
 
-def ancestors(path: str) -> Iterator[str]:
-    """The paths of the modules around one, nearest first."""
+def token_door(model: nn.Module, path: str) -> nn.Module | None:
+    """The nearest module around a path that takes tokens and their positions, and is a model or takes their mask."""
     while path:
         path = path.rpartition(".")[0]
-        yield path
-
-
-def token_door(model: nn.Module, path: str) -> nn.Module | None:
-    """The nearest module around a path that takes tokens, their mask and their positions."""
-    for above in ancestors(path):
-        module = model.get_submodule(above)
+        module = model.get_submodule(path)
         taken = set(parameters(type(module)))
-        if {"attention_mask", "position_ids"} <= taken and taken & {"input_ids", "inputs_embeds"}:
+        whole = "attention_mask" in taken or hasattr(module, "base_model_prefix")
+        if whole and "position_ids" in taken and taken & {"input_ids", "inputs_embeds"}:
             return module
     return None

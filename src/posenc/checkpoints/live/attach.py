@@ -73,7 +73,8 @@ def attach(model: nn.Module, encoding: LayerSpec | None = None, *, horizon: int 
               the tokens so far of each sequence, at every step
 
     Afterwards positions are exact in any dtype of the model, and where a caller gives a padding mask and no
-    `position_ids`, the first token of each row is at 0. A position past a learned table is an error that says so.
+    `position_ids`, the first token of each row is at 0, unless the model takes none (BART) or numbers in its own way
+    (Nystroemformer, YOSO, TAPAS). A position past a learned table is an error that says so before the model runs.
     `save_pretrained` and `state_dict` give what they gave before, and beside it the parameters of an encoding that has
     some. The model can be copied and pickled, unless it attends through the interface: then that raises.
 
@@ -251,16 +252,18 @@ def besides_own(wanted: Sequence[Encoding], part: Part) -> list[Encoding]:
 
 def counting(model: nn.Module, places: Sequence[Kind]) -> list[Change]:
     """Hooks that count positions from the padding mask, one before each stack that reads some of these places."""
-    first: dict[nn.Module, int] = {}
+    counts: dict[nn.Module, CountedFromMask] = {}
     for place in places:
         stack = token_door(model, place.path)
-        of_tokens = isinstance(place, LearnedTable) or (place.door == "turn" and not place.stack.node.of_images)
-        if stack is not None and of_tokens:
-            start = place.first if isinstance(place, LearnedTable) else 0
-            if start is not None:
-                # Tables of what tokens have besides, such as boxes, come behind that of their positions.
-                first.setdefault(stack, start)
-    return [hook(stack, CountedFromMask(start, stack)) for stack, start in first.items()]
+        if stack is None or stack in counts or getattr(place.stack.node.config, "reset_position_index_per_cell", False):
+            # Tables of what tokens have besides, such as boxes, come behind that of their positions.
+            continue
+        if isinstance(place, LearnedTable) and place.first is not None:
+            padding = getattr(model.get_submodule(place.path), "padding_idx", None)
+            counts[stack] = CountedFromMask(place.first, stack, place.limit(model), padding)
+        elif place.door == "turn" and not place.stack.node.of_images:
+            counts[stack] = CountedFromMask(0, stack)
+    return [hook(stack, count) for stack, count in counts.items()]
 
 
 def decoder_parts(model: Any, reading: Reading) -> list[Part]:

@@ -244,8 +244,8 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Any], attention_alone: bool =
             seen.entered.add(path)
             stack.append(path)
             attention.enter(args, kwargs)
-            first = args[0] if args and isinstance(args[0], Tensor) and not is_shape(args[0]) else torch.zeros(0)
-            start = consecutive(first)
+            given = kwargs.get("position_ids", args[0] if args else None)
+            start = consecutive(given if isinstance(given, Tensor) and not is_shape(given) else torch.zeros(0))
             if start is not None:
                 seen.ids.setdefault(path, start)
 

@@ -110,6 +110,12 @@ class LearnedTable(Kind):
             self.compare(rows, encoding)
         return [put(self, model, rows)]
 
+    def limit(self, model: nn.Module) -> Learned | None:
+        """A learned table of as many positions, which raises past them; None where what fills this one has no end."""
+        rows: Rows = vars(module := model.get_submodule(self.path)).get(self.tensor, module).rows
+        table = torch.empty(math.prod(self.size[:-1]) - self.origin, 0, device="meta")
+        return Borrowed(table, "error") if getattr(rows.encoding, "overrun", "") == "error" else None
+
     @torch.no_grad()
     def compare(self, rows: "Rows", encoding: Encoding) -> None:
         """Raises Differs where the rows of positions are not those of the encoding."""
