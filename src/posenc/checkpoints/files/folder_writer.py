@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,8 @@ def write_into(
         if is_config(file) and harmless(said := read_json(file)) != said:
             write_json(folder / file.name, harmless(said))
         else:
-            store.put(folder / file.name, pieces_of(file))
+            with opened(file) as data:
+                store.put(folder / file.name, iter(lambda data=data: data.read(1 << 20), b""))
     shards: list[list[str]] = []
     seen: set[str] = set()
     total = held = 0
@@ -138,9 +139,3 @@ def write_shard(file: Path, tensors: Mapping[str, Tensor]) -> None:
             raise OSError(int(number[1]) if number else 0, str(error)) from None
         # It makes the file for its owner alone; the folder has the rights that are given to what is new.
         file.chmod(file.parent.stat().st_mode & 0o666)
-
-
-def pieces_of(file: Path) -> Iterator[bytes]:
-    with opened(file) as data:
-        while piece := data.read(1 << 20):
-            yield piece

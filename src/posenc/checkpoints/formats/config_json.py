@@ -267,7 +267,9 @@ def positions(place: Mapping[str, Any], part: Part, theirs: Any) -> dict[str, An
 def by_kind(place: Mapping[str, Any], part: Part, theirs: Any, rotaries: Mapping[int, Any]) -> dict[str, Any]:
     """`rope_parameters` of all layers, or one for each kind of layers where the architecture has one for each."""
     old = (place.get("rope_parameters") if theirs is None else theirs.rope_parameters) or {}
-    types = types_of(place if theirs is None else vars(theirs), part)
+    types = (place if theirs is None else vars(theirs)).get("layer_types")
+    if not isinstance(types, list) or len(types) != len(part.layers):
+        types = ["sliding_attention" if layer.window else "full_attention" for layer in part.layers]
     said = {index: rope_parameters(rotary) for index, rotary in rotaries.items()}
     if hasattr(theirs, "layer_rope_theta"):
         # Their bases stand in a list of their own.
@@ -290,11 +292,3 @@ def by_kind(place: Mapping[str, Any], part: Part, theirs: Any, rotaries: Mapping
                 f"{short(part.layers[index].spec)}"
             )
     return kinds | out if kinds else out[""]
-
-
-def types_of(place: Mapping[str, Any], part: Part) -> list[str]:
-    """The kind of each layer, as a config says or by its window."""
-    said = place.get("layer_types")
-    if isinstance(said, list) and len(said) == len(part.layers):
-        return said
-    return ["sliding_attention" if layer.window else "full_attention" for layer in part.layers]

@@ -201,7 +201,9 @@ class Read:
 
         All are forgotten where a layer does not hold every token, as windows and recurrent states do not.
         """
-        alike = begin_alike(ids, self.ids)
+        most = min(len(ids), len(self.ids))
+        different = (ids[:most] != self.ids[:most]).nonzero()
+        alike = int(different[0]) if len(different) else most
         if alike == len(self.ids):
             return
         if alike and can_go_back(self.cache):
@@ -217,13 +219,6 @@ def can_go_back(cache: Any) -> bool:
     # What is on its way between devices is left alone.
     at_rest = not getattr(cache, "offloading", False)
     return bool(layers) and at_rest and all(type(layer).__name__ == "DynamicLayer" for layer in layers)
-
-
-def begin_alike(ids: Tensor, others: Tensor) -> int:
-    """With how many tokens two texts begin alike."""
-    most = min(len(ids), len(others))
-    different = (ids[:most] != others[:most]).nonzero()
-    return int(different[0]) if len(different) else most
 
 
 def predictions(

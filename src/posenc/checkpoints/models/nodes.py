@@ -103,21 +103,15 @@ def look_into(config: Any, nodes: list[Node], model: nn.Module | None = None) ->
         unseen = node.found and not node.seen.turns and not node.seen.rows
         if node.config is None or not (unseen or failure):
             continue
-        path, tower = tower_of(model, node)
+        # The part that was built from this configuration, and can be run by itself.
+        whole = (at for at in (() if model is None else model.named_modules()) if hasattr(at[1], "main_input_name"))
+        path, tower = next((at for at in whole if getattr(at[1], "config", None) is node.config), ("", None))
         try:
             survey(skeleton(node.config) if tower is None else tower, [node], path)
         except CannotRead as error:
             node.leave(f"{error}; what is said of it rests on the keys alone")
     if failure:
         nodes[0].leave(f"{failure}; what is said of it rests on the keys alone, and on its towers one by one")
-
-
-def tower_of(model: nn.Module | None, node: Node) -> tuple[str, nn.Module | None]:
-    """The part of a model that was built from a node's configuration and can be run by itself, with its path."""
-    for path, module in () if model is None else model.named_modules():
-        if getattr(module, "config", None) is node.config and hasattr(module, "main_input_name"):
-            return path, module
-    return "", None
 
 
 def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:

@@ -205,7 +205,9 @@ def sections_of(node: Node, path: str) -> tuple[tuple[int, ...], str] | None:
     turn = next((turn for turn in node.on_axes if turn.path == path), None)
     if turn is None:
         return None
-    pairs = sorted({min(first, second): (first, second) for first, second, _ in pairs_of_any(turn)}.values())
+    # The pairs that turn at any of the tokens.
+    turned = (Turn(turn.path, turn.matrices[[0, token]]).pairs() for token in range(1, turn.matrices.shape[0]))
+    pairs = sorted({min(first, second): (first, second) for of in turned for first, second, _ in of}.values())
     moved = (turn.relative - torch.eye(turn.matrices.shape[-1])).abs().amax(2)  # [T, D]
     axes = [int(moved[1:, first].argmax()) for first, _ in pairs]
     sections = tuple(axes.count(axis) for axis in range(max(axes) + 1))
@@ -218,14 +220,6 @@ def sections_of(node: Node, path: str) -> tuple[tuple[int, ...], str] | None:
             if encoding.axis_of_pair() == axes:
                 return sections, order
     return sections, "as no spec here says"
-
-
-def pairs_of_any(turn: Turn) -> list[tuple[int, int, float]]:
-    """The pairs that turn at any of the tokens."""
-    found = []
-    for token in range(1, turn.matrices.shape[0]):
-        found += Turn(turn.path, turn.matrices[[0, token]]).pairs()
-    return found
 
 
 def with_sections(node: Node, option: Options, sections: tuple[int, ...], order: str) -> Options:
