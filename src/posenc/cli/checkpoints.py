@@ -120,7 +120,7 @@ class Extend:
     longrope_factors: File = None
     """A JSON file with the searched short_factor and long_factor of longrope."""
     plan: bool = False
-    """What memory the run would take, by the config alone, and run nothing."""
+    """What memory the run would take, by the config alone, and run nothing; the exit code is 1 where none is known."""
     out: Path = Path("runs/extend")
     """The folder for measurements, report and checkpoint."""
     json: bool = False
@@ -167,11 +167,12 @@ class Extend:
         if self.json:
             print(json.dumps(plan))
         else:
-            terminal.table(*memory.table(plan))
-            terminal.say()
-            for words in memory.sentences(plan):
+            if plan["rows"]:
+                terminal.table(*memory.table(plan))
+                terminal.say()
+            for words in memory.sentences(plan) if plan["rows"] else [plan["refused"]]:
                 terminal.say(words)
-        return 0
+        return 0 if plan["rows"] else 1
 
 
 @dataclass

@@ -126,12 +126,43 @@ def test_of_a_model_that_extend_refuses_lengths_have_a_plan(tmp_path: Path) -> N
     sizes = {"d_model": 32, "d_kv": 16, "num_layers": 2, "num_heads": 2, "d_ff": 32, "vocab_size": 64}
     config = transformers.T5Config(**sizes, architectures=["T5ForConditionalGeneration"])
     config.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="extend takes a decoder that predicts text by itself, and 't5' is an encoder"):
-        foreseen(Settings(str(tmp_path), 2.0))
+    plan = foreseen(Settings(str(tmp_path), 2.0))
+    assert (
+        plan["rows"] == [] and "extend takes a decoder that predicts text by itself, and 't5' is an" in plan["refused"]
+    )
     plan = foreseen(Settings(str(tmp_path), 2.0, lengths=(512, 128)))
     # Of each token, and of as many encoded ones, in two layers: keys and values of two heads, in float32.
     assert [row["cache"] for row in plan["rows"]] == [2 * length * 2 * 2 * 2 * 16 * 4 for length in (128, 512)]
     assert memory.sentences(plan)[-1].startswith("It is no plan of a run, which is refused: ")
+
+
+DECODERS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "pad_token_id": 0},
+    "biogpt": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
+    "gpt_neo": {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]]},
+    "mpt": {"d_model": 32, "n_layers": 2, "n_heads": 2},
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 2, "max_position_embeddings": 2048},
+}
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_decoders_have_a_plan(kind: str, tmp_path: Path, capsys) -> None:
+    config = transformers.AutoConfig.for_model(kind, **DECODERS[kind])
+    config.architectures = [transformers.AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    config.save_pretrained(tmp_path)
+    assert cli.main(["extend", str(tmp_path), "--plan", "--json"]) == 0
+    longest = json.loads(capsys.readouterr().out)["rows"][-1]
+    # Keys and values of two layers, 32 numbers each, in float32.
+    assert longest["length"] in (2048, 4096) and longest["cache"] <= 2 * 2 * 32 * 4 * longest["length"]
+
+
+def test_where_nothing_is_planned_the_reason_is_said_and_the_code_is_1(tmp_path: Path, capsys) -> None:
+    sizes = {**DECODERS["bloom"], "max_position_embeddings": None}
+    transformers.BloomConfig(**sizes, architectures=["BloomForCausalLM"]).save_pretrained(tmp_path)
+    assert cli.main(["extend", str(tmp_path), "--plan"]) == 1
+    assert "neither the config nor a table says how long a text" in capsys.readouterr().out
+    assert cli.main(["extend", str(tmp_path), "--plan", "--factor", "0.5"]) == 2
+    assert cli.main(["extend", str(tmp_path), "--plan", "--lengths", "64"]) == 0
 
 
 def test_where_a_device_is_full_it_is_said_what_would_help() -> None:
