@@ -9,13 +9,15 @@ import copy
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posenc.checkpoints.doctor.patient import Patient, states, turns
 from posenc.checkpoints.formats.config_json import unheard
+from posenc.checkpoints.kinds.calls import parameters
 from posenc.checkpoints.kinds.rotary.old_keys import missing
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.checkpoints.vocabulary.specs import encodings_of
@@ -36,22 +38,27 @@ MPT = 16
 class Finding:
     """What was measured of a defect.
 
-    hits    whether the model has it
+    hits    whether the model has it; None where it could not be measured
     number  how much, in the unit that `words` says; 0 where there is nothing
-    words   the same in words
+    words   the same in words, or why it could not
     """
 
-    hits: bool
+    hits: bool | None
     number: float
     words: str
+
+    @property
+    def in_json(self) -> dict[str, Any]:
+        return {"reason": self.words} if self.hits is None else {"number": self.number, "measured": self.words}
 
 
 @dataclass(frozen=True)
 class Defect:
-    """A known defect: its measure, and what mends it."""
+    """A known defect: its measure, what mends it in words, of which a mended patient is measured, and what may."""
 
     measure: Callable[[Patient], Finding | None]
-    mends: str
+    mends: str = ""
+    advice: str = ""
 
     @property
     def words(self) -> str:
@@ -96,7 +103,7 @@ def rounded_by_a_cast(patient: Patient) -> Finding | None:
 def not_in_the_weights(patient: Patient) -> Finding | None:
     """After `meta` and `to_empty` the frequencies are whatever lay in memory: NaN, or blind to position"""
     held = {name for name, _ in patient.small.named_buffers() if "inv_freq" in name}
-    if not held or not patient.rotary:
+    if not patient.rotary:
         return None
     empty, weights = copy.deepcopy(patient.small).to_empty(device="cpu"), patient.small.state_dict()
     for tensor in (*empty.parameters(), *empty.buffers()):
@@ -136,11 +143,12 @@ def by_the_call(patient: Patient, rope_type: str, length: int | None) -> Finding
 
 def shifted_by_padding(patient: Patient) -> Finding | None:
     """Left padding shifts the positions of every shorter prompt"""
-    if not patient.specs:
+    if not patient.specs or patient.small.main_input_name != "input_ids":
         return None
     ids, padding = torch.tensor([[7, 9, 11, 13, 12, 10]]), 5
     alone = states(patient.small, input_ids=ids)
-    padded = torch.cat((torch.full((1, padding), patient.small.config.pad_token_id or 0), ids), 1)
+    filler = getattr(patient.small.config, "pad_token_id", None) or 0
+    padded = torch.cat((torch.full((1, padding), filler), ids), 1)
     mask = torch.ones_like(padded)
     mask[:, :padding] = 0
     error = distance(states(patient.small, input_ids=padded, attention_mask=mask)[:, padding:], alone)
@@ -176,7 +184,7 @@ def ends_at_the_trained_length(patient: Patient) -> Finding | None:
         return None
     small = copy.copy(patient.config)
     small.max_seq_len = MPT
-    why = refusal(lambda: states(Patient(small).small, input_ids=torch.full((1, MPT + 1), 7)))
+    why = refusal(lambda: states(replace(patient, config=small).small, input_ids=torch.full((1, MPT + 1), 7)))
     words = f"one token more than max_seq_len={patient.config.max_seq_len:,} fails: {why}" if why else "it goes on"
     return Finding(bool(why), float(bool(why)), words)
 
@@ -186,20 +194,27 @@ def biases_fall_together(patient: Patient) -> Finding | None:
     build = getattr(sys.modules[type(patient.small).__module__], "build_alibi_tensor", None)
     if build is None or not getattr(patient.config, "alibi", True):
         return None
-    heads = patient.config.num_attention_heads
-    mask = torch.ones(1, LONG, dtype=torch.long)
-    half = build(mask, heads, torch.bfloat16).view(heads, LONG).double()
-    exact = -ALiBi(heads).by_distance(torch.arange(LONG, dtype=torch.float64))
+    mask, state = torch.ones(1, 1, 1, LONG), torch.zeros(1, 1, 1, dtype=torch.bfloat16)
+    alibi = build(mask[0, 0].long(), patient.config.num_attention_heads, state.dtype)
+    given: dict[str, Any] = {"hidden_states": state, "attention_mask": mask.bool(), "alibi": alibi}
+    # What a block is given for the last token, after what was put before the block.
+    block = next(module for module in patient.small.modules() if "alibi" in parameters(type(module)))
+    for hook in block._forward_pre_hooks.values():
+        given = hook(block, (), given)[1]
+    half = given["alibi"].flatten(1).double()
+    exact = -ALiBi(len(half)).by_distance(torch.arange(LONG, dtype=torch.float64))
+    # A softmax does not see where a bias is 0, and nothing but hooks counts from the last key.
+    exact = exact - exact[:, -1:] * (half[:, -1:] == 0)
     values = int(half[0, -64:].unique().numel())
-    error = float((half - exact).abs().max())
+    error = float((half - exact)[:, -64:].abs().max())
     words = f"the last 64 of {LONG:,} keys have {values} values in bfloat16, off by up to {error:.2g}"
     return Finding(values < 64, values, words)
 
 
 def past_a_learned_table(patient: Patient) -> Finding | None:
     """Learned tables: "device-side assert triggered", far from the cause"""
-    rows = patient.trained
-    if rows is None or not any("learned" in spec for spec in patient.specs):
+    rows, text = patient.trained, patient.small.main_input_name == "input_ids"
+    if rows is None or not text or not any("learned" in spec for spec in patient.specs):
         return None
     given = {"input_ids": torch.full((1, min(rows, LONG) + 1), 7)}
     if rows > LONG:
@@ -265,27 +280,25 @@ def refusal(call: Callable[[], object]) -> str:
     except CannotRead:
         raise
     except Exception as error:
-        return shortened(f"{type(error).__name__}: {one_line(str(error))}", 80)
+        return shortened(f"{type(error).__name__}: {one_line(str(error))}", 200)
     return ""
 
 
-WITH_A_HORIZON = "attach(model, horizon=...), or rope_type posenc:{} with a declared horizon (posenc.register)"
+ATTACH = "posenc.checkpoints.attach(model)"
+BY_CONFIG = "rope_type posenc:{} with a declared horizon (posenc.register)"
 
 DEFECTS = [
-    Defect(keys_that_are_lost, "the program that the keys are of; or posenc.checkpoints.attach(model, SPEC)"),
+    Defect(keys_that_are_lost, "", "the program that the keys are of; or posenc.checkpoints.attach(model, SPEC)"),
     Defect(one_spelling, "posenc convert MODEL --out NEW, which writes both spellings"),
-    Defect(rounded_by_a_cast, "load with dtype=, never cast a loaded model; or posenc.checkpoints.attach(model)"),
-    Defect(not_in_the_weights, "from_pretrained; or after to_empty and the weights, posenc.checkpoints.attach(model)"),
-    Defect(frequencies_by_the_longest_row, WITH_A_HORIZON.format("dynamic_ntk")),
-    Defect(factors_in_the_middle_of_a_text, WITH_A_HORIZON.format("longrope")),
-    Defect(
-        shifted_by_padding,
-        "give position_ids with every padded batch, as generate does; or posenc.checkpoints.attach(model)",
-    ),
-    Defect(truncate_is_lost, "truncate outside the nested parameters; or rope_type posenc:yarn (posenc.register)"),
-    Defect(ends_at_the_trained_length, "posenc.checkpoints.attach(model): ALiBi has no limit"),
-    Defect(biases_fall_together, "posenc.checkpoints.attach(model), which computes exact distances in any dtype"),
-    Defect(past_a_learned_table, "posenc.checkpoints.attach(model): the error then names position, size and remedy"),
-    Defect(angles_in_float32, "posenc.checkpoints.attach(model): angles in float64, rounded once"),
-    Defect(no_fast_path, "its weights in a model of posenc: every kernel takes the encoding deberta"),
+    Defect(rounded_by_a_cast, ATTACH, "load with dtype=, never cast a loaded model"),
+    Defect(not_in_the_weights, f"{ATTACH} before to_empty", "from_pretrained"),
+    Defect(frequencies_by_the_longest_row, ATTACH, BY_CONFIG.format("dynamic_ntk")),
+    Defect(factors_in_the_middle_of_a_text, ATTACH, BY_CONFIG.format("longrope")),
+    Defect(shifted_by_padding, ATTACH, "position_ids with every padded batch, as generate gives them"),
+    Defect(truncate_is_lost, "", "truncate outside the nested parameters; or rope_type posenc:yarn (posenc.register)"),
+    Defect(ends_at_the_trained_length, f"{ATTACH}: ALiBi has no limit"),
+    Defect(biases_fall_together, ATTACH),
+    Defect(past_a_learned_table, f"{ATTACH}: the error then names position, size and remedy"),
+    Defect(angles_in_float32, f"{ATTACH}: angles in float64, rounded once"),
+    Defect(no_fast_path, "", "its weights in a model of posenc: every kernel takes the encoding deberta"),
 ]

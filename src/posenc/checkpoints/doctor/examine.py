@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.checkpoints.doctor.defects import DEFECTS, Defect, Finding
-from posenc.checkpoints.doctor.patient import patient
+from posenc.checkpoints.doctor.patient import Patient, patient
 from posenc.foreign.text import told
 
 WORDS = ("hit", "clear", "not tried", "no concern")
@@ -17,35 +17,52 @@ WORDS = ("hit", "clear", "not tried", "no concern")
 class Diagnosis:
     """What came out of one defect for one model.
 
-    found  what was measured; None where the defect does not concern the model, or could not be tried
-    why    why it could not be tried, or ""
+    found  what was measured; None where the defect does not concern the model
+    mends  what mends it, in words, or ""
+    after  what was measured with that; None where it was not tried
     """
 
     defect: Defect
     found: Finding | None
-    why: str = ""
+    mends: str = ""
+    after: Finding | None = None
 
     @property
     def word(self) -> str:
-        if self.found is not None:
-            return "hit" if self.found.hits else "clear"
-        return "not tried" if self.why else "no concern"
+        return "no concern" if self.found is None else {True: "hit", False: "clear", None: "not tried"}[self.found.hits]
+
+    @property
+    def remedies(self) -> dict[str, str]:
+        """Of a hit, what mended the small model or did not, what came of it, and what was not tried."""
+        how = "mended by" if self.after is not None and self.after.hits is False else "not mended by"
+        tried = {} if self.after is None else {how: self.mends, "tried": self.after.words}
+        return tried | ({"advice": self.defect.advice} if self.defect.advice and self.word == "hit" else {})
 
 
 def examine(path: str | Path) -> Iterator[Diagnosis]:
-    """Every known defect, tried on the model at a path, each as soon as it is known.
+    """Every known defect, tried on the model at a path, each as soon as it is known, and with what mends it.
 
     path  a folder with a config.json, with weights or without, or such a file by itself; weights are not read
 
     Raises CannotRead as `patient` does.
     """
     model = patient(path)
+    # What goes by the length of a text is attached with a horizon.
+    declared = f"(model, horizon={model.horizon})" if model.horizon else "(model)"
     for defect in DEFECTS:
-        try:
-            yield Diagnosis(defect, defect.measure(model))
-        except Exception as error:
-            # Models are code of many hands, and a small one of their kind may fail in any way.
-            yield Diagnosis(defect, None, told(error))
+        found, after = outcome(defect, model), None
+        if found is not None and found.hits and defect.mends:
+            after = outcome(defect, model.mended) or Finding(None, 0, "nothing was left to be measured")
+        yield Diagnosis(defect, found, defect.mends.replace("(model)", declared), after)
+
+
+def outcome(defect: Defect, model: Patient) -> Finding | None:
+    """What is measured of a defect, or why nothing can be; None where it does not concern the model."""
+    try:
+        return defect.measure(model)
+    except Exception as error:
+        # Models are code of many hands, and a small one of their kind may fail in any way.
+        return Finding(None, 0, told(error))
 
 
 def in_json(path: str | Path, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
@@ -56,9 +73,8 @@ def in_json(path: str | Path, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
         "transformers": transformers.__version__,
         "defects": [
             {"name": one.defect.words, "verdict": one.word, "defect": one.defect.sentence}
-            | ({"number": one.found.number, "measured": one.found.words} if one.found else {})
-            | ({"mends": one.defect.mends} if one.word == "hit" else {})
-            | ({"reason": one.why} if one.why else {})
+            | ({} if one.found is None else one.found.in_json)
+            | one.remedies
             for one in diagnoses
         ],
     }
@@ -67,10 +83,10 @@ def in_json(path: str | Path, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
 def in_words(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
     """The same for people: what hits first, with its number and what mends it; one line for each of the others."""
     for one in sorted(diagnoses, key=lambda one: WORDS.index(one.word)):
-        if one.word != "no concern":
-            yield f"{one.word:<10} {one.defect.words}: {one.found.words if one.found else one.why}"
-        if one.word == "hit":
-            yield f"{'':<10} mended by: {one.defect.mends}"
+        if one.found is not None:
+            yield f"{one.word:<10} {one.defect.words}: {one.found.words}"
+        for how, words in one.remedies.items():
+            yield f"{'':<10} {how}: {words}"
 
 
 def total(diagnoses: Sequence[Diagnosis]) -> str:

@@ -4,8 +4,8 @@ import copy
 import functools
 import inspect
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from posenc.checkpoints.formats import huggingface
 from posenc.checkpoints.formats.load import find, quietly, require_transformers
+from posenc.checkpoints.kinds.rotary.module import RotaryTable
+from posenc.checkpoints.kinds.rotary.old_keys import in_both_spellings
+from posenc.checkpoints.live.attach import attach
 from posenc.checkpoints.live.unturned import rotary_modules
 from posenc.checkpoints.models.skeleton import is_shape, skeleton
 from posenc.checkpoints.vocabulary.bounds import within_bounds
@@ -24,14 +27,14 @@ FEW = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
-    "vocab_size": 64,
+    **dict.fromkeys((f"{n}{side}coder_attention_heads" for n in ("", "num_") for side in ("en", "de")), 2),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 2),
     **dict.fromkeys(("num_experts_per_tok", "n_group", "topk_group", "n_shared_experts", "moe_top_k"), 1),
 }
 """How many of each a small model has, at most."""
 
-NARROW = re.compile(r"intermediate_size|ffn_(hidden_)?dim$|^n_inner$|^ffn_hidden_size$")
-"""Sizes within a layer that have nothing to do with position."""
+NARROW = re.compile(r"intermediate_size|ffn_(hidden_)?dim$|^n_inner$|^ffn_hidden_size$|vocab_size")
+"""Sizes that have nothing to do with position: within a layer, and of vocabularies."""
 
 SPECIAL = re.compile(r"^(bos|eos|sep|cls|mask|decoder_start)_token_id$")
 
@@ -46,10 +49,26 @@ class Patient:
 
     config  transformers' object of the part that reads text, or of the whole where no part does
     file    the config.json that it was made from
+    remedy  what is done to the small model before it is measured
     """
 
     config: Any
     file: Mapping[str, Any] = field(default_factory=dict)
+    remedy: Callable[[Any], Any] = lambda model: None
+
+    @functools.cached_property
+    def mended(self) -> "Patient":
+        """The same model as posenc mends it: attached, and with its config in both spellings."""
+        remedy = functools.partial(attach, horizon=self.horizon)
+        other = replace(self, file=in_both_spellings(self.file), remedy=remedy)
+        other.__dict__["reading"] = self.reading
+        return other
+
+    @property
+    def horizon(self) -> int | None:
+        """Twice the trained length (tokens), where a schedule goes by the length of a text."""
+        by_length = any(said.get("rope_type") in ("dynamic", "longrope") for _, said in self.rotary_parameters)
+        return 2 * self.trained if by_length and self.trained else None
 
     @functools.cached_property
     def trained(self) -> int | None:
@@ -89,7 +108,8 @@ class Patient:
         """
         with quietly():
             model: Any = skeleton(cut(self.config))
-        fill(model)
+            fill(model)
+            self.remedy(model)
         return model
 
     @functools.cached_property
@@ -98,7 +118,8 @@ class Patient:
         if all(part.known for part in self.reading.parts) and not any("rotary" in spec for spec in self.specs):
             # Falcon with ALiBi builds one all the same.
             return []
-        return [module for _, _, module in rotary_modules(self.small)]
+        tables = [module for module in self.small.modules() if isinstance(module, RotaryTable)]
+        return [*tables, *(module for _, _, module in rotary_modules(self.small))]
 
     def positions(self, reach: int | None = None) -> Tensor:
         """Positions [1, n] up to the trained length, the last one among them, evenly spread."""
@@ -149,7 +170,8 @@ def cut(config: Any) -> Any:
         elif type(value) is int and SPECIAL.search(key):
             changes[key] = 1
     for key, most in FEW.items():
-        if type(value := getattr(config, key, None)) is int:
+        # Some compute how many layers they have.
+        if type(value := getattr(config, key, None)) is int and key in {**config.to_dict(), **config.attribute_map}:
             changes[key] = min(value, most)
     if getattr(config, "pad_token_id", None) is not None:
         changes["pad_token_id"] = 0
@@ -176,8 +198,8 @@ def fill(model: nn.Module) -> None:
                 1.0 if "embed" in name or name.endswith(("wte.weight", "wpe.weight")) else parameter.shape[-1] ** -0.5
             )
             parameter.normal_(0, spread, generator=generator)
-        elif name.endswith("bias"):
-            parameter.zero_()
+        elif name.endswith(("bias", "weight")):
+            parameter.fill_(name.endswith("weight"))
 
 
 def states(model: Any, **given: Any) -> Tensor:
@@ -190,7 +212,7 @@ def turns(module: nn.Module, positions: Tensor, config: Any) -> Iterator[Tensor]
     """The cosines that a rotary module gives at positions [1, n], in float32, for each type of layers that it has."""
     x = torch.zeros(1, 1, 1)
     typed = "layer_type" in inspect.signature(inspect.unwrap(type(module).forward)).parameters
-    types = dict.fromkeys(getattr(config, "layer_types", None) or ()) if typed else (None,)
+    types = dict.fromkeys(getattr(config, "layer_types", None) or (None,)) if typed else (None,)
     for kind in types:
         with torch.no_grad():
             given = module(x, positions, **({} if kind is None else {"layer_type": kind}))
