@@ -231,6 +231,45 @@ def test_a_file_that_fails_for_some_sizes_is_not_written(tmp_path: Path, monkeyp
     assert not [*tmp_path.iterdir()]
 
 
+class Tagged(torch.nn.Module):
+    """A table of tokens as a model that returns what `form` makes of its logits."""
+
+    def __init__(self, form: Any) -> None:
+        super().__init__()
+        self.table, self.form = torch.nn.Embedding(11, 11), form
+
+    def forward(self, ids: Tensor, positions: Positions) -> Any:
+        return self.form(self.table(ids))
+
+
+@pytest.mark.parametrize("form", [lambda x: (x, x), lambda x: {"logits": x}, lambda x: None])
+def test_a_model_that_gives_no_tensor_is_refused_with_the_remedy(form: Any, tmp_path: Path) -> None:
+    words = (
+        r"gives one tensor, its logits, and a Tagged gives a (tuple|dict|NoneType); wrap it in a module that returns"
+    )
+    with pytest.raises(ValueError, match=words):
+        export(Tagged(form), tmp_path / "model.pt2")
+
+
+def test_nothing_is_printed_above_a_refusal(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    with pytest.raises(CannotExport, match=r"^Tagged cannot be exported to \.pt2: its computation goes by the numbers"):
+        export(Tagged(lambda x: x + 1 if x.sum() > 0 else x), tmp_path / "model.pt2")
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_half_precision_is_held_to_its_own_steps(tmp_path: Path) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        assert export(decoder("rotary", layers=1).to(dtype), tmp_path / "model.pt2").difference < 8e-3
+    for dtype in (torch.bfloat16, torch.float64):
+        model = decoder("rotary", layers=1).to(dtype)
+        with pytest.raises(CannotExport, match=r"onnxruntime has no \w+ in its dtype; export model\.float\(\), or to"):
+            export(model, tmp_path / "model.onnx", cached=False)
+    assert export(model.float(), tmp_path / "model.onnx", cached=False).difference < 1e-5
+    with pytest.raises(ValueError, match=r"exported from the CPU, and this one is on meta; give model\.cpu\(\)"):
+        export(model.to("meta"), tmp_path / "model.pt2")
+
+
 def test_an_operator_that_onnx_lacks_is_named(tmp_path: Path) -> None:
     why = r"Lacks cannot be exported to \.onnx: ONNX has nothing for PyTorch's operator bessel_j1"
     with pytest.raises(CannotExport, match=why):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc.export.files import EXTRA, form_of
 from posenc.export.graphs import BATCH, PAST, Graph
@@ -18,6 +18,9 @@ STEPS = 3
 
 TOLERANCE = 1e-4
 """How far logits may differ, as a share of the largest one, or of 1 where that is smaller."""
+
+HALF_STEPS = 8
+"""The same of weights in half precision, in steps of their dtype: 0.0078 for float16, 0.062 for bfloat16."""
 
 Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 """A file as a function: tensors by their names in, tensors by their names out."""
@@ -48,6 +51,12 @@ def difference(graph: Graph, run: Run, vocab: int) -> tuple[float, list[int]]:
     return largest, lengths
 
 
+def allowed(module: nn.Module) -> float:
+    """How far the logits of a model may differ, which its least precise weights decide."""
+    dtypes = {weights.dtype for weights in module.parameters() if weights.is_floating_point()}
+    return max([TOLERANCE, *(HALF_STEPS * torch.finfo(dtype).eps for dtype in dtypes)])
+
+
 def opened(file: Path, graph: Graph) -> Run:
     """A file that was written of a graph, as a function. Raises what the runtime raises that does not take it."""
     if form_of(file) == ".pt2":
@@ -61,7 +70,7 @@ def opened(file: Path, graph: Graph) -> Run:
         return run
     runtime = needed("onnxruntime", EXTRA)
     options = runtime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4
     session = runtime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
     def run_onnx(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

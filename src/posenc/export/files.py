@@ -1,12 +1,13 @@
 """Graphs as files: torch.export's .pt2 and ONNX, with what they are about; and how a refusal is told."""
 
 import inspect
+import io
 import json
 import logging
 import re
 import warnings
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -117,21 +118,16 @@ def spell_out_booleans(model: Any) -> None:
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """torch without its warnings of what it does itself: deprecated calls of its own, packages that it misses."""
-    before = {name: logging.getLogger(name).level for name in LOUD}
-    for name in LOUD:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    """torch without its warnings of what it does itself, and without the graphs that it prints where it fails."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
+        logging.disable(before)
 
-
-LOUD = ("torch.onnx._internal.exporter._registration", "onnxscript.optimizer._constant_folding", "onnx_ir")
-"""Loggers of what is neither an error of the caller's nor of the model's."""
 
 REASONS = (
     (r"No ONNX function found for <OpOverload\(op='\w+\.(\w+)", "ONNX has nothing for PyTorch's operator {0}"),
@@ -139,6 +135,7 @@ REASONS = (
     (r"Guard failed", "its graph serves calls of some sizes and fails at others"),
     (r"Could not guard on data-dependent expression", "its computation goes by the numbers of one call"),
     (r"Could not extract specialized integer", "its computation goes by the numbers of one call"),
+    (r"NOT_IMPLEMENTED .* for (\w+)\(", "onnxruntime has no {0} in its dtype; export model.float(), or to .pt2"),
     (r"## Exception summary\s+<class '[\w.]+'>: (.+)", "{0}"),
 )
 """What torch says -> what it means."""

@@ -144,6 +144,8 @@ def graph_of(model: nn.Module, *, cached: bool | None = None) -> Graph:
         )
     if cached and not isinstance(model, Decoder):
         raise ValueError(f"a cache belongs to a decoder, and a {type(model).__name__} has none; leave it out")
+    if away := {tensor.device.type for tensor in model.parameters()} - {"cpu"}:
+        raise ValueError(f"a model is exported from the CPU, and this one is on {away.pop()}; give model.cpu()")
     axes = max([1, *(encoding.axes for encoding in encodings_of(model))])
     if isinstance(model, Decoder) and cached is not False:
         return with_horizon_where_needed(step_of, model, axes)
@@ -198,7 +200,12 @@ def whole_of(model: nn.Module, axes: int, horizon: bool) -> Graph:
     if horizon:
         inputs["horizon"], free["horizon"] = torch.full((batch,), EXAMPLE[SOURCE]), {0: BATCH}
     with torch.no_grad():
-        module(*inputs.values())
+        logits = module(*inputs.values())
+    if not isinstance(logits, Tensor):
+        raise ValueError(
+            f"an exported model gives one tensor, its logits, and a {type(model).__name__} gives a "
+            f"{type(logits).__name__}; wrap it in a module that returns the logits alone"
+        )
     return Graph(kind, module, inputs, free, ["logits"], answer_of(model, horizon))
 
 
