@@ -496,6 +496,21 @@ def test_a_folder_with_a_run_of_other_settings_is_not_overwritten(tmp_path: Path
     assert files_of(tmp_path) == before
 
 
+@pytest.mark.parametrize("device", ["x:y", "cuda:99", "meta", ""])
+def test_a_run_of_a_device_that_is_not_here_is_asked_on_the_cpu_and_not_trained(device: str, tmp_path: Path) -> None:
+    train_into(tmp_path, [])
+    file = next(tmp_path.glob("step-*/run.json"))
+    facts = store.read_json(file)
+    facts["experiment"]["device"] = device
+    file.write_bytes(store.sealed(facts))
+    said: list[str] = []
+    assert continue_prompt(tmp_path, "ab|", 3, 0.0, None, 0, say=said.append).startswith("ab|")
+    wrong = f"{file}: it was trained on {device!r}, which is not here"
+    assert said == [f"{wrong}; its model is asked on the CPU"]
+    with pytest.raises(CannotRead, match=f"{wrong}; go on where that is, or train into another folder with --out"):
+        train_into(tmp_path, [])
+
+
 @pytest.mark.parametrize("claim", [{"spec": "learned(max_len=100000000000)"}, {"dim": 65_536, "layers": 1_000}])
 def test_what_a_run_claims_takes_no_memory_before_its_weights_bear_it_out(claim: dict, tmp_path: Path) -> None:
     save(start(tiny("learned")), tmp_path)

@@ -127,15 +127,17 @@ def load(
     to_train: bool = True,
     execution: Execution = PLAIN,
     ranks: Ranks = ALONE,
+    say: Callable[[str], None] = lambda words: None,
 ) -> Run:
     """The run of a checkpoint, as it was: the latest step of a folder, or one step's own folder.
 
     own       the files of one's own that a person has named besides, and whose code the checkpoint may ask for
     to_train  whether to go on training; else the optimisers' file is not read, and the run has the model alone
     execution, ranks   how it is carried out from now on, and by which processes; the first of them reads
+    say       is told where the model is asked on the CPU, because its device is not here
 
-    Raises CannotRead, naming the file, when one is missing, damaged, belongs to another step, or asks for code that
-    nobody has named.
+    Raises CannotRead, naming the file, when one is missing, damaged, belongs to another step, asks for code that
+    nobody has named, or goes on training on a device that is not here.
     """
     if ranks.first and not is_there(folder):
         raise ValueError(f"no checkpoint in '{folder}': {FACTS} is missing; train one with posenc train --out {folder}")
@@ -143,11 +145,11 @@ def load(
     try:
         step = ranks.agreed(opened(folder / last, own, to_train) if ranks.first else None)
         assert step is not None
-        return filled(step, own, to_train, execution, ranks)
+        return filled(step, own, to_train, execution, ranks, say)
     except CannotRead as error:
         if ranks.first and store.generations(folder)[-1:] not in ([], [last]) and ranks.size == 1:
             # A training that goes on there has put a later step in its place meanwhile.
-            return load(folder, own, to_train=to_train, execution=execution)
+            return load(folder, own, to_train=to_train, execution=execution, say=say)
         if error.remedy:
             raise
         if not earlier:
@@ -188,12 +190,19 @@ def experiment_of(facts: dict[str, Any], own: Collection[str | Path], folder: Pa
         raise CannotRead(str(error), file=folder / FACTS, field="experiment") from None
 
 
-def filled(step: Step, own: Collection[str | Path], to_train: bool, execution: Execution, ranks: Ranks) -> Run:
+def filled(
+    step: Step, own: Collection[str | Path], to_train: bool, execution: Execution, ranks: Ranks, say: Callable
+) -> Run:
     """The run of an opened step: made anew, and filled with the tensors, which are read one after another."""
     facts, stored, folder = step.facts, step.stored, step.folder
     experiment = experiment_of(facts, own, folder)
-    if not to_train and checks.no_device(experiment.device):
+    if checks.no_device(experiment.device):
+        wrong = f"it was trained on {foreign.quoted(experiment.device)}, which is not here"
+        if to_train:
+            remedy = "go on where that is, or train into another folder with --out FOLDER --device cpu"
+            raise CannotRead(wrong, file=folder / FACTS, remedy=remedy)
         # What was trained on another machine is asked on this one.
+        say(f"{folder / FACTS}: {wrong}; its model is asked on the CPU")
         experiment = replace(experiment, device="cpu")
     if not experiment.own_files:
         # What run.json claims takes memory only where the weights are as large.

@@ -170,7 +170,8 @@ def continue_prompt(
 ) -> str:
     """The prompt and what the model of a checkpoint makes of it.
 
-    own  the files of one's own whose code the checkpoint may ask for; `say` is told where one has changed
+    own  the files of one's own whose code the checkpoint may ask for
+    say  is told where one of these has changed, and where the device of the run is missing
     """
     import torch
 
@@ -181,7 +182,7 @@ def continue_prompt(
     check_seed(seed)
     for file in own:
         regular(code.file_of(file))
-    run = checkpoint.load(folder, own, to_train=False)
+    run = checkpoint.load(folder, own, to_train=False, say=say)
     for changed in run.experiment.changed_files():
         say(changed)
     if at_evaluation(run.experiment) is not counted:
