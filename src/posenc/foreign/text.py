@@ -42,14 +42,15 @@ class CannotRead(ValueError):
 
 
 @contextmanager
-def naming(file: str | Path) -> Generator[None]:
-    """Whatever cannot be read within names the file, where it names none."""
+def naming(file: str | Path, remedy: str = "") -> Generator[None]:
+    """Whatever cannot be read within names the file and the remedy, where it names none."""
     try:
         yield
     except CannotRead as error:
-        if error.file is not None:
+        file, remedy = error.file or file, error.remedy or remedy
+        if (error.file, error.remedy) == (file, remedy):
             raise
-        raise CannotRead(error.wrong, file=file, field=error.field, remedy=error.remedy) from error
+        raise CannotRead(error.wrong, file=file, field=error.field, remedy=remedy) from error
 
 
 @contextmanager

@@ -321,12 +321,9 @@ def generations(folder: Path) -> list[str]:
     if not os.path.lexists(path):
         # Each has appeared whole.
         return there(folder)
-    try:
+    with foreign.naming(path, "delete it, and the same command goes on from the last step beside it"):
         facts = read_json(path)
         foreign.matches(facts, {"generations": [str]}, file=path)
         if not facts["generations"] or any(Path(name).name != name or name == ".." for name in facts["generations"]):
             raise CannotRead("expected names of folders beside it", file=path, field="generations")
-    except CannotRead as error:
-        todo = "delete it, and the same command goes on from the last step beside it"
-        raise CannotRead(error.wrong, file=error.file, field=error.field, remedy=todo) from None
     return facts["generations"]

@@ -11,7 +11,7 @@ import torch
 
 from posenc import catalogue, specs
 from posenc.encoding import Shape
-from posenc.foreign import form_of, matches
+from posenc.foreign import form_of, matches, naming
 from posenc.lab import store
 from posenc.lab.board import scope
 from posenc.lab.evaluation.cache_cost import cache_cost
@@ -138,8 +138,9 @@ def read(folder: Path) -> Costs:
     path = folder / FILE
     if not path.exists():
         return Costs({})
-    facts = store.read_json(path)
-    matches(facts, FORM, file=path)
+    with naming(path, "delete it, and posenc board measures it again"):
+        facts = store.read_json(path)
+        matches(facts, FORM, file=path)
     return Costs({one["spec"]: Cost(**one) for one in facts["costs"]}, facts["speed"])
 
 
