@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from posenc.foreign import quoted
-from posenc.foreign.text import shortened, told
+from posenc.foreign.text import told
 
 T = TypeVar("T")
 
@@ -57,18 +57,20 @@ class Plugin:
         (point,) = self.points
         try:
             found = point.load()
-        except (Exception, SystemExit) as error:
+            if isinstance(found, type) and issubclass(found, kind):
+                found.spec_name = self.name
+                return found
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise ValueError(
                 f"the {word} {quoted(self.name)} of the package {quoted(self.package)} cannot be imported: "
                 f"{told(error)}; mend or uninstall that package"
             ) from error
-        if not (isinstance(found, type) and issubclass(found, kind)):
-            raise ValueError(
-                f"the {word} {quoted(self.name)} of the package {quoted(self.package)} must be a subclass of {public}; "
-                f"{quoted(point.value)} is {quoted(shortened(repr(found)))}"
-            )
-        found.spec_name = self.name
-        return found
+        raise ValueError(
+            f"the {word} {quoted(self.name)} of the package {quoted(self.package)} must be a subclass of {public}; "
+            f"{quoted(point.value)} is a {type(found).__name__}"
+        )
 
 
 @functools.cache
@@ -92,6 +94,11 @@ def plugin_of(name: str, points: tuple[importlib.metadata.EntryPoint, ...]) -> P
         problem = (
             f"the package {quoted(packages)} names a plug-in {quoted(name)}, which no spec can say; a name is made of "
             f"letters, digits and _"
+        )
+    elif not all(point.pattern.match(point.value) for point in points):
+        problem = (
+            f"the package {quoted(packages)} says that its plug-in {quoted(name)} is {quoted(points[0].value)}, which "
+            f"is no module:Class; mend or uninstall that package"
         )
     elif len(points) > 1:
         problem = f"{quoted(name)} is the name of two plug-ins, of {packages}; uninstall one of them"

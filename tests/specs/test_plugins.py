@@ -53,6 +53,19 @@ class Again(TASKS["copy"]):
 """
 
 
+ODD = """
+WORD = "word"
+def leave(): raise SystemExit
+class Own(BaseException):
+    def __str__(self): raise ValueError
+class Meta(type):
+    def __getattr__(self, name): raise Own
+class Mute(metaclass=Meta):
+    def __repr__(self): raise Own
+MUTE = Mute()
+"""
+
+
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Lay a package as an installer would: its module, and what it says of itself."""
@@ -127,12 +140,16 @@ def test_a_broken_plugin_is_named_and_breaks_no_other(install, capsys) -> None:
     [
         ("odd = odd_module:WORD", "odd", r"'odd' .* must be a subclass of posenc\.Encoding; 'odd_module:WORD' is"),
         ("odd = odd_module:Gone", "odd", r"cannot be imported: AttributeError"),
-        ("odd = odd_module:leave", "odd", r"must be a subclass of posenc\.Encoding"),
+        ("odd = odd_module:leave", "odd", r"must be a subclass of posenc\.Encoding; 'odd_module:leave' is a function"),
+        ("odd = odd_module:MUTE", "odd", r"must be a subclass of posenc\.Encoding; 'odd_module:MUTE' is a Mute"),
+        ("odd = odd_module:Mute.of", "odd", r"cannot be imported: Own; mend or uninstall that package"),
+        ("odd = not a value!!", "odd", r"its plug-in 'odd' is 'not a value!!', which is no module:Class; mend or"),
+        ("odd = :", "odd", r"its plug-in 'odd' is ':', which is no module:Class"),
         ("od-d = odd_module:WORD", "od-d", r"names a plug-in 'od-d', which no spec can say; .* letters, digits and _"),
     ],
 )
 def test_what_is_no_encoding_is_refused_with_its_package(install, points: str, name: str, message: str) -> None:
-    install("an-odd-one", "posenc.encodings", points, "odd_module", "WORD = 'word'\ndef leave(): raise SystemExit")
+    install("an-odd-one", "posenc.encodings", points, "odd_module", ODD)
     with pytest.raises(ValueError, match=message) as told:
         catalogue.find(name)
     assert "an-odd-one 1.0" in str(told.value)

@@ -106,8 +106,10 @@ def imported(path: str, source: bytes | None = None) -> ModuleType:
     sys.modules[name] = module
     try:
         exec(compile(source, str(file), "exec", dont_inherit=True), module.__dict__)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         del sys.modules[name]
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise ValueError(f"{quoted(path)} could not be imported: {told(error)}") from error
     return module
 
@@ -143,9 +145,9 @@ def own_errors(names: Sequence[str]) -> Generator[None]:
     """
     try:
         yield
-    except OSError:
+    except (OSError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         own = [name for name in names if OWN.search(name)]
         if not own or (isinstance(error, ValueError) and is_ours(error)):
             raise

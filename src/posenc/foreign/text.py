@@ -4,7 +4,7 @@ import difflib
 import re
 import unicodedata
 from collections.abc import Collection, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,10 @@ def told(error: BaseException) -> str:
     >>> told(OSError("disk\\nfull")), told(MemoryError())
     ('OSError: disk full', 'MemoryError')
     """
-    words = shortened(one_line(str(error)), REFUSAL)
+    words = ""
+    # The words of an error may themselves be an error.
+    with suppress(Exception):
+        words = shortened(one_line(str(error)), REFUSAL)
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
