@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 
@@ -95,10 +96,29 @@ def test_noise_ends_no_server_and_says_nothing(server, capfd):
 
 
 def test_who_stays_silent_keeps_nobody_waiting_and_is_let_go(server, monkeypatch):
-    monkeypatch.setattr(serve.Handler, "timeout", 0.2)
+    monkeypatch.setattr(serve, "PATIENCE", 0.2)
     with socket.create_connection(("127.0.0.1", server.port), timeout=5) as silent:
         assert ask(server)[0] == 200
         assert silent.recv(1) == b""
+
+
+def test_who_sends_byte_by_byte_is_let_go(server, monkeypatch):
+    monkeypatch.setattr(serve, "PATIENCE", 0.3)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection, pytest.raises(OSError):
+        for _ in range(400):
+            connection.sendall(b"G")
+            time.sleep(0.02)
+
+
+def test_of_too_many_connections_the_oldest_end(server):
+    before, held = threading.active_count(), []
+    for _ in range(3 * serve.MOST):
+        held.append(socket.create_connection(("127.0.0.1", server.port), timeout=5))
+    assert ask(server)[0] == 200
+    assert held[0].recv(1) == b"" and len(server.since) <= serve.MOST
+    assert threading.active_count() - before < 2 * serve.MOST
+    for connection in held:
+        connection.close()
 
 
 def test_it_listens_on_this_machine_alone(server):

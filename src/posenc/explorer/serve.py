@@ -4,12 +4,18 @@ A page of some other site can make a browser ask 127.0.0.1, and by a name of its
 answer (DNS rebinding): so whoever asks must call the server by its own address.
 """
 
+import socket
+import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 
 HOST = "127.0.0.1"
 PATIENCE = 10.0
-"""Seconds that a connection may stay silent."""
+"""Seconds that a connection may last."""
+
+MOST = 64
+"""Connections at once; of more, the oldest ends."""
 
 
 class Server(ThreadingTCPServer):
@@ -32,7 +38,7 @@ class Server(ThreadingTCPServer):
     def __init__(self, page: str = "", port: int = 0) -> None:
         if not 0 <= port < 65_536:
             raise ValueError(f"a port is a number from 0 to 65535, where 0 takes a free one; got {port}")
-        self.page = page.encode()
+        self.page, self.since = page.encode(), dict[socket.socket, float]()
         try:
             super().__init__((HOST, port), Handler)
         except OSError as error:
@@ -48,6 +54,30 @@ class Server(ThreadingTCPServer):
     def url(self) -> str:
         return f"http://{HOST}:{self.port}/"
 
+    def process_request(self, request, client_address) -> None:
+        """Answer in a thread of its own."""
+        while len(self.since) >= MOST:
+            oldest, *_ = list(self.since)
+            self.end(oldest)
+        self.since[request] = time.monotonic()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """End what has lasted too long, however it is kept alive; called twice a second."""
+        for request, since in list(self.since.items()):
+            if time.monotonic() - since > PATIENCE:
+                self.end(request)
+
+    def end(self, request: socket.socket) -> None:
+        """Wake the thread of a connection, which then finds it closed."""
+        self.since.pop(request, None)
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
+
+    def shutdown_request(self, request) -> None:
+        self.since.pop(request, None)
+        super().shutdown_request(request)
+
     def handle_error(self, request, client_address) -> None:
         """Nothing: a reader who went away is no news."""
 
@@ -56,7 +86,6 @@ class Handler(BaseHTTPRequestHandler):
     """The page for who asks for it by its address, and a refusal for all else."""
 
     server_version, sys_version = "posenc", ""
-    timeout = PATIENCE
 
     @property
     def served(self) -> Server:
