@@ -66,10 +66,13 @@ def main() -> None:
         text = asked.text.read_text(encoding="utf-8") if asked.text else "\n".join(topics.values())
         ids = tokenizer(text, return_tensors="pt")["input_ids"][0]
         tokenizer.save_pretrained(asked.out)
+    longest = model.config.max_position_embeddings
+    if asked.tokens > longest:
+        parser.error(f"windows of {asked.tokens} tokens exceed the model's {longest} positions; give --tokens {longest}")
     if asked.drope:
         attach(model, "none")
         model.config.posenc_encoding = "none"
-    samples = windows(ids, asked.tokens, model.config.max_position_embeddings)
+    samples = windows(ids, asked.tokens, longest)
     projections = ["q_proj", "k_proj", "v_proj", "o_proj"]
     tuned = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=projections, task_type="CAUSAL_LM"))
     arguments = TrainingArguments(

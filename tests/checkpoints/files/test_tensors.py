@@ -272,6 +272,16 @@ def test_pickles_are_refused_with_the_reason_and_never_opened(name: str, tmp_pat
         assert said_of(tmp_path) == words
 
 
+def test_the_advice_on_pickles_makes_a_file_that_is_read(tmp_path: Path) -> None:
+    weight = torch.arange(6.0).view(2, 3)
+    torch.save({"weight": weight, "tied": weight, "turned": weight.T, "half": weight.half()}, tmp_path / "model.bin")
+    code = said_of(tmp_path).partition("convert it where you trust it: ")[2]
+    assert 'map_location="cpu"' in code
+    exec(f"import torch, safetensors.torch; {code}")
+    found = open_tensors(tmp_path)
+    assert sorted(found) == ["half", "tied", "turned", "weight"] and found["turned"].equal(weight.T)
+
+
 def test_what_is_no_checkpoint_is_refused_with_what_was_expected(tmp_path: Path) -> None:
     assert "there is no such file" in said_of(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()

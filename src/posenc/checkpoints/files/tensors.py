@@ -215,8 +215,10 @@ def join(path: Path, files: list[Path], within: Path | None) -> Tensors:
 
 def refused(file: Path) -> CannotRead:
     return CannotRead(
-        f"{file} is a pickle, and to unpickle is to run whatever code it holds, so posenc does not; convert it where "
-        f"you trust it: torch.load(..., weights_only=True), then safetensors.torch.save_file"
+        f"{file} is a pickle, and to unpickle is to run whatever code it holds, so posenc does not",
+        remedy=f'convert it where you trust it: weights = torch.load({str(file)!r}, map_location="cpu", '
+        f"weights_only=True); safetensors.torch.save_file({{name: weight.contiguous().clone() for name, weight in "
+        f"weights.items()}}, {str(file.with_suffix('.safetensors'))!r})",
     )
 
 
