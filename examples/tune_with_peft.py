@@ -68,7 +68,7 @@ def main() -> None:
         tokenizer.save_pretrained(asked.out)
     longest = model.config.max_position_embeddings
     if asked.tokens > longest:
-        parser.error(f"windows of {asked.tokens} tokens exceed the model's {longest} positions; give --tokens {longest}")
+        parser.error(f"windows of {asked.tokens} tokens exceed its {longest} positions; give --tokens {longest}")
     if asked.drope:
         attach(model, "none")
         model.config.posenc_encoding = "none"

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import io
 import os
+import shlex
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -19,6 +20,7 @@ from posenc.cli.published import LAB, Lab
 from posenc.cli.training import Train
 from posenc.cli.verbs import VERBS
 from posenc.foreign import near, one_line, quoted
+from posenc.specs import split
 from posenc.words import meant
 
 HELP = ("-h", "--help")
@@ -201,8 +203,18 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+SPACED = ("tasks", "maps", "stretch", "log", "figures", "promise", "what", "specs")
+"""The lists of names in which a comma has no meaning."""
+
+
 def check_names(verb: Any) -> None:
-    """Raises ValueError for an encoding that there is not, before anything is imported to find out."""
+    """Raises ValueError for an encoding that there is not, before anything is imported to find out, and for names that
+    commas part where spaces should."""
+    for option in all_options(type(verb)):
+        for word in (getattr(verb, option.field) or ()) if option.name in SPACED else ():
+            if len(parts := split(word)) > 1:
+                where = "" if option.positional else f"{flag(option.name)} "
+                raise ValueError(f"{quoted(word)} is several names; put spaces between: {where}{shlex.join(parts)}")
     specs = [getattr(verb, "spec", ""), *getattr(verb, "specs", ()), *getattr(verb, "encodings", ())]
     for spec in [*specs, getattr(verb, "encoding", None) or ""]:
         if spec == "all" and isinstance(verb, Compare):

@@ -308,10 +308,15 @@ def test_each_encoding_gets_the_rate_with_which_it_learns_best(tmp_path: Path, m
     found = at_best_rates(runs, (1e-3, 3e-3, 1e-2), tmp_path, lambda sweep: None)
     assert [(run.spec, run.seed, run.rate) for run in found] == [(r.spec, r.seed, best[r.spec]) for r in runs]
     assert {seed for _, seed, _ in tried} == {90, 91} and len(tried) == 2 * 2 * 3
-    with pytest.raises(
-        ValueError, match=r"^the seeds \[91\] are those on which rates are chosen; begin elsewhere with"
-    ):
-        at_best_rates([recipe("copy", "none", 91)], (1e-3,), tmp_path, lambda sweep: None)
+
+
+@pytest.mark.parametrize("seeds, first", [({"seeds": 1}, 91), ({"seeds": 1, "until": 0.1}, 70)])
+def test_seeds_of_the_search_are_refused_before_anything_is_written(seeds: dict, first: int, tmp_path: Path) -> None:
+    settings = Settings(("none",), ("copy",), seed_from=first, rates=(1e-3,), **seeds)
+    words = r"^the seeds \[(90, )?91\] are those on which rates are chosen; begin with --seed-from 100$"
+    with pytest.raises(ValueError, match=words):
+        compare(settings, tmp_path / "run")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_rate_that_fails_is_beaten_and_where_all_fail_it_is_said(tmp_path: Path, monkeypatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from posenc.lab import store
 from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.experiments.recipes import FIRST_SEED
 from posenc.lab.loggers import loggers_of
 from posenc.lab.runs.settings import Settings, in_reading_order, write_settings
 from posenc.lab.sweeps.engines import Engine
@@ -40,6 +41,9 @@ def compare(
     # A library that is not there is told of before anything is trained.
     loggers_of(log)
     runs = settings.experiments()
+    later = range(settings.first_seed, settings.first_seed + MOST_SEEDS_UNTIL) if settings.until else ()
+    if settings.rates and (taken := sorted({run.seed for run in runs}.union(later) & set(SEARCH_SEEDS))):
+        raise ValueError(f"the seeds {taken} are those on which rates are chosen; begin with --seed-from {FIRST_SEED}")
     with store.held(folder):
         write_settings(settings, folder)
         if settings.rates:
@@ -78,10 +82,8 @@ def at_best_rates(
     a run that fails, because its loss is no number, is beaten by any that does not. The records of the search lie in
     their own folder.
 
-    Raises ValueError where the evidence has a seed of the search, RuntimeError where no rate of an encoding serves.
+    Raises RuntimeError where no rate of an encoding serves.
     """
-    if taken := sorted({run.seed for run in runs} & set(SEARCH_SEEDS)):
-        raise ValueError(f"the seeds {taken} are those on which rates are chosen; begin elsewhere with --seed-from")
     kinds = list(dict.fromkeys(replace(run, seed=0) for run in runs))
     tried = {
         (kind, rate): [replace(kind, seed=seed, rate=rate, test_lengths=()) for seed in SEARCH_SEEDS]
