@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from posenc.cli.options import File, Positional, taking
 from posenc.foreign import quoted
+from posenc.foreign.text import told
 
 LIMIT = 60
 """Seconds that a file of answers may take."""
@@ -77,12 +78,37 @@ class Lesson:
 
 
 def verdicts(lesson: Any, path: str) -> list[Any]:
-    """The verdicts on answers, run in a process of their own; raises as `Lesson.check` does, and where they go on."""
-    # Ctrl-C is for this process, which ends the other.
-    with multiprocessing.get_context("spawn").Pool(1, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as process:
-        try:
-            return process.apply_async(lesson.check, (path,)).get(LIMIT)
-        except (ValueError, multiprocessing.TimeoutError) as error:
-            # A timeout has no words of its own.
-            late = f"{quoted(path)} was stopped after {LIMIT} seconds; look for a loop in it that never ends"
-            raise ValueError(str(error) or late) from error
+    """The verdicts on answers, run in a process of their own; raises as `Lesson.check` does, and where they go on or
+    end that process."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=send_verdicts, args=(lesson, path, there), daemon=True)
+    process.start()
+    there.close()
+    try:
+        if not here.poll(LIMIT):
+            raise ValueError(f"{quoted(path)} was stopped after {LIMIT} seconds; look for a loop in it that never ends")
+        found = here.recv()
+    except EOFError:
+        process.join()
+        raise ValueError(
+            f"{quoted(path)} ended its own process (exit code {process.exitcode}) before its answers were checked; "
+            f"look in it for what does that, such as os._exit, or takes more memory than there is"
+        ) from None
+    finally:
+        process.kill()
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def send_verdicts(lesson: Any, path: str, end: Any) -> None:
+    """Send the verdicts on answers, or the error instead of them."""
+    # Ctrl-C is for the other process, which ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        end.send(lesson.check(path))
+    except Exception as error:
+        end.send(error)
+    except BaseException as error:
+        end.send(ValueError(f"{quoted(path)} could not be checked, because it raises {told(error)}; take that out"))
