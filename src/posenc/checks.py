@@ -37,9 +37,10 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def whole(name: str, value: object, least: int | None = None) -> int:
-    """The value; raises ValueError unless it is a whole number, of at least so much."""
-    if not is_whole(value) or (least is not None and value < least):
-        bound = "" if least is None else f" of {least} or more"
+    """The value; raises ValueError unless it is a whole number that torch takes, of at least so much."""
+    large = isinstance(value, int) and value >= 2**63
+    if not is_whole(value) or large or (least is not None and value < least):
+        bound = " below 2 ** 63" if large else "" if least is None else f" of {least} or more"
         raise ValueError(f"{name} must be a whole number{bound}, got {shown(value)}")
     return value
 
@@ -210,6 +211,11 @@ def kind(name: str, value: object, annotation: object) -> None:
         return
     if all(one in KINDS for one in asked) and not any(KINDS[one][0](value) for one in asked):
         raise ValueError(f"{name} must be {' or '.join(KINDS[one][1] for one in asked)}, got {shown(value)}")
+    if torch.device in asked and isinstance(value, str):
+        try:
+            torch.device(value)
+        except RuntimeError:
+            raise ValueError(f"{name} must be a device such as cpu or cuda:1, got {shown(value)}") from None
 
 
 def arguments(function: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]) -> None:

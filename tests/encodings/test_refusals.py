@@ -17,16 +17,20 @@ BOUNDS = {
     **dict.fromkeys(("leak", "max_distance", "max_freq"), "1 or more"),
     **dict.fromkeys(("std", "rate", "length", "eps", "bias_max", "scale", "temperature", "scale_base"), "above 0"),
     **dict.fromkeys(("gain", "prefix", "least", "strength"), "0 or more"),
-    **{"base": "above 1", "gamma": "above 0", "positions": "2 or more", "size": "2 or more"},
+    **{
+        "base": "above 1",
+        "seed": "a whole number of 0 or more",
+        "gamma": "above 0",
+        "positions": "2 or more",
+        "size": "2 or more",
+    },
 }
 """What numbers have to be, by the names of options."""
 
 OTHER_BOUNDS = {
     "deberta": {"buckets": "4 or more", "max_distance": "above 129"},
-    "fourier_features": {"seed": "0 or more"},
     "forgetting": {"std": "0 or more"},
     "grid_bias": {"std": "0 or more", "window": "a tuple"},
-    "image_rotary": {"seed": "0 or more"},
     "log_grid_bias": {"window": "2 or more"},
     "proportional_rotary": {"partial": "above 0 and at most 1"},
     "sandwich": {"width": "an even number"},
@@ -42,9 +46,11 @@ def test_numbers_out_of_bounds_and_without_end(name: str) -> None:
         if option in bounds:
             with pytest.raises(ValueError, match=f"{option} must be {bounds[option]}"):
                 make(cls, SHAPE, **{option: -1})
-        if "float" in str(parameter.annotation) and (name, option) != ("rerope", "leak"):
-            with pytest.raises(ValueError, match=rf"{option} (must be|is for) .*got inf"):
-                make(cls, SHAPE, **{option: float("inf")})
+        kind = str(parameter.annotation)
+        wrong = [float("inf"), float("nan"), "x"] if "float" in kind else ["x", True, 1.5] if "int" in kind else []
+        for value in [*wrong, *(["x"] if option == "device" else []), *([2**64] if option == "seed" else [])]:
+            with pytest.raises(ValueError, match=rf"{option} (must be|is for) .*got {value!r}"):
+                make(cls, SHAPE, **{option: value})
 
 
 REFUSED = {
@@ -170,7 +176,7 @@ def test_an_odd_number_of_channels_makes_no_pairs(name: str) -> None:
 
 
 UNSEEN = {
-    **dict.fromkeys(("deberta", "selective_rotary", "transformer_xl", "tupe"), "dim"),
+    **dict.fromkeys(("deberta", "transformer_xl", "tupe"), "dim"),
     **{"alibi": "head_dim", "kerple": "head_dim", "learned_rotary": "heads"},
 }
 """Sizes of which some encodings, as they are by default, keep nothing."""

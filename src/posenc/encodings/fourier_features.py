@@ -91,7 +91,7 @@ class FourierFeatures(Encoding):
         checks.one_of("kind", kind, KINDS)
         checks.at_least("max_freq", max_freq, 1)
         checks.above("scale", scale, 0)
-        checks.at_least("seed", seed, 0)
+        checks.whole("seed", seed, 0)
         given = {"max_freq": max_freq is not None, "scale": scale != 1, "seed": seed != 0, "hidden": hidden != 32}
         for name, kinds in ONLY_FOR.items():
             if given[name] and kind not in kinds:

@@ -123,6 +123,7 @@ class FourierRotary(Encoding):
         checks.one_of("layout", layout, LAYOUTS)
         checks.at_least("gain", gain, 0)
         checks.one_of("silenced", silenced, SILENCED)
+        checks.whole("seed", seed, 0)
         self.heads, self.head_dim, self.trained_length = heads, head_dim, trained_length
         self.base, self.layout = base, layout
         self.gain, self.per_head, self.learned, self.silenced, self.seed = gain, per_head, learned, silenced, seed

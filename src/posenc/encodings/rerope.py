@@ -44,8 +44,7 @@ class ReRoPE(DistanceMap):
 
     def __init__(self, encoding: Encoding, *, window: int = 512, leak: float | None = None) -> None:
         checks.sizes(window=window)
-        if leak is not None and not leak >= 1:
-            raise ValueError(f"leak must be 1 or more (positions that count as one), or None for no leak, got {leak}")
+        checks.at_least("leak", leak, 1, " (positions that count as one), or None for no leak")
         super().__init__(encoding)
         self.window, self.leak = window, leak
 

@@ -136,6 +136,7 @@ class SelectiveRotary(PairsTurned, Encoding):
 
     def remember(self, x: Tensor, at: Positions) -> dict[str, Tensor]:
         """The angle [B, heads, T, pairs] that each token asks for (radians)."""
+        checks.dim(self, x)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         # Angles add up over the whole sequence, and so would the errors of half precision.
         with without_autocast(x):
