@@ -211,11 +211,8 @@ def kind(name: str, value: object, annotation: object) -> None:
         return
     if all(one in KINDS for one in asked) and not any(KINDS[one][0](value) for one in asked):
         raise ValueError(f"{name} must be {' or '.join(KINDS[one][1] for one in asked)}, got {shown(value)}")
-    if torch.device in asked and isinstance(value, str):
-        try:
-            torch.device(value)
-        except RuntimeError:
-            raise ValueError(f"{name} must be a device such as cpu or cuda:1, got {shown(value)}") from None
+    if torch.device in asked and isinstance(value, str) and (wrong := no_device(value)).startswith("device must"):
+        raise ValueError(wrong)
 
 
 def arguments(function: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]) -> None:

@@ -78,37 +78,32 @@ class Lesson:
 
 
 def verdicts(lesson: Any, path: str) -> list[Any]:
-    """The verdicts on answers, run in a process of their own; raises as `Lesson.check` does, and where they go on or
+    """The verdicts on answers, run in a process of their own; raises as `Lesson.check` does, and where they go on, or
     end that process."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=send_verdicts, args=(lesson, path, there), daemon=True)
     process.start()
     there.close()
+    late = f"{quoted(path)} was stopped after {LIMIT} seconds; look for a loop in it that never ends"
     try:
-        if not here.poll(LIMIT):
-            raise ValueError(f"{quoted(path)} was stopped after {LIMIT} seconds; look for a loop in it that never ends")
-        found = here.recv()
+        found = here.recv() if here.poll(LIMIT) else ValueError(late)
     except EOFError:
         process.join()
-        raise ValueError(
-            f"{quoted(path)} ended its own process (exit code {process.exitcode}) before its answers were checked; "
-            f"look in it for what does that, such as os._exit, or takes more memory than there is"
-        ) from None
-    finally:
-        process.kill()
-    if isinstance(found, BaseException):
+        end = f"{quoted(path)} ended its own process (exit code {process.exitcode}) before its answers were checked"
+        found = ValueError(f"{end}; look for what does that, such as os._exit, or takes more memory than there is")
+    process.kill()
+    if isinstance(found, Exception):
         raise found
     return found
 
 
-def send_verdicts(lesson: Any, path: str, end: Any) -> None:
+def send_verdicts(lesson: Any, path: str, there: Any) -> None:
     """Send the verdicts on answers, or the error instead of them."""
     # Ctrl-C is for the other process, which ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        end.send(lesson.check(path))
-    except Exception as error:
-        end.send(error)
+        there.send(lesson.check(path))
     except BaseException as error:
-        end.send(ValueError(f"{quoted(path)} could not be checked, because it raises {told(error)}; take that out"))
+        words = f"{quoted(path)} could not be checked, because it raises {told(error)}; take that out"
+        there.send(error if isinstance(error, Exception) else ValueError(words))

@@ -55,24 +55,16 @@ class Server(ThreadingTCPServer):
         return f"http://{HOST}:{self.port}/"
 
     def process_request(self, request, client_address) -> None:
-        """Answer in a thread of its own."""
-        while len(self.since) >= MOST:
-            oldest, *_ = list(self.since)
-            self.end(oldest)
         self.since[request] = time.monotonic()
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """End what has lasted too long, however it is kept alive; called twice a second."""
-        for request, since in list(self.since.items()):
-            if time.monotonic() - since > PATIENCE:
-                self.end(request)
-
-    def end(self, request: socket.socket) -> None:
-        """Wake the thread of a connection, which then finds it closed."""
-        self.since.pop(request, None)
-        with suppress(OSError):
-            request.shutdown(socket.SHUT_RDWR)
+        """End what has lasted too long, however it is kept alive, and the oldest of too many; called all the time."""
+        for newer, (request, since) in enumerate(reversed(list(self.since.items()))):
+            if newer >= MOST or time.monotonic() - since > PATIENCE:
+                # Its thread wakes, finds it closed, and takes it from the list.
+                with suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
 
     def shutdown_request(self, request) -> None:
         self.since.pop(request, None)

@@ -19,9 +19,6 @@ STEPS = 3
 TOLERANCE = 1e-4
 """How far logits may differ, as a share of the largest one, or of 1 where that is smaller."""
 
-HALF_STEPS = 8
-"""The same of weights in half precision, in steps of their dtype: 0.0078 for float16, 0.062 for bfloat16."""
-
 Run = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 """A file as a function: tensors by their names in, tensors by their names out."""
 
@@ -52,9 +49,8 @@ def difference(graph: Graph, run: Run, vocab: int) -> tuple[float, list[int]]:
 
 
 def allowed(module: nn.Module) -> float:
-    """How far the logits of a model may differ, which its least precise weights decide."""
-    dtypes = {weights.dtype for weights in module.parameters() if weights.is_floating_point()}
-    return max([TOLERANCE, *(HALF_STEPS * torch.finfo(dtype).eps for dtype in dtypes)])
+    """How far the logits of a model may differ: 1e-4, or eight steps of weights in half precision."""
+    return max([TOLERANCE, *(8 * torch.finfo(x.dtype).eps for x in module.parameters() if x.is_floating_point())])
 
 
 def opened(file: Path, graph: Graph) -> Run:

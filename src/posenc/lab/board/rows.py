@@ -4,7 +4,7 @@ A full record holds pictures, curves and attention, some tens of kilobytes; of t
 """
 
 import gzip
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -49,41 +49,37 @@ def short(value: Any) -> Any:
     return [short(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def checked(folder: Path) -> Iterator[Record | CannotRead]:
-    """Each row of a board, or why it does not fit its checksum and form; none where there is no board yet."""
-    path = folder / FILE
+def read(folder: Path, wrong: list[CannotRead] | None = None) -> list[Record]:
+    """All rows of a board, each held to its checksum and form; none where there is no board yet.
+
+    Raises CannotRead, naming file, line and remedy, for one that is damaged, or puts it into `wrong`.
+    """
+    path, rows = folder / FILE, []
     if not path.exists():
-        return
+        return []
     with naming(path, "put an earlier copy back, or delete it, and posenc board runs all of it again"):
         lines = read_bytes(path, within=folder, most=MOST_BYTES).splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         place = path.with_name(f"{FILE}:{number}")
         try:
-            row = store.unsealed(line, place)
-            matches(row, FORM, file=place)
-            yield row
-        except CannotRead as error:
-            yield error
-
-
-def read(folder: Path) -> list[Record]:
-    """All rows of a board. Raises CannotRead, naming file, line and remedy, for one that is damaged."""
-    rows = []
-    with naming(folder / FILE, f"put an earlier copy back, or let posenc board --out {folder} run that row again"):
-        for row in checked(folder):
-            if isinstance(row, CannotRead):
-                raise row
+            with naming(place, f"put an earlier copy back, or let posenc board --out {folder} run that row again"):
+                row = store.unsealed(line, place)
+                matches(row, FORM, file=place)
             rows.append(row)
+        except CannotRead as error:
+            if wrong is None:
+                raise
+            wrong.append(error)
     return rows
 
 
 def mend(folder: Path) -> None:
     """Set a file with damaged rows aside, and keep the others; says so on stderr. Raises CannotRead, CannotWrite."""
-    rows = [*checked(folder)]
-    if wrong := [row for row in rows if isinstance(row, CannotRead)]:
+    whole = read(folder, wrong := [])
+    if wrong:
         aside = store.set_aside(folder / FILE, "damaged")
-        add(folder, (row for row in rows if not isinstance(row, CannotRead)))
-        sweep.say(f"{wrong[0]}; {aside.name} keeps the file as it was, and the others stay")
+        add(folder, whole)
+        sweep.say(f"{folder / FILE} had {len(wrong)} damaged rows, which run again; {aside.name} keeps it as it was")
 
 
 def there(folder: Path) -> list[Record]:

@@ -199,9 +199,8 @@ def filled(
     if checks.no_device(experiment.device):
         wrong = f"it was trained on {foreign.quoted(experiment.device)}, which is not here"
         if to_train:
-            remedy = "go on where that is, or train into another folder with --out FOLDER --device cpu"
-            raise CannotRead(wrong, file=folder / FACTS, remedy=remedy)
-        # What was trained on another machine is asked on this one.
+            todo = "go on where that is, or train into another folder with --out FOLDER --device cpu"
+            raise CannotRead(wrong, file=folder / FACTS, remedy=todo)
         say(f"{folder / FACTS}: {wrong}; its model is asked on the CPU")
         experiment = replace(experiment, device="cpu")
     if not experiment.own_files:

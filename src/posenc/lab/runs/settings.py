@@ -27,8 +27,6 @@ SEEDS = 3
 NO_OPTION = "none"
 """What stands among maps and stretches for none of them."""
 
-MOST_RATES = 100
-
 
 @dataclass(frozen=True)
 class Settings:
