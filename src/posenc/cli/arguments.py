@@ -209,11 +209,11 @@ SPACED = ("tasks", "maps", "stretch", "log", "figures", "promise", "what", "spec
 
 def check_names(verb: Any) -> None:
     """Raises ValueError for an encoding that there is not, before anything is imported, and for commas for spaces."""
-    lists = {name: value for name in SPACED if isinstance(value := getattr(verb, name, None), tuple)}
-    for name, word in ((name, word) for name in lists for word in lists[name]):
-        if len(parts := split(word)) > 1:
-            where = f"{flag(name)} " if name in options_of(type(verb)) else ""
-            raise ValueError(f"{quoted(word)} is several names; put spaces between: {where}{shlex.join(parts)}")
+    for name in SPACED:
+        several = getattr(verb, name, None)
+        for word in several if isinstance(several, tuple) else ():
+            if len(parts := split(word)) > 1:
+                raise ValueError(f"{quoted(word)} is several names; put spaces between: {shlex.join(parts)}")
     specs = [getattr(verb, "spec", ""), *getattr(verb, "specs", ()), *getattr(verb, "encodings", ())]
     for spec in [*specs, getattr(verb, "encoding", None) or ""]:
         if spec == "all" and isinstance(verb, Compare):

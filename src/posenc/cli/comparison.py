@@ -64,19 +64,12 @@ class Compare(OfExperiment):
             raise ValueError("--json prints the records of all runs, and a shard has its own; leave one of them out")
 
         if "all" in self.encodings and (grids := not_for(1)):
-            terminal.note(
-                f"left out of all where the tokens are a sequence, because they need a grid: {', '.join(grids)}"
-            )
+            why = "left out of all where the tokens are a sequence, because they need a grid"
+            terminal.note(f"{why}: {', '.join(grids)}")
+        given = {"task_names": self.tasks, "maps": self.maps, "stretches": self.stretch, "rates": self.rates}
+        asked: dict[str, Any] = {name: value or None for name, value in given.items()} | seeds_asked(self.seeds)
         settings = Settings(
-            encodings=self.encodings,
-            task_names=self.tasks or None,
-            preset=self.preset,
-            **seeds_asked(self.seeds),
-            seed_from=self.seed_from,
-            maps=self.maps or None,
-            stretches=self.stretch or None,
-            rates=self.rates or None,
-            changes=self.changes(),
+            self.encodings, preset=self.preset, seed_from=self.seed_from, changes=self.changes(), **asked
         )
         with terminal.live() as show:
             if shard:

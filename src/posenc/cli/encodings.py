@@ -93,8 +93,10 @@ class List:
             for kind in [kind for kind in listing.KINDS if kind != "encodings"]:
                 names = ", ".join(one["name"] for one in found[kind])
                 lines += [*terminal.in_lines(kind.replace("_", " ").upper(), names), ""]
+            for one in found["plugins"]:
+                one["idea"] = "; ".join(filter(None, [f"{one['kind']} of {one['package']}", one.pop("problem")]))
             if found["plugins"]:
-                lines += [*terminal.index("plug-ins", list(map(listing.plugin_in_short, found["plugins"]))), ""]
+                lines += [*terminal.index("plug-ins", list(map(listing.lined, found["plugins"]))), ""]
         lines.append("posenc list NAME says all that is known of a name.")
         terminal.pages(lines, pager=self.pager)
         return 0
@@ -138,18 +140,9 @@ class Show:
 
         if self.open and self.json:
             raise ValueError("--open shows pictures, and --json draws none; leave one of them out")
+        given = {name: getattr(self, name) for name in ("tokens", "dim", "heads", "words", "shift", "ids", "vectors")}
         try:
-            shown = describe.show(
-                self.spec,
-                tokens=self.tokens,
-                dim=self.dim,
-                heads=self.heads,
-                words=self.words,
-                shift=self.shift,
-                trained=self.comparison,
-                ids=self.ids,
-                vectors=self.vectors,
-            )
+            shown = describe.show(self.spec, trained=self.comparison, **given)
         except ModuleNotFoundError as missing:
             if self.json:
                 raise

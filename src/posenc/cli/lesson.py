@@ -3,6 +3,8 @@
 import multiprocessing
 import shlex
 import signal
+from concurrent.futures import ProcessPoolExecutor, TimeoutError
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -80,30 +82,23 @@ class Lesson:
 def verdicts(lesson: Any, path: str) -> list[Any]:
     """The verdicts on answers, run in a process of their own; raises as `Lesson.check` does, and where they go on, or
     end that process."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=send_verdicts, args=(lesson, path, there), daemon=True)
-    process.start()
-    there.close()
-    late = f"{quoted(path)} was stopped after {LIMIT} seconds; look for a loop in it that never ends"
-    try:
-        found = here.recv() if here.poll(LIMIT) else ValueError(late)
-    except EOFError:
-        process.join()
-        end = f"{quoted(path)} ended its own process (exit code {process.exitcode}) before its answers were checked"
-        found = ValueError(f"{end}; look for what does that, such as os._exit, or takes more memory than there is")
-    process.kill()
-    if isinstance(found, Exception):
-        raise found
-    return found
-
-
-def send_verdicts(lesson: Any, path: str, there: Any) -> None:
-    """Send the verdicts on answers, or the error instead of them."""
-    # Ctrl-C is for the other process, which ends this one.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        there.send(lesson.check(path))
-    except BaseException as error:
-        words = f"{quoted(path)} could not be checked, because it raises {told(error)}; take that out"
-        there.send(error if isinstance(error, Exception) else ValueError(words))
+    # Ctrl-C is for this process, which ends the other.
+    alone = (1, multiprocessing.get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN))
+    with ProcessPoolExecutor(*alone) as process:
+        asked = process.submit(lesson.check, path)
+        try:
+            return asked.result(LIMIT)
+        except TimeoutError:
+            wrong = f"was stopped after {LIMIT} seconds; look for a loop in it that never ends"
+        except BrokenProcessPool:
+            wrong = (
+                "ended its own process; look for what does that, such as os._exit, or takes more memory than there is"
+            )
+        except (KeyboardInterrupt, SystemExit) as error:
+            if not asked.done():
+                raise
+            wrong = f"could not be checked, because it raises {told(error)}; take that out"
+        finally:
+            for child in multiprocessing.active_children():
+                child.kill()
+    raise ValueError(f"{quoted(path)} {wrong}")

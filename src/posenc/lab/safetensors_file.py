@@ -66,12 +66,8 @@ def read_header(file: Path, within: Path | None = None) -> tuple[dict[str, Store
     end = first
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].nbytes)):
         if entry.start != end:
-            raise CannotRead(
-                f"it begins at byte {entry.start - first} of the data, where {end - first} was expected; tensors may "
-                f"not overlap nor leave gaps",
-                file=file,
-                field=name,
-            )
+            place = f"it begins at byte {entry.start - first} of the data, where {end - first} was expected"
+            raise CannotRead(f"{place}; tensors may not overlap nor leave gaps", file=file, field=name)
         end = entry.start + entry.nbytes
     if end > size:
         short = f"it is truncated: its tensors need {end - first} bytes of data, and it has {size - first}"

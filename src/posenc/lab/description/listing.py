@@ -87,12 +87,6 @@ def installed() -> list[dict[str, Any]]:
     return found
 
 
-def plugin_in_short(entry: dict[str, Any]) -> tuple[str, str]:
-    """The name of a plug-in, and what a line says of it."""
-    said = f"{entry['kind']} of {entry['package']}"
-    return entry["name"], f"{said}; {entry['problem']}" if entry["problem"] else said
-
-
 def card_of_plugin(entry: dict[str, Any]) -> dict[str, Any]:
     """What is known of a plug-in, whose code is run. Raises ValueError where it cannot be used."""
     from posenc import catalogue, coordinate_maps, schedules

@@ -1,7 +1,7 @@
 """Evaluation: exact match by one pass, bits per byte in windows and under a sliding window."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -55,7 +55,9 @@ def exact_match(
     """
     model.eval()
     generator, device = Generator().manual_seed(SEED + longest), device_of(model)
-    lengths = [longest] if shortest == longest else spread_over(task.lengths(longest))
+    every = [longest] if shortest == longest else task.lengths(longest)
+    # A quarter, a half, three quarters and all of the way through the lengths.
+    lengths = sorted({every[max(round(len(every) * i / 4), 1) - 1] for i in range(1, 5)})
     sequences = tokens = right_sequences = right_tokens = 0
     for length in lengths:
         batch = task.batch(length, rows // len(lengths), generator).to(device)
@@ -66,11 +68,6 @@ def exact_match(
         right_sequences += int(right.all(1).sum())
         right_tokens += int((right & counts).sum())
     return Match(right_sequences / sequences, right_tokens / tokens, sequences)
-
-
-def spread_over(lengths: Sequence[int]) -> list[int]:
-    """A quarter, a half, three quarters and all of the way through the lengths."""
-    return sorted({lengths[max(round(len(lengths) * i / 4), 1) - 1] for i in range(1, 5)})
 
 
 def device_of(model: nn.Module) -> str:

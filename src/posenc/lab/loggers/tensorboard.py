@@ -35,9 +35,8 @@ class TensorBoard(Logger):
 
     def sample(self, step: int, prompt: str, text: str) -> None:
         # Indented, so that it is shown letter by letter.
-        self.writer.add_text(
-            f"sample/{sample_name(prompt)}", "".join(f"    {line}\n" for line in text.splitlines()), step
-        )
+        shown = "".join(f"    {line}\n" for line in text.splitlines())
+        self.writer.add_text(f"sample/{sample_name(prompt)}", shown, step)
         self.writer.flush()
 
     def end(self, record: Mapping[str, Any]) -> None:

@@ -108,6 +108,7 @@ def pages(*folders: Path) -> jinja2.Environment:
 
 def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequence[Failure], draw: Drawer) -> str:
     paragraphs = summary.paragraphs(records)
+    about = {"schema": page.SCHEMA, "version": posenc.__version__, "command": "posenc report", "title": "posenc report"}
     return (
         pages(TEMPLATE.parent)
         .get_template(TEMPLATE.name)
@@ -122,7 +123,7 @@ def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequen
             order=order_of(records),
             pictures=pictures_of(records, draw),
             attention=attention_of(records, draw),
-            numbers=page.numbers(to_touch(records)),
+            numbers=page.numbers(about | {"encodings": [], "sections": sections.of(records)}),
             script=page.script(),
             made=how_it_was_made(records),
             settings=[(name, summary.legible(readable(value), MOST_OF_A_VALUE)) for name, value in settings.items()],
@@ -135,12 +136,6 @@ def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequen
             power=summary.percent(statistics.POWER),
         )
     )
-
-
-def to_touch(records: Sequence[Record]) -> dict[str, Any]:
-    """What the views that move in the page are given."""
-    about = {"schema": page.SCHEMA, "version": posenc.__version__, "command": "posenc report", "title": "posenc report"}
-    return about | {"encodings": [], "sections": sections.of(records)}
 
 
 def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
@@ -235,16 +230,13 @@ def order_of(records: Sequence[Record]) -> dict[str, Any] | None:
     if not rows:
         return None
     kinds = sorted({kind[:2] for row in rows.values() for kind in row})
-    groups = ["bidirectional" if kind == ("bidirectional", 1) else in_layers(*kind) for kind in kinds]
+    groups = [f"{attention}, {layers} layer{'s' * (layers != 1)}" for attention, layers in kinds]
+    groups = ["bidirectional" if group == "bidirectional, 1 layer" else group for group in groups]
     cells = [
         (label, [order_cell(row.get((*kind, position))) for kind in kinds for position in (False, True)])
         for label, row in rows.items()
     ]
     return {"groups": groups, "rows": cells}
-
-
-def in_layers(attention: str, layers: int) -> str:
-    return f"{attention}, {layers} layer{'s' * (layers != 1)}"
 
 
 def order_cell(value: float | None) -> dict[str, Any]:

@@ -66,10 +66,6 @@ def words_of(name: str, value: Any, kind: Any, file: Path) -> list[str]:
         raise CannotRead(f"expected {wanted}, got {quoted(value, 80)}", file=file, field=name)
     for one in values:
         if isinstance(one, str) and code.OWN.search(one):
-            raise CannotRead(
-                f"it names code to run, {quoted(one)}, and code that a file names is run only where you name it too",
-                file=file,
-                field=name,
-                remedy="give this setting on the command line",
-            )
+            wrong = f"it names code to run, {quoted(one)}, and code that a file names is run only where you name it too"
+            raise CannotRead(wrong, file=file, field=name, remedy="give this setting on the command line")
     return [str(value).lower()] if kind is bool else [*map(str, values)]

@@ -97,12 +97,9 @@ def of_lines(file: Path, field: str) -> Iterator[tuple[str, Any]]:
             raise CannotRead(wrong, file=file, field=f"line {number}") from None
         if not isinstance(record, dict) or field not in record:
             names = f"the fields {quoted(list(record))}" if isinstance(record, dict) else quoted(record, 40)
-            raise CannotRead(
-                f"expected a record with the field {quoted(field)}, got {names}",
-                file=file,
-                field=f"line {number}",
-                remedy="name the field that holds the text, as in text(field='content')",
-            )
+            wrong = f"expected a record with the field {quoted(field)}, got {names}"
+            todo = "name the field that holds the text, as in text(field='content')"
+            raise CannotRead(wrong, file=file, field=f"line {number}", remedy=todo)
         yield f"line {number}", record[field]
 
 
@@ -111,19 +108,15 @@ def of_columns(file: Path, field: str) -> Iterator[tuple[str, Any]]:
     try:
         from pyarrow import parquet
     except ImportError:
-        raise CannotRead(
-            "reading Parquet needs pyarrow", file=file, remedy="install it with `pip install 'posenc[frames]'`"
-        ) from None
+        todo = "install it with `pip install 'posenc[frames]'`"
+        raise CannotRead("reading Parquet needs pyarrow", file=file, remedy=todo) from None
     # What is buffered before it is asked for would be the whole file.
     bounded = {"buffer_size": BLOCK, "pre_buffer": False}
     with reading_with("pyarrow", file=file), parquet.ParquetFile(file, **bounded) as opened:
         names = opened.schema_arrow.names
         if field not in names:
-            raise CannotRead(
-                f"expected a column {quoted(field)}, got {quoted(names)}",
-                file=file,
-                remedy="name the column that holds the text, as in text(field='content')",
-            )
+            todo = "name the column that holds the text, as in text(field='content')"
+            raise CannotRead(f"expected a column {quoted(field)}, got {quoted(names)}", file=file, remedy=todo)
         row = 0
         for batch in opened.iter_batches(ROWS, columns=[field], use_threads=False):
             for text in batch.column(0).to_pylist():

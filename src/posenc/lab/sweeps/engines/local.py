@@ -78,15 +78,11 @@ class Worker:
         try:
             changes, failed = self.wire.recv()
         except (EOFError, OSError):
-            return News(self.key, died=f"{self.how_it_died()} (out of memory?)")
+            self.process.join()
+            code = self.process.exitcode or 0
+            died = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+            return News(self.key, died=f"its process {died} (out of memory?)")
         return News(self.key, changes, failed)
-
-    def how_it_died(self) -> str:
-        self.process.join()
-        code = self.process.exitcode or 0
-        return (
-            f"its process was killed by {signal.Signals(-code).name}" if code < 0 else f"its process ended with {code}"
-        )
 
 
 def work(wire: Connection, records: str, besides: Besides) -> None:
