@@ -85,11 +85,8 @@ def read(file: str | Path, slots: int | None = None) -> tuple[list[Keys], dict[s
     size, slots_asked = sum(fact.nbytes for keys in layers for fact in keys.facts().values()), header["slots"]
     most = max(SPARE, 16 * size) * at.tokens // size if slots is None else slots
     if slots_asked is not None and not 1 <= slots_asked <= most:
-        raise CannotRead(
-            f"it asks for {slots_asked:,} slots, expected 1 to {most:,}",
-            file=file,
-            remedy="say how many it may have, as in Cache.load(file, slots=4096)",
-        )
+        todo = "say how many it may have, as in Cache.load(file, slots=4096)"
+        raise CannotRead(f"it asks for {slots_asked:,} slots, expected 1 to {most:,}", file=file, remedy=todo)
     return layers, header
 
 

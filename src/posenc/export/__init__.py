@@ -93,10 +93,8 @@ def of_graph(graph: Graph, path: Path, about: dict[str, str], vocab: int) -> Don
         except Exception as error:
             raise CannotExport(f"{subject} cannot be exported to {form}: {reason_of(error)}") from error
         if not worst <= (most := allowed(graph.module)):
-            raise CannotExport(
-                f"{subject} cannot be exported to {form}: its numbers there differ from the model's by "
-                f"{worst:.2g} of the largest logit, and {most:.2g} is allowed"
-            )
+            wrong = f"{subject} cannot be exported to {form}: its numbers there differ from the model's "
+            raise CannotExport(f"{wrong}by {worst:.2g} of the largest logit, and {most:.2g} is allowed")
         store.write(path, file.read_bytes())
     return Done(path, about, worst, tuple(lengths))
 

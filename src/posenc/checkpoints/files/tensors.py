@@ -84,12 +84,9 @@ class GGUFTensors(Tensors):
     def __getitem__(self, name: str) -> Tensor:
         entry = self.stored[name]
         if entry.stored not in DTYPES or self.order != sys.byteorder:
-            raise CannotRead(
-                f"it is stored as {entry.stored} in {self.order}-endian order, which is not unpacked here",
-                file=self.path,
-                field=name,
-                remedy="load the model, which transformers unpacks, or take the original weights",
-            )
+            wrong = f"it is stored as {entry.stored} in {self.order}-endian order, which is not unpacked here"
+            todo = "load the model, which transformers unpacks, or take the original weights"
+            raise CannotRead(wrong, file=self.path, field=name, remedy=todo)
         return read_bytes(replace(entry, dtype=DTYPES[entry.stored])).to(entry.dtype)
 
 

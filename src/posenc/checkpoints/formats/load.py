@@ -224,18 +224,11 @@ def load_folder(folder: Path, tensors: Tensors, dtype: torch.dtype | None, devic
             # The best of transformers' own for the class: what the file asks for was taken out of the config.
             model, info = kind.from_pretrained(folder, attn_implementation=None, **given)
         for name, stored, expected in sorted(info["mismatched_keys"]):
-            raise CannotRead(
-                f"it has the shape {list(stored)}, and by the config it has {list(expected)}; config and weights are "
-                f"not of the same model",
-                file=folder,
-                field=name,
-            )
+            wrong = f"it has the shape {list(stored)}, and by the config it has {list(expected)}"
+            raise CannotRead(f"{wrong}; config and weights are not of the same model", file=folder, field=name)
         if missing := sorted(info["missing_keys"]):
-            raise CannotRead(
-                f"it lacks {missing[0]} (of {len(missing)}), which {type(model).__name__} needs; loaded as it is the "
-                f"model would have random numbers there",
-                file=folder,
-            )
+            wrong = f"it lacks {missing[0]} (of {len(missing)}), which {type(model).__name__} needs"
+            raise CannotRead(f"{wrong}; loaded as it is the model would have random numbers there", file=folder)
         tokenizer = None
         if names.intersection(TOKENIZER):
             with reading_with("transformers", file=folder, field="tokenizer", remedy="mend or remove its files"):
@@ -289,11 +282,8 @@ def check_size(folder: Path, kind: Any, config: "PreTrainedConfig", tensors: Ten
     claimed = sum(parameter.numel() for parameter in model.parameters())
     held = sum(math.prod(tensors.shape(name)) for name in tensors)
     if claimed > 2 * held + (1 << 20):
-        raise CannotRead(
-            f"by it the model has {claimed:,} parameters, and the tensors have {held:,} numbers; config and weights "
-            f"are not of the same model",
-            file=file,
-        )
+        wrong = f"by it the model has {claimed:,} parameters, and the tensors have {held:,} numbers"
+        raise CannotRead(f"{wrong}; config and weights are not of the same model", file=file)
 
 
 def class_of(folder: Path, config: "PreTrainedConfig") -> Any:
@@ -307,11 +297,8 @@ def class_of(folder: Path, config: "PreTrainedConfig") -> Any:
     with reading_with("transformers", **where):
         found = getattr(transformers, named, None)
     if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
-        raise CannotRead(
-            f"{quoted(named)} is no model class of transformers {transformers.__version__}; the code that a checkpoint "
-            f"brings is never run",
-            **where,
-        )
+        wrong = f"{quoted(named)} is no model class of transformers {transformers.__version__}"
+        raise CannotRead(f"{wrong}; the code that a checkpoint brings is never run", **where)
     if found.config_class is None or not isinstance(config, found.config_class):
         raise CannotRead(f"{named} is no model with a {type(config).__name__}", **where, remedy="correct one of them")
     return found

@@ -161,10 +161,8 @@ def check_held_out(task: Any, longest: int) -> None:
     """Raises ValueError unless the held-out text has a window of this many tokens."""
     held_out = len(task.text.test)
     if held_out <= longest:
-        raise ValueError(
-            f"the held-out text has {held_out:,} {task.unit}, too few for a window of {longest}; "
-            f"add text or test shorter lengths"
-        )
+        wrong = f"the held-out text has {held_out:,} {task.unit}, too few for a window of {longest}"
+        raise ValueError(f"{wrong}; add text or test shorter lengths")
 
 
 def loss_of(model: nn.Module, batch: Batch, place: Places, first: int = 0) -> Tensor:

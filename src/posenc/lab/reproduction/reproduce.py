@@ -65,10 +65,8 @@ def reproduce(
         sweep = run_all(list(dict.fromkeys(runs.values())), folder, show=show, also=further, workers=workers)
         if sweep.failures:
             key, reason = next(iter(sweep.failures.items()))
-            raise RuntimeError(
-                f"{len(sweep.failures)} of {len(sweep.runs)} runs failed, and all are needed; the first: "
-                f"{sweep.runs[key].words}: {reason}"
-            )
+            wrong = f"{len(sweep.failures)} of {len(sweep.runs)} runs failed, and all are needed"
+            raise RuntimeError(f"{wrong}; the first: {sweep.runs[key].words}: {reason}")
         records = {key: record.read(folder / "records" / f"{key}.json") for key in keys.values()}
         report.write(list(records.values()), folder)
         found = {

@@ -173,10 +173,8 @@ def joined(parallel: str | None = None, device: str = "cpu") -> Generator[Ranks]
         raise ValueError(f"parallel must be {' or '.join(PARALLEL)}, got {quoted(parallel)}")
     if not all(name in os.environ for name in LAUNCHED):
         if parallel is not None:
-            raise ValueError(
-                f"parallel={parallel} is for several processes, and this is one; start them with "
-                f"torchrun --nproc-per-node 2 -m posenc train ..."
-            )
+            wrong = f"parallel={parallel} is for several processes, and this is one"
+            raise ValueError(f"{wrong}; start them with torchrun --nproc-per-node 2 -m posenc train ...")
         yield ALONE
         return
     if not dist.is_available():

@@ -94,16 +94,12 @@ def start(experiment: Experiment, *, to_train: bool = True, execution: Execution
     task = experiment.made_task()
     model = model_of(experiment, task)
     if experiment.batch < ranks.size * execution.accumulation:
-        raise ValueError(
-            f"the batch must have a row for each of {ranks.size} processes x accumulation {execution.accumulation}, "
-            f"got {experiment.batch}; enlarge it, or accumulate less"
-        )
+        wrong = f"the batch must have a row for each of {ranks.size} processes x accumulation {execution.accumulation}"
+        raise ValueError(f"{wrong}, got {experiment.batch}; enlarge it, or accumulate less")
     stacks = stacks_of(model)
     if execution.activation_checkpointing and not stacks:
-        raise ValueError(
-            f"activation checkpointing is for the blocks of posenc's stacks, and {experiment.model} has none; "
-            f"leave it out"
-        )
+        wrong = "activation checkpointing is for the blocks of posenc's stacks"
+        raise ValueError(f"{wrong}, and {experiment.model} has none; leave it out")
     for stack in stacks:
         stack.activation_checkpointing = execution.activation_checkpointing
     blocks = [block for stack in stacks for block in stack.blocks]

@@ -76,10 +76,8 @@ class OfText(Task):
         """Where windows of `length` tokens begin in what is trained on: [rows]."""
         places = len(self.text.train) - length
         if places < 1:
-            raise ValueError(
-                f"the text has {len(self.text.train):,} {self.unit} to train on, too few for a window of {length}; "
-                f"add text or choose shorter lengths"
-            )
+            wrong = f"the text has {len(self.text.train):,} {self.unit} to train on, too few for a window of {length}"
+            raise ValueError(f"{wrong}; add text or choose shorter lengths")
         return torch.randint(0, places, (rows,), generator=generator)
 
     def read(self, source: Joined | Tokens, start: Tensor, length: int) -> tuple[Tensor, Tensor]:

@@ -57,10 +57,8 @@ class Recall(Symbols):
 
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
         if length > self.half:
-            raise ValueError(
-                f"recall has {self.half} different keys, and cannot make {length} pairs; "
-                f"choose lengths up to {self.half}"
-            )
+            wrong = f"recall has {self.half} different keys"
+            raise ValueError(f"{wrong}, and cannot make {length} pairs; choose lengths up to {self.half}")
         keys = 3 + torch.rand(rows, self.half, generator=generator).argsort(1)[:, :length]
         values = 3 + self.half + torch.randint(0, self.half, (rows, length), generator=generator)
         asked = torch.rand(rows, length, generator=generator).argsort(1)[:, : self.asked(length)]

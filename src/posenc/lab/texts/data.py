@@ -223,10 +223,8 @@ def text_of(name: str, found: tuple[tuple[str, Piece], ...], field: str | None =
     records = [piece for _, piece in found if has_records(piece.path)]
     plain = {file: piece for file, piece in found if not has_records(piece.path)}
     if field is not None and not records:
-        raise ValueError(
-            f"field={quoted(field)} is for records, and '{name}' has none; leave it out, or give a .jsonl or .parquet "
-            f"file"
-        )
+        wrong = f"field={quoted(field)} is for records, and '{name}' has none"
+        raise ValueError(f"{wrong}; leave it out, or give a .jsonl or .parquet file")
     parts: list[tuple[Sequence[Piece | Nameless], Sequence[Piece | Nameless]]] = []
     for piece in plain.values():
         check_text(piece)

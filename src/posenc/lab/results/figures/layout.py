@@ -74,10 +74,8 @@ def numbers(values: Any) -> np.ndarray:
 def check_size(**sides: float | None) -> None:
     for name, inches in sides.items():
         if inches is not None and not 0.5 <= inches <= LONGEST_SIDE:
-            raise ValueError(
-                f"{name} must lie between 0.5 and {LONGEST_SIDE:g} inches, got {inches:g}; a column of a paper is "
-                f"some 3.25 inches wide"
-            )
+            wrong = f"{name} must lie between 0.5 and {LONGEST_SIDE:g} inches, got {inches:g}"
+            raise ValueError(f"{wrong}; a column of a paper is some 3.25 inches wide")
 
 
 def figure(width: float, height: float, title: str = "") -> Figure:
