@@ -176,8 +176,8 @@ def test_solutions_are_a_file_of_answers_that_passes(posenc, tmp_path: Path) -> 
     ("answers", "limit", "words"),
     [
         ("while True: pass", 4, r"'mine\.py' was stopped after 4 seconds; look for a loop in .*"),
-        ("import os\nos._exit(3)", 60, r"'mine\.py' ended its own process; look for what does that, .*"),
-        ("import os\nos.kill(os.getpid(), 9)", 60, r"'mine\.py' ended its own process; look for what does .*"),
+        ("import os\nos._exit(3)", 60, r"'mine\.py' ended its own process; look for what does so, .*"),
+        ("import os\nos.kill(os.getpid(), 9)", 60, r"'mine\.py' ended its own process; look for .*"),
         (
             "raise KeyboardInterrupt",
             60,

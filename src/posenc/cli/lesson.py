@@ -88,12 +88,12 @@ def verdicts(lesson: Any, path: str) -> list[Any]:
         asked = process.submit(lesson.check, path)
         try:
             return asked.result(LIMIT)
+        except ValueError as error:
+            raise ValueError(str(error)) from error
         except TimeoutError:
             wrong = f"was stopped after {LIMIT} seconds; look for a loop in it that never ends"
         except BrokenProcessPool:
-            wrong = (
-                "ended its own process; look for what does that, such as os._exit, or takes more memory than there is"
-            )
+            wrong = "ended its own process; look for what does so, such as os._exit, or takes all memory"
         except (KeyboardInterrupt, SystemExit) as error:
             if not asked.done():
                 raise
