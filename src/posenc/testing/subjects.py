@@ -1,7 +1,7 @@
 """What is put to the test: encodings with their sizes, the small network around them, and its inputs."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
@@ -124,7 +124,7 @@ class Subject:
 
 
 @contextmanager
-def nothing_kept() -> Iterator[None]:
+def nothing_kept() -> Generator[None]:
     """Without the tables that this process keeps."""
     kept = dict(KEPT)
     KEPT.clear()
