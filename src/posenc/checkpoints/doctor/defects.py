@@ -294,7 +294,7 @@ DEFECTS = [
     Defect(not_in_the_weights, f"{ATTACH} before to_empty", "from_pretrained"),
     Defect(frequencies_by_the_longest_row, ATTACH, BY_CONFIG.format("dynamic_ntk")),
     Defect(factors_in_the_middle_of_a_text, ATTACH, BY_CONFIG.format("longrope")),
-    Defect(shifted_by_padding, ATTACH, "position_ids with every padded batch, as generate gives them"),
+    Defect(shifted_by_padding, ATTACH, "where it takes position_ids, with every padded batch, as generate does"),
     Defect(truncate_is_lost, "", "truncate outside the nested parameters; or rope_type posenc:yarn (posenc.register)"),
     Defect(ends_at_the_trained_length, f"{ATTACH}: ALiBi has no limit"),
     Defect(biases_fall_together, ATTACH),
