@@ -27,7 +27,6 @@ from posenc.checkpoints.measures import all_measures, memory
 from posenc.checkpoints.measures.measure import WHOLE, Given, Measure, TooShort
 from posenc.checkpoints.measures.perplexity import Perplexity, check_cache
 from posenc.foreign import CannotRead
-from posenc.foreign.text import told
 from posenc.lab import store
 from posenc.lab.results.report import finite
 
@@ -353,7 +352,7 @@ def foreseen(settings: Settings) -> dict[str, Any]:
             raise
         plan = memory.plan(loaded.model, sorted(settings.lengths), **way(settings))
         why = "It is no plan of a run, which is refused" if settings.lengths else "Nothing is planned without --lengths"
-        return plan | {"refused": f"{why}: {told(error)}."}
+        return plan | {"refused": f"{why}: {error}."}
     return memory.plan(loaded.model, asked_lengths(stretch, settings), **way(settings))
 
 
