@@ -181,7 +181,7 @@ def test_what_is_said_to_mend_a_defect_was_tried(tmp_path: Path, monkeypatch: py
     assert "no limit\n           tried: it goes on" in told(tmp_path, "mpt")
     assert " advice: truncate outside the nested parameters" in told(tmp_path, "nested")
     error = (
-        "tried: position 512 of 512 fails with: ValueError: position 512 is past the learned table of 512 rows; build"
+        "tried: position 512 of 512 fails with: ValueError: position 512 is past the learned table of 512 rows; posenc"
     )
     assert error in told(tmp_path, "bert")
     monkeypatch.setattr(doctors, "attach", lambda model, horizon: None)

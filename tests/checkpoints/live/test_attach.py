@@ -6,6 +6,7 @@ The oracle is transformers' own code on the same weights, except where that is w
 import copy
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ transformers = pytest.importorskip("transformers")
 from tiers import rest_slow  # noqa: E402
 from tiny_models import behind, cache_from  # noqa: E402
 
+from posenc import cli  # noqa: E402
 from posenc.catalogue import build  # noqa: E402
 from posenc.checkpoints import attach, detach  # noqa: E402
 from posenc.checkpoints.formats.huggingface import read_live  # noqa: E402
@@ -463,8 +465,21 @@ def test_a_position_past_the_table_is_named_before_anything_else_fails(family: s
     far = {"input_ids": ids[:, :1], "position_ids": torch.tensor([[rows + first]])}
     calls = [{"input_ids": ids}, {"inputs_embeds": torch.zeros(1, rows + 1, 32)}, far]
     for given in [*calls, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}][: 3 if family == "fnet" else 4]:
-        with pytest.raises(ValueError, match=f"position {rows} is past the learned table of {rows} rows; build it"):
+        with pytest.raises(ValueError, match=f"position {rows} is past the learned table of {rows} rows; posenc"):
             outputs(model, **given)
+
+
+def test_the_longer_table_that_the_error_speaks_of_serves(tmp_path: Path) -> None:
+    model, ids = make("bert"), IDS.repeat(1, 9)[:, :65]
+    model.save_pretrained(tmp_path / "MODEL")
+    attach(model)
+    with pytest.raises(ValueError) as caught:
+        outputs(model, input_ids=ids)
+    words = str(caught.value).partition("; posenc ")[2].removesuffix(" writes a longer one").split()
+    assert cli.main([str(tmp_path / word) if word.isupper() else word for word in words]) == 0
+    longer = type(model).from_pretrained(tmp_path / "NEW").eval()
+    attach(longer)
+    assert outputs(longer, input_ids=ids).isfinite().all()
 
 
 def test_behind_a_cache_and_behind_padding_positions_past_the_table_are_counted_too() -> None:

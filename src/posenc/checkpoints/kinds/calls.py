@@ -90,8 +90,15 @@ class CountedFromMask:
                 own = T if self.padding is None or ids is None else (ids != self.padding).sum(-1)
                 places = torch.as_tensor(self.first + start + own - 1)
         if checked and places is not None:
-            self.table.checked((places - self.first).clamp(min=0), Positions.count(1))
+            self.check(self.table, (places - self.first).clamp(min=0))
         return call.changed
+
+    def check(self, table: Learned, places: Tensor) -> None:
+        try:
+            table.checked(places, Positions.count(1))
+        except ValueError as error:
+            todo = f"posenc convert MODEL --out NEW --max-length {int(places.max()) + 1} writes a longer one"
+            raise ValueError(f"{str(error).partition(';')[0]}; {todo}") from None
 
 
 def token_door(model: nn.Module, path: str) -> nn.Module | None:
