@@ -263,6 +263,12 @@ def test_the_command_ends_with_1_where_a_defect_hits(tmp_path: Path, capsys):
     assert cli.main(["doctor", str(tmp_path)]) == 0
 
 
+def test_where_nothing_is_tried_the_command_ends_with_1(tmp_path: Path, capsys):
+    written(tmp_path, {"model_type": "vit"})
+    assert cli.main(["doctor", str(tmp_path)]) == 1
+    assert "13 no concern; nothing was tried" in capsys.readouterr().out
+
+
 def test_what_is_no_model_of_transformers_is_refused(tmp_path: Path):
     for given, message in (
         ({"dim": 64, "n_layers": 2, "n_heads": 2}, "give the folder of one, or its config.json, with model_type"),

@@ -95,4 +95,5 @@ def total(diagnoses: Sequence[Diagnosis]) -> str:
 
     counts = [(sum(one.word == word for one in diagnoses), word) for word in WORDS]
     told = ", ".join(f"{count} {word}" for count, word in counts if count)
-    return f"{len(diagnoses)} known defects of transformers {transformers.__version__}: {told}"
+    nothing = "; nothing was tried" if counts[-1][0] == len(diagnoses) else ""
+    return f"{len(diagnoses)} known defects of transformers {transformers.__version__}: {told}{nothing}"
