@@ -83,3 +83,13 @@ def told(path: Path) -> Generator[None]:
         yield
     except OSError as error:
         raise CannotWrite.of(path, error) from None
+
+
+def users_cache() -> Path:
+    """The folder for what can be made again: POSENC_CACHE, or posenc in XDG_CACHE_HOME or ~/.cache.
+
+    Raises RuntimeError where no home folder is known.
+    """
+    environ = os.environ
+    cache = environ.get("POSENC_CACHE") or Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "posenc")
+    return Path(cache).expanduser()

@@ -144,6 +144,7 @@ def test_single_numbers_are_compared_too_and_rounding_is_no_difference() -> None
 def posenc(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Run a command in an empty folder: its exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("POSENC_CACHE", str(tmp_path / "cache"))
     # A process of its own takes seconds to begin.
     monkeypatch.setattr(verb, "verdicts", Lesson.check)
 
@@ -169,7 +170,7 @@ def test_solutions_are_a_file_of_answers_that_passes(posenc, tmp_path: Path) -> 
     _, out, _ = posenc("lesson 1 --solutions")
     (tmp_path / "mine.py").write_text(out)
     code, out, _ = posenc("lesson 1 --check mine.py")
-    assert code == 0 and "2 of 2 exercises solved" in out
+    assert code == 0 and "2 of 2 exercises right" in out
 
 
 @pytest.mark.parametrize(
@@ -202,12 +203,15 @@ def test_answers_run_in_a_process_of_their_own_which_ends_in_time(
     assert out == "begun\n" * answers.count("begun") and re.fullmatch(f"posenc: {words}\n", err)
 
 
-def test_what_is_wrong_is_told_with_the_command_that_looks_again(posenc, tmp_path: Path) -> None:
+def test_what_is_wrong_is_told_at_once_and_what_to_do_the_second_time(posenc, tmp_path: Path) -> None:
     (tmp_path / "my answers.py").write_text("def is_blind(layers):\n    return layers < 2\n")
     code, out, _ = posenc("lesson 1 --check 'my answers.py'")
-    assert code == 1 and "kept        last output is blind" in out and "1 of 2 exercises solved" in out
-    assert "found: there is no attend in it yet" in out and "to do: attend(x) is softmax" in out
-    assert out.count("again: posenc lesson 1 --check 'my answers.py'\n") == 1
+    assert code == 1 and "right       last output is blind" in out and "1 of 2 exercises right" in out
+    assert "found: there is no attend in it yet" in out and "to do:" not in out
+    again = "Again: posenc lesson 1 --check 'my answers.py'"
+    assert out.endswith(f"{again}; the second time it says what to do\n")
+    _, out, _ = posenc("lesson 1 --check 'my answers.py'")
+    assert out.count("to do: attend(x) is softmax") == 1 and out.endswith(f"{again}\n")
 
 
 def test_a_notebook_is_written_and_never_over_another(posenc, tmp_path: Path) -> None:
@@ -234,10 +238,10 @@ def in_notebook(*code: str) -> str:
 
 def test_answers_in_a_notebook_are_checked(posenc, tmp_path: Path) -> None:
     (tmp_path / "mine.ipynb").write_text(in_notebook(*IN_CELLS, lesson_of("1").solutions.splitlines(keepends=True)))
-    assert posenc("lesson 1 --check mine.ipynb")[1].endswith("\n2 of 2 exercises solved\n")
+    assert posenc("lesson 1 --check mine.ipynb")[1].endswith("\n2 of 2 exercises right\n")
     (tmp_path / "mine.ipynb").write_text(in_notebook(*IN_CELLS))
     code, out, _ = posenc("lesson 1 --check mine.ipynb")
-    assert code == 1 and "kept        last output is blind" in out and "there is no attend in it yet" in out
+    assert code == 1 and "right       last output is blind" in out and "there is no attend in it yet" in out
 
 
 @pytest.mark.parametrize(

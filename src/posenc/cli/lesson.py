@@ -6,12 +6,14 @@ import signal
 from concurrent.futures import ProcessPoolExecutor, TimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
 from posenc.cli.options import File, Positional, taking
 from posenc.foreign import quoted
 from posenc.foreign.text import told
+from posenc.whole_files import users_cache
 
 LIMIT = 60
 """Seconds that a file of answers may take."""
@@ -72,11 +74,30 @@ class Lesson:
         from posenc import terminal
 
         found = verdicts(lesson, path)
+        again = was_checked(lesson, path)
         for verdict in found:
-            terminal.verdict(verdict, f"posenc lesson {self.lesson} --check {shlex.quote(path)}")
-        solved = sum(verdict.good for verdict in found)
-        terminal.say(f"{solved} of {len(found)} exercises solved")
-        return 0 if solved == len(found) else 1
+            terminal.say(f"{'right' if verdict.good else 'not yet':<10}  {verdict.promise.replace('_', ' ')}")
+            if not verdict.good:
+                terminal.say(f"    found: {verdict.message}")
+            if not verdict.good and again:
+                terminal.say(f"    to do: {verdict.advice}")
+        right = sum(verdict.good for verdict in found)
+        terminal.say(f"{right} of {len(found)} exercises right")
+        if right < len(found):
+            more = "" if again else "; the second time it says what to do"
+            terminal.say(f"Again: posenc lesson {self.lesson} --check {shlex.quote(path)}{more}")
+        return 0 if right == len(found) else 1
+
+
+def was_checked(lesson: Any, path: str) -> bool:
+    """Whether the answers in this file were checked before; noted in the user's cache, and true where it cannot be."""
+    try:
+        note = users_cache() / "answers" / sha256(f"{lesson.name} {Path(path).absolute()}".encode()).hexdigest()
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.touch(exist_ok=False)
+    except (OSError, RuntimeError):
+        return True
+    return False
 
 
 def verdicts(lesson: Any, path: str) -> list[Any]:

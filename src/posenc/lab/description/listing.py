@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,6 +10,7 @@ from typing import Any
 
 from posenc import __version__, plugins, spelling
 from posenc.foreign import near, quoted
+from posenc.whole_files import users_cache
 
 DIM, HEADS, TRAINED_LENGTH, CELLS = 512, 8, 2048, 32
 """The model that encodings are counted for; those of several axes have CELLS cells on each."""
@@ -132,16 +132,10 @@ def card(name: str) -> dict[str, Any]:
 
 
 def kept_in() -> Path | None:
-    """The file that keeps the overview of this code, in POSENC_CACHE, or posenc in XDG_CACHE_HOME or ~/.cache.
-
-    None where no home folder is known.
-    """
-    environ = os.environ
-    try:
-        cache = environ.get("POSENC_CACHE") or Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "posenc")
-        return Path(cache).expanduser() / f"listing-{digest()}.json"
-    except RuntimeError:
-        return None
+    """The file that keeps the overview of this code in the user's cache; None where no home folder is known."""
+    with suppress(RuntimeError):
+        return users_cache() / f"listing-{digest()}.json"
+    return None
 
 
 def read(path: Path | None) -> dict[str, Any] | None:
