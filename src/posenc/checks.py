@@ -38,7 +38,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 def whole(name: str, value: object, least: int | None = None) -> int:
     """The value; raises ValueError unless it is a whole number that torch takes, of at least so much."""
-    large = isinstance(value, int) and value >= 2**63
+    large = value.__class__ is int and value >= 2**63
     if not is_whole(value) or large or (least is not None and value < least):
         bound = " below 2 ** 63" if large else "" if least is None else f" of {least} or more"
         raise ValueError(f"{name} must be a whole number{bound}, got {shown(value)}")

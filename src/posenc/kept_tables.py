@@ -72,13 +72,13 @@ class KeepsTables(nn.Module):
         if torch.compiler.is_compiling() or is_watched():
             return make(at, *given)
         # Listed again only when an option is set: every decoded token comes this way.
-        if "_options" not in vars(self):
-            vars(self)["_options"] = options_of(self)
-        if (options := vars(self)["_options"]) is None:
+        if "_options" not in self.__dict__:
+            self.__dict__["_options"] = options_of(self)
+        if (options := self.__dict__["_options"]) is None:
             return make(at, *given)
         if getattr(make, "__self__", None) is not self:
             raise ValueError(f"{self} asked for a table by {make}; give a method of the encoding that asks")
-        key = type(self), options, make.__func__, given
+        key = self.__class__, options, make.__func__, given
         if keep and (start := at.start) is not None:
             rows = rows_kept(key, start, at.tokens, lambda at: make(at, *given))
             if rows is not None:
