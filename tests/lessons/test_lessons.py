@@ -93,9 +93,11 @@ def test_the_code_of_a_lesson_runs_in_under_a_minute_and_draws(
 def test_a_lesson_is_a_notebook_that_opens(lesson: Lesson) -> None:
     notebook = nbformat.reads(lesson.notebook, as_version=4)
     nbformat.validate(notebook)
-    assert [(cell.cell_type, cell.source) for cell in notebook.cells] == [
-        (cell.kind, cell.source) for cell in lesson.cells
-    ]
+    *shown, answers, check = notebook.cells
+    assert [cell.source for cell in shown[:-1]] == [cell.source for cell in lesson.cells[:-1]]
+    assert "Solution" not in shown[-1].source and "mine.py" not in shown[-1].source
+    assert answers.source.startswith(f"%%writefile lesson_{lesson.place}.py\n")
+    assert check.source == f"!posenc lesson {lesson.place} --check lesson_{lesson.place}.py"
     assert notebook.cells[0].source.startswith(f"# {lesson.title}")
     assert not any("{code-cell}" in cell.source or "kernelspec" in cell.source for cell in notebook.cells)
 
@@ -234,6 +236,17 @@ IN_CELLS = [
 def in_notebook(*code: str) -> str:
     cells = [{"cell_type": "code", "source": source} for source in code]
     return json.dumps({"cells": [{"cell_type": "markdown", "source": "1 +"}, *cells]})
+
+
+def test_answers_in_the_cell_for_them_are_checked(posenc, tmp_path: Path) -> None:
+    lesson = lesson_of("1")
+    notebook = json.loads(lesson.notebook)
+    notebook["cells"][-2]["source"].append(lesson.solutions)
+    (tmp_path / "lesson.ipynb").write_text(json.dumps(notebook))
+    # As a person runs them: the cell writes the file, and the command reads it or the notebook.
+    (tmp_path / "lesson_1.py").write_text("".join(notebook["cells"][-2]["source"][1:]))
+    for file in ("lesson.ipynb", "lesson_1.py"):
+        assert posenc(f"lesson 1 --check {file}")[1].endswith("2 of 2 exercises right\n")
 
 
 def test_answers_in_a_notebook_are_checked(posenc, tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ class Lesson:
             with path.open("x", encoding="utf-8") as file:
                 file.write(lesson.notebook)
             terminal.say(f"Notebook: {path} (pip install jupyter opens it)")
-            terminal.say(f"Answer in cells of it, then: posenc lesson {lesson.place} --check {shlex.quote(str(path))}")
+            command = f"posenc lesson {lesson.place} --check {shlex.quote(str(path))}"
+            terminal.say(f"Answer in its last cells, or in others, and then: {command}")
         elif self.solutions:
             terminal.data(lesson.solutions.rstrip("\n"))
         else:

@@ -66,8 +66,8 @@ class Lesson:
 
     @property
     def notebook(self) -> str:
-        """The lesson as a Jupyter notebook, in JSON."""
-        return notebook(self.text)
+        """The lesson as a Jupyter notebook, in JSON, without the solutions."""
+        return notebook(self.text, self.place)
 
     def check(self, path: str | Path) -> list[Verdict]:
         """The verdicts on the answers in a file of Python or a Jupyter notebook, one for each exercise.

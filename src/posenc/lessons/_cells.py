@@ -67,13 +67,15 @@ def solutions(text: str) -> str:
     return "\n\n".join(code.strip() + "\n" for code in SOLUTION.findall(text))
 
 
-def notebook(text: str) -> str:
-    """A lesson as a Jupyter notebook (nbformat 4.5), not run yet."""
-    made = []
-    for place, cell in enumerate(cells(text)):
+def notebook(text: str, place: int) -> str:
+    """A lesson as a Jupyter notebook (nbformat 4.5), not run yet, with a cell for answers and one that checks them."""
+    file, made = f"lesson_{place}.py", []
+    text = SOLUTION.sub("", text).replace("mine.py", file)
+    answers = Cell("code", f"%%writefile {file}\n# Answer here, run this cell, then the next.\n")
+    for number, cell in enumerate([*cells(text), answers, Cell("code", f"!posenc lesson {place} --check {file}")]):
         run = {"execution_count": None, "outputs": []} if cell.kind == "code" else {}
         source = cell.source.splitlines(keepends=True)
-        made.append({"cell_type": cell.kind, "id": f"cell-{place}", "metadata": {}, "source": source, **run})
+        made.append({"cell_type": cell.kind, "id": f"cell-{number}", "metadata": {}, "source": source, **run})
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     return json.dumps({"cells": made, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}, indent=1) + "\n"
 
