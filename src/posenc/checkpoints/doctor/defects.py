@@ -196,12 +196,12 @@ def biases_fall_together(patient: Patient) -> Finding | None:
         return None
     mask, state = torch.ones(1, 1, 1, LONG), torch.zeros(1, 1, 1, dtype=torch.bfloat16)
     alibi = build(mask[0, 0].long(), patient.config.num_attention_heads, state.dtype)
-    given: dict[str, Any] = {"hidden_states": state, "attention_mask": mask.bool(), "alibi": alibi}
+    inputs: dict[str, Any] = {"hidden_states": state, "attention_mask": mask.bool(), "alibi": alibi}
     # What a block is given for the last token, after what was put before the block.
     block = next(module for module in patient.small.modules() if "alibi" in parameters(type(module)))
     for hook in block._forward_pre_hooks.values():
-        given = hook(block, (), given)[1]
-    half = given["alibi"].flatten(1).double()
+        inputs = hook(block, (), inputs)[1]
+    half = inputs["alibi"].flatten(1).double()
     exact = -ALiBi(len(half)).by_distance(torch.arange(LONG, dtype=torch.float64))
     # A softmax does not see where a bias is 0, and nothing but hooks counts from the last key.
     exact = exact - exact[:, -1:] * (half[:, -1:] == 0)

@@ -50,10 +50,10 @@ def examine(path: str | Path) -> Iterator[Diagnosis]:
     # What goes by the length of a text is attached with a horizon.
     declared = f"(model, horizon={model.horizon})" if model.horizon else "(model)"
     for defect in DEFECTS:
-        found, after = outcome(defect, model), None
-        if found is not None and found.hits and defect.mends:
+        finding, after = outcome(defect, model), None
+        if finding is not None and finding.hits and defect.mends:
             after = outcome(defect, model.mended) or Finding(None, 0, "nothing was left to be measured")
-        yield Diagnosis(defect, found, defect.mends.replace("(model)", declared), after)
+        yield Diagnosis(defect, finding, defect.mends.replace("(model)", declared), after)
 
 
 def outcome(defect: Defect, model: Patient) -> Finding | None:

@@ -60,9 +60,9 @@ class Patient:
     def mended(self) -> "Patient":
         """The same model as posenc mends it: attached, and with its config in both spellings."""
         remedy = functools.partial(attach, horizon=self.horizon)
-        other = replace(self, file=in_both_spellings(self.file), remedy=remedy)
-        other.__dict__["reading"] = self.reading
-        return other
+        attached = replace(self, file=in_both_spellings(self.file), remedy=remedy)
+        attached.__dict__["reading"] = self.reading
+        return attached
 
     @property
     def horizon(self) -> int | None:

@@ -165,8 +165,8 @@ def enter_keys(node: Node, told: list[Reach], reaches: list[Reach], causal: bool
         # A window to both sides may be named by what it holds, and one of the trained length leaves nothing out.
         followed = any(window in (size, size + 1, size // 2, size // 2 + 1) for window in windows)
         if not followed and (shown or not isinstance(longest, int) or size < longest):
-            found = shown[0] if shown else "no layer has a window in a short pass without a cache"
-            keys.contradict(f"{keys.path(key)} is {size}, and {found}; followed: the modules")
+            sight = shown[0] if shown else "no layer has a window in a short pass without a cache"
+            keys.contradict(f"{keys.path(key)} is {size}, and {sight}; followed: the modules")
     for index, reach in enumerate(reaches if keys.has("per_layer_config") else ()):
         own = f"a window of {reach.window} tokens, measured" if reach.window else "no window, measured"
         for key in WINDOWS:

@@ -87,8 +87,8 @@ class CountedFromMask:
                 call["position_ids"] = places
             elif checked:
                 # RoBERTa and its kin count the tokens that are no padding, and others all.
-                own = T if self.padding is None or ids is None else (ids != self.padding).sum(-1)
-                places = torch.as_tensor(self.first + start + own - 1)
+                count = T if self.padding is None or ids is None else (ids != self.padding).sum(-1)
+                places = torch.as_tensor(self.first + start + count - 1)
         if checked and places is not None:
             self.check(self.table, (places - self.first).clamp(min=0))
         return call.changed
