@@ -482,21 +482,15 @@ class Decoder(Sized):
     def generate(self, ids: Sequence[Tensor], tokens: int, **chosen: Any) -> list[Tensor]: ...
 
     def generate(self, ids: Tensor | Sequence[Tensor], tokens: Any = None, **chosen: Any) -> Tensor | list[Tensor]:
-        """ids [B, T] with up to `tokens` more, as `stream` gives them; its options are those of `stream`, and:
-
-        beams    the likeliest text, by beam search among so many beginnings (see generation.beams), and not the
-                 likeliest token each time
-        length_penalty   how much beams are ranked by tokens and not by texts: log p / length^length_penalty; default 1
-        draft    a small model of the same vocabulary, which drafts `ahead` tokens (default 4) that this one reads in
-                 one pass: texts are drawn as from this model alone (see generation.speculative)
+        """ids [B, T] with up to `tokens` more, as `stream` gives them; its options are those of `stream`.
 
         Prompts of different lengths are a list of ids [T], and come back as a list, each up to its stop. With `samples`
-        texts are [B, samples, T + tokens]. Raises ValueError for options that exclude each other.
+        texts are [B, samples, T + tokens]. Raises ValueError as `stream` does.
 
         >>> model = Decoder(vocab=11, dim=32, heads=4, layers=2)
         >>> model.generate(torch.tensor([[1, 2, 3]]), tokens=4, samples=2, temperature=1.0).shape
         torch.Size([1, 2, 7])
-        >>> [len(text) for text in model.generate([torch.tensor([1]), torch.tensor([1, 2, 3])], tokens=4, beams=3)]
+        >>> [len(text) for text in model.generate([torch.tensor([1]), torch.tensor([1, 2, 3])], tokens=4)]
         [5, 7]
         """
         return generate(self, ids, tokens, **chosen)

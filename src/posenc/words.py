@@ -52,8 +52,6 @@ encoding: pos_encoding positional_encoding position_embedding_type pe pos_emb
 tokens: max_new_tokens max_tokens new_tokens n_tokens steps
 stop: eos_token_id eos_token stop_token eos_id eos
 samples: num_return_sequences num_samples n
-beams: num_beams beam_width beam_size
-draft: assistant_model draft_model
 temperature: do_sample
 only: logits_to_keep num_logits_to_keep
 ids: input_ids idx tokens

@@ -57,7 +57,7 @@ class Operations(ABC):
 
     @abstractmethod
     def rows(self, rows: Tensor) -> None:
-        """Go on with these rows of the batch, [any number]: beams that were chosen; a row may come several times.
+        """Go on with these rows of the batch, [any number], as a search of beams does; a row may come several times.
 
         Keys are copied once. Raises ValueError for rows that there are not.
         """

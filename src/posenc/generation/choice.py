@@ -48,7 +48,8 @@ class Choice:
 
     def weights(self, logits: Tensor) -> Tensor:
         """The distribution [..., vocab] of which the next token is drawn, from its logits."""
-        logits = at_least_single(logits)
+        # In half precision close probabilities are equal.
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.greedy:
             return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
         if self.top_k is not None:
@@ -64,8 +65,3 @@ class Choice:
         """Draws with random numbers from the seed."""
         generator = torch.Generator(device).manual_seed(self.seed)
         return lambda weights: torch.multinomial(weights, 1, generator=generator)[:, 0]
-
-
-def at_least_single(logits: Tensor) -> Tensor:
-    """Logits in a precision that probabilities can be told apart in."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
