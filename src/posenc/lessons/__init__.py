@@ -13,9 +13,16 @@ from types import ModuleType
 
 from posenc.foreign import code, near, quoted, read
 from posenc.lessons._answers import answer as answer
+from posenc.lessons._answers import nearest as nearest
 from posenc.lessons._answers import same as same
 from posenc.lessons._answers import tensor as tensor
 from posenc.lessons._cells import Cell, cells, code_of, notebook, readable, solutions
+from posenc.lessons._hand_ins import READERS, HandIn
+from posenc.lessons._hand_ins import Numbers as Numbers
+from posenc.lessons._hand_ins import Trained as Trained
+from posenc.lessons._hand_ins import definition as definition
+from posenc.lessons._hand_ins import numbers as numbers
+from posenc.lessons._hand_ins import trained as trained
 from posenc.verdicts import Held, Verdict, name_of
 
 HERE = Path(__file__).parent
@@ -69,19 +76,28 @@ class Lesson:
         """The lesson as a Jupyter notebook, in JSON, without the solutions."""
         return notebook(self.text, self.place)
 
-    def check(self, path: str | Path) -> list[Verdict]:
-        """The verdicts on the answers in a file of Python or a Jupyter notebook, one for each exercise.
+    def check(self, hand_in: HandIn) -> list[Verdict]:
+        """The verdicts on answers in a file of Python or a Jupyter notebook, one for each exercise, or on what else the
+        lesson takes (HAND_IN), one for each of its promises.
 
         An exercise that is not in the file yet is told so.
 
-        Raises ValueError for a file that is missing, or that cannot be run.
+        Raises ValueError for what is missing, cannot be run, or is nothing that the lesson takes.
         """
-        source = code_of(read(path), path).encode() if Path(path).suffix == ".ipynb" else None
-        theirs = code.imported(str(path), source)
-        exercises = self.module.EXERCISES
-        advice = {name_of(exercise): (exercise.__doc__ or "").strip() for exercise in exercises}
-        held = Held(theirs, str(path), {theirs.__name__}, advice)
-        found = [held.to(exercise) for exercise in exercises]
+        what = hand_in.what
+        if code.is_own(what) or Path(what).is_dir() or Path(what).suffix in READERS:
+            if not hasattr(self.module, "HAND_IN"):
+                raise ValueError(f"lesson {self.place} takes answers (.py, .ipynb) alone, got {quoted(what)}")
+            reader, promises = self.module.HAND_IN
+            subject, modules = reader(hand_in), set[str]()
+        else:
+            hand_in.check("what stands in it", True)
+            source = code_of(read(what), what).encode() if Path(what).suffix == ".ipynb" else None
+            subject, promises = code.imported(what, source), self.module.EXERCISES
+            modules = {subject.__name__}
+        advice = {name_of(promise): " ".join((promise.__doc__ or "").split()) for promise in promises}
+        held = Held(subject, what, modules, advice)
+        found = [held.to(promise) for promise in promises]
         # What the answers print comes before what is said of them.
         print(end="", flush=True)
         return found

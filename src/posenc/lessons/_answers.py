@@ -1,7 +1,7 @@
 """What the checks of exercises share: a name out of a file of answers, and numbers held to those that are right."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -34,11 +34,19 @@ def tensor(call: str, given: Any, shape: tuple[int, ...]) -> Tensor:
     return given
 
 
-def same(call: str, given: Any, wanted: Tensor | float, mistakes: Mapping[str, Tensor | float] | None = None) -> None:
+def same(
+    call: str,
+    given: Any,
+    wanted: Tensor | float,
+    mistakes: Mapping[str, Tensor | float] | None = None,
+    *,
+    within: float = 1e-5,
+) -> None:
     """Raises AssertionError where what an answer gives is not what is wanted.
 
     call      what was called, in words or as code
     mistakes  what is given by those who err in a way that is known, under the words that help them
+    within    how far numbers may be off, besides a share of 1e-4
     """
     wanted = torch.as_tensor(wanted, dtype=torch.float64)
     try:
@@ -48,7 +56,7 @@ def same(call: str, given: Any, wanted: Tensor | float, mistakes: Mapping[str, T
 
     def equal(other: Tensor | float) -> bool:
         other = torch.as_tensor(other, dtype=torch.float64)
-        return numbers.shape == other.shape and torch.allclose(numbers, other, rtol=1e-4, atol=1e-5)
+        return numbers.shape == other.shape and torch.allclose(numbers, other, rtol=1e-4, atol=within)
 
     if equal(wanted):
         return
@@ -57,9 +65,15 @@ def same(call: str, given: Any, wanted: Tensor | float, mistakes: Mapping[str, T
     assert numbers.shape == wanted.shape, f"{call} has the shape {list(numbers.shape)}, not {list(wanted.shape)}"
     if not wanted.dim():
         raise AssertionError(f"{call} is {numbers.item():.5g}, not {wanted.item():.5g}")
-    off = ~torch.isclose(numbers, wanted, rtol=1e-4, atol=1e-5)
+    off = ~torch.isclose(numbers, wanted, rtol=1e-4, atol=within)
     place = off.nonzero()[0].tolist()
     raise AssertionError(
         f"{call} differs in {int(off.sum())} of {off.numel()} numbers; the first stands at {place}: "
         f"{numbers[tuple(place)].item():.5g}, not {wanted[tuple(place)].item():.5g}"
     )
+
+
+def nearest(given: Any, right: Sequence[Tensor]) -> Tensor:
+    """The one of several right tensors that is nearest to what an answer gives."""
+    fits = torch.is_tensor(given) and given.shape == right[0].shape
+    return min(right, key=lambda tensor: float((given - tensor).abs().max())) if fits else right[0]

@@ -4,7 +4,7 @@ from types import ModuleType
 
 import torch
 
-from posenc.lessons import answer, same
+from posenc.lessons import Numbers, answer, numbers, same
 
 PLACE = 6
 
@@ -56,3 +56,37 @@ def causal_attention_sees_itself_and_the_past(theirs: ModuleType) -> None:
 
 
 EXERCISES = (softmax_sums_to_one_and_does_not_overflow, causal_attention_sees_itself_and_the_past)
+
+
+@torch.inference_mode()
+def maps_are_those_of_the_run(given: Numbers) -> None:
+    """save ids [T], and with and without [T, T]: the weights of one head for these ids, by the run's model and by
+    without_position(run.model, run.experiment, run.task); `layer` and `head` say which, and are 0 where they are missing"""
+    from posenc.lab.experiments.models import weights_of, without_position
+    from posenc.lab.tasks import Batch
+
+    run, ids = given.run, given.take("ids").long().view(1, -1)
+    layer, head = int(given.take("layer", 0)), int(given.take("head", 0))
+    assert run.experiment.spec != "none", "the run has no positions to take away: its encoding is none"
+    assert ids.amin() >= 0 and ids.amax() < run.task.vocab, f"ids of this run go from 0 to {run.task.vocab - 1}"
+    batch, blind = Batch(ids, ids, ids[0] == ids[0]), without_position(run.model, run.experiment, run.task)
+    right = {name: weights_of(model, batch) for name, model in (("with", run.model), ("without", blind))}
+    assert right["with"] is not None, "its model is a module of its own, which gives no weights"
+    layers, heads = len(right["with"]), right["with"][0].shape[1]
+    assert layer < layers and head < heads, f"the run has {layers} layers of {heads} heads, counted from 0"
+    for name, other in (("with", "without"), ("without", "with")):
+        maps = {(at, h): right[name][at][0, h].double() for at in range(layers) for h in range(heads)}
+        map_ = maps.pop((layer, head))
+        mistakes = {
+            f"this is the map {other} positions": right[other][layer][0, head],
+            "keys run along the rows: each row is a query, and sums to 1": map_.T,
+            "this is the mean of all heads of the layer": right[name][layer][0].mean(0),
+        }
+        mistakes |= {
+            f"this is head {h} of layer {at}, and not head {head} of layer {layer}": other_map
+            for (at, h), other_map in maps.items()
+        }
+        same(f"the map {name} positions", given.take(name), map_, mistakes)
+
+
+HAND_IN = numbers, (maps_are_those_of_the_run,)

@@ -1,9 +1,12 @@
 """Lesson 10: what a trained model does with longer sequences, and how that is measured."""
 
 import math
+from dataclasses import replace
 from types import ModuleType
 
-from posenc.lessons import answer, same
+import torch
+
+from posenc.lessons import Numbers, answer, numbers, same
 
 PLACE = 10
 
@@ -35,3 +38,32 @@ def distances_beyond_the_trained_length_are_new(theirs: ModuleType) -> None:
 
 
 EXERCISES = (ratio_compares_perplexities, distances_beyond_the_trained_length_are_new)
+
+
+def curve_is_that_of_the_run(given: Numbers) -> None:
+    """save length and score, a number of each for the trained length and for two longer ones or more: the share of new
+    sequences of that length that the run answers without a mistake; of a text bits per byte"""
+    from posenc.lab.evaluation.evaluate import at_length
+
+    lengths, scores = [int(n) for n in given.take("length")], given.take("score")
+    trained = given.run.experiment.train_length
+    assert len(lengths) == len(scores), f"{len(lengths)} lengths have {len(scores)} scores"
+    assert trained in lengths, f"the trained length {trained} is missing; is it a curve over steps?"
+    longer = tuple(sorted(n for n in lengths if n > trained))
+    assert len(longer) > 1, f"it stops at the trained length {trained}: give two longer ones or more"
+    run = replace(given.run, experiment=replace(given.run.experiment, test_lengths=longer))
+    rows = [at_length(run, n) for n in lengths]
+    name = "bits_per_byte" if run.task.in_bits else "exact_match"
+    right = {key: torch.tensor([math.nan if row[key] is None else row[key] for row in rows]) for key in (name, "token_accuracy")}
+    at_trained = right[name][lengths.index(trained)]
+    assert run.task.in_bits or at_trained >= 0.99, (
+        f"the run has not learned its task ({at_trained:.0%} right); train longer"
+    )
+    mistakes = {
+        "these are shares of tokens; an answer is right when all of its tokens are": right["token_accuracy"],
+        "in percent; a share lies between 0 and 1": 100 * right[name],
+    }
+    same("the score at these lengths", scores, right[name], mistakes, within=0.1)
+
+
+HAND_IN = numbers, (curve_is_that_of_the_run,)

@@ -1,11 +1,14 @@
 """Lesson 2: a table of vectors, one for each position, added to the tokens."""
 
 import math
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import torch
 
-from posenc.lessons import answer, same
+from posenc.lessons import answer, definition, same
+from posenc.lessons._positional import added, built
 
 PLACE = 2
 
@@ -56,3 +59,16 @@ def untrained_rows_are_those_past_the_longest_text(theirs: ModuleType) -> None:
 
 
 EXERCISES = (add_positions_adds_the_rows_it_needs, untrained_rows_are_those_past_the_longest_text)
+
+
+def trained_vectors_are_added(made: Callable[..., Any]) -> None:
+    """PositionalEncoding(d_model, max_len) adds to embeddings [batch, tokens, d_model] one trained vector for each
+    position, the same in every row of the batch; one of vocab_size too looks its ids up first"""
+    module, takes_ids = built(made)
+    added(module, takes_ids).square().sum().backward()
+    # Those of tokens cancel, but for rounding.
+    trained = any(p.grad is not None and float(p.grad.abs().max()) > 1e-4 for p in module.parameters())
+    assert trained, "what it adds is not trained: hold it in an nn.Embedding or an nn.Parameter"
+
+
+HAND_IN = definition, (trained_vectors_are_added,)

@@ -1,12 +1,15 @@
 """Lesson 3: positions as the hands of a clock."""
 
 import math
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.lessons import answer, same
+from posenc.lessons import answer, definition, same
+from posenc.lessons._positional import TOKENS, WIDTH, added, built
 
 PLACE = 3
 
@@ -48,3 +51,23 @@ def hand_is_the_share_of_a_turn_in_degrees(theirs: ModuleType) -> None:
 
 
 EXERCISES = (sinusoidal_is_sines_and_cosines_in_turn, hand_is_the_share_of_a_turn_in_degrees)
+
+
+def sines_and_cosines_are_added(made: Callable[..., Any]) -> None:
+    """PositionalEncoding(d_model, max_len) adds to embeddings [batch, tokens, d_model] sin(p f_k) in channel 2k and
+    cos(p f_k) in channel 2k + 1, with f_k = 10000^(-2k/d_model); one of vocab_size too looks its ids up first"""
+    module, takes_ids = built(made)
+    k = torch.arange(WIDTH // 2, dtype=torch.float64)
+    of = {
+        "right": rows(2 * k / WIDTH, base=10_000),
+        "each pair begins with the sine": rows(2 * k / WIDTH, base=10_000, swapped=True),
+        "the exponent is -2k/dim, and not -k/dim": rows(k / WIDTH, base=10_000),
+        "the exponent is -2k/dim, and not -4k/dim": rows(4 * k / WIDTH, base=10_000),
+        "sines and cosines take turns; here all cosines stand behind": rows(2 * k / WIDTH, base=10_000, behind=True),
+    }
+    of["the first token stands at position 0, and not at 1"] = of["right"][1:]
+    tables = {words: (table - table[0] if takes_ids else table)[:TOKENS] for words, table in of.items()}
+    same("what it adds", added(module, takes_ids), tables.pop("right"), tables)
+
+
+HAND_IN = definition, (sines_and_cosines_are_added,)

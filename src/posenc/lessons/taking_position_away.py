@@ -4,7 +4,7 @@ from types import ModuleType
 
 import torch
 
-from posenc.lessons import answer, tensor
+from posenc.lessons import Numbers, answer, numbers, same, tensor
 
 PLACE = 9
 
@@ -36,3 +36,25 @@ def differences_survive_a_shift(theirs: ModuleType) -> None:
 
 
 EXERCISES = (swapped_changes_neighbours, differences_survive_a_shift)
+
+
+def scores_are_those_of_the_run(given: Numbers) -> None:
+    """save intact and removed: the share of new sequences that the run answers without a mistake, and that share with
+    positions removed and the same weights; of a text bits per byte"""
+    from posenc.lab.evaluation.ablate import ablate
+
+    right = ablate(given.run)
+    learned = given.run.task.in_bits or right["intact"] >= 0.99
+    assert learned, (
+        f"the run has not learned its task ({right['intact']:.0%} right), so an ablation says nothing; train longer"
+    )
+    assert "none" != given.run.experiment.spec, "the run has no positions to remove: its encoding is none"
+    for name, other in (("intact", "removed"), ("removed", "intact")):
+        mistakes = {
+            f"this is the score {other}": right[other],
+            "in percent; a share lies between 0 and 1": 100 * right[name],
+        }
+        same(f"the score {name}", given.take(name), right[name], mistakes, within=0.1)
+
+
+HAND_IN = numbers, (scores_are_those_of_the_run,)

@@ -1,12 +1,15 @@
 """Lesson 5: token vectors and position vectors, added number by number."""
 
 import math
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.lessons import answer, same
+from posenc.lessons import answer, definition, same
+from posenc.lessons._positional import added, built
 
 PLACE = 5
 
@@ -47,3 +50,17 @@ def position_over_token_is_a_ratio_of_lengths(theirs: ModuleType) -> None:
 
 
 EXERCISES = (embed_looks_tokens_up_and_adds_positions, position_over_token_is_a_ratio_of_lengths)
+
+
+def tokens_are_looked_up_and_positions_added(made: Callable[..., Any]) -> None:
+    """PositionalEncoding(vocab_size, context_len, dim) gives of ids [batch, tokens] the vector of each token plus the
+    vector of its position"""
+    module, takes_ids = built(made)
+    assert takes_ids, "it takes no ids: build it of vocab_size, context_len and a dim"
+    added(module, takes_ids)
+    ids = torch.tensor([[1, 2, 1], [3, 1, 4]])
+    first = module(ids)[:, 0]
+    assert not torch.allclose(first[0], first[1]), "two tokens at one position get the same vector"
+
+
+HAND_IN = definition, (tokens_are_looked_up_and_positions_added,)

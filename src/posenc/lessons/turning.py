@@ -1,11 +1,18 @@
 """Lesson 11: RoPE turns queries and keys, so that a logit sees the distance."""
 
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from posenc import Rotary
-from posenc.lessons import answer, tensor
+from posenc.lessons import answer, definition, nearest, same, tensor
+from posenc.lessons._positional import WHERE, built, standing
 
 PLACE = 11
 
@@ -53,3 +60,97 @@ def to_half_puts_even_channels_first(theirs: ModuleType) -> None:
 
 
 EXERCISES = (rotary_turns_neighbouring_channels, to_half_puts_even_channels_first)
+
+
+def turned(
+    x: Tensor, layout: str, angles: str = "", share: float = 2.0, first: float = 0.0, way: float = 1.0
+) -> Tensor:
+    """Pairs of channels of a layout, turned by angles in the order of a layout: (first + way p) base^(-share k/channels)."""
+    channels = x.shape[-1]
+    a = 10_000.0 ** (-share * torch.arange(channels // 2).double() / channels)
+    a = (first + way * torch.arange(len(x)).double())[:, None] * a
+    a = torch.cat((a, a), -1) if (angles or layout) == "half" else a.repeat_interleave(2, -1)
+    front, behind = x.chunk(2, -1)
+    quarter = torch.stack((-x[:, 1::2], x[:, 0::2]), -1).flatten(1)
+    quarter = torch.cat((-behind, front), -1) if layout == "half" else quarter
+    return x * a.cos() + quarter * a.sin()
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    logits, past = q @ k.T / q.shape[-1] ** 0.5, torch.ones(len(q), len(q)).tril().bool()
+    return (logits.masked_fill(~past, -torch.inf) if causal else logits).softmax(-1) @ v
+
+
+def call(function: Callable[..., Any], given: Sequence[Tensor], options: Mapping[str, Any]) -> Sequence[Any]:
+    """What a function gives of [tokens, channels]; where it takes [batch, heads, tokens, channels], of those."""
+    try:
+        made = function(*given, **options)
+    except Exception:
+        made = function(*(x[None, None] for x in given), **options)
+        made = [x[0, 0] for x in made] if isinstance(made, (tuple, list)) else made[0, 0]
+    return made if isinstance(made, (tuple, list)) else (made,)
+
+
+def queries_and_keys_are_turned(function: Callable[..., Any]) -> None:
+    """rope(x), rope(q, k) or attend(q, k, v), of [tokens, channels] or [batch, heads, tokens, channels]: the pair k of
+    queries and keys turns by p base^(-2k/channels), values stay, and `offset` or `positions` say where tokens stand"""
+    function = built(function, 8)[0].forward if inspect.isclass(function) else function
+    parameters = inspect.signature(function).parameters
+    needed = [name for name, p in parameters.items() if p.default is p.empty and p.kind < 2]
+    options = {"base": 10_000.0} if "base" in needed else {}
+    tensors = [name for name in needed if name not in ("base", *WHERE)]
+    assert 0 < len(tensors) < 4, (
+        f"it takes {', '.join(needed) or 'nothing'}; rope(x), rope(q, k) or attend(q, k, v) is asked for"
+    )
+    given = torch.randn(3, 7, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)[: len(tensors)]
+    made = call(function, given, options | standing(parameters, 0, 7))
+    layouts = ("half", "interleaved")
+    if len(tensors) == 3:
+        q, k, v = given
+        right, mistakes = [], {}
+        for layout, causal in itertools.product(layouts, (False, True)):
+            case, turn = f" ({layout}, {'' if causal else 'not '}causal)", functools.partial(turned, layout=layout)
+            right.append(attend(turn(q), turn(k), v, causal))
+            mistakes |= {
+                f"values are turned too, and RoPE turns queries and keys alone{case}": attend(
+                    turn(q), turn(k), turn(v), causal
+                ),
+                f"keys are not turned{case}": attend(turn(q), k, v, causal),
+                f"queries are not turned{case}": attend(q, turn(k), v, causal),
+                f"nothing is turned{case}": attend(q, k, v, causal),
+            }
+        same("attend(q, k, v)", made[0], nearest(made[0], right), mistakes)
+        return
+    for name, x, of_x in zip(tensors, given, made, strict=False):
+        right = nearest(of_x, [turned(x, layout) for layout in layouts])
+        mistakes = {
+            "nothing is turned: positions number the tokens, the axis before the last": x,
+            "pairs of the half layout are turned by angles of the interleaved one: [a, b, a, b] and not [a, a, b, b]": turned(
+                x, "half", "interleaved"
+            ),
+            "pairs of neighbours are turned by angles of the half layout: [a, a, b, b] and not [a, b, a, b]": turned(
+                x, "interleaved", "half"
+            ),
+        }
+        for layout in layouts:
+            mistakes |= {
+                f"the exponent is -2k/channels, and not -k/channels ({layout})": turned(x, layout, share=1.0),
+                f"the exponent is -2k/channels, and not -4k/channels ({layout})": turned(x, layout, share=4.0),
+                f"positions begin at 0, and not at 1 ({layout})": turned(x, layout, first=1.0),
+                f"it turns the other way round: (a, b) becomes (a cos - b sin, b cos + a sin) ({layout})": turned(
+                    x, layout, way=-1.0
+                ),
+            }
+        same(f"what it makes of {name}", of_x, right, mistakes)
+        if where := standing(parameters, 3, 7):
+            behind = call(function, given[:, 3:], options | where)[tensors.index(name)]
+            mistakes = {
+                "the first of the new tokens stands at 3, and not at 0": turned(x[3:], "half"),
+                "the first of the new tokens stands at 3, and not at 0 ": turned(x[3:], "interleaved"),
+            }
+            same(f"{name} of 4 tokens behind a cache of 3: positions are not shifted", behind, right[3:], mistakes)
+    half = torch.allclose(made[0].double(), turned(given[0], "half"), atol=1e-4)
+    print("RoPE in the half layout, Hugging Face's Llama" if half else "RoPE in the interleaved layout, Meta's Llama")
+
+
+HAND_IN = definition, (queries_and_keys_are_turned,)
