@@ -12,7 +12,6 @@ EXTRAS = {
     "frames": ("polars", "pyarrow"),
     "hf": ("transformers", "huggingface_hub", "tokenizers", "gguf", "safetensors", "accelerate"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
-    "ray": ("ray",),
 }
 """What the extras of the package bring, which PyTorch alone does not."""
 

@@ -33,7 +33,7 @@ from posenc.lab.results import drawer
 from posenc.lab.runs import checkpoint, config, record
 from posenc.lab.runs import settings as settings_of_lab
 from posenc.lab.sweeps import compare, sweep
-from posenc.lab.sweeps.engines import worker
+from posenc.lab.sweeps.workers import run_one
 
 SMALL = "--tasks repeat --seeds 1 --steps 2 --train-length 2 --dim 8 --heads 2 --layers 1".split()
 
@@ -43,8 +43,7 @@ OF_EXPERIMENT = (
 )
 
 SURFACE = {
-    "compare": f"{OF_EXPERIMENT} encodings tasks preset seeds seed-from rates maps stretch log engine address shard "
-    "out json",
+    "compare": f"{OF_EXPERIMENT} encodings tasks preset seeds seed-from rates maps stretch log shard out json",
     "merge": "out",
     "report": "table figures style width height titles svg-text json",
     "board": "tasks encodings seconds workers plan out",
@@ -87,14 +86,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 DRAW = drawer.Drawer.__call__
 
 
-def run_in_this_process(experiments: Sequence[Experiment], folder: Path, *, log=(), show, engine=None) -> sweep.Sweep:
+def run_in_this_process(experiments: Sequence[Experiment], folder: Path, *, log=(), show) -> sweep.Sweep:
     found = sweep.Sweep()
     for run in experiments:
         key = record.key_of(run)
         found.runs[key] = sweep.Progress(key, str(run.spec), run.task, run.seed, run.steps)
         try:
             if not sweep.kept_record(folder / "records" / f"{key}.json"):
-                worker.run_one(run, key, folder / "records", lambda **changes: None, worker.Besides(tuple(log)))
+                run_one(run, key, folder / "records", lambda **changes: None, log)
         except Exception as error:
             found.failures[key] = f"{type(error).__name__}: {error}"
         found.runs[key].state = "failed" if key in found.failures else "done"
@@ -470,17 +469,12 @@ NOT_HERE = [
     ("train rotary --task repeat --device cpu:3", NO_DEVICE.format("cpu:3")),
     ("train rotary --task repeat --device CPU", "device must be cpu, cuda, cuda:1 or mps, got 'CPU'"),
     ("lab run alibi --tier gpu", NO_DEVICE.format("cuda")),
-    (
-        "compare --tasks repeat --engine ray",
-        r"--engine ray: this needs ray, which is not installed: pip install 'posenc\[ray\]'",
-    ),
 ]
 
 
 @pytest.mark.parametrize(("command", "words"), NOT_HERE, ids=[command for command, _ in NOT_HERE])
-def test_a_device_or_a_library_that_is_not_here_is_one_line(command: str, words: str, posenc, monkeypatch) -> None:
+def test_a_device_that_is_not_here_is_one_line(command: str, words: str, posenc, monkeypatch) -> None:
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **given: None)
-    monkeypatch.setitem(sys.modules, "ray", None)
     answer = posenc(*command.split())
     assert answer.code == 2 and re.fullmatch(f"posenc: {words}", answer.line), answer.line
 

@@ -22,7 +22,7 @@ from posenc.lab.runs import checkpoint as checkpoints
 from posenc.lab.runs import record, single_run, train
 from posenc.lab.runs import settings as settings_of_lab
 from posenc.lab.sweeps import compare
-from posenc.lab.sweeps.engines import worker
+from posenc.lab.sweeps.workers import run_one
 from posenc.specs import files_in, split
 
 SHAPE = Shape.of(dim=16, heads=2, max_len=8)
@@ -204,10 +204,10 @@ def test_the_same_command_goes_on_and_a_worker_gets_the_same_trust(ran: Path, tm
     assert cli.main(again) == 0 and cli.main(again) == 0
     assert "going on at step 2 of 2" in capsys.readouterr().err
     experiment = small("mine.py:Mine")
-    worker.run_one(experiment, "key", tmp_path / "records", lambda **news: None)
+    run_one(experiment, "key", tmp_path / "records", lambda **news: None)
     (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text() + "# another\n")
     with pytest.raises(ValueError, match=r"mine.py is not what it was for this run"):
-        worker.run_one(experiment, "key", tmp_path / "records", lambda **news: None)
+        run_one(experiment, "key", tmp_path / "records", lambda **news: None)
 
 
 def test_runs_and_records_carry_the_hash_of_the_file(ran: Path, tmp_path: Path) -> None:

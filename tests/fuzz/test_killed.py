@@ -29,7 +29,7 @@ from posenc.lab.results import report
 from posenc.lab.runs import checkpoint, record
 from posenc.lab.runs.single_run import train_one
 from posenc.lab.sweeps import sweep
-from posenc.lab.sweeps.engines import worker
+from posenc.lab.sweeps.workers import run_one
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked and killed")
 
@@ -119,7 +119,7 @@ def test_runs_that_are_killed_lose_no_record_and_make_none_twice(kills: Any, tmp
             for run in runs:
                 path = folder / f"{record.key_of(run)}.json"
                 if not sweep.kept_record(path):
-                    worker.run_one(run, path.stem, folder, lambda **changes: None)
+                    run_one(run, path.stem, folder, lambda **changes: None)
 
     folder, finished, died = tmp_path / "killed", {}, 0
     for event in events(kills):
@@ -158,7 +158,7 @@ def test_a_board_that_is_killed_loses_no_row_and_makes_no_run_twice(kills: Any, 
                 key = record.key_of(run)
                 if key in {row["key"] for row in rows.read(board)} or (work / "records" / f"{key}.json").exists():
                     continue
-                worker.run_one(run, key, work / "records", lambda **changes: None)
+                run_one(run, key, work / "records", lambda **changes: None)
                 # Not through os, whose calls are counted.
                 with made.open("a") as file:
                     print(key, file=file)

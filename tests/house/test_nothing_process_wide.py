@@ -43,7 +43,6 @@ ALLOWED = {
     },
     "export/files.py": {r"warnings\.\w+": "what torch says of itself while it exports, likewise"},
     "lab/sweeps/*": {r"signal\.signal|torch\.set_num_threads|setattr": OWN_PROCESS},
-    "lab/sweeps/engines/*": {r"signal\.signal|torch\.set_num_threads": OWN_PROCESS},
     "lab/description/*": {r"torch\.manual_seed": OWN_PROCESS},
     "lab/board/*": {
         r"torch\.set_num_threads": OWN_PROCESS,

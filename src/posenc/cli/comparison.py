@@ -39,10 +39,6 @@ class Compare(OfExperiment):
     """Coordinate maps of the positions in training, such as none "randomised(longest=64)"; every encoding with each."""
     stretch: Specs = ()
     """Frequency schedules beyond the trained length, such as none "yarn(factor=2)"; rotary with each."""
-    engine: Annotated[str, taking("NAME")] = "local"
-    """Who carries out the runs: local (the cores of this machine), or ray (a cluster)."""
-    address: Annotated[str | None, taking("HOST:PORT")] = None
-    """HOST:PORT of the head of Ray's cluster. Default: RAY_ADDRESS, or the Ray of this machine."""
     shard: Annotated[str | None, taking("NUMBER/COUNT")] = None
     """NUMBER/COUNT, from 0/COUNT on: run this part only, into a folder of its own; then posenc merge."""
     out: Path = Path("runs/compare")
@@ -55,10 +51,8 @@ class Compare(OfExperiment):
         from posenc.lab.results import summary
         from posenc.lab.runs.settings import Settings, not_for
         from posenc.lab.sweeps.compare import compare
-        from posenc.lab.sweeps.engines import engine_of
         from posenc.lab.sweeps.shards import Shard, run_shard
 
-        engine = engine_of(self.engine, self.address)
         shard = None if self.shard is None else Shard.of(self.shard)
         if shard and self.json:
             raise ValueError("--json prints the records of all runs, and a shard has its own; leave one of them out")
@@ -73,10 +67,10 @@ class Compare(OfExperiment):
         )
         with terminal.live() as show:
             if shard:
-                sweep, folder = run_shard(settings, shard, self.out, log=self.log, show=show, engine=engine)
+                sweep, folder = run_shard(settings, shard, self.out, log=self.log, show=show)
                 terminal.say(f"{sweep.done} runs of shard {self.shard}: {folder}")
             else:
-                records, page, sweep = compare(settings, self.out, log=self.log, show=show, engine=engine)
+                records, page, sweep = compare(settings, self.out, log=self.log, show=show)
                 failures = [sweep.runs[key].failure(reason) for key, reason in sweep.failures.items()]
                 answer(records, page, summary.shown(records), failures, as_json=self.json)
         if sweep.failures:

@@ -24,7 +24,7 @@ from posenc.lab.results.summary import results
 from posenc.lab.results.summary.claims import carried
 from posenc.lab.runs import record
 from posenc.lab.sweeps import sweep
-from posenc.lab.sweeps.engines import worker
+from posenc.lab.sweeps.workers import run_one
 
 COSTS = Costs({"rotary": Cost("rotary", 0, 2048, 1.1, 1.25), "path": Cost("path", 8712, 3088, 1.5, 2.26)}, 350_000.0)
 
@@ -204,7 +204,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
             key = record.key_of(one)
             state.runs[key] = sweep.Progress(key, str(one.spec), one.task, one.seed, one.steps)
             if more():
-                worker.run_one(one, key, folder / "records", lambda **changes: None)
+                run_one(one, key, folder / "records", lambda **changes: None)
                 state.runs[key].state = "done"
                 show(state)
 

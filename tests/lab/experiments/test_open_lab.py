@@ -22,8 +22,8 @@ from posenc.lab.runs.settings import Settings
 from posenc.lab.sweeps import compare as comparing
 from posenc.lab.sweeps import sweep
 from posenc.lab.sweeps.compare import at_best_rates, compare, wanting_seeds
-from posenc.lab.sweeps.engines import worker
 from posenc.lab.sweeps.sweep import Sweep
+from posenc.lab.sweeps.workers import run_one
 from posenc.lab.tasks import TASKS, Batch, task_of
 
 SMALL = {"dim": 16, "heads": 2, "layers": 1, "steps": 4, "batch": 4, "evaluate_every": 2}
@@ -282,13 +282,13 @@ def test_without_position_is_the_trained_weights_around_none() -> None:
 # Rates, and seeds until there are enough
 
 
-def in_this_process(experiments, folder: Path, *, log=(), show=lambda sweep: None, engine=None):
+def in_this_process(experiments, folder: Path, *, log=(), show=lambda sweep: None):
     found = Sweep()
     for run in experiments:
         key = record.key_of(run)
         found.runs[key] = sweep.Progress(key, str(run.spec), run.task, run.seed, run.steps)
         if not sweep.kept_record(folder / "records" / f"{key}.json"):
-            worker.run_one(run, key, folder / "records", lambda **changes: None, worker.Besides(tuple(log)))
+            run_one(run, key, folder / "records", lambda **changes: None, log)
         found.runs[key].state = "done"
     return found
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import planted_runs
 import pytest
 
 from posenc.lab.runs import record
@@ -52,11 +53,8 @@ def test_the_guide_has_as_many_tasks_as_shards() -> None:
 
 def test_records_are_a_table_of_duckdb(tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb", reason="the guide's question to DuckDB needs duckdb")
-    import planted_runs
-    from lab.sweeps.test_engines import write_record
-
     for run in planted_runs.runs(3):
-        write_record(tmp_path / "runs" / "array" / "records", run, record.key_of(run))
+        planted_runs.write_record(tmp_path / "runs" / "array" / "records", run, record.key_of(run))
     [asked] = re.findall(r"^```sql\n(.*?)^```$", GUIDE.read_text(), flags=re.DOTALL | re.MULTILINE)
     found = duckdb.sql(asked.replace("runs/array", str(tmp_path / "runs" / "array"))).fetchall()
     assert [(task, spec, count) for task, spec, _, count in found] == [("repeat", "none", 3)]

@@ -28,10 +28,9 @@ from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.results import drawer
 from posenc.lab.runs import record
-from posenc.lab.sweeps import sweep
-from posenc.lab.sweeps.engines import Local, local, worker
-from posenc.lab.sweeps.engines.local import signals_held
+from posenc.lab.sweeps import sweep, workers
 from posenc.lab.sweeps.sweep import Progress, Sweep, run_all
+from posenc.lab.sweeps.workers import Workers, signals_held
 
 SMALL = ["--tasks", "repeat", "--seeds", "1", "--steps", "6", "--train-length", "3", "--dim", "16", "--heads", "2"]
 SMALL += ["--layers", "1"]
@@ -112,10 +111,10 @@ class Story:
         own = [f"{self.own}:{name}" for name in ("Failing", "Waiting", *more)]
         return ["compare", "--encodings", "none", *own, *SMALL, "--out", str(self.folder)]
 
-    def begin(self) -> subprocess.Popen:
+    def begin(self, *more: str) -> subprocess.Popen:
         environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         return subprocess.Popen(
-            [sys.executable, "-m", "posenc", *self.command()],
+            [sys.executable, "-m", "posenc", *self.command(*more)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ, start_new_session=True,
         )  # fmt: skip
 
@@ -243,6 +242,16 @@ def test_a_run_that_dies_twice_is_set_aside_with_its_reason(story) -> None:
 
 
 @on_posix
+@pytest.mark.slow
+def test_a_command_as_a_person_starts_it_tries_again_and_sets_aside_too(tmp_path: Path) -> None:
+    (tmp_path / "open").touch()
+    process = Story(tmp_path).begin("KilledOnce", "Killed")
+    _, err = process.communicate()
+    assert process.returncode == 1 and "3 of 5 runs done, 2 failed" in err
+    assert "its process was killed by SIGKILL (out of memory?), twice" in err
+
+
+@on_posix
 def test_an_encoding_that_fails_is_named_and_takes_nobody_with_it(story) -> None:
     ended = story["gone on"]
     assert ended.code == 1
@@ -295,7 +304,7 @@ def test_a_worker_can_be_asked_to_end() -> None:
 
 
 def wait_to_be_ended() -> None:
-    local.begin()
+    workers.begin()
     while True:
         time.sleep(1)
 
@@ -309,13 +318,13 @@ def small(spec: str = "none", **changes) -> Experiment:
 
 def test_a_crew_that_ends_clears_what_its_workers_left_half_written(tmp_path: Path) -> None:
     store.temporary_name(tmp_path / "record.json").write_text("{")
-    sweep.Crew(Local(1), tmp_path, Sweep()).end()
+    sweep.Crew(Workers(1, tmp_path), tmp_path, Sweep()).end()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_worker_tells_what_it_does_and_writes_its_record_under_the_given_name(tmp_path: Path) -> None:
     news: list[dict] = []
-    worker.run_one(small(evaluate_every=1), record.key_of(small()), tmp_path, lambda **changes: news.append(changes))
+    workers.run_one(small(evaluate_every=1), record.key_of(small()), tmp_path, lambda **changes: news.append(changes))
     assert news[0] == {"state": "running"} and news[-1] == {"state": "measuring"}
     assert [changes["step"] for changes in news[1:-1]] == [1, 2]
     assert record.read(tmp_path / f"{record.key_of(small())}.json")["experiment"]["spec"] == "none"
@@ -323,7 +332,7 @@ def test_a_worker_tells_what_it_does_and_writes_its_record_under_the_given_name(
 
 def test_a_sweep_whose_records_are_all_there_starts_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = record.key_of(small())
-    worker.run_one(small(), key, tmp_path / "records", lambda **changes: None)
+    workers.run_one(small(), key, tmp_path / "records", lambda **changes: None)
     monkeypatch.setattr(sweep, "Crew", None)
     shown: list[int] = []
     found = run_all([small()], tmp_path, show=lambda state: shown.append(state.done))
@@ -334,7 +343,7 @@ def test_a_record_of_another_torch_is_kept_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key = record.key_of(small())
-    worker.run_one(small(), key, tmp_path / "records", lambda **changes: None)
+    workers.run_one(small(), key, tmp_path / "records", lambda **changes: None)
     monkeypatch.setattr(torch, "__version__", "9.9")
     monkeypatch.setattr(sweep, "Crew", None)
     assert run_all([small()], tmp_path).runs[key].state == "kept"

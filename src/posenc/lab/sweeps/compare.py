@@ -10,7 +10,6 @@ from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.recipes import FIRST_SEED
 from posenc.lab.loggers import loggers_of
 from posenc.lab.runs.settings import Settings, in_reading_order, write_settings
-from posenc.lab.sweeps.engines import Engine
 from posenc.lab.sweeps.sweep import Sweep, run_all
 
 SEARCH_SEEDS = (90, 91)
@@ -26,15 +25,12 @@ def compare(
     *,
     log: Sequence[str] = (),
     show: Callable[[Sweep], None] = lambda sweep: None,
-    engine: Engine | None = None,
 ) -> tuple[list[dict[str, Any]], Path, Sweep]:
     """Run what is missing, and write the report: (the records of these settings, the report's path, the sweep).
 
-    log     loggers, as specs, that are told of each run
-    engine  who carries out the runs; default: the cores of this machine
+    log  loggers, as specs, that are told of each run
 
-    Raises ValueError for bad settings, an unwritable folder, and what the engine cannot do; RuntimeError when every run
-    failed.
+    Raises ValueError for bad settings and an unwritable folder; RuntimeError when every run failed.
     """
     from posenc.lab.results import report
 
@@ -47,12 +43,12 @@ def compare(
     with store.held(folder):
         write_settings(settings, folder)
         if settings.rates:
-            runs = at_best_rates(runs, settings.rates, folder / "search", show, engine)
-        sweep = run_all(runs, folder, log=log, show=show, engine=engine)
+            runs = at_best_rates(runs, settings.rates, folder / "search", show)
+        sweep = run_all(runs, folder, log=log, show=show)
         records = records_of(sweep, folder)
         while more := wanting_seeds(settings, runs, records):
             runs = [*runs, *more]
-            sweep = run_all(runs, folder, log=log, show=show, engine=engine)
+            sweep = run_all(runs, folder, log=log, show=show)
             records = records_of(sweep, folder)
         records = in_reading_order(records, settings.to_dict())
         failed = [sweep.runs[key].failure(reason) for key, reason in sweep.failures.items()]
@@ -70,11 +66,7 @@ def records_of(sweep: Sweep, folder: Path) -> list[dict[str, Any]]:
 
 
 def at_best_rates(
-    runs: Sequence[Experiment],
-    rates: Sequence[float],
-    folder: Path,
-    show: Callable[[Sweep], None],
-    engine: Engine | None = None,
+    runs: Sequence[Experiment], rates: Sequence[float], folder: Path, show: Callable[[Sweep], None]
 ) -> list[Experiment]:
     """The runs, each at the rate with which its encoding has the lowest loss on its task, on the seeds of the search.
 
@@ -92,7 +84,7 @@ def at_best_rates(
     }
     every = [run for of_seeds in tried.values() for run in of_seeds]
     with store.held(folder):
-        sweep = run_all(every, folder, show=show, engine=engine)
+        sweep = run_all(every, folder, show=show)
     loss = {run: value for run in every if (value := final_loss(run, sweep, folder)) is not None}
     best = {}
     for kind in kinds:

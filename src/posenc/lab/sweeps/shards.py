@@ -13,7 +13,6 @@ from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.loggers import loggers_of
 from posenc.lab.runs import record
 from posenc.lab.runs.settings import Settings, write_settings
-from posenc.lab.sweeps.engines import Engine
 from posenc.lab.sweeps.sweep import Sweep, run_all
 
 SETTINGS = "settings.json"
@@ -56,11 +55,10 @@ def run_shard(
     *,
     log: Sequence[str] = (),
     show: Callable[[Sweep], None] = lambda sweep: None,
-    engine: Engine | None = None,
 ) -> tuple[Sweep, Path]:
     """Run what is missing of a shard in a folder of its own, which nobody else writes to: (the sweep, the folder).
 
-    What has a record in `out` already is not run again. log and engine are as in `compare`.
+    What has a record in `out` already is not run again. log is as in `compare`.
 
     Raises ValueError for settings that need the records of all runs, and as `compare` does.
     """
@@ -75,7 +73,7 @@ def run_shard(
     with store.held(folder):
         write_settings(settings, folder)
         missing = [run for run in runs if not record.file_of(out, record.key_of(run)).exists()]
-        return run_all(missing, folder, log=log, show=show, engine=engine), folder
+        return run_all(missing, folder, log=log, show=show), folder
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Sweeps: many runs, as many at a time as an engine has room for; resumable."""
+"""Sweeps: many runs, as many at a time as there are cores; resumable."""
 
 import os
 import sys
@@ -17,19 +17,10 @@ from posenc.lab.experiments.recipes import UNBOUNDED, cost
 from posenc.lab.results.summary import legible
 from posenc.lab.runs import record
 from posenc.lab.store import CannotWrite
-from posenc.lab.sweeps.engines import Engine, Local, News
-from posenc.lab.sweeps.engines.worker import Also, Besides
+from posenc.lab.sweeps.workers import Also, News, Workers
 
 TICK = 0.2
 """Seconds between two looks at a sweep in which nothing happens."""
-
-MOST_DEATHS = 2
-"""So many workers may die of a run: then it is set aside."""
-
-MOST_LOSSES = 5
-"""So many machines may be lost under a run, which may be no fault of its own: then it is set aside too."""
-
-TIMES = {2: "twice"}
 
 
 @dataclass
@@ -97,22 +88,21 @@ def run_all(
     show: Callable[[Sweep], None] = lambda sweep: None,
     more: Callable[[], bool] = lambda: True,
     also: Also | None = None,
-    engine: Engine | None = None,
 ) -> Sweep:
     """Run what has no record yet in folder/records, and write each record as soon as its run is over.
 
-    log     loggers, as specs; each is told of every run, in a folder of its own: folder/logs/KEY
-    also    what else is measured of the trained models; a run of which that is missing is made again
-    engine  who carries them out; default: `workers` processes of this machine, or one for each core
+    workers  how many processes; default: one for each core
+    log      loggers, as specs; each is told of every run, in a folder of its own: folder/logs/KEY
+    also     what else is measured of the trained models; a run of which that is missing is made again
 
     A call with the same experiments goes on where an earlier one stopped. A record that cannot be used is set aside
-    and made again. A run that fails is named in `failures`; the others go on. So is one whose worker died twice, or
-    whose machine was lost five times; before that it is tried again when all others have begun. `show` is called about
-    five times a second, and so is `more`: when it says no, what has begun goes on to its end, and nothing else begins.
-    On KeyboardInterrupt the workers end and the exception goes on; what has a record keeps it.
+    and made again. A run that fails is named in `failures`; the others go on. So is one whose worker died twice; after
+    the first time it is tried again when all others have begun. `show` is called about five times a second, and so is
+    `more`: when it says no, what has begun goes on to its end, and nothing else begins. On KeyboardInterrupt the
+    workers end and the exception goes on; what has a record keeps it.
 
     The folder must be held (`store.held`). Raises CannotWrite when a record could not be written, after the runs that
-    had begun; ValueError for what the engine cannot do.
+    had begun.
     """
     if workers is not None:
         checks.whole("workers", workers, 1)
@@ -134,23 +124,21 @@ def run_all(
     if waiting:
         with store.told(records):
             records.mkdir(parents=True, exist_ok=True)
-        engine = engine or Local(min(workers or cores(), len(waiting)))
-        engine.open(list(waiting.values()), records, Besides(tuple(log), also))
-        Crew(engine, records, sweep).work_off(waiting, show, more)
+        crew = Crew(Workers(min(workers or cores(), len(waiting)), records, log, also), records, sweep)
+        crew.work_off(waiting, show, more)
     return sweep
 
 
 class Crew:
-    """What waits for an engine and what it has in hand, and what becomes of each run.
+    """What waits for workers and what they have in hand, and what becomes of each run.
 
-    Here alone it is decided which run is tried again, which is set aside and which failed, whatever the engine is.
+    Here alone it is decided which run is tried again, which is set aside and which failed.
     """
 
-    def __init__(self, engine: Engine, records: Path, sweep: Sweep) -> None:
-        self.engine, self.records, self.sweep = engine, records, sweep
+    def __init__(self, workers: Workers, records: Path, sweep: Sweep) -> None:
+        self.workers, self.records, self.sweep = workers, records, sweep
         self.begun: set[str] = set()
-        self.deaths: Counter[str] = Counter()
-        self.losses: Counter[str] = Counter()
+        self.tried_again: set[str] = set()
         self.unwritten: CannotWrite | None = None
 
     def work_off(self, waiting: dict[str, Experiment], show: Callable[[Sweep], None], more: Callable[[], bool]) -> None:
@@ -160,11 +148,11 @@ class Crew:
             while line or self.begun:
                 if self.unwritten or not more():
                     line.clear()
-                while line and self.engine.has_room(waiting[line[0]]):
+                while line and self.workers.has_room():
                     key = line.popleft()
                     self.begun.add(key)
-                    self.engine.begin(key, waiting[key])
-                for news in self.engine.news(TICK):
+                    self.workers.begin(key, waiting[key])
+                for news in self.workers.news(TICK):
                     self.take(news, line)
                 if (now := time.monotonic()) >= next_show:
                     show(self.sweep)
@@ -184,7 +172,7 @@ class Crew:
         for name, value in news.changes.items():
             setattr(run, name, value)
         if news.died:
-            self.again_or_aside(run, news, line)
+            self.again_or_aside(run, news.died, line)
         elif news.failed:
             self.fail(run, str(news.failed))
             self.unwritten = news.failed if isinstance(news.failed, CannotWrite) else self.unwritten
@@ -198,16 +186,15 @@ class Crew:
         else:
             self.fail(run, "its record was damaged when it was read again")
 
-    def again_or_aside(self, run: Progress, news: News, line: deque[str]) -> None:
-        """A run that died goes to the end of the line, and one that has done so too often is set aside."""
-        count, most = (self.losses, MOST_LOSSES) if news.lost else (self.deaths, MOST_DEATHS)
-        count[run.key] += 1
-        if count[run.key] == most:
-            self.fail(run, f"{news.died}, {TIMES.get(most, f'{most} times')}")
+    def again_or_aside(self, run: Progress, died: str, line: deque[str]) -> None:
+        """A run whose worker died goes to the end of the line, and after the second time it is set aside."""
+        if run.key in self.tried_again:
+            self.fail(run, f"{died}, twice")
             return
+        self.tried_again.add(run.key)
         run.state, run.step, run.share = "waiting", 0, 0.0
         line.append(run.key)
-        say(f"{run.words}: {news.died}; it is tried {'again' if news.lost else 'once more'}")
+        say(f"{run.words}: {died}; it is tried once more")
 
     def fail(self, run: Progress, reason: str) -> None:
         run.state = "failed"
@@ -219,7 +206,7 @@ class Crew:
 
     def end(self) -> None:
         """End what is in hand at once; it has no record, and leaves nothing behind."""
-        self.engine.close()
+        self.workers.close()
         store.clear(self.records)
 
 

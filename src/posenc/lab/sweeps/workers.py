@@ -1,42 +1,79 @@
-"""The cores of this machine: a process for each run at work, one thread each."""
+"""The workers of a sweep: processes of this machine, each of which makes the record of one run after another."""
 
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Generator, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.loggers import Together, loggers_of
+from posenc.lab.runs import record
+from posenc.lab.runs.train import Run, start, train
 from posenc.lab.store import CannotWrite
-from posenc.lab.sweeps.engines._engine import News
-from posenc.lab.sweeps.engines.worker import NOTHING_BESIDES, Besides, run_one
+
+Tell: TypeAlias = Callable[..., None]
+"""Says which fields of a run's `Progress` have changed."""
 
 
-class Local:
-    """Carry out `count` runs at once in processes of this machine, each of which does one run after another."""
+class Also(Protocol):
+    """What else is measured of trained models, and kept under the names of their records."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    def has(self, key: str) -> bool:
+        """Whether that of a run is there, or nothing is measured of it."""
+        ...
+
+    def measure(self, run: Run, key: str) -> None:
+        """Measure it and keep it. Raises what makes the run fail."""
+        ...
+
+
+@dataclass(frozen=True)
+class News:
+    """What is heard of one run.
+
+    changes  of its `Progress`; where its state is done, its record is in the folder, whole
+    failed   what it raised, in words; or that its record could not be written
+    died     how its worker ended without a word, in words
+    """
+
+    key: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    failed: str | CannotWrite = ""
+    died: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether its worker is done with it."""
+        return bool(self.failed or self.died) or self.changes.get("state") == "done"
+
+
+class Workers:
+    """At most `count` runs at once, each in a process that writes its record; `log` and `also` are as in `run_all`."""
+
+    def __init__(self, count: int, records: Path, log: Sequence[str] = (), also: Also | None = None) -> None:
+        self.count, self.records, self.log, self.also = count, records, log, also
         self.busy: list[Worker] = []
         self.idle: list[Worker] = []
 
-    def open(self, experiments: Sequence[Experiment], records: Path, besides: Besides = NOTHING_BESIDES) -> None:
-        self.records, self.besides = records, besides
-
-    def has_room(self, experiment: Experiment) -> bool:
+    def has_room(self) -> bool:
         return len(self.busy) < self.count
 
     def begin(self, key: str, experiment: Experiment) -> None:
-        worker = self.idle.pop() if self.idle else Worker(self.records, self.besides)
+        """Begin a run, and return at once."""
+        worker = self.idle.pop() if self.idle else Worker(self.records, self.log, self.also)
         self.busy.append(worker)
         worker.begin(key, experiment)
 
     def news(self, seconds: float) -> Iterator[News]:
+        """What is heard of the runs in hand, as soon as there is something, and after so many seconds in any case."""
         ready = connection.wait([worker.wire for worker in self.busy], timeout=seconds)
         for worker in [worker for worker in self.busy if worker.wire in ready]:
             found = worker.heard()
@@ -47,6 +84,7 @@ class Local:
             yield found
 
     def close(self) -> None:
+        """End at once what is in hand; it leaves no record, and no process stays behind."""
         crew = [*self.busy, *self.idle]
         for worker in crew:
             worker.process.kill()
@@ -58,10 +96,10 @@ class Local:
 class Worker:
     """A process that does one run after another, and our end of the wire to it."""
 
-    def __init__(self, records: Path, besides: Besides) -> None:
+    def __init__(self, records: Path, log: Sequence[str], also: Also | None) -> None:
         context = multiprocessing.get_context("spawn")
         self.wire, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, str(records), besides), daemon=True)
+        self.process = context.Process(target=work, args=(theirs, str(records), log, also), daemon=True)
         self.key = ""
         with signals_held():
             self.process.start()
@@ -85,7 +123,7 @@ class Worker:
         return News(self.key, changes, failed)
 
 
-def work(wire: Connection, records: str, besides: Besides) -> None:
+def work(wire: Connection, records: str, log: Sequence[str], also: Also | None) -> None:
     """In a worker: the runs that come over the wire, one after another, and what became of each."""
     begin()
     while True:
@@ -98,12 +136,41 @@ def work(wire: Connection, records: str, besides: Besides) -> None:
             wire.send((changes, ""))
 
         try:
-            run_one(experiment, key, Path(records), tell, besides)
+            run_one(experiment, key, Path(records), tell, log, also)
         except Exception as error:
             # As words: not every exception of somebody else's encoding can be sent.
             wire.send(({}, error if isinstance(error, CannotWrite) else f"{type(error).__name__}: {error}"))
         else:
             tell(state="done")
+
+
+def run_one(
+    experiment: Experiment, key: str, records: Path, tell: Tell, log: Sequence[str] = (), also: Also | None = None
+) -> None:
+    """Train, measure, and write the record: last of all, for what has a record is over. Loggers hear of it.
+
+    Raises ValueError where a file of one's own no longer is what it was when the sweep began.
+    """
+    loggers = Together(loggers_of(log))
+    tell(state="running")
+    if changed := experiment.changed_files():
+        raise ValueError(f"{changed[0]}; run the same command again to compare what it is now")
+    loggers.begin(experiment.to_dict(), records.with_name("logs") / key)
+    began = time.monotonic()
+
+    def progress(run: Run) -> None:
+        now = run.curve[-1]
+        loggers.point(run.step, now)
+        tell(step=run.step, share=run.progress, loss=now["loss"], score=now["score"])
+
+    run = train(start(experiment), progress)
+    tell(state="measuring")
+    # The parent's key, also when the text that is part of it has changed since.
+    found = record.of(run, began) | {"key": key}
+    if also is not None:
+        also.measure(run, key)
+    record.write(found, records)
+    loggers.end(found)
 
 
 def begin() -> None:
