@@ -9,6 +9,7 @@
     python3 run.py paper [FILE]     write the technical report from the committed records, as a PDF
     python3 run.py release          --dry-run builds what is published, and tries it in an environment of its own
     python3 run.py sanitize         run the tests of the C code with its memory and its arithmetic watched (needs gcc)
+    python3 run.py bench [WHAT]     measure what encodings cost on this machine; --help says what there is
     python3 run.py mutate [FILES]   break what changed (or FILES) on purpose; say which breaks no test sees
     python3 run.py VERB [args]      any verb of the posenc command line; VERB --help explains it
 
@@ -60,7 +61,10 @@ EXTRAS_FOR = {
     "export": "onnx,lab",
     **dict.fromkeys(("inspect", "doctor", "extend", "convert"), "hf,lab"),
 }
-SCRIPTS = {"mutate": "tests/mutation/mutate.py", "paper": "docs/paper/paper.py", "release": "release.py"}
+SCRIPTS = {
+    "bench": "benchmarks/bench.py", "mutate": "tests/mutation/mutate.py", "paper": "docs/paper/paper.py",
+    "release": "release.py",
+}  # fmt: skip
 MOST_WORKERS = 4
 # Installing compiles the C code, so a change of it is a reason to install again.
 MADE_FROM = ("pyproject.toml", "constraints.txt", "hatch_build.py", "src/posenc/kernels/rotate_pairs.c")

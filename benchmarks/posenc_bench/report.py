@@ -121,7 +121,7 @@ def read(path: Path) -> dict[str, Any]:
     if result.get("schema") == SCHEMA and isinstance(result.get("rows"), list):
         return result
     wrong = "it holds no results of this version's benchmark"
-    raise foreign.CannotRead(wrong, file=path, remedy="make them with posenc bench")
+    raise foreign.CannotRead(wrong, file=path, remedy="make them with run.py bench")
 
 
 def facts(result: Mapping[str, Any]) -> str:

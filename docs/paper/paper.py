@@ -74,14 +74,14 @@ def contract() -> dict[str, Any]:
 
 
 def newest(folder: Path) -> Path:
-    """The last record of a whole run of `posenc bench`. Raises ValueError where there is none."""
+    """The last record of a whole run of `run.py bench`. Raises ValueError where there is none."""
     whole = [
         file
         for file in sorted(folder.glob("*.json"))
         if set(COSTS) <= set(json.loads(file.read_text(encoding="utf-8"))["settings"]["what"])
     ]
     if not whole:
-        raise ValueError(f"{folder} has no record of `posenc bench` with {', '.join(COSTS)}; run it with --out")
+        raise ValueError(f"{folder} has no record of `run.py bench` with {', '.join(COSTS)}; run it with --out")
     return max(whole, key=lambda file: json.loads(file.read_text(encoding="utf-8"))["began"])
 
 

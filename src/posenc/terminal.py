@@ -13,6 +13,7 @@ import time
 import webbrowser
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posenc.foreign import shortened, visible
@@ -170,10 +171,13 @@ def progress(words: str) -> None:
     note(words if ERR.is_terminal else f"{time.strftime('%H:%M:%S')}  {words}")
 
 
-def opened(address: str) -> bool:
-    """Open an address with what this desktop opens it with; False where there is no display, or nothing to open it."""
+def open_page(page: Path | str) -> None:
+    """Open a file or an address in the reader's browser; where there is no desktop, say where it is."""
+    address = page if isinstance(page, str) else page.resolve().as_uri()
     desktop = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
-    return bool(desktop) and webbrowser.open(address)
+    if not (desktop and webbrowser.open(address)):
+        copied = "" if isinstance(page, str) else f", or copy {page} to where there is one"
+        note(f"No browser opened here: open {address} in one{copied}")
 
 
 def data(text: str) -> None:

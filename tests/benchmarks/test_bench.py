@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,8 +13,7 @@ import pytest
 import torch
 from tiers import rest_slow
 
-from posenc import cli
-from posenc.cli import bench as verb
+import bench
 from posenc.foreign import CannotRead
 from posenc.lab import figures
 from posenc.positions import Positions
@@ -647,15 +647,9 @@ def test_only_rows_that_changed_most_are_drawn() -> None:
 
 @pytest.mark.parametrize("given", [["--compare", "one.json"], ["rotation", "--compare", "one.json", "two.json"]])
 def test_comparing_takes_two_results_and_measures_nothing(given: list[str], capsys) -> None:
-    assert cli.main(["bench", *given]) == 2
-    assert "--compare takes two results, before and after, and measures nothing; got" in capsys.readouterr().err
-
-
-def test_without_a_checkout_there_is_no_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "posenc_bench")
-    monkeypatch.setattr(verb.posenc, "__file__", str(tmp_path / "lib" / "posenc" / "__init__.py"))
-    with pytest.raises(ValueError, match="the benchmark belongs to the repository, and this posenc was installed"):
-        verb.benchmark("run")
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(given)
+    assert re.search("expected 2 arguments|--compare measures nothing, got 'rotation'", capsys.readouterr().err)
 
 
 def result_of(rows: list[dict]) -> dict:
@@ -745,6 +739,14 @@ def tiny(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "WHAT", ("rotation", "startup"))
 
 
+def test_the_command_says_what_it_lost_and_where_results_lie(tiny: None, tmp_path: Path, capsys) -> None:
+    assert bench.main(["rotation", "--no-peers", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "What we lose at:" in out and f"Written: {tmp_path / 'bench.json'}" in out
+    assert bench.main(["--json", "--out", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["settings"]["what"] == ["rotation", "startup"]
+
+
 def test_a_run_keeps_machine_versions_settings_and_rows(tiny: None, tmp_path: Path) -> None:
     shown, said = [], []
     result = run.bench(threads=(1, 2), show=shown.append, doing=said.append)
@@ -779,8 +781,8 @@ def test_what_cannot_be_measured_is_said(tiny: None, asked: dict, words: str) ->
         ("", "it is no whole JSON"),
         ("[]", "expected a dictionary"),
         ("[" * 100_000, "it is nested more than 100 deep"),
-        ('{"schema": 0, "rows": []}', "it holds no results of this version's benchmark; make them with posenc bench"),
-        ('{"schema": 1}', "it holds no results of this version's benchmark; make them with posenc bench"),
+        ('{"schema": 0, "rows": []}', "it holds no results of this version's benchmark; make them with run.py bench"),
+        ('{"schema": 1}', "it holds no results of this version's benchmark; make them with run.py bench"),
     ],
 )
 def test_a_file_without_results_is_named(text: str, words: str, tmp_path: Path) -> None:

@@ -89,6 +89,6 @@ def test_more_than_one_file_is_refused(capsys) -> None:
 def test_without_a_whole_benchmark_it_says_what_to_run(root: Path) -> None:
     (root / BENCH).unlink()
     with pytest.raises(
-        ValueError, match=r"has no record of `posenc bench` with models, attention, memory; run it with"
+        ValueError, match=r"has no record of `run.py bench` with models, attention, memory; run it with"
     ):
         paper.facts(root)

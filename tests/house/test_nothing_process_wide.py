@@ -54,7 +54,6 @@ ALLOWED = {
     "cli/__init__.py": {r"signal\.signal": OWN_PROCESS, r"sys\.unraisablehook": OWN_PROCESS},
     "__main__.py": {r"warnings\.\w+": OWN_PROCESS},
     "seeding.py": {r"torch\.random\.fork_rng": "the state is put back as it was"},
-    "cli/bench.py": {r"sys\.modules": "what is imported is known by its name, as an import makes it"},
     "foreign/code.py": {r"sys\.modules": "a file of the user's becomes a module, as an import makes one"},
     "checkpoints/models/turns.py": {r"sys\.setprofile": THREAD},
     "checkpoints/formats/load.py": {r"logging\.disable_progress_bar": OWN_PROCESS},

@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Iterator
+import webbrowser
 from pathlib import Path
 
 import matplotlib
@@ -12,10 +12,12 @@ import nbformat
 import pytest
 import torch
 from matplotlib import pyplot
+from write_outputs import written
 
 from posenc import cli, lessons
 from posenc.cli import lesson as verb
 from posenc.lessons import Lesson, lesson_of
+from posenc.lessons._cells import PICTURE
 from posenc.verdicts import Verdict
 
 ALL = lessons.lessons()
@@ -36,8 +38,10 @@ def test_a_lesson_has_a_formula_its_faults_and_two_exercises(lesson: Lesson) -> 
         "Exercises",
     ]
     exercises = text.partition("## Exercises")[2]
-    assert re.findall(r"^\*\*(\d)\.\*\*", exercises, re.MULTILINE) == ["1", "2"] and len(lesson.module.EXERCISES) == 2
-    assert exercises.count("<details><summary>Solution</summary>") == exercises.count("</details>") == 2
+    asked = 2 + hasattr(lesson.module, "HAND_IN")
+    assert re.findall(r"^\*\*(\d)\.\*\*", exercises, re.MULTILINE) == ["1", "2", "3"][:asked]
+    assert len(lesson.module.EXERCISES) == 2
+    assert exercises.count("<details><summary>Solution</summary>") == exercises.count("</details>") == asked
     assert f"posenc lesson {lesson.place} --check mine.py" in exercises
 
 
@@ -55,16 +59,6 @@ def test_a_file_without_answers_is_told_so(lesson: Lesson, tmp_path: Path) -> No
     assert all(re.fullmatch(r"there is no \w+ in it yet", verdict.message) and verdict.advice for verdict in found)
 
 
-@pytest.fixture
-def undisplayed() -> Iterator[None]:
-    """Figures are made, and nobody shows them."""
-    before = matplotlib.get_backend()
-    pyplot.switch_backend("agg")
-    yield
-    pyplot.close("all")
-    pyplot.switch_backend(before)
-
-
 LONG = ("choosing", "beyond_the_trained_length", "taking_position_away", "stretching", "two_axes")
 """Lessons that train for ten seconds and more: the build of the site runs them, and `run.py test --all`."""
 
@@ -72,21 +66,24 @@ LONG = ("choosing", "beyond_the_trained_length", "taking_position_away", "stretc
 @pytest.mark.parametrize(
     "lesson", [pytest.param(lesson, marks=[pytest.mark.slow] * (lesson.name in LONG), id=lesson.name) for lesson in ALL]
 )
-def test_the_code_of_a_lesson_runs_in_under_a_minute_and_draws(
-    lesson: Lesson, undisplayed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_code_of_a_lesson_runs_in_under_a_minute_and_gives_what_a_terminal_shows(
+    lesson: Lesson, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    threads, began = torch.get_num_threads(), time.process_time()
-    namespace = {"__name__": "a_lesson"}
+    before, threads, began = matplotlib.get_backend(), torch.get_num_threads(), time.process_time()
     try:
-        for place, cell in enumerate(lesson.cells):
-            if cell.kind == "code":
-                exec(compile(cell.source, f"{lesson.name}, cell {place}", "exec"), namespace)
+        outputs = written(lesson)
     finally:
         torch.set_num_threads(threads)
-    assert time.process_time() - began < 60
-    # A notebook shows figures of pyplot only.
-    assert pyplot.get_fignums()
+        pyplot.switch_backend(before)
+    assert time.process_time() - began < 60 and PICTURE in outputs
+    kept = (lessons.HERE / f"{lesson.name}.out").read_text(encoding="utf-8")
+    assert without_numbers(outputs) == without_numbers(kept), "write them again: python tests/write_outputs.py"
+
+
+def without_numbers(text: str) -> list[str]:
+    """The words of outputs: numbers differ between machines, and seconds between runs."""
+    return re.sub(r"[-+]?\d[\d.,e+-]*", " # ", text).split()
 
 
 @each
@@ -107,7 +104,13 @@ def test_what_a_terminal_shows_has_no_notebook_form_and_no_solutions(lesson: Les
     text = lesson.readable
     assert text.startswith(f"# {lesson.title}\n")
     assert not re.search(r"\$\$|\{code-cell\}|kernelspec|<details>|Solution", text)
-    assert text.count("```python\n") == sum(cell.kind == "code" for cell in lesson.cells)
+    assert text.count("```python\n") >= sum(cell.kind == "code" for cell in lesson.cells)
+    # No LaTeX, and outputs and a hint at pictures below the code.
+    assert not re.search(
+        r"\\(frac|text|cdot|sum|theta|sqrt|mathrm|left|begin|[,;])",
+        re.sub(r"```python.*?```", "", text, flags=re.DOTALL),
+    )
+    assert f"`posenc lesson {lesson.place} --open`" in text
 
 
 def test_options_of_a_cell_are_not_its_code() -> None:
@@ -148,7 +151,7 @@ def posenc(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("POSENC_CACHE", str(tmp_path / "cache"))
     # A process of its own takes seconds to begin.
-    monkeypatch.setattr(verb, "verdicts", Lesson.check)
+    monkeypatch.setattr(verb, "in_a_process", Lesson.check)
 
     def run(command: str) -> tuple[int, str, str]:
         code = cli.main(shlex.split(command))
@@ -172,7 +175,7 @@ def test_solutions_are_a_file_of_answers_that_passes(posenc, tmp_path: Path) -> 
     _, out, _ = posenc("lesson 1 --solutions")
     (tmp_path / "mine.py").write_text(out)
     code, out, _ = posenc("lesson 1 --check mine.py")
-    assert code == 0 and "2 of 2 exercises right" in out
+    assert code == 0 and "2 of 2 right" in out
 
 
 @pytest.mark.parametrize(
@@ -209,7 +212,7 @@ def test_answers_run_in_a_process_of_their_own_which_ends_in_time(
 def test_what_is_wrong_is_told_at_once_and_what_to_do_the_second_time(posenc, tmp_path: Path) -> None:
     (tmp_path / "my answers.py").write_text("def is_blind(layers):\n    return layers < 2\n")
     code, out, _ = posenc("lesson 1 --check 'my answers.py'")
-    assert code == 1 and "right       last output is blind" in out and "1 of 2 exercises right" in out
+    assert code == 1 and "right       last output is blind" in out and "1 of 2 right" in out
     assert "found: there is no attend in it yet" in out and "to do:" not in out
     again = "Again: posenc lesson 1 --check 'my answers.py'"
     assert out.endswith(f"{again}; the second time it says what to do\n")
@@ -247,12 +250,12 @@ def test_answers_in_the_cell_for_them_are_checked(posenc, tmp_path: Path) -> Non
     # As a person runs them: the cell writes the file, and the command reads it or the notebook.
     (tmp_path / "lesson_1.py").write_text("".join(notebook["cells"][-2]["source"][1:]))
     for file in ("lesson.ipynb", "lesson_1.py"):
-        assert posenc(f"lesson 1 --check {file}")[1].endswith("2 of 2 exercises right\n")
+        assert posenc(f"lesson 1 --check {file}")[1].endswith("2 of 2 right\n")
 
 
 def test_answers_in_a_notebook_are_checked(posenc, tmp_path: Path) -> None:
     (tmp_path / "mine.ipynb").write_text(in_notebook(*IN_CELLS, lesson_of("1").solutions.splitlines(keepends=True)))
-    assert posenc("lesson 1 --check mine.ipynb")[1].endswith("\n2 of 2 exercises right\n")
+    assert posenc("lesson 1 --check mine.ipynb")[1].endswith("\n2 of 2 right\n")
     (tmp_path / "mine.ipynb").write_text(in_notebook(*IN_CELLS))
     code, out, _ = posenc("lesson 1 --check mine.ipynb")
     assert code == 1 and "right       last output is blind" in out and "there is no attend in it yet" in out
@@ -270,7 +273,7 @@ def test_answers_in_a_notebook_are_checked(posenc, tmp_path: Path) -> None:
         ("a.txt", "a word and more", "'a.txt' could not be imported: SyntaxError: "),
         ("a", "import no_such", "'a' could not be imported: ModuleNotFoundError: No module named 'no_such'"),
         ("a.py", "\0", "'a.py' could not be imported: SyntaxError: source code string cannot contain null bytes"),
-        ("b/a.py", "", "b: expected a file, got a folder"),
+        ("b/a.py", "", "lesson 1 takes answers (.py, .ipynb) alone, got 'b'"),
     ],
 )
 def test_a_file_that_holds_no_answers_is_one_line(file: str, content: str, words: str, posenc, tmp_path: Path) -> None:
@@ -280,9 +283,24 @@ def test_a_file_that_holds_no_answers_is_one_line(file: str, content: str, words
     assert (code, out) == (2, "") and err.startswith(f"posenc: {words}") and err.count("\n") == 1
 
 
+def test_a_page_is_made_once_and_opened_with_pictures_and_formulas(posenc, tmp_path: Path, monkeypatch) -> None:
+    opened, run = [], []
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
+    monkeypatch.setattr(verb, "in_a_process", lambda lesson: run.append(lesson) or lesson.page())
+    for _ in range(2):
+        assert posenc("lesson 1 --open") == (0, "", "")
+    (page,) = (tmp_path / "cache" / "lessons").iterdir()
+    assert opened == [page.as_uri()] * 2 and run == [lesson_of("1")]
+    text = page.read_text()
+    assert "<math" in text and 'src="data:image/png;base64,' in text and '<pre class="output">' in text
+    assert not re.search(r"https?://(?!www\.w3\.org)|Solution|\$\$", text)
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
+        ("lesson 1 --weights a.pt", "--weights, --run and --text belong to what is handed in; give --check too"),
         ("lesson 99", f"no lesson '99'; they go from 1 to {len(ALL)}: posenc lesson"),
         ("lesson order_is_lots", "no lesson 'order_is_lots'; did you mean 'order_is_lost'?"),
         ("lesson --check mine.py", "--check needs to know of which lesson, such as: posenc lesson 1 --check"),

@@ -1,6 +1,6 @@
 """What runs on a GPU: the Triton rotation, and attention through FlexAttention, beside what others have.
 
-`posenc bench gpu` fills the table in one call, on a machine that has one; elsewhere it is a row that says so. On a CPU
+`run.py bench gpu` fills the table in one call, on a machine that has one; elsewhere it is a row that says so. On a CPU
 `groups(..., device="cpu")` runs the same lines with small shapes, so that they are tested where there is none.
 """
 

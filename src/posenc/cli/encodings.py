@@ -160,8 +160,8 @@ class Show:
         terminal.say()
         for path in paths:
             terminal.say(f"Picture: {path}")
-        if self.open and not all(terminal.opened(path.resolve().as_uri()) for path in paths):
-            terminal.note(f"nothing here opens pictures; they lie in {self.out.resolve()}")
+        for path in paths if self.open else ():
+            terminal.open_page(path)
         return 0
 
 

@@ -1,5 +1,6 @@
 """`posenc lesson`: the course, and what it says of one's answers."""
 
+import importlib
 import multiprocessing
 import shlex
 import signal
@@ -8,15 +9,19 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from posenc.cli.options import File, Positional, taking
+import posenc
+from posenc.cli.options import File, Positional, arg, taking, unless_empty
 from posenc.foreign import quoted
 from posenc.foreign.text import told
-from posenc.whole_files import users_cache
+from posenc.whole_files import users_cache, write
+
+if TYPE_CHECKING:
+    from posenc import lessons as course
 
 LIMIT = 60
-"""Seconds that a file of answers may take."""
+"""Seconds that what is handed in may take."""
 
 
 @dataclass
@@ -31,7 +36,15 @@ class Lesson:
     lesson: Positional[Annotated[str, taking("LESSON")]] = ""
     """Its number or its name. Default: the list of all."""
     check: File = None
-    """A file with your answers, .py or .ipynb: it is run, and each exercise is held against it."""
+    """What you made: answers (.py, .ipynb), or what the lesson's last exercise asks for. Code in it is run."""
+    weights: File = None
+    """Of a model of yours, path/to/mine.py:Class, the trained weights: a state dict, .safetensors or .pt."""
+    run_folder: Annotated[str | None, arg(name="run", metavar="PATH", help_behavior_hint=unless_empty)] = None
+    """Of numbers that you measured, the folder of the run of which they are."""
+    text: File = None
+    """Of a language model of yours, the text that it was trained on."""
+    open: bool = False
+    """Open the lesson in the browser, with pictures and formulas. The first time its code is run for that."""
     notebook: File = None
     """Write the lesson as a Jupyter notebook, such as lesson.ipynb."""
     solutions: bool = False
@@ -39,21 +52,26 @@ class Lesson:
 
     def run(self) -> int:
         from posenc import terminal
-        from posenc.lessons import lesson_of, lessons
+        from posenc.lessons import HandIn, lesson_of, lessons
 
-        asked = [f"--{name}" for name in ("check", "notebook", "solutions") if getattr(self, name) not in (None, False)]
+        ways = ("check", "open", "notebook", "solutions")
+        asked = [f"--{name}" for name in ways if getattr(self, name) not in (None, False)]
         if asked and not self.lesson:
             raise ValueError(f"{asked[0]} needs to know of which lesson, such as: posenc lesson 1 {asked[0]}")
         if len(asked) > 1:
             raise ValueError(f"{' and '.join(asked)} are different things to do; give one of them")
+        if self.check is None and (self.weights or self.run_folder or self.text):
+            raise ValueError("--weights, --run and --text belong to what is handed in; give --check too")
         if not self.lesson:
             terminal.table(["lesson", ""], [[str(one.place), one.title] for one in lessons()])
             terminal.say("Read one: posenc lesson 1")
             return 0
         lesson = lesson_of(self.lesson)
         if self.check is not None:
-            return self.show_verdicts(lesson, self.check)
-        if self.notebook is not None:
+            return self.show_verdicts(lesson, HandIn(self.check, self.weights, self.run_folder, self.text))
+        if self.open:
+            terminal.open_page(page_of(lesson))
+        elif self.notebook is not None:
             path = Path(self.notebook)
             if path.suffix != ".ipynb":
                 raise ValueError(f"a notebook's name ends in .ipynb, got {self.notebook!r}")
@@ -70,24 +88,42 @@ class Lesson:
             terminal.markdown(lesson.readable)
         return 0
 
-    def show_verdicts(self, lesson: Any, path: str) -> int:
-        """Print what comes out for each exercise."""
+    def show_verdicts(self, lesson: "course.Lesson", hand_in: "course.HandIn") -> int:
+        """Print what comes out for each exercise, or for each promise of what is handed in."""
         from posenc import terminal
 
-        found = verdicts(lesson, path)
-        again = was_checked(lesson, path)
-        for verdict in found:
+        verdicts = in_a_process(lesson, hand_in)
+        again = was_checked(lesson, hand_in.what)
+        for verdict in verdicts:
             terminal.say(f"{'right' if verdict.good else 'not yet':<10}  {verdict.promise.replace('_', ' ')}")
             if not verdict.good:
                 terminal.say(f"    found: {verdict.message}")
             if not verdict.good and again:
                 terminal.say(f"    to do: {verdict.advice}")
-        right = sum(verdict.good for verdict in found)
-        terminal.say(f"{right} of {len(found)} exercises right")
-        if right < len(found):
+        right = sum(verdict.good for verdict in verdicts)
+        terminal.say(f"{right} of {len(verdicts)} right")
+        if right < len(verdicts):
             more = "" if again else "; the second time it says what to do"
-            terminal.say(f"Again: posenc lesson {self.lesson} --check {shlex.quote(path)}{more}")
-        return 0 if right == len(found) else 1
+            given = {"check": hand_in.what, "weights": hand_in.weights, "run": hand_in.run, "text": hand_in.text}
+            options = [f"--{name} {shlex.quote(value)}" for name, value in given.items() if value is not None]
+            terminal.say(f"Again: posenc lesson {self.lesson} {' '.join(options)}{more}")
+        return 0 if right == len(verdicts) else 1
+
+
+def page_of(lesson: "course.Lesson") -> Path:
+    """The page of a lesson in the user's cache, made there where it is not yet, or the lesson was another one."""
+    from posenc import terminal
+
+    digest = sha256(f"{lesson.text}{posenc.__version__}".encode()).hexdigest()[:16]
+    path = users_cache() / "lessons" / f"{lesson.name}-{digest}.html"
+    if not path.exists():
+        for module in ("matplotlib", "jinja2", "markdown_it", "latex2mathml"):
+            importlib.import_module(module)
+        with terminal.doing(f"running the code of lesson {lesson.place} ..."):
+            text = in_a_process(lesson)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, text.encode())
+    return path
 
 
 def was_checked(lesson: Any, path: str) -> bool:
@@ -101,15 +137,15 @@ def was_checked(lesson: Any, path: str) -> bool:
     return False
 
 
-def verdicts(lesson: Any, path: str) -> list[Any]:
-    """The verdicts on answers, run in a process of their own; raises as `Lesson.check` does, and where they go on, or
-    end that process."""
+def in_a_process(lesson: "course.Lesson", hand_in: "course.HandIn | None" = None) -> Any:
+    """The verdicts on what is handed in, made in a process of their own, or the page of the lesson. Raises as
+    `Lesson.check` does, and where what is handed in goes on for ever, or ends that process."""
     # Ctrl-C is for this process, which ends the other.
     alone = (1, multiprocessing.get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN))
     with ProcessPoolExecutor(*alone) as process:
-        asked = process.submit(lesson.check, path)
+        asked = process.submit(lesson.page) if hand_in is None else process.submit(lesson.check, hand_in)
         try:
-            return asked.result(LIMIT)
+            return asked.result(LIMIT if hand_in else None)
         except ValueError as error:
             raise ValueError(str(error)) from error
         except TimeoutError:
@@ -123,4 +159,4 @@ def verdicts(lesson: Any, path: str) -> list[Any]:
         finally:
             for child in multiprocessing.active_children():
                 child.kill()
-    raise ValueError(f"{quoted(path)} {wrong}")
+    raise ValueError(f"{quoted(hand_in.what if hand_in else lesson.name)} {wrong}")

@@ -4,7 +4,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Union
 
-from posenc.cli.bench import Bench
 from posenc.cli.board import Advise, Board
 from posenc.cli.checkpoints import Convert, Doctor, Extend, Inspect
 from posenc.cli.comparison import Compare, Merge, Report
@@ -58,7 +57,7 @@ GROUPS = {
     "compare": (Compare, Report, Merge, Board, Lab),
     "train": (Train, Generate, Export),
     "checkpoints": (Inspect, Doctor, Extend, Convert),
-    "test": (Check, Bench),
+    "test": (Check,),
     "shell": (Completion,),
 }
 VERBS = {cls.__name__.lower(): cls for group in GROUPS.values() for cls in group}

@@ -64,7 +64,8 @@ class Lesson:
     @property
     def readable(self) -> str:
         """Its text as Markdown for a terminal, without the solutions."""
-        return readable(self.text)
+        outputs = (HERE / f"{self.name}.out").read_text(encoding="utf-8").split("\f\n")
+        return readable(self.text, outputs, f"posenc lesson {self.place} --open")
 
     @property
     def solutions(self) -> str:
@@ -76,7 +77,13 @@ class Lesson:
         """The lesson as a Jupyter notebook, in JSON, without the solutions."""
         return notebook(self.text, self.place)
 
-    def check(self, hand_in: HandIn) -> list[Verdict]:
+    def page(self) -> str:
+        """The lesson as a page of HTML, whole in one file: its code is run, which takes seconds, or half a minute."""
+        from posenc.lessons._page import page
+
+        return page(self.text, self.title, self.place)
+
+    def check(self, hand_in: HandIn | str | Path) -> list[Verdict]:
         """The verdicts on answers in a file of Python or a Jupyter notebook, one for each exercise, or on what else the
         lesson takes (HAND_IN), one for each of its promises.
 
@@ -84,6 +91,7 @@ class Lesson:
 
         Raises ValueError for what is missing, cannot be run, or is nothing that the lesson takes.
         """
+        hand_in = hand_in if isinstance(hand_in, HandIn) else HandIn(str(hand_in))
         what = hand_in.what
         if code.is_own(what) or Path(what).is_dir() or Path(what).suffix in READERS:
             if not hasattr(self.module, "HAND_IN"):

@@ -3,11 +3,12 @@
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from posenc.foreign import CannotRead
+from posenc.lessons._formulas import unicode
 
 FRONT_MATTER = re.compile(r"\A---\n.*?^---\n+", re.MULTILINE | re.DOTALL)
 CODE_CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(?::[^\n]*\n)*(.*?)\n```$", re.MULTILINE | re.DOTALL)
@@ -15,6 +16,8 @@ SOLUTION = re.compile(r"<details><summary>Solution</summary>\n\n```python\n(.*?)
 FORMULA = re.compile(r"^\$\$\n(.*?)\n\$\$$", re.MULTILINE | re.DOTALL)
 SYMBOL = re.compile(r"\$([^$\n]+)\$")
 MAGIC = re.compile(r"^(\s*)(?:[%!?].*|.*\?\s*)$")
+PICTURE = "[picture]\n"
+"""What stands in front of the output of a cell that draws."""
 NO_PYTHON = re.compile(r"\s*%%(?!time|timeit|capture|prun|writefile\b.*\.py\s)")
 """The first line of a cell that IPython hands to something else than Python."""
 
@@ -43,22 +46,31 @@ def cells(text: str) -> Iterator[Cell]:
             yield Cell("code" if place % 2 else "markdown", source.strip())
 
 
-def readable(text: str) -> str:
-    """A lesson as Markdown for a terminal: without solutions, and with formulas as they are typed.
+def readable(text: str, outputs: Sequence[str], shows: str) -> str:
+    """A lesson as Markdown for a terminal: without solutions, formulas in Unicode, and below code what it prints.
 
-    >>> print(readable("A $x_i$:\\n\\n$$\\ny_i = 2\\n$$\\n"))
-    A `x_i`:
+    outputs  of each code cell, with PICTURE in front where it draws
+    shows    the command that shows pictures
+
+    >>> print(readable("A $x_i$:\\n\\n$$\\ny_i = 2\\n$$\\n", (), ""))
+    A `xᵢ`:
     <BLANKLINE>
     ```
-    y_i = 2
+    yᵢ = 2
     ```
     """
-    words = []
+    words, printed = [], iter(outputs)
     for cell in cells(SOLUTION.sub("", text)):
         if cell.kind == "code":
             words.append(f"```python\n{cell.source}\n```")
+            output = next(printed)
+            if lines := output.removeprefix(PICTURE).strip("\n"):
+                words.append(f"```\n{lines}\n```")
+            if output.startswith(PICTURE):
+                words.append(f"*A picture, which a terminal cannot show: `{shows}`*")
         else:
-            words.append(SYMBOL.sub(r"`\1`", FORMULA.sub(r"```\n\1\n```", cell.source)))
+            source = FORMULA.sub(lambda found: f"```\n{unicode(found[1])}\n```", cell.source)
+            words.append(SYMBOL.sub(lambda found: f"`{unicode(found[1])}`", source))
     return "\n\n".join(words)
 
 

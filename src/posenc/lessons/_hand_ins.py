@@ -46,11 +46,16 @@ class HandIn:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model in evaluation, `module(ids)`, and the run of it; None of a class of one's own."""
+    """A trained model in evaluation; the run that it is of, or of a class of one's own None and its text."""
 
     module: nn.Module
     run: Any = None
     text: str | None = None
+
+    def scores(self, ids: Tensor) -> Tensor:
+        """Scores [B, T, vocab] of ids [B, T]; where a model gives a loss besides, they come first."""
+        given = self.module(ids)
+        return given[0] if isinstance(given, tuple) else given
 
 
 @dataclass(frozen=True)
@@ -76,17 +81,22 @@ def run_of(folder: str | Path) -> Any:
     return run
 
 
-def trained(hand_in: HandIn) -> Trained:
-    """The model of a run's folder, or of path/to/file.py:Class and its weights."""
-    wanted = (
-        "a run's folder, or path/to/mine.py:Class with --weights FILE, made by torch.save(model.state_dict(), FILE)"
-    )
+def trained(hand_in: HandIn, of_text: bool = False) -> Trained:
+    """The model of a run's folder, or of path/to/file.py:Class and its weights.
+
+    of_text  whether the lesson asks for a language model, which belongs to a text
+    """
+    wanted = f"a run's folder, or path/to/mine.py:Class with --weights FILE{' and --text FILE' * of_text}"
     if Path(hand_in.what).is_dir():
         hand_in.check(wanted, True)
         run = run_of(hand_in.what)
+        if run.task.in_bits != of_text:
+            kind = "a language model" if of_text else "a model that reverses"
+            raise ValueError(
+                f"this lesson asks for {kind}, and {quoted(hand_in.what)} is a run of {run.experiment.task}"
+            )
         return Trained(run.model, run)
-    options = ("weights", "text") if hand_in.text is not None else ("weights",)
-    hand_in.check(wanted, code.is_own(hand_in.what), *options)
+    hand_in.check(wanted, code.is_own(hand_in.what), "weights", *["text"] * of_text)
     made = code.load(hand_in.what, nn.Module, "module", "torch.nn.Module")
     needed = [p.name for p in inspect.signature(made).parameters.values() if p.default is p.empty and p.kind < 2]
     if needed:
@@ -95,7 +105,9 @@ def trained(hand_in: HandIn) -> Trained:
     try:
         module.load_state_dict(tensors(str(hand_in.weights)))
     except RuntimeError as error:
-        raise ValueError(f"{hand_in.weights} does not fit {hand_in.what}: {shortened(' '.join(str(error).split()), 200)}") from None
+        raise ValueError(
+            f"{hand_in.weights} does not fit {hand_in.what}: {shortened(' '.join(str(error).split()), 200)}"
+        ) from None
     return Trained(module, None, hand_in.text)
 
 

@@ -6,7 +6,6 @@ import torch
 from torch import Generator, Tensor
 
 from posenc.lessons import Trained, answer, same, tensor, trained
-from posenc.verdicts import expect
 
 PLACE = 8
 
@@ -47,9 +46,9 @@ EXERCISES = (reversed_within_leaves_the_padding, exact_match_counts_whole_sequen
 
 
 def answers(model: Trained, letters: Tensor) -> Tensor:
-    """The letters [B, T], from 0 on, that a model says to others."""
+    """The letters [B, T], counted from 0, that a model says to others."""
     if model.run is None:
-        return tensor("the model's output", model.module(letters), (*letters.shape, 26)).argmax(-1)
+        return tensor("the model's output", model.scores(letters), (*letters.shape, 26)).argmax(-1)
     from posenc.lab.experiments.models import logits_of
     from posenc.lab.tasks._symbols import prompt_and_answer
 
@@ -59,52 +58,49 @@ def answers(model: Trained, letters: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def new_sequences_are_reversed(model: Trained) -> None:
-    """train until 99 of 100 new sequences of the trained length are right in every letter; a run is of the task reverse,
-    and a class of one's own gives scores [batch, tokens, 26] of letters 0 to 25, at 12 letters or its own `length`"""
-    run = model.run
+    """train until 99 of 100 new sequences of the trained length are right in every letter; a run is of the task
+    reverse, a class gives scores [batch, tokens, 26] of letters 0 to 25, and learned from 12, or from its `length`"""
+    run, symbols, length = model.run, 26, getattr(model.module, "length", 12)
     if run is not None:
-        expect(run.experiment.task.startswith("reverse"), f"the run is of the task {run.experiment.task}, not reverse")
-    symbols, length = (
-        (26, getattr(model.module, "length", 12)) if run is None else (run.task.symbols, run.experiment.train_length)
-    )
+        task = run.experiment.task
+        assert task.startswith("reverse"), f"the run is of the task {task}, and not of reverse"
+        symbols, length = run.task.symbols, run.experiment.train_length
 
-    def asked(length: int) -> tuple[Tensor, Tensor]:
-        letters = torch.randint(symbols, (500, length), generator=Generator().manual_seed(length))
-        return letters, answers(model, letters)
+    def drawn(length: int) -> Tensor:
+        return torch.randint(symbols, (500, length), generator=Generator().manual_seed(length))
 
-    def share(length: int) -> float:
-        letters, given = asked(length)
-        return (given == letters.flip(1)).all(1).float().mean().item()
+    def reversed_share(length: int) -> float:
+        return (answers(model, drawn(length)) == drawn(length).flip(1)).all(1).float().mean().item()
 
-    (letters, given), exact = asked(length), share(length)
+    letters, exact = drawn(length), reversed_share(length)
     right = f"{exact:.1%} of 500 new sequences of {length} letters are right in every letter"
     if exact >= 0.99:
         print(right)
         for longer in (length + 1, 2 * length):
             try:
-                print(f"{share(longer):.1%} of 500 with {longer} letters, more than it was trained on")
+                print(f"{reversed_share(longer):.1%} of 500 with {longer} letters, more than in training")
             except (ValueError, RuntimeError, IndexError) as error:
-                print(f"{longer} letters, more than it was trained on: {type(error).__name__}")
+                print(f"{longer} letters, more than in training, are refused: {type(error).__name__}")
         return
-    expect(
-        torch.equal(answers(model, letters), given), "asked twice, it answers differently: eval() has to end dropout"
+    given, again = answers(model, letters), answers(model, letters)
+    assert torch.equal(again, given), "asked twice, it answers differently: eval() has to end dropout"
+    turned = answers(model, letters.flip(0)).flip(0)
+    assert torch.equal(turned, given), (
+        "an answer changes with its row in the batch: positions number axis 0, not axis 1"
     )
-    others = answers(model, letters.flip(0)).flip(0)
-    expect(
-        torch.equal(others, given), "an answer changes with its row in the batch: positions number axis 0, not axis 1"
-    )
-    expect(
-        (given == letters).float().mean().item() < 0.9, "it copies: the target of a sequence is the sequence backwards"
-    )
+    copied = (given == letters).float().mean().item()
+    assert copied < 0.9, "it copies: what it is to say is the sequence backwards"
     rolled = answers(model, letters.roll(1, 1)).roll(-1, 1)
     blind = torch.equal(rolled, given) if run is None else run.experiment.spec == "none"
-    expect(not blind, f"it was trained without positions, and {right}: letters in another order get the same answers")
-    changed = torch.cat((letters[:, :-1], (letters[:, -1:] + 1) % symbols), 1)
-    deaf = torch.equal(answers(model, changed)[:, : length // 2], given[:, : length // 2])
-    expect(not deaf, "its first places do not see the last letters: leave out the causal mask")
+    assert not blind, (
+        f"it was trained without positions: the same letters in another order get the same answers; {right}"
+    )
+    changed = answers(model, torch.cat((letters[:, :-1], (letters[:, -1:] + 1) % symbols), 1))
+    masked = torch.equal(changed[:, : length // 2], given[:, : length // 2])
+    assert not masked, "its first places do not see the last letter: leave out the causal mask"
     of_letters = (given == letters.flip(1)).float().mean().item()
-    expect(of_letters > 2 / symbols, "it guesses: are these the weights after training?")
-    raise AssertionError(f"{right}, and {of_letters:.1%} of letters; train longer")
+    assert of_letters > 2 / symbols, "it guesses: are these the weights after training?"
+    raise AssertionError(f"{right}, and {of_letters:.1%} of letters are; train longer")
 
 
 HAND_IN = trained, (new_sequences_are_reversed,)

@@ -1,5 +1,6 @@
 """Lesson 6: attention from queries, keys, values and a softmax."""
 
+import itertools
 from types import ModuleType
 
 import torch
@@ -61,32 +62,33 @@ EXERCISES = (softmax_sums_to_one_and_does_not_overflow, causal_attention_sees_it
 @torch.inference_mode()
 def maps_are_those_of_the_run(given: Numbers) -> None:
     """save ids [T], and with and without [T, T]: the weights of one head for these ids, by the run's model and by
-    without_position(run.model, run.experiment, run.task); `layer` and `head` say which, and are 0 where they are missing"""
+    without_position(run.model, run.experiment, run.task); `layer` and `head` say which one, and are 0 if missing"""
     from posenc.lab.experiments.models import weights_of, without_position
     from posenc.lab.tasks import Batch
 
     run, ids = given.run, given.take("ids").long().view(1, -1)
     layer, head = int(given.take("layer", 0)), int(given.take("head", 0))
     assert run.experiment.spec != "none", "the run has no positions to take away: its encoding is none"
-    assert ids.amin() >= 0 and ids.amax() < run.task.vocab, f"ids of this run go from 0 to {run.task.vocab - 1}"
-    batch, blind = Batch(ids, ids, ids[0] == ids[0]), without_position(run.model, run.experiment, run.task)
-    right = {name: weights_of(model, batch) for name, model in (("with", run.model), ("without", blind))}
-    assert right["with"] is not None, "its model is a module of its own, which gives no weights"
-    layers, heads = len(right["with"]), right["with"][0].shape[1]
+    assert 0 <= ids.amin() and ids.amax() < run.task.vocab, f"ids of this run go from 0 to {run.task.vocab - 1}"
+
+    def maps(model: torch.nn.Module) -> torch.Tensor:
+        weights = weights_of(model, Batch(ids, ids, ids[0] == ids[0]))
+        assert weights is not None, "the model of this run is a module of its own, which gives no weights"
+        return torch.cat(weights)  # [layers, heads, T, T]
+
+    right = {"with": maps(run.model), "without": maps(without_position(run.model, run.experiment, run.task))}
+    layers, heads = right["with"].shape[:2]
     assert layer < layers and head < heads, f"the run has {layers} layers of {heads} heads, counted from 0"
-    for name, other in (("with", "without"), ("without", "with")):
-        maps = {(at, h): right[name][at][0, h].double() for at in range(layers) for h in range(heads)}
-        map_ = maps.pop((layer, head))
+    for (name, own), (other, others) in zip(right.items(), reversed(right.items()), strict=True):
         mistakes = {
-            f"this is the map {other} positions": right[other][layer][0, head],
-            "keys run along the rows: each row is a query, and sums to 1": map_.T,
-            "this is the mean of all heads of the layer": right[name][layer][0].mean(0),
+            f"this is the map {other} positions": others[layer, head],
+            "keys run along the rows: each row is a query, and sums to 1": own[layer, head].T,
+            "this is the mean of all heads of the layer": own[layer].mean(0),
         }
-        mistakes |= {
-            f"this is head {h} of layer {at}, and not head {head} of layer {layer}": other_map
-            for (at, h), other_map in maps.items()
-        }
-        same(f"the map {name} positions", given.take(name), map_, mistakes)
+        for at, h in itertools.product(range(layers), range(heads)):
+            if (at, h) != (layer, head):
+                mistakes[f"this is head {h} of layer {at}, and not head {head} of layer {layer}"] = own[at, h]
+        same(f"the map {name} positions", given.take(name), own[layer, head], mistakes)
 
 
 HAND_IN = numbers, (maps_are_those_of_the_run,)

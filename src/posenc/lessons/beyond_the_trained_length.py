@@ -50,11 +50,14 @@ def curve_is_that_of_the_run(given: Numbers) -> None:
     assert len(lengths) == len(scores), f"{len(lengths)} lengths have {len(scores)} scores"
     assert trained in lengths, f"the trained length {trained} is missing; is it a curve over steps?"
     longer = tuple(sorted(n for n in lengths if n > trained))
-    assert len(longer) > 1, f"it stops at the trained length {trained}: give two longer ones or more"
+    assert len(longer) > 1, f"it stops at length {max(lengths)}: give two lengths or more beyond the trained one"
     run = replace(given.run, experiment=replace(given.run.experiment, test_lengths=longer))
     rows = [at_length(run, n) for n in lengths]
     name = "bits_per_byte" if run.task.in_bits else "exact_match"
-    right = {key: torch.tensor([math.nan if row[key] is None else row[key] for row in rows]) for key in (name, "token_accuracy")}
+    right = {
+        key: torch.tensor([math.nan if row[key] is None else row[key] for row in rows])
+        for key in (name, "token_accuracy")
+    }
     at_trained = right[name][lengths.index(trained)]
     assert run.task.in_bits or at_trained >= 0.99, (
         f"the run has not learned its task ({at_trained:.0%} right); train longer"

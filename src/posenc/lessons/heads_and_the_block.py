@@ -1,6 +1,7 @@
 """Lesson 7: heads, and the block around them."""
 
 import math
+from functools import partial
 from types import ModuleType
 
 import torch
@@ -9,7 +10,6 @@ from torch import Generator, Tensor, nn
 
 from posenc.foreign import read
 from posenc.lessons import Trained, answer, same, trained
-from posenc.verdicts import expect
 
 PLACE = 7
 
@@ -48,76 +48,70 @@ EXERCISES = (split_heads_cuts_channels, parameters_do_not_depend_on_heads)
 def six_layers_are_stacked(model: Trained) -> None:
     """stack six blocks or more, each with weights of its own: nn.ModuleList(Block(...) for _ in range(6))"""
     stacks = [m for m in model.module.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
-    layers = max((sum(any(True for _ in part.parameters()) for part in stack) for stack in stacks), default=0)
-    own = max(
-        (len({id(part) for part in stack if any(True for _ in part.parameters())}) for stack in stacks), default=0
-    )
-    expect(own == layers, f"{layers} layers share {own}; [block] * 6 is one block six times")
-    expect(layers >= 6, f"six layers are asked for, and it has {layers}")
-
-
-def ids_for(model: Trained) -> Tensor:
-    """Tokens [8, 32] that the model can read."""
-    vocab = 256 if model.run is not None else int(tokens_of(model).max()) + 1
-    return torch.randint(vocab, (8, 32), generator=Generator().manual_seed(0))
+    weighed = [[part for part in stack if next(part.parameters(), None) is not None] for stack in stacks]
+    layers = max(weighed, key=len, default=[])
+    own = len(set(layers))
+    assert own == len(layers), f"{len(layers)} layers share {own}; [block] * 6 is one block six times"
+    assert own >= 6, f"six layers are asked for, and it has {own}"
 
 
 def tokens_of(model: Trained) -> Tensor:
-    """The tokens of the text of a class of one's own: those of its `encode`, or bytes."""
-    expect(model.text is not None, "a language model of your own needs its text; give --text FILE")
-    text = read(str(model.text))
-    encode = getattr(model.module, "encode", None)
+    """The tokens [N] of the text: bytes, or what a class of one's own makes of it by its `encode`."""
+    if model.run is not None:
+        return torch.arange(256)
+    text, encode = read(str(model.text)), getattr(model.module, "encode", None)
     return torch.tensor(list(text) if encode is None else encode(text.decode()))
+
+
+def some_ids(model: Trained) -> Tensor:
+    return torch.randint(int(tokens_of(model).max()) + 1, (8, 32), generator=Generator().manual_seed(0))
 
 
 @torch.inference_mode()
 def the_future_is_hidden(model: Trained) -> None:
     """give attention a causal mask in every layer: a token sees itself and those before it"""
-    ids = ids_for(model)
-    given = model.module(ids)
-    expect(
-        given.dim() == 3 and given.shape[:2] == ids.shape,
-        f"of ids [8, 32] it gives {list(given.shape)}, not [8, 32, vocab]",
+    ids = some_ids(model)
+    given, shape = model.scores(ids), "[8, 32, vocab]"
+    assert given.dim() == 3 and given.shape[:2] == ids.shape, (
+        f"of ids [8, 32] it gives {list(given.shape)}, not {shape}"
     )
-    last = torch.cat((ids[:, :-1], (ids[:, -1:] + 1) % ids.max()), 1)
-    hidden = torch.allclose(model.module(last)[:, :-1], given[:, :-1], atol=1e-4)
-    expect(hidden, "another last token changes what is said before it: it sees the future")
+    other = model.scores(torch.cat((ids[:, :-1], (ids[:, -1:] + 1) % ids.max()), 1))
+    hidden = torch.allclose(other[:, :-1], given[:, :-1], atol=1e-4)
+    assert hidden, "another last token changes what is said before it: it sees the future"
 
 
 @torch.inference_mode()
 def the_order_of_the_past_counts(model: Trained) -> None:
     """add positions to the tokens, or turn queries and keys by them"""
-    ids = ids_for(model)
-    shuffled = torch.cat((ids[:, :-1].flip(1), ids[:, -1:]), 1)
-    off = (model.module(ids)[:, -1] - model.module(shuffled)[:, -1]).abs().max().item()
-    expect(off > 1e-4, "the tokens before the last one in another order give the same answer: positions are missing")
+    ids = some_ids(model)
+    turned = torch.cat((ids[:, :-1].flip(1), ids[:, -1:]), 1)
+    off = (model.scores(ids)[:, -1] - model.scores(turned)[:, -1]).abs().max().item()
+    assert off > 1e-4, "the tokens before the last one in another order give the same answer: positions are missing"
 
 
 @torch.inference_mode()
 def new_text_is_predicted(model: Trained) -> None:
-    """train longer: on held-out text it has to beat counts, which know no order"""
+    """train longer: on text that it has not seen, it has to need fewer bits than counts, which know no order"""
     if model.run is not None:
         from posenc.lab.evaluation.evaluate import held_out_bits
 
-        run = model.run
-        expect(run.task.in_bits, f"the run is of the task {run.experiment.task}, and no language model")
-        bits = held_out_bits(model.module, run.task, run.experiment.train_length, total=4096)
-        bar, words = run.task.text.bigram_bits, "counts of pairs of bytes"
+        bits = held_out_bits(model.module, model.run.task, model.run.experiment.train_length, total=4096)
+        bar, counted = model.run.task.text.bigram_bits, "counts of pairs of bytes"
     else:
-        ids = tokens_of(model)
-        known, new = ids[: -len(ids) // 10], ids[-len(ids) // 10 :]
-        length = getattr(model.module, "length", 32)
+        ids, length = tokens_of(model), getattr(model.module, "length", 32)
+        known, new = ids.tensor_split([len(ids) * 9 // 10])
         windows = new[: len(new) // (length + 1) * (length + 1)].view(-1, length + 1)[:200]
-        scores = model.module(windows[:, :-1])
-        copies = (scores.argmax(-1) == windows[:, :-1]).float().mean().item()
-        expect(
-            copies < 0.5, "it says the token that it has just read: the targets are the ids moved by one, ids[:, 1:]"
-        )
-        bits = F.cross_entropy(scores.flatten(0, 1), windows[:, 1:].flatten()).item() / math.log(2)
+        scores, read_, wanted = model.scores(windows[:, :-1]), windows[:, :-1], windows[:, 1:]
+        copies = (scores.argmax(-1) == read_).float().mean().item()
+        assert copies < 0.5, "it says the token that it has just read: the targets are the ids moved by one, ids[:, 1:]"
+        bits = F.cross_entropy(scores.flatten(0, 1), wanted.flatten()).item() / math.log(2)
         counts = torch.bincount(known, minlength=int(ids.max()) + 1).double() + 0.1
-        bar, words = -(counts / counts.sum()).log2()[windows[:, 1:]].mean().item(), "counts of tokens"
-    print(f"{bits:.2f} bits for each new token; {words} need {bar:.2f}")
-    expect(bits < bar, f"{bits:.2f} bits for each new token, and {words} need {bar:.2f}")
+        bar, counted = -(counts / counts.sum()).log2()[wanted].mean().item(), "counts of tokens"
+    assert bits < bar, f"{bits:.2f} bits for each new token, and {counted} need {bar:.2f}"
+    print(f"{bits:.2f} bits for each new token; {counted} need {bar:.2f}")
 
 
-HAND_IN = trained, (six_layers_are_stacked, the_future_is_hidden, the_order_of_the_past_counts, new_text_is_predicted)
+HAND_IN = (
+    partial(trained, of_text=True),
+    (six_layers_are_stacked, the_future_is_hidden, the_order_of_the_past_counts, new_text_is_predicted),
+)

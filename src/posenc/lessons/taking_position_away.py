@@ -1,5 +1,6 @@
 """Lesson 9: what a trained model loses when its positions are taken away or changed."""
 
+from math import nan
 from types import ModuleType
 
 import torch
@@ -43,18 +44,16 @@ def scores_are_those_of_the_run(given: Numbers) -> None:
     positions removed and the same weights; of a text bits per byte"""
     from posenc.lab.evaluation.ablate import ablate
 
-    right = ablate(given.run)
-    learned = given.run.task.in_bits or right["intact"] >= 0.99
-    assert learned, (
-        f"the run has not learned its task ({right['intact']:.0%} right), so an ablation says nothing; train longer"
-    )
-    assert "none" != given.run.experiment.spec, "the run has no positions to remove: its encoding is none"
-    for name, other in (("intact", "removed"), ("removed", "intact")):
-        mistakes = {
-            f"this is the score {other}": right[other],
-            "in percent; a share lies between 0 and 1": 100 * right[name],
-        }
-        same(f"the score {name}", given.take(name), right[name], mistakes, within=0.1)
+    run, right = given.run, {name: nan if score is None else score for name, score in ablate(given.run).items()}
+    intact, removed = right["intact"], right["removed"]
+    assert run.experiment.spec != "none", "the run has no positions to remove: its encoding is none"
+    learned = run.task.in_bits or intact >= 0.99
+    assert learned, f"the run has not learned its task ({intact:.0%} right), so an ablation says nothing; train longer"
+    percent = "in percent; a share lies between 0 and 1"
+    wrong = {"this is the score with positions removed": removed, percent: 100 * intact}
+    same("intact", given.take("intact"), intact, wrong, within=0.1)
+    wrong = {"this is the score with positions": intact, percent: 100 * removed}
+    same("removed", given.take("removed"), removed, wrong, within=0.1)
 
 
 HAND_IN = numbers, (scores_are_those_of_the_run,)

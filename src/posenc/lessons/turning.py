@@ -1,9 +1,8 @@
 """Lesson 11: RoPE turns queries and keys, so that a logit sees the distance."""
 
-import functools
 import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -62,10 +61,11 @@ def to_half_puts_even_channels_first(theirs: ModuleType) -> None:
 EXERCISES = (rotary_turns_neighbouring_channels, to_half_puts_even_channels_first)
 
 
-def turned(
-    x: Tensor, layout: str, angles: str = "", share: float = 2.0, first: float = 0.0, way: float = 1.0
-) -> Tensor:
-    """Pairs of channels of a layout, turned by angles in the order of a layout: (first + way p) base^(-share k/channels)."""
+LAYOUTS = ("half", "interleaved")
+
+
+def turned(x: Tensor, layout: str, angles: str = "", share: int = 2, first: int = 0, way: int = 1) -> Tensor:
+    """Pairs of channels of a layout, turned by (first + way p) base^(-share k/channels) in the order of a layout."""
     channels = x.shape[-1]
     a = 10_000.0 ** (-share * torch.arange(channels // 2).double() / channels)
     a = (first + way * torch.arange(len(x)).double())[:, None] * a
@@ -76,12 +76,7 @@ def turned(
     return x * a.cos() + quarter * a.sin()
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    logits, past = q @ k.T / q.shape[-1] ** 0.5, torch.ones(len(q), len(q)).tril().bool()
-    return (logits.masked_fill(~past, -torch.inf) if causal else logits).softmax(-1) @ v
-
-
-def call(function: Callable[..., Any], given: Sequence[Tensor], options: Mapping[str, Any]) -> Sequence[Any]:
+def call(function: Callable[..., Any], given: Iterable[Tensor], options: Mapping[str, Any]) -> Sequence[Any]:
     """What a function gives of [tokens, channels]; where it takes [batch, heads, tokens, channels], of those."""
     try:
         made = function(*given, **options)
@@ -99,58 +94,55 @@ def queries_and_keys_are_turned(function: Callable[..., Any]) -> None:
     needed = [name for name, p in parameters.items() if p.default is p.empty and p.kind < 2]
     options = {"base": 10_000.0} if "base" in needed else {}
     tensors = [name for name in needed if name not in ("base", *WHERE)]
-    assert 0 < len(tensors) < 4, (
-        f"it takes {', '.join(needed) or 'nothing'}; rope(x), rope(q, k) or attend(q, k, v) is asked for"
-    )
+    takes = ", ".join(needed) or "nothing"
+    assert 0 < len(tensors) < 4, f"it takes {takes}; rope(x), rope(q, k) or attend(q, k, v) is asked for"
     given = torch.randn(3, 7, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)[: len(tensors)]
     made = call(function, given, options | standing(parameters, 0, 7))
-    layouts = ("half", "interleaved")
     if len(tensors) == 3:
-        q, k, v = given
-        right, mistakes = [], {}
-        for layout, causal in itertools.product(layouts, (False, True)):
-            case, turn = f" ({layout}, {'' if causal else 'not '}causal)", functools.partial(turned, layout=layout)
-            right.append(attend(turn(q), turn(k), v, causal))
-            mistakes |= {
-                f"values are turned too, and RoPE turns queries and keys alone{case}": attend(
-                    turn(q), turn(k), turn(v), causal
-                ),
-                f"keys are not turned{case}": attend(turn(q), k, v, causal),
-                f"queries are not turned{case}": attend(q, turn(k), v, causal),
-                f"nothing is turned{case}": attend(q, k, v, causal),
-            }
-        same("attend(q, k, v)", made[0], nearest(made[0], right), mistakes)
+        attention_is_of_turned(*given, made[0])
         return
     for name, x, of_x in zip(tensors, given, made, strict=False):
-        right = nearest(of_x, [turned(x, layout) for layout in layouts])
         mistakes = {
             "nothing is turned: positions number the tokens, the axis before the last": x,
-            "pairs of the half layout are turned by angles of the interleaved one: [a, b, a, b] and not [a, a, b, b]": turned(
-                x, "half", "interleaved"
-            ),
-            "pairs of neighbours are turned by angles of the half layout: [a, a, b, b] and not [a, b, a, b]": turned(
-                x, "interleaved", "half"
-            ),
+            "pairs of halves take the angles [a, b, a, b], and not [a, a, b, b]": turned(x, "half", "interleaved"),
+            "pairs of neighbours take the angles [a, a, b, b], and not [a, b, a, b]": turned(x, "interleaved", "half"),
         }
-        for layout in layouts:
+        for layout in LAYOUTS:
             mistakes |= {
-                f"the exponent is -2k/channels, and not -k/channels ({layout})": turned(x, layout, share=1.0),
-                f"the exponent is -2k/channels, and not -4k/channels ({layout})": turned(x, layout, share=4.0),
-                f"positions begin at 0, and not at 1 ({layout})": turned(x, layout, first=1.0),
-                f"it turns the other way round: (a, b) becomes (a cos - b sin, b cos + a sin) ({layout})": turned(
-                    x, layout, way=-1.0
-                ),
+                f"the exponent is -2k/channels, and not -k/channels ({layout})": turned(x, layout, share=1),
+                f"the exponent is -2k/channels, and not -4k/channels ({layout})": turned(x, layout, share=4),
+                f"positions begin at 0, and not at 1 ({layout})": turned(x, layout, first=1),
+                f"(a, b) becomes (a cos - b sin, b cos + a sin), the other way ({layout})": turned(x, layout, way=-1),
             }
+        right = nearest(of_x, [turned(x, layout) for layout in LAYOUTS])
         same(f"what it makes of {name}", of_x, right, mistakes)
         if where := standing(parameters, 3, 7):
             behind = call(function, given[:, 3:], options | where)[tensors.index(name)]
-            mistakes = {
-                "the first of the new tokens stands at 3, and not at 0": turned(x[3:], "half"),
-                "the first of the new tokens stands at 3, and not at 0 ": turned(x[3:], "interleaved"),
+            late = {
+                f"the first of them stands at 3, and not at 0 ({layout})": turned(x[3:], layout) for layout in LAYOUTS
             }
-            same(f"{name} of 4 tokens behind a cache of 3: positions are not shifted", behind, right[3:], mistakes)
+            same(f"{name} of 4 tokens behind a cache of 3: positions are not shifted", behind, right[3:], late)
     half = torch.allclose(made[0].double(), turned(given[0], "half"), atol=1e-4)
     print("RoPE in the half layout, Hugging Face's Llama" if half else "RoPE in the interleaved layout, Meta's Llama")
+
+
+def attention_is_of_turned(q: Tensor, k: Tensor, v: Tensor, given: Any) -> None:
+    """Raises AssertionError where an output is not that of attention, causal or not, with turned queries and keys."""
+    right, mistakes, past = [], {}, torch.ones(len(q), len(q)).tril().bool()
+    for layout, causal in itertools.product(LAYOUTS, (False, True)):
+
+        def attend(q: Tensor, k: Tensor, v: Tensor = v, seen: Tensor = past if causal else past | True) -> Tensor:
+            return (q @ k.T / q.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf).softmax(-1) @ v
+
+        of_q, of_k, case = turned(q, layout), turned(k, layout), f" ({layout}{', causal' * causal})"
+        right.append(attend(of_q, of_k))
+        mistakes |= {
+            f"values are turned too, and RoPE turns queries and keys{case}": attend(of_q, of_k, turned(v, layout)),
+            f"keys are not turned{case}": attend(of_q, k),
+            f"queries are not turned{case}": attend(q, of_k),
+            f"nothing is turned{case}": attend(q, k),
+        }
+    same("attend(q, k, v)", given, nearest(given, right), mistakes)
 
 
 HAND_IN = definition, (queries_and_keys_are_turned,)

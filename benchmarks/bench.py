@@ -1,0 +1,60 @@
+"""Measure what encodings cost, beside the limit of this machine, other libraries and the goals of the project.
+
+    python3 run.py bench rotation attention --shapes quick --out runs/bench
+    PYTHONPATH=path/to/other/src python benchmarks/bench.py rotation models --out runs/before
+
+Results are checked against float64 before they are timed; the exit code is 1 where one of ours is wrong. The second
+line measures another posenc with the same benchmark, to have both from one occasion.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from posenc_bench import compared, report, run
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="run.py bench", description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("what", nargs="*", help=f"{', '.join(run.WHAT)}; default: all")
+    add("--shapes", choices=run.SHAPES, default="quick", help="quick: the decisive shapes, in minutes; full: all")
+    add("--threads", nargs="+", type=int, default=[1], help="1 is timed by the CPU, more by the wall")
+    add("--peers", action=argparse.BooleanOptionalAction, default=True, help="whether other libraries are measured")
+    add("--compare", nargs=2, type=Path, help="two results (bench.json), before and after, side by side")
+    add("--out", type=Path, default=Path("runs/bench"), help="the folder for results, tables and the plot")
+    add("--json", action="store_true", help="print the results as JSON instead of words and tables")
+    asked = parser.parse_args(given)
+    if asked.compare and asked.what:
+        parser.error(f"--compare measures nothing, got {asked.what[0]!r} to measure; leave it out")
+    return asked
+
+
+def main(given: list[str] | None = None) -> int:
+    asked = arguments(given)
+    if asked.compare:
+        paths = compared.save(*map(report.read, asked.compare), asked.out)
+    else:
+        from posenc import terminal
+
+        show: Any = None if asked.json else terminal.tables
+        sizes = {"shapes": asked.shapes, "threads": tuple(asked.threads), "with_peers": asked.peers}
+        result = run.bench(tuple(asked.what), **sizes, show=show, doing=terminal.progress)
+        paths = report.save(result, asked.out)
+        if asked.json:
+            print(json.dumps(result))
+            return 0
+        terminal.table(*report.goals(result["rows"]), "Goals")
+        terminal.say("\n".join(["", "What we lose at:", *report.losses(result["rows"])]))
+    for path in paths:
+        print(f"Written: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ValueError as error:
+        sys.exit(f"run.py bench: {error}")
