@@ -68,6 +68,7 @@ PRESETS: dict[str, Preset] = {
         ("rotary(base=500_000, layout=interleaved)",) * 3 + ("step_temperature(interval=8192, form=llama4)",),
         besides="the rotary layers attend within chunks of 8192 tokens, which is no window: give it as a mask",
     ),
+    "mistral": Preset("rotary", window=4096, besides="later releases have another base, and no window"),
     "smollm3": Preset(("rotary(base=2_000_000)",) * 3 + ("none",)),
     "cohere2": Preset(("rotary(layout=interleaved)",) * 3 + ("none",), window=(4096, 4096, 4096, None)),
     "exaone4": Preset(
