@@ -5,10 +5,11 @@ that is NaN gives NaN.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -48,6 +49,25 @@ def interpolated_on_axes(read: Callable[[Tensor], Tensor], place: Tensor, dtype:
         total = total + torch.where(up == 1, share, 1 - share).prod(-1, keepdim=True) * read(below + up)
     assert isinstance(total, Tensor)
     return total
+
+
+def matrix_of(old: int, new: int, **how: Any) -> Tensor:
+    """The matrix [new, old], float64, of torch.nn.functional.interpolate with these options: the mode, and so on."""
+    # What resampling makes of unit vectors is the matrix that resamples everything.
+    return F.interpolate(torch.eye(old, dtype=torch.float64, device="cpu")[None, None], (new, old), **how)[0, 0]
+
+
+def resample(table: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+    """A table [prod(old sizes), dim] over a grid, the last axis running fastest, resampled along each axis.
+
+    matrices   [new, old] for each axis, as `matrix_of` gives them
+
+    In float64, rounded once to the table's dtype.
+    """
+    cells = table.double().view(*(matrix.shape[1] for matrix in matrices), table.shape[-1])
+    for axis, matrix in enumerate(matrices):
+        cells = torch.tensordot(matrix.to(cells.device), cells, dims=([1], [axis])).movedim(0, axis)
+    return cells.flatten(0, -2).to(table.dtype)
 
 
 def adopt_table(state_dict: dict[str, Any], prefix: str, encoding: Any) -> None:

@@ -4,12 +4,11 @@ import math
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding import Encoding, settings_of
-from posenc.interpolation import interpolated
+from posenc.interpolation import interpolated, matrix_of, resample
 from posenc.positions import Positions
 from posenc.watched import may_be_read
 
@@ -125,10 +124,8 @@ class LearnedFactorised(Encoding):
         twin = LearnedFactorised(self.dim, **options, device=self.tables[0].device, dtype=self.tables[0].dtype)
         with torch.no_grad():
             for table, new in zip(self.tables, twin.tables, strict=True):
-                # What resampling makes of unit vectors is the matrix [new, old] that resamples everything.
-                unit = torch.eye(len(table), dtype=torch.float64, device=table.device)[None, None]
-                weights = F.interpolate(unit, (len(new), len(table)), mode="bicubic", antialias=antialias)[0, 0]
-                new.copy_(weights @ table.double())
+                matrix = matrix_of(len(table), len(new), mode="bicubic", antialias=antialias)
+                new.copy_(resample(table, [matrix]))
         return twin
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding import Encoding, settings_of
-from posenc.interpolation import adopt_table, interpolated_on_axes
+from posenc.interpolation import adopt_table, interpolated_on_axes, matrix_of, resample
 from posenc.positions import Positions
 from posenc.watched import may_be_read
 
@@ -103,15 +103,11 @@ class LearnedGrid(Encoding):
         if len(grid) != self.axes or not all(n >= 1 for n in grid):
             raise ValueError(f"a grid of {self.axes} axes needs as many sizes of 1 or more, got {grid}")
         with torch.no_grad():
-            cells = self.table[self.prefix :].double().view(*self.cells, self.dim)
-            for axis, (old, new) in enumerate(zip(self.cells, grid, strict=True)):
-                # What resampling makes of unit vectors is the matrix [new, old] that resamples everything.
-                unit = torch.eye(old, dtype=torch.float64, device=cells.device)[None, None]
-                weights = F.interpolate(unit, (new, old), mode="bicubic", antialias=antialias)[0, 0]
-                cells = torch.tensordot(weights, cells, dims=([1], [axis])).movedim(0, axis)
+            pairs = zip(self.cells, grid, strict=True)
+            matrices = [matrix_of(old, new, mode="bicubic", antialias=antialias) for old, new in pairs]
             options: dict[str, Any] = {**settings_of(self), "grid": grid}
             twin = LearnedGrid(self.dim, **options, device=self.table.device, dtype=self.table.dtype)
-            twin.table.copy_(torch.cat((self.table[: self.prefix].double(), cells.flatten(0, -2))))
+            twin.table.copy_(torch.cat((self.table[: self.prefix], resample(self.table[self.prefix :], matrices))))
         return twin
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from posenc.interpolation import matrix_of, resample
+
 INTERPOLATIONS = ("linear", "cubic", "nearest")
 MODES = {"linear": "bilinear", "cubic": "bicubic"}
 
@@ -38,23 +40,7 @@ def resampling(old: int, new: int, how: str = "linear", *, aligned: bool = False
         step = torch.arange(new, dtype=torch.float64)
         place = step * ((old - 1) / max(new - 1, 1)) if aligned else (step + 0.5) * (old / new) - 0.5
         return F.one_hot((place + 0.5).floor().long().clamp(0, old - 1), old).double()
-    # What resampling makes of unit vectors is the matrix that resamples everything.
-    unit = torch.eye(old, dtype=torch.float64)[None, None]
-    return F.interpolate(unit, (new, old), mode=MODES[how], align_corners=aligned)[0, 0]
-
-
-def resample(table: Tensor, matrices: Sequence[Tensor]) -> Tensor:
-    """A table [prod(old sizes), dim] over a grid, the last axis running fastest, resampled along each axis.
-
-    matrices   [new, old] for each axis, as `resampling` gives them
-
-    In float64, rounded once to the table's dtype.
-    """
-    sizes = [matrix.shape[1] for matrix in matrices]
-    cells = table.double().view(*sizes, table.shape[-1])
-    for axis, matrix in enumerate(matrices):
-        cells = torch.tensordot(matrix.to(cells.device), cells, dims=([1], [axis])).movedim(0, axis)
-    return cells.flatten(0, -2).to(table.dtype)
+    return matrix_of(old, new, mode=MODES[how], align_corners=aligned)
 
 
 def resize_positions(table: Tensor, length: int, how: str = "linear", *, offset: int = 0) -> Tensor:

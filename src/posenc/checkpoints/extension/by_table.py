@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.checkpoints.conversion.tables import resample, resampling
+from posenc.checkpoints.conversion.tables import resampling
 from posenc.checkpoints.extension.methods import FirstLosses, Method, Stretch
 from posenc.checkpoints.extension.settings import Settings
 from posenc.checkpoints.formats import huggingface, load
@@ -19,6 +19,7 @@ from posenc.checkpoints.formats.load import Loaded
 from posenc.checkpoints.measures.all_measures import of_model
 from posenc.checkpoints.vocabulary.reading import Reading
 from posenc.foreign import near, quoted
+from posenc.interpolation import resample
 
 WORDS = {
     "clamp": "every position past the table has its last row",
