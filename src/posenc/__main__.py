@@ -8,20 +8,21 @@ import sys
 import warnings
 
 EXTRAS = {
-    "lab": ("numpy", "scipy", "pandas", "tyro", "rich", "matplotlib", "safetensors", "jinja2", "tomli"),
+    "lab": "numpy scipy pandas tyro rich matplotlib safetensors jinja2 tomli markdown_it latex2mathml".split(),
     "frames": ("polars", "pyarrow"),
     "hf": ("transformers", "huggingface_hub", "tokenizers", "gguf", "safetensors", "accelerate"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
 }
 """What the extras of the package bring, which PyTorch alone does not."""
 
+# PyTorch says so once where NumPy is not installed, and what needs it says so itself. Here, for processes of ours too.
+warnings.filterwarnings("ignore", "Failed to initialize NumPy")
+
 
 def main() -> int:
     """Run the command line; where a package is missing, say which extra brings it."""
     # Python has no stream where the shell has closed one.
     sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))
-    # PyTorch says so once where NumPy is not installed, and what needs it says so itself.
-    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
     try:
         from posenc import cli
 

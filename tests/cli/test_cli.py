@@ -1087,6 +1087,7 @@ WITH_TORCH_ALONE = [
     ("check copy --promise has_a_source", 0, r"copy\nkept +has a source\n1 promise: 1 kept\n", ""),
     ("lesson", 0, r"lesson\n1 +\w.*\n2 +\w.*\nRead one: posenc lesson 1\n", ""),
     ("lesson 1", 0, r"# ", ""),
+    ("lesson 1 --open", 1, "", r"posenc: this needs matplotlib, which is not installed: pip install 'posenc\[lab\]'"),
     ("lesson 1 --check answers.py", 1, r"not yet +.*\n0 of \d right\n.*", ""),
     ("compare --encodings none --tasks copy", 1, "", r"posenc: this needs numpy, .*: pip install 'posenc\[lab\]'"),
 ]
