@@ -38,8 +38,8 @@ def speed_and_reach(found: Sequence[Standing]) -> Figure | None:
     places = {one.label: one.speed for one in quick}
     places |= {one.label: edge * BAND ** ((number + 1) / (len(slow) + 1)) for number, one in enumerate(slow)}
     for one in drawn:
-        own = figures.look(list(ENCODINGS).index(one.label) if one.label in ENCODINGS else len(figures.LIGHT) - 1)
-        ax.plot(places[one.label], one.reach, marker=own.marker, color=own.color, linestyle="none", alpha=0.85)
+        own, clear = figures.look(figures.places([one.label])[one.label]), 0.85 if one.label in ENCODINGS else 0.35
+        ax.plot(places[one.label], one.reach, marker=own.marker, color=own.color, linestyle="none", alpha=clear)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=2)
     for axis in (ax.xaxis, ax.yaxis):
