@@ -8,7 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 from explorer.whole import said, settle, views_of, with_data
+from matplotlib.colors import to_rgb
 from tiers import rest_slow
+
+from posenc.lab import figures
 
 CONTROLS = """() => [...document.querySelectorAll("section input, section select")]
     .map((control) => [control.closest("section").id, control.type === "checkbox" ? control.checked : control.value])"""
@@ -98,6 +101,12 @@ def test_each_view_begins_with_its_picture_and_two_controls_and_a_phone_keeps_it
             }""")
             assert picture["bottom"] <= place["top"], view
             assert view == "block" or picture["top"] >= 0, view
+
+
+def test_an_encoding_has_its_colour_of_the_figures(kept):
+    shown = kept().locator("header label", has_text="rotary").locator("i")
+    red, green, blue = (round(255 * part) for part in to_rgb(figures.color("rotary")))
+    assert shown.evaluate("(one) => getComputedStyle(one).backgroundColor") == f"rgb({red}, {green}, {blue})"
 
 
 def test_a_view_without_numbers_is_not_there(opened, written, tmp_path):

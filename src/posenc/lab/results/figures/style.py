@@ -202,7 +202,7 @@ def look(place: int) -> Look:
     turn = place // len(LIGHT)
     shape = (place + turn) % len(MARKERS)
     dashes = DASHES[(place + turn + turn // len(MARKERS)) % len(DASHES)]
-    return Look(place, colours[place % len(colours)], MARKERS[shape], GLYPHS[shape], dashes)
+    return Look(place, colours[place % len(LIGHT) % len(colours)], MARKERS[shape], GLYPHS[shape], dashes)
 
 
 def shade(place: int, count: int) -> dict[str, Any]:
