@@ -106,7 +106,7 @@ def test_each_view_begins_with_its_picture_and_two_controls_and_a_phone_keeps_it
 def test_an_encoding_has_its_colour_of_the_figures(kept):
     shown = kept().locator("header label", has_text="rotary").locator("i")
     red, green, blue = (round(255 * part) for part in to_rgb(figures.color("rotary")))
-    assert shown.evaluate("(one) => getComputedStyle(one).backgroundColor") == f"rgb({red}, {green}, {blue})"
+    assert shown.evaluate("(one) => getComputedStyle(one).borderTopColor") == f"rgb({red}, {green}, {blue})"
 
 
 def test_a_view_without_numbers_is_not_there(opened, written, tmp_path):

@@ -109,7 +109,7 @@ def pages(*folders: Path) -> jinja2.Environment:
 def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequence[Failure], draw: Drawer) -> str:
     paragraphs = summary.paragraphs(records)
     about = {"schema": page.SCHEMA, "version": posenc.__version__, "command": "posenc report", "title": "posenc report"}
-    about |= {"encodings": [], "places": figures.places(summary.labels(records))}
+    data = {"encodings": [], "places": figures.places(summary.labels(records)), "sections": sections.of(records)}
     return (
         pages(TEMPLATE.parent)
         .get_template(TEMPLATE.name)
@@ -124,7 +124,7 @@ def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequen
             order=order_of(records),
             pictures=pictures_of(records, draw),
             attention=attention_of(records, draw),
-            numbers=page.numbers(about | {"sections": sections.of(records)}),
+            numbers=page.numbers(about | data),
             script=page.script(),
             made=how_it_was_made(records),
             settings=[(name, summary.legible(readable(value), MOST_OF_A_VALUE)) for name, value in settings.items()],
