@@ -97,11 +97,8 @@ def pages(*folders: Path) -> jinja2.Environment:
     )
     environment.filters["sentence"] = sentence
     environment.filters["short"] = figures.short
-    palette: dict[str, Any] = {
-        "colours": len(figures.LIGHT),
-        "light": [*figures.LIGHT, *figures.RAMP],
-        "dark": [*figures.DARK, *figures.RAMP_DARK],
-    }
+    light, dark = [*figures.LIGHT, *figures.RAMP], [*figures.DARK, *figures.RAMP_DARK]
+    palette: dict[str, Any] = {"colours": len(figures.LIGHT), "light": light, "dark": dark}
     environment.globals.update(palette)
     return environment
 
