@@ -99,8 +99,7 @@ def test_each_view_begins_with_its_picture_and_two_controls_and_a_phone_keeps_it
                 const picture = control.closest(".panel").querySelector(".picture");
                 return [picture, control].map((one) => one.getBoundingClientRect().toJSON());
             }""")
-            assert picture["bottom"] <= place["top"], view
-            assert view == "block" or picture["top"] >= 0, view
+            assert picture["bottom"] <= place["top"] and (view == "block" or picture["top"] >= 0), view
 
 
 def test_an_encoding_has_its_colour_of_the_figures(kept):
