@@ -32,7 +32,7 @@ def draw(results: dict[str, dict[str, float | None]]) -> Figure:
     for place, (spec, found) in enumerate(results.items()):
         left = [i + 0.2 * (place - 1.5) for i in range(len(kinds))]
         heights = [100 * (score or 0) for score in found.values()]
-        bars = ax.bar(left, heights, width=0.18, label=spec, color=figures.LIGHT[place])
+        bars = ax.bar(left, heights, width=0.18, label=spec, color=figures.color(spec))
         ax.bar_label(bars, ["?" if score is None else f"{100 * score:.0f}" for score in found.values()], fontsize=7)
     ax.set_xticks(range(len(kinds)), kinds)
     fig.legend(loc="outside lower center", ncols=4)

@@ -28,7 +28,7 @@ def draw(curves: dict[str, list[tuple[int, float]]]) -> Figure:
     fig = figures.figure(8, 4.2, "Text: perplexity beyond the trained length")
     ax = fig.add_subplot(xlabel="window, bytes", ylabel="perplexity / perplexity at the trained length", yscale="log")
     for place, (spec, points) in enumerate(curves.items()):
-        ax.plot(*zip(*points, strict=True), marker=figures.MARKERS[place], color=figures.LIGHT[place], label=spec)
+        ax.plot(*zip(*points, strict=True), marker=figures.MARKERS[place], color=figures.color(spec), label=spec)
     lengths = [length for length, _ in curves[SPECS[0]]]
     ax.set_xscale("log", base=2)
     ax.set_xticks(lengths, [str(length) for length in lengths])

@@ -65,10 +65,10 @@ def train(spec: str, steps: int) -> tuple[list[str], list[float]]:
 def draw(curves: dict[str, list[float]]) -> Figure:
     fig = figures.figure(8, 4.2, "Copy in one bidirectional block")
     ax = fig.add_subplot(xlabel="step", ylabel="mean squared error", yscale="log")
-    for place, (spec, losses) in enumerate(curves.items()):
+    for spec, losses in curves.items():
         # The mean of ten steps, so that the lines can be told apart.
         smooth = torch.tensor(losses).unfold(0, 10, 1).mean(1)
-        ax.plot(range(10, len(losses) + 1), smooth, label=spec, color=figures.LIGHT[place])
+        ax.plot(range(10, len(losses) + 1), smooth, label=spec, color=figures.color(spec))
     figures.plain_log(ax.yaxis)
     ax.legend()
     return fig

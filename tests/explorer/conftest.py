@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from explorer.whole import settle
+from explorer.whole import reach, settle
 
 from posenc.explorer.page import explore
 
@@ -73,8 +73,9 @@ def kept(windows: Callable[..., tuple[Any, list[str]]]) -> Generator[Callable[..
         said.clear()
         used.append(said)
         first = page.evaluate("() => posenc.names[0]")
-        page.evaluate("(hash) => (location.hash = hash)", f"#{first}?")
+        page.evaluate("(hash) => (location.hash = hash)", f"#{first}?only=false")
         settle(page)
+        reach(page)
         return page
 
     yield page_of
@@ -85,8 +86,8 @@ def kept(windows: Callable[..., tuple[Any, list[str]]]) -> Generator[Callable[..
 def opened(browser: Any, written: Callable[..., Path]) -> Generator[Callable[..., Any]]:
     """Open a page in a browser window of its own: `opened("rotary", address="#clock", width=1400, dark=False)`.
 
-    The view of the address is drawn then, alone but for `whole`: all others take most of the time. At the end no window
-    may have said anything to its console.
+    The view of the address is drawn then, alone but for `whole`, and each of its controls is in reach. At the end no
+    window may have said anything to its console.
     """
     windows: list[tuple[Any, list[str]]] = []
 
@@ -99,8 +100,8 @@ def opened(browser: Any, written: Callable[..., Path]) -> Generator[Callable[...
         dark: bool = False,
         **options: Any,
     ) -> Any:
-        if address and not whole:
-            address += f"{'&' if '?' in address else '?'}only=true"
+        if whole:
+            address += f"{'&' if '?' in address else '#?'}only=false"
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", has_touch=width < 700
         )
@@ -111,6 +112,7 @@ def opened(browser: Any, written: Callable[..., Path]) -> Generator[Callable[...
         page.goto(written(*chosen, **options).as_uri() + address)
         page.wait_for_selector("section:not([hidden]) h2")
         settle(page)
+        reach(page)
         return page
 
     yield open_page

@@ -124,8 +124,8 @@ def test_it_fits_a_phone_and_shows_what_was_asked_for(opened):
     names = page.locator("#axes .map b").all_inner_texts()
     assert names == [
         "The picture",
-        "axial_rotary(base=50)",
         "axial rotary, base 10,000",
+        "axial_rotary(base=50)",
         "rotary row by row, base 10,000",
     ]
     drawing = page.locator("#axes .map svg").nth(1).bounding_box()

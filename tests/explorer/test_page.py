@@ -7,8 +7,11 @@ import time
 from xml.etree import ElementTree
 
 import pytest
-from explorer.whole import said, settle, views_of
+from explorer.whole import said, settle, views_of, with_data
+from matplotlib.colors import to_rgb
 from tiers import rest_slow
+
+from posenc.lab import figures
 
 CONTROLS = """() => [...document.querySelectorAll("section input, section select")]
     .map((control) => [control.closest("section").id, control.type === "checkbox" ? control.checked : control.value])"""
@@ -80,6 +83,39 @@ FAINT = """() => {
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 
 
+def test_each_view_begins_with_its_picture_and_two_controls_and_a_phone_keeps_it_in_sight(opened):
+    page = opened(width=390)
+    page.reload()
+    names = page.evaluate("() => posenc.names")
+    assert names[0] == "block" and len(names) == page.locator("nav li").count()
+    for view in names:
+        page.evaluate("(hash) => (location.hash = hash)", f"#{view}")
+        settle(page)
+        controls = page.locator(f"#{view} .inside :is(input, select)").filter(visible=True).all()
+        assert 1 <= len(controls) <= 2, view
+        for control in controls:
+            picture, place = control.evaluate("""(control) => {
+                control.scrollIntoView({ block: "end" });
+                const picture = control.closest(".panel").querySelector(".picture");
+                return [picture, control].map((one) => one.getBoundingClientRect().toJSON());
+            }""")
+            assert picture["bottom"] <= place["top"] and (view == "block" or picture["top"] >= 0), view
+
+
+def test_an_encoding_has_its_colour_of_the_figures(kept):
+    shown = kept().locator("header label", has_text="rotary").locator("i")
+    red, green, blue = (round(255 * part) for part in to_rgb(figures.color("rotary")))
+    assert shown.evaluate("(one) => getComputedStyle(one).borderTopColor") == f"rgb({red}, {green}, {blue})"
+
+
+def test_a_view_without_numbers_is_not_there(opened, written, tmp_path):
+    page, file = opened("rotary"), tmp_path / "page.html"
+    file.write_text(with_data(written("rotary").read_text(), lambda data: data["sections"].pop("attention")))
+    page.goto(f"{file.as_uri()}#attention")
+    assert "attention" not in page.locator("section").evaluate_all("(all) => all.map((one) => one.id)")
+    assert "Attention" not in page.locator("nav").inner_text() and page.locator("#block svg.drawing").is_visible()
+
+
 @pytest.mark.slow
 def test_nothing_is_wider_than_the_window_whatever_that_is(kept):
     page = kept()
@@ -113,7 +149,7 @@ def test_a_reader_chooses_light_or_dark_whatever_the_system_is(opened):
 @pytest.mark.parametrize("look", rest_slow(["light", "dark", "only"], 1))
 def test_a_screen_reader_finds_its_way(opened, kept, look):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe: pip install posenc[test]")
-    page = opened(address="#") if look == "only" else kept()
+    page = opened() if look == "only" else kept()
     if look == "dark":
         page.get_by_label("Colours").select_option("dark")
     # Tables of thousands of cells would take a minute.
@@ -316,7 +352,7 @@ def test_the_page_asks_for_nothing_but_itself_and_is_small_and_quick(opened, bro
     page.on("request", lambda request: asked.append(request.url))
     began = time.monotonic()
     page.goto(file.as_uri(), wait_until="commit")
-    page.locator("section input[type=range]").first.press("ArrowRight")
+    page.locator("section select").first.select_option("rotary")
     took = time.monotonic() - began
     settle(page)
     context.close()

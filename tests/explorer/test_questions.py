@@ -7,15 +7,22 @@ import pytest
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "explorer.md"
 ROWS = re.findall(
-    r"^\| [^|]* \| [^|]* \| `([a-z]+\??[^`]*)` \| (.*?) \|$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE
+    r"^\| ([^|]*) \| ([^|]*) \| `([a-z]+\??[^`]*)` \| (.*?) \|$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE
 )
 
 
-def test_every_view_has_a_question(kept):
-    assert {address.partition("?")[0] for address, _ in ROWS} == set(kept().evaluate("() => posenc.names"))
+def test_what_to_ask_has_the_questions_of_the_guide_one_for_each_view(opened):
+    page = opened()
+    page.get_by_text("What to ask").click()
+    links = page.locator("header details a")
+    asked = links.evaluate_all("(all) => all.map((one) => [one.innerText, one.getAttribute('href')])")
+    assert asked == [[question, f"#{address}"] for view, question, address, _ in ROWS if view]
+    assert [href[1:].partition("?")[0] for _, href in asked] == page.evaluate("() => posenc.names")
+    links.last.click()
+    page.locator("#cache .said", has_text="8 tokens are held").wait_for()
 
 
-@pytest.mark.parametrize(("address", "answer"), ROWS, ids=[address for address, _ in ROWS])
+@pytest.mark.parametrize(("address", "answer"), [row[2:] for row in ROWS], ids=[row[2] for row in ROWS])
 def test_the_page_answers_as_the_guide_says(kept, address, answer):
     page = kept()
     page.evaluate("(hash) => { location.hash = hash; }", address)

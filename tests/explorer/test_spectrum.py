@@ -87,13 +87,13 @@ def test_an_unknown_schedule_is_refused_by_name(opened):
 
 def test_numbers_of_a_spec_are_those_of_its_schedule():
     spec = "rotary(schedule=clipped(pairs=2, inner=yarn(factor=4)))"
-    (entry,) = encoding_of(spec, 0)["sections"]["spectrum"]
+    (entry,) = encoding_of(spec, None)["sections"]["spectrum"]
     rotary: Any = build(spec, SHAPE)
     assert entry["wavelengths"] == rotary.wavelengths.tolist() and entry["wavelengths"][-1] == math.inf
     assert entry["plain"][1] == pytest.approx(2 * math.pi * 10_000 ** (2 / 16))
     assert (entry["schedule"]["inner"]["name"], entry["schedule"]["inner"]["factor"]) == ("yarn", 4)
     assert entry["temperature"] == pytest.approx(0.1 * math.log(4) + 1)
-    assert encoding_of("alibi", 0)["sections"]["spectrum"] is None
+    assert encoding_of("alibi", None)["sections"]["spectrum"] is None
 
 
 def said(page: Any) -> str:

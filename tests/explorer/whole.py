@@ -19,6 +19,11 @@ def settle(page: Any) -> None:
     page.evaluate(SETTLED)
 
 
+def reach(page: Any) -> None:
+    """Open what waits under "More", so that a test reaches every control."""
+    page.locator("section details:has(.controls)").evaluate_all("(all) => all.forEach((one) => (one.open = true))")
+
+
 def views_of(page: Any) -> list[str]:
     """The views that the page has numbers for."""
     settle(page)

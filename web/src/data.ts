@@ -69,8 +69,6 @@ export interface Encoding {
   name: string;
   spec: string;
   doors: string[];
-  /** Its place in the palette: an encoding has one colour everywhere. */
-  place: number;
   /** `added`: what it adds at each position [T][dim], where that is fixed. */
   sections: Record<string, any> & { added?: number[][] | null; moves?: Moves; spectrum?: RotarySpectrum[] | null };
 }
@@ -118,7 +116,7 @@ export interface Curves {
   encodings: Reach[];
 }
 
-/** What belongs to the page: what the records of a comparison say (`labels` in the order of their colours), and so on. */
+/** What belongs to the page: what the records of a comparison say, and so on. */
 export interface Sections {
   run: { made: string; labels: string[] };
   attention: { tasks: { task: string; models: Model[] }[]; left_out: string[] };
@@ -138,6 +136,8 @@ export interface Data {
   command: string;
   title: string;
   encodings: Encoding[];
+  /** The place in the palette of each encoding, of the page, the catalogue or the run. */
+  places: Record<string, number>;
   sections: Partial<Sections>;
 }
 

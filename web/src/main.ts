@@ -4,7 +4,7 @@ import { dataOf } from "./data";
 import * as formulas from "./formulas";
 import One from "./One.svelte";
 import { settingsNow } from "./state.svelte";
-import { views } from "./view";
+import { views, viewsOf } from "./view";
 
 export { formulas, settingsNow };
 
@@ -21,7 +21,7 @@ function fill(page: Document): void {
   for (const target of singles) {
     const view = views.find((v) => v.about.id === target.dataset.view);
     if (!view) throw new Error(`there is no view ${target.dataset.view}`);
-    mount(One, { target, props: { view, data } });
+    if (viewsOf(data).includes(view)) mount(One, { target, props: { view, data } });
   }
 }
 

@@ -88,6 +88,14 @@ export function written(view: string): string {
   return `#${view}${query ? `?${query}` : ""}`;
 }
 
+/** The address of a view with these settings; how the page looks stays as it is. */
+export function addressOf(view: string, said: string): string {
+  const asked = new URLSearchParams(said);
+  for (const name of ["look", "only", "keys"] as const)
+    if (shared[name] !== settings.get(name)!.start) asked.set(name, String(shared[name]));
+  return `#${view}${asked.size ? `?${asked}` : ""}`;
+}
+
 /** Take over what an address says; returns the view that it names. Settings that it leaves out start anew. */
 export function readAddress(hash: string): string {
   const [view, query = ""] = hash.replace(/^#/, "").split(/\?(.*)/s);
@@ -141,7 +149,7 @@ export const settingsNow = (): Record<string, Value> =>
 /** What is pointed at, in all views alike; and how the page looks: one view at a time, and whether J and K go on. */
 export const shared = settingsOf(
   "",
-  { position: 12, other: 5, pair: 2, head: 0, encoding: "", look: "", only: false, keys: true },
+  { position: 12, other: 5, pair: 2, head: 0, encoding: "", look: "", only: true as boolean, keys: true },
   {
     position: whole(0, 4096),
     other: whole(0, 4096),

@@ -16,9 +16,14 @@ export interface About {
   lesson?: { place: number; name: string };
   /** The page of the documentation that tells more, in the repository. */
   page: string;
-  /** Whether the page has what it needs; where it has not, what to ask for. */
-  missing?: (data: Data) => string;
+  /** Questions that it answers, each with the settings of the answer as an address has them. */
+  ask: [question: string, settings: string][];
+  /** Whether the page has what it draws; without a word of it, every page has. */
+  has?: (data: Data) => boolean;
 }
+
+/** The first words of a title, for lists. */
+export const named = ({ title }: About): string => title.split(/[:,]/)[0];
 
 export interface View {
   about: About;
@@ -29,3 +34,6 @@ const files = import.meta.glob<View>("./views/*.svelte", { eager: true });
 
 /** All views, in their order: a new one is a new file. */
 export const views: View[] = Object.values(files).sort((a, b) => a.about.place - b.about.place);
+
+/** The views that a page has something to draw for. */
+export const viewsOf = (data: Data): View[] => views.filter(({ about }) => about.has?.(data) ?? true);

@@ -10,7 +10,7 @@ from posenc import catalogue
 from posenc.encoding import Shape
 from posenc.explorer import picture, trained
 from posenc.lab.description import describe, listing
-from posenc.lab.results import summary
+from posenc.lab.results import figures, summary
 from posenc.lab.results.report import TEMPLATE as REPORT
 from posenc.lab.results.report import pages
 from posenc.lab.views import page
@@ -38,20 +38,17 @@ def explore(chosen: Sequence[str] = (), *, run: Path | None = None, records: Seq
     >>> page.startswith("<!doctype html>"), len(page) < 3_000_000
     (True, True)
     """
-    asked = ["posenc", "explore", *chosen]
-    asked += ["--run", str(run)] if run else []
+    asked = ["posenc", "explore", *chosen, *(["--run", str(run)] if run else [])]
     known = trained.of_records(records) if records else trained.of(run) if run else trained.example()
     shown = [spec for spec in known["specs"] if run and trained.builds(spec, SHAPE)]
     specs = tuple(dict.fromkeys(chosen or shown or SPECS))
-    encodings = [encoding_of(spec, place) for place, spec in enumerate(specs)]
-    for encoding in encodings:
-        encoding["sections"]["trained"] = known["trained"].get(encoding["name"])
     data = {
         "schema": page.SCHEMA,
         "version": posenc.__version__,
         "command": shlex.join(asked),
         "title": "posenc explorer",
-        "encodings": encodings,
+        "encodings": [encoding_of(spec, known["trained"].get(spec)) for spec in specs],
+        "places": figures.places([*specs, *known["sections"]["run"]["labels"], *catalogue.names()]),
         "sections": known["sections"]
         | {"axes": picture.on_two_axes(specs, SHAPE), "doors": opened(specs), "order": order.without_position(SHAPE)},
     }
@@ -59,15 +56,14 @@ def explore(chosen: Sequence[str] = (), *, run: Path | None = None, records: Seq
     return template.render(title=data["title"], script=page.script(), numbers=page.numbers(data))
 
 
-def encoding_of(spec: str, place: int) -> dict[str, Any]:
-    """One encoding of the page."""
+def encoding_of(spec: str, trained: Any) -> dict[str, Any]:
+    """One encoding of the page, and what training made of it."""
     encoding = catalogue.build(spec, SHAPE)
     return {
         "name": spec,
         "spec": str(encoding),
         "doors": sorted(encoding.doors),
-        "place": place,
-        "sections": {name: of(encoding, SHAPE) for name, of in OF_ENCODINGS.items()},
+        "sections": {name: of(encoding, SHAPE) for name, of in OF_ENCODINGS.items()} | {"trained": trained},
     }
 
 

@@ -3,10 +3,12 @@
 import io
 import math
 import re
+import runpy
 import string
 import subprocess
 import sys
 from functools import cache, partial
+from pathlib import Path
 from xml.etree import ElementTree
 
 import matplotlib
@@ -18,8 +20,11 @@ from matplotlib.figure import Figure
 from tiers import of_these_slow
 
 from posenc.lab import figures
+from posenc.lab.board.picture import speed_and_reach
+from posenc.lab.board.tables import Standing
 from posenc.lab.results.figures import arrays, layout, measured, style
 
+HOME = Path(__file__).parents[3]
 TASKS = ("repeat", "copy", "text")
 RECORDS = comparison(("repeat", "copy", "text"), seeds=2)
 SINUSOIDAL = np.array(record("sinusoidal")["pictures"]["added"])
@@ -110,16 +115,16 @@ def test_an_svg_has_its_words_as_text(name):
     assert "<text" in svg and len(svg) < 400_000
 
 
-def test_an_encoding_keeps_its_look_when_others_leave():
-    looks = figures.looks(RECORDS)
-    assert list(looks) == list(ENCODINGS)
-    figure = figures.extrapolation(RECORDS, "copy")
-    assert figure is not None
-    drawn = {line.get_gid(): (line.get_color(), line.get_marker()) for line in figure.axes[0].lines if line.get_gid()}
-    # `none` comes first and did not learn to copy; the others do not move up.
-    assert drawn == {
-        f"encoding-{look.place}": (look.color, look.marker) for label, look in looks.items() if label != "none"
-    }
+def test_an_encoding_keeps_its_colour_wherever_it_is_drawn_and_its_look_when_others_leave():
+    (look,) = figures.looks(comparison(("copy",), seeds=1, encodings=("rotary",))).values()
+    assert figures.looks(RECORDS)["rotary"] == look and list(figures.looks(RECORDS)) == list(ENCODINGS)
+    line = next(line for line in figures.extrapolation(RECORDS, "copy").axes[0].lines if line.get_label() == "rotary")
+    assert (line.get_color(), line.get_marker(), line.get_gid()) == (look.color, look.marker, look.gid)
+    board = speed_and_reach([Standing("rotary", tasks=1, learned=1, reach=2.0, speed=1.0, cpu_s=1.0)])
+    example = runpy.run_path(str(HOME / "examples" / "fixed_against_learned.py"))["draw"]({"rotary": [1.0] * 20})
+    assert {figure.axes[0].lines[0].get_color() for figure in (board, example)} == {look.color, figures.color("rotary")}
+    summed, alone = (figures.look(place) for place in figures.places(["rotary + alibi", "rotary"]).values())
+    assert summed.color == alone.color and summed.dashes != alone.dashes == look.dashes
 
 
 def test_sixty_encodings_look_different():

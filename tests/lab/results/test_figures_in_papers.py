@@ -202,13 +202,13 @@ def test_the_page_is_in_the_house_style_and_its_files_in_ones_own(tmp_path):
         page = report.write(
             comparison(("copy",), seeds=1, encodings=("none", "rotary")), tmp_path, files=files
         ).read_text()
-    assert "var(--c1)" in page and "figures/headline.pdf, figures/headline.svg" in page
+    assert "var(--c0)" in page and "figures/headline.pdf, figures/headline.svg" in page
     written = tmp_path / "figures" / "extrapolation-copy.svg"
     box = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', written.read_text())
     assert [float(side) / 72 for side in box.groups()] == pytest.approx([3.25, 2.2])
     assert "#abcdef" in written.read_text() and "#abcdef" not in page
-    # The second of the encodings is the first that is drawn; its colour is the second of that style's.
-    assert "#445566" in written.read_text() and "beyond the trained length" not in written.read_text()
+    # `none` did not learn, and is not drawn; rotary has the first of that style's colours, as it has the house's first.
+    assert "#112233" in written.read_text() and "beyond the trained length" not in written.read_text()
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".pdf", ".svg"}
 
 
@@ -234,11 +234,11 @@ def test_the_headline_shows_time_against_reach():
         for seed, (time, beyond) in enumerate([(4.0, (1, 1, 1)), (8.0, (1, 1, 0.2)), (6.0, (1, 0, 0))])
     ]
     figure = figures.headline([*runs, record("rotary", cpu_s_to_learned=2.0)])
-    line = marks(figure.axes[0])["encoding-0"]
+    line = marks(figure.axes[0])["encoding-2"]
     assert list(line.get_xdata()) == [6.0] and line.get_ydata()[0] == 1.5
     across, up = [segments.get_segments()[0] for segments in figure.axes[0].collections[:2]]
     assert sorted(across[:, 0]) == [4, 8] and sorted(up[:, 1]) == pytest.approx([1.2, 2.0])
-    steps = marks(figures.headline(runs, speed="steps").axes[0])["encoding-0"]
+    steps = marks(figures.headline(runs, speed="steps").axes[0])["encoding-2"]
     assert list(steps.get_xdata()) == [np.median([run["steps_to_learned"] for run in runs])]
 
 

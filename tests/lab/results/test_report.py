@@ -69,7 +69,7 @@ def test_the_page_works_without_a_script(written):
     page = without_script(written[0].read_text())
     assert "<script" not in page and "<noscript>" in page
     # One is chosen with a finger or with keys, and the rules for it are in the page.
-    for place, label in enumerate(SOME):
+    for label, place in figures.places(SOME).items():
         chip = re.search(rf'<label class="chip" data-encoding="{place}".*?</label>', page)[0]
         assert '<input type="radio" name="encoding">' in chip and label in chip
         assert f':has([data-encoding="{place}"] input:checked) svg g[class^="encoding-"]:not(.encoding-{place})' in page

@@ -1,4 +1,4 @@
-import type { Data, Encoding } from "../data";
+import type { Data } from "../data";
 
 /** The colours of the page's palette; the page has a light and a dark value of each. */
 export const colour = (place: number): string => `var(--c${place % 8})`;
@@ -6,16 +6,11 @@ export const colour = (place: number): string => `var(--c${place % 8})`;
 /** A colour for letters, which have to stand out more than lines do. */
 export const inLetters = (colour: string): string => `color-mix(in srgb, ${colour} 65%, var(--ink))`;
 
+/** The place in the palette of an encoding, by its name: that which it has in posenc's figures. */
+const placeOf = (data: Data, name: string): number => data.places[name] ?? 0;
+
 /** The colour of an encoding, the same everywhere. */
-export const colourOf = (encoding: Encoding): string => colour(encoding.place);
+export const colourOf = (data: Data, name: string): string => colour(placeOf(data, name));
 
-/** The place in the palette of an encoding of a run, by its name there; those that the page has not come after it. */
-export function placeOf(data: Data, label: string): number {
-  const shown = data.encodings.find((encoding) => encoding.name === label);
-  if (shown) return shown.place;
-  const others = (data.sections.run?.labels ?? []).filter((l) => !data.encodings.some((e) => e.name === l));
-  return data.encodings.length + others.indexOf(label);
-}
-
-/** The palette comes round after eight: lines of the next eight are dashed. */
-export const dashOf = (place: number): string | undefined => (place % 16 < 8 ? undefined : "7 3");
+/** The dashes of its line: the palette comes round after eight, and lines of the next eight are dashed. */
+export const dashOf = (data: Data, name: string): string | undefined => (placeOf(data, name) % 16 < 8 ? undefined : "7 3");

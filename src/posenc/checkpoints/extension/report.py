@@ -158,13 +158,8 @@ def by_length(record: Record) -> Figure | None:
             at = {length: values[number["name"], length] for length in lengths if (number["name"], length) in values}
             ys = figures.numbers([value.value for value in at.values()])
             errors = figures.numbers([value.error or 0.0 for value in at.values()])
-            style: dict[str, Any] = {
-                "color": look.color,
-                "linestyle": look.dashes,
-                "marker": look.marker,
-                "elinewidth": 0.8,
-            }
-            ax.errorbar(list(at), ys, errors, **style)[0].set_gid(group)
+            style: dict[str, Any] = {"color": look.color, "linestyle": look.dashes, "marker": look.marker}
+            ax.errorbar(list(at), ys, errors, elinewidth=0.8, **style)[0].set_gid(group)
         finish(ax, record, number["words"], log=not number["more_is_better"])
         ax.set_xticks(lengths, [f"{length:,}" for length in lengths])
     for ax, (words, methods) in zip(axes[len(numbers) :], curves.items(), strict=True):

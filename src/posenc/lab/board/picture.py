@@ -26,7 +26,7 @@ def speed_and_reach(found: Sequence[Standing]) -> Figure | None:
     Those that were measured on no more than half of the tasks are left out. None without any that learned.
     """
     drawn = comparable(found)
-    quick = learning(drawn)
+    quick = [one for one in drawn if math.isfinite(one.speed)]
     if not quick:
         return None
     fig = figures.figure(9, 5.2, "Learning speed and reach over all tasks")
@@ -38,8 +38,8 @@ def speed_and_reach(found: Sequence[Standing]) -> Figure | None:
     places = {one.label: one.speed for one in quick}
     places |= {one.label: edge * BAND ** ((number + 1) / (len(slow) + 1)) for number, one in enumerate(slow)}
     for one in drawn:
-        own = figures.look(list(ENCODINGS).index(one.label) if one.label in ENCODINGS else len(figures.LIGHT) - 1)
-        ax.plot(places[one.label], one.reach, marker=own.marker, color=own.color, linestyle="none", alpha=0.85)
+        own, clear = figures.look(figures.places([one.label])[one.label]), 0.85 if one.label in ENCODINGS else 0.35
+        ax.plot(places[one.label], one.reach, marker=own.marker, color=own.color, linestyle="none", alpha=clear)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=2)
     for axis in (ax.xaxis, ax.yaxis):
@@ -71,11 +71,6 @@ def comparable(found: Sequence[Standing]) -> list[Standing]:
     return sorted(drawn, key=lambda one: one.label in ENCODINGS)
 
 
-def learning(drawn: Sequence[Standing]) -> list[Standing]:
-    """Those that learn at least half of the tasks."""
-    return [one for one in drawn if math.isfinite(one.speed)]
-
-
 def unbeaten(drawn: Sequence[Standing]) -> list[Standing]:
     """Those that nobody beats in both, the quickest first: no other is at least as good in both, and better in one."""
     points = {(one.speed, -one.reach) for one in drawn}
@@ -89,7 +84,7 @@ def unbeaten(drawn: Sequence[Standing]) -> list[Standing]:
 
 def in_words(found: Sequence[Standing]) -> str:
     """Who stands in front, for who does not see the picture."""
-    drawn = learning(comparable(found))
+    drawn = [one for one in comparable(found) if math.isfinite(one.speed)]
     first = [f"{one.label} ({one.speed:.2f} of the median steps, {one.reach:.2f}x)" for one in unbeaten(drawn)]
     return (
         f"Of {len(drawn)} encodings that learn at least half of the tasks nobody beats in both speed and reach: "

@@ -97,11 +97,8 @@ def pages(*folders: Path) -> jinja2.Environment:
     )
     environment.filters["sentence"] = sentence
     environment.filters["short"] = figures.short
-    palette: dict[str, Any] = {
-        "colours": len(figures.LIGHT),
-        "light": [*figures.LIGHT, *figures.RAMP],
-        "dark": [*figures.DARK, *figures.RAMP_DARK],
-    }
+    light, dark = [*figures.LIGHT, *figures.RAMP], [*figures.DARK, *figures.RAMP_DARK]
+    palette: dict[str, Any] = {"colours": len(figures.LIGHT), "light": light, "dark": dark}
     environment.globals.update(palette)
     return environment
 
@@ -109,6 +106,7 @@ def pages(*folders: Path) -> jinja2.Environment:
 def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequence[Failure], draw: Drawer) -> str:
     paragraphs = summary.paragraphs(records)
     about = {"schema": page.SCHEMA, "version": posenc.__version__, "command": "posenc report", "title": "posenc report"}
+    data = {"encodings": [], "places": figures.places(summary.labels(records)), "sections": sections.of(records)}
     return (
         pages(TEMPLATE.parent)
         .get_template(TEMPLATE.name)
@@ -123,7 +121,7 @@ def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequen
             order=order_of(records),
             pictures=pictures_of(records, draw),
             attention=attention_of(records, draw),
-            numbers=page.numbers(about | {"encodings": [], "sections": sections.of(records)}),
+            numbers=page.numbers(about | data),
             script=page.script(),
             made=how_it_was_made(records),
             settings=[(name, summary.legible(readable(value), MOST_OF_A_VALUE)) for name, value in settings.items()],

@@ -6,9 +6,8 @@
     figures.save(figures.extrapolation(records, task="copy"), "copy.pdf", width=3.25, height=2.2)
 
 Everything is made with matplotlib's object interface: no pyplot, no display, no global state. A function that draws
-results returns None where they do not hold what it draws. Each encoding keeps one colour and marker in all figures,
-given by order of appearance, so give all records and name the task. Settings of matplotlib that the caller has made are
-kept (`using`); the report goes through the same functions.
+results returns None where they do not hold what it draws. Each encoding has one colour (`color`), and one marker among
+the same records: give all of them and name the task. The caller's own settings of matplotlib are kept (`using`).
 """
 
 from posenc.lab.results.figures.arrays import (
@@ -72,8 +71,10 @@ from posenc.lab.results.figures.style import (
     RAMP_DARK,
     SOFT,
     Look,
+    color,
     house,
     look,
+    places,
     styled,
     using,
 )

@@ -30,7 +30,7 @@ from posenc.lab.results.figures.layout import (
     short,
     width_of,
 )
-from posenc.lab.results.figures.style import BROKEN, NARROW, SEQUENTIAL, Look, ink, look, soft, styled
+from posenc.lab.results.figures.style import BROKEN, NARROW, SEQUENTIAL, Look, ink, look, places, soft, styled
 from posenc.lab.results.summary import Record, Result
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ MOST_POINTS = 80
 
 @styled
 def looks(records: Sequence[Record]) -> dict[str, Look]:
-    """Encoding -> its look, by order of appearance."""
-    return {label: look(place) for place, label in enumerate(summary.labels(records))}
+    """Encoding -> its look, which goes by its name."""
+    return {label: look(place) for label, place in places(summary.labels(records)).items()}
 
 
 def checked(records: Sequence[Record]) -> Sequence[Record]:

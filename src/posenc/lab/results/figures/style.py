@@ -6,7 +6,9 @@ what is still at matplotlib's own default. Nothing outside is changed.
 
 import contextlib
 import functools
-from collections.abc import Callable, Generator, Mapping
+import itertools
+import zlib
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,8 @@ INK, SOFT, GRID, PAPER = (HOUSE[name] for name in ("text.color", "axes.edgecolor
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 GLYPHS = ("●", "■", "▲", "◆", "▼", "✚", "✖", "★")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (6, 2, 1.2, 2)))
+# The best known encodings: the first eight have the eight colours, the others come round again.
+KNOWN = ("rotary", "learned", "alibi", "t5_bias", "shaw", "sinusoidal", "kerple", "none", "fire", "sandwich")
 BROKEN = (0, (4, 3))
 """The line where training ended."""
 
@@ -173,14 +177,32 @@ class Look:
         return {"color": self.color, "marker": self.marker, "linestyle": self.dashes, "gid": self.gid, **edge}
 
 
+def places(specs: Iterable[str]) -> dict[str, int]:
+    """The place of each encoding among the looks: its name decides its colour, and a sum has that of its first part."""
+    found: dict[str, int] = {}
+    for spec in dict.fromkeys(specs):
+        first, *others = spec.split(" + ")
+        place = KNOWN.index(first) if first in KNOWN else len(LIGHT) + zlib.crc32(ascii(first).encode()) % len(LIGHT)
+        # Those that share a colour have other markers and dashes.
+        free = itertools.count(place + len(LIGHT) * bool(others), len(LIGHT))
+        found[spec] = next(place for place in free if place not in found.values())
+    return found
+
+
+@styled
+def color(spec: str) -> str:
+    """The colour of an encoding, the same in all figures."""
+    return look(places([spec])[spec]).color
+
+
 def look(place: int) -> Look:
-    """The look of the encoding that appears at this place, in the colours of the style's cycle."""
+    """The look at this place, in the colours of the style's cycle."""
     colours = matplotlib.rcParams["axes.prop_cycle"].by_key().get("color", LIGHT)
     # The marker moves on by one each time the colours start again, so that a pair comes back only after 64 encodings.
     turn = place // len(LIGHT)
     shape = (place + turn) % len(MARKERS)
-    dashes = DASHES[(place + turn // 4) % len(DASHES)]
-    return Look(place, colours[place % len(colours)], MARKERS[shape], GLYPHS[shape], dashes)
+    dashes = DASHES[(place + turn + turn // len(MARKERS)) % len(DASHES)]
+    return Look(place, colours[place % len(LIGHT) % len(colours)], MARKERS[shape], GLYPHS[shape], dashes)
 
 
 def shade(place: int, count: int) -> dict[str, Any]:
