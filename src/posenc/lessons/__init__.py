@@ -12,18 +12,15 @@ from pathlib import Path
 from types import ModuleType
 
 from posenc.foreign import code, near, quoted, read
-from posenc.lessons._answers import answer as answer
-from posenc.lessons._answers import nearest as nearest
-from posenc.lessons._answers import same as same
-from posenc.lessons._answers import tensor as tensor
+from posenc.lessons._answers import answer, nearest, same, tensor
 from posenc.lessons._cells import Cell, cells, code_of, notebook, readable, solutions
-from posenc.lessons._hand_ins import READERS, HandIn
-from posenc.lessons._hand_ins import Numbers as Numbers
-from posenc.lessons._hand_ins import Trained as Trained
-from posenc.lessons._hand_ins import definition as definition
-from posenc.lessons._hand_ins import numbers as numbers
-from posenc.lessons._hand_ins import trained as trained
+from posenc.lessons._hand_ins import READERS, HandIn, Numbers, Trained, definition, numbers, trained
 from posenc.verdicts import Held, Verdict, name_of
+
+__all__ = [
+    "HandIn", "Lesson", "Numbers", "Trained", "answer", "definition", "lesson_of", "lessons", "nearest", "numbers",
+    "same", "tensor", "trained",
+]  # fmt: skip
 
 HERE = Path(__file__).parent
 

@@ -67,7 +67,7 @@ def maps_are_those_of_the_run(given: Numbers) -> None:
     from posenc.lab.tasks import Batch
 
     run, ids = given.run, given.take("ids").long().view(1, -1)
-    layer, head = int(given.take("layer", 0)), int(given.take("head", 0))
+    layer, head = (int(given.named.get(name, 0)) for name in ("layer", "head"))
     assert run.experiment.spec != "none", "the run has no positions to take away: its encoding is none"
     assert 0 <= ids.amin() and ids.amax() < run.task.vocab, f"ids of this run go from 0 to {run.task.vocab - 1}"
 
