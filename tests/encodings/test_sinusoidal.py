@@ -62,11 +62,27 @@ def test_the_scalar_formula_in_the_file_is_the_published_one() -> None:
         assert got == pytest.approx(published(12.5, dim, 300.0, layout, endpoint), abs=1e-13)
 
 
+@pytest.mark.parametrize(("dim", "longest"), [(64, 47_117), (128, 54_410), (512, 60_611)])
+def test_the_longest_wavelength_falls_short_of_two_pi_base(dim: int, longest: int) -> None:
+    wavelengths = Sinusoidal(dim).wavelengths
+    assert round(float(wavelengths[-1])) == longest
+    assert float(wavelengths[0]) == pytest.approx(2 * math.pi, rel=1e-15)
+
+
 @pytest.mark.parametrize("dim", [4, 64, 127, 512])
 @pytest.mark.parametrize("layout", ["interleaved", "concatenated"])
 def test_with_endpoint_the_longest_wavelength_is_two_pi_base(dim: int, layout: str) -> None:
     longest = Sinusoidal(dim, layout=layout, endpoint=True).wavelengths[-1]
     assert float(longest) == pytest.approx(2 * math.pi * 10_000, rel=1e-14)
+
+
+def test_the_dot_product_of_two_positions_is_even_in_the_distance_and_not_monotone() -> None:
+    rows = Sinusoidal(512).encode(Positions.of(torch.arange(-200.0, 200.0)))[0]
+    dots = rows @ rows[200]
+    torch.testing.assert_close(dots[1:200].flip(0), dots[201:], rtol=0, atol=1e-10)
+    rises = dots[200:].diff() > 0
+    # With 512 channels it rises at 54 of the first 199 distances, first from 43 to 44.
+    assert int(rises.sum()) == 54 and int(rises.nonzero()[0]) == 43
 
 
 @pytest.mark.parametrize(

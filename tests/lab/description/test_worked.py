@@ -14,6 +14,12 @@ def test_the_same_word_has_the_same_token_vector_and_another_sum() -> None:
     assert example.combined[0] != example.combined[3]
 
 
+def test_the_position_vectors_are_sines_and_cosines() -> None:
+    for position, vector in enumerate(worked_example(dim=4).position_vectors):
+        expected = [math.sin(position), math.cos(position), math.sin(position / 100), math.cos(position / 100)]
+        assert vector == pytest.approx(expected, abs=1e-6)
+
+
 @pytest.mark.parametrize("encoding", ["sinusoidal", "learned(std=1.0)"])
 @pytest.mark.parametrize("dim", [1, 3, 4])
 def test_combined_is_the_sum_number_by_number(encoding: str, dim: int) -> None:

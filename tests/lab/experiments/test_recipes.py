@@ -240,5 +240,12 @@ def test_the_original_rate_is_the_formula_of_the_paper_at_every_step(dim: int, w
     assert [original_rate(done, dim, warmup) for done in range(50)] == pytest.approx(expected, rel=1e-12)
 
 
+def test_the_original_rate_peaks_at_step_4000_at_seven_ten_thousandths() -> None:
+    rates = [original_rate(done, 512, 4000) for done in range(4100)]
+    assert max(range(len(rates)), key=rates.__getitem__) + 1 == 4000
+    assert max(rates) == pytest.approx(6.9877e-4, rel=1e-4)
+    assert rates[0] == pytest.approx(max(rates) / 4000, rel=1e-9)
+
+
 def test_recipes_name_no_encoding_that_does_not_exist() -> None:
     assert set(hints(10, 20)) <= set(catalogue.names())
