@@ -1172,7 +1172,8 @@ def test_the_extras_are_those_of_the_package() -> None:
     tomllib = pytest.importorskip("tomllib")
     declared = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     for extra, modules in main.EXTRAS.items():
-        assert {re.split("[<>=]", name)[0] for name in declared["optional-dependencies"][extra]} == set(modules)
+        names = [re.split("[<>=]", name)[0] for name in declared["optional-dependencies"][extra]]
+        assert {name.removesuffix("-py").replace("-", "_") for name in names} == set(modules)
     assert declared["scripts"]["posenc"] == "posenc.__main__:main"
 
 
