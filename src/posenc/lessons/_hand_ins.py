@@ -6,7 +6,6 @@ weights can name code; the learner's file runs because it was named on the comma
 
 import csv
 import io
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,7 +135,7 @@ def tensors(path: str) -> dict[str, Tensor]:
         return {str(name): torch.as_tensor(value) for name, value in READERS[suffix](path).items()}
     except CannotRead:
         raise
-    except (pickle.UnpicklingError, AttributeError, TypeError, ValueError, RuntimeError, EOFError):
+    except Exception:  # each library has its own for what it cannot read
         remedy = "save a dict of tensors, such as model.state_dict()" if suffix in (".pt", ".pth") else "write it anew"
         raise CannotRead(
             "it does not hold numbers by their names, and nothing else", file=path, remedy=remedy
