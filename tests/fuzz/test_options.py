@@ -11,13 +11,12 @@ from fuzz.driver import hold, short_and_long
 
 from posenc import cli, testing
 from posenc.cli import arguments
-from posenc.explorer import serve
 from posenc.foreign import visible
 from posenc.lab.description import describe
 from posenc.lab.runs import train
 from posenc.lab.sweeps import compare
 
-EVERY = [verb for verb in cli.VERBS if verb not in ("bench", "board", "list", "order")]
+EVERY = [verb for verb in cli.VERBS if verb not in ("board", "list", "order")]
 QUICK = [verb for verb in EVERY if verb not in ("extend", "convert", "inspect", "show")]
 """Without the verbs that import transformers or draw pictures."""
 
@@ -73,8 +72,6 @@ def nothing_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module, name in (
         *((compare, "run_all"), (train, "train"), (testing, "verdicts"), (describe.Shown, "save")),
-        # It would serve until Ctrl-C.
-        (serve.Server, "serve_forever"),
     ):
         monkeypatch.setattr(module, name, done)
 
