@@ -56,7 +56,7 @@ class Advise:
 
     Example: posenc advise --task "find a fact in a long document" --train-length 512 --test-length 2048
 
-    It looks at the nearest tasks of the board, and says how sure the answer is and what nobody has measured.
+    It answers from the nearest tasks of the board, with five rows of it, and says what was not measured.
     """
 
     task: Annotated[str, taking("TEXT")]
@@ -73,6 +73,8 @@ class Advise:
     """The encoding that you have, to hear whether to keep it."""
     rows: Folder = None
     """The folder of a board. Default: the repository's own."""
+    all: bool = False
+    """Print every encoding that carries, and what becomes of the others."""
     json: bool = False
     """Print the answer as JSON."""
 
@@ -81,16 +83,19 @@ class Advise:
 
         from posenc import terminal
         from posenc.lab.board import costs, rows, run
-        from posenc.lab.board.advice import Question, advise
+        from posenc.lab.board.advice import MOST_ROWS, NOT_MEASURED, Question, advise
 
         asked = (self.task, self.train_length, self.test_length, not self.bidirectional, self.axes, self.encoding)
         folder = self.rows or run.COMMITTED
         found = advise(Question(*asked), rows.there(folder), costs.read(folder))
         if self.json:
             print(json.dumps(asdict(found)))
-        else:
-            terminal.say(found.sentences[0])
-            if found.table:
-                terminal.table(found.headings, found.table)
-            terminal.say("\n".join(found.sentences[1:]))
+            return 0
+        most = None if self.all else MOST_ROWS
+        terminal.say(found.answer)
+        if found.table:
+            terminal.table(found.headings, found.table[:most])
+        terminal.say("\n".join([*(found.sentences if self.all else found.sentences[:1]), NOT_MEASURED]))
+        if len(found.table) > MOST_ROWS and not self.all:
+            terminal.say(f"{len(found.table) - MOST_ROWS} more carry as far: --all")
         return 0

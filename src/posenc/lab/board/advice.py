@@ -11,15 +11,15 @@ from posenc.lab.board import scope
 from posenc.lab.board.costs import Costs
 from posenc.lab.board.tables import carried_by, evidence
 from posenc.lab.results.statistics import FEWEST, Comparison
-from posenc.lab.results.summary import NOTHING, Record, Result, ask, count, listed, name, percent, results, times
+from posenc.lab.results.summary import NOTHING, Record, Result, count, listed, name, percent, results, times
 from posenc.lab.results.summary.claims import Carried, carried, compare, exact_match_at, growth_at
 from posenc.lab.tasks import TASKS
 
-MOST_TASKS = 3
+MOST_TASKS, MOST_ROWS = 3, 5
 
-BEYOND_BOARD = (
-    "Never measured: larger models, longer training, and your data. The models have two layers of width 64, and only "
-    "the multiple of the trained length is compared."
+NOT_MEASURED = (
+    "Measured on small models, of two layers of width 64. Not measured: larger ones, longer training, your data; and "
+    "lengths other than as multiples of the trained one."
 )
 
 
@@ -55,23 +55,26 @@ Reached = Mapping[str, tuple[Result, Carried]]
 class Advice:
     """The answer.
 
+    answer        what to take, in one line
     near          the tasks of the board that it rests on
-    recommended   the encodings that carry so far on all of them, the cheapest first; ties unless a sentence says more
+    recommended   the encodings that carry so far on all of them, the cheapest first; ties unless `why` says more
     carried_less  those that do not, on at least one
     unknown       those with too few seeds, or not measured on all of them
     rows          the keys of the rows behind it
-    headings, table   a line for each that carries, and for the encoding that is asked about: seeds and costs
+    headings, table   a line for the encoding that is asked about, and for each that carries: how many seeds carry, with
+                  the 95 % interval of the share of all, the time of a layer, the cache, and why it stands there
     sentences     what the table does not say
     """
 
-    near: tuple[str, ...] = ()
-    recommended: tuple[str, ...] = ()
-    carried_less: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
-    rows: tuple[str, ...] = ()
-    headings: tuple[str, ...] = ()
-    table: tuple[tuple[str, ...], ...] = ()
-    sentences: tuple[str, ...] = ()
+    answer: str
+    near: tuple[str, ...]
+    recommended: tuple[str, ...]
+    carried_less: tuple[str, ...]
+    unknown: tuple[str, ...]
+    rows: tuple[str, ...]
+    headings: tuple[str, ...]
+    table: tuple[tuple[str, ...], ...]
+    sentences: tuple[str, ...]
 
 
 def advise(question: Question, rows: Sequence[Record], costs: Costs) -> Advice:
@@ -79,11 +82,11 @@ def advise(question: Question, rows: Sequence[Record], costs: Costs) -> Advice:
 
     An encoding is recommended where at least three seeds were run and more than half of them carry to the asked
     multiple on every near task: to the next longer one that was tested. Beyond the longest tested one nothing is.
+
+    Raises ValueError where no task of the board is near what is asked.
     """
     records = evidence(rows)
-    near, basis = nearest(question, list(dict.fromkeys(result.task for result in results(records))))
-    if not near:
-        return Advice(sentences=(basis, BEYOND_BOARD))
+    near = nearest(question, list(dict.fromkeys(result.task for result in results(records))))
     by_task = {task: reached(results(records, task), question.factor) for task in near}
     labels = list(dict.fromkeys(label for outcomes in by_task.values() for label in outcomes))
     measured = [label for label in labels if measured_enough(label, by_task)]
@@ -93,65 +96,83 @@ def advise(question: Question, rows: Sequence[Record], costs: Costs) -> Advice:
     unknown = [label for label in labels if label not in measured]
     tested = min((at.factor for outcomes in by_task.values() for _, at in outcomes.values()), default=0.0)
     beyond = tested < question.factor
-    sentences = [basis, multiple(question, by_task, beyond), certainty(carry, by_task, beyond)]
-    sentences += ties(carry, by_task) if len(carry) > 1 else []
+    sentences = [multiple(question, by_task, beyond), *(f"{task}: {scope.meaning(task)}" for task in near)]
     sentences += [f"Do not carry so far: {names(less)}."] if less else []
-    sentences += [f"Not measured enough to say: {names(unknown)}."] if unknown else []
+    sentences += [f"Too few seeds to say: {names(unknown)}."] if unknown else []
     subjects = list(carry)
     if question.encoding is not None:
-        sentences.append(verdict(question.encoding, carry, by_task))
-        subjects += {scope.label(question.encoding)} & {*labels} - {*carry}
+        sentences.insert(0, verdict(question.encoding, carry, by_task))
+        own = scope.label(question.encoding)
+        subjects = [own] * (own in labels) + [label for label in carry if label != own]
+    ahead = {task: comparison(carry, outcomes).first() for task, outcomes in by_task.items() if len(carry) > 1}
     cited = [outcomes[label][0] for outcomes in by_task.values() for label in subjects if label in outcomes]
     return Advice(
+        answer(question, carry, by_task, beyond),
         tuple(near),
         () if beyond else tuple(carry),
         tuple(less),
         tuple(unknown),
         tuple(run["key"] for result in cited for run in result.runs),
-        ("encoding", *(f"seeds on {task}" for task in near), "time of a layer", "cache, bytes", "parameters"),
-        tuple(line(label, by_task, costs) for label in subjects),
-        (*sentences, BEYOND_BOARD),
+        ("encoding", *(f"seeds that carry on {task}" for task in near), "time of a layer", "cache, bytes", "why"),
+        tuple(line(label, by_task, costs, why(label, carry, ahead)) for label in subjects),
+        tuple(sentences),
     )
+
+
+def answer(question: Question, carry: Sequence[str], by_task: Mapping[str, Reached], beyond: bool) -> str:
+    """What to take, in one line."""
+    where, far = listed(list(by_task)), f"from {count(question.train_length)} to {count(question.test_length)}"
+    if not carry:
+        return f"Nothing to take: no encoding carries {far} with most of its seeds on {where}."
+    others = f", the cheapest of {len(carry)} that do" if len(carry) > 1 else ""
+    if beyond:
+        return f"Nothing to take for sure: {times(question.factor)} the trained length was never measured on {where}."
+    return f"Take {name(carry[0])}: it carries {far} on {where}{others}."
+
+
+def why(label: str, carry: Sequence[str], ahead: Mapping[str, Sequence[str]]) -> str:
+    """Why an encoding stands in the table."""
+    if label not in carry:
+        return "yours; does not carry so far"
+    on = [task for task, first in ahead.items() if label in first]
+    cheapest = "the cheapest" if label == carry[0] else "carries as far, and costs more"
+    return f"ahead of all others on {listed(on)}" if on else cheapest
 
 
 def names(labels: Sequence[str]) -> str:
     return listed([*map(name, labels)])
 
 
-def nearest(question: Question, tasks: Sequence[str]) -> tuple[list[str], str]:
-    """The tasks that a question is about, and a sentence on how they were found; none where nothing is near."""
+def nearest(question: Question, tasks: Sequence[str]) -> list[str]:
+    """The tasks that a question is about. Raises ValueError where the board has none, or not for such a model."""
     reads = ("decoder", "encoder_decoder") if question.causal else ("encoder",)
-    model = "a causal model" if question.causal else "a model that sees all tokens"
-    kind = f"{model} on {'one axis' if question.axes == 1 else 'two axes'}"
-    scores = {task: len(words_of(question.task) & words_about(task)) for task in tasks}
-    scores = {question.task: 1} if question.task in tasks else scores
+    scores = {task: likeness(words_of(question.task), task) for task in tasks}
+    scores = {question.task: 1.0} if question.task in tasks else scores
     best = [task for task, score in scores.items() if score == max(scores.values()) > 0]
     # A task of somebody's own, whose code is not run here, is taken to be for any model.
     kinds = {task: TASKS.get(task.partition("(")[0]) for task in best}
     fits = [task for task, cls in kinds.items() if cls is None or (cls.reads in reads and cls.axes == question.axes)]
     if not best:
-        reason = f"no task of the board is near {quoted(question.task)}"
-        return [], f"Nothing can be said: {reason}; name one of {', '.join(tasks) or 'none, as it has no rows yet'}."
+        known = ", ".join(tasks) or "none, as the board has no rows yet"
+        raise ValueError(f"no task of the board is near {quoted(question.task)}, and it says nothing; it has {known}")
     if not fits:
-        return [], f"Nothing can be said: {listed(best)} was never measured for {kind}."
-    return fits[:MOST_TASKS], f"The nearest of what was measured, for {kind}: {listed(fits[:MOST_TASKS])}."
+        model = "a causal model" if question.causal else "a model that sees all tokens"
+        kind = f"{model} on {'one axis' if question.axes == 1 else 'two axes'}"
+        raise ValueError(f"{listed(best)} was never measured for {kind}; see --bidirectional and --axes")
+    return fits[:MOST_TASKS]
 
 
 def words_of(text: str) -> set[str]:
     """The words of a text, without the endings of plurals."""
-    return {word.removesuffix("s") if len(word) > 3 else word for word in re.findall(r"[a-z]+", text.lower())} - COMMON
+    return {word.removesuffix("s") if len(word) > 3 else word for word in re.findall(r"[a-z]+", text.lower())}
 
 
-COMMON = frozenset(
-    "a an and as at by for from in is it its of on or that the then them this to what which with say".split()
-)
-
-
-def words_about(task: str) -> set[str]:
-    """Those of its name, of what else it is called, and of the idea that its meaning begins with."""
-    own, idea = task.partition("(")[0], scope.meaning(task).partition(":")[0]
-    also_called = TASKS[own].also_called if own in TASKS else ()
-    return words_of(" ".join((own.replace("_", " "), *also_called, idea)))
+def likeness(words: set[str], task: str) -> float:
+    """How much of a task's name stands in the words, and how many of the words that people ask for it by."""
+    own = task.partition("(")[0]
+    parts = words_of(own.replace("_", " "))
+    also_called = words_of(" ".join(TASKS[own].also_called)) if own in TASKS else set[str]()
+    return len(words & parts) / len(parts) + len(words & (also_called - parts))
 
 
 def reached(task_results: Sequence[Result], factor: float) -> Reached:
@@ -186,27 +207,6 @@ def multiple(question: Question, by_task: Mapping[str, Reached], beyond: bool) -
     return f"{lengths} is {times(question.factor)} the trained length; {which} {listed(tested)}."
 
 
-def certainty(carry: Sequence[str], by_task: Mapping[str, Reached], beyond: bool) -> str:
-    """A sentence on how many carry, and the 95 % interval of the least sure of them."""
-    if not carry:
-        return "No encoding carries so far with most of its seeds."
-    least = min((outcomes[label][1] for outcomes in by_task.values() for label in carry), key=lambda at: at.low)
-    distance = "as far as was tested, which does not say that they go on" if beyond else "so far"
-    share = f"{least.words} seeds mean {percent(least.low)} to {percent(least.high)} % of all seeds (95 % interval)"
-    return f"Encodings that carry {distance}: {len(carry)}, the cheapest first. How sure: {share}."
-
-
-def ties(carry: Sequence[str], by_task: Mapping[str, Reached]) -> list[str]:
-    """Who of those that carry is ahead on a task; of the others nobody is."""
-    sentences = []
-    for task, outcomes in by_task.items():
-        if first := comparison(carry, outcomes).first():
-            sentences.append(f"On {task}, {names(first)} {ask('are', first)} ahead of all others that carry.")
-        else:
-            sentences.append(f"On {task} they are ties: the seeds do not put any ahead of all others; choose by cost.")
-    return sentences
-
-
 def comparison(labels: Sequence[str], outcomes: Reached) -> Comparison:
     """All pairs of encodings on one task, by their scores at the multiple that is asked for."""
     result, at = outcomes[labels[-1]]
@@ -214,12 +214,15 @@ def comparison(labels: Sequence[str], outcomes: Reached) -> Comparison:
     return compare([outcomes[label][0] for label in labels], measure)
 
 
-def line(label: str, by_task: Mapping[str, Reached], costs: Costs) -> tuple[str, ...]:
+def line(label: str, by_task: Mapping[str, Reached], costs: Costs, reason: str) -> tuple[str, ...]:
     """A line of the table; the time is a multiple of that of a layer without position."""
-    seeds = [outcomes[label][1].words if label in outcomes else NOTHING for outcomes in by_task.values()]
+    seeds = [
+        f"{at.words} ({percent(at.low)} to {percent(at.high)} %)" if (at := outcomes[label][1]) else NOTHING
+        for outcomes in by_task.values()
+    ]
     cost = costs.of.get(label)
-    price = (times(cost.forward), count(cost.cache_bytes), count(cost.parameters)) if cost else (NOTHING,) * 3
-    return label, *seeds, *price
+    price = (times(cost.forward), count(cost.cache_bytes)) if cost else (NOTHING, NOTHING)
+    return label, *seeds, *price, reason
 
 
 def verdict(spec: str, carry: Sequence[str], by_task: Mapping[str, Reached]) -> str:
