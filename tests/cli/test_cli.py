@@ -47,7 +47,7 @@ SURFACE = {
     "merge": "out",
     "report": "table figures style width height titles svg-text json",
     "board": "tasks encodings seconds workers plan out",
-    "advise": "task train-length test-length bidirectional axes encoding rows json",
+    "advise": "task train-length test-length bidirectional axes encoding rows all json",
     "list": "axes door used-by pager json",
     "lesson": "check weights run text open notebook solutions",
     "show": "tokens dim heads words ids vectors shift run out open json",

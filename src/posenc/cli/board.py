@@ -97,5 +97,5 @@ class Advise:
             terminal.table(found.headings, found.table[:most])
         terminal.say("\n".join([*(found.sentences if self.all else found.sentences[:1]), NOT_MEASURED]))
         if len(found.table) > MOST_ROWS and not self.all:
-            terminal.say(f"{len(found.table) - MOST_ROWS} more carry as far: --all")
+            terminal.say(f"{len(found.table) - MOST_ROWS} more: --all")
         return 0

@@ -81,9 +81,9 @@ def test_tensorboard_has_curves_over_steps_and_over_lengths(tmp_path: Path) -> N
 def test_samples_are_lines_and_texts(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX", reason="tensorboardX is not installed; it comes with the test extra")
     loggers = Together(loggers_of(["jsonl", "tensorboard"]))
-    loggers.begin(EXPERIMENT, tmp_path)
-    loggers.sample(50, "def ", "def one():\n    two")
-    loggers.end(RECORD)
+    loggers.tell("begin", EXPERIMENT, tmp_path)
+    loggers.tell("sample", 50, "def ", "def one():\n    two")
+    loggers.tell("end", RECORD)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert lines[1:-1] == [{"step": 50, "prompt": "def ", "text": "def one():\n    two"}]
     (file,) = (tmp_path / "tensorboard").iterdir()
@@ -95,8 +95,8 @@ def test_samples_reach_a_tool_that_is_not_here(tmp_path: Path, monkeypatch: pyte
     wandb = Wandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     loggers = Together(loggers_of(["wandb"]))
-    loggers.begin(EXPERIMENT, tmp_path)
-    loggers.sample(50, "def ", "def one()")
+    loggers.tell("begin", EXPERIMENT, tmp_path)
+    loggers.tell("sample", 50, "def ", "def one()")
     assert wandb.calls[-1] == ("log", {"sample/def-7ad91533": (["prompt", "text"], [["def ", "def one()"]])}, 50)
 
 
@@ -218,14 +218,14 @@ def test_one_of_your_own_is_named_by_its_path(tmp_path: Path) -> None:
 def test_a_logger_that_fails_is_left_out_with_one_warning_and_the_others_go_on(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
     together = Together(loggers_of([f"{tmp_path / 'mine.py'}:Mine", "jsonl"]))
-    together.begin(EXPERIMENT, tmp_path / "run")
-    together.point(50, {"loss": 1.0})
+    together.tell("begin", EXPERIMENT, tmp_path / "run")
+    together.tell("point", 50, {"loss": 1.0})
     words = r"mine\.py:Mine\(\) fails and is left out from now on; the run goes on: OSError: the disk is full$"
     with pytest.warns(RuntimeWarning, match=words) as warned:
-        together.point(100, {"loss": 0.5})
+        together.tell("point", 100, {"loss": 0.5})
     assert len(warned) == 1
-    together.point(150, {"loss": 0.25})
-    together.end(RECORD)
+    together.tell("point", 150, {"loss": 0.25})
+    together.tell("end", RECORD)
     lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
     assert [json.loads(line).get("step") for line in lines] == [None, 50, 100, 150, None]
 
@@ -234,12 +234,12 @@ def test_a_logger_that_cannot_begin_or_end_is_left_out_too(tmp_path: Path) -> No
     (tmp_path / "run").write_text("a file, where a folder has to be")
     together = Together(loggers_of(["jsonl"]))
     with pytest.warns(RuntimeWarning, match=r"^the logger jsonl\(\) fails and is left out .*FileExistsError"):
-        together.begin(EXPERIMENT, tmp_path / "run")
+        together.tell("begin", EXPERIMENT, tmp_path / "run")
     assert together.loggers == []
     together = Together(loggers_of(["jsonl"]))
-    together.begin(EXPERIMENT, tmp_path / "other")
+    together.tell("begin", EXPERIMENT, tmp_path / "other")
     with pytest.warns(RuntimeWarning, match=r"^the logger jsonl\(\) fails and is left out .*KeyError: 'learned'"):
-        together.end({"lengths": []})
+        together.tell("end", {"lengths": []})
 
 
 def test_the_folder_is_the_list_of_loggers() -> None:

@@ -4,15 +4,16 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from posenc import checks
 from posenc.foreign import quoted
 from posenc.lab.board import scope
 from posenc.lab.board.costs import Costs
 from posenc.lab.board.tables import carried_by, evidence
-from posenc.lab.results.statistics import FEWEST, Comparison
+from posenc.lab.results.statistics import FEWEST, LEVEL, Comparison
 from posenc.lab.results.summary import NOTHING, Record, Result, count, listed, name, percent, results, times
-from posenc.lab.results.summary.claims import Carried, carried, compare, exact_match_at, growth_at
+from posenc.lab.results.summary.claims import Carried, Measure, bits_at, carried, compare, exact_match_at, growth_at
 from posenc.lab.tasks import TASKS
 
 MOST_TASKS, MOST_ROWS = 3, 5
@@ -57,19 +58,19 @@ class Advice:
 
     answer        what to take, in one line
     near          the tasks of the board that it rests on
-    recommended   the encodings that carry so far on all of them, the cheapest first; ties unless `why` says more
-    carried_less  those that do not, on at least one
+    recommended   the encodings that carry so far on all of them, the cheapest first; on text the one with the fewest
+                  bits per byte there, and those that tie with it
+    others        those that are not recommended
     unknown       those with too few seeds, or not measured on all of them
     rows          the keys of the rows behind it
-    headings, table   a line for the encoding that is asked about, and for each that carries: how many seeds carry, with
-                  the 95 % interval of the share of all, the time of a layer, the cache, and why it stands there
+    headings, table   a line for the encoding that is asked about, and for each that is recommended, or on text for all
     sentences     what the table does not say
     """
 
     answer: str
     near: tuple[str, ...]
     recommended: tuple[str, ...]
-    carried_less: tuple[str, ...]
+    others: tuple[str, ...]
     unknown: tuple[str, ...]
     rows: tuple[str, ...]
     headings: tuple[str, ...]
@@ -81,7 +82,8 @@ def advise(question: Question, rows: Sequence[Record], costs: Costs) -> Advice:
     """What the rows say of a question. They are asked for nothing else, and no two that are ties are ranked.
 
     An encoding is recommended where at least three seeds were run and more than half of them carry to the asked
-    multiple on every near task: to the next longer one that was tested. Beyond the longest tested one nothing is.
+    multiple on every near task: to the next longer one that was tested. On text the one of the fewest bits per
+    byte there is, and what ties with it. Beyond the longest tested multiple nothing is.
 
     Raises ValueError where no task of the board is near what is asked.
     """
@@ -90,53 +92,97 @@ def advise(question: Question, rows: Sequence[Record], costs: Costs) -> Advice:
     by_task = {task: reached(results(records, task), question.factor) for task in near}
     labels = list(dict.fromkeys(label for outcomes in by_task.values() for label in outcomes))
     measured = [label for label in labels if measured_enough(label, by_task)]
-    carry = [label for label in measured if all(outcomes[label][1].most for outcomes in by_task.values())]
-    carry.sort(key=lambda label: (costs.of[label].forward if label in costs.of else math.inf, label))
-    less = [label for label in measured if label not in carry]
+    on_text = all(result.is_text for outcomes in by_task.values() for result, _ in outcomes.values())
+    lines, taken = by_bits(measured, by_task[near[0]], costs) if on_text else by_reach(measured, by_task, costs)
+    own = None if question.encoding is None else scope.label(question.encoding)
+    shown = [label for label in lines if label == own or on_text or label in taken]
+    shown.sort(key=lambda label: label != own)
+    far = min((at.factor for outcomes in by_task.values() for _, at in outcomes.values()), default=0.0)
+    others = [label for label in measured if label not in taken]
     unknown = [label for label in labels if label not in measured]
-    tested = min((at.factor for outcomes in by_task.values() for _, at in outcomes.values()), default=0.0)
-    beyond = tested < question.factor
-    sentences = [multiple(question, by_task, beyond), *(f"{task}: {scope.meaning(task)}" for task in near)]
-    sentences += [f"Do not carry so far: {names(less)}."] if less else []
+    sentences = [f"{task}: {scope.meaning(task)}" for task in near]
+    if own is not None and own not in measured:
+        does = f"posenc board --encodings {question.encoding!r} does"
+        sentences.insert(0, f"Yours, {name(own)}, was never measured enough there; {does}.")
+    sentences += [f"Not recommended: {names(others)}."] if others else []
     sentences += [f"Too few seeds to say: {names(unknown)}."] if unknown else []
-    subjects = list(carry)
-    if question.encoding is not None:
-        sentences.insert(0, verdict(question.encoding, carry, by_task))
-        own = scope.label(question.encoding)
-        subjects = [own] * (own in labels) + [label for label in carry if label != own]
-    ahead = {task: comparison(carry, outcomes).first() for task, outcomes in by_task.items() if len(carry) > 1}
-    cited = [outcomes[label][0] for outcomes in by_task.values() for label in subjects if label in outcomes]
+    cited = [outcomes[label][0] for outcomes in by_task.values() for label in shown if label in outcomes]
+    means = f"seeds that carry to {times(far)} on {{}}" if far > 1 else "seeds that learned {}"
+    measures = (f"bits at {times(far)}", f"R({times(far)[:-1]})") if on_text else [means.format(task) for task in near]
     return Advice(
-        answer(question, carry, by_task, beyond),
+        answer(question, own, taken, listed(near), on_text, far),
         tuple(near),
-        () if beyond else tuple(carry),
-        tuple(less),
+        () if far < question.factor else tuple(taken),
+        tuple(others),
         tuple(unknown),
         tuple(run["key"] for result in cited for run in result.runs),
-        ("encoding", *(f"seeds that carry on {task}" for task in near), "time of a layer", "cache, bytes", "why"),
-        tuple(line(label, by_task, costs, why(label, carry, ahead)) for label in subjects),
+        ("encoding", *measures, "time of a layer", "cache, bytes", "why"),
+        tuple((label, *lines[label]) for label in shown),
         tuple(sentences),
     )
 
 
-def answer(question: Question, carry: Sequence[str], by_task: Mapping[str, Reached], beyond: bool) -> str:
+def answer(question: Question, own: str | None, taken: Sequence[str], where: str, on_text: bool, tested: float) -> str:
     """What to take, in one line."""
-    where, far = listed(list(by_task)), f"from {count(question.train_length)} to {count(question.test_length)}"
-    if not carry:
+    far = f"from {count(question.train_length)} to {count(question.test_length)}"
+    if tested < question.factor:
+        longest = f"{times(question.factor)} the trained length was never measured on {where}, {times(tested)} was"
+        return f"Nothing to take {far}: {longest}."
+    if not taken:
         return f"Nothing to take: no encoding carries {far} with most of its seeds on {where}."
-    others = f", the cheapest of {len(carry)} that do" if len(carry) > 1 else ""
-    if beyond:
-        return f"Nothing to take for sure: {times(question.factor)} the trained length was never measured on {where}."
-    return f"Take {name(carry[0])}: it carries {far} on {where}{others}."
+    first = own if own is not None and own in taken else taken[0]
+    fewest = "needs the fewest bits per byte" if first == taken[0] else "is not surely beaten in bits per byte"
+    does = f"{fewest} {far}" if on_text else f"carries {far} on {where}"
+    more = len(taken) - 1
+    ties = f", a tie with {more} more" if on_text else f", with {more} more"
+    cheapest = "" if on_text or not more or first != taken[0] else "; it is the cheapest of them"
+    return f"{'Keep' if first == own else 'Take'} {name(first)}: it {does}{ties * (more > 0)}{cheapest}."
 
 
-def why(label: str, carry: Sequence[str], ahead: Mapping[str, Sequence[str]]) -> str:
-    """Why an encoding stands in the table."""
-    if label not in carry:
-        return "yours; does not carry so far"
-    on = [task for task, first in ahead.items() if label in first]
-    cheapest = "the cheapest" if label == carry[0] else "carries as far, and costs more"
-    return f"ahead of all others on {listed(on)}" if on else cheapest
+def price(label: str, costs: Costs) -> tuple[str, str]:
+    """The time of a layer, a multiple of that of a layer without position, and the bytes of its cache."""
+    cost = costs.of.get(label)
+    return (times(cost.forward), count(cost.cache_bytes)) if cost else (NOTHING, NOTHING)
+
+
+def by_reach(
+    measured: Sequence[str], by_task: Mapping[str, Reached], costs: Costs
+) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """A line for each encoding, the cheapest first, and those that carry so far on every task."""
+    ranked = sorted(measured, key=lambda label: (costs.of[label].forward if label in costs.of else math.inf, label))
+    taken = [label for label in ranked if all(outcomes[label][1].most for outcomes in by_task.values())]
+    ahead = {task: comparison(taken, outcomes).first() for task, outcomes in by_task.items() if len(taken) > 1}
+    lines = {}
+    for label in ranked:
+        seeds = [outcomes[label][1] for outcomes in by_task.values()]
+        shares = [f"{at.words} ({percent(at.low)} to {percent(at.high)} %)" for at in seeds]
+        on = [task for task, first in ahead.items() if label in first]
+        why = "the cheapest that carries" if [label] == taken[:1] else "carries, and costs more"
+        why = f"ahead of all others on {listed(on)}" if on else why
+        lines[label] = (*shares, *price(label, costs), why if label in taken else "does not carry so far")
+    return lines, taken
+
+
+def by_bits(measured: Sequence[str], outcomes: Reached, costs: Costs) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """A line for each encoding on a text, that of the fewest bits per byte first, and those that no other beats."""
+    far = outcomes[measured[0]][1].factor if measured else 1.0
+    bits, growth = bits_at(far), growth_at(far)
+
+    def mean(label: str, measure: Measure) -> float:
+        return fmean([x for run in outcomes[label][0].runs if (x := measure.of(run)) is not None] or [math.inf])
+
+    ranked = sorted(measured, key=lambda label: mean(label, bits))
+    first, *rest = ranked or [""]
+    # Each against the first alone: corrected for these pairs, and not for all.
+    pairs = [pair for label in rest for pair in compare([outcomes[first][0], outcomes[label][0]], bits).differences]
+    ties = {label for pair in pairs if pair.p * len(pairs) >= LEVEL for label in (pair.first, pair.second)}
+    taken = [label for label in ranked if label == first or label in ties]
+    lines = {}
+    for label in ranked:
+        why = "the fewest bits" if label == first else "a tie with it" if label in taken else "more bits"
+        flat = "stays flat" if outcomes[label][1].most else "does not stay flat"
+        lines[label] = f"{mean(label, bits):.3f}", f"{mean(label, growth):.2f}", *price(label, costs), f"{why}; {flat}"
+    return lines, taken
 
 
 def names(labels: Sequence[str]) -> str:
@@ -172,7 +218,7 @@ def likeness(words: set[str], task: str) -> float:
     own = task.partition("(")[0]
     parts = words_of(own.replace("_", " "))
     also_called = words_of(" ".join(TASKS[own].also_called)) if own in TASKS else set[str]()
-    return len(words & parts) / len(parts) + len(words & (also_called - parts))
+    return 2 * len(words & parts) / len(parts) + len(words & (also_called - parts))
 
 
 def reached(task_results: Sequence[Result], factor: float) -> Reached:
@@ -195,53 +241,8 @@ def measured_enough(label: str, by_task: Mapping[str, Reached]) -> bool:
     return all(label in outcomes and outcomes[label][1].of >= FEWEST for outcomes in by_task.values())
 
 
-def multiple(question: Question, by_task: Mapping[str, Reached], beyond: bool) -> str:
-    """A sentence on the multiple of the trained length that is asked for, and those that were tested."""
-    if question.factor <= 1:
-        return "That is within the trained length, where to carry means to have learned."
-    lengths = f"{count(question.train_length)} to {count(question.test_length)}"
-    tested = [
-        f"{times(next(iter(of_task.values()))[1].factor)} on {task}" for task, of_task in by_task.items() if of_task
-    ]
-    which = "never measured: that far. The longest that was tested is" if beyond else "the next that was tested is"
-    return f"{lengths} is {times(question.factor)} the trained length; {which} {listed(tested)}."
-
-
 def comparison(labels: Sequence[str], outcomes: Reached) -> Comparison:
     """All pairs of encodings on one task, by their scores at the multiple that is asked for."""
     result, at = outcomes[labels[-1]]
     measure = growth_at(at.factor) if result.is_text else exact_match_at(at.factor)
     return compare([outcomes[label][0] for label in labels], measure)
-
-
-def line(label: str, by_task: Mapping[str, Reached], costs: Costs, reason: str) -> tuple[str, ...]:
-    """A line of the table; the time is a multiple of that of a layer without position."""
-    seeds = [
-        f"{at.words} ({percent(at.low)} to {percent(at.high)} %)" if (at := outcomes[label][1]) else NOTHING
-        for outcomes in by_task.values()
-    ]
-    cost = costs.of.get(label)
-    price = (times(cost.forward), count(cost.cache_bytes)) if cost else (NOTHING, NOTHING)
-    return label, *seeds, *price, reason
-
-
-def verdict(spec: str, carry: Sequence[str], by_task: Mapping[str, Reached]) -> str:
-    """What the encoding that somebody has does, and whether another is ahead of it.
-
-    By their scores on the seeds where both learned; and by how many of all seeds carry, where the intervals lie apart.
-    """
-    own = scope.label(spec)
-    if not measured_enough(own, by_task):
-        return f"Yours, {name(own)}, was never measured enough there; posenc board --encodings {spec!r} does."
-    shares = listed([f"{outcomes[own][1].words} seeds on {task}" for task, outcomes in by_task.items()])
-    does = f"Yours, {name(own)}, carries in {shares}"
-    if own in carry:
-        return f"{does}: keep it."
-    better = set[str]()
-    for outcomes in by_task.values():
-        pairs = comparison([*carry, own], outcomes)
-        apart = {label for label in carry if outcomes[label][1].low > outcomes[own][1].high}
-        better |= apart | {label for label in carry if own in pairs.above(label)}
-    if better:
-        return f"{does}; ahead of it: {names([label for label in carry if label in better])}."
-    return f"{does}; the seeds put none that carries ahead of it." if carry else f"{does}."

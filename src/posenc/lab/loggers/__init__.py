@@ -4,8 +4,7 @@ One of your own is written by its path, `path/to/mine.py:Mine(option=3)`; `Logge
 """
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from posenc.foreign import quoted
@@ -44,26 +43,11 @@ class Together:
     def __init__(self, loggers: Sequence[Logger] = ()) -> None:
         self.loggers = list(loggers)
 
-    def begin(self, experiment: Mapping[str, Any], folder: Path) -> None:
-        """As of each logger."""
-        self.tell(lambda logger: logger.begin(experiment, folder))
-
-    def point(self, step: int, values: Mapping[str, float]) -> None:
-        """As of each logger."""
-        self.tell(lambda logger: logger.point(step, values))
-
-    def sample(self, step: int, prompt: str, text: str) -> None:
-        """As of each logger."""
-        self.tell(lambda logger: logger.sample(step, prompt, text))
-
-    def end(self, record: Mapping[str, Any]) -> None:
-        """As of each logger."""
-        self.tell(lambda logger: logger.end(record))
-
-    def tell(self, call: Callable[[Logger], None]) -> None:
+    def tell(self, method: str, *given: Any) -> None:
+        """Call a method of each logger: begin, point, sample or end."""
         for logger in tuple(self.loggers):
             try:
-                call(logger)
+                getattr(logger, method)(*given)
             # What another tool raises may be anything, and hours of training are not to be lost for it.
             except Exception as error:
                 self.loggers.remove(logger)

@@ -67,7 +67,9 @@ def train_one(
             run = train_in(folder, experiment, own, tell, loggers, execution, ranks)
         if loggers.loggers:
             # What is held in shards is measured as it was written.
-            loggers.end(record.of(run if ranks.size == 1 else checkpoint.load(folder, own, to_train=False), began))
+            loggers.tell(
+                "end", record.of(run if ranks.size == 1 else checkpoint.load(folder, own, to_train=False), began)
+            )
     return run
 
 
@@ -114,17 +116,17 @@ def train_in(
     def progress(run: Any) -> None:
         checkpoint.save(run, folder)
         point = run.curve[-1]
-        loggers.point(run.step, point)
+        loggers.tell("point", run.step, point)
         what = "bits per byte" if run.task.in_bits else "exact match"
         left = run.cpu_s / run.progress * (1 - min(run.progress, 1))
         far = f"{run.step}/{experiment.steps}" if experiment.steps < recipes.UNBOUNDED else f"{run.step}"
         say(f"step {far}  loss {point['loss']:.3f}  {what} {point['score']:.3f}  about {left:.0f} CPU s left")
         for prompt in execution.samples:
             text = sample(run, prompt)
-            loggers.sample(run.step, prompt, text)
+            loggers.tell("sample", run.step, prompt, text)
             say(f"{prompt!r} ->\n{text}")
 
-    loggers.begin(experiment.to_dict(), folder)
+    loggers.tell("begin", experiment.to_dict(), folder)
     train.train(run, progress)
     # DDP must be gone before its processes part: later its threads and Python wait for each other.
     vars(run).pop("called", None)

@@ -155,12 +155,12 @@ def run_one(
     tell(state="running")
     if changed := experiment.changed_files():
         raise ValueError(f"{changed[0]}; run the same command again to compare what it is now")
-    loggers.begin(experiment.to_dict(), records.with_name("logs") / key)
+    loggers.tell("begin", experiment.to_dict(), records.with_name("logs") / key)
     began = time.monotonic()
 
     def progress(run: Run) -> None:
         now = run.curve[-1]
-        loggers.point(run.step, now)
+        loggers.tell("point", run.step, now)
         tell(step=run.step, share=run.progress, loss=now["loss"], score=now["score"])
 
     run = train(start(experiment), progress)
@@ -170,7 +170,7 @@ def run_one(
     if also is not None:
         also.measure(run, key)
     record.write(found, records)
-    loggers.end(found)
+    loggers.tell("end", found)
 
 
 def begin() -> None:

@@ -28,7 +28,7 @@ class Induction(Symbols):
 
     symbols: int = 16
 
-    also_called = ("pattern", "again", "context", "followed", "induction", "repetition")
+    also_called = ("pattern", "again", "followed", "induction", "repetition", "shot")
     recipe = MappingProxyType(
         {"train_length": 16, "steps": 1500, "batch": 64, "rate": 2e-3, "curriculum": 0.24, "cool_down": 200}
     )

@@ -24,7 +24,8 @@ class Text(OfText):
     Source: the text; windows as in Press et al. 2021, arXiv:2108.12409, section 2.
     """
 
-    also_called = ("language", "text", "prose", "story", "book", "chat", "write", "code", "generate", "perplexity")
+    also_called = ("language", "text", "prose", "story", "stories", "novel", "book", "chat", "chatbot", "write", "code",
+                   "generate", "perplexity")  # fmt: skip
 
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
         return self.windows(self.text.train, self.starts(length, rows, generator), length)

@@ -6,8 +6,8 @@ a run that did not says nothing about lengths and speed. It counts, as a failure
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from statistics import median_low
 
 from posenc.lab.results import statistics
@@ -97,6 +97,13 @@ BITS = Measure(
     higher=False,
     least=SAME_BITS,
 )
+
+
+@lru_cache
+def bits_at(factor: float) -> Measure:
+    """Bits per byte in windows of a multiple of the trained length."""
+    of = partial(lambda factor, run: number(get(entry_at(run, factor), "bits_per_byte")), factor)
+    return replace(BITS, words=f"bits per byte at {times(factor)}", of=of)
 
 
 def reach_by(run: Record, measure: str, holds: Callable[[float], bool]) -> float | None:
