@@ -70,9 +70,8 @@ def nothing_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def done(*_, **__):
         raise stop
 
-    for module, name in (
-        *((compare, "run_all"), (train, "train"), (testing, "verdicts"), (describe.Shown, "save")),
-    ):
+    stopped = (compare, "run_all"), (train, "train"), (testing, "verdicts"), (describe.Shown, "save")
+    for module, name in stopped:
         monkeypatch.setattr(module, name, done)
 
 
