@@ -16,6 +16,8 @@ extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
     "mathml",
     "docstrings",
     "catalogue_pages",
@@ -48,5 +50,8 @@ autodoc_member_order = "bysource"
 html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["posenc.css"]
+html_favicon = "_static/favicon.svg"
+# What a command prints, and its prompt, is not what one copies.
+copybutton_selector = "div.highlight:not(.highlight-none) pre"
 html_title = f"posenc {version}"
 html_show_sphinx = False

@@ -35,8 +35,9 @@ PIXELS_AN_INCH = 96
 SETUP = """import torch
 from posenc import {names}
 
-encoding = build("{name}", Shape.of(dim={dim}, heads={heads}, max_len={length}))
+encoding = {made}
 """
+BUILT = 'build("{name}", Shape.of(dim={dim}, heads={heads}, max_len={length}))'
 # Its coordinates reach from -1 to 1; in patches every step would be a whole turn.
 NORMALISED = {"image_rotary": ("posenc.encodings.image_rotary", "normalised_grid")}
 EXAMPLES = {
@@ -86,9 +87,7 @@ def example(card: dict[str, Any]) -> str:
         way = "turn"
     else:
         way = "bias" if doors == {"by_distance"} else "attend"
-    names = ["Shape", "build"]
-    if way == "attend":
-        names = ["Attention"]
+    names = ["Attention"] if way == "attend" else ["Shape", "build"]
     cells = ", ".join(["2"] * (card["axes"] - 2) + ["4", "8"]) if grid else ""
     home, places = NORMALISED.get(card["name"], ("posenc", "Positions.grid"))
     at = f"{places}({cells})" if grid else str(TOKENS)
@@ -96,6 +95,14 @@ def example(card: dict[str, Any]) -> str:
     tokens = torch.Size(map(int, cells.split(", "))).numel() if grid else TOKENS
     given = {"name": card["name"], "dim": DIM, "heads": HEADS, "width": DIM // HEADS, "length": length}
     given |= {"tokens": tokens, "at": at, "places": f", positions={at}" if grid else ""}
+    sizes = {"dim": DIM, "heads": HEADS, "head_dim": DIM // HEADS, "max_len": length}
+    parameters = inspect.signature(getattr(posenc, card["class"])).parameters.values()
+    needed = [one.name for one in parameters if one.default is one.empty or (one.name == "max_len" and not one.default)]
+    given["made"] = BUILT.format(**given)
+    # By its class, as people know it, where sizes are all that it needs.
+    if way != "attend" and not grid and set(needed) <= set(sizes):
+        names = [card["class"]]
+        given["made"] = f"{card['class']}({', '.join(str(sizes[name]) for name in needed)})"
     if grid and home == "posenc":
         names.append("Positions")
     imports = ", ".join(sorted(names))

@@ -1065,7 +1065,7 @@ def test_what_a_package_writes_says_what_to_install_without_it() -> None:
 
 PICTURES = r"pictures and numbers need numpy: pip install 'posenc\[lab\]'\n$"
 WITH_TORCH_ALONE = [
-    ("", 2, "", r"posenc: positional encodings\. posenc help VERB .*\nlearn +lesson "),
+    ("", 2, "", r"posenc: positional encodings\. posenc help VERB .*\nfirst +lesson "),
     ("help", 0, r"posenc: positional encodings\. posenc help VERB ", ""),
     ("help list", 0, r"usage: posenc list \[OPTIONS\] NAME\n\nList the encodings.*--axes --door --used-by ", ""),
     ("list", 0, r"ADDED TO EMBEDDINGS\ncontinuous_time  +Add .*\n\nSCHEDULES +", ""),

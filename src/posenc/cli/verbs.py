@@ -1,4 +1,4 @@
-"""The verbs, by what they are for. Who adds one adds it to GROUPS, and nowhere else."""
+"""The verbs, those that people begin with first. Who adds one adds it to GROUPS, and nowhere else."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -52,13 +52,8 @@ class Completion:
 
 
 GROUPS = {
-    "learn": (Lesson,),
-    "look": (List, Show, Explore, Order, Advise),
-    "compare": (Compare, Report, Merge, Board, Lab),
-    "train": (Train, Generate, Export),
-    "checkpoints": (Inspect, Doctor, Extend, Convert),
-    "test": (Check,),
-    "shell": (Completion,),
+    "first": (Lesson, List, Show, Explore, Compare, Check, Train, Inspect),
+    "more": (Advise, Report, Order, Generate, Extend, Convert, Doctor, Export, Merge, Board, Lab, Completion),
 }
 VERBS = {cls.__name__.lower(): cls for group in GROUPS.values() for cls in group}
 
