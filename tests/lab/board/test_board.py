@@ -279,7 +279,7 @@ def test_the_page_says_what_the_rows_say(tmp_path: Path) -> None:
     # Whoever was measured on few tasks stands behind the others, however far it carries.
     order = ["alibi", "rotary", "learned", "none", "forgetting", "t5_bias"]
     assert [label for label in together if label in order] == order
-    assert "4 of 5: 38 to 96 %" in text
+    assert "| 4 of 5 | 38 to 96 % |" in text
     assert "- seeds: 100, 101, 102, 103, 104" in text
     assert "grid_mark: `alibi`, `learned`" in text.split("## What was not measured")[1]
     assert (tmp_path / "figures" / "speed-and-reach.png").stat().st_size > 10_000

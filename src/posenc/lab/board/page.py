@@ -33,7 +33,9 @@ def write(rows: Sequence[Record], costs: Costs, folder: Path) -> list[Path]:
         raise ValueError(f"there are no rows to show yet; run some with posenc board --out {folder}")
     drawer = Drawer(store.inside(folder, FIGURES))
     found = standings(rows)
-    drawn = drawer(PICTURE, partial(picture.speed_and_reach, found), PICTURE_SAYS, picture.in_words(found))
+    drawn = drawer(
+        PICTURE, partial(picture.speed_and_reach, found), PICTURE_SAYS, "Its numbers are in the first table."
+    )
     store.write(folder / PAGES[0], markdown(rows, costs, pictured=drawn is not None).encode())
     store.write(folder / PAGES[1], html(rows, costs, drawn).encode())
     return [folder / name for name in PAGES]
@@ -42,7 +44,16 @@ def write(rows: Sequence[Record], costs: Costs, folder: Path) -> list[Path]:
 PICTURE_SAYS = (
     "Every encoding: the steps it takes to learn, their median over all tasks, or at the side, where it learns fewer "
     "than half of them; and the multiple of the trained length to which most seeds carry, its geometric mean over all "
-    "tasks."
+    "tasks. The usual ones have names; grey points are the others, which the table of all tasks has."
+)
+
+
+HOW_TO_READ = (
+    "Small models of two layers, trained alike but for the encoding, then asked about longer inputs. A cell says how "
+    "many seeds carry to a length: they learned the task (99 %), and answer at least "
+    f"{summary.percent(summary.CARRIES)} % of the sequences of that length and of all shorter ones. For text a cell is "
+    "R, the perplexity over that at the trained length, with its interval. Lines are sorted by reach; neighbours whose "
+    "intervals overlap are ties."
 )
 
 
@@ -60,16 +71,6 @@ def in_order(rows: Sequence[Record]) -> list[Record]:
 def tables(rows: Sequence[Record], costs: Costs) -> list[Table]:
     """The table of all tasks, and one for each."""
     return [summary_table(rows, costs), *(task_table(rows, task) for task in summary.tasks(evidence(rows)))]
-
-
-def how_to_read(rows: Sequence[Record]) -> str:
-    return (
-        "Small models of two layers, trained alike but for the encoding, then asked about longer inputs. A cell says "
-        f"how many seeds carry to a length: they learned the task (99 %), and answer at least "
-        f"{summary.percent(summary.CARRIES)} % of the sequences of that length and of all shorter ones. "
-        f"{intervals(rows)} For text a cell is R, the perplexity over that at the trained length, with its interval. "
-        "Lines are sorted by reach; neighbours whose intervals overlap are ties."
-    )
 
 
 def made(rows: Sequence[Record]) -> list[tuple[str, str]]:
@@ -94,13 +95,19 @@ def made(rows: Sequence[Record]) -> list[tuple[str, str]]:
 
 def markdown(rows: Sequence[Record], costs: Costs, *, pictured: bool) -> str:
     """README.md. Names and cells hold no signs that a table would read."""
-    lines = [f"# {TITLE}", "", how_to_read(rows), ""]
+    lines = [f"# {TITLE}", "", HOW_TO_READ, ""]
     if pictured:
         lines += [f"![{PICTURE_SAYS}]({FIGURES}/{PICTURE}.png)", ""]
     for table in tables(rows, costs):
         lines += [f"## {table.title}", "", table.says, ""]
         cells = [[markdown_code(label).replace("|", r"\|"), *map(in_words, cells)] for label, cells in table.rows]
         lines += [as_markdown(table.headings, cells), ""]
+    lines += [
+        "## What so many seeds say",
+        "",
+        as_markdown(("seeds", "95 % interval of the share of all"), intervals(rows)),
+        "",
+    ]
     lines += ["## What was not measured", "", *(f"- {words}" for words in unmeasured(rows, len(scope.SEEDS))), ""]
     lines += ["## How it was made", "", *(f"- {what}: {words}" for what, words in made(rows)), ""]
     lines += ["The rows are in `rows.jsonl.gz`, a line of JSON for each run. Written from them by `posenc board`.", ""]
@@ -117,7 +124,9 @@ def html(rows: Sequence[Record], costs: Costs, drawn: dict | None) -> str:
         .get_template(TEMPLATE.name)
         .render(
             title=TITLE,
-            lead=how_to_read(rows),
+            lead=HOW_TO_READ,
+            intervals=intervals(rows),
+            usual=scope.USUAL,
             picture=drawn,
             tables=tables(rows, costs),
             unmeasured=unmeasured(rows, len(scope.SEEDS)),

@@ -22,6 +22,12 @@ COMPOSED = (
 """What people put together, beside every encoding by itself, where rerope and its kin stand around rotary. Layers
 alternate one by one, as the small model has two of them."""
 
+USUAL = (
+    "none", "sinusoidal", "learned", "rotary", "alibi", "t5_bias", "shaw", "kerple", "fire", "forgetting", "sandwich",
+    "rotary + alibi",
+)  # fmt: skip
+"""The encodings that most people compare: those with a name in the picture, and the rows that the page shows first."""
+
 CUT = ("blanks", "flip_flop", "odds_first", "masked_text")
 """Tasks that are not on the board, so that two cores fill it in a night: they would take more than a fifth of its CPU
 hours. Marks between blanks, the last written bit and odd places are asked, in other words, by recall, counting and

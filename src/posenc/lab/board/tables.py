@@ -179,12 +179,11 @@ def summary_table(rows: Sequence[Record], costs: Costs) -> Table:
     return Table("All tasks", says, headings, tuple(lines))
 
 
-def intervals(rows: Sequence[Record]) -> str:
-    """What so many of so many seeds say of all seeds, once for all tables."""
+def intervals(rows: Sequence[Record]) -> list[tuple[str, str]]:
+    """What so many of so many seeds say of all seeds, once for all tables: the 95 % interval of their share."""
     sizes = sorted({at.of for result in results(evidence(rows)) for at in carried(result, carried_by)})
     shares = [(f"{n} of {of}", share_interval(n / of, of)) for of in sizes for n in range(of + 1)]
-    each = [f"{words}: {percent(low)} to {percent(high)} %" for words, (low, high) in shares]
-    return f"The 95 % intervals of the share of all seeds are, for {'; '.join(each)}." if each else ""
+    return [(words, f"{percent(low)} to {percent(high)} %") for words, (low, high) in shares]
 
 
 def unmeasured(rows: Sequence[Record], seeds: int) -> list[str]:

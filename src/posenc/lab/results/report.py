@@ -113,6 +113,7 @@ def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequen
         .render(
             looks=figures.looks(records),
             overall=paragraphs[0],
+            failed=[failure.words for failure in failures],
             answers=paragraphs[1:],
             facts=[*facts(records), *([("failed", str(len(failures)))] if failures else [])],
             tables=[table_of(records, task, failures) for task in summary.tasks_of(records, failures)],
@@ -252,6 +253,8 @@ def headline_of(records: Sequence[Record], draw: Drawer) -> dict[str, Any] | Non
         "of time over the seeds that learned, of reach over all. The reach is the multiple of the trained length up to "
         f"which at least {summary.percent(summary.CARRIES)} % of answers are right, of those that were tested."
     )
+    if not any(result.learned and not result.is_text for result in summary.results(records)):
+        return None
     if any(not result.learned for result in summary.results(records)):
         says += " Encodings of which no seed learned the task are named below the axis."
     return picture(draw, "headline", says, records)
