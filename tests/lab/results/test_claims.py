@@ -113,7 +113,19 @@ def test_the_best_prediction_differs_by_more_than_chance_and_more_than_a_hundred
     text = paragraph(records, "text")
     assert ("In bits per byte, `shaw` is ahead of all others." in text) is crowned
     assert ("In bits per byte, the seeds tell nobody apart." in text) is not crowned
-    assert ("`shaw` on text in bits per byte" in paragraph(records, "Which one do I need?")) is crowned
+    assert ("`shaw` on text in bits per byte;" in paragraph(records, "Which one do I need?")) is crowned
+
+
+def test_bits_are_told_at_each_length_before_who_stays_flat():
+    records = comparison(("text",), seeds=3, encodings=("shaw", "alibi"))
+    for run in records:
+        for at in run["lengths"]:
+            near = at["factor"] <= 2
+            at["bits_per_byte"] = 2.5 if (run["experiment"]["spec"] == "shaw") is near else 2.9
+            at["perplexity_ratio"] = 1.3 if run["experiment"]["spec"] == "shaw" else 1.0
+    text = paragraph(records, "text")
+    told = ["In bits per byte at 2x, `shaw` is ahead", "In bits per byte at 4x, `alibi` is ahead", "In R(8), `alibi` is"]
+    assert [text.index(words) for words in told] == sorted(text.index(words) for words in told)
 
 
 def test_how_fast_perplexity_grows_is_compared_at_the_longest_length():

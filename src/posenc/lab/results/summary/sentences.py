@@ -53,10 +53,11 @@ def paragraph(task_results: Sequence[Result]) -> str:
 
 
 def measures_of(learners: Sequence[Result]) -> list[Measure]:
-    """What the encodings of one task are compared in: reach and speed, or for text bits per byte and R(k)."""
+    """What the encodings of one task are compared in: reach and speed, or on text bits per byte at each length, and
+    then R(k)."""
     if any(result.is_text for result in learners):
-        last = claims.longest_factor(learners, "perplexity_ratio")
-        return [claims.BITS, *([claims.growth_at(last)] if last else [])]
+        far = sorted({factor for r in learners for _, factor, _ in r.beyond("perplexity_ratio") if factor})
+        return [claims.BITS, *map(claims.bits_at, far), *map(claims.growth_at, far[-1:])]
     last = claims.longest_factor(learners, "exact_match")
     return [*([claims.REACH, claims.exact_match_at(last)] if last else []), claims.CPU_SECONDS]
 
