@@ -15,6 +15,7 @@ import weakref
 import webbrowser
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import get_args, get_origin
 
@@ -163,7 +164,7 @@ def test_the_verbs_are_frozen() -> None:
 
 @pytest.mark.parametrize("verb", SURFACE)
 def test_help_of_a_verb_has_its_options_and_an_example_that_it_understands(verb: str, posenc) -> None:
-    answer = posenc(*verb.split(), "--help")
+    answer = posenc("help", *verb.split(), "all")
     assert answer.code == 0 and answer.err == "" and f"usage: posenc {verb} " in answer.out
     options = re.findall(r"^[^\w-]*(?:-h, )?--([a-z][a-z-]*)", answer.out, re.MULTILINE)
     assert set(options) == {*SURFACE[verb].split(), "help"}
@@ -173,7 +174,17 @@ def test_help_of_a_verb_has_its_options_and_an_example_that_it_understands(verb:
     example = re.search(r"Example: posenc (.*)", answer.out)
     assert example is not None and example[1].startswith(verb)
     cli.parse(shlex.split(example[1]))
-    assert posenc("help", *verb.split()).out == answer.out
+    assert posenc(*verb.split(), "all", "--help").out == answer.out
+
+
+@pytest.mark.parametrize("verb", ["compare", "train", "extend"])
+def test_help_of_a_verb_with_very_many_options_begins_with_ten(verb: str, posenc) -> None:
+    answer, first = posenc(verb, "--help"), cli.VERBS[verb].first
+    starts = [rf"^\W*(--)?{name.replace('_', '-')}\b" for name in first]
+    places = [found.start() for start in starts for found in [re.search(start, answer.out, re.M | re.I)] if found]
+    assert len(places) == len(first) >= 10 and places == sorted(places)
+    more = len(fields(cli.VERBS[verb])) - len(first)
+    assert f"{more} more options: posenc help {verb} all" in answer.out
 
 
 def test_every_verb_has_a_line_of_one_screen(posenc) -> None:

@@ -8,9 +8,9 @@ import inspect
 import io
 import os
 import shlex
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, make_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from posenc import spelling
 from posenc.cli.comparison import Compare
@@ -54,15 +54,14 @@ def verb_of(arguments: list[str]) -> tuple[str, type, list[str]]:
 
 def show_help(arguments: list[str]) -> None:
     """Print what the verb of the arguments takes, whatever else they say. Raises ValueError where there is no verb."""
-    name, cls, _ = verb_of(arguments)
-    if os.environ.get("NO_COLOR"):
-        # The parser asks the terminal alone, and what is kept here is none.
-        print(help_of(name, cls), end="")
-    else:
-        print_help(name, cls)
+    name, cls, _ = verb_of([word for word in arguments if word != "all"])
+    # The parser asks the terminal alone whether it has colours, and what is kept is no terminal.
+    write = help_of if os.environ.get("NO_COLOR") else print_help
+    print(write(name, cls, "all" in arguments) or "", end="")
 
 
-def print_help(name: str, cls: type) -> None:
+def print_help(name: str, cls: Any, every: bool = False) -> None:
+    """Print what a verb takes: of one with very many options its first ones, unless every one is asked for."""
     try:
         import tyro
     except ModuleNotFoundError:
@@ -70,16 +69,28 @@ def print_help(name: str, cls: type) -> None:
         argument = "".join(option.name.upper() for option in all_options(cls) if option.positional)
         print(f"usage: posenc {name} [OPTIONS] {argument}\n\n{inspect.getdoc(cls)}\n\n{flags}")
         return
+    first, known = getattr(cls, "first", ()), {field.name: field for field in fields(cls)}
+    others = [name for name in known if name not in first] if first else []
+    if others:
+        hints: Any = get_type_hints(cls, include_extras=True)
+        hidden: Any = [(other, Annotated[hints[other], tyro.conf.Suppress], known[other]) for other in others]
+        named: dict[str, Any] = {"bases": (cls,), "namespace": {"__doc__": cls.__doc__}, "kw_only": True}
+        shown: Any = make_dataclass(cls.__name__, [] if every else hidden, **named)
+        # In the order in which people ask, not in that of the classes.
+        shown.__dataclass_fields__ = {name: shown.__dataclass_fields__[name] for name in (*first, *others)}
+        cls = shown
     # It leaves when it has printed.
     with contextlib.suppress(SystemExit):
         tyro.cli(cls, prog=f"posenc {name}", args=["--help"], config=(tyro.conf.OmitArgPrefixes,))
+    if others and not every:
+        print(f"{len(others)} more options: posenc help {name} all")
 
 
-def help_of(name: str, cls: type) -> str:
+def help_of(name: str, cls: type, every: bool = False) -> str:
     """What is printed of a verb."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text):
-        print_help(name, cls)
+        print_help(name, cls, every)
     return text.getvalue()
 
 

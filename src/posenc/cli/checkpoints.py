@@ -88,6 +88,8 @@ class Extend:
     Ctrl-C loses no finished pass, and the same command goes on where it stopped.
     """
 
+    first = "path factor method text lengths measures device plan out json".split()
+
     path: Positional[Source]
     """A folder in Hugging Face's form, a GGUF file, or a model of the hub: owner/name@revision."""
     factor: float = 2.0

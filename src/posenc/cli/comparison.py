@@ -21,6 +21,8 @@ class Compare(OfExperiment):
     The answer is one table and one report. Ctrl-C loses no finished run: the same command goes on where it stopped.
     """
 
+    first = "encodings tasks text preset seeds steps train_length test_lengths layers out".split()
+
     encodings: Specs = ENCODINGS
     """Specs to compare; "all" stands for every encoding that reads a sequence, path/to/mine.py:Mine for your own."""
     tasks: Names = ()

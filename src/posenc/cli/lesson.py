@@ -54,8 +54,7 @@ class Lesson:
         from posenc import terminal
         from posenc.lessons import HandIn, lesson_of, lessons
 
-        ways = ("check", "open", "notebook", "solutions")
-        asked = [f"--{name}" for name in ways if getattr(self, name) not in (None, False)]
+        asked = [f"--{name}" for name in ("check", "open", "notebook", "solutions") if getattr(self, name)]
         if asked and not self.lesson:
             raise ValueError(f"{asked[0]} needs to know of which lesson, such as: posenc lesson 1 {asked[0]}")
         if len(asked) > 1:

@@ -29,6 +29,8 @@ class Train(OfExperiment):
     The checkpoint is safetensors, and the same command goes on where it stopped.
     """
 
+    first = "spec task text steps train_length layers dim heads device out".split()
+
     spec: Positional[Annotated[str, taking("SPEC")]] = "rotary"
     """The encoding; several with commas between are cycled over the layers: "rotary,none"."""
     task: Annotated[str, taking("NAME")] = "text"

@@ -84,8 +84,6 @@ class Lesson:
         """The verdicts on answers in a file of Python or a Jupyter notebook, one for each exercise, or on what else the
         lesson takes (HAND_IN), one for each of its promises.
 
-        An exercise that is not in the file yet is told so.
-
         Raises ValueError for what is missing, cannot be run, or is nothing that the lesson takes.
         """
         hand_in = hand_in if isinstance(hand_in, HandIn) else HandIn(str(hand_in))

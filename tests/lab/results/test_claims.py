@@ -124,7 +124,11 @@ def test_bits_are_told_at_each_length_before_who_stays_flat():
             at["bits_per_byte"] = 2.5 if (run["experiment"]["spec"] == "shaw") is near else 2.9
             at["perplexity_ratio"] = 1.3 if run["experiment"]["spec"] == "shaw" else 1.0
     text = paragraph(records, "text")
-    told = ["In bits per byte at 2x, `shaw` is ahead", "In bits per byte at 4x, `alibi` is ahead", "In R(8), `alibi` is"]
+    told = [
+        "In bits per byte at 2x, `shaw` is ahead",
+        "In bits per byte at 4x, `alibi` is ahead",
+        "In R(8), `alibi` is",
+    ]
     assert [text.index(words) for words in told] == sorted(text.index(words) for words in told)
 
 

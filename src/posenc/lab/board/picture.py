@@ -19,9 +19,8 @@ BAND = 1.4
 def speed_and_reach(found: Sequence[Standing]) -> Figure | None:
     """Every encoding by the steps that it takes to learn, a median, and how far it carries, a geometric mean.
 
-    The usual encodings have their names and colours, all others are grey points. Those that learn fewer than half of
-    the tasks have no such median: they stand on one line at the side. Those that were measured on no more than half of
-    the tasks are left out. None without any that learned.
+    The usual encodings have names and colours, others are grey points. Those that learn fewer than half of the tasks
+    have no such median, and stand at the side; those measured on fewer are left out. None without any that learned.
     """
     drawn = comparable(found)
     quick = [one for one in drawn if math.isfinite(one.speed)]

@@ -7,7 +7,7 @@ a run that did not says nothing about lengths and speed. It counts, as a failure
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from statistics import median_low
 
 from posenc.lab.results import statistics
@@ -102,8 +102,8 @@ BITS = Measure(
 @lru_cache
 def bits_at(factor: float) -> Measure:
     """Bits per byte in windows of a multiple of the trained length."""
-    of = partial(lambda factor, run: number(get(entry_at(run, factor), "bits_per_byte")), factor)
-    return replace(BITS, words=f"bits per byte at {times(factor)}", of=of)
+    words = f"bits per byte at {times(factor)}"
+    return replace(BITS, words=words, of=lambda run: number(get(entry_at(run, factor), "bits_per_byte")))
 
 
 def reach_by(run: Record, measure: str, holds: Callable[[float], bool]) -> float | None:

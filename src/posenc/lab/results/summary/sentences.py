@@ -53,8 +53,7 @@ def paragraph(task_results: Sequence[Result]) -> str:
 
 
 def measures_of(learners: Sequence[Result]) -> list[Measure]:
-    """What the encodings of one task are compared in: reach and speed, or on text bits per byte at each length, and
-    then R(k)."""
+    """What encodings are compared in on a task: reach and speed, or on text bits per byte at each length, then R(k)."""
     if any(result.is_text for result in learners):
         far = sorted({factor for r in learners for _, factor, _ in r.beyond("perplexity_ratio") if factor})
         return [claims.BITS, *map(claims.bits_at, far), *map(claims.growth_at, far[-1:])]
