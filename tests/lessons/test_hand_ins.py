@@ -66,7 +66,7 @@ def handed_in(made: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsy
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("POSENC_CACHE", str(tmp_path / "cache"))
     # A process of its own takes seconds to begin.
-    monkeypatch.setattr(verb, "in_a_process", Lesson.check)
+    monkeypatch.setattr(verb, "process_result", Lesson.check)
 
     def run(number: int, command: str) -> tuple[int, str]:
         code = cli.main(["lesson", str(number), "--check", *shlex.split(command)])

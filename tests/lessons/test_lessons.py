@@ -151,7 +151,7 @@ def posenc(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("POSENC_CACHE", str(tmp_path / "cache"))
     # A process of its own takes seconds to begin.
-    monkeypatch.setattr(verb, "in_a_process", Lesson.check)
+    monkeypatch.setattr(verb, "process_result", Lesson.check)
 
     def run(command: str) -> tuple[int, str, str]:
         code = cli.main(shlex.split(command))
@@ -198,7 +198,7 @@ def test_solutions_are_a_file_of_answers_that_passes(posenc, tmp_path: Path) -> 
         ("print('begun')\nimport no_such", 60, r"'mine\.py' could not be imported: ModuleNotFoundError: .*"),
     ],
 )
-def test_answers_run_in_a_process_of_their_own_which_ends_in_time(
+def test_answers_run_process_result_of_their_own_which_ends_in_time(
     answers: str, limit: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -287,7 +287,7 @@ def test_a_page_is_made_once_and_opened_with_pictures_and_formulas(posenc, tmp_p
     opened, run = [], []
     monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
-    monkeypatch.setattr(verb, "in_a_process", lambda lesson: run.append(lesson) or lesson.page())
+    monkeypatch.setattr(verb, "process_result", lambda lesson: run.append(lesson) or lesson.page())
     for _ in range(2):
         assert posenc("lesson 1 --open") == (0, "", "")
     (page,) = (tmp_path / "cache" / "lessons").iterdir()

@@ -91,7 +91,7 @@ class Lesson:
         """Print what comes out for each exercise, or for each promise of what is handed in."""
         from posenc import terminal
 
-        verdicts = in_a_process(lesson, hand_in)
+        verdicts = process_result(lesson, hand_in)
         again = was_checked(lesson, hand_in.what)
         for verdict in verdicts:
             terminal.say(f"{'right' if verdict.good else 'not yet':<10}  {verdict.promise.replace('_', ' ')}")
@@ -119,7 +119,7 @@ def page_of(lesson: "course.Lesson") -> Path:
         for module in ("matplotlib", "jinja2", "markdown_it", "latex2mathml"):
             importlib.import_module(module)
         with terminal.doing(f"running the code of lesson {lesson.place} ..."):
-            text = in_a_process(lesson)
+            text = process_result(lesson)
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, text.encode())
     return path
@@ -136,7 +136,7 @@ def was_checked(lesson: Any, path: str) -> bool:
     return False
 
 
-def in_a_process(lesson: "course.Lesson", hand_in: "course.HandIn | None" = None) -> Any:
+def process_result(lesson: "course.Lesson", hand_in: "course.HandIn | None" = None) -> Any:
     """The verdicts on what is handed in, made in a process of their own, or the page of the lesson. Raises as
     `Lesson.check` does, and where what is handed in goes on for ever, or ends that process."""
     # Ctrl-C is for this process, which ends the other.

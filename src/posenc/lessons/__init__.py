@@ -14,12 +14,12 @@ from types import ModuleType
 from posenc.foreign import code, near, quoted, read
 from posenc.lessons._answers import answer, nearest, same, tensor
 from posenc.lessons._cells import Cell, cells, code_of, notebook, readable, solutions
-from posenc.lessons._hand_ins import READERS, HandIn, Numbers, Trained, definition, numbers, trained
+from posenc.lessons._hand_ins import READERS, HandIn, Numbers, TrainedModel, definition, model_of, numbers
 from posenc.verdicts import Held, Verdict, name_of
 
 __all__ = [
-    "HandIn", "Lesson", "Numbers", "Trained", "answer", "definition", "lesson_of", "lessons", "nearest", "numbers",
-    "same", "tensor", "trained",
+    "HandIn", "Lesson", "Numbers", "TrainedModel", "answer", "definition", "lesson_of", "lessons", "model_of",
+    "nearest", "numbers", "same", "tensor",
 ]  # fmt: skip
 
 HERE = Path(__file__).parent

@@ -43,7 +43,7 @@ class HandIn:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """A trained model in evaluation; the run that it is of, or of a class of one's own None and its text."""
 
     module: nn.Module
@@ -77,7 +77,7 @@ def run_of(folder: str | Path) -> Any:
     return run
 
 
-def trained(hand_in: HandIn, of_text: bool = False) -> Trained:
+def model_of(hand_in: HandIn, of_text: bool = False) -> TrainedModel:
     """The model of a run's folder, or of path/to/file.py:Class and its weights.
 
     of_text  whether the lesson asks for a language model, which belongs to a text
@@ -91,7 +91,7 @@ def trained(hand_in: HandIn, of_text: bool = False) -> Trained:
             raise ValueError(
                 f"this lesson asks for {kind}, and {quoted(hand_in.what)} is a run of {run.experiment.task}"
             )
-        return Trained(run.model, run)
+        return TrainedModel(run.model, run)
     hand_in.check(wanted, code.is_own(hand_in.what), "weights", *["text"] * of_text)
     made = code.load(hand_in.what, nn.Module, "module", "torch.nn.Module")
     try:
@@ -104,7 +104,7 @@ def trained(hand_in: HandIn, of_text: bool = False) -> Trained:
         raise ValueError(
             f"{hand_in.weights} does not fit {hand_in.what}: {shortened(' '.join(str(error).split()), 200)}"
         ) from None
-    return Trained(module, None, hand_in.text)
+    return TrainedModel(module, None, hand_in.text)
 
 
 def numbers(hand_in: HandIn) -> Numbers:
@@ -148,7 +148,7 @@ def columns(path: str) -> dict[str, list[float]]:
     return {name: [float(row[name]) for row in rows] for name in (rows[0] if rows else ())}
 
 
-def stored(path: str) -> dict[str, Tensor]:
+def weights_file(path: str) -> dict[str, Tensor]:
     from posenc.lab import safetensors_file
 
     entries, _ = safetensors_file.read_header(Path(path))
@@ -162,12 +162,13 @@ def arrays(path: str) -> dict[str, Any]:
         return dict(numpy.load(file))
 
 
-def pickled(path: str) -> dict[str, Tensor]:
+def torch_file(path: str) -> dict[str, Tensor]:
     with opened(path) as file:
         return torch.load(file, map_location="cpu", weights_only=True)
 
 
 READERS: dict[str, Callable[[str], dict[str, Any]]] = {
-    ".safetensors": stored, ".pt": pickled, ".pth": pickled, ".npz": arrays, ".json": read_json, ".csv": columns,
+    ".safetensors": weights_file, ".pt": torch_file, ".pth": torch_file, ".npz": arrays, ".json": read_json,
+    ".csv": columns,
 }  # fmt: skip
 """How files of numbers are read, by the endings of their names."""

@@ -12,7 +12,7 @@ WHERE = ("offset", "start", "start_pos", "positions", "position_ids", "pos")
 """What people call the argument that says where the first token stands (a number), or each of them (ids)."""
 
 
-def built(made: Callable[..., Any], width: int = WIDTH) -> tuple[nn.Module, bool]:
+def module_of(made: Callable[..., Any], width: int = WIDTH) -> tuple[nn.Module, bool]:
     """A module of a class, in evaluation, and whether it takes ids; what arguments mean is read off their names."""
     known = {"vocab": 11, "max": ROOM, "len": ROOM, "context": ROOM, "pos": ROOM, "drop": 0.0}
     known |= dict.fromkeys(("dim", "model", "emb", "size"), width)
@@ -30,13 +30,13 @@ def built(made: Callable[..., Any], width: int = WIDTH) -> tuple[nn.Module, bool
     return module.eval(), any("vocab" in name.lower() for name in given)
 
 
-def standing(parameters: Collection[str], first: int, end: int) -> dict[str, Any]:
+def place_options(parameters: Collection[str], first: int, end: int) -> dict[str, Any]:
     """The argument that says that tokens stand from `first` to `end` - 1, by its name; empty where there is none."""
     name = next((name for name in WHERE if name in parameters), None)
     return {} if name is None else {name: first if WHERE.index(name) < 3 else torch.arange(first, end)}
 
 
-def added(module: nn.Module, takes_ids: bool) -> Tensor:
+def position_vectors(module: nn.Module, takes_ids: bool) -> Tensor:
     """What is added to each token [TOKENS, WIDTH]; of ids, how much more than at position 0.
 
     Raises AssertionError where that depends on the batch, on the tokens, or on the call, or a cache would go wrong.
@@ -49,7 +49,7 @@ def added(module: nn.Module, takes_ids: bool) -> Tensor:
             if takes_ids
             else torch.full((rows, TOKENS - first, WIDTH), token / 1)
         )
-        given = module(x, **standing(parameters, first, TOKENS))
+        given = module(x, **place_options(parameters, first, TOKENS))
         shape = (rows, TOKENS - first, WIDTH)
         assert torch.is_tensor(given), f"it gives a {type(given).__name__}, and no tensor"
         assert given.shape == shape, f"of {list(x.shape)} it gives {list(given.shape)}; is the batch axis numbered?"
@@ -72,6 +72,6 @@ def added(module: nn.Module, takes_ids: bool) -> Tensor:
     positions = given[0] - given[0, :1] if takes_ids else given[0]
     more = vectors(1)[0] - positions
     assert torch.allclose(more, more[:1].expand_as(more), atol=1e-5), "what it adds depends on the token"
-    if standing(parameters, 3, TOKENS):
+    if place_options(parameters, 3, TOKENS):
         assert torch.allclose(vectors(0, first=3), given[:, 3:]), "positions are not shifted behind a cache of 3 tokens"
     return positions

@@ -5,7 +5,7 @@ from types import ModuleType
 import torch
 from torch import Generator, Tensor
 
-from posenc.lessons import Trained, answer, same, tensor, trained
+from posenc.lessons import TrainedModel, answer, model_of, same, tensor
 
 PLACE = 8
 
@@ -45,7 +45,7 @@ def exact_match_counts_whole_sequences(theirs: ModuleType) -> None:
 EXERCISES = (reversed_within_leaves_the_padding, exact_match_counts_whole_sequences)
 
 
-def answers(model: Trained, letters: Tensor) -> Tensor:
+def answers(model: TrainedModel, letters: Tensor) -> Tensor:
     """The letters [B, T], counted from 0, that a model says to others."""
     if model.run is None:
         return tensor("the model's output", model.scores(letters), (*letters.shape, 26)).argmax(-1)
@@ -57,7 +57,7 @@ def answers(model: Trained, letters: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def new_sequences_are_reversed(model: Trained) -> None:
+def new_sequences_are_reversed(model: TrainedModel) -> None:
     """train until 99 of 100 new sequences of the trained length are right in every letter; a run is of the task
     reverse, a class gives scores [batch, tokens, 26] of letters 0 to 25, and learned from 12, or from its `length`"""
     run, symbols, length = model.run, 26, getattr(model.module, "length", 12)
@@ -103,4 +103,4 @@ def new_sequences_are_reversed(model: Trained) -> None:
     raise AssertionError(f"{right}, and {of_letters:.1%} of letters are; train longer")
 
 
-HAND_IN = trained, (new_sequences_are_reversed,)
+HAND_IN = model_of, (new_sequences_are_reversed,)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from posenc.foreign import read
-from posenc.lessons import Trained, answer, same, trained
+from posenc.lessons import TrainedModel, answer, model_of, same
 
 PLACE = 7
 
@@ -45,7 +45,7 @@ def parameters_do_not_depend_on_heads(theirs: ModuleType) -> None:
 EXERCISES = (split_heads_cuts_channels, parameters_do_not_depend_on_heads)
 
 
-def six_layers_are_stacked(model: Trained) -> None:
+def six_layers_are_stacked(model: TrainedModel) -> None:
     """stack six blocks or more, each with weights of its own: nn.ModuleList(Block(...) for _ in range(6))"""
     stacks = [m for m in model.module.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
     weighed = [[part for part in stack if next(part.parameters(), None) is not None] for stack in stacks]
@@ -55,7 +55,7 @@ def six_layers_are_stacked(model: Trained) -> None:
     assert own >= 6, f"six layers are asked for, and it has {own}"
 
 
-def tokens_of(model: Trained) -> Tensor:
+def tokens_of(model: TrainedModel) -> Tensor:
     """The tokens [N] of the text: bytes, or what a class of one's own makes of it by its `encode`."""
     if model.run is not None:
         return torch.arange(256)
@@ -63,12 +63,12 @@ def tokens_of(model: Trained) -> Tensor:
     return torch.tensor(list(text) if encode is None else encode(text.decode()))
 
 
-def some_ids(model: Trained) -> Tensor:
+def some_ids(model: TrainedModel) -> Tensor:
     return torch.randint(int(tokens_of(model).max()) + 1, (8, 32), generator=Generator().manual_seed(0))
 
 
 @torch.inference_mode()
-def the_future_is_hidden(model: Trained) -> None:
+def the_future_is_hidden(model: TrainedModel) -> None:
     """give attention a causal mask in every layer: a token sees itself and those before it"""
     ids = some_ids(model)
     given, shape = model.scores(ids), "[8, 32, vocab]"
@@ -81,7 +81,7 @@ def the_future_is_hidden(model: Trained) -> None:
 
 
 @torch.inference_mode()
-def the_order_of_the_past_counts(model: Trained) -> None:
+def the_order_of_the_past_counts(model: TrainedModel) -> None:
     """add positions to the tokens, or turn queries and keys by them"""
     ids = some_ids(model)
     turned = torch.cat((ids[:, :-1].flip(1), ids[:, -1:]), 1)
@@ -90,7 +90,7 @@ def the_order_of_the_past_counts(model: Trained) -> None:
 
 
 @torch.inference_mode()
-def new_text_is_predicted(model: Trained) -> None:
+def new_text_is_predicted(model: TrainedModel) -> None:
     """train longer: on text that it has not seen, it has to need fewer bits than counts, which know no order"""
     if model.run is not None:
         from posenc.lab.evaluation.evaluate import held_out_bits
@@ -112,6 +112,6 @@ def new_text_is_predicted(model: Trained) -> None:
 
 
 HAND_IN = (
-    partial(trained, of_text=True),
+    partial(model_of, of_text=True),
     (six_layers_are_stacked, the_future_is_hidden, the_order_of_the_past_counts, new_text_is_predicted),
 )

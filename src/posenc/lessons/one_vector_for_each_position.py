@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from posenc.lessons import answer, definition, same
-from posenc.lessons._positional import added, built
+from posenc.lessons._positional import module_of, position_vectors
 
 PLACE = 2
 
@@ -64,8 +64,8 @@ EXERCISES = (add_positions_adds_the_rows_it_needs, untrained_rows_are_those_past
 def trained_vectors_are_added(made: Callable[..., Any]) -> None:
     """PositionalEncoding(d_model, max_len) adds to embeddings [batch, tokens, d_model] one trained vector for each
     position, the same in every row of the batch; one of vocab_size too looks its ids up first"""
-    module, takes_ids = built(made)
-    positions = added(module, takes_ids)
+    module, takes_ids = module_of(made)
+    positions = position_vectors(module, takes_ids)
     if positions.requires_grad:
         positions.square().sum().backward()
     # The gradients of tokens cancel, but for rounding.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.lessons import answer, definition, same
-from posenc.lessons._positional import TOKENS, WIDTH, added, built
+from posenc.lessons._positional import TOKENS, WIDTH, module_of, position_vectors
 
 PLACE = 3
 
@@ -56,7 +56,7 @@ EXERCISES = (sinusoidal_is_sines_and_cosines_in_turn, hand_is_the_share_of_a_tur
 def sines_and_cosines_are_added(made: Callable[..., Any]) -> None:
     """PositionalEncoding(d_model, max_len) adds to embeddings [batch, tokens, d_model] sin(p f_k) in channel 2k and
     cos(p f_k) in channel 2k + 1, with f_k = 10000^(-2k/d_model); one of vocab_size too looks its ids up first"""
-    module, takes_ids = built(made)
+    module, takes_ids = module_of(made)
     k = torch.arange(WIDTH // 2, dtype=torch.float64)
     of = {
         "right": rows(2 * k / WIDTH, base=10_000),
@@ -67,7 +67,7 @@ def sines_and_cosines_are_added(made: Callable[..., Any]) -> None:
     }
     of["the first token stands at position 0, and not at 1"] = of["right"][1:]
     tables = {words: (table - table[0] if takes_ids else table)[:TOKENS] for words, table in of.items()}
-    same("what it adds", added(module, takes_ids), tables.pop("right"), tables)
+    same("what it adds", position_vectors(module, takes_ids), tables.pop("right"), tables)
 
 
 HAND_IN = definition, (sines_and_cosines_are_added,)

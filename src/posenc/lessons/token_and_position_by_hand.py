@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.lessons import answer, definition, same
-from posenc.lessons._positional import added, built
+from posenc.lessons._positional import module_of, position_vectors
 
 PLACE = 5
 
@@ -55,9 +55,9 @@ EXERCISES = (embed_looks_tokens_up_and_adds_positions, position_over_token_is_a_
 def tokens_are_looked_up_and_positions_added(made: Callable[..., Any]) -> None:
     """PositionalEncoding(vocab_size, context_len, dim) gives of ids [batch, tokens] the vector of each token plus the
     vector of its position"""
-    module, takes_ids = built(made)
+    module, takes_ids = module_of(made)
     assert takes_ids, "it takes no ids: build it of vocab_size, context_len and a dim"
-    added(module, takes_ids)
+    position_vectors(module, takes_ids)
     ids = torch.tensor([[1, 2, 1], [3, 1, 4]])
     first = module(ids)[:, 0]
     assert not torch.allclose(first[0], first[1]), "two tokens at one position get the same vector"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc import Rotary
 from posenc.lessons import answer, definition, nearest, same, tensor
-from posenc.lessons._positional import WHERE, built, standing
+from posenc.lessons._positional import WHERE, module_of, place_options
 
 PLACE = 11
 
@@ -64,7 +64,7 @@ EXERCISES = (rotary_turns_neighbouring_channels, to_half_puts_even_channels_firs
 LAYOUTS = ("half", "interleaved")
 
 
-def turned(x: Tensor, layout: str, angles: str = "", share: int = 2, first: int = 0, way: int = 1) -> Tensor:
+def rotation(x: Tensor, layout: str, angles: str = "", share: int = 2, first: int = 0, way: int = 1) -> Tensor:
     """Pairs of channels of a layout, turned by (first + way p) base^(-share k/channels) in the order of a layout."""
     channels = x.shape[-1]
     a = 10_000.0 ** (-share * torch.arange(channels // 2).double() / channels)
@@ -89,7 +89,7 @@ def call(function: Callable[..., Any], given: Iterable[Tensor], options: Mapping
 def queries_and_keys_are_turned(function: Callable[..., Any]) -> None:
     """rope(x), rope(q, k) or attend(q, k, v), of [tokens, channels] or [batch, heads, tokens, channels]: the pair k of
     queries and keys turns by p base^(-2k/channels), values stay, and `offset` or `positions` say where tokens stand"""
-    function = built(function, 8)[0].forward if inspect.isclass(function) else function
+    function = module_of(function, 8)[0].forward if inspect.isclass(function) else function
     parameters = inspect.signature(function).parameters
     needed = [name for name, p in parameters.items() if p.default is p.empty and p.kind < 2]
     options = {"base": 10_000.0} if "base" in needed else {}
@@ -97,32 +97,30 @@ def queries_and_keys_are_turned(function: Callable[..., Any]) -> None:
     takes = ", ".join(needed) or "nothing"
     assert 0 < len(tensors) < 4, f"it takes {takes}; rope(x), rope(q, k) or attend(q, k, v) is asked for"
     given = torch.randn(3, 7, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)[: len(tensors)]
-    made = call(function, given, options | standing(parameters, 0, 7))
+    made = call(function, given, options | place_options(parameters, 0, 7))
     if len(tensors) == 3:
         attention_is_of_turned(*given, made[0])
         return
     for name, x, of_x in zip(tensors, given, made, strict=False):
         mistakes = {
             "nothing is turned: positions number the tokens, the axis before the last": x,
-            "pairs of halves take the angles [a, b, a, b], and not [a, a, b, b]": turned(x, "half", "interleaved"),
-            "pairs of neighbours take the angles [a, a, b, b], and not [a, b, a, b]": turned(x, "interleaved", "half"),
+            "halves take the angles [a, b, a, b], and not [a, a, b, b]": rotation(x, "half", "interleaved"),
+            "neighbours take the angles [a, a, b, b], and not [a, b, a, b]": rotation(x, "interleaved", "half"),
         }
         for layout in LAYOUTS:
             mistakes |= {
-                f"the exponent is -2k/channels, and not -k/channels ({layout})": turned(x, layout, share=1),
-                f"the exponent is -2k/channels, and not -4k/channels ({layout})": turned(x, layout, share=4),
-                f"positions begin at 0, and not at 1 ({layout})": turned(x, layout, first=1),
-                f"(a, b) becomes (a cos - b sin, b cos + a sin), the other way ({layout})": turned(x, layout, way=-1),
+                f"the exponent is -2k/channels, and not -k/channels ({layout})": rotation(x, layout, share=1),
+                f"the exponent is -2k/channels, and not -4k/channels ({layout})": rotation(x, layout, share=4),
+                f"positions begin at 0, and not at 1 ({layout})": rotation(x, layout, first=1),
+                f"(a, b) becomes (a cos - b sin, b cos + a sin), the other way ({layout})": rotation(x, layout, way=-1),
             }
-        right = nearest(of_x, [turned(x, layout) for layout in LAYOUTS])
+        right = nearest(of_x, [rotation(x, layout) for layout in LAYOUTS])
         same(f"what it makes of {name}", of_x, right, mistakes)
-        if where := standing(parameters, 3, 7):
+        if where := place_options(parameters, 3, 7):
             behind = call(function, given[:, 3:], options | where)[tensors.index(name)]
-            late = {
-                f"the first of them stands at 3, and not at 0 ({layout})": turned(x[3:], layout) for layout in LAYOUTS
-            }
+            late = {f"the first of them stands at 3, and not at 0 ({way})": rotation(x[3:], way) for way in LAYOUTS}
             same(f"{name} of 4 tokens behind a cache of 3: positions are not shifted", behind, right[3:], late)
-    half = torch.allclose(made[0].double(), turned(given[0], "half"), atol=1e-4)
+    half = torch.allclose(made[0].double(), rotation(given[0], "half"), atol=1e-4)
     print("RoPE in the half layout, Hugging Face's Llama" if half else "RoPE in the interleaved layout, Meta's Llama")
 
 
@@ -134,10 +132,10 @@ def attention_is_of_turned(q: Tensor, k: Tensor, v: Tensor, given: Any) -> None:
         def attend(q: Tensor, k: Tensor, v: Tensor = v, seen: Tensor = past if causal else past | True) -> Tensor:
             return (q @ k.T / q.shape[-1] ** 0.5).masked_fill(~seen, -torch.inf).softmax(-1) @ v
 
-        of_q, of_k, case = turned(q, layout), turned(k, layout), f" ({layout}{', causal' * causal})"
+        of_q, of_k, case = rotation(q, layout), rotation(k, layout), f" ({layout}{', causal' * causal})"
         right.append(attend(of_q, of_k))
         mistakes |= {
-            f"values are turned too, and RoPE turns queries and keys{case}": attend(of_q, of_k, turned(v, layout)),
+            f"values are turned too, and RoPE turns queries and keys{case}": attend(of_q, of_k, rotation(v, layout)),
             f"keys are not turned{case}": attend(of_q, k),
             f"queries are not turned{case}": attend(q, of_k),
             f"nothing is turned{case}": attend(q, k),

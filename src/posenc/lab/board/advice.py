@@ -51,6 +51,9 @@ class Question:
 Reached = Mapping[str, tuple[Result, Carried]]
 """Label -> what came out on one task, and how many seeds carry to the multiple that is asked for."""
 
+Ranking = tuple[dict[str, tuple[str, ...]], list[str]]
+"""Label -> its line of the table, the best first; and those that are recommended."""
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -93,7 +96,7 @@ def advise(question: Question, rows: Sequence[Record], costs: Costs) -> Advice:
     labels = list(dict.fromkeys(label for outcomes in by_task.values() for label in outcomes))
     measured = [label for label in labels if measured_enough(label, by_task)]
     on_text = all(result.is_text for outcomes in by_task.values() for result, _ in outcomes.values())
-    lines, taken = by_bits(measured, by_task[near[0]], costs) if on_text else by_reach(measured, by_task, costs)
+    lines, taken = bits_table(measured, by_task[near[0]], costs) if on_text else reach_table(measured, by_task, costs)
     own = None if question.encoding is None else scope.label(question.encoding)
     shown = [label for label in lines if label == own or on_text or label in taken]
     shown.sort(key=lambda label: label != own)
@@ -145,9 +148,7 @@ def price(label: str, costs: Costs) -> tuple[str, str]:
     return (times(cost.forward), count(cost.cache_bytes)) if cost else (NOTHING, NOTHING)
 
 
-def by_reach(
-    measured: Sequence[str], by_task: Mapping[str, Reached], costs: Costs
-) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+def reach_table(measured: Sequence[str], by_task: Mapping[str, Reached], costs: Costs) -> Ranking:
     """A line for each encoding, the cheapest first, and those that carry so far on every task."""
     ranked = sorted(measured, key=lambda label: (costs.of[label].forward if label in costs.of else math.inf, label))
     taken = [label for label in ranked if all(outcomes[label][1].most for outcomes in by_task.values())]
@@ -163,7 +164,7 @@ def by_reach(
     return lines, taken
 
 
-def by_bits(measured: Sequence[str], outcomes: Reached, costs: Costs) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+def bits_table(measured: Sequence[str], outcomes: Reached, costs: Costs) -> Ranking:
     """A line for each encoding on a text, that of the fewest bits per byte first, and those that no other beats."""
     far = outcomes[measured[0]][1].factor if measured else 1.0
     bits, growth = bits_at(far), growth_at(far)
