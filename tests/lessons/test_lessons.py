@@ -304,6 +304,8 @@ def test_a_page_is_made_once_and_opened_with_pictures_and_formulas(posenc, tmp_p
         ("lesson 99", f"no lesson '99'; they go from 1 to {len(ALL)}: posenc lesson"),
         ("lesson order_is_lots", "no lesson 'order_is_lots'; did you mean 'order_is_lost'?"),
         ("lesson --check mine.py", "--check needs to know of which lesson, such as: posenc lesson 1 --check"),
+        ("lesson --check ''", "--check needs to know of which lesson, such as: posenc lesson 1 --check"),
+        ("lesson 1 --text ''", "--weights, --run and --text belong to what is handed in; give --check too"),
         ("lesson 1 --check a.py --solutions", "--check and --solutions are different things to do; give one of them"),
         ("lesson 1 --notebook mine.md", "a notebook's name ends in .ipynb, got 'mine.md'"),
         ("lesson 1 --check nowhere.py", "nowhere.py: there is no such file"),

@@ -55,9 +55,12 @@ def verb_of(arguments: list[str]) -> tuple[str, type, list[str]]:
 def show_help(arguments: list[str]) -> None:
     """Print what the verb of the arguments takes, whatever else they say. Raises ValueError where there is no verb."""
     name, cls, _ = verb_of([word for word in arguments if word != "all"])
+    every = "all" in arguments
     # The parser asks the terminal alone whether it has colours, and what is kept is no terminal.
-    write = help_of if os.environ.get("NO_COLOR") else print_help
-    print(write(name, cls, "all" in arguments) or "", end="")
+    if os.environ.get("NO_COLOR"):
+        print(help_of(name, cls, every), end="")
+    else:
+        print_help(name, cls, every)
 
 
 def print_help(name: str, cls: Any, every: bool = False) -> None:
@@ -69,21 +72,21 @@ def print_help(name: str, cls: Any, every: bool = False) -> None:
         argument = "".join(option.name.upper() for option in all_options(cls) if option.positional)
         print(f"usage: posenc {name} [OPTIONS] {argument}\n\n{inspect.getdoc(cls)}\n\n{flags}")
         return
-    first, known = getattr(cls, "first", ()), {field.name: field for field in fields(cls)}
-    others = [name for name in known if name not in first] if first else []
-    if others:
+    head, options = getattr(cls, "first", ()), {field.name: field for field in fields(cls)}
+    rest = [option for option in options if option not in head] if head else []
+    if rest:
         hints: Any = get_type_hints(cls, include_extras=True)
-        hidden: Any = [(other, Annotated[hints[other], tyro.conf.Suppress], known[other]) for other in others]
-        named: dict[str, Any] = {"bases": (cls,), "namespace": {"__doc__": cls.__doc__}, "kw_only": True}
-        shown: Any = make_dataclass(cls.__name__, [] if every else hidden, **named)
+        suppressed: Any = [(name, Annotated[hints[name], tyro.conf.Suppress], options[name]) for name in rest]
+        settings: dict[str, Any] = {"bases": (cls,), "namespace": {"__doc__": cls.__doc__}, "kw_only": True}
+        reordered: Any = make_dataclass(cls.__name__, [] if every else suppressed, **settings)
         # In the order in which people ask, not in that of the classes.
-        shown.__dataclass_fields__ = {name: shown.__dataclass_fields__[name] for name in (*first, *others)}
-        cls = shown
+        reordered.__dataclass_fields__ = {option: reordered.__dataclass_fields__[option] for option in (*head, *rest)}
+        cls = reordered
     # It leaves when it has printed.
     with contextlib.suppress(SystemExit):
         tyro.cli(cls, prog=f"posenc {name}", args=["--help"], config=(tyro.conf.OmitArgPrefixes,))
-    if others and not every:
-        print(f"{len(others)} more options: posenc help {name} all")
+    if rest and not every:
+        print(f"{len(rest)} more options: posenc help {name} all")
 
 
 def help_of(name: str, cls: type, every: bool = False) -> str:

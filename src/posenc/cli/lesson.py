@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import posenc
-from posenc.cli.options import File, Positional, arg, taking, unless_empty
+from posenc.cli.options import File, Positional, run_option, taking
 from posenc.foreign import quoted
 from posenc.foreign.text import told
 from posenc.whole_files import users_cache, write
@@ -39,7 +39,7 @@ class Lesson:
     """What you made: answers (.py, .ipynb), or what the lesson's last exercise asks for. Code in it is run."""
     weights: File = None
     """Of a model of yours, path/to/mine.py:Class, the trained weights: a state dict, .safetensors or .pt."""
-    run_folder: Annotated[str | None, arg(name="run", metavar="PATH", help_behavior_hint=unless_empty)] = None
+    run_folder: Annotated[str | None, run_option] = None
     """Of numbers that you measured, the folder of the run of which they are."""
     text: File = None
     """Of a language model of yours, the text that it was trained on."""
@@ -54,12 +54,13 @@ class Lesson:
         from posenc import terminal
         from posenc.lessons import HandIn, lesson_of, lessons
 
-        asked = [f"--{name}" for name in ("check", "open", "notebook", "solutions") if getattr(self, name)]
-        if asked and not self.lesson:
-            raise ValueError(f"{asked[0]} needs to know of which lesson, such as: posenc lesson 1 {asked[0]}")
-        if len(asked) > 1:
-            raise ValueError(f"{' and '.join(asked)} are different things to do; give one of them")
-        if self.check is None and (self.weights or self.run_folder or self.text):
+        tasks = ("check", "open", "notebook", "solutions")
+        options = [f"--{name}" for name in tasks if getattr(self, name) not in (None, False)]
+        if options and not self.lesson:
+            raise ValueError(f"{options[0]} needs to know of which lesson, such as: posenc lesson 1 {options[0]}")
+        if len(options) > 1:
+            raise ValueError(f"{' and '.join(options)} are different things to do; give one of them")
+        if self.check is None and not (self.weights is self.run_folder is self.text is None):
             raise ValueError("--weights, --run and --text belong to what is handed in; give --check too")
         if not self.lesson:
             terminal.table(["lesson", ""], [[str(one.place), one.title] for one in lessons()])
@@ -142,9 +143,9 @@ def process_result(lesson: "course.Lesson", hand_in: "course.HandIn | None" = No
     # Ctrl-C is for this process, which ends the other.
     alone = (1, multiprocessing.get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN))
     with ProcessPoolExecutor(*alone) as process:
-        asked = process.submit(lesson.page) if hand_in is None else process.submit(lesson.check, hand_in)
+        future = process.submit(lesson.page) if hand_in is None else process.submit(lesson.check, hand_in)
         try:
-            return asked.result(LIMIT if hand_in else None)
+            return future.result(LIMIT if hand_in else None)
         except ValueError as error:
             raise ValueError(str(error)) from error
         except TimeoutError:
@@ -152,7 +153,7 @@ def process_result(lesson: "course.Lesson", hand_in: "course.HandIn | None" = No
         except BrokenProcessPool:
             wrong = "ended its own process; look for what does so, such as os._exit, or takes all memory"
         except (KeyboardInterrupt, SystemExit) as error:
-            if not asked.done():
+            if not future.done():
                 raise
             wrong = f"could not be checked, because it raises {told(error)}; take that out"
         finally:

@@ -42,7 +42,8 @@ Name = Annotated[str | None, taking("NAME")]
 OneSpec = Annotated[str | None, taking("SPEC")]
 Folder = Annotated[Path | None, taking("PATH")]
 # Every verb has a method of this name.
-Comparison = Annotated[Path | None, arg(name="run", metavar="PATH", help_behavior_hint=unless_empty)]
+run_option = arg(name="run", metavar="PATH", help_behavior_hint=unless_empty)
+Comparison = Annotated[Path | None, run_option]
 Wholes = Annotated[tuple[int, ...], taking("INT ...")]
 Numbers = Annotated[tuple[float, ...], taking("FLOAT ...")]
 Names = Annotated[tuple[str, ...], taking("NAME ...")]

@@ -52,11 +52,10 @@ def apart(texts: Tensor, padding: Tensor, stop: int | None) -> list[Tensor]:
     """Each text [B, ..., T] without its padding; one that stopped ends with its stop."""
     ended = []
     for text, prompt in zip(texts, padding, strict=True):
-        prompts = padding.shape[1]
-        text = text[..., prompts - int(prompt.sum()) :]
+        length = int(prompt.sum())
+        text = text[..., len(prompt) - length :]
         if stop is not None and text.dim() == 1:
-            new = text[int(prompt.sum()) :]
-            stops = (new == stop).nonzero()
-            text = text[: int(prompt.sum()) + int(stops[0]) + 1] if len(stops) else text
+            stops = (text[length:] == stop).nonzero()
+            text = text[: length + int(stops[0]) + 1] if len(stops) else text
         ended.append(text)
     return ended

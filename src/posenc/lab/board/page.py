@@ -32,10 +32,8 @@ def write(rows: Sequence[Record], costs: Costs, folder: Path) -> list[Path]:
     if not evidence(rows):
         raise ValueError(f"there are no rows to show yet; run some with posenc board --out {folder}")
     drawer = Drawer(store.inside(folder, FIGURES))
-    found = standings(rows)
-    drawn = drawer(
-        PICTURE, partial(picture.speed_and_reach, found), PICTURE_SAYS, "Its numbers are in the first table."
-    )
+    draw = partial(picture.speed_and_reach, standings(rows))
+    drawn = drawer(PICTURE, draw, PICTURE_SAYS, "Its numbers are in the first table.")
     store.write(folder / PAGES[0], markdown(rows, costs, pictured=drawn is not None).encode())
     store.write(folder / PAGES[1], html(rows, costs, drawn).encode())
     return [folder / name for name in PAGES]
@@ -102,12 +100,8 @@ def markdown(rows: Sequence[Record], costs: Costs, *, pictured: bool) -> str:
         lines += [f"## {table.title}", "", table.says, ""]
         cells = [[markdown_code(label).replace("|", r"\|"), *map(in_words, cells)] for label, cells in table.rows]
         lines += [as_markdown(table.headings, cells), ""]
-    lines += [
-        "## What so many seeds say",
-        "",
-        as_markdown(("seeds", "95 % interval of the share of all"), intervals(rows)),
-        "",
-    ]
+    shares = as_markdown(("seeds", "95 % interval of the share of all"), intervals(rows))
+    lines += ["## What so many seeds say", "", shares, ""]
     lines += ["## What was not measured", "", *(f"- {words}" for words in unmeasured(rows, len(scope.SEEDS))), ""]
     lines += ["## How it was made", "", *(f"- {what}: {words}" for what, words in made(rows)), ""]
     lines += ["The rows are in `rows.jsonl.gz`, a line of JSON for each run. Written from them by `posenc board`.", ""]

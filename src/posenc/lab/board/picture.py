@@ -15,6 +15,9 @@ BAND = 1.4
 """How much wider than its beginning the band of those is that learn fewer than half of the tasks."""
 
 
+GREY: dict[str, Any] = {"marker": "o", "color": "grey", "alpha": 0.4, "markersize": 4}
+
+
 @figures.styled
 def speed_and_reach(found: Sequence[Standing]) -> Figure | None:
     """Every encoding by the steps that it takes to learn, a median, and how far it carries, a geometric mean.
@@ -35,8 +38,7 @@ def speed_and_reach(found: Sequence[Standing]) -> Figure | None:
     for one in drawn:
         own = figures.look(figures.places([one.label])[one.label])
         usual: dict[str, Any] = {"marker": own.marker, "color": own.color, "alpha": 0.9}
-        grey: dict[str, Any] = {"marker": "o", "color": "grey", "alpha": 0.4, "markersize": 4}
-        ax.plot(places[one.label], one.reach, linestyle="none", **(usual if one.label in USUAL else grey))
+        ax.plot(places[one.label], one.reach, linestyle="none", **(usual if one.label in USUAL else GREY))
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=2)
     for axis in (ax.xaxis, ax.yaxis):
