@@ -9,7 +9,7 @@ import warnings
 
 EXTRAS = {
     "lab": "numpy scipy pandas tyro rich matplotlib safetensors jinja2 tomli markdown_it latex2mathml".split(),
-    "frames": ("polars", "pyarrow"),
+    "frames": ("pyarrow",),
     "hf": ("transformers", "huggingface_hub", "tokenizers", "gguf", "safetensors", "accelerate"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
 }

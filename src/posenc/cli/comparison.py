@@ -7,9 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from posenc.cli.options import Name, Names, Number, Numbers, OfExperiment, Paths, Positional, Specs, Whole, taking
+from posenc.cli.options import (
+    Labels,
+    Name,
+    Names,
+    Number,
+    Numbers,
+    OfExperiment,
+    Paths,
+    Positional,
+    Specs,
+    Whole,
+    taking,
+)
 from posenc.foreign import quoted
 from posenc.lab import ENCODINGS
+from posenc.specs import split
 
 
 @dataclass(kw_only=True)
@@ -21,7 +34,7 @@ class Compare(OfExperiment):
     The answer is one table and one report. Ctrl-C loses no finished run: the same command goes on where it stopped.
     """
 
-    first = "encodings tasks text preset seeds steps train_length test_lengths layers out".split()
+    first = "encodings tasks text label seeds steps train_length test_lengths layers out".split()
 
     encodings: Specs = ENCODINGS
     """Specs to compare; "all" stands for every encoding that reads a sequence, path/to/mine.py:Mine for your own."""
@@ -29,10 +42,12 @@ class Compare(OfExperiment):
     """Tasks, such as copy "recall(symbols=16)" path/to/mine.py:Mine; posenc list has all. Default: the preset's."""
     preset: Annotated[str, taking("NAME")] = "default"
     """default: repeat with three seeds, and text with one. full: six tasks, three seeds."""
+    label: Labels = ()
+    """What tables and figures call an encoding; a class of your own may say it itself: label = "Ripple"."""
     log: Names = ()
     """Loggers to tell of each run: jsonl, tensorboard, wandb, or path/to/mine.py:Mine."""
-    seeds: Annotated[tuple[str, ...], taking("INT | until FLOAT")] = ()
-    """How many seeds, or "until 0.05": until 95 % intervals of exact match go so far. Default: what the preset says."""
+    seeds: Whole = None
+    """How many seeds; more of them later keep the runs that are there. Default: what the preset says."""
     seed_from: Whole = None
     """The first seed. Default: 100; recipes were searched on those below."""
     rates: Numbers = ()
@@ -63,9 +78,10 @@ class Compare(OfExperiment):
             why = "left out of all where the tokens are a sequence, because they need a grid"
             terminal.note(f"{why}: {', '.join(grids)}")
         given = {"task_names": self.tasks, "maps": self.maps, "stretches": self.stretch, "rates": self.rates}
-        asked: dict[str, Any] = {name: value or None for name, value in given.items()} | seeds_asked(self.seeds)
+        asked: dict[str, Any] = {name: value or None for name, value in given.items()} | {"seeds": self.seeds}
+        labels, changes = labels_asked(self.label), self.changes()
         settings = Settings(
-            self.encodings, preset=self.preset, seed_from=self.seed_from, changes=self.changes(), **asked
+            self.encodings, preset=self.preset, seed_from=self.seed_from, labels=labels, changes=changes, **asked
         )
         with terminal.live() as show:
             if shard:
@@ -80,16 +96,15 @@ class Compare(OfExperiment):
         return 1 if sweep.failures else 0
 
 
-def seeds_asked(words: tuple[str, ...]) -> dict[str, Any]:
-    """What --seeds asks for: so many, or "until" and how wide an interval may be. Raises ValueError for the rest."""
-    try:
-        if len(words) == 2 and words[0] == "until" and float(words[1]) > 0:
-            return {"until": float(words[1])}
-        return {"seeds": int(" ".join(words))} if words else {}
-    except ValueError:
-        raise ValueError(
-            f"--seeds takes a number, as in --seeds 5, or --seeds until 0.05; got {quoted(' '.join(words))}"
-        ) from None
+def labels_asked(words: tuple[str, ...]) -> dict[str, str]:
+    """Spec -> label. Raises ValueError for what is not written SPEC=NAME."""
+    labels = {}
+    for word in words:
+        spec, equals, label = word.rpartition("=")
+        if not equals:
+            raise ValueError(f'--label takes SPEC=NAME, as in --label "mine.py:Mine=Ripple"; got {quoted(word)}')
+        labels[" / ".join(split(spec))] = label
+    return labels
 
 
 @dataclass
@@ -129,7 +144,11 @@ class Report:
     folder: Positional[Path]
     """A folder that posenc compare has filled."""
     table: Paths = ()
-    """Files to write: .csv, .parquet, .jsonl (a row for each run and length); .tex, .md (a table for each task)."""
+    """Files to write: .csv, .parquet, .jsonl (a row for each run and length); .tex, .md (tables of each task)."""
+    columns: Names = ()
+    """The columns of .tex and .md, by what stands above them, such as sliding R seeds. Default: all."""
+    label: Labels = ()
+    """What tables and figures call an encoding, in place of what the comparison said."""
     figures: Names = ("png",)
     """What the files of the figures are: pdf, svg, png."""
     style: Name = None
@@ -151,13 +170,16 @@ class Report:
         from posenc.lab.results import report, summary, tables
         from posenc.lab.results.drawer import Files
         from posenc.lab.runs import record
-        from posenc.lab.runs.settings import in_reading_order, read_settings
+        from posenc.lab.runs.settings import check_labels, in_reading_order, read_settings, with_labels
 
-        for path in self.table:
-            tables.form_of(path)
+        forms = [tables.form_of(path, self.columns) for path in self.table]
+        if self.columns and not forms:
+            raise ValueError("--columns chooses those of --table, and no table is asked for; add --table results.tex")
         files = Files(self.figures, self.style, self.width, self.height, self.titles, self.svg_text)
         settings = read_settings(self.folder)
         records = in_reading_order(record.for_summaries(self.folder), settings)
+        check_labels(labels := labels_asked(self.label), [summary.spec_of(run) for run in records])
+        records = with_labels(records, labels)
         failures = list(record.failures(self.folder).values())
         shown = summary.shown(records)
         with ExitStack() as stack:
@@ -167,7 +189,7 @@ class Report:
             page = report.write(records, self.folder, settings, failures, files, shown)
         answer(records, page, shown, failures, as_json=self.json)
         for path in self.table:
-            terminal.note(f"table: {tables.write(records, path)}")
+            terminal.note(f"table: {tables.write(records, path, self.columns)}")
         for words, *_ in summary.legible(failures, summary.MOST_OF_A_SENTENCE):
             terminal.note(f"failed: {words}")
         return 0
@@ -194,7 +216,7 @@ def answer(
         return
     terminal.say(summary.answer(shown))
     terminal.say()
-    terminal.table(*summary.table(shown, failures=failures))
-    terminal.say(f"\nReport: {page}")
+    terminal.tables(summary.tables(shown, failures))
+    terminal.say(f"Report: {page}")
     touched = store.write(page.with_name("explorer.html"), explore(run=page.parent, records=shown).encode())
     terminal.say(f"Explorer: {touched}")

@@ -1,6 +1,5 @@
 """The open laboratory: models of every kind and of one's own, rates, ends of training, stretches, seeds."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,19 +8,17 @@ import torch
 from torch import nn
 
 from posenc import Decoder
-from posenc.cli import comparison
 from posenc.lab.evaluation import evaluate
 from posenc.lab.experiments import recipes
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.models import Tagger, logits_of, model_of, stretched, without_position
 from posenc.lab.experiments.places import counted
 from posenc.lab.experiments.recipes import recipe
-from posenc.lab.results import summary
 from posenc.lab.runs import checkpoint, record, train
 from posenc.lab.runs.settings import Settings
 from posenc.lab.sweeps import compare as comparing
 from posenc.lab.sweeps import sweep
-from posenc.lab.sweeps.compare import at_best_rates, compare, wanting_seeds
+from posenc.lab.sweeps.compare import at_best_rates, compare
 from posenc.lab.sweeps.sweep import Sweep
 from posenc.lab.sweeps.workers import run_one
 from posenc.lab.tasks import TASKS, Batch, task_of
@@ -279,7 +276,7 @@ def test_without_position_is_the_trained_weights_around_none() -> None:
     assert not torch.equal(logits_of(plain, batch, counted), logits_of(run.model.eval(), batch, counted))
 
 
-# Rates, and seeds until there are enough
+# Rates
 
 
 def in_this_process(experiments, folder: Path, *, log=(), show=lambda sweep: None):
@@ -310,10 +307,9 @@ def test_each_encoding_gets_the_rate_with_which_it_learns_best(tmp_path: Path, m
     assert {seed for _, seed, _ in tried} == {90, 91} and len(tried) == 2 * 2 * 3
 
 
-@pytest.mark.parametrize("seeds, first", [({"seeds": 1}, 91), ({"seeds": 1, "until": 0.1}, 70)])
-def test_seeds_of_the_search_are_refused_before_anything_is_written(seeds: dict, first: int, tmp_path: Path) -> None:
-    settings = Settings(("none",), ("copy",), seed_from=first, rates=(1e-3,), **seeds)
-    words = r"^the seeds \[(90, )?91\] are those on which rates are chosen; begin with --seed-from 100$"
+def test_seeds_of_the_search_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    settings = Settings(("none",), ("copy",), seed_from=91, rates=(1e-3,), seeds=1)
+    words = r"^the seeds \[91\] are those on which rates are chosen; begin with --seed-from 100$"
     with pytest.raises(ValueError, match=words):
         compare(settings, tmp_path / "run")
     assert not [*tmp_path.iterdir()]
@@ -338,32 +334,6 @@ def test_rates_are_searched_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyP
     records, _, _ = compare(settings, tmp_path / "out")
     assert [one["experiment"]["rate"] for one in records] == [5e-3]
     assert len(list((tmp_path / "out" / "search" / "records").glob("*.json"))) == 4
-
-
-def test_seeds_are_added_for_all_encodings_of_a_task_until_intervals_are_narrow(monkeypatch) -> None:
-    settings = Settings(("none", "rotary"), ("copy", "repeat"), seeds=3, until=0.05)
-    runs = settings.experiments()
-    records = [{"experiment": {"task": run.task}} for run in runs]
-    monkeypatch.setattr(
-        summary, "enough", lambda records, width: [1] if records[0]["experiment"]["task"] == "copy" else []
-    )
-    more = wanting_seeds(settings, runs, records)
-    assert {(run.task, run.spec, run.seed) for run in more} == {("copy", "none", 103), ("copy", "rotary", 103)}
-    assert wanting_seeds(replace(settings, until=None), runs, records) == []
-    last = [replace(run, seed=100 + comparing.MOST_SEEDS_UNTIL - 1) for run in runs]
-    assert wanting_seeds(settings, last, records) == []
-
-
-@pytest.mark.parametrize(("words", "asked"), [((), {}), (("5",), {"seeds": 5}), (("until", "0.05"), {"until": 0.05})])
-def test_seeds_are_a_number_or_until_an_interval_is_narrow(words: tuple, asked: dict) -> None:
-    assert comparison.seeds_asked(words) == asked
-
-
-@pytest.mark.parametrize("words", [("until",), ("three",), ("until", "x"), ("3", "4")])
-def test_other_seeds_are_refused(words: tuple) -> None:
-    said = re.escape(f"--seeds takes a number, as in --seeds 5, or --seeds until 0.05; got '{' '.join(words)}'")
-    with pytest.raises(ValueError, match=f"^{said}$"):
-        comparison.seeds_asked(words)
 
 
 @pytest.mark.slow

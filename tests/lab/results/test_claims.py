@@ -173,7 +173,7 @@ def test_how_many_seeds_carry_is_counted_over_all_of_them_and_without_gaps():
     # Two of four are not more than half.
     four = result(records[:4], "alibi")
     assert claims.reach(four).length == 12 and claims.reaches(four) == summary.Spread(1.2, 0.0, 2.0, 4)
-    headings, (row,) = summary.table(records)
+    [(headings, (row,), _)] = summary.tables(records)
     assert (
         row[headings.index("carries to")] == "15 (3 of 5 seeds)"
         and row[headings.index("seeds")] == "5 (4 of 5 learned)"
@@ -271,37 +271,3 @@ def test_the_headline_has_speed_and_reach_with_what_was_gated_out():
     assert (rotary.learned, rotary.cpu_seconds, rotary.steps) == (0, None, None)
     assert rotary.reach == summary.Spread(0.0, 0.0, 0.0, 3) and rotary.carried[0].count == 0
     assert (shaw.cpu_seconds, shaw.reach, shaw.carried) == (None, None, ())
-
-
-def test_there_are_enough_seeds_where_every_interval_is_narrow():
-    narrow = repeat({"alibi": (1, 1, 1, 0), "rotary": (1, 0, 0, 0)}, seeds=6)
-    assert summary.enough(narrow, 0.05) == []
-    assert [w.label for w in summary.enough(narrow[1:], 0.05)] == ["alibi"]
-    (few,) = summary.enough(repeat({"alibi": (1, 1, 1, 1)}, seeds=5), 0.05)
-    assert (few.task, few.seeds, few.learned, few.length, few.half_width) == ("repeat", 5, 5, None, None)
-
-
-def test_a_wide_interval_wants_more_seeds_and_says_where():
-    records = given(repeat({"alibi": (1, 1, 1, 1), "rotary": (1, 0, 0, 0)}, seeds=6), alibi=(1, 1, 1, 1, 1, 0.9))
-    (wanting,) = summary.enough(records, 0.05)
-    assert (wanting.label, wanting.length) == ("alibi", 20) and wanting.half_width == pytest.approx(0.1)
-    assert summary.enough(records, 0.11) == []
-    # Nine seeds leave the odd one out.
-    assert summary.enough(given(repeat({"alibi": (1, 1, 1, 1)}, seeds=9), alibi=(1,) * 8 + (0.9,)), 0.05) == []
-
-
-def test_one_that_never_learns_wants_no_more_than_six_seeds_and_text_wants_none():
-    never = repeat({"alibi": (0.5, 0, 0, 0)}, seeds=6)
-    assert summary.enough(never, 0.05) == [] and len(summary.enough(never[:5], 0.05)) == 1
-    once = [*never[:5], *repeat({"alibi": (1, 1, 1, 1)}, seeds=1, first_seed=5)]
-    (wanting,) = summary.enough(once, 0.05)
-    assert (wanting.seeds, wanting.learned) == (6, 1)
-    assert summary.enough([record("alibi", "text")], 0.05) == []
-
-
-@pytest.mark.parametrize("width", [0.04, 0.0, 1.0, float("nan")])
-def test_a_width_that_no_seeds_can_reach_is_refused(width):
-    with pytest.raises(
-        ValueError, match=r"the width has to lie between 0\.043, the error of the held-out sequences .* got "
-    ):
-        summary.enough(repeat({"alibi": (1, 1, 1, 1)}, seeds=6), width)

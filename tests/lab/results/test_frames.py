@@ -4,7 +4,6 @@ import math
 import sys
 
 import pandas
-import polars
 import pytest
 from fake_records import comparison, record
 
@@ -59,18 +58,9 @@ def test_a_number_of_the_row_stands_before_that_of_its_run(folder):
     assert first.cpu_s == run["curve"][0]["cpu_s"] and first.cpu_s_of_run == run["cpu_s"]
 
 
-def test_polars_has_the_same_numbers(folder):
-    one, other = lab.load(folder), lab.load(folder, as_="polars")
-    assert isinstance(other, polars.DataFrame) and other.columns == list(one.columns)
-    assert other["exact_match"].drop_nulls().to_list() == one["exact_match"].dropna().tolist()
-    exact = lab.load(folder, as_="polars").filter(polars.col("task") == "repeat")
-    assert exact["perplexity_ratio"].null_count() == len(exact)
-
-
 def test_a_column_of_which_nothing_is_known_holds_floats():
     rows = frames.rows([record("alibi")], "lengths")
-    assert frames.framed(rows, "pandas")["bits_per_byte"].dtype == float
-    assert frames.framed(rows, "polars")["bits_per_byte"].dtype == polars.Float64
+    assert frames.framed(rows)["bits_per_byte"].dtype == float
 
 
 def test_a_column_has_one_type():
@@ -95,20 +85,16 @@ def test_records_themselves_are_to_be_had(folder):
 def test_wrong_words_are_refused_and_tables_where_records_are_drawn(folder, tmp_path):
     with pytest.raises(ValueError, match=r"what must be one of runs, lengths, .*; got 'length'; did you mean 'length"):
         lab.load(folder, "length")
-    with pytest.raises(ValueError, match="as_ must be one of pandas, polars; got 'numpy'"):
-        lab.load(folder, as_="numpy")
     with pytest.raises(ValueError, match="no records in"):
         lab.load(tmp_path)
     with pytest.raises(ValueError, match=r"figures are drawn from a list of records, .*; got DataFrame"):
         lab.figures.learning(lab.load(folder, "curve"), "repeat")
 
 
-@pytest.mark.parametrize(("module", "extra"), [("pandas", "lab"), ("polars", "frames")])
-def test_a_missing_library_is_named_with_what_brings_it(folder, monkeypatch, module, extra):
-    monkeypatch.setitem(sys.modules, module, None)
-    words = rf"this needs {module}, which is not installed: pip install 'posenc\[{extra}\]'"
-    with pytest.raises(ModuleNotFoundError, match=words):
-        lab.load(folder, as_=module)
+def test_a_missing_library_is_named_with_what_brings_it(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ModuleNotFoundError, match=r"this needs pandas, .* pip install 'posenc\[lab\]'"):
+        lab.load(folder)
 
 
 def test_the_lab_hands_out_no_name_that_it_does_not_have():

@@ -6,17 +6,15 @@ import os
 import re
 import time
 
-import numpy as np
 import pytest
 from fake_records import comparison, record, repeat
 from tiers import rest_slow
 
 from posenc.lab import figures
-from posenc.lab.results import drawer, figure_tables, provenance, report, summary
+from posenc.lab.results import drawer, figure_tables, provenance, report, statistics, summary
 from posenc.lab.results.summary import claims
 from posenc.lab.runs.record import Failure
 from posenc.lab.runs.train import LEARNED_BITS
-from posenc.lab.views.page import script
 
 SOME = ("none", "learned", "rotary", "alibi")
 
@@ -46,9 +44,17 @@ def written(tmp_path_factory):
 
 
 def without_script(page):
-    """The page without the script of its views and their numbers: tests/explorer looks at those."""
-    assert script() in page
-    return re.sub(r"<script.*?</script>", "", page.replace(script(), ""), flags=re.DOTALL)
+    """The page without the lines that unfold a part to which a link leads."""
+    assert page.count("<script>") == 1
+    return re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+
+
+def tables(records, failures=()):
+    """Of each table its rows by the names of their encodings, and of each row its cells by their headings."""
+    return [
+        {row[0]: dict(zip(headings, row, strict=True)) for row in rows}
+        for headings, rows, _ in summary.tables(records, failures)
+    ]
 
 
 def test_the_page_asks_nothing_of_the_network(written):
@@ -67,7 +73,7 @@ def test_every_reference_inside_the_page_is_found_once(written):
 
 def test_the_page_works_without_a_script(written):
     page = without_script(written[0].read_text())
-    assert "<script" not in page and "<noscript>" in page
+    assert "<script" not in page
     # One is chosen with a finger or with keys, and the rules for it are in the page.
     for label, place in figures.places(SOME).items():
         chip = re.search(rf'<label class="chip" data-encoding="{place}".*?</label>', page)[0]
@@ -97,22 +103,22 @@ def test_tables_stay_whole_in_print_and_say_their_head_again(written):
 
 
 def test_scores_stand_before_what_the_models_are_like(written):
-    columns, rows = summary.task_table(written[1], "repeat")
-    headings = [column.heading for column in columns]
-    assert headings[:2] == ["encoding", "10 (trained)"] and headings[-2:] == ["seeds", "parameters"]
-    assert all(cells[-1].text == "103,452" and cells[-2].text == "2" for _, cells in rows)
+    (table,) = summary.task_tables(written[1], "repeat")
+    headings = [column.heading for column in table.columns]
+    assert headings[0] == "10 (trained)" and headings[-2:] == ["seeds", "parameters"]
+    assert all(cells[-1].text == "103,452" and cells[-2].text == "2" for _, cells in table.rows)
 
 
 def test_each_figure_names_itself_and_the_table_of_its_numbers(written):
     page = without_script(written[0].read_text())
-    label = r'role="img" aria-label="Figure [^"]*: its numbers are in the (tables of results|table below it)"'
+    label = r'role="img" aria-label="Figure [^"]*: its numbers are in (the ta[a-z ]*|data.json)"'
     shown = re.findall(r"<figure>.*?</figure>", page, re.DOTALL)
     assert len(shown) == page.count("<svg") == len(re.findall(label, page))
     below = r"<details>\s*<summary>Numbers of this figure</summary>.*?<tbody>\s*<tr>.*?<td>[^<]*\d"
     for figure in shown:
         inside = "in the table below it" in figure
         assert bool(re.search(below, figure, re.DOTALL)) is inside
-        assert ('<a href="#table">' in figure) is not inside
+        assert ('<a href="#table">' in figure) is ("are in the tables" in figure)
 
 
 def test_the_numbers_of_figures_are_those_of_the_records():
@@ -129,34 +135,6 @@ def test_the_numbers_of_figures_are_those_of_the_records():
         ["encoding", "place in the text, %", "found at length 10, %", "found at length 20, %"],
         [["rotary", "0", "100", summary.NOTHING], ["rotary", "50", summary.NOTHING, "25"]],
     )
-    run["pictures"] = {
-        "added": [[3.0, 4.0], [6.0, 8.0], [-3.0, -4.0]],
-        "wavelengths": [6.28, 700.0, math.inf],
-        "rotation": [1.0, -0.5, 0.25],
-        "bias": {"distance": [0, 1, 2], "heads": [[0, -1.0, -2.0], [0, -0.001, -0.5]]},
-    }
-    assert figure_tables.added([run])[1] == [["rotary", "repeat", "3.54", "3.54", "2"]]
-    assert figure_tables.wavelengths([run])[1] == [["rotary", "3", "6.3", "700", "1 within 22"]]
-    assert figure_tables.similarity([run])[1] == [
-        ["rotary", "repeat", "0.00", "-1.00", "2"], ["rotary", "repeat", "-0.50", "0.25", "2"]
-    ]  # fmt: skip
-    assert figure_tables.bias([run])[1] == [
-        ["rotary", "repeat", "0", "-1.00", "-2.00", "2"], ["rotary", "repeat", "1", "0.00", "-0.50", "2"]
-    ]  # fmt: skip
-    weights = np.zeros((1, 2, 6, 6))
-    for query in range(6):
-        weights[0, 0, query, max(0, query - 1)] = 1
-        weights[0, 1, query, : query + 1] = 1 / (query + 1)
-    shares = [np.mean([1 / (q + 1) for q in range(2, 6)]) / 2 + share for share in (0, 0.5, 0)]
-    looks = figure_tables.attention(run | {"attention": {"with": weights.tolist(), "tokens": [*"abcdef"]}})
-    assert looks[1] == [["with position", *(f"{share:.2f}" for share in shares)]]
-
-
-def test_a_figure_of_nothing_has_no_numbers():
-    bare = [record("none") | {"pictures": None, "curve": None, "ablation": None, "lengths": None, "attention": None}]
-    for kind in ("added", "wavelengths", "similarity", "bias"):
-        assert getattr(figure_tables, kind)(bare)[1] == []
-    assert figure_tables.depths(bare, "repeat")[1] == [] and figure_tables.attention(bare[0])[1] == []
 
 
 def test_numbers_of_a_thousand_and_more_are_written_in_one_way(written):
@@ -168,7 +146,7 @@ def test_numbers_of_a_thousand_and_more_are_written_in_one_way(written):
 def test_the_page_has_all_its_parts(written):
     page = written[0].read_text()
     assert len(page) < 4_000_000
-    for part in ("answer", "table", "curves", "order", "pictures", "attention", "touch", "made"):
+    for part in ("answer", "table", "curves", "order", "pictures", "attention", "made"):
         assert f'<section id="{part}">' in page
     for words in (
         "corrected by Holm",
@@ -252,7 +230,7 @@ def test_no_picture_is_written_where_a_link_leads(tmp_path):
 
 
 def test_no_records_is_an_error_that_says_so(tmp_path):
-    for call in (lambda: report.write([], tmp_path), lambda: report.answer([]), lambda: report.table([])):
+    for call in (lambda: report.write([], tmp_path), lambda: summary.answer([]), lambda: summary.tables([])):
         with pytest.raises(ValueError, match="list is empty"):
             call()
 
@@ -289,14 +267,9 @@ def test_runs_that_failed_have_rows_of_their_own(tmp_path):
     records = repeat({"rotary": (1, 1, 1, 0.95)}, seeds=2)
     lost = [("rotary", "repeat"), ("<mine>", "repeat"), ("<mine>", "copy"), ("<mine>", "copy")]
     failures = [Failure(f"{spec} on {task}, seed {seed}: why", spec, task) for seed, (spec, task) in enumerate(lost)]
-    headings, rows = summary.table(records, failures=failures)
-    assert [(row[:2], row[3]) for row in rows] == [
-        (["repeat", "rotary"], "2, 1 failed"),
-        (["repeat", "<mine>"], "failed"),
-        (["copy", "<mine>"], "failed"),
-    ]
-    headings, rows = summary.table(records, "repeat", failures[:2])
-    assert [row[headings.index("seeds")] for row in rows] == ["2 (1 failed)", "failed"]
+    repeated, copied = tables(records, failures)
+    assert [row["seeds"] for row in repeated.values()] == ["2 (1 failed)", "failed"]
+    assert list(copied) == ["<mine>"] and {*copied["<mine>"].values()} == {"<mine>", "failed"}
     page = report.write(records, tmp_path, failures=failures).read_text()
     assert page.count('<tr><th scope="row">&lt;mine&gt;</th>\n<td class="missing">failed</td>') == 2
     assert "<li><b>4</b><span>failed</span></li>" in page and "Failed: &lt;mine&gt; on copy, seed 3: why" in page
@@ -304,7 +277,7 @@ def test_runs_that_failed_have_rows_of_their_own(tmp_path):
 
 def test_a_third_party_spec_is_like_any_other(tmp_path):
     spec = "path/to/mine.py:Mine(option=3)"
-    assert f"In reach, `{spec}` is ahead of all others." in report.answer(
+    assert f"In reach, `{spec}` is ahead of all others." in summary.answer(
         repeat({spec: (1, 1, 1, 0.95), "rotary": (1, 0, 0, 0)}, seeds=3)
     )
 
@@ -320,11 +293,11 @@ def test_a_missing_part_is_left_out(tmp_path, undrawn, part):
     for run in records:
         del run[part]
     assert report.write(records, tmp_path).stat().st_size > 5_000
-    report.table(records)
+    summary.tables(records)
 
 
 def test_an_empty_record_is_survived(tmp_path):
-    assert "Nothing was learned" in report.answer([{}])
+    assert "Nothing was learned" in summary.answer([{}])
     assert "not learned" in report.write([{}], tmp_path).read_text()
 
 
@@ -343,15 +316,9 @@ def test_nan_and_infinity_are_survived(tmp_path):
 
 
 def test_not_learned_stands_where_numbers_would_mislead(written):
-    columns, rows = summary.task_table(written[1], "copy")
-    cells = {
-        column.title: cell
-        for column, cell in zip(columns, dict((r.label, row) for r, row in rows)["none"], strict=True)
-    }
-    for title, cell in cells.items():
-        if "x)" in title or "to 99 %" in title:
-            assert cell.text == "not learned" and cell.goodness is None
-    assert cells["exact match, % 10 (trained)"].text == "13" and cells["seeds"].plain == "2 (not learned)"
+    cells = tables([run for run in written[1] if run["experiment"]["task"] == "copy"])[0]["none"]
+    assert cells["exact match, % 10 (trained)"] == "13" and cells["seeds"] == "2 (not learned)"
+    assert {cells[title] for title in cells if "x)" in title or "to 99 %" in title} == {"not learned"}
 
 
 def test_not_learned_is_never_ranked():
@@ -375,10 +342,9 @@ def test_medians_and_intervals_are_over_the_seeds_that_learned():
     records[3]["learned"] = False
     result = summary.results(records, "repeat")[0]
     assert result.at(12, "exact_match") == summary.Spread(0.4, 0.2, 0.9, 3)
-    headings, (row,) = report.table(records)
-    assert row[headings.index("exact match, % 12 (1.2x)")] == "40 (20..90)"
-    assert row[headings.index("to 99 % CPU s")] == "20.0 (10.0..30.0)"
-    assert row[headings.index("seeds")] == "4 (3 of 4 learned)"
+    row = tables(records)[0]["alibi"]
+    assert row["exact match, % 12 (1.2x)"] == "40 (20..90)" and row["to 99 % CPU s"] == "20.0 (10.0..30.0)"
+    assert row["seeds"] == "4 (3 of 4 learned)"
     assert "3 of 4 seeds only" in paragraph(records, "repeat")
 
 
@@ -391,7 +357,10 @@ def test_the_words_follow_the_winner(winner, loser):
     assert f"In reach, `{winner}` is ahead of all others." in text
     assert f"In CPU seconds to 99 %, `{loser}` is ahead of all others." in text
     both = paragraph(records, "Which one do I need?")
-    assert f"`{winner}` on repeat in reach; " in both and f"`{loser}` on repeat in CPU seconds to 99 %" in both
+    assert (
+        f"`{winner}` on repeat in reach and exact match at 2x; " in both
+        and f"`{loser}` on repeat in CPU seconds to 99 %" in both
+    )
 
 
 def test_equal_leaders_are_both_named():
@@ -402,8 +371,7 @@ def test_equal_leaders_are_both_named():
 
 def test_where_nobody_carries_the_table_says_so():
     records = repeat({"alibi": (1, 0.5, 0.2, 0.0), "rotary": (1, 0, 0, 0)})
-    headings, rows = summary.table(records)
-    assert {row[headings.index("carries to")] for row in rows} == {summary.NOTHING}
+    assert {row["carries to"] for row in tables(records)[0].values()} == {summary.NOTHING}
     assert "No encoding is ahead" in paragraph(records, "Which one do I need?")
 
 
@@ -414,8 +382,8 @@ def test_where_nobody_learned_the_words_say_so():
 
 
 def test_one_seed_is_called_one_seed():
-    assert "One seed each" in report.answer(repeat({"alibi": (1, 1, 1, 1)}))
-    assert "One seed" not in report.answer(repeat({"alibi": (1, 1, 1, 1)}, seeds=3))
+    assert "One seed each" in summary.answer(repeat({"alibi": (1, 1, 1, 1)}))
+    assert "One seed" not in summary.answer(repeat({"alibi": (1, 1, 1, 1)}, seeds=3))
     assert any("one seed" in line for line in provenance.not_measured([record()]))
 
 
@@ -429,12 +397,11 @@ def test_with_fewer_than_three_seeds_nobody_is_called_the_best_whatever_the_scor
     records += comparison(("text",), seeds=seeds, encodings=("alibi", "shaw", "rotary"))
     for run in records:
         run["cpu_s_to_learned"] = 4.0 if run["experiment"]["spec"] == "alibi" else 40.0
-    answer = report.answer(records)
+    answer = summary.answer(records)
     assert not CROWNS.search(answer)
     assert "No encoding is ahead of all others by more than seeds differ" in answer
     # The numbers are told all the same, in the table.
-    headings, rows = summary.table(records, "repeat")
-    alibi = dict(zip(headings, rows[0], strict=True))
+    alibi = tables(records)[0]["alibi"]
     assert alibi["carries to"].startswith("20") and alibi["to 99 % CPU s"] == "4.0"
     if seeds == 1:
         assert "One seed each, so no encoding is called the best" in answer
@@ -478,15 +445,6 @@ def test_specs_that_are_cycled_over_the_layers_stand_side_by_side():
 
 def test_a_record_that_was_run_again_counts_once():
     assert len(summary.results([record(), record()])[0].runs) == 1
-
-
-def test_the_table_of_all_tasks_fits_a_terminal(written):
-    headings, rows = report.table(written[1])
-    assert len(rows) == 3 * len(SOME) and {len(row) for row in rows} == {len(headings)}
-    by_name = {(row[0], row[1]): dict(zip(headings, row, strict=True)) for row in rows}
-    assert by_name["copy", "none"]["2x"] == "not learned"
-    assert by_name["repeat", "rotary"]["1.2x"] == "0 %"
-    assert by_name["text", "alibi"]["8x"].startswith("R 0.9")
 
 
 def test_percent_never_rounds_a_miss_to_a_hit():
@@ -599,17 +557,58 @@ def test_a_cell_lies_between_bad_and_good():
     assert summary.cell(None, summary.percent).missing and not summary.Cell("").missing
 
 
-def test_a_column_of_a_text_says_what_it_means():
-    columns, _ = summary.task_table([record("rotary", "text")], "text")
-    assert [(c.heading, c.group) for c in columns[1:5]] == [
-        ("bits per byte", "64 (trained)"), ("windows", "128 (2x)"), ("sliding", "128 (2x)"), ("R", "128 (2x)")
+def test_text_has_a_table_of_bits_and_one_of_how_perplexity_grows():
+    bits, growth = summary.task_tables([record("rotary", "text")], "text")
+    assert [(c.group, c.heading) for c in bits.columns[:3]] == [
+        ("", "64 (trained)"), ("128 (2x)", "windows"), ("128 (2x)", "sliding")
     ]  # fmt: skip
-    assert columns[4].meaning == "perplexity over that at the trained length; 1 is flat"
-    page = report.table_of([record("rotary", "text")], "text")
-    assert [group for group in page["groups"] if group[0]] == [
-        ["64 (trained)", 1], ["128 (2x)", 3], ["256 (4x)", 3], ["512 (8x)", 3]
-    ]  # fmt: skip
-    assert page["grouped"] and page["wide"] and page["meanings"]["R"] == columns[4].meaning
+    assert [(c.group, c.heading) for c in growth.columns] == [("R", "128 (2x)"), ("R", "256 (4x)"), ("R", "512 (8x)")]
+    page = report.table_of(bits)
+    assert page["groups"] == [("", 1), ("", 1), ("128 (2x)", 2), ("256 (4x)", 2), ("512 (8x)", 2), ("", 3)]
+    assert page["grouped"] and page["meanings"]["windows"] == "windows side by side"
+
+
+@pytest.fixture
+def with_own():
+    """Three seeds of an encoding of the user's own, far ahead of rotary and nearly as good as alibi."""
+    shares = {"rotary": (1, 0.2, 0, 0), "mine.py:Mine": (1, 1, 0.95, 0.5), "alibi": (1, 1, 0.95, 0.51)}
+    return [
+        run | {"label": "Ripple"} if "mine" in run["experiment"]["spec"] else run for run in repeat(shares, seeds=3)
+    ]
+
+
+def test_each_pair_is_ahead_tied_or_behind_and_ones_own_encoding_is_first(with_own):
+    reach, last, _ = summary.pairs(summary.results(with_own, "repeat"))
+    assert (reach.measure, last.measure) == ("reach", "exact match at 2x")
+    assert reach.labels == last.labels == ["Ripple", "rotary", "alibi"]
+    assert [cell.text for cell in reach.rows[0]] == ["", "ahead of", "tied with"]
+    assert [cell.text for cell in reach.rows[1]] == ["behind", "", "behind"]
+    assert reach.rows[0][1].detail == "+0.5x, +0.5x to +0.5x" and last.rows[0][2].text == "tied with"
+    assert re.fullmatch(r"-1 points, -\d+(\.\d)? to \+\d+(\.\d)?", last.rows[0][2].detail)
+    said = "On repeat, `Ripple` is ahead of `rotary`, tied with `alibi` in reach"
+    assert said in paragraph(with_own, "Which one do I need?").splitlines()[1]
+
+
+def test_an_interval_holds_nothing_where_and_only_where_nothing_is_claimed():
+    def seeds_of(*numbers):
+        return dict(enumerate(numbers))
+
+    families = [
+        {"a": seeds_of(0, 1, 2, 2), "b": seeds_of(5, 6, 8, 9), "c": seeds_of(1, 1, 3, 2), "d": seeds_of(0, 9, 2, 5)},
+        {"a": seeds_of(1.0, 1.1, 1.2), "b": seeds_of(1.3, 1.42, 1.5), "c": seeds_of(1.31, 1.4, 1.52)},
+    ]
+    for family in families:
+        found = statistics.compare(family).differences
+        assert {d.p < statistics.LEVEL for d in found} == {True, False}
+        assert all((d.half_width < abs(d.mean)) is (d.p < statistics.LEVEL) for d in found)
+
+
+def test_a_name_that_a_person_gave_stands_for_the_spec_everywhere(tmp_path, with_own):
+    assert summary.labels(with_own) == ["rotary", "Ripple", "alibi"]
+    page = report.write(with_own, tmp_path).read_text()
+    assert "Ripple" in page and "mine.py" not in page.partition('<ul class="keys">')[0].partition("How it was made")[0]
+    twice = [run | {"label": "Ripple"} for run in with_own]
+    assert summary.labels(twice) == ["rotary", "mine.py:Mine", "alibi"]
 
 
 def test_numbers_that_people_read_keep_their_digits_in_the_page() -> None:
@@ -621,9 +620,6 @@ def test_numbers_that_people_read_keep_their_digits_in_the_page() -> None:
 def test_pictures_mark_the_positions_that_training_has_shown_and_not_the_items_of_the_task() -> None:
     assert summary.trained_length(record("learned", "repeat")) == 10
     assert summary.trained_tokens(record("learned", "repeat")) == 22
-    assert figure_tables.wavelengths([rotary_on_repeat()])[1][0][-1] == "6 within 22"
-    unknown = {"encoding": "rotary", "pictures": rotary_on_repeat()["pictures"]}
-    assert figure_tables.wavelengths([unknown])[1][0][-1] == summary.NOTHING
 
 
 def test_curves_say_what_their_lines_are():
@@ -658,10 +654,3 @@ def test_what_was_not_measured_is_listed():
     text = provenance.not_measured([record("rotary", "text"), record("alibi", "repeat")])
     assert "repeat with `rotary`." in text and "text with `alibi`." in text
     assert not [line for line in text if line.startswith(("Text:", "Exact tasks:"))]
-
-
-def rotary_on_repeat() -> dict:
-    """A record whose eight pairs turn once in 6 to 10,000 positions; two of them turn within 22."""
-    made = record("rotary", "repeat")
-    made["pictures"]["wavelengths"] = [6.3, 15.0, 35.0, 84.0, 199.0, 471.0, 1117.0, 10_000.0]
-    return made

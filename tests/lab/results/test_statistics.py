@@ -141,7 +141,7 @@ def closed(values: list[float]) -> list[float]:
 
 @pytest.mark.parametrize("values", [[0.01, 0.04, 0.03], [0.2], [0.5, 0.001, 0.02, 0.02, 0.9], [0.0, 0.6, 0.6]])
 def test_p_values_are_corrected_as_by_all_families_that_they_belong_to(values):
-    assert statistics.holm(values) == pytest.approx(closed(values))
+    assert [p for p, _ in statistics.holm(values)] == pytest.approx(closed(values))
 
 
 def shares(*values: float, sequences: int = 512) -> tuple[dict, dict]:

@@ -5,7 +5,6 @@ import json
 import re
 import sys
 
-import polars
 import pyarrow.parquet
 import pytest
 from fake_records import comparison, record, with_scores
@@ -34,7 +33,7 @@ def test_parquet_holds_numbers_in_their_types(tmp_path):
     found = pyarrow.parquet.read_table(written(tmp_path, ".parquet"))
     assert found["exact_match"].to_pylist() == [row["exact_match"] for row in ROWS]
     assert str(found.schema.field("length").type) == "int64" and str(found.schema.field("learned").type) == "bool"
-    assert polars.read_parquet(tmp_path / "new" / "results.parquet").shape == (72, len(ROWS[0]))
+    assert found.shape == (72, len(ROWS[0]))
 
 
 def test_json_lines_know_no_nan(tmp_path):
@@ -46,10 +45,10 @@ def test_json_lines_know_no_nan(tmp_path):
 def test_latex_is_set_with_booktabs_and_intervals(tmp_path):
     text = written(tmp_path, ".tex").read_text()
     for rule in (r"\toprule", r"\midrule", r"\bottomrule"):
-        assert text.count(rule) == 2
+        assert text.count(rule) == 3
     assert r"\texttt{t5\_bias}" in text and r"exact match, \%" in text and "not learned" in text
     runs = [with_scores(record("alibi", seed=seed), 1, score, 0, 0) for seed, score in enumerate((0.5, 0.7, 0.9))]
-    assert r"70 {\scriptsize (50--90)}" in written(tmp_path, ".tex", runs).read_text()
+    assert r"70\\[-3pt]{\tiny 50--90}" in written(tmp_path, ".tex", runs).read_text()
 
 
 def test_every_row_of_a_latex_table_has_all_its_columns(tmp_path):
@@ -65,6 +64,24 @@ def test_every_row_of_a_latex_table_has_all_its_columns(tmp_path):
         assert len(lines) == 5 and set(widths) == {len(columns)}
 
 
+def test_columns_are_chosen_by_what_stands_above_them(tmp_path):
+    def columns(*names):
+        text = tables.write(RECORDS, tmp_path / "t.md", names).read_text()
+        return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| encoding")]
+
+    assert columns("sliding", "seeds", "R")[1:] == [
+        ["encoding", "128 (2x) sliding", "256 (4x) sliding", "512 (8x) sliding", "seeds"],
+        ["encoding", "R 128 (2x)", "R 256 (4x)", "R 512 (8x)"],
+    ]
+    assert len(columns()) == 3 and "parameters" in columns()[0]
+    assert "parameters" not in written(tmp_path, ".tex").read_text()
+    assert "103,452" in tables.write(RECORDS, tmp_path / "t.tex", ["parameters"]).read_text()
+    with pytest.raises(ValueError, match=r"no column 'slidng'; there are: .*; did you mean 'sliding'"):
+        columns("slidng")
+    with pytest.raises(ValueError, match=r"\.csv holds every column, and --columns is for .tex, .md; leave it out"):
+        tables.write(RECORDS, tmp_path / "t.csv", ["seeds"])
+
+
 def test_latex_shows_every_letter_of_a_name():
     assert tables.latex(r"a_b\c{d}^~#$%&<>|'") == (
         r"a\_b\textbackslash{}c\{d\}\textasciicircum{}\textasciitilde{}\#\$\%\&\textless{}\textgreater{}\textbar{}"
@@ -75,7 +92,11 @@ def test_latex_shows_every_letter_of_a_name():
 def test_markdown_has_a_table_for_each_task(tmp_path):
     runs = [record("a|b"), record("alibi", "copy")]
     text = written(tmp_path, ".md", runs).read_text()
-    assert re.findall("^## .*", text, re.MULTILINE) == ["## repeat", "## copy"] and r"| `a\|b` |" in text
+    assert (
+        re.findall("^## .*", text, re.MULTILINE)
+        == ["## repeat: medians over the seeds that learned", "## copy: medians over the seeds that learned"]
+        and r"| `a\|b` |" in text
+    )
     for block in text.split("## ")[1:]:
         lines = block.strip().splitlines()[2:]
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1 and len(lines) == 3
@@ -84,7 +105,7 @@ def test_markdown_has_a_table_for_each_task(tmp_path):
 def test_another_ending_is_refused_and_a_missing_library_named(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"a table is written as .csv, .parquet, .jsonl, .tex, .md; got 'results.xls'"):
         written(tmp_path, ".xls")
-    monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(ModuleNotFoundError, match=r"this needs polars, .* pip install 'posenc\[frames\]'"):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ModuleNotFoundError, match=r"this needs pyarrow, .* pip install 'posenc\[frames\]'"):
         written(tmp_path, ".parquet")
     assert not (tmp_path / "new").exists()

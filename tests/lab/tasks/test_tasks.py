@@ -33,12 +33,6 @@ def read(spec: str, length: int, letters: str, separator: str = "|") -> Iterator
         yield word(ids), said, word(ids[: counts.index(True) + 1])
 
 
-def odds_first(prompt: str) -> str:
-    return "".join(x for i, x in enumerate(prompt, 1) if i % 2) + "".join(
-        x for i, x in enumerate(prompt, 1) if not i % 2
-    )
-
-
 @pytest.mark.parametrize("length", [1, 2, 9])
 @pytest.mark.parametrize(
     "spec, oracle",
@@ -48,7 +42,6 @@ def odds_first(prompt: str) -> str:
         ("repeat", lambda prompt: prompt[0] * len(prompt)),
         ("reverse", lambda prompt: prompt[::-1]),
         ("sort", lambda prompt: "".join(sorted(prompt))),
-        ("odds_first", odds_first),
     ],
 )
 def test_what_is_said_of_a_prompt(spec: str, oracle: Callable[[str], str], length: int) -> None:
@@ -57,10 +50,6 @@ def test_what_is_said_of_a_prompt(spec: str, oracle: Callable[[str], str], lengt
         assert parts is not None and len(parts[1]) == length
         assert said == oracle(parts[1]) + ">"
         assert whole == prompt + said[:-1]
-
-
-def test_every_second_letter_is_that_of_the_docstring() -> None:
-    assert odds_first("abcde") == "acebd"
 
 
 def test_repeat_has_one_symbol_a_row_and_different_rows() -> None:
@@ -321,7 +310,7 @@ def test_every_letter_is_drawn(name: str) -> None:
     assert set(drawn) >= set(range(3, task_of(name).vocab))
 
 
-@pytest.mark.parametrize("name", ["copy", "repeat", "reverse", "sort", "odds_first", "induction", "tree_copy"])
+@pytest.mark.parametrize("name", ["copy", "repeat", "reverse", "sort", "induction", "tree_copy"])
 def test_every_symbol_is_drawn_about_equally_often(name: str) -> None:
     task = task_of(name)
     ids = made(name, 8, rows=4000).ids

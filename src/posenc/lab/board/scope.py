@@ -28,10 +28,10 @@ USUAL = (
 )  # fmt: skip
 """The encodings that most people compare: those with a name in the picture, and the rows that the page shows first."""
 
-CUT = ("blanks", "flip_flop", "odds_first", "masked_text")
+CUT = ("flip_flop", "masked_text")
 """Tasks that are not on the board, so that two cores fill it in a night: they would take more than a fifth of its CPU
-hours. Marks between blanks, the last written bit and odd places are asked, in other words, by recall, counting and
-copying; masked text, the dearest of all, by masked symbols."""
+hours. The last written bit is asked, in other words, by recall and counting; masked text, the dearest, by masked
+symbols."""
 
 FACTORS = (1.2, 1.5, 2, 4, 8, 16)
 """The tested lengths, as multiples of the trained one, as far as a task goes."""

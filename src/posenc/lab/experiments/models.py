@@ -1,6 +1,7 @@
 """The model of an experiment: the one that its task reads with, or a module of one's own; and how it is asked."""
 
 import inspect
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from posenc.foreign import code, quoted
+from posenc.encoding import Encoding
+from posenc.foreign import code, one_line, quoted
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.places import Places, counted
 from posenc.lab.experiments.recipes import hints
@@ -37,6 +39,9 @@ class Tagger(nn.Module):
         states = self.encoder(ids, positions=positions, weights=weights)
         return (self.output(states[0]), states[1]) if weights else self.output(states)
 
+
+MOST_OF_A_LABEL = 40
+"""Letters."""
 
 OURS: dict[str, Any] = {"decoder": Decoder, "encoder": Tagger, "encoder_decoder": EncoderDecoder}
 
@@ -98,6 +103,26 @@ def own_module(name: str) -> type[nn.Module]:
     if not code.is_own(name):
         raise ValueError(f"model must be a module of your own, path/to/mine.py:Mine, got {quoted(name)}")
     return code.load(name, nn.Module, "module", "torch.nn.Module")
+
+
+def label_of(experiment: Experiment, model: nn.Module) -> str | None:
+    """The spec with the `label` of each class of the user's own in place of its name; None where no class has one.
+
+    Raises ValueError for a label that is no name.
+    """
+    spec = " / ".join(experiment.specs)
+    text = spec
+    for cls in {type(module) for module in model.modules() if isinstance(module, Encoding)}:
+        if label := getattr(cls, "label", None):
+            check_label(label)
+            text = re.sub(rf"[^\s+(),=]*\.py:{cls.__name__}\b", lambda found, label=label: label, text)
+    return text if text != spec else None
+
+
+def check_label(label: Any) -> None:
+    """Raises ValueError for what is no name for tables and figures."""
+    if not isinstance(label, str) or label != one_line(label) or not 0 < len(label) <= MOST_OF_A_LABEL:
+        raise ValueError(f"a label must be one line of 1 to {MOST_OF_A_LABEL} letters, got {quoted(label)}")
 
 
 def fitting(source: nn.Module, model: nn.Module) -> dict[str, Tensor]:

@@ -34,52 +34,6 @@ def depths(records: Sequence[Record], task: str) -> Table:
     return ["encoding", "place in the text, %", *(f"found at length {count(length)}, %" for length in lengths)], rows
 
 
-def added(records: Sequence[Record]) -> Table:
-    """How large what is added is (root mean square over channels), at the first and at the last position."""
-    rows = []
-    for label, run, table in figures.tables_of(records, "added", 2):
-        sizes = np.sqrt(np.nanmean(table**2, axis=1))
-        rows.append([label, summary.task_of(run), *map(number, sizes[[0, -1]]), count(len(table) - 1)])
-    return ["encoding", "task", "size at position 0", "size at the last", "last position"], rows
-
-
-def wavelengths(records: Sequence[Record]) -> Table:
-    """The shortest and the longest turn of each encoding, and how many pairs never complete one in training."""
-    rows = []
-    for label, _, waves in figures.tables_of(records, "wavelengths", 1):
-        known = waves[np.isfinite(waves)]
-        shown = summary.shown_positions([r for r in summary.results(records) if r.label == label])
-        never = [f"{int((known > length).sum())} within {count(length)}" for length in shown]
-        ends = [number(end, count) for end in (known.min(), known.max())] if len(known) else [NOTHING] * 2
-        rows.append([label, count(len(waves)), *ends, ", ".join(never) or NOTHING])
-    return ["encoding", "pairs", "shortest, positions", "longest, positions", "pairs without a whole turn"], rows
-
-
-def similarity(records: Sequence[Record]) -> Table:
-    """How alike neighbours are, and how alike the first and the last position."""
-    rows = []
-    for label, run, table in figures.tables_of(records, "added", 2):
-        alike = figures.cosines(table)
-        near = np.diagonal(alike, 1)
-        rows.append([label, summary.task_of(run), number(mean(near)), number(alike[0, -1]), count(len(table) - 1)])
-    for label, run, turned in figures.tables_of(records, "rotation", 1):
-        rows.append([label, summary.task_of(run), *map(number, turned[[min(1, len(turned) - 1), -1]])])
-        rows[-1].append(count(len(turned) - 1))
-    return ["encoding", "task", "cosine at distance 1", "cosine at the farthest", "farthest"], rows
-
-
-def bias(records: Sequence[Record]) -> Table:
-    """What each head adds to the nearest key but the token itself, and to the farthest."""
-    rows = []
-    for label, run, picture in figures.biases_of(records):
-        heads, distances = figures.numbers(picture["heads"]), figures.numbers(picture.get("distance"))
-        if len(distances) == heads.shape[1] > 1:
-            for head, values in enumerate(heads):
-                rows.append([label, summary.task_of(run), str(head), *map(number, values[[1, -1]])])
-                rows[-1].append(count(float(distances[-1])))
-    return ["encoding", "task", "head", "at distance 1", "at the farthest", "farthest"], rows
-
-
 def attention(run: Record) -> Table:
     """The mean weight on the first token, the token before and the token itself, over heads and queries.
 

@@ -1,7 +1,7 @@
 """Records as tidy tables, one row for each measurement."""
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,7 +12,7 @@ from posenc.lab.results.summary.runs import entries as entries_of
 
 Row: TypeAlias = dict[str, Any]
 Frame: TypeAlias = Any
-"""A table of pandas or of polars; neither is imported before somebody asks for one."""
+"""A table of pandas, which is not imported before a table is asked for."""
 
 KINDS = {
     "runs": "one row for each run",
@@ -23,26 +23,24 @@ KINDS = {
     "order": "one row for each run and order test",
     "records": "the records themselves, as a list",
 }
-AS = ("pandas", "polars")
 
 EXACT, TEXT = "exact_match", "bits_per_byte"
 
 
-def load(folder: Path | str, what: str = "lengths", as_: str = "pandas") -> Any:
-    """The results of a comparison as a tidy table: every row one measurement, every column one variable.
+def load(folder: Path | str, what: str = "lengths") -> Any:
+    """The results of a comparison as a tidy table of pandas: every row one measurement, every column one variable.
 
     folder  what `posenc compare` has filled
     what    a row for each run and tested length ("lengths"), run ("runs"), point of a learning curve ("curve"), place
             at which a task hides what it asks for ("depths"), damage to the positions ("ablation"), order test
             ("order"); or no table, but the records themselves, a list of dictionaries ("records")
-    as_     "pandas" or "polars"
 
     Every row says its run: key, task, encoding (the name in figures: the spec, and the settings in which its runs
     differ), spec, built (with all its options), seed, learned, trained_length (items), trained_tokens, parameters,
     encoding_parameters, steps, train_cpu_s, cpu_s, wall_s, steps_to_learned, cpu_s_to_learned (CPU seconds),
     in_distribution_* (the measures at the trained length), version_* and text_*, and every setting of the
     experiment, such as rate, batch and layers. Where a row has a number of its own under one of these names, the
-    run's is called NAME_of_run. What is not known is NaN in pandas, and null in polars.
+    run's is called NAME_of_run. What is not known is NaN.
 
     "lengths" adds length, factor (of the trained length) and every measure: exact_match, token_accuracy (shares),
     bits_per_byte, sliding_bits_per_byte, perplexity_ratio. "depths": length, depth (share of the sequence),
@@ -50,25 +48,20 @@ def load(folder: Path | str, what: str = "lengths", as_: str = "pandas") -> Any:
     text bits per byte), cpu_s. "ablation": ablation, score and its measure. "order": attention, layers, position,
     equivariance, difference.
 
-    Raises ValueError for another `what` or `as_`, and for a folder without records; CannotRead for a damaged record;
+    Raises ValueError for another `what`, and for a folder without records; CannotRead for a damaged record;
     ModuleNotFoundError, which says what to install, where the library is missing.
     """
     # Records are read with torch, which the rest of this file does without.
     from posenc.lab.runs import record
     from posenc.lab.runs.settings import in_reading_order, read_settings
 
-    check(what, KINDS, "what")
-    check(as_, AS, "as_")
+    if what not in KINDS:
+        raise ValueError(f"what must be one of {', '.join(KINDS)}; got {quoted(what)}{near(what, KINDS)}")
     folder = Path(folder)
     # Tables hold no pictures.
     of_folder = record.read_all if what == "records" else record.for_summaries
     found = in_reading_order(of_folder(folder), read_settings(folder))
-    return found if what == "records" else framed(rows(found, what), as_)
-
-
-def check(word: str, known: Iterable[str], option: str) -> None:
-    if word not in (known := tuple(known)):
-        raise ValueError(f"{option} must be one of {', '.join(known)}; got {quoted(word)}{near(word, known)}")
+    return found if what == "records" else framed(rows(found, what))
 
 
 def rows(records: Sequence[Record], what: str) -> list[Row]:
@@ -165,13 +158,9 @@ def needed(module: str, extra: str) -> Any:
         ) from None
 
 
-def framed(found: Sequence[Row], as_: str) -> Frame:
-    """Rows as a table of pandas or of polars; a column of which nothing is known holds floats."""
+def framed(found: Sequence[Row]) -> Frame:
+    """Rows as a table of pandas; a column of which nothing is known holds floats."""
     names = list(found[0]) if found else []
     columns = {name: [row[name] for row in found] for name in names}
     unknown = [name for name, values in columns.items() if all(value is None for value in values)]
-    if as_ == "polars":
-        polars = needed("polars", "frames")
-        return polars.DataFrame(columns, schema_overrides=dict.fromkeys(unknown, polars.Float64))
-    pandas = needed("pandas", "lab")
-    return pandas.DataFrame(columns).astype(dict.fromkeys(unknown, float))
+    return needed("pandas", "lab").DataFrame(columns).astype(dict.fromkeys(unknown, float))

@@ -16,22 +16,21 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-import posenc
 from posenc.foreign import visible
 from posenc.lab import store
 from posenc.lab.evaluation.order import BLIND
 from posenc.lab.results import figure_tables, figures, sections, statistics, summary
 from posenc.lab.results.drawer import Drawer, Files
 from posenc.lab.results.provenance import MOST_OF_A_VALUE, how_it_was_made, not_measured, readable, total
-from posenc.lab.results.summary import Record, answer, get, number, table, tasks
+from posenc.lab.results.summary import Record, get, number, tasks
 from posenc.lab.runs.record import MOST_WHOLE, Failure, told_apart
 from posenc.lab.views import page
-
-__all__ = ["answer", "table", "tasks", "write"]
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 # Attention maps in the page, over all tasks; more would make it slow to open. The rest stay in data.json.
 MOST_ATTENTION = 48
+# Figures of what one run was made into.
+OF_ONE_RUN = ("added", "wavelengths", "similarity", "bias")
 # Keys that are listed one by one.
 MOST_KEYS = 400
 
@@ -104,9 +103,7 @@ def pages(*folders: Path) -> jinja2.Environment:
 
 
 def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequence[Failure], draw: Drawer) -> str:
-    paragraphs = summary.paragraphs(records)
-    about = {"schema": page.SCHEMA, "version": posenc.__version__, "command": "posenc report", "title": "posenc report"}
-    data = {"encodings": [], "places": figures.places(summary.labels(records)), "sections": sections.of(records)}
+    paragraphs, asked = summary.paragraphs(records), summary.tasks_of(records, failures)
     return (
         pages(TEMPLATE.parent)
         .get_template(TEMPLATE.name)
@@ -116,14 +113,13 @@ def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequen
             failed=[failure.words for failure in failures],
             answers=paragraphs[1:],
             facts=[*facts(records), *([("failed", str(len(failures)))] if failures else [])],
-            tables=[table_of(records, task, failures) for task in summary.tasks_of(records, failures)],
+            tables=[table_of(table) for task in asked for table in summary.task_tables(records, task, failures)],
+            pairs=[(task, matrices) for task in asked if (matrices := summary.pairs(summary.results(records, task)))],
             headline=headline_of(records, draw),
             curves=[curves_of(records, task, draw) for task in tasks(records)],
             order=order_of(records),
             pictures=pictures_of(records, draw),
             attention=attention_of(records, draw),
-            numbers=page.numbers(about | data),
-            script=page.script(),
             made=how_it_was_made(records),
             settings=[(name, summary.legible(readable(value), MOST_OF_A_VALUE)) for name, value in settings.items()],
             unmeasured=[*(f"Failed: {failure.words}" for failure in failures), *not_measured(records)],
@@ -156,16 +152,17 @@ def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
     ]
 
 
-def table_of(records: Sequence[Record], task: str, failures: Sequence[Failure] = ()) -> dict[str, Any]:
-    columns, rows = summary.task_table(records, task, failures)
+def table_of(table: summary.TaskTable) -> dict[str, Any]:
+    groups = [("", 1), *((name, len([*group])) for name, group in groupby(column.group for column in table.columns))]
     return {
-        "task": task,
-        "columns": columns,
-        "groups": [[name, len([*group])] for name, group in groupby(column.group for column in columns)],
-        "grouped": any(column.group for column in columns),
-        "rows": rows,
-        "meanings": {column.heading: column.meaning for column in columns if column.meaning},
-        "wide": len(columns) > 10,
+        "task": table.task,
+        "caption": table.caption,
+        "columns": table.columns,
+        "groups": groups,
+        "grouped": any(name for name, _ in groups),
+        "rows": table.rows,
+        "meanings": {column.heading: column.meaning for column in table.columns if column.meaning},
+        "wide": len(table.columns) > 9,
     }
 
 
@@ -206,15 +203,16 @@ def beyond_in_words(found: Sequence[summary.Result]) -> str:
 
 
 def picture(draw: Drawer, kind: str, says: str, of: Any, *more: str, name: str = "") -> dict[str, Any] | None:
-    """A figure of a kind with its caption and its numbers, where they do not stand in the tables of results.
+    """A figure of a kind with its caption, and where its numbers are: below it, in the tables of results, in data.json.
 
     of, more  what the functions of this kind in `figures` and `figure_tables` take
     name      of its files, where `kind` and `more` do not make it
     """
     name, numbers = name or "-".join((kind, *more)), getattr(figure_tables, kind, None)
-    where = "in the tables of results" if numbers is None else "in the table below it"
+    where = "in data.json" if kind in OF_ONE_RUN else "in the tables of results"
+    where = where if numbers is None else "in the table below it"
     drawn = draw(name, partial(getattr(figures, kind), of, *more), says, f"Figure {name}: its numbers are {where}")
-    return drawn and {**drawn, "numbers": numbers and numbers(of, *more)}
+    return drawn and {**drawn, "numbers": numbers and numbers(of, *more), "in_data": kind in OF_ONE_RUN}
 
 
 def order_of(records: Sequence[Record]) -> dict[str, Any] | None:
@@ -249,9 +247,9 @@ def order_cell(value: float | None) -> dict[str, Any]:
 def headline_of(records: Sequence[Record], draw: Drawer) -> dict[str, Any] | None:
     """The figure beside the answer: learning speed against reach."""
     says = (
-        "Quick encodings stand to the left, those that carry far at the top. Symbols: medians; bars: their intervals, "
-        "of time over the seeds that learned, of reach over all. The reach is the multiple of the trained length up to "
-        f"which at least {summary.percent(summary.CARRIES)} % of answers are right, of those that were tested."
+        "Quick encodings stand to the left, those that carry far at the top. Symbols: medians; bars: their intervals. "
+        "Reach: the longest tested length, over the trained one, up to which at least "
+        f"{summary.percent(summary.CARRIES)} % of answers are right."
     )
     if not any(result.learned and not result.is_text for result in summary.results(records)):
         return None

@@ -123,9 +123,10 @@ def share_variance(share: float, trials: int) -> float:
 class Difference:
     """Two that were compared.
 
-    mean    first minus second, over the seeds that both have
-    seeds   how many these are
-    p       corrected for the whole family: below the level, the difference is claimed
+    mean        first minus second, over the seeds that both have
+    seeds       how many these are
+    p           corrected for the whole family: below the level, the difference is claimed
+    half_width  of the interval of the mean at the level that `holm` judged it by: without 0 where p is below the level
     """
 
     first: str
@@ -133,6 +134,7 @@ class Difference:
     mean: float
     seeds: int
     p: float
+    half_width: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -201,19 +203,22 @@ def compare(scores: Scores, variances: Scores | None = None, least: float = 0.0)
     freedom = sum(len(differences) - 1 for _, _, differences, _ in pairs)
     squares = sum(variance(differences) * (len(differences) - 1) for _, _, differences, _ in pairs)
     pooled, compared = math.sqrt(squares / freedom), {name for one, other, _, _ in pairs for name in (one, other)}
-    values = []
+    values, spreads = [], []
     for _, _, differences, error in pairs:
-        mean, n = statistics.fmean(differences), len(differences)
-        own = p_value(mean, max(math.sqrt(variance(differences) / n), error), n - 1)
-        among = p_value(mean, max(pooled / math.sqrt(n), error), 2 / len(compared) * freedom)
-        values.append(max(own, among))
+        n = len(differences)
+        own = max(math.sqrt(variance(differences) / n), error), n - 1
+        among = max(pooled / math.sqrt(n), error), 2 / len(compared) * freedom
+        values.append(max(p_value(statistics.fmean(differences), *spread) for spread in (own, among)))
+        spreads.append((own, among))
     fewest = min(len(differences) for _, _, differences, _ in pairs)
     error = max(pooled / math.sqrt(fewest), max(error for *_, error in pairs))
     return Comparison(
         names,
         tuple(
-            Difference(one, other, statistics.fmean(differences), len(differences), p)
-            for (one, other, differences, _), p in zip(pairs, holm(values), strict=True)
+            Difference(one, other, statistics.fmean(differences), len(differences), p, half_width(own_and_among, level))
+            for (one, other, differences, _), own_and_among, (p, level) in zip(
+                pairs, spreads, holm(values), strict=True
+            )
         ),
         max(least, error * standard_errors_to_see(fewest - 1, LEVEL / len(pairs))),
         least,
@@ -240,18 +245,28 @@ def p_value(mean: float, error: float, freedom: float) -> float:
     return float(2 * special.stdtr(freedom, -abs(mean) / error))
 
 
-def holm(values: Sequence[float]) -> list[float]:
-    """p-values corrected for their number, step by step from the smallest.
+def half_width(spreads: Iterable[tuple[float, float]], level: float) -> float:
+    """Of the interval of a mean, by the wider of several (standard error, degrees of freedom)."""
+    from scipy import special
+
+    return max(float(error * special.stdtrit(freedom, 1 - level / 2)) for error, freedom in spreads)
+
+
+def holm(values: Sequence[float]) -> list[tuple[float, float]]:
+    """p-values corrected for their number, step by step from the smallest, and the level that each was judged by.
 
     p'_(i) = max over j <= i of min(1, (m - j + 1) p_(j)),  p_(1) <= ... <= p_(m)
 
+    The level of a value is LEVEL / (m - i + 1), and from the first that is not below it on, the level of that one.
+
     >>> holm([0.01, 0.04, 0.03])
-    [0.03, 0.06, 0.06]
+    [(0.03, 0.017), (0.06, 0.025), (0.06, 0.025)]
     """
-    out, last = [0.0] * len(values), 0.0
+    out, last, level = [(0.0, LEVEL)] * len(values), 0.0, 0.0
     for done, place in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        level = LEVEL / (len(values) - done) if last < LEVEL else level
         last = max(last, min(1.0, (len(values) - done) * values[place]))
-        out[place] = last
+        out[place] = last, level
     return out
 
 

@@ -4,38 +4,45 @@ import io
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from posenc.foreign import one_line, quoted
+from posenc.foreign import near, one_line, quoted
 from posenc.foreign.text import markdown, markdown_code
 from posenc.lab import store
 from posenc.lab.results import frames, summary
-from posenc.lab.results.summary import Cell, Column, Record
+from posenc.lab.results.summary import Cell, Record, Result, TaskTable
 from posenc.lab.views import page
 
 
-def write(records: Sequence[Record], path: Path | str) -> Path:
+def write(records: Sequence[Record], path: Path | str, columns: Sequence[str] = ()) -> Path:
     """Write what records say into a file, whole or not at all; the ending of its name chooses the form.
 
     .csv, .parquet, .jsonl   the tidy rows of `posenc.lab.load`: one for each run and tested length
-    .tex, .md                for each task the comparison: a row for each encoding, with intervals
+    .tex, .md                the tables of each task: a row for each encoding, with intervals
+    columns                  those of .tex and .md, by their headings, such as "sliding", "R", "seeds"; default: all
 
-    Raises ValueError for another ending; ModuleNotFoundError, which says what to install, where polars is missing for
-    Parquet; CannotWrite.
+    Raises ValueError for another ending, and for columns that there are not; ModuleNotFoundError, which says what to
+    install, where a library is missing for Parquet; CannotWrite.
     """
     path = Path(path)
-    return store.write(path, form_of(path)(records))
+    return store.write(path, form_of(path, columns)(records))
 
 
-def form_of(path: Path | str) -> Callable[[Sequence[Record]], bytes]:
+def form_of(path: Path | str, columns: Sequence[str] = ()) -> Callable[[Sequence[Record]], bytes]:
     """What makes the file of this name. Raises ValueError for an ending that is not known, ModuleNotFoundError."""
     ending = Path(path).suffix.lower()
-    if ending not in FORMS:
-        raise ValueError(f"a table is written as {', '.join(FORMS)}; got {quoted(Path(path).name)}")
+    if ending in CHOSEN:
+        return partial(CHOSEN[ending], columns=columns)
+    if ending not in TIDY:
+        endings = ", ".join([*TIDY, *CHOSEN])
+        raise ValueError(f"a table is written as {endings}; got {quoted(Path(path).name)}")
+    if columns:
+        raise ValueError(f"{ending} holds every column, and --columns is for {', '.join(CHOSEN)}; leave it out")
     if ending == ".parquet":
-        frames.needed("polars", "frames")
-    return FORMS[ending]
+        frames.needed("pyarrow", "frames")
+    return TIDY[ending]
 
 
 def as_csv(records: Sequence[Record]) -> bytes:
@@ -54,40 +61,63 @@ def as_jsonl(records: Sequence[Record]) -> bytes:
 
 
 def as_parquet(records: Sequence[Record]) -> bytes:
-    # Of polars, which keeps whole numbers whole beside cells that are empty.
     out = io.BytesIO()
-    frames.framed(frames.rows(records, "lengths"), "polars").write_parquet(out)
+    # With types of pandas' own, whole numbers stay whole beside cells that are empty.
+    frames.framed(frames.rows(records, "lengths")).convert_dtypes().to_parquet(out, index=False)
     return out.getvalue()
 
 
-def as_latex(records: Sequence[Record]) -> bytes:
-    """A table environment for each task, made for the package booktabs."""
-    tables = [latex_table(task, *summary.task_table(records, task)) for task in summary.tasks(records)]
-    return ("% Needs \\usepackage{booktabs}.\n\n" + "\n".join(tables)).encode()
+def tables_of(records: Sequence[Record], names: Sequence[str], without: Sequence[str] = ()) -> list[TaskTable]:
+    """The tables of all tasks with the columns of these names, or all `without` some.
+
+    Raises ValueError for a name that none has.
+    """
+    tables = [table for task in summary.tasks(records) for table in summary.task_tables(records, task)]
+    known = list(dict.fromkeys(name for table in tables for column in table.columns for name in column.names))
+    for name in names:
+        if name not in known:
+            raise ValueError(f"no column {quoted(name)}; there are: {', '.join(known)}{near(name, known)}")
+    wanted = names or [name for name in known if name not in without]
+    return [part for table in tables if (part := table.of(wanted)).columns]
 
 
-def latex_table(task: str, columns: Sequence[Column], lines: Sequence[tuple[Any, Sequence[Cell]]]) -> str:
+def as_latex(records: Sequence[Record], columns: Sequence[str] = ()) -> bytes:
+    """Table environments, made for the package booktabs; nine columns fit a page, so parameters are asked for."""
+    tables = "\n".join(map(latex_table, tables_of(records, columns, without=["parameters"])))
+    return f"% Needs \\usepackage{{booktabs}}.\n\n{tables}".encode()
+
+
+def latex_table(table: TaskTable) -> str:
     pandas = frames.needed("pandas", "lab")
-    headings = [(latex(column.group), latex(column.heading)) for column in columns]
-    rows = [[rf"\texttt{{{latex(name.text)}}}", *map(latex_cell, cells)] for _, (name, *cells) in lines]
-    table = pandas.DataFrame(rows, columns=pandas.MultiIndex.from_tuples(headings))
-    return table.style.hide(axis="index").to_latex(
-        column_format="l" + "r" * (len(columns) - 1),
+    headings = [("", "encoding"), *((latex(column.group), latex(column.heading)) for column in table.columns)]
+    rows = [[latex_name(result, name.text), *map(latex_cell, cells)] for result, (name, *cells) in table.rows]
+    frame = pandas.DataFrame(rows, columns=pandas.MultiIndex.from_tuples(headings))
+    text = frame.style.hide(axis="index").to_latex(
+        column_format="l" + "r" * len(table.columns),
         multicol_align="c",
         position_float="centering",
         hrules=True,
-        caption=f"{latex(task)}: medians over the seeds that learned; behind them, the spread over seeds.",
-        label=f"tab:{re.sub(r'[^A-Za-z0-9]+', '-', task).strip('-')}",
+        caption=f"{latex(table.task)}: {latex(table.caption)}. Below a number: its interval.",
+        label=f"tab:{re.sub(r'[^A-Za-z0-9]+', '-', f'{table.task} {table.caption[:4]}').strip('-')}",
     )
+    return text.replace("\\centering\n", LATEX_SIZES, 1)
+
+
+def latex_name(result: Result | None, label: str) -> str:
+    """A spec in typewriter letters; a name that a person gave as it is."""
+    return rf"\texttt{{{latex(label)}}}" if result is None or label.startswith(result.spec) else latex(label)
 
 
 def latex_cell(cell: Cell) -> str:
-    """The number, and its interval or note in smaller letters."""
-    return latex(cell.text) + (
-        rf" {{\scriptsize ({latex(cell.detail.replace('..', EN_DASH))})}}" if cell.detail else ""
-    )
+    """The number, and its interval or note in smaller letters below it."""
+    if not cell.detail:
+        return latex(cell.text)
+    small = latex(cell.detail.replace("..", EN_DASH))
+    return rf"\begin{{tabular}}[t]{{@{{}}r@{{}}}}{latex(cell.text)}\\[-3pt]{{\tiny {small}}}\end{{tabular}}"
 
 
+LATEX_SIZES = r"""\centering\footnotesize\setlength{\tabcolsep}{2pt}\setlength{\belowcaptionskip}{4pt}
+"""
 EN_DASH = "\N{EN DASH}"
 
 LATEX = {
@@ -108,13 +138,13 @@ def latex(text: str) -> str:
     return "".join(LATEX.get(letter, letter) for letter in one_line(text))
 
 
-def in_markdown(records: Sequence[Record]) -> bytes:
-    """A heading and a table for each task."""
+def in_markdown(records: Sequence[Record], columns: Sequence[str] = ()) -> bytes:
+    """A heading for each table."""
     parts = []
-    for task in summary.tasks(records):
-        headings, lines = summary.table(records, task)
+    for table in tables_of(records, columns):
+        headings, lines, title = table.in_words
         cells = [[markdown_code(line[0]).replace("|", r"\|"), *map(markdown, line[1:])] for line in lines]
-        parts += [f"## {markdown(task)}", as_markdown(list(map(markdown, headings)), cells)]
+        parts += [f"## {markdown(title)}", as_markdown(list(map(markdown, headings)), cells)]
     return ("\n\n".join(parts) + "\n").encode()
 
 
@@ -124,10 +154,6 @@ def as_markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-FORMS: dict[str, Callable[[Sequence[Record]], bytes]] = {
-    ".csv": as_csv,
-    ".parquet": as_parquet,
-    ".jsonl": as_jsonl,
-    ".tex": as_latex,
-    ".md": in_markdown,
-}
+TIDY: dict[str, Callable[[Sequence[Record]], bytes]] = {".csv": as_csv, ".parquet": as_parquet, ".jsonl": as_jsonl}
+CHOSEN: dict[str, Callable[..., bytes]] = {".tex": as_latex, ".md": in_markdown}
+"""The forms whose columns may be chosen."""

@@ -20,7 +20,7 @@ from posenc.lab.evaluation.evaluate import by_depth, by_length, context_gain
 from posenc.lab.evaluation.order import order_tests
 from posenc.lab.experiments.experiment import EXPERIMENT, MOST_LENGTHS, Experiment
 from posenc.lab.experiments.experiment import MOST as MOST_OF
-from posenc.lab.experiments.models import learned_by_encodings, stacks_of, weights_of, without_position
+from posenc.lab.experiments.models import label_of, learned_by_encodings, stacks_of, weights_of, without_position
 from posenc.lab.experiments.places import at_evaluation
 from posenc.lab.runs.train import LEARNED, LEARNED_BITS, Run, learned_at
 from posenc.lab.tasks import Batch
@@ -42,6 +42,7 @@ FORM: dict[str, Any] = {
     "key": str,
     "experiment": EXPERIMENT,
     "encoding": str,
+    "label?": (str, None),
     "parameters": {"model": int, "encoding": int},
     "versions": {"posenc": str, "torch": str, "python": str, "platform": str, "processor?": str, "threads": int},
     "text": ({"name": str, "sha256": str, "*": Any}, None),
@@ -106,6 +107,7 @@ def of(run: Run, began: float) -> dict[str, Any]:
         "key": key_of(experiment),
         "experiment": experiment.to_dict(),
         "encoding": " / ".join(dict.fromkeys(str(encoding) for encoding in used)) or " / ".join(experiment.specs),
+        "label": label_of(experiment, model),
         "parameters": {"model": parameters_of(model), "encoding": learned_by_encodings(model)},
         "versions": store.versions(),
         "text": run.task.text.facts() if run.task.in_bits else None,

@@ -36,10 +36,10 @@ class Settings:
     task_names    tasks, as specs
     preset        "default" (three seeds, one for text) or "full" (six tasks, three seeds)
     seeds         how many, from `seed_from` on
-    until         seeds are added until every 95 % interval of exact match goes at most so far to either side
     maps          coordinate maps of the positions in training; "none" leaves tokens where they stand
     stretches     frequency schedules that rotary has beyond the trained length; "none" leaves it as it was trained
     rates         learning rates to choose from, for each encoding on each task by its loss on seeds of its own
+    labels        spec -> what tables and figures call it
     changes       settings of Experiment, in place of the recipe's
     """
 
@@ -48,10 +48,10 @@ class Settings:
     preset: str = "default"
     seeds: int | None = None
     seed_from: int | None = None
-    until: float | None = None
     maps: tuple[str, ...] | None = None
     stretches: tuple[str, ...] | None = None
     rates: tuple[float, ...] | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -71,6 +71,7 @@ class Settings:
     def experiments(self) -> list[Experiment]:
         """All runs. Raises ValueError for anything that cannot be built, before a single step is trained."""
         runs = [run for task in self.tasks for run in self.on(task)]
+        check_labels(self.labels, [" / ".join(run.specs) for run in runs])
         if "text" in self.changes and not any(run.text for run in runs):
             raise ValueError("--text is for a task on text; add text to the tasks, or leave --text out")
         if any(one != NO_OPTION for one in self.stretches or ()) and not any(run.stretch for run in runs):
@@ -103,12 +104,25 @@ class Settings:
         return asdict(self)
 
 
+def check_labels(labels: Mapping[str, str], specs: Sequence[str]) -> None:
+    """Raises ValueError for a label of what is not compared, for one that two encodings have, and for no name."""
+    from posenc.lab.experiments.models import check_label
+
+    for spec, label in labels.items():
+        if spec not in specs:
+            known = list(dict.fromkeys(specs))
+            raise ValueError(f"--label names {quoted(spec)}, which is not compared; there are: {', '.join(known)}")
+        check_label(label)
+        if label in specs or list(labels.values()).count(label) > 1:
+            raise ValueError(f"two encodings would be called {quoted(label)}; give each a label of its own")
+
+
 def check_buildable(runs: Sequence[Experiment]) -> None:
     """Raises ValueError for the first run whose text, lengths, model or encoding cannot be had."""
     from torch import Generator
 
     from posenc.lab.evaluation.evaluate import check_held_out
-    from posenc.lab.experiments.models import logits_of, model_of
+    from posenc.lab.experiments.models import label_of, logits_of, model_of
     from posenc.lab.experiments.places import at_evaluation, in_training
 
     seen = set()
@@ -119,6 +133,7 @@ def check_buildable(runs: Sequence[Experiment]) -> None:
             checks.device(run.device)
             task = run.made_task()
             model = model_of(run, task)
+            label_of(run, model)
             for length in (run.train_length, *run.test_lengths):
                 batch = task.batch(length, 1, Generator()).to(run.device)
                 flat = all(one.axes <= 1 for one in model.modules() if isinstance(one, Encoding))
@@ -138,7 +153,7 @@ def check_buildable(runs: Sequence[Experiment]) -> None:
 
 
 def in_reading_order(records: Sequence[dict[str, Any]], settings: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Task by task and encoding by encoding, as the settings ask for them; what they do not name comes last."""
+    """Task by task and encoding by encoding, as the settings ask for them, with their labels; others come last."""
     if settings is None:
         return list(records)
     task_names = settings.get("task_names") or list(PRESETS[settings.get("preset", "default")])
@@ -151,7 +166,18 @@ def in_reading_order(records: Sequence[dict[str, Any]], settings: dict[str, Any]
         run = record["experiment"]
         return place(task_names, run["task"]), place(asked, run["spec"]), run["seed"]
 
-    return sorted(records, key=key)
+    return with_labels(sorted(records, key=key), settings.get("labels") or {})
+
+
+def with_labels(records: Sequence[dict[str, Any]], labels: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The records, with the labels of these specs in place of their own."""
+
+    def named(record: dict[str, Any]) -> dict[str, Any]:
+        spec = record["experiment"]["spec"]
+        label = labels.get(spec if isinstance(spec, str) else " / ".join(spec))
+        return record | {"label": label} if label else record
+
+    return list(map(named, records)) if labels else list(records)
 
 
 def all_named(encodings: Sequence[str], axes: int = 1) -> list[str]:
@@ -174,7 +200,7 @@ def reads(encoding: Encoding, axes: int) -> bool:
     return encoding.axes == axes or not encoding.doors
 
 
-FORM = form_of(Settings) | {"changes?": {"*": Any}}
+FORM = form_of(Settings) | {"changes?": {"*": Any}, "labels?": {"*": str}}
 
 
 def write_settings(settings: Settings, folder: Path) -> None:

@@ -15,9 +15,6 @@ from posenc.lab.sweeps.sweep import Sweep, run_all
 SEARCH_SEEDS = (90, 91)
 """The seeds on which a rate is chosen; no result is ever shown of them."""
 
-MOST_SEEDS_UNTIL = 30
-"""More seeds than these are not added, however wide an interval still is."""
-
 
 def compare(
     settings: Settings,
@@ -37,8 +34,7 @@ def compare(
     # A library that is not there is told of before anything is trained.
     loggers_of(log)
     runs = settings.experiments()
-    later = range(settings.first_seed, settings.first_seed + MOST_SEEDS_UNTIL) if settings.until else ()
-    if settings.rates and (taken := sorted({run.seed for run in runs}.union(later) & set(SEARCH_SEEDS))):
+    if settings.rates and (taken := sorted({run.seed for run in runs} & set(SEARCH_SEEDS))):
         raise ValueError(f"the seeds {taken} are those on which rates are chosen; begin with --seed-from {FIRST_SEED}")
     with store.held(folder):
         write_settings(settings, folder)
@@ -46,10 +42,6 @@ def compare(
             runs = at_best_rates(runs, settings.rates, folder / "search", show)
         sweep = run_all(runs, folder, log=log, show=show)
         records = records_of(sweep, folder)
-        while more := wanting_seeds(settings, runs, records):
-            runs = [*runs, *more]
-            sweep = run_all(runs, folder, log=log, show=show)
-            records = records_of(sweep, folder)
         records = in_reading_order(records, settings.to_dict())
         failed = [sweep.runs[key].failure(reason) for key, reason in sweep.failures.items()]
         return records, report.write(records, folder, settings.to_dict(), failed), sweep
@@ -106,24 +98,3 @@ def final_loss(run: Experiment, sweep: Sweep, folder: Path) -> float | None:
 
     key = record.key_of(run)
     return None if key in sweep.failures else record.read(folder / "records" / f"{key}.json")["curve"][-1]["loss"]
-
-
-def wanting_seeds(
-    settings: Settings, runs: Sequence[Experiment], records: Sequence[dict[str, Any]]
-) -> list[Experiment]:
-    """One seed more of every encoding on the tasks where an interval is wider than asked for; nothing where none is.
-
-    All encodings of a task get it, so that they can be compared seed by seed.
-    """
-    if settings.until is None:
-        return []
-    from posenc.lab.results import summary
-
-    more = []
-    for task in dict.fromkeys(run.task for run in runs):
-        own = [run for run in runs if run.task == task]
-        last = max(run.seed for run in own)
-        wide = summary.enough([record for record in records if record["experiment"]["task"] == task], settings.until)
-        if wide and last + 1 - settings.first_seed < MOST_SEEDS_UNTIL:
-            more += [replace(run, seed=last + 1) for run in own if run.seed == last]
-    return more

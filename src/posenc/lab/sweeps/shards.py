@@ -62,11 +62,8 @@ def run_shard(
 
     Raises ValueError for settings that need the records of all runs, and as `compare` does.
     """
-    for option, given in (("--seeds until", settings.until), ("--rates", settings.rates)):
-        if given:
-            raise ValueError(
-                f"{option} looks at the records of all runs, and a shard has its own; leave one of them out"
-            )
+    if settings.rates:
+        raise ValueError("--rates looks at the records of all runs, and a shard has its own; leave one of them out")
     loggers_of(log)
     folder = shard.folder(out)
     runs: list[Experiment] = shard.part(settings.experiments())

@@ -5,7 +5,8 @@ sentences, so they cannot disagree.
 """
 
 from posenc.lab.results.statistics import Spread
-from posenc.lab.results.summary.claims import CARRIES, EXPLODES, FLAT, Carried, Headline, Wanting, enough, headline
+from posenc.lab.results.summary.claims import CARRIES, EXPLODES, FLAT, Carried, Headline, headline
+from posenc.lab.results.summary.pairs import Pairs, pairs
 from posenc.lab.results.summary.runs import (
     NOT_LEARNED,
     Record,
@@ -27,7 +28,7 @@ from posenc.lab.results.summary.runs import (
     trained_tokens,
 )
 from posenc.lab.results.summary.sentences import LEARNED_TEXT, about_seeds, answer, paragraphs, scope
-from posenc.lab.results.summary.tables import Cell, Column, cell, how_flat, table, task_table, tasks_of
+from posenc.lab.results.summary.tables import Cell, TaskTable, cell, how_flat, tables, task_tables, tasks_of
 from posenc.lab.results.summary.words import (
     MOST_OF_A_SENTENCE,
     NOTHING,

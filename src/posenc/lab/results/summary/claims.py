@@ -31,20 +31,31 @@ class Measure:
 
     words      what it is called
     of         the number of one run; None where it was not measured
-    amount     how a difference is said
+    form       how a difference is said, without its unit
     higher     whether more is better
     ratio      whether differences are ratios
     least      a difference up to this is called none (of a ratio: its logarithm)
     variance   of the number within its run
+    unit       behind a difference
     """
 
     words: str
     of: Callable[[Record], float | None]
-    amount: Callable[[float], str]
+    form: Callable[[float], str]
     higher: bool = True
     ratio: bool = False
     least: float = 0.0
     variance: Callable[[Record], float] | None = None
+    unit: str = ""
+
+    def amount(self, difference: float) -> str:
+        """How large a difference is, in words."""
+        return f"{self.form(difference)}{self.unit}"
+
+    def signed(self, difference: float) -> str:
+        """A difference of scores, in the measure's own direction: first minus second, or first over second."""
+        value = difference if self.higher else -difference
+        return self.form(value) if self.ratio else f"{'-' if value < 0 else '+'}{self.form(abs(value))}"
 
     def score(self, run: Record) -> float | None:
         """The number of a run so that higher is better and differences are sums."""
@@ -67,7 +78,7 @@ def exact_match_at(factor: float) -> Measure:
     def variance(run: Record) -> float:
         return statistics.share_variance(of(run) or 0.0, sequences([entry_at(run, factor)]))
 
-    return Measure(f"exact match at {times(factor)}", of, lambda x: f"{percent(x)} points", variance=variance)
+    return Measure(f"exact match at {times(factor)}", of, percent, variance=variance, unit=" points")
 
 
 @lru_cache
@@ -154,6 +165,15 @@ def compared(found: Sequence[Result], measure: Measure) -> Comparison:
                 if measure.variance:
                     variances.setdefault(result.label, {})[seed] = measure.variance(run)
     return statistics.compare(scores, variances or None, measure.least)
+
+
+def measures_of(learners: Sequence[Result]) -> list[Measure]:
+    """What encodings are compared in on a task: reach and speed, or on text bits per byte at each length, then R(k)."""
+    if any(result.is_text for result in learners):
+        far = sorted({factor for r in learners for _, factor, _ in r.beyond("perplexity_ratio") if factor})
+        return [BITS, *map(bits_at, far), *map(growth_at, far[-1:])]
+    last = longest_factor(learners, "exact_match")
+    return [*([REACH, exact_match_at(last)] if last else []), CPU_SECONDS]
 
 
 def ahead(found: Sequence[Result], measure: Measure) -> list[Result]:
@@ -289,60 +309,3 @@ def headline(records: Sequence[Record]) -> list[Headline]:
         )
         for result in results(records)
     ]
-
-
-@dataclass(frozen=True)
-class Wanting:
-    """An encoding that wants more seeds on a task.
-
-    seeds        how many runs there are, and how many of them learned
-    length       where exact match is known least surely; None where there are too few seeds to say
-    half_width   how far its interval goes there, on the wider side
-    """
-
-    task: str
-    label: str
-    seeds: int
-    learned: int
-    length: float | None
-    half_width: float | None
-
-
-def enough(records: Sequence[Record], width: float) -> list[Wanting]:
-    """The encodings and tasks that want more seeds; an empty list says that there are enough.
-
-    There are when the 95 % interval of exact match goes at most `width` (0 to 1) from its median on either side, at
-    every length and over the seeds that learned, as the table shows it. Fewer than 6 seeds that learned have no such
-    interval. An encoding that learned with none of 6 wants no more: there is no number to be sure of. Text neither: it
-    has no exact match.
-
-    A score with two humps may ask for very many seeds; whoever adds them needs a limit of their own.
-
-    Raises ValueError for a width that no number of seeds can reach: all of them answer the same held-out sequences.
-    """
-    found = [result for result in results(records) if not result.is_text]
-    least = max((wider(statistics.share_interval(0.5, sequences(entries(run))), 0.5) for run in records), default=0.0)
-    if not least < width < 1:
-        raise ValueError(
-            f"the width has to lie between {least:.3f}, the error of the held-out sequences of one run, which no seed "
-            f"makes smaller, and 1; got {width}"
-        )
-    wanting = []
-    for result in found:
-        seeds, learned = len(result.runs), len(result.learned)
-        widths = [
-            (wider((at.low, at.high), at.median), length)
-            for length, _ in result.lengths()
-            if (at := result.at(length, "exact_match")) is not None
-        ]
-        if learned >= statistics.FEWEST_FOR_95:
-            half_width, length = max(widths, default=(0.0, None))
-            if half_width > width:
-                wanting.append(Wanting(result.task, result.label, seeds, learned, length, half_width))
-        elif learned or seeds < statistics.FEWEST_FOR_95:
-            wanting.append(Wanting(result.task, result.label, seeds, learned, None, None))
-    return wanting
-
-
-def wider(interval: tuple[float, float], middle: float) -> float:
-    return max(middle - interval[0], interval[1] - middle)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,6 +11,7 @@ from typing import Any, TypeAlias
 
 from posenc.lab.results import statistics
 from posenc.lab.results.statistics import Spread
+from posenc.plugins import plugins_in
 
 Record: TypeAlias = dict[str, Any]
 
@@ -115,6 +118,10 @@ class Result:
         ]
         return [(length, factor, spread) for length, factor, spread in found if spread is not None]
 
+    @property
+    def spec(self) -> str:
+        return spec_of(self.runs[0])
+
     def seeds(self) -> str:
         """How many learned, in words, where that needs saying."""
         if len(self.learned) == len(self.runs):
@@ -165,6 +172,12 @@ def spec_of(run: Record) -> str:
     return " / ".join(map(str, spec)) if isinstance(spec, (list, tuple)) else str(spec)
 
 
+def is_own(result: "Result") -> bool:
+    """Whether an encoding is not one of ours: of a file, or of another package."""
+    spec = result.spec
+    return ".py:" in spec or not plugins_in("posenc.encodings").keys().isdisjoint(re.findall(r"\w+", spec))
+
+
 def task_of(run: Record) -> str:
     return str(get(run, "experiment", "task") or "unnamed task")
 
@@ -189,7 +202,10 @@ class Settled(list[Record]):
 
 
 def labelled(records: Sequence[Record]) -> list[tuple[str, Record]]:
-    """Each record with the name that it goes by: its spec, and the settings in which its runs on a task differ."""
+    """Each record with the name that it goes by: its label or spec, and the settings in which its runs differ.
+
+    A label that two specs have is none.
+    """
     if isinstance(records, Settled):
         return records.by_label
     records = distinct(records)
@@ -208,11 +224,14 @@ def labelled(records: Sequence[Record]) -> list[tuple[str, Record]]:
         for name in dict.fromkeys(name for one in different for name in one):
             if len({json.dumps(one.get(name), default=str) for one in different}) > 1:
                 differ[spec][name] = None
+    given = {spec_of(run): str(label) for run in records if (label := get(run, "label"))}
+    labelled_by = Counter([*given.values(), *(spec for spec in differ if spec not in given)])
     out = []
     for run in records:
         spec, values = spec_of(run), settings(run)
+        label = given.get(spec, spec) if labelled_by[given.get(spec, spec)] == 1 else spec
         extra = ", ".join(f"{name}={values[name]}" for name in differ[spec] if values.get(name) is not None)
-        out.append((f"{spec} [{extra}]" if extra else spec, run))
+        out.append((f"{label} [{extra}]" if extra else label, run))
     return out
 
 

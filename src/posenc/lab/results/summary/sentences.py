@@ -5,8 +5,18 @@ from collections.abc import Sequence
 from posenc.lab.experiments.recipes import SEARCHED
 from posenc.lab.results import statistics
 from posenc.lab.results.summary import claims
-from posenc.lab.results.summary.claims import Measure
-from posenc.lab.results.summary.runs import Record, Result, get, need_records, number, results, tasks, trained_lengths
+from posenc.lab.results.summary.pairs import pairs
+from posenc.lab.results.summary.runs import (
+    Record,
+    Result,
+    get,
+    is_own,
+    need_records,
+    number,
+    results,
+    tasks,
+    trained_lengths,
+)
 from posenc.lab.results.summary.words import ask, count, listed, name, names_of, trained_words
 
 LEARNED_TEXT = "0.1 bits per byte better than a table of byte pairs, and than itself with the last byte alone"
@@ -25,20 +35,41 @@ def answer(records: Sequence[Record]) -> str:
 
 
 def overall(records: Sequence[Record]) -> str:
-    """Who is ahead of all others, only where the records support it, and how much evidence that is."""
+    """Lines: who is ahead of all others, the user's own encodings, what was not learned, how much evidence that is."""
     by_task = {task: [r for r in results(records, task) if r.learned] for task in tasks(records)}
     if not any(by_task.values()):
         return "Nothing was learned, so these records support no choice. Train for more steps, or on an easier task."
-    winners = [
-        f"{names_of(first)} on {task} in {measure.words}"
-        for task, learners in by_task.items()
-        for measure in measures_of(learners)
-        if (first := claims.ahead(learners, measure))
+    measures: dict[str, list[str]] = {}
+    for task, learners in by_task.items():
+        for measure in claims.measures_of(learners):
+            if first := claims.ahead(learners, measure):
+                measures.setdefault(f"{names_of(first)} on {task} in", []).append(measure.words)
+    winners = [f"{who} {listed(words)}" for who, words in measures.items()]
+    first = "No encoding is ahead of all others by more than seeds differ, so these records name no winner."
+    if winners:
+        first = f"Ahead of all others: {'; '.join(winners)}."
+    return "\n".join([first, *filter(None, [*map(of_own, by_task.values()), not_learned(records)]), scope(records)])
+
+
+def not_learned(records: Sequence[Record]) -> str:
+    """Which encodings did not learn a task with every seed; empty where all did."""
+    lost = [
+        f"{name(result.label)} on {result.task} ({len(result.runs) - len(result.learned)} of {len(result.runs)} seeds)"
+        for result in results(records)
+        if len(result.learned) < len(result.runs)
     ]
-    if not winners:
-        nobody = "No encoding is ahead of all others by more than seeds differ, so these records name no winner."
-        return f"{nobody} {scope(records)}"
-    return f"Ahead of all others: {'; '.join(winners)}. {scope(records)}"
+    return f"Not learned: {listed(lost)}." if lost else ""
+
+
+def of_own(learners: Sequence[Result]) -> str:
+    """How the user's own encodings stand on one task, in its first two measures; empty where there is none."""
+    own = [result.label for result in learners if is_own(result)]
+    clauses = [
+        f"{name(label)} is {matrix.standing(label)} in {matrix.measure}"
+        for matrix in pairs(learners)[:2]
+        for label in own
+    ]
+    return f"On {learners[0].task}, {'; '.join(clauses)}." if clauses else ""
 
 
 def paragraph(task_results: Sequence[Result]) -> str:
@@ -46,19 +77,10 @@ def paragraph(task_results: Sequence[Result]) -> str:
     mark = "99 % exact match at the trained length"
     mark += f", {trained_words(task_results)}" if trained_lengths(task_results) else ""
     learners = [result for result in task_results if result.learned]
-    measures = measures_of(learners)
+    measures = claims.measures_of(learners)
     sentences = who_learned(task_results, LEARNED_TEXT if any(result.is_text for result in task_results) else mark)
     sentences += [claims.order(learners, measure) for measure in measures]
     return " ".join(filter(None, [*sentences, claims.unseen(learners, measures), about_seeds(task_results)]))
-
-
-def measures_of(learners: Sequence[Result]) -> list[Measure]:
-    """What encodings are compared in on a task: reach and speed, or on text bits per byte at each length, then R(k)."""
-    if any(result.is_text for result in learners):
-        far = sorted({factor for r in learners for _, factor, _ in r.beyond("perplexity_ratio") if factor})
-        return [claims.BITS, *map(claims.bits_at, far), *map(claims.growth_at, far[-1:])]
-    last = claims.longest_factor(learners, "exact_match")
-    return [*([claims.REACH, claims.exact_match_at(last)] if last else []), claims.CPU_SECONDS]
 
 
 def who_learned(task_results: Sequence[Result], mark: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The numbers in rows: one table for each task, or all tasks side by side."""
+"""The numbers in rows: the tables of each task."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -7,34 +7,20 @@ from dataclasses import dataclass
 from posenc.lab.results.statistics import Spread
 from posenc.lab.results.summary import claims
 from posenc.lab.results.summary.claims import EXPLODES, FLAT
-from posenc.lab.results.summary.runs import NOT_LEARNED, Record, Result, need_records, results, tasks, trained_lengths
+from posenc.lab.results.summary.runs import NOT_LEARNED, Record, Result, need_records, results, tasks
 from posenc.lab.results.summary.words import (
     NOTHING,
     bits,
     count,
-    in_range_of_all,
-    listed,
     percent,
     ratio,
     seconds,
     times,
+    trained_words,
 )
 from posenc.lab.runs.record import Failure
 
 FAILED = "failed"
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column: its heading, the heading above it that it shares with its neighbours, and what it means."""
-
-    heading: str
-    group: str = ""
-    meaning: str = ""
-
-    @property
-    def title(self) -> str:
-        return f"{self.group} {self.heading}".strip()
 
 
 @dataclass(frozen=True)
@@ -51,12 +37,65 @@ class Cell:
         return f"{self.text} ({self.detail})" if self.detail else self.text
 
 
+CLOSED = Cell(NOT_LEARNED, missing=True)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its heading, its cell for an encoding, the heading that it shares with its neighbours, its meaning."""
+
+    heading: str
+    cell: Callable[[Result], Cell]
+    group: str = ""
+    meaning: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """What it may be chosen by."""
+        return [name for name in (self.group, self.heading) if name]
+
+
+@dataclass(frozen=True)
+class TaskTable:
+    """A table of one task: a row for each encoding, its name first.
+
+    An encoding that has no record there, because its runs failed, has a row without a result.
+    """
+
+    task: str
+    caption: str
+    columns: Sequence[Column]
+    rows: Sequence[tuple[Result | None, Sequence[Cell]]]
+
+    def of(self, names: Sequence[str]) -> "TaskTable":
+        """The table with the columns of these names."""
+        places = [place for place, column in enumerate(self.columns) if {*column.names} & {*names}]
+        rows = [(result, [cells[0], *(cells[place + 1] for place in places)]) for result, cells in self.rows]
+        return TaskTable(self.task, self.caption, [self.columns[place] for place in places], rows)
+
+    @property
+    def in_words(self) -> tuple[list[str], list[list[str]], str]:
+        """Headings, rows and title as plain words."""
+        headings = ["encoding", *(f"{column.group} {column.heading}".strip() for column in self.columns)]
+        return headings, [[cell.plain for cell in cells] for _, cells in self.rows], f"{self.task}: {self.caption}"
+
+
 def cell(spread: Spread | None, form: Callable[[float], str], goodness: Callable[[float], float] | None = None) -> Cell:
     if spread is None:
         return Cell(NOTHING, missing=True)
     low, high = form(spread.low), form(spread.high)
     good = None if goodness is None else min(1.0, max(0.0, goodness(spread.median)))
     return Cell(form(spread.median), "" if low == high else f"{low}..{high}", good)
+
+
+def share(spread: Spread | None) -> Cell:
+    """A share of right answers, in percent."""
+    return cell(spread, percent, float)
+
+
+def how_flat(value: float) -> float:
+    """R(k) on the way from exploding to flat."""
+    return (EXPLODES - value) / (EXPLODES - FLAT)
 
 
 def carries_to(result: Result) -> Cell:
@@ -67,9 +106,11 @@ def carries_to(result: Result) -> Cell:
     return Cell(count(at.length), f"{at.count} of {at.of} seeds" if at.of > 1 else "")
 
 
-def how_flat(value: float) -> float:
-    """R(k) on the way from exploding to flat."""
-    return (EXPLODES - value) / (EXPLODES - FLAT)
+def size_of(result: Result) -> Cell:
+    """The parameters of the model, and those of the encoding."""
+    own = result.spread_of_all("parameters", "encoding")
+    model = cell(result.spread_of_all("parameters", "model"), count)
+    return Cell(model.text, f"{count(own.median)} its own" if own and own.median else "")
 
 
 def tasks_of(records: Sequence[Record], failures: Sequence[Failure] = ()) -> list[str]:
@@ -77,121 +118,94 @@ def tasks_of(records: Sequence[Record], failures: Sequence[Failure] = ()) -> lis
     return list(dict.fromkeys([*tasks(records), *(failure.task for failure in failures if failure.task)]))
 
 
-def task_table(
-    records: Sequence[Record], task: str, failures: Sequence[Failure] = ()
-) -> tuple[list[Column], list[tuple[Result | None, list[Cell]]]]:
-    """A row for each encoding on one task. Whatever rests on having learned says so where it did not.
-
-    An encoding that has no record there, because its runs failed, has a row without a result.
-    """
+def task_tables(records: Sequence[Record], task: str, failures: Sequence[Failure] = ()) -> list[TaskTable]:
+    """The tables of one task: its scores, and of text a second one, of R. What rests on having learned says so."""
     found = results(records, task)
-    text = any(result.is_text for result in found)
-    lengths = sorted(
-        {(length, factor) for r in found for length, factor in r.lengths() if not factor or factor > 1},
-        key=lambda x: x[0],
-    )
-    columns = [Column("encoding")]
-    measures: list[tuple[float, str, Callable[[float], str], Callable[[float], float] | None]] = []
-    trained = listed([count(x) for x in trained_lengths(found)] or ["in range"], "or")
-    if text:
-        columns.append(
-            Column(
-                "bits per byte", f"{trained} (trained)", "held-out text, windows of the trained length; lower is better"
-            )
-        )
-        for length, factor in lengths:
-            group = f"{count(length)} ({times(factor)})" if factor else count(length)
-            columns.append(Column("windows", group, "bits per byte, windows side by side"))
-            columns.append(Column("sliding", group, "bits per byte, sliding windows: every byte has a full context"))
-            columns.append(Column("R", group, "perplexity over that at the trained length; 1 is flat"))
-            measures += [(length, "bits_per_byte", bits, None), (length, "sliding_bits_per_byte", bits, None)]
-            measures.append((length, "perplexity_ratio", ratio, how_flat))
-        columns.append(Column("CPU s", meaning="of training, all steps"))
-    else:
-        columns.append(Column(f"{trained} (trained)", "exact match, %"))
-        for length, factor in lengths:
-            columns.append(Column(f"{count(length)} ({times(factor)})" if factor else count(length), "exact match, %"))
-            measures.append((length, "exact_match", percent, lambda x: x))
-        if lengths:
-            columns.append(
-                Column("carries to", meaning="the longest length with at least 90 % in more than half of all seeds")
-            )
-        columns += [Column("steps", "to 99 %"), Column("CPU s", "to 99 %")]
-    # Last, for on a narrow screen the scores come first.
-    columns += [Column("seeds"), Column("parameters", meaning="of the whole model, and of the encoding alone")]
-    rows: list[tuple[Result | None, list[Cell]]] = []
     failed = Counter(failure.spec for failure in failures if failure.task == task)
-    for r in found:
-        closed = Cell(NOT_LEARNED, missing=True)
-        model, own = r.spread_of_all("parameters", "model"), r.spread_of_all("parameters", "encoding")
-        size = cell(model, count)
-        if own:
-            size = Cell(size.text, f"{count(own.median)} its own")
-        row = [Cell(r.label)]
-        # The score at the trained length is what the gate looks at, so it is shown for every run.
-        if text:
-            row.append(cell(r.spread_of_all("in_distribution", "bits_per_byte"), bits))
-        else:
-            row.append(cell(r.in_range(), percent, lambda x: x))
-        for length, measure, form, goodness in measures:
-            shown = cell(r.at(length, measure), form, goodness) if r.learned else closed
-            # Of three columns for each length of a text, R carries the interval; three would not fit a page.
-            row.append(Cell(shown.text, missing=shown.missing) if measure.endswith("bits_per_byte") else shown)
-        if text:
-            row.append(Cell(cell(r.spread_of_all("train_cpu_s"), seconds).text))
-        else:
-            if lengths:
-                row.append(carries_to(r) if r.learned else closed)
-            row.append(cell(r.spread("steps_to_learned"), count) if r.learned else closed)
-            row.append(cell(r.spread("cpu_s_to_learned"), seconds) if r.learned else closed)
-        seeds = [r.seeds(), f"{count(failed.pop(r.label))} failed" if r.label in failed else ""]
-        row += [Cell(str(len(r.runs)), ", ".join(filter(None, seeds))), size]
-        rows.append((r, row))
-    rows += [(None, [Cell(spec), *[Cell(FAILED, missing=True)] * (len(columns) - 1)]) for spec in failed]
-    return columns, rows
+
+    def seeds(result: Result) -> Cell:
+        lost = failed[result.spec]
+        words = filter(None, [result.seeds(), f"{count(lost)} failed" if lost else ""])
+        return Cell(str(len(result.runs)), ", ".join(words))
+
+    kinds = text_columns(found) if any(result.is_text for result in found) else exact_match_columns(found)
+    # Last, for on a narrow screen the scores come first.
+    size = Column("parameters", size_of, meaning="of the whole model, and of the encoding alone")
+    kinds[0][1].extend([Column("seeds", seeds), size])
+    without = failed.keys() - {result.spec for result in found}
+    tables = []
+    for caption, columns in kinds:
+        rows: list[tuple[Result | None, Sequence[Cell]]] = [
+            (result, [Cell(result.label), *(column.cell(result) for column in columns)]) for result in found
+        ]
+        lost = [Cell(FAILED, missing=True)] * len(columns)
+        rows += [(None, [Cell(spec), *lost]) for spec in failed if spec in without]
+        tables.append(TaskTable(task, caption, columns, rows))
+    return [table for table in tables if table.columns]
 
 
-def table(
-    records: Sequence[Record], task: str | None = None, failures: Sequence[Failure] = ()
-) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows as plain words: of one task with all its lengths, or of all tasks side by side.
+def longer(found: Sequence[Result]) -> list[tuple[float, str]]:
+    """The lengths beyond the trained one, each with what stands above its column."""
+    lengths = {(length, factor) for r in found for length, factor in r.lengths() if not factor or factor > 1}
+    return [
+        (length, f"{count(length)} ({times(factor)})" if factor else count(length))
+        for length, factor in sorted(lengths, key=lambda x: x[0])
+    ]
 
-    Side by side, a column stands for a multiple of the trained length, and a cell says what it is: '97 %' is exact
-    match, 'R 1.02' a ratio of perplexities.
-    """
-    need_records(records)
-    names = tasks_of(records, failures)
-    if task is None and len(names) == 1:
-        task = names[0]
-    if task is not None:
-        columns, rows = task_table(records, task, failures)
-        return [column.title for column in columns], [[cell.plain for cell in row] for _, row in rows]
-    found = results(records)
-    factors = sorted({factor for r in found for _, factor in r.lengths() if factor and factor > 1})
-    headings = ["task", "encoding", "parameters", "seeds", "trained length", *map(times, factors), "CPU s to 99 %"]
-    out = []
-    for r in found:
-        size = cell(r.spread_of_all("parameters", "model"), count).text
-        seeds = f"{len(r.learned)} of {len(r.runs)} learned" if r.seeds() else str(len(r.runs))
-        if failed := sum((one.task, one.spec) == (r.task, r.label) for one in failures):
-            seeds += f", {failed} failed"
-        line = [r.task, r.label, size, seeds, in_range_of_all(r).replace(" exact match", "") or NOTHING]
-        measure, form = (
-            ("perplexity_ratio", lambda x: f"R {ratio(x)}")
-            if r.is_text
-            else ("exact_match", lambda x: f"{percent(x)} %")
+
+def at_length(length: float, measure: str, form: Callable[[Spread | None], Cell]) -> Callable[[Result], Cell]:
+    return lambda result: form(result.at(length, measure)) if result.learned else CLOSED
+
+
+def text_columns(found: Sequence[Result]) -> list[tuple[str, list[Column]]]:
+    """Bits per byte, and how perplexity grows."""
+    # The score at the trained length is what the gate looks at, so it is shown for every run.
+    scores = [
+        Column(
+            f"{trained_words(found)} (trained)",
+            lambda result: cell(result.spread_of_all("in_distribution", "bits_per_byte"), bits),
         )
-        at = {factor: length for length, factor in r.lengths()}
-        for factor in factors:
-            if factor not in at:
-                line.append("")
-            else:
-                line.append(cell(r.at(at[factor], measure), form).plain if r.learned else NOT_LEARNED)
-        if r.is_text:
-            line.append("")
-        else:
-            line.append(cell(r.spread("cpu_s_to_learned"), seconds).plain if r.learned else NOT_LEARNED)
-        out.append(line)
-    lost = {(one.task, one.spec): None for one in failures if one.spec}.keys() - {(r.task, r.label) for r in found}
-    out += [[*one, *[FAILED] * (len(headings) - 2)] for one in sorted(lost)]
-    return headings, sorted(out, key=lambda line: names.index(line[0]))
+    ]
+    growth = []
+    for length, words in longer(found):
+        for heading, measure, meaning in (
+            ("windows", "bits_per_byte", "windows side by side"),
+            ("sliding", "sliding_bits_per_byte", "sliding windows: every byte has a full context"),
+        ):
+            value = at_length(length, measure, lambda spread: cell(spread, bits))
+            scores.append(Column(heading, value, words, meaning))
+        flat = at_length(length, "perplexity_ratio", lambda spread: cell(spread, ratio, how_flat))
+        growth.append(Column(words, flat, "R"))
+    took = Column(
+        "CPU s", lambda result: Cell(cell(result.spread_of_all("train_cpu_s"), seconds).text), "", "of training"
+    )
+    return [
+        ("bits per byte of held-out text; lower is better", [*scores, took]),
+        ("R, how many times larger perplexity is; 1 is flat", growth),
+    ]
+
+
+def exact_match_columns(found: Sequence[Result]) -> list[tuple[str, list[Column]]]:
+    """The share of answers that are right, and what learning took."""
+
+    def if_learned(value: Callable[[Result], Cell]) -> Callable[[Result], Cell]:
+        return lambda result: value(result) if result.learned else CLOSED
+
+    shares = [Column(f"{trained_words(found)} (trained)", lambda result: share(result.in_range()), "exact match, %")]
+    beyond = longer(found)
+    shares += [Column(words, at_length(length, "exact_match", share), "exact match, %") for length, words in beyond]
+    if beyond:
+        meaning = "the longest length with at least 90 % in more than half of all seeds"
+        shares.append(Column("carries to", if_learned(carries_to), meaning=meaning))
+    took = (("steps", "steps_to_learned", count), ("CPU s", "cpu_s_to_learned", seconds))
+    columns = [
+        Column(heading, if_learned(lambda result, path=path, form=form: cell(result.spread(path), form)), "to 99 %")
+        for heading, path, form in took
+    ]
+    return [("medians over the seeds that learned", [*shares, *columns])]
+
+
+def tables(records: Sequence[Record], failures: Sequence[Failure] = ()) -> list[tuple[list[str], list[list[str]], str]]:
+    """Headings, rows and title of the tables of every task, as plain words."""
+    need_records(records)
+    return [table.in_words for task in tasks_of(records, failures) for table in task_tables(records, task, failures)]
