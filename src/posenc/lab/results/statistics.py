@@ -140,13 +140,21 @@ class Comparison:
     """All pairs of a family, and what its size and its spread leave unseen.
 
     differences   one for each pair with at least three common seeds
-    unseen        a difference below this would be found in fewer than 80 of 100 cases; None without a pair
+    error         the largest of a mean difference, by the pooled spread and within runs; None without a pair
     """
 
     names: tuple[str, ...]
     differences: tuple[Difference, ...]
-    unseen: float | None
+    error: float | None
     least: float = 0.0
+
+    @property
+    def unseen(self) -> float | None:
+        """A difference below this would be found in fewer than 80 of 100 cases; None without a pair."""
+        if self.error is None:
+            return None
+        fewest, level = min(d.seeds for d in self.differences), LEVEL / len(self.differences)
+        return max(self.least, self.error * standard_errors_to_see(fewest - 1, level))
 
     def above(self, one: str) -> list[str]:
         """Those that it is above, in order."""
@@ -207,17 +215,12 @@ def compare(scores: Scores, variances: Scores | None = None, least: float = 0.0)
         own = p_value(mean, max(math.sqrt(variance(differences) / n), error), n - 1)
         among = p_value(mean, max(pooled / math.sqrt(n), error), 2 / len(compared) * freedom)
         values.append(max(own, among))
-    fewest = min(len(differences) for _, _, differences, _ in pairs)
-    error = max(pooled / math.sqrt(fewest), max(error for *_, error in pairs))
-    return Comparison(
-        names,
-        tuple(
-            Difference(one, other, statistics.fmean(differences), len(differences), p)
-            for (one, other, differences, _), p in zip(pairs, holm(values), strict=True)
-        ),
-        max(least, error * standard_errors_to_see(fewest - 1, LEVEL / len(pairs))),
-        least,
+    error = max(max(pooled / math.sqrt(len(differences)), error) for _, _, differences, error in pairs)
+    found = tuple(
+        Difference(one, other, statistics.fmean(differences), len(differences), p)
+        for (one, other, differences, _), p in zip(pairs, holm(values), strict=True)
     )
+    return Comparison(names, found, error, least)
 
 
 def variance(values: Sequence[float]) -> float:
