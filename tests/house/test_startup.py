@@ -25,6 +25,9 @@ STAGES = {
     "plugins": "from posenc import plugins; found['looked for'] = plugins.plugins_in.cache_info().misses",
     "command line": "from posenc.cli import main",
     "list": "main(['list'])",
+    "lesson": "main(['lesson', '3'])",
+    "order": "main(['order', 'rotary'])",
+    "advise": "main('advise --task recall --train-length 512 --test-length 2048'.split())",
 }
 
 REPORT = """
@@ -74,7 +77,13 @@ def test_nothing_is_looked_for_before_an_unknown_name_is_asked_for(new_in) -> No
     assert new_in["looked for"] == 0
 
 
-@pytest.mark.parametrize("stage", STAGES)
+def test_a_verb_loads_no_library_of_another(new_in) -> None:
+    assert "posenc.lessons" in new_in["lesson"][0] and "scipy.special" in new_in["advise"][0]
+    late = r"(concurrent\.futures\.process|pandas|scipy\.(stats|optimize))$"
+    assert not [name for stage in STAGES for name in new_in[stage][0] if re.match(late, name)]
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "advise"])
 def test_nothing_heavy_is_imported_before_it_is_needed(new_in, stage: str) -> None:
     modules, _ = new_in[stage]
     assert [name for name in modules if name.startswith(HEAVY)] == []

@@ -7,7 +7,6 @@ Data goes to stdout, progress to stderr. Exit codes: 0 done, 1 it failed, 2 bad 
 or a file that cannot be taken, or nothing at all), 130 interrupted, 128 + n ended by signal n.
 """
 
-import importlib.metadata
 import os
 import platform
 import signal
@@ -87,9 +86,11 @@ def answered(given: list[str]) -> int:
 
 def version() -> str:
     """What a report of a fault has to name."""
+    from importlib import metadata
+
     torch = "no torch"
-    with suppress(importlib.metadata.PackageNotFoundError):
-        torch = f"torch {importlib.metadata.version('torch')}"
+    with suppress(metadata.PackageNotFoundError):
+        torch = f"torch {metadata.version('torch')}"
     return f"posenc {__version__}, {torch}, Python {platform.python_version()}"
 
 

@@ -1,7 +1,7 @@
 """`posenc board` and `posenc advise`: every encoding on every task, and what that says to a question."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -79,8 +79,6 @@ class Advise:
     """Print the answer as JSON."""
 
     def run(self) -> int:
-        from dataclasses import asdict
-
         from posenc import terminal
         from posenc.lab.board import costs, rows, run
         from posenc.lab.board.advice import MOST_ROWS, NOT_MEASURED, Question, advise

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -207,8 +207,6 @@ class Check:
     """Print the verdicts as JSON."""
 
     def run(self) -> int:
-        from dataclasses import asdict
-
         from posenc import terminal, testing
         from posenc.lab import checking
 

@@ -1,11 +1,8 @@
 """`posenc lesson`: the course, and what it says of one's answers."""
 
 import importlib
-import multiprocessing
 import shlex
 import signal
-from concurrent.futures import ProcessPoolExecutor, TimeoutError
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -140,6 +137,10 @@ def was_checked(lesson: Any, path: str) -> bool:
 def process_result(lesson: "course.Lesson", hand_in: "course.HandIn | None" = None) -> Any:
     """The verdicts on what is handed in, made in a process of their own, or the page of the lesson. Raises as
     `Lesson.check` does, and where what is handed in goes on for ever, or ends that process."""
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor, TimeoutError
+    from concurrent.futures.process import BrokenProcessPool
+
     # Ctrl-C is for this process, which ends the other.
     alone = (1, multiprocessing.get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN))
     with ProcessPoolExecutor(*alone) as process:

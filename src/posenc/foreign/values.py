@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import MISSING, fields
+from functools import lru_cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -46,7 +47,7 @@ def parse_json(text: str | bytes, file: str | Path | None = None) -> dict[str, A
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
-        if CONTROLS.search("".join(found)):
+        if not clean and CONTROLS.search("".join(found)):
             found = {visible(key): value for key, value in pairs}
         if len(found) < len(pairs):
             twice = Counter(visible(key) for key, _ in pairs).most_common(1)[0][0]
@@ -59,8 +60,11 @@ def parse_json(text: str | bytes, file: str | Path | None = None) -> dict[str, A
         return int(digits)
 
     text = text_of(text, file) if isinstance(text, bytes) else text
-    if sum(map(text.count, ",[{")) > MOST_ITEMS:
+    opened = sum(map(text.count, "[{"))
+    if opened + text.count(",") > MOST_ITEMS:
         raise CannotRead(f"it holds more than {MOST_ITEMS:,} items, which is more than posenc takes", file=file)
+    # A board has thousands of short texts, with nothing to clean: JSON has other control characters as escapes alone.
+    clean = opened <= DEPTH and text.isascii() and "\\" not in text and "\x7f" not in text
     try:
         found = json.loads(text, object_pairs_hook=once, parse_int=whole)
     except json.JSONDecodeError as error:
@@ -70,7 +74,7 @@ def parse_json(text: str | bytes, file: str | Path | None = None) -> dict[str, A
         raise CannotRead(f"it is nested more than {DEPTH} deep", file=file) from None
     if not isinstance(found, dict):
         raise CannotRead(f"expected a dictionary, got {quoted(found, 80)}", file=file)
-    return cleaned(found, file)
+    return found if clean else cleaned(found, file)
 
 
 NO_TEXT = {int, float, bool, NoneType}
@@ -163,7 +167,8 @@ def misfit(value: Any, form: Any) -> tuple[str, str] | None:
     if isinstance(form, list):
         if form[1:] and len(value) > form[1]:
             return f"expected at most {form[1]:,} entries, got {len(value):,}", ""
-        if not set(map(type, value)) <= kinds_without_inside(form[0]):
+        kinds = dict(zip(map(type, value), value, strict=True))
+        if not all(kind in NO_TEXT and fits(one, form[0]) for kind, one in kinds.items()):
             for place, one in enumerate(value):
                 if found := misfit(one, form[0]):
                     return found[0], f"[{place}]{found[1]}"
@@ -171,43 +176,35 @@ def misfit(value: Any, form: Any) -> tuple[str, str] | None:
 
 
 def misfit_of_fields(value: dict[str, Any], form: dict[str, Any]) -> tuple[str, str] | None:
-    known = {name.removesuffix("?"): name for name in form}
-    others = [name for name in value if name not in known]
-    if others and "*" not in form:
+    known, needed = names_of(tuple(form))
+    if "*" not in form and (others := [name for name in value if name not in known]):
         return f"there is no such field as {quoted(others[0])}", ""
-    for name, spelled in known.items():
-        if name != "*" and name not in value and not spelled.endswith("?"):
-            return f"the field {name} is missing", ""
-    for name in value:
-        if name == "*" or type(value[name]) in kinds_without_inside(form[known.get(name, "*")]):
-            continue
-        if found := misfit(value[name], form[known.get(name, "*")]):
+    if missing := [name for name in needed if name not in value]:
+        return f"the field {missing[0]} is missing", ""
+    for name, one in value.items():
+        inside = form[known.get(name, "*")] if name != "*" else Any
+        if not (type(one) in NO_TEXT and fits(one, inside)) and (found := misfit(one, inside)):
             return found[0], f".{name}{found[1]}"
     return None
 
 
-def kinds_without_inside(form: Any) -> set[type]:
-    """The types of which every value fits a form."""
-    if isinstance(form, tuple):
-        return set().union(*map(kinds_without_inside, form))
-    return set() if isinstance(form, (list, dict)) else NO_INSIDE.get(form, set())
-
-
-NO_INSIDE: dict[Any, set[type]] = {float: {int, float}, int: {int}, bool: {bool}, None: {NoneType}}
+@lru_cache
+def names_of(spelled: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
+    """The names in a form: what each is spelled there, and those that must be there."""
+    known = {name.removesuffix("?"): name for name in spelled}
+    return known, [name for name, said in known.items() if name != "*" and not said.endswith("?")]
 
 
 def fits(value: Any, form: Any) -> bool:
     """Whether a value is of a form's kind, its insides not looked at."""
-    if isinstance(form, tuple):
-        return any(fits(value, one) for one in form)
-    if form is Any:
+    if type(value) is form or form is Any:
         return True
+    if isinstance(form, tuple):
+        return type(value) in form or any(fits(value, one) for one in form)
     if isinstance(form, (list, dict)):
         return isinstance(value, type(form))
-    if form is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if form is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+    if form is float or form is int:
+        return isinstance(value, (int, form)) and not isinstance(value, bool)
     return isinstance(value, NoneType if form is None else form)
 
 

@@ -12,7 +12,7 @@ from posenc.lab.board import scope
 from posenc.lab.board.costs import Costs
 from posenc.lab.board.tables import carried_by, evidence
 from posenc.lab.results.statistics import FEWEST, LEVEL, Comparison
-from posenc.lab.results.summary import NOTHING, Record, Result, count, listed, name, percent, results, times
+from posenc.lab.results.summary import NOTHING, Record, Result, Settled, count, listed, name, percent, results, times
 from posenc.lab.results.summary.claims import Carried, Measure, bits_at, carried, compare, exact_match_at, growth_at
 from posenc.lab.tasks import TASKS
 
@@ -90,7 +90,7 @@ def advise(question: Question, rows: Sequence[Record], costs: Costs) -> Advice:
 
     Raises ValueError where no task of the board is near what is asked.
     """
-    records = evidence(rows)
+    records = Settled(evidence(rows))
     near = nearest(question, list(dict.fromkeys(result.task for result in results(records))))
     by_task = {task: reached(results(records, task), question.factor) for task in near}
     labels = list(dict.fromkeys(label for outcomes in by_task.values() for label in outcomes))

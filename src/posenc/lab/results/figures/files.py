@@ -9,8 +9,6 @@ from pathlib import Path
 
 import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_pdf import FigureCanvasPdf
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from posenc.foreign import quoted, visible
@@ -113,6 +111,8 @@ def svg(fig: Figure, *, text: bool = True) -> str:
 
     text  False draws the letters as shapes, which look the same where the font is missing
     """
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     out = io.StringIO()
     kept = fig.get_facecolor()
     fig.set_facecolor("none")
@@ -127,6 +127,8 @@ def svg(fig: Figure, *, text: bool = True) -> str:
 @styled
 def pdf(fig: Figure) -> bytes:
     """The figure as one page of its size, with TrueType fonts, the same bytes each time."""
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+
     out = io.BytesIO()
     with letters_may_lack():
         settle(fig)
@@ -153,6 +155,5 @@ def save(
     if svg_text and ending != "svg":
         raise ValueError(f"svg_text is for .svg files, got {quoted(path.name)}; leave it out")
     resize(fig, width, height)
-    data = {"pdf": pdf, "png": png, "svg": lambda fig: svg(fig, text=svg_text).encode()}[ending](fig)
-    store.write(path, data)
+    store.write(path, {"pdf": pdf, "png": png, "svg": lambda fig: svg(fig, text=svg_text).encode()}[ending](fig))
     return path
