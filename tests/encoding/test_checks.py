@@ -189,7 +189,7 @@ MODELS = {
     "temperature must be a finite number of 0 or more, got inf": lambda: MODEL.generate(IDS, 2, temperature=INF),
     "tokens to generate must be a whole number of 1 or more, got 2.5": lambda: MODEL.generate(IDS, 2.5),
     "top_k must be a whole number of 1 or more, got 1.5": lambda: MODEL.generate(IDS, 2, top_k=1.5),
-    "seed must be a whole number, got 'x'": lambda: MODEL.generate(IDS, 2, seed="x"),
+    "seed must be a whole number of 0 or more, got -1": lambda: MODEL.generate(IDS, 2, seed=-1),
     "vocab must be a whole number, got 1.5": lambda: Decoder(1.5, 16, 2, 1),
     "layers must be a whole number, got 1.5": lambda: Decoder(11, 16, 2, 1.5),
     "window must be a whole number or a tuple, got 1.5": lambda: Decoder(11, 16, 2, 1, window=1.5),
