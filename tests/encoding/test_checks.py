@@ -61,6 +61,7 @@ BLOCK = Block(16, 2, cross=True, encoding="rotary", cross_encoding="none")
 BOTH = EncoderDecoder(vocab=11, dim=16, heads=2, layers=1)
 
 ATTENTION = {
+    r"learned \+ alibi adds to embeddings, and attention": lambda: Attention(16, 2, encoding="learned + alibi"),
     "query must be a tensor, got None": lambda: LAYER(None),
     "takes the cache of one layer, got .*Cache.*; make one": lambda: LAYER(X, cache=Cache(1)),
     "bias must be True or False, got 'no'": lambda: Attention(16, 2, bias="no"),
