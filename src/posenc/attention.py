@@ -101,6 +101,11 @@ class Attention(Sized):
         self.kernel, self.dropout = sizes.kernel, sizes.dropout
         self.scale = shape.head_dim**-0.5 if sizes.scale is None else sizes.scale
         self.encoding = build(encoding, shape, device=device, dtype=dtype) if encoding is not None else None
+        if isinstance(encoding, str) and self.encoding is not None and "embed" in self.encoding.doors:
+            how = (
+                f"embed by encoding = posenc.build('{encoding}', posenc.{shape}), and give this layer the same encoding"
+            )
+            raise ValueError(f"{encoding} adds to embeddings, and attention does not; take Block or a model, or {how}")
         self.directed = [] if self.encoding is None else directed_parts(self.encoding)
         made = {"bias": sizes.bias, "device": device, "dtype": dtype}
         self.to_query = nn.Linear(self.dim, self.heads * self.head_dim, **made)

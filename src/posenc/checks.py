@@ -48,8 +48,7 @@ def whole(name: str, value: object, least: int | None = None) -> int:
 def number(name: str, value: object, least: float | None = None, *, above: float | None = None) -> float:
     """The value; raises ValueError unless it is a finite number, of at least so much or above something."""
     if not is_number(value) or (least is not None and value < least) or (above is not None and value <= above):
-        bound = "" if least is None else f" of {least:g} or more"
-        bound = bound if above is None else f" above {above:g}"
+        bound = f" above {above:g}" if above is not None else "" if least is None else f" of {least:g} or more"
         raise ValueError(f"{name} must be a finite number{bound}, got {shown(value)}")
     return value
 
@@ -199,6 +198,9 @@ def kind(name: str, value: object, annotation: object) -> None:
 
     Other annotations say nothing here.
     """
+    # Beyond 2 ** 53 floats skip whole numbers, and formulas divide by what is left: nothing.
+    if isinstance(value, (int, float)) and 2**53 < abs(value) < math.inf:
+        raise ValueError(f"{name} must be between -2 ** 53 and 2 ** 53, got {shown(value)}; give one that is nearer 0")
     kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
     if value is None and type(None) in kinds:
         return

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from posenc import checks
 from posenc.attention import Attention, Call, check_weights, directed_parts, warns
 from posenc.cache import Cache, LayerCache, held_by, unchanged_if_refused
-from posenc.catalogue import LayerSpec, Spec, build_layers
+from posenc.catalogue import LayerSpec, Spec, build, build_layers
 from posenc.embedding import TokenPositionEmbedding
 from posenc.encoding import Encoding
 from posenc.generation import SLOTS, Choice, evaluating, generate, sight_for, stream, with_more
@@ -102,6 +102,7 @@ class Block(Sized):
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         dim, hidden = sizes.dim, 4 * sizes.dim if sizes.hidden is None else sizes.hidden
         self.norm = sizes.norm
+        encoding = None if encoding is None else build(encoding, sizes.shape(causal), **made)
         self.attention = Attention(sizes, encoding=encoding, causal=causal, **made)
         self.attention_norm = nn.LayerNorm(dim, **made)
         self.cross_attention = Attention(sizes, encoding=cross_encoding, causal=False, **made) if cross else None

@@ -75,11 +75,7 @@ class Plugin:
 
 @functools.cache
 def plugins_in(group: str) -> Mapping[str, Plugin]:
-    """The plug-ins of a group by their names in specs, in the order of the alphabet; no code of theirs is run.
-
-    >>> plugins_in("posenc.no_such_group")
-    mappingproxy({})
-    """
+    """The plug-ins of a group by their names in specs, in the order of the alphabet; no code of theirs is run."""
     points: dict[str, dict[tuple[str, str], importlib.metadata.EntryPoint]] = {}
     for point in importlib.metadata.entry_points(group=group):
         # One distribution that lies twice on the path says the same twice.
@@ -111,10 +107,6 @@ def package_of(point: importlib.metadata.EntryPoint) -> str:
 
 
 def plugins_for(home: str) -> Mapping[str, Plugin]:
-    """The plug-ins that add names to a folder of posenc: none, where it takes none.
-
-    >>> plugins_for("posenc/lab/published")
-    mappingproxy({})
-    """
+    """The plug-ins that add names to a folder of posenc: none, where it takes none."""
     group = f"posenc.{Path(home).name}"
     return plugins_in(group) if group in GROUPS else MappingProxyType({})

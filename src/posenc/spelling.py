@@ -81,6 +81,3 @@ def called_in(home: str) -> Mapping[str, str]:
                 found.update(dict.fromkeys(ast.literal_eval(node.value), name))
         found[name] = name
     return MappingProxyType(found)
-
-
-__all__ = ["check", "knows", "listed", "unknown"]

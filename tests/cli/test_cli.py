@@ -428,6 +428,8 @@ MISTAKES = [
     ("compare --tasks copy --dim 65535 --heads 4", r"heads must divide dim=65535, got heads=4; the divisors up to .*"),
     ("compare --tasks copy --test-lengths 99999999999999999999999", r"test lengths go up to 1,000,000, got \[9+\]"),
     ("train rotary --task copy --seed 99999999999999999999999", "seed must lie between .*, got 9+"),
+    ("train rotary --task copy --seed -1", "seed must lie between 0 and 1,000,000,000,000, got -1"),
+    ("compare --tasks copy --seed-from -1", "seed must lie between 0 and .*, got -1"),
     (
         "compare --tasks text --text nowhere.txt",
         "no file or folder 'nowhere.txt'; give --text a text file or a folder of text files",
@@ -701,7 +703,7 @@ def test_an_encoding_that_cannot_be_built_is_one_line(posenc, here: Path) -> Non
         answer = posenc(verb, "broken.py:Mine")
         assert answer.code == 2
         assert re.fullmatch(
-            r"posenc: 'broken.py:Mine' fails, in line 15 of '.*/broken.py': NameError: name 'head' is not defined",
+            r"posenc: broken.py:Mine: Mine fails, in line 15 of '.*/broken.py': NameError: name 'head' is not defined",
             answer.line,
         )
 

@@ -61,6 +61,7 @@ BLOCK = Block(16, 2, cross=True, encoding="rotary", cross_encoding="none")
 BOTH = EncoderDecoder(vocab=11, dim=16, heads=2, layers=1)
 
 ATTENTION = {
+    r"learned \+ alibi adds to embeddings, and attention": lambda: Attention(16, 2, encoding="learned + alibi"),
     "query must be a tensor, got None": lambda: LAYER(None),
     "takes the cache of one layer, got .*Cache.*; make one": lambda: LAYER(X, cache=Cache(1)),
     "bias must be True or False, got 'no'": lambda: Attention(16, 2, bias="no"),
@@ -189,7 +190,7 @@ MODELS = {
     "temperature must be a finite number of 0 or more, got inf": lambda: MODEL.generate(IDS, 2, temperature=INF),
     "tokens to generate must be a whole number of 1 or more, got 2.5": lambda: MODEL.generate(IDS, 2.5),
     "top_k must be a whole number of 1 or more, got 1.5": lambda: MODEL.generate(IDS, 2, top_k=1.5),
-    "seed must be a whole number, got 'x'": lambda: MODEL.generate(IDS, 2, seed="x"),
+    "seed must be a whole number of 0 or more, got -1": lambda: MODEL.generate(IDS, 2, seed=-1),
     "vocab must be a whole number, got 1.5": lambda: Decoder(1.5, 16, 2, 1),
     "layers must be a whole number, got 1.5": lambda: Decoder(11, 16, 2, 1.5),
     "window must be a whole number or a tuple, got 1.5": lambda: Decoder(11, 16, 2, 1, window=1.5),

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import Attention, Block, Chosen, Decoder, Encoder, EncoderDecoder, Mask, Positions, masks
+from posenc import Attention, Block, Chosen, Decoder, Encoder, EncoderDecoder, Mask, Positions, Shape, masks
 from posenc.cache import GrowingCache, SlotCache
-from posenc.catalogue import names
+from posenc.catalogue import build, names
 from posenc.kernels import chosen_weights
 
 DIM, HEADS, TOKENS, BATCH = 24, 3, 9, 2
@@ -19,7 +19,8 @@ def few_logits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def layer_of(spec: str, **options) -> Attention:
-    layer = Attention(DIM, HEADS, encoding=spec, max_len=TOKENS + 4, **options).double()
+    encoding = build(spec, Shape.of(DIM, HEADS, TOKENS + 4))
+    layer = Attention(DIM, HEADS, encoding=encoding, **options).double()
     layer.has_warned = True  # of encodings that are asked under masks of either direction
     assert layer.encoding is not None
     with torch.no_grad():

@@ -12,7 +12,7 @@ from posenc.cache import GrowingCache, SlotCache
 
 X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(3))
 CHANGED = torch.cat((X[:, :5], 7 - 3 * X[:, 5:]), 1)
-SPECS = ("none", "rotary", "alibi", "t5_bias", "shaw", "forgetting", "sinusoidal + rotary")
+SPECS = ("none", "rotary", "alibi", "t5_bias", "shaw", "forgetting", "rotary + alibi")
 TRIL = torch.ones(9, 9, dtype=torch.bool).tril()
 MASKS = {
     "nothing": None,

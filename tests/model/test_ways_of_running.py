@@ -9,7 +9,7 @@ from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from posenc import Attention, Decoder, Encoder, EncoderDecoder, Encoding, Positions, catalogue, kernels, masks
+from posenc import Attention, Block, Decoder, Encoder, EncoderDecoder, Encoding, Positions, catalogue, kernels, masks
 
 SPECS = ["rotary + alibi", "learned", "forgetting", "dape(kerple)", "sinusoidal + t5_bias", "path", "tupe"]
 SIZES = {"vocab": 11, "dim": 16, "heads": 2, "layers": 2, "max_len": 32}
@@ -153,7 +153,7 @@ def test_a_graph_of_the_operators_trains_what_the_model_trains(spec: str) -> Non
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_networks_of_one_shape_are_run_as_one_with_vmap(spec: str) -> None:
-    layers = [Attention(16, 2, encoding=spec, max_len=32, causal=True).double() for _ in range(3)]
+    layers = [Block(16, 2, encoding=spec, max_len=32, causal=True).double() for _ in range(3)]
     x, at = torch.randn(2, 5, 16, dtype=torch.float64), torch.arange(5)
     stacked, _ = torch.func.stack_module_state(layers)  # parameters that want gradients, for a bias as well
 

@@ -156,7 +156,9 @@ def test_what_is_not_a_spec_is_refused_with_the_reason(spec: str, words: str) ->
         ("on(rotary, heads=(" + "0," * 5_000 + "))", "heads must be different .* got a tuple of 5000"),
         ("learned(max_len=1000000000000)", "learned: .*allocate"),
         ("learned(max_len=" + "9" * 30 + ")", "learned: "),
-        ("rotary(schedule=linear(factor=1" + "0" * 39 + "))", "rotary: int too big"),
+        ("rotary(schedule=linear(factor=1" + "0" * 39 + "))", r"linear: factor must be between .*, got 10+; give one"),
+        ("rotary(schedule=ntk(factor=1e200))", r"ntk: factor must be between .*, got 1e\+200"),
+        ("step_temperature(interval=1" + "0" * 30 + ")", r"step_temperature: interval must be between .*, got 10+"),
     ],
 )  # fmt: skip
 def test_what_is_too_large_is_answered_with_a_short_sentence(spec: str, words: str) -> None:

@@ -1,5 +1,6 @@
 """Encodings, schedules and tasks of other packages: found by entry points, shadowing nothing, and broken alone."""
 
+import re
 import subprocess
 import sys
 import zipfile
@@ -160,6 +161,17 @@ def test_two_packages_of_one_name_are_both_named(install) -> None:
     install("second", "posenc.encodings", "far_off = other_module:Mine", "other_module", ENCODING)
     with pytest.raises(ValueError, match=r"the name of two plug-ins, of first 1\.0 and second 1\.0; uninstall one"):
         catalogue.find("far_off")
+
+
+@pytest.mark.parametrize("does", ["raise type('Own', (Exception,), {})('x')", "{}['x']", "1 + 'x'", "open('x')"])
+def test_what_a_constructor_of_another_raises_is_one_sentence(does: str, install, capsys) -> None:
+    options = f"\n    def __init__(self):\n        {does}\n"
+    install("a-wreck", "posenc.encodings", "wreck = wreck_module:Mine", "wreck_module", ENCODING + options)
+    install("b-wreck", "posenc.schedules", "sunk = sunk_module:Halved", "sunk_module", SCHEDULE + options)
+    for spec, says in ("wreck", "wreck: Mine"), ("rotary(schedule=sunk)", "rotary: Halved"):
+        assert main(["show", spec]) == 2
+        words = rf"^posenc: {says} fails, in line \d+ of '.*_module\.py': (Own|Key|Type|FileNotFound)\w*: "
+        assert re.match(words, capsys.readouterr().err)
 
 
 def test_a_misspelt_plugin_is_told(install, capsys) -> None:

@@ -13,11 +13,11 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, ModuleType
-from typing import TypeVar
+from types import ModuleType
+from typing import Any, TypeVar
 
 from posenc.foreign.files import read
 from posenc.foreign.text import CannotRead, quoted, shortened, told
@@ -114,10 +114,6 @@ def imported(path: str, source: bytes | None = None) -> ModuleType:
     return module
 
 
-def of_own(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).startswith(MODULES)
-
-
 def origin(error: BaseException) -> str:
     """The name of the module in which an error began; nothing for one that was never raised."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -151,6 +147,23 @@ def own_errors(names: Sequence[str]) -> Generator[None]:
         own = [name for name in names if OWN.search(name)]
         if not own or (isinstance(error, ValueError) and is_ours(error)):
             raise
-        steps = [step for step in traceback.walk_tb(error.__traceback__) if of_own(step[0])]
-        where = f", in line {steps[-1][1]} of {quoted(steps[-1][0].f_code.co_filename)}" if steps else ""
-        raise ValueError(f"{quoted(', '.join(own))} fails{where}: {told(error)}") from error
+        raise ValueError(f"{quoted(', '.join(own))} {failure(error, MODULES)}") from error
+
+
+def failure(error: BaseException, module: str) -> str:
+    """What is said of an error of another's code: the last line in modules whose names begin so, and the error."""
+    where = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__")).startswith(module):
+            where = f", in line {line} of {quoted(frame.f_code.co_filename)}"
+    return f"fails{where}: {told(error)}"
+
+
+def made(cls: type[T], options: Mapping[str, Any]) -> T:
+    """An instance of a class; whatever the constructor of one that does not ship raises becomes a ValueError."""
+    try:
+        return cls(**options)
+    except Exception as error:
+        if cls.__module__.partition(".")[0] in OURS or isinstance(error, ValueError) or is_ours(error):
+            raise
+        raise ValueError(f"{cls.__name__} {failure(error, cls.__module__)}") from error

@@ -71,11 +71,7 @@ def reading_with(library: str, *, file: str | Path | None = None, field: str = "
 
 
 def told(error: BaseException) -> str:
-    """The kind of an error and what it says, in one line of some 500 letters at most.
-
-    >>> told(OSError("disk\\nfull")), told(MemoryError())
-    ('OSError: disk full', 'MemoryError')
-    """
+    """The kind of an error and what it says, in one line of some 500 letters at most."""
     words = ""
     # The words of an error may themselves be an error.
     with suppress(Exception):
@@ -119,8 +115,6 @@ def near(word: object, known: Collection[str] | Mapping[str, str], listed: str =
 
     >>> near("Rotery", ["alibi", "rotary"])
     "; did you mean 'rotary'?"
-    >>> near("Rotery", ["alibi", "rotary"], listed="posenc list"), near("x", ["alibi"], listed="posenc list")
-    ("; did you mean 'rotary'? posenc list has all", '; posenc list has all')
     """
     said = known if isinstance(known, Mapping) else {name: name for name in known}
     lowered = {name.lower(): meant for name, meant in said.items()}
@@ -130,11 +124,7 @@ def near(word: object, known: Collection[str] | Mapping[str, str], listed: str =
 
 
 def shortened(text: str, most: int = QUOTED) -> str:
-    """The text, or its beginning where it is longer than a message should quote.
-
-    >>> shortened("letters", most=7), shortened("letters", most=6)
-    ('letters', 'let...')
-    """
+    """The text, or its beginning where it is longer than a message should quote."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 

@@ -39,7 +39,7 @@ class Choice:
             checks.whole("top_k", self.top_k, 1)
         if self.stop is not None and not 0 <= checks.whole("stop", self.stop) < self.vocab:
             raise ValueError(f"stop is the id of a token, from 0 to {self.vocab - 1}, got {self.stop}")
-        checks.whole("seed", self.seed)
+        checks.whole("seed", self.seed, 0)
 
     @property
     def greedy(self) -> bool:

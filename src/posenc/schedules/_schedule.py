@@ -104,5 +104,5 @@ def check_kind(schedule: Schedule, option: str, kind: object) -> None:
         raise ValueError(f"{told} must be a schedule, such as yarn(factor=4), got {checks.shown(value)}")
     if float in kinds:
         checks.number(told, value)
-    elif {bool, int, str} & set(kinds):
+    if {bool, float, int, str} & set(kinds):
         checks.kind(told, value, kind)

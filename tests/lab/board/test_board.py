@@ -34,16 +34,18 @@ COSTS = Costs({"rotary": Cost("rotary", 0, 2048, 1.1, 1.25), "path": Cost("path"
 
 @pytest.mark.slow
 def test_every_encoding_that_ships_has_a_meaning_somewhere() -> None:
-    found = scope.with_meaning(["copy", "grid_mark"], scope.encodings())
+    found = scope.with_meaning(["copy", "grid_mark"], ())
     assert {spec for _, spec in found} == set(scope.encodings())
     assert {spec for task, spec in found if task == "grid_mark"} >= {"none", "axial_rotary", "learned_grid"}
 
 
-def test_what_has_a_meaning_is_found_by_trying() -> None:
+def test_what_has_a_meaning_is_found_by_trying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert scope.why_not("copy", "rotary") == ""
     assert "reads 2 axes, got positions with 1 axis" in scope.why_not("copy", "learned_grid")
     with pytest.raises(ValueError, match=r"learned_grid has no meaning on copy: learned_grid.* reads 2 axes"):
-        scope.with_meaning(["copy"], ["learned_grid"])
+        run.Board(tmp_path, ("copy",), ("learned_grid",)).pairs()
+    monkeypatch.setattr(scope, "encodings", lambda: ["rotary", "learned_grid"])
+    assert run.Board(tmp_path, ("copy",)).pairs() == [("copy", "rotary")]
 
 
 @pytest.mark.parametrize("task", scope.tasks())

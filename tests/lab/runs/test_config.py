@@ -38,11 +38,11 @@ def test_a_file_says_what_flags_say() -> None:
 
 def test_flags_win() -> None:
     text = (
-        'spec = "alibi"\nsteps = 5\ntest_lengths = [6, 9]\ncompile = true\nactivation_checkpointing = true\nseed = -3\n'
+        'spec = "alibi"\nsteps = 5\ntest_lengths = [6, 9]\ncompile = true\nactivation_checkpointing = true\nseed = 3\n'
     )
     found = parsed(text, "rotary", "--steps=7", "--test-lengths", "8", "--no-compile")
     assert (found.spec, found.steps, found.test_lengths, found.compile) == ("rotary", 7, (8,), False)
-    assert found.activation_checkpointing and found.seed == -3
+    assert found.activation_checkpointing and found.seed == 3
     # Wherever it stands.
     assert parsed(text, "--steps", "7", "shaw").spec == "shaw" and parsed(text, "--compile", "shaw").spec == "shaw"
     assert parsed(text, "--log", "jsonl", "tensorboard").spec == "alibi"

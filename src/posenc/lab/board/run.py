@@ -40,7 +40,7 @@ class Board:
 
     def pairs(self) -> list[tuple[str, str]]:
         """(task, encoding), as far as they have a meaning. Raises ValueError for what there is not."""
-        return scope.with_meaning(self.tasks or scope.tasks(), self.encodings or scope.encodings())
+        return scope.with_meaning(self.tasks or scope.tasks(), self.encodings)
 
     def rows(self) -> list[Record]:
         """Those of both folders; of those with one key that of `out`."""

@@ -134,14 +134,14 @@ def tried(task: str, spec: str) -> str:
 
 
 def with_meaning(task_names: Sequence[str], chosen: Sequence[str]) -> list[tuple[str, str]]:
-    """The pairs (task, encoding) that have one.
+    """The pairs (task, encoding) that have one; of no encodings chosen, those of every encoding.
 
-    Raises ValueError for a misspelt name, and for an encoding that has a meaning on none of the tasks, with the reason.
+    Raises ValueError for a misspelt name, and for a chosen encoding without meaning on any task, with the reason.
     """
     found = []
-    for spec in chosen:
+    for spec in chosen or encodings():
         on = [task for task in task_names if not why_not(task, spec)]
-        if not on:
+        if chosen and not on:
             raise ValueError(f"{spec} has no meaning on {', '.join(task_names)}: {why_not(task_names[0], spec)}")
         found += [(task, spec) for task in on]
     return found

@@ -247,6 +247,6 @@ def not_named(path: str, recorded: str | None, file: Path | None) -> CannotRead:
 
 
 def check_seed(seed: int) -> None:
-    """Raises ValueError for a seed that torch might not take."""
-    if abs(seed) > MOST_SEED:
-        raise ValueError(f"seed must lie between -{MOST_SEED:,} and {MOST_SEED:,}, got {quoted(seed, 40)}")
+    """Raises ValueError for a seed below 0, and for one that torch might not take."""
+    if not 0 <= seed <= MOST_SEED:
+        raise ValueError(f"seed must lie between 0 and {MOST_SEED:,}, got {quoted(seed, 40)}")
