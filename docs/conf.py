@@ -22,6 +22,7 @@ extensions = [
     "docstrings",
     "catalogue_pages",
     "reference_pages",
+    "source_links",
 ]
 html_math_renderer = "mathml"
 exclude_patterns = ["_build", "extensions", "changes/fragments"]
@@ -51,6 +52,7 @@ html_theme = "furo"
 html_static_path = ["_static"]
 html_css_files = ["posenc.css"]
 html_favicon = "_static/favicon.svg"
+html_search_scorer = str(Path(__file__).parent / "extensions" / "search_scores.js")
 # What a command prints, and its prompt, is not what one copies.
 copybutton_selector = "div.highlight:not(.highlight-none) pre"
 html_title = f"posenc {version}"

@@ -1,0 +1,36 @@
+"""Links from pages of source code back to where a thing is described, which hold under each name that it has.
+
+A thing is described under the name by which it is imported, or on two pages under two names; viewcode keeps one name of
+each module. So each description is found by the name of its home too.
+"""
+
+from importlib import import_module
+from operator import attrgetter
+from typing import Any
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+
+
+def anchor(app: Sphinx, doctree: nodes.document) -> None:
+    """Give each description of a Python thing an anchor of the module where the thing is written."""
+    signatures = list(doctree.findall(addnodes.desc_signature))
+    taken = {name for signature in signatures for name in signature["ids"]}
+    for signature in signatures:
+        if not signature.get("module"):
+            continue
+        try:
+            thing = attrgetter(signature["fullname"])(import_module(signature["module"]))
+        except AttributeError:  # a field that only instances have
+            continue
+        home = getattr(thing, "__module__", None) or signature["module"]
+        signature["module"], name = home, f"{home}.{signature['fullname']}"
+        if name not in taken:
+            taken.add(name)
+            signature["ids"].append(name)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("doctree-read", anchor, priority=400)  # before viewcode
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
