@@ -46,7 +46,7 @@ def test_one_that_reads_the_answer_is_found_ahead_of_all_others_at_every_length(
     for measure in (claims.REACH, claims.exact_match_at(1.5), claims.exact_match_at(2.0)):
         assert [r.label for r in claims.ahead(found, measure)] == ["mine.py:Cheat"]
     assert "In reach, `mine.py:Cheat` is ahead of all others." in paragraph(records)
-    assert "`mine.py:Cheat` on repeat in reach; " in paragraph(records, "Which one do I need?")
+    assert "`mine.py:Cheat` on repeat in reach, exact match" in paragraph(records, "Which one do I need?")
 
 
 def test_of_encodings_drawn_alike_three_families_say_an_order_in_at_most_15_of_100_comparisons():
@@ -113,7 +113,7 @@ def test_the_best_prediction_differs_by_more_than_chance_and_more_than_a_hundred
     text = paragraph(records, "text")
     assert ("In bits per byte, `shaw` is ahead of all others." in text) is crowned
     assert ("In bits per byte, the seeds tell nobody apart." in text) is not crowned
-    assert ("`shaw` on text in bits per byte;" in paragraph(records, "Which one do I need?")) is crowned
+    assert ("`shaw` on text in bits per byte, " in paragraph(records, "Which one do I need?")) is crowned
 
 
 def test_bits_are_told_at_each_length_before_who_stays_flat():

@@ -147,7 +147,7 @@ def test_the_page_has_all_its_parts(written):
     page = written[0].read_text()
     assert len(page) < 4_000_000
     for part in ("answer", "table", "curves", "order", "pictures", "attention", "made"):
-        assert f'<section id="{part}">' in page
+        assert f'<section id="{part}"' in page
     for words in (
         "corrected by Holm",
         "at most 5 of 100 cases",
@@ -332,7 +332,7 @@ def test_not_learned_is_never_ranked():
         "2 of 3 encodings learned it (99 % exact match at the trained length, 10). `none` did not, and is not" in text
     )
     assert "`none`" not in text.replace("`none` did not", "")
-    assert "`none`" not in paragraph(lucky, "Which one do I need?")
+    assert paragraph(lucky, "Which one do I need?").count("`none`") == 1
 
 
 def test_medians_and_intervals_are_over_the_seeds_that_learned():

@@ -56,7 +56,7 @@ def load(folder: Path | str, what: str = "lengths") -> Any:
     from posenc.lab.runs.settings import in_reading_order, read_settings
 
     if what not in KINDS:
-        raise ValueError(f"what must be one of {', '.join(KINDS)}; got {quoted(what)}{near(what, KINDS)}")
+        raise ValueError(f"what must be one of {', '.join(KINDS)}; got {quoted(what)}{near(what, KINDS.keys())}")
     folder = Path(folder)
     # Tables hold no pictures.
     of_folder = record.read_all if what == "records" else record.for_summaries

@@ -139,7 +139,124 @@ class Difference:
     spreads: tuple[tuple[float, float], ...] = ()
 
     @property
-    def holm(values: Sequence[float]) -> list[tuple[float, float]]:
+    def half_width(self) -> float:
+        """Of the interval of the mean: it leaves 0 out where the difference is claimed, and only there."""
+        from scipy import special
+
+        tail = 1 - self.judged / 2
+        return max(float(error * special.stdtrit(freedom, tail)) for error, freedom in self.spreads)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All pairs of a family, and what its size and its spread leave unseen.
+
+    differences   one for each pair with at least three common seeds
+    error         the largest of a mean difference, by the pooled spread and within runs; None without a pair
+    """
+
+    names: tuple[str, ...]
+    differences: tuple[Difference, ...]
+    error: float | None
+    least: float = 0.0
+
+    @property
+    def unseen(self) -> float | None:
+        """A difference below this would be found in fewer than 80 of 100 cases; None without a pair."""
+        if self.error is None:
+            return None
+        fewest, level = min(d.seeds for d in self.differences), LEVEL / len(self.differences)
+        return max(self.least, self.error * standard_errors_to_see(fewest - 1, level))
+
+    def above(self, one: str) -> list[str]:
+        """Those that it is above, in order."""
+        won = {d.second for d in self.differences if d.first == one and d.mean > 0 and self.claimed(d)}
+        won |= {d.first for d in self.differences if d.second == one and d.mean < 0 and self.claimed(d)}
+        return [name for name in self.names if name in won]
+
+    def claimed(self, difference: Difference) -> bool:
+        return difference.p < LEVEL and abs(difference.mean) > self.least
+
+    def unbeaten(self) -> list[str]:
+        """Those that nobody is above."""
+        beaten = {name for one in self.names for name in self.above(one)}
+        return [name for name in self.names if name not in beaten]
+
+    def first(self) -> list[str]:
+        """Those ahead of all others: nobody is above them, and each of them is above everybody else. Often nobody."""
+        top = self.unbeaten()
+        rest = {name for name in self.names if name not in top}
+        return top if rest and all(rest <= set(self.above(one)) for one in top) else []
+
+
+def compare(scores: Scores, variances: Scores | None = None, least: float = 0.0) -> Comparison:
+    """Which of several differ, higher being better: paired by seed, corrected for all pairs.
+
+    t = mean(d) / max(sd(d) / sqrt(n), sqrt(mean(v))),  d_s = one_s - other_s over the n common seeds s
+
+    twice: with the spread sd(d) of the pair (n - 1 degrees of freedom), and with the spread pooled over all pairs
+    (2/k sum(n - 1) for k names). The larger p counts. Three to five seeds of a score with two humps may agree by chance
+    and then show no spread of their own; the others' spread says how often that happens. (Of families of seven
+    names that are 0 or 1 at random, with 3 seeds, 26 in 100 claim something by the first alone, and 1 in 100 by both.)
+
+    variances   of each number within its run: v_s is the sum of the two runs'
+    least       differences up to this are too small to be worth a claim
+
+    Pairs with fewer than three common seeds are not compared. p is corrected by Holm's step-down over all pairs that
+    are, so that in at most 5 of 100 families any difference is claimed where there is none.
+
+    Source: Holm 1979, Scandinavian Journal of Statistics 6, 65-70.
+    """
+    names = tuple(scores)
+    pairs: list[tuple[str, str, list[float], float]] = []
+    for one, other in combinations(names, 2):
+        seeds = [seed for seed in scores[one] if seed in scores[other]]
+        if len(seeds) < FEWEST:
+            continue
+        within = [variances[one][seed] + variances[other][seed] for seed in seeds] if variances else [0.0]
+        differences = [scores[one][seed] - scores[other][seed] for seed in seeds]
+        pairs.append((one, other, differences, math.sqrt(statistics.fmean(within))))
+    if not pairs:
+        return Comparison(names, (), None, least)
+    freedom = sum(len(differences) - 1 for _, _, differences, _ in pairs)
+    squares = sum(variance(differences) * (len(differences) - 1) for _, _, differences, _ in pairs)
+    pooled, compared = math.sqrt(squares / freedom), {name for one, other, _, _ in pairs for name in (one, other)}
+    values, spreads = [], []
+    for _, _, differences, error in pairs:
+        n = len(differences)
+        own = max(math.sqrt(variance(differences) / n), error), n - 1
+        among = max(pooled / math.sqrt(n), error), 2 / len(compared) * freedom
+        values.append(max(p_value(statistics.fmean(differences), *spread) for spread in (own, among)))
+        spreads.append((own, among))
+    error = max(max(pooled / math.sqrt(len(differences)), error) for _, _, differences, error in pairs)
+    found = tuple(
+        Difference(one, other, statistics.fmean(differences), len(differences), *corrected, both)
+        for (one, other, differences, _), corrected, both in zip(pairs, holm(values), spreads, strict=True)
+    )
+    return Comparison(names, found, error, least)
+
+
+def variance(values: Sequence[float]) -> float:
+    """With n - 1 in the denominator; of equal numbers it is 0. Pairs are many, and the library's goes by fractions.
+
+    >>> variance([1.0, 2.0, 4.0])
+    2.33
+    """
+    moved = [value - values[0] for value in values]
+    mean = statistics.fmean(moved)
+    return math.fsum((value - mean) ** 2 for value in moved) / (len(moved) - 1)
+
+
+def p_value(mean: float, error: float, freedom: float) -> float:
+    """Two-sided, of Student's t; a difference without any error is certain, and none is none."""
+    from scipy import special
+
+    if error == 0:
+        return float(mean == 0)
+    return float(2 * special.stdtr(freedom, -abs(mean) / error))
+
+
+def holm(values: Sequence[float]) -> list[tuple[float, float]]:
     """p-values corrected for their number, step by step from the smallest, and the level that each was judged by.
 
     p'_(i) = max over j <= i of min(1, (m - j + 1) p_(j)),  p_(1) <= ... <= p_(m)

@@ -40,48 +40,25 @@ if TYPE_CHECKING:
 
 
 Pictures = list[tuple[str, Record, Any]]
-"""(encoding, record, picture) of each encoding and task."""
+"""(encoding, record, picture) of each encoding."""
 
 
 def pictured(records: Sequence[Record], kind: str) -> Pictures:
-    """The pictures of one kind, each of a seed that learned where there is one.
-
-    A picture that is the beginning of another of the same encoding, or equal to it, is not shown again.
-    """
-    pictures: Pictures = []
-    for result in summary.results(checked(records)):
-        runs = sorted(result.runs, key=lambda run: run.get("learned") is not True)
-        with_one = (run for run in runs if summary.get(run, "pictures", kind))
-        pictures += [(result.label, run, summary.get(run, "pictures", kind)) for run in [*with_one][:1]]
-    shown: list[int] = []
-    for place in sorted(range(len(pictures)), key=lambda place: -extent(pictures[place][2])):
-        label, _, picture = pictures[place]
-        if not any(pictures[other][0] == label and begins(picture, pictures[other][2]) for other in shown):
-            shown.append(place)
-    return [pictures[place] for place in sorted(shown)]
+    """One picture of each encoding: of a run that learned, where there is one, and that saw most positions."""
+    best: dict[str, tuple[tuple[bool, float], Record, Any]] = {}
+    for label, run in summary.labelled(checked(records)):
+        worth = run.get("learned") is True, summary.trained_tokens(run) or 0.0
+        if (picture := summary.get(run, "pictures", kind)) and worth > best.get(label, ((False, -1.0),))[0]:
+            best[label] = worth, run, picture
+    return [(label, run, picture) for label, (_, run, picture) in best.items()]
 
 
 def extent(picture: Any) -> int:
     return len(picture) if isinstance(picture, list) else len(summary.get(picture, "distance") or [])
 
 
-def begins(picture: Any, longer: Any) -> bool:
-    """Whether a picture of fewer positions shows the same as the beginning of a longer one."""
-    if isinstance(picture, dict) and isinstance(longer, dict):
-        heads, others = picture.get("heads") or [], longer.get("heads") or []
-        return len(heads) == len(others) and all(map(begins, heads, others))
-    if not (isinstance(picture, list) and isinstance(longer, list)):
-        return bool(picture == longer)
-    return longer[: len(picture)] == picture
-
-
 def titles(pictures: Pictures) -> list[str]:
-    """The encoding of each picture, and its task where one encoding is shown for several."""
-    labels = [label for label, _, _ in pictures]
-    return [
-        f"{short(label, 24)}, {summary.task_of(run)}" if labels.count(label) > 1 else short(label, 28)
-        for label, run, _ in pictures
-    ]
+    return [short(label, 28) for label, _, _ in pictures]
 
 
 def beyond_training(run: Record, shown: float) -> list[float]:
