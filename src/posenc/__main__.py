@@ -8,7 +8,7 @@ import sys
 import warnings
 
 EXTRAS = {
-    "lab": "numpy scipy pandas tyro rich matplotlib safetensors jinja2 tomli markdown_it latex2mathml".split(),
+    "lab": "numpy scipy pandas rich matplotlib safetensors jinja2 tomli markdown_it latex2mathml".split(),
     "frames": ("pyarrow",),
     "hf": ("transformers", "huggingface_hub", "tokenizers", "gguf", "safetensors", "accelerate"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),

@@ -17,7 +17,8 @@ from contextlib import contextmanager, suppress
 from typing import cast
 
 from posenc import __version__
-from posenc.cli.arguments import HELP, check_names, parse, show_help
+from posenc.cli.arguments import HELP, check_names, parse
+from posenc.cli.help import show_help
 from posenc.cli.published import LAB
 from posenc.cli.verbs import VERBS, overview
 from posenc.foreign import one_line, quoted

@@ -1,25 +1,18 @@
-"""From what was typed to a verb with its options: each mistake is told in one line, before anything is imported.
+"""From what was typed to a verb with its options: each mistake is told in one line, before anything is imported."""
 
-Verbs are read here; tyro, where it is installed, writes their help.
-"""
-
-import contextlib
-import inspect
-import io
-import os
 import shlex
-from dataclasses import MISSING, fields, make_dataclass
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from posenc import spelling
 from posenc.cli.comparison import Compare
 from posenc.cli.encodings import Check
-from posenc.cli.options import Positional
+from posenc.cli.options import STANDS_ALONE, Taking
 from posenc.cli.published import LAB, Lab
 from posenc.cli.training import Train
 from posenc.cli.verbs import VERBS
-from posenc.foreign import near, one_line, quoted
+from posenc.foreign import near, quoted
 from posenc.specs import split
 from posenc.words import meant
 
@@ -50,51 +43,6 @@ def verb_of(arguments: list[str]) -> tuple[str, type, list[str]]:
             raise ValueError(f"lab has {', '.join(LAB)}; {problem}")
         return f"lab {rest[0]}", LAB[rest[0]], rest[1:]
     return name, VERBS[name], rest
-
-
-def show_help(arguments: list[str]) -> None:
-    """Print what the verb of the arguments takes, whatever else they say. Raises ValueError where there is no verb."""
-    name, cls, _ = verb_of([word for word in arguments if word != "all"])
-    every = "all" in arguments
-    # The parser asks the terminal alone whether it has colours, and what is kept is no terminal.
-    if os.environ.get("NO_COLOR"):
-        print(help_of(name, cls, every), end="")
-    else:
-        print_help(name, cls, every)
-
-
-def print_help(name: str, cls: Any, every: bool = False) -> None:
-    """Print what a verb takes: of one with very many options its first ones, unless every one is asked for."""
-    try:
-        import tyro
-    except ModuleNotFoundError:
-        flags = " ".join(map(flag, options_of(cls)))
-        argument = "".join(option.name.upper() for option in all_options(cls) if option.positional)
-        print(f"usage: posenc {name} [OPTIONS] {argument}\n\n{inspect.getdoc(cls)}\n\n{flags}")
-        return
-    head, options = getattr(cls, "first", ()), {field.name: field for field in fields(cls)}
-    rest = [option for option in options if option not in head] if head else []
-    if rest:
-        hints: Any = get_type_hints(cls, include_extras=True)
-        suppressed: Any = [(name, Annotated[hints[name], tyro.conf.Suppress], options[name]) for name in rest]
-        settings: dict[str, Any] = {"bases": (cls,), "namespace": {"__doc__": cls.__doc__}, "kw_only": True}
-        reordered: Any = make_dataclass(cls.__name__, [] if every else suppressed, **settings)
-        # In the order in which people ask, not in that of the classes.
-        reordered.__dataclass_fields__ = {option: reordered.__dataclass_fields__[option] for option in (*head, *rest)}
-        cls = reordered
-    # It leaves when it has printed.
-    with contextlib.suppress(SystemExit):
-        tyro.cli(cls, prog=f"posenc {name}", args=["--help"], config=(tyro.conf.OmitArgPrefixes,))
-    if rest and not every:
-        print(f"{len(rest)} more options: posenc help {name} all")
-
-
-def help_of(name: str, cls: type, every: bool = False) -> str:
-    """What is printed of a verb."""
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text):
-        print_help(name, cls, every)
-    return text.getvalue()
 
 
 def words_of(verb: str, cls: type, arguments: list[str]) -> dict[str, list[str]]:
@@ -158,8 +106,7 @@ def verb_from(verb: str, cls: Any, words: dict[str, list[str]]) -> Any:
     problem = f"it needs {' and '.join(flags)} too" if flags else "something is missing"
     if not missing:
         problem = f"{quoted(rest[0])} is too much"
-    usage = one_line(help_of(verb, cls).partition("\n\n")[0]).removeprefix("usage: ").replace(" [-h]", "")
-    raise ValueError(f"{problem}; it is written {usage}; posenc help {verb} says more")
+    raise ValueError(f"{problem}; it is written {usage(verb, cls)}; posenc help {verb} says more")
 
 
 def value_of(option: str, words: list[str], kind: Any) -> tuple[Any, list[str]]:
@@ -192,8 +139,31 @@ class Option(NamedTuple):
     field: str
     name: str
     kind: Any
+    metavar: str
+    value: Any
     positional: bool
-    required: bool
+
+    @property
+    def required(self) -> bool:
+        return self.value is MISSING
+
+    @property
+    def written(self) -> str:
+        """The option with the word for what it takes."""
+        if self.kind is bool:
+            return f"{flag(self.name)}, --no-{flag(self.name)[2:]}" if self.value is True else flag(self.name)
+        return self.metavar if self.positional else f"{flag(self.name)} {self.metavar}"
+
+    @property
+    def default(self) -> str:
+        """What help says of it; nothing of one that is empty, because then the words beside it say what happens."""
+        if self.required:
+            return " (required)"
+        words = " ".join(map(str, self.value)) if isinstance(self.value, tuple) else str(self.value)
+        return "" if self.kind is bool or self.value is None or not words else f" (default: {words})"
+
+
+WORDS: dict[Any, str] = {int: "INT", float: "FLOAT", Path: "PATH", bool: "", str: "TEXT"}
 
 
 def all_options(cls: Any) -> list[Option]:
@@ -201,9 +171,10 @@ def all_options(cls: Any) -> list[Option]:
     kinds, hints = get_type_hints(cls), get_type_hints(cls, include_extras=True)
     options = []
     for field in fields(cls):
-        marks = get_args(hints[field.name])[1:]
-        name = next((mark.name for mark in marks if getattr(mark, "name", None)), field.name)
-        options.append(Option(field.name, name, kinds[field.name], Positional in marks, field.default is MISSING))
+        kind, marks = kinds[field.name], get_args(hints[field.name])[1:]
+        taken = next((mark for mark in marks if isinstance(mark, Taking)), Taking(WORDS.get(kind, "TEXT")))
+        name, alone = taken.name or field.name, STANDS_ALONE in marks
+        options.append(Option(field.name, name, kind, taken.metavar, field.default, alone))
     return options
 
 
@@ -215,6 +186,14 @@ def options_of(cls: type) -> dict[str, Any]:
 def flag(name: str) -> str:
     """An option as it is typed."""
     return f"--{name.replace('_', '-')}"
+
+
+def usage(name: str, cls: Any) -> str:
+    """How a verb is written: its options in short, and what it needs."""
+    options = all_options(cls)
+    needed = [option.written for option in options if option.required and not option.positional]
+    more = ["[OPTIONS]"] if any(not option.required for option in options) else []
+    return " ".join(["posenc", name, *more, *(option.metavar for option in options if option.positional), *needed])
 
 
 SPACED = ("tasks", "maps", "stretch", "log", "figures", "promise", "what", "specs")

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from posenc.cli.options import Folder, Names, Number, OneSpec, Specs, Whole, taking
+from posenc.cli.options import Folder, Names, Number, OneSpec, Specs, Taking, Whole
 
 
 @dataclass(kw_only=True)
@@ -59,7 +59,7 @@ class Advise:
     It answers from the nearest tasks of the board, with five rows of it, and says what was not measured.
     """
 
-    task: Annotated[str, taking("TEXT")]
+    task: Annotated[str, Taking("TEXT")]
     """A task of the board, or what your model has to do, in words."""
     train_length: int
     """How long your sequences are in training."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from posenc.cli.options import File, Files, Name, Names, Positional, Source, Whole, Wholes, taking
+from posenc.cli.options import File, Files, Name, Names, Positional, Source, Taking, Whole, Wholes
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Extend:
     Ctrl-C loses no finished pass, and the same command goes on where it stopped.
     """
 
-    first = "path factor method text lengths measures device plan out json".split()
+    first = "path factor method text measures lengths device plan out json".split()
 
     path: Positional[Source]
     """A folder in Hugging Face's form, a GGUF file, or a model of the hub: owner/name@revision."""
@@ -113,11 +113,11 @@ class Extend:
     """The token of the text that is read first. Default: 2000, less in a short text."""
     chunk: int = 1024
     """How many tokens go through the model at once: fewer take less memory."""
-    dtype: Annotated[str, taking("NAME")] = "float32"
+    dtype: Annotated[str, Taking("NAME")] = "float32"
     """float32 or bfloat16: half the memory, and on processors that multiply it less time, on others far more."""
-    device: Annotated[str, taking("NAME")] = "cpu"
+    device: Annotated[str, Taking("NAME")] = "cpu"
     """cpu, cuda, cuda:1, mps; or auto: spread by accelerate over GPUs, CPU and disk."""
-    cache: Annotated[str, taking("NAME")] = "device"
+    cache: Annotated[str, Taking("NAME")] = "device"
     """Where keys and values are kept: device, or cpu, from where they go to a CUDA device layer by layer."""
     longrope_factors: File = None
     """A JSON file with the searched short_factor and long_factor of longrope."""

@@ -17,8 +17,8 @@ from posenc.cli.options import (
     Paths,
     Positional,
     Specs,
+    Taking,
     Whole,
-    taking,
 )
 from posenc.foreign import quoted
 from posenc.lab import ENCODINGS
@@ -40,7 +40,7 @@ class Compare(OfExperiment):
     """Specs to compare; "all" stands for every encoding that reads a sequence, path/to/mine.py:Mine for your own."""
     tasks: Names = ()
     """Tasks, such as copy "recall(symbols=16)" path/to/mine.py:Mine; posenc list has all. Default: the preset's."""
-    preset: Annotated[str, taking("NAME")] = "default"
+    preset: Annotated[str, Taking("NAME")] = "default"
     """default: repeat with three seeds, and text with one. full: six tasks, three seeds."""
     label: Labels = ()
     """What tables and figures call an encoding; a class of your own may say it itself: label = "Ripple"."""
@@ -56,7 +56,7 @@ class Compare(OfExperiment):
     """Coordinate maps of the positions in training, such as none "randomised(longest=64)"; every encoding with each."""
     stretch: Specs = ()
     """Frequency schedules beyond the trained length, such as none "yarn(factor=2)"; rotary with each."""
-    shard: Annotated[str | None, taking("NUMBER/COUNT")] = None
+    shard: Annotated[str | None, Taking("NUMBER/COUNT")] = None
     """NUMBER/COUNT, from 0/COUNT on: run this part only, into a folder of its own; then posenc merge."""
     out: Path = Path("runs/compare")
     """The folder for records, figures and report."""

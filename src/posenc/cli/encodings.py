@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from posenc.cli.options import Comparison, Names, Numbers, Positional, Specs, Texts, Whole, Wholes, taking
+from posenc.cli.options import Comparison, Names, Numbers, Positional, Specs, Taking, Texts, Whole, Wholes
 from posenc.foreign import quoted
 from posenc.lab import ENCODINGS
 
@@ -21,13 +21,13 @@ class List:
     a kernel, a preset, a claim. posenc list schedules has a line for each schedule, and so for the others.
     """
 
-    name: Positional[Annotated[str, taking("NAME")]] = ""
+    name: Positional[Annotated[str, Taking("NAME")]] = ""
     """What to tell of: a name, a spec, or a kind such as schedules."""
     axes: Whole = None
     """Only encodings that read positions of so many axes: 1 for sequences, 2 for images."""
-    door: Annotated[str, taking("NAME")] = ""
+    door: Annotated[str, Taking("NAME")] = ""
     """Only encodings that open this door: embed, turn, bias, attend, remember."""
-    used_by: Annotated[str, taking("TEXT")] = ""
+    used_by: Annotated[str, Taking("TEXT")] = ""
     """Only encodings that models of this name use."""
     pager: bool = True
     """Whether what is longer than the screen goes through PAGER, or less."""
@@ -109,7 +109,7 @@ class Show:
     Example: posenc show "rotary(base=500)" --tokens 128 --out pictures
     """
 
-    spec: Positional[Annotated[str, taking("SPEC")]]
+    spec: Positional[Annotated[str, Taking("SPEC")]]
     """The encoding, as a spec."""
     tokens: int = 64
     """How many positions to draw."""
@@ -199,7 +199,7 @@ class Check:
     The exit code is 1 where a promise is broken, or a gap that is declared has closed.
     """
 
-    spec: Positional[Annotated[str, taking("SPEC")]]
+    spec: Positional[Annotated[str, Taking("SPEC")]]
     """The encoding or the task, as a spec or path/to/file.py:Class."""
     promise: Names = ()
     """Only these promises, by their names. Default: all."""

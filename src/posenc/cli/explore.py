@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from posenc.cli.options import Comparison, Positional, Specs, taking
+from posenc.cli.options import Comparison, Positional, Specs, Taking
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Explore:
     """The encodings. Default: the best known."""
     comparison: Comparison = None
     """A comparison's folder: its curves, its trained tables, where its models look. Default: a small one that ships."""
-    out: Annotated[Path, taking("PATH")] = Path("runs/explorer.html")
+    out: Annotated[Path, Taking("PATH")] = Path("runs/explorer.html")
     """The file to write."""
     open: bool = False
     """Open the page in the browser."""

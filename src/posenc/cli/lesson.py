@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import posenc
-from posenc.cli.options import File, Positional, run_option, taking
+from posenc.cli.options import File, Positional, Taking
 from posenc.foreign import quoted
 from posenc.foreign.text import told
 from posenc.whole_files import users_cache, write
@@ -30,13 +30,13 @@ class Lesson:
     posenc lesson alone lists them. What goes into a pipe is Markdown.
     """
 
-    lesson: Positional[Annotated[str, taking("LESSON")]] = ""
+    lesson: Positional[Annotated[str, Taking("LESSON")]] = ""
     """Its number or its name. Default: the list of all."""
     check: File = None
     """What you made: answers (.py, .ipynb), or what the lesson's last exercise asks for. Code in it is run."""
     weights: File = None
     """Of a model of yours, path/to/mine.py:Class, the trained weights: a state dict, .safetensors or .pt."""
-    run_folder: Annotated[str | None, run_option] = None
+    run_folder: Annotated[str | None, Taking("PATH", name="run")] = None
     """Of numbers that you measured, the folder of the run of which they are."""
     text: File = None
     """Of a language model of yours, the text that it was trained on."""

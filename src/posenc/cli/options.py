@@ -2,58 +2,42 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
-if TYPE_CHECKING:
-    from tyro.conf import Positional, arg, subcommand
-else:
-    try:
-        from tyro.conf import Positional, arg, subcommand
-    except ModuleNotFoundError:
+T = TypeVar("T")
 
-        class Mark:
-            """What stands beside a type where tyro is not installed."""
-
-            def __init__(self, *given: str, name: str | None = None, **told: Any) -> None:
-                self.name = name
-
-        class Positional(Mark):
-            def __class_getitem__(cls, kind: Any) -> Any:
-                return Annotated[kind, cls]
-
-        arg = subcommand = Mark
-
-__all__ = ["Positional", "subcommand"]
+STANDS_ALONE = "positional"
+Positional: TypeAlias = Annotated[T, STANDS_ALONE]
+"""What is typed without an option before it."""
 
 
-def unless_empty(default: str) -> str:
-    """What help says of a default: nothing of one that is empty, because then the words beside it say what happens."""
-    return "(optional)" if default in ("", "''", "None") else f"(default: {default})"
+class Taking(NamedTuple):
+    """What help writes for the value of an option, and the option's name where it is not the field's.
+
+    The word is PATH, NAME, SPEC (an encoding), TEXT, INT or FLOAT; "..." behind it says that there may be several.
+    """
+
+    metavar: str
+    name: str | None = None
 
 
-def taking(metavar: str) -> Any:
-    """An option that help writes with a word for what it takes: PATH, NAME, SPEC (an encoding), TEXT, INT, FLOAT."""
-    return arg(metavar=metavar, help_behavior_hint=unless_empty)
-
-
-Whole = Annotated[int | None, taking("INT")]
-Number = Annotated[float | None, taking("FLOAT")]
-Name = Annotated[str | None, taking("NAME")]
-OneSpec = Annotated[str | None, taking("SPEC")]
-Folder = Annotated[Path | None, taking("PATH")]
+Whole = Annotated[int | None, Taking("INT")]
+Number = Annotated[float | None, Taking("FLOAT")]
+Name = Annotated[str | None, Taking("NAME")]
+OneSpec = Annotated[str | None, Taking("SPEC")]
+Folder = Annotated[Path | None, Taking("PATH")]
 # Every verb has a method of this name.
-run_option = arg(name="run", metavar="PATH", help_behavior_hint=unless_empty)
-Comparison = Annotated[Path | None, run_option]
-Wholes = Annotated[tuple[int, ...], taking("INT ...")]
-Numbers = Annotated[tuple[float, ...], taking("FLOAT ...")]
-Names = Annotated[tuple[str, ...], taking("NAME ...")]
-Labels = Annotated[tuple[str, ...], taking("SPEC=NAME ...")]
-Specs = Annotated[tuple[str, ...], taking("SPEC ...")]
-Files = Annotated[tuple[str, ...], taking("PATH ...")]
-Texts = Annotated[tuple[str, ...], taking("TEXT ...")]
-Source = Annotated[str, taking("PATH")]
-File = Annotated[str | None, taking("PATH")]
-Paths = Annotated[tuple[Path, ...], taking("PATH ...")]
+Comparison = Annotated[Path | None, Taking("PATH", name="run")]
+Wholes = Annotated[tuple[int, ...], Taking("INT ...")]
+Numbers = Annotated[tuple[float, ...], Taking("FLOAT ...")]
+Names = Annotated[tuple[str, ...], Taking("NAME ...")]
+Labels = Annotated[tuple[str, ...], Taking("SPEC=NAME ...")]
+Specs = Annotated[tuple[str, ...], Taking("SPEC ...")]
+Files = Annotated[tuple[str, ...], Taking("PATH ...")]
+Texts = Annotated[tuple[str, ...], Taking("TEXT ...")]
+Source = Annotated[str, Taking("PATH")]
+File = Annotated[str | None, Taking("PATH")]
+Paths = Annotated[tuple[Path, ...], Taking("PATH ...")]
 
 
 @dataclass(kw_only=True)

@@ -3,9 +3,9 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Union
+from typing import Annotated, Any
 
-from posenc.cli.options import Positional, subcommand, taking
+from posenc.cli.options import Positional, Taking
 
 
 @dataclass
@@ -39,9 +39,9 @@ class LabRun:
     Ctrl-C loses no finished run: the same command goes on where it stopped. Exit code 0 whatever the verdict is.
     """
 
-    name: Positional[Annotated[str, taking("NAME")]]
+    name: Positional[Annotated[str, Taking("NAME")]]
     """The claim; posenc lab list has all, path/to/mine.py:Mine is one of your own."""
-    tier: Annotated[str, taking("NAME")] = "cpu"
+    tier: Annotated[str, Taking("NAME")] = "cpu"
     """cpu: minutes on two cores. gpu: larger models, minutes on an accelerator."""
     seed_from: int = 100
     """The first seed; recipes were searched on those below 100."""
@@ -88,18 +88,19 @@ class LabPage:
 
 
 LAB = {"list": LabList, "run": LabRun, "page": LabPage}
-LabVerb: Any = Union[tuple(Annotated[cls, subcommand(name, prefix_name=False)] for name, cls in LAB.items())]  # noqa: UP007
 
 
 @dataclass
 class Lab:
     """Run published results again: reproduced or refuted.
 
+    list lists the published claims, run runs one again, page writes the page of a folder of verdicts.
+
     Example: posenc lab run repeat
     """
 
-    verb: LabVerb
-    """What to do."""
+    verb: Positional[Annotated[Any, Taking("list | run | page")]]
+    """What to do; posenc help lab run says what run takes."""
 
     def run(self) -> int:
         return self.verb.run()

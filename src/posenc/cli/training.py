@@ -14,9 +14,9 @@ from posenc.cli.options import (
     OfExperiment,
     OneSpec,
     Positional,
+    Taking,
     Texts,
     Whole,
-    taking,
 )
 
 
@@ -31,9 +31,9 @@ class Train(OfExperiment):
 
     first = "spec task text steps train_length layers dim heads device out".split()
 
-    spec: Positional[Annotated[str, taking("SPEC")]] = "rotary"
+    spec: Positional[Annotated[str, Taking("SPEC")]] = "rotary"
     """The encoding; several with commas between are cycled over the layers: "rotary,none"."""
-    task: Annotated[str, taking("NAME")] = "text"
+    task: Annotated[str, Taking("NAME")] = "text"
     """A task, such as copy or path/to/mine.py:Mine; posenc list has all."""
     seed: int = 100
     """Seed of weights and data."""
@@ -109,7 +109,7 @@ class Generate:
 
     folder: Positional[Path]
     """The folder of the checkpoint."""
-    prompt: Annotated[str, taking("TEXT")] = ""
+    prompt: Annotated[str, Taking("TEXT")] = ""
     """What to continue: text, or for a task on symbols letters and the separator, as in cab|"""
     tokens: int = 200
     """How many tokens at most."""

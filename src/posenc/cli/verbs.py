@@ -1,8 +1,7 @@
 """The verbs, those that people begin with first. Who adds one adds it to GROUPS, and nowhere else."""
 
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Union
+from typing import Annotated
 
 from posenc.cli.board import Advise, Board
 from posenc.cli.checkpoints import Convert, Doctor, Extend, Inspect
@@ -11,7 +10,7 @@ from posenc.cli.encodings import Check, List, Order, Show
 from posenc.cli.explore import Explore
 from posenc.cli.export import Export
 from posenc.cli.lesson import Lesson
-from posenc.cli.options import Positional, subcommand, taking
+from posenc.cli.options import Positional, Taking
 from posenc.cli.published import Lab
 from posenc.cli.training import Generate, Train
 from posenc.foreign import near, quoted
@@ -29,27 +28,42 @@ class Completion:
 
     bash: eval "$(posenc completion bash)" in ~/.bashrc
 
-    zsh: posenc completion zsh > ~/.zfunc/_posenc, and fpath+=~/.zfunc before compinit in ~/.zshrc
+    zsh: eval "$(posenc completion zsh)" behind compinit in ~/.zshrc
 
     fish: posenc completion fish > ~/.config/fish/completions/posenc.fish
     """
 
-    shell: Positional[Annotated[str, taking("SHELL")]]
+    shell: Positional[Annotated[str, Taking("SHELL")]]
     """bash, zsh or fish."""
 
     def run(self) -> int:
         if self.shell not in SHELLS:
             hint = near(self.shell, SHELLS)
             raise ValueError(f"no completion for {quoted(self.shell)}; there are: {', '.join(SHELLS)}{hint}")
-        import tyro
+        from posenc.cli.arguments import flag, options_of
 
-        every: Any = Union[tuple(Annotated[cls, subcommand(name)] for name, cls in VERBS.items())]  # noqa: UP007
-        # It leaves when it has printed.
-        with suppress(SystemExit):
-            arguments = ["--tyro-write-completion", self.shell, "-"]
-            tyro.cli(every, prog="posenc", args=arguments, config=(tyro.conf.OmitArgPrefixes,))
+        flags = {verb: [*map(flag, options_of(cls))] for verb, cls in VERBS.items()}
+        if self.shell == "fish":
+            print(f"complete -c posenc -n __fish_use_subcommand -f -a '{' '.join(VERBS)}'")
+            for verb, options in flags.items():
+                for option in options:
+                    print(f"complete -c posenc -n '__fish_seen_subcommand_from {verb}' -l {option[2:]}")
+            return 0
+        cases = "\n".join(f"    {verb}) choices='{' '.join(options)}' ;;" for verb, options in flags.items())
+        print(("" if self.shell == "bash" else LIKE_BASH) + BASH.format(verbs=" ".join(VERBS), cases=cases))
         return 0
 
+
+LIKE_BASH = "autoload -U +X bashcompinit && bashcompinit\n"
+BASH = """_posenc() {{
+  local choices
+  case ${{COMP_WORDS[1]}} in
+{cases}
+  esac
+  ((COMP_CWORD == 1)) && choices='{verbs}'
+  COMPREPLY=($(compgen -W "$choices" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+}}
+complete -o default -F _posenc posenc"""
 
 GROUPS = {
     "first": (Lesson, List, Show, Explore, Compare, Check, Train, Inspect),

@@ -1,0 +1,62 @@
+"""What help prints of a verb."""
+
+import ast
+import inspect
+import shutil
+import textwrap
+from itertools import pairwise
+from typing import Any
+
+from posenc.cli.arguments import all_options, usage, verb_of
+
+GROUPS = {
+    "what": "path spec encodings task tasks text label preset method measures map maps stretch test_map factor replace",
+    "how long": "seed seeds seed_from steps tokens seconds lengths train_length test_lengths samples start curriculum",
+    "model": "layers dim heads kv_heads head_dim hidden norm window dropout model",
+    "where": "device dtype compile threads parallel shard cache chunk accumulation activation_checkpointing",
+    "training": "",
+    "output": "out json log plan keep",
+}
+"""In which part of the help of a verb with very many options each stands; the others are about training."""
+
+INDENT = " " * 28
+
+
+def show_help(arguments: list[str]) -> None:
+    """Print what the verb of the arguments takes, whatever else they say. Raises ValueError where there is no verb."""
+    name, cls, _ = verb_of([word for word in arguments if word != "all"])
+    print(help_of(name, cls, every="all" in arguments))
+
+
+def help_of(name: str, cls: Any, every: bool) -> str:
+    """What a verb takes: of one with very many options its first ones, unless every one is asked for."""
+    head, options = getattr(cls, "first", ()), {option.field: option for option in all_options(cls)}
+    # In the order in which people ask, not in that of the classes.
+    shown = dict.fromkeys([*head, *(options if every or not head else ())])
+    about, width = docs_of(cls), min(100, shutil.get_terminal_size().columns)
+    lines = [f"usage: {usage(name, cls)}", "", inspect.getdoc(cls) or ""]
+    for group in GROUPS if head else ["options"]:
+        members = [options[field] for field in shown if not head or group_of(field) == group]
+        lines += ["", f"{group}:"] if members else []
+        for option in members:
+            text = f"{about[option.field]}{option.default}"
+            text = textwrap.fill(text, width, initial_indent=INDENT, subsequent_indent=INDENT)
+            fits = len(option.written) <= len(INDENT) - 4
+            lines.append(f"  {option.written:<26}{text.lstrip()}" if fits else f"  {option.written}\n{text}")
+    rest = len(options) - len(shown)
+    return "\n".join([*lines, *(["", f"{rest} more options: posenc help {name} all"] if rest else [])])
+
+
+def group_of(field: str) -> str:
+    return next((group for group, names in GROUPS.items() if field in names.split()), "training")
+
+
+def docs_of(cls: Any) -> dict[str, str]:
+    """What is written below each field of a class and its bases."""
+    docs = {}
+    for base in reversed(cls.__mro__[:-1]):
+        (tree,) = ast.parse(inspect.getsource(base)).body
+        for field, text in pairwise(getattr(tree, "body", [])):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                docs[ast.unparse(field.target)] = " ".join(ast.literal_eval(text.value).split())
+    return docs
