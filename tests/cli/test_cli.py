@@ -47,7 +47,7 @@ SURFACE = {
     "compare": f"{OF_EXPERIMENT} encodings tasks preset label seeds seed-from rates maps stretch log shard out json",
     "merge": "out",
     "report": "table columns label figures style width height titles svg-text json",
-    "board": "tasks encodings seconds workers plan out",
+    "board": "tasks encodings seconds workers out",
     "advise": "task train-length test-length bidirectional axes encoding rows all json",
     "list": "axes door used-by pager json",
     "lesson": "check weights run text open notebook solutions",
@@ -340,7 +340,7 @@ def test_a_list_that_is_given_twice_adds_up(verb: str, name: str, values: list[s
     first, second = values
     option = "--" + name.replace("_", "-")
     needed = NEEDED.get(verb, [])
-    other = {"generate": "--seed=1", "board": "--plan"}.get(verb, "--json")
+    other = {"generate": "--seed=1", "board": "--seconds=1"}.get(verb, "--json")
     for written in (
         [*needed, option, first, second],
         [*needed, option, first, option, second],

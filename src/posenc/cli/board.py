@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -26,23 +27,14 @@ class Board:
     """Begin no run after so many seconds."""
     workers: Whole = None
     """Runs at once. Default: one for each core."""
-    plan: bool = False
-    """Only say what is missing and what it will take."""
     out: Path = Path("runs/board")
     """The folder for rows and pages; docs/board in the repository is its own board."""
 
     def run(self) -> int:
         from posenc import terminal
         from posenc.lab.board import page, run
-        from posenc.lab.board import plan as plans
 
         board = run.Board(self.out, self.tasks, self.encodings)
-        if self.plan:
-            with terminal.doing("asking each encoding whether it has a meaning on each task ..."):
-                made = board.plan()
-            terminal.say(f"{made.done} of {made.done + len(made.search) + len(made.evidence)} runs are there.")
-            terminal.table(*plans.in_words(made))
-            return 0
         with terminal.live() as show:
             failures = run.fill(board, seconds=self.seconds, workers=self.workers, show=show)
         for path in page.write(board.rows(), board.costs(), self.out):
@@ -81,11 +73,13 @@ class Advise:
     def run(self) -> int:
         from posenc import terminal
         from posenc.lab.board import costs, rows, run
-        from posenc.lab.board.advice import MOST_ROWS, NOT_MEASURED, Question, advise
+        from posenc.lab.board.advice import MOST_ROWS, NOT_MEASURED, Question, advise, nearest
 
         asked = (self.task, self.train_length, self.test_length, not self.bidirectional, self.axes, self.encoding)
         folder = self.rows or run.COMMITTED
-        found = advise(Question(*asked), rows.there(folder), costs.read(folder))
+        question = Question(*asked)
+        # Of all rows those are read that are asked for.
+        found = advise(question, rows.there(folder, partial(nearest, question)), costs.read(folder))
         if self.json:
             print(json.dumps(asdict(found)))
             return 0

@@ -16,7 +16,7 @@ from posenc.lab import store
 from posenc.lab.board import scope
 from posenc.lab.evaluation.cache_cost import cache_cost
 from posenc.lab.experiments.models import learned_by_encodings, logits_of, model_of
-from posenc.lab.experiments.recipes import A_SECOND, cost, hints
+from posenc.lab.experiments.recipes import hints
 from posenc.lab.runs.train import one_step, start
 from posenc.lab.tasks import task_of
 
@@ -55,17 +55,15 @@ class Cost:
 
 @dataclass(frozen=True)
 class Costs:
-    """What all encodings cost, and how fast the machine was that measured it.
+    """What all encodings cost.
 
     of      label -> its costs
-    speed   units of `recipes.cost` that the plain model trains in a CPU second
     """
 
     of: Mapping[str, Cost]
-    speed: float = A_SECOND
 
 
-FORM = {"versions": {"*": Any}, "speed": float, "costs": [form_of(Cost)]}
+FORM = {"versions": {"*": Any}, "speed?": float, "costs": [form_of(Cost)]}
 
 
 def measure(spec: str, task: str) -> Cost:
@@ -126,13 +124,6 @@ def fastest(*works: Callable[[], object]) -> list[float]:
     return [min(own[1:]) for own in seconds]
 
 
-def speed() -> float:
-    """Units of `recipes.cost` that the plain model trains in a CPU second, here and now."""
-    task = scope.SEARCH_TASKS[0]
-    run, [seconds] = scope.experiment(task, PLAIN, scope.SEARCH_SEED), fastest(steps_of(PLAIN, task))
-    return cost(run) / run.steps * len(task_of(task).lengths(run.train_length)) / seconds
-
-
 def read(folder: Path) -> Costs:
     """The costs that are kept. Raises CannotRead where the file is damaged."""
     path = folder / FILE
@@ -141,7 +132,7 @@ def read(folder: Path) -> Costs:
     with naming(path, "delete it, and posenc board measures it again"):
         facts = store.read_json(path)
         matches(facts, FORM, file=path)
-    return Costs({one["spec"]: Cost(**one) for one in facts["costs"]}, facts["speed"])
+    return Costs({one["spec"]: Cost(**one) for one in facts["costs"]})
 
 
 def add(folder: Path, pairs: Sequence[tuple[str, str]], known: Costs) -> None:
@@ -153,9 +144,8 @@ def add(folder: Path, pairs: Sequence[tuple[str, str]], known: Costs) -> None:
     torch.set_num_threads(1)
     try:
         found = {scope.label(spec): measure(spec, task) for spec, task in todo.items()}
-        now = speed()
     finally:
         torch.set_num_threads(threads)
     kept = {**read(folder).of, **found}
     costs = [asdict(kept[label]) for label in sorted(kept)]
-    store.write(folder / FILE, store.sealed({"versions": store.versions(), "speed": now, "costs": costs}, indent=1))
+    store.write(folder / FILE, store.sealed({"versions": store.versions(), "costs": costs}, indent=1))

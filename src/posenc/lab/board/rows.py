@@ -4,9 +4,11 @@ A full record holds pictures, curves and attention, some tens of kilobytes; of t
 """
 
 import gzip
-from collections.abc import Iterable
+import json
+import re
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from posenc.foreign import CannotRead, matches, naming
 from posenc.foreign import read as read_bytes
@@ -49,8 +51,16 @@ def short(value: Any) -> Any:
     return [short(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def read(folder: Path, wrong: list[CannotRead] | None = None) -> list[Record]:
-    """All rows of a board, each held to its checksum and form; none where there is no board yet.
+Choice: TypeAlias = Callable[[list[str]], Collection[str]]
+"""Of all tasks, those of which rows are wanted."""
+
+TASK = re.compile(rb'"task": ("(?:[^"\\]|\\.)*")')
+
+
+def read(folder: Path, wrong: list[CannotRead] | None = None, chosen: Choice | None = None) -> list[Record]:
+    """The rows of a board, each held to its checksum and form; none where there is no board yet.
+
+    chosen   takes all tasks and gives those whose rows are read; default: all
 
     Raises CannotRead, naming file, line and remedy, for one that is damaged, or puts it into `wrong`.
     """
@@ -59,7 +69,11 @@ def read(folder: Path, wrong: list[CannotRead] | None = None) -> list[Record]:
         return []
     with naming(path, "put an earlier copy back, or delete it, and posenc board runs all of it again"):
         lines = read_bytes(path, within=folder, most=MOST_BYTES).splitlines(keepends=True)
+    tasks = [json.loads(found[1]) if (found := TASK.search(line)) else "" for line in lines] if chosen else []
+    wanted = {"", *chosen(list(dict.fromkeys(filter(None, tasks))))} if chosen else set()
     for number, line in enumerate(lines, 1):
+        if chosen and tasks[number - 1] not in wanted:
+            continue
         place = path.with_name(f"{FILE}:{number}")
         try:
             with naming(place, f"put an earlier copy back, or let posenc board --out {folder} run that row again"):
@@ -82,9 +96,9 @@ def mend(folder: Path) -> None:
         sweep.say(f"{folder / FILE} had {len(wrong)} damaged rows, which run again; {aside.name} keeps it as it was")
 
 
-def there(folder: Path) -> list[Record]:
-    """All rows of a board. Raises ValueError where there are none, and CannotRead."""
-    if found := read(folder):
+def there(folder: Path, chosen: Choice | None = None) -> list[Record]:
+    """The rows of a board, as `read` has them. Raises ValueError where there are none, and CannotRead."""
+    if found := read(folder, chosen=chosen):
         return found
     raise ValueError(
         f"there is no board in '{folder}': its rows are in the repository, in docs/board; name the folder with --rows, "

@@ -47,12 +47,11 @@ class Board:
         return list({row["key"]: row for folder in (self.base, self.out) for row in rows.read(folder)}.values())
 
     def costs(self) -> Costs:
-        """Those of both folders; what both have, and the speed, are those of `out` where it has any."""
-        base, own = costs.read(self.base), costs.read(self.out)
-        return Costs({**base.of, **own.of}, own.speed if own.of else base.speed)
+        """Those of both folders; what both have is that of `out`."""
+        return Costs({**costs.read(self.base).of, **costs.read(self.out).of})
 
     def plan(self) -> Plan:
-        return plan(self.pairs(), self.rows(), self.costs(), self.seeds)
+        return plan(self.pairs(), self.rows(), self.seeds)
 
 
 def fill(
