@@ -11,11 +11,11 @@ from posenc import Decoder
 from posenc.lab.evaluation import evaluate
 from posenc.lab.experiments import recipes
 from posenc.lab.experiments.experiment import Experiment
-from posenc.lab.experiments.models import Tagger, logits_of, model_of, stretched, without_position
+from posenc.lab.experiments.models import Tagger, label_of, logits_of, model_of, stretched, without_position
 from posenc.lab.experiments.places import counted
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.runs import checkpoint, record, train
-from posenc.lab.runs.settings import Settings
+from posenc.lab.runs.settings import Settings, with_labels
 from posenc.lab.sweeps import compare as comparing
 from posenc.lab.sweeps import sweep
 from posenc.lab.sweeps.compare import at_best_rates, compare
@@ -334,6 +334,31 @@ def test_rates_are_searched_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyP
     records, _, _ = compare(settings, tmp_path / "out")
     assert [one["experiment"]["rate"] for one in records] == [5e-3]
     assert len(list((tmp_path / "out" / "search" / "records").glob("*.json"))) == 4
+
+
+OWN = """
+from posenc import Encoding
+
+
+class Wave(Encoding):
+    label = {label}
+
+    def by_distance(self, delta):
+        return -delta.abs().float()[None]
+"""
+
+
+def test_a_class_says_what_it_is_called_and_a_user_says_otherwise(tmp_path: Path) -> None:
+    own = tmp_path / "mine.py"
+    own.write_text(OWN.format(label='"Ripple"'))
+    run = replace(recipe("copy", f"{own}:Wave + rotary"), **SMALL)
+    model = model_of(run, run.made_task())
+    assert label_of(run, model) == "Ripple + rotary" and label_of(replace(run, spec="rotary"), model) is None
+    records = [{"experiment": {"spec": ["rotary", "none"]}}, {"experiment": {"spec": "alibi"}, "label": "A"}]
+    assert [one.get("label") for one in with_labels(records, {"rotary / none": "Mixed"})] == ["Mixed", "A"]
+    own.write_text(OWN.format(label='"two\\nlines"'))
+    with pytest.raises(ValueError, match=r"a label must be one line of 1 to 40 letters, got 'two\\nlines'"):
+        Settings((f"{own}:Wave",), ("copy",), changes=SMALL).experiments()
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from posenc.lab.texts import data
 
 SHAPES = {
     "": (
-        "schema key experiment encoding parameters versions text trained_tokens steps train_cpu_s cpu_s wall_s "
+        "schema key experiment encoding label parameters versions text trained_tokens steps train_cpu_s cpu_s wall_s "
         "steps_to_learned "
         "cpu_s_to_learned learned curve in_distribution lengths depths ablation order attention pictures"
     ),

@@ -115,6 +115,7 @@ def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequen
             facts=[*facts(records), *([("failed", str(len(failures)))] if failures else [])],
             tables=[table_of(table) for task in asked for table in summary.task_tables(records, task, failures)],
             pairs=[(task, matrices) for task in asked if (matrices := summary.pairs(summary.results(records, task)))],
+            own=any(map(summary.is_own, summary.results(records))),
             headline=headline_of(records, draw),
             curves=[curves_of(records, task, draw) for task in tasks(records)],
             order=order_of(records),

@@ -200,7 +200,7 @@ def reads(encoding: Encoding, axes: int) -> bool:
     return encoding.axes == axes or not encoding.doors
 
 
-FORM = form_of(Settings) | {"changes?": {"*": Any}, "labels?": {"*": str}}
+FORM = form_of(Settings) | {"changes?": {"*": Any}, "labels?": {"*": str}, "until?": (float, None)}  # of 0.2
 
 
 def write_settings(settings: Settings, folder: Path) -> None:

@@ -13,6 +13,7 @@ from posenc.lab.results.summary.runs import (
     Result,
     Settled,
     get,
+    is_own,
     is_text,
     labelled,
     labels,
