@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 from posenc import spelling
 from posenc.cli.comparison import Compare
 from posenc.cli.encodings import Check
-from posenc.cli.options import STANDS_ALONE, Taking
+from posenc.cli.options import POSITIONAL, Taking
 from posenc.cli.published import LAB, Lab
 from posenc.cli.training import Train
 from posenc.cli.verbs import VERBS
@@ -172,9 +172,9 @@ def all_options(cls: Any) -> list[Option]:
     options = []
     for field in fields(cls):
         kind, marks = kinds[field.name], get_args(hints[field.name])[1:]
-        taken = next((mark for mark in marks if isinstance(mark, Taking)), Taking(WORDS.get(kind, "TEXT")))
-        name, alone = taken.name or field.name, STANDS_ALONE in marks
-        options.append(Option(field.name, name, kind, taken.metavar, field.default, alone))
+        taking = next((mark for mark in marks if isinstance(mark, Taking)), Taking(WORDS.get(kind, "TEXT")))
+        name, positional = taking.name or field.name, POSITIONAL in marks
+        options.append(Option(field.name, name, kind, taking.metavar, field.default, positional))
     return options
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
-STANDS_ALONE = "positional"
-Positional: TypeAlias = Annotated[T, STANDS_ALONE]
+POSITIONAL = "positional"
+Positional: TypeAlias = Annotated[T, POSITIONAL]
 """What is typed without an option before it."""
 
 

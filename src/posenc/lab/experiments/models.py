@@ -115,7 +115,7 @@ def label_of(experiment: Experiment, model: nn.Module) -> str | None:
     for cls in {type(module) for module in model.modules() if isinstance(module, Encoding)}:
         if label := getattr(cls, "label", None):
             check_label(label)
-            text = re.sub(rf"[^\s+(),=]*\.py:{cls.__name__}\b", lambda found, label=label: label, text)
+            text = re.sub(rf"[^\s+(),=]*\.py:{cls.__name__}\b", lambda _, label=label: label, text)
     return text if text != spec else None
 
 
