@@ -189,7 +189,7 @@ class Report:
             page = report.write(records, self.folder, settings, failures, files, shown)
         answer(records, page, shown, failures, as_json=self.json)
         for path in self.table:
-            terminal.note(f"table: {tables.write(records, path, self.columns)}")
+            terminal.note(f"table: {tables.write(records, path, self.columns, failures)}")
         for words, *_ in summary.legible(failures, summary.MOST_OF_A_SENTENCE):
             terminal.note(f"failed: {words}")
         return 0

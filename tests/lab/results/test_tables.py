@@ -10,6 +10,7 @@ import pytest
 from fake_records import comparison, record, with_scores
 
 from posenc.lab.results import frames, tables
+from posenc.lab.runs.record import Failure
 
 RECORDS = comparison(("copy", "text"), seeds=3, encodings=("none", "t5_bias", "alibi"))
 ROWS = frames.rows(RECORDS, "lengths")
@@ -79,6 +80,8 @@ def test_columns_are_chosen_by_what_stands_above_them(tmp_path):
     assert "103,452" in tables.write(RECORDS, tmp_path / "t.tex", ["parameters"]).read_text()
     with pytest.raises(ValueError, match=r"no column 'slidng'; there are: .*; did you mean 'sliding'"):
         columns("slidng")
+    lost = [Failure("why", "mine.py:Mine", "copy")]
+    assert "| `mine.py:Mine` | failed |" in tables.write(RECORDS, tmp_path / "t.md", ["seeds"], lost).read_text()
     with pytest.raises(ValueError, match=r"\.csv holds every column, and --columns is for .tex, .md; leave it out"):
         tables.write(RECORDS, tmp_path / "t.csv", ["seeds"])
 

@@ -11,8 +11,6 @@ from posenc.lab.results.summary import Record, get
 from posenc.lab.results.summary.runs import entries as entries_of
 
 Row: TypeAlias = dict[str, Any]
-Frame: TypeAlias = Any
-"""A table of pandas, which is not imported before a table is asked for."""
 
 KINDS = {
     "runs": "one row for each run",
@@ -158,7 +156,7 @@ def needed(module: str, extra: str) -> Any:
         ) from None
 
 
-def framed(found: Sequence[Row]) -> Frame:
+def framed(found: Sequence[Row]) -> Any:
     """Rows as a table of pandas; a column of which nothing is known holds floats."""
     names = list(found[0]) if found else []
     columns = {name: [row[name] for row in found] for name in names}

@@ -13,28 +13,34 @@ from posenc.foreign.text import markdown, markdown_code
 from posenc.lab import store
 from posenc.lab.results import frames, summary
 from posenc.lab.results.summary import Cell, Record, Result, TaskTable
+from posenc.lab.runs.record import Failure
 from posenc.lab.views import page
 
 
-def write(records: Sequence[Record], path: Path | str, columns: Sequence[str] = ()) -> Path:
+def write(
+    records: Sequence[Record], path: Path | str, columns: Sequence[str] = (), failures: Sequence[Failure] = ()
+) -> Path:
     """Write what records say into a file, whole or not at all; the ending of its name chooses the form.
 
     .csv, .parquet, .jsonl   the tidy rows of `posenc.lab.load`: one for each run and tested length
     .tex, .md                the tables of each task: a row for each encoding, with intervals
     columns                  those of .tex and .md, by their headings, such as "sliding", "R", "seeds"; default: all
+    failures                 runs without a record, which .tex and .md show too
 
     Raises ValueError for another ending, and for columns that there are not; ModuleNotFoundError, which says what to
     install, where a library is missing for Parquet; CannotWrite.
     """
     path = Path(path)
-    return store.write(path, form_of(path, columns)(records))
+    return store.write(path, form_of(path, columns, failures)(records))
 
 
-def form_of(path: Path | str, columns: Sequence[str] = ()) -> Callable[[Sequence[Record]], bytes]:
+def form_of(
+    path: Path | str, columns: Sequence[str] = (), failures: Sequence[Failure] = ()
+) -> Callable[[Sequence[Record]], bytes]:
     """What makes the file of this name. Raises ValueError for an ending that is not known, ModuleNotFoundError."""
     ending = Path(path).suffix.lower()
     if ending in CHOSEN:
-        return partial(CHOSEN[ending], columns=columns)
+        return partial(CHOSEN[ending], columns=columns, failures=failures)
     if ending not in TIDY:
         endings = ", ".join([*TIDY, *CHOSEN])
         raise ValueError(f"a table is written as {endings}; got {quoted(Path(path).name)}")
@@ -67,23 +73,28 @@ def as_parquet(records: Sequence[Record]) -> bytes:
     return out.getvalue()
 
 
-def tables_of(records: Sequence[Record], names: Sequence[str], without: Sequence[str] = ()) -> list[TaskTable]:
+def tables_of(
+    records: Sequence[Record], names: Sequence[str], failures: Sequence[Failure], without: Sequence[str] = ()
+) -> list[TaskTable]:
     """The tables of all tasks with the columns of these names, or all `without` some.
 
     Raises ValueError for a name that none has.
     """
-    tables = [table for task in summary.tasks(records) for table in summary.task_tables(records, task)]
-    known = list(dict.fromkeys(name for table in tables for column in table.columns for name in column.names))
+    tables = [
+        table for task in summary.tasks_of(records, failures) for table in summary.task_tables(records, task, failures)
+    ]
+    both = [name for table in tables for column in table.columns for name in (column.group, column.heading)]
+    known = [name for name in dict.fromkeys(both) if name]
     for name in names:
         if name not in known:
-            raise ValueError(f"no column {quoted(name)}; there are: {', '.join(known)}{near(name, known)}")
+            raise ValueError(f"no column {quoted(name)}; there are: {', '.join(map(quoted, known))}{near(name, known)}")
     wanted = names or [name for name in known if name not in without]
     return [part for table in tables if (part := table.of(wanted)).columns]
 
 
-def as_latex(records: Sequence[Record], columns: Sequence[str] = ()) -> bytes:
+def as_latex(records: Sequence[Record], columns: Sequence[str] = (), failures: Sequence[Failure] = ()) -> bytes:
     """Table environments, made for the package booktabs; nine columns fit a page, so parameters are asked for."""
-    tables = "\n".join(map(latex_table, tables_of(records, columns, without=["parameters"])))
+    tables = "\n".join(map(latex_table, tables_of(records, columns, failures, without=["parameters"])))
     return f"% Needs \\usepackage{{booktabs}}.\n\n{tables}".encode()
 
 
@@ -91,7 +102,9 @@ def latex_table(table: TaskTable) -> str:
     pandas = frames.needed("pandas", "lab")
     headings = [("", "encoding"), *((latex(column.group), latex(column.heading)) for column in table.columns)]
     rows = [[latex_name(result, name.text), *map(latex_cell, cells)] for result, (name, *cells) in table.rows]
-    frame = pandas.DataFrame(rows, columns=pandas.MultiIndex.from_tuples(headings))
+    grouped = any(group for group, _ in headings)
+    names = pandas.MultiIndex.from_tuples(headings) if grouped else [heading for _, heading in headings]
+    frame = pandas.DataFrame(rows, columns=names)
     text = frame.style.hide(axis="index").to_latex(
         column_format="l" + "r" * len(table.columns),
         multicol_align="c",
@@ -138,10 +151,10 @@ def latex(text: str) -> str:
     return "".join(LATEX.get(letter, letter) for letter in one_line(text))
 
 
-def in_markdown(records: Sequence[Record], columns: Sequence[str] = ()) -> bytes:
+def in_markdown(records: Sequence[Record], columns: Sequence[str] = (), failures: Sequence[Failure] = ()) -> bytes:
     """A heading for each table."""
     parts = []
-    for table in tables_of(records, columns):
+    for table in tables_of(records, columns, failures):
         headings, lines, title = table.in_words
         cells = [[markdown_code(line[0]).replace("|", r"\|"), *map(markdown, line[1:])] for line in lines]
         parts += [f"## {markdown(title)}", as_markdown(list(map(markdown, headings)), cells)]

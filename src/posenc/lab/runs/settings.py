@@ -172,12 +172,10 @@ def in_reading_order(records: Sequence[dict[str, Any]], settings: dict[str, Any]
 def with_labels(records: Sequence[dict[str, Any]], labels: Mapping[str, str]) -> list[dict[str, Any]]:
     """The records, with the labels of these specs in place of their own."""
 
-    def named(record: dict[str, Any]) -> dict[str, Any]:
-        spec = record["experiment"]["spec"]
-        label = labels.get(spec if isinstance(spec, str) else " / ".join(spec))
-        return record | {"label": label} if label else record
+    def label_of(spec: str | list[str]) -> str | None:
+        return labels.get(spec if isinstance(spec, str) else " / ".join(spec))
 
-    return list(map(named, records)) if labels else list(records)
+    return [run | {"label": label} if (label := label_of(run["experiment"]["spec"])) else run for run in records]
 
 
 def all_named(encodings: Sequence[str], axes: int = 1) -> list[str]:

@@ -57,10 +57,6 @@ def extent(picture: Any) -> int:
     return len(picture) if isinstance(picture, list) else len(summary.get(picture, "distance") or [])
 
 
-def titles(pictures: Pictures) -> list[str]:
-    return [short(label, 28) for label, _, _ in pictures]
-
-
 def beyond_training(run: Record, shown: float) -> list[float]:
     """How many positions training has shown, where a picture of so many goes past them."""
     trained = summary.trained_tokens(run)
@@ -97,8 +93,8 @@ def added(records: Sequence[Record], **size: "Unpack[Size]") -> Figure | None:
     on = grid_of(len(tables), 2, (4.5, 2.9), "What is added to the embeddings", **size)
     # On colours of any kind the word needs paper behind it.
     look = {"ha": "right", "color": "black", "bbox": {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.8}}
-    for ax, title, (_, run, table) in zip(on.axes, titles(tables), tables, strict=True):
-        draw_table(ax, table, title)
+    for ax, (label, run, table) in zip(on.axes, tables, strict=True):
+        draw_table(ax, table, short(label, 28))
         for length in beyond_training(run, len(table)):
             ax.axhline(length - 0.5, color=ink(), linestyle=BROKEN, linewidth=1)
             note(ax, "trained", (0.995, length - 0.5), ("axes fraction", "data"), (0, 2), **look)
@@ -122,8 +118,8 @@ def wavelengths(records: Sequence[Record], **size: "Unpack[Size]") -> Figure | N
     # Equal pictures of several tasks are drawn once, with the trained length of each task.
     lengths = summary.shown_positions([result for result in summary.results(records) if result.label in labels])
     names = []
-    for title, (label, _, values) in zip(titles(tables), tables, strict=True):
-        own = appearance[label]
+    for label, _, values in tables:
+        own, title = appearance[label], short(label, 28)
         draw_wavelengths(ax, values, max(lengths, default=None), own, title)
         names += [(pair, values[pair], title, own.gid) for pair in np.flatnonzero(np.isfinite(values))[-1:]]
     finish_wavelengths(ax, lengths)
@@ -143,12 +139,12 @@ def similarity(records: Sequence[Record], **size: "Unpack[Size]") -> Figure | No
     if not tables and not turned:
         return None
     on = grid_of(len(tables) + bool(turned), 3, (3.3, 3.1), "How alike two positions look", **size)
-    for ax, title, (_, _, table) in zip(on.axes, titles(tables), tables, strict=False):
-        draw_similarity(ax, cosines(table), title)
+    for ax, (label, _, table) in zip(on.axes, tables, strict=False):
+        draw_similarity(ax, cosines(table), short(label, 28))
     if turned:
         ax, appearance = on.axes[-1], looks(records)
-        for title, (label, _, values) in zip(titles(turned), turned, strict=True):
-            own = appearance[label]
+        for label, _, values in turned:
+            own, title = appearance[label], short(label, 28)
             ax.plot(values, color=own.color, linestyle=own.dashes, linewidth=thin(), gid=own.gid, label=title)
         ax.axhline(0, color=soft(), linewidth=0.8)
         ax.set(title="rotation, mean over pairs", xlabel="distance, positions")
@@ -170,7 +166,7 @@ def bias(records: Sequence[Record], **size: "Unpack[Size]") -> Figure | None:
     if not biases:
         return None
     on = grid_of(len(biases), 3, (3.1, 2.7), "Bias on the logit by distance", **size)
-    for ax, title, (_, run, heads) in zip(on.axes, titles(biases), biases, strict=True):
-        draw_bias(ax, numbers(heads.get("distance")), numbers(heads["heads"]), title)
+    for ax, (label, run, heads) in zip(on.axes, biases, strict=True):
+        draw_bias(ax, numbers(heads.get("distance")), numbers(heads["heads"]), short(label, 28))
         mark_trained(ax, beyond_training(run, extent(heads)))
     return on.figure

@@ -49,11 +49,6 @@ class Column:
     group: str = ""
     meaning: str = ""
 
-    @property
-    def names(self) -> list[str]:
-        """What it may be chosen by."""
-        return [name for name in (self.group, self.heading) if name]
-
 
 @dataclass(frozen=True)
 class TaskTable:
@@ -69,7 +64,7 @@ class TaskTable:
 
     def of(self, names: Sequence[str]) -> "TaskTable":
         """The table with the columns of these names."""
-        places = [place for place, column in enumerate(self.columns) if {*column.names} & {*names}]
+        places = [place for place, column in enumerate(self.columns) if {column.group, column.heading} & {*names}]
         rows = [(result, [cells[0], *(cells[place + 1] for place in places)]) for result, cells in self.rows]
         return TaskTable(self.task, self.caption, [self.columns[place] for place in places], rows)
 
