@@ -249,6 +249,16 @@ def test_an_address_shows_what_it_was_copied_from(kept, opened):
 
 
 @pytest.mark.slow
+def test_a_link_that_sets_what_stands_under_more_opens_it(browser, written):
+    page = browser.new_page()
+    for address, is_open in (("#arrows?position=40", False), ("#arrows?arrows.layout=interleaved", True)):
+        page.goto("about:blank")
+        page.goto(f"{written().as_uri()}{address}")
+        settle(page)
+        assert page.locator("#arrows details.more").evaluate("(details) => details.open") is is_open, address
+    page.close()
+
+
 def test_an_address_that_says_nonsense_is_a_page_all_the_same(opened):
     page = opened()
     views = views_of(page)
