@@ -212,6 +212,7 @@ def test_a_file_serves_one_row_and_several(tmp_path: Path) -> None:
             torch.testing.assert_close(logits, model(ids), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_file_that_fails_for_some_sizes_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = posenc.export.opened
 
@@ -270,6 +271,7 @@ def test_half_precision_is_held_to_its_own_steps(tmp_path: Path) -> None:
         export(model.to("meta"), tmp_path / "model.pt2")
 
 
+@pytest.mark.slow
 def test_an_operator_that_onnx_lacks_is_named(tmp_path: Path) -> None:
     why = r"Lacks cannot be exported to \.onnx: ONNX has nothing for PyTorch's operator bessel_j1"
     with pytest.raises(CannotExport, match=why):

@@ -603,7 +603,7 @@ def test_an_interval_holds_nothing_where_and_only_where_nothing_is_claimed():
         assert all((d.half_width < abs(d.mean)) is (d.p < statistics.LEVEL) for d in found)
 
 
-def test_a_name_that_a_person_gave_stands_for_the_spec_everywhere(tmp_path, with_own):
+def test_a_name_that_a_person_gave_stands_for_the_spec_everywhere(tmp_path, with_own, undrawn):
     assert summary.labels(with_own) == ["rotary", "Ripple", "alibi"]
     page = report.write(with_own, tmp_path).read_text()
     assert "Ripple" in page and "mine.py" not in page.partition('<ul class="keys">')[0].partition("How it was made")[0]
