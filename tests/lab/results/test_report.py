@@ -607,6 +607,8 @@ def test_a_name_that_a_person_gave_stands_for_the_spec_everywhere(tmp_path, with
     assert summary.labels(with_own) == ["rotary", "Ripple", "alibi"]
     page = report.write(with_own, tmp_path).read_text()
     assert "Ripple" in page and "mine.py" not in page.partition('<ul class="keys">')[0].partition("How it was made")[0]
+    renamed = [run | {"label": "RoPE"} if run["experiment"]["spec"] == "rotary" else run for run in with_own]
+    assert figures.looks(renamed)["RoPE"] == figures.looks(with_own)["rotary"]
     twice = [run | {"label": "Ripple"} for run in with_own]
     assert summary.labels(twice) == ["rotary", "mine.py:Mine", "alibi"]
 

@@ -40,9 +40,6 @@ class Tagger(nn.Module):
         return (self.output(states[0]), states[1]) if weights else self.output(states)
 
 
-MOST_OF_A_LABEL = 40
-"""Letters."""
-
 OURS: dict[str, Any] = {"decoder": Decoder, "encoder": Tagger, "encoder_decoder": EncoderDecoder}
 
 
@@ -121,8 +118,8 @@ def label_of(experiment: Experiment, model: nn.Module) -> str | None:
 
 def check_label(label: Any) -> None:
     """Raises ValueError for what is no name for tables and figures."""
-    if not isinstance(label, str) or label != one_line(label) or not 0 < len(label) <= MOST_OF_A_LABEL:
-        raise ValueError(f"a label must be one line of 1 to {MOST_OF_A_LABEL} letters, got {quoted(label)}")
+    if not isinstance(label, str) or label != one_line(label) or not 0 < len(label) <= 40:
+        raise ValueError(f"a label must be one line of 1 to 40 letters, got {quoted(label)}")
 
 
 def fitting(source: nn.Module, model: nn.Module) -> dict[str, Tensor]:

@@ -44,8 +44,11 @@ MOST_POINTS = 80
 
 @styled
 def looks(records: Sequence[Record]) -> dict[str, Look]:
-    """Encoding -> its look, which goes by its name."""
-    return {label: look(place) for label, place in places(summary.labels(records)).items()}
+    """Encoding -> its look, which goes by its spec, whatever a person calls it."""
+    runs = [(label, run.get("label"), summary.spec_of(run)) for label, run in summary.labelled(records)]
+    specs = {label: label.replace(own or spec, spec, 1) for label, own, spec in runs}
+    looked = places(specs.values())
+    return {label: look(looked[spec]) for label, spec in specs.items()}
 
 
 def checked(records: Sequence[Record]) -> Sequence[Record]:
