@@ -12,6 +12,7 @@ from posenc.export import export
 from posenc.lab.runs.single_run import train_one
 
 
+@pytest.mark.slow
 def test_a_trained_folder_is_exported_and_says_what_it_was_trained_on(tmp_path: Path, capsys) -> None:
     train_one("rotary", "copy", 100, tmp_path / "run", 1, lambda words: None, steps=1, train_length=4, layers=1)
     path = tmp_path / "model.pt2"

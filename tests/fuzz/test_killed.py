@@ -228,6 +228,7 @@ def test_filling_the_board_that_is_killed_with_all_its_workers_loses_what_is_in_
     assert not leftovers(board) and not list(board.glob("work/records/*.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", KILLS, ids=["some", "random"])
 def test_a_report_that_is_killed_is_the_one_before_or_whole(kills: Any, tmp_path: Path) -> None:
     short = fake_record("none", attention=None, order=None, ablation=None, pictures=None)

@@ -204,6 +204,7 @@ def test_survivors_that_are_explained_are_no_failure(tmp_path: Path) -> None:
     assert "both are 0" in mutate.table(verdicts, explained, show_explained=True)
 
 
+@pytest.mark.slow
 def test_every_explanation_has_a_reason_and_a_break_that_still_exists() -> None:
     explained = mutate.explanations()
     assert all(explained.values())
@@ -212,6 +213,7 @@ def test_every_explanation_has_a_reason_and_a_break_that_still_exists() -> None:
     assert set(explained) <= found
 
 
+@pytest.mark.slow
 def test_the_nearest_tests_are_its_own_or_those_that_import_little_else_or_those_of_its_room() -> None:
     assert mutate.nearest(mutate.ROOT, "src/posenc/encodings/rerope.py") == ["tests/encoding/test_distance_maps.py"]
     assert mutate.nearest(mutate.ROOT, "src/posenc/positions.py") == ["tests/tokens/test_positions.py"]
