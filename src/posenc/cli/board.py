@@ -78,6 +78,7 @@ class Advise:
         asked = (self.task, self.train_length, self.test_length, not self.bidirectional, self.axes, self.encoding)
         folder = self.rows or run.COMMITTED
         question = Question(*asked)
+        # Of all rows those are read that are asked for.
         found = advise(question, rows.there(folder, partial(nearest, question)), costs.read(folder))
         if self.json:
             print(json.dumps(asdict(found)))

@@ -361,13 +361,6 @@ def test_a_class_says_what_it_is_called_and_a_user_says_otherwise(tmp_path: Path
         Settings((f"{own}:Wave",), ("copy",), changes=SMALL).experiments()
 
 
-def test_an_encoding_of_ones_own_is_asked_before_anything_is_trained(tmp_path: Path) -> None:
-    own = tmp_path / "mine.py"
-    own.write_text(OWN.format(label='""'))
-    with pytest.raises(ValueError, match=r"mine\.py:Wave is built for 1 heads, got 2"):
-        Settings((f"{own}:Wave",), ("copy",), changes=SMALL).experiments()
-
-
 @pytest.mark.slow
 def test_loggers_hear_of_every_run_of_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparing, "run_all", in_this_process)

@@ -137,11 +137,10 @@ def check_buildable(runs: Sequence[Experiment]) -> None:
             for length in (run.train_length, *run.test_lengths):
                 batch = task.batch(length, 1, Generator()).to(run.device)
                 flat = all(one.axes <= 1 for one in model.modules() if isinstance(one, Encoding))
-                ours = not any(".py:" in name for name in run.names())
-                if ours and run.map is None and run.test_map is None and task.axes == 1 and flat:
+                if run.map is None and run.test_map is None and run.model is None and task.axes == 1 and flat:
                     continue
                 # Whether the map has room for so many tokens, and a table rows for where it puts them; whether an
-                # encoding reads so many axes, and what is the user's own takes what it is given.
+                # encoding reads so many axes, and a model of one's own takes what it is given.
                 for place in (at_evaluation(run), *([in_training(run, 0)] if length == run.train_length else [])):
                     got = list(logits_of(model, batch, place, first=batch.ids.shape[1] - 1).shape)
                     if got != (expected := [len(batch.ids), 1, task.vocab]):
