@@ -226,7 +226,7 @@ class Builder:
             given["encoding"] = Builder(shape, self.hints, self.made).from_node(node.parts[0], shape)
         filled = {k: v.with_trained_length(shape.max_len) if isinstance(v, Schedule) else v for k, v in given.items()}
         try:
-            encoding = code.made(cls, filled)
+            encoding = code.instance(cls, filled)
         except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
             # The last two are what memory for an absurd number of rows ends in.
             raise ValueError(f"{node.name}: {shortened(one_line(str(error)), 500)}") from error

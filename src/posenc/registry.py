@@ -191,7 +191,7 @@ class Registry(Mapping[str, type[T]]):
         if tree.args or missing:
             wanted = f"needs {' and '.join(missing)}" if missing else "takes its options"
             raise ValueError(f"{name} {wanted} by name, as in {self.example}; got {written(tree)}")
-        return code.made(cls, options)
+        return code.instance(cls, options)
 
 
 @functools.cache

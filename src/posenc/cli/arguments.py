@@ -191,9 +191,9 @@ def flag(name: str) -> str:
 def usage(name: str, cls: Any) -> str:
     """How a verb is written: its options in short, and what it needs."""
     options = all_options(cls)
-    needed = [option.written for option in options if option.required and not option.positional]
+    required = [option.written for option in options if option.required and not option.positional]
     more = ["[OPTIONS]"] if any(not option.required for option in options) else []
-    return " ".join(["posenc", name, *more, *(option.metavar for option in options if option.positional), *needed])
+    return " ".join(["posenc", name, *more, *(option.metavar for option in options if option.positional), *required])
 
 
 SPACED = ("tasks", "maps", "stretch", "log", "figures", "promise", "what", "specs")

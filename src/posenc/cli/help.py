@@ -32,18 +32,18 @@ def help_of(name: str, cls: Any, every: bool) -> str:
     """What a verb takes: of one with very many options its first ones, unless every one is asked for."""
     head, options = getattr(cls, "first", ()), {option.field: option for option in all_options(cls)}
     # In the order in which people ask, not in that of the classes.
-    shown = dict.fromkeys([*head, *(options if every or not head else ())])
+    names = dict.fromkeys([*head, *(options if every or not head else ())])
     about, width = docs_of(cls), min(100, shutil.get_terminal_size().columns)
     lines = [f"usage: {usage(name, cls)}", "", inspect.getdoc(cls) or ""]
     for group in GROUPS if head else ["options"]:
-        members = [options[field] for field in shown if not head or group_of(field) == group]
+        members = [options[field] for field in names if not head or group_of(field) == group]
         lines += ["", f"{group}:"] if members else []
         for option in members:
             text = f"{about[option.field]}{option.default}"
             text = textwrap.fill(text, width, initial_indent=INDENT, subsequent_indent=INDENT)
             fits = len(option.written) <= len(INDENT) - 4
             lines.append(f"  {option.written:<26}{text.lstrip()}" if fits else f"  {option.written}\n{text}")
-    rest = len(options) - len(shown)
+    rest = len(options) - len(names)
     return "\n".join([*lines, *(["", f"{rest} more options: posenc help {name} all"] if rest else [])])
 
 

@@ -159,7 +159,7 @@ def failure(error: BaseException, module: str) -> str:
     return f"fails{where}: {told(error)}"
 
 
-def made(cls: type[T], options: Mapping[str, Any]) -> T:
+def instance(cls: type[T], options: Mapping[str, Any]) -> T:
     """An instance of a class; whatever the constructor of one that does not ship raises becomes a ValueError."""
     try:
         return cls(**options)

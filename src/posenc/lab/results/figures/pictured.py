@@ -115,7 +115,7 @@ def wavelengths(records: Sequence[Record], **size: "Unpack[Size]") -> Figure | N
     on = sheet(1, 1, (9, 3.9), "Wavelength of each pair of channels", **size)
     (ax,), appearance = on.axes, looks(records)
     labels = {label for label, _, _ in tables}
-    # Equal pictures of several tasks are drawn once, with the trained length of each task.
+    # The trained length of each task, since an encoding has one picture for all of them.
     lengths = summary.shown_positions([result for result in summary.results(records) if result.label in labels])
     names = []
     for label, _, values in tables:

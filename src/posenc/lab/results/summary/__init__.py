@@ -6,7 +6,7 @@ sentences, so they cannot disagree.
 
 from posenc.lab.results.statistics import Spread
 from posenc.lab.results.summary.claims import CARRIES, EXPLODES, FLAT, Carried, Headline, headline
-from posenc.lab.results.summary.pairs import Pairs, pairs
+from posenc.lab.results.summary.pairs import pairs
 from posenc.lab.results.summary.runs import (
     NOT_LEARNED,
     Record,

@@ -39,13 +39,11 @@ class Pairs:
 
 def pairs(found: Sequence[Result]) -> list[Pairs]:
     """The pairs of one task in each measure in which any were compared."""
-    learners = sorted((result for result in found if result.learned), key=lambda result: not is_own(result))
-    out = []
-    for measure in measures_of(learners):
-        comparison = claims.compare(learners, measure)
-        if comparison.differences:
-            out.append(matrix(measure, comparison, [result.label for result in learners]))
-    return out
+    # Compared in the order of the words, so that each comparison is made once; shown with the user's own first.
+    learners = [result for result in found if result.learned]
+    labels = [result.label for result in sorted(learners, key=lambda result: not is_own(result))]
+    compared = [(measure, claims.compare(learners, measure)) for measure in measures_of(learners)]
+    return [matrix(measure, comparison, labels) for measure, comparison in compared if comparison.differences]
 
 
 def matrix(measure: Measure, comparison: Comparison, labels: list[str]) -> Pairs:

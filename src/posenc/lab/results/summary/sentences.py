@@ -66,7 +66,7 @@ def of_own(learners: Sequence[Result]) -> str:
     own = [result.label for result in learners if is_own(result)]
     clauses = [
         f"{name(label)} is {matrix.standing(label)} in {matrix.measure}"
-        for matrix in pairs(learners)[:2]
+        for matrix in (pairs(learners)[:2] if own else [])
         for label in own
     ]
     return f"On {learners[0].task}, {'; '.join(clauses)}." if clauses else ""
