@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.textpath import TextPath
+from matplotlib.transforms import Affine2D
 
 from posenc.lab.results import summary
 from posenc.lab.results.figures.layout import figure, numbers, readable, scale_bar, short
-from posenc.lab.results.figures.style import SEQUENTIAL, points, styled
+from posenc.lab.results.figures.style import SEQUENTIAL, ink, points, styled
 from posenc.lab.results.summary import Record
 
 MOST_HEADS, MOST_LAYERS = 8, 6
@@ -22,6 +25,9 @@ LINE = 1 / 72 / 0.85
 """Inches of a line of letters, for each point of their size."""
 LEAST_LETTERS = 4.5
 """Points; smaller letters than these beside a map are not read, so where they do not fit, some are left out."""
+
+GAP = 3.0
+"""Points between a map and its words."""
 
 
 @styled
@@ -95,11 +101,11 @@ def draw_block(ax: Axes, weights: np.ndarray, tokens: Sequence[str], side: float
     every = math.ceil(round(LEAST_LETTERS / size, 6))
     places, size = range(0, len(tokens), every), max(size, LEAST_LETTERS)
     words = [tokens[i] for i in places]
-    ax.set_yticks([layer * down + i for layer in range(layers) for i in places], words * layers, fontsize=size)
-    ax.set_xticks([head * across + i for head in range(heads) for i in places], words * heads, fontsize=size)
-    for label in ax.get_xticklabels():
-        label.set_rotation(90 if len(label.get_text()) > 1 else 0)
-    ax.set(xlabel=f"keys, one token in {every}" if every > 1 else "keys", ylabel="queries")
+    below = write(ax, "x", words, [head * across + i for head in range(heads) for i in places], size)
+    beside = write(ax, "y", words, [layer * down + i for layer in range(layers) for i in places], size)
+    ax.set(xticks=[], yticks=[])
+    ax.set_xlabel(f"keys, one token in {every}" if every > 1 else "keys", labelpad=below)
+    ax.set_ylabel("queries", labelpad=beside)
     top, right = ax.secondary_xaxis("top"), ax.secondary_yaxis("right")
     top.set_xticks([head * across + (S - 1) / 2 for head in range(heads)], [str(head) for head in range(heads)])
     right.set_yticks([layer * down + (T - 1) / 2 for layer in range(layers)], [str(layer) for layer in range(layers)])
@@ -110,6 +116,33 @@ def draw_block(ax: Axes, weights: np.ndarray, tokens: Sequence[str], side: float
         each.tick_params(which="both", bottom=False, left=False, top=False, right=False)
         each.spines[:].set_visible(False)
     return drawn
+
+
+def write(ax: Axes, axis: str, words: Sequence[str], places: Sequence[int], size: float) -> float:
+    """Write the words along an axis, anew for each map, and return the points that they take.
+
+    One collection of shapes: ticks, which are an artist for each word, took most of a report's time.
+    """
+    shapes, room = [], 0.0
+    for word in words:
+        shape = TextPath((0, 0), word, size=size)
+        box, put = shape.get_extents(), Affine2D()
+        if axis == "y":
+            put.translate(-box.x1 - GAP, -0.36 * size)
+        elif len(word) > 1:
+            put.rotate_deg(90).translate(0.36 * size, -box.x1 - GAP)
+        else:
+            put.translate(-(box.x0 + box.x1) / 2, -0.73 * size - GAP)
+        shapes.append(put.transform_path(shape))
+        room = max(room, size if axis == "x" and len(word) == 1 else box.x1)
+    if shapes:
+        dots = Affine2D().scale(1 / 72) + ax.figure.dpi_scale_trans
+        along = [(place, 0) if axis == "x" else (0, place) for place in places]
+        where = ax.get_xaxis_transform() if axis == "x" else ax.get_yaxis_transform()
+        letters = PathCollection(shapes, offsets=along, offset_transform=where, facecolors=ink(), linewidths=0, snap=False)
+        letters.set_transform(dots)
+        ax.add_collection(letters, autolim=False).set_clip_on(False)
+    return room + 2 * GAP
 
 
 @styled
