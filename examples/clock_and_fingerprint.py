@@ -42,7 +42,7 @@ def main(out: Path, quick: bool) -> None:
         "clock": figures.clock(encoding.frequencies.numpy(), POSITION, f"Position {POSITION} as clock hands"),
         "fingerprint": figures.fingerprint(table.numpy(), [0, 1, 2, 21, 22, 127], "Fingerprints of six positions"),
         "heatmap": figures.heatmap(table.numpy(), "Sinusoidal: one row for each position"),
-        "wavelengths": figures.wavelength_curve(waves.numpy(), TRAINED, "Wavelengths of the pairs"),
+        "wavelengths": figures.spectrum(waves.numpy(), None, TRAINED, "Wavelengths of the pairs", "", "positions"),
         "similarity": figures.similarity_matrix(table.numpy(), "Cosine between positions"),
     }
     for name, figure in pictures.items():

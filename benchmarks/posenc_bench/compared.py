@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from posenc.lab import figures, store
+from posenc.lab.appearance import short
 from posenc_bench import report
 from posenc_bench.goals import Found, verdicts
 
@@ -105,7 +106,7 @@ def draw(ax: Axes, found: Sequence[Pair]) -> None:
         ax.plot([then, now], [height, height], color=colour, linewidth=1.2)
         ax.plot([then], [height], "o", color=colour, markerfacecolor=figures.PAPER, markersize=4)
         ax.plot([now], [height], "o", color=colour, markersize=4)
-    names = [f"{figures.short(pair.after['candidate'], 34)}, {figures.short(pair.after['case'], 46)}" for pair in found]
+    names = [f"{short(pair.after['candidate'], 34)}, {short(pair.after['case'], 46)}" for pair in found]
     ax.set_yticks(range(len(found)), reversed(names), fontsize=6)
     ax.set_xscale("log")
     figures.plain_log(ax.xaxis)

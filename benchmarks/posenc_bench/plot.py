@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from posenc.lab import figures
+from posenc.lab.appearance import short
 from posenc_bench.goals import Found
 
 PASSES = ("forward", "forward and backward")
@@ -66,7 +67,7 @@ def draw(ax: Axes, rows: Sequence[Found], looks: Mapping[str, figures.Look]) -> 
             color, marker, dashes, width = figures.SOFT, "", (0, (1, 1.6)), 1.2
         (line,) = ax.plot(x, y, color=color, marker=marker, linestyle=dashes, linewidth=width, markersize=4)
         line.set(markeredgecolor=figures.PAPER, markeredgewidth=0.4)
-        ends.append((x[-1], y[-1], figures.short(name, 40), ""))
+        ends.append((x[-1], y[-1], short(name, 40), ""))
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     figures.plain_log(ax.yaxis)

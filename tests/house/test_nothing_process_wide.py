@@ -36,14 +36,12 @@ THREAD = "of this thread alone"
 OWN_NAMES = "names of posenc's own in transformers' registries, where nothing is replaced: docs/decisions/0018"
 ALLOWED = {
     "lab/experiments/*": {r"torch\.manual_seed": OWN_PROCESS},
-    "lab/evaluation/*": {r"torch\.manual_seed": OWN_PROCESS},
     "lab/runs/*": {
         r"torch\.set_num_threads": OWN_PROCESS,
         r"warnings\.\w+": "what FSDP says of views: torch takes no such wish but by a filter of warnings",
     },
     "export/files.py": {r"warnings\.\w+": "what torch says of itself while it exports, likewise"},
     "lab/sweeps/*": {r"signal\.signal|torch\.set_num_threads|setattr": OWN_PROCESS},
-    "lab/description/*": {r"torch\.manual_seed": OWN_PROCESS},
     "lab/board/*": {
         r"torch\.set_num_threads": OWN_PROCESS,
         r"torch\.random\.fork_rng": "the state is put back as it was",

@@ -134,7 +134,7 @@ class Extend:
         from posenc.checkpoints.extension.extend import extend
         from posenc.checkpoints.extension.settings import Settings
         from posenc.checkpoints.formats import load
-        from posenc.lab.results.report import finite
+        from posenc.lab.views.page import finite
 
         load.without_bars()
         said: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}

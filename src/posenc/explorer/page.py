@@ -9,10 +9,9 @@ import posenc
 from posenc import catalogue
 from posenc.encoding import Shape
 from posenc.explorer import picture, trained
+from posenc.lab.appearance import places
 from posenc.lab.description import describe, listing
-from posenc.lab.results import figures, summary
-from posenc.lab.results.report import TEMPLATE as REPORT
-from posenc.lab.results.report import pages
+from posenc.lab.results import summary
 from posenc.lab.views import page
 from posenc.lab.views.sections import OF_ENCODINGS, order
 
@@ -48,12 +47,11 @@ def explore(chosen: Sequence[str] = (), *, run: Path | None = None, records: Seq
         "command": shlex.join(asked),
         "title": "posenc explorer",
         "encodings": [encoding_of(spec, known["trained"].get(spec)) for spec in specs],
-        "places": figures.places([*specs, *known["sections"]["run"]["labels"], *catalogue.names()]),
+        "places": places([*specs, *known["sections"]["run"]["labels"], *catalogue.names()]),
         "sections": known["sections"]
         | {"axes": picture.on_two_axes(specs, SHAPE), "doors": opened(specs), "order": order.without_position(SHAPE)},
     }
-    template = pages(TEMPLATE.parent, REPORT.parent).get_template(TEMPLATE.name)
-    return template.render(title=data["title"], script=page.script(), numbers=page.numbers(data))
+    return page.template(TEMPLATE).render(title=data["title"], script=page.script(), numbers=page.numbers(data))
 
 
 def encoding_of(spec: str, trained: Any) -> dict[str, Any]:

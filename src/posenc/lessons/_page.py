@@ -56,7 +56,7 @@ def page(text: str, title: str, place: int) -> str:
     from markdown_it import MarkdownIt
     from markupsafe import Markup
 
-    from posenc.lab.results import report
+    from posenc.lab.views import page
 
     markdown = MarkdownIt("commonmark").enable("table")
     parts, lesson = [], list(cells(SOLUTION.sub("", text)))
@@ -70,5 +70,4 @@ def page(text: str, title: str, place: int) -> str:
             words = FORMULA.sub(lambda found: convert(found[1], display="block"), cell.source)
             words = SYMBOL.sub(lambda found: convert(found[1]), words)
             parts.append({"words": Markup(markdown.render(words))})
-    template = report.pages(TEMPLATE.parent, report.TEMPLATE.parent).get_template(TEMPLATE.name)
-    return template.render(title=title, place=place, parts=parts)
+    return page.template(TEMPLATE).render(title=title, place=place, parts=parts)

@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 from fake_records import ENCODINGS, comparison, record, with_scores
 from matplotlib.figure import Figure
+from matplotlib.textpath import TextPath
 from tiers import of_these_slow
 
 from posenc.lab import figures
+from posenc.lab.appearance import RAMP, places, short
 from posenc.lab.board.picture import speed_and_reach
 from posenc.lab.board.tables import Standing
 from posenc.lab.results.figures import arrays, layout, measured, style
@@ -41,7 +43,6 @@ DRAWINGS = {
     "depths": lambda: figures.depths([record("rotary", "pass_key"), record("t5_bias", "pass_key")]),
     "attention": lambda: figures.attention(record("rotary")),
     "heatmap": lambda: figures.heatmap(SINUSOIDAL, "a table"),
-    "wavelength_curve": lambda: figures.wavelength_curve([6.3, 20.0, 60.0], 32, "wavelengths"),
     "similarity_matrix": lambda: figures.similarity_matrix(SINUSOIDAL, "similarity"),
     "bias_curves": lambda: figures.bias_curves(range(5), [[0, -1, -2, -3, -4], [0, -2, -4, -6, -8]], "bias"),
     "clock": lambda: figures.clock([1.0, 0.3, 0.1, 0.01], 7, "clock"),
@@ -52,7 +53,7 @@ DRAWINGS = {
         [1, 10, 100], {"shown": [0, 1, 2], "true": [0, 2, 4]}, "c", "x", "y", log=True, mark=7
     ),
     "centre_maps": lambda: figures.centre_maps(RANDOM, "from the middle"),
-    "attention_beside": lambda: figures.attention_beside({"with": np.tril(np.ones((2, 5, 5)))}, "attention"),
+    "attention_beside": lambda: figures.attention_maps({"with": np.tril(np.ones((2, 5, 5)))}, None, "attention"),
     "shift_matrix": lambda: figures.shift_matrix(np.eye(4), "shift"),
 }
 
@@ -123,7 +124,7 @@ def test_an_encoding_keeps_its_colour_wherever_it_is_drawn_and_its_look_when_oth
     board = speed_and_reach([Standing("rotary", tasks=1, learned=1, reach=2.0, speed=1.0, cpu_s=1.0)])
     example = runpy.run_path(str(HOME / "examples" / "fixed_against_learned.py"))["draw"]({"rotary": [1.0] * 20})
     assert {figure.axes[0].lines[0].get_color() for figure in (board, example)} == {look.color, figures.color("rotary")}
-    summed, alone = (figures.look(place) for place in figures.places(["rotary + alibi", "rotary"]).values())
+    summed, alone = (figures.look(place) for place in places(["rotary + alibi", "rotary"]).values())
     assert summed.color == alone.color and summed.dashes != alone.dashes == look.dashes
 
 
@@ -175,7 +176,7 @@ def test_the_trained_length_is_marked_in_items_on_curves_and_in_positions_on_pic
 
 
 def test_pairs_that_never_complete_a_turn_are_hollow():
-    figure = figures.wavelength_curve([6.3, 20.0, 60.0, 200.0], 32, "")
+    figure = figures.spectrum([6.3, 20.0, 60.0, 200.0], None, 32, "", "", "positions")
     _, filled, hollow, *_ = figure.axes[0].lines
     assert list(filled.get_ydata()) == [6.3, 20.0] and list(hollow.get_ydata()) == [60.0, 200.0]
     assert hollow.get_markerfacecolor() == figures.PAPER
@@ -226,8 +227,8 @@ def test_tokens_of_any_kind_become_labels():
 
 
 def test_labels_are_shortened_from_the_folders_on():
-    assert figures.short("path/to/mine.py:Mine(option=3)") == "…/mine.py:Mine(option=3)"
-    assert len(figures.short("rotary" * 30)) == 30
+    assert short("path/to/mine.py:Mine(option=3)") == "…/mine.py:Mine(option=3)"
+    assert len(short("rotary" * 30)) == 30
 
 
 def test_a_letter_that_the_font_lacks_does_no_harm():
@@ -362,18 +363,26 @@ def test_the_tokens_stand_beside_every_map_of_attention(tokens):
     letters = [*string.ascii_letters[:tokens]]
     run = record("alibi") | {"attention": {"with": weights, "without": weights, "tokens": letters}}
     figure = figures.attention(run)
-    found = words(figure)
-    # Under each of 4 heads, twice, and beside each layer of the blocks that stand at the left.
-    assert all(found.count(letter) >= 2 * 4 + 2 for letter in letters)
-    sizes = [text.get_size() for text in figure.findobj(matplotlib.text.Text) if text.get_text() in letters]
-    assert min(sizes) >= 4.4
+    for axes in (axes for axes in figure.axes if axes.get_ylabel() == "queries"):
+        below, beside = axes.collections
+        # Under each of 4 heads, and beside each of 2 layers.
+        assert (len(below.get_offsets()), len(beside.get_offsets())) == (4 * tokens, 2 * tokens)
+        assert [*below.get_offsets()[:tokens, 0]] == [*range(tokens)]
+        for drawn in (below, beside):
+            shapes = [TextPath((0, 0), letter, size=4.4) for letter in letters]
+            assert len(drawn.get_paths()) == tokens
+            for shape, path in zip(shapes, drawn.get_paths(), strict=True):
+                at_least, size = shape.get_extents(), path.get_extents()
+                assert size.width / size.height == pytest.approx(at_least.width / at_least.height)
+                assert size.height >= at_least.height
 
 
 def test_of_tokens_without_room_some_are_named_and_it_says_so():
     weights = np.tril(np.ones((1, 8, 64, 64))).tolist()
     run = record("alibi") | {"attention": {"with": weights, "tokens": ["a", "b"] * 32}}
-    found = words(figures.attention(run))
-    assert re.search(r"one token in \d", " ".join(found)) and 0 < found.count("a") < 8 * 64
+    figure = figures.attention(run)
+    assert re.search(r"one token in \d", " ".join(words(figure)))
+    assert 0 < len(figure.axes[0].collections[0].get_offsets()) < 8 * 64
 
 
 def test_a_picture_has_two_hundred_dots_to_the_inch():
@@ -386,7 +395,7 @@ def test_heads_have_shades_of_their_own_whatever_their_number():
         looks = [str(sorted(style.shade(head, count).items())) for head in range(count)]
         assert len(set(looks)) == count
     colours = {line.get_color() for line in figures.bias_curves(range(3), np.eye(4, 3), "").axes[0].lines}
-    assert colours <= {*figures.RAMP} and len(colours) == 4
+    assert colours <= {*RAMP} and len(colours) == 4
 
 
 def test_a_staircase_says_from_where_all_share_a_row():

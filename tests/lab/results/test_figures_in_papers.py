@@ -294,7 +294,7 @@ def test_what_has_no_numbers_to_draw_is_refused_with_what_would_have_them():
     with pytest.raises(ValueError, match=r"frequencies must be .* got ndarray of shape \(2, 2\)"):
         figures.clock(np.ones((2, 2)), 3, "")
     with pytest.raises(ValueError, match="wavelengths must be at least one number, in a row; got list"):
-        figures.wavelength_curve([], 32, "")
+        figures.spectrum([], None, 32, "", "", "positions")
     figures.clock([math.nan], 1, "")
 
 

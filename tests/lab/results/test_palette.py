@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posenc.lab import figures
-from posenc.lab.results import report
+from posenc.lab import appearance, figures
+from posenc.lab.views import page
 
-CSS = Path(report.TEMPLATE.with_name("page.css.jinja")).read_text()
+TEMPLATE = Path(page.__file__).with_name("page.css.jinja")
+CSS = TEMPLATE.read_text()
 PAPERS = re.search(r"--paper: light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)", CSS).groups()
-PALETTES = {"light": (figures.LIGHT, PAPERS[0]), "dark": (figures.DARK, PAPERS[1])}
-RAMPS = {"light": (figures.RAMP, PAPERS[0]), "dark": (figures.RAMP_DARK, PAPERS[1])}
+PALETTES = {"light": (appearance.LIGHT, PAPERS[0]), "dark": (appearance.DARK, PAPERS[1])}
+RAMPS = {"light": (appearance.RAMP, PAPERS[0]), "dark": (appearance.RAMP_DARK, PAPERS[1])}
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
 SEEN_WITH = {
@@ -74,9 +75,9 @@ def test_heads_that_are_neighbours_are_told_apart(mode, eye):
 
 
 def test_the_page_has_a_light_and_a_dark_value_for_every_colour():
-    page = report.pages(report.TEMPLATE.parent).get_template("page.css.jinja").render()
+    css = page.template(TEMPLATE).render()
     for place, (light, dark) in enumerate(
-        zip((*figures.LIGHT, *figures.RAMP), (*figures.DARK, *figures.RAMP_DARK), strict=True)
+        zip((*appearance.LIGHT, *appearance.RAMP), (*appearance.DARK, *appearance.RAMP_DARK), strict=True)
     ):
-        assert re.findall(rf"--c{place}: light-dark\((#[0-9a-f]{{6}}), (#[0-9a-f]{{6}})\)", page) == [(light, dark)]
-    assert len({*figures.LIGHT, *figures.RAMP}) == len(figures.LIGHT) + len(figures.RAMP)
+        assert re.findall(rf"--c{place}: light-dark\((#[0-9a-f]{{6}}), (#[0-9a-f]{{6}})\)", css) == [(light, dark)]
+    assert len({*appearance.LIGHT, *appearance.RAMP}) == len(appearance.LIGHT) + len(appearance.RAMP)

@@ -11,10 +11,12 @@ from fake_records import comparison, record, repeat
 from tiers import rest_slow
 
 from posenc.lab import figures
+from posenc.lab.appearance import places
 from posenc.lab.results import drawer, figure_tables, provenance, report, statistics, summary
 from posenc.lab.results.summary import claims
 from posenc.lab.runs.record import Failure
 from posenc.lab.runs.train import LEARNED_BITS
+from posenc.lab.views.page import Markup, sentence, template
 
 SOME = ("none", "learned", "rotary", "alibi")
 
@@ -75,7 +77,7 @@ def test_the_page_works_without_a_script(written):
     page = without_script(written[0].read_text())
     assert "<script" not in page
     # One is chosen with a finger or with keys, and the rules for it are in the page.
-    for label, place in figures.places(SOME).items():
+    for label, place in places(SOME).items():
         chip = re.search(rf'<label class="chip" data-encoding="{place}".*?</label>', page)[0]
         assert '<input type="radio" name="encoding">' in chip and label in chip
         assert f':has([data-encoding="{place}"] input:checked) svg g[class^="encoding-"]:not(.encoding-{place})' in page
@@ -488,12 +490,13 @@ def test_settings_are_told_in_words():
     )
     assert report.readable((False, 1, 0)) == "no, 1, 0"
     assert [summary.duration(s) for s in (3, 119, 120, 7199, 7200)] == ["3 s", "119 s", "2 min", "120 min", "2.0 h"]
-    assert report.sentence("from `a` to <b>\x1b") == "from <code>a</code> to &lt;b&gt;\N{REPLACEMENT CHARACTER}"
+    assert sentence("from `a` to <b>\x1b") == "from <code>a</code> to &lt;b&gt;\N{REPLACEMENT CHARACTER}"
 
 
 def test_a_template_shows_what_a_terminal_would_obey_letter_by_letter(tmp_path):
-    page = report.pages(tmp_path).from_string("{{ name }} {{ made }}")
-    assert page.render(name="<\x1b[2J", made=report.Markup("<b>")) == "&lt;\N{REPLACEMENT CHARACTER}[2J <b>"
+    (tmp_path / "page.html").write_text("{{ name }} {{ made }}")
+    text = template(tmp_path / "page.html").render(name="<\x1b[2J", made=Markup("<b>"))
+    assert text == "&lt;\N{REPLACEMENT CHARACTER}[2J <b>"
 
 
 def test_figures_of_one_name_are_numbered_on(tmp_path):

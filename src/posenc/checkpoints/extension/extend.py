@@ -28,7 +28,7 @@ from posenc.checkpoints.measures.measure import WHOLE, Given, Measure, TooShort
 from posenc.checkpoints.measures.perplexity import Perplexity, check_cache
 from posenc.foreign import CannotRead
 from posenc.lab import store
-from posenc.lab.results.report import finite
+from posenc.lab.views.page import finite
 
 SCHEMA = 3
 

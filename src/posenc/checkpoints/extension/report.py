@@ -14,12 +14,11 @@ from posenc.checkpoints.measures.measure import Value
 from posenc.foreign.text import markdown as escaped
 from posenc.foreign.text import markdown_code
 from posenc.lab import store
-from posenc.lab.results import figures
+from posenc.lab.results import figures, summary
 from posenc.lab.results.drawer import Drawer
-from posenc.lab.results.report import TEMPLATE as PAGE
-from posenc.lab.results.report import pages
 from posenc.lab.results.summary import duration
 from posenc.lab.results.tables import as_markdown
+from posenc.lab.views.page import template
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
@@ -156,8 +155,8 @@ def by_length(record: Record) -> Figure | None:
         for look, group, entry in lines:
             values = values_of(entry, measure)
             at = {length: values[number["name"], length] for length in lengths if (number["name"], length) in values}
-            ys = figures.numbers([value.value for value in at.values()])
-            errors = figures.numbers([value.error or 0.0 for value in at.values()])
+            ys = summary.numbers([value.value for value in at.values()])
+            errors = summary.numbers([value.error or 0.0 for value in at.values()])
             style: dict[str, Any] = {"color": look.color, "linestyle": look.dashes, "marker": look.marker}
             ax.errorbar(list(at), ys, errors, elinewidth=0.8, **style)[0].set_gid(group)
         finish(ax, record, number["words"], log=not number["more_is_better"])
@@ -165,7 +164,7 @@ def by_length(record: Record) -> Figure | None:
     for ax, (words, methods) in zip(axes[len(numbers) :], curves.items(), strict=True):
         for look, group, entry in lines:
             if detail := methods.get(entry["name"]):
-                ys = figures.numbers(detail["values"])
+                ys = summary.numbers(detail["values"])
                 ax.plot(detail["at"], ys, color=look.color, linestyle=look.dashes, linewidth=1.3)[0].set_gid(group)
         finish(ax, record, words, log=True)
         ax.xaxis.set_major_formatter("{x:,.0f}")
@@ -234,8 +233,7 @@ def page(record: Record, pictures: Sequence[Mapping[str, Any]]) -> str:
     ]
     looks = [(entry["name"], figures.look(n), entry["spec"], entry["words"]) for n, entry in enumerate(methods)]
     origin = [(name, f"`{text}`" if name == "command" else text) for name, text in record["made"].items()]
-    template = pages(TEMPLATE.parent, PAGE.parent).get_template(TEMPLATE.name)
-    return template.render(
+    return template(TEMPLATE).render(
         title=title(record),
         facts=facts,
         sentences=sentences(record),

@@ -8,11 +8,12 @@ from posenc.lab import store
 from posenc.lab.board import picture, scope
 from posenc.lab.board.costs import Costs
 from posenc.lab.board.tables import Table, evidence, intervals, standings, summary_table, task_table, unmeasured
-from posenc.lab.results import report, summary
+from posenc.lab.results import summary
 from posenc.lab.results.drawer import Drawer
 from posenc.lab.results.summary import Cell, Record
 from posenc.lab.results.tables import as_markdown, markdown_code
 from posenc.lab.tasks import TASKS
+from posenc.lab.views import page
 
 TEMPLATE = Path(__file__).with_name("board.html.jinja")
 
@@ -113,17 +114,13 @@ def in_words(cell: Cell) -> str:
 
 
 def html(rows: Sequence[Record], costs: Costs, drawn: dict | None) -> str:
-    return (
-        report.pages(TEMPLATE.parent, report.TEMPLATE.parent)
-        .get_template(TEMPLATE.name)
-        .render(
-            title=TITLE,
-            lead=HOW_TO_READ,
-            intervals=intervals(rows),
-            usual=scope.USUAL,
-            picture=drawn,
-            tables=tables(rows, costs),
-            unmeasured=unmeasured(rows, len(scope.SEEDS)),
-            made=made(rows),
-        )
+    return page.template(TEMPLATE).render(
+        title=TITLE,
+        lead=HOW_TO_READ,
+        intervals=intervals(rows),
+        usual=scope.USUAL,
+        picture=drawn,
+        tables=tables(rows, costs),
+        unmeasured=unmeasured(rows, len(scope.SEEDS)),
+        made=made(rows),
     )

@@ -7,6 +7,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
+from posenc.lab.appearance import places
 from posenc.lab.board.scope import USUAL
 from posenc.lab.board.tables import Standing
 from posenc.lab.results import figures
@@ -33,18 +34,18 @@ def speed_and_reach(found: Sequence[Standing]) -> Figure | None:
     ax = fig.add_subplot()
     slow = [one for one in drawn if one not in quick]
     edge = 1.15 * max(one.speed for one in quick)
-    places = {one.label: one.speed for one in quick}
-    places |= {one.label: edge * BAND**0.5 for one in slow}
+    across = {one.label: one.speed for one in quick}
+    across |= {one.label: edge * BAND**0.5 for one in slow}
     for one in drawn:
-        own = figures.look(figures.places([one.label])[one.label])
+        own = figures.look(places([one.label])[one.label])
         usual: dict[str, Any] = {"marker": own.marker, "color": own.color, "alpha": 0.9}
-        ax.plot(places[one.label], one.reach, linestyle="none", **(usual if one.label in USUAL else GREY))
+        ax.plot(across[one.label], one.reach, linestyle="none", **(usual if one.label in USUAL else GREY))
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=2)
     for axis in (ax.xaxis, ax.yaxis):
         figures.plain_log(axis)
     if slow:
-        ticks = [place for place in ax.get_xticks() if min(places.values()) / 1.1 <= place < edge]
+        ticks = [place for place in ax.get_xticks() if min(across.values()) / 1.1 <= place < edge]
         ax.xaxis.set_major_locator(FixedLocator(ticks))
         ax.axvspan(edge, edge * BAND, color=figures.GRID, alpha=0.4, linewidth=0)
         middle = edge * BAND**0.5
@@ -56,7 +57,7 @@ def speed_and_reach(found: Sequence[Standing]) -> Figure | None:
     # Those without a name are where no words may stand.
     words = {one.label: one.label for one in drawn if one.label in USUAL}
     marks = sorted(drawn, key=lambda one: one.label not in words)
-    beside = [(places[one.label], one.reach, words.get(one.label, ""), "") for one in marks]
+    beside = [(across[one.label], one.reach, words.get(one.label, ""), "") for one in marks]
     figures.name_points(ax, beside)
     ax.set(xlabel="steps to learn, in units of the median encoding", ylabel="reach, multiples of the trained length")
     return fig

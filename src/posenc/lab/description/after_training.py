@@ -32,7 +32,7 @@ def add(drawn: Drawn, spec: str, built: str, folder: Path) -> None:
 def add_run(drawn: Drawn, run: dict[str, Any], when: str, task: str) -> None:
     spec, before = summary.spec_of(run), len(drawn.figures)
     pictures = summary.get(run, "pictures") or {}
-    table = figures.numbers(pictures.get("added") or [])
+    table = summary.numbers(pictures.get("added") or [])
     if table.ndim == 2 and table.size:
         drawn.figures |= {f"{name}-{task}": figure for name, figure in of_positions(table, spec, f", {when}").items()}
     bias = pictures.get("bias")

@@ -24,6 +24,7 @@ from posenc.lab.published import CLAIMS
 from posenc.lab.results.summary import ratio, results, times
 from posenc.lab.tasks import TASKS
 from posenc.presets import PRESETS, Preset
+from posenc.seeding import seeded
 
 STANDARD = Shape.of(DIM, HEADS, TRAINED_LENGTH)
 """The model that encodings are counted for; those of several axes have CELLS cells on each instead of max_len."""
@@ -242,9 +243,9 @@ def show(
     small = replace(shape, max_len=min(tokens, pictures.MOST_CELLS))
     if build(spec, small).axes > 1:
         shape = small
-    torch.manual_seed(0)
-    encoding = build(spec, shape)
-    drawn = pictures.draw(encoding, shape, tokens)
+    with seeded(0):
+        encoding = build(spec, shape)
+        drawn = pictures.draw(encoding, shape, tokens)
     if trained is not None:
         after_training.add(drawn, spec, str(encoding), trained)
     cells = f", {shape.max_len} cells on each axis" if encoding.axes > 1 else f", {tokens} positions"

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from posenc import lab
 from posenc.attention import Attention
 from posenc.biases import total
 from posenc.encoding import BIASES, Encoding, Shape, parts_of
-from posenc.lab.results import figures
 from posenc.lab.runs.record import rounded
 from posenc.masks import bidirectional, causal
 from posenc.positions import Positions
@@ -127,7 +127,7 @@ def added(drawn: Drawn, sight: Sight) -> None:
     drawn.facts["added"] = rounded(table)
     if sight.gridded:
         title = f"{name}: what is added at each cell{sight.start()}"
-        drawn.figures["heatmap"] = figures.heatmap(table.numpy(), title)
+        drawn.figures["heatmap"] = lab.figures.heatmap(table.numpy(), title)
         unit = torch.nn.functional.normalize(table.double(), dim=-1)
         seen = f"{name}: cosine with what the middle cell is given{sight.start()}"
         add_centre(drawn, sight, "centre", (unit @ unit[middle(sight)])[None], seen)
@@ -140,9 +140,9 @@ def of_positions(table: np.ndarray, name: str, when: str) -> dict[str, Any]:
     count = len(table)
     chosen = sorted({0, 1, 2, count // 4, count // 2, count - 1} & {*range(count)})
     return {
-        "heatmap": figures.heatmap(table, f"{name}: what is added at each position{when}"),
-        "similarity": figures.similarity_matrix(table, f"{name}: similarity of positions{when}"),
-        "fingerprint": figures.fingerprint(table, chosen, f"{name}: how positions differ{when}"),
+        "heatmap": lab.figures.heatmap(table, f"{name}: what is added at each position{when}"),
+        "similarity": lab.figures.similarity_matrix(table, f"{name}: similarity of positions{when}"),
+        "fingerprint": lab.figures.fingerprint(table, chosen, f"{name}: how positions differ{when}"),
     }
 
 
@@ -160,7 +160,7 @@ def rows_of_positions(drawn: Drawn, sight: Sight) -> None:
             "row that training has not visited is noise."
         )
         title = f"{part}: the row of its table that each position reads"
-        drawn.figures["rows"] = figures.staircase(range(sight.tokens), rows.numpy(), title, "position", "row")
+        drawn.figures["rows"] = lab.figures.staircase(range(sight.tokens), rows.numpy(), title, "position", "row")
 
 
 def spectrum(drawn: Drawn, sight: Sight) -> None:
@@ -187,14 +187,14 @@ def spectrum(drawn: Drawn, sight: Sight) -> None:
             f"context{suffix}": context,
         }
         plain, title = None if before is None else before.numpy(), f"{encoding}: wavelength of each pair"
-        drawn.figures[f"wavelengths{suffix}"] = figures.spectrum(after.numpy(), plain, context, title, said, unit)
+        drawn.figures[f"wavelengths{suffix}"] = lab.figures.spectrum(after.numpy(), plain, context, title, said, unit)
         rows = [[str(i), f"{w:,.2f}", f"{context / w:,.3f}"] for i, w in enumerate(after.tolist())]
         headers = ["pair", f"wavelength ({unit})", f"turns in {context:,g} {unit}"]
         drawn.tables.append((f"Wavelengths of {encoding}", headers, rows[:8] + rows[8:][-2:]))
         if not sight.gridded:
             hand = sight.tokens // 4
             title = f"{encoding}: the pairs of position {hand} as hands"
-            drawn.figures[f"clock{suffix}"] = figures.clock((2 * torch.pi / after).numpy(), hand, title)
+            drawn.figures[f"clock{suffix}"] = lab.figures.clock((2 * torch.pi / after).numpy(), hand, title)
 
 
 def waves_of(encoding: Any) -> tuple[Tensor | None, Tensor, Any, str]:
@@ -254,7 +254,7 @@ def rotation(drawn: Drawn, sight: Sight) -> None:
     distance, heads = (at.coords[0, -1, 0] - at.coords[0, :, 0]).flip(0).tolist(), heads.flip(1)
     drawn.facts["rotation"] = {"distance": distance, "heads": rounded(heads)}
     title, xlabel = f"{name}: what turning leaves of a logit{sight.start()}", "distance from the query at position"
-    drawn.figures["rotation"] = figures.curves(distance, by_head(heads), title, f"{xlabel} {distance[-1]:,g}", what)
+    drawn.figures["rotation"] = lab.figures.curves(distance, by_head(heads), title, f"{xlabel} {distance[-1]:,g}", what)
 
 
 def logits_of_ones(encoding: Encoding, shape: Shape, at: Positions, here: int) -> Tensor:
@@ -276,7 +276,7 @@ def temperature(drawn: Drawn, sight: Sight) -> None:
         tau = one_if_equal(part.turn(ones, Positions.of(positions), "query").mean(-1)[0])
         drawn.facts["temperature"] = {"position": positions.tolist(), "heads": rounded(tau)}
         labels = f"{part}: temperature of the query{sight.start()}", "tokens seen: position + 1", "factor of the query"
-        curves = figures.curves((positions + 1).tolist(), by_head(tau), *labels, log=True, mark=sight.tokens)
+        curves = lab.figures.curves((positions + 1).tolist(), by_head(tau), *labels, log=True, mark=sight.tokens)
         drawn.figures["temperature"] = curves
 
 
@@ -313,7 +313,7 @@ def bias(drawn: Drawn, sight: Sight) -> None:
         return add_centre(drawn, sight, "bias", values, title)
     values = values.flip(1) if "biases" in encoding.doors else values
     drawn.facts["bias"] = {"distance": distance.tolist(), "heads": rounded(values)}
-    drawn.figures["bias"] = figures.bias_curves(distance.tolist(), values.numpy(), title)
+    drawn.figures["bias"] = lab.figures.bias_curves(distance.tolist(), values.numpy(), title)
 
 
 def buckets(drawn: Drawn, sight: Sight) -> None:
@@ -330,7 +330,7 @@ def buckets(drawn: Drawn, sight: Sight) -> None:
         drawn.facts["buckets"] = {"distance": distance.tolist(), "bucket": rows.tolist()}
         drawn.notes.append(f"From a distance of {shared:,} on, all keys share one trained entry: order is lost there.")
         labels = f"{part}: the bucket of each distance", "distance, query - key (left of 0: keys that come later)"
-        drawn.figures["buckets"] = figures.staircase(distance.numpy(), rows.numpy(), *labels, "bucket")
+        drawn.figures["buckets"] = lab.figures.staircase(distance.numpy(), rows.numpy(), *labels, "bucket")
 
 
 def bias_of_random_tokens(encoding: Encoding, sight: Sight, at: Positions, seed: int) -> Tensor:
@@ -358,7 +358,7 @@ def mapped_distance(drawn: Drawn, sight: Sight) -> None:
     drawn.notes.append(f"From position {query:,g} no key is shown farther away than {max(mapped):,g}.")
     title, lines = f"{sight.map}: distances from the query at position {query:,g}", {"shown": mapped, "true": distance}
     labels = title, "true distance", "distance shown to the encoding"
-    drawn.figures["mapped_distance"] = figures.curves(distance, lines, *labels)
+    drawn.figures["mapped_distance"] = lab.figures.curves(distance, lines, *labels)
 
 
 def mapped_of(encoding: Any, m: int, n: int) -> float:
@@ -389,7 +389,7 @@ def attention(drawn: Drawn, sight: Sight) -> None:
     )
     title = f"{sight.name}: one untrained layer on {at.tokens} random tokens (seed 0)"
     shown = {"with it": maps[0].numpy(), "the same layer without position": maps[1].numpy()}
-    drawn.figures["attention"] = figures.attention_beside(shown, title)
+    drawn.figures["attention"] = lab.figures.attention_maps(shown, None, title)
 
 
 def untrained(shape: Shape, tokens: int, seed: int) -> tuple[Attention, Tensor]:
@@ -460,4 +460,4 @@ def add_centre(drawn: Drawn, sight: Sight, name: str, heads: Tensor, title: str)
     """Maps [H, cells of the plane] as seen from the middle cell."""
     maps = heads.detach().unflatten(-1, (cells(sight), cells(sight)))
     drawn.facts[name] = {"from": [cells(sight) // 2] * 2, "heads": rounded(maps)}
-    drawn.figures[name] = figures.centre_maps(maps.numpy(), title)
+    drawn.figures[name] = lab.figures.centre_maps(maps.numpy(), title)

@@ -11,6 +11,7 @@ from posenc.embedding import TokenPositionEmbedding
 from posenc.encoding import Compose, Shape, parts_of
 from posenc.foreign import quoted
 from posenc.positions import Positions
+from posenc.seeding import seeded
 
 
 @dataclass(frozen=True)
@@ -58,24 +59,27 @@ def worked_example(
     """
     ids = ids_of(tokens, ids)
     dim = width_of(vectors, dim)
-    torch.manual_seed(seed)
-    built = build(encoding, Shape(dim, 1, dim, len(tokens)))
-    adding = [part for part in parts_of(built) if "embed" in part.doors]
-    if not adding:
-        raise ValueError(
-            f"{built} adds nothing to embeddings; a worked example needs one that does, such as sinusoidal or learned"
-        )
-    # What the other parts of a sum do happens later, in attention.
-    position = Compose(*adding)
-    if vectors:
-        if max(ids) >= len(vectors):
-            raise ValueError(f"id {max(ids)} has no vector: {len(vectors)} are given, for ids 0 to {len(vectors) - 1}")
-        x = torch.tensor([[list(vectors[i]) for i in ids]], dtype=torch.float32)
-    else:
-        # As many as there are different ids: one may be as large as those of real vocabularies.
-        known = list(dict.fromkeys(ids))
-        embedding = TokenPositionEmbedding(len(known), dim, position)
-        x = embedding.token_vectors(torch.tensor([[known.index(i) for i in ids]]))
+    with seeded(seed):
+        built = build(encoding, Shape(dim, 1, dim, len(tokens)))
+        adding = [part for part in parts_of(built) if "embed" in part.doors]
+        if not adding:
+            raise ValueError(
+                f"{built} adds nothing to embeddings; a worked example needs one that does, such as sinusoidal or "
+                "learned"
+            )
+        # What the other parts of a sum do happens later, in attention.
+        position = Compose(*adding)
+        if vectors:
+            if max(ids) >= len(vectors):
+                raise ValueError(
+                    f"id {max(ids)} has no vector: {len(vectors)} are given, for ids 0 to {len(vectors) - 1}"
+                )
+            x = torch.tensor([[list(vectors[i]) for i in ids]], dtype=torch.float32)
+        else:
+            # As many as there are different ids: one may be as large as those of real vocabularies.
+            known = list(dict.fromkeys(ids))
+            embedding = TokenPositionEmbedding(len(known), dim, position)
+            x = embedding.token_vectors(torch.tensor([[known.index(i) for i in ids]]))
     combined = position.embed(x, Positions.count(len(tokens)))
     return WorkedExample(str(built), list(tokens), ids, x[0].tolist(), (combined - x)[0].tolist(), combined[0].tolist())
 

@@ -4,6 +4,7 @@ from itertools import permutations
 from typing import Any
 
 import torch
+from torch import nn
 
 from posenc.lab.experiments.recipes import on_axes
 from posenc.model import Stack
@@ -49,10 +50,10 @@ def order_test(spec: str | tuple[str, ...], *, layers: int, is_causal: bool, see
     Without position a bidirectional stack is equivariant whatever its depth. A causal stack without position is blind
     to order at the last token with one layer only: a second layer sees prefixes that differ.
     """
-    torch.manual_seed(seed)
-    stack = untrained(spec, layers, is_causal)
-    x = torch.randn(1, TOKENS, DIM, dtype=torch.float64)
-    perm = torch.cat((torch.randperm(TOKENS - 1), torch.tensor([TOKENS - 1])))
+    with seeded(seed):
+        stack = untrained(spec, layers, is_causal)
+        x = torch.randn(1, TOKENS, DIM, dtype=torch.float64)
+        perm = torch.cat((torch.randperm(TOKENS - 1), torch.tensor([TOKENS - 1])))
     plain, reordered = answers(stack, x), answers(stack, x[:, perm])
     return {
         "attention": "causal" if is_causal else "bidirectional",
@@ -85,10 +86,12 @@ def changes(spec: str, *, tokens: int, layers: int, is_causal: bool, seed: int =
     [[0.0, 0.0], [0.0, 0.0]]
     """
     with seeded(seed):
-        layered = untrained("none", layers, is_causal)
-        x = torch.randn(1, tokens, DIM, dtype=torch.float64)
         stack = untrained(spec, layers, is_causal)
-        stack.blocks.load_state_dict(layered.blocks.state_dict())
+    with seeded(seed):
+        for module in stack.blocks.modules():
+            if isinstance(module, (nn.Linear, nn.LayerNorm)):
+                module.reset_parameters()
+        x = torch.randn(1, tokens, DIM, dtype=torch.float64)
     orders = torch.tensor(list(permutations(range(tokens))))
     given = answers(stack, x[0, orders])
     # Where each token went: the inverse of the order.

@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from posenc.foreign import visible
+from posenc.lab.appearance import LIGHT, RAMP
 from posenc.lab.results import figures
 
 
@@ -112,7 +113,7 @@ def for_page(svg: str, place: int, says: str) -> str:
     svg = re.sub(r'\bid="', f'id="f{place}-', svg)
     svg = re.sub(r'(href="|url\()#', rf"\1#f{place}-", svg)
     colours = {figures.INK: "ink", figures.SOFT: "soft", figures.GRID: "grid", figures.PAPER: "paper"}
-    colours |= {colour: f"c{index}" for index, colour in enumerate((*figures.LIGHT, *figures.RAMP))}
+    colours |= {colour: f"c{index}" for index, colour in enumerate((*LIGHT, *RAMP))}
     svg = re.sub(r"#[0-9a-f]{6}\b", lambda m: f"var(--{colours[m[0]]})" if m[0] in colours else m[0], svg)
     # Images are named by what they hold, so equal ones share a name; nothing refers to them.
     svg = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\1", svg)

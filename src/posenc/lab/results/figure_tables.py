@@ -41,7 +41,7 @@ def attention(run: Record) -> Table:
     """
     rows = []
     for kind, words in (("with", "with position"), ("without", "position removed")):
-        weights = figures.numbers(summary.get(run, "attention", kind) or [])
+        weights = summary.numbers(summary.get(run, "attention", kind) or [])
         if weights.ndim == 4 and weights.shape[-1] == weights.shape[-2] > 2:
             at = np.arange(2, weights.shape[-1])
             rows.append([words, *(number(mean(weights[..., at, key])) for key in (0 * at, at - 1, at))])

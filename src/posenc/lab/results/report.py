@@ -3,9 +3,7 @@
 The numbers and sentences come from `summary`, the drawings from `figures`; here they are only put in order.
 """
 
-import html
 import json
-import re
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby, islice
@@ -13,10 +11,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-
-from posenc.foreign import visible
 from posenc.lab import store
 from posenc.lab.evaluation.order import BLIND
 from posenc.lab.results import figure_tables, figures, sections, statistics, summary
@@ -73,64 +67,31 @@ def as_json(records: list[Record]) -> str:
         return strictly(page.shortened(records, digits=17))
 
 
-def finite(value: Any) -> Any:
-    """The value as JSON holds it: null for numbers that JSON does not have, words for what it does not know."""
-    return json.loads(json.dumps(page.shortened(value, digits=17), default=str))
-
-
-def sentence(text: str) -> Markup:
-    """Plain words to HTML: escaped, with names between backticks set as code."""
-    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(visible(text))))
-
-
-def pages(*folders: Path) -> jinja2.Environment:
-    """Templates of pages that show whatever text they are given letter by letter."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folders),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        # Markup is a string too, and is no text.
-        finalize=lambda value: visible(value) if type(value) is str else value,
-    )
-    environment.filters["sentence"] = sentence
-    environment.filters["short"] = figures.short
-    light, dark = [*figures.LIGHT, *figures.RAMP], [*figures.DARK, *figures.RAMP_DARK]
-    palette: dict[str, Any] = {"colours": len(figures.LIGHT), "light": light, "dark": dark}
-    environment.globals.update(palette)
-    return environment
-
-
 def render(records: Sequence[Record], settings: dict[str, Any], failures: Sequence[Failure], draw: Drawer) -> str:
     paragraphs, asked = summary.paragraphs(records), summary.tasks_of(records, failures)
-    return (
-        pages(TEMPLATE.parent)
-        .get_template(TEMPLATE.name)
-        .render(
-            looks=figures.looks(records),
-            overall=paragraphs[0],
-            failed=[failure.words for failure in failures],
-            answers=paragraphs[1:],
-            facts=[*facts(records), *([("failed", str(len(failures)))] if failures else [])],
-            tables=[table_of(table) for task in asked for table in summary.task_tables(records, task, failures)],
-            pairs=[(task, matrices) for task in asked if (matrices := summary.pairs(summary.results(records, task)))],
-            own=any(map(summary.is_own, summary.results(records))),
-            headline=headline_of(records, draw),
-            curves=[curves_of(records, task, draw) for task in tasks(records)],
-            order=order_of(records),
-            pictures=pictures_of(records, draw),
-            attention=attention_of(records, draw),
-            made=how_it_was_made(records),
-            settings=[(name, summary.legible(readable(value), MOST_OF_A_VALUE)) for name, value in settings.items()],
-            unmeasured=[*(f"Failed: {failure.words}" for failure in failures), *not_measured(records)],
-            apart=told_apart(records),
-            keys=[str(key) for run in records if (key := get(run, "key"))][:MOST_KEYS],
-            left_out=max(0, len(records) - MOST_KEYS),
-            carries=summary.percent(summary.CARRIES),
-            level=summary.percent(statistics.LEVEL),
-            power=summary.percent(statistics.POWER),
-        )
+    return page.template(TEMPLATE).render(
+        looks=figures.looks(records),
+        overall=paragraphs[0],
+        failed=[failure.words for failure in failures],
+        answers=paragraphs[1:],
+        facts=[*facts(records), *([("failed", str(len(failures)))] if failures else [])],
+        tables=[table_of(table) for task in asked for table in summary.task_tables(records, task, failures)],
+        pairs=[(task, matrices) for task in asked if (matrices := summary.pairs(summary.results(records, task)))],
+        own=any(map(summary.is_own, summary.results(records))),
+        headline=headline_of(records, draw),
+        curves=[curves_of(records, task, draw) for task in tasks(records)],
+        order=order_of(records),
+        pictures=pictures_of(records, draw),
+        attention=attention_of(records, draw),
+        made=how_it_was_made(records),
+        settings=[(name, summary.legible(readable(value), MOST_OF_A_VALUE)) for name, value in settings.items()],
+        unmeasured=[*(f"Failed: {failure.words}" for failure in failures), *not_measured(records)],
+        apart=told_apart(records),
+        keys=[str(key) for run in records if (key := get(run, "key"))][:MOST_KEYS],
+        left_out=max(0, len(records) - MOST_KEYS),
+        carries=summary.percent(summary.CARRIES),
+        level=summary.percent(statistics.LEVEL),
+        power=summary.percent(statistics.POWER),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from posenc.lab.results import figures, summary
+from posenc.lab.results import summary
 from posenc.lab.results.summary import Record, Result, get, number
 from posenc.lab.runs.record import made_by
 from posenc.lab.runs.train import LEARNED
@@ -48,7 +48,7 @@ def attention(records: Sequence[Record]) -> dict[str, Any]:
         for result in summary.results(records, task):
             run = telling(result)
             tokens = [str(token) for token in get(run, "attention", "tokens") or []]
-            maps = {name: figures.numbers(get(run, "attention", name)) for name in ("with", "without")}
+            maps = {name: summary.numbers(get(run, "attention", name)) for name in ("with", "without")}
             if not tokens or any(w.ndim != 4 or w.shape[2:] != (len(tokens),) * 2 for w in maps.values()):
                 continue
             size = sum(w.size for w in maps.values())
@@ -88,8 +88,8 @@ def curves(records: Sequence[Record], task: str) -> dict[str, Any]:
     return {
         "task": task,
         "trained": summary.trained_lengths(found),
-        "unit": figures.REACHES[measures[0]][1],
-        "measures": [{"id": measure, "name": figures.REACHES[measure][0]} for measure in measures],
+        "unit": summary.REACHES[measures[0]][1],
+        "measures": [{"id": measure, "name": summary.REACHES[measure][0]} for measure in measures],
         "gate": gate,
         "encodings": [
             {

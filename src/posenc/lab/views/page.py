@@ -1,12 +1,18 @@
-"""What makes a page of views: the script, and the numbers as text that no page can mistake for more than numbers."""
+"""What makes a page: its template, the script of its views, and numbers as text that no page can mistake for more."""
 
+import html
 import json
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jinja2
 from markupsafe import Markup
+
+from posenc.foreign import visible
+from posenc.lab.appearance import DARK, LIGHT, RAMP, RAMP_DARK, short
 
 SCRIPT = Path(__file__).with_name("views.js")
 SCHEMA = 1
@@ -14,6 +20,28 @@ SCHEMA = 1
 
 DIGITS = 7
 """Of each number in a page."""
+
+
+def template(path: Path) -> jinja2.Template:
+    """The template of a page that shows whatever text it is given letter by letter."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader((path.parent, Path(__file__).parent)),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        # Markup is a string too, and is no text.
+        finalize=lambda value: visible(value) if type(value) is str else value,
+    )
+    environment.filters.update(sentence=sentence, short=short)
+    colours: dict[str, Any] = {"colours": len(LIGHT), "light": [*LIGHT, *RAMP], "dark": [*DARK, *RAMP_DARK]}
+    environment.globals.update(colours)
+    return environment.get_template(path.name)
+
+
+def sentence(text: str) -> Markup:
+    """Plain words to HTML: escaped, with names between backticks set as code."""
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(visible(text))))
 
 
 def script() -> Markup:
@@ -44,3 +72,8 @@ def shortened(value: Any, digits: int = DIGITS) -> Any:
     if isinstance(value, (list, tuple)):
         return [shortened(part, digits) for part in value]
     return value
+
+
+def finite(value: Any) -> Any:
+    """The value as JSON holds it: null for numbers that JSON does not have, words for what it does not know."""
+    return json.loads(json.dumps(shortened(value, digits=17), default=str))

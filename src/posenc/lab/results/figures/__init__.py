@@ -22,7 +22,6 @@ from posenc.lab.results.figures.arrays import (
     similarity_matrix,
     spectrum,
     staircase,
-    wavelength_curve,
 )
 from posenc.lab.results.figures.files import FORMATS, check_format, pdf, png, save, svg
 from posenc.lab.results.figures.layout import (
@@ -32,15 +31,12 @@ from posenc.lab.results.figures.layout import (
     legend,
     mark_trained,
     name_points,
-    numbers,
     panels,
     plain_log,
-    short,
     wrapped,
 )
 from posenc.lab.results.figures.measured import (
     ABLATIONS,
-    REACHES,
     ablation,
     depths,
     extrapolation,
@@ -60,22 +56,17 @@ from posenc.lab.results.figures.pictured import (
 )
 from posenc.lab.results.figures.speed_and_reach import headline
 from posenc.lab.results.figures.style import (
-    DARK,
     DIVERGING,
     GRID,
     INK,
-    LIGHT,
     MARKERS,
     PAPER,
-    RAMP,
-    RAMP_DARK,
     SOFT,
     Look,
     color,
     house,
     look,
-    places,
     styled,
     using,
 )
-from posenc.lab.results.figures.weights import attention, attention_beside, attention_maps
+from posenc.lab.results.figures.weights import attention, attention_maps

@@ -10,6 +10,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from posenc.lab.results import summary
 from posenc.lab.results.figures.layout import (
     MOST_PANELS,
     figure,
@@ -19,7 +20,6 @@ from posenc.lab.results.figures.layout import (
     legend_beside,
     mark_trained,
     note,
-    numbers,
     panels,
     plain_log,
     scale_bar,
@@ -30,14 +30,14 @@ from posenc.lab.results.figures.style import BROKEN, DIVERGING, Look, ink, look,
 
 
 def two_axes(values: Any, what: str) -> np.ndarray:
-    array = numbers(values)
+    array = summary.numbers(values)
     if array.ndim != 2 or not array.size:
         raise ValueError(f"{what} must have two axes and at least one entry, got shape {array.shape}")
     return array
 
 
 def one_axis(values: Any, what: str, hint: str = "") -> np.ndarray:
-    array = np.atleast_1d(numbers(values))
+    array = np.atleast_1d(summary.numbers(values))
     if array.ndim != 1 or not array.size:
         got = f"got {type(values).__name__}" + (f" of shape {array.shape}" if array.size else "")
         raise ValueError(f"{what} must be at least one number, in a row; {got}{hint}")
@@ -115,16 +115,6 @@ def heatmap(table: Any, title: str) -> Figure:
 
 
 @styled
-def wavelength_curve(wavelengths: Any, trained_length: float | None, title: str) -> Figure:
-    """Positions per turn of each pair, fastest first; hollow where a turn is longer than the trained length."""
-    fig = figure(8, 3.9)
-    ax = fig.add_subplot(title=title)
-    draw_wavelengths(ax, one_axis(wavelengths, "wavelengths"), trained_length, look(0))
-    finish_wavelengths(ax, [trained_length] if trained_length else [])
-    return fig
-
-
-@styled
 def similarity_matrix(table: Any, title: str) -> Figure:
     """Cosine between the rows of a table [positions, channels]."""
     fig = figure(5.2, 4.4)
@@ -135,7 +125,7 @@ def similarity_matrix(table: Any, title: str) -> Figure:
 @styled
 def bias_curves(distances: Any, heads: Any, title: str) -> Figure:
     """What each head adds to a logit at each signed distance; `heads` is [heads, distances]."""
-    fig, x = figure(7, 3.9), numbers(distances)
+    fig, x = figure(7, 3.9), summary.numbers(distances)
     ax = fig.add_subplot()
     draw_bias(ax, x, two_axes(heads, "heads"), wrapped(title, 7))
     if len(x) and np.nanmin(x) < 0:
@@ -198,7 +188,7 @@ def curves(
     for place, (name, values) in enumerate(lines.items()):
         own = look(place)
         how = {"color": own.color, "linestyle": own.dashes} if len(lines) <= 2 else shade(place, len(lines))
-        ax.plot(numbers(x), numbers(values), **how, linewidth=thin(), label=name)
+        ax.plot(summary.numbers(x), summary.numbers(values), **how, linewidth=thin(), label=name)
     if log:
         ax.set_xscale("log")
         plain_log(ax.xaxis)
@@ -213,7 +203,7 @@ def curves(
 @styled
 def centre_maps(maps: Any, title: str) -> Figure:
     """How each head sees a grid from its middle cell, which is marked; `maps` is [heads, rows, columns]."""
-    array = numbers(maps)
+    array = summary.numbers(maps)
     if array.ndim != 3 or not array.size:
         raise ValueError(f"maps must be [heads, rows, columns] with at least one cell, got shape {array.shape}")
     shown = array[:MOST_PANELS]

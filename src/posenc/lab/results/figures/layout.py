@@ -1,6 +1,5 @@
 """Sheets of axes, legends, marks and words that fit a figure of any width."""
 
-import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 
 from posenc.foreign import visible
+from posenc.lab.appearance import short
 from posenc.lab.results import summary
 from posenc.lab.results.figures.style import BROKEN, Look, ink, points, soft
 
@@ -29,15 +29,6 @@ LETTER = 0.58
 
 LONGEST_SIDE = 100.0
 """Inches; no paper is larger, and a picture of more would not fit into memory."""
-
-
-def short(label: str, width: int = 30) -> str:
-    """A label that fits: without the folders of a path, and with its middle left out if it is still long."""
-    label = re.sub(r"[^\s+(),=]*/", "…/", visible(label))
-    if len(label) > width:
-        label = f"{label[: width // 2 - 1]}…{label[len(label) - (width - width // 2) :]}"
-    # matplotlib leaves labels that begin with an underscore out of legends.
-    return f" {label}" if label.startswith("_") else label
 
 
 def letters(inches: float, size: str | float) -> int:
@@ -60,15 +51,6 @@ def readable(token: Any) -> str:
     """A token as an axis label: blanks and what a font may lack are written out."""
     text = str(token)
     return "␣" if text == " " else text.encode("unicode_escape").decode("ascii")[:8]
-
-
-def numbers(values: Any) -> np.ndarray:
-    """An array of floats in which everything that is not a finite number is NaN, which is drawn as nothing."""
-    try:
-        array = np.asarray(values, dtype=float)
-    except (TypeError, ValueError):
-        return np.empty(0)
-    return np.where(np.isfinite(array), array, np.nan)
 
 
 def check_size(**sides: float | None) -> None:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
 from posenc.foreign import near, quoted
+from posenc.lab.appearance import places, short
 from posenc.lab.results import statistics, summary
 from posenc.lab.results.figures.arrays import write_cells
 from posenc.lab.results.figures.layout import (
@@ -24,13 +25,11 @@ from posenc.lab.results.figures.layout import (
     missing_handle,
     note,
     nothing,
-    numbers,
     plain_log,
     sheet,
-    short,
     width_of,
 )
-from posenc.lab.results.figures.style import BROKEN, NARROW, SEQUENTIAL, Look, ink, look, places, soft, styled
+from posenc.lab.results.figures.style import BROKEN, NARROW, SEQUENTIAL, Look, ink, look, soft, styled
 from posenc.lab.results.summary import Record, Result
 
 if TYPE_CHECKING:
@@ -81,13 +80,6 @@ def chosen(asked: str | Sequence[str] | None, known: Sequence[str], option: str)
     return names
 
 
-REACHES = {
-    "exact_match": ("exact match, %", "length, symbols"),
-    "perplexity_ratio": ("R: perplexity relative to trained length", "window length, bytes"),
-    "sliding_bits_per_byte": ("bits per byte, sliding windows", "window length, bytes"),
-}
-
-
 @styled
 def extrapolation(
     records: Sequence[Record],
@@ -122,7 +114,7 @@ def extrapolation(
     appearance, learned = looks(records), [result for result in results if result.learned]
     for ax, name in zip(on.axes, shown, strict=True):
         curves_by_length(ax, learned, appearance, name, 1.0 if text else 100.0, log=text)
-        ylabel, xlabel = REACHES[name]
+        ylabel, xlabel = summary.REACHES[name]
         ax.set(xlabel=xlabel, ylabel=ylabel)
         if name == "exact_match":
             ax.set_ylim(-4, 106)
@@ -162,7 +154,7 @@ def curves_by_length(
         if not known:
             continue
         x = np.array([length for length, _ in known], dtype=float)
-        low, middle, high = (numbers([getattr(s, end) for _, s in known]) * unit for end in ("low", "median", "high"))
+        low, middle, high = summary.numbers([(s.low, s.median, s.high) for _, s in known]).T * unit
         own = appearance[result.label]
         # Intervals at one length stand one inside the other, so that none is hidden.
         ax.vlines(x, low, high, color=own.color, linewidth=2 + 8 * (1 - place / len(results)), alpha=0.35, gid=own.gid)
@@ -274,7 +266,7 @@ def curve(run: Record) -> np.ndarray:
     if not isinstance(points, list) or not points:
         return np.empty((0, 4))
     keys = ("step", "cpu_s", "loss", "score")
-    out = numbers([[summary.number(summary.get(point, key)) for key in keys] for point in points])
+    out = summary.numbers([[summary.number(summary.get(point, key)) for key in keys] for point in points])
     if len(out) > MOST_POINTS:
         out = out[np.unique(np.linspace(0, len(out) - 1, MOST_POINTS).round().astype(int))]
     return out
@@ -409,7 +401,7 @@ def found_by_place(result: Result) -> DepthTable:
 
 def draw_depths(ax: Axes, table: DepthTable, title: str) -> None:
     lengths, places = (sorted({at[axis] for at in table}) for axis in (0, 1))
-    cells = numbers([[table.get((length, place), np.nan) for length in lengths] for place in places]) * 100
+    cells = summary.numbers([[table.get((length, place), np.nan) for length in lengths] for place in places]) * 100
     ax.imshow(cells, cmap=SEQUENTIAL, vmin=0, vmax=100, aspect="auto", interpolation="none")
     ax.set_title(title)
     ax.set_xticks(range(len(lengths)), [summary.count(length) for length in lengths])

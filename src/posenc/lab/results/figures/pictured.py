@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from posenc.lab.appearance import short
 from posenc.lab.results import summary
 from posenc.lab.results.figures.arrays import (
     cosines,
@@ -25,9 +26,7 @@ from posenc.lab.results.figures.layout import (
     mark_trained,
     name_points,
     note,
-    numbers,
     sheet,
-    short,
 )
 from posenc.lab.results.figures.measured import checked, looks
 from posenc.lab.results.figures.style import BROKEN, ink, soft, styled, thin
@@ -70,13 +69,13 @@ def goes_past(records: Sequence[Record], kind: str) -> bool:
 
 def tables_of(records: Sequence[Record], kind: str, axes: int) -> Pictures:
     """What `pictured` finds, as arrays of so many axes."""
-    arrays = [(label, run, numbers(picture)) for label, run, picture in pictured(records, kind)]
+    arrays = [(label, run, summary.numbers(picture)) for label, run, picture in pictured(records, kind)]
     return [(label, run, array) for label, run, array in arrays if array.ndim == axes and array.size]
 
 
 def biases_of(records: Sequence[Record]) -> Pictures:
     pictures = pictured(records, "bias")
-    return [(label, run, b) for label, run, b in pictures if numbers(summary.get(b, "heads")).ndim == 2]
+    return [(label, run, b) for label, run, b in pictures if summary.numbers(summary.get(b, "heads")).ndim == 2]
 
 
 @styled
@@ -167,6 +166,6 @@ def bias(records: Sequence[Record], **size: "Unpack[Size]") -> Figure | None:
         return None
     on = grid_of(len(biases), 3, (3.1, 2.7), "Bias on the logit by distance", **size)
     for ax, (label, run, heads) in zip(on.axes, biases, strict=True):
-        draw_bias(ax, numbers(heads.get("distance")), numbers(heads["heads"]), short(label, 28))
+        draw_bias(ax, summary.numbers(heads.get("distance")), summary.numbers(heads["heads"]), short(label, 28))
         mark_trained(ax, beyond_training(run, extent(heads)))
     return on.figure

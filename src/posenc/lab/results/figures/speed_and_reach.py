@@ -8,18 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from posenc.lab.appearance import short
 from posenc.lab.results import summary
-from posenc.lab.results.figures.layout import (
-    letters,
-    name_points,
-    note,
-    numbers,
-    plain_log,
-    sheet,
-    short,
-    width_of,
-    wrapped,
-)
+from posenc.lab.results.figures.layout import letters, name_points, note, plain_log, sheet, width_of, wrapped
 from posenc.lab.results.figures.measured import checked, chosen, looks, task_among
 from posenc.lab.results.figures.style import BROKEN, Look, soft, styled
 from posenc.lab.results.summary import Headline, Record, Result
@@ -92,8 +83,8 @@ def draw_standings(
     for place, (s, time, reach) in enumerate(timed):
         own = appearance[s.label]
         # A reach below 1, of seeds that have not learned, is shown as 1.
-        x, left, right = numbers([time.median, time.low, time.high])
-        y, foot, head = np.maximum(numbers([reach.median, reach.low, reach.high]), 1.0)
+        x, left, right = summary.numbers([time.median, time.low, time.high])
+        y, foot, head = np.maximum(summary.numbers([reach.median, reach.low, reach.high]), 1.0)
         # Reaches are few, so many encodings share one: their intervals lie one inside the other.
         bar: dict[str, Any] = {"color": own.color, "linewidth": 1 + 6 * (1 - place / len(timed)), "alpha": 0.5}
         ax.hlines(y, left, right, **bar, gid=own.gid)

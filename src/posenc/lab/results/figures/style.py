@@ -6,9 +6,7 @@ what is still at matplotlib's own default. Nothing outside is changed.
 
 import contextlib
 import functools
-import itertools
-import zlib
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,25 +15,20 @@ from typing import Any, ParamSpec, TypeVar
 import matplotlib
 import matplotlib.style
 import numpy as np
+from cycler import cycler
 from matplotlib.font_manager import FontProperties
 
 from posenc.foreign import near, quoted, regular
+from posenc.lab.appearance import LIGHT, RAMP, places
 
 STYLE = Path(__file__).with_name("posenc.mplstyle")
 HOUSE: dict[Any, Any] = dict(matplotlib.rc_params_from_file(STYLE, use_default_template=False))
+HOUSE["axes.prop_cycle"] = cycler("color", LIGHT)
 
-# The house's own colours; the page gives each a light and a dark value.
-LIGHT: tuple[str, ...] = tuple(HOUSE["axes.prop_cycle"].by_key()["color"])
-DARK = ("#3291c0", "#ff893f", "#19bd8d", "#f29ace", "#f9d14d", "#b6e0ff", "#9e82ff", "#937f7a")
-# What has an order, such as heads, from the first to the last.
-RAMP = ("#300148", "#2b176f", "#02377f", "#055271", "#006872", "#047d6f", "#0e9457", "#719e39")
-RAMP_DARK = ("#884baf", "#706ed6", "#4292e8", "#16b2de", "#09cdcf", "#59e4b5", "#adf099", "#f4f68c")
 INK, SOFT, GRID, PAPER = (HOUSE[name] for name in ("text.color", "axes.edgecolor", "grid.color", "figure.facecolor"))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 GLYPHS = ("●", "■", "▲", "◆", "▼", "✚", "✖", "★")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.6)), (0, (6, 2, 1.2, 2)))
-# The best known encodings: the first eight have the eight colours, the others come round again.
-KNOWN = ("rotary", "learned", "alibi", "t5_bias", "shaw", "sinusoidal", "kerple", "none", "fire", "sandwich")
 BROKEN = (0, (4, 3))
 """The line where training ended."""
 
@@ -175,18 +168,6 @@ class Look:
         """How its line is drawn, with a mark at each point that paper parts from it."""
         edge = {"markeredgecolor": paper(), "markeredgewidth": 0.6}
         return {"color": self.color, "marker": self.marker, "linestyle": self.dashes, "gid": self.gid, **edge}
-
-
-def places(specs: Iterable[str]) -> dict[str, int]:
-    """The place of each encoding among the looks: its name decides its colour, and a sum has that of its first part."""
-    found: dict[str, int] = {}
-    for spec in dict.fromkeys(specs):
-        first, *others = spec.split(" + ")
-        place = KNOWN.index(first) if first in KNOWN else len(LIGHT) + zlib.crc32(ascii(first).encode()) % len(LIGHT)
-        # Those that share a colour have other markers and dashes.
-        free = itertools.count(place + len(LIGHT) * bool(others), len(LIGHT))
-        found[spec] = next(place for place in free if place not in found.values())
-    return found
 
 
 @styled

@@ -13,8 +13,9 @@ from matplotlib.image import AxesImage
 from matplotlib.textpath import TextPath
 from matplotlib.transforms import Affine2D
 
+from posenc.lab.appearance import short
 from posenc.lab.results import summary
-from posenc.lab.results.figures.layout import figure, numbers, readable, scale_bar, short
+from posenc.lab.results.figures.layout import figure, readable, scale_bar
 from posenc.lab.results.figures.style import SEQUENTIAL, ink, points, styled
 from posenc.lab.results.summary import Record
 
@@ -25,9 +26,6 @@ LINE = 1 / 72 / 0.85
 """Inches of a line of letters, for each point of their size."""
 LEAST_LETTERS = 4.5
 """Points; smaller letters than these beside a map are not read, so where they do not fit, some are left out."""
-
-GAP = 3.0
-"""Points between a map and its words."""
 
 
 @styled
@@ -43,7 +41,7 @@ def attention(
     None where the record holds no attention.
     """
     kinds = {"with position": "with", "position removed": "without"}
-    maps = {words: numbers(summary.get(record, "attention", kind) or []) for words, kind in kinds.items()}
+    maps = {words: summary.numbers(summary.get(record, "attention", kind) or []) for words, kind in kinds.items()}
     blocks = [(words, weights) for words, weights in maps.items() if weights.ndim == 4 and weights.size]
     if not blocks:
         return None
@@ -123,40 +121,35 @@ def write(ax: Axes, axis: str, words: Sequence[str], places: Sequence[int], size
 
     One collection of shapes: ticks, which are an artist for each word, took most of a report's time.
     """
-    shapes, room = [], 0.0
+    shapes, room, gap = [], 0.0, 3.0
     for word in words:
         shape = TextPath((0, 0), word, size=size)
         box, put = shape.get_extents(), Affine2D()
         if axis == "y":
-            put.translate(-box.x1 - GAP, -0.36 * size)
+            put.translate(-box.x1 - gap, -0.36 * size)
         elif len(word) > 1:
-            put.rotate_deg(90).translate(0.36 * size, -box.x1 - GAP)
+            put.rotate_deg(90).translate(0.36 * size, -box.x1 - gap)
         else:
-            put.translate(-(box.x0 + box.x1) / 2, -0.73 * size - GAP)
+            put.translate(-(box.x0 + box.x1) / 2, -0.73 * size - gap)
         shapes.append(put.transform_path(shape))
         room = max(room, size if axis == "x" and len(word) == 1 else box.x1)
     if shapes:
-        dots = Affine2D().scale(1 / 72) + ax.figure.dpi_scale_trans
         along = [(place, 0) if axis == "x" else (0, place) for place in places]
         where = ax.get_xaxis_transform() if axis == "x" else ax.get_yaxis_transform()
-        letters = PathCollection(shapes, offsets=along, offset_transform=where, facecolors=ink(), linewidths=0, snap=False)
-        letters.set_transform(dots)
+        letters = PathCollection(shapes, offsets=along, offset_transform=where, color=ink(), linewidths=0, snap=False)
+        letters.set_transform(Affine2D().scale(1 / 72) + ax.figure.dpi_scale_trans)
         ax.add_collection(letters, autolim=False).set_clip_on(False)
-    return room + 2 * GAP
+    return room + 2 * gap
 
 
 @styled
 def attention_maps(weights: Any, tokens: Sequence[Any] | None, title: str) -> Figure:
-    """Attention weights [layers, heads, queries, keys], or [heads, queries, keys], or one map."""
-    array = numbers(weights)
-    if array.ndim not in (2, 3, 4):
-        raise ValueError(
-            f"weights must be [layers, heads, queries, keys], or have fewer axes in front; got shape {array.shape}"
-        )
-    return draw_attention([("", array.reshape((1,) * (4 - array.ndim) + array.shape))], tokens or [], title)
-
-
-@styled
-def attention_beside(maps: Mapping[str, Any], title: str) -> Figure:
-    """Attention weights [heads, queries, keys] of one layer in several settings, each with its words."""
-    return draw_attention([(words, numbers(weights)[None]) for words, weights in maps.items()], [], title)
+    """Attention weights [layers, heads, queries, keys], or [heads, queries, keys], or one map; or several by words."""
+    blocks = []
+    for words, maps in (weights if isinstance(weights, Mapping) else {"": weights}).items():
+        array = summary.numbers(maps)
+        if array.ndim not in (2, 3, 4):
+            expected = "weights must be [layers, heads, queries, keys], or have fewer axes in front"
+            raise ValueError(f"{expected}; got shape {array.shape}")
+        blocks.append((words, array.reshape((1,) * (4 - array.ndim) + array.shape)))
+    return draw_attention(blocks, tokens or [], title)

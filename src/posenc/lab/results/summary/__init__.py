@@ -19,6 +19,7 @@ from posenc.lab.results.summary.runs import (
     labels,
     need_records,
     number,
+    numbers,
     results,
     shown_positions,
     spec_of,
@@ -33,6 +34,7 @@ from posenc.lab.results.summary.tables import Cell, TaskTable, cell, how_flat, t
 from posenc.lab.results.summary.words import (
     MOST_OF_A_SENTENCE,
     NOTHING,
+    REACHES,
     ask,
     count,
     duration,

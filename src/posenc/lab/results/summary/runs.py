@@ -7,11 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from posenc.lab.results import statistics
 from posenc.lab.results.statistics import Spread
 from posenc.plugins import plugins_in
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Record: TypeAlias = dict[str, Any]
 
@@ -32,6 +35,17 @@ def number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
         return None
     return float(value)
+
+
+def numbers(values: Any) -> "np.ndarray":
+    """An array of floats in which everything that is not a finite number is NaN, which is drawn as nothing."""
+    import numpy as np
+
+    try:
+        array = np.asarray(values, dtype=float)
+    except (TypeError, ValueError):
+        return np.empty(0)
+    return np.where(np.isfinite(array), array, np.nan)
 
 
 def over_seeds(values: Iterable[Any], *, sequences: int | None = None) -> Spread | None:

@@ -8,16 +8,7 @@ from posenc.lab.results.statistics import Spread
 from posenc.lab.results.summary import claims
 from posenc.lab.results.summary.claims import EXPLODES, FLAT
 from posenc.lab.results.summary.runs import NOT_LEARNED, Record, Result, need_records, results, tasks
-from posenc.lab.results.summary.words import (
-    NOTHING,
-    bits,
-    count,
-    percent,
-    ratio,
-    seconds,
-    times,
-    trained_words,
-)
+from posenc.lab.results.summary.words import NOTHING, bits, count, percent, ratio, seconds, times, trained_words
 from posenc.lab.runs.record import Failure
 
 FAILED = "failed"

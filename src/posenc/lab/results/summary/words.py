@@ -14,6 +14,12 @@ from posenc.lab.results.summary.runs import Record, Result, Settled, trained_len
 NOTHING = "\N{EN DASH}"
 # Names in one list; the table has them all.
 MOST_NAMES = 10
+# The axes of scores by length: what is measured, and what lengths count.
+REACHES = {
+    "exact_match": ("exact match, %", "length, symbols"),
+    "perplexity_ratio": ("R: perplexity relative to trained length", "window length, bytes"),
+    "sliding_bits_per_byte": ("bits per byte, sliding windows", "window length, bytes"),
+}
 # Letters that are shown: of a name or any other text of a record, and of a sentence.
 MOST_LETTERS = 200
 MOST_OF_A_SENTENCE = 1_000

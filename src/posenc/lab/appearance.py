@@ -1,0 +1,38 @@
+"""How encodings look in every figure and on every page: colours, the place of each among them, names that fit."""
+
+import itertools
+import re
+import zlib
+from collections.abc import Iterable
+
+from posenc.foreign import visible
+
+# On white each has a contrast of 3 or more, and they stay apart for colour-blind readers; DARK is for a dark page.
+LIGHT = ("#005eb0", "#d45902", "#04905c", "#c563ad", "#8a4b00", "#0091eb", "#3c2b90", "#6a6376")
+DARK = ("#3291c0", "#ff893f", "#19bd8d", "#f29ace", "#f9d14d", "#b6e0ff", "#9e82ff", "#937f7a")
+# What has an order, such as heads, from the first to the last.
+RAMP = ("#300148", "#2b176f", "#02377f", "#055271", "#006872", "#047d6f", "#0e9457", "#719e39")
+RAMP_DARK = ("#884baf", "#706ed6", "#4292e8", "#16b2de", "#09cdcf", "#59e4b5", "#adf099", "#f4f68c")
+# The best known encodings: the first eight have the eight colours, the others come round again.
+KNOWN = ("rotary", "learned", "alibi", "t5_bias", "shaw", "sinusoidal", "kerple", "none", "fire", "sandwich")
+
+
+def places(specs: Iterable[str]) -> dict[str, int]:
+    """The place of each encoding among the looks: its name decides its colour, and a sum has that of its first part."""
+    found: dict[str, int] = {}
+    for spec in dict.fromkeys(specs):
+        first, *others = spec.split(" + ")
+        place = KNOWN.index(first) if first in KNOWN else len(LIGHT) + zlib.crc32(ascii(first).encode()) % len(LIGHT)
+        # Those that share a colour have other markers and dashes.
+        free = itertools.count(place + len(LIGHT) * bool(others), len(LIGHT))
+        found[spec] = next(place for place in free if place not in found.values())
+    return found
+
+
+def short(label: str, width: int = 30) -> str:
+    """A label that fits: without the folders of a path, and with its middle left out if it is still long."""
+    label = re.sub(r"[^\s+(),=]*/", "…/", visible(label))
+    if len(label) > width:
+        label = f"{label[: width // 2 - 1]}…{label[len(label) - (width - width // 2) :]}"
+    # matplotlib leaves labels that begin with an underscore out of legends.
+    return f" {label}" if label.startswith("_") else label
