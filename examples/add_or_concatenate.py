@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from posenc import Encoder, Encoding, Positions, Sinusoidal, terminal
 from posenc.lab import figures
+from posenc.lab.appearance import LIGHT
 
 VOCAB, TOKENS, DIM, HEADS = 26, 12, 64, 4
 
@@ -92,7 +93,7 @@ def draw(curves: dict[str, list[float]]) -> Figure:
     fig = figures.figure(8, 4.2, "Reversing twelve letters, position added or concatenated")
     ax = fig.add_subplot(xlabel="step", ylabel="cross-entropy, nats")
     for place, (name, losses) in enumerate(curves.items()):
-        ax.plot(range(1, len(losses) + 1), losses, label=name, color=figures.LIGHT[place])
+        ax.plot(range(1, len(losses) + 1), losses, label=name, color=LIGHT[place])
     ax.legend()
     return fig
 

@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from posenc import Decoder, terminal
 from posenc.lab import figures
+from posenc.lab.appearance import LIGHT
 from posenc.lab.texts import data
 
 BOS, VOCAB = 256, 257
@@ -60,8 +61,8 @@ def draw(curve: list[tuple[int, float, float]]) -> Figure:
     step, trained, held_out = zip(*curve, strict=True)
     fig = figures.figure(8, 4, "Mini-GPT on text")
     ax = fig.add_subplot(xlabel="step", ylabel="cross-entropy, nats per byte")
-    ax.plot(step, trained, label="training text, mean since the last point", color=figures.LIGHT[0])
-    ax.plot(step, held_out, label="held-out files", color=figures.LIGHT[1], marker="o")
+    ax.plot(step, trained, label="training text, mean since the last point", color=LIGHT[0])
+    ax.plot(step, held_out, label="held-out files", color=LIGHT[1], marker="o")
     ax.legend()
     return fig
 

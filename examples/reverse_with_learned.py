@@ -19,6 +19,7 @@ from torch import nn
 
 from posenc import Encoder, terminal
 from posenc.lab import figures
+from posenc.lab.appearance import LIGHT
 
 VOCAB, TOKENS, DIM, HEADS, LAYERS = 26, 12, 64, 4, 1
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -29,9 +30,9 @@ def draw(curve: list[tuple[int, float, float]]) -> Figure:
     step, losses, matches = zip(*curve, strict=True)
     fig = figures.figure(8, 3.8, "Reversing with a learned encoding")
     left, right = fig.subplots(1, 2)
-    left.plot(step, losses, marker="o", color=figures.LIGHT[0])
+    left.plot(step, losses, marker="o", color=LIGHT[0])
     left.set(title="loss falls", xlabel="step", ylabel="cross-entropy, nats", ylim=(0, None))
-    right.plot(step, [100 * match for match in matches], marker="o", color=figures.LIGHT[1])
+    right.plot(step, [100 * match for match in matches], marker="o", color=LIGHT[1])
     right.set(title="exact match rises", xlabel="step", ylabel="held-out sequences right, %", ylim=(-3, 103))
     return fig
 
