@@ -14,7 +14,7 @@ __version__ = "0.2.0"
 
 HOMES = {
     "Attention": "attention", "Block": "model", "Cache": "cache", "Chosen": "kernels.chosen_weights",
-    "ChunkStore": "chunk_store", "Compose": "encoding", "Decoder": "model", "Encoder": "model",
+    "Compose": "encoding", "Decoder": "model", "Encoder": "model",
     "EncoderDecoder": "model", "Encoding": "encoding", "Keys": "keys", "Mask": "masks", "OnHeads": "chosen_heads",
     "Positions": "positions", "Shape": "encoding", "Sizes": "sizes", "TokenPositionEmbedding": "embedding",
     "build": "catalogue", "hand_out": "hand_outs", "names": "catalogue", "preset": "presets",

@@ -8,7 +8,6 @@ from posenc import channel_pairs as channel_pairs
 from posenc import checkpoints as checkpoints
 from posenc import checks as checks
 from posenc import chosen_heads as chosen_heads
-from posenc import chunk_store as chunk_store
 from posenc import cli as cli
 from posenc import coordinate_maps as coordinate_maps
 from posenc import distance_maps as distance_maps
@@ -55,7 +54,6 @@ from posenc.cache import Cache
 from posenc.catalogue import build, names
 from posenc.checkpoints.live.register import register
 from posenc.chosen_heads import OnHeads
-from posenc.chunk_store import ChunkStore
 from posenc.embedding import TokenPositionEmbedding
 from posenc.encoding import Compose, Encoding, Shape
 from posenc.encodings.alibi import ALiBi
@@ -122,7 +120,6 @@ __all__ = [
     "Block",
     "Cache",
     "Chosen",
-    "ChunkStore",
     "Compose",
     "Contextual",
     "ContinuousTime",
