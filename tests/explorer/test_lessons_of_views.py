@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import pytest
+
 from posenc.lessons import lessons
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_every_view_names_a_lesson_by_its_place_and_files_or_a_page(kept):
     page = kept()
     places = {f"src/posenc/lessons/{one.name}.md": f"posenc lesson {one.place}" for one in lessons()}

@@ -83,6 +83,7 @@ FAINT = """() => {
 TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 
 
+@pytest.mark.slow
 def test_each_view_begins_with_its_picture_and_two_controls_and_a_phone_keeps_it_in_sight(opened):
     page = opened(width=390)
     page.reload()
@@ -259,6 +260,7 @@ def test_a_link_that_sets_what_stands_under_more_opens_it(browser, written):
     page.close()
 
 
+@pytest.mark.slow
 def test_an_address_that_says_nonsense_is_a_page_all_the_same(opened):
     page = opened()
     views = views_of(page)

@@ -1,6 +1,7 @@
 """Cases of a kind in two tiers: the first few prove it in every run, and all of them under `run.py test --all`."""
 
 from collections.abc import Iterable
+from datetime import date
 from itertools import islice
 from typing import Any
 
@@ -13,6 +14,12 @@ def rest_slow(cases: Iterable[Any], first: int) -> list[Any]:
     """The cases of one argument, those behind the first few marked as slow."""
     cases = iter(cases)
     return [*islice(cases, first), *(pytest.param(case, marks=pytest.mark.slow) for case in cases)]
+
+
+def a_third_each_day(cases: Iterable[Any]) -> list[Any]:
+    """The cases of one argument, marked as slow but for a third, which is another one on another day."""
+    today = date.today().toordinal() % 3
+    return [pytest.param(case, marks=[pytest.mark.slow] * (n % 3 != today)) for n, case in enumerate(cases)]
 
 
 def of_these_slow(cases: Iterable[str], endings: tuple[str, ...]) -> list[Any]:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import pytest
 import torch
-from tiers import rest_slow
+from tiers import a_third_each_day, rest_slow
 from torch import Generator
 
 from posenc.lab import checking
@@ -33,7 +33,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("promise", checking.PROMISES, ids=name_of)
-@pytest.mark.parametrize("spec", rest_slow([*TASKS, *OPTIONS], len(TASKS)))
+@pytest.mark.parametrize("spec", a_third_each_day(TASKS) + rest_slow(OPTIONS, 0))
 def test_a_task_that_ships_keeps_every_promise(spec: str, promise) -> None:
     verdict, *more = checking.check(spec, [promise])
     assert not more and verdict.good, verdict.message

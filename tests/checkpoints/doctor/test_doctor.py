@@ -13,7 +13,7 @@ from torch import Tensor, nn
 transformers = pytest.importorskip("transformers")
 
 from code_in_texts import HOME  # noqa: E402
-from tiers import rest_slow  # noqa: E402
+from tiers import a_third_each_day, rest_slow  # noqa: E402
 
 from posenc import cli  # noqa: E402
 from posenc.checkpoints.doctor import defects  # noqa: E402
@@ -132,7 +132,7 @@ DEAR = ("t5", "nested, truncated", "an image model's text", "prophetnet")
 FEW = [which for which, (_, hits) in HITS.items() if hits is not None and which not in DEAR]
 
 
-@pytest.mark.parametrize("which", rest_slow([*FEW, *DEAR], len(FEW)))
+@pytest.mark.parametrize("which", a_third_each_day(FEW) + rest_slow(DEAR, 0))
 def test_each_defect_hits_the_configs_that_have_it_and_no_others(which: str, tmp_path: Path):
     config, hits = HITS[which]
     diagnoses = list(examine(written(tmp_path, config)))
