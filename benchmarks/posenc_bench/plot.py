@@ -9,6 +9,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from posenc.lab import figures
 from posenc.lab.appearance import short
+from posenc.lab.results.figures.style import Look
 from posenc_bench.goals import Found
 
 PASSES = ("forward", "forward and backward")
@@ -50,7 +51,7 @@ def of(row: Found, passes: str) -> bool:
     return row["facts"]["pass"] == passes
 
 
-def draw(ax: Axes, rows: Sequence[Found], looks: Mapping[str, figures.Look]) -> None:
+def draw(ax: Axes, rows: Sequence[Found], looks: Mapping[str, Look]) -> None:
     """One line for each candidate, with its name at the end of it."""
     lengths = sorted({row["facts"]["tokens"] for row in rows})
     ends = []

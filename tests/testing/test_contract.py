@@ -75,7 +75,6 @@ OF_SUMS = [
     testing.a_forward_pass_works,
     testing.says_what_the_paper_says,
     testing.evaluators_and_kernels_agree,
-    testing.a_sum_is_served_as_its_parts_are,
     testing.a_cache_changes_nothing,
     testing.left_padding_changes_nothing,
     testing.packing_changes_nothing,

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import testing
-from posenc.biases import Bias, ByDistance, Dense, Pairs, total
-from posenc.encoding import Compose, Encoding
+from posenc.biases import Bias, ByDistance, Pairs
+from posenc.encoding import Encoding
 from posenc.encodings.rotary import Rotary
 from posenc.kernels.biases.distances import DistanceGradient
 from posenc.kernels.rotate_pairs import rotate_pairs
@@ -213,19 +213,6 @@ class InvertedSign(Slope):
                 return exchanged.dense(dtype).transpose(-1, -2)
 
         return [Turned(self, at, keys.at, None if q is None else q.shape[1], len(keys.k))]
-
-
-class AddsUpAsAMatrix(Slope):
-    """Gives a matrix of all pairs when it stands beside another bias."""
-
-    def __add__(self, other: Encoding) -> Compose:
-        class Matrix(Compose):
-            def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
-                added = total(super().biases(q, at, keys), torch.float64)
-                assert added is not None
-                return [Dense(added)]
-
-        return Matrix(self, other)
 
 
 class ForgetsAnOption(Slope):
@@ -476,7 +463,6 @@ CAUGHT = [
     (WrongFrequency, testing.says_what_the_paper_says, "against the formula"),
     (WrongClamp, testing.says_what_the_paper_says, "far"),
     (InvertedSign, testing.evaluators_and_kernels_agree, "the dense bias against its closure"),
-    (AddsUpAsAMatrix, testing.a_sum_is_served_as_its_parts_are, "beside alibi by ('blocked', 'dense')"),
     (ForgetsAnOption, testing.the_spec_round_trips, "builds"),
     (HidesAnOption, testing.the_spec_round_trips, "has no attribute 'rate'"),
     (ChangesItsInput, testing.nothing_given_is_changed, "q was changed in place"),

@@ -27,17 +27,11 @@ class BlockSizes(threading.local):
     narrowest = 128
     """How many keys it takes at least, so that matrix products keep their speed."""
 
-    pairs_nearest = 1 << 17
-    """How many pairs of all heads sums along the keys are taken of at once: the cache of a core holds them."""
-
     rows_counted = 64
     """How many queries are counted at once: the fewer, the fewer keys lie between where the first and the last end."""
 
     far = 300
     """How many keys far away are worth a part of their own, which has to be merged with the rest."""
-
-    pairs_of_a_call = 40_000
-    """How many pairs of one head take as long as it takes to call PyTorch's kernel once more."""
 
     pairs_of_a_mask = 1 << 19
     """Up to how many pairs one mask of them all, the same for all heads, is faster than blocks that leave pairs out."""

@@ -32,7 +32,6 @@ from posenc.testing.promises.side_effects import (
     the_order_of_calls_changes_nothing,
 )
 from posenc.testing.promises.values import (
-    a_sum_is_served_as_its_parts_are,
     evaluators_and_kernels_agree,
     every_parameter_learns,
     gradients_are_those_of_small_steps,
@@ -47,13 +46,11 @@ from posenc.testing.subjects import (
     LONG,
     SHAPE,
     TOKENS,
-    Factory,
     Net,
     Source,
     Subject,
     count,
     far_enough,
-    far_positions,
     in_chunks,
     inside,
     make,

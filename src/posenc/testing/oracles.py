@@ -59,8 +59,8 @@ def attention_by_formula(
     queries: Iterable[int] | None,
 ) -> Tensor:
     B, T, _ = x.shape
-    v = layer.split(layer.to_value(other), layer.heads).tolist()
-    turned = tokens_of(encoding, layer, layer.to_query, x, at), tokens_of(encoding, layer, layer.to_key, other, keys_at)
+    v = layer.split(layer.v_proj(other), layer.heads).tolist()
+    turned = tokens_of(encoding, layer, layer.q_proj, x, at), tokens_of(encoding, layer, layer.k_proj, other, keys_at)
     allowed = mask.allowed(at, keys_at).expand(B, 1, T, -1).tolist()
     out = torch.zeros(B, T, layer.heads * layer.head_dim, dtype=x.dtype)
     for b in range(B):
@@ -78,7 +78,7 @@ def attention_by_formula(
                     out[b, i, h * layer.head_dim + c] = math.fsum(
                         w * value for w, value in zip(weights, values, strict=True)
                     )
-    return layer.to_output(out)
+    return layer.o_proj(out)
 
 
 def tokens_of(

@@ -13,7 +13,6 @@ ADVICE = {
     "a_forward_pass_works": "posenc.Encoding says what each door is given and has to give; the others wait for this",
     "says_what_the_paper_says": "compare the doors with your formula_... methods for one query and key: one is wrong",
     "evaluators_and_kernels_agree": "a closure must be elementwise in its indices, and by_distance in its distances",
-    "a_sum_is_served_as_its_parts_are": "give the same forms of biases for any number of heads, beside anything",
     "a_cache_changes_nothing": "read at.coords and at.order, never a tensor's length; what neighbours say: remember()",
     "a_moved_key_is_the_key_of_its_new_place": "moved(k, before, after) turns by the difference, without a temperature",
     "left_padding_changes_nothing": "read at.coords and at.order (-1 is padding), never the index in the tensor",

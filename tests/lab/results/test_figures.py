@@ -24,7 +24,7 @@ from posenc.lab import figures
 from posenc.lab.appearance import RAMP, places, short
 from posenc.lab.board.picture import speed_and_reach
 from posenc.lab.board.tables import Standing
-from posenc.lab.results.figures import arrays, layout, measured, style
+from posenc.lab.results.figures import arrays, layout, measured, pictured, style
 
 HOME = Path(__file__).parents[3]
 TASKS = ("repeat", "copy", "text")
@@ -199,7 +199,7 @@ def test_titles_that_are_too_long_are_folded():
 
 
 def test_each_encoding_has_one_picture_of_a_run_that_saw_most():
-    shown = figures.pictured(RECORDS, "added")
+    shown = pictured.pictured(RECORDS, "added")
     assert {label: len(table) for label, _, table in shown} == {"learned": 128, "sinusoidal": 128}
 
 

@@ -16,6 +16,7 @@ from posenc.foreign.text import markdown_code
 from posenc.lab import store
 from posenc.lab.results import figures, summary
 from posenc.lab.results.drawer import Drawer
+from posenc.lab.results.figures.layout import handle, legend, panels
 from posenc.lab.results.summary import duration
 from posenc.lab.results.tables import as_markdown
 from posenc.lab.views.page import template
@@ -148,7 +149,7 @@ def by_length(record: Record) -> Figure | None:
     curves = details(record, curves=True)
     if not (count := len(numbers) + len(curves)):
         return None
-    fig, axes = figures.panels(count, 2, 4.6, 3.6, f"{title(record).partition(':')[0]}, by {record['unit']}")
+    fig, axes = panels(count, 2, 4.6, 3.6, f"{title(record).partition(':')[0]}, by {record['unit']}")
     lines = [(figures.look(place), f"encoding-{place}", entry) for place, entry in enumerate(record["methods"])]
     for ax, (measure, number) in zip(axes, numbers, strict=False):
         lengths = lengths_of(record, measure)
@@ -168,7 +169,7 @@ def by_length(record: Record) -> Figure | None:
                 ax.plot(detail["at"], ys, color=look.color, linestyle=look.dashes, linewidth=1.3)[0].set_gid(group)
         finish(ax, record, words, log=True)
         ax.xaxis.set_major_formatter("{x:,.0f}")
-    figures.legend(fig, [figures.handle(entry["name"], look) for look, _, entry in lines], columns=6)
+    legend(fig, [handle(entry["name"], look) for look, _, entry in lines], columns=6)
     return fig
 
 

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from posenc.foreign import visible
 from posenc.lab.appearance import LIGHT, RAMP
 from posenc.lab.results import figures
+from posenc.lab.results.figures.style import house
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Drawer:
         says   the caption: how the figure is read
         shows  the result in words, for who does not see it
         """
-        with figures.house():
+        with house():
             drawn = draw()
             if drawn is None:
                 return None

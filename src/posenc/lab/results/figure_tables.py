@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from posenc.lab.results import figures, summary
+from posenc.lab.results.figures.measured import found_by_place
 from posenc.lab.results.summary import NOTHING, Record, count, percent
 from posenc.lab.results.summary.words import bits
 
@@ -24,7 +25,7 @@ def ablation(records: Sequence[Record], task: str) -> Table:
 
 def depths(records: Sequence[Record], task: str) -> Table:
     """What share is found at each place and length."""
-    found = {r.label: table for r in summary.results(records, task) if (table := figures.found_by_place(r))}
+    found = {r.label: table for r in summary.results(records, task) if (table := found_by_place(r))}
     lengths, places = (sorted({at[axis] for table in found.values() for at in table}) for axis in (0, 1))
     rows = [
         [label, f"{100 * place:.0f}", *(number(table.get((length, place)), percent) for length in lengths)]

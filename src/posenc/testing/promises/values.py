@@ -8,10 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from posenc import kernels, masks
-from posenc.attention import Attention
+from posenc import masks
 from posenc.biases import total
-from posenc.encoding import BIASES, Encoding, Shape
+from posenc.encoding import BIASES, Encoding
 from posenc.kernels.block_sizes import SIZES
 from posenc.keys import Keys
 from posenc.masks import Mask
@@ -30,7 +29,6 @@ from posenc.testing.subjects import (
     far_enough,
     mask_name,
     on_axes,
-    registered,
     some_positions,
     tokens,
     with_gradients,
@@ -202,46 +200,6 @@ def small_blocks() -> AbstractContextManager[None]:
 
 
 @promise
-def a_sum_is_served_as_its_parts_are(subject: Subject) -> None:
-    """Beside a bias and on chosen heads everything is evaluated as it is alone: numbers could agree, only slower."""
-    net, shape = subject.net(), subject.shape
-    at, asked = on_axes(count(TOKENS), net.axes), False
-    (alibi,) = Subject("alibi", shape).net().used
-    for encoding in net.used:
-        kernel, *ways = served(encoding, shape, at)
-        if net.axes in (0, 1):
-            asked = True
-            _, beside = served(alibi, shape, at)
-            # Attention without a matrix of all pairs is one call of sdpa, and with a bias it goes through blocks.
-            expected = ["blocked", *sorted({*ways, beside})] if kernel in ("blocked", "sdpa") else [kernel]
-            got = served(encoding + alibi, shape, at)
-            assert [*got] == expected, f"{encoding} is served by {kernel} {ways}, beside alibi by {got}"
-        if registered(type(encoding)) and encoding.doors and not encoding.doors & {"embed", "attend", "remember"}:
-            (some,) = Subject(f"on({encoding}, heads=(0, {shape.heads - 1}))", shape).net().used
-            try:
-                got = served(some, shape, at)
-            except ValueError:
-                # Heads of another width than those beside them are refused.
-                continue
-            asked = True
-            assert [*got] == [kernel, *ways], f"{encoding} is served by {kernel} {ways}, on chosen heads by {got}"
-    if not asked:
-        raise NoMeaning("positions of several axes suit no bias beside it, and heads are not chosen for it")
-
-
-def served(encoding: Encoding, shape: Shape, at: Positions) -> tuple[str, ...]:
-    """What serves a layer with an encoding, for tokens at these positions that see the past."""
-    layer = Attention(shape.dim, heads=shape.heads, head_dim=shape.head_dim, encoding=encoding).double()
-    with seeded(1), torch.no_grad():
-        x = torch.randn(1, at.tokens, shape.dim, dtype=torch.float64)
-        q, keys = layer.queries_and_keys(x, x, None, at, at, encoding)
-        keys = replace(keys, query_memo=keys.memo)
-        if encoding.turns_when_attending:
-            q, keys = encoding.turn(q, at, "query"), replace(keys, k=encoding.turn(keys.k, at, "key"))
-        return kernels.served_by(encoding, q, at, keys, masks.causal())
-
-
-@promise
 def half_precision_stays_near_double(subject: Subject) -> None:
     """In bfloat16 and float16 the result is off by rounding only, also for many tokens at far positions; and gradients
     in the embeddings and in every parameter have the direction and the length of those in double precision."""
@@ -346,7 +304,7 @@ def grouped_query_heads_agree(subject: Subject) -> None:
         group = heads // kv_heads
         for few, many in zip(grouped.layers, full.layers, strict=True):
             state = few.state_dict()
-            for name in ("to_key.weight", "to_key.bias", "to_value.weight", "to_value.bias"):
+            for name in ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"):
                 state[name] = state[name].unflatten(0, (kv_heads, -1)).repeat_interleave(group, 0).flatten(0, 1)
             many.load_state_dict(state)
         full.encodings.load_state_dict(grouped.encodings.state_dict())

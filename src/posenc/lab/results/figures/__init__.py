@@ -14,7 +14,6 @@ from posenc.lab.results.figures.arrays import (
     bias_curves,
     centre_maps,
     clock,
-    cosines,
     curves,
     fingerprint,
     heatmap,
@@ -24,49 +23,9 @@ from posenc.lab.results.figures.arrays import (
     staircase,
 )
 from posenc.lab.results.figures.files import FORMATS, check_format, pdf, png, save, svg
-from posenc.lab.results.figures.layout import (
-    check_size,
-    figure,
-    handle,
-    legend,
-    mark_trained,
-    name_points,
-    panels,
-    plain_log,
-    wrapped,
-)
-from posenc.lab.results.figures.measured import (
-    ABLATIONS,
-    ablation,
-    depths,
-    extrapolation,
-    found_by_place,
-    learning,
-    looks,
-)
-from posenc.lab.results.figures.pictured import (
-    added,
-    bias,
-    biases_of,
-    goes_past,
-    pictured,
-    similarity,
-    tables_of,
-    wavelengths,
-)
+from posenc.lab.results.figures.layout import check_size, figure, mark_trained, name_points, plain_log, wrapped
+from posenc.lab.results.figures.measured import ABLATIONS, ablation, depths, extrapolation, learning, looks
+from posenc.lab.results.figures.pictured import added, bias, goes_past, similarity, wavelengths
 from posenc.lab.results.figures.speed_and_reach import headline
-from posenc.lab.results.figures.style import (
-    DIVERGING,
-    GRID,
-    INK,
-    MARKERS,
-    PAPER,
-    SOFT,
-    Look,
-    color,
-    house,
-    look,
-    styled,
-    using,
-)
+from posenc.lab.results.figures.style import DIVERGING, GRID, INK, MARKERS, PAPER, SOFT, color, look, styled, using
 from posenc.lab.results.figures.weights import attention, attention_maps
