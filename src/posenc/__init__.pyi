@@ -29,6 +29,7 @@ from posenc import lessons as lessons
 from posenc import masks as masks
 from posenc import model as model
 from posenc import parallel as parallel
+from posenc import parts as parts
 from posenc import plugins as plugins
 from posenc import positions as positions
 from posenc import precision as precision

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from posenc.kernels.chosen_weights import Chosen, chosen_weights
 from posenc.kernels.in_rows import attend_in_rows
 from posenc.keys import Keys
 from posenc.masks import Mask, MaskLike, mask_for
+from posenc.parts import LoadsOldNames, norm_layer
 from posenc.positions import Positions, PositionsLike, positions_for
 from posenc.sizes import Sized, Sizes, sizes_of
 from posenc.watched import COMPILES, refuse_to_compile
@@ -46,11 +47,10 @@ class Call(NamedTuple):
     shared: dict[Hashable, list[Bias]] | None = None
 
 
-class Attention(Sized):
+class Attention(Sized, LoadsOldNames):
     """Multi-head, multi-query and grouped-query attention with any positional encoding; self and cross.
 
-    dim, heads, kv_heads, head_dim, kernel, scale, dropout, bias, sinks, max_len   as in Sizes, or a Sizes in
-               the place of dim
+    dim, heads, max_len to sinks   as in Sizes, or a Sizes in the place of dim
     encoding   a spec, an Encoding, or None when the caller passes one to every call (as the models do); by default
                "none": without positions
     causal     whether self-attention sees the past only, whatever the mask of a call adds; a spec such as "t5_bias" is
@@ -71,6 +71,8 @@ class Attention(Sized):
     sinks: nn.Parameter | None
     """Of each head a logit [heads] that takes part in the softmax and has no value; None: no head has one."""
 
+    old_names: ClassVar = {"to_query": "q_proj", "to_key": "k_proj", "to_value": "v_proj", "to_output": "o_proj"}
+
     shards: "SequenceShards | None" = None
     """How the sequence is cut over devices (posenc.parallel.shard_sequence); None: all of it is here."""
 
@@ -82,10 +84,13 @@ class Attention(Sized):
         max_len: int = 2048,
         kv_heads: int | None = None,
         head_dim: int | None = None,
+        norm: str = "layer",
+        norm_eps: float = 1e-5,
+        qk_norm: bool = False,
         kernel: str = "auto",
         scale: float | None = None,
         dropout: float = 0.0,
-        bias: bool = True,
+        bias: bool | tuple[str, ...] = True,
         sinks: bool = False,
         encoding: Spec | None = "none",
         causal: bool = False,
@@ -107,11 +112,14 @@ class Attention(Sized):
             )
             raise ValueError(f"{encoding} adds to embeddings, and attention does not; take Block or a model, or {how}")
         self.directed = [] if self.encoding is None else directed_parts(self.encoding)
-        made = {"bias": sizes.bias, "device": device, "dtype": dtype}
-        self.to_query = nn.Linear(self.dim, self.heads * self.head_dim, **made)
-        self.to_key = nn.Linear(self.dim, self.kv_heads * self.head_dim, **made)
-        self.to_value = nn.Linear(self.dim, self.kv_heads * self.head_dim, **made)
-        self.to_output = nn.Linear(self.heads * self.head_dim, self.dim, **made)
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        self.q_proj = nn.Linear(self.dim, queries, sizes.has_bias("q_proj"), **made)
+        self.k_proj = nn.Linear(self.dim, keys, sizes.has_bias("k_proj"), **made)
+        self.v_proj = nn.Linear(self.dim, keys, sizes.has_bias("v_proj"), **made)
+        self.o_proj = nn.Linear(queries, self.dim, sizes.has_bias("o_proj"), **made)
+        self.q_norm = norm_layer(self.head_dim, sizes, **made) if sizes.qk_norm else None
+        self.k_norm = norm_layer(self.head_dim, sizes, **made) if sizes.qk_norm else None
         # Where there is none it is no parameter: asking a module for one takes a call.
         self.sinks = nn.Parameter(torch.empty(self.heads, device=device, dtype=dtype)) if sizes.sinks else None
         self.reset_parameters()
@@ -188,7 +196,7 @@ class Attention(Sized):
             out, applied = self.shards.attend(encoding, q, at, keys, mask, kernel, weights=weights, cache=cache), None
         if isinstance(weights, Chosen):
             applied = chosen_weights(weights, encoding, q, at, keys, mask, scale=self.scale, sinks=self.sinks)
-        out = self.to_output(out.transpose(1, 2).flatten(2))
+        out = self.o_proj(out.transpose(1, 2).flatten(2))
         if not weights:
             return out
         assert applied is not None
@@ -241,9 +249,11 @@ class Attention(Sized):
         self, query: Tensor, key: Tensor, value: Tensor | None, at: Positions, keys_at: Positions, encoding: Encoding
     ) -> tuple[Tensor, Keys]:
         """The queries of tokens [B, T, dim], and what is remembered of the tokens [B, S, dim] to attend to."""
-        q = self.split(self.to_query(query), self.heads)
-        k = self.split(self.to_key(key), self.kv_heads)
-        v = self.split(self.to_value(key if value is None else value), self.kv_heads)
+        q = self.split(self.q_proj(query), self.heads)
+        k = self.split(self.k_proj(key), self.kv_heads)
+        v = self.split(self.v_proj(key if value is None else value), self.kv_heads)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         if not encoding.turns_when_attending:
             q, k = encoding.turn_both(q, k, at, keys_at)
         memo = encoding.remember(key, keys_at) if "remember" in encoding.doors else {}
@@ -256,7 +266,7 @@ class Attention(Sized):
         if key is None and value is not None:
             raise ValueError("a separate value needs a key; give both, as attention(x, x, value), or neither")
         # A module of somebody's own may have no weight, and take what it likes.
-        weight = getattr(self.to_query, "weight", None)
+        weight = getattr(self.q_proj, "weight", None)
         for name, x in (("query", query), ("key", key), ("value", value)):
             if x is None and name != "query":
                 continue

@@ -1,6 +1,6 @@
 """Small transformers with any positional encoding: decoder (a mini-GPT), encoder, and encoder-decoder.
 
-Read from top to bottom: feed-forward, block, stack, and the three models.
+Read from top to bottom: block, stack, and the three models.
 
 Attention weights come back in one shape, beside the output: an attention gives a tensor [B, heads, rows, S], a block
 gives its attention's, and a model a tuple with one entry for each layer that was asked for, in that order. A layer that
@@ -28,6 +28,7 @@ from posenc.generation import SLOTS, Choice, evaluating, generate, sight_for, st
 from posenc.inputs import where
 from posenc.kernels.chosen_weights import Chosen, numbers
 from posenc.masks import Mask, MaskLike, mask_for
+from posenc.parts import FeedForward, norm_layer
 from posenc.positions import Positions, PositionsLike, positions_for
 from posenc.sizes import LayerWindow, Sized, Sizes, sizes_of
 from posenc.words import with_named_options
@@ -36,31 +37,13 @@ LayerWeights: TypeAlias = Tensor | dict[str, Tensor]
 """The attention weights of a layer: of its one attention, or of two as {"self": ..., "cross": ...}."""
 
 
-class FeedForward(checks.ChecksArguments, nn.Sequential):
-    """dim -> hidden -> dim with a GELU between, for each token alone."""
-
-    def __init__(
-        self,
-        dim: int,
-        hidden: int,
-        dropout: float = 0.0,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
-        checks.whole("dim", dim, 1), checks.whole("hidden", hidden, 1), checks.share("dropout", dropout)
-        super().__init__(nn.Linear(dim, hidden, **made), nn.GELU(), nn.Linear(hidden, dim, **made), nn.Dropout(dropout))
-
-
 class Block(Sized):
-    """One transformer block: attention and feed-forward, each with a residual and a layer norm.
+    """One transformer block: attention and feed-forward, each with a residual and a norm.
 
-    pre-norm:   x + attention(norm(x)),  then x + feed_forward(norm(x))
-    post-norm:  norm(x + attention(x)),  then norm(x + feed_forward(x)), as in the original
+    norm_first:  x + attention(norm(x)),  then x + feed_forward(norm(x))
+    else:        norm(x + attention(x)),  then norm(x + feed_forward(x)), as in the original
 
-    dim, heads, kv_heads, head_dim, hidden, norm, kernel, scale, dropout, bias, sinks, max_len   as in Sizes, or a Sizes
-               in the place of dim, whose layers and window are the stack's
+    dim, heads, max_len to sinks   as in Sizes, or a Sizes in the place of dim, whose layers and window are the stack's
     cross      whether the block also attends to a second sequence (a decoder block of an encoder-decoder)
     encoding   the block's own encoding, as a spec or an Encoding: such a block stands alone, and also adds the encoding
                to its input. None in a stack, where the model adds once and passes the encoding to every block
@@ -83,12 +66,16 @@ class Block(Sized):
         max_len: int = 2048,
         kv_heads: int | None = None,
         head_dim: int | None = None,
-        hidden: int | None = None,
-        norm: str = "pre",
+        intermediate_size: int | None = None,
+        feed_forward: str = "gelu",
+        norm: str = "layer",
+        norm_first: bool = True,
+        norm_eps: float = 1e-5,
+        qk_norm: bool = False,
         kernel: str = "auto",
         scale: float | None = None,
         dropout: float = 0.0,
-        bias: bool = True,
+        bias: bool | tuple[str, ...] = True,
         sinks: bool = False,
         cross: bool = False,
         encoding: Spec | None = "none",
@@ -100,15 +87,15 @@ class Block(Sized):
         sizes = sizes_of(locals())
         super().__init__()
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        dim, hidden = sizes.dim, 4 * sizes.dim if sizes.hidden is None else sizes.hidden
-        self.norm = sizes.norm
+        self.norm_first = sizes.norm_first
         encoding = None if encoding is None else build(encoding, sizes.shape(causal), **made)
         self.attention = Attention(sizes, encoding=encoding, causal=causal, **made)
-        self.attention_norm = nn.LayerNorm(dim, **made)
+        self.attention_norm = norm_layer(sizes.dim, sizes, **made)
         self.cross_attention = Attention(sizes, encoding=cross_encoding, causal=False, **made) if cross else None
-        self.cross_norm = nn.LayerNorm(dim, **made) if cross else None
-        self.feed_forward = FeedForward(dim, hidden, sizes.dropout, **made)
-        self.feed_forward_norm = nn.LayerNorm(dim, **made)
+        self.cross_norm = norm_layer(sizes.dim, sizes, **made) if cross else None
+        kind, bias = sizes.feed_forward, sizes.has_bias("feed_forward")
+        self.feed_forward = FeedForward(sizes.dim, sizes.inner, sizes.dropout, kind=kind, bias=bias, **made)
+        self.feed_forward_norm = norm_layer(sizes.dim, sizes, **made)
         self.dropout = nn.Dropout(sizes.dropout)
 
     @with_named_options
@@ -187,13 +174,13 @@ class Block(Sized):
         )
 
     def before(self, x: Tensor, norm: nn.Module) -> Tensor:
-        return norm(x) if self.norm == "pre" else x
+        return norm(x) if self.norm_first else x
 
     def after(self, x: Tensor, norm: nn.Module) -> Tensor:
-        return x if self.norm == "pre" else norm(x)
+        return x if self.norm_first else norm(x)
 
     def extra_repr(self) -> str:
-        return f"norm={self.norm!r}"
+        return f"norm_first={self.norm_first}"
 
 
 class Stack(nn.Module):
@@ -237,7 +224,7 @@ class Stack(nn.Module):
         alone: dict[str, Any] = {"encoding": None, "cross_encoding": None, "causal": causal}
         self.blocks = nn.ModuleList(Block(sizes, cross=cross, **alone, **made) for _ in range(sizes.layers))
         # Post-norm blocks end with a norm of their own.
-        self.final_norm = nn.LayerNorm(sizes.dim, **made) if sizes.norm == "pre" else nn.Identity()
+        self.final_norm = norm_layer(sizes.dim, sizes, **made) if sizes.norm_first else nn.Identity()
 
     def hold(self, owned: Sequence[Encoding], used: Sequence[Encoding]) -> None:
         """Take these encodings, each once, and for each layer the one that it uses."""
@@ -335,8 +322,7 @@ class Decoder(Sized):
     """A decoder-only language model (a mini-GPT) with any positional encoding.
 
     vocab      number of token ids
-    dim, heads, layers, max_len, window, kv_heads, head_dim, hidden, norm, kernel, scale, dropout, bias, sinks   as in
-               Sizes, or a Sizes in the place of dim
+    dim, heads, layers, max_len to sinks   as in Sizes, or a Sizes in the place of dim
     encoding   a spec, an Encoding, or a tuple of them cycled over the layers: ("rotary", "rotary", "none")
     scale_tokens, tie_output   see TokenPositionEmbedding; whether the output layer is the token table
     hints      options that specs leave open, as in posenc.build
@@ -364,12 +350,16 @@ class Decoder(Sized):
         window: LayerWindow = None,
         kv_heads: int | None = None,
         head_dim: int | None = None,
-        hidden: int | None = None,
-        norm: str = "pre",
+        intermediate_size: int | None = None,
+        feed_forward: str = "gelu",
+        norm: str = "layer",
+        norm_first: bool = True,
+        norm_eps: float = 1e-5,
+        qk_norm: bool = False,
         kernel: str = "auto",
         scale: float | None = None,
         dropout: float = 0.0,
-        bias: bool = True,
+        bias: bool | tuple[str, ...] = True,
         sinks: bool = False,
         scale_tokens: bool = False,
         tie_output: bool = False,
@@ -385,7 +375,7 @@ class Decoder(Sized):
         self.embedding = TokenPositionEmbedding(
             vocab, sizes.dim, scale=scale_tokens, tied=tie_output, dropout=sizes.dropout, **made
         )
-        self.output = None if tie_output else nn.Linear(sizes.dim, vocab, **made)
+        self.output = None if tie_output else nn.Linear(sizes.dim, vocab, sizes.has_bias("output"), **made)
         # What `stream` compiled, by rows, slots, and whether no prompt was padded.
         self.graphs: dict[tuple[int, int, bool], Callable[..., Tensor]] = {}
 
@@ -522,12 +512,16 @@ class Encoder(Sized):
         window: LayerWindow = None,
         kv_heads: int | None = None,
         head_dim: int | None = None,
-        hidden: int | None = None,
-        norm: str = "pre",
+        intermediate_size: int | None = None,
+        feed_forward: str = "gelu",
+        norm: str = "layer",
+        norm_first: bool = True,
+        norm_eps: float = 1e-5,
+        qk_norm: bool = False,
         kernel: str = "auto",
         scale: float | None = None,
         dropout: float = 0.0,
-        bias: bool = True,
+        bias: bool | tuple[str, ...] = True,
         sinks: bool = False,
         scale_tokens: bool = False,
         hints: dict | None = None,
@@ -564,7 +558,7 @@ class EncoderDecoder(Sized):
     encoding        of both stacks: a spec, or a tuple cycled over the layers (specs, not instances: each stack builds
                     its own)
     cross_encoding  between the decoder's queries and the encoder's keys; "none" as in the original and in T5
-    norm            "post" as in the original, where sizes are given one by one
+    norm_first      False as in the original, where sizes are given one by one
     window          of both stacks; the decoder sees all of the source
     tie_output      whether one table serves source, target and output, as in the original
     The other arguments are those of Decoder. The original's training recipe is
@@ -590,12 +584,16 @@ class EncoderDecoder(Sized):
         window: LayerWindow = None,
         kv_heads: int | None = None,
         head_dim: int | None = None,
-        hidden: int | None = None,
-        norm: str = "post",
+        intermediate_size: int | None = None,
+        feed_forward: str = "gelu",
+        norm: str = "layer",
+        norm_first: bool = False,
+        norm_eps: float = 1e-5,
+        qk_norm: bool = False,
         kernel: str = "auto",
         scale: float | None = None,
         dropout: float = 0.0,
-        bias: bool = True,
+        bias: bool | tuple[str, ...] = True,
         sinks: bool = False,
         cross_encoding: LayerSpec = "none",
         scale_tokens: bool = True,
@@ -619,7 +617,7 @@ class EncoderDecoder(Sized):
         self.embedding = TokenPositionEmbedding(
             vocab, sizes.dim, scale=scale_tokens, tied=tie_output, dropout=sizes.dropout, **made
         )
-        self.output = None if tie_output else nn.Linear(sizes.dim, vocab, **made)
+        self.output = None if tie_output else nn.Linear(sizes.dim, vocab, sizes.has_bias("output"), **made)
 
     @with_named_options
     def encode(

@@ -10,7 +10,12 @@ from torch import nn
 from posenc import checks, kernels, masks
 from posenc.encoding import Shape
 
-NORMS = ("pre", "post")
+NORMS = ("layer", "rms")
+GATED = ("swiglu", "geglu")
+BIASED = ("q_proj", "k_proj", "v_proj", "o_proj", "feed_forward", "norm", "output")
+"""The parts that may have biases."""
+
+FEED_FORWARDS = ("gelu", "relu", "relu2", *GATED)
 T = TypeVar("T", bound="Sized")
 
 LayerWindow: TypeAlias = int | tuple[int | None, ...] | None
@@ -29,12 +34,16 @@ class Sizes:
                ("rotary", "rotary", "rotary", "none") with (512, 512, 512, None)
     kv_heads   number of key and value heads, a divisor of `heads` (default: as many; 1 is multi-query attention)
     head_dim   width of one head (channels; default dim / heads)
-    hidden     width of the feed-forward layer (channels; default 4 dim)
-    norm       where the layer norms are: "pre" (before attention and feed-forward) or "post" (after them, the original)
+    intermediate_size   width of the feed-forward layer (channels; default 4 dim, or 8/3 dim where gated)
+    feed_forward   "gelu", "relu", "relu2" (its square), or the gated "swiglu" and "geglu"
+    norm       "layer" or "rms" (Zhang, Sennrich 2019, arXiv:1910.07467), with norm_eps added to what is divided by
+    norm_first   whether the norms are before attention and feed-forward, or after the sum with them (the original)
+    qk_norm    whether the queries and the keys of each head are normed, before they are turned (as in Qwen 3)
     kernel     "auto", or a name in `posenc.kernels.KERNELS`; a named kernel is never replaced in silence
     scale      factor of the logits (unitless; default head_dim^-1/2; T5 has 1)
     dropout    share of the attention weights and of the channels behind each layer that is dropped in training
-    bias       whether the four projections of attention have biases
+    bias       whether there are biases, or the parts that have one, of "q_proj", "k_proj", "v_proj", "o_proj",
+               "feed_forward", "norm" (a layer norm) and "output" (of a decoder)
     sinks      whether each head has a learned logit without a value in its softmax (0 at first, as softmax off by one)
 
     Raises ValueError for head counts that do not divide, an unknown norm or kernel, and numbers out of range.
@@ -53,12 +62,16 @@ class Sizes:
     window: LayerWindow = None
     kv_heads: int | None = None
     head_dim: int | None = None
-    hidden: int | None = None
-    norm: str = "pre"
+    intermediate_size: int | None = None
+    feed_forward: str = "gelu"
+    norm: str = "layer"
+    norm_first: bool = True
+    norm_eps: float = 1e-5
+    qk_norm: bool = False
     kernel: str = "auto"
     scale: float | None = None
     dropout: float = 0.0
-    bias: bool = True
+    bias: bool | tuple[str, ...] = True
     sinks: bool = False
 
     def __post_init__(self) -> None:
@@ -69,10 +82,17 @@ class Sizes:
             raise ValueError(f"a stack needs at least one layer, got {self.layers}")
         if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
             raise ValueError(f"kv_heads must divide heads={self.heads}, got {self.kv_heads}")
-        if self.norm not in NORMS:
-            raise ValueError(f"norm must be one of {', '.join(NORMS)}, got {checks.shown(self.norm)}")
-        if self.hidden is not None:
-            checks.whole("hidden", self.hidden, 1)
+        if self.norm in ("pre", "post"):
+            raise ValueError(f"norm says which norm, and norm_first={self.norm == 'pre'} is what '{self.norm}' was")
+        checks.one_of("norm", self.norm, NORMS)
+        checks.one_of("feed_forward", self.feed_forward, FEED_FORWARDS)
+        checks.above("norm_eps", self.norm_eps, 0)
+        if not isinstance(self.bias, bool):
+            object.__setattr__(self, "bias", tuple(self.bias))
+            for part in self.bias:
+                checks.one_of("bias", part, BIASED)
+        if self.intermediate_size is not None:
+            checks.whole("intermediate_size", self.intermediate_size, 1)
         if self.scale is not None:
             checks.number("scale", self.scale)
         checks.share("dropout", self.dropout)
@@ -84,6 +104,17 @@ class Sizes:
         for size in self.windows:
             if size is not None:
                 masks.window(size)  # refuses a wrong size
+
+    def has_bias(self, part: str) -> bool:
+        return self.bias if isinstance(self.bias, bool) else part in self.bias
+
+    @property
+    def inner(self) -> int:
+        """The width of the feed-forward layer (channels)."""
+        if self.intermediate_size is not None:
+            return self.intermediate_size
+        # A gated layer has three matrices, and as many parameters as two of 4 dim.
+        return -(-self.dim // 3) * 8 if self.feed_forward in GATED else 4 * self.dim
 
     @property
     def windows(self) -> tuple[int | None, ...]:

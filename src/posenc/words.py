@@ -24,7 +24,7 @@ vocab: vocab_size num_embeddings n_vocab num_tokens src_vocab_size
 max_len, trained_length, train_length, max_distance: max_seq_len max_seq_length max_length max_position_embeddings
     context_length block_size n_positions n_ctx seq_len seq_length max_sequence_length ctx_len max_len num_positions
     original_max_position_embeddings
-hidden: intermediate_size ffn_dim dim_feedforward d_ff d_inner n_inner mlp_dim ff_dim
+intermediate_size: hidden ffn_dim dim_feedforward d_ff d_inner n_inner mlp_dim ff_dim
 base: theta rope_theta rotary_base rope_base rotary_emb_base max_period freq_base
 schedule: rope_scaling scaling rope_parameters rope_type scaling_type
 factor, schedule: scaling_factor rope_factor scale_factor
@@ -42,7 +42,11 @@ positions: position_ids input_pos pos pos_ids indices
 offset, positions: start_pos past_length past_key_values_length cache_position
 cache: past_key_values past_key_value use_cache kv_cache layer_past
 tie_output: tie_word_embeddings tie_weights tie_embeddings weight_tying tied
-norm='pre': norm_first pre_norm
+norm_first=True: pre_norm pre_layer_norm
+norm_first=False: post_norm post_layer_norm
+norm_eps: eps layer_norm_eps rms_norm_eps layer_norm_epsilon
+feed_forward: activation hidden_act act_fn activation_function mlp_type
+qk_norm: qk_layernorm use_qk_norm qk_layer_norm query_key_norm
 bias: attention_bias qkv_bias use_bias add_bias
 dropout: attn_pdrop dropout_p p_dropout attention_dropout drop_rate resid_pdrop
 window: sliding_window window_size attention_window

@@ -38,9 +38,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tenso
 
 
 def multi_head(layer: Attention, *qkv: Tensor) -> tuple[Tensor, Tensor]:
-    made = [linear(x) for linear, x in zip((layer.to_query, layer.to_key, layer.to_value), qkv, strict=True)]
+    made = [linear(x) for linear, x in zip((layer.q_proj, layer.k_proj, layer.v_proj), qkv, strict=True)]
     out, weights = attend(*(x.unflatten(-1, (layer.heads, -1)).transpose(1, 2) for x in made), mask=torch.ones(1))
-    return layer.to_output(out.transpose(1, 2).flatten(2)), weights
+    return layer.o_proj(out.transpose(1, 2).flatten(2)), weights
 
 
 def says(page: str | int, heading: str, *words: str) -> str:
@@ -184,7 +184,7 @@ def test_row_29_a_transposed_table_numbers_the_batch() -> None:
     assert "must match" in error(lambda: X.repeat(4, 1, 1) + table) and says(PAGE, "A learned", "along the *batch*")
 def test_row_30_a_block_with_norms_behind_either_encoding() -> None:
     for spec in ("sinusoidal", "learned"):
-        y, weights = Block(16, heads=4, encoding=spec, norm="post")(X[:1, :5], weights=True)
+        y, weights = Block(16, heads=4, encoding=spec, norm_first=False)(X[:1, :5], weights=True)
         assert weights.shape == (1, 4, 5, 5) and not far(y.mean(-1), torch.zeros(1, 5))
 def test_row_31_the_default_block_runs() -> None:
     assert Block(16, heads=4)(X).shape == X.shape
@@ -219,7 +219,7 @@ def test_row_39_multi_head_attention_of_queries_keys_and_values() -> None:
     layer = Attention(16, heads=4)
     same(layer(X, -X, X * 2, weights=True), multi_head(layer, X, -X, X * 2))
 def test_row_40_the_full_block_number_by_number() -> None:
-    block, x = Block(16, heads=4, encoding="sinusoidal", norm="post"), X + sines(6, 16)
+    block, x = Block(16, heads=4, encoding="sinusoidal", norm_first=False), X + sines(6, 16)
     y = block.attention_norm(x + multi_head(block.attention, x, x, x)[0])
     same(block(X), block.feed_forward_norm(y + block.feed_forward(y)))
 def test_row_41_reverse_with_learned_positions() -> None:

@@ -37,7 +37,7 @@ from posenc.catalogue import names
 from posenc.coordinate_maps import Randomised, RandomisedContinuous
 from posenc.encodings.grid_bias import GridBias
 from posenc.masks import Mask
-from posenc.model import FeedForward
+from posenc.parts import FeedForward
 from posenc.schedules import YaRN
 
 NAN, INF = math.nan, math.inf
@@ -64,7 +64,7 @@ ATTENTION = {
     r"learned \+ alibi adds to embeddings, and attention": lambda: Attention(16, 2, encoding="learned + alibi"),
     "query must be a tensor, got None": lambda: LAYER(None),
     "takes the cache of one layer, got .*Cache.*; make one": lambda: LAYER(X, cache=Cache(1)),
-    "bias must be True or False, got 'no'": lambda: Attention(16, 2, bias="no"),
+    "bias must be True or False or a tuple, got 'no'": lambda: Attention(16, 2, bias="no"),
     "causal must be True or False, got 1": lambda: Attention(16, 2, causal=1),
     "no kernel named 'fast'": lambda: Attention(16, 2, kernel="fast"),
     "positions start at 0 or later, got start=-1": lambda: LAYER(X, positions=-1),
@@ -159,10 +159,12 @@ MODELS = {
         IDS, IDS, memory=BOTH.encode(IDS), source_padding=torch.ones_like(IDS)
     ),
     "expected a spec, such as .* got None": lambda: EncoderDecoder(11, 16, 2, 1, None),
-    "hidden must be a whole number, got 1.5": lambda: Block(16, 2, hidden=1.5),
-    "hidden must be a whole number of 1 or more, got -1": lambda: Decoder(11, 16, 2, 1, hidden=-1),
+    "intermediate_size must be a whole number, got 1.5": lambda: Block(16, 2, intermediate_size=1.5),
+    "intermediate_size must be a whole number of 1 or more, got -1": lambda: Decoder(
+        11, 16, 2, 1, intermediate_size=-1
+    ),
     "norm must be a word, got None": lambda: Block(16, 2, norm=None),
-    "norm must be one of pre, post, got 'middle'": lambda: Encoder(11, 16, 2, 1, norm="middle"),
+    "norm must be one of layer, rms, got 'middle'": lambda: Encoder(11, 16, 2, 1, norm="middle"),
     "cross must be True or False, got 1": lambda: Block(16, 2, cross=1),
     "dim must be a whole number, got '16'": lambda: TokenPositionEmbedding(11, "16"),
     "dim must be a whole number of 1 or more, got 0": lambda: TokenPositionEmbedding(11, 0),

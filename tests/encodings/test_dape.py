@@ -42,14 +42,14 @@ def test_the_network_corrects_every_pair_from_all_heads(kernel: str, kv_heads: i
     assert whole is not None
     (encoding,) = (module for module in whole.modules() if isinstance(module, DAPE))
     x, at = torch.randn(2, 6, 12, dtype=torch.float64), Positions.count(6)
-    q = whole.query(attention.split(attention.to_query(x), 3), at)
-    k = whole.key(attention.split(attention.to_key(x), kv_heads), at).repeat_interleave(3 // kv_heads, 1)
-    v = attention.split(attention.to_value(x), kv_heads).repeat_interleave(3 // kv_heads, 1)
+    q = whole.query(attention.split(attention.q_proj(x), 3), at)
+    k = whole.key(attention.split(attention.k_proj(x), kv_heads), at).repeat_interleave(3 // kv_heads, 1)
+    v = attention.split(attention.v_proj(x), kv_heads).repeat_interleave(3 // kv_heads, 1)
     bias = ALiBi(3).bias(6, dtype=torch.float64).expand(2, -1, -1, -1)
     logits = pair_by_pair(encoding, (q @ k.mT / 2).detach(), bias)
     seen = torch.ones(6, 6, dtype=torch.bool).tril()
     expected = logits.masked_fill(~seen, -torch.inf).softmax(-1) @ v
-    expected = attention.to_output(expected.transpose(1, 2).flatten(2))
+    expected = attention.o_proj(expected.transpose(1, 2).flatten(2))
     torch.testing.assert_close(attention(x, mask=masks.causal()), expected, rtol=0, atol=1e-7)
 
 

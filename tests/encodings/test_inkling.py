@@ -86,12 +86,10 @@ def test_the_asking_token_decides_also_in_cross_attention(kv_heads: int) -> None
     layer = attention(encoding, kv_heads)
     x, other = torch.randn(2, 3, 6, dtype=torch.float64), torch.randn(2, 7, 6, dtype=torch.float64)
     m, n = torch.tensor([4, 9, 6]), torch.arange(7)
-    q = layer.split(layer.to_query(x), 3)
-    k, v = (
-        layer.split(to(other), kv_heads).repeat_interleave(3 // kv_heads, 1) for to in (layer.to_key, layer.to_value)
-    )
+    q = layer.split(layer.q_proj(x), 3)
+    k, v = (layer.split(to(other), kv_heads).repeat_interleave(3 // kv_heads, 1) for to in (layer.k_proj, layer.v_proj))
     weights = (q @ k.transpose(-1, -2) / 2 + chosen(encoding, x, m, n)).softmax(-1)
-    expected = layer.to_output((weights @ v).transpose(1, 2).flatten(2))
+    expected = layer.o_proj((weights @ v).transpose(1, 2).flatten(2))
     got = layer(x, other, positions=m, key_positions=n)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 

@@ -91,7 +91,7 @@ def test_heads_of_their_own_frequencies_share_keys_as_if_each_had_its_own(kv_hea
     full = Attention(16, heads=4, head_dim=4).double()
     encoding = moved(LearnedRotary(4, heads=4, base=50.0, per_head=True).double())
     state = grouped.state_dict()
-    for name in ("to_key.weight", "to_key.bias", "to_value.weight", "to_value.bias"):
+    for name in ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"):
         state[name] = state[name].unflatten(0, (kv_heads, -1)).repeat_interleave(4 // kv_heads, 0).flatten(0, 1)
     full.load_state_dict(state)
     x = torch.randn(2, 7, 16, dtype=torch.float64)

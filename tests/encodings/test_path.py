@@ -116,7 +116,7 @@ def test_other_biases_are_added_and_turned_queries_are_used() -> None:
     assert encoding is not None
     x = torch.randn(2, 7, 12, dtype=torch.float64)
     _, weights = attention(x, mask=masks.causal(), weights=True)
-    q, k = (attention.split(to(x), 3) for to in (attention.to_query, attention.to_key))
+    q, k = (attention.split(to(x), 3) for to in (attention.q_proj, attention.k_proj))
     q, k = encoding.query(q, COUNTED), encoding.key(k, COUNTED)
     logits = 0.5 * multiplied(q, k, encoding.remember(x, COUNTED), COUNTED, COUNTED)
     logits = logits + encoding.bias(7, causal=True, dtype=torch.float64)

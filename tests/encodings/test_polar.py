@@ -71,7 +71,7 @@ def test_the_scale_is_that_of_the_head_as_projected() -> None:
     layer = Attention(16, 2, encoding="polar").double()
     x = torch.randn(1, 6, 16, dtype=torch.float64)
     _, weights = layer(x, mask=masks.causal(), weights=True)
-    q, k = (layer.split(to(x), 2).tolist() for to in (layer.to_query, layer.to_key))
+    q, k = (layer.split(to(x), 2).tolist() for to in (layer.q_proj, layer.k_proj))
     for head in range(2):
         logits = [published(q[0][head][5], k[0][head][j], 5, j, 1e4, [0.0] * 8) * 8**-0.5 for j in range(6)]
         expected = torch.tensor(logits, dtype=torch.float64).softmax(-1)

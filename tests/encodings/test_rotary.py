@@ -330,4 +330,4 @@ def test_only_a_schedule_by_length_leaves_keys_unturned_in_the_cache() -> None:
     layer, x, cache = attention(BY_LENGTH[1]), tokens(1, 5), GrowingCache()
     layer(x, positions=Positions.count(5).with_horizon(99), cache=cache)
     assert cache.keys is not None
-    torch.testing.assert_close(cache.keys.k, layer.split(layer.to_key(x), 1), rtol=0, atol=1e-14)
+    torch.testing.assert_close(cache.keys.k, layer.split(layer.k_proj(x), 1), rtol=0, atol=1e-14)

@@ -106,7 +106,7 @@ def test_with_rotary_it_is_roper(kernel: str, bias: bool) -> None:
     layer = Attention(24, 3, head_dim=8, encoding=both, kernel=kernel).double()
     x = torch.randn(2, 9, 24, dtype=torch.float64)
     got = layer(x, mask=masks.causal())
-    q, k, v = (layer.split(to(x), 3) for to in (layer.to_query, layer.to_key, layer.to_value))
+    q, k, v = (layer.split(to(x), 3) for to in (layer.q_proj, layer.k_proj, layer.v_proj))
     place = torch.arange(9, dtype=torch.float64)
     turn = rotation(angles(place, 8, 1e4), "half")
     q, k = (torch.einsum("tij,bhtj->bhti", turn, x) for x in (q, k))
@@ -115,7 +115,7 @@ def test_with_rotary_it_is_roper(kernel: str, bias: bool) -> None:
         slopes = torch.tensor(ALiBi(3).slopes, dtype=torch.float64)[:, None, None]
         logits = logits - slopes * (place[:, None] - place).abs()
     weights = logits.masked_fill(~torch.ones(9, 9).tril().bool(), -torch.inf).softmax(-1)
-    expected = layer.to_output(written_out(weights, v, place, place, values).transpose(1, 2).flatten(2))
+    expected = layer.o_proj(written_out(weights, v, place, place, values).transpose(1, 2).flatten(2))
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 

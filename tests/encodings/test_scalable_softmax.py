@@ -19,7 +19,7 @@ def test_the_base_of_the_softmax_is_a_power_of_the_number_of_tokens(constant: bo
         torch.nn.init.normal_(encoding.offset)
     x = torch.randn(2, 7, 12, dtype=torch.float64)
     _, weights = attention(x, mask=masks.causal(), weights=True)
-    q, k = (attention.split(to(x), 3).detach() for to in (attention.to_query, attention.to_key))
+    q, k = (attention.split(to(x), 3).detach() for to in (attention.q_proj, attention.k_proj))
     for h in range(3):
         s = encoding.strength[h].item()
         b = encoding.offset[h].item() if encoding.offset is not None else 0.0

@@ -49,9 +49,9 @@ def written_out(
 ) -> Tensor:
     """One row [T, dim] of tokens: sums up to each token, turned queries and keys, softmax; all in plain loops."""
     T, H, d = x.shape[0], encoding.heads, encoding.head_dim
-    q = layer.split(layer.to_query(x[None]), H)[0].tolist()
+    q = layer.split(layer.q_proj(x[None]), H)[0].tolist()
     group = H // layer.kv_heads
-    k, v = (layer.split(to(x[None]), layer.kv_heads)[0].tolist() for to in (layer.to_key, layer.to_value))
+    k, v = (layer.split(to(x[None]), layer.kv_heads)[0].tolist() for to in (layer.k_proj, layer.v_proj))
     asked = [[asked_for(encoding, token, head) for token in x.tolist()] for head in range(H)]
     out = torch.zeros(T, H, d, dtype=torch.float64)
     for i in range(T):
@@ -77,7 +77,7 @@ def written_out(
             weights = torch.tensor([logit * layer.scale for logit in logits], dtype=torch.float64).softmax(0)
             values = torch.tensor([v[h // group][j] for j in seen], dtype=torch.float64)
             out[i, h] = weights @ values
-    return layer.to_output(out.flatten(1))
+    return layer.o_proj(out.flatten(1))
 
 
 OPTIONS = (

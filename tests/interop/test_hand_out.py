@@ -33,7 +33,7 @@ def our_logits(encoding: Encoding, q: Tensor, k: Tensor, at: Positions, mask: An
     attention.has_warned = True
     with torch.no_grad():
         # The first half of each token are its queries, the second its keys.
-        for layer, half in ((attention.to_query, 0), (attention.to_key, 1)):
+        for layer, half in ((attention.q_proj, 0), (attention.k_proj, 1)):
             layer.weight.zero_()[:, half * H * D : (half + 1) * H * D].fill_diagonal_(1.0)
             if layer.bias is not None:
                 layer.bias.zero_()

@@ -165,7 +165,7 @@ def test_sinks_begin_as_softmax_off_by_one_and_are_made_again_after_meta() -> No
     for module in attention.modules():
         getattr(module, "reset_parameters", lambda: None)()
     x = torch.randn(1, 5, 24)
-    q, k = (attention.split(project(x), 4) for project in (attention.to_query, attention.to_key))
+    q, k = (attention.split(project(x), 4) for project in (attention.q_proj, attention.k_proj))
     exponentials = (q @ k.mT * 6**-0.5).exp()
     off_by_one = exponentials / (1 + exponentials.sum(-1, keepdim=True))
     torch.testing.assert_close(attention(x, weights=True)[1], off_by_one)
@@ -272,9 +272,7 @@ def test_transformers_has_the_same_in_gpt_oss(layer_of: int, kernel: str) -> Non
     ours = Attention(
         24, 4, kv_heads=2, head_dim=64, encoding=chosen.encoding, sinks=chosen.sinks, kernel=kernel
     ).double()
-    pairs = {"to_query": "q_proj", "to_key": "k_proj", "to_value": "v_proj", "to_output": "o_proj"}
-    state = {f"{a}.{kind}": theirs.state_dict()[f"{b}.{kind}"] for a, b in pairs.items() for kind in ("weight", "bias")}
-    ours.load_state_dict(state | {"sinks": theirs.sinks.data})
+    ours.load_state_dict(theirs.state_dict())
     window = theirs.sliding_window
     assert window == (5 if layer_of == 0 else None)
     mask = masks.causal() if window is None else masks.window(window)

@@ -279,11 +279,11 @@ def projected(
         y = x @ linear.weight.T + (0 if linear.bias is None else linear.bias)
         return y.view(*x.shape[:2], count, -1).permute(0, 2, 1, 3)
 
-    q = split(query, attention.to_query, attention.heads)
-    k, v = split(key, attention.to_key, attention.kv_heads), split(value, attention.to_value, attention.kv_heads)
+    q = split(query, attention.q_proj, attention.heads)
+    k, v = split(key, attention.k_proj, attention.kv_heads), split(value, attention.v_proj, attention.kv_heads)
     out, weights = by_hand(q, k, v, added, attention.scale)
     joined = out.permute(0, 2, 1, 3).reshape(*query.shape[:2], -1)
-    return F.linear(joined, attention.to_output.weight, attention.to_output.bias), weights
+    return F.linear(joined, attention.o_proj.weight, attention.o_proj.bias), weights
 
 
 @pytest.mark.parametrize("kernel", ["auto", "blocked", "sdpa", "reference"])

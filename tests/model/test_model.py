@@ -50,20 +50,20 @@ def attention_by_hand(layer, x: Tensor, y: Tensor, causal: bool) -> Tensor:
         return (z @ linear.weight.T + linear.bias).view(*z.shape[:2], heads, -1).permute(0, 2, 1, 3)
 
     q, k, v = (
-        split(x, layer.to_query, 3),
-        split(y, layer.to_key, layer.kv_heads),
-        split(y, layer.to_value, layer.kv_heads),
+        split(x, layer.q_proj, 3),
+        split(y, layer.k_proj, layer.kv_heads),
+        split(y, layer.v_proj, layer.kv_heads),
     )
     k, v = (z.repeat_interleave(3 // layer.kv_heads, 1) for z in (k, v))
     logits = q @ k.mT / math.sqrt(q.shape[-1])
     if causal:
         logits = logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).triu(1), -math.inf)
     joined = (logits.softmax(-1) @ v).permute(0, 2, 1, 3).reshape(*x.shape[:2], -1)
-    return joined @ layer.to_output.weight.T + layer.to_output.bias
+    return joined @ layer.o_proj.weight.T + layer.o_proj.bias
 
 
 def feed_forward_by_hand(block: Block, x: Tensor) -> Tensor:
-    first, second = block.feed_forward[0], block.feed_forward[2]
+    first, second = block.feed_forward.up_proj, block.feed_forward.down_proj
     hidden = x @ first.weight.T + first.bias
     hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
     return hidden @ second.weight.T + second.bias
@@ -75,7 +75,7 @@ def block_by_hand(block: Block, x: Tensor, memory: Tensor | None = None, causal:
         steps.append((block.cross_norm, lambda z: attention_by_hand(block.cross_attention, z, memory, False)))
     steps.append((block.feed_forward_norm, lambda z: feed_forward_by_hand(block, z)))
     for norm, step in steps:
-        x = x + step(layer_norm(x, norm)) if block.norm == "pre" else layer_norm(x + step(x), norm)
+        x = x + step(layer_norm(x, norm)) if block.norm_first else layer_norm(x + step(x), norm)
     return x
 
 
@@ -86,12 +86,25 @@ def shaken(module: torch.nn.Module) -> torch.nn.Module:
     return module.double()
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("cross", [False, True])
 @pytest.mark.parametrize("kv_heads", [3, 1])
-def test_a_block_is_attention_and_feed_forward_with_residuals_and_norms(norm: str, cross: bool, kv_heads: int) -> None:
+def test_a_block_is_attention_and_feed_forward_with_residuals_and_norms(
+    norm_first: bool, cross: bool, kv_heads: int
+) -> None:
     options = {"cross_encoding": "none"} if cross else {}
-    block = shaken(Block(12, 3, norm=norm, cross=cross, encoding="none", hidden=7, kv_heads=kv_heads, **options))
+    block = shaken(
+        Block(
+            12,
+            3,
+            norm_first=norm_first,
+            cross=cross,
+            encoding="none",
+            intermediate_size=7,
+            kv_heads=kv_heads,
+            **options,
+        )
+    )
     x, memory = (
         torch.randn(2, 5, 12, dtype=torch.float64),
         torch.randn(2, 4, 12, dtype=torch.float64) if cross else None,
@@ -206,15 +219,17 @@ def test_ids_and_encodings_that_do_not_fit_are_refused(make, words: str) -> None
 # The decoder
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("tie_output", [False, True])
-def test_a_decoder_is_embedding_blocks_norm_and_output(norm: str, tie_output: bool) -> None:
-    model = shaken(Decoder(**SMALL, encoding="sinusoidal", norm=norm, tie_output=tie_output, scale_tokens=True))
+def test_a_decoder_is_embedding_blocks_norm_and_output(norm_first: bool, tie_output: bool) -> None:
+    model = shaken(
+        Decoder(**SMALL, encoding="sinusoidal", norm_first=norm_first, tie_output=tie_output, scale_tokens=True)
+    )
     ids = ids_of(2, 9)
     x = model.embedding.token.weight[ids] * math.sqrt(24) + Sinusoidal(24).table(9, dtype=torch.float64)
     for block in model.stack.blocks:
         x = block_by_hand(block, x)
-    x = layer_norm(x, model.stack.final_norm) if norm == "pre" else x
+    x = layer_norm(x, model.stack.final_norm) if norm_first else x
     logits = x @ model.embedding.token.weight.T if tie_output else x @ model.output.weight.T + model.output.bias
     torch.testing.assert_close(model(ids), logits, rtol=1e-10, atol=1e-8)
 
@@ -404,14 +419,14 @@ def test_a_stack_needs_layers_and_knows_its_options() -> None:
 # The encoder
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_an_encoder_sees_in_both_directions(norm: str) -> None:
-    model = shaken(Encoder(**SMALL, norm=norm))
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_an_encoder_sees_in_both_directions(norm_first: bool) -> None:
+    model = shaken(Encoder(**SMALL, norm_first=norm_first))
     ids = ids_of(2, 9)
     x = model.embedding.token.weight[ids] + Sinusoidal(24).table(9, dtype=torch.float64)
     for block in model.stack.blocks:
         x = block_by_hand(block, x, causal=False)
-    x = layer_norm(x, model.stack.final_norm) if norm == "pre" else x
+    x = layer_norm(x, model.stack.final_norm) if norm_first else x
     torch.testing.assert_close(model(ids), x, rtol=1e-10, atol=1e-8)
     hidden, weights = model(ids, weights=True)
     torch.testing.assert_close(hidden, x, rtol=1e-9, atol=1e-7)
@@ -437,9 +452,9 @@ def test_an_encoder_builds_its_biases_for_both_directions() -> None:
 # Both
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_an_encoder_decoder_is_both_with_cross_attention(norm: str) -> None:
-    model = shaken(EncoderDecoder(**SMALL, norm=norm))
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_an_encoder_decoder_is_both_with_cross_attention(norm_first: bool) -> None:
+    model = shaken(EncoderDecoder(**SMALL, norm_first=norm_first))
     source, target = ids_of(2, 7), ids_of(2, 5)
     table, x = model.embedding.token.weight, {}
     for name, ids, stack, memory in (
@@ -449,19 +464,19 @@ def test_an_encoder_decoder_is_both_with_cross_attention(norm: str) -> None:
         y = table[ids] * math.sqrt(24) + Sinusoidal(24).table(ids.shape[1], dtype=torch.float64)
         for block in stack.blocks:
             y = block_by_hand(block, y, None if memory is None else x[memory], causal=memory is not None)
-        x[name] = layer_norm(y, stack.final_norm) if norm == "pre" else y
+        x[name] = layer_norm(y, stack.final_norm) if norm_first else y
     torch.testing.assert_close(model(source, target), x["decoder"] @ table.T, rtol=1e-9, atol=1e-7)
 
 
 def test_the_original_is_post_norm_scaled_tied_and_sinusoidal() -> None:
     model = EncoderDecoder(**SMALL)
-    assert model.output is None and model.embedding.scale and model.encoder.blocks[0].norm == "post"
+    assert model.output is None and model.embedding.scale and not model.encoder.blocks[0].norm_first
     assert [str(e) for e in model.encoder.added] == ["sinusoidal"] and str(model.decoder.cross_encoding_of[0]) == "none"
 
 
 def attentive(encoding: str) -> EncoderDecoder:
     """A model that hears more than the last token: tied, and as it is made, it only repeats that one."""
-    model = EncoderDecoder(**SMALL, encoding=encoding, norm="pre", tie_output=False).double().eval()
+    model = EncoderDecoder(**SMALL, encoding=encoding, norm_first=True, tie_output=False).double().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter *= 4 if "attention" in name else 1

@@ -11,9 +11,14 @@ from torch import nn
 
 from posenc import Attention, Block, Decoder, Encoder, EncoderDecoder, Sizes, TokenPositionEmbedding, masks
 
-SMALL = Sizes(dim=16, heads=4, layers=3, kv_heads=2, hidden=24, norm="post", window=(3, None), max_len=9)
+SMALL = Sizes(
+    dim=16, heads=4, layers=3, kv_heads=2, intermediate_size=24, norm_first=False, window=(3, None), max_len=9
+)
 ONE_BY_ONE = {one.name: getattr(SMALL, one.name) for one in fields(SMALL)}
-WITHOUT = {Attention: {"layers", "window", "hidden", "norm"}, Block: {"layers", "window"}}
+WITHOUT = {
+    Attention: {"layers", "window", "intermediate_size", "feed_forward", "norm_first"},
+    Block: {"layers", "window"},
+}
 FIRST = {Decoder: (11,), Encoder: (11,), EncoderDecoder: (11,)}
 MODULES = (Attention, Block, Decoder, Encoder, EncoderDecoder)
 
@@ -38,7 +43,7 @@ def test_sizes_one_by_one_and_sizes_together_make_the_same(module: type[nn.Modul
 
 @pytest.mark.parametrize("module", [Decoder, Encoder, EncoderDecoder])
 def test_positional_arguments_come_as_vocab_sizes_and_encoding(module: type[nn.Module]) -> None:
-    spread = module(11, 16, 4, 3, "alibi", norm="pre")
+    spread = module(11, 16, 4, 3, "alibi", norm_first=True)
     assert same_model(spread, module(11, Sizes(16, 4, 3), encoding="alibi"))
     assert spread.sizes == Sizes(16, 4, 3) and spread.vocab == 11
 
@@ -53,10 +58,10 @@ def test_a_model_of_given_sizes_runs() -> None:
 
 
 def test_the_original_is_post_norm_unless_its_sizes_say_otherwise() -> None:
-    assert EncoderDecoder(11, dim=16, heads=2, layers=1).sizes.norm == "post"
-    assert EncoderDecoder(11, Sizes(dim=16, heads=2, layers=1)).sizes.norm == "pre"
-    assert inspect.signature(EncoderDecoder).parameters["norm"].default == "post"
-    assert inspect.signature(Decoder).parameters["norm"].default == "pre"
+    assert not EncoderDecoder(11, dim=16, heads=2, layers=1).sizes.norm_first
+    assert EncoderDecoder(11, Sizes(dim=16, heads=2, layers=1)).sizes.norm_first
+    assert inspect.signature(EncoderDecoder).parameters["norm_first"].default is False
+    assert inspect.signature(Decoder).parameters["norm_first"].default is True
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -102,12 +107,16 @@ def test_an_option_that_there_is_not_is_refused_with_the_nearest_one(make, words
         ({"kv_heads": 0}, "kv_heads must divide heads=8, got 0"),
         ({"head_dim": 0}, "head_dim must be 1 or more, got 0"),
         ({"max_len": 0}, "max_len must be 1 or more, got 0"),
-        ({"hidden": 0}, "hidden must be a whole number of 1 or more, got 0"),
-        ({"norm": "middle"}, "norm must be one of pre, post, got 'middle'"),
+        ({"intermediate_size": 0}, "intermediate_size must be a whole number of 1 or more, got 0"),
+        ({"norm": "middle"}, "norm must be one of layer, rms, got 'middle'"),
+        ({"norm": "post"}, "norm says which norm, and norm_first=False is what 'post' was"),
+        ({"norm_eps": 0.0}, "norm_eps must be above 0, got 0.0"),
+        ({"feed_forward": "swish"}, "feed_forward must be one of gelu, relu, relu2, swiglu, geglu, got 'swish'"),
+        ({"bias": ("q",)}, "bias must be one of q_proj, k_proj, v_proj, o_proj, feed_forward, norm, output, got 'q'"),
         ({"kernel": "fast"}, "no kernel named 'fast'"),
         ({"scale": float("nan")}, "scale must be a finite number, got nan"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
-        ({"bias": "no"}, "bias must be True or False, got 'no'"),
+        ({"bias": "no"}, "bias must be True or False or a tuple, got 'no'"),
         ({"window": ()}, "window needs at least one size or None for the layers, got an empty tuple"),
         ({"window": []}, "window needs at least one size or None for the layers, got an empty tuple"),
         ({"window": (3, 0)}, "a window holds at least 1 token, got window=0"),
@@ -151,8 +160,12 @@ OF_ALL = {
     "window": (None, (3, None)),
     "kv_heads": (None, 2),
     "head_dim": (None, 2),
-    "hidden": (None, 24),
-    "norm": ("pre", "post"),
+    "intermediate_size": (None, 24),
+    "feed_forward": ("gelu", "relu"),
+    "norm": ("layer", "rms"),
+    "norm_first": (True, False),
+    "norm_eps": (1e-5, 1e-6),
+    "qk_norm": (True, False),
     "kernel": ("auto", "reference"),
     "scale": (None, 1.0),
     "dropout": (0.0, 0.25),

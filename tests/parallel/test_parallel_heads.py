@@ -119,10 +119,11 @@ def models(rank: int) -> None:
     """Several layers, and what every rank then holds."""
     cut_or_refused(rank, [*USUAL, *REFUSED])
     shards = compare(("rotary", "alibi"), model := decoder(("rotary", "alibi"), **SEVERAL))
+    compare("rotary with norms of queries and keys", decoder("rotary", norm="rms", qk_norm=True, bias=False))
     attention = model.stack.blocks[0].attention
     assert isinstance(attention, Attention)
     assert (attention.heads, attention.kv_heads, shards.heads) == (2, 1, (2 * rank, 2 * rank + 1))
-    assert attention.to_query.weight.shape == (8, 16) and attention.to_key.weight.shape == (4, 16)
+    assert attention.q_proj.weight.shape == (8, 16) and attention.k_proj.weight.shape == (4, 16)
     assert attention.sinks is not None and attention.sinks.shape == (2,)
     ids = torch.zeros(1, 3, dtype=torch.long)
     assert "call without weights" in refused(lambda: model(ids, weights=True))

@@ -43,8 +43,7 @@ def llama4():
     assert not theirs.use_rope
     spec = "step_temperature(interval=4, strength=0.7)"
     ours = Attention(24, 3, kv_heads=1, head_dim=8, encoding=spec, bias=False).double()
-    names = {"to_query": "q_proj", "to_key": "k_proj", "to_value": "v_proj", "to_output": "o_proj"}
-    ours.load_state_dict({f"{mine}.weight": getattr(theirs, name).weight for mine, name in names.items()})
+    ours.load_state_dict(theirs.state_dict())
     return ours, theirs
 
 

@@ -42,16 +42,16 @@ def step(slots: int) -> Group:
         layer.load_state_dict(layers["none"].state_dict(), strict=False)
     layer = layers["none"]
     with torch.no_grad():
-        keys, values = (room(layer, project(before), slots) for project in (layer.to_key, layer.to_value))
+        keys, values = (room(layer, project(before), slots) for project in (layer.k_proj, layer.v_proj))
     seen = (torch.arange(slots) <= place)[None, None, None]
     here = torch.tensor([place])
 
     def by_hand() -> Tensor:
-        q, k, v = (layer.split(project(x), HEADS) for project in (layer.to_query, layer.to_key, layer.to_value))
+        q, k, v = (layer.split(project(x), HEADS) for project in (layer.q_proj, layer.k_proj, layer.v_proj))
         keys.index_copy_(2, here, k)
         values.index_copy_(2, here, v)
         out = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
-        return layer.to_output(out.transpose(1, 2).flatten(2))
+        return layer.o_proj(out.transpose(1, 2).flatten(2))
 
     group.add(BY_HAND, "limit", by_hand)
     for spec, own in layers.items():

@@ -100,13 +100,13 @@ class ByHandBlock(nn.Module):
     def __init__(self, block: Block, heads: int) -> None:
         super().__init__()
         self.heads, self.head_dim = heads, block.attention.head_dim
-        projections = (block.attention.to_query, block.attention.to_key, block.attention.to_value)
+        projections = (block.attention.q_proj, block.attention.k_proj, block.attention.v_proj)
         dim = block.attention.dim
         self.to_all = nn.Linear(dim, 3 * dim)
         with torch.no_grad():
             self.to_all.weight.copy_(torch.cat([one.weight for one in projections]))
             self.to_all.bias.copy_(torch.cat([one.bias for one in projections]))
-        self.to_output, self.feed_forward = block.attention.to_output, block.feed_forward
+        self.to_output, self.feed_forward = block.attention.o_proj, block.feed_forward
         self.attention_norm, self.feed_forward_norm = block.attention_norm, block.feed_forward_norm
 
     def forward(

@@ -12,7 +12,8 @@ from posenc.cli.arguments import all_options, usage, verb_of
 GROUPS = {
     "what": "path spec encodings task tasks text label preset method measures map maps stretch test_map factor replace",
     "how long": "seed seeds seed_from steps tokens seconds lengths train_length test_lengths samples start curriculum",
-    "model": "layers dim heads kv_heads head_dim hidden norm window dropout model",
+    "model": "layers dim heads kv_heads head_dim intermediate_size feed_forward norm norm_first qk_norm bias window "
+    "dropout model",
     "where": "device dtype compile threads parallel shard cache chunk accumulation activation_checkpointing",
     "training": "",
     "output": "out json log plan keep",

@@ -72,10 +72,18 @@ class OfExperiment:
     """Heads of keys and values."""
     head_dim: Whole = None
     """Width of a head (channels)."""
-    hidden: Whole = None
+    intermediate_size: Whole = None
     """Width of the feed-forward layers (channels)."""
+    feed_forward: Name = None
+    """gelu, relu, relu2, swiglu or geglu."""
     norm: Name = None
-    """pre or post: where the layer norms are."""
+    """layer or rms."""
+    norm_first: bool = True
+    """Norms before attention and feed-forward; without, after the sum with them, as in the original transformer."""
+    qk_norm: bool = False
+    """Norm the queries and the keys of each head."""
+    bias: Names = ()
+    """The parts with biases: q_proj, k_proj, v_proj, o_proj, feed_forward, norm, output; or none. Default: all."""
     window: Wholes = ()
     """How many tokens a layer sees back; several are cycled over the layers, 0 sees all."""
     dropout: Number = None
@@ -97,6 +105,8 @@ class OfExperiment:
         """What was given, by the names of Experiment."""
         given = {one.name: getattr(self, one.name) for one in fields(OfExperiment)}
         given["window"] = tuple(size or None for size in self.window) or None
-        given["compile"] = self.compile or None
+        given |= {name: getattr(self, name) or None for name in ("compile", "qk_norm")}
+        given["norm_first"] = None if self.norm_first else False
+        given["bias"] = tuple(part for part in self.bias if part != "none") if self.bias else None
         given["test_lengths"] = self.test_lengths or None
         return {name: value for name, value in given.items() if value is not None}

@@ -46,7 +46,7 @@ class DeBERTa(Encoding):
 
     What differs from the paper: DeBERTa shares P between layers; here each layer holds its own, so load the same table
     into each (versions 2 and 3 pass it through a LayerNorm first: load its output). `share_att_key` (versions 2 and 3)
-    uses the content's own projections: load Attention's to_key.weight as W_K, to_query's weight and bias as W_Q and c.
+    uses the content's own projections: load Attention's k_proj.weight as W_K, q_proj's weight and bias as W_Q and c.
     A bias of W_K is the same for all keys, so the softmax drops it, and it is left out.
 
     Where it goes wrong: distances past the last bucket are all alike, and nothing was learned there. Key content enters

@@ -127,6 +127,9 @@ def shard_heads(model: nn.Module, group: dist.ProcessGroup | None = None) -> Hea
         for parameter in one.parameters()
         if parameter not in of_heads.parts
     }
+    # The weights of a norm of queries or keys are those of all heads.
+    norms = (norm for attention in found for norm in (attention.q_norm, attention.k_norm) if norm is not None)
+    shared |= {parameter: None for norm in norms for parameter in norm.parameters()}
     return HeadShards(group, heads, of_heads.parts, names, tuple(shared))
 
 
@@ -160,9 +163,9 @@ def cut(attention: Attention, of_heads: OfHeads, ranks: Ranks) -> None:
         return found
 
     for name, heads, of in (
-        ("to_query", of_heads.heads, attention.heads),
-        ("to_key", keys, kv_heads),
-        ("to_value", keys, kv_heads),
+        ("q_proj", of_heads.heads, attention.heads),
+        ("k_proj", keys, kv_heads),
+        ("v_proj", keys, kv_heads),
     ):
         linear = getattr(attention, name)
         linear.weight = part(linear.weight, 0, heads, of)
@@ -170,9 +173,9 @@ def cut(attention: Attention, of_heads: OfHeads, ranks: Ranks) -> None:
         linear.out_features = len(linear.weight)
     if attention.sinks is not None:
         attention.sinks = part(attention.sinks, 0, of_heads.heads, of_heads.of)
-    output = attention.to_output
+    output = attention.o_proj
     weight = part(output.weight, 1, of_heads.heads, of_heads.of)
-    attention.register_module("to_output", AddedUp(output, weight, ranks))
+    attention.register_module("o_proj", AddedUp(output, weight, ranks))
     attention.heads, attention.kv_heads = len(of_heads.heads), len(keys)
     attention.register_forward_pre_hook(Entering(ranks), with_kwargs=True)
 

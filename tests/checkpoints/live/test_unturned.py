@@ -265,7 +265,7 @@ def test_it_is_the_attention_that_posenc_computes(spec):
     ours = Attention(32, heads=4, kv_heads=2, encoding=encoding, bias=False, kernel="reference")
     theirs = model.model.layers[0].self_attn
     for name in ("query", "key", "value", "output"):
-        getattr(ours, f"to_{name}").weight = getattr(theirs, f"{name[0]}_proj").weight
+        getattr(ours, f"{name[0]}_proj").weight = getattr(theirs, f"{name[0]}_proj").weight
     given: list[torch.Tensor] = []
     theirs.register_forward_hook(
         lambda _, args, kwargs, out: given.extend((kwargs["hidden_states"], out[0])), with_kwargs=True

@@ -99,10 +99,12 @@ def test_a_tagger_sees_both_sides_and_a_decoder_one() -> None:
 
 
 def test_sizes_reach_the_model() -> None:
-    made = recipe("copy", "rotary", **SMALL | {"heads": 4, "layers": 2, "norm": "post", "kv_heads": 2, "head_dim": 6})
-    made = replace(made, hidden=24, window=(3, None), dropout=0.25)
+    made = recipe(
+        "copy", "rotary", **SMALL | {"heads": 4, "layers": 2, "norm_first": False, "kv_heads": 2, "head_dim": 6}
+    )
+    made = replace(made, intermediate_size=24, feed_forward="swiglu", window=(3, None), dropout=0.25)
     sizes = model_of(made, made.made_task()).sizes
-    assert (sizes.norm, sizes.kv_heads, sizes.head_dim, sizes.hidden, sizes.dropout) == ("post", 2, 6, 24, 0.25)
+    assert (sizes.norm_first, sizes.kv_heads, sizes.head_dim, sizes.inner, sizes.dropout) == (False, 2, 6, 24, 0.25)
     assert sizes.windows == (3, None)
     with pytest.raises(ValueError, match=r"^kv_heads must divide heads=4, got 3$"):
         replace(made, kv_heads=3)

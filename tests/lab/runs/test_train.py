@@ -121,8 +121,11 @@ def test_muon_has_the_matrices_of_the_blocks_and_adamw_everything_else(monkeypat
         {names[id(p)] for group in optimizer.param_groups for p in group["params"]} for optimizer in run.optimizers
     )
     assert type(run.optimizers[0]) is torch.optim.AdamW and type(run.optimizers[1]) is torch.optim.Muon
-    linear = ("to_query", "to_key", "to_value", "to_output")
-    inner = {f"attention.{name}.weight" for name in linear} | {"feed_forward.0.weight", "feed_forward.2.weight"}
+    linear = ("q_proj", "k_proj", "v_proj", "o_proj")
+    inner = {f"attention.{name}.weight" for name in linear} | {
+        "feed_forward.up_proj.weight",
+        "feed_forward.down_proj.weight",
+    }
     assert muon == {f"stack.blocks.{layer}.{name}" for layer in (0, 1) for name in inner}
     assert adamw == set(names.values()) - muon
     assert {"embedding.token.weight", "output.weight"} < adamw and any("encodings" in name for name in adamw)
@@ -134,7 +137,7 @@ def test_muon_has_the_matrices_of_the_blocks_and_adamw_everything_else(monkeypat
 def test_muon_moves_every_direction_of_a_matrix_equally_far_and_decays_nothing() -> None:
     run = start(tiny(matrix_rate=0.02))
     muon = run.optimizers[1]
-    weight = run.model.stack.blocks[0].feed_forward[0].weight
+    weight = run.model.stack.blocks[0].feed_forward.up_proj.weight
     before, (rows, columns) = weight.detach().clone(), weight.shape
     weight.grad = torch.randn(rows, columns, generator=torch.Generator().manual_seed(1))
     muon.param_groups[0]["lr"] = 0.02
@@ -152,7 +155,7 @@ def test_a_step_moves_what_adamw_has_and_what_muon_has() -> None:
     train(run, until=1)
     still = {name for name, weight in run.model.state_dict().items() if torch.equal(weight, before[name])}
     # A key's bias adds the same to all logits of a query, which the softmax ignores.
-    assert still <= {"stack.blocks.0.attention.to_key.bias"}
+    assert still <= {"stack.blocks.0.attention.k_proj.bias"}
 
 
 def test_without_a_rate_of_their_own_the_matrices_belong_to_adamw() -> None:

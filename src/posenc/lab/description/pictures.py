@@ -341,7 +341,7 @@ def bias_of_random_tokens(encoding: Encoding, sight: Sight, at: Positions, seed:
     query_memo = {name: fact[:, :, here] for name, fact in keys.memo.items()}
     k = encoding.turn(keys.k, at, "key") if encoding.turns_when_attending else keys.k
     keys = replace(keys, k=k, query_memo=query_memo)
-    q = encoding.turn(layer.split(layer.to_query(x[:, here]), layer.heads), at.rows(here), "query")
+    q = encoding.turn(layer.split(layer.q_proj(x[:, here]), layer.heads), at.rows(here), "query")
     values = total(encoding.biases(q, at.rows(here), keys), torch.float32)
     assert values is not None
     return values[0, :, 0]

@@ -28,7 +28,10 @@ MOST_LENGTHS = 100
 
 RATE_SCHEDULES = ("cosine", "original")
 DTYPES = ("float32", "bfloat16")
-OF_SIZES = ("dim", "heads", "layers", "norm", "hidden", "kv_heads", "head_dim", "window", "dropout")
+OF_SIZES = (
+    "dim", "heads", "layers", "norm", "norm_first", "qk_norm", "feed_forward", "intermediate_size", "bias", "kv_heads",
+    "head_dim", "window", "dropout",
+)  # fmt: skip
 """The settings that are sizes of the model, as in posenc.Sizes."""
 
 
@@ -41,7 +44,8 @@ class Experiment:
     seed           of the weights and the data
     train_length   the longest trained length (the task's items; text: tokens of a window)
     test_lengths   the longer lengths that are tested
-    layers, dim, heads, norm, hidden, kv_heads, head_dim, window, dropout   the shape of the model, as in posenc.Sizes
+    layers, dim, heads, kv_heads, head_dim, window, dropout   the shape of the model, as in posenc.Sizes
+    norm, norm_first, qk_norm, feed_forward, intermediate_size, bias   what its blocks are made of, as there
     model          path/to/mine.py:Mine, a module of one's own in place of the task's decoder, encoder or both
     steps, batch   how long at most, and how many sequences a step
     tokens, seconds   other ends of the training: tokens that were read, CPU seconds; whichever comes first
@@ -85,8 +89,12 @@ class Experiment:
     weight_decay: float = 0.01
     evaluate_every: int = 50
     map: str | None = None
-    norm: str = "pre"
-    hidden: int | None = None
+    norm: str = "layer"
+    norm_first: bool = True
+    qk_norm: bool = False
+    feed_forward: str = "gelu"
+    intermediate_size: int | None = None
+    bias: bool | tuple[str, ...] = True
     kv_heads: int | None = None
     head_dim: int | None = None
     window: int | tuple[int | None, ...] | None = None
@@ -201,7 +209,7 @@ class Experiment:
 
         Raises ValueError for unknown or missing names, and CannotRead for a file that is not named, with its hashes.
         """
-        known = [f.name for f in fields(cls)]
+        data, known = in_new_names(data), [f.name for f in fields(cls)]
         for name in data:
             if name not in known:
                 raise ValueError(f"an experiment has no {quoted(name)}; it has: {', '.join(known)}{near(name, known)}")
@@ -219,8 +227,16 @@ class Experiment:
         return cls(**plain, own_files=tuple((path, recorded.get(path) or code.sha256(path)) for path in named))
 
 
-EXPERIMENT = form_of(Experiment) | {"own_files?": {"*": str}}
+EXPERIMENT = form_of(Experiment) | {"own_files?": {"*": str}, "hidden?": (int, None)}  # the latter of 0.2
 """The form in which a file holds an experiment."""
+
+
+def in_new_names(data: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run, where they are those of version 0.2 by the names that they have now."""
+    data = {("intermediate_size" if name == "hidden" else name): value for name, value in data.items()}
+    if data.get("norm") in ("pre", "post"):
+        data["norm_first"] = data.pop("norm") == "pre"
+    return data
 
 
 def takes_schedule(node: Node) -> bool:

@@ -25,6 +25,7 @@ from posenc.lab.runs.ranks import ALONE, Ranks
 from posenc.lab.runs.train import Run, start
 from posenc.lab.safetensors_file import Stored
 from posenc.lab.texts.nameless import BLOCK
+from posenc.parts import new_names
 
 MODEL, OPTIMIZER, FACTS = "model.safetensors", "optimizer.safetensors", "run.json"
 """The files of a step's folder."""
@@ -208,10 +209,10 @@ def filled(
         with torch.device("meta"), Undrawn():
             expect_fit(model_of(experiment, experiment.made_task()), stored[MODEL], folder / MODEL)
     run = start(experiment, to_train=to_train, execution=execution, ranks=ranks)
-    expect_fit(run.model, stored[MODEL], folder / MODEL)
+    weights = expect_fit(run.model, stored[MODEL], folder / MODEL)
     with torch.no_grad():
         held = run.model.state_dict()
-        for name, tensor in tensors_of(stored[MODEL], ranks):
+        for name, tensor in tensors_of(weights, ranks):
             held[name].copy_(ranks.part(tensor, held[name]))
     try:
         if to_train:
@@ -232,8 +233,10 @@ def tensors_of(stored: dict[str, Stored], ranks: Ranks) -> Iterator[tuple[str, T
         yield name, (safetensors_file.read_bytes(entry) if ranks.first else torch.empty(entry.shape, dtype=entry.dtype))
 
 
-def expect_fit(model: nn.Module, stored: dict[str, Stored], file: Path) -> None:
-    """Raises CannotRead, naming the first of them, where the tensors of a file are not those of a model."""
+def expect_fit(model: nn.Module, stored: dict[str, Stored], file: Path) -> dict[str, Stored]:
+    """The tensors of a file by the names of a model. Raises CannotRead for the first that is not the model's."""
+    names = new_names(model)
+    stored = {names.get(name, name): entry for name, entry in stored.items()}
     held = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     wrong = [f"there is no {name}" for name in held if name not in stored]
     wrong += [f"nothing in the model is called {name}" for name in stored if name not in held]
@@ -244,6 +247,7 @@ def expect_fit(model: nn.Module, stored: dict[str, Stored], file: Path) -> None:
     ]
     if wrong:
         raise CannotRead(f"it does not fit its run.json: {foreign.shortened(wrong[0])}", file=file)
+    return stored
 
 
 class Undrawn(TorchFunctionMode):

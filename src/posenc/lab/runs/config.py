@@ -13,7 +13,7 @@ from typing import Any, get_origin, get_type_hints
 from posenc.foreign import CannotRead, code, near, quoted, read_toml, written_toml
 from posenc.lab import store
 from posenc.lab.experiments.execution import Execution
-from posenc.lab.experiments.experiment import Experiment
+from posenc.lab.experiments.experiment import Experiment, in_new_names
 
 FILE = "settings.toml"
 """The settings of a run, beside its checkpoints."""
@@ -26,6 +26,7 @@ def write(folder: Path, experiment: Experiment, execution: Execution) -> None:
     said = asdict(experiment) | asdict(execution)
     del said["own_files"]
     said["spec"] = ", ".join(experiment.specs)
+    said["bias"] = () if experiment.bias is True else list(experiment.bias or ("none",))
     if experiment.window is not None:
         windows = experiment.window if isinstance(experiment.window, tuple) else (experiment.window,)
         said["window"] = [size or 0 for size in windows]
@@ -45,7 +46,7 @@ def with_file(given: Mapping[str, list[str]], verb: Any) -> dict[str, list[str]]
     if file.suffix.lower() != ".toml":
         raise ValueError(f"settings are read from a .toml file, got {quoted(str(file))}; write them as TOML")
     more = dict[str, list[str]]()
-    for key, value in read_toml(file).items():
+    for key, value in in_new_names(read_toml(file)).items():
         name = key.replace("-", "_")
         if name not in types or name in NOT_IN_FILES:
             known = [one for one in types if one not in NOT_IN_FILES]

@@ -1,0 +1,103 @@
+"""What a block is made of beside attention: norms, feed-forward layers, and names that state dicts of 0.2 have."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posenc import checks
+from posenc.sizes import FEED_FORWARDS, GATED, Sizes
+
+
+def norm_layer(width: int, sizes: Sizes, *, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Module:
+    """The norm of vectors [..., width] in a model of these sizes."""
+    if sizes.norm == "rms":
+        return nn.RMSNorm(width, eps=sizes.norm_eps, device=device, dtype=dtype)
+    return nn.LayerNorm(width, eps=sizes.norm_eps, bias=sizes.has_bias("norm"), device=device, dtype=dtype)
+
+
+class LoadsOldNames(nn.Module):
+    """A module that also loads state dicts in which its parts have the names that they had in version 0.2."""
+
+    old_names: ClassVar[Mapping[str, str]] = {}
+    """Old name of a part -> its name."""
+
+    def _load_from_state_dict(
+        self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    ) -> None:
+        for old, new in self.old_names.items():
+            for name in [name for name in state_dict if name.startswith(f"{prefix}{old}.")]:
+                state_dict[prefix + new + name.removeprefix(prefix + old)] = state_dict.pop(name)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+
+def new_names(model: nn.Module) -> dict[str, str]:
+    """The names that weights of a model had in version 0.2 -> their names."""
+    return {
+        f"{prefix}.{old}.{kind}": f"{prefix}.{new}.{kind}"
+        for prefix, module in model.named_modules()
+        if isinstance(module, LoadsOldNames)
+        for old, new in module.old_names.items()
+        for kind in ("weight", "bias")
+    }
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = dict(
+    zip(FEED_FORWARDS, (F.gelu, F.relu, squared_relu, F.silu, F.gelu), strict=True)
+)
+
+
+class FeedForward(checks.ChecksArguments, LoadsOldNames):
+    """dim -> intermediate_size -> dim, for each token alone.
+
+    kind  "gelu", "relu", "relu2":  W_down f(W_up x), with relu2 the square of relu
+          "swiglu", "geglu":        W_down (f(W_gate x) * W_up x), f = SiLU or GELU
+
+    x [..., dim] -> [..., dim]. Raises ValueError for sizes below 1 and kinds that there are not.
+    Source: Shazeer 2020, arXiv:2002.05202; relu2: So et al. 2021, arXiv:2109.08668.
+
+    >>> FeedForward(8, 24, kind="swiglu", bias=False)(torch.randn(2, 3, 8)).shape
+    torch.Size([2, 3, 8])
+    """
+
+    old_names: ClassVar = {"0": "up_proj", "2": "down_proj"}
+
+    def __init__(
+        self,
+        dim: int,
+        intermediate_size: int,
+        dropout: float = 0.0,
+        *,
+        kind: str = "gelu",
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.whole("dim", dim, 1), checks.whole("intermediate_size", intermediate_size, 1)
+        checks.one_of("kind", kind, FEED_FORWARDS)
+        made: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
+        self.kind = kind
+        self.up_proj = nn.Linear(dim, intermediate_size, **made)
+        self.gate_proj = nn.Linear(dim, intermediate_size, **made) if kind in GATED else None
+        self.down_proj = nn.Linear(intermediate_size, dim, **made)
+        self.dropout = nn.Dropout(checks.share("dropout", dropout))
+
+    def forward(self, x: Tensor) -> Tensor:
+        activation = ACTIVATIONS[self.kind]
+        if self.gate_proj is None:
+            inner = activation(self.up_proj(x))
+        else:
+            inner = activation(self.gate_proj(x)) * self.up_proj(x)
+        return self.dropout(self.down_proj(inner))
+
+    def extra_repr(self) -> str:
+        return f"kind={self.kind!r}"

@@ -1,0 +1,149 @@
+"""Norms and feed-forward layers by hand, a block as Llama has it, and state dicts and runs of version 0.2."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from posenc import Block, Decoder, masks
+from posenc.lab.experiments.experiment import Experiment
+from posenc.parts import FeedForward
+
+OLD = {
+    "attention.q_proj": "attention.to_query",
+    "attention.k_proj": "attention.to_key",
+    "attention.v_proj": "attention.to_value",
+    "attention.o_proj": "attention.to_output",
+    "feed_forward.up_proj": "feed_forward.0",
+    "feed_forward.down_proj": "feed_forward.2",
+}
+
+
+def gelu(x: Tensor) -> Tensor:
+    return x * (1 + torch.erf(x / math.sqrt(2))) / 2
+
+
+KINDS = {
+    "gelu": lambda up, _: gelu(up),
+    "relu": lambda up, _: up.clamp(min=0),
+    "relu2": lambda up, _: up.clamp(min=0) ** 2,
+    "swiglu": lambda up, gate: gate * gate.sigmoid() * up,
+    "geglu": lambda up, gate: gelu(gate) * up,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_feed_forward_layer_is_what_its_formula_says(kind: str) -> None:
+    layer = FeedForward(6, 10, kind=kind).double()
+    x = torch.randn(2, 3, 6, dtype=torch.float64)
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        projection = getattr(layer, name)
+        return x @ projection.weight.T + projection.bias
+
+    inner = KINDS[kind](linear(x, "up_proj"), linear(x, "gate_proj") if layer.gate_proj else None)
+    torch.testing.assert_close(layer(x), linear(inner, "down_proj"), rtol=0, atol=1e-12)
+
+
+def test_a_gated_layer_has_as_many_parameters_as_a_plain_one() -> None:
+    plain, gated = (
+        sum(p.numel() for p in Block(96, heads=4, feed_forward=kind, bias=False).feed_forward.parameters())
+        for kind in ("gelu", "swiglu")
+    )
+    assert plain == gated == 8 * 96 * 96
+
+
+def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def turned(x: Tensor) -> Tensor:
+    """RoPE, base 10,000, first half with second half, as complex numbers: x [B, H, T, D]."""
+    half = x.shape[-1] // 2
+    angle = torch.arange(x.shape[2])[:, None] * 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+    z = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angle), angle)
+    return torch.cat((z.real, z.imag), -1)
+
+
+def llama(block: Block, x: Tensor, eps: float) -> Tensor:
+    """A Llama block from the weights of ours: RMSNorm, RoPE, grouped heads, SwiGLU; and Qwen 3's norms."""
+    layer, heads = block.attention, block.attention.heads
+    y = rms(x, block.attention_norm.weight, eps)
+    q, k, v = (
+        (y @ projection.weight.T).unflatten(-1, (-1, layer.head_dim)).transpose(1, 2)
+        for projection in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    if layer.q_norm is not None:
+        q, k = rms(q, layer.q_norm.weight, eps), rms(k, layer.k_norm.weight, eps)
+    k, v = (keys.repeat_interleave(heads // layer.kv_heads, 1) for keys in (turned(k), v))
+    logits = turned(q) @ k.mT / math.sqrt(layer.head_dim)
+    logits = logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).triu(1), -math.inf)
+    x = x + (logits.softmax(-1) @ v).transpose(1, 2).flatten(2) @ layer.o_proj.weight.T
+    y, ff = rms(x, block.feed_forward_norm.weight, eps), block.feed_forward
+    gate = y @ ff.gate_proj.weight.T
+    return x + (gate * gate.sigmoid() * (y @ ff.up_proj.weight.T)) @ ff.down_proj.weight.T
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_a_block_is_llama_s(qk_norm: bool) -> None:
+    torch.manual_seed(1)
+    options = {"norm": "rms", "feed_forward": "swiglu", "norm_eps": 1e-6, "bias": False, "qk_norm": qk_norm}
+    block = Block(24, 6, kv_heads=2, encoding="rotary", **options).double()
+    for parameter in block.parameters():
+        torch.nn.init.normal_(parameter, mean=0.2, std=0.5)
+    x = torch.randn(2, 7, 24, dtype=torch.float64, requires_grad=True)
+    leaves = [x, *block.parameters()]
+    ours, theirs = block(x, mask=masks.causal()), llama(block, x, 1e-6)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+    upstream = torch.randn_like(ours)
+    for mine, other in zip(*(torch.autograd.grad(y, leaves, upstream) for y in (ours, theirs)), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cache_changes_nothing_whatever_a_block_is_made_of(kind: str) -> None:
+    model = Decoder(11, 24, 4, 2, "rotary + alibi", norm="rms", feed_forward=kind, qk_norm=True).double().eval()
+    ids, cache = torch.randint(11, (2, 9)), model.cache()
+    parts = [model(ids[:, part], cache=cache) for part in (slice(0, 4), slice(4, 5), slice(5, 9))]
+    torch.testing.assert_close(torch.cat(parts, 1), model(ids), rtol=0, atol=1e-10)
+
+
+def biases(module: torch.nn.Module) -> set[str]:
+    return {name.removesuffix(".bias") for name, _ in module.named_parameters() if name.endswith(".bias")}
+
+
+def test_biases_are_where_they_are_asked_for_and_nowhere_else() -> None:
+    sizes = {"dim": 16, "heads": 2, "layers": 1, "encoding": "none"}
+    assert biases(Decoder(11, bias=False, **sizes)) == set()
+    qwen = Decoder(11, bias=("q_proj", "k_proj", "v_proj"), **sizes)
+    assert biases(qwen) == {f"stack.blocks.0.attention.{name}_proj" for name in "qkv"}
+    assert biases(Decoder(11, bias=("norm", "output"), **sizes)) == {
+        *(f"stack.{name}" for name in ("blocks.0.attention_norm", "blocks.0.feed_forward_norm", "final_norm")),
+        "output",
+    }
+
+
+def test_a_state_dict_of_the_old_names_is_loaded_and_one_of_unknown_names_is_not() -> None:
+    torch.manual_seed(0)
+    model, other = (Decoder(11, 16, 2, 2, "learned") for _ in range(2))
+    state = {}
+    for name, value in model.state_dict().items():
+        for new, old in OLD.items():
+            name = name.replace(new, old)
+        state[name] = value
+    assert sum("to_query" in name or ".0." in name for name in state) > 4 and "q_proj" not in " ".join(state)
+    before = list(state)
+    other.load_state_dict(state)
+    assert list(state) == before
+    ids = torch.randint(11, (1, 6))
+    assert torch.equal(model(ids), other(ids))
+    state["stack.blocks.0.attention.to_nothing.weight"] = torch.zeros(1)
+    with pytest.raises(RuntimeError, match=r"Unexpected key\(s\).*to_nothing"):
+        other.load_state_dict(state)
+
+
+def test_the_settings_of_an_old_run_are_read_by_their_new_names() -> None:
+    old = {**Experiment("rotary", "copy").to_dict(), "norm": "post", "hidden": 24}
+    assert Experiment.from_dict(old) == Experiment("rotary", "copy", norm_first=False, intermediate_size=24)
+    assert Experiment.from_dict({**old, "norm": "pre", "hidden": None}) == Experiment("rotary", "copy")
