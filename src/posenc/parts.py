@@ -27,32 +27,32 @@ class LoadsOldNames(nn.Module):
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
     ) -> None:
-        for old, new in self.old_names.items():
-            for name in [name for name in state_dict if name.startswith(f"{prefix}{old}.")]:
-                state_dict[prefix + new + name.removeprefix(prefix + old)] = state_dict.pop(name)
+        rename_old(state_dict, self, prefix.removesuffix("."))
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
 
 
-def new_names(model: nn.Module) -> dict[str, str]:
-    """The names that weights of a model had in version 0.2 -> their names."""
-    return {
-        f"{prefix}.{old}.{kind}": f"{prefix}.{new}.{kind}"
-        for prefix, module in model.named_modules()
-        if isinstance(module, LoadsOldNames)
-        for old, new in module.old_names.items()
-        for kind in ("weight", "bias")
-    }
+def rename_old(entries: dict[str, Any], model: nn.Module, path: str = "") -> None:
+    """Put the entries that a model, at a path in them, had under other names in version 0.2 under those of now."""
+    for place, module in model.named_modules(prefix=path):
+        for old, new in module.old_names.items() if isinstance(module, LoadsOldNames) else ():
+            before, after = (f"{place}.{name}." if place else f"{name}." for name in (old, new))
+            for name in [name for name in entries if name.startswith(before)]:
+                entries[after + name.removeprefix(before)] = entries.pop(name)
 
 
 def squared_relu(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = dict(
-    zip(FEED_FORWARDS, (F.gelu, F.relu, squared_relu, F.silu, F.gelu), strict=True)
-)
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "relu2": squared_relu,
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+}
 
 
 class FeedForward(checks.ChecksArguments, LoadsOldNames):

@@ -9,6 +9,9 @@ import pytest
 
 from posenc.watched import COMPILES
 
+THIRD = date.today().toordinal() % 3
+"""Which third of many cases is for today: 0, 1 or 2."""
+
 
 def rest_slow(cases: Iterable[Any], first: int) -> list[Any]:
     """The cases of one argument, those behind the first few marked as slow."""
@@ -18,8 +21,7 @@ def rest_slow(cases: Iterable[Any], first: int) -> list[Any]:
 
 def a_third_each_day(cases: Iterable[Any]) -> list[Any]:
     """The cases of one argument, marked as slow but for a third, which is another one on another day."""
-    today = date.today().toordinal() % 3
-    return [pytest.param(case, marks=[pytest.mark.slow] * (n % 3 != today)) for n, case in enumerate(cases)]
+    return [pytest.param(case, marks=[pytest.mark.slow] * (n % 3 != THIRD)) for n, case in enumerate(cases)]
 
 
 def of_these_slow(cases: Iterable[str], endings: tuple[str, ...]) -> list[Any]:

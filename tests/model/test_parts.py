@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import Block, Decoder, masks
+from posenc import Attention, Block, Decoder, masks
 from posenc.lab.experiments.experiment import Experiment
 from posenc.parts import FeedForward
 
@@ -141,6 +141,16 @@ def test_a_state_dict_of_the_old_names_is_loaded_and_one_of_unknown_names_is_not
     state["stack.blocks.0.attention.to_nothing.weight"] = torch.zeros(1)
     with pytest.raises(RuntimeError, match=r"Unexpected key\(s\).*to_nothing"):
         other.load_state_dict(state)
+
+
+def test_a_layer_alone_loads_its_old_names_and_leaves_those_of_an_encoding() -> None:
+    layer, other = (Attention(12, 3, encoding="tupe", max_len=9).double() for _ in range(2))
+    state = {f"to_query.{name}": value for name, value in layer.q_proj.state_dict().items()}
+    state |= {name: value for name, value in layer.state_dict().items() if not name.startswith("q_proj")}
+    assert "encoding.to_query.weight" in state
+    other.load_state_dict(state)
+    x = torch.randn(1, 5, 12, dtype=torch.float64)
+    assert torch.equal(layer(x), other(x))
 
 
 def test_the_settings_of_an_old_run_are_read_by_their_new_names() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tiers import THIRD
 
 from posenc import catalogue, masks, schedules, testing
 from posenc.cache import GrowingCache, SlotCache
@@ -106,7 +107,6 @@ SHARED = [
 DAILY = [subject for subject in PLAIN if subject.name in EACH_DAY]
 LATER = [subject for subject in PLAIN if subject not in DAILY]
 OTHERS = [subject for subject in ALONE if subject not in DAILY]
-THIRD = date.today().toordinal() % 3
 TODAY = OTHERS[THIRD::3]
 SUMS = [subject for subject in COMPOSITIONS if subject not in DAILY]
 FAST = cases(DAILY, testing.PROMISES) + cases(OTHERS, all_but([*DEAR, *SHARED])) + cases(SUMS, OF_SUMS)

@@ -19,14 +19,14 @@ KNOWN = ("rotary", "learned", "alibi", "t5_bias", "shaw", "sinusoidal", "kerple"
 
 def places(specs: Iterable[str]) -> dict[str, int]:
     """The place of each encoding among the looks: its name decides its colour, and a sum has that of its first part."""
-    found: dict[str, int] = {}
+    place_of: dict[str, int] = {}
     for spec in dict.fromkeys(specs):
         first, *others = spec.split(" + ")
         place = KNOWN.index(first) if first in KNOWN else len(LIGHT) + zlib.crc32(ascii(first).encode()) % len(LIGHT)
         # Those that share a colour have other markers and dashes.
         free = itertools.count(place + len(LIGHT) * bool(others), len(LIGHT))
-        found[spec] = next(place for place in free if place not in found.values())
-    return found
+        place_of[spec] = next(place for place in free if place not in place_of.values())
+    return place_of
 
 
 def short(label: str, width: int = 30) -> str:

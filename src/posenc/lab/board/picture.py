@@ -34,18 +34,18 @@ def speed_and_reach(found: Sequence[Standing]) -> Figure | None:
     ax = fig.add_subplot()
     slow = [one for one in drawn if one not in quick]
     edge = 1.15 * max(one.speed for one in quick)
-    across = {one.label: one.speed for one in quick}
-    across |= {one.label: edge * BAND**0.5 for one in slow}
+    speeds = {one.label: one.speed for one in quick}
+    speeds |= {one.label: edge * BAND**0.5 for one in slow}
     for one in drawn:
         own = figures.look(places([one.label])[one.label])
         usual: dict[str, Any] = {"marker": own.marker, "color": own.color, "alpha": 0.9}
-        ax.plot(across[one.label], one.reach, linestyle="none", **(usual if one.label in USUAL else GREY))
+        ax.plot(speeds[one.label], one.reach, linestyle="none", **(usual if one.label in USUAL else GREY))
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=2)
     for axis in (ax.xaxis, ax.yaxis):
         figures.plain_log(axis)
     if slow:
-        ticks = [place for place in ax.get_xticks() if min(across.values()) / 1.1 <= place < edge]
+        ticks = [place for place in ax.get_xticks() if min(speeds.values()) / 1.1 <= place < edge]
         ax.xaxis.set_major_locator(FixedLocator(ticks))
         ax.axvspan(edge, edge * BAND, color=figures.GRID, alpha=0.4, linewidth=0)
         middle = edge * BAND**0.5
@@ -57,7 +57,7 @@ def speed_and_reach(found: Sequence[Standing]) -> Figure | None:
     # Those without a name are where no words may stand.
     words = {one.label: one.label for one in drawn if one.label in USUAL}
     marks = sorted(drawn, key=lambda one: one.label not in words)
-    beside = [(across[one.label], one.reach, words.get(one.label, ""), "") for one in marks]
+    beside = [(speeds[one.label], one.reach, words.get(one.label, ""), "") for one in marks]
     figures.name_points(ax, beside)
     ax.set(xlabel="steps to learn, in units of the median encoding", ylabel="reach, multiples of the trained length")
     return fig

@@ -25,7 +25,7 @@ from posenc.lab.runs.ranks import ALONE, Ranks
 from posenc.lab.runs.train import Run, start
 from posenc.lab.safetensors_file import Stored
 from posenc.lab.texts.nameless import BLOCK
-from posenc.parts import new_names
+from posenc.parts import rename_old
 
 MODEL, OPTIMIZER, FACTS = "model.safetensors", "optimizer.safetensors", "run.json"
 """The files of a step's folder."""
@@ -235,8 +235,8 @@ def tensors_of(stored: dict[str, Stored], ranks: Ranks) -> Iterator[tuple[str, T
 
 def expect_fit(model: nn.Module, stored: dict[str, Stored], file: Path) -> dict[str, Stored]:
     """The tensors of a file by the names of a model. Raises CannotRead for the first that is not the model's."""
-    names = new_names(model)
-    stored = {names.get(name, name): entry for name, entry in stored.items()}
+    stored = dict(stored)
+    rename_old(stored, model)
     held = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     wrong = [f"there is no {name}" for name in held if name not in stored]
     wrong += [f"nothing in the model is called {name}" for name in stored if name not in held]

@@ -99,11 +99,11 @@ def draw_block(ax: Axes, weights: np.ndarray, tokens: Sequence[str], side: float
     every = math.ceil(round(LEAST_LETTERS / size, 6))
     places, size = range(0, len(tokens), every), max(size, LEAST_LETTERS)
     words = [tokens[i] for i in places]
-    below = write(ax, "x", words, [head * across + i for head in range(heads) for i in places], size)
-    beside = write(ax, "y", words, [layer * down + i for layer in range(layers) for i in places], size)
+    room_below = write(ax, "x", words, [head * across + i for head in range(heads) for i in places], size)
+    room_beside = write(ax, "y", words, [layer * down + i for layer in range(layers) for i in places], size)
     ax.set(xticks=[], yticks=[])
-    ax.set_xlabel(f"keys, one token in {every}" if every > 1 else "keys", labelpad=below)
-    ax.set_ylabel("queries", labelpad=beside)
+    ax.set_xlabel(f"keys, one token in {every}" if every > 1 else "keys", labelpad=room_below)
+    ax.set_ylabel("queries", labelpad=room_beside)
     top, right = ax.secondary_xaxis("top"), ax.secondary_yaxis("right")
     top.set_xticks([head * across + (S - 1) / 2 for head in range(heads)], [str(head) for head in range(heads)])
     right.set_yticks([layer * down + (T - 1) / 2 for layer in range(layers)], [str(layer) for layer in range(layers)])
@@ -117,26 +117,28 @@ def draw_block(ax: Axes, weights: np.ndarray, tokens: Sequence[str], side: float
 
 
 def write(ax: Axes, axis: str, words: Sequence[str], places: Sequence[int], size: float) -> float:
-    """Write the words along an axis, anew for each map, and return the points that they take.
+    """Write the words beside an axis, anew for each map, and return the points that they take.
 
     One collection of shapes: ticks, which are an artist for each word, took most of a report's time.
     """
     shapes, room, gap = [], 0.0, 3.0
     for word in words:
         shape = TextPath((0, 0), word, size=size)
-        box, put = shape.get_extents(), Affine2D()
+        box, transform = shape.get_extents(), Affine2D()
         if axis == "y":
-            put.translate(-box.x1 - gap, -0.36 * size)
+            transform.translate(-box.x1 - gap, -0.36 * size)
         elif len(word) > 1:
-            put.rotate_deg(90).translate(0.36 * size, -box.x1 - gap)
+            transform.rotate_deg(90).translate(0.36 * size, -box.x1 - gap)
         else:
-            put.translate(-(box.x0 + box.x1) / 2, -0.73 * size - gap)
-        shapes.append(put.transform_path(shape))
+            transform.translate(-(box.x0 + box.x1) / 2, -0.73 * size - gap)
+        shapes.append(transform.transform_path(shape))
         room = max(room, size if axis == "x" and len(word) == 1 else box.x1)
     if shapes:
-        along = [(place, 0) if axis == "x" else (0, place) for place in places]
-        where = ax.get_xaxis_transform() if axis == "x" else ax.get_yaxis_transform()
-        letters = PathCollection(shapes, offsets=along, offset_transform=where, color=ink(), linewidths=0, snap=False)
+        offsets = [(place, 0) if axis == "x" else (0, place) for place in places]
+        of_axis = ax.get_xaxis_transform() if axis == "x" else ax.get_yaxis_transform()
+        letters = PathCollection(
+            shapes, offsets=offsets, offset_transform=of_axis, color=ink(), linewidths=0, snap=False
+        )
         letters.set_transform(Affine2D().scale(1 / 72) + ax.figure.dpi_scale_trans)
         ax.add_collection(letters, autolim=False).set_clip_on(False)
     return room + 2 * gap
