@@ -18,7 +18,7 @@ from posenc.kernels.chosen_weights import Chosen, chosen_weights
 from posenc.kernels.in_rows import attend_in_rows
 from posenc.keys import Keys
 from posenc.masks import Mask, MaskLike, mask_for
-from posenc.parts import LoadsOldNames, norm_layer
+from posenc.parts import LoadsOldNames, begin, norm_layer
 from posenc.positions import Positions, PositionsLike, positions_for
 from posenc.sizes import Sized, Sizes, sizes_of
 from posenc.watched import COMPILES, refuse_to_compile
@@ -86,9 +86,11 @@ class Attention(Sized, LoadsOldNames):
         head_dim: int | None = None,
         norm: str = "layer",
         norm_eps: float = 1e-5,
-        qk_norm: bool = False,
+        qk_norm: bool | str = False,
         kernel: str = "auto",
         scale: float | None = None,
+        softcap: float | None = None,
+        init: str = "torch",
         dropout: float = 0.0,
         bias: bool | tuple[str, ...] = True,
         sinks: bool = False,
@@ -103,7 +105,7 @@ class Attention(Sized, LoadsOldNames):
         self.causal, self.has_warned = causal, False
         self.dim, self.heads, self.head_dim = shape.dim, shape.heads, shape.head_dim
         self.kv_heads = shape.heads if sizes.kv_heads is None else sizes.kv_heads
-        self.kernel, self.dropout = sizes.kernel, sizes.dropout
+        self.sizes, self.kernel, self.dropout, self.softcap = sizes, sizes.kernel, sizes.dropout, sizes.softcap
         self.scale = shape.head_dim**-0.5 if sizes.scale is None else sizes.scale
         self.encoding = build(encoding, shape, device=device, dtype=dtype) if encoding is not None else None
         if isinstance(encoding, str) and self.encoding is not None and "embed" in self.encoding.doors:
@@ -118,8 +120,10 @@ class Attention(Sized, LoadsOldNames):
         self.k_proj = nn.Linear(self.dim, keys, sizes.has_bias("k_proj"), **made)
         self.v_proj = nn.Linear(self.dim, keys, sizes.has_bias("v_proj"), **made)
         self.o_proj = nn.Linear(queries, self.dim, sizes.has_bias("o_proj"), **made)
-        self.q_norm = norm_layer(self.head_dim, sizes, **made) if sizes.qk_norm else None
-        self.k_norm = norm_layer(self.head_dim, sizes, **made) if sizes.qk_norm else None
+        # Of one head, or of all heads together.
+        self.joined, normed = sizes.qk_norm == "joined", bool(sizes.qk_norm)
+        self.q_norm = norm_layer(queries if self.joined else self.head_dim, sizes, normed, **made)
+        self.k_norm = norm_layer(keys if self.joined else self.head_dim, sizes, normed, **made)
         # Where there is none it is no parameter: asking a module for one takes a call.
         self.sinks = nn.Parameter(torch.empty(self.heads, device=device, dtype=dtype)) if sizes.sinks else None
         self.reset_parameters()
@@ -128,6 +132,8 @@ class Attention(Sized, LoadsOldNames):
         """Sinks begin at 0, as a key of which every query makes nothing; gpt-oss draws them with deviation 0.02."""
         if self.sinks is not None:
             nn.init.zeros_(self.sinks)
+        begin(self.sizes, [self.q_proj, self.k_proj, self.v_proj])
+        begin(self.sizes, [self.o_proj], ends=True)
 
     @with_named_options
     def forward(
@@ -189,13 +195,15 @@ class Attention(Sized, LoadsOldNames):
             weights=bool(weights) and not isinstance(weights, Chosen),
             shared=shared,
             sinks=self.sinks,
+            softcap=self.softcap,
         )
         if self.shards is None:
             out, applied = attend_in_rows(encoding, q, at, keys, mask, kernel)
         else:
             out, applied = self.shards.attend(encoding, q, at, keys, mask, kernel, weights=weights, cache=cache), None
         if isinstance(weights, Chosen):
-            applied = chosen_weights(weights, encoding, q, at, keys, mask, scale=self.scale, sinks=self.sinks)
+            of_layer = {"scale": self.scale, "sinks": self.sinks, "softcap": self.softcap}
+            applied = chosen_weights(weights, encoding, q, at, keys, mask, **of_layer)
         out = self.o_proj(out.transpose(1, 2).flatten(2))
         if not weights:
             return out
@@ -249,18 +257,20 @@ class Attention(Sized, LoadsOldNames):
         self, query: Tensor, key: Tensor, value: Tensor | None, at: Positions, keys_at: Positions, encoding: Encoding
     ) -> tuple[Tensor, Keys]:
         """The queries of tokens [B, T, dim], and what is remembered of the tokens [B, S, dim] to attend to."""
-        q = self.split(self.q_proj(query), self.heads)
-        k = self.split(self.k_proj(key), self.kv_heads)
+        q = self.split(self.q_proj(query), self.heads, self.q_norm)
+        k = self.split(self.k_proj(key), self.kv_heads, self.k_norm)
         v = self.split(self.v_proj(key if value is None else value), self.kv_heads)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
         if not encoding.turns_when_attending:
             q, k = encoding.turn_both(q, k, at, keys_at)
         memo = encoding.remember(key, keys_at) if "remember" in encoding.doors else {}
         return q, Keys(k, v, keys_at, memo, moves=encoding.moves)
 
-    def split(self, x: Tensor, heads: int) -> Tensor:
-        return x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)  # [B, heads, T, head_dim]
+    def split(self, x: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
+        """Vectors of all heads [B, T, heads head_dim], normed, as those of each [B, heads, T, head_dim]."""
+        if norm is not None and self.joined:
+            x, norm = norm(x), None
+        x = x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
+        return x if norm is None else norm(x)
 
     def check(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:
         if key is None and value is not None:
@@ -284,8 +294,8 @@ class Attention(Sized, LoadsOldNames):
     def extra_repr(self) -> str:
         return (
             f"dim={self.dim}, heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}, "
-            f"kernel={self.kernel!r}, scale={self.scale}, dropout={self.dropout}, "
-            f"sinks={self.sinks is not None}, causal={self.causal}"
+            f"kernel={self.kernel!r}, scale={self.scale}, softcap={self.softcap}, dropout={self.dropout}, "
+            f"sinks={self.sinks is not None}, causal={self.causal}, init={self.sizes.init!r}"
         )
 
 

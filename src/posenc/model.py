@@ -28,7 +28,7 @@ from posenc.generation import SLOTS, Choice, evaluating, generate, sight_for, st
 from posenc.inputs import where
 from posenc.kernels.chosen_weights import Chosen, numbers
 from posenc.masks import Mask, MaskLike, mask_for
-from posenc.parts import FeedForward, norm_layer
+from posenc.parts import FeedForward, begin, capped, norm_layer
 from posenc.positions import Positions, PositionsLike, positions_for
 from posenc.sizes import LayerWindow, Sized, Sizes, sizes_of
 from posenc.words import with_named_options
@@ -40,8 +40,11 @@ LayerWeights: TypeAlias = Tensor | dict[str, Tensor]
 class Block(Sized):
     """One transformer block: attention and feed-forward, each with a residual and a norm.
 
-    norm_first:  x + attention(norm(x)),  then x + feed_forward(norm(x))
-    else:        norm(x + attention(x)),  then norm(x + feed_forward(x)), as in the original
+    norm_first:                     x + attention(norm(x)),        then x + feed_forward(norm(x))
+    norm_first, branch_norm:        x + norm(attention(norm(x))),  then the same with feed_forward (Gemma 2)
+    norm_first, parallel_residual:  x + attention(norm(x)) + feed_forward(norm(x)), a norm for each (GPT-NeoX)
+    branch_norm:                    x + norm(attention(x)),        then x + norm(feed_forward(x)) (OLMo 2)
+    none of them:                   norm(x + attention(x)),        then norm(x + feed_forward(x)), as in the original
 
     dim, heads, max_len to sinks   as in Sizes, or a Sizes in the place of dim, whose layers and window are the stack's
     cross      whether the block also attends to a second sequence (a decoder block of an encoder-decoder)
@@ -71,9 +74,14 @@ class Block(Sized):
         norm: str = "layer",
         norm_first: bool = True,
         norm_eps: float = 1e-5,
-        qk_norm: bool = False,
+        branch_norm: bool = False,
+        parallel_residual: bool = False,
+        residual_scale: float = 1.0,
+        qk_norm: bool | str = False,
         kernel: str = "auto",
         scale: float | None = None,
+        softcap: float | None = None,
+        init: str = "torch",
         dropout: float = 0.0,
         bias: bool | tuple[str, ...] = True,
         sinks: bool = False,
@@ -87,16 +95,25 @@ class Block(Sized):
         sizes = sizes_of(locals())
         super().__init__()
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.norm_first = sizes.norm_first
+        self.sizes = sizes
         encoding = None if encoding is None else build(encoding, sizes.shape(causal), **made)
+        normed = partial(norm_layer, sizes.dim, sizes, **made)
+        # Where the branches alone are normed, their inputs and sums are not.
+        stream, branch = sizes.norm_first or not sizes.branch_norm, sizes.branch_norm
         self.attention = Attention(sizes, encoding=encoding, causal=causal, **made)
-        self.attention_norm = norm_layer(sizes.dim, sizes, **made)
+        self.attention_norm, self.attention_branch_norm = normed(stream), normed(branch)
         self.cross_attention = Attention(sizes, encoding=cross_encoding, causal=False, **made) if cross else None
-        self.cross_norm = norm_layer(sizes.dim, sizes, **made) if cross else None
+        self.cross_norm, self.cross_branch_norm = normed(cross and stream), normed(cross and branch)
         kind, bias = sizes.feed_forward, sizes.has_bias("feed_forward")
         self.feed_forward = FeedForward(sizes.dim, sizes.inner, sizes.dropout, kind=kind, bias=bias, **made)
-        self.feed_forward_norm = norm_layer(sizes.dim, sizes, **made)
+        self.feed_forward_norm, self.feed_forward_branch_norm = normed(stream), normed(branch)
         self.dropout = nn.Dropout(sizes.dropout)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The feed-forward layer begins as `init` says; attention sees to itself."""
+        begin(self.sizes, [self.feed_forward.up_proj, self.feed_forward.gate_proj])
+        begin(self.sizes, [self.feed_forward.down_proj], ends=True)
 
     @with_named_options
     def forward(
@@ -141,14 +158,18 @@ class Block(Sized):
             x, y = x[:, only], self.attention(y[:, only], y, call=own)
         if own.weights:
             y, seen["self"] = y
-        x = self.after(x + self.dropout(y), self.attention_norm)
+        entered = x
+        x = self.after(x, self.dropout(y), self.attention_norm, self.attention_branch_norm)
         if across is not None:
-            assert self.cross_attention is not None and self.cross_norm is not None
-            y = self.cross_attention(self.before(x, self.cross_norm), memory, call=across)
+            assert self.cross_attention is not None
+            read = entered if self.sizes.parallel_residual else x
+            y = self.cross_attention(self.before(read, self.cross_norm), memory, call=across)
             if own.weights:
                 y, seen["cross"] = y
-            x = self.after(x + self.dropout(y), self.cross_norm)
-        x = self.after(x + self.feed_forward(self.before(x, self.feed_forward_norm)), self.feed_forward_norm)
+            x = self.after(x, self.dropout(y), self.cross_norm, self.cross_branch_norm)
+        read = entered if self.sizes.parallel_residual else x
+        y = self.feed_forward(self.before(read, self.feed_forward_norm))
+        x = self.after(x, y, self.feed_forward_norm, self.feed_forward_branch_norm)
         if not own.weights:
             return x
         return x, seen["self"] if across is None else seen
@@ -173,14 +194,19 @@ class Block(Sized):
             x, memory, positions=at, key_positions=memory_positions, weights=weights, encoding=encoding
         )
 
-    def before(self, x: Tensor, norm: nn.Module) -> Tensor:
-        return norm(x) if self.norm_first else x
+    def before(self, x: Tensor, norm: nn.Module | None) -> Tensor:
+        """What a branch reads."""
+        return norm(x) if self.sizes.norm_first and norm is not None else x
 
-    def after(self, x: Tensor, norm: nn.Module) -> Tensor:
-        return x if self.norm_first else norm(x)
+    def after(self, x: Tensor, branch: Tensor, norm: nn.Module | None, branch_norm: nn.Module | None) -> Tensor:
+        """The residual stream with what a branch gives."""
+        branch = branch if branch_norm is None else branch_norm(branch)
+        x = x + (branch if self.sizes.residual_scale == 1 else self.sizes.residual_scale * branch)
+        return x if self.sizes.norm_first or norm is None else norm(x)
 
     def extra_repr(self) -> str:
-        return f"norm_first={self.norm_first}"
+        names = ("norm_first", "parallel_residual", "residual_scale")
+        return ", ".join(f"{name}={getattr(self.sizes, name)}" for name in names)
 
 
 class Stack(nn.Module):
@@ -222,9 +248,10 @@ class Stack(nn.Module):
                 )
             self.cross_encodings = nn.ModuleList(owned)
         alone: dict[str, Any] = {"encoding": None, "cross_encoding": None, "causal": causal}
+        self.embedding_norm = norm_layer(sizes.dim, sizes, sizes.embedding_norm, **made)
         self.blocks = nn.ModuleList(Block(sizes, cross=cross, **alone, **made) for _ in range(sizes.layers))
-        # Post-norm blocks end with a norm of their own.
-        self.final_norm = norm_layer(sizes.dim, sizes, **made) if sizes.norm_first else nn.Identity()
+        # Blocks of the original end with a norm of the sum.
+        self.final_norm = norm_layer(sizes.dim, sizes, sizes.norm_first or sizes.branch_norm, **made) or nn.Identity()
 
     def hold(self, owned: Sequence[Encoding], used: Sequence[Encoding]) -> None:
         """Take these encodings, each once, and for each layer the one that it uses."""
@@ -261,6 +288,7 @@ class Stack(nn.Module):
         if memory is not None:
             first = cast(Block, self.blocks[0])
             across = first.cross_call(x, at, memory, memory_at, False, self.cross_encoding_of[0])
+        x = x if self.embedding_norm is None else self.embedding_norm(x)
         seen, left = {}, only
         decodes = cache is not None and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
         shared: dict | None = {} if decodes else None
@@ -318,6 +346,11 @@ class Stack(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in said.items())
 
 
+def begin_ends(sizes: Sizes, embedding: TokenPositionEmbedding, output: nn.Module | None = None) -> None:
+    """Give embedding and output their first weights, as `init` says; scaled tokens keep the deviation for the scale."""
+    begin(sizes, [output] if embedding.scale else [embedding.token, output])
+
+
 class Decoder(Sized):
     """A decoder-only language model (a mini-GPT) with any positional encoding.
 
@@ -355,9 +388,16 @@ class Decoder(Sized):
         norm: str = "layer",
         norm_first: bool = True,
         norm_eps: float = 1e-5,
-        qk_norm: bool = False,
+        branch_norm: bool = False,
+        parallel_residual: bool = False,
+        residual_scale: float = 1.0,
+        embedding_norm: bool = False,
+        qk_norm: bool | str = False,
         kernel: str = "auto",
         scale: float | None = None,
+        softcap: float | None = None,
+        output_softcap: float | None = None,
+        init: str = "torch",
         dropout: float = 0.0,
         bias: bool | tuple[str, ...] = True,
         sinks: bool = False,
@@ -378,6 +418,11 @@ class Decoder(Sized):
         self.output = None if tie_output else nn.Linear(sizes.dim, vocab, sizes.has_bias("output"), **made)
         # What `stream` compiled, by rows, slots, and whether no prompt was padded.
         self.graphs: dict[tuple[int, int, bool], Callable[..., Tensor]] = {}
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Embedding and output begin as `init` says; blocks see to themselves."""
+        begin_ends(self.sizes, self.embedding, self.output)
 
     @with_named_options
     def forward(
@@ -404,6 +449,7 @@ class Decoder(Sized):
         x = self.embedding(ids, at=at, encodings=self.stack.added)
         x, seen = self.stack(x, at, mask, cache=cache, weights=weights, only=only)
         logits = F.linear(x, self.embedding.token.weight) if self.output is None else self.output(x)
+        logits = capped(logits, self.sizes.output_softcap)
         return (logits, seen) if weights else logits
 
     def cache(self, *, slots: int | None = None, rolling: bool = False) -> Cache:
@@ -486,6 +532,9 @@ class Decoder(Sized):
         """
         return generate(self, ids, tokens, **chosen)
 
+    def extra_repr(self) -> str:
+        return f"output_softcap={self.sizes.output_softcap}"
+
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are of this process, and of this very model.
         return super().__getstate__() | {"graphs": {}}
@@ -517,9 +566,15 @@ class Encoder(Sized):
         norm: str = "layer",
         norm_first: bool = True,
         norm_eps: float = 1e-5,
-        qk_norm: bool = False,
+        branch_norm: bool = False,
+        parallel_residual: bool = False,
+        residual_scale: float = 1.0,
+        embedding_norm: bool = False,
+        qk_norm: bool | str = False,
         kernel: str = "auto",
         scale: float | None = None,
+        softcap: float | None = None,
+        init: str = "torch",
         dropout: float = 0.0,
         bias: bool | tuple[str, ...] = True,
         sinks: bool = False,
@@ -534,6 +589,11 @@ class Encoder(Sized):
         self.vocab, self.sizes = vocab, sizes
         self.stack = Stack(sizes, encoding=encoding, causal=False, hints=hints, **made)
         self.embedding = TokenPositionEmbedding(vocab, sizes.dim, scale=scale_tokens, dropout=sizes.dropout, **made)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The embedding begins as `init` says; blocks see to themselves."""
+        begin_ends(self.sizes, self.embedding)
 
     @with_named_options
     def forward(
@@ -589,9 +649,16 @@ class EncoderDecoder(Sized):
         norm: str = "layer",
         norm_first: bool = False,
         norm_eps: float = 1e-5,
-        qk_norm: bool = False,
+        branch_norm: bool = False,
+        parallel_residual: bool = False,
+        residual_scale: float = 1.0,
+        embedding_norm: bool = False,
+        qk_norm: bool | str = False,
         kernel: str = "auto",
         scale: float | None = None,
+        softcap: float | None = None,
+        output_softcap: float | None = None,
+        init: str = "torch",
         dropout: float = 0.0,
         bias: bool | tuple[str, ...] = True,
         sinks: bool = False,
@@ -618,6 +685,11 @@ class EncoderDecoder(Sized):
             vocab, sizes.dim, scale=scale_tokens, tied=tie_output, dropout=sizes.dropout, **made
         )
         self.output = None if tie_output else nn.Linear(sizes.dim, vocab, sizes.has_bias("output"), **made)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Embedding and output begin as `init` says; blocks see to themselves."""
+        begin_ends(self.sizes, self.embedding, self.output)
 
     @with_named_options
     def encode(
@@ -659,6 +731,7 @@ class EncoderDecoder(Sized):
         x = self.embedding(target, at=at, encodings=self.decoder.added)
         x, seen = self.decoder(x, at, cache=cache, weights=weights, memory=hidden, memory_at=source_at, only=only)
         logits = F.linear(x, self.embedding.token.weight) if self.output is None else self.output(x)
+        logits = capped(logits, self.sizes.output_softcap)
         return (logits, seen) if weights else logits
 
     def cache(self, *, slots: int | None = None) -> Cache:
@@ -687,6 +760,9 @@ class EncoderDecoder(Sized):
     def generate(self, source: Tensor, start: Tensor, tokens: Any = None, **chosen: Any) -> Tensor:
         """`start` [B, T] with up to `tokens` more ids, as `stream` gives them; its options are those of `stream`."""
         return with_more(start, self.stream(source, start, tokens, **chosen))
+
+    def extra_repr(self) -> str:
+        return f"output_softcap={self.sizes.output_softcap}"
 
 
 __all__ = ["Block", "Decoder", "Encoder", "EncoderDecoder", "FeedForward", "Stack", "TokenPositionEmbedding"]

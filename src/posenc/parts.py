@@ -1,6 +1,7 @@
 """What a block is made of beside attention: norms, feed-forward layers, and names that state dicts of 0.2 have."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -11,11 +12,43 @@ from posenc import checks
 from posenc.sizes import FEED_FORWARDS, GATED, Sizes
 
 
-def norm_layer(width: int, sizes: Sizes, *, device: torch.device | str | None, dtype: torch.dtype | None) -> nn.Module:
-    """The norm of vectors [..., width] in a model of these sizes."""
+def norm_layer(
+    width: int, sizes: Sizes, wanted: bool = True, *, device: torch.device | str | None, dtype: torch.dtype | None
+) -> nn.Module | None:
+    """The norm of vectors [..., width] in a model of these sizes, where there is one."""
+    if not wanted:
+        return None
     if sizes.norm == "rms":
         return nn.RMSNorm(width, eps=sizes.norm_eps, device=device, dtype=dtype)
     return nn.LayerNorm(width, eps=sizes.norm_eps, bias=sizes.has_bias("norm"), device=device, dtype=dtype)
+
+
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """c tanh(logits / c), or the logits where there is no cap."""
+    return logits if softcap is None else softcap * (logits / softcap).tanh()
+
+
+def begin(sizes: Sizes, layers: Iterable[nn.Module | None], *, ends: bool = False) -> None:
+    """Give linear and embedding layers the weights that they begin with, in a model of these sizes.
+
+    ends  whether what they give is added to the residual stream
+
+    "torch" leaves all as it is, and "xavier" the embeddings.
+    """
+    if sizes.init == "torch":
+        return
+    std = 0.02 if sizes.init in ("normal", "gpt2") else (2 / (5 * sizes.dim)) ** 0.5
+    if ends and sizes.init == "gpt2":
+        std /= (2 * sizes.layers) ** 0.5
+    elif ends and sizes.init == "small":
+        std = 2 / (sizes.layers * sizes.dim**0.5)
+    for layer in layers:
+        if isinstance(layer, (nn.Linear, nn.Embedding)) and sizes.init != "xavier":
+            nn.init.normal_(layer.weight, std=std)
+        elif isinstance(layer, nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+        if isinstance(layer, nn.Linear) and layer.bias is not None:
+            nn.init.zeros_(layer.bias)
 
 
 class LoadsOldNames(nn.Module):
@@ -46,12 +79,17 @@ def squared_relu(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
+gelu_tanh = partial(F.gelu, approximate="tanh")
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
+    "gelu_tanh": gelu_tanh,
     "relu": F.relu,
     "relu2": squared_relu,
     "swiglu": F.silu,
     "geglu": F.gelu,
+    "geglu_tanh": gelu_tanh,
 }
 
 
@@ -60,6 +98,7 @@ class FeedForward(checks.ChecksArguments, LoadsOldNames):
 
     kind  "gelu", "relu", "relu2":  W_down f(W_up x), with relu2 the square of relu
           "swiglu", "geglu":        W_down (f(W_gate x) * W_up x), f = SiLU or GELU
+          "gelu_tanh", "geglu_tanh":  GELU by its approximation, x/2 (1 + tanh((2/pi)^1/2 (x + 0.044715 x^3)))
 
     x [..., dim] -> [..., dim]. Raises ValueError for sizes below 1 and kinds that there are not.
     Source: Shazeer 2020, arXiv:2002.05202; relu2: So et al. 2021, arXiv:2109.08668.

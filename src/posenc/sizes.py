@@ -11,11 +11,12 @@ from posenc import checks, kernels, masks
 from posenc.encoding import Shape
 
 NORMS = ("layer", "rms")
-GATED = ("swiglu", "geglu")
+GATED = ("swiglu", "geglu", "geglu_tanh")
 BIASED = ("q_proj", "k_proj", "v_proj", "o_proj", "feed_forward", "norm", "output")
 """The parts that may have biases."""
 
-FEED_FORWARDS = ("gelu", "relu", "relu2", *GATED)
+FEED_FORWARDS = ("gelu", "gelu_tanh", "relu", "relu2", *GATED)
+INITS = ("torch", "normal", "gpt2", "small", "xavier")
 T = TypeVar("T", bound="Sized")
 
 LayerWindow: TypeAlias = int | tuple[int | None, ...] | None
@@ -35,12 +36,25 @@ class Sizes:
     kv_heads   number of key and value heads, a divisor of `heads` (default: as many; 1 is multi-query attention)
     head_dim   width of one head (channels; default dim / heads)
     intermediate_size   width of the feed-forward layer (channels; default 4 dim, or 8/3 dim where gated)
-    feed_forward   "gelu", "relu", "relu2" (its square), or the gated "swiglu" and "geglu"
+    feed_forward   "gelu", "relu", "relu2" (its square), or the gated "swiglu" and "geglu"; "gelu_tanh" and "geglu_tanh"
+               take the tanh for the error function, as GPT-2 and Gemma do
     norm       "layer" or "rms" (Zhang, Sennrich 2019, arXiv:1910.07467), with norm_eps added to what is divided by
     norm_first   whether the norms are before attention and feed-forward, or after the sum with them (the original)
-    qk_norm    whether the queries and the keys of each head are normed, before they are turned (as in Qwen 3)
+    branch_norm   whether what attention and feed-forward give is normed before it is added: with norm_first the
+               sandwich of Gemma 2, without it the block of OLMo 2
+    parallel_residual   whether all branches read the block's input, not each the sum before it (as in GPT-NeoX);
+               with norm_first
+    residual_scale   factor of what attention and feed-forward give before it is added (unitless)
+    embedding_norm   whether the embeddings are normed before the first block (as in BLOOM)
+    qk_norm    whether the queries and the keys of each head are normed, before they are turned (as in Qwen 3), or
+               "joined": those of all heads as one vector (as in OLMo 2)
     kernel     "auto", or a name in `posenc.kernels.KERNELS`; a named kernel is never replaced in silence
     scale      factor of the logits (unitless; default head_dim^-1/2; T5 has 1)
+    softcap    c: the scaled products s of queries and keys become c tanh(s / c) before biases are added (Gemma 2: 50)
+    output_softcap   the same for the logits of a decoder
+    init       how weights begin: "torch" as PyTorch's layers, "normal" N(0, 0.02), "gpt2" the same with what ends a
+               residual branch divided by (2 layers)^1/2, "small" N(0, 2 / (5 dim)) (arXiv:1910.05895) with what ends a
+               branch N(0, 4 / (layers^2 dim)) (GPT-J's), "xavier" uniform (the original's). Encodings have their own
     dropout    share of the attention weights and of the channels behind each layer that is dropped in training
     bias       whether there are biases, or the parts that have one, of "q_proj", "k_proj", "v_proj", "o_proj",
                "feed_forward", "norm" (a layer norm) and "output" (of a decoder)
@@ -67,9 +81,16 @@ class Sizes:
     norm: str = "layer"
     norm_first: bool = True
     norm_eps: float = 1e-5
-    qk_norm: bool = False
+    branch_norm: bool = False
+    parallel_residual: bool = False
+    residual_scale: float = 1.0
+    embedding_norm: bool = False
+    qk_norm: bool | str = False
     kernel: str = "auto"
     scale: float | None = None
+    softcap: float | None = None
+    output_softcap: float | None = None
+    init: str = "torch"
     dropout: float = 0.0
     bias: bool | tuple[str, ...] = True
     sinks: bool = False
@@ -86,7 +107,16 @@ class Sizes:
             raise ValueError(f"norm says which norm, and norm_first={self.norm == 'pre'} is what '{self.norm}' was")
         checks.one_of("norm", self.norm, NORMS)
         checks.one_of("feed_forward", self.feed_forward, FEED_FORWARDS)
+        checks.one_of("init", self.init, INITS)
+        if isinstance(self.qk_norm, str) and self.qk_norm != "joined":
+            raise ValueError(f"qk_norm must be True, False or 'joined', got {checks.shown(self.qk_norm)}")
+        if self.parallel_residual and not self.norm_first:
+            raise ValueError("parallel_residual branches read norms of the block's input; set norm_first=True too")
+        checks.number("residual_scale", self.residual_scale)
         checks.above("norm_eps", self.norm_eps, 0)
+        for name in ("softcap", "output_softcap"):
+            if getattr(self, name) is not None:
+                checks.above(name, getattr(self, name), 0)
         if not isinstance(self.bias, bool):
             object.__setattr__(self, "bias", tuple(self.bias))
             for part in self.bias:

@@ -40,7 +40,9 @@ SMALL = "--tasks repeat --seeds 1 --steps 2 --train-length 2 --dim 8 --heads 2 -
 
 OF_EXPERIMENT = (
     "train-length test-lengths steps tokens seconds batch rate matrix-rate schedule layers dim heads kv-heads head-dim "
-    "intermediate-size feed-forward norm norm-first qk-norm bias window dropout model text test-map device dtype "
+    "intermediate-size feed-forward norm norm-first qk-norm joined-qk-norm branch-norm "
+    "parallel-residual residual-scale embedding-norm softcap output-softcap init "
+    "bias window dropout model text test-map device dtype "
     "compile"
 )
 

@@ -418,7 +418,7 @@ def test_inputs_that_do_not_fit_are_refused(given: dict, words: str) -> None:
 
 
 def test_a_layer_prints_what_it_is() -> None:
-    said = "dim=12, heads=6, kv_heads=2, head_dim=2, kernel='auto', scale=0.7071067811865476, dropout=0.0"
+    said = "dim=12, heads=6, kv_heads=2, head_dim=2, kernel='auto', scale=0.7071067811865476, softcap=None"
     assert said in repr(layer(kv_heads=2))
 
 

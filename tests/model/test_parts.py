@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from posenc import Attention, Block, Decoder, masks
+from posenc.kernels import reference
 from posenc.lab.experiments.experiment import Experiment
 from posenc.parts import FeedForward
 
@@ -157,3 +159,110 @@ def test_the_settings_of_an_old_run_are_read_by_their_new_names() -> None:
     old = {**Experiment("rotary", "copy").to_dict(), "norm": "post", "hidden": 24}
     assert Experiment.from_dict(old) == Experiment("rotary", "copy", norm_first=False, intermediate_size=24)
     assert Experiment.from_dict({**old, "norm": "pre", "hidden": None}) == Experiment("rotary", "copy")
+
+
+# What else a block may be made of
+
+
+@pytest.mark.parametrize("kernel", ["auto", "reference", "sdpa", "blocked"])
+@pytest.mark.parametrize("spec", ["rotary", "rotary + alibi", "contextual", "scalable_softmax"])
+def test_a_soft_cap_holds_on_every_kernel_with_its_gradient_and_comes_before_biases(spec: str, kernel: str) -> None:
+    if kernel == "sdpa" and spec == "contextual":
+        pytest.skip("sdpa has no contextual")
+    torch.manual_seed(0)
+    layer, x = Attention(24, 4, kv_heads=2, encoding=spec, causal=True, softcap=0.3).double(), double(2, 9, 24)
+    layer.kernel = kernel
+    plain = Attention(24, 4, kv_heads=2, encoding=spec, causal=True, kernel="reference").double()
+    plain.load_state_dict(layer.state_dict())
+
+    def logits_on_grid(biases, q, at, keys, *, scale):
+        logits = q @ keys.k.repeat_interleave(2, 1).mT * scale
+        logits = 0.3 * torch.tanh(logits / 0.3)
+        for bias in biases:
+            logits = logits + bias.dense(logits.dtype)
+        return logits
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference, "logits_on_grid", logits_on_grid)
+        expected = torch.autograd.grad(plain(x).square().sum(), [x, *plain.q_proj.parameters()])
+        by_hand = plain(x)
+    torch.testing.assert_close(layer(x), by_hand, rtol=0, atol=1e-12)
+    got = torch.autograd.grad(layer(x).square().sum(), [x, *layer.q_proj.parameters()])
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+    assert float((plain(x) - by_hand).abs().max().detach()) > 1e-4
+
+
+def double(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def test_a_soft_cap_is_refused_where_an_encoding_changes_products() -> None:
+    with pytest.raises(ValueError, match=r"^rerope\(.*\) has other products for some of the pairs, which a soft-c"):
+        Attention(16, 2, encoding="rerope(window=4)", causal=True, softcap=5.0)(torch.randn(1, 9, 16))
+
+
+def test_the_logits_of_a_decoder_are_capped() -> None:
+    model = Decoder(11, 16, 2, 1, output_softcap=0.5)
+    plain = Decoder(11, 16, 2, 1)
+    plain.load_state_dict(model.state_dict())
+    ids = torch.tensor([[1, 2, 3]])
+    torch.testing.assert_close(model(ids), 0.5 * torch.tanh(plain(ids) / 0.5))
+
+
+def test_residual_branches_are_scaled_and_read_what_their_names_say() -> None:
+    x = double(2, 5, 16)
+    block = Block(16, 2, residual_scale=0.5).double()
+    y = x + 0.5 * block.attention(block.attention_norm(x))
+    torch.testing.assert_close(block(x), y + 0.5 * block.feed_forward(block.feed_forward_norm(y)))
+    block = Block(16, 2, parallel_residual=True, cross=True).double()
+    across = block.cross_attention(block.cross_norm(x), x)
+    expected = x + block.attention(block.attention_norm(x)) + across + block.feed_forward(block.feed_forward_norm(x))
+    torch.testing.assert_close(block(x, memory=x), expected)
+
+
+@pytest.mark.parametrize(
+    ("init", "inner", "ends", "tokens"),
+    [
+        ("normal", 0.02, 0.02, 0.02),
+        ("gpt2", 0.02, 0.02 / 8**0.5, 0.02),
+        ("small", (2 / (5 * 256)) ** 0.5, 2 / (4 * 16), (2 / (5 * 256)) ** 0.5),
+        ("xavier", (2 / 512) ** 0.5, (2 / 512) ** 0.5, 1.0),
+    ],
+)
+def test_weights_begin_with_the_deviation_that_init_names(init: str, inner: float, ends: float, tokens: float) -> None:
+    torch.manual_seed(0)
+    model = Decoder(300, 256, 4, 4, init=init, intermediate_size=256)
+    layer, forward = model.stack.blocks[1].attention, model.stack.blocks[1].feed_forward
+    for weight, std in (
+        *((part.weight, inner) for part in (layer.q_proj, layer.k_proj, layer.v_proj, forward.up_proj)),
+        *((part.weight, ends) for part in (layer.o_proj, forward.down_proj)),
+        (model.embedding.token.weight, tokens),
+    ):
+        assert float(weight.detach().std()) == pytest.approx(std, rel=0.02)
+    assert not any(part.bias.any() for part in (layer.q_proj, layer.o_proj, forward.up_proj, model.output))
+
+
+def test_two_hundred_steps_go_as_those_of_a_llama_written_by_hand() -> None:
+    torch.manual_seed(2)
+    options = {"norm": "rms", "norm_eps": 1e-6, "feed_forward": "swiglu", "bias": False, "kv_heads": 2}
+    ours, theirs = (Decoder(13, 24, 4, 2, "rotary", **options).double() for _ in range(2))
+    theirs.load_state_dict(ours.state_dict())
+
+    def by_hand(ids: Tensor) -> Tensor:
+        x = theirs.embedding.token.weight[ids]
+        for block in theirs.stack.blocks:
+            x = llama(block, x, 1e-6)
+        return rms(x, theirs.stack.final_norm.weight, 1e-6) @ theirs.output.weight.T
+
+    rows = torch.randint(13, (200, 2, 9))
+    curves = []
+    for model, logits_of in ((ours, ours), (theirs, by_hand)):
+        optimizer, losses = torch.optim.AdamW(model.parameters(), 1e-3), []
+        for ids in rows:
+            loss = cross_entropy(logits_of(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        curves.append(torch.stack(losses))
+    torch.testing.assert_close(*curves, rtol=0, atol=1e-6)

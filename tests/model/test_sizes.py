@@ -16,9 +16,13 @@ SMALL = Sizes(
 )
 ONE_BY_ONE = {one.name: getattr(SMALL, one.name) for one in fields(SMALL)}
 WITHOUT = {
-    Attention: {"layers", "window", "intermediate_size", "feed_forward", "norm_first"},
-    Block: {"layers", "window"},
-}
+    Attention: {
+        "layers", "window", "intermediate_size", "feed_forward", "norm_first", "branch_norm", "parallel_residual",
+        "residual_scale", "embedding_norm", "output_softcap",
+    },
+    Block: {"layers", "window", "embedding_norm", "output_softcap"},
+    Encoder: {"output_softcap"},
+}  # fmt: skip
 FIRST = {Decoder: (11,), Encoder: (11,), EncoderDecoder: (11,)}
 MODULES = (Attention, Block, Decoder, Encoder, EncoderDecoder)
 
@@ -111,7 +115,16 @@ def test_an_option_that_there_is_not_is_refused_with_the_nearest_one(make, words
         ({"norm": "middle"}, "norm must be one of layer, rms, got 'middle'"),
         ({"norm": "post"}, "norm says which norm, and norm_first=False is what 'post' was"),
         ({"norm_eps": 0.0}, "norm_eps must be above 0, got 0.0"),
-        ({"feed_forward": "swish"}, "feed_forward must be one of gelu, relu, relu2, swiglu, geglu, got 'swish'"),
+        (
+            {"feed_forward": "swish"},
+            "feed_forward must be one of gelu, gelu_tanh, relu, relu2, swiglu, geglu, geglu_t",
+        ),
+        ({"qk_norm": "all"}, "qk_norm must be True, False or 'joined', got 'all'"),
+        ({"init": "zeros"}, "init must be one of torch, normal, gpt2, small, xavier, got 'zeros'"),
+        ({"softcap": 0}, "softcap must be above 0, got 0"),
+        ({"output_softcap": -1.0}, "output_softcap must be above 0, got -1.0"),
+        ({"residual_scale": float("inf")}, "residual_scale must be a finite number, got inf"),
+        ({"parallel_residual": True, "norm_first": False}, "parallel_residual branches read norms of the block"),
         ({"bias": ("q",)}, "bias must be one of q_proj, k_proj, v_proj, o_proj, feed_forward, norm, output, got 'q'"),
         ({"kernel": "fast"}, "no kernel named 'fast'"),
         ({"scale": float("nan")}, "scale must be a finite number, got nan"),
@@ -165,9 +178,16 @@ OF_ALL = {
     "norm": ("layer", "rms"),
     "norm_first": (True, False),
     "norm_eps": (1e-5, 1e-6),
+    "branch_norm": (False, True),
+    "parallel_residual": (False, True),
+    "residual_scale": (1.0, 0.5),
+    "embedding_norm": (False, True),
     "qk_norm": (True, False),
     "kernel": ("auto", "reference"),
     "scale": (None, 1.0),
+    "softcap": (None, 20.0),
+    "output_softcap": (None, 20.0),
+    "init": ("torch", "gpt2"),
     "dropout": (0.0, 0.25),
     "bias": (True, False),
     "sinks": (False, True),

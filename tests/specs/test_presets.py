@@ -5,18 +5,20 @@ import importlib
 import pytest
 import torch
 
-from posenc import Decoder, Encoder
+from posenc import Decoder, Encoder, EncoderDecoder
 from posenc.presets import PRESETS, preset
 
 
 @pytest.mark.parametrize("family", PRESETS)
 def test_a_model_of_each_family_runs_and_decodes_through_a_cache(family: str) -> None:
     chosen = preset(family)
-    options = {"vocab": 7, "dim": 32, "heads": 2, "layers": 6, "max_len": 64, **chosen.options}
+    options = {"vocab": 7, "dim": 32, "heads": 2, "layers": 6, "max_len": 64, **chosen}
     ids = torch.randint(7, (2, 9))
-    if chosen.bidirectional:
+    if chosen.model == "encoder":
         assert Encoder(**options)(ids).isfinite().all()
         return
+    if chosen.model == "encoder-decoder":
+        assert EncoderDecoder(**options)(ids, ids).isfinite().all()
     model = Decoder(**options).double().eval()
     at_once, cache = model(ids), model.cache()
     in_pieces = torch.cat([model(ids[:, :5], cache=cache), model(ids[:, 5:], cache=cache)], 1)
@@ -24,12 +26,12 @@ def test_a_model_of_each_family_runs_and_decodes_through_a_cache(family: str) ->
 
 
 def test_every_fourth_layer_of_smollm3_has_no_position() -> None:
-    model = Decoder(7, dim=32, heads=2, layers=8, **preset("smollm3").options)
+    model = Decoder(7, dim=32, heads=2, layers=8, **preset("smollm3"))
     assert [type(encoding).__name__ for encoding in model.stack.encoding_of] == (["Rotary"] * 3 + ["NoPE"]) * 2
 
 
 def test_the_one_family_of_encoders_is_known_and_what_transformers_does_not_say_names_its_source() -> None:
-    assert [family for family, chosen in PRESETS.items() if chosen.bidirectional] == ["bert"]
+    assert [family for family, chosen in PRESETS.items() if chosen.model == "encoder"] == ["bert"]
     sources = {family: chosen.source for family, chosen in PRESETS.items()}
     assert "arXiv:1706.03762" in sources["original"] and "arXiv:2407.21783" in sources["llama3"]
     assert "Llama 3.1" in sources["llama3.1"] and "Llama 3.2" in sources["llama3.2"] and "Gemma 3" in sources["gemma3"]

@@ -14,6 +14,7 @@ HOMES = {
     "detach": "live.attach",
     "inspect": "inspection.inspect",
     "movable": "live.moving_keys",
+    "rebuild": "models.rebuild",
     "stream": "live.streaming",
     "streamed_losses": "measures.perplexity",
 }

@@ -12,7 +12,8 @@ from posenc.cli.arguments import all_options, usage, verb_of
 GROUPS = {
     "what": "path spec encodings task tasks text label preset method measures map maps stretch test_map factor replace",
     "how long": "seed seeds seed_from steps tokens seconds lengths train_length test_lengths samples start curriculum",
-    "model": "layers dim heads kv_heads head_dim intermediate_size feed_forward norm norm_first qk_norm bias window "
+    "model": "layers dim heads kv_heads head_dim intermediate_size feed_forward norm norm_first branch_norm "
+    "parallel_residual residual_scale embedding_norm qk_norm joined_qk_norm softcap output_softcap init bias window "
     "dropout model",
     "where": "device dtype compile threads parallel shard cache chunk accumulation activation_checkpointing",
     "training": "",

@@ -75,13 +75,29 @@ class OfExperiment:
     intermediate_size: Whole = None
     """Width of the feed-forward layers (channels)."""
     feed_forward: Name = None
-    """gelu, relu, relu2, swiglu or geglu."""
+    """gelu, gelu_tanh, relu, relu2, swiglu, geglu or geglu_tanh."""
     norm: Name = None
     """layer or rms."""
     norm_first: bool = True
     """Norms before attention and feed-forward; without, after the sum with them, as in the original transformer."""
+    branch_norm: bool = False
+    """Norm what attention and feed-forward give: as in Gemma 2, and with --no-norm-first as in OLMo 2."""
+    parallel_residual: bool = False
+    """Attention and feed-forward both read the block's input, as in GPT-NeoX."""
+    residual_scale: Number = None
+    """Factor of what attention and feed-forward give."""
+    embedding_norm: bool = False
+    """Norm the embeddings."""
     qk_norm: bool = False
     """Norm the queries and the keys of each head."""
+    joined_qk_norm: bool = False
+    """Norm the queries and the keys of all heads as one vector, as in OLMo 2."""
+    softcap: Number = None
+    """Draw the products of queries and keys below this, as in Gemma 2."""
+    output_softcap: Number = None
+    """Draw the logits of a decoder below this."""
+    init: Name = None
+    """How weights begin: torch, normal, gpt2, small or xavier."""
     bias: Names = ()
     """The parts with biases: q_proj, k_proj, v_proj, o_proj, feed_forward, norm, output; or none. Default: all."""
     window: Wholes = ()
@@ -105,7 +121,9 @@ class OfExperiment:
         """What was given, by the names of Experiment."""
         given = {one.name: getattr(self, one.name) for one in fields(OfExperiment)}
         given["window"] = tuple(size or None for size in self.window) or None
-        given |= {name: getattr(self, name) or None for name in ("compile", "qk_norm")}
+        for name in ("compile", "branch_norm", "parallel_residual", "embedding_norm"):
+            given[name] = getattr(self, name) or None
+        given["qk_norm"] = "joined" if given.pop("joined_qk_norm") else self.qk_norm or None
         given["norm_first"] = None if self.norm_first else False
         given["bias"] = tuple(part for part in self.bias if part != "none") if self.bias else None
         given["test_lengths"] = self.test_lengths or None

@@ -8,7 +8,7 @@ weights or None.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -94,12 +94,13 @@ def bind(
     seen: set[str] | None = None,
     shared: dict[Hashable, list[Bias]] | None = None,
     sinks: Tensor | None = None,
+    softcap: float | None = None,
 ) -> BoundKernel:
     """A kernel with one layer's scale, dropout and wish for weights; what serves is chosen once the call is known.
 
     seen    where to note what served, as `served_by` says it
     shared  biases that the layers of one pass share, as BoundKernel says it
-    sinks   of each head [H], as BoundKernel says it
+    sinks   of each head [H], and softcap, as BoundKernel says them
 
     Raises ValueError, when it is called, where the named kernel cannot serve.
     """
@@ -124,7 +125,8 @@ def bind(
         return name in ("auto", "blocked") and blocked.adds_vectors(request)
 
     ways = (attend, logits, take_values, adds_vectors)
-    return BoundKernel(*ways, scale=scale, dropout=dropout, weights=weights, shared=shared, sinks=sinks)
+    of_layer: dict[str, Any] = {"scale": scale, "sinks": sinks, "softcap": softcap}
+    return BoundKernel(*ways, **of_layer, dropout=dropout, weights=weights, shared=shared)
 
 
 def served_by(

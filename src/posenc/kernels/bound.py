@@ -8,6 +8,7 @@ from torch import Tensor
 
 from posenc.biases import Bias, Dense, ValueVectors
 from posenc.encoding import BIASES, Encoding
+from posenc.kernels.softcap import SoftCap
 from posenc.keys import Keys
 from posenc.masks import Mask, check_mask
 from posenc.positions import Positions
@@ -31,6 +32,7 @@ class BoundKernel:
     sums            where to note the logarithm of each query's sum of exponentials, [B, H, T], -inf for a query that
                     sees no key; None: nobody goes on with it
     sinks           of each head a logit [H] that takes part in the softmax and has no value; None: no head has one
+    softcap         what the scaled products are drawn below, before biases are added; None: they are as they are
     """
 
     kernel: Callable[..., tuple[Tensor, Tensor | None]]
@@ -44,6 +46,7 @@ class BoundKernel:
     shared: dict[Hashable, list[Bias]] | None = None
     sums: list[Tensor] | None = None
     sinks: Tensor | None = None
+    softcap: float | None = None
 
     def __call__(
         self,
@@ -104,6 +107,8 @@ class BoundKernel:
         for part in asked:
             if not part.doors.isdisjoint(BIASES):
                 added += self.biases(part, q, at, keys)
+        if self.softcap is not None:
+            added.insert(0, SoftCap(self.softcap, self.scale).bias(encoding, q, at, keys, added))
         return mask, added if given is None else [*added, Dense(given)]
 
     def biases(self, part: Encoding, q: Tensor, at: Positions, keys: Keys) -> list[Bias]:

@@ -6,7 +6,7 @@ few of them at a time, beside the output that comes from any kernel.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -59,11 +59,11 @@ def chosen_weights(
     at: Positions,
     keys: Keys,
     mask: Mask,
-    *,
-    scale: float,
-    sinks: Tensor | None = None,
+    **of_layer: Any,
 ) -> Tensor:
     """The weights of chosen rows and heads [B, heads, rows, S].
+
+    of_layer  scale, sinks and softcap, as `bind` has them
 
     q [B, H, T, D] and the keys are as attention has them, turned already. Raises ValueError as Chosen does.
     """
@@ -73,7 +73,7 @@ def chosen_weights(
     S = keys.k.shape[2]
     at_once = max(1, LOGITS_AT_ONCE // (q.shape[0] * q.shape[1] * S))
     index = torch.tensor(heads, device=q.device)
-    kernel = kernels.bind("reference", encoding, scale=scale, weights=True, sinks=sinks)
+    kernel = kernels.bind("reference", encoding, weights=True, **of_layer)
     blocks = []
     for begin in range(0, len(rows), at_once):
         inputs = few(some(rows[begin : begin + at_once], at), q, at, keys, mask, drop_future=True)

@@ -88,7 +88,7 @@ def test_a_preset_says_its_layers_and_what_no_option_says(everything: dict) -> N
     presets = {item["name"]: item for item in everything["presets"]}
     assert list(presets) == list(PRESETS)
     assert presets["exaone4"]["idea"] == "3 x rotary, none" and "scale" not in presets["exaone4"]["options"]
-    assert presets["t5"]["options"]["scale"] == "1.0" and "Besides: one bias for all layers" in presets["t5"]["lesson"]
+    assert presets["t5"]["options"]["scale"] == "1.0" and "Besides: the bias is not added" in presets["t5"]["lesson"]
     assert presets["bert"]["lesson"].startswith("For encoders") and presets["gpt2"]["lesson"].startswith("For decoders")
 
 

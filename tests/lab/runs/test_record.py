@@ -175,6 +175,8 @@ OTHERS = {
     "final_rate": 0.1, "curriculum": 0.5,
     "cool_down": 7, "weight_decay": 0.0, "evaluate_every": 49, "map": "interpolated(factor=2)",
     "own_files": (("mine.py", "0" * 64),), "norm": "rms", "norm_first": False, "qk_norm": True, "bias": (),
+    "branch_norm": True, "parallel_residual": True, "residual_scale": 0.5, "embedding_norm": True, "softcap": 30.0,
+    "output_softcap": 30.0, "init": "gpt2",
     "feed_forward": "relu", "intermediate_size": 8, "kv_heads": 2, "head_dim": 8, "window": 4,
     "dropout": 0.1, "model": "mine.py:Mine", "tokens": 9, "seconds": 2.5, "schedule": "original",
     "test_map": "interpolated(factor=2)", "stretch": "yarn(factor=2)", "device": "cuda", "dtype": "bfloat16",

@@ -84,14 +84,13 @@ def told_of(name: str, thing: Any) -> dict[str, Any]:
 
 
 def told_of_preset(name: str, preset: Preset) -> dict[str, Any]:
-    """What is known of how position enters the models of a family."""
+    """What is known of what the models of a family are made of."""
     layers = [preset.encoding] if isinstance(preset.encoding, str) else preset.encoding
     runs = [(len(list(same)), spec) for spec, same in itertools.groupby(layers)]
     idea = ", ".join(spec if many == 1 else f"{many} x {spec}" for many, spec in runs)
-    options = {option: str(value) for option, value in preset.options.items() if value}
-    model = "encoders" if preset.bidirectional else "decoders"
+    options = {option: str(value) for option, value in preset.items() if value or option in preset.block}
     besides = f"\n\nBesides: {preset.besides}." if preset.besides else ""
-    lesson = f"For {model}; several encodings are cycled over the layers.{besides}\n\nSource: {preset.source}."
+    lesson = f"For {preset.model}s; several encodings are cycled over the layers.{besides}\n\nSource: {preset.source}."
     return {"name": name, "idea": idea, "also_called": [], "options": options, "lesson": lesson}
 
 

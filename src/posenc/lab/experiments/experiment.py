@@ -29,8 +29,9 @@ MOST_LENGTHS = 100
 RATE_SCHEDULES = ("cosine", "original")
 DTYPES = ("float32", "bfloat16")
 OF_SIZES = (
-    "dim", "heads", "layers", "norm", "norm_first", "qk_norm", "feed_forward", "intermediate_size", "bias", "kv_heads",
-    "head_dim", "window", "dropout",
+    "dim", "heads", "layers", "norm", "norm_first", "branch_norm", "parallel_residual", "residual_scale",
+    "embedding_norm", "qk_norm", "softcap", "output_softcap", "init", "feed_forward", "intermediate_size", "bias",
+    "kv_heads", "head_dim", "window", "dropout",
 )  # fmt: skip
 """The settings that are sizes of the model, as in posenc.Sizes."""
 
@@ -45,7 +46,8 @@ class Experiment:
     train_length   the longest trained length (the task's items; text: tokens of a window)
     test_lengths   the longer lengths that are tested
     layers, dim, heads, kv_heads, head_dim, window, dropout   the shape of the model, as in posenc.Sizes
-    norm, norm_first, qk_norm, feed_forward, intermediate_size, bias   what its blocks are made of, as there
+    norm, norm_first, branch_norm, parallel_residual, residual_scale, embedding_norm, qk_norm, softcap, output_softcap,
+    init, feed_forward, intermediate_size, bias   what its blocks are made of and begin with, as there
     model          path/to/mine.py:Mine, a module of one's own in place of the task's decoder, encoder or both
     steps, batch   how long at most, and how many sequences a step
     tokens, seconds   other ends of the training: tokens that were read, CPU seconds; whichever comes first
@@ -91,7 +93,14 @@ class Experiment:
     map: str | None = None
     norm: str = "layer"
     norm_first: bool = True
-    qk_norm: bool = False
+    branch_norm: bool = False
+    parallel_residual: bool = False
+    residual_scale: float = 1.0
+    embedding_norm: bool = False
+    qk_norm: bool | str = False
+    softcap: float | None = None
+    output_softcap: float | None = None
+    init: str = "torch"
     feed_forward: str = "gelu"
     intermediate_size: int | None = None
     bias: bool | tuple[str, ...] = True

@@ -1,0 +1,276 @@
+"""A language model of transformers as a posenc model: what it is made of, where its tokens are, and its weights."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from posenc.checkpoints.formats.load import load, require_transformers
+from posenc.checkpoints.inspection import configs
+from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
+from posenc.model import Decoder, EncoderDecoder
+from posenc.presets import preset
+from posenc.sizes import BIASED
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LLAMA = """
+model.embed_tokens = embedding.token
+model.layers.*.self_attn = stack.blocks.*.attention
+model.layers.*.mlp = stack.blocks.*.feed_forward
+model.layers.*.input_layernorm = stack.blocks.*.attention_norm
+model.layers.*.post_attention_layernorm = stack.blocks.*.feed_forward_norm
+model.norm = stack.final_norm
+lm_head = output
+"""
+BRANCH_NORMS = (
+    LLAMA.replace("feed_forward_norm", "attention_branch_norm")
+    + """
+model.layers.*.pre_feedforward_layernorm = stack.blocks.*.feed_forward_norm
+model.layers.*.post_feedforward_layernorm = stack.blocks.*.feed_forward_branch_norm
+"""
+)
+GPT2 = """
+transformer.wte = embedding.token
+transformer.wpe.weight = stack.encodings.0.table
+transformer.h.*.ln_1 = stack.blocks.*.attention_norm
+transformer.h.*.attn.c_attn = stack.blocks.*.attention.qkv_proj
+transformer.h.*.attn.c_proj = stack.blocks.*.attention.o_proj
+transformer.h.*.ln_2 = stack.blocks.*.feed_forward_norm
+transformer.h.*.mlp.c_fc = stack.blocks.*.feed_forward.up_proj
+transformer.h.*.mlp.c_proj = stack.blocks.*.feed_forward.down_proj
+transformer.ln_f = stack.final_norm
+lm_head = output
+"""
+NEOX = """
+gpt_neox.embed_in = embedding.token
+gpt_neox.layers.*.input_layernorm = stack.blocks.*.attention_norm
+gpt_neox.layers.*.attention.query_key_value = stack.blocks.*.attention.qkv_proj
+gpt_neox.layers.*.attention.dense = stack.blocks.*.attention.o_proj
+gpt_neox.layers.*.post_attention_layernorm = stack.blocks.*.feed_forward_norm
+gpt_neox.layers.*.mlp.dense_h_to_4h = stack.blocks.*.feed_forward.up_proj
+gpt_neox.layers.*.mlp.dense_4h_to_h = stack.blocks.*.feed_forward.down_proj
+gpt_neox.final_layer_norm = stack.final_norm
+embed_out = output
+lm_head = output
+"""
+BLOOM = """
+transformer.word_embeddings = embedding.token
+transformer.word_embeddings_layernorm = stack.embedding_norm
+transformer.h.*.input_layernorm = stack.blocks.*.attention_norm
+transformer.h.*.self_attention.query_key_value = stack.blocks.*.attention.qkv_proj
+transformer.h.*.self_attention.dense = stack.blocks.*.attention.o_proj
+transformer.h.*.post_attention_layernorm = stack.blocks.*.feed_forward_norm
+transformer.h.*.mlp.dense_h_to_4h = stack.blocks.*.feed_forward.up_proj
+transformer.h.*.mlp.dense_4h_to_h = stack.blocks.*.feed_forward.down_proj
+transformer.ln_f = stack.final_norm
+lm_head = output
+"""
+T5_STACK = """
+STACK.block.*.layer.0.SelfAttention.relative_attention_bias.weight = STACK.encodings.0.table
+STACK.block.*.layer.0.SelfAttention = STACK.blocks.*.attention
+STACK.block.*.layer.0.layer_norm = STACK.blocks.*.attention_norm
+STACK.block.*.layer.LAST.DenseReluDense = STACK.blocks.*.feed_forward
+STACK.block.*.layer.LAST.layer_norm = STACK.blocks.*.feed_forward_norm
+STACK.final_layer_norm = STACK.final_norm
+"""
+T5 = f"""
+shared = embedding.token
+{T5_STACK.replace("STACK", "encoder").replace("LAST", "1")}
+{T5_STACK.replace("STACK", "decoder").replace("LAST", "2")}
+decoder.block.*.layer.1.EncDecAttention = decoder.blocks.*.cross_attention
+decoder.block.*.layer.1.layer_norm = decoder.blocks.*.cross_norm
+lm_head = output
+"""
+"""Names of transformers = ours; what follows them is the same in both. A * is the number of a layer."""
+
+WITHIN = {".q.": ".q_proj.", ".k.": ".k_proj.", ".v.": ".v_proj.", ".o.": ".o_proj."}
+WITHIN |= {".wi.": ".up_proj.", ".wi_0.": ".gate_proj.", ".wi_1.": ".up_proj.", ".wo.": ".down_proj."}
+"""Names of T5 within a layer."""
+
+
+class Family(NamedTuple):
+    """How the weights of a family are written.
+
+    preset     the preset of the family, of which the parts are that a configuration does not name
+    names      their names and ours
+    joined     how query, key and value stand in one matrix: "rows" one behind another, or "heads" within each head
+    transposed whether matrices are [in, out]
+    around_one whether the weights of norms are held as what they have more than 1
+    """
+
+    preset: str
+    names: str
+    joined: str = ""
+    transposed: bool = False
+    around_one: bool = False
+
+
+FAMILIES = {
+    "bloom": Family("bloom", BLOOM, "heads"),
+    "exaone4": Family("exaone4", BRANCH_NORMS),
+    "gemma": Family("gemma", LLAMA, around_one=True),
+    "gemma2": Family("gemma2", BRANCH_NORMS, around_one=True),
+    "gemma3_text": Family("gemma3", BRANCH_NORMS, around_one=True),
+    "gpt2": Family("gpt2", GPT2, "rows", transposed=True),
+    "gpt_neox": Family("gpt_neox", NEOX, "heads"),
+    "llama": Family("llama", LLAMA),
+    "mistral": Family("mistral", LLAMA),
+    "olmo2": Family("olmo2", BRANCH_NORMS),
+    "qwen2": Family("qwen2", LLAMA),
+    "qwen3": Family("qwen3", LLAMA),
+    "smollm3": Family("smollm3", LLAMA),
+    "t5": Family("t5", T5),
+}
+"""The families that are rebuilt, by what transformers calls them."""
+
+ACTIVATIONS = {
+    "gelu": ("gelu", "geglu"),
+    "gelu_new": ("gelu_tanh", "geglu_tanh"),
+    "gelu_pytorch_tanh": ("gelu_tanh", "geglu_tanh"),
+    "gelu_fast": ("gelu_tanh", "geglu_tanh"),
+    "relu": ("relu", ""),
+    "relu2": ("relu2", ""),
+    "silu": ("", "swiglu"),
+}
+"""The feed-forward layer of an activation, plain and gated."""
+
+CLOSE = 1e-3
+"""How far logits may be off, as a share of the largest, in float32; in half precision by its rounding more."""
+
+
+def rebuild(source: "str | Path | PreTrainedModel") -> Decoder | EncoderDecoder:
+    """The same language model as a posenc model, in evaluation mode, with a copy of its weights in its dtype.
+
+    source  a checkpoint as posenc.checkpoints.load takes it (a folder, a GGUF file, owner/name), or a model of
+            transformers with its language head
+
+    Families: GPT-2, Llama (and SmolLM2), Mistral, Qwen 2 and 3, Gemma 1 to 3, OLMo 2, EXAONE 4, SmolLM3, GPT-NeoX,
+    BLOOM, T5. Both models are run on a few ids, and their logits are compared.
+
+    Raises CannotRead for another family, a model without its head, and for logits that differ, as they do where a
+    configuration asks for what no part here does.
+
+    >>> from posenc.checkpoints import rebuild
+    >>> model = rebuild("models/smollm2/model.gguf")  # doctest: +SKIP
+    >>> model.generate(tokenizer("The capital", return_tensors="pt").input_ids, max_new_tokens=8)  # doctest: +SKIP
+    """
+    require_transformers()
+    theirs = load(source).model if isinstance(source, (str, Path)) else source
+    config = theirs.config
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        raise CannotRead(f"no table of names for '{config.model_type}'; there are: {', '.join(sorted(FAMILIES))}")
+    if theirs.get_output_embeddings() is None:
+        raise CannotRead(f"{type(theirs).__name__} has no language head; load the class whose name ends so")
+    reading = configs.read(config.to_dict())
+    weights = dict(weights_of(theirs, family))
+    options = {**preset(family.preset), **made_of(config, weights), **positions_of(reading)}
+    kind = EncoderDecoder if preset(family.preset).model == "encoder-decoder" else Decoder
+    ours = kind(**options).to(device=theirs.device, dtype=theirs.dtype).eval()
+    ours.load_state_dict(weights)
+    check_logits(theirs, ours)
+    return ours
+
+
+def weights_of(theirs: nn.Module, family: Family) -> Iterator[tuple[str, Tensor]]:
+    """The weights of a model under our names, as our layers hold them."""
+    table = [line.split(" = ") for line in family.names.splitlines() if line]
+    config: Any = theirs.config
+    for name, weight in theirs.named_parameters():
+        layer = re.search(r"\.(\d+)\.", name)
+        plain = name if layer is None else re.sub(r"\.\d+\.", ".*.", name, count=1)
+        places = [(old, new) for old, new in table if plain == old or plain.startswith(f"{old}.")]
+        if not places:
+            raise CannotRead(f"the weight {name} has no place in a posenc model")
+        old, new = max(places, key=lambda place: len(place[0]))
+        ours = (new + plain.removeprefix(old)).replace("*", layer[1] if layer else "*")
+        for before, after in WITHIN.items():
+            ours = ours.replace(before, after)
+        weight = weight.detach()
+        if family.transposed and weight.dim() == 2 and "_proj" in ours:
+            weight = weight.T
+        if family.around_one and "norm" in ours:
+            weight = weight + 1
+        if "qkv_proj" not in ours:
+            yield ours, weight
+        else:
+            heads = (3,) if family.joined == "rows" else (config.num_attention_heads, 3)
+            rows = weight.unflatten(0, (*heads, -1)).movedim(len(heads) - 1, 0)
+            for part, own in zip("qkv", rows, strict=True):
+                yield ours.replace("qkv_proj", f"{part}_proj"), own.reshape(-1, *weight.shape[1:])
+        if ours == "embedding.token.weight" and getattr(config, "scale_decoder_outputs", False):
+            yield "output.weight", weight * config.d_model**-0.5
+
+
+def made_of(config: Any, weights: dict[str, Tensor]) -> dict[str, Any]:
+    """What the blocks are made of, by the configuration and by the weights that there are."""
+
+    def first(*names: str) -> Any:
+        return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
+
+    gated = any("gate_proj" in name for name in weights)
+    activation = first("dense_act_fn", "hidden_activation", "hidden_act", "activation_function") or "gelu_new"
+    feed_forward = ACTIVATIONS.get(activation, ("", ""))[gated]
+    if not feed_forward:
+        raise CannotRead(f"no feed-forward layer with the activation '{activation}'{' and a gate' * gated}")
+    biased = {part for part in BIASED for name in weights if re.search(rf"(^|[._]){part}(\.\w+)?\.bias$", name)}
+    shapes = {name.split("blocks.0.")[-1]: weight.shape for name, weight in weights.items()}
+    found = {
+        "vocab": shapes["embedding.token.weight"][0],
+        "intermediate_size": shapes["feed_forward.up_proj.weight"][0],
+        "feed_forward": feed_forward,
+        "bias": tuple(part for part in BIASED if part in biased),
+        "norm_eps": first("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon"),
+        "tie_output": "output.weight" not in weights,
+    }
+    for name, theirs in {
+        "softcap": "attn_logit_softcapping",
+        "output_softcap": "final_logit_softcapping",
+        "parallel_residual": "use_parallel_residual",
+    }.items():
+        if hasattr(config, theirs):
+            found[name] = getattr(config, theirs)
+    if hasattr(config, "query_pre_attn_scalar"):
+        found["scale"] = config.query_pre_attn_scalar**-0.5
+    return found
+
+
+def positions_of(reading: Reading) -> dict[str, Any]:
+    """Sizes and encodings, by what was read of a configuration. Raises CannotRead for what no option here says."""
+    part: Part = reading.parts[-1]
+    if reading.not_covered or reading.unknown or not part.known or any(layer.chunk for layer in part.layers):
+        what = "; ".join([*reading.not_covered, *map(str, reading.unknown)]) or "its positions are of no known kind"
+        raise CannotRead(f"it does more than a posenc model of its family: {what}")
+    specs = [layer.spec if part.embed == "none" else part.embed for layer in part.layers]
+    return {
+        "dim": part.shape.dim,
+        "heads": part.shape.heads,
+        "head_dim": part.shape.head_dim,
+        "kv_heads": part.kv_heads,
+        "layers": len(part.layers),
+        "max_len": part.shape.max_len,
+        "encoding": tuple(specs) if len(set(specs)) > 1 else specs[0],
+        "window": tuple(layer.window for layer in part.layers),
+    }
+
+
+@torch.no_grad()
+def check_logits(theirs: "PreTrainedModel", ours: Decoder | EncoderDecoder) -> None:
+    """Raises CannotRead where two models give other logits for a few ids."""
+    was = theirs.training
+    ids = torch.arange(16, device=theirs.device)[None] * 7 % ours.vocab
+    given = {"decoder_input_ids": ids} if isinstance(ours, EncoderDecoder) else {}
+    expected = theirs.eval()(input_ids=ids, use_cache=False, **given).logits.float()
+    theirs.train(was)
+    logits = (ours(ids, ids) if isinstance(ours, EncoderDecoder) else ours(ids)).float()
+    off = float((logits - expected).abs().max() / expected.abs().max())
+    if off > max(CLOSE, 32 * torch.finfo(theirs.dtype).eps):
+        raise CannotRead(
+            f"rebuilt, its logits are off by {off:.2g} of the largest: its configuration asks for what no part of a "
+            f"posenc model does; run the model itself, with posenc.checkpoints.attach"
+        )
