@@ -83,7 +83,7 @@ def test_values_are_turned_by_their_distance(
 def test_the_kernel_sees_turned_values() -> None:
     encoding, seen = RotaryValues(4, layout="interleaved"), {}
 
-    def kernel(encoding, q, at, keys, mask, *, scale, dropout, weights):
+    def kernel(encoding, q, at, keys, mask, *, scale, dropout, need_weights):
         seen["v"] = keys.v
         return keys.v[:, :, -1:].expand_as(q), None
 
