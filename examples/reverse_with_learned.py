@@ -66,7 +66,7 @@ def main(out: Path, quick: bool) -> None:
     words = LETTERS[:TOKENS]
     ids = torch.tensor([[LETTERS.index(letter) for letter in words]])
     with torch.inference_mode():
-        hidden, weights = encoder(ids, weights=True)
+        hidden, weights = encoder(ids, need_weights=True)
         answer = "".join(LETTERS[i] for i in read_out(hidden)[0].argmax(-1).tolist())
     mirrored = weights[0][0].flip(-1).diagonal(dim1=-2, dim2=-1)  # [heads, places]: weight on n - 1 - i
     print(f"{words} -> {answer}")

@@ -34,7 +34,7 @@ LONGEST = 6
 def exact_match(model: EncoderDecoder, length: int) -> float:
     """The share of held-out sources that greedy generation translates without a mistake."""
     batch = TASK.batch(length, 256, torch.Generator().manual_seed(1000 + length))
-    said = model.generate(batch.source, batch.ids[:, :1], length + 1, stop=END)[:, 1:]
+    said = model.generate(batch.source, batch.ids[:, :1], length + 1, eos_token_id=END)[:, 1:]
     return (said == batch.targets).all(1).float().mean().item() if said.shape == batch.targets.shape else 0.0
 
 
@@ -82,12 +82,12 @@ def main(out: Path, quick: bool) -> None:
     terminal.table(headers, rows, "\nGreedy generation with a KV cache, 256 held-out sources for each length")
 
     batch = TASK.batch(LONGEST, 1, torch.Generator().manual_seed(5))
-    said = model.generate(batch.source, batch.ids[:, :1], LONGEST + 1, stop=END)
+    said = model.generate(batch.source, batch.ids[:, :1], LONGEST + 1, eos_token_id=END)
     words, right, answer = (TASK.decode(ids[0].tolist()) for ids in (batch.source, batch.targets, said))
     print(f"\n{words} -> {answer}   (right: {right})")
 
     with torch.inference_mode():
-        _, weights = model(batch.source, batch.ids, weights=True)
+        _, weights = model(batch.source, batch.ids, need_weights=True)
     fig = figures.attention_maps(
         weights[-1]["cross"][0].numpy(), None, f"From the target (rows) to the source: {words}"
     )

@@ -32,7 +32,7 @@ class Call(NamedTuple):
     """What one call of attention is told, checked: a model makes it once, and its layers take it as it is.
 
     at, keys_at   where the queries and the keys are; the same in self-attention
-    mask, encoding, cache, weights   as in Attention.forward
+    mask, encoding, cache, need_weights   as in Attention.forward
     shared        biases that the layers of one pass without gradients share; None: no layer shares any
 
     It is an argument, and not another method beside `forward`, since hooks and sharding see modules that are called.
@@ -43,7 +43,7 @@ class Call(NamedTuple):
     mask: Mask
     encoding: Encoding
     cache: LayerCache | None = None
-    weights: bool | Chosen = False
+    need_weights: bool | Chosen = False
     shared: dict[Hashable, list[Bias]] | None = None
 
 
@@ -146,7 +146,7 @@ class Attention(Sized, LoadsOldNames):
         key_positions: PositionsLike = None,
         mask: MaskLike = None,
         cache: LayerCache | None = None,
-        weights: bool | Chosen = False,
+        need_weights: bool | Chosen = False,
         encoding: Encoding | None = None,
         call: Call | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -160,7 +160,7 @@ class Attention(Sized, LoadsOldNames):
         mask           a Mask, "causal" or "bidirectional", a boolean tensor (true = may see), a floating tensor (added
                        to the logits), or nothing (see all); a causal layer adds its own to it in self-attention
         cache          a layer cache: the new keys are put into it, and all its keys are attended to
-        weights        whether to return the attention weights [B, heads, T, S] too, as they were applied; or which of
+        need_weights   whether to return the attention weights [B, heads, T, S] too, as they were applied; or which of
                        them (Chosen), beside an output of any kernel
         encoding       the encoding of this call, where the layer has none of its own
         call           all of this as a Call, from a caller that has checked it, in place of what comes before
@@ -170,11 +170,11 @@ class Attention(Sized, LoadsOldNames):
         if not COMPILES and torch.compiler.is_compiling():
             refuse_to_compile()
         if call is None:
-            call = self.call_for(query, key, value, positions, key_positions, mask, cache, weights, encoding)
+            call = self.call_for(query, key, value, positions, key_positions, mask, cache, need_weights, encoding)
             if cache is not None and not torch.compiler.is_compiling():
                 with unchanged_if_refused([cache]):
                     return self.forward(query, key, value, call=call)
-        at, keys_at, mask, encoding, cache, weights, shared = call
+        at, keys_at, mask, encoding, cache, need_weights, shared = call
         key = query if key is None else key
         q, new = self.queries_and_keys(query, key, value, at, keys_at, encoding)
         keys = new if cache is None else cache.extend(new)
@@ -192,7 +192,7 @@ class Attention(Sized, LoadsOldNames):
             encoding,
             scale=self.scale,
             dropout=self.dropout if self.training else 0.0,
-            weights=bool(weights) and not isinstance(weights, Chosen),
+            need_weights=bool(need_weights) and not isinstance(need_weights, Chosen),
             shared=shared,
             sinks=self.sinks,
             softcap=self.softcap,
@@ -200,12 +200,12 @@ class Attention(Sized, LoadsOldNames):
         if self.shards is None:
             out, applied = attend_in_rows(encoding, q, at, keys, mask, kernel)
         else:
-            out, applied = self.shards.attend(encoding, q, at, keys, mask, kernel, weights=weights, cache=cache), None
-        if isinstance(weights, Chosen):
+            out, applied = self.shards.attend(encoding, q, at, keys, mask, kernel, need_weights, cache), None
+        if isinstance(need_weights, Chosen):
             of_layer = {"scale": self.scale, "sinks": self.sinks, "softcap": self.softcap}
-            applied = chosen_weights(weights, encoding, q, at, keys, mask, **of_layer)
+            applied = chosen_weights(need_weights, encoding, q, at, keys, mask, **of_layer)
         out = self.o_proj(out.transpose(1, 2).flatten(2))
-        if not weights:
+        if not need_weights:
             return out
         assert applied is not None
         return out, applied
@@ -219,7 +219,7 @@ class Attention(Sized, LoadsOldNames):
         key_positions: PositionsLike = None,
         mask: MaskLike = None,
         cache: LayerCache | None = None,
-        weights: bool | Chosen = False,
+        need_weights: bool | Chosen = False,
         encoding: Encoding | None = None,
     ) -> Call:
         """What a caller gave to `forward`, checked. Raises ValueError as it does."""
@@ -235,7 +235,7 @@ class Attention(Sized, LoadsOldNames):
                 f"the encoding of a call is an Encoding, got {checks.shown(encoding)}; give the spec when the layer is "
                 f"made, or build it before with posenc.build"
             )
-        check_weights(weights)
+        check_weights(need_weights)
         held = held_by(cache)
         of_queries = partial(positions_for, query.shape[1], batch=query.shape[0], device=query.device)
         if to_itself:
@@ -251,7 +251,7 @@ class Attention(Sized, LoadsOldNames):
             self.has_warned = (at.loose or bool(directed)) and warns(directed, mask, at)
         if cache is not None:
             cache.check(keys_at, mask)
-        return Call(at, keys_at, mask, encoding, cache, weights)
+        return Call(at, keys_at, mask, encoding, cache, need_weights)
 
     def queries_and_keys(
         self, query: Tensor, key: Tensor, value: Tensor | None, at: Positions, keys_at: Positions, encoding: Encoding
@@ -328,10 +328,10 @@ def warns(directed: Sequence[nn.Module], mask: Mask, at: Positions) -> bool:
     return False
 
 
-def check_weights(weights: object) -> None:
+def check_weights(need_weights: object) -> None:
     """Raises ValueError unless it says which attention weights are wanted."""
-    if not isinstance(weights, (bool, Chosen)):
-        raise ValueError(f"weights are True, False or Chosen, got {checks.shown(weights)}")
+    if not isinstance(need_weights, (bool, Chosen)):
+        raise ValueError(f"need_weights is True, False or Chosen, got {checks.shown(need_weights)}")
 
 
 def check_kind(name: str, x: Tensor, weight: Tensor) -> None:

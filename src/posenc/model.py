@@ -123,7 +123,7 @@ class Block(Sized):
         positions: PositionsLike = None,
         mask: MaskLike = None,
         cache: LayerCache | None = None,
-        weights: bool | Chosen = False,
+        need_weights: bool | Chosen = False,
         encoding: Encoding | None = None,
         memory: Tensor | None = None,
         memory_positions: PositionsLike = None,
@@ -131,7 +131,7 @@ class Block(Sized):
         only: slice | None = None,
         calls: tuple[Call, Call | None] | None = None,
     ) -> Tensor | tuple[Tensor, LayerWeights]:
-        """The block's output, and with `weights` the attention weights of its layer.
+        """The block's output, and with `need_weights` the attention weights of its layer.
 
         memory   [B, S, dim], the second sequence of a block with cross-attention, at `memory_positions`
         only     the tokens whose output is wanted; the others still serve as keys
@@ -143,8 +143,10 @@ class Block(Sized):
             at = positions_for(x.shape[1], positions, batch=x.shape[0], device=x.device, held=held_by(cache))
             if encoding is None and self.attention.encoding is not None:
                 x = self.attention.encoding.embed(x, at)
-            own = self.attention.call_for(x, positions=at, mask=mask, cache=cache, weights=weights, encoding=encoding)
-            calls = own, self.cross_call(x, at, memory, memory_positions, weights, cross_encoding)
+            own = self.attention.call_for(
+                x, positions=at, mask=mask, cache=cache, need_weights=need_weights, encoding=encoding
+            )
+            calls = own, self.cross_call(x, at, memory, memory_positions, need_weights, cross_encoding)
             if cache is not None and not torch.compiler.is_compiling():
                 with unchanged_if_refused([cache]):
                     return self.forward(x, memory=memory, only=only, calls=calls)
@@ -156,7 +158,7 @@ class Block(Sized):
             at = own.at.rows(only)
             own, across = own._replace(at=at), None if across is None else across._replace(at=at)
             x, y = x[:, only], self.attention(y[:, only], y, call=own)
-        if own.weights:
+        if own.need_weights:
             y, seen["self"] = y
         entered = x
         x = self.after(x, self.dropout(y), self.attention_norm, self.attention_branch_norm)
@@ -164,13 +166,13 @@ class Block(Sized):
             assert self.cross_attention is not None
             read = entered if self.sizes.parallel_residual else x
             y = self.cross_attention(self.before(read, self.cross_norm), memory, call=across)
-            if own.weights:
+            if own.need_weights:
                 y, seen["cross"] = y
             x = self.after(x, self.dropout(y), self.cross_norm, self.cross_branch_norm)
         read = entered if self.sizes.parallel_residual else x
         y = self.feed_forward(self.before(read, self.feed_forward_norm))
         x = self.after(x, y, self.feed_forward_norm, self.feed_forward_branch_norm)
-        if not own.weights:
+        if not own.need_weights:
             return x
         return x, seen["self"] if across is None else seen
 
@@ -180,7 +182,7 @@ class Block(Sized):
         at: Positions,
         memory: Tensor | None,
         memory_positions: PositionsLike,
-        weights: bool | Chosen,
+        need_weights: bool | Chosen,
         encoding: Encoding | None,
     ) -> Call | None:
         """What the attention to a second sequence is told, where the block has one. Raises ValueError as `forward`."""
@@ -191,7 +193,7 @@ class Block(Sized):
         if memory is None:
             raise ValueError("a block with cross-attention needs the memory to attend to")
         return self.cross_attention.call_for(
-            x, memory, positions=at, key_positions=memory_positions, weights=weights, encoding=encoding
+            x, memory, positions=at, key_positions=memory_positions, need_weights=need_weights, encoding=encoding
         )
 
     def before(self, x: Tensor, norm: nn.Module | None) -> Tensor:
@@ -267,23 +269,25 @@ class Stack(nn.Module):
         mask: MaskLike = None,
         *,
         cache: Cache | None = None,
-        weights: bool | Chosen = False,
+        need_weights: bool | Chosen = False,
         memory: Tensor | None = None,
         memory_at: Positions | None = None,
         only: slice | None = None,
     ) -> tuple[Tensor, tuple[LayerWeights, ...]]:
-        """Hidden states of all tokens, or of `only` some, and with `weights` those of each layer that is asked for."""
+        """Hidden states of all tokens, or of `only` some, and with `need_weights` those of the layers asked for."""
         mask = mask_for(mask, causal=self.causal)
         mask_of = [mask if window is None else mask.within(window) for window in self.window_of]
-        self.check(at, mask_of, cache, weights, only)
+        check_weights(need_weights)
+        self.check(at, mask_of, cache, only)
         if not self.has_warned and (at.loose or self.directed) and warns(self.directed, mask, at):
             self.has_warned = True
         # All tokens are no choice: what knows them to be all goes the plain way.
         if isinstance(only, slice) and only.indices(at.tokens) == (0, at.tokens, 1):
             only = None
-        asked, in_layer = range(len(self.blocks)), weights
-        if isinstance(weights, Chosen):
-            asked, in_layer = numbers(weights.layers, len(self.blocks), "layer"), replace(weights, layers=None)
+        asked, in_layer = range(len(self.blocks)), need_weights
+        if isinstance(need_weights, Chosen):
+            asked = numbers(need_weights.layers, len(self.blocks), "layer")
+            in_layer = replace(need_weights, layers=None)
         across = None
         if memory is not None:
             first = cast(Block, self.blocks[0])
@@ -299,7 +303,7 @@ class Stack(nn.Module):
                 of_layer = None if cache is None else cache.layers[layer]
                 own = Call(at, at, mask_of[layer], self.encoding_of[layer], of_layer, wanted, shared)
                 if across is not None:
-                    across = across._replace(encoding=self.cross_encoding_of[layer], weights=wanted)
+                    across = across._replace(encoding=self.cross_encoding_of[layer], need_weights=wanted)
                 if wanted:
                     x, seen[layer] = block(x, memory=memory, calls=(own, across))
                 elif block is not self.blocks[-1]:
@@ -309,7 +313,7 @@ class Stack(nn.Module):
                     x, left = self.through(block, x, memory=memory, only=only, calls=(own, across)), None
         if cache is not None:
             cache.took(at)
-        return self.final_norm(x if left is None else x[:, left]), tuple(seen[layer] for layer in asked if weights)
+        return self.final_norm(x if left is None else x[:, left]), tuple(seen[layer] for layer in asked if need_weights)
 
     def through(self, block: nn.Module, x: Tensor, **given: Any) -> Tensor:
         """What a block makes of x; with activation checkpointing its insides are computed again to go backward."""
@@ -317,9 +321,8 @@ class Stack(nn.Module):
             return cast(Tensor, checkpoint(block, x, use_reentrant=False, **given))
         return block(x, **given)
 
-    def check(self, at: Positions, mask_of: list[Mask], cache: Cache | None, weights: object, only: object) -> None:
-        """Raises ValueError for a cache, weights or tokens that do not fit, before any layer takes them in."""
-        check_weights(weights)
+    def check(self, at: Positions, mask_of: list[Mask], cache: Cache | None, only: object) -> None:
+        """Raises ValueError for a cache or tokens that do not fit, before any layer takes them in."""
         if only is not None and not isinstance(only, (slice, Tensor)):
             raise ValueError(
                 f"only says which tokens by a slice, such as slice(-1, None), or a tensor of indices, got "
@@ -367,7 +370,7 @@ class Decoder(Sized):
     >>> model = Decoder(vocab=11, dim=32, heads=4, layers=2, encoding="rotary + alibi")
     >>> model(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 11])
-    >>> model.generate(torch.tensor([[1, 2, 3]]), tokens=4).shape
+    >>> model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4).shape
     torch.Size([1, 7])
     """
 
@@ -433,24 +436,24 @@ class Decoder(Sized):
         padding: Tensor | None = None,
         mask: MaskLike = None,
         cache: Cache | None = None,
-        weights: bool | Chosen = False,
+        need_weights: bool | Chosen = False,
         only: slice | None = None,
     ) -> Tensor | tuple[Tensor, tuple[LayerWeights, ...]]:
-        """Logits [B, T, vocab], and with `weights` the attention weights [B, heads, T, S] of each layer.
+        """Logits [B, T, vocab], and with `need_weights` the attention weights [B, heads, T, S] of each layer.
 
         positions  Positions, ids, or nothing: 0, 1, 2, ..., or with a cache what follows the last token of each row
         padding    [B, T], true or 1 where a token is: instead of positions
         mask       who sees whom besides, as in Attention.forward: a decoder is causal whatever is added
         cache      from `cache()`; it takes in these tokens
-        weights    whether to return the weights too, or which (Chosen: then of the chosen layers)
+        need_weights   whether to return the weights too, or which (Chosen: then of the chosen layers)
         only       which of the T tokens logits are wanted for
         """
         at = where(ids, self.vocab, positions, padding, cache)
         x = self.embedding(ids, at=at, encodings=self.stack.added)
-        x, seen = self.stack(x, at, mask, cache=cache, weights=weights, only=only)
+        x, seen = self.stack(x, at, mask, cache=cache, need_weights=need_weights, only=only)
         logits = F.linear(x, self.embedding.token.weight) if self.output is None else self.output(x)
         logits = capped(logits, self.sizes.output_softcap)
-        return (logits, seen) if weights else logits
+        return (logits, seen) if need_weights else logits
 
     def cache(self, *, slots: int | None = None, rolling: bool = False) -> Cache:
         """An empty KV cache for this model: growing, or static with a number of slots (tokens).
@@ -464,23 +467,23 @@ class Decoder(Sized):
     def stream(
         self,
         ids: Tensor,
-        tokens: int,
+        max_new_tokens: int,
         *,
         padding: Tensor | None = None,
         temperature: float = 0.0,
         top_k: int | None = None,
-        stop: int | None = None,
+        eos_token_id: int | None = None,
         seed: int = 0,
         compiled: bool | None = None,
         samples: int | None = None,
         sinks: int | None = None,
         window: int | None = None,
     ) -> Iterator[Tensor]:
-        """Up to `tokens` more ids for each row of ids [B, T], each [B] as soon as it is chosen, through a KV cache.
+        """Up to `max_new_tokens` more ids for each row of ids [B, T], each [B] as it is chosen, through a KV cache.
 
         temperature  0 takes the likeliest token; above, tokens are drawn from the softmax of logits / temperature
         top_k        draw among the k likeliest only
-        stop         after this id a row repeats it; generation ends when all rows have
+        eos_token_id   after this id a row repeats it; generation ends when all rows have
         padding      [B, T], true where a token is; pad prompts of different length on the left
         compiled     whether each token behind the prompt goes through one compiled graph and a static cache, which is
                      kept for later calls of as many rows and about as many tokens; None: where it is there already
@@ -491,7 +494,7 @@ class Decoder(Sized):
         The model is without dropout until the last id was taken, or the iterator is closed. Compiling takes seconds for
         each layer, and saves a fifth of a token's time in a small model: it pays after some ten thousand tokens.
         """
-        choice = Choice(self.vocab, temperature, top_k, stop, seed)
+        choice = Choice(self.vocab, temperature, top_k, eos_token_id, seed)
         texts = 1 if samples is None else checks.whole("samples", samples, 1)
         if texts > 1 and choice.greedy:
             raise ValueError("the likeliest text is one, and samples of it are all the same; give temperature above 0")
@@ -503,34 +506,35 @@ class Decoder(Sized):
                 raise ValueError(
                     "a compiled graph counts its slots, and with a window tokens move; leave one of them out"
                 )
-        slots = -(-(ids.shape[-1] + tokens) // SLOTS) * SLOTS if type(tokens) is int and ids.dim() else 0
+        length = ids.shape[-1] + max_new_tokens if type(max_new_tokens) is int and ids.dim() else 0
+        slots = -(-length // SLOTS) * SLOTS
         graph = len(ids) * texts, slots, padding is None
         step, cache = None, None
         if compiled or (compiled is None and sight is None and graph in self.graphs):
             step = self.graphs.setdefault(graph, cast(Any, torch.compile(self, dynamic=False)))
             cache = self.cache(slots=slots)
         cache = self.cache() if cache is None else cache
-        return stream(self, self, cache, ids, tokens, choice, step=step, padding=padding, samples=texts, sight=sight)
+        return stream(self, self, cache, ids, max_new_tokens, choice, step, padding=padding, samples=texts, sight=sight)
 
     @overload
-    def generate(self, ids: Tensor, tokens: int, **chosen: Any) -> Tensor: ...
+    def generate(self, ids: Tensor, max_new_tokens: int, **chosen: Any) -> Tensor: ...
 
     @overload
-    def generate(self, ids: Sequence[Tensor], tokens: int, **chosen: Any) -> list[Tensor]: ...
+    def generate(self, ids: Sequence[Tensor], max_new_tokens: int, **chosen: Any) -> list[Tensor]: ...
 
-    def generate(self, ids: Tensor | Sequence[Tensor], tokens: Any = None, **chosen: Any) -> Tensor | list[Tensor]:
-        """ids [B, T] with up to `tokens` more, as `stream` gives them; its options are those of `stream`.
+    def generate(self, ids: Any, max_new_tokens: Any = None, **chosen: Any) -> Tensor | list[Tensor]:
+        """ids [B, T] with up to `max_new_tokens` more, as `stream` gives them; its options are those of `stream`.
 
-        Prompts of different lengths are a list of ids [T], and come back as a list, each up to its stop. With `samples`
-        texts are [B, samples, T + tokens]. Raises ValueError as `stream` does.
+        Prompts of different lengths are a list of ids [T], and come back as a list, each up to its end. With `samples`
+        texts are [B, samples, T + max_new_tokens]. Raises ValueError as `stream` does.
 
         >>> model = Decoder(vocab=11, dim=32, heads=4, layers=2)
-        >>> model.generate(torch.tensor([[1, 2, 3]]), tokens=4, samples=2, temperature=1.0).shape
+        >>> model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4, samples=2, temperature=1.0).shape
         torch.Size([1, 2, 7])
-        >>> [len(text) for text in model.generate([torch.tensor([1]), torch.tensor([1, 2, 3])], tokens=4)]
+        >>> [len(text) for text in model.generate([torch.tensor([1]), torch.tensor([1, 2, 3])], max_new_tokens=4)]
         [5, 7]
         """
-        return generate(self, ids, tokens, **chosen)
+        return generate(self, ids, max_new_tokens, **chosen)
 
     def extra_repr(self) -> str:
         return f"output_softcap={self.sizes.output_softcap}"
@@ -603,13 +607,13 @@ class Encoder(Sized):
         positions: PositionsLike = None,
         padding: Tensor | None = None,
         mask: MaskLike = None,
-        weights: bool | Chosen = False,
+        need_weights: bool | Chosen = False,
     ) -> Tensor | tuple[Tensor, tuple[LayerWeights, ...]]:
-        """Hidden states [B, T, dim], and with `weights` the attention weights of each layer, or what is chosen."""
+        """Hidden states [B, T, dim], and with `need_weights` the attention weights of each layer, or what is chosen."""
         at = where(ids, self.vocab, positions, padding, None)
         x = self.embedding(ids, at=at, encodings=self.stack.added)
-        x, seen = self.stack(x, at, mask, weights=weights)
-        return (x, seen) if weights else x
+        x, seen = self.stack(x, at, mask, need_weights=need_weights)
+        return (x, seen) if need_weights else x
 
 
 class EncoderDecoder(Sized):
@@ -712,10 +716,10 @@ class EncoderDecoder(Sized):
         source_padding: Tensor | None = None,
         cache: Cache | None = None,
         memory: tuple[Tensor, Positions] | None = None,
-        weights: bool | Chosen = False,
+        need_weights: bool | Chosen = False,
         only: slice | None = None,
     ) -> Tensor | tuple[Tensor, tuple[LayerWeights, ...]]:
-        """Logits [B, T, vocab], and with `weights` the decoder's weights of each layer: {"self": ..., "cross": ...}.
+        """Logits [B, T, vocab], and with `need_weights` the decoder's weights by layer: {"self": ..., "cross": ...}.
 
         A choice (Chosen) is one of the decoder's layers, heads and rows, and holds for both.
         `memory`, from `encode`, spares encoding the source again. `only` is as in Decoder.
@@ -729,10 +733,12 @@ class EncoderDecoder(Sized):
             raise ValueError(f"memory is the pair that encode gives, states and positions, got {checks.shown(memory)}")
         at = where(target, self.vocab, positions, padding, cache)
         x = self.embedding(target, at=at, encodings=self.decoder.added)
-        x, seen = self.decoder(x, at, cache=cache, weights=weights, memory=hidden, memory_at=source_at, only=only)
+        x, seen = self.decoder(
+            x, at, cache=cache, need_weights=need_weights, memory=hidden, memory_at=source_at, only=only
+        )
         logits = F.linear(x, self.embedding.token.weight) if self.output is None else self.output(x)
         logits = capped(logits, self.sizes.output_softcap)
-        return (logits, seen) if weights else logits
+        return (logits, seen) if need_weights else logits
 
     def cache(self, *, slots: int | None = None) -> Cache:
         """An empty KV cache for the decoder."""
@@ -743,23 +749,23 @@ class EncoderDecoder(Sized):
         self,
         source: Tensor,
         start: Tensor,
-        tokens: int,
+        max_new_tokens: int,
         *,
         source_padding: Tensor | None = None,
         temperature: float = 0.0,
         top_k: int | None = None,
-        stop: int | None = None,
+        eos_token_id: int | None = None,
         seed: int = 0,
     ) -> Iterator[Tensor]:
-        """Up to `tokens` more ids for each row of `start` [B, T], at least a beginning token; as Decoder.stream."""
-        choice = Choice(self.vocab, temperature, top_k, stop, seed)
+        """Up to `max_new_tokens` ids for each row of `start` [B, T], at least a beginning token; as Decoder.stream."""
+        choice = Choice(self.vocab, temperature, top_k, eos_token_id, seed)
         with torch.no_grad(), evaluating(self):
             logits_of = partial(self, source, memory=self.encode(source, padding=source_padding))
-        return stream(self, logits_of, self.cache(), start, tokens, choice)
+        return stream(self, logits_of, self.cache(), start, max_new_tokens, choice)
 
-    def generate(self, source: Tensor, start: Tensor, tokens: Any = None, **chosen: Any) -> Tensor:
-        """`start` [B, T] with up to `tokens` more ids, as `stream` gives them; its options are those of `stream`."""
-        return with_more(start, self.stream(source, start, tokens, **chosen))
+    def generate(self, source: Tensor, start: Tensor, max_new_tokens: Any = None, **chosen: Any) -> Tensor:
+        """`start` [B, T] with up to `max_new_tokens` more ids, as `stream` gives them; it takes its options too."""
+        return with_more(start, self.stream(source, start, max_new_tokens, **chosen))
 
     def extra_repr(self) -> str:
         return f"output_softcap={self.sizes.output_softcap}"

@@ -18,8 +18,7 @@ dim, head_dim: d_model embed_dim n_embd n_embed hidden_size model_dim embedding_
 heads: num_heads n_head n_heads nhead num_attention_heads h
 layers: num_layers n_layer n_layers num_hidden_layers depth num_blocks N
 kv_heads: num_kv_heads n_kv_heads n_kv_head num_key_value_heads num_query_groups
-head_dim: d_head dim_head head_size d_k d_kv rotary_dim rot_dim
-head_dim: dim
+head_dim: d_head dim_head head_size d_k d_kv rotary_dim rot_dim dim
 vocab: vocab_size num_embeddings n_vocab num_tokens src_vocab_size
 max_len, trained_length, train_length, max_distance: max_seq_len max_seq_length max_length max_position_embeddings
     context_length block_size n_positions n_ctx seq_len seq_length max_sequence_length ctx_len max_len num_positions
@@ -36,7 +35,7 @@ causal, mask='causal': is_causal is_decoder unidirectional
 causal=False: bidirectional
 padding=~key_padding_mask, positions=Positions.padded(~key_padding_mask): key_padding_mask src_key_padding_mask
 mask, padding: attention_mask attn_mask src_mask tgt_mask key_mask attn_bias
-weights: need_weights output_attentions return_attention return_weights
+need_weights: weights output_attentions return_attention return_weights
 positions=Positions.packed(cu_seqlens=cu_seqlens): cu_seqlens cu_seqlens_q seqlens document_ids segment_ids
 positions: position_ids input_pos pos pos_ids indices
 offset, positions: start_pos past_length past_key_values_length cache_position
@@ -59,12 +58,13 @@ window: sliding_window window_size attention_window
 scale: softmax_scale sm_scale attn_scale
 kernel: attn_implementation backend sdpa_backend
 encoding: pos_encoding positional_encoding position_embedding_type pe pos_emb
-tokens: max_new_tokens max_tokens new_tokens n_tokens steps
-stop: eos_token_id eos_token stop_token eos_id eos
+max_new_tokens: max_tokens new_tokens n_tokens steps
+eos_token_id: stop eos_token stop_token eos_id eos
 samples: num_return_sequences num_samples n
 temperature: do_sample
 only: logits_to_keep num_logits_to_keep
-ids: input_ids idx tokens
+ids: input_ids idx
+max_new_tokens, ids: tokens
 memory, key: encoder_hidden_states context
 seq_dim: batch_first unsqueeze_dim token_dim sequence_dim
 """

@@ -286,7 +286,7 @@ def test_a_stream_that_is_closed_leaves_the_model_as_it_was() -> None:
 
 
 def test_a_stream_refuses_when_it_is_made() -> None:
-    with pytest.raises(ValueError, match="tokens to generate must be a whole number of 1 or more, got 0"):
+    with pytest.raises(ValueError, match="max_new_tokens must be a whole number of 1 or more, got 0"):
         model_of("rotary").stream(torch.zeros(1, 2, dtype=torch.long), 0)
     with pytest.raises(ValueError, match="compiled must be"):
         model_of("rotary").stream(torch.zeros(1, 2, dtype=torch.long), 3, compiled=1)

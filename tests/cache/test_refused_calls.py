@@ -66,7 +66,7 @@ def a_kernel_that_does_not_serve(model: Decoder, cache: Cache) -> None:
     last = model.stack.blocks[-1].attention
     last.kernel, before = "flex", last.kernel
     try:
-        model(NEW, cache=cache, weights=True)
+        model(NEW, cache=cache, need_weights=True)
     finally:
         last.kernel = before
 

@@ -59,7 +59,7 @@ SURFACE = {
     "train": f"{OF_EXPERIMENT} task seed map stretch warmup final-rate weight-decay clip curriculum cool-down "
     "evaluate-every samples sample-tokens accumulation activation-checkpointing parallel keep config out threads log "
     "json",
-    "generate": "prompt tokens temperature top-k seed trust",
+    "generate": "prompt max-new-tokens temperature top-k seed trust",
     "check": "promise json",
     "inspect": "out json",
     "doctor": "json",
@@ -494,7 +494,7 @@ def test_a_model_of_another_machine_generates_on_this_one(posenc, here: Path) ->
     facts = json.loads(file.read_text()) | {"checksum": None}
     facts["experiment"]["device"] = "cuda:77"
     file.write_bytes(store.sealed({name: value for name, value in facts.items() if name != "checksum"}))
-    assert posenc("generate", "kept", "--tokens", "3").code == 0
+    assert posenc("generate", "kept", "--max-new-tokens", "3").code == 0
     assert "there is no device cuda:77 here" in posenc(*TRAIN[:-2], "--device", "cuda:77").line
 
 
@@ -851,7 +851,7 @@ def test_train_keeps_a_checkpoint_resumes_and_generates_from_it(posenc) -> None:
     assert (
         re.fullmatch(r"\d\d:\d\d:\d\d  going on at step 4 of 4\n", again.err) and json.loads(again.out)[-1]["step"] == 4
     )
-    said = posenc("generate", "kept", "--prompt", "ab|", "--tokens", "3")
+    said = posenc("generate", "kept", "--prompt", "ab|", "--max-new-tokens", "3")
     assert said.code == 0 and said.out.startswith("ab|") and said.err == ""
     by_seed = [
         posenc("generate", "kept", "--prompt", "ab|", "--temperature", "2", "--seed", seed).out for seed in "0012"
@@ -861,8 +861,8 @@ def test_train_keeps_a_checkpoint_resumes_and_generates_from_it(posenc) -> None:
     assert other.code == 2 and "holds a run of other settings (seed 100 -> 5)" in other.line
     wrong = posenc("generate", "kept", "--prompt", "a b")
     assert wrong.code == 2 and "a prompt for this task is written in" in wrong.line
-    none = posenc("generate", "kept", "--tokens", "0")
-    assert none.code == 2 and none.line == "posenc: tokens to generate must be a whole number of 1 or more, got 0"
+    none = posenc("generate", "kept", "--max-new-tokens", "0")
+    assert none.code == 2 and none.line == "posenc: max_new_tokens must be a whole number of 1 or more, got 0"
 
 
 def test_training_on_a_text_tells_its_bits_per_byte(posenc, here: Path) -> None:
@@ -888,7 +888,7 @@ def test_a_damaged_checkpoint_is_one_line(name: str, posenc, here: Path) -> None
 def test_generation_needs_neither_the_optimisers_nor_the_compiler(posenc, here: Path) -> None:
     posenc(*TRAIN)
     (here / "kept" / "step-000004" / "optimizer.safetensors").unlink()
-    asked = ["generate", "kept", "--prompt", "ab|", "--tokens", "3"]
+    asked = ["generate", "kept", "--prompt", "ab|", "--max-new-tokens", "3"]
     code = f"import sys; from posenc.cli import main; print(main({asked}), 'torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "0 False", done.stderr

@@ -294,7 +294,7 @@ def test_weights_on_request_are_those_that_the_fused_kernel_applied(spec: str) -
     q, keys = encoding.query(q, at), Keys(encoding.key(k, at), torch.eye(9).expand(2, 3, 9, 9), at)
     # With the values of an identity, the output of the fused kernel is its weights.
     applied, none = kernels.bind("sdpa", encoding, scale=0.3)(encoding, q, at, keys, masks.causal())
-    _, weights = kernels.bind("auto", encoding, scale=0.3, weights=True)(encoding, q, at, keys, masks.causal())
+    _, weights = kernels.bind("auto", encoding, scale=0.3, need_weights=True)(encoding, q, at, keys, masks.causal())
     assert none is None
     torch.testing.assert_close(weights, applied, rtol=0, atol=1e-6)
 

@@ -184,7 +184,7 @@ def test_row_29_a_transposed_table_numbers_the_batch() -> None:
     assert "must match" in error(lambda: X.repeat(4, 1, 1) + table) and says(PAGE, "A learned", "along the *batch*")
 def test_row_30_a_block_with_norms_behind_either_encoding() -> None:
     for spec in ("sinusoidal", "learned"):
-        y, weights = Block(16, heads=4, encoding=spec, norm_first=False)(X[:1, :5], weights=True)
+        y, weights = Block(16, heads=4, encoding=spec, norm_first=False)(X[:1, :5], need_weights=True)
         assert weights.shape == (1, 4, 5, 5) and not far(y.mean(-1), torch.zeros(1, 5))
 def test_row_31_the_default_block_runs() -> None:
     assert Block(16, heads=4)(X).shape == X.shape
@@ -217,7 +217,7 @@ def test_row_38_scaled_dot_product_attention_with_a_mask() -> None:
     assert "give mask.bool()" in error(lambda: posenc.scaled_dot_product_attention(q, q, q, mask=past.long()))
 def test_row_39_multi_head_attention_of_queries_keys_and_values() -> None:
     layer = Attention(16, heads=4)
-    same(layer(X, -X, X * 2, weights=True), multi_head(layer, X, -X, X * 2))
+    same(layer(X, -X, X * 2, need_weights=True), multi_head(layer, X, -X, X * 2))
 def test_row_40_the_full_block_number_by_number() -> None:
     block, x = Block(16, heads=4, encoding="sinusoidal", norm_first=False), X + sines(6, 16)
     y = block.attention_norm(x + multi_head(block.attention, x, x, x)[0])
@@ -229,7 +229,7 @@ def test_row_41_reverse_with_learned_positions() -> None:
     assert not right and "it copies" in wrong
 def test_row_42_maps_with_and_without_positions(run: tuple[Any, str]) -> None:
     both = run[0].model, models.without_position(run[0].model, run[0].experiment, run[0].task)
-    maps = [model(IDS, weights=True)[1][0][0, 0].detach() for model in both]
+    maps = [model(IDS, need_weights=True)[1][0][0, 0].detach() for model in both]
     right, wrong = ({"ids": IDS[0]} | {"with": a, "without": b} for a, b in (maps, maps[::-1]))
     assert not faults(6, right, run=run[1]) and "the map without positions" in faults(6, wrong, run=run[1])
 def test_row_43_a_curve_beyond_the_trained_length(run: tuple[Any, str]) -> None:

@@ -86,7 +86,7 @@ def test_the_logits_of_rotary_are_those_of_mpmath(mapped) -> None:
     q, k = torch.randn(1, 1, T, 6, dtype=torch.float64), torch.randn(1, 1, T, 6, dtype=torch.float64)
     at = Positions.count(T)
     v = torch.eye(T, dtype=torch.float64)[None, None]
-    kernel = kernels.bind("reference", encoding, scale=0.5, weights=True)
+    kernel = kernels.bind("reference", encoding, scale=0.5, need_weights=True)
     _, weights = encoding.attend(q, at, Keys(k, v, at), masks.bidirectional(), kernel)
     assert weights is not None
     with mpmath.workdps(40):

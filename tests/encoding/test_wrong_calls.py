@@ -32,6 +32,7 @@ from posenc import (
 
 X, Q, K = torch.zeros(1, 6, 16), torch.zeros(2, 4, 6, 16), torch.zeros(2, 2, 6, 16)
 IDS, MODEL, LAYER = torch.zeros(1, 6, dtype=torch.long), Decoder(11, 16, 4, 1).eval(), Attention(16, 4)
+BOTH = EncoderDecoder(11, 16, 4, 1)
 SHAPE, ROTARY = Shape.of(64, 4, 32), Rotary(16)
 PADDING = torch.tensor([[1, 1, 1, 1, 0, 0]])
 SEGMENTS = torch.tensor([[1, 1, 2, 2, 2, 0]])
@@ -79,7 +80,11 @@ CALLS: dict[str, Row] = {
     "RotaryEmbedding": (lambda: posenc.RotaryEmbedding, "mean 'Rotary'", None),
     "apply_rotary_pos_emb": (lambda: posenc.apply_rotary_pos_emb, "mean 'Rotary'", None),
     "attn_mask": (lambda: LAYER(X, attn_mask=None), "mean 'mask'", lambda: LAYER(X, mask=None)),
-    "need_weights": (lambda: LAYER(X, need_weights=True), "'weights'", lambda: LAYER(X, weights=True)),
+    "weights": (lambda: LAYER(X, weights=True), "mean 'need_weights'", lambda: LAYER(X, need_weights=True)),
+    "weights of a block": (lambda: Block(16, 4)(X, weights=True), "mean 'need_weights'", None),
+    "weights of a decoder": (lambda: MODEL(IDS, weights=True), "Decoder.* mean 'need_weights'", None),
+    "weights of an encoder": (lambda: Encoder(11, 16, 4, 1)(IDS, weights=True), "mean 'need_weights'", None),
+    "weights of both": (lambda: BOTH(IDS, IDS, weights=True), "mean 'need_weights'", None),
     "is_causal of a call": (lambda: LAYER(X, is_causal=True), "mask='causal'", lambda: LAYER(X, mask="causal")),
     "key_padding_mask": (
         lambda: LAYER(X, key_padding_mask=PADDING == 0),
@@ -94,17 +99,17 @@ CALLS: dict[str, Row] = {
     ),
     "position_ids": (lambda: ROTARY(Q, K, position_ids=3), "mean 'positions'", lambda: ROTARY(Q, K, positions=3)),
     "past_key_values": (lambda: MODEL(IDS, past_key_values=None), "mean 'cache'", None),
-    "max_new_tokens": (
-        lambda: MODEL.generate(IDS, max_new_tokens=2),
-        "mean 'tokens'",
+    "tokens": (
         lambda: MODEL.generate(IDS, tokens=2),
+        "'max_new_tokens'",
+        lambda: MODEL.generate(IDS, max_new_tokens=2),
     ),
-    "eos_token_id": (
-        lambda: MODEL.generate(IDS, 2, eos_token_id=3),
-        "mean 'stop'",
-        lambda: MODEL.generate(IDS, 2, stop=3),
-    ),
-    "max_new_tokens of a stream": (lambda: MODEL.stream(IDS, max_new_tokens=2), "mean 'tokens'", None),
+    "tokens of a stream": (lambda: MODEL.stream(IDS, tokens=2), "mean 'max_new_tokens'", None),
+    "tokens of both": (lambda: BOTH.generate(IDS, IDS, tokens=2), "mean 'max_new_tokens'", None),
+    "tokens of a call": (lambda: MODEL(tokens=IDS), "mean 'ids'", None),
+    "stop": (lambda: MODEL.generate(IDS, 2, stop=3), "'eos_token_id'", lambda: MODEL.generate(IDS, 2, eos_token_id=3)),
+    "stop of a stream": (lambda: MODEL.stream(IDS, 2, stop=3), "mean 'eos_token_id'", None),
+    "stop of both": (lambda: BOTH.generate(IDS, IDS, 2, stop=3), "mean 'eos_token_id'", None),
     "a number of tokens is missing": (lambda: MODEL.generate(IDS), "whole number of 1 or more, got None", None),
     "a layer without an encoding": (
         lambda: Attention(16, 4, encoding=None)(X),

@@ -60,7 +60,7 @@ def test_another_bias_beside_it_is_added_and_not_seen_by_the_network() -> None:
     corrections = encoding.corrections
     encoding.corrections = lambda pairs: seen.append(pairs) or corrections(pairs)  # type: ignore[method-assign]
     x = torch.randn(1, 5, 12, dtype=torch.float64)
-    _, weights = attention(x, mask=masks.causal(), weights=True)
+    _, weights = attention(x, mask=masks.causal(), need_weights=True)
     (pairs,) = seen
     torch.testing.assert_close(pairs[:, 3:], ALiBi(3).bias(5, dtype=torch.float64), rtol=0, atol=0)
     total = pairs[:, :3] + 2 * pairs[:, 3:] + corrections(pairs)

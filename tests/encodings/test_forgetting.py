@@ -88,9 +88,9 @@ def test_a_token_that_the_mask_hides_is_forgotten_through_all_the_same() -> None
     attention = Attention(12, 3, encoding=Forgetting(12, 3, std=1.0)).double()
     x = torch.randn(1, 4, 12, dtype=torch.float64)
     seen = torch.tensor([True, False, True, True]).expand(4, 4).tril()
-    _, before = attention(x, mask=seen, weights=True)
+    _, before = attention(x, mask=seen, need_weights=True)
     x[:, 1] += 1
-    _, after = attention(x, mask=seen, weights=True)
+    _, after = attention(x, mask=seen, need_weights=True)
     assert not before[..., 1].any() and (before - after)[:, :, 3].abs().max() > 1e-3
 
 

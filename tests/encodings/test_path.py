@@ -39,7 +39,7 @@ def weights_of(
     q: Tensor, k: Tensor, memo: dict[str, Tensor], at: Positions, keys_at: Positions, mask: Mask, scale: float = 0.6
 ) -> Tensor:
     encoding = PaTH(5, q.shape[1], q.shape[-1])
-    kernel = bind("reference", encoding, scale=scale, weights=True)
+    kernel = bind("reference", encoding, scale=scale, need_weights=True)
     _, weights = encoding.attend(q, at, Keys(k, k, keys_at, memo), mask, kernel)
     assert weights is not None
     return weights
@@ -115,7 +115,7 @@ def test_other_biases_are_added_and_turned_queries_are_used() -> None:
     encoding = attention.encoding
     assert encoding is not None
     x = torch.randn(2, 7, 12, dtype=torch.float64)
-    _, weights = attention(x, mask=masks.causal(), weights=True)
+    _, weights = attention(x, mask=masks.causal(), need_weights=True)
     q, k = (attention.split(to(x), 3) for to in (attention.q_proj, attention.k_proj))
     q, k = encoding.query(q, COUNTED), encoding.key(k, COUNTED)
     logits = 0.5 * multiplied(q, k, encoding.remember(x, COUNTED), COUNTED, COUNTED)

@@ -53,7 +53,7 @@ def test_there_is_a_frequency_for_each_channel() -> None:
 def test_queries_and_keys_become_twice_as_wide_and_values_do_not() -> None:
     layer = Attention(24, 3, kv_heads=1, encoding="polar")
     x = torch.randn(2, 5, 24)
-    out, weights = layer(x, mask=masks.causal(), weights=True)
+    out, weights = layer(x, mask=masks.causal(), need_weights=True)
     assert out.shape == (2, 5, 24) and weights.shape == (2, 3, 5, 5)
     encoding = Polar(3, 8)
     at, v = Positions.count(5), torch.randn(2, 3, 5, 8)
@@ -70,7 +70,7 @@ def test_queries_and_keys_become_twice_as_wide_and_values_do_not() -> None:
 def test_the_scale_is_that_of_the_head_as_projected() -> None:
     layer = Attention(16, 2, encoding="polar").double()
     x = torch.randn(1, 6, 16, dtype=torch.float64)
-    _, weights = layer(x, mask=masks.causal(), weights=True)
+    _, weights = layer(x, mask=masks.causal(), need_weights=True)
     q, k = (layer.split(to(x), 2).tolist() for to in (layer.q_proj, layer.k_proj))
     for head in range(2):
         logits = [published(q[0][head][5], k[0][head][j], 5, j, 1e4, [0.0] * 8) * 8**-0.5 for j in range(6)]

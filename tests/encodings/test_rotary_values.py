@@ -61,7 +61,7 @@ def test_values_are_turned_by_their_distance(
     at = Positions.of(place)
     q = torch.randn(2, 3, 9, size[0], dtype=torch.float64)
     k, v = (torch.randn(2, kv_heads, 9, size[0], dtype=torch.float64) for _ in range(2))
-    kernel, keys = bind("reference", encoding, scale=0.3, weights=True), Keys(k, v, at)
+    kernel, keys = bind("reference", encoding, scale=0.3, need_weights=True), Keys(k, v, at)
     out, weights = encoding.attend(q, at, keys, mask, kernel)
     plain, expected_weights = kernel(encoding, q, at, keys, mask)
     assert weights is not None and expected_weights is not None
@@ -83,7 +83,7 @@ def test_values_are_turned_by_their_distance(
 def test_the_kernel_sees_turned_values() -> None:
     encoding, seen = RotaryValues(4, layout="interleaved"), {}
 
-    def kernel(encoding, q, at, keys, mask, *, scale, dropout, weights):
+    def kernel(encoding, q, at, keys, mask, *, scale, dropout, need_weights):
         seen["v"] = keys.v
         return keys.v[:, :, -1:].expand_as(q), None
 

@@ -18,7 +18,7 @@ def test_the_base_of_the_softmax_is_a_power_of_the_number_of_tokens(constant: bo
     if encoding.offset is not None:
         torch.nn.init.normal_(encoding.offset)
     x = torch.randn(2, 7, 12, dtype=torch.float64)
-    _, weights = attention(x, mask=masks.causal(), weights=True)
+    _, weights = attention(x, mask=masks.causal(), need_weights=True)
     q, k = (attention.split(to(x), 3).detach() for to in (attention.q_proj, attention.k_proj))
     for h in range(3):
         s = encoding.strength[h].item()

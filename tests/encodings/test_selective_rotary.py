@@ -141,8 +141,8 @@ def test_a_token_turns_what_comes_after_it_and_nothing_before() -> None:
     x = torch.randn(1, 9, 24, dtype=torch.float64)
     other = x.clone()
     other[:, 4] = torch.randn(24)
-    _, weights = layer(x, mask=masks.causal(), weights=True)
-    _, changed = layer(other, mask=masks.causal(), weights=True)
+    _, weights = layer(x, mask=masks.causal(), need_weights=True)
+    _, changed = layer(other, mask=masks.causal(), need_weights=True)
     torch.testing.assert_close(changed[:, :, :4], weights[:, :, :4], rtol=0, atol=1e-12)
     # Between two later tokens nothing has changed, so their logits differ as before.
     for w in (weights, changed):

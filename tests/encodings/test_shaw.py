@@ -194,7 +194,7 @@ def test_where_vectors_cannot_be_added_in_blocks_the_weights_are_read() -> None:
         for other in (
             bind("reference", encoding, scale=0.5),
             bind("auto", encoding, scale=0.5, dropout=0.1),
-            bind("auto", encoding, scale=0.5, weights=True),
+            bind("auto", encoding, scale=0.5, need_weights=True),
         ):
             assert not other.adds_vectors(q, row, Keys(q, q, row), masks.causal())
     with pytest.raises(ValueError, match="reads the attention weights, which attention in blocks does not return"):

@@ -19,7 +19,7 @@ from posenc.masks import Mask
 
 def weights_of(q: Tensor, k: Tensor, at: Positions, mask: Mask, itself: bool = False, scale: float = 1.0) -> Tensor:
     encoding = StickBreaking(itself=itself)
-    kernel = bind("reference", encoding, scale=scale, weights=True)
+    kernel = bind("reference", encoding, scale=scale, need_weights=True)
     _, weights = encoding.attend(q, at, Keys(k, k, at), mask, kernel)
     assert weights is not None
     return weights
@@ -115,8 +115,8 @@ def test_it_breaks_by_the_logits_of_the_whole_composition() -> None:
     softmax = Attention(12, 3, encoding="rotary + alibi").double()
     softmax.load_state_dict(attention.state_dict())
     x = torch.randn(1, 5, 12, dtype=torch.float64)
-    _, weights = attention(x, mask=masks.causal(), weights=True)
-    _, plain = softmax(x, mask=masks.bidirectional(), weights=True)
+    _, weights = attention(x, mask=masks.causal(), need_weights=True)
+    _, plain = softmax(x, mask=masks.bidirectional(), need_weights=True)
     # Ratios of softmax weights are differences of logits: beta_a (1 - beta_b) : beta_b at neighbours gives them too.
     beta_b = weights[..., 4, 3]
     beta_a = weights[..., 4, 2] / (1 - beta_b)
@@ -135,7 +135,7 @@ def test_keys_in_pieces_from_the_nearest_give_what_all_give_at_once(spec: str, m
     memo = encoding.remember(torch.randn(2, 300, 12, dtype=torch.float64), at)
 
     def values(weights: bool) -> list[Tensor]:
-        kernel = bind("auto", encoding, scale=0.5, weights=weights)
+        kernel = bind("auto", encoding, scale=0.5, need_weights=weights)
         out, _ = encoding.attend(q, at, Keys(k, v, at, memo, memo), mask, kernel)
         return [out, *torch.autograd.grad(out.square().sum(), (q, k, v))]
 

@@ -108,7 +108,7 @@ def test_a_run_that_names_code_runs_none_and_says_what_to_type(ran: Path, tmp_pa
         f"trust it"
     )
     assert not ran.exists()
-    assert cli.main([*shlex.split(command), "--prompt", "a|", "--tokens", "1"]) == 0 and ran.exists()
+    assert cli.main([*shlex.split(command), "--prompt", "a|", "--max-new-tokens", "1"]) == 0 and ran.exists()
 
 
 @pytest.mark.parametrize("command", [["generate", "run"], ["train", "rotary", "--task", "copy", "--out", "run"]])
@@ -125,7 +125,7 @@ def test_no_verb_runs_the_code_that_a_folder_brings(command, ran: Path, tmp_path
 def test_the_person_who_names_the_file_gets_the_run(ran: Path, tmp_path: Path, capsys) -> None:
     checkpoint(tmp_path / "run", ran)
     for named in ("mine.py", "./mine.py", str(tmp_path / "mine.py"), "mine.py:Mine"):
-        assert cli.main(["generate", "run", "--prompt", "a|", "--tokens", "1", "--trust", named]) == 0
+        assert cli.main(["generate", "run", "--prompt", "a|", "--max-new-tokens", "1", "--trust", named]) == 0
         answer = capsys.readouterr()
         assert answer.out.startswith("a|") and answer.err == ""
 
@@ -141,7 +141,7 @@ def test_a_trusted_file_is_the_same_file_under_any_name_and_no_other_under_its_n
     (tmp_path / "sub").mkdir()
 
     def answer(*trusted: str) -> tuple[int, str]:
-        ended = cli.main(["generate", "run", "--prompt", "a|", "--tokens", "1", "--trust", *trusted])
+        ended = cli.main(["generate", "run", "--prompt", "a|", "--max-new-tokens", "1", "--trust", *trusted])
         return ended, capsys.readouterr().err
 
     for same in ("link.py", "sub/../mine.py", "copy.py link.py"):
@@ -179,7 +179,7 @@ def test_what_a_trusted_file_imports_comes_from_where_python_looks_and_never_fro
 def test_a_file_that_has_changed_is_said(ran: Path, tmp_path: Path, capsys) -> None:
     checkpoint(tmp_path / "run", ran)
     (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text() + "# another\n")
-    assert cli.main(["generate", "run", "--prompt", "a|", "--tokens", "1", "--trust", "mine.py"]) == 0
+    assert cli.main(["generate", "run", "--prompt", "a|", "--max-new-tokens", "1", "--trust", "mine.py"]) == 0
     assert "mine.py is not what it was for this run (SHA-256 " in capsys.readouterr().err
     again = ["train", "mine.py:Mine", "--task", "copy", "--out", "run", "--steps", "1", "--dim", "16"]
     assert cli.main(again) == 2

@@ -38,7 +38,7 @@ def our_logits(encoding: Encoding, q: Tensor, k: Tensor, at: Positions, mask: An
             if layer.bias is not None:
                 layer.bias.zero_()
         tokens = torch.cat([x.transpose(1, 2).flatten(2) for x in (q, k)], -1)
-        return attention(tokens.double(), positions=at, mask=mask, weights=True)[1].log()
+        return attention(tokens.double(), positions=at, mask=mask, need_weights=True)[1].log()
 
 
 def causal(logits: Tensor) -> Tensor:

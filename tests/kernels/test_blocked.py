@@ -478,7 +478,7 @@ def test_autocast_decides_the_dtype_forwards_and_backwards() -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"weights": True}, "attention in blocks returns no attention weights; use kernel='reference' or 'auto'"),
+        ({"need_weights": True}, "attention in blocks returns no attention weights; use kernel='reference' or 'auto'"),
         ({"dropout": 0.1}, "attention in blocks has no dropout, got 0.1; use kernel='sdpa' or 'auto', or dropout=0"),
         ({"q": torch.empty(1, 1, 1, 1, device="meta")}, "is for the CPU, got queries on 'meta'; use kernel='sdpa'"),
     ],

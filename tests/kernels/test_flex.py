@@ -183,7 +183,7 @@ def test_layers_share_the_mask_of_their_positions(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     "spec, asked, reason",
     [
-        ("alibi", {"weights": True}, "flex returns no attention weights; use kernel='reference'"),
+        ("alibi", {"need_weights": True}, "flex returns no attention weights; use kernel='reference'"),
         ("alibi", {"dropout": 0.1}, "FlexAttention has no dropout, got 0.1"),
         ("stick_breaking", {}, "reads the attention weights, which flex does not return"),
         (

@@ -98,7 +98,7 @@ def test_a_few_queries_at_a_time_give_what_all_give_at_once(spec, name):
 @pytest.mark.parametrize("spec", RULES)
 def test_the_weights_come_too_where_they_are_wanted(spec):
     case = Case(spec, Positions.count(11))
-    same(case.ask(attend_in_rows, masks.causal(), weights=True), case.ask(at_once, masks.causal(), weights=True))
+    same(*(case.ask(rule, masks.causal(), need_weights=True) for rule in (attend_in_rows, at_once)))
 
 
 @pytest.mark.parametrize("spec", ["stick_breaking", "stick_breaking + alibi"])
@@ -115,7 +115,7 @@ def test_no_more_pairs_are_in_hand_than_were_asked_for(monkeypatch, spec):
     case.ask(attend_in_rows, masks.causal(), "reference")
     assert seen == [(3, 3), (3, 6), (3, 9), (2, 11)], "queries, and the keys up to the last of them"
     seen.clear()
-    case.ask(attend_in_rows, masks.causal(), weights=True)
+    case.ask(attend_in_rows, masks.causal(), need_weights=True)
     assert seen == [(3, 11)] * 3 + [(2, 11)], "weights are as wide as the keys"
 
 

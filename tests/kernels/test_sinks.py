@@ -83,7 +83,7 @@ def test_the_weights_are_those_of_the_formula(place: str) -> None:
     at, keys_at, mask = PLACES[place]
     q, k, v, sinks = (x.detach() for x in inputs(at, keys_at))
     expected = torch.tensor(by_hand(q, k, sinks, mask.allowed(at, keys_at), 0.4), dtype=torch.float64)
-    bound = kernels.bind("reference", build("none", SHAPE), scale=0.4, weights=True, sinks=sinks)
+    bound = kernels.bind("reference", build("none", SHAPE), scale=0.4, need_weights=True, sinks=sinks)
     out, weights = bound(build("none", SHAPE), q, at, Keys(k, v, keys_at), mask)
     torch.testing.assert_close(weights, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(out, expected @ v.repeat_interleave(H // KV, 1), rtol=0, atol=1e-12)
@@ -153,9 +153,9 @@ def tokens(n: int = T) -> Tensor:
 
 def test_weights_are_given_as_applied_and_chosen_ones_are_the_same() -> None:
     attention, x = layer(), tokens()
-    out, weights = attention(x, mask=masks.causal(), weights=True)
+    out, weights = attention(x, mask=masks.causal(), need_weights=True)
     assert bool((weights.sum(-1) < 1).all()) and bool((weights.sum(-1) > 0).all())
-    chosen_out, chosen = attention(x, mask=masks.causal(), weights=Chosen(rows=(2, -1), heads=(3, 0)))
+    chosen_out, chosen = attention(x, mask=masks.causal(), need_weights=Chosen(rows=(2, -1), heads=(3, 0)))
     torch.testing.assert_close(chosen, weights[:, [3, 0]][:, :, [2, -1]], rtol=0, atol=1e-12)
     torch.testing.assert_close(chosen_out, out, rtol=0, atol=1e-12)
 
@@ -168,7 +168,7 @@ def test_sinks_begin_as_softmax_off_by_one_and_are_made_again_after_meta() -> No
     q, k = (attention.split(project(x), 4) for project in (attention.q_proj, attention.k_proj))
     exponentials = (q @ k.mT * 6**-0.5).exp()
     off_by_one = exponentials / (1 + exponentials.sum(-1, keepdim=True))
-    torch.testing.assert_close(attention(x, weights=True)[1], off_by_one)
+    torch.testing.assert_close(attention(x, need_weights=True)[1], off_by_one)
     assert Attention(24, heads=4).sinks is None and "sinks" not in Attention(24, heads=4).state_dict()
     assert "sinks=True" in repr(attention)
 
@@ -236,7 +236,7 @@ def test_a_rule_without_a_softmax_is_refused() -> None:
     )
     for weights in (False, True):
         with pytest.raises(ValueError, match=said):
-            layer("stick_breaking")(tokens(), mask=masks.causal(), weights=weights)
+            layer("stick_breaking")(tokens(), mask=masks.causal(), need_weights=weights)
 
     class Sigmoid(Encoding):
         def attend(self, q, at, keys, mask, kernel):

@@ -220,7 +220,7 @@ def test_rows_without_keys_are_zero_in_values_and_gradients_in_every_kernel(
 def test_auto_takes_the_fused_kernel_unless_weights_are_wanted() -> None:
     assert kernels.choose("auto", NoPE()) == "blocked"
     assert kernels.choose("auto", NoPE(), dropout=0.1) == "sdpa"
-    assert kernels.choose("auto", NoPE(), weights=True) == "reference"
+    assert kernels.choose("auto", NoPE(), need_weights=True) == "reference"
     assert kernels.choose("auto", Shaw(4)) == "reference"
     assert kernels.choose("auto", Shaw(4, values=False)) == "blocked"
 
@@ -238,7 +238,7 @@ def test_a_named_kernel_is_taken_or_refused_and_never_replaced() -> None:
         ValueError,
         match="kernel 'sdpa' cannot do this: sdpa returns no attention weights; use kernel='reference' or 'auto'",
     ):
-        kernels.choose("sdpa", NoPE(), weights=True)
+        kernels.choose("sdpa", NoPE(), need_weights=True)
     with pytest.raises(
         ValueError, match=r"kernel 'sdpa' cannot do this: .*reads the attention weights, which sdpa does not return"
     ):
@@ -319,7 +319,7 @@ def test_in_cross_attention_each_side_has_positions_of_its_own() -> None:
 
 def test_weights_come_on_request_and_sum_to_one() -> None:
     attention, x = layer(kv_heads=2, encoding="rotary + alibi"), torch.randn(2, 5, 12, dtype=torch.float64)
-    out, weights = attention(x, mask=masks.causal(), weights=True)
+    out, weights = attention(x, mask=masks.causal(), need_weights=True)
     assert weights.shape == (2, 6, 5, 5)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 6, 5, dtype=torch.float64), rtol=0, atol=1e-12)
     torch.testing.assert_close(out, attention(x, mask=masks.causal()), rtol=0, atol=1e-6)
@@ -327,13 +327,13 @@ def test_weights_come_on_request_and_sum_to_one() -> None:
 
 def test_weights_are_those_that_were_applied() -> None:
     attention, x = layer(kv_heads=2), torch.randn(2, 5, 12, dtype=torch.float64)
-    torch.testing.assert_close(attention(x, weights=True)[1], projected(attention, x, x, x)[1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(attention(x, need_weights=True)[1], projected(attention, x, x, x)[1], rtol=0, atol=1e-12)
 
 
 def test_dropout_acts_in_training_only() -> None:
     attention, x = layer(dropout=0.5), torch.randn(2, 5, 12, dtype=torch.float64)
     assert not torch.equal(attention(x), attention(x))
-    assert (attention(x, weights=True)[1] == 0).any()
+    assert (attention(x, need_weights=True)[1] == 0).any()
     attention.eval()
     torch.testing.assert_close(attention(x), projected(attention, x, x, x)[0], rtol=0, atol=1e-12)
 

@@ -52,7 +52,7 @@ def test_attention_to_another_sequence_is_never_causal() -> None:
     assert not torch.allclose(layer(X, later)[:, 0], out[:, 0])
     model = EncoderDecoder(11, 16, 4, 1).eval()
     source, target = torch.randint(11, (1, 6)), torch.randint(11, (1, 4))
-    [seen] = model(source, target, weights=True)[1]
+    [seen] = model(source, target, need_weights=True)[1]
     assert bool((seen["cross"] > 0).all()) and not seen["self"].triu(1).any()
 
 

@@ -35,7 +35,7 @@ def test_samples_go_through_a_static_cache_as_through_one_that_grows(monkeypatch
     model, ids, slots = model_of(), torch.randint(7, (2, 4)), []
     make = model.cache
     model.cache = lambda **sizes: slots.append(sizes) or make(**sizes)
-    asked = {"tokens": 5, "samples": 3, "temperature": 1.0}
+    asked = {"max_new_tokens": 5, "samples": 3, "temperature": 1.0}
     expected = model.generate(ids, **asked)
     # What is compiled computes the same; here its cache is asked.
     monkeypatch.setattr(torch, "compile", lambda step, dynamic: step)
@@ -43,11 +43,11 @@ def test_samples_go_through_a_static_cache_as_through_one_that_grows(monkeypatch
     assert slots == [{}, {"slots": 256}] and list(model.graphs) == [(6, 256, True)]
 
 
-@pytest.mark.parametrize("asked", [{}, {"stop": "its fifth"}], ids=str)
+@pytest.mark.parametrize("asked", [{}, {"eos_token_id": "its fifth"}], ids=str)
 def test_prompts_of_different_lengths_give_what_each_gives_alone(asked: dict) -> None:
     model, prompts = model_of("t5_bias"), [torch.randint(7, (n,)) for n in (3, 1, 5)]
-    if "stop" in asked:
-        asked = {"stop": int(model.generate(prompts[0][None], 5)[0, -1])}
+    if "eos_token_id" in asked:
+        asked = {"eos_token_id": int(model.generate(prompts[0][None], 5)[0, -1])}
     got = model.generate(prompts, 8, **asked)
     for prompt, text in zip(prompts, got, strict=True):
         assert torch.equal(text, model.generate(prompt[None], 8, **asked)[0])
@@ -122,7 +122,7 @@ REFUSED = {
     r"prompts are ids .* got \[\]": lambda: MODEL.generate([], 2),
     r"each prompt of a list has shape \[tokens\], .* got \[1, 3\]": lambda: MODEL.generate([IDS], 2),
     "a prompt must be a tensor, got 3": lambda: MODEL.generate([3], 2),
-    "tokens to generate must be a whole number of 1 or more, got 0": lambda: MODEL.generate(IDS, 0),
+    "max_new_tokens must be a whole number of 1 or more, got 0": lambda: MODEL.generate(IDS, 0),
     "pad prompts on the left": lambda: MODEL.generate(IDS, 1, padding=torch.tensor([[1, 1, 0]])),
 }
 

@@ -127,7 +127,7 @@ def test_a_block_alone_adds_its_own_encoding_and_one_in_a_stack_does_not() -> No
 def test_a_block_gives_the_weights_of_both_attentions() -> None:
     block = Block(12, 3, cross=True, encoding="rotary", cross_encoding="none")
     x, memory = torch.randn(2, 5, 12), torch.randn(2, 4, 12)
-    out, seen = block(x, memory=memory, mask=masks.causal(), weights=True)
+    out, seen = block(x, memory=memory, mask=masks.causal(), need_weights=True)
     assert {name: tuple(w.shape) for name, w in seen.items()} == {"self": (2, 3, 5, 5), "cross": (2, 3, 5, 4)}
     torch.testing.assert_close(seen["cross"].sum(-1), torch.ones(2, 3, 5))
     torch.testing.assert_close(out, block(x, memory=memory, mask=masks.causal()), rtol=0, atol=1e-5)
@@ -296,7 +296,7 @@ def test_logits_may_be_asked_for_some_tokens_only() -> None:
 
 
 def test_a_decoder_gives_the_weights_of_each_layer() -> None:
-    logits, weights = decoder()(ids_of(2, 6), weights=True)
+    logits, weights = decoder()(ids_of(2, 6), need_weights=True)
     assert logits.shape == (2, 6, 11) and [tuple(w.shape) for w in weights] == [(2, 3, 6, 6)] * 2
     assert not torch.stack(weights).triu(1).any()
 
@@ -311,7 +311,7 @@ def test_a_stop_id_ends_its_row_and_the_generation_when_all_have_ended() -> None
     model, ids = decoder(), ids_of(4, 3)
     free = model.generate(ids, 12)
     stop = int(free[0, 5])
-    stopped = model.generate(ids, 12, stop=stop)
+    stopped = model.generate(ids, 12, eos_token_id=stop)
     ends = []
     for row in range(4):
         after = free[row, 3:].tolist()
@@ -372,7 +372,7 @@ IDS = torch.zeros(2, 3, dtype=torch.long)
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (lambda m: m.generate(IDS, 0), "tokens to generate must be a whole number of 1 or more, got 0"),
+        (lambda m: m.generate(IDS, 0), "max_new_tokens must be a whole number of 1 or more, got 0"),
         (lambda m: m.generate(IDS, 1, temperature=-1.0), "temperature must be a finite number of 0 or more, got -1.0"),
         (lambda m: m.generate(IDS, 1, top_k=0), "top_k must be a whole number of 1 or more, got 0"),
         (
@@ -428,7 +428,7 @@ def test_an_encoder_sees_in_both_directions(norm_first: bool) -> None:
         x = block_by_hand(block, x, causal=False)
     x = layer_norm(x, model.stack.final_norm) if norm_first else x
     torch.testing.assert_close(model(ids), x, rtol=1e-10, atol=1e-8)
-    hidden, weights = model(ids, weights=True)
+    hidden, weights = model(ids, need_weights=True)
     torch.testing.assert_close(hidden, x, rtol=1e-9, atol=1e-7)
     assert [tuple(w.shape) for w in weights] == [(2, 3, 9, 9)] * 2
 
@@ -525,7 +525,7 @@ def test_chunks_of_an_encoder_decoder_through_a_cache_give_the_logits_of_one_pas
 
 
 def test_an_encoder_decoder_gives_the_weights_of_both_attentions() -> None:
-    logits, seen = EncoderDecoder(**SMALL)(ids_of(2, 6), ids_of(2, 4), weights=True)
+    logits, seen = EncoderDecoder(**SMALL)(ids_of(2, 6), ids_of(2, 4), need_weights=True)
     assert logits.shape == (2, 4, 11)
     assert [{name: tuple(w.shape) for name, w in layer.items()} for layer in seen] == [
         {"self": (2, 3, 4, 4), "cross": (2, 3, 4, 6)}
@@ -589,7 +589,7 @@ def test_windows_are_cycled_over_the_layers() -> None:
     assert mixed.stack.window_of == (3, None, 3)
     assert [str(encoding) for encoding in mixed.stack.encoding_of] == ["rotary", "none", "rotary"]
     ids = torch.randint(7, (2, 9))
-    _, weights = mixed(ids, weights=True)
+    _, weights = mixed(ids, need_weights=True)
     order = torch.arange(9)
     near = (order[:, None] - order).abs() < 3
     for layer, seen in enumerate(weights):

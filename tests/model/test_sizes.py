@@ -154,7 +154,7 @@ def test_sizes_are_sizes_and_stay_as_they_are() -> None:
 def test_windows_hold_in_both_stacks_of_an_encoder_decoder_and_not_between_them() -> None:
     model = EncoderDecoder(11, dim=16, heads=2, layers=1, window=2).eval()
     ids = torch.randint(11, (1, 6))
-    [seen] = model(ids, ids, weights=True)[1]
+    [seen] = model(ids, ids, need_weights=True)[1]
     assert not seen["self"].tril(-2).any() and bool((seen["cross"] > 0).all())
     moved = ids.clone()
     moved[0, 0] = (ids[0, 0] + 1) % 11
@@ -251,12 +251,12 @@ def test_weights_are_a_tensor_of_a_layer_and_a_tuple_of_a_model_with_both_attent
     x, ids = torch.randn(2, 5, 16), torch.randint(11, (2, 5))
     shape, options = (2, 4, 5, 5), {"dim": 16, "heads": 4, "encoding": "rotary"}
     for layer in (Attention(**options), Block(**options)):
-        assert layer(x, mask=masks.causal(), weights=True)[1].shape == shape
+        assert layer(x, mask=masks.causal(), need_weights=True)[1].shape == shape
     for model in (Decoder(11, layers=3, **options), Encoder(11, layers=3, **options)):
-        seen = model(ids, weights=True)[1]
+        seen = model(ids, need_weights=True)[1]
         assert type(seen) is tuple and [weights.shape for weights in seen] == [shape] * 3
-    both = Block(**options, cross=True, cross_encoding="none")(x, memory=x, weights=True)[1]
-    seen = EncoderDecoder(11, layers=3, **options)(ids, ids, weights=True)[1]
+    both = Block(**options, cross=True, cross_encoding="none")(x, memory=x, need_weights=True)[1]
+    seen = EncoderDecoder(11, layers=3, **options)(ids, ids, need_weights=True)[1]
     assert type(seen) is tuple and len(seen) == 3
     for of_layer in (both, *seen):
         assert {name: weights.shape for name, weights in of_layer.items()} == {"self": shape, "cross": shape}

@@ -21,7 +21,7 @@ def test_an_empty_batch_gives_an_empty_result(spec: str) -> None:
     model, ids = Decoder(**SIZES, encoding=spec), torch.zeros(0, 5, dtype=torch.long)
     assert model(ids).shape == (0, 5, 11)
     assert model(ids, padding=torch.ones_like(ids), only=slice(-1, None)).shape == (0, 1, 11)
-    logits, weights = model(ids, weights=True)
+    logits, weights = model(ids, need_weights=True)
     assert [layer.shape for layer in weights] == [(0, 2, 5, 5)] * 2
     for options in CACHES:
         cache, mask = model.cache(**options), masks.window(5)
@@ -38,7 +38,7 @@ def test_generation_of_no_rows_gives_no_rows() -> None:
     model, ids = Decoder(**SIZES), torch.zeros(0, 5, dtype=torch.long)
     assert model.generate(ids, 3).shape == (0, 8)
     assert model.generate(ids, 3, temperature=1.0, top_k=2, padding=torch.ones_like(ids)).shape == (0, 8)
-    assert model.generate(ids, 3, stop=1).shape[0] == 0
+    assert model.generate(ids, 3, eos_token_id=1).shape[0] == 0
 
 
 @pytest.mark.parametrize("name", [*kernels.AUTO, "flex"])

@@ -126,14 +126,14 @@ def models(rank: int) -> None:
     assert attention.q_proj.weight.shape == (8, 16) and attention.k_proj.weight.shape == (4, 16)
     assert attention.sinks is not None and attention.sinks.shape == (2,)
     ids = torch.zeros(1, 3, dtype=torch.long)
-    assert "call without weights" in refused(lambda: model(ids, weights=True))
+    assert "call without need_weights" in refused(lambda: model(ids, need_weights=True))
     # A copy has its heads on the same ranks, and parameters of its own.
     copied = copy.deepcopy(model)
     assert torch.equal(copied(ids), model(ids))
     assert "the model that was cut is wanted" in refused(lambda: shards.whole_state(copied))
     # A cache holds the heads of this rank.
     whole = decoder(("rotary", "alibi"), **SEVERAL)
-    assert torch.equal(model.generate(ids, tokens=4), whole.generate(ids, tokens=4))
+    assert torch.equal(model.generate(ids, max_new_tokens=4), whole.generate(ids, max_new_tokens=4))
     assert "a multiple of 2, and so many key heads; got" in refused(lambda: shard_heads(decoder("rotary", kv_heads=1)))
     across(rank)
     planted()

@@ -251,7 +251,7 @@ def refusals(shards: SequenceShards, layer: Attention) -> None:
     assert together in refused(lambda: model(mine, positions=here, cache=model.cache()))
     assert together in refused(lambda: model(mine, positions=here, only=slice(0, 1)))
     for weights in (True, Chosen(rows=(0,))):
-        assert "call without weights" in refused(lambda w=weights: model(mine, positions=here, weights=w))
+        assert "call without need_weights" in refused(lambda w=weights: model(mine, positions=here, need_weights=w))
     given = torch.ones(len(mine[0]), len(mine[0]), dtype=torch.bool)
     assert "say the mask by a rule" in refused(lambda: model(mine, positions=here, mask=given))
     assert "give each rank the positions of its own tokens" in refused(lambda: model(mine))

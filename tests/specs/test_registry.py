@@ -207,7 +207,7 @@ def test_a_run_with_a_schedule_of_ones_own_is_gone_on_with_where_its_file_is_nam
     experiment = recipe("copy", spec, steps=1, dim=16, heads=2, layers=1, train_length=2, batch=2, evaluate_every=1)
     assert dict(experiment.own_files or ()).keys() == {"slow.py"}
     checkpoint.save(train.train(train.start(experiment)), here / "run")
-    generate = ["generate", "run", "--prompt", "a|", "--tokens", "1"]
+    generate = ["generate", "run", "--prompt", "a|", "--max-new-tokens", "1"]
     assert cli.main(generate) == 2
     assert "it asks for code from the file 'slow.py'" in capsys.readouterr().err
     assert cli.main([*generate, "--trust", "gaps.py"]) == 2 and cli.main([*generate, "--trust", "slow.py"]) == 0

@@ -180,14 +180,14 @@ def generation(size: Size, with_peers: bool) -> Group:
         model = made(size, spec).eval()
 
         def call(model: Decoder = model) -> Tensor:
-            return model.generate(ids, tokens=size.generated)
+            return model.generate(ids, size.generated)
 
         error = (lambda call=call: others(call(), by_hand.generate(ids, size.generated))) if spec == "rotary" else None
         # Where two ids are as likely within rounding, either may come, and others after it.
         group.add(spec, "posenc", call, error=error, tolerance=size.generated / 2)
     model = made(size, "rotary").eval()  # another one, since a graph that is there serves whoever asks next
     if hasattr(model, "stream"):  # not in versions before it
-        group.add("rotary, compiled", "posenc", lambda: model.generate(ids, tokens=size.generated, compiled=True))
+        group.add("rotary, compiled", "posenc", lambda: model.generate(ids, size.generated, compiled=True))
     options = {"max_new_tokens": size.generated, "min_new_tokens": size.generated, "do_sample": False}
     add_llama(group, with_peers, size, lambda llama: lambda: llama.generate(ids, pad_token_id=0, **options))
     return group

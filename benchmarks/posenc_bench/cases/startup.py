@@ -27,7 +27,7 @@ COMMANDS = {
 """What needs no torch."""
 WITH_TORCH = {
     "posenc show rotary": ("show", "rotary"),
-    "posenc generate, one token": ("generate", "run", "--tokens", "1"),
+    "posenc generate, one token": ("generate", "run", "--max-new-tokens", "1"),
 }
 MADE = ("train", "rotary", "--task", "copy", "--steps", "2", "--out", "run")
 """The run that generates."""

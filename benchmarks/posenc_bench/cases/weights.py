@@ -49,4 +49,4 @@ def in_a_process_of_its_own() -> None:
     layer = Attention(DIM, HEADS, encoding=spec, max_len=TOKENS, causal=True).eval()
     x = torch.randn(1, TOKENS, DIM)
     layer(x[:, :64], mask=masks.causal())
-    print(json.dumps(apart.peak_of(lambda: layer(x, mask=masks.causal(), weights=asked))))
+    print(json.dumps(apart.peak_of(lambda: layer(x, mask=masks.causal(), need_weights=asked))))

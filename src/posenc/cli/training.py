@@ -104,14 +104,14 @@ class Train(OfExperiment):
 class Generate:
     """Continue a prompt with a model of posenc train.
 
-    Example: posenc generate runs/train --prompt "def " --tokens 200 --temperature 0.8
+    Example: posenc generate runs/train --prompt "def " --max-new-tokens 200 --temperature 0.8
     """
 
     folder: Positional[Path]
     """The folder of the checkpoint."""
     prompt: Annotated[str, Taking("TEXT")] = ""
     """What to continue: text, or for a task on symbols letters and the separator, as in cab|"""
-    tokens: int = 200
+    max_new_tokens: int = 200
     """How many tokens at most."""
     temperature: float = 0.0
     """0 takes the likeliest token, 1 draws from the model's own distribution."""
@@ -126,6 +126,6 @@ class Generate:
         from posenc import terminal
         from posenc.lab.runs.single_run import continue_prompt
 
-        given = (self.tokens, self.temperature, self.top_k, self.seed)
+        given = (self.max_new_tokens, self.temperature, self.top_k, self.seed)
         terminal.data(continue_prompt(self.folder, self.prompt, *given, self.trust, terminal.note))
         return 0

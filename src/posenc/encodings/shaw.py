@@ -157,7 +157,7 @@ class Shaw(Encoding):
     def by_pairs(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         """The same from the weights of every pair."""
         assert self.value_table is not None
-        out, weights = kernel(self, q, at, keys, mask, weights=True)
+        out, weights = kernel(self, q, at, keys, mask, need_weights=True)
         assert weights is not None
         # Gather the weights of each row of the table first: [B, H, T, S] -> [B, H, T, 2 max_distance + 1].
         row = self.row(at, keys.at)[:, None].expand_as(weights)
@@ -172,7 +172,7 @@ class Shaw(Encoding):
             by_row = by_row.scatter_add(-1, below, exact * (1 - share))
             by_row = by_row.scatter_add(-1, (below + 1).clamp(max=2 * self.max_distance), exact * share)
         out = out + (by_row @ self.value_table.to(exact.dtype)).to(out.dtype)
-        return out, weights if kernel.weights else None
+        return out, weights if kernel.need_weights else None
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         asked = [a + b for a, b in zip(q, k, strict=True)] if self.mutual else q

@@ -70,7 +70,7 @@ class StickBreaking(Encoding):
     def nearest_first(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         """Door 4 of some queries: of tokens in a row from the nearest keys back, for as long as something is left."""
         whole, simple = slice(0, keys.k.shape[2]), all("biases" not in part.doors for part in kernel.beside)
-        in_a_row = keys.at.start is not None and simple and not kernel.weights and q.is_cpu and may_be_read(q)
+        in_a_row = keys.at.start is not None and simple and not kernel.need_weights and q.is_cpu and may_be_read(q)
         out = left = torch.zeros((), device=q.device)
         for columns in reversed(cut(whole, SIZES.narrowest)) if in_a_row else (whole,):
             some, seen_by = some_keys(columns, keys, mask)

@@ -21,7 +21,7 @@ class Choice:
     vocab        number of token ids
     temperature  0 takes the likeliest token; above, tokens are drawn from the softmax of logits / temperature
     top_k        draw among the k likeliest only
-    stop         after this id a row repeats it; generation ends when all rows have
+    eos_token_id   after this id a row repeats it; generation ends when all rows have
     seed         of the random numbers
 
     Raises ValueError for numbers out of range.
@@ -30,15 +30,15 @@ class Choice:
     vocab: int
     temperature: float = 0.0
     top_k: int | None = None
-    stop: int | None = None
+    eos_token_id: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         checks.number("temperature", self.temperature, 0)
         if self.top_k is not None:
             checks.whole("top_k", self.top_k, 1)
-        if self.stop is not None and not 0 <= checks.whole("stop", self.stop) < self.vocab:
-            raise ValueError(f"stop is the id of a token, from 0 to {self.vocab - 1}, got {self.stop}")
+        if self.eos_token_id is not None and not 0 <= checks.whole("eos_token_id", self.eos_token_id) < self.vocab:
+            raise ValueError(f"eos_token_id is the id of a token, from 0 to {self.vocab - 1}, got {self.eos_token_id}")
         checks.whole("seed", self.seed, 0)
 
     @property

@@ -21,15 +21,15 @@ def stream(
     logits_of: Callable[..., Tensor],
     cache: Cache,
     ids: Tensor,
-    tokens: int,
+    max_new_tokens: int,
     choice: Choice,
-    *,
     step: Callable[..., Tensor] | None = None,
+    *,
     padding: Tensor | None = None,
     samples: int = 1,
     sight: Sight | None = None,
 ) -> Iterator[Tensor]:
-    """Up to `tokens` more ids for each row of ids [B, T], each [B * samples] as it is chosen.
+    """Up to `max_new_tokens` more ids for each row of ids [B, T], each [B * samples] as it is chosen.
 
     model      is without dropout from the first id that is asked for to the last, or until the iterator is closed
     logits_of  (ids, padding=..., cache=..., only=...) -> logits [B, T, vocab], as of a Decoder
@@ -41,7 +41,7 @@ def stream(
 
     Raises ValueError for ids outside the vocabulary, numbers out of range, and prompts padded on the right.
     """
-    check_prompts(ids, tokens, choice.vocab, padding)
+    check_prompts(ids, max_new_tokens, choice.vocab, padding)
     step = logits_of if step is None else step
 
     @torch.no_grad()
@@ -54,13 +54,13 @@ def stream(
                 cache.rows(rows)
                 logits = logits[rows]
             done = torch.zeros(len(logits), dtype=torch.bool, device=ids.device)
-            for left in range(tokens - 1, -1, -1):
+            for left in range(max_new_tokens - 1, -1, -1):
                 new = choice.pick(logits[:, -1], draw)
-                if choice.stop is not None:
-                    new = torch.where(done, choice.stop, new)
-                    done = done | (new == choice.stop)
+                if choice.eos_token_id is not None:
+                    new = torch.where(done, choice.eos_token_id, new)
+                    done = done | (new == choice.eos_token_id)
                 yield new
-                if left == 0 or (choice.stop is not None and bool(done.all())):
+                if left == 0 or (choice.eos_token_id is not None and bool(done.all())):
                     return
                 if sight is not None:
                     sight.make_room(cache)
@@ -69,10 +69,10 @@ def stream(
     return chosen()
 
 
-def check_prompts(ids: Tensor, tokens: int, vocab: int, padding: Tensor | None) -> None:
+def check_prompts(ids: Tensor, max_new_tokens: int, vocab: int, padding: Tensor | None) -> None:
     """Raises ValueError for ids outside the vocabulary, no tokens to generate, and prompts padded on the right."""
     check_ids(ids, vocab)
-    checks.whole("tokens to generate", tokens, 1)
+    checks.whole("max_new_tokens", max_new_tokens, 1)
     if padding is not None:
         check_padding(padding, ids)
         if not bool((padding[:, -1] != 0).all()):

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def generate(
-    model: "Decoder", ids: Tensor | Sequence[Tensor], tokens: int, *, padding: Tensor | None = None, **options: Any
+    model: "Decoder", ids: Tensor | Sequence[Tensor], max_new_tokens: int, padding: Tensor | None = None, **options: Any
 ) -> Tensor | list[Tensor]:
-    """ids with up to `tokens` more, as Decoder.generate says; `options` are those of Decoder.stream."""
+    """ids with up to `max_new_tokens` more, as Decoder.generate says; `options` are those of Decoder.stream."""
     words.check_options("generate", words.names_of(model.stream), options)
     of_list = not isinstance(ids, Tensor)
     if of_list:
@@ -24,11 +24,11 @@ def generate(
             raise ValueError("a list of prompts is padded here; give it without padding, or ids [B, T] with it")
         ids, padding = together(ids)
     samples = options.get("samples")
-    more = model.stream(ids, tokens, padding=padding, **options)
+    more = model.stream(ids, max_new_tokens, padding=padding, **options)
     texts = with_more(ids if samples is None else ids.repeat_interleave(samples, 0), more)
     if samples is not None:
         texts = texts.unflatten(0, (len(ids), samples))
-    return apart(texts, padding, options.get("stop")) if of_list and padding is not None else texts
+    return apart(texts, padding, options.get("eos_token_id")) if of_list and padding is not None else texts
 
 
 def together(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -48,14 +48,14 @@ def together(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return ids, torch.arange(longest, device=ids.device) >= longest - length[:, None]
 
 
-def apart(texts: Tensor, padding: Tensor, stop: int | None) -> list[Tensor]:
-    """Each text [B, ..., T] without its padding; one that stopped ends with its stop."""
+def apart(texts: Tensor, padding: Tensor, eos_token_id: int | None) -> list[Tensor]:
+    """Each text [B, ..., T] without its padding; one that stopped ends with its `eos_token_id`."""
     ended = []
     for text, prompt in zip(texts, padding, strict=True):
         length = int(prompt.sum())
         text = text[..., len(prompt) - length :]
-        if stop is not None and text.dim() == 1:
-            stops = (text[length:] == stop).nonzero()
+        if eos_token_id is not None and text.dim() == 1:
+            stops = (text[length:] == eos_token_id).nonzero()
             text = text[: length + int(stops[0]) + 1] if len(stops) else text
         ended.append(text)
     return ended

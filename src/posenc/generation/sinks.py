@@ -46,13 +46,8 @@ class Sight:
     def make_room(self, cache: Cache) -> None:
         """Forget tokens behind the sinks, if another one would be too many."""
         held = cache.held
-        if held is None:
-            return
-        count = held.order.amax(1, keepdim=True) + 1
-        longest = int(count.max())
-        if longest < self.sinks + self.window:
-            return
-        forget_between(cache, self.sinks, self.window - max(1, self.window // 8))
+        if held is not None and int(held.order.max()) + 1 >= self.sinks + self.window:
+            forget_between(cache, self.sinks, self.window - max(1, self.window // 8))
 
 
 def forget_between(cache: Operations, first: int, newest: int) -> None:

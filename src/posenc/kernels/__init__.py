@@ -1,7 +1,6 @@
 """How attention is computed: kernels with one signature, chosen by name, that never fall back in silence.
 
-A kernel is a function `(biases, q, at, keys, mask, *, scale, dropout, weights, sinks=None)` that gives the output, and
-weights or None.
+A kernel is a function that gives the output, and weights or None; its arguments are those of `Kernel.attend`.
 """
 
 # Older compilers cannot read annotations of the functions that `bind` defines, unless they are text.
@@ -28,7 +27,7 @@ from posenc.positions import Positions
 class Kernel(NamedTuple):
     """One way of computing attention.
 
-    attend   (biases, q, at, keys, mask, *, scale, dropout, weights, sinks=None) -> (output, weights or None)
+    attend   (biases, q, at, keys, mask, *, scale, dropout, need_weights, sinks=None) -> (output, weights or None)
     why_not  (request) -> the reason why it cannot serve, or None
     """
 
@@ -49,24 +48,24 @@ AUTO = ("blocked", "sdpa", "reference")
 
 
 def why_not(
-    name: str, encoding: Encoding, *, weights: bool = False, dropout: float = 0.0, q: Tensor | None = None
+    name: str, encoding: Encoding, *, need_weights: bool = False, dropout: float = 0.0, q: Tensor | None = None
 ) -> str | None:
     """The reason why a kernel cannot serve this request, or None.
 
     Raises ValueError for an unknown kernel.
     """
     check_name(name)
-    return None if name == "auto" else KERNELS[name].why_not(Request(encoding, weights, dropout, q))
+    return None if name == "auto" else KERNELS[name].why_not(Request(encoding, need_weights, dropout, q))
 
 
 def choose(
-    name: str, encoding: Encoding, *, weights: bool = False, dropout: float = 0.0, q: Tensor | None = None
+    name: str, encoding: Encoding, *, need_weights: bool = False, dropout: float = 0.0, q: Tensor | None = None
 ) -> str:
     """The kernel that serves a request: the named one, or for "auto" the fastest that can.
 
     Raises ValueError with the reason when the named one cannot.
     """
-    return serving(name, Request(encoding, weights, dropout, q))
+    return serving(name, Request(encoding, need_weights, dropout, q))
 
 
 def serving(name: str, request: Request) -> str:
@@ -90,7 +89,7 @@ def bind(
     *,
     scale: float,
     dropout: float = 0.0,
-    weights: bool = False,
+    need_weights: bool = False,
     seen: set[str] | None = None,
     shared: dict[Hashable, list[Bias]] | None = None,
     sinks: Tensor | None = None,
@@ -108,25 +107,25 @@ def bind(
     def attend(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask, **asked):
         inputs = Inputs(biases, at, keys.at, mask)
         wanted = "vectors" in asked, "sums" in asked, "sinks" in asked
-        request = Request(encoding, asked["weights"], asked["dropout"], q, inputs, *wanted)
+        request = Request(encoding, asked["need_weights"], asked["dropout"], q, inputs, *wanted)
         kernel = serving(name, request)
         if seen is not None:
             seen.update((kernel, *(blocked.ways(biases, q, at, keys, mask) if kernel == "blocked" else ())))
         return KERNELS[kernel].attend(biases, q, at, keys, mask, **asked)
 
     def logits(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, *, scale: float) -> Tensor:
-        serving(name, Request(encoding, weights, dropout, q))
+        serving(name, Request(encoding, need_weights, dropout, q))
         if seen is not None:
             seen.add("reference")
         return logits_on_grid(biases, q, at, keys, scale=scale)
 
     def adds_vectors(q: Tensor, at: Positions, keys: Keys, mask: Mask) -> bool:
-        request = Request(encoding, weights, dropout, q, Inputs((), at, keys.at, mask), vectors=True)
+        request = Request(encoding, need_weights, dropout, q, Inputs((), at, keys.at, mask), vectors=True)
         return name in ("auto", "blocked") and blocked.adds_vectors(request)
 
     ways = (attend, logits, take_values, adds_vectors)
     of_layer: dict[str, Any] = {"scale": scale, "sinks": sinks, "softcap": softcap}
-    return BoundKernel(*ways, **of_layer, dropout=dropout, weights=weights, shared=shared)
+    return BoundKernel(*ways, **of_layer, dropout=dropout, need_weights=need_weights, shared=shared)
 
 
 def served_by(

@@ -93,7 +93,7 @@ def attend(
     *,
     scale: float,
     dropout: float,
-    weights: bool,
+    need_weights: bool,
     vectors: ValueVectors | None = None,
     sums: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -105,7 +105,7 @@ def attend(
     Limit: gradients of gradients are refused; kernel='reference' has them.
     Source: Dao 2023, arXiv:2307.08691, section 3, for the backward pass.
     """
-    assert not (weights or dropout), "why_not('blocked') forbids this"
+    assert not (need_weights or dropout), "why_not('blocked') forbids this"
     check_heads(q, keys.k, keys.v)
     if vectors is not None and q.shape[2] == 1:
         return attend_with_vectors(biases, q, at, keys, vectors, scale=scale, sums=sums), None

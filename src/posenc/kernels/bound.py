@@ -19,13 +19,13 @@ from posenc.precision import without_autocast
 class BoundKernel:
     """A kernel with what one attention layer asks of it, as door 4 gets it.
 
-    kernel          (biases, q, at, keys, mask, *, scale, dropout, weights, sinks=None) -> (output, weights or None)
+    kernel          (biases, q, at, keys, mask, *, scale, dropout, need_weights, sinks=None) -> output, weights or None
     logits_on_grid  (biases, q, at, keys, *, scale) -> [B, H, T, S], for other rules than the softmax
     take_values     (weights [B, H, T, S], v, dropout) -> (output, the weights as applied)
     adds_vectors    (q, at, keys, mask) -> whether the kernel adds vectors to values by their distance in such a call
     scale           factor of the logits
     dropout         share of the weights dropped
-    weights         whether the weights are wanted
+    need_weights    whether the weights are wanted
     beside          the other parts of a sum that the calling encoding is a part of: their biases are added too
     shared          biases that the layers of one pass without gradients share, by what they are made of; None: no layer
                     shares any
@@ -41,7 +41,7 @@ class BoundKernel:
     adds_vectors: Callable[[Tensor, Positions, Keys, Mask], bool]
     scale: float
     dropout: float
-    weights: bool
+    need_weights: bool
     beside: tuple[Encoding, ...] = ()
     shared: dict[Hashable, list[Bias]] | None = None
     sums: list[Tensor] | None = None
@@ -57,7 +57,7 @@ class BoundKernel:
         mask: Mask,
         *,
         biases: Sequence[Bias] | None = None,
-        weights: bool | None = None,
+        need_weights: bool | None = None,
         vectors: ValueVectors | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Plain attention with the encoding's biases, or with those that it gives, and of what stands beside it.
@@ -65,8 +65,8 @@ class BoundKernel:
         `vectors` are added to values; only where `adds_vectors` says so.
         """
         mask, added = self.added(encoding, q, at, keys, mask, biases)
-        wanted = self.weights if weights is None else weights
-        asked: dict[str, Any] = {"scale": self.scale, "dropout": self.dropout, "weights": wanted}
+        wanted = self.need_weights if need_weights is None else need_weights
+        asked: dict[str, Any] = {"scale": self.scale, "dropout": self.dropout, "need_weights": wanted}
         if vectors is not None:
             asked["vectors"] = vectors
         if self.sums is not None:
@@ -92,7 +92,7 @@ class BoundKernel:
     def finish(self, weights: Tensor, keys: Keys) -> tuple[Tensor, Tensor | None]:
         """The output [B, H, T, E] of an attention rule's own weights [B, H, T, S], with dropout, and the weights."""
         out, applied = self.take_values(weights, keys.v, dropout=self.dropout)
-        return out, applied if self.weights else None
+        return out, applied if self.need_weights else None
 
     def added(
         self, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, biases: Sequence[Bias] | None = None

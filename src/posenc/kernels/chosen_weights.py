@@ -42,7 +42,7 @@ class Chosen:
 
     >>> from posenc import Attention
     >>> attention = Attention(32, heads=4, encoding="alibi")
-    >>> out, weights = attention(torch.randn(1, 9, 32), weights=Chosen(rows=-1, heads=(0, 2)))
+    >>> out, weights = attention(torch.randn(1, 9, 32), need_weights=Chosen(rows=-1, heads=(0, 2)))
     >>> weights.shape
     torch.Size([1, 2, 1, 9])
     """
@@ -73,7 +73,7 @@ def chosen_weights(
     S = keys.k.shape[2]
     at_once = max(1, LOGITS_AT_ONCE // (q.shape[0] * q.shape[1] * S))
     index = torch.tensor(heads, device=q.device)
-    kernel = kernels.bind("reference", encoding, weights=True, **of_layer)
+    kernel = kernels.bind("reference", encoding, need_weights=True, **of_layer)
     blocks = []
     for begin in range(0, len(rows), at_once):
         inputs = few(some(rows[begin : begin + at_once], at), q, at, keys, mask, drop_future=True)

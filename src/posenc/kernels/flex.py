@@ -58,14 +58,14 @@ def attend(
     *,
     scale: float,
     dropout: float,
-    weights: bool,
+    need_weights: bool,
     sums: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with the closures of biases on every logit, in the blocks of logits that the mask leaves.
 
     A row that may see nothing gives zeros. Key heads may be fewer than query heads; nothing is repeated for them.
     """
-    assert not (weights or dropout), "why_not('flex') forbids this"
+    assert not (need_weights or dropout), "why_not('flex') forbids this"
     if q.shape[0] == 0:
         # FlexAttention refuses a batch without rows, for which there is nothing to compute.
         k, v = fit_heads(q, keys.k, keys.v)

@@ -59,7 +59,7 @@ def in_rows(
 
     def attend(rows: slice) -> AttentionOutput:
         check_versions(before, at, keys.at)
-        return rule(held, *few(rows, q, at, keys, mask, drop_future=not kernel.weights), kernel)
+        return rule(held, *few(rows, q, at, keys, mask, drop_future=not kernel.need_weights), kernel)
 
     outs, weights = [], []
     for start in range(0, tokens, step):
@@ -70,7 +70,7 @@ def in_rows(
             out, applied = attend(rows)
         outs.append(out)
         weights.append(applied)
-    return torch.cat(outs, 2), torch.cat(weights, 2) if kernel.weights else None
+    return torch.cat(outs, 2), torch.cat(weights, 2) if kernel.need_weights else None
 
 
 def few(

@@ -67,7 +67,7 @@ def attend(
     *,
     scale: float,
     dropout: float,
-    weights: bool,
+    need_weights: bool,
     sums: list[Tensor] | None = None,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -78,7 +78,7 @@ def attend(
         over = logits.masked_fill(~allowed, torch.finfo(logits.dtype).min).logsumexp(-1)
         sums.append(over.masked_fill(~allowed.any(-1), -math.inf))
     out, applied = take_values(softmax_where(logits, allowed, sinks), keys.v, dropout=dropout)
-    return out, applied if weights else None
+    return out, applied if need_weights else None
 
 
 def logits_on_grid(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, *, scale: float) -> Tensor:

@@ -30,7 +30,7 @@ class Request(NamedTuple):
     """What a kernel is asked for.
 
     encoding  the encoding, whose rule may read the weights
-    weights   whether the weights are wanted
+    need_weights   whether the weights are wanted
     dropout   share of the weights dropped
     q         the queries [B, H, T, D]; None where nobody knows them yet
     inputs    what else the call is given; None where nobody knows it yet
@@ -40,7 +40,7 @@ class Request(NamedTuple):
     """
 
     encoding: Encoding
-    weights: bool = False
+    need_weights: bool = False
     dropout: float = 0.0
     q: Tensor | None = None
     inputs: Inputs | None = None
@@ -53,7 +53,7 @@ class Request(NamedTuple):
         remedy = "use kernel='reference' or 'auto'"
         if self.encoding.needs_weights and not self.vectors:
             return f"{self.encoding} reads the attention weights, which {kernel} does not return; {remedy}"
-        if self.weights:
+        if self.need_weights:
             return f"{kernel} returns no attention weights; {remedy}"
         if is_transformed():
             return f"torch.func and forward-mode differentiation cannot transform {kernel}; {remedy}"

@@ -47,11 +47,11 @@ def attend(
     *,
     scale: float,
     dropout: float,
-    weights: bool,
+    need_weights: bool,
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with the bias as SDPA's mask, a boolean mask where there is no bias, and none where none is needed."""
-    assert not weights, "why_not('sdpa') forbids this"
+    assert not need_weights, "why_not('sdpa') forbids this"
     k, v = fit_heads(q, keys.k, keys.v)
     width, told = v.shape[-1], (at, keys.at, mask, sinks)
     # On the CPU other widths of keys and values are attended to by way of a matrix of all pairs.

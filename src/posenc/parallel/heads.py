@@ -200,8 +200,8 @@ class Entering:
 
     def __call__(self, attention: nn.Module, given: tuple, named: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         call = named.get("call")
-        if named.get("weights") or (isinstance(call, Call) and call.weights):
-            raise ValueError("attention weights of heads that are cut over ranks are on no rank; call without weights")
+        if named.get("need_weights") or (isinstance(call, Call) and call.need_weights):
+            raise ValueError("attention weights of heads cut over ranks are on no rank; call without need_weights")
 
         def entering(x: Any) -> Any:
             return SumBackwards.apply(x, self.ranks) if isinstance(x, Tensor) else x

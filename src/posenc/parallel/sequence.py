@@ -86,16 +86,15 @@ class SequenceShards:
         keys: Keys,
         mask: Mask,
         kernel: BoundKernel,
-        *,
-        weights: bool | Chosen = False,
+        need_weights: bool | Chosen = False,
         cache: LayerCache | None = None,
     ) -> Tensor:
         """Door 4 for queries [B, H, T, D] of this rank's tokens and the keys of all ranks: the output [B, H, T, E].
 
-        All ranks call it at the same time. `weights` and `cache` are what the attention was asked for, and refused.
+        All ranks call it at the same time. `need_weights` and `cache` are what attention was asked for, and refused.
         Raises ValueError for what cannot be had so.
         """
-        check_call(at, keys, mask, kernel, weights, cache)
+        check_call(at, keys, mask, kernel, need_weights, cache)
         check_encoding(encoding, self.exchange)
         line = line_of(at, self.layout, self.group)
         if self.exchange == "ring" and encoding.between:
@@ -190,7 +189,7 @@ def check_encoding(encoding: Encoding, exchange: str) -> None:
 
 
 def check_call(
-    at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel, weights: bool | Chosen, cache: LayerCache | None
+    at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel, need_weights: bool | Chosen, cache: LayerCache | None
 ) -> None:
     """Raises ValueError for what a call asks that a sequence cut over ranks does not have."""
     if keys.at is not at or cache is not None:
@@ -198,8 +197,8 @@ def check_call(
             "a sequence that is cut over ranks attends to itself, without a cache, keys of another sequence or `only` "
             "some tokens; take it together with posenc.parallel.unshard_sequence(model) for these"
         )
-    if weights:
-        raise ValueError("attention weights of a sequence that is cut over ranks are on no rank; call without weights")
+    if need_weights:
+        raise ValueError("attention weights of a sequence cut over ranks are on no rank; call without need_weights")
     if kernel.dropout:
         raise ValueError(
             f"attention to keys of other ranks has no dropout of weights, got {kernel.dropout}; build the model with "

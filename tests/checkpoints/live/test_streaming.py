@@ -52,7 +52,7 @@ def test_a_stream_goes_on_for_ever_in_bounded_memory() -> None:
 
 def test_generated_ids_are_the_likeliest_behind_what_is_held() -> None:
     model = one_layer("llama")
-    got = list(stream(model, TEXT[:5], sinks=1, window=4, slack=1, tokens=12))
+    got = list(stream(model, TEXT[:5], sinks=1, window=4, slack=1, max_new_tokens=12))
     ids = TEXT[:5].tolist()
     for new in got:
         # One token too many is there before the oldest of the window goes.
@@ -60,9 +60,10 @@ def test_generated_ids_are_the_likeliest_behind_what_is_held() -> None:
         with torch.no_grad():
             assert int(model(torch.tensor([held])).logits[0, -1].argmax()) == new
         ids.append(new)
-    drawn = list(stream(model, TEXT[None, :5], tokens=6, temperature=1.0, top_k=5, seed=1))
-    assert drawn == list(stream(model, TEXT[:5], tokens=6, temperature=1.0, top_k=5, seed=1)) and len(drawn) == 6
-    assert drawn != list(stream(model, TEXT[:5], tokens=6, temperature=1.0, top_k=5, seed=2))
+    asked = {"max_new_tokens": 6, "temperature": 1.0, "top_k": 5}
+    drawn = list(stream(model, TEXT[None, :5], seed=1, **asked))
+    assert drawn == list(stream(model, TEXT[:5], seed=1, **asked)) and len(drawn) == 6
+    assert drawn != list(stream(model, TEXT[:5], seed=2, **asked))
 
 
 def test_what_cannot_be_streamed_is_refused() -> None:
@@ -75,7 +76,7 @@ def test_what_cannot_be_streamed_is_refused() -> None:
         ({"sinks": -1}, "sinks must be"),
         ({"window": 0}, "window must be"),
         ({"slack": 0}, "slack must be"),
-        ({"tokens": 0}, "tokens to generate must be"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be"),
         ({"temperature": -1.0}, "temperature must be a finite number of 0 or more, got -1.0"),
         ({"top_k": 0}, "top_k must be"),
     ):

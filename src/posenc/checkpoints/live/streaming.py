@@ -57,7 +57,7 @@ def stream(
     sinks: int = 4,
     window: int = 1020,
     slack: int = 64,
-    tokens: int | None = None,
+    max_new_tokens: int | None = None,
     temperature: float = 0.0,
     top_k: int | None = None,
     seed: int = 0,
@@ -69,7 +69,7 @@ def stream(
 
     model        a transformers decoder with a language modelling head, in evaluation mode, in its own attention
     ids          the prompt, [T] or [1, T], of any length
-    tokens       how many to generate; None goes on for ever
+    max_new_tokens   how many to generate; None goes on for ever
     temperature  0 takes the likeliest token; above, tokens are drawn from the softmax of logits / temperature
     top_k        draw among the k likeliest only
 
@@ -82,8 +82,8 @@ def stream(
         ids = ids[0]
     if ids.dim() != 1 or not len(ids):
         raise ValueError(f"a stream begins with the ids of one prompt, [T] or [1, T], got shape {list(ids.shape)}")
-    if tokens is not None:
-        checks.whole("tokens to generate", tokens, 1)
+    if max_new_tokens is not None:
+        checks.whole("max_new_tokens", max_new_tokens, 1)
     vocab = cast(Any, model.config).get_text_config().vocab_size
     choice = Choice(vocab, temperature, top_k, seed=seed)
     reading = Stream(model, sinks, window, slack)
@@ -97,7 +97,7 @@ def stream(
             new = choice.pick(logits[-1:], draw)
             yield int(new)
             told += 1
-            if told == tokens:
+            if told == max_new_tokens:
                 return
             logits = reading.read(new)
 

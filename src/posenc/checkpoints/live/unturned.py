@@ -204,7 +204,7 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query = encoding.turn(query, at, "query")
     rule = encoding if softcap is None else Capped(encoding, softcap)
-    kernel = kernels.bind("auto", rule, scale=scale, dropout=dropout, weights=output_attentions, sinks=s_aux)
+    kernel = kernels.bind("auto", rule, scale=scale, dropout=dropout, need_weights=output_attentions, sinks=s_aux)
     out, weights = attend_in_rows(rule, query, at, keys, mask, kernel)
     return out.transpose(1, 2).contiguous(), weights
 

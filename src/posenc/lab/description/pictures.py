@@ -378,7 +378,8 @@ def attention(drawn: Drawn, sight: Sight) -> None:
     layer, x = untrained(sight.shape, at.tokens, 0)
     mask = bidirectional() if sight.gridded else causal()
     maps = [
-        layer(x, positions=at, mask=mask, weights=True, encoding=e)[1][0] for e in (encoding, sight.other, Encoding())
+        layer(x, positions=at, mask=mask, need_weights=True, encoding=e)[1][0]
+        for e in (encoding, sight.other, Encoding())
     ]
     if not known(drawn, maps[0], maps.pop(1), "where a layer looks"):
         return

@@ -34,10 +34,10 @@ class Tagger(nn.Module):
         self.encoder = Encoder(vocab, sizes, encoding=encoding, hints=hints)
         self.output = nn.Linear(sizes.dim, vocab)
 
-    def forward(self, ids: Tensor, *, positions: Any = None, weights: Any = False) -> Any:
-        """Logits, and with `weights` the attention weights of each layer."""
-        states = self.encoder(ids, positions=positions, weights=weights)
-        return (self.output(states[0]), states[1]) if weights else self.output(states)
+    def forward(self, ids: Tensor, *, positions: Any = None, need_weights: Any = False) -> Any:
+        """Logits, and with `need_weights` the attention weights of each layer."""
+        states = self.encoder(ids, positions=positions, need_weights=need_weights)
+        return (self.output(states[0]), states[1]) if need_weights else self.output(states)
 
 
 OURS: dict[str, Any] = {"decoder": Decoder, "encoder": Tagger, "encoder_decoder": EncoderDecoder}
@@ -171,10 +171,11 @@ def weights_of(model: nn.Module, batch: Batch, place: Places = counted) -> list[
     at = place(batch.ids, batch.positions)
     if isinstance(model, EncoderDecoder):
         assert batch.source is not None
-        of_source = {"source_positions": place(batch.source, batch.source_positions)}
-        return [layer["self"] for layer in model(batch.source, batch.ids, positions=at, weights=True, **of_source)[1]]
+        source_at = place(batch.source, batch.source_positions)
+        _, seen = model(batch.source, batch.ids, positions=at, source_positions=source_at, need_weights=True)
+        return [layer["self"] for layer in seen]
     if isinstance(model, (Decoder, Tagger)):
-        return list(model(batch.ids, positions=at, weights=True)[1])
+        return list(model(batch.ids, positions=at, need_weights=True)[1])
     return None
 
 

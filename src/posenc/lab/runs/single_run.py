@@ -163,7 +163,7 @@ def sample(run: Any, prompt: str) -> str:
 def continue_prompt(
     folder: Path,
     prompt: str,
-    tokens: int,
+    max_new_tokens: int,
     temperature: float,
     top_k: int | None,
     seed: int,
@@ -196,6 +196,6 @@ def continue_prompt(
     if not isinstance(run.model, Decoder):
         raise ValueError(f"'{folder}' holds no decoder: {run.task} is answered at once, and nothing is generated")
     ids = torch.tensor([run.task.encode(prompt)], device=run.experiment.device)
-    stop = END if isinstance(run.task, Symbols) else None
-    out = run.model.generate(ids, tokens, temperature=temperature, top_k=top_k, stop=stop, seed=seed)
+    end = END if isinstance(run.task, Symbols) else None
+    out = run.model.generate(ids, max_new_tokens, temperature=temperature, top_k=top_k, eos_token_id=end, seed=seed)
     return run.task.decode(out[0, 1:].tolist())
