@@ -1,10 +1,9 @@
 """Multi-head attention: the one place where positions, encodings, keys, kernels and masks meet."""
 
 import warnings
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,8 @@ from posenc import checks, kernels
 from posenc.biases import Bias
 from posenc.cache import LayerCache, held_by, unchanged_if_refused
 from posenc.catalogue import Spec, build
-from posenc.encoding import Encoding
+from posenc.encoding import AttentionOutput, Encoding
+from posenc.kernels.bound import BoundKernel
 from posenc.kernels.chosen_weights import Chosen, chosen_weights
 from posenc.kernels.in_rows import attend_in_rows
 from posenc.keys import Keys
@@ -24,8 +24,8 @@ from posenc.sizes import Sized, Sizes, sizes_of
 from posenc.watched import COMPILES, refuse_to_compile
 from posenc.words import with_named_options
 
-if TYPE_CHECKING:
-    from posenc.parallel import SequenceShards
+Rule: TypeAlias = Callable[..., AttentionOutput]
+"""(q, keys, call, kernel) -> the output [B, heads, T, head_dim], and weights or None."""
 
 
 class Call(NamedTuple):
@@ -45,6 +45,15 @@ class Call(NamedTuple):
     cache: LayerCache | None = None
     need_weights: bool | Chosen = False
     shared: dict[Hashable, list[Bias]] | None = None
+
+
+def attend(q: Tensor, keys: Keys, call: Call, kernel: BoundKernel) -> AttentionOutput:
+    """Door 4 of the encoding, for a sequence that is all here: the output [B, heads, T, head_dim], and weights."""
+    given = call.encoding, q, call.at, keys, call.mask, kernel
+    out, weights = attend_in_rows(*given)
+    if isinstance(call.need_weights, Chosen):
+        weights = chosen_weights(call.need_weights, *given)
+    return out, weights
 
 
 class Attention(Sized, LoadsOldNames):
@@ -73,8 +82,8 @@ class Attention(Sized, LoadsOldNames):
 
     old_names: ClassVar = {"to_query": "q_proj", "to_key": "k_proj", "to_value": "v_proj", "to_output": "o_proj"}
 
-    shards: "SequenceShards | None" = None
-    """How the sequence is cut over devices (posenc.parallel.shard_sequence); None: all of it is here."""
+    rule: Rule = staticmethod(attend)
+    """How queries attend to keys: of a sequence that is all here, or cut over devices (posenc.parallel)."""
 
     def __init__(
         self,
@@ -174,41 +183,12 @@ class Attention(Sized, LoadsOldNames):
             if cache is not None and not torch.compiler.is_compiling():
                 with unchanged_if_refused([cache]):
                     return self.forward(query, key, value, call=call)
-        at, keys_at, mask, encoding, cache, need_weights, shared = call
-        key = query if key is None else key
-        q, new = self.queries_and_keys(query, key, value, at, keys_at, encoding)
-        keys = new if cache is None else cache.extend(new)
-        if "remember" in encoding.doors:
-            # In self-attention the queries are the new keys.
-            query_memo = new.memo if key is query and at is keys_at else encoding.remember(query, at)
-            keys = replace(keys, query_memo=query_memo)
-        if encoding.turns_when_attending:
-            q = encoding.turn(q, at, "query")
-            keys = replace(keys, k=encoding.turn(keys.k, keys.at.changed(horizon=at.horizon), "key"))
-        elif cache is not None and keys.turned is not None:
-            keys = cache.placed(keys, encoding)
-        kernel = kernels.bind(
-            self.kernel,
-            encoding,
-            scale=self.scale,
-            dropout=self.dropout if self.training else 0.0,
-            need_weights=bool(need_weights) and not isinstance(need_weights, Chosen),
-            shared=shared,
-            sinks=self.sinks,
-            softcap=self.softcap,
-        )
-        if self.shards is None:
-            out, applied = attend_in_rows(encoding, q, at, keys, mask, kernel)
-        else:
-            out, applied = self.shards.attend(encoding, q, at, keys, mask, kernel, need_weights, cache), None
-        if isinstance(need_weights, Chosen):
-            of_layer = {"scale": self.scale, "sinks": self.sinks, "softcap": self.softcap}
-            applied = chosen_weights(need_weights, encoding, q, at, keys, mask, **of_layer)
+        q, keys = self.queries_and_keys(query, key, value, call)
+        if call.cache is not None:
+            keys = call.cache.extend(keys, call.encoding, call.at)
+        out, weights = self.rule(q, keys, call, self.bound_kernel(call))
         out = self.o_proj(out.transpose(1, 2).flatten(2))
-        if not need_weights:
-            return out
-        assert applied is not None
-        return out, applied
+        return out if weights is None else (out, weights)
 
     def call_for(
         self,
@@ -254,16 +234,39 @@ class Attention(Sized, LoadsOldNames):
         return Call(at, keys_at, mask, encoding, cache, need_weights)
 
     def queries_and_keys(
-        self, query: Tensor, key: Tensor, value: Tensor | None, at: Positions, keys_at: Positions, encoding: Encoding
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, call: Call
     ) -> tuple[Tensor, Keys]:
-        """The queries of tokens [B, T, dim], and what is remembered of the tokens [B, S, dim] to attend to."""
+        """The queries of tokens [B, T, dim], turned, and what is remembered of the tokens [B, S, dim] to attend to."""
+        at, keys_at, encoding = call.at, call.keys_at, call.encoding
+        key = query if key is None else key
         q = self.split(self.q_proj(query), self.heads, self.q_norm)
         k = self.split(self.k_proj(key), self.kv_heads, self.k_norm)
         v = self.split(self.v_proj(key if value is None else value), self.kv_heads)
         if not encoding.turns_when_attending:
             q, k = encoding.turn_both(q, k, at, keys_at)
-        memo = encoding.remember(key, keys_at) if "remember" in encoding.doors else {}
-        return q, Keys(k, v, keys_at, memo, moves=encoding.moves)
+        else:
+            q = encoding.turn(q, at, "query")
+            if call.cache is None:
+                k = encoding.turn(k, keys_at.changed(horizon=at.horizon), "key")
+        if "remember" not in encoding.doors:
+            return q, Keys(k, v, keys_at, moves=encoding.moves)
+        memo = encoding.remember(key, keys_at)
+        # In self-attention the queries are the new keys.
+        query_memo = memo if key is query and at is keys_at else encoding.remember(query, at)
+        return q, Keys(k, v, keys_at, memo, query_memo, moves=encoding.moves)
+
+    def bound_kernel(self, call: Call) -> BoundKernel:
+        """The kernel of this layer, with what a call asks of it."""
+        return kernels.bind(
+            self.kernel,
+            call.encoding,
+            scale=self.scale,
+            dropout=self.dropout if self.training else 0.0,
+            need_weights=call.need_weights is True,
+            shared=call.shared,
+            sinks=self.sinks,
+            softcap=self.softcap,
+        )
 
     def split(self, x: Tensor, heads: int, norm: nn.Module | None = None) -> Tensor:
         """Vectors of all heads [B, T, heads head_dim], normed, as those of each [B, heads, T, head_dim]."""

@@ -48,8 +48,8 @@ def test_a_packed_row_goes_on_with_its_last_document_alone(layer: Attention, mak
 def test_positions_of_one_row_and_of_many_go_into_one_cache(make) -> None:
     cache = make()
     k = torch.zeros(2, 1, 1, 2)
-    cache.extend(Keys(k, k, Positions.of(torch.tensor([[3], [4]]))))
-    keys = cache.extend(Keys(k, k, Positions.count(1, start=1)))
+    cache.take_in(Keys(k, k, Positions.of(torch.tensor([[3], [4]]))))
+    keys = cache.take_in(Keys(k, k, Positions.count(1, start=1)))
     assert keys.at.coords[:, :2, 0].tolist() == [[3, 1], [4, 1]]
 
 
@@ -57,8 +57,8 @@ def test_positions_of_one_row_and_of_many_go_into_one_cache(make) -> None:
 def test_fractions_that_come_after_whole_coordinates_keep_their_value(make) -> None:
     cache = make()
     k = torch.zeros(1, 1, 1, 2)
-    cache.extend(Keys(k, k, Positions.count(1)))
-    keys = cache.extend(Keys(k, k, Positions.of(torch.tensor([1.5]), order=torch.tensor([[1]]))))
+    cache.take_in(Keys(k, k, Positions.count(1)))
+    keys = cache.take_in(Keys(k, k, Positions.of(torch.tensor([1.5]), order=torch.tensor([[1]]))))
     assert keys.at.coords[0, :2, 0].tolist() == [0.0, 1.5]
 
 
@@ -66,7 +66,7 @@ def test_a_rolling_cache_keeps_the_newest_and_forgets_the_oldest() -> None:
     cache = SlotCache(3, rolling=True)
     k = torch.arange(5.0).view(1, 1, 5, 1)
     for t in range(5):
-        keys = cache.extend(Keys(k[:, :, t : t + 1], k[:, :, t : t + 1], Positions.count(1, start=t)))
+        keys = cache.take_in(Keys(k[:, :, t : t + 1], k[:, :, t : t + 1], Positions.count(1, start=t)))
     held = dict(zip(keys.at.order[0].tolist(), keys.k[0, 0, :, 0].tolist(), strict=True))
     assert {order: value for order, value in held.items() if order >= 0} == {2: 2.0, 3: 3.0, 4: 4.0}
 
@@ -76,7 +76,7 @@ def test_the_shapes_of_a_static_cache_never_change() -> None:
     shapes = set()
     for t, size in ((0, 3), (3, 1), (4, 1), (5, 1)):
         k = torch.randn(2, 1, size, 4)
-        keys = cache.extend(Keys(k, k, Positions.count(size, start=t), {"fact": torch.ones(2, 1, size)}))
+        keys = cache.take_in(Keys(k, k, Positions.count(size, start=t), {"fact": torch.ones(2, 1, size)}))
         shapes.add((keys.k.shape, keys.v.shape, keys.at.order.shape, keys.memo["fact"].shape))
     assert len(shapes) == 1
 
@@ -88,7 +88,7 @@ def test_what_encodings_remember_stays_beside_its_token(make) -> None:
     k = torch.randn(2, 1, 5, 4)
     for begin, end in ((0, 3), (3, 5)):
         part = slice(begin, end)
-        keys = cache.extend(
+        keys = cache.take_in(
             Keys(k[:, :, part], k[:, :, part], Positions.count(end - begin, begin), {"fact": fact[:, :, part]})
         )
     assert torch.equal(keys.memo["fact"][:, :, :5], fact) and torch.equal(keys.k[:, :, :5], k)
@@ -100,15 +100,15 @@ def test_a_full_static_cache_says_how_many_slots_it_needs() -> None:
     with pytest.raises(
         ValueError, match="the token of order 4 has no slot in a cache of 4; make the cache with at least 5 slots"
     ):
-        cache.extend(Keys(k, k, Positions.count(5)))
-    cache.extend(Keys(k[:, :, :4], k[:, :, :4], Positions.count(4)))
+        cache.take_in(Keys(k, k, Positions.count(5)))
+    cache.take_in(Keys(k[:, :, :4], k[:, :, :4], Positions.count(4)))
     with pytest.raises(ValueError, match="the token of order 4 has no slot"):
-        cache.extend(Keys(k[:, :, :1], k[:, :, :1], Positions.of(torch.tensor([[4]]), order=torch.tensor([[4]]))))
+        cache.take_in(Keys(k[:, :, :1], k[:, :, :1], Positions.of(torch.tensor([[4]]), order=torch.tensor([[4]]))))
 
 
 def test_padding_takes_no_slot() -> None:
     k = torch.zeros(1, 1, 6, 2)
-    keys = SlotCache(2).extend(Keys(k, k, Positions.padded(torch.tensor([[0, 0, 0, 0, 1, 1]]))))
+    keys = SlotCache(2).take_in(Keys(k, k, Positions.padded(torch.tensor([[0, 0, 0, 0, 1, 1]]))))
     assert keys.at.order.tolist() == [[0, 1, -1]]
 
 
@@ -117,7 +117,7 @@ def test_a_chunk_longer_than_a_rolling_cache_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"5 tokens came at once to a rolling cache of 3 slots; give it at least\s+window \+ chunk - 1"
     ):
-        SlotCache(3, rolling=True).extend(Keys(k, k, Positions.count(5)))
+        SlotCache(3, rolling=True).take_in(Keys(k, k, Positions.count(5)))
 
 
 def test_caches_without_slots_are_refused() -> None:
@@ -137,10 +137,10 @@ def test_a_growing_cache_knows_that_chunks_in_a_row_are_one_row() -> None:
     cache = GrowingCache()
     k = torch.zeros(1, 1, 3, 2)
     first = Positions.count(3)
-    cache.extend(Keys(k, k, first))
-    keys = cache.extend(Keys(k[:, :, :1], k[:, :, :1], first.next()))
+    cache.take_in(Keys(k, k, first))
+    keys = cache.take_in(Keys(k[:, :, :1], k[:, :, :1], first.next()))
     assert keys.at.contiguous and keys.at.extent == 4
-    gap = cache.extend(Keys(k[:, :, :1], k[:, :, :1], Positions.count(1, start=9)))
+    gap = cache.take_in(Keys(k[:, :, :1], k[:, :, :1], Positions.count(1, start=9)))
     assert not gap.at.contiguous
 
 
@@ -292,7 +292,7 @@ def test_a_row_that_gets_padding_alone_remembers_that_its_coordinates_are_not_co
 @pytest.mark.parametrize("make", [GrowingCache, lambda: SlotCache(5)])
 def test_keys_of_an_earlier_step_cannot_be_put_back(make) -> None:
     cache, k = make(), torch.zeros(1, 1, 2, 3)
-    earlier = cache.extend(Keys(k, k, Positions.count(2)))
+    earlier = cache.take_in(Keys(k, k, Positions.count(2)))
     with pytest.raises(AttributeError):
         cache.keys = earlier
 
@@ -300,18 +300,18 @@ def test_keys_of_an_earlier_step_cannot_be_put_back(make) -> None:
 @pytest.mark.parametrize("make", [GrowingCache, lambda: SlotCache(5)])
 def test_rows_that_are_chosen_take_their_lengths_along_and_another_batch_is_refused(make) -> None:
     cache, k = make(), torch.zeros(2, 1, 2, 3)
-    cache.extend(Keys(k, k, Positions.count(2).with_horizon(torch.tensor([4, 7]))))
+    cache.take_in(Keys(k, k, Positions.count(2).with_horizon(torch.tensor([4, 7]))))
     cache.rows(torch.tensor([1, 1, 0]))
     assert cache.keys.at.horizon.flatten().tolist() == [7, 7, 4]
     with pytest.raises(ValueError, match="holds keys of 3 rows and 1 heads, got new ones of 2 and 1; start a new"):
-        cache.extend(Keys(k, k, Positions.count(2, 2)))
+        cache.take_in(Keys(k, k, Positions.count(2, 2)))
 
 
 def test_a_copy_of_a_rolling_cache_rolls_on() -> None:
     cache, k = SlotCache(3, rolling=True), torch.arange(4.0).view(1, 1, 4, 1)
-    cache.extend(Keys(k[:, :, :3], k[:, :, :3], Positions.count(3)))
+    cache.take_in(Keys(k[:, :, :3], k[:, :, :3], Positions.count(3)))
     twin = copy.copy(cache)
-    keys = twin.extend(Keys(k[:, :, 3:], k[:, :, 3:], Positions.count(1, 3)))
+    keys = twin.take_in(Keys(k[:, :, 3:], k[:, :, 3:], Positions.count(1, 3)))
     assert keys.at.order[0, :3].tolist() == [3, 1, 2]
     assert cache.keys is not None and cache.keys.at.order[0, :3].tolist() == [0, 1, 2]
 
@@ -321,7 +321,7 @@ def test_a_cropped_cache_goes_on_with_documents_only_where_the_last_tokens_had_s
     for behind in (Positions.count(3, 3), replace(Positions.count(3, 3), document=torch.ones(1, 3).long())):
         cache = Cache(1)
         for part, at in ((slice(0, 3), Positions.packed([1, 2])), (slice(3, 6), behind)):
-            cache.layers[0].extend(Keys(k[:, :, part], k[:, :, part], at))
+            cache.layers[0].take_in(Keys(k[:, :, part], k[:, :, part], at))
             cache.took(at)
         cache.crop(5)
         assert cache.next(1).order.tolist() == [[5]]
@@ -332,7 +332,7 @@ def test_what_no_cache_can_do_is_refused() -> None:
     k = torch.zeros(2, 1, 5, 2)
     rolling = SlotCache(3, rolling=True)
     for cache in (GrowingCache(), SlotCache(9), rolling):
-        cache.extend(Keys(k[:, :, :3], k[:, :, :3], Positions.count(3)))
+        cache.take_in(Keys(k[:, :, :3], k[:, :, :3], Positions.count(3)))
         for wrong in (-1, torch.tensor([1, 2, 3]), torch.tensor([0.5]), "3", None):
             with pytest.raises(ValueError, match="crop to a number of tokens, 0 or more, or to one for each of the 2"):
                 cache.crop(wrong)
@@ -341,11 +341,11 @@ def test_what_no_cache_can_do_is_refused() -> None:
                 cache.rows(torch.tensor(rows, dtype=torch.long))
     # Nothing is overwritten yet, and then the oldest is.
     rolling.crop(2)
-    rolling.extend(Keys(k[:, :, :3], k[:, :, :3], Positions.count(3, 2)))
+    rolling.take_in(Keys(k[:, :, :3], k[:, :, :3], Positions.count(3, 2)))
     rolling.crop(9)
     just_over = SlotCache(3, rolling=True)
-    just_over.extend(Keys(k[:, :, :2], k[:, :, :2], Positions.count(2)))
-    just_over.extend(Keys(k[:, :, :2], k[:, :, :2], Positions.count(2, 2)))
+    just_over.take_in(Keys(k[:, :, :2], k[:, :, :2], Positions.count(2)))
+    just_over.take_in(Keys(k[:, :, :2], k[:, :, :2], Positions.count(2, 2)))
     with pytest.raises(ValueError, match="has written over the oldest tokens"):
         just_over.crop(2)
     with pytest.raises(ValueError, match="a rolling cache of 3 slots has written over the oldest tokens, and cannot"):

@@ -153,7 +153,7 @@ def test_what_parts_remember_lies_together_and_a_name_belongs_to_one() -> None:
     x = torch.randn(1, 3, 24)
     attention = Attention(24, 6, encoding=Facts() + MoreFacts())
     at = Positions.count(3)
-    _, keys = attention.queries_and_keys(x, x, None, at, at, attention.encoding)
+    _, keys = attention.queries_and_keys(x, None, None, attention.call_for(x, positions=at))
     assert {name: tuple(t.shape) for name, t in keys.memo.items()} == {"fact": (1, 1, 3, 24), "other": (1, 1, 3, 24)}
     with pytest.raises(ValueError, match=r"two parts of .* remember \['fact'\]; a memo name belongs to one encoding"):
         Attention(24, 6, encoding=Facts() + Facts())(x)

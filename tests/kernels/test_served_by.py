@@ -1,11 +1,10 @@
 """Which evaluator serves each encoding: a table, so that nothing falls off the fast path unseen."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from posenc import Attention, Keys, Positions, catalogue, kernels, masks
+from posenc.attention import Call
 from posenc.encoding import Encoding
 from posenc.encodings.deberta import DeBERTa
 from posenc.kernels.block_sizes import SIZES
@@ -59,10 +58,7 @@ def served(encoding: Encoding, at: Positions) -> tuple[str, ...]:
     """What serves a layer with an encoding, for tokens at these positions that see the past."""
     layer = Attention(SHAPE.dim, heads=SHAPE.heads, head_dim=SHAPE.head_dim, encoding=encoding).double()
     x = torch.randn(1, at.tokens, SHAPE.dim, dtype=torch.float64)
-    q, keys = layer.queries_and_keys(x, x, None, at, at, encoding)
-    keys = replace(keys, query_memo=keys.memo)
-    if encoding.turns_when_attending:
-        q, keys = encoding.turn(q, at, "query"), replace(keys, k=encoding.turn(keys.k, at, "key"))
+    q, keys = layer.queries_and_keys(x, None, None, Call(at, at, masks.causal(), encoding))
     return kernels.served_by(encoding, q, at, keys, masks.causal())
 
 

@@ -29,7 +29,7 @@ class GrowingCache(LayerCache):
         """Raises ValueError unless these tokens come behind what it holds; it has room for whatever comes."""
         check_behind(self.keys, at, mask)
 
-    def extend(self, new: Keys) -> Keys:
+    def take_in(self, new: Keys) -> Keys:
         if self.keys is None:
             self.stored = new
             return new

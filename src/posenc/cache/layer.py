@@ -135,7 +135,7 @@ class LayerCache(Operations):
         self.stored: Keys | None = None
         # Keys, and those that were moved turned to where they stand.
         self.settled: tuple[Keys, Tensor] | None = None
-        # What `extend` overwrites, where the call may be refused: memory, slots, the old values or a fill, axis.
+        # What `take_in` overwrites, where the call may be refused: memory, slots, the old values or a fill, axis.
         self.undo_log: list[tuple[Tensor, Tensor, Tensor | int, int]] | None = None
 
     @property
@@ -148,8 +148,17 @@ class LayerCache(Operations):
         """Raises ValueError unless these tokens come behind what it holds, and it can hold all that they may see."""
 
     @abstractmethod
-    def extend(self, new: Keys) -> Keys:
-        """Take in the keys of new tokens, and give all keys."""
+    def take_in(self, new: Keys) -> Keys:
+        """Remember the keys of new tokens, and give all keys as they are remembered."""
+
+    def extend(self, new: Keys, encoding: "Encoding", at: Positions) -> Keys:
+        """Take in the keys of new tokens, and give all keys as queries at some positions attend to them: turned."""
+        keys = self.take_in(replace(new, query_memo={}) if new.query_memo else new)
+        if encoding.turns_when_attending:
+            keys = replace(keys, k=encoding.turn(keys.k, keys.at.changed(horizon=at.horizon), "key"))
+        else:
+            keys = self.placed(keys, encoding)
+        return replace(keys, query_memo=new.query_memo) if new.query_memo else keys
 
     @abstractmethod
     def store(self, keys: Keys) -> None:
@@ -168,7 +177,7 @@ class LayerCache(Operations):
         return self.settled[1] if self.settled is not None and self.settled[0] is keys else None
 
     def placed(self, keys: Keys, encoding: "Encoding") -> Keys:
-        """The keys that `extend` gave, those that were moved turned to where they stand.
+        """The keys that `take_in` gave, those that were moved turned to where they stand.
 
         It is done once behind a move where no gradient is recorded: from then on new tokens come to what was turned.
         """

@@ -44,7 +44,7 @@ class SlotCache(checks.ChecksArguments, LayerCache):
         # Whether the memory of keys is this cache's alone, and not saved for a gradient.
         self.exclusive = True
 
-    def extend(self, new: Keys) -> Keys:
+    def take_in(self, new: Keys) -> Keys:
         self.check_room(new.at)
         if self.keys is not None:
             check_rows(self.keys, new)
@@ -114,7 +114,7 @@ class SlotCache(checks.ChecksArguments, LayerCache):
                 f"forget more of them, or use a cache that grows"
             )
         fresh = SlotCache(self.slots, rolling=self.rolling)
-        self.hold(fresh.extend(held))
+        self.hold(fresh.take_in(held))
 
     def rows(self, rows: Tensor) -> None:
         if self.keys is not None:

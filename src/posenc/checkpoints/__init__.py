@@ -14,7 +14,7 @@ HOMES = {
     "detach": "live.attach",
     "inspect": "inspection.inspect",
     "movable": "live.moving_keys",
-    "rebuild": "models.rebuild",
+    "rebuild": "conversion.rebuild",
     "stream": "live.streaming",
     "streamed_losses": "measures.perplexity",
 }

@@ -106,7 +106,7 @@ class Step(nn.Module):
         remembered = iter(past)
         for layer, names in zip(cache.layers, self.memo, strict=True):
             k, v = next(remembered), next(remembered)
-            layer.extend(Keys(k, v, held, {name: next(remembered) for name in names}))
+            layer.take_in(Keys(k, v, held, {name: next(remembered) for name in names}))
         cache.at = held
         at = placed(positions, past_positions.shape[1]).with_horizon(declared)
         logits = self.model(ids, positions=at, cache=cache)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from posenc import kernels
 from posenc.encoding import Encoding
+from posenc.kernels.bound import BoundKernel
 from posenc.kernels.in_rows import few
 from posenc.keys import Keys
 from posenc.masks import Mask
@@ -59,13 +60,12 @@ def chosen_weights(
     at: Positions,
     keys: Keys,
     mask: Mask,
-    **of_layer: Any,
+    kernel: BoundKernel,
 ) -> Tensor:
     """The weights of chosen rows and heads [B, heads, rows, S].
 
-    of_layer  scale, sinks and softcap, as `bind` has them
-
-    q [B, H, T, D] and the keys are as attention has them, turned already. Raises ValueError as Chosen does.
+    q [B, H, T, D], the keys and the kernel are as attention has them, turned and bound already. Raises ValueError as
+    Chosen does.
     """
     if chosen.layers is not None:
         raise ValueError(f"layers are chosen in a model, and this is one layer; leave out layers={chosen.layers}")
@@ -73,6 +73,7 @@ def chosen_weights(
     S = keys.k.shape[2]
     at_once = max(1, LOGITS_AT_ONCE // (q.shape[0] * q.shape[1] * S))
     index = torch.tensor(heads, device=q.device)
+    of_layer: dict[str, Any] = {"scale": kernel.scale, "sinks": kernel.sinks, "softcap": kernel.softcap}
     kernel = kernels.bind("reference", encoding, need_weights=True, **of_layer)
     blocks = []
     for begin in range(0, len(rows), at_once):

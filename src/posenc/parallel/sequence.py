@@ -9,13 +9,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.attention import Attention
-from posenc.cache import LayerCache
+from posenc.attention import Attention, Call, attend
 from posenc.encoding import Encoding
 from posenc.kernels.bound import BoundKernel
-from posenc.kernels.chosen_weights import Chosen
 from posenc.keys import Keys
-from posenc.masks import Mask
 from posenc.parallel.gather import gathered_attention
 from posenc.parallel.layout import Layout
 from posenc.parallel.line import line_of
@@ -78,30 +75,20 @@ class SequenceShards:
         """
         sum_gradients(list(model.parameters()), self.group)
 
-    def attend(
-        self,
-        encoding: Encoding,
-        q: Tensor,
-        at: Positions,
-        keys: Keys,
-        mask: Mask,
-        kernel: BoundKernel,
-        need_weights: bool | Chosen = False,
-        cache: LayerCache | None = None,
-    ) -> Tensor:
+    def attend(self, q: Tensor, keys: Keys, call: Call, kernel: BoundKernel) -> tuple[Tensor, None]:
         """Door 4 for queries [B, H, T, D] of this rank's tokens and the keys of all ranks: the output [B, H, T, E].
 
-        All ranks call it at the same time. `need_weights` and `cache` are what attention was asked for, and refused.
-        Raises ValueError for what cannot be had so.
+        All ranks call it at the same time. Raises ValueError for what cannot be had so.
         """
-        check_call(at, keys, mask, kernel, need_weights, cache)
+        check_call(keys, call, kernel)
+        at, encoding, mask = call.at, call.encoding, call.mask
         check_encoding(encoding, self.exchange)
         line = line_of(at, self.layout, self.group)
         if self.exchange == "ring" and encoding.between:
             sums = {name: running_sums(keys.memo[name], at, self.layout, self.group) for name in encoding.between}
             memo, query_memo = {**keys.memo, **sums}, {**keys.query_memo, **sums}
             keys = replace(keys, memo=memo, query_memo=query_memo, summed=frozenset(sums))
-        return WAYS[self.exchange](encoding, q, keys, mask, kernel, line, self.layout, self.group)
+        return WAYS[self.exchange](encoding, q, keys, mask, kernel, line, self.layout, self.group), None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SequenceShards":
         # A copy of a model belongs to the same ranks, and a group has no copy.
@@ -137,14 +124,14 @@ def shard_sequence(
         if isinstance(module, Encoding):
             check_encoding(module, exchange)
     for attention in attentions(model):
-        attention.shards = shards
+        attention.rule = shards.attend
     return shards
 
 
 def unshard_sequence(model: nn.Module) -> None:
     """Let a model take whole sequences again, as before `shard_sequence`."""
     for attention in attentions(model):
-        attention.shards = None
+        attention.rule = attend
 
 
 def group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -188,23 +175,21 @@ def check_encoding(encoding: Encoding, exchange: str) -> None:
         )
 
 
-def check_call(
-    at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel, need_weights: bool | Chosen, cache: LayerCache | None
-) -> None:
+def check_call(keys: Keys, call: Call, kernel: BoundKernel) -> None:
     """Raises ValueError for what a call asks that a sequence cut over ranks does not have."""
-    if keys.at is not at or cache is not None:
+    if keys.at is not call.at or call.cache is not None:
         raise ValueError(
             "a sequence that is cut over ranks attends to itself, without a cache, keys of another sequence or `only` "
             "some tokens; take it together with posenc.parallel.unshard_sequence(model) for these"
         )
-    if need_weights:
+    if call.need_weights:
         raise ValueError("attention weights of a sequence cut over ranks are on no rank; call without need_weights")
     if kernel.dropout:
         raise ValueError(
             f"attention to keys of other ranks has no dropout of weights, got {kernel.dropout}; build the model with "
             f"dropout=0 or call model.eval()"
         )
-    if mask.given is not None:
+    if call.mask.given is not None:
         raise ValueError(
             "a mask tensor is of the tokens of one rank, which see those of all; say the mask by a rule, such as "
             "masks.causal(), or by padding and documents in the positions"

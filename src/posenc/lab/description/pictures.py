@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from posenc import lab
-from posenc.attention import Attention
+from posenc.attention import Attention, Call
 from posenc.biases import total
 from posenc.encoding import BIASES, Encoding, Shape, parts_of
 from posenc.lab.runs.record import rounded
@@ -337,12 +337,9 @@ def bias_of_random_tokens(encoding: Encoding, sight: Sight, at: Positions, seed:
     """The bias [H, S] of the last token (on a grid: the middle one) on every key, for random tokens."""
     layer, x = untrained(sight.shape, at.tokens, seed)
     here = slice(at.tokens // 2, at.tokens // 2 + 1) if sight.gridded else slice(at.tokens - 1, at.tokens)
-    _, keys = layer.queries_and_keys(x, x, None, at, at, encoding)
-    query_memo = {name: fact[:, :, here] for name, fact in keys.memo.items()}
-    k = encoding.turn(keys.k, at, "key") if encoding.turns_when_attending else keys.k
-    keys = replace(keys, k=k, query_memo=query_memo)
-    q = encoding.turn(layer.split(layer.q_proj(x[:, here]), layer.heads), at.rows(here), "query")
-    values = total(encoding.biases(q, at.rows(here), keys), torch.float32)
+    q, keys = layer.queries_and_keys(x, None, None, Call(at, at, causal(), encoding))
+    keys = replace(keys, query_memo={name: fact[:, :, here] for name, fact in keys.query_memo.items()})
+    values = total(encoding.biases(q[:, :, here], at.rows(here), keys), torch.float32)
     assert values is not None
     return values[0, :, 0]
 

@@ -12,7 +12,7 @@ import transformers
 
 from posenc import Decoder, EncoderDecoder
 from posenc.checkpoints import rebuild
-from posenc.checkpoints.models.rebuild import FAMILIES
+from posenc.checkpoints.conversion.rebuild import FAMILIES
 from posenc.checkpoints.vocabulary.reading import CannotRead
 
 BASE = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
