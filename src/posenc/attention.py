@@ -33,7 +33,7 @@ class Call(NamedTuple):
 
     at, keys_at   where the queries and the keys are; the same in self-attention
     mask, encoding, cache, need_weights   as in Attention.forward
-    shared        biases that the layers of one pass without gradients share; None: no layer shares any
+    shared        biases that the layers of one pass share; None: no layer shares any
 
     It is an argument, and not another method beside `forward`, since hooks and sharding see modules that are called.
     """

@@ -13,6 +13,7 @@ Dense        numbers for all pairs (a floating mask, what a rule of door 4 has c
 Branched     other queries and keys for some of the pairs (distance maps of rotary)
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -20,6 +21,7 @@ from types import MethodType
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import checks
@@ -126,7 +128,7 @@ class ByDistance(Bias):
         return score_mod
 
     @cached_property
-    def grids(self) -> dict[torch.dtype, Tensor]:
+    def grids(self) -> dict[Any, Tensor]:
         """What was computed on the whole grid, for layers that share the bias; a copy starts with none."""
         return {}
 
@@ -136,6 +138,21 @@ class ByDistance(Bias):
         if dtype not in self.grids:
             self.grids[dtype] = self.on_grid(dtype)
         return self.grids[dtype]
+
+    def in_sight(self, before: int, dtype: torch.dtype) -> Tensor:
+        """The bias [1, H, T, S] of tokens in a row, -inf but for the keys 0..i + before of query i; for axes of 1."""
+        T, S, device = self.at.tokens, self.keys_at.tokens, self.at.device
+        key = before, dtype, torch.is_grad_enabled()
+        if key not in self.grids:
+            vector = self.along(torch.arange(before + T - 1, -1, -1, device=device)).to(dtype)
+            vector = F.pad(vector, (0, 1), value=-math.inf)
+            index = T - 1 - torch.arange(T, device=device)[:, None] + torch.arange(S, device=device)
+            index = index.clamp(max=before + T).expand(vector.shape[0], T, S)
+            grid = vector[:, None].expand(-1, T, -1).gather(-1, index)[None]
+            if is_watched():
+                return grid
+            self.grids[key] = grid
+        return self.grids[key]
 
     def on_grid(self, dtype: torch.dtype) -> Tensor:
         at, keys_at = self.at, self.keys_at

@@ -181,6 +181,7 @@ class Builder:
         self.made = {name: value for name, value in made.items() if value is not None}
         self.owned: list[Encoding] = []
         self.shared: dict[Node, Encoding] = {}
+        self.sums: dict[tuple[Encoding, ...], Encoding] = {}
 
     def build(self, spec: Spec) -> Encoding:
         if not isinstance(self.shape, Shape):
@@ -200,7 +201,8 @@ class Builder:
 
     def from_node(self, node: Node, shape: Shape) -> Encoding:
         if node.name == "+":
-            return Compose(*(self.from_node(part, shape) for part in node.parts))
+            parts = tuple(self.from_node(part, shape) for part in node.parts)
+            return self.sums.setdefault(parts, Compose(*parts))
         if self.share and node in self.shared:
             return self.shared[node]
         if node.name == "on":

@@ -294,8 +294,7 @@ class Stack(nn.Module):
             across = first.cross_call(x, at, memory, memory_at, False, self.cross_encoding_of[0])
         x = x if self.embedding_norm is None else self.embedding_norm(x)
         seen, left = {}, only
-        decodes = cache is not None and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
-        shared: dict | None = {} if decodes else None
+        shared: dict | None = None if torch.compiler.is_compiling() else {}
         careful = cache is not None and not torch.compiler.is_compiling()
         with unchanged_if_refused(cache.layers) if careful else nullcontext():
             for layer, block in enumerate(self.blocks):

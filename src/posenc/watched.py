@@ -67,6 +67,18 @@ def is_written_down() -> bool:
     return any(torch._C._get_dispatch_mode(mode) is not None for mode in (modes.PROXY, modes.FAKE))
 
 
+def is_recomputed() -> bool:
+    """Whether what runs now may run a second time to go backward, or is that second time (activation checkpointing).
+
+    What one layer computed for the others would then be missing, or belong to a graph that is used up.
+    """
+    if not torch.is_grad_enabled():
+        return False
+    # Before torch 2.8 nothing tells.
+    hooks = getattr(vars(torch._C)["_autograd"], "_top_saved_tensors_default_hooks", None)
+    return hooks is None or hooks(True) is not None or torch._C._current_graph_task_id() != -1
+
+
 def may_be_read(*tensors: Tensor) -> bool:
     """Whether the numbers in these tensors may be looked at: they have some, and nobody follows the looking."""
     if torch.compiler.is_compiling() or is_watched():

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
-from posenc import Attention, Keys, Positions, catalogue, kernels, masks
+from posenc import Attention, Decoder, Keys, Positions, catalogue, kernels, masks
 from posenc.attention import Call
 from posenc.encoding import Encoding
 from posenc.encodings.deberta import DeBERTa
@@ -59,7 +60,8 @@ def served(encoding: Encoding, at: Positions) -> tuple[str, ...]:
     layer = Attention(SHAPE.dim, heads=SHAPE.heads, head_dim=SHAPE.head_dim, encoding=encoding).double()
     x = torch.randn(1, at.tokens, SHAPE.dim, dtype=torch.float64)
     q, keys = layer.queries_and_keys(x, None, None, Call(at, at, masks.causal(), encoding))
-    return kernels.served_by(encoding, q, at, keys, masks.causal())
+    with SIZES.set_to(pairs_of_a_bias=0):
+        return kernels.served_by(encoding, q, at, keys, masks.causal())
 
 
 @pytest.mark.parametrize("spec", [*catalogue.names(), *JOINED])
@@ -131,3 +133,36 @@ def test_a_sum_is_served_as_its_parts_are(name: str) -> None:
     if encoding.doors and not encoding.doors & {"embed", "turn", "attend", "remember"}:
         (on_some,) = Subject(f"on({encoding}, heads=(0, {SHAPE.heads - 1}))").net().used
         assert served(on_some, at) == (kernel, *ways)
+
+
+@pytest.mark.parametrize("spec", ["alibi(learned=True)", "t5_bias", "alibi + t5_bias", "on(kerple, heads=(0, 2))"])
+def test_layers_share_a_bias_of_a_short_row_and_give_the_gradients_of_the_reference(spec: str) -> None:
+    torch.manual_seed(0)
+    model, ids = Decoder(11, 32, 4, 3, spec).double(), torch.randint(11, (2, 40))
+    calls = []
+    for encoding in model.stack.encodings:
+        values = encoding.by_distance
+        encoding.by_distance = lambda delta, values=values: calls.append(delta.numel()) or values(delta)
+
+    def gradients(kernel: str) -> list[torch.Tensor]:
+        for block in model.stack.blocks:
+            block.attention.kernel = kernel
+        return torch.autograd.grad(model(ids).square().mean(), list(model.parameters()))
+
+    got = gradients("auto")
+    if not spec.startswith("on"):
+        assert set(calls) == {40} and len(calls) == len(model.stack.encodings)
+    expected = gradients("reference")
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+    model.stack.activation_checkpointing = True
+    torch.testing.assert_close(gradients("auto"), expected, rtol=1e-9, atol=1e-12)
+    model.stack.activation_checkpointing = False
+    for block in model.stack.blocks[1:]:
+
+        def twice(x: torch.Tensor, forward=block.forward, **given) -> torch.Tensor:
+            return checkpoint(lambda x: forward(x, **given), x, use_reentrant=True)
+
+        block.forward = twice
+    model(ids).square().mean().backward()
+    for parameter, wanted in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, wanted, rtol=1e-9, atol=1e-12)

@@ -135,7 +135,7 @@ def served_by(
 
     >>> import torch
     >>> from posenc import ALiBi, Keys, Positions, masks
-    >>> q, at = torch.zeros(1, 4, 9, 8), Positions.count(9)
+    >>> q, at = torch.zeros(1, 4, 200, 8), Positions.count(200)
     >>> served_by(ALiBi(4), q, at, Keys(q, q, at), masks.causal())
     ('blocked', 'distances in a row')
     """

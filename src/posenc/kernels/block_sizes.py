@@ -36,6 +36,9 @@ class BlockSizes(threading.local):
     pairs_of_a_mask = 1 << 19
     """Up to how many pairs one mask of them all, the same for all heads, is faster than blocks that leave pairs out."""
 
+    pairs_of_a_bias = 1 << 14
+    """Up to how many pairs a bias of distances on them all, shared by layers, is faster than blocks."""
+
     keys_for_vectors = 256
     """From how many keys on vectors are added to values in blocks: of fewer all weights are had as fast or faster."""
 

@@ -13,6 +13,7 @@ from posenc.keys import Keys
 from posenc.masks import Mask, check_mask
 from posenc.positions import Positions
 from posenc.precision import without_autocast
+from posenc.watched import is_recomputed
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +28,7 @@ class BoundKernel:
     dropout         share of the weights dropped
     need_weights    whether the weights are wanted
     beside          the other parts of a sum that the calling encoding is a part of: their biases are added too
-    shared          biases that the layers of one pass without gradients share, by what they are made of; None: no layer
-                    shares any
+    shared          biases that the layers of one pass share, by what they are made of; None: no layer shares any
     sums            where to note the logarithm of each query's sum of exponentials, [B, H, T], -inf for a query that
                     sees no key; None: nobody goes on with it
     sinks           of each head a logit [H] that takes part in the softmax and has no value; None: no head has one
@@ -113,11 +113,11 @@ class BoundKernel:
 
     def biases(self, part: Encoding, q: Tensor, at: Positions, keys: Keys) -> list[Bias]:
         """The biases of a part; those of distances alone are the same in every layer where the tokens are the same."""
+        if self.shared is None or "biases" in part.doors or is_recomputed():
+            with without_autocast(q):
+                return part.biases(q, at, keys)
         key = part, at, keys.at, q.shape[:2]
-        if self.shared is not None and key in self.shared:
-            return self.shared[key]
-        with without_autocast(q):
-            biases = part.biases(q, at, keys)
-        if self.shared is not None and "biases" not in part.doors:
-            self.shared[key] = biases
-        return biases
+        if key not in self.shared:
+            with without_autocast(q):
+                self.shared[key] = part.biases(q, at, keys)
+        return self.shared[key]

@@ -1,5 +1,6 @@
 """Attention through PyTorch's fused scaled_dot_product_attention; plain causal attention goes without any mask."""
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -7,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posenc.biases import Bias, total
+from posenc.biases import Bias, ByDistance, total
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.reference import fit_heads, one_width
 from posenc.kernels.request import Request
@@ -32,10 +33,18 @@ def is_fastest(request: Request) -> bool:
         return True
     at, keys_at, mask = inputs.at, inputs.keys_at, inputs.mask
     if inputs.biases or request.sinks:
-        return False
+        pairs = at.tokens * keys_at.tokens
+        return not request.sinks and pairs <= SIZES.pairs_of_a_bias and before_distances(*inputs) is not None
     if mask.is_plain_causal(at, keys_at) or mask.sees_everything(at, keys_at):
         return True
     return mask.keys_before(at, keys_at) is not None and at.tokens * keys_at.tokens <= SIZES.pairs_of_a_mask
+
+
+def before_distances(biases: Sequence[Bias], at: Positions, keys_at: Positions, mask: Mask) -> int | None:
+    """The n of which it is certain that query i sees the keys 0..i + n, where all biases are of distances in a row."""
+    if torch.compiler.is_compiling() or not all(isinstance(bias, ByDistance) and bias.axes <= 1 for bias in biases):
+        return None
+    return mask.keys_before(at, keys_at)
 
 
 def attend(
@@ -77,6 +86,10 @@ def attended(
     """One call of PyTorch's function, for as many heads of keys as of queries."""
     # A bias of a thousand positions has too many values for bfloat16.
     dtype = torch.promote_types(q.dtype, torch.float32)
+    before = before_distances(biases, at, keys_at, mask) if biases and sinks is None and at.tokens > 1 else None
+    if before is not None:
+        grids = [bias.in_sight(before, dtype) for bias in biases if isinstance(bias, ByDistance)]
+        return masked(q, k, v, functools.reduce(torch.add, grids), scale=scale, dropout=dropout)
     bias = total(biases, dtype) if biases else None
     if sinks is not None:
         # One more key, which every query sees and which has no value: no row is empty.

@@ -1,0 +1,56 @@
+"""A released Llama as a posenc model: the same weights, the same 64 tokens, and the same weights without positions.
+
+What to look for: the rebuilt model gives the text of transformers, token for token. Its blocks are those of
+`Decoder(vocab, **preset("llama"))`, so that any encoding can take the place of its rotary. Without one the weights give
+another text: they were trained with it.
+
+By default it is SmolLM2 (`python examples/real_models.py smollm2` first); --model takes a folder, a GGUF file or a
+model of the hub.
+"""
+
+import argparse
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc import Decoder
+from posenc.checkpoints import rebuild
+from posenc.checkpoints.formats.load import load
+
+
+def tiny() -> tuple[Any, Tensor]:
+    """A small Llama with random weights, and a prompt: to see that it runs."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes)).eval(), torch.tensor([[5, 3, 9]])
+
+
+def main(path: str, text: str, quick: bool, tokens: int = 64) -> None:
+    if quick:
+        theirs, ids = tiny()
+        decode = Tensor.tolist
+    else:
+        loaded = load(path)
+        theirs, decode = loaded.model, loaded.tokenizer.decode
+        ids = loaded.tokenizer(text, return_tensors="pt").input_ids
+    greedy = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    expected = theirs.generate(ids, max_new_tokens=tokens, **greedy)
+    ours = rebuild(theirs)
+    generated = ours.generate(ids, max_new_tokens=tokens)
+    print(f"{tokens} tokens, the same as those of transformers: {torch.equal(generated, expected)}")
+    print(decode(generated[0]))
+    unplaced = Decoder(ours.vocab, ours.sizes, encoding="none", tie_output=ours.output is None)
+    unplaced.load_state_dict(ours.state_dict())
+    print(f"\nWithout positions:\n{decode(unplaced.generate(ids, max_new_tokens=tokens // 4)[0])}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="models/smollm2/model.gguf")
+    parser.add_argument("--text", default="Attention without positions sees a set of words. Therefore")
+    parser.add_argument("--out", help="is not written to: everything is printed")
+    parser.add_argument("--quick", action="store_true", help="a tiny model with random weights")
+    given = parser.parse_args()
+    main(given.model, given.text, given.quick)
