@@ -211,7 +211,7 @@ def test_heads_of_several_devices_may_share_positions() -> None:
             one_device_after_another(spec)
 
 
-@pytest.mark.parametrize("spec", ["rotary", "sinusoidal", "log_temperature"])
+@pytest.mark.parametrize("spec", ["rotary", "log_temperature"])
 def test_a_key_without_the_device_is_found(monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
     def once(encoding: Encoding, make: Any, at: Positions, *given: Any, **how: bool) -> Tensor:
         key = encoding, make.__func__, *(one for one in given if not isinstance(one, torch.device))
@@ -247,7 +247,7 @@ KEEPING = [spec for name in catalogue.names() for spec in testing.variants(name)
 
 def test_encodings_keep_their_tables() -> None:
     names = {spec.partition("(")[0] for spec in KEEPING}
-    assert {"rotary", "proportional_rotary", "multimodal_rotary", "xpos", "sinusoidal"} <= names
+    assert {"rotary", "proportional_rotary", "multimodal_rotary", "xpos"} <= names
 
 
 @pytest.mark.parametrize("spec", KEEPING)
