@@ -15,6 +15,7 @@ import torch
 
 from posenc import Sinusoidal, terminal
 from posenc.lab import figures
+from posenc.lab.description.shift import shift_matrix
 
 DIM = 8
 
@@ -24,14 +25,13 @@ def main(out: Path, quick: bool) -> None:
     table = encoding.table(1000, dtype=torch.float64)[0]
     rows = []
     for k in (1, 2, 10, 100):
-        matrix = encoding.shift(k)
-        by_hand = (table[:-k] @ matrix.T - table[k:]).abs().max().item()
-        rows.append([f"M_{k}", f"{by_hand:.1e}", f"{encoding.shift_error(k):.1e}"])
-    headers = ["", "max |M_k PE(p) - PE(p + k)|, from the table", "Sinusoidal.shift_error"]
+        error = (table[:-k] @ shift_matrix(encoding, k).T - table[k:]).abs().max().item()
+        rows.append([f"M_{k}", f"{error:.1e}"])
+    headers = ["", "max |M_k PE(p) - PE(p + k)|"]
     terminal.table(headers, rows, f"The shift at {DIM} channels, positions 0 to 999, float64")
 
-    both = (encoding.shift(2) @ encoding.shift(3) - encoding.shift(5)).abs().max()
-    back = (encoding.shift(-7) @ encoding.shift(7) - torch.eye(DIM, dtype=torch.float64)).abs().max()
+    both = (shift_matrix(encoding, 2) @ shift_matrix(encoding, 3) - shift_matrix(encoding, 5)).abs().max()
+    back = (shift_matrix(encoding, -7) @ shift_matrix(encoding, 7) - torch.eye(DIM, dtype=torch.float64)).abs().max()
     print(f"\nM_2 M_3 = M_5: error {both:.1e};  M_-7 M_7 = 1: error {back:.1e}")
 
     # Logits of positions alone, through weights as an untrained attention has them: is a diagonal constant?
@@ -42,7 +42,7 @@ def main(out: Path, quick: bool) -> None:
         spread = torch.stack([logits.diagonal(-d).std() for d in range(1, 32)]).mean()
         print(f"{name:<8}: logits at one distance spread by {spread:.1e} on average")
 
-    fig = figures.shift_matrix(encoding.shift(1).numpy(), "M_1 with PE(p + 1) = M_1 PE(p)")
+    fig = figures.shift_matrix(shift_matrix(encoding, 1).numpy(), "M_1 with PE(p + 1) = M_1 PE(p)")
     print("Picture:", figures.save(fig, out / "linear_shift.png"))
 
 

@@ -21,7 +21,6 @@ from posenc import generation as generation
 from posenc import hand_outs as hand_outs
 from posenc import inputs as inputs
 from posenc import interpolation as interpolation
-from posenc import kept_tables as kept_tables
 from posenc import kernels as kernels
 from posenc import keys as keys
 from posenc import lab as lab

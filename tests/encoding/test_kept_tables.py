@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posenc import Positions, catalogue, kept_tables, shared_tables, testing
+from posenc import Positions, catalogue, shared_tables, testing
 from posenc.encoding import Encoding
-from posenc.kept_tables import KEPT, LARGEST, WINDOWS, constant, rows_kept
 from posenc.schedules import Linear
+from posenc.shared_tables import KEPT, WINDOWS, kept, options_of
 from posenc.testing.subjects import Subject
 
 
@@ -155,13 +155,6 @@ def test_gradients_and_modes_have_tables_of_their_own() -> None:
     assert coords.grad is not None and coords.grad.tolist() == [4, 4, 4]
 
 
-def test_a_table_of_nobody_s_method_is_refused() -> None:
-    rows, other = Rows(), Rows()
-    for foreign in (other.table, lambda at: at.coords):
-        with pytest.raises(ValueError, match="give a method of the encoding that asks"):
-            rows.once(foreign, Positions.count(1), torch.float64)
-
-
 @dataclass
 class Open:
     factor: float = 1.0
@@ -176,10 +169,11 @@ class Holding:
         return sum(self.factors)
 
 
-def test_constants_are_what_cannot_change() -> None:
-    values = 1, 1.0, "a", None, range(2), torch.float64, torch.device("cpu"), Linear, Linear(2), ((1,), frozenset("a"))
-    assert all(map(constant, values))
-    assert not any(map(constant, (torch.zeros(1), Open(), {}, [1], lambda: 0, (1, [2]), SimpleNamespace(), object())))
+def test_options_are_what_cannot_change() -> None:
+    values = 1, 1.0, "a", None, range(2), torch.device("cpu"), Linear(2), ((1,), frozenset("a"))
+    assert all(options_of(Rows(schedule=value)) for value in values)
+    open_ones = torch.zeros(1), Open(), {}, [1], lambda: 0, (1, [2]), SimpleNamespace(), object(), Holding([1.0])
+    assert not any(options_of(Rows(schedule=value)) for value in open_ones)
 
 
 def given_by(encoding: Encoding, at: Positions, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
@@ -211,7 +205,7 @@ def test_heads_of_several_devices_may_share_positions() -> None:
             one_device_after_another(spec)
 
 
-@pytest.mark.parametrize("spec", ["rotary", "sinusoidal", "log_temperature"])
+@pytest.mark.parametrize("spec", ["rotary", "log_temperature"])
 def test_a_key_without_the_device_is_found(monkeypatch: pytest.MonkeyPatch, spec: str) -> None:
     def once(encoding: Encoding, make: Any, at: Positions, *given: Any, **how: bool) -> Tensor:
         key = encoding, make.__func__, *(one for one in given if not isinstance(one, torch.device))
@@ -247,7 +241,7 @@ KEEPING = [spec for name in catalogue.names() for spec in testing.variants(name)
 
 def test_encodings_keep_their_tables() -> None:
     names = {spec.partition("(")[0] for spec in KEEPING}
-    assert {"rotary", "proportional_rotary", "multimodal_rotary", "xpos", "sinusoidal"} <= names
+    assert {"rotary", "proportional_rotary", "multimodal_rotary", "xpos"} <= names
 
 
 @pytest.mark.parametrize("spec", KEEPING)
@@ -260,11 +254,11 @@ def test_kept_rows_have_the_bits_of_rows_made_on_the_spot_however_they_are_cut(s
         start = 1024 * cuts.choice(windows) - cuts.randrange(-40, 140)
         row = cuts.randrange(tokens)
         with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-            ours = given_by(encoding, Positions.count(tokens, start), dtype)
-            patch.setattr(kept_tables, "rows_kept", lambda *given: None)
+            windowed = given_by(encoding, Positions.count(tokens, start), dtype)
+            patch.setattr("posenc.encoding.kept", lambda at, key, make: make(at))
             on_the_spot = given_by(encoding, Positions.count(tokens, start), dtype)
             alone = given_by(encoding, Positions.count(1, start + row), dtype)
-        for one, other, single in zip(ours, on_the_spot, alone, strict=True):
+        for one, other, single in zip(windowed, on_the_spot, alone, strict=True):
             assert torch.equal(one, other) and torch.equal(one[..., row : row + 1, :], single)
 
 
@@ -272,18 +266,17 @@ def test_kept_rows_have_the_bits_of_rows_made_on_the_spot_however_they_are_cut(s
     ("start", "tokens"), [(0, 1), (4000, 1), (1023, 2), (1_000_000, 7), (0, 1024), (0, 1025), (2048, 2048), (5, 3000)]
 )
 def test_kept_rows_are_those_that_would_be_made(start: int, tokens: int) -> None:
-    at = Positions.count(tokens, start)
     for _ in range(2):
-        found = rows_kept("a", start, tokens, table_of)
+        at = Positions.count(tokens, start)
+        assert torch.equal(kept(at, "a", table_of), table_of(at))
         # What lies across two windows is not kept.
-        assert torch.equal(table_of(at) if found is None else found, table_of(at))
-        assert (found is None) == ((start, tokens) == (1023, 2))
+        assert bool(KEPT) == (start % 1024 + tokens <= 1024)
     # Another key is another table.
-    other = rows_kept("b", start, tokens, lambda at: 2 * table_of(at))
-    assert other is None or torch.equal(other, 2 * table_of(at))
+    at = Positions.count(tokens, start)
+    assert torch.equal(kept(at, "b", lambda at: 2 * table_of(at)), 2 * table_of(at))
 
 
-def test_decoding_makes_one_window_for_a_thousand_tokens_and_keeps_one() -> None:
+def test_decoding_makes_one_window_for_a_thousand_tokens() -> None:
     windows: list[int] = []
 
     def make(at: Positions) -> Tensor:
@@ -291,24 +284,23 @@ def test_decoding_makes_one_window_for_a_thousand_tokens_and_keeps_one() -> None
         return table_of(at)
 
     for position in range(999_000, 1_001_000):
-        row = rows_kept("a", position, 1, make)
-        assert row is not None and row.shape == (2, 1, 3) and row[0, 0, 0] == position
-    assert windows == [1024] * 3 and len(KEPT) == 1
+        row = kept(Positions.count(1, position), "a", make)
+        assert row.shape == (2, 1, 3) and row[0, 0, 0] == position
+    assert windows == [1024] * 3
 
 
 def test_memory_is_bounded() -> None:
-    assert rows_kept("a", 0, LARGEST // 48 + 1, table_of) is None and not KEPT
     for number in range(WINDOWS + 3):
         rows = Rows(float(number))
         assert rows.once(rows.table, Positions.count(1), torch.float64, keep=True) == 0
-    assert [dict(options)["rate"] for _, options, *_ in KEPT] == [float(number) for number in range(3, WINDOWS + 3)]
+    assert [dict(key[1])["rate"] for key, _ in KEPT] == [float(number) for number in range(3, WINDOWS + 3)]
 
 
 def test_a_kept_table_may_be_saved_for_a_gradient_whoever_asked_first() -> None:
     with torch.inference_mode():
-        rows_kept("a", 0, 1, table_of)
+        kept(Positions.count(1), "a", table_of)
     x = torch.ones(2, 1, 3, dtype=torch.float64, requires_grad=True)
-    (x * rows_kept("a", 0, 1, table_of)).sum().backward()
+    (x * kept(Positions.count(1), "a", table_of)).sum().backward()
 
 
 class Kept(Rows):
@@ -329,17 +321,9 @@ class Kept(Rows):
     ids=["ids", "padded", "packed", "moved"],
 )
 def test_where_the_start_is_not_known_nothing_is_kept(at: Positions) -> None:
-    kept = Kept()
     for _ in range(2):
-        assert torch.equal(kept(X[:, :2], positions=at), (X[:, :2] + at.coords))
+        assert torch.equal(Kept()(X[:, :2], positions=at), (X[:, :2] + at.coords))
     assert not KEPT and made == ["torch.float64"]
-
-
-def test_tables_that_are_no_numbers_are_not_kept() -> None:
-    somebodys = type("Somebodys", (Tensor,), {})
-    for change in (lambda table: table.to("meta"), lambda table: table.as_subclass(somebodys)):
-        assert rows_kept("a", 0, 2, lambda at, change=change: change(table_of(at))) is None
-    assert not KEPT
 
 
 def test_threads_share_kept_tables() -> None:
@@ -347,8 +331,7 @@ def test_threads_share_kept_tables() -> None:
 
     def decode(first: int) -> None:
         for position in range(first, first + 4000, 7):
-            row = rows_kept("a", position, 1, table_of)
-            if row is None or row[0, 0, 0] != position:
+            if kept(Positions.count(1, position), "a", table_of)[0, 0, 0] != position:
                 wrong.append(position)
 
     threads = [threading.Thread(target=decode, args=(first,)) for first in (0, 500, 2000)]

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from posenc import Sinusoidal
+from posenc.lab.description.shift import shift_matrix
 
 # A view in a browser takes seconds; test_page.py opens all of them once.
 pytestmark = pytest.mark.slow
@@ -24,7 +25,7 @@ def test_the_matrix_is_that_of_posenc(opened):
     for _ in range(6):
         k, dim, base = chance.randint(-64, 64), 2 * chance.randint(1, 32), 10 ** chance.uniform(0.5, 6)
         found = page.evaluate("([k, d, b]) => posenc.formulas.shift(k, d, b)", [k, dim, base])
-        wanted = Sinusoidal(dim, base=base).shift(k).tolist()
+        wanted = shift_matrix(Sinusoidal(dim, base=base), k).tolist()
         assert [x for row in found for x in row] == pytest.approx([x for row in wanted for x in row], abs=1e-6)
 
 

@@ -20,10 +20,10 @@ from torch import Tensor
 from posenc import masks
 from posenc.cache import Cache
 from posenc.encoding import Encoding
-from posenc.kept_tables import KEPT, OF_EVERY_MODULE
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.seeding import seeded
+from posenc.shared_tables import KEPT, OF_EVERY_MODULE
 from posenc.testing.comparisons import same
 from posenc.testing.subjects import LONG, TOKENS, Net, Source, Subject, inside, on_axes, with_gradients
 from posenc.testing.variants import kin

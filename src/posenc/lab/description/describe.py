@@ -15,14 +15,17 @@ from posenc import coordinate_maps, kernels, schedules
 from posenc.catalogue import ENCODINGS, build, names, options_of, parameters_of
 from posenc.chosen_heads import OnHeads
 from posenc.encoding import BIASES, DECIDED, WIDTHS, Encoding, Shape, parts_of
+from posenc.encodings.sinusoidal import Sinusoidal
 from posenc.foreign import code
 from posenc.lab.board import rows, run, scope, tables
 from posenc.lab.description.listing import CELLS, DIM, HEADS, MEASURED_BY, TRAINED_LENGTH
+from posenc.lab.description.shift import shift_matrix
 from posenc.lab.description.worked import ids_of, worked_example
 from posenc.lab.evaluation.cache_cost import cache_cost
 from posenc.lab.published import CLAIMS
 from posenc.lab.results.summary import ratio, results, times
 from posenc.lab.tasks import TASKS
+from posenc.positions import Positions
 from posenc.presets import PRESETS, Preset
 from posenc.seeding import seeded
 
@@ -257,7 +260,7 @@ def show(
     elif ids or vectors:
         raise ValueError(f"{encoding} has no worked example: it adds nothing to embeddings; leave out ids and vectors")
     for part in parts_of(encoding):
-        if hasattr(part, "shift_error") and part.axes == 1 and dim % 2 == 0:
+        if isinstance(part, Sinusoidal) and part.axes == 1 and dim % 2 == 0:
             add_shift(shown, part, shift, tokens)
     return shown
 
@@ -296,12 +299,13 @@ def in_rows(numbers: Sequence[float], count: int) -> list[list[float]]:
     return torch.tensor(numbers, dtype=torch.float64).view(count, -1).tolist()
 
 
-def add_shift(shown: Shown, encoding: Any, k: int, tokens: int) -> None:
+def add_shift(shown: Shown, encoding: Sinusoidal, k: int, tokens: int) -> None:
     """The linear-shift property: the matrix, and how exactly it moves every position."""
     from posenc.lab.results import figures
 
-    matrix = encoding.shift(k)
-    error = encoding.shift_error(k, torch.arange(tokens))
+    matrix, places = shift_matrix(encoding, k), torch.arange(tokens, dtype=torch.float64)
+    before, after = (encoding.encode(Positions.of(at))[0] for at in (places, places + k))
+    error = float((after - before @ matrix.T).abs().max())
     shown.figures["shift"] = figures.shift_matrix(matrix.numpy(), f"{encoding}: M_{k} with PE(p + {k}) = M_{k} PE(p)")
     shown.facts["shift"] = {"k": k, "largest_error": error}
     rows = [[f"{number:+.3f}" for number in row[:4]] for row in matrix[:4].tolist()]

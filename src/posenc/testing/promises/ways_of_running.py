@@ -5,8 +5,8 @@ from torch import Tensor
 
 from posenc import masks
 from posenc.cache import GrowingCache, SlotCache
-from posenc.kept_tables import KEPT
 from posenc.positions import Positions
+from posenc.shared_tables import KEPT
 from posenc.testing.comparisons import same
 from posenc.testing.contract import promise
 from posenc.testing.subjects import LONG, TOKENS, Net, Subject, count, in_chunks, mask_name, tokens
