@@ -112,15 +112,19 @@ def in_order(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
     return sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
 
 
-def pieces(tensors: Mapping[str, Tensor], whole: Callable[[Tensor], Tensor]) -> Iterator[bytes | bytearray]:
+def pieces(
+    tensors: Mapping[str, Tensor], whole: Callable[[Tensor], Tensor] = lambda held: held
+) -> Iterator[bytes | bytearray]:
     """The bytes of a file of these tensors: a piece for each, made when it is asked for, so that one is in memory.
 
     whole  gives all of a tensor of which this process may hold a shard
 
+    The file says that it is PyTorch's, as transformers asks of one.
+
     Source: github.com/huggingface/safetensors, "Format".
     """
     names = {dtype: name for name, dtype in DTYPES.items()}
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in in_order(tensors):
         begin, end = end, end + tensor.numel() * tensor.element_size()

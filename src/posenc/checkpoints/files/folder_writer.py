@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor
 from posenc.checkpoints.files.named_code import harmless, is_code, is_config
 from posenc.foreign import opened, read_json
 from posenc.lab import store
-from posenc.lab.safetensors_file import DTYPES
+from posenc.lab.safetensors_file import DTYPES, pieces
 
 
 def check_target(target: Path) -> None:
@@ -117,25 +116,8 @@ def write_json(file: Path, said: Mapping[str, Any], sort_keys: bool = False) -> 
 
 
 def write_shard(file: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write one safetensors file, of tensors whose numbers lie in a row."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    apart: dict[str, Tensor] = {}
-    storages: set[int] = set()
+    """Write one safetensors file."""
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES.values():
             raise ValueError(f"{name} is of {tensor.dtype}, which safetensors does not hold; convert it first")
-        # The library refuses tensors that share memory.
-        storage = tensor.untyped_storage().data_ptr()
-        apart[name] = tensor.clone() if storage in storages else tensor
-        storages.add(storage)
-    with store.told(file):
-        try:
-            save_file(apart, file, {"format": "pt"})
-        except SafetensorError as error:
-            # What the system said stands in its words alone.
-            number = re.search(r"os error (\d+)", str(error))
-            raise OSError(int(number[1]) if number else 0, str(error)) from None
-        # It makes the file for its owner alone; the folder has the rights that are given to what is new.
-        file.chmod(file.parent.stat().st_mode & 0o666)
+    store.put(file, pieces(tensors))
