@@ -6,13 +6,13 @@ from posenc.checkpoints.kinds.added.sine_module import SineModule
 from posenc.checkpoints.kinds.distances.buckets import Buckets
 from posenc.checkpoints.kinds.distances.relative_sines import RelativeSines
 from posenc.checkpoints.kinds.distances.slopes import Slopes
-from posenc.checkpoints.kinds.distances.window_bias import DistanceIndex, WindowBias
+from posenc.checkpoints.kinds.distances.window_bias import WindowBias
 from posenc.checkpoints.kinds.kind import Kind
 from posenc.checkpoints.kinds.rotary.buffer import RotaryBuffer
 from posenc.checkpoints.kinds.rotary.module import RotaryModule
 
 # What is compared with queries, or read by distance, is no table that is added.
 KINDS: tuple[type[Kind], ...] = (
-    *(RotaryModule, RotaryBuffer, RelativeSines, WindowBias, DistanceIndex),
+    *(RotaryModule, RotaryBuffer, RelativeSines, WindowBias),
     *(GridTable, LearnedTable, SineModule, Slopes, Buckets),
 )

@@ -1,4 +1,4 @@
-"""Buffers that say which row of a table each pair reads: of patches in a window (Swin), of tokens in a row (Shaw)."""
+"""Buffers that say which row of a table each pair of patches in a window reads (Swin)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,10 @@ from torch import Tensor, nn
 from posenc.catalogue import build
 from posenc.checkpoints.kinds.kind import Change, Differs, Kind, Stack, refill
 from posenc.checkpoints.kinds.rotary.module import rounding
-from posenc.checkpoints.models.found import SPEAKS_OF_POSITION, Found
 from posenc.checkpoints.vocabulary.specs import spec_of
 from posenc.encoding import Encoding, Shape
 from posenc.encodings.grid_bias import GridBias
 from posenc.encodings.log_grid_bias import LogGridBias
-from posenc.encodings.shaw import Shaw
 from posenc.positions import Positions
 
 
@@ -80,70 +78,6 @@ class WindowBias(Kind):
         if same and far > 1e-5 + 2 * rounding(theirs):
             raise Differs(f"{self.path} and {encoding} scale distances otherwise: by up to {far:.3g}")
         return [refill(module, self.index, rows_of(self.window)), refill(module, self.scaled, ours)]
-
-
-@dataclass
-class DistanceIndex(Kind):
-    """A buffer that says which vector each pair of tokens reads in tables of its layers, which stay the model's own.
-
-    vectors  how many there are
-    tensor   what the module calls the buffer
-    """
-
-    vectors: int
-    tensor: str
-
-    words = "an index of distances"
-    takes = (Shaw,)
-    usual = "shaw"
-    door = "bias"
-
-    @classmethod
-    def find(cls, stack: Stack) -> Iterator["DistanceIndex"]:
-        tables: dict[int, list[Found]] = {}
-        for item in stack.pieces("table"):
-            size = () if item.values is None else tuple(item.values.shape)
-            if (
-                len(size) == 2
-                and size[1] == stack.shape.head_dim
-                and stack.node.seen.centres.get(item.path) == size[0] // 2
-            ):
-                tables.setdefault(size[0], []).append(item)
-        for path, module in stack.modules():
-            for name, index in module._buffers.items():
-                rows = next((n for n in tables if index is not None and equal(index, n)), None)
-                if rows is not None:
-                    stack.node.claimed |= {item.path for item in tables[rows]}
-                    for key, value in stack.node.keys.given.items():
-                        if value == rows // 2 and SPEAKS_OF_POSITION.search(key):
-                            stack.node.keys.say(key, f"a vector for each distance up to {value}")
-                    stack.besides.append(
-                        "the first vector is of the farthest key behind; layers say what it is compared with"
-                    )
-                    yield cls(stack, path, rows, name)
-
-    def specs(self) -> list[str]:
-        return [spec_of("shaw", max_distance=self.vectors // 2, values=False)] * self.stack.layers
-
-    def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, same: bool) -> list[Change]:
-        module, encoding = model.get_submodule(self.path), self.one(encodings)
-        if 2 * encoding.max_distance + 1 != self.vectors:
-            raise ValueError(f"{self.path} has {self.vectors} vectors, and {encoding} {2 * encoding.max_distance + 1}")
-        return [refill(module, self.tensor, vectors_of(encoding, len(getattr(module, self.tensor))))]
-
-
-def vectors_of(encoding: Shaw, tokens: int) -> Tensor:
-    """The vector that each pair of so many tokens reads, counted from the farthest key behind its query."""
-    at = Positions.count(tokens)
-    return 2 * encoding.max_distance - encoding.row(at, at)[0]
-
-
-def equal(index: Tensor, vectors: int) -> bool:
-    """Whether an index says which of so many vectors each pair of tokens reads."""
-    square = index.dim() == 2 and index.shape[0] == index.shape[1] > 1 and not index.is_floating_point()
-    if not square or index.is_meta or vectors % 2 == 0:
-        return False
-    return torch.equal(index, vectors_of(Shaw(1, max_distance=vectors // 2, values=False), len(index)))
 
 
 def rows_of(window: tuple[int, int]) -> Tensor:
