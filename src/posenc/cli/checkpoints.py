@@ -156,8 +156,7 @@ class Extend:
             terminal.say(f"{words}\n")
         if record["written"]["path"]:
             terminal.say(f"Checkpoint: {record['written']['path']}")
-        if record["measures"]:
-            terminal.say(f"Report: {self.out / 'report.html'}")
+        terminal.say(f"Report: {self.out / 'report.html'}")
         return 0
 
     def planned(self, settings: Any) -> int:

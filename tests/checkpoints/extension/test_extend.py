@@ -224,7 +224,7 @@ def chosen(*methods: dict[str, Any], asked: tuple[str, ...] = ("all",), more: bo
         {"name": "mean", "words": MEAN, "more_is_better": more},
     ]
     measures = [{"name": "m", "numbers": numbers, "price": "mean"}]
-    record = {"methods": [*methods], "trained": 100, "target": 200, "unit": "tokens", "measures": measures}
+    record = {"methods": [*methods], "trained": 100, "target": 200, "measures": measures}
     best, words = choice.choose(asked, record)
     return best["name"], f"{words} {choice.price(best, record)}"
 

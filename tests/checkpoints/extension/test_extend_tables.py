@@ -116,7 +116,7 @@ def test_rotary_models_have_none() -> None:
 
 def test_each_method_is_what_it_says() -> None:
     rows = torch.arange(4.0)[:, None] ** 2
-    made = {name: resized(rows, (4,), (7,), name).flatten().tolist() for name in by_table.WORDS}
+    made = {name: resized(rows, 0, 7, name).flatten().tolist() for name in by_table.WORDS}
     assert made["clamp"] == [0, 1, 4, 9, 9, 9, 9]
     assert made["repeat"] == [0, 1, 4, 9, 0, 1, 4]
     assert made["linear"] == pytest.approx([0, 0.5, 1, 2.5, 4, 6.5, 9])
@@ -129,19 +129,7 @@ def test_linear_is_what_learned_reads_when_it_interpolates() -> None:
     encoding = Learned(8, max_len=12, overrun="interpolate")
     with torch.no_grad():
         read = encoding.vectors(Positions.count(20).with_horizon(20))[0]
-        assert torch.allclose(resized(encoding.table, (12,), (20,), "linear"), read, atol=1e-6)
-
-
-def test_a_grid_is_resized_as_dinov2_does_it_itself() -> None:
-    model = model_of(
-        "Dinov2Model", hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=24, patch_size=4
-    )
-    torch.nn.init.normal_(model.embeddings.position_embeddings)
-    pixels = torch.randn(1, 3, 36, 36)
-    longer = stretched(Loaded(model, None, model.config, Path()), tables(model), 9, "cubic")
-    assert longer.embeddings.position_embeddings.shape == (1, 82, 16) and longer.config.image_size == 36
-    with torch.no_grad():
-        assert torch.allclose(longer(pixels).last_hidden_state, model(pixels).last_hidden_state, atol=1e-5)
+        assert torch.allclose(resized(encoding.table, 0, 20, "linear"), read, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["RobertaModel", "BertModel"])
@@ -242,7 +230,7 @@ def test_a_run_measures_chooses_and_writes_what_transformers_loads(masked: Path,
     original = load(masked)
     with torch.no_grad():
         rows = original.model.bert.embeddings.position_embeddings.weight
-        assert torch.equal(again.bert.embeddings.position_embeddings.weight, resized(rows, (40,), (80,), method))
+        assert torch.equal(again.bert.embeddings.position_embeddings.weight, resized(rows, 0, 80, method))
         assert again(torch.randint(5, 24, (1, 80))).logits.shape == (1, 80, 24)
     assert transformers.AutoTokenizer.from_pretrained(out / "checkpoint").model_max_length == 80
     page = (out / "report.md").read_text()
@@ -276,72 +264,13 @@ def test_a_checkpoint_with_other_weights_than_those_measured_is_taken_away(
     assert not (tmp_path / "run" / "checkpoint").exists()
 
 
-# What no measure fits
-
-
-def test_of_an_encoder_nothing_is_measured_and_the_named_method_is_written(
-    encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run"
-    assert cli.main(["extend", str(encoder), "--factor", "2", "--method", "linear", "--out", str(out)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert (
-        "Nothing was measured, because posenc has no measure for a BertModel: linear is written because it was" in said
-    )
-    assert "MTEB (pip install mteb), if it encodes sentences, else your own validation set." in said
-    assert "every weight of it is the one" in said and f"Checkpoint: {out / 'checkpoint'}" in said
-    assert "Report" not in said and not (out / "report.html").exists()
-    again = transformers.AutoModel.from_pretrained(out / "checkpoint", local_files_only=True)
-    rows = load(encoder).model.embeddings.position_embeddings.weight
-    with torch.no_grad():
-        assert torch.equal(again.embeddings.position_embeddings.weight, resized(rows, (40,), (80,), "linear"))
-    record = json.loads((out / "record.json").read_text())
-    assert (record["trained"], record["target"], record["unit"]) == (40, 80, "tokens") and record["measures"] == []
-    assert record["made"]["command"] == f"posenc extend {encoder} --factor 2 --method linear --out {out}"
-
-
-@pytest.mark.parametrize("kind", ["Dinov2Model", "ViTForImageClassification"])
-def test_of_images_nothing_is_measured_and_the_grid_is_resized(kind: str, tmp_path: Path) -> None:
-    folder = tmp_path / "vit"
-    with quietly():
-        small = {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 24, "patch_size": 4}
-        model_of(kind, hidden_size=16, **small).save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}))
-    record = extend(Settings(str(folder), 1.5, ("cubic",)), tmp_path / "run")
-    assert record["unit"] == "patches a side" and (record["trained"], record["target"]) == (6, 9)
-    assert record["in_words"].endswith("What it is worth says your own validation set.")
-    again = getattr(transformers, kind).from_pretrained(tmp_path / "run" / "checkpoint", local_files_only=True)
-    assert (tmp_path / "run" / "checkpoint" / "preprocessor_config.json").is_file()
-    assert again.config.image_size == 36 and again.base_model.embeddings.position_embeddings.shape == (1, 82, 16)
-
-
-@pytest.mark.parametrize("methods", [("all",), ("none",), ("clamp", "linear"), ("linear", "windows")])
-def test_without_a_measure_exactly_one_method_is_named(encoder: Path, methods: tuple[str, ...], tmp_path: Path) -> None:
+def test_what_no_measure_fits_is_refused_and_left_to_a_conversion(encoder: Path, tmp_path: Path) -> None:
     words = (
-        "posenc has no measure for a BertModel, so that nothing says which method is best; name exactly one of them: "
-        "--method clamp, repeat, nearest, linear, cubic"
+        "posenc has no measure for a BertModel, so that nothing says which method is best; posenc convert makes its "
+        "table longer, by --max-length, or --grid for images"
     )
     with pytest.raises(ValueError, match=f"^{words}$"):
-        extend(Settings(str(encoder), 2.0, methods), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"text": ("a.txt",)}, "--text would change nothing here .nothing is measured.; leave it out"),
-        ({"lengths": (50,)}, "--lengths would change nothing here"),
-        (
-            {"measures": ("masked",)},
-            "masked does not fit a BertModel; it is measured by other tools alone; leave --meas",
-        ),
-    ],
-)
-def test_without_a_measure_what_would_change_nothing_is_refused(
-    encoder: Path, changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        extend(Settings(str(encoder), 2.0, ("linear",), **changes), tmp_path / "run")
+        extend(Settings(str(encoder), 2.0, ("linear",)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -355,7 +284,7 @@ def test_a_baseline_that_is_better_is_named() -> None:
 
     numbers = [{"name": "perplexity", "words": "perplexity", "more_is_better": False}]
     measures = [{"name": "masked", "numbers": numbers, "price": "perplexity"}]
-    record = {"trained": 8, "target": 16, "unit": "tokens", "measures": measures}
+    record = {"trained": 8, "target": 16, "measures": measures}
     record["methods"] = [entry("none", _8=2.0), entry("windows", True, _16=2.5)]
     record["methods"] += [entry("linear", _8=9.0, _16=5.0), entry("clamp", _8=2.0, _16=7.0)]
     best, words = choose(("linear", "clamp"), record)

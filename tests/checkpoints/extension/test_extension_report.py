@@ -54,7 +54,6 @@ def record() -> dict[str, Any]:
     right = {"name": "right", "words": "share of pass keys said right", "more_is_better": True, "chance": 0.1}
     return {
         "model": "somewhere/smollm2",
-        "unit": "tokens",
         "trained": 8192,
         "target": 16384,
         "stretch": "The model serves 8,192 tokens now & is to serve 16,384.",

@@ -56,7 +56,7 @@ class ByEncoding(Stretch):
         plan = methods.plan(reading, config, settings.factor, names, longrope=factors, replace=settings.replace)
         if not any(one.is_meta for one in loaded.model.parameters()):
             plan = methods.attachable(loaded.model, plan, names)
-        more = {"loaded": loaded, "config": config, "fitting": OF_DECODERS, "unit": "tokens", "settings": settings}
+        more = {"loaded": loaded, "config": config, "fitting": OF_DECODERS, "settings": settings}
         return cls(**vars(plan), **more)
 
     def facts(self, method: Method, length: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.checkpoints.conversion.tables import resampling
+from posenc.checkpoints.conversion.tables import resize_positions
 from posenc.checkpoints.extension.methods import FirstLosses, Method, Stretch
 from posenc.checkpoints.extension.settings import Settings
 from posenc.checkpoints.formats import huggingface, load
@@ -19,7 +19,6 @@ from posenc.checkpoints.formats.load import Loaded
 from posenc.checkpoints.measures.all_measures import of_model
 from posenc.checkpoints.vocabulary.reading import Reading
 from posenc.foreign import near, quoted
-from posenc.interpolation import resample
 
 WORDS = {
     "clamp": "every position past the table has its last row",
@@ -41,28 +40,31 @@ class ByTable(Stretch):
 
     @classmethod
     def of(cls, loaded: Loaded, reading: Reading, settings: Settings, names: Sequence[str]) -> "ByTable":
-        """Raises ValueError for the name of no method, and where no config says how long the table is to be."""
+        """Raises ValueError for the name of no method, for a model that no measure fits, and where no config says how
+        long the table is to be."""
         for name in names:
             if name not in ("all", "none", *WORDS):
                 raise ValueError(
                     f"{quoted(name)} is no method for a learned table{near(name, WORDS)}; there are: "
                     f"{', '.join(WORDS)}, or all"
                 )
+        if not (fitting := of_model(loaded)):
+            raise ValueError(
+                f"posenc has no measure for a {type(loaded.model).__name__}, so that nothing says which method is "
+                f"best; posenc convert makes its table longer, by --max-length, or --grid for images"
+            )
         found = tables(loaded.model, reading)
         trained = found[0].cells[0]
         target, config = round(trained * settings.factor), loaded.said()
-        longer = asking_for(config, found, (target,) * len(found[0].cells))
+        longer = asking_for(config, found, (target,))
         chosen = tuple(WORDS) if "all" in names else [name for name in dict.fromkeys(names) if name != "none"]
-        rows = tuple(f"{table.name}: {' x '.join(map(str, table.cells))} positions" for table in found)
+        rows = tuple(f"{table.name}: {trained} positions" for table in found)
         methods = [Method("none", "the model as it is", rows)]
         for name in chosen:
-            to = " x ".join([str(target)] * len(found[0].cells))
-            methods.append(Method(name, WORDS[name], tuple(f"{row} to {to}" for row in rows), config=longer))
-        unit = "patches a side" if len(found[0].cells) > 1 else "tokens"
-        positions = unit.replace("tokens", "positions")
-        words = f"Its table has {trained:,} {positions}, and is to have {target:,}."
+            methods.append(Method(name, WORDS[name], tuple(f"{row} to {target}" for row in rows), config=longer))
+        words = f"Its table has {trained:,} positions, and is to have {target:,}."
         plan = (trained, target, tuple(methods), {}, trained, words)
-        return cls(*plan, loaded, config, of_model(loaded), unit, found)
+        return cls(*plan, loaded, config, fitting, found)
 
     def reach(self, method: Method, lengths: Sequence[int]) -> tuple[int, ...]:
         """The model as it is ends with its table."""
@@ -112,40 +114,30 @@ def is_by_table(reading: Reading) -> bool:
     return bool(parts) and all(cells_of(part) and not any(one.spec != "none" for one in part.layers) for part in parts)
 
 
-def resized(rows: Tensor, cells: tuple[int, ...], target: tuple[int, ...], method: str) -> Tensor:
-    """A table [cells, dim] for other numbers of cells along each axis, by one of WORDS.
+def resized(table: Tensor, first: int, length: int, method: str) -> Tensor:
+    """A table [first + positions, dim] with so many positions, by one of WORDS.
 
-    Rows of a sequence are stretched end to end, i -> i (n - 1)/(m - 1): the last position has the last row. Those of a
-    grid are stretched as images are, by their edges, i -> (i + 1/2) n/m - 1/2, which is what image encoders are trained
-    and served with.
+    Rows are stretched end to end, i -> i (n - 1)/(m - 1): the last position has the last row.
 
-    >>> resized(torch.tensor([[0.0], [1.0]]), (2,), (3,), "linear").flatten()
+    >>> resized(torch.tensor([[0.0], [1.0]]), 0, 3, "linear").flatten()
     tensor([0.0000, 0.5000, 1.0000])
     """
-    grid = len(cells) > 1
-    return resample(rows, [matrix(old, new, method, grid) for old, new in zip(cells, target, strict=True)])
-
-
-def matrix(old: int, new: int, method: str, grid: bool) -> Tensor:
-    """What each of the new positions takes of each of the old ones: [new, old]."""
     if method not in ("clamp", "repeat"):
-        return resampling(old, new, method, aligned=not grid)
-    count = torch.arange(new)
-    return torch.eye(old, dtype=torch.float64)[count.clamp(max=old - 1) if method == "clamp" else count % old]
+        return resize_positions(table, length, method, offset=first)
+    count, old = torch.arange(length), len(table) - first
+    return torch.cat((table[:first], table[first:][count.clamp(max=old - 1) if method == "clamp" else count % old]))
 
 
 def stretched(loaded: Loaded, found: Sequence[Table], target: int, method: str) -> Any:
-    """The model with tables for the target (tokens, or patches a side), in memory."""
+    """The model with tables for the target (tokens), in memory."""
     # Parameters alone: buffers that count positions are made anew, as long as they have to be.
     state = {name: parameter.detach().cpu() for name, parameter in loaded.model.named_parameters()}
-    cells = (target,) * len(found[0].cells)
     for table in found:
         whole = state[table.name]
-        rows = whole.reshape(-1, whole.shape[-1])
-        new = torch.cat((rows[: table.first], resized(rows[table.first :], table.cells, cells, method)))
+        new = resized(whole.reshape(-1, whole.shape[-1]), table.first, target, method)
         state[table.name] = new.view(*whole.shape[:-2], *new.shape)
     with load.quietly():
-        config = type(loaded.config).from_dict(asking_for(loaded.config.to_dict(), found, cells))
+        config = type(loaded.config).from_dict(asking_for(loaded.config.to_dict(), found, (target,)))
         kind = type(loaded.model)
         model = kind.from_pretrained(None, config=config, state_dict=state, dtype=loaded.model.dtype)
     return model.eval().to(loaded.model.device)

@@ -26,14 +26,14 @@ def choose(asked: Sequence[str], record: Record) -> tuple[Record, str]:
     errors, of the lowest is its equal, and so is the model as it is: what does no more than that is not worth a
     checkpoint, unless it is the one method that was asked for.
     """
-    number, target, unit = first(record), record["target"], record["unit"]
+    number, target = first(record), record["target"]
     before, order = record["methods"][0], ranked(record)
-    words = f"at {target:,} {unit} the {number['words']}"
+    words = f"at {target:,} tokens the {number['words']}"
     single = [name for name in asked if name not in ("none", *(one["name"] for one in baselines(record)))]
     wanted = single[0] if len(set(single)) == 1 and "all" not in single else None
     only = next((one for one in order if one["name"] == wanted), None)
     if not order:
-        return before, f"Only the model as it is was measured, and it ends at {record['trained']:,} {unit}."
+        return before, f"Only the model as it is was measured, and it ends at {record['trained']:,} tokens."
     best = order[0]
     now, old = value(best, record, target), value(before, record, target)
     said = f"{best['name']} wins: {words} is {shown(now)}"
@@ -70,7 +70,7 @@ def price(entry: Record, record: Record) -> str:
     of = record["measures"][0]
     number = next(one for one in of["numbers"] if one["name"] == of["price"])
     before, now = (value(one, record, record["trained"], of["price"]) for one in (record["methods"][0], entry))
-    words = f"What {entry['name']} costs short inputs: at the trained {record['trained']:,} {record['unit']} the"
+    words = f"What {entry['name']} costs short inputs: at the trained {record['trained']:,} tokens the"
     if before is None or now is None:
         return ""
     change = now.value / before.value - 1 if before.value else 0.0

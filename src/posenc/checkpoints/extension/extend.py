@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc.checkpoints.extension import by_table, choice
+from posenc.checkpoints.extension import choice
 from posenc.checkpoints.extension.by_encoding import VERIFIED, ByEncoding
 from posenc.checkpoints.extension.by_table import ByTable, is_by_table
 from posenc.checkpoints.extension.clock import Clock, Meter, Say
 from posenc.checkpoints.extension.methods import FirstLosses, Method, Stretch, lengths_of
 from posenc.checkpoints.extension.runs import Kept, check_folder, claimed, hash_of
-from posenc.checkpoints.extension.settings import NAMES, OF_ALL, OF_UNMEASURED, Settings
+from posenc.checkpoints.extension.settings import NAMES, OF_ALL, Settings
 from posenc.checkpoints.files.hub import commit_of
 from posenc.checkpoints.formats import huggingface, load
 from posenc.checkpoints.formats.devices import AUTO, accelerators_of, check_device, device_in_words
@@ -54,8 +54,6 @@ def extend(settings: Settings, out: Path, *, say: Say | None = None) -> dict[str
     say = say or (lambda words: None)
     run = Run.prepare(settings, out, say)
     with claimed(settings, out, say) as run.kept:
-        if not run.measures:
-            return run.unmeasured()
         record = run.measured()
         chosen, words = choice.choose(settings.methods, record)
         record |= {"winner": chosen["name"], "in_words": words}
@@ -101,11 +99,8 @@ class Run:
         stretch = stretch_of(loaded, settings)
         reads = {name: getattr(settings, name) for name in ("text", "samples", "start", "chunk", "cache")}
         source = Given(loaded, stretch.trained, stretch.target, **reads)
-        if not stretch.fitting:
-            check_unmeasured(stretch, settings)
         names = settings.measures or [name for name in stretch.fitting if name in all_measures.UNASKED]
-        read = OF_ALL if stretch.fitting else OF_UNMEASURED
-        options = {name: NAMES.get(name, name) for name in settings.given() if name not in read}
+        options = {name: NAMES.get(name, name) for name in settings.given() if name not in OF_ALL}
         measures = all_measures.made(names, stretch.fitting, source, options, stretch.options)
         text = next((measure for measure in measures if isinstance(measure, Perplexity)), None)
         if text is None and isinstance(stretch, ByEncoding):
@@ -140,15 +135,11 @@ class Run:
             for measure, length in self.passes(method, asked):
                 if self.facts(measure, method, length) not in self.kept:
                     self.clock.expect(measure.work(length))
-        return {**self.header(), "methods": [self.entry(method, asked) for method in methods]}
-
-    def header(self) -> dict[str, Any]:
-        """What was asked, of which model."""
+        entries = [self.entry(method, asked) for method in methods]
         return {
             "schema": SCHEMA,
             "model": self.settings.path,
             "architecture": type(self.stretch.loaded.model).__name__,
-            "unit": self.stretch.unit,
             "plan": self.plan,
             "trained": self.stretch.trained,
             "target": self.stretch.target,
@@ -166,23 +157,8 @@ class Run:
                 for measure in self.measures
             ],
             "left_out": dict(self.stretch.left_out),
+            "methods": entries,
         }
-
-    def unmeasured(self) -> dict[str, Any]:
-        """The record of a model that no measure fits, with the checkpoint of the one method that was asked for."""
-        (method,) = self.stretch.methods[1:]
-        entry = {"name": method.name, "words": method.words, "spec": method.spec, "values": []}
-        config = differing(self.stretch.config, method.config or {})
-        record = self.header() | {"methods": [{**entry, "config": config, "details": []}], "winner": method.name}
-        record |= {"further": [], "price": ""}
-        elsewhere = all_measures.elsewhere(self.stretch.loaded.model)
-        record["in_words"] = (
-            f"Nothing was measured, because posenc has no measure for a {record['architecture']}: {method.name} is "
-            f"written because it was asked for. What it is worth says {elsewhere}."
-        )
-        record["written"] = write_winner(self.stretch, record, self.out / CHECKPOINT, self.first_losses)
-        self.write(record)
-        return record
 
     def write(self, record: dict[str, Any]) -> None:
         """Write the record, with how it was made."""
@@ -302,16 +278,6 @@ class Run:
 
 EVERY = frozenset(name for made in all_measures.MEASURES.values() for name in made.baselines)
 """The names of all ways to use a model as it is."""
-
-
-def check_unmeasured(stretch: Stretch, settings: Settings) -> None:
-    """Raises ValueError unless one method is named for a model of which nothing says which one is best."""
-    methods = [method.name for method in stretch.methods[1:]]
-    if len(methods) != 1 or list(settings.methods) != methods:
-        raise ValueError(
-            f"posenc has no measure for a {type(stretch.loaded.model).__name__}, so that nothing says which method is "
-            f"best; name exactly one of them: --method {', '.join(by_table.WORDS)}"
-        )
 
 
 def stretch_of(loaded: load.Loaded, settings: Settings) -> Stretch:

@@ -96,15 +96,13 @@ class Stretch(Plan):
     """Everything that depends on where a model keeps its positions: in its encoding, or in a learned table.
 
     config    its config.json
-    fitting   the names of the measures that this model can be asked for; none where posenc has none for it
-    unit      of the lengths: "tokens" or "patches a side"
+    fitting   the names of the measures that this model can be asked for
     options   the settings that this way reads
     """
 
     loaded: Loaded
     config: Mapping[str, Any]
     fitting: tuple[str, ...]
-    unit: str
     options: ClassVar[frozenset[str]] = frozenset()
 
     def reach(self, method: Method, lengths: Sequence[int]) -> tuple[int, ...]:

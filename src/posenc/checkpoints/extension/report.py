@@ -104,7 +104,7 @@ def detail_table(methods: Mapping[str, Record]) -> Table:
 
 def cost(record: Record) -> Table:
     """What the longest pass costs each method, and how its checkpoint is had: headers and rows."""
-    headers = ["method", f"{record['unit'].split()[0]}/s", "seconds", "CPU seconds", "peak MiB", "checkpoint"]
+    headers = ["method", "tokens/s", "seconds", "CPU seconds", "peak MiB", "checkpoint"]
     rows = []
     for entry in record["methods"]:
         numbers = [entry["per_second"], entry["seconds"], entry["cpu_seconds"], entry["peak_mib"]]
@@ -149,7 +149,7 @@ def by_length(record: Record) -> Figure | None:
     curves = details(record, curves=True)
     if not (count := len(numbers) + len(curves)):
         return None
-    fig, axes = panels(count, 2, 4.6, 3.6, f"{title(record).partition(':')[0]}, by {record['unit']}")
+    fig, axes = panels(count, 2, 4.6, 3.6, f"{title(record).partition(':')[0]}, by tokens")
     lines = [(figures.look(place), f"encoding-{place}", entry) for place, entry in enumerate(record["methods"])]
     for ax, (measure, number) in zip(axes, numbers, strict=False):
         lengths = lengths_of(record, measure)
@@ -184,7 +184,7 @@ def finish(ax: Any, record: Record, ylabel: str, *, log: bool) -> None:
         ax.set_yscale("log")
         figures.plain_log(ax.yaxis)
     figures.mark_trained(ax, [record["trained"]])
-    ax.set(xlabel=record["unit"], ylabel=figures.wrapped(ylabel, 4))
+    ax.set(xlabel="tokens", ylabel=figures.wrapped(ylabel, 4))
 
 
 def tables(record: Record) -> list[tuple[str, str, Table]]:
@@ -216,7 +216,7 @@ def markdown(record: Record, pictures: Sequence[Mapping[str, Any]]) -> str:
 
 def title(record: Record) -> str:
     name = Path(record["model"]).name
-    return f"{name}: from {record['trained']:,} to {record['target']:,} {record['unit']}"
+    return f"{name}: from {record['trained']:,} to {record['target']:,} tokens"
 
 
 def page(record: Record, pictures: Sequence[Mapping[str, Any]]) -> str:
@@ -225,8 +225,8 @@ def page(record: Record, pictures: Sequence[Mapping[str, Any]]) -> str:
     best = next(entry for entry in methods if entry["name"] == record["winner"])
     before, after = (cell(value(entry, record, record["target"])) or "none" for entry in (methods[0], best))
     facts = [
-        (f"trained to, {record['unit']}", f"{record['trained']:,}"),
-        (f"extended to, {record['unit']}", f"{record['target']:,}"),
+        ("trained to, tokens", f"{record['trained']:,}"),
+        ("extended to, tokens", f"{record['target']:,}"),
         ("methods", str(len(methods) - 1)),
         (f"{number['name']} before", before),
         (f"{number['name']} after", after),

@@ -13,16 +13,13 @@ NAMES = {"factors": "longrope-factors", "methods": "method"}
 OF_ALL = ("path", "factor", "methods", "measures", "lengths", "dtype", "device")
 """What every run reads; of the others, each measure and each way to stretch reads its own."""
 
-OF_UNMEASURED = ("path", "factor", "methods", "measures", "dtype", "device")
-"""What a run reads in which nothing is measured."""
-
 
 @dataclass(frozen=True)
 class Settings:
     """What a run is asked for; the same, but for what is `alterable`, goes on from the passes of a folder.
 
     path      a folder, a GGUF file, or a model of the hub as owner/name
-    factor    target length / the length that the model serves now (unitless, above 1); of an image, along each side
+    factor    target length / the length that the model serves now (unitless, above 1)
     methods   ways to stretch, or to use the model as it is; or "all"
     measures  what is measured, the first of which decides; none: what fits the model
     text      files; without any, the Python language reference

@@ -1,7 +1,6 @@
 """The measures by name, and which ones a model is asked for where nobody says."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from posenc.checkpoints.formats.load import Loaded
 from posenc.checkpoints.measures.hidden_keys import OneKey, SeveralKeys
@@ -27,14 +26,6 @@ def of_model(loaded: Loaded) -> tuple[str, ...]:
     return OF_DECODERS if name.endswith(("ForCausalLM", "LMHeadModel")) else ()
 
 
-def elsewhere(model: Any) -> str:
-    """What measures a model that no measure here fits, as the subject of a sentence."""
-    # Encoders of texts without a head, as sentence encoders are.
-    if type(model).__name__.endswith("Model") and hasattr(model.config, "vocab_size"):
-        return "MTEB (pip install mteb), if it encodes sentences, else your own validation set"
-    return "your own validation set"
-
-
 def made(
     names: Sequence[str], fitting: Sequence[str], given: Given, asked: Mapping[str, str], more: frozenset[str]
 ) -> tuple[Measure, ...]:
@@ -51,11 +42,11 @@ def made(
         if name not in MEASURES:
             raise ValueError(f"no measure named {quoted(name)}{near(name, [*MEASURES], 'posenc extend --help')}")
         if name not in fitting:
-            by = ", ".join(fitting) or "other tools alone; leave --measures out"
-            raise ValueError(f"{name} does not fit a {type(given.loaded.model).__name__}; it is measured by {by}")
+            kind = type(given.loaded.model).__name__
+            raise ValueError(f"{name} does not fit a {kind}; it is measured by {', '.join(fitting)}")
     kinds = [MEASURES[name] for name in dict.fromkeys(names)]
     options = {kind.name: ", ".join(f"--{name}" for name in sorted(kind.options)) for kind in kinds}
-    uses = "; ".join(f"{name} reads {flags}" for name, flags in options.items()) or "nothing is measured"
+    uses = "; ".join(f"{name} reads {flags}" for name, flags in options.items())
     for setting, option in asked.items():
         if setting not in more.union(*(kind.options for kind in kinds)):
             raise ValueError(f"--{option.replace('_', '-')} would change nothing here ({uses}); leave it out")
