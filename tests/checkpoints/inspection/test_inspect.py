@@ -84,15 +84,6 @@ def test_weights_that_contradict_the_config_are_named(tmp_path: Path) -> None:
     )
 
 
-def test_frequencies_in_the_weights_are_held_against_the_config(tmp_path: Path) -> None:
-    right = 5e5 ** -(torch.arange(0, 16, 2).double() / 16)
-    assert inspect(folder(tmp_path / "a", PARAMS, weights(**{"rope.freqs": right}))).contradictions == ()
-    assert inspect(folder(tmp_path / "b", PARAMS, weights(**{"rope.freqs": right.bfloat16()}))).contradictions == ()
-    other = weights(**{"rope.freqs": 1e4 ** -(torch.arange(0, 16, 2).double() / 16)})
-    (sentence,) = inspect(folder(tmp_path / "c", PARAMS, other)).contradictions
-    assert sentence.startswith("rope.freqs holds other frequencies than the config gives, from 1 to 0.000316228")
-
-
 def test_a_tower_beside_the_text_is_not_held_against_the_text(tmp_path: Path) -> None:
     beside = {"vision.layers.7.attention.wq.weight": torch.zeros(8, 8), "vision.pos_embed": torch.zeros(1, 9, 8)}
     config = PARAMS | {"vision_args": {"dim": 8}}

@@ -6,11 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from posenc.checkpoints.files.tensors import PICKLE_STARTS, PICKLES, GGUFTensors, Tensors, open_tensors, refused
 from posenc.checkpoints.formats import load
-from posenc.checkpoints.formats.gguf.file import metadata, one_for_each_pair
+from posenc.checkpoints.formats.gguf.file import metadata
 from posenc.checkpoints.formats.learned_tables import called
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
@@ -35,9 +33,6 @@ PROJECTION = re.compile(
 """Names of the weights that make queries and keys, where each has its own."""
 
 IN_A_LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blk|block|blocks)\.(\d{1,6})(?=\.)")
-
-FREQUENCIES = re.compile(r"(?:^|\.)(?:inv_freq|rope\.freqs)$")
-"""Names of frequencies that old checkpoints carry."""
 
 
 def inspect(path: str | Path) -> Reading:
@@ -120,7 +115,7 @@ def checked(reading: Reading, tensors: Tensors) -> Reading:
     """The reading with the tables that the weights hold, and what in them cannot be right beside the config."""
     stored = {told: called(told, tensors) for part in reading.parts for told in part.tables}
     found = [*reading.contradictions, *tables(reading, tensors, stored), *projections(reading, tensors)]
-    found += [*layers(reading, tensors), *frequencies(reading, tensors)]
+    found += layers(reading, tensors)
     return replace(reading, parts=tuple(named(reading, tensors, stored)), contradictions=tuple(found))
 
 
@@ -210,26 +205,6 @@ def layers(reading: Reading, tensors: Tensors) -> Iterator[str]:
     missing = sorted(set(range(len(reading.parts[0].layers))) - held)
     if held and missing:
         yield f"the weights have no layer {missing[0]}, and the config says {len(reading.parts[0].layers)} layers"
-
-
-def frequencies(reading: Reading, tensors: Tensors) -> Iterator[str]:
-    """Frequencies that a checkpoint carries, and that are not those of the config."""
-    rotary: list[Any] = [
-        one for part in reading.parts for one in distinct(part) if getattr(one, "frequencies", None) is not None
-    ]
-    for name in tensors:
-        if not rotary or reading.not_covered or not FREQUENCIES.search(name):
-            continue
-        if not one_for_each_pair(tensors, name):
-            yield f"{name} is {list(tensors.shape(name))}, which holds no frequencies; it was not read"
-            return
-        stored = tensors[name].double().flatten()
-        exact = 1e-4 if tensors.dtype(name) in (torch.float32, torch.float64) else 1e-2
-        plain = [one.base ** -(torch.arange(0, 2 * len(stored), 2).double() / (2 * len(stored))) for one in rotary]
-        computed = [one.frequencies for one in rotary if not one.turns_when_attending]
-        if not any(f.shape == stored.shape and torch.allclose(f, stored, rtol=exact, atol=0) for f in computed + plain):
-            yield f"{name} holds other frequencies than the config gives, from {stored.max():.6g} to {stored.min():.6g}"
-            return
 
 
 def distinct(part: Part) -> list[Encoding]:
