@@ -141,8 +141,11 @@ def open_folder(folder: Path) -> Tensors:
         raise CannotRead(f"{folder} has several indices ({names(indices)}); give the path of the one you mean")
     # Some releases hold the same weights a second time, under the names of another library.
     whole = [file for file in files if file.name == "model.safetensors"]
-    if len(files) > 1 or any(SHARD.search(file.stem) for file in files):
-        files = whole or complete(folder, files)
+    if not whole and (len(files) > 1 or any(SHARD.search(file.stem) for file in files)):
+        raise CannotRead(
+            f"{folder} has no index that says which of its safetensors files count ({names(files)}); give one"
+        )
+    files = whole or files
     if files:
         return join(folder, files, folder)
     if len(ggufs) == 1:
@@ -180,21 +183,6 @@ def open_index(index: Path) -> Tensors:
             shard = tensors.stored[name].file.name
             raise CannotRead(f"{shard} holds this, and it is not in the index; {unlike}", file=index, field=name)
     return tensors
-
-
-def complete(folder: Path, files: list[Path]) -> list[Path]:
-    """The shards among several files of a folder without an index; raises unless they are one whole set."""
-    numbered = [(match, file) for file in files if (match := SHARD.search(file.stem))]
-    sets = {(file.stem[: match.start()], int(match[2])) for match, file in numbered}
-    if len(sets) != 1 or len(numbered) != len(files):
-        raise CannotRead(f"{folder} has several safetensors files and no index ({names(files)}); give the path of one")
-    ((stem, count),) = sets
-    held = {int(match[1]) for match, _ in numbered}
-    missing = next(number for number in range(1, len(held) + 2) if number not in held)
-    if missing <= count:
-        lacks = f"of the {count} shards of {stem} number {missing} is missing"
-        raise CannotRead(lacks, file=folder, remedy="download it again")
-    return files
 
 
 def join(path: Path, files: list[Path], within: Path | None) -> Tensors:
