@@ -3,6 +3,7 @@
 After two tasks of RULER (Hsieh et al. 2024, arXiv:2404.06654, section 3), in sentences of our own, from a seed alone.
 """
 
+import bisect
 import functools
 import hashlib
 import itertools
@@ -237,13 +238,9 @@ def questions(draws: Sequence[Draw], ids: Ids, length: int, opening: Sequence[in
 
     if size(1) > room:
         raise TooShort(f"the text of this question takes {size(1) + around:,} tokens at least, got {length:,}")
-    low, high = 1, 2
-    while size(high) <= room:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if size(middle) <= room else (low, middle)
-    return [question(draw, body(low), ids, opening) for draw in draws]
+    # A step takes a token or more.
+    steps = bisect.bisect_right(range(room + 1), room, key=size) - 1
+    return [question(draw, body(steps), ids, opening) for draw in draws]
 
 
 def question(draw: Draw, body: Sequence[str], ids: Ids, opening: Sequence[int] = ()) -> Question:

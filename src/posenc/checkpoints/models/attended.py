@@ -1,5 +1,6 @@
 """Who sees whom in a dry run, and what multiplies the logits: read off what reaches each softmax of attention."""
 
+import bisect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -332,17 +333,10 @@ def reach_of(sees: Callable[[int, int], bool], far: int) -> Reach:
         return Reach(window=far - first + 1)
     if first == far:
         return Reach(chunk=far - before)
-    low, high = far, 2 * far
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if sees(middle, first) else (low, middle)
-    return Reach(chunk=high - first)
+    beyond = bisect.bisect_left(range(far, 2 * far), True, key=lambda query: not sees(query, first))
+    return Reach(chunk=far + beyond - first)
 
 
 def oldest(sees: Callable[[int, int], bool], query: int) -> int:
     """The oldest key that a query sees, where it does not see the very first, and none is left out in between."""
-    low, high = 0, query
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if sees(query, middle) else (middle, high)
-    return high
+    return bisect.bisect_left(range(query), True, key=lambda key: sees(query, key))
