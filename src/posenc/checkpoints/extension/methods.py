@@ -22,6 +22,7 @@ from posenc.checkpoints.extension.changes import (
 from posenc.checkpoints.extension.lengths import Served, served_by
 from posenc.checkpoints.formats.config_json import with_positions
 from posenc.checkpoints.formats.huggingface import filled
+from posenc.checkpoints.formats.learned_tables import place_in
 from posenc.checkpoints.formats.load import Loaded
 from posenc.checkpoints.inspection.served import unlike_planned
 from posenc.checkpoints.vocabulary.bounds import LENGTHS
@@ -178,7 +179,7 @@ def plan(
                 raise ValueError(short(error)) from error
             left_out[name] = short(error)
     words = f"{found.words} Stretched by {factor:g} it is to serve {to.target:,}."
-    if not any(inside(config, part.name).get(key) for key in LENGTHS):
+    if not any(place_in(config, part.name).get(key) for key in LENGTHS):
         words += f" Its config names no length: that is the default of {reading.architecture}."
     return Plan(to.served, to.target, tuple(made), left_out, found.original, words)
 
@@ -219,14 +220,6 @@ def causal_part(reading: Reading, config: Mapping[str, Any]) -> Part:
             f"'{reading.architecture}' has {len(causal)}; its stacks: {found}"
         )
     return causal[0]
-
-
-def inside(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
-    """The dictionary at a path within a config, as far as there are any: older files are flat."""
-    for step in path.split("."):
-        within = config.get(step)
-        config = within if isinstance(within, Mapping) else config
-    return config
 
 
 def schedules_of(part: Part) -> list[Schedule]:

@@ -117,7 +117,7 @@ def keys_for(place: Mapping[str, Any], table: Table, cells: tuple[int, ...]) -> 
 
 
 def place_in(config: Mapping[str, Any], name: str) -> Any:
-    """The dictionary that speaks of a part: the one of its name, or the whole."""
+    """The dictionary that speaks of a part, as far as there are any within: older files are flat."""
     for step in filter(None, name.split(".")):
         config = config[step] if isinstance(config.get(step), dict) else config
     return config
