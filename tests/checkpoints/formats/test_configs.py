@@ -240,10 +240,6 @@ def test_what_a_part_has_is_written_over_what_another_config_says(llama31) -> No
         ),
         ({"alibi": True}, "alibi is true and there are keys of rotary; an architecture has one of them"),
         (
-            {"partial_rotary_factor": 0.5, "rotary_dim": 4},
-            "rotary_dim is 4 and partial_rotary_factor times head_dim is 8; followed: what transformers follows",
-        ),
-        (
             {"rope_scaling": {"rope_type": "default", "factor": 4.0}},
             "rope_scaling.factor is 4 and its type is default, which stretches nothing",
         ),

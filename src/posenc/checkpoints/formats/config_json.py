@@ -110,11 +110,6 @@ def contradictory(given: Mapping[str, Any], path: str = "") -> Iterator[str]:
         yield from unlike(given.get("rope_scaling"), given.get("rope_parameters"), path)
     for one, other in (("rotary_pct", "partial_rotary_factor"), ("rotary_emb_base", "rope_theta")):
         yield from unequal(f"{path}{one}", given.get(one), f"{path}{other}", given.get(other))
-    share, head_dim = given.get("partial_rotary_factor", given.get("rotary_pct")), head_dim_of(given)
-    if is_number(share) and is_number(given.get("rotary_dim")) and head_dim:
-        yield from unequal(
-            f"{path}rotary_dim", given["rotary_dim"], f"{path}partial_rotary_factor times head_dim", share * head_dim
-        )
     within = given.get("attn_config")
     alibi = given.get("alibi") or (within.get("alibi") if isinstance(within, Mapping) else None)
     if alibi is True and (rope or given.get("rope_theta") is not None):
@@ -186,14 +181,6 @@ def stretched(given: Mapping[str, Any], rope: Mapping[str, Any], path: str, plac
                 f"{place}.factor times original_max_position_embeddings is {in_words(factor * start)} and "
                 f"{path}max_position_embeddings is {in_words(longest)}; followed: factor"
             )
-
-
-def head_dim_of(given: Mapping[str, Any]) -> int | None:
-    """The channels of a head, where the keys say."""
-    if is_number(given.get("head_dim")):
-        return int(given["head_dim"])
-    dim, heads = given.get("hidden_size"), given.get("num_attention_heads")
-    return int(dim) // int(heads) if is_number(dim) and is_number(heads) and heads else None
 
 
 def inner(config: Any, path: str) -> Any:
