@@ -122,7 +122,7 @@ class Extend:
     longrope_factors: File = None
     """A JSON file with the searched short_factor and long_factor of longrope."""
     plan: bool = False
-    """What memory the run would take, by the config alone, and run nothing; the exit code is 1 where none is known."""
+    """What memory the run would take, by the config alone, and run nothing."""
     out: Path = Path("runs/extend")
     """The folder for measurements, report and checkpoint."""
     json: bool = False
@@ -168,12 +168,11 @@ class Extend:
         if self.json:
             print(json.dumps(plan))
         else:
-            if plan["rows"]:
-                terminal.table(*memory.table(plan))
-                terminal.say()
-            for words in memory.sentences(plan) if plan["rows"] else [plan["refused"]]:
+            terminal.table(*memory.table(plan))
+            terminal.say()
+            for words in memory.sentences(plan):
                 terminal.say(words)
-        return 0 if plan["rows"] else 1
+        return 0
 
 
 @dataclass

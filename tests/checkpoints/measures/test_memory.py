@@ -122,20 +122,6 @@ def test_encoders_have_plans_too_and_what_a_config_does_not_tell_is_said(tmp_pat
     assert memory.cached(transformers.PreTrainedConfig()) == []
 
 
-def test_of_a_model_that_extend_refuses_lengths_have_a_plan(tmp_path: Path) -> None:
-    sizes = {"d_model": 32, "d_kv": 16, "num_layers": 2, "num_heads": 2, "d_ff": 32, "vocab_size": 64}
-    config = transformers.T5Config(**sizes, architectures=["T5ForConditionalGeneration"])
-    config.save_pretrained(tmp_path)
-    plan = foreseen(Settings(str(tmp_path), 2.0))
-    assert (
-        plan["rows"] == [] and "extend takes a decoder that predicts text by itself, and 't5' is an" in plan["refused"]
-    )
-    plan = foreseen(Settings(str(tmp_path), 2.0, lengths=(512, 128)))
-    # Of each token, and of as many encoded ones, in two layers: keys and values of two heads, in float32.
-    assert [row["cache"] for row in plan["rows"]] == [2 * length * 2 * 2 * 2 * 16 * 4 for length in (128, 512)]
-    assert memory.sentences(plan)[-1].startswith("It is no plan of a run, which is refused: ")
-
-
 DECODERS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 2, "pad_token_id": 0},
     "biogpt": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},

@@ -26,7 +26,6 @@ from posenc.checkpoints.formats.devices import AUTO, accelerators_of, check_devi
 from posenc.checkpoints.measures import all_measures, memory
 from posenc.checkpoints.measures.measure import WHOLE, Given, Measure, TooShort
 from posenc.checkpoints.measures.perplexity import Perplexity, check_cache
-from posenc.foreign import CannotRead
 from posenc.lab import store
 from posenc.lab.views.page import finite
 
@@ -307,18 +306,10 @@ def way(settings: Settings) -> dict[str, Any]:
 def foreseen(settings: Settings) -> dict[str, Any]:
     """The plan of a run, from the config alone: nothing is loaded, run or written; the device need not be there.
 
-    Of a model that `extend` refuses it is the plan of passes at the lengths asked for; without any it has no rows, and
-    says why. Impossible settings raise as in `extend`.
+    Raises as `extend` does.
     """
     loaded = load.without_weights(settings.path, dtype=settings.dtype)
-    try:
-        stretch = stretch_of(loaded, replace(settings, methods=("none",), replace=False))
-    except ValueError as error:
-        if not settings.lengths and not isinstance(error, CannotRead):
-            raise
-        plan = memory.plan(loaded.model, sorted(settings.lengths), **way(settings))
-        why = "It is no plan of a run, which is refused" if settings.lengths else "Nothing is planned without --lengths"
-        return plan | {"refused": f"{why}: {error}."}
+    stretch = stretch_of(loaded, replace(settings, methods=("none",), replace=False))
     return memory.plan(loaded.model, asked_lengths(stretch, settings), **way(settings))
 
 

@@ -136,7 +136,6 @@ def sentences(plan: Plan) -> list[str]:
         f"By plan {last['length']:,} tokens take {size(last['total'])} ({options}, cache on {way['cache']}).",
         f"Counted are weights, keys and values, and the logits of a chunk, by the config alone; not counted is what "
         f"layers work in{besides}: {ERROR}.",
-        *filter(None, [plan.get("refused")]),
     ]
 
 
