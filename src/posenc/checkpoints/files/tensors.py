@@ -142,9 +142,8 @@ def open_folder(folder: Path) -> Tensors:
     # Some releases hold the same weights a second time, under the names of another library.
     whole = [file for file in files if file.name == "model.safetensors"]
     if not whole and (len(files) > 1 or any(SHARD.search(file.stem) for file in files)):
-        raise CannotRead(
-            f"{folder} has no index that says which of its safetensors files count ({names(files)}); give one"
-        )
+        wrong = f"{folder} has no index that says which of its safetensors files count ({names(files)})"
+        raise CannotRead(f"{wrong}; download it, or give the path of one file")
     files = whole or files
     if files:
         return join(folder, files, folder)
