@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from posenc.foreign import quoted, visible
 from posenc.lab import store
-from posenc.lab.results.figures.layout import check_size, folded, legend, part_thousands
+from posenc.lab.results.figures.layout import part_thousands
 from posenc.lab.results.figures.style import styled
 
 FORMATS = ("pdf", "svg", "png")
@@ -71,28 +71,6 @@ def fold_labels(fig: Figure) -> bool:
 
 
 @styled
-def resize(fig: Figure, width: float | None, height: float | None) -> None:
-    """Another size, with the title and the legend folded anew.
-
-    Raises ValueError where the figure has been saved before, and so been laid out for the size that it has.
-    """
-    check_size(width=width, height=height)
-    before = fig.get_size_inches()
-    size = (float(before[0] if width is None else width), float(before[1] if height is None else height))
-    if size == tuple(before):
-        return
-    if fig.get_layout_engine() is None:
-        raise ValueError("this figure has been laid out for the size that it was saved in; draw it again")
-    fig.set_size_inches(size)
-    if title := fig.get_suptitle():
-        fig.suptitle(folded(title, size[0]), x=0.01, ha="left")
-    for old in list(fig.legends):
-        handles = list(old.legend_handles)
-        old.remove()
-        legend(fig, handles, grow=False)
-
-
-@styled
 def png(fig: Figure) -> bytes:
     """The figure as a PNG file that can be read alone, on white."""
     out = io.BytesIO()
@@ -136,24 +114,22 @@ def pdf(fig: Figure) -> bytes:
     return out.getvalue()
 
 
-def save(
-    fig: Figure, path: Path | str, *, width: float | None = None, height: float | None = None, svg_text: bool = False
-) -> Path:
+def save(fig: Figure, path: Path | str, *, svg_text: bool = False) -> Path:
     """Write the figure, whole or not at all; the ending of the name, .pdf, .svg or .png, chooses the format.
 
-    width, height  in inches, honoured exactly: a PDF's page has 72 points to the inch, a PNG savefig.dpi dots
+    It is as large as it was drawn: a PDF's page has 72 points to the inch, a PNG savefig.dpi dots.
+
     svg_text       keep the words of an SVG as text, which can be searched and edited, but needs the font
 
     Save in the same `using` block in which the figure was drawn: fonts are found when a figure is written.
 
-    Raises ValueError for another ending, for a size outside 0.5 to 100 inches, for one that leaves the axes no room,
-    and for svg_text where no SVG is written; CannotWrite where the file cannot be.
+    Raises ValueError for another ending, for a size that leaves the axes no room, and for svg_text where no SVG is
+    written; CannotWrite where the file cannot be.
     """
     path = Path(path)
     ending = path.suffix.lower().removeprefix(".")
     check_format(ending)
     if svg_text and ending != "svg":
         raise ValueError(f"svg_text is for .svg files, got {quoted(path.name)}; leave it out")
-    resize(fig, width, height)
     store.write(path, {"pdf": pdf, "png": png, "svg": lambda fig: svg(fig, text=svg_text).encode()}[ending](fig))
     return path
