@@ -135,8 +135,6 @@ def test_words_that_are_none_of_the_figures_are_refused():
         figures.learning(RECORDS, "copy", against="wall_s")
     with pytest.raises(ValueError, match=r"kinds must be among intact, removed, .*; got 'gone'"):
         figures.ablation(RECORDS, "copy", kinds=["gone"])
-    with pytest.raises(ValueError, match="speed must be among cpu_s, steps; got 'wall_s'"):
-        figures.headline(RECORDS, speed="wall_s")
 
 
 def test_an_option_that_no_figure_has_is_refused():
@@ -229,8 +227,6 @@ def test_the_headline_shows_time_against_reach():
     assert list(line.get_xdata()) == [6.0] and line.get_ydata()[0] == 1.5
     across, up = [segments.get_segments()[0] for segments in figure.axes[0].collections[:2]]
     assert sorted(across[:, 0]) == [4, 8] and sorted(up[:, 1]) == pytest.approx([1.2, 2.0])
-    steps = marks(figures.headline(runs, speed="steps").axes[0])["encoding-2"]
-    assert list(steps.get_xdata()) == [np.median([run["steps_to_learned"] for run in runs])]
 
 
 def test_the_headline_names_who_has_not_learned_below_its_axis():

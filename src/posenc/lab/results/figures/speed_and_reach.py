@@ -11,7 +11,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from posenc.lab.appearance import short
 from posenc.lab.results import summary
 from posenc.lab.results.figures.layout import letters, name_points, note, plain_log, sheet, width_of, wrapped
-from posenc.lab.results.figures.measured import checked, chosen, looks, task_among
+from posenc.lab.results.figures.measured import checked, looks, task_among
 from posenc.lab.results.figures.style import BROKEN, Look, soft, styled
 from posenc.lab.results.summary import Headline, Record, Result
 
@@ -20,18 +20,13 @@ if TYPE_CHECKING:
 
     from posenc.lab.results.figures.layout import Size
 
-SPEEDS = {"cpu_s": ("cpu_seconds", "CPU seconds to 99 %"), "steps": ("steps", "steps to 99 %")}
-
 
 @styled
-def headline(
-    records: Sequence[Record], task: str | None = None, *, speed: str = "cpu_s", **size: "Unpack[Size]"
-) -> Figure | None:
+def headline(records: Sequence[Record], task: str | None = None, **size: "Unpack[Size]") -> Figure | None:
     """Learning speed against reach: quick encodings stand to the left, those that carry far at the top.
 
     records        posenc.lab.load(folder, what="records"), or some of them
     task           one task; None draws a panel for each that has an answer to be right or wrong (text has none)
-    speed          cpu_s: CPU seconds to 99 % at the trained length; steps: training steps
     size           as in `extrapolation`
 
     A mark stands at the medians, its bars are their intervals: of time over the seeds that learned, of reach over all
@@ -42,9 +37,8 @@ def headline(
 
     None where no task was measured in this way.
 
-    Raises ValueError for a task or a speed that there is not, for a table, and for other axes.
+    Raises ValueError for a task that there is not, for a table, and for other axes.
     """
-    (speed,) = chosen(speed, tuple(SPEEDS), "speed")
     tasks = summary.tasks(checked(records)) if task is None else [task_among(records, task)]
     shown = {name: of_task for name in tasks if tested_beyond(of_task := summary.results(records, name))}
     if not shown:
@@ -56,12 +50,12 @@ def headline(
     for place, (ax, (name, of_task)) in enumerate(zip(on.axes, shown.items(), strict=True)):
         factors = sorted({1.0, *(factor for r in of_task for _, factor in r.lengths() if factor and factor > 1)})
         standings = [row for row in summary.headline(records) if row.task == name]
-        draw_standings(ax, standings, SPEEDS[speed][0], factors, appearance)
+        draw_standings(ax, standings, factors, appearance)
         ax.set_title(short(name, letters(width_of(ax), "medium")))
         never = [f"{short(s.label, 20)} (0 of {s.seeds})" for s in standings if not s.learned]
         words = [f"not learned: {', '.join(never)}"] if never else []
         # A label of the whole figure would stand in the legend.
-        ax.set_xlabel("\n".join([SPEEDS[speed][1], *(wrapped(line, width_of(ax)) for line in words)]))
+        ax.set_xlabel("\n".join(["CPU seconds to 99 %", *(wrapped(line, width_of(ax)) for line in words)]))
         if place % columns == 0 or not on.own:
             ax.set_ylabel("reach, trained lengths")
     return on.figure
@@ -73,10 +67,10 @@ def tested_beyond(results: Sequence[Result]) -> bool:
 
 
 def draw_standings(
-    ax: Axes, standings: Sequence[Headline], speed: str, factors: Sequence[float], appearance: dict[str, Look]
+    ax: Axes, standings: Sequence[Headline], factors: Sequence[float], appearance: dict[str, Look]
 ) -> None:
-    """The encodings of one task; `speed` is the field that has their times."""
-    timed = [(s, time, s.reach) for s in standings if (time := getattr(s, speed)) is not None and s.reach is not None]
+    """The encodings of one task."""
+    timed = [(s, time, s.reach) for s in standings if (time := s.cpu_seconds) is not None and s.reach is not None]
     names = []
     # In the scales of the axes: the reach doubles from step to step, and so does the time.
     top = np.log2(max(factors[-1], 1.2))
