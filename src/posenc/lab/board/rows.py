@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from posenc.foreign import CannotRead, matches, naming
+from posenc.foreign import matches, naming
 from posenc.foreign import read as read_bytes
 from posenc.lab import store
 from posenc.lab.results.summary import Record
@@ -57,12 +57,12 @@ Choice: TypeAlias = Callable[[list[str]], Collection[str]]
 TASK = re.compile(rb'"task": ("(?:[^"\\]|\\.)*")')
 
 
-def read(folder: Path, wrong: list[CannotRead] | None = None, chosen: Choice | None = None) -> list[Record]:
+def read(folder: Path, chosen: Choice | None = None) -> list[Record]:
     """The rows of a board, each held to its checksum and form; none where there is no board yet.
 
     chosen   takes all tasks and gives those whose rows are read; default: all
 
-    Raises CannotRead, naming file, line and remedy, for one that is damaged, or puts it into `wrong`.
+    Raises CannotRead, naming file, line and remedy, for one that is damaged.
     """
     path, rows = folder / FILE, []
     if not path.exists():
@@ -75,25 +75,11 @@ def read(folder: Path, wrong: list[CannotRead] | None = None, chosen: Choice | N
         if chosen and tasks[number - 1] not in wanted:
             continue
         place = path.with_name(f"{FILE}:{number}")
-        try:
-            with naming(place, f"put an earlier copy back, or let posenc board --out {folder} run that row again"):
-                row = store.unsealed(line, place)
-                matches(row, FORM, file=place)
-            rows.append(row)
-        except CannotRead as error:
-            if wrong is None:
-                raise
-            wrong.append(error)
+        with naming(place, "put an earlier copy back, or delete the file, and posenc board runs all of it again"):
+            row = store.unsealed(line, place)
+            matches(row, FORM, file=place)
+        rows.append(row)
     return rows
-
-
-def mend(folder: Path) -> None:
-    """Set a file with damaged rows aside, and keep the others; says so on stderr. Raises CannotRead, CannotWrite."""
-    whole = read(folder, wrong := [])
-    if wrong:
-        aside = store.set_aside(folder / FILE, "damaged")
-        add(folder, whole)
-        sweep.say(f"{folder / FILE} had {len(wrong)} damaged rows, which run again; {aside.name} keeps it as it was")
 
 
 def there(folder: Path, chosen: Choice | None = None) -> list[Record]:

@@ -74,7 +74,6 @@ def fill(
     with ExitStack() as stack:
         for folder in (board.out, work):
             stack.enter_context(store.held(folder))
-        rows.mend(board.out)
         stack.callback(rows.fold, work, board.out)
         costs.add(board.out, pairs, board.costs())
         for stage in ("search", "evidence"):
