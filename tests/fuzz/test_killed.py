@@ -107,7 +107,7 @@ def test_training_that_is_killed_ends_in_the_same_bits(kills: Any, tmp_path: Pat
         (p["step"], p["loss"], p["score"]) for p in whole.curve
     ]
     names = {path.name for path in folder.iterdir()}
-    assert names == {".lock", "latest.json", "settings.toml", "step-000010", "step-000012"} and not leftovers(folder)
+    assert names == {".lock", "settings.toml", "step-000010", "step-000012"} and not leftovers(folder)
 
 
 @pytest.mark.parametrize("kills", KILLS, ids=["some", "random"])

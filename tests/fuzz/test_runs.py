@@ -101,7 +101,6 @@ SOUND: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
         lambda folder: settings_of_lab.in_reading_order([fake_record()], settings_of_lab.read_settings(folder)),
     ),
     "run.json": (trained, checkpoint.load),
-    "the pointer": (lambda folder: trained(folder).parent.with_name("latest.json"), checkpoint.load),
 }
 
 

@@ -280,7 +280,7 @@ def test_every_byte_of_a_checkpoint_is_noticed_or_does_not_matter(
     built = training.start(run.experiment)
     monkeypatch.setattr(checkpoints, "start", lambda experiment, **asked: built)
     files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
-    assert [path.name for path in files] == ["latest.json", "model.safetensors", "optimizer.safetensors", "run.json"]
+    assert [path.name for path in files] == ["model.safetensors", "optimizer.safetensors", "run.json"]
     for path in files:
         tried = noticed = 0
         for place in flips(path, every if path.suffix == ".safetensors" else 1):
@@ -288,7 +288,7 @@ def test_every_byte_of_a_checkpoint_is_noticed_or_does_not_matter(
             try:
                 loaded = checkpoints.load(tmp_path)
             except CannotRead as error:
-                assert path.name in str(error) or path.name == "latest.json", (path, place, str(error))
+                assert path.name in str(error), (path, place, str(error))
                 noticed += 1
             else:
                 assert state(loaded) == expected, (path, place)
@@ -354,24 +354,12 @@ def test_a_link_out_of_its_folder_is_not_followed(tmp_path: Path) -> None:
     assert store.read_json(tmp_path / "link" / "elsewhere.json") == {"a": 1}
 
 
-@pytest.mark.parametrize("names", [[], ["../elsewhere"], ["a/b"], 3, ["."], [".."], ["step-000002", "../elsewhere"]])
-def test_a_pointer_names_folders_beside_it(names: Any, tmp_path: Path) -> None:
-    (tmp_path / "latest.json").write_bytes(store.sealed({"generations": names}))
-    with pytest.raises(
-        CannotRead, match=r"latest\.json: generations: expected .*; delete it, and the same command goes"
-    ):
-        store.generations(tmp_path)
-
-
-def test_without_a_pointer_the_generations_are_those_that_are_there_the_latest_last(tmp_path: Path) -> None:
+def test_the_generations_are_those_that_are_there_the_latest_last(tmp_path: Path) -> None:
     names = ["step-000002", "step-000002.2", "step-000002.10", "step-000010", "step-999999", "step-1000000"]
     for name in (*reversed(names), "step-3x", "step-", "steps-000004", ".step-000020.1-00000000.part"):
         (tmp_path / name).mkdir()
     (tmp_path / "step-000030").write_text("")
     assert store.generations(tmp_path) == names
-    (tmp_path / "latest.json").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(CannotRead, match=r"latest\.json: there is no such file; delete it"):
-        store.generations(tmp_path)
 
 
 # One writer at a time

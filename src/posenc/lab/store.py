@@ -2,7 +2,7 @@
 
 Whatever ends a process, a full disk, a kill or a power cut, what was there before is still there. A file is written
 under a temporary name, brought to disk, and put in place in one step; so is a folder. What a run keeps of itself is
-JSON with its own checksum. A checkpoint is a generation: a folder that appears whole, and a pointer that moves to it.
+JSON with its own checksum. A checkpoint is a generation: a folder that appears whole.
 """
 
 import errno
@@ -21,10 +21,10 @@ from typing import Any
 
 from posenc import foreign
 from posenc.foreign import CannotRead
-from posenc.whole_files import CannotWrite, put, temporary_name, to_disk, told, write
+from posenc.whole_files import CannotWrite, put, temporary_name, to_disk, told
+from posenc.whole_files import write as write
 
 LOCK = ".lock"
-POINTER = "latest.json"
 KEPT = 2
 """The generations of a checkpoint that are kept where nobody says: the last one, and the one before it."""
 
@@ -263,43 +263,34 @@ def other_versions(made_with: Mapping[str, Any] | None) -> str:
 
 
 def add_generation(folder: Path, step: int, files: Mapping[str, Iterable[bytes | bytearray]], keep: int = KEPT) -> Path:
-    """Write a generation of a checkpoint, step-000100, and make it the latest; the last `keep` of them stay.
+    """Write a generation of a checkpoint, step-000100, which is the latest when it appears; the last `keep` stay.
 
-    Files are written in the order in which they are named, piece by piece. Until the pointer has moved, the generation
-    before is the latest: whatever happens, one of the two is whole.
+    Files are written in the order in which they are named, piece by piece. Whatever happens, the generation before is
+    whole until this one is.
 
     Raises CannotWrite.
     """
     before = generations(folder)
-    # A process that was killed beside a move of the pointer leaves a generation that nothing points to.
-    forget(folder, files, before)
     target, number = folder / f"step-{step:06}", 1
     while os.path.lexists(target):
         number += 1
         target = folder / f"step-{step:06}.{number}"
-    try:
-        with appearing(target) as hidden:
-            for file, pieces in files.items():
-                put(hidden / file, pieces)
-        now = [*before, target.name][-keep:]
-        write(folder / POINTER, sealed({"generations": now}))
-    except BaseException:
-        if target.name not in generations(folder):
-            discard(target)
-        raise
-    forget(folder, files, now)
+    with appearing(target) as hidden:
+        for file, pieces in files.items():
+            put(hidden / file, pieces)
+    forget(folder, files, [*before, target.name][-keep:])
     return target
 
 
 def forget(folder: Path, files: Iterable[str], but: list[str]) -> None:
     """Remove the generations, known by their files, that are not among `but`."""
-    for old in there(folder):
+    for old in generations(folder):
         if old not in but and all((folder / old / file).is_file() for file in files):
             discard(folder / old)
 
 
-def there(folder: Path) -> list[str]:
-    """The names of all generations in a folder, the latest last."""
+def generations(folder: Path) -> list[str]:
+    """The names of the generations in a folder, the latest last; each has appeared whole."""
     found = [match for path in folder.glob("step-*") if (match := STEP.fullmatch(path.name)) and path.is_dir()]
     return [match[0] for match in sorted(found, key=lambda match: (int(match[1]), int(match[2] or 1)))]
 
@@ -310,20 +301,3 @@ def discard(folder: Path) -> None:
     with suppress(OSError):
         os.rename(folder, doomed)
         shutil.rmtree(doomed)
-
-
-def generations(folder: Path) -> list[str]:
-    """The names of the generations that are kept, the latest last; where there is no pointer, all that are there.
-
-    Raises CannotRead for a damaged pointer.
-    """
-    path = folder / POINTER
-    if not os.path.lexists(path):
-        # Each has appeared whole.
-        return there(folder)
-    with foreign.naming(path, "delete it, and the same command goes on from the last step beside it"):
-        facts = read_json(path)
-        foreign.matches(facts, {"generations": [str]}, file=path)
-        if not facts["generations"] or any(Path(name).name != name or name == ".." for name in facts["generations"]):
-            raise CannotRead("expected names of folders beside it", file=path, field="generations")
-    return facts["generations"]

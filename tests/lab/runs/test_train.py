@@ -14,7 +14,6 @@ from posenc.foreign import CannotRead
 from posenc.lab import ENCODINGS, store
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.recipes import recipe
-from posenc.lab.runs import checkpoint as checkpoints
 from posenc.lab.runs import train as training
 from posenc.lab.runs.checkpoint import load, save
 from posenc.lab.runs.single_run import continue_prompt, train_one
@@ -289,7 +288,7 @@ def test_a_checkpoint_is_safetensors_and_json_and_nothing_else(checkpoint: Path)
         "optimizer.safetensors",
         "run.json",
     ]
-    assert sorted(file.name for file in checkpoint.parent.iterdir()) == ["latest.json", "step-000004"]
+    assert sorted(file.name for file in checkpoint.parent.iterdir()) == ["step-000004"]
     facts = json.loads((checkpoint / "run.json").read_text())
     assert facts["step"] == 4 and facts["versions"]["torch"] == torch.__version__
 
@@ -298,10 +297,10 @@ def test_the_last_two_steps_are_kept_and_each_can_be_gone_on_from(tmp_path: Path
     run = start(tiny())
     for step in (2, 4, 6):
         save(train(run, until=step), tmp_path)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["latest.json", "step-000004", "step-000006"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["step-000004", "step-000006"]
     assert load(tmp_path).step == 6 and load(tmp_path / "step-000004").step == 4
     save(run, tmp_path)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["latest.json", "step-000006", "step-000006.2"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["step-000006", "step-000006.2"]
     assert load(tmp_path).step == 6
 
 
@@ -314,31 +313,6 @@ def test_a_damaged_step_names_the_one_before(tmp_path: Path) -> None:
     with pytest.raises(CannotRead, match=rf"{words}--out .*step-000002$"):
         load(tmp_path)
     assert load(tmp_path / "step-000002").step == 2
-
-
-def test_a_step_that_a_kill_left_without_its_pointer_is_written_again(checkpoint: Path) -> None:
-    whole = train(load(checkpoint), until=6)
-    pointer = (checkpoint.parent / "latest.json").read_bytes()
-    save(whole, checkpoint.parent)
-    (checkpoint.parent / "latest.json").write_bytes(pointer)
-    run = load(checkpoint.parent)
-    assert run.step == 4
-    save(train(run, until=6), checkpoint.parent)
-    assert same_weights(load(checkpoint.parent), whole)
-    assert sorted(file.name for file in checkpoint.parent.iterdir()) == ["latest.json", "step-000004", "step-000006"]
-
-
-def test_a_checkpoint_that_has_lost_its_pointer_goes_on_from_its_last_step(tmp_path: Path) -> None:
-    whole = train(start(tiny()), lambda run: save(run, tmp_path), until=6)
-    (tmp_path / "latest.json").write_text("{")
-    with pytest.raises(
-        CannotRead, match=r"latest\.json: .*; delete it, and the same command goes on from the last step"
-    ):
-        load(tmp_path)
-    (tmp_path / "latest.json").unlink()
-    assert checkpoints.is_there(tmp_path) and same_weights(load(tmp_path), whole)
-    save(train(load(tmp_path)), tmp_path)
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["latest.json", "step-000006", "step-000008"]
 
 
 def test_a_checkpoint_is_read_while_its_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

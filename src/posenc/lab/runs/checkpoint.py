@@ -108,7 +108,7 @@ def numbered(optimizers: tuple[torch.optim.Optimizer, ...]) -> list[tuple[int, t
 
 
 def is_there(folder: Path) -> bool:
-    """Whether a folder holds a checkpoint. Raises CannotRead for a damaged pointer."""
+    """Whether a folder holds a checkpoint."""
     return bool(store.generations(folder)) or (folder / FACTS).exists()
 
 

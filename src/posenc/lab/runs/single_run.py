@@ -89,8 +89,6 @@ def train_in(
     ranks.same("experiment", experiment.to_dict())
     if ranks.agreed(ranks.first and checkpoint.is_there(folder)):
         run = checkpoint.load(folder, own, execution=execution, ranks=ranks)
-        if ranks.first and (kept := store.generations(folder)):
-            store.forget(folder, (checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.FACTS), kept)
         if changed := run.experiment.changed_files():
             raise ValueError(f"{changed[0]}; put the old file back, or choose another folder with --out")
         if run.experiment != experiment:
