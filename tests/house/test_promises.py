@@ -9,7 +9,7 @@ import posenc
 
 SOURCE, TESTS = Path(posenc.__file__).parent, Path(__file__).parents[1]
 PROMISE = re.compile(
-    r"nothing (?:was|is) (?:written|converted|changed|measured|lost|kept)|(?:is|are) (?:not )?kept(?! in)"
+    r"nothing (?:was|is) (?:written|converted|changed|measured(?! past)|lost|kept)|(?:is|are) (?:not )?kept(?! in)"
     r"|goes on (?:from|where)|mended by"
     r"|(?<!not )verified|stays as it is|left out from now on|is made again|run is the same|same command",
     re.IGNORECASE,

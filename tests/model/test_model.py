@@ -377,7 +377,7 @@ IDS = torch.zeros(2, 3, dtype=torch.long)
         (lambda m: m.generate(IDS, 1, top_k=0), "top_k must be a whole number of 1 or more, got 0"),
         (
             lambda m: m.generate(IDS, 1, padding=torch.tensor([[1, 1, 0], [1, 1, 1]])),
-            "a row is padded there; pad prompts on the left",
+            "generation goes on from the last column, and a row is padded there; pad prompts on the left",
         ),
         (lambda m: m(IDS + 11), "token ids must lie in 0..10, got 11"),
         (lambda m: m(IDS[:, :0]), r"ids have shape \[batch, tokens\] with at least one token, got \[2, 0\]"),

@@ -3,7 +3,7 @@
     from posenc.lab import figures, load
 
     records = load("runs/compare", what="records")
-    figures.save(figures.extrapolation(records, task="copy"), "copy.pdf", width=3.25, height=2.2)
+    figures.save(figures.extrapolation(records, task="copy", width=3.25, height=2.2), "copy.pdf")
 
 Everything is made with matplotlib's object interface: no pyplot, no display, no global state. A function that draws
 results returns None where they do not hold what it draws. Each encoding has one colour (`color`), and one marker among
