@@ -518,7 +518,7 @@ def test_from_the_command_line_an_interrupt_is_one_sentence_and_the_same_command
         and "What ntk costs short inputs" in answer
         and f"Checkpoint: {out / 'checkpoint'}" in answer
     )
-    assert (out / "report.html").exists()
+    assert (out / "report.html").exists() and (out / "report.md").exists()
     assert not list(out.glob(".*.part"))
 
 

@@ -233,8 +233,8 @@ def test_a_run_measures_chooses_and_writes_what_transformers_loads(masked: Path,
         assert torch.equal(again.bert.embeddings.position_embeddings.weight, resized(rows, 0, 80, method))
         assert again(torch.randint(5, 24, (1, 80))).logits.shape == (1, 80, 24)
     assert transformers.AutoTokenizer.from_pretrained(out / "checkpoint").model_max_length == 80
-    page = (out / "report.html").read_text()
-    assert "linear" in page and f"What {method} costs short inputs" in page
+    page = (out / "report.md").read_text()
+    assert "| linear |" in page and f"What {method} costs short inputs" in page and (out / "report.html").exists()
     assert (out / "figures" / "by-length.png").stat().st_size
     asked = f"--factor 2 --method clamp,linear --text {text} --lengths 20 70 --samples 4"
     assert record["made"]["command"] == f"posenc extend {masked} {asked} --out {out}"

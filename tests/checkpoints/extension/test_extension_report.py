@@ -98,8 +98,9 @@ def test_every_number_and_sentence_is_on_both_pages(folder: Path) -> None:
         "0.100 by guessing",
     ]
     said += ["posenc extend smollm2 --factor 2", "8,192 to 12,288"]
-    page = (folder / "report.html").read_text()
-    assert [words for words in said if words not in page] == []
+    for name in ("report.html", "report.md"):
+        page = (folder / name).read_text()
+        assert [words for words in said if words not in page] == []
 
 
 def test_the_page_needs_nothing_beside_it_and_escapes_what_it_says(folder: Path) -> None:
@@ -111,6 +112,7 @@ def test_the_page_needs_nothing_beside_it_and_escapes_what_it_says(folder: Path)
 
 def test_figures_lie_beside_the_pages(folder: Path) -> None:
     assert [file.name for file in (folder / "figures").iterdir()] == ["by-length.png"]
+    assert re.findall(r"\(figures/([\w.-]+)\)", (folder / "report.md").read_text()) == ["by-length.png"]
 
 
 def test_the_figure_has_a_panel_for_every_number_by_length_and_for_every_curve(record: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ def extend(settings: Settings, out: Path, *, say: Say | None = None) -> dict[str
 
     say  is told how the work stands, a line every few seconds
 
-    In `out` lie measurements.jsonl (one line for each finished pass), record.json, report.html, the figures,
+    In `out` lie measurements.jsonl (one line for each finished pass), record.json, report.html, report.md, the figures,
     and the checkpoint. A pass that was cut is done again; finished ones are not.
 
     Raises ValueError for impossible settings, a text that is too short, and a folder that holds anything else than the

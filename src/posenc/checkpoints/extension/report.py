@@ -1,4 +1,4 @@
-"""The record of an extension to a page: the tables, the curves, what it cost, and how it was made."""
+"""The record of an extension to a page and to Markdown: the tables, the curves, what it cost, and how it was made."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -11,11 +11,14 @@ from posenc.checkpoints.extension import choice
 from posenc.checkpoints.extension.choice import digits, first, value
 from posenc.checkpoints.measures import memory
 from posenc.checkpoints.measures.measure import Value
+from posenc.foreign.text import markdown as escaped
+from posenc.foreign.text import markdown_code
 from posenc.lab import store
 from posenc.lab.results import figures, summary
 from posenc.lab.results.drawer import Drawer
 from posenc.lab.results.figures.layout import handle, legend, panels
 from posenc.lab.results.summary import duration
+from posenc.lab.results.tables import as_markdown
 from posenc.lab.views.page import template
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
@@ -30,10 +33,11 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def write(record: Record, folder: Path) -> Path:
-    """Write report.html and figures/*.png into the folder, each whole, and return the path of the page."""
+    """Write report.html, report.md and figures/*.png into the folder, each whole, and return the path of the page."""
     drawer = Drawer(store.inside(folder, "figures"))
     figure = drawer("by-length", partial(by_length, record), CAPTION, "Every method by length, as in the tables")
     pictures = [] if figure is None else [figure]
+    store.write(folder / "report.md", markdown(record, pictures).encode())
     store.write(folder / "report.html", page(record, pictures).encode())
     return folder / "report.html"
 
@@ -191,6 +195,23 @@ def tables(record: Record) -> list[tuple[str, str, Table]]:
     if record.get("plan"):
         rows.append(("What was planned for a pass", "", memory.table(record["plan"])))
     return [row for row in rows if row[2][1]]
+
+
+def markdown(record: Record, pictures: Sequence[Mapping[str, Any]]) -> str:
+    """The run as a page of Markdown."""
+    parts = [f"# {escaped(title(record))}", *map(escaped, sentences(record))]
+    for caption, words, (headers, rows) in tables(record):
+        cells = [list(map(escaped, row)) for row in (headers, *rows)]
+        parts += [f"{escaped(words.rstrip('.') or caption)}:", as_markdown(cells[0], cells[1:])]
+    parts += [f"![{escaped(figure['says'])}](figures/{figure['name']}.png)" for figure in pictures]
+    lines = [
+        (entry["name"], f"{escaped(entry['words'])}: {markdown_code(entry['spec'])}") for entry in record["methods"]
+    ]
+    parts += ["## The methods", "\n".join(f"- {escaped(name)}: {words}" for name, words in lines)]
+    facts = record["made"].items()
+    lines = [(name, (markdown_code if name == "command" else escaped)(text)) for name, text in facts]
+    parts += ["## How it was made", "\n".join(f"- {escaped(name)}: {words}" for name, words in lines)]
+    return "\n\n".join(parts) + "\n"
 
 
 def title(record: Record) -> str:
