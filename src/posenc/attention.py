@@ -272,7 +272,7 @@ class Attention(Sized, LoadsOldNames):
         """Vectors of all heads [B, T, heads head_dim], normed, as those of each [B, heads, T, head_dim]."""
         if norm is not None and self.joined:
             x, norm = norm(x), None
-        x = x.unflatten(-1, (heads, self.head_dim)).transpose(1, 2)
+        x = x.reshape(*x.shape[:2], heads, self.head_dim).transpose(1, 2)
         return x if norm is None else norm(x)
 
     def check(self, query: Tensor, key: Tensor | None, value: Tensor | None) -> None:

@@ -161,9 +161,10 @@ def with_named_options(function: Callable[Given, Result]) -> Callable[Given, Res
 
     @functools.wraps(function)
     def call(*given: Given.args, **options: Given.kwargs) -> Result:
-        for option in options:
-            if option not in known:
-                raise no_option(f"{type(given[0]).__name__}.{name}", option, known)
-        return function(*given, **options)
+        try:
+            return function(*given, **options)
+        except TypeError:
+            check_options(f"{type(given[0]).__name__}.{name}", known, options)
+            raise
 
     return call

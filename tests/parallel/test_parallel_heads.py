@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -234,6 +235,12 @@ def test_an_encoding_of_two_natures_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"both adds to embeddings, which is the same on all ranks, .* two encodings"):
         OfHeads((0, 1), of=4, kv_heads=4, head_dim=4, dim=16)(Both(4))
+
+
+def test_norms_of_all_heads_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posenc.parallel.heads.group_of", lambda _: SimpleNamespace(rank=lambda: 0, size=lambda: 2))
+    with pytest.raises(ValueError, match=r"^qk_norm='joined' norms all heads as one vector, and no rank has all; take "):
+        shard_heads(decoder("rotary", qk_norm="joined"))
 
 
 def test_a_group_is_needed_to_cut_heads() -> None:

@@ -104,6 +104,8 @@ def shard_heads(model: nn.Module, group: dist.ProcessGroup | None = None) -> Hea
             f"heads are cut over {ranks} ranks where every attention has as many, a multiple of {ranks}, and so many "
             f"key heads; got (heads, kv_heads, head_dim, dim) of {sorted(sizes)}"
         )
+    if any(attention.joined for attention in found):
+        raise ValueError("qk_norm='joined' norms all heads as one vector, and no rank has all; take qk_norm=True")
     each = whole.heads // ranks
     heads = tuple(range(rank * each, (rank + 1) * each))
     of_heads = OfHeads(heads, whole.heads, whole.kv_heads, whole.head_dim, whole.dim)
