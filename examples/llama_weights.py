@@ -41,7 +41,7 @@ def main(path: str, text: str, quick: bool, tokens: int = 64) -> None:
     generated = ours.generate(ids, max_new_tokens=tokens)
     print(f"{tokens} tokens, the same as those of transformers: {torch.equal(generated, expected)}")
     print(decode(generated[0]))
-    unplaced = Decoder(ours.vocab, ours.sizes, encoding="none", tie_output=ours.output is None)
+    unplaced = Decoder(ours.vocab, ours.config, encoding="none", tie_output=ours.output is None)
     unplaced.load_state_dict(ours.state_dict())
     print(f"\nWithout positions:\n{decode(unplaced.generate(ids, max_new_tokens=tokens // 4)[0])}")
 

@@ -16,7 +16,7 @@ HOMES = {
     "Attention": "attention", "Block": "model", "Cache": "cache", "Chosen": "kernels.chosen_weights",
     "Compose": "encoding", "Decoder": "model", "Encoder": "model",
     "EncoderDecoder": "model", "Encoding": "encoding", "Keys": "keys", "Mask": "masks", "OnHeads": "chosen_heads",
-    "Positions": "positions", "Shape": "encoding", "Sizes": "sizes", "TokenPositionEmbedding": "embedding",
+    "Positions": "positions", "Shape": "encoding", "Config": "config", "TokenPositionEmbedding": "embedding",
     "build": "catalogue", "hand_out": "hand_outs", "names": "catalogue", "preset": "presets",
     "register": "checkpoints.live.register", "scaled_dot_product_attention": "kernels.reference",
 }  # fmt: skip

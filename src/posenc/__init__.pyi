@@ -9,6 +9,7 @@ from posenc import checkpoints as checkpoints
 from posenc import checks as checks
 from posenc import chosen_heads as chosen_heads
 from posenc import cli as cli
+from posenc import config as config
 from posenc import coordinate_maps as coordinate_maps
 from posenc import distance_maps as distance_maps
 from posenc import embedding as embedding
@@ -40,7 +41,6 @@ from posenc import schedules as schedules
 from posenc import score_mods as score_mods
 from posenc import seeding as seeding
 from posenc import shared_tables as shared_tables
-from posenc import sizes as sizes
 from posenc import specs as specs
 from posenc import spelling as spelling
 from posenc import terminal as terminal
@@ -54,6 +54,7 @@ from posenc.cache import Cache
 from posenc.catalogue import build, names
 from posenc.checkpoints.live.register import register
 from posenc.chosen_heads import OnHeads
+from posenc.config import Config
 from posenc.embedding import TokenPositionEmbedding
 from posenc.encoding import Compose, Encoding, Shape
 from posenc.encodings.alibi import ALiBi
@@ -107,7 +108,6 @@ from posenc.masks import Mask
 from posenc.model import Block, Decoder, Encoder, EncoderDecoder
 from posenc.positions import Positions
 from posenc.presets import preset
-from posenc.sizes import Sizes
 
 __version__: str
 
@@ -121,6 +121,7 @@ __all__ = [
     "Cache",
     "Chosen",
     "Compose",
+    "Config",
     "Contextual",
     "ContinuousTime",
     "DeBERTa",
@@ -164,7 +165,6 @@ __all__ = [
     "Shape",
     "Shaw",
     "Sinusoidal",
-    "Sizes",
     "StepTemperature",
     "StickBreaking",
     "T5Bias",

@@ -12,6 +12,7 @@ from posenc import checks, kernels
 from posenc.biases import Bias
 from posenc.cache import LayerCache, held_by, unchanged_if_refused
 from posenc.catalogue import Spec, build
+from posenc.config import Config, Configured, config_of
 from posenc.encoding import AttentionOutput, Encoding
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.chosen_weights import Chosen, chosen_weights
@@ -20,7 +21,6 @@ from posenc.keys import Keys
 from posenc.masks import Mask, MaskLike, mask_for
 from posenc.parts import LoadsOldNames, begin, norm_layer
 from posenc.positions import Positions, PositionsLike, positions_for
-from posenc.sizes import Sized, Sizes, sizes_of
 from posenc.watched import COMPILES, refuse_to_compile
 from posenc.words import with_named_options
 
@@ -56,10 +56,10 @@ def attend(q: Tensor, keys: Keys, call: Call, kernel: BoundKernel) -> AttentionO
     return out, weights
 
 
-class Attention(Sized, LoadsOldNames):
+class Attention(Configured, LoadsOldNames):
     """Multi-head, multi-query and grouped-query attention with any positional encoding; self and cross.
 
-    dim, heads, max_len to sinks   as in Sizes, or a Sizes in the place of dim
+    dim, heads, max_len to sinks   as in Config, or a Config in the place of dim
     encoding   a spec, an Encoding, or None when the caller passes one to every call (as the models do); by default
                "none": without positions
     causal     whether self-attention sees the past only, whatever the mask of a call adds; a spec such as "t5_bias" is
@@ -87,7 +87,7 @@ class Attention(Sized, LoadsOldNames):
 
     def __init__(
         self,
-        dim: int | Sizes = 512,
+        dim: int | Config = 512,
         heads: int = 8,
         *,
         max_len: int = 2048,
@@ -108,14 +108,14 @@ class Attention(Sized, LoadsOldNames):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        sizes = sizes_of(locals())
+        config = config_of(locals())
         super().__init__()
-        shape = sizes.shape(causal)
+        shape = config.shape(causal)
         self.causal, self.has_warned = causal, False
         self.dim, self.heads, self.head_dim = shape.dim, shape.heads, shape.head_dim
-        self.kv_heads = shape.heads if sizes.kv_heads is None else sizes.kv_heads
-        self.sizes, self.kernel, self.dropout, self.softcap = sizes, sizes.kernel, sizes.dropout, sizes.softcap
-        self.scale = shape.head_dim**-0.5 if sizes.scale is None else sizes.scale
+        self.kv_heads = shape.heads if config.kv_heads is None else config.kv_heads
+        self.config, self.kernel, self.dropout, self.softcap = config, config.kernel, config.dropout, config.softcap
+        self.scale = shape.head_dim**-0.5 if config.scale is None else config.scale
         self.encoding = build(encoding, shape, device=device, dtype=dtype) if encoding is not None else None
         if isinstance(encoding, str) and self.encoding is not None and "embed" in self.encoding.doors:
             how = (
@@ -125,24 +125,24 @@ class Attention(Sized, LoadsOldNames):
         self.directed = [] if self.encoding is None else directed_parts(self.encoding)
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        self.q_proj = nn.Linear(self.dim, queries, sizes.has_bias("q_proj"), **made)
-        self.k_proj = nn.Linear(self.dim, keys, sizes.has_bias("k_proj"), **made)
-        self.v_proj = nn.Linear(self.dim, keys, sizes.has_bias("v_proj"), **made)
-        self.o_proj = nn.Linear(queries, self.dim, sizes.has_bias("o_proj"), **made)
+        self.q_proj = nn.Linear(self.dim, queries, config.has_bias("q_proj"), **made)
+        self.k_proj = nn.Linear(self.dim, keys, config.has_bias("k_proj"), **made)
+        self.v_proj = nn.Linear(self.dim, keys, config.has_bias("v_proj"), **made)
+        self.o_proj = nn.Linear(queries, self.dim, config.has_bias("o_proj"), **made)
         # Of one head, or of all heads together.
-        self.joined, normed = sizes.qk_norm == "joined", bool(sizes.qk_norm)
-        self.q_norm = norm_layer(queries if self.joined else self.head_dim, sizes, normed, **made)
-        self.k_norm = norm_layer(keys if self.joined else self.head_dim, sizes, normed, **made)
+        self.joined, normed = config.qk_norm == "joined", bool(config.qk_norm)
+        self.q_norm = norm_layer(queries if self.joined else self.head_dim, config, normed, **made)
+        self.k_norm = norm_layer(keys if self.joined else self.head_dim, config, normed, **made)
         # Where there is none it is no parameter: asking a module for one takes a call.
-        self.sinks = nn.Parameter(torch.empty(self.heads, device=device, dtype=dtype)) if sizes.sinks else None
+        self.sinks = nn.Parameter(torch.empty(self.heads, device=device, dtype=dtype)) if config.sinks else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Sinks begin at 0, as a key of which every query makes nothing; gpt-oss draws them with deviation 0.02."""
         if self.sinks is not None:
             nn.init.zeros_(self.sinks)
-        begin(self.sizes, [self.q_proj, self.k_proj, self.v_proj])
-        begin(self.sizes, [self.o_proj], ends=True)
+        begin(self.config, [self.q_proj, self.k_proj, self.v_proj])
+        begin(self.config, [self.o_proj], ends=True)
 
     @with_named_options
     def forward(
@@ -298,7 +298,7 @@ class Attention(Sized, LoadsOldNames):
         return (
             f"dim={self.dim}, heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}, "
             f"kernel={self.kernel!r}, scale={self.scale}, softcap={self.softcap}, dropout={self.dropout}, "
-            f"sinks={self.sinks is not None}, causal={self.causal}, init={self.sizes.init!r}"
+            f"sinks={self.sinks is not None}, causal={self.causal}, init={self.config.init!r}"
         )
 
 

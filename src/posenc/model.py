@@ -22,6 +22,7 @@ from posenc import checks
 from posenc.attention import Attention, Call, check_weights, directed_parts, warns
 from posenc.cache import Cache, LayerCache, held_by, unchanged_if_refused
 from posenc.catalogue import LayerSpec, Spec, build, build_layers
+from posenc.config import Config, Configured, LayerWindow, config_of
 from posenc.embedding import TokenPositionEmbedding
 from posenc.encoding import Encoding
 from posenc.generation import SLOTS, Choice, evaluating, generate, sight_for, stream, with_more
@@ -30,14 +31,13 @@ from posenc.kernels.chosen_weights import Chosen, numbers
 from posenc.masks import Mask, MaskLike, mask_for
 from posenc.parts import FeedForward, begin, capped, norm_layer
 from posenc.positions import Positions, PositionsLike, positions_for
-from posenc.sizes import LayerWindow, Sized, Sizes, sizes_of
 from posenc.words import with_named_options
 
 LayerWeights: TypeAlias = Tensor | dict[str, Tensor]
 """The attention weights of a layer: of its one attention, or of two as {"self": ..., "cross": ...}."""
 
 
-class Block(Sized):
+class Block(Configured):
     """One transformer block: attention and feed-forward, each with a residual and a norm.
 
     norm_first:                     x + attention(norm(x)),        then x + feed_forward(norm(x))
@@ -46,7 +46,7 @@ class Block(Sized):
     branch_norm:                    x + norm(attention(x)),        then x + norm(feed_forward(x)) (OLMo 2)
     none of them:                   norm(x + attention(x)),        then norm(x + feed_forward(x)), as in the original
 
-    dim, heads, max_len to sinks   as in Sizes, or a Sizes in the place of dim, whose layers and window are the stack's
+    dim, heads, max_len to sinks   as in Config, or a Config in the place of dim; layers and window are the stack's
     cross      whether the block also attends to a second sequence (a decoder block of an encoder-decoder)
     encoding   the block's own encoding, as a spec or an Encoding: such a block stands alone, and also adds the encoding
                to its input. None in a stack, where the model adds once and passes the encoding to every block
@@ -63,7 +63,7 @@ class Block(Sized):
 
     def __init__(
         self,
-        dim: int | Sizes = 512,
+        dim: int | Config = 512,
         heads: int = 8,
         *,
         max_len: int = 2048,
@@ -92,28 +92,28 @@ class Block(Sized):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        sizes = sizes_of(locals())
+        config = config_of(locals())
         super().__init__()
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.sizes = sizes
-        encoding = None if encoding is None else build(encoding, sizes.shape(causal), **made)
-        normed = partial(norm_layer, sizes.dim, sizes, **made)
+        self.config = config
+        encoding = None if encoding is None else build(encoding, config.shape(causal), **made)
+        normed = partial(norm_layer, config.dim, config, **made)
         # Where the branches alone are normed, their inputs and sums are not.
-        stream, branch = sizes.norm_first or not sizes.branch_norm, sizes.branch_norm
-        self.attention = Attention(sizes, encoding=encoding, causal=causal, **made)
+        stream, branch = config.norm_first or not config.branch_norm, config.branch_norm
+        self.attention = Attention(config, encoding=encoding, causal=causal, **made)
         self.attention_norm, self.attention_branch_norm = normed(stream), normed(branch)
-        self.cross_attention = Attention(sizes, encoding=cross_encoding, causal=False, **made) if cross else None
+        self.cross_attention = Attention(config, encoding=cross_encoding, causal=False, **made) if cross else None
         self.cross_norm, self.cross_branch_norm = normed(cross and stream), normed(cross and branch)
-        kind, bias = sizes.feed_forward, sizes.has_bias("feed_forward")
-        self.feed_forward = FeedForward(sizes.dim, sizes.inner, sizes.dropout, kind=kind, bias=bias, **made)
+        kind, bias = config.feed_forward, config.has_bias("feed_forward")
+        self.feed_forward = FeedForward(config.dim, config.inner, config.dropout, kind=kind, bias=bias, **made)
         self.feed_forward_norm, self.feed_forward_branch_norm = normed(stream), normed(branch)
-        self.dropout = nn.Dropout(sizes.dropout)
+        self.dropout = nn.Dropout(config.dropout)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """The feed-forward layer begins as `init` says; attention sees to itself."""
-        begin(self.sizes, [self.feed_forward.up_proj, self.feed_forward.gate_proj])
-        begin(self.sizes, [self.feed_forward.down_proj], ends=True)
+        begin(self.config, [self.feed_forward.up_proj, self.feed_forward.gate_proj])
+        begin(self.config, [self.feed_forward.down_proj], ends=True)
 
     @with_named_options
     def forward(
@@ -164,12 +164,12 @@ class Block(Sized):
         x = self.after(x, self.dropout(y), self.attention_norm, self.attention_branch_norm)
         if across is not None:
             assert self.cross_attention is not None
-            read = entered if self.sizes.parallel_residual else x
+            read = entered if self.config.parallel_residual else x
             y = self.cross_attention(self.before(read, self.cross_norm), memory, call=across)
             if own.need_weights:
                 y, seen["cross"] = y
             x = self.after(x, self.dropout(y), self.cross_norm, self.cross_branch_norm)
-        read = entered if self.sizes.parallel_residual else x
+        read = entered if self.config.parallel_residual else x
         y = self.feed_forward(self.before(read, self.feed_forward_norm))
         x = self.after(x, y, self.feed_forward_norm, self.feed_forward_branch_norm)
         if not own.need_weights:
@@ -198,17 +198,17 @@ class Block(Sized):
 
     def before(self, x: Tensor, norm: nn.Module | None) -> Tensor:
         """What a branch reads."""
-        return norm(x) if self.sizes.norm_first and norm is not None else x
+        return norm(x) if self.config.norm_first and norm is not None else x
 
     def after(self, x: Tensor, branch: Tensor, norm: nn.Module | None, branch_norm: nn.Module | None) -> Tensor:
         """The residual stream with what a branch gives."""
         branch = branch if branch_norm is None else branch_norm(branch)
-        x = x + (branch if self.sizes.residual_scale == 1 else self.sizes.residual_scale * branch)
-        return x if self.sizes.norm_first or norm is None else norm(x)
+        x = x + (branch if self.config.residual_scale == 1 else self.config.residual_scale * branch)
+        return x if self.config.norm_first or norm is None else norm(x)
 
     def extra_repr(self) -> str:
         names = ("norm_first", "parallel_residual", "residual_scale")
-        return ", ".join(f"{name}={getattr(self.sizes, name)}" for name in names)
+        return ", ".join(f"{name}={getattr(self.config, name)}" for name in names)
 
 
 class Stack(nn.Module):
@@ -223,7 +223,7 @@ class Stack(nn.Module):
 
     def __init__(
         self,
-        sizes: Sizes,
+        config: Config,
         *,
         encoding: LayerSpec,
         causal: bool,
@@ -236,13 +236,13 @@ class Stack(nn.Module):
         super().__init__()
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.activation_checkpointing, self.causal, self.has_warned = False, causal, False
-        self.window_of = sizes.windows
+        self.window_of = config.windows
         # A sum is used by a layer, and its parts are owned; in a tuple nothing is registered a second time.
-        owned, used = build_layers(encoding, sizes.shape(causal), sizes.layers, hints=hints, **made)
+        owned, used = build_layers(encoding, config.shape(causal), config.layers, hints=hints, **made)
         self.hold(owned, used)
         self.cross_encoding_of: tuple[Encoding, ...] = ()
         if cross:
-            owned, used = build_layers(cross_encoding, sizes.shape(causal=False), sizes.layers, hints=hints, **made)
+            owned, used = build_layers(cross_encoding, config.shape(causal=False), config.layers, hints=hints, **made)
             self.cross_encoding_of = tuple(used)
             if any("embed" in own.doors for own in owned):
                 raise ValueError(
@@ -250,10 +250,12 @@ class Stack(nn.Module):
                 )
             self.cross_encodings = nn.ModuleList(owned)
         alone: dict[str, Any] = {"encoding": None, "cross_encoding": None, "causal": causal}
-        self.embedding_norm = norm_layer(sizes.dim, sizes, sizes.embedding_norm, **made)
-        self.blocks = nn.ModuleList(Block(sizes, cross=cross, **alone, **made) for _ in range(sizes.layers))
+        self.embedding_norm = norm_layer(config.dim, config, config.embedding_norm, **made)
+        self.blocks = nn.ModuleList(Block(config, cross=cross, **alone, **made) for _ in range(config.layers))
         # Blocks of the original end with a norm of the sum.
-        self.final_norm = norm_layer(sizes.dim, sizes, sizes.norm_first or sizes.branch_norm, **made) or nn.Identity()
+        self.final_norm = (
+            norm_layer(config.dim, config, config.norm_first or config.branch_norm, **made) or nn.Identity()
+        )
 
     def hold(self, owned: Sequence[Encoding], used: Sequence[Encoding]) -> None:
         """Take these encodings, each once, and for each layer the one that it uses."""
@@ -348,16 +350,16 @@ class Stack(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in said.items())
 
 
-def begin_ends(sizes: Sizes, embedding: TokenPositionEmbedding, output: nn.Module | None = None) -> None:
+def begin_ends(config: Config, embedding: TokenPositionEmbedding, output: nn.Module | None = None) -> None:
     """Give embedding and output their first weights, as `init` says; scaled tokens keep the deviation for the scale."""
-    begin(sizes, [output] if embedding.scale else [embedding.token, output])
+    begin(config, [output] if embedding.scale else [embedding.token, output])
 
 
-class Decoder(Sized):
+class Decoder(Configured):
     """A decoder-only language model (a mini-GPT) with any positional encoding.
 
     vocab      number of token ids
-    dim, heads, layers, max_len to sinks   as in Sizes, or a Sizes in the place of dim
+    dim, heads, layers, max_len to sinks   as in Config, or a Config in the place of dim
     encoding   a spec, an Encoding, or a tuple of them cycled over the layers: ("rotary", "rotary", "none")
     scale_tokens, tie_output   see TokenPositionEmbedding; whether the output layer is the token table
     hints      options that specs leave open, as in posenc.build
@@ -376,7 +378,7 @@ class Decoder(Sized):
     def __init__(
         self,
         vocab: int,
-        dim: int | Sizes = 512,
+        dim: int | Config = 512,
         heads: int = 8,
         layers: int = 6,
         encoding: LayerSpec = "rotary",
@@ -409,22 +411,22 @@ class Decoder(Sized):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        sizes = sizes_of(locals())
+        config = config_of(locals())
         super().__init__()
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.vocab, self.sizes = vocab, sizes
-        self.stack = Stack(sizes, encoding=encoding, causal=True, hints=hints, **made)
+        self.vocab, self.config = vocab, config
+        self.stack = Stack(config, encoding=encoding, causal=True, hints=hints, **made)
         self.embedding = TokenPositionEmbedding(
-            vocab, sizes.dim, scale=scale_tokens, tied=tie_output, dropout=sizes.dropout, **made
+            vocab, config.dim, scale=scale_tokens, tied=tie_output, dropout=config.dropout, **made
         )
-        self.output = None if tie_output else nn.Linear(sizes.dim, vocab, sizes.has_bias("output"), **made)
+        self.output = None if tie_output else nn.Linear(config.dim, vocab, config.has_bias("output"), **made)
         # What `stream` compiled, by rows, slots, and whether no prompt was padded.
         self.graphs: dict[tuple[int, int, bool], Callable[..., Tensor]] = {}
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Embedding and output begin as `init` says; blocks see to themselves."""
-        begin_ends(self.sizes, self.embedding, self.output)
+        begin_ends(self.config, self.embedding, self.output)
 
     @with_named_options
     def forward(
@@ -451,7 +453,7 @@ class Decoder(Sized):
         x = self.embedding(ids, at=at, encodings=self.stack.added)
         x, seen = self.stack(x, at, mask, cache=cache, need_weights=need_weights, only=only)
         logits = F.linear(x, self.embedding.token.weight) if self.output is None else self.output(x)
-        logits = capped(logits, self.sizes.output_softcap)
+        logits = capped(logits, self.config.output_softcap)
         return (logits, seen) if need_weights else logits
 
     def cache(self, *, slots: int | None = None, rolling: bool = False) -> Cache:
@@ -536,14 +538,14 @@ class Decoder(Sized):
         return generate(self, ids, max_new_tokens, **chosen)
 
     def extra_repr(self) -> str:
-        return f"output_softcap={self.sizes.output_softcap}"
+        return f"output_softcap={self.config.output_softcap}"
 
     def __getstate__(self) -> dict[str, Any]:
         # Graphs are of this process, and of this very model.
         return super().__getstate__() | {"graphs": {}}
 
 
-class Encoder(Sized):
+class Encoder(Configured):
     """An encoder: every token sees all tokens. ids [B, T] -> hidden states [B, T, dim].
 
     The arguments are those of Decoder; there is no output layer.
@@ -555,7 +557,7 @@ class Encoder(Sized):
     def __init__(
         self,
         vocab: int,
-        dim: int | Sizes = 512,
+        dim: int | Config = 512,
         heads: int = 8,
         layers: int = 6,
         encoding: LayerSpec = "sinusoidal",
@@ -586,17 +588,17 @@ class Encoder(Sized):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        sizes = sizes_of(locals())
+        config = config_of(locals())
         super().__init__()
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.vocab, self.sizes = vocab, sizes
-        self.stack = Stack(sizes, encoding=encoding, causal=False, hints=hints, **made)
-        self.embedding = TokenPositionEmbedding(vocab, sizes.dim, scale=scale_tokens, dropout=sizes.dropout, **made)
+        self.vocab, self.config = vocab, config
+        self.stack = Stack(config, encoding=encoding, causal=False, hints=hints, **made)
+        self.embedding = TokenPositionEmbedding(vocab, config.dim, scale=scale_tokens, dropout=config.dropout, **made)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """The embedding begins as `init` says; blocks see to themselves."""
-        begin_ends(self.sizes, self.embedding)
+        begin_ends(self.config, self.embedding)
 
     @with_named_options
     def forward(
@@ -615,13 +617,13 @@ class Encoder(Sized):
         return (x, seen) if need_weights else x
 
 
-class EncoderDecoder(Sized):
+class EncoderDecoder(Configured):
     """The original transformer's shape: an encoder, and a decoder that attends to it, with any positional encoding.
 
     encoding        of both stacks: a spec, or a tuple cycled over the layers (specs, not instances: each stack builds
                     its own)
     cross_encoding  between the decoder's queries and the encoder's keys; "none" as in the original and in T5
-    norm_first      False as in the original, where sizes are given one by one
+    norm_first      False as in the original, where options are given one by one
     window          of both stacks; the decoder sees all of the source
     tie_output      whether one table serves source, target and output, as in the original
     The other arguments are those of Decoder. The original's training recipe is
@@ -638,7 +640,7 @@ class EncoderDecoder(Sized):
     def __init__(
         self,
         vocab: int,
-        dim: int | Sizes = 512,
+        dim: int | Config = 512,
         heads: int = 8,
         layers: int = 6,
         encoding: LayerSpec = "sinusoidal",
@@ -672,7 +674,7 @@ class EncoderDecoder(Sized):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        sizes = sizes_of(locals())
+        config = config_of(locals())
         super().__init__()
         for spec in encoding if isinstance(encoding, (list, tuple)) else [encoding]:
             if isinstance(spec, Encoding):
@@ -680,19 +682,19 @@ class EncoderDecoder(Sized):
                     f"encoder and decoder build an encoding each, so give a spec instead of the instance: '{spec}'"
                 )
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.vocab, self.sizes = vocab, sizes
-        self.encoder = Stack(sizes, encoding=encoding, causal=False, hints=hints, **made)
+        self.vocab, self.config = vocab, config
+        self.encoder = Stack(config, encoding=encoding, causal=False, hints=hints, **made)
         across: dict[str, Any] = {"cross": True, "cross_encoding": cross_encoding}
-        self.decoder = Stack(sizes, encoding=encoding, causal=True, hints=hints, **across, **made)
+        self.decoder = Stack(config, encoding=encoding, causal=True, hints=hints, **across, **made)
         self.embedding = TokenPositionEmbedding(
-            vocab, sizes.dim, scale=scale_tokens, tied=tie_output, dropout=sizes.dropout, **made
+            vocab, config.dim, scale=scale_tokens, tied=tie_output, dropout=config.dropout, **made
         )
-        self.output = None if tie_output else nn.Linear(sizes.dim, vocab, sizes.has_bias("output"), **made)
+        self.output = None if tie_output else nn.Linear(config.dim, vocab, config.has_bias("output"), **made)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Embedding and output begin as `init` says; blocks see to themselves."""
-        begin_ends(self.sizes, self.embedding, self.output)
+        begin_ends(self.config, self.embedding, self.output)
 
     @with_named_options
     def encode(
@@ -736,7 +738,7 @@ class EncoderDecoder(Sized):
             x, at, cache=cache, need_weights=need_weights, memory=hidden, memory_at=source_at, only=only
         )
         logits = F.linear(x, self.embedding.token.weight) if self.output is None else self.output(x)
-        logits = capped(logits, self.sizes.output_softcap)
+        logits = capped(logits, self.config.output_softcap)
         return (logits, seen) if need_weights else logits
 
     def cache(self, *, slots: int | None = None) -> Cache:
@@ -767,7 +769,7 @@ class EncoderDecoder(Sized):
         return with_more(start, self.stream(source, start, max_new_tokens, **chosen))
 
     def extra_repr(self) -> str:
-        return f"output_softcap={self.sizes.output_softcap}"
+        return f"output_softcap={self.config.output_softcap}"
 
 
 __all__ = ["Block", "Decoder", "Encoder", "EncoderDecoder", "FeedForward", "Stack", "TokenPositionEmbedding"]

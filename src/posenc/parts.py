@@ -9,18 +9,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.sizes import FEED_FORWARDS, GATED, Sizes
+from posenc.config import FEED_FORWARDS, GATED, Config
 
 
 def norm_layer(
-    width: int, sizes: Sizes, wanted: bool = True, *, device: torch.device | str | None, dtype: torch.dtype | None
+    width: int, config: Config, wanted: bool = True, *, device: torch.device | str | None, dtype: torch.dtype | None
 ) -> nn.Module | None:
-    """The norm of vectors [..., width] in a model of these sizes, where there is one."""
+    """The norm of vectors [..., width] in a model of this config, where there is one."""
     if not wanted:
         return None
-    if sizes.norm == "rms":
-        return nn.RMSNorm(width, eps=sizes.norm_eps, device=device, dtype=dtype)
-    return nn.LayerNorm(width, eps=sizes.norm_eps, bias=sizes.has_bias("norm"), device=device, dtype=dtype)
+    if config.norm == "rms":
+        return nn.RMSNorm(width, eps=config.norm_eps, device=device, dtype=dtype)
+    return nn.LayerNorm(width, eps=config.norm_eps, bias=config.has_bias("norm"), device=device, dtype=dtype)
 
 
 def capped(logits: Tensor, softcap: float | None) -> Tensor:
@@ -28,22 +28,22 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
     return logits if softcap is None else softcap * (logits / softcap).tanh()
 
 
-def begin(sizes: Sizes, layers: Iterable[nn.Module | None], *, ends: bool = False) -> None:
-    """Give linear and embedding layers the weights that they begin with, in a model of these sizes.
+def begin(config: Config, layers: Iterable[nn.Module | None], *, ends: bool = False) -> None:
+    """Give linear and embedding layers the weights that they begin with, in a model of this config.
 
     ends  whether what they give is added to the residual stream
 
     "torch" leaves all as it is, and "xavier" the embeddings.
     """
-    if sizes.init == "torch":
+    if config.init == "torch":
         return
-    std = 0.02 if sizes.init in ("normal", "gpt2") else (2 / (5 * sizes.dim)) ** 0.5
-    if ends and sizes.init == "gpt2":
-        std /= (2 * sizes.layers) ** 0.5
-    elif ends and sizes.init == "small":
-        std = 2 / (sizes.layers * sizes.dim**0.5)
+    std = 0.02 if config.init in ("normal", "gpt2") else (2 / (5 * config.dim)) ** 0.5
+    if ends and config.init == "gpt2":
+        std /= (2 * config.layers) ** 0.5
+    elif ends and config.init == "small":
+        std = 2 / (config.layers * config.dim**0.5)
     for layer in layers:
-        if isinstance(layer, (nn.Linear, nn.Embedding)) and sizes.init != "xavier":
+        if isinstance(layer, (nn.Linear, nn.Embedding)) and config.init != "xavier":
             nn.init.normal_(layer.weight, std=std)
         elif isinstance(layer, nn.Linear):
             nn.init.xavier_uniform_(layer.weight)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from posenc import spelling
+from posenc.config import BIASED
 from posenc.foreign import near, quoted
-from posenc.sizes import BIASED
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Preset(Mapping[str, Any]):
     window    how many tokens a layer sees back, or None for all, in the same cycle
     scale     factor of the logits where it is not head_dim^-1/2
     sinks     whether each head has a learned sink
-    block     what its blocks, embedding and output are made of, as in Sizes; empty where they are of other parts
+    block     what its blocks, embedding and output are made of, as in Config; empty where they are of other parts
     model     "decoder", "encoder" or "encoder-decoder"
     besides   what else the models do that no option here says
     source    where the numbers come from

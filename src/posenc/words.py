@@ -91,7 +91,7 @@ EncoderDecoder: Transformer TransformerModel Seq2Seq Seq2SeqTransformer
 TokenPositionEmbedding: TokenEmbedding InputEmbedding Embeddings TransformerEmbedding TokenAndPositionEmbedding
     EmbeddingLayer
 Cache: KVCache DynamicCache StaticCache
-Sizes: Config ModelConfig TransformerConfig GPTConfig
+Config: Sizes ModelConfig TransformerConfig GPTConfig
 masks.causal: causal_mask subsequent_mask generate_square_subsequent_mask create_causal_mask
 NoPE: NoPositionalEncoding
 """

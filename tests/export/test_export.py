@@ -13,10 +13,10 @@ from torch import Tensor
 
 import posenc.export
 from posenc import Decoder, Encoder, EncoderDecoder, Encoding, Positions, catalogue, masks
+from posenc.config import Config
 from posenc.export import CannotExport, equality, export
 from posenc.export.graphs import graph_of
 from posenc.lab.experiments.models import Tagger
-from posenc.sizes import Sizes
 
 runtime = pytest.importorskip("onnxruntime", reason="posenc[onnx] is not installed")
 
@@ -142,7 +142,7 @@ def test_a_pt2_file_runs_without_posenc_and_holds_no_operator_of_posenc(tmp_path
 
 @pytest.mark.slow
 def test_encoders_and_encoder_decoders_are_exported_whole(tmp_path: Path) -> None:
-    sizes = Sizes(dim=24, heads=4, layers=1, max_len=256)
+    sizes = Config(dim=24, heads=4, layers=1, max_len=256)
     for made in (Encoder(11, sizes, encoding="t5_bias"), Tagger(11, sizes, encoding="axial_rotary")):
         done = export(made, tmp_path / "encoder.pt2")
         assert done.lengths == LENGTHS and json.loads(done.about["inputs"]) == ["ids", "positions"]

@@ -41,7 +41,7 @@ def test_imports_name_the_whole_path() -> None:
     assert not [module for module, file in FILES.items() if any(name.startswith(".") for name in facts_of(file)[0])]
 
 
-NAMELESS = "sizes inputs attention embedding generation model hand_outs".split()
+NAMELESS = "config inputs attention embedding generation model hand_outs".split()
 NAMELESS += "kernels cache encoding biases keys score_mods masks positions".split()
 
 

@@ -75,7 +75,7 @@ def block_by_hand(block: Block, x: Tensor, memory: Tensor | None = None, causal:
         steps.append((block.cross_norm, lambda z: attention_by_hand(block.cross_attention, z, memory, False)))
     steps.append((block.feed_forward_norm, lambda z: feed_forward_by_hand(block, z)))
     for norm, step in steps:
-        x = x + step(layer_norm(x, norm)) if block.sizes.norm_first else layer_norm(x + step(x), norm)
+        x = x + step(layer_norm(x, norm)) if block.config.norm_first else layer_norm(x + step(x), norm)
     return x
 
 
@@ -470,7 +470,7 @@ def test_an_encoder_decoder_is_both_with_cross_attention(norm_first: bool) -> No
 
 def test_the_original_is_post_norm_scaled_tied_and_sinusoidal() -> None:
     model = EncoderDecoder(**SMALL)
-    assert model.output is None and model.embedding.scale and not model.encoder.blocks[0].sizes.norm_first
+    assert model.output is None and model.embedding.scale and not model.encoder.blocks[0].config.norm_first
     assert [str(e) for e in model.encoder.added] == ["sinusoidal"] and str(model.decoder.cross_encoding_of[0]) == "none"
 
 

@@ -239,7 +239,7 @@ def test_an_encoding_of_two_natures_is_refused() -> None:
 
 def test_norms_of_all_heads_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("posenc.parallel.heads.group_of", lambda _: SimpleNamespace(rank=lambda: 0, size=lambda: 2))
-    with pytest.raises(ValueError, match=r"^qk_norm='joined' norms all heads as one vector, and no rank has all; take "):
+    with pytest.raises(ValueError, match=r"^qk_norm='joined' norms all heads as one vector, and no rank has all; ta"):
         shard_heads(decoder("rotary", qk_norm="joined"))
 
 

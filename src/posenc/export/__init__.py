@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import nn
 
+from posenc.config import Config
 from posenc.export.equality import allowed, difference, opened
 from posenc.export.files import CannotExport, form_of, quiet, reason_of, require, write, written_down
 from posenc.export.graphs import Graph, encodings_of, graph_of
@@ -25,7 +26,6 @@ from posenc.foreign import quoted
 from posenc.generation import evaluating
 from posenc.lab import store
 from posenc.model import Decoder, Stack
-from posenc.sizes import Sizes
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,9 @@ def words_of(model: nn.Module) -> dict[str, str]:
     used = [str(encoding) for stack in stacks for encoding in stack.encoding_of] or [*map(str, encodings_of(model))]
     words = {"model": type(model).__name__, "encoding": ", ".join(dict.fromkeys(used)) or "unknown"}
     sizes = next(
-        (module.sizes for module in model.modules() if isinstance(getattr(module, "sizes", None), Sizes)), None
+        (module.config for module in model.modules() if isinstance(getattr(module, "config", None), Config)), None
     )
-    if isinstance(sizes, Sizes):
+    if isinstance(sizes, Config):
         words["sizes"] = json.dumps(asdict(sizes))
     return words | {"vocab": str(vocab_of(model))}
 

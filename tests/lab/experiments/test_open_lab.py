@@ -90,7 +90,7 @@ def test_a_tagger_sees_both_sides_and_a_decoder_one() -> None:
     other = torch.tensor([[3, 4, 5, 9]])
     torch.manual_seed(0)
     for model, sees in (
-        (Tagger(11, Experiment("none", "copy", dim=16, heads=2).sizes(8), "rotary"), True),
+        (Tagger(11, Experiment("none", "copy", dim=16, heads=2).config(8), "rotary"), True),
         (Decoder(11, dim=16, heads=2, layers=1, encoding="rotary"), False),
     ):
         batches = [Batch(x, x, torch.ones(4, dtype=torch.bool)) for x in (ids, other)]
@@ -103,9 +103,15 @@ def test_sizes_reach_the_model() -> None:
         "copy", "rotary", **SMALL | {"heads": 4, "layers": 2, "norm_first": False, "kv_heads": 2, "head_dim": 6}
     )
     made = replace(made, intermediate_size=24, feed_forward="swiglu", window=(3, None), dropout=0.25)
-    sizes = model_of(made, made.made_task()).sizes
-    assert (sizes.norm_first, sizes.kv_heads, sizes.head_dim, sizes.inner, sizes.dropout) == (False, 2, 6, 24, 0.25)
-    assert sizes.windows == (3, None)
+    config = model_of(made, made.made_task()).config
+    assert (config.norm_first, config.kv_heads, config.head_dim, config.inner, config.dropout) == (
+        False,
+        2,
+        6,
+        24,
+        0.25,
+    )
+    assert config.windows == (3, None)
     with pytest.raises(ValueError, match=r"^kv_heads must divide heads=4, got 3$"):
         replace(made, kv_heads=3)
 
@@ -127,7 +133,10 @@ def test_a_model_of_ones_own_is_trained_ablated_and_recorded(mine: str, tmp_path
     ("model", "words"),
     [
         ("mine.py:Deaf", r"the forward of mine\.py:Deaf takes no positions; it is called as model\(ids, positions=.*"),
-        ("mine.py:Wanting", r"mine\.py:Wanting needs tokenizer; a model is made with any of vocab, sizes, .*, by name"),
+        (
+            "mine.py:Wanting",
+            r"mine\.py:Wanting needs tokenizer; a model is made with any of vocab, config, .*, by name",
+        ),
         ("mine.py:Fixed", r"mine\.py:Fixed does not take encoding, the spec that it is to have; a model is made .*"),
         (
             "mine.py:Short",

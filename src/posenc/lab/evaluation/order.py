@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from posenc.config import Config
 from posenc.lab.experiments.recipes import on_axes
 from posenc.model import Stack
 from posenc.positions import Positions
 from posenc.seeding import seeded
-from posenc.sizes import Sizes
 
 DIM, HEADS, TOKENS = 32, 4, 12
 
@@ -20,7 +20,7 @@ BLIND = 1e-9
 
 def untrained(spec: str | tuple[str, ...], layers: int, is_causal: bool) -> Stack:
     """An untrained stack in float64, whose encodings' parameters are drawn from N(0, 1)."""
-    sizes = Sizes(DIM, HEADS, layers, max_len=TOKENS)
+    sizes = Config(DIM, HEADS, layers, max_len=TOKENS)
     stack = Stack(sizes, encoding=spec, causal=is_causal, hints=on_axes())
     # Both directions are asked of an encoding, whichever it is built for.
     stack.has_warned = True

@@ -8,11 +8,11 @@ from typing import Any
 
 from posenc import checks
 from posenc.catalogue import Node, options_of, parse
+from posenc.config import Config
 from posenc.coordinate_maps import map_of
 from posenc.foreign import CannotRead, code, form_of, matches, near, quoted
 from posenc.lab.tasks import Task, task_of
 from posenc.schedules import schedule_of
-from posenc.sizes import Sizes
 from posenc.specs import files_in
 
 MOST = {
@@ -33,7 +33,7 @@ OF_SIZES = (
     "embedding_norm", "qk_norm", "softcap", "output_softcap", "init", "feed_forward", "intermediate_size", "bias",
     "kv_heads", "head_dim", "window", "dropout",
 )  # fmt: skip
-"""The settings that are sizes of the model, as in posenc.Sizes."""
+"""The settings that are sizes of the model, as in posenc.Config."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Experiment:
     seed           of the weights and the data
     train_length   the longest trained length (the task's items; text: tokens of a window)
     test_lengths   the longer lengths that are tested
-    layers, dim, heads, kv_heads, head_dim, window, dropout   the shape of the model, as in posenc.Sizes
+    layers, dim, heads, kv_heads, head_dim, window, dropout   the shape of the model, as in posenc.Config
     norm, norm_first, branch_norm, parallel_residual, residual_scale, embedding_norm, qk_norm, softcap, output_softcap,
     init, feed_forward, intermediate_size, bias   what its blocks are made of and begin with, as there
     model          path/to/mine.py:Mine, a module of one's own in place of the task's decoder, encoder or both
@@ -134,7 +134,7 @@ class Experiment:
             if getattr(self, name) > most:
                 raise ValueError(f"{name} must be at most {most:,}, got {quoted(getattr(self, name), 40)}")
         check_seed(self.seed)
-        self.sizes(1)
+        self.config(1)
         too_short = [n for n in self.test_lengths if n <= self.train_length]
         if too_short:
             raise ValueError(f"test lengths must exceed the trained length {self.train_length}, got {too_short}")
@@ -178,9 +178,9 @@ class Experiment:
         """Every text of the experiment that may name a file of one's own."""
         return [*self.specs, *filter(None, [self.task, self.map, self.test_map, self.stretch, self.model])]
 
-    def sizes(self, max_len: int) -> Sizes:
+    def config(self, max_len: int) -> Config:
         """How large the model is, for a trained length in tokens. Raises ValueError for sizes that do not fit."""
-        return Sizes(**{name: getattr(self, name) for name in OF_SIZES}, max_len=max_len)
+        return Config(**{name: getattr(self, name) for name in OF_SIZES}, max_len=max_len)
 
     def made_task(self) -> Task:
         """The task, on the text that is asked for."""

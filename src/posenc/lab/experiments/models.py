@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from posenc.config import Config
 from posenc.encoding import Encoding
 from posenc.foreign import code, one_line, quoted
 from posenc.lab.experiments.experiment import Experiment
@@ -17,7 +18,6 @@ from posenc.lab.experiments.recipes import hints
 from posenc.lab.tasks import Batch, Task
 from posenc.model import Decoder, Encoder, EncoderDecoder, Stack
 from posenc.schedules import schedule_of
-from posenc.sizes import Sizes
 
 
 class Tagger(nn.Module):
@@ -25,14 +25,16 @@ class Tagger(nn.Module):
 
     ids [B, T] -> logits [B, T, vocab]. The arguments are those of Encoder.
 
-    >>> Tagger(11, Sizes(dim=32, heads=4, layers=2), encoding="rotary")(torch.tensor([[1, 2, 3]])).shape
+    >>> Tagger(11, Config(dim=32, heads=4, layers=2), encoding="rotary")(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 11])
     """
 
-    def __init__(self, vocab: int, sizes: Sizes, encoding: str | tuple[str, ...], *, hints: dict | None = None) -> None:
+    def __init__(
+        self, vocab: int, config: Config, encoding: str | tuple[str, ...], *, hints: dict | None = None
+    ) -> None:
         super().__init__()
-        self.encoder = Encoder(vocab, sizes, encoding=encoding, hints=hints)
-        self.output = nn.Linear(sizes.dim, vocab)
+        self.encoder = Encoder(vocab, config, encoding=encoding, hints=hints)
+        self.output = nn.Linear(config.dim, vocab)
 
     def forward(self, ids: Tensor, *, positions: Any = None, need_weights: Any = False) -> Any:
         """Logits, and with `need_weights` the attention weights of each layer."""
@@ -49,7 +51,7 @@ def model_of(experiment: Experiment, task: Task, *, stretched: bool = False) -> 
     stretched  whether rotary has the experiment's stretch
 
     A module of one's own is made with those of these arguments that its constructor names: vocab, encoding (a spec, or
-    a tuple of them), sizes (posenc.Sizes), dim, heads, layers, max_len, hints.
+    a tuple of them), config (posenc.Config), dim, heads, layers, max_len, hints.
 
     Raises ValueError for a module that needs anything else, or whose forward takes no positions.
     """
@@ -57,9 +59,9 @@ def model_of(experiment: Experiment, task: Task, *, stretched: bool = False) -> 
     trained = task.tokens(experiment.train_length)
     longest = max([trained, *(task.tokens(n) for n in experiment.test_lengths)])
     schedule = schedule_of(experiment.stretch) if stretched else None
-    sizes = experiment.sizes(trained)
-    given = {"vocab": task.vocab, "sizes": sizes, "max_len": trained}
-    given |= {"dim": sizes.dim, "heads": sizes.heads, "layers": sizes.layers}
+    config = experiment.config(trained)
+    given = {"vocab": task.vocab, "config": config, "max_len": trained}
+    given |= {"dim": config.dim, "heads": config.heads, "layers": config.layers}
     make = OURS[task.reads] if experiment.model is None else own_module(experiment.model)
 
     def made(encoding: str | tuple[str, ...]) -> nn.Module:
@@ -76,7 +78,7 @@ def model_of(experiment: Experiment, task: Task, *, stretched: bool = False) -> 
 def call(make: Any, given: dict[str, Any], experiment: Experiment) -> nn.Module:
     """The module, made with what it asks for. Raises ValueError where it needs something else."""
     if experiment.model is None:
-        return make(given["vocab"], given["sizes"], encoding=given["encoding"], hints=given["hints"])
+        return make(given["vocab"], given["config"], encoding=given["encoding"], hints=given["hints"])
     parameters = inspect.signature(make).parameters
     needed = [
         name

@@ -17,14 +17,14 @@ BIASED = ("q_proj", "k_proj", "v_proj", "o_proj", "feed_forward", "norm", "outpu
 
 FEED_FORWARDS = ("gelu", "gelu_tanh", "relu", "relu2", *GATED)
 INITS = ("torch", "normal", "gpt2", "small", "xavier")
-T = TypeVar("T", bound="Sized")
+T = TypeVar("T", bound="Configured")
 
 LayerWindow: TypeAlias = int | tuple[int | None, ...] | None
 """How many tokens a layer sees back, or None for all; a tuple is cycled over the layers."""
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Config:
     """What the parts of a transformer agree on; each part reads what concerns it.
 
     dim        width of the model (channels)
@@ -63,8 +63,8 @@ class Sizes:
     Raises ValueError for head counts that do not divide, an unknown norm or kernel, and numbers out of range.
 
     >>> from posenc import Decoder
-    >>> sizes = Sizes(dim=32, heads=4, layers=2)
-    >>> Decoder(11, sizes, encoding="alibi").sizes == Decoder(11, dim=32, heads=4, layers=2).sizes
+    >>> config = Config(dim=32, heads=4, layers=2)
+    >>> Decoder(11, config, encoding="alibi").config == Decoder(11, dim=32, heads=4, layers=2).config
     True
     """
 
@@ -159,29 +159,29 @@ class Sizes:
         return Shape(self.dim, self.heads, self.head_dim, self.max_len, causal)
 
 
-SIZES = frozenset(field.name for field in fields(Sizes))
-"""The names of all sizes."""
+OPTIONS = frozenset(field.name for field in fields(Config))
+"""The names of all options of a Config."""
 
 
-class Sized(checks.ChecksArguments, nn.Module):
-    """Base of a module whose constructor takes sizes one by one, or a Sizes in the place of `dim`."""
+class Configured(checks.ChecksArguments, nn.Module):
+    """Base of a module that takes the options of a Config one by one, or a Config in the place of `dim`."""
 
     def __new__(cls: type[T], *given: Any, **named: Any) -> T:
-        """Raises ValueError for a Sizes beside sizes, and as ChecksArguments does."""
+        """Raises ValueError for a Config beside options of its own, and as ChecksArguments does."""
         made = super().__new__(cls, *given, **named)
-        # A subclass has a constructor of its own, which may call sizes whatever it likes.
-        if any(isinstance(value, Sizes) for value in (*given, *named.values())):
+        # A subclass has a constructor of its own, which may call its options whatever it likes.
+        if any(isinstance(value, Config) for value in (*given, *named.values())):
             bound = inspect.signature(cls.__init__).bind_partial(made, *given, **named).arguments
-            if isinstance(bound.get("dim"), Sizes) and (beside := (bound.keys() & SIZES) - {"dim"}):
+            if isinstance(bound.get("dim"), Config) and (beside := (bound.keys() & OPTIONS) - {"dim"}):
                 raise ValueError(
-                    f"{cls.__name__} takes a Sizes or sizes one by one, got a Sizes and {', '.join(sorted(beside))}; "
-                    f"change it before with dataclasses.replace(sizes, ...)"
+                    f"{cls.__name__} takes a Config or its options one by one, got a Config and "
+                    f"{', '.join(sorted(beside))}; change it before with dataclasses.replace(config, ...)"
                 )
         return made
 
 
-def sizes_of(options: Mapping[str, Any]) -> Sizes:
-    """The Sizes that a constructor was given in place of `dim`, or those of its options that are sizes, together."""
-    if isinstance(options["dim"], Sizes):
+def config_of(options: Mapping[str, Any]) -> Config:
+    """The Config that a constructor was given in place of `dim`, or the one that its options make."""
+    if isinstance(options["dim"], Config):
         return options["dim"]
-    return Sizes(**{name: value for name, value in options.items() if name in SIZES})
+    return Config(**{name: value for name, value in options.items() if name in OPTIONS})

@@ -1,4 +1,4 @@
-"""Sizes said once: one by one or together, with errors and signatures that name them, and a repr that shows them."""
+"""Options said once: one by one or together, with errors and signatures that name them, and a repr that shows them."""
 
 import functools
 import inspect
@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from posenc import Attention, Block, Decoder, Encoder, EncoderDecoder, Sizes, TokenPositionEmbedding, masks
+from posenc import Attention, Block, Config, Decoder, Encoder, EncoderDecoder, TokenPositionEmbedding, masks
 
-SMALL = Sizes(
+SMALL = Config(
     dim=16, heads=4, layers=3, kv_heads=2, intermediate_size=24, norm_first=False, window=(3, None), max_len=9
 )
 ONE_BY_ONE = {one.name: getattr(SMALL, one.name) for one in fields(SMALL)}
@@ -39,7 +39,7 @@ def test_sizes_one_by_one_and_sizes_together_make_the_same(module: type[nn.Modul
     whole = module(*first, SMALL, encoding="rotary")
     assert same_model(whole, module(*first, **known, encoding="rotary"))
     assert same_model(whole, module(*first, dim=SMALL, encoding="rotary"))
-    with pytest.raises(ValueError, match=r"a Sizes or sizes one by one, got a Sizes and dropout, kv_heads; "):
+    with pytest.raises(ValueError, match=r"a Config or its options one by one, got a Config and dropout, kv_heads; "):
         module(*first, SMALL, encoding="rotary", kv_heads=4, dropout=0.5)
     changed = module(*first, replace(SMALL, kv_heads=4, dropout=0.5), encoding="rotary")
     assert not same_model(changed, whole)
@@ -48,8 +48,8 @@ def test_sizes_one_by_one_and_sizes_together_make_the_same(module: type[nn.Modul
 @pytest.mark.parametrize("module", [Decoder, Encoder, EncoderDecoder])
 def test_positional_arguments_come_as_vocab_sizes_and_encoding(module: type[nn.Module]) -> None:
     spread = module(11, 16, 4, 3, "alibi", norm_first=True)
-    assert same_model(spread, module(11, Sizes(16, 4, 3), encoding="alibi"))
-    assert spread.sizes == Sizes(16, 4, 3) and spread.vocab == 11
+    assert same_model(spread, module(11, Config(16, 4, 3), encoding="alibi"))
+    assert spread.config == Config(16, 4, 3) and spread.vocab == 11
 
 
 def test_a_model_of_given_sizes_runs() -> None:
@@ -62,8 +62,8 @@ def test_a_model_of_given_sizes_runs() -> None:
 
 
 def test_the_original_is_post_norm_unless_its_sizes_say_otherwise() -> None:
-    assert not EncoderDecoder(11, dim=16, heads=2, layers=1).sizes.norm_first
-    assert EncoderDecoder(11, Sizes(dim=16, heads=2, layers=1)).sizes.norm_first
+    assert not EncoderDecoder(11, dim=16, heads=2, layers=1).config.norm_first
+    assert EncoderDecoder(11, Config(dim=16, heads=2, layers=1)).config.norm_first
     assert inspect.signature(EncoderDecoder).parameters["norm_first"].default is False
     assert inspect.signature(Decoder).parameters["norm_first"].default is True
 
@@ -71,7 +71,7 @@ def test_the_original_is_post_norm_unless_its_sizes_say_otherwise() -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_the_signature_names_every_size_for_help_and_completion(module: type[nn.Module]) -> None:
     parameters = inspect.signature(module).parameters
-    assert {one.name for one in fields(Sizes)} - WITHOUT.get(module, set()) <= set(parameters)
+    assert {one.name for one in fields(Config)} - WITHOUT.get(module, set()) <= set(parameters)
     assert not WITHOUT.get(module, set()) & set(parameters) and "sizes" not in parameters
     assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     leading = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
@@ -138,7 +138,7 @@ def test_an_option_that_there_is_not_is_refused_with_the_nearest_one(make, words
 )
 def test_impossible_sizes_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Sizes(**options)
+        Config(**options)
     with pytest.raises(ValueError, match=words):
         Decoder(11, **options)
 
@@ -146,7 +146,7 @@ def test_impossible_sizes_are_refused(options: dict[str, Any], words: str) -> No
 def test_sizes_are_sizes_and_stay_as_they_are() -> None:
     with pytest.raises(ValueError, match=r"^dim must be a whole number, got \{'dim': 16\}$"):
         Decoder(11, {"dim": 16})
-    assert Sizes(window=[3, None]) == Sizes(window=(3, None))
+    assert Config(window=[3, None]) == Config(window=(3, None))
     with pytest.raises(FrozenInstanceError):
         SMALL.dim = 3
 
