@@ -3,6 +3,7 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import checks
@@ -53,7 +54,7 @@ class TokenPositionEmbedding(checks.ChecksArguments, nn.Module):
         super().__init__()
         self.vocab, self.dim, self.scale, self.tied = checks.whole("vocab", vocab, 1), dim, scale, tied
         self.token = nn.Embedding(vocab, checks.whole("dim", dim, 1), device=device, dtype=dtype)
-        self.dropout = nn.Dropout(checks.share("dropout", dropout))
+        self.dropout = checks.share("dropout", dropout)
         self.encoding: Encoding | None = None
         if encoding is not None:
             self.encoding = build(encoding, Shape(dim, 1, dim, max_len), device=device, dtype=dtype)
@@ -93,7 +94,7 @@ class TokenPositionEmbedding(checks.ChecksArguments, nn.Module):
             encodings = (self.encoding, *encodings)
         for encoding in encodings:
             x = encoding.embed(x, at)
-        return self.dropout(x)
+        return F.dropout(x, self.dropout) if self.training and self.dropout else x
 
     def token_vectors(self, ids: Tensor) -> Tensor:
         """scale * token, before the position is added."""
@@ -101,4 +102,4 @@ class TokenPositionEmbedding(checks.ChecksArguments, nn.Module):
         return x * math.sqrt(self.dim) if self.scale else x
 
     def extra_repr(self) -> str:
-        return f"scale={self.scale}, tied={self.tied}"
+        return f"scale={self.scale}, tied={self.tied}, dropout={self.dropout}"

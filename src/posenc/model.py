@@ -107,7 +107,6 @@ class Block(Configured):
         kind, bias = config.feed_forward, config.has_bias("feed_forward")
         self.feed_forward = FeedForward(config.dim, config.inner, config.dropout, kind=kind, bias=bias, **made)
         self.feed_forward_norm, self.feed_forward_branch_norm = normed(stream), normed(branch)
-        self.dropout = nn.Dropout(config.dropout)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -161,14 +160,14 @@ class Block(Configured):
         if own.need_weights:
             y, seen["self"] = y
         entered = x
-        x = self.after(x, self.dropout(y), self.attention_norm, self.attention_branch_norm)
+        x = self.after(x, self.dropped(y), self.attention_norm, self.attention_branch_norm)
         if across is not None:
             assert self.cross_attention is not None
             read = entered if self.config.parallel_residual else x
             y = self.cross_attention(self.before(read, self.cross_norm), memory, call=across)
             if own.need_weights:
                 y, seen["cross"] = y
-            x = self.after(x, self.dropout(y), self.cross_norm, self.cross_branch_norm)
+            x = self.after(x, self.dropped(y), self.cross_norm, self.cross_branch_norm)
         read = entered if self.config.parallel_residual else x
         y = self.feed_forward(self.before(read, self.feed_forward_norm))
         x = self.after(x, y, self.feed_forward_norm, self.feed_forward_branch_norm)
@@ -199,6 +198,9 @@ class Block(Configured):
     def before(self, x: Tensor, norm: nn.Module | None) -> Tensor:
         """What a branch reads."""
         return norm(x) if self.config.norm_first and norm is not None else x
+
+    def dropped(self, branch: Tensor) -> Tensor:
+        return F.dropout(branch, self.config.dropout) if self.training and self.config.dropout else branch
 
     def after(self, x: Tensor, branch: Tensor, norm: nn.Module | None, branch_norm: nn.Module | None) -> Tensor:
         """The residual stream with what a branch gives."""
@@ -295,7 +297,7 @@ class Stack(nn.Module):
             first = cast(Block, self.blocks[0])
             across = first.cross_call(x, at, memory, memory_at, False, self.cross_encoding_of[0])
         x = x if self.embedding_norm is None else self.embedding_norm(x)
-        seen, left = {}, only
+        seen, left, last = {}, only, self.blocks[-1]
         shared: dict | None = None if torch.compiler.is_compiling() else {}
         careful = cache is not None and not torch.compiler.is_compiling()
         with unchanged_if_refused(cache.layers) if careful else nullcontext():
@@ -307,7 +309,7 @@ class Stack(nn.Module):
                     across = across._replace(encoding=self.cross_encoding_of[layer], need_weights=wanted)
                 if wanted:
                     x, seen[layer] = block(x, memory=memory, calls=(own, across))
-                elif block is not self.blocks[-1]:
+                elif block is not last:
                     x = self.through(block, x, memory=memory, calls=(own, across))
                 else:
                     # What nobody reads is not computed: the last block answers for the wanted tokens only.

@@ -128,7 +128,7 @@ class FeedForward(checks.ChecksArguments, LoadsOldNames):
         self.up_proj = nn.Linear(dim, intermediate_size, **made)
         self.gate_proj = nn.Linear(dim, intermediate_size, **made) if kind in GATED else None
         self.down_proj = nn.Linear(intermediate_size, dim, **made)
-        self.dropout = nn.Dropout(checks.share("dropout", dropout))
+        self.dropout = checks.share("dropout", dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         activation = ACTIVATIONS[self.kind]
@@ -136,7 +136,8 @@ class FeedForward(checks.ChecksArguments, LoadsOldNames):
             inner = activation(self.up_proj(x))
         else:
             inner = activation(self.gate_proj(x)) * self.up_proj(x)
-        return self.dropout(self.down_proj(inner))
+        x = self.down_proj(inner)
+        return F.dropout(x, self.dropout) if self.training and self.dropout else x
 
     def extra_repr(self) -> str:
-        return f"kind={self.kind!r}"
+        return f"kind={self.kind!r}, dropout={self.dropout}"

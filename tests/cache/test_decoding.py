@@ -120,9 +120,9 @@ def test_a_step_without_gradients_moves_no_key_that_is_there(make) -> None:
     k = torch.randn(2, 3, 10, 4)
     cache = make()
     with torch.no_grad():
-        cache.extend(keys_of(k, 0, 6))
-        first = cache.extend(keys_of(k, 6, 7))
-        later = cache.extend(keys_of(k, 7, 8))
+        cache.take_in(keys_of(k, 0, 6))
+        first = cache.take_in(keys_of(k, 6, 7))
+        later = cache.take_in(keys_of(k, 7, 8))
     for before, after in ((first.k, later.k), (first.v, later.v), (first.memo["fact"], later.memo["fact"])):
         assert before.data_ptr() == after.data_ptr()
     assert torch.equal(later.k[:, :, :8], k[:, :, :8]) and torch.equal(later.v[:, :, :8], k[:, :, :8] + 1)
@@ -151,7 +151,7 @@ def test_a_cache_may_be_filled_in_one_mode_and_go_on_in_another(make) -> None:
     modes = (torch.inference_mode, torch.no_grad, torch.enable_grad, torch.no_grad, torch.inference_mode)
     for t, mode in enumerate(modes):
         with mode():
-            keys = cache.extend(keys_of(k, t, t + 1))
+            keys = cache.take_in(keys_of(k, t, t + 1))
     assert torch.equal(keys.k[:, :, :5], k[:, :, :5])
 
 
@@ -159,19 +159,19 @@ def test_what_a_growing_cache_gave_stays_whoever_goes_on_from_it() -> None:
     k, other = torch.randn(1, 2, 9, 4), torch.randn(1, 2, 9, 4)
     cache = GrowingCache()
     with torch.no_grad():
-        cache.extend(keys_of(k, 0, 4))
-        cache.extend(keys_of(k, 4, 5))
+        cache.take_in(keys_of(k, 0, 4))
+        cache.take_in(keys_of(k, 4, 5))
         fork = copy.copy(cache)
-        one_way, cache = cache.extend(keys_of(k, 5, 7)), fork
-        other_way = cache.extend(keys_of(other, 5, 7))
+        one_way, cache = cache.take_in(keys_of(k, 5, 7)), fork
+        other_way = cache.take_in(keys_of(other, 5, 7))
         twin = copy.copy(cache)
-        further, elsewhere = cache.extend(keys_of(other, 7, 8)), twin.extend(keys_of(k, 7, 8))
+        further, elsewhere = cache.take_in(keys_of(other, 7, 8)), twin.take_in(keys_of(k, 7, 8))
     assert torch.equal(one_way.k, k[:, :, :7])
     assert torch.equal(other_way.k, torch.cat((k[:, :, :5], other[:, :, 5:7]), 2))
     assert torch.equal(further.k[:, :, 7:], other[:, :, 7:8]) and torch.equal(elsewhere.k[:, :, 7:], k[:, :, 7:8])
     cache.rows(torch.tensor([0]))
     with torch.no_grad():
-        assert torch.equal(cache.extend(keys_of(k, 8, 9)).k[:, :, :8], further.k)
+        assert torch.equal(cache.take_in(keys_of(k, 8, 9)).k[:, :, :8], further.k)
 
 
 def test_a_model_remembers_where_the_last_tokens_stood_and_nothing_else() -> None:
@@ -248,7 +248,7 @@ def test_layers_that_share_an_encoding_share_its_bias_of_one_token_and_of_one_pa
         monkeypatch.undo()
         again = model.cache()
         for old, new in zip(cache.layers, again.layers, strict=True):
-            new.extend(Keys(old.keys.k[:, :, :8], old.keys.v[:, :, :8], told_less(Positions.count(8))))
+            new.take_in(Keys(old.keys.k[:, :, :8], old.keys.v[:, :, :8], told_less(Positions.count(8))))
         expected = model(ids[:, 8:], positions=told_less(Positions.count(1, 8)), cache=again)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
 
@@ -282,7 +282,7 @@ def test_a_stream_that_is_closed_leaves_the_model_as_it_was() -> None:
     assert model.training
     assert not next(coming).requires_grad and not model.training and torch.is_grad_enabled()
     coming.close()
-    assert model.training and model.stack.blocks[0].dropout.training
+    assert model.training and model.stack.blocks[0].training
 
 
 def test_a_stream_refuses_when_it_is_made() -> None:
