@@ -24,7 +24,7 @@ from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.plan import Plan, Row, plan_for
 from posenc.kernels.reference import check_heads, fit_heads, one_width
 from posenc.kernels.request import Request
-from posenc.kernels.value_vectors import VectorsInRow, attend_with_vectors
+from posenc.kernels.value_vectors import VectorsInRow, attend_with_vectors, vectors_among
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
@@ -43,7 +43,8 @@ Way: TypeAlias = tuple[Tensor, Tensor]
 
 def why_not(request: Request) -> str | None:
     """Why attention in blocks cannot serve, or None."""
-    if (reason := request.against("attention in blocks")) is not None:
+    adds = request.encoding.needs_weights and adds_vectors(request)
+    if (reason := request.against("attention in blocks", adds_vectors=adds)) is not None:
         return reason
     if request.dropout:
         return f"attention in blocks has no dropout, got {request.dropout}; use kernel='sdpa' or 'auto', or dropout=0"
@@ -68,7 +69,7 @@ def why_not(request: Request) -> str | None:
 
 
 def adds_vectors(request: Request) -> bool:
-    """Whether attention in blocks serves a call and adds vectors to its values by their distance.
+    """Whether attention in blocks adds vectors to the values of a call by their distance.
 
     It does where tokens are known to stand in a row: for the last one alone without a block, and for several queries of
     many keys, since few have too few weights to be worth one.
@@ -76,10 +77,12 @@ def adds_vectors(request: Request) -> bool:
     q, inputs = request.q, request.inputs
     if torch.compiler.is_compiling() or q is None or inputs is None or q.shape[0] == 0:
         return False
+    if vectors_among(inputs.biases) is None:
+        return False
     if q.shape[2] == 1:
         seen = inputs.mask.sees_everything(inputs.at, inputs.keys_at) and inputs.at.start is not None
-        return seen and not torch.is_autocast_enabled("cpu") and why_not(request) is None
-    if inputs.keys_at.tokens < SIZES.keys_for_vectors or why_not(request) is not None:
+        return seen and not torch.is_autocast_enabled("cpu")
+    if inputs.keys_at.tokens < SIZES.keys_for_vectors:
         return False
     return Row.of(inputs.at, inputs.keys_at, inputs.mask) is not None
 
@@ -94,7 +97,6 @@ def attend(
     scale: float,
     dropout: float,
     need_weights: bool,
-    vectors: ValueVectors | None = None,
     sums: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with biases, block by block. A row that may see nothing gives zeros.
@@ -107,6 +109,7 @@ def attend(
     """
     assert not (need_weights or dropout), "why_not('blocked') forbids this"
     check_heads(q, keys.k, keys.v)
+    vectors = vectors_among(biases)
     if vectors is not None and q.shape[2] == 1:
         return attend_with_vectors(biases, q, at, keys, vectors, scale=scale, sums=sums), None
     heads, (q, k, v) = q, as_fused_attention_takes(q, keys.k, keys.v)
@@ -140,7 +143,7 @@ def attend(
 
 def how(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask) -> tuple[SumInBlocks, Plan]:
     """How these biases are had in blocks, and which blocks there are."""
-    biases = [bias for bias in biases if not isinstance(bias, Branched)]
+    biases = [bias for bias in biases if not isinstance(bias, (Branched, ValueVectors))]
     by_coords = any(isinstance(bias, ByDistance) for bias in biases)
     plan = plan_for(at, keys.at, mask, q.shape[0], q.shape[1], by_coords=by_coords)
     return in_blocks(biases, q, keys, plan), plan
