@@ -63,10 +63,14 @@ class Line:
 
     chunks  all, in the order of the sequence
     mine    the positions of this rank's chunks, in the order in which it holds them
+    layout  which chunks which rank holds
+    group   the ranks
     """
 
     chunks: list[Chunk]
     mine: list[Positions]
+    layout: Layout
+    group: dist.ProcessGroup
 
     @property
     def counts(self) -> bool:
@@ -130,7 +134,7 @@ def found_line(at: Positions, layout: Layout, group: dist.ProcessGroup) -> Line:
     }
     chunks = [by_chunk[c] for c in range(layout.chunks)]
     check(chunks)
-    return Line(chunks, mine)
+    return Line(chunks, mine, layout, group)
 
 
 def check(chunks: list[Chunk]) -> None:
