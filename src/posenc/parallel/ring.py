@@ -5,7 +5,6 @@ on with others. Backwards the keys go round once more, and the gradients of each
 home. No rank ever holds the keys of more than three: its own, those that it asks, and those that are on their way.
 """
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from torch import Tensor
 from posenc.biases import Bias, Pairs
 from posenc.encoding import Encoding
 from posenc.kernels.bias_in_blocks import cut
+from posenc.kernels.biases.pairs import standing_in
 from posenc.kernels.blocked import exact_dtype, finite, merged
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.in_rows import at_a_time
@@ -162,7 +162,7 @@ class Ring:
             torch.zeros_like(x, dtype=exact_dtype(x)) if want else None for x, want in zip(inputs, wanted, strict=True)
         ]
         going = [n for n in self.of_keys if wanted[n]]
-        encoding, leaves = self.standing_in(inputs)
+        encoding, leaves = standing_in(self.encoding, self.names, inputs)
         asking, coming = list(self.asking(inputs[0])), None
         for asked, held in self.rounds(inputs):
             of_keys = {n: torch.zeros_like(inputs[n], dtype=exact_dtype(inputs[n])) for n in going}
@@ -199,20 +199,6 @@ class Ring:
             for n, total in zip(going, unpack(coming(), like), strict=True):
                 totals[n] = total
         return [None if total is None else total.to(x.dtype) for x, total in zip(inputs, totals, strict=True)]
-
-    def standing_in(self, inputs: tuple[Tensor, ...]) -> tuple[Encoding, tuple[Tensor, ...]]:
-        """The encoding with leaves of its own for parameters, and the inputs with these: they may have hooks."""
-        parameters = dict(self.encoding.named_parameters())
-        leaves = [
-            x.detach().requires_grad_(x.requires_grad) if kind == "parameters" else x
-            for x, (kind, _) in zip(inputs, self.names, strict=True)
-        ]
-        known = {
-            id(parameters[name]): leaf
-            for leaf, (kind, name) in zip(leaves, self.names, strict=True)
-            if kind == "parameters"
-        }
-        return copy.deepcopy(self.encoding, known), tuple(leaves)
 
     @staticmethod
     def slopes(
