@@ -1,7 +1,8 @@
 """Biases as values: what door 3 of an encoding gives, and what kernels dispatch on.
 
-A bias is a number for each query, key and head, added to the scaled logit. It comes in seven forms, and each says all
-that any kernel may ask: what it is made of, how it is had on a whole grid, and how it is put on chosen heads.
+A bias is a number for each query, key and head, added to the scaled logit. It comes in eight forms, and each says all
+that any kernel may ask: what it is made of, how it is had on a whole grid, and how it is put on chosen heads. In the
+list of biases stands as well what a rule adds to values (ValueVectors).
 
 ByDistance   a function of the signed distance alone (ALiBi, T5)
 Pairs        a closure for each pair of tokens (CoPE, FIRE)
@@ -441,16 +442,18 @@ class Branched(Bias):
         return found
 
 
-@dataclass(frozen=True)
-class ValueVectors:
-    """No bias: what a rule adds to values by their distance, z_i = sum_j A_ij (v_j + vector(m_i - n_j)).
+@dataclass(frozen=True, eq=False)
+class ValueVectors(Bias):
+    """No number: what a rule adds to values by their distance, z_i = sum_j A_ij (v_j + vector(m_i - n_j)).
 
     vectors      the whole distances that tokens in a row meet -> their vectors [1 or H, R, E], in their order
     same_beyond  the distance (positions) from which on, either way, the vector is the same
+    by_pairs     the same attention, output and weights, by a rule that reads the weights of all pairs
     """
 
     vectors: Callable[[range], Tensor]
     same_beyond: int
+    by_pairs: Callable[[], tuple[Tensor, Tensor | None]]
 
 
 def steps_between(at: Positions, keys_at: Positions) -> int | None:

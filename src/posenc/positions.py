@@ -474,13 +474,6 @@ def of_token(fact: Tensor, token: Tensor) -> Tensor:
     return fact.gather(1, token if fact.dim() == 2 else token[..., None].expand(-1, -1, fact.shape[2]))
 
 
-def counted_from(offset: Tensor, tokens: int) -> Tensor:
-    """The ids [1 or B, T] of tokens that count up from an offset, or from one [B] for each row."""
-    if offset.dim() > 1 or offset.is_floating_point() or offset.dtype == torch.bool:
-        raise ValueError(f"an offset is a whole number, or a tensor [B] of them, got {checks.shown(offset)}")
-    return offset.reshape(-1, 1) + torch.arange(tokens, device=offset.device)
-
-
 def check_counts(tokens: int, start: int = 0) -> None:
     """Raises ValueError unless so many tokens can be counted from there."""
     if checks.whole("the number of tokens", tokens) < 1:
@@ -511,7 +504,9 @@ def positions_for(
     if isinstance(offset, Tensor):
         if positions is not None:
             raise ValueError("give positions or an offset, not both")
-        positions, offset = counted_from(offset, tokens), 0
+        if offset.dim() > 1 or offset.is_floating_point() or offset.dtype == torch.bool:
+            raise ValueError(f"an offset is a whole number, or a tensor [B] of them, got {checks.shown(offset)}")
+        positions, offset = offset.reshape(-1, 1) + torch.arange(tokens, device=offset.device), 0
     if held is not None:
         if positions is None and not offset:
             return held.next(tokens)

@@ -16,6 +16,23 @@ from posenc.positions import Positions
 from posenc.precision import exact, has_float64
 
 
+class Waves:
+    """An encoding made of waves: if not said otherwise, of frequencies base^(-2k/width), k = 0, 1, ..."""
+
+    base: float
+    width: int
+
+    @property
+    def frequencies(self) -> Tensor:
+        """The frequency of each wave (radians per position), float64, fastest first."""
+        return plain_frequencies(self.base, self.width)
+
+    @property
+    def wavelengths(self) -> Tensor:
+        """The wavelength of each wave, 2 pi / frequency (positions), float64, shortest first."""
+        return 2 * math.pi / self.frequencies
+
+
 class Turning(PairsTurned, Encoding):
     """An encoding that turns queries and keys alike, by their own positions; a subclass says how, in `rotated`."""
 
@@ -73,7 +90,7 @@ class Rotations(Turning):
         return rotate_both(q, k, self.rows(q, at), self.layout)
 
 
-class OneSpectrum(Rotations):
+class OneSpectrum(Waves, Rotations):
     """Rotations by one spectrum: a frequency for each pair, of a position on one axis, and a temperature."""
 
     def spectrum(self) -> tuple[Tensor, float | Tensor]:
@@ -87,11 +104,6 @@ class OneSpectrum(Rotations):
         Where it depends on the horizon, it is that within the trained length.
         """
         return self.spectrum()[0].flatten()
-
-    @property
-    def wavelengths(self) -> Tensor:
-        """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
-        return 2 * math.pi / self.frequencies
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         frequencies, temperature = self.spectrum()

@@ -13,6 +13,8 @@ from posenc.kernels import bind
 from posenc.kernels.block_sizes import SIZES
 from posenc.masks import Mask
 
+CAUSAL = masks.causal()
+
 
 def naive(
     encoding: Shaw, q: Tensor, k: Tensor, v: Tensor, m: Tensor, n: Tensor, allowed: Tensor, scale: float
@@ -180,23 +182,23 @@ def test_vectors_are_added_in_half_precision_as_well() -> None:
 def test_where_vectors_cannot_be_added_in_blocks_the_weights_are_read() -> None:
     encoding, q = Shaw(4, max_distance=3), torch.randn(1, 2, 9, 4)
     row, shuffled = Positions.count(9), Positions.of(torch.randperm(9))
-    kernel = bind("auto", encoding, scale=0.5)
+    short = row.rows(slice(0, 8))
+
+    def in_blocks(q: Tensor, at: Positions, keys_at: Positions, mask: Mask = CAUSAL, **asked) -> bool:
+        k = torch.randn(len(q), 2, keys_at.tokens, 4)
+        bound = bind(asked.pop("kernel", "auto"), encoding, scale=0.5, seen=(seen := set()), **asked)
+        encoding.attend(q, at, Keys(k, k, keys_at), mask, bound)
+        return "blocked" in seen
+
     with SIZES.set_to(keys_for_vectors=9):
-        for at, mask, adds in (
-            (row, masks.causal(), True),
-            (shuffled, masks.causal(), False),
-            (row, Mask(causal=True, prefix=3), False),
-            (row.rows(slice(0, 8)), masks.causal(), False),
-        ):
-            assert kernel.adds_vectors(q, at, Keys(q, q, at), mask) == adds
-        for few in (q[:, :, :1], q[:0]):
-            assert not kernel.adds_vectors(few, row, Keys(q, q, row), masks.causal())
-        for other in (
-            bind("reference", encoding, scale=0.5),
-            bind("auto", encoding, scale=0.5, dropout=0.1),
-            bind("auto", encoding, scale=0.5, need_weights=True),
-        ):
-            assert not other.adds_vectors(q, row, Keys(q, q, row), masks.causal())
+        assert in_blocks(q, row, row)
+        assert not in_blocks(q, shuffled, shuffled)
+        assert not in_blocks(q, row, row, Mask(causal=True, prefix=3))
+        assert not in_blocks(q[:, :, :8], short, short)
+        assert not in_blocks(q[:, :, :1], row.rows(slice(0, 1)), row)
+        assert not in_blocks(q[:0], row, row)
+        for asked in ({"kernel": "reference"}, {"dropout": 0.1}, {"need_weights": True}):
+            assert not in_blocks(q, row, row, **asked)
     with pytest.raises(ValueError, match="reads the attention weights, which attention in blocks does not return"):
         bound = bind("blocked", encoding, scale=0.5)
         encoding.attend(q, shuffled, Keys(q, q, shuffled), masks.causal(), bound)

@@ -18,7 +18,7 @@ from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions, PositionsLike
 from posenc.precision import exact
-from posenc.rotations import plain_frequencies, quotient
+from posenc.rotations import Waves, plain_frequencies, quotient
 
 SILENCED = ("passed", "doubled")
 
@@ -46,7 +46,7 @@ class Drawn:
         object.__setattr__(self, "mixtures", mixtures)
 
 
-class FourierRotary(Encoding):
+class FourierRotary(Waves, Encoding):
     """Rotary with a mixture of waves in each pair, and without the waves that are longer than the trained length.
 
     frequency_k = base^(-2k/d), kept while its wavelength 2 pi / frequency_k is at most trained_length; K of them
@@ -154,11 +154,6 @@ class FourierRotary(Encoding):
     def frequencies(self) -> Tensor:
         """The frequencies that are kept (radians per position), float64, fastest first."""
         return plain_frequencies(self.base, self.head_dim)[: self.kept]
-
-    @property
-    def wavelengths(self) -> Tensor:
-        """The wavelength of each wave that is kept and mixed (positions), float64, shortest first."""
-        return 2 * math.pi / self.frequencies
 
     def rotated(self, x: Tensor, at: Positions) -> Tensor:
         cos, sin = self.once(self.table, at, rotation_dtype(x), x.device)

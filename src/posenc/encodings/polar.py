@@ -11,13 +11,13 @@ from posenc.encoding import Encoding, Side
 from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import between, cos_sin
+from posenc.rotations import Waves, between, cos_sin
 from posenc.shared_tables import once
 
 PHASES = ("zero", "uniform", "none")
 
 
-class Polar(Encoding):
+class Polar(Waves, Encoding):
     """Let content say only how long each channel's arrow is, and position alone which way it points.
 
     logit(i, j) = scale sum_c softplus(q_ic) softplus(k_jc) cos((m_i - n_j) frequency_c - delta_c)
@@ -90,10 +90,6 @@ class Polar(Encoding):
     def frequencies(self) -> Tensor:
         """The frequency of each channel (radians per position), float64, fastest first."""
         return self.base ** -(torch.arange(self.head_dim, dtype=torch.float64, device="cpu") / self.head_dim)
-
-    @property
-    def wavelengths(self) -> Tensor:
-        return 2 * math.pi / self.frequencies
 
     def directions(self, x: Tensor, at: Positions) -> Tensor:
         """Cosines and sines [2, B or 1, 1, T, d] of where the arrows of tokens point."""

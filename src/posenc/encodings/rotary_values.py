@@ -1,7 +1,6 @@
 """Rotary on values: each value is turned by its distance from the query."""
 
 import cmath
-import math
 from dataclasses import replace
 
 import torch
@@ -16,10 +15,10 @@ from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import cos_sin, plain_frequencies, rotary_width
+from posenc.rotations import Waves, cos_sin, rotary_width
 
 
-class RotaryValues(Encoding):
+class RotaryValues(Waves, Encoding):
     """Turn each value by its own position and the attended sum back by the query's: values say how far away they are.
 
     z_i = R(-m_i) sum_j A_ij R(n_j) v_j = sum_j A_ij R(n_j - m_i) v_j
@@ -76,15 +75,6 @@ class RotaryValues(Encoding):
         width = rotary_width(head_dim, partial)
         self.head_dim, self.base, self.layout, self.partial, self.trailing = head_dim, base, layout, partial, trailing
         self.width = width
-
-    @property
-    def frequencies(self) -> Tensor:
-        """The frequency of each pair (radians per position), float64, fastest first."""
-        return plain_frequencies(self.base, self.width)
-
-    @property
-    def wavelengths(self) -> Tensor:
-        return 2 * math.pi / self.frequencies
 
     def rotated(self, x: Tensor, at: Positions, direction: int) -> Tensor:
         """x [B, heads, T, head_dim] turned by `direction` times its positions."""

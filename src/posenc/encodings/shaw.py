@@ -149,10 +149,9 @@ class Shaw(Encoding):
         if self.value_table is None:
             return kernel(self, q, at, keys, mask)
         checks.head_dim(self, keys.v)
-        if kernel.adds_vectors(q, at, keys, mask):
-            vectors = ValueVectors(partial(self.vectors, self.value_table), int(self.max_distance))
-            return kernel(self, q, at, keys, mask, vectors=vectors)
-        return in_rows(Shaw.by_pairs, self, q, at, keys, mask, kernel)
+        by_pairs = partial(in_rows, Shaw.by_pairs, self, q, at, keys, mask, kernel)
+        vectors = ValueVectors(partial(self.vectors, self.value_table), int(self.max_distance), by_pairs)
+        return kernel(self, q, at, keys, mask, biases=[*kernel.biases(self, q, at, keys), vectors])
 
     def by_pairs(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         """The same from the weights of every pair."""

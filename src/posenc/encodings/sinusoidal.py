@@ -10,11 +10,12 @@ from posenc import checks
 from posenc.encoding import Encoding
 from posenc.positions import Positions, placed
 from posenc.precision import exact
+from posenc.rotations import Waves
 
 LAYOUTS = ("interleaved", "concatenated", "sines_first", "cosines_first")
 
 
-class Sinusoidal(Encoding):
+class Sinusoidal(Waves, Encoding):
     """Add to each token the sines and cosines of its position at wavelengths from 2 pi to about 2 pi base.
 
     frequency_k = base^(-2k/dim)                                  (radians per position; the first pair is the fastest)
@@ -95,10 +96,6 @@ class Sinusoidal(Encoding):
         """The frequency of each pair of an axis (radians per position), float64, fastest first."""
         k = torch.arange(self.pairs, dtype=torch.float64, device="cpu")
         return self.base ** -(k / max(self.pairs - 1, 1) if self.endpoint else 2 * k / self.width)
-
-    @property
-    def wavelengths(self) -> Tensor:
-        return 2 * math.pi / self.frequencies
 
     def table(
         self, positions: Positions | Tensor | int, *, offset: int = 0, dtype: torch.dtype = torch.float32

@@ -92,8 +92,8 @@ class T5Bias(Encoding):
             # d is past the edge when (d/exact)^(side-exact) >= (max_distance/exact)^step, in whole numbers.
             power = side - exact
             bound = self.max_distance**step * exact ** (power - step)
-            whole = integer_root(bound, power)
             edge = exact * (self.max_distance / exact) ** (step / power)
+            whole = round(edge) + (round(edge) ** power < bound)
             logarithmic.append(float(min(max(edge, math.nextafter(whole - 1, math.inf)), whole)))
         return [float(d) for d in range(1, exact + 1)] + logarithmic
 
@@ -122,15 +122,3 @@ class T5Bias(Encoding):
             share = math.log(distance / exact) / math.log(self.max_distance / exact)
             bucket = min(exact + math.floor(share * (side - exact) + 1e-12), side - 1)
         return super().formula_logit(q, k, m, n, head, scale) + self.table[first + bucket, head].item()
-
-
-def integer_root(bound: int, power: int) -> int:
-    """The smallest whole number whose `power`-th power is at least `bound`."""
-    low, high = 0, 1 << (bound.bit_length() // power + 1)
-    while low < high:
-        middle = (low + high) // 2
-        if middle**power >= bound:
-            high = middle
-        else:
-            low = middle + 1
-    return low

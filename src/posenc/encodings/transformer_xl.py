@@ -13,14 +13,14 @@ from posenc.encoding import Encoding
 from posenc.keys import Keys
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import plain_frequencies
+from posenc.rotations import Waves
 from posenc.score_mods import ScoreMod, dot_products
 from posenc.shared_tables import once
 
 LAYOUTS = ("concatenated", "interleaved")
 
 
-class TransformerXL(Encoding):
+class TransformerXL(Waves, Encoding):
     """Compare each query with its distance from the key, as a sinusoid that each layer projects in its own way.
 
     logit(i, j) = scale * q_i . k_j + (u . k_j + (q_i + v) . W R(m_i - n_j)) / sqrt(head_dim)
@@ -96,7 +96,7 @@ class TransformerXL(Encoding):
         checks.one_of("layout", layout, LAYOUTS)
         checks.above("std", std, 0)
         self.dim, self.heads, self.head_dim, self.max_distance = dim, heads, head_dim, max_distance
-        self.base, self.layout, self.std = base, layout, std
+        self.width, self.base, self.layout, self.std = dim, base, layout, std
         self.content_bias = nn.Parameter(torch.empty(heads, head_dim, device=device, dtype=dtype))
         self.distance_bias = nn.Parameter(torch.empty(heads, head_dim, device=device, dtype=dtype))
         self.weight = nn.Parameter(torch.empty(heads * head_dim, dim, device=device, dtype=dtype))
@@ -105,16 +105,6 @@ class TransformerXL(Encoding):
     def reset_parameters(self) -> None:
         for parameter in (self.content_bias, self.distance_bias, self.weight):
             nn.init.normal_(parameter, std=self.std)
-
-    @property
-    def frequencies(self) -> Tensor:
-        """The frequency of each pair (radians per position), float64, fastest first."""
-        return plain_frequencies(self.base, self.dim)
-
-    @property
-    def wavelengths(self) -> Tensor:
-        """The wavelength of each pair, 2 pi / frequency (positions), float64, shortest first."""
-        return 2 * math.pi / self.frequencies
 
     def waves(self, coords: Tensor, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         """The sines and cosines [..., pairs] at coordinates [...]."""

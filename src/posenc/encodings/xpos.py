@@ -11,14 +11,14 @@ from posenc.encoding import Encoding, Side
 from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.positions import Positions
 from posenc.precision import exact
-from posenc.rotations import cos_sin, plain_frequencies, quotient
+from posenc.rotations import Waves, cos_sin, quotient
 from posenc.watched import may_be_read
 
 FURTHEST_IN_HALF = 5008
 """The position up to which the contract tries half precision."""
 
 
-class XPos(PairsTurned, Encoding):
+class XPos(Waves, PairsTurned, Encoding):
     """Turn pairs of channels as rotary does, and let the logit of each pair fade with the distance, slow pairs least.
 
     zeta_k = (2k/d + gamma) / (1 + gamma),  frequency_k = base^(-2k/d),  k = 0..d/2-1
@@ -84,7 +84,7 @@ class XPos(PairsTurned, Encoding):
         checks.above("scale_base", scale_base, 0)
         checks.above("gamma", gamma, 0)
         checks.number("centre", centre)
-        self.head_dim, self.base, self.layout = head_dim, base, layout
+        self.head_dim, self.width, self.base, self.layout = head_dim, head_dim, base, layout
         self.scale_base, self.gamma, self.centre = scale_base, gamma, centre
 
     @property
@@ -99,15 +99,6 @@ class XPos(PairsTurned, Encoding):
     def zetas(self) -> list[float]:
         """The factor of each pair over a distance of scale_base positions, fastest pair first."""
         return [(2 * k / self.head_dim + self.gamma) / (1 + self.gamma) for k in range(self.head_dim // 2)]
-
-    @property
-    def frequencies(self) -> Tensor:
-        """The frequency of each pair (radians per position), float64, fastest first."""
-        return plain_frequencies(self.base, self.head_dim)
-
-    @property
-    def wavelengths(self) -> Tensor:
-        return 2 * math.pi / self.frequencies
 
     def reach(self, dtype: torch.dtype) -> float:
         """How far from the centre queries and keys of a dtype may stand (positions)."""

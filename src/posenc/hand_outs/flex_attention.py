@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.biases import Bias
-from posenc.encoding import Encoding
 from posenc.hand_outs._target import Target, Wanted
 from posenc.kernels.flex import block_mask, fused, in_float32
 from posenc.keys import Keys
@@ -46,15 +44,12 @@ class FlexAttention(Target):
     @classmethod
     def of(cls, wanted: Wanted) -> "FlexAttention":
         biased = [part for part in wanted.check_doors() if "by_distance" in part.doors]
-        mods = [fused(bias, some_heads(wanted, wanted.at)) for part in biased for bias in biases_of(part, wanted)]
-        mask = block_mask(wanted.mask, wanted.at, wanted.at)
+        # What reads distances alone reads no queries and keys.
+        nothing, at = some_heads(wanted, wanted.at), wanted.at
+        keys = Keys(nothing, nothing, at)
+        mods = [fused(bias, nothing) for part in biased for bias in part.biases(nothing, at, keys)]
+        mask = block_mask(wanted.mask, at, at)
         return cls(turning(wanted), {"score_mod": in_float32(in_turn(mods)), "block_mask": mask})
-
-
-def biases_of(part: Encoding, wanted: Wanted) -> list[Bias]:
-    """The biases of a part that reads distances alone, and so no queries and keys."""
-    nothing = some_heads(wanted, wanted.at)
-    return part.biases(nothing, wanted.at, Keys(nothing, nothing, wanted.at))
 
 
 def turning(wanted: Wanted) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:

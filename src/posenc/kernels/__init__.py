@@ -70,10 +70,10 @@ def choose(
 
 def serving(name: str, request: Request) -> str:
     """The kernel that serves a request, as `choose` says it."""
-    if request.vectors:
-        return "blocked"  # the only one that `adds_vectors` speaks for
     if name == "auto":
-        if sdpa.is_fastest(request) and sdpa.why_not(request) is None:
+        if request.need_weights:
+            return "reference"  # the only one that gives them
+        if not request.encoding.needs_weights and sdpa.is_fastest(request) and sdpa.why_not(request) is None:
             return "sdpa"
         return next(kernel for kernel in AUTO if KERNELS[kernel].why_not(request) is None)
     check_name(name)
@@ -106,7 +106,7 @@ def bind(
 
     def attend(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask, **asked):
         inputs = Inputs(biases, at, keys.at, mask)
-        wanted = "vectors" in asked, "sums" in asked, "sinks" in asked
+        wanted = "sums" in asked, "sinks" in asked
         request = Request(encoding, asked["need_weights"], asked["dropout"], q, inputs, *wanted)
         kernel = serving(name, request)
         if seen is not None:
@@ -119,13 +119,9 @@ def bind(
             seen.add("reference")
         return logits_on_grid(biases, q, at, keys, scale=scale)
 
-    def adds_vectors(q: Tensor, at: Positions, keys: Keys, mask: Mask) -> bool:
-        request = Request(encoding, need_weights, dropout, q, Inputs((), at, keys.at, mask), vectors=True)
-        return name in ("auto", "blocked") and blocked.adds_vectors(request)
-
-    ways = (attend, logits, take_values, adds_vectors)
     of_layer: dict[str, Any] = {"scale": scale, "sinks": sinks, "softcap": softcap}
-    return BoundKernel(*ways, **of_layer, dropout=dropout, need_weights=need_weights, shared=shared)
+    of_call: dict[str, Any] = {"dropout": dropout, "need_weights": need_weights, "shared": shared}
+    return BoundKernel(attend, logits, take_values, **of_layer, **of_call)
 
 
 def served_by(

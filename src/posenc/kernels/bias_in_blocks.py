@@ -6,6 +6,7 @@ gradients alike: so a bias of the distance is a view of a vector.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -89,7 +90,10 @@ class InBlocks(Protocol):
 class WholeBlocks:
     """What a form has unless it says otherwise: no shorter way for any keys, and memory of its own."""
 
+    inputs: tuple[Tensor, ...]
     owns: bool = True
+    take_slopes: Callable[..., None]
+    """(block, upstream, the gradient of each input so far) -> nothing: adds that of the block; for `gradient` alone."""
 
     def columns(self, block: Block) -> slice:
         return block.keys
@@ -99,6 +103,22 @@ class WholeBlocks:
 
     def far(self, block: Block) -> Part:
         raise AssertionError("all keys are near")
+
+    def gradient(self) -> BiasGradient:
+        return Slopes(self)
+
+
+class Slopes:
+    """The gradient in each input of a form that takes it from a block by itself."""
+
+    def __init__(self, bias: WholeBlocks) -> None:
+        self.bias, self.sums = bias, tuple(map(torch.zeros_like, bias.inputs))
+
+    def add(self, block: Block, upstream: Tensor) -> None:
+        self.bias.take_slopes(block, upstream, *self.sums)
+
+    def total(self) -> tuple[Tensor | None, ...]:
+        return self.sums
 
 
 class Room:

@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.torch_version import TorchVersion
 
 from posenc.biases import Bias, Branched, ByDistance, ValueVectors
-from posenc.kernels.bias_in_blocks import BiasGradient, Block, cut, length
+from posenc.kernels.bias_in_blocks import BiasGradient, Block, Room, cut, length
 from posenc.kernels.biases import SumInBlocks, in_blocks
 from posenc.kernels.biases.distances import DistancesInRow, at_distances
-from posenc.kernels.biases.products import Curves, ProductsGradient
+from posenc.kernels.biases.products import Curves, add_to_vectors
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.plan import Plan, Row, plan_for
 from posenc.kernels.reference import check_heads, fit_heads, one_width
 from posenc.kernels.request import Request
-from posenc.kernels.value_vectors import VectorsInRow, attend_with_vectors
+from posenc.kernels.value_vectors import VectorsInRow, attend_with_vectors, vectors_among
 from posenc.keys import Keys
 from posenc.masks import Mask
 from posenc.positions import Positions
@@ -43,7 +43,8 @@ Way: TypeAlias = tuple[Tensor, Tensor]
 
 def why_not(request: Request) -> str | None:
     """Why attention in blocks cannot serve, or None."""
-    if (reason := request.against("attention in blocks")) is not None:
+    adds = request.encoding.needs_weights and adds_vectors(request)
+    if (reason := request.against("attention in blocks", adds_vectors=adds)) is not None:
         return reason
     if request.dropout:
         return f"attention in blocks has no dropout, got {request.dropout}; use kernel='sdpa' or 'auto', or dropout=0"
@@ -68,7 +69,7 @@ def why_not(request: Request) -> str | None:
 
 
 def adds_vectors(request: Request) -> bool:
-    """Whether attention in blocks serves a call and adds vectors to its values by their distance.
+    """Whether attention in blocks adds vectors to the values of a call by their distance.
 
     It does where tokens are known to stand in a row: for the last one alone without a block, and for several queries of
     many keys, since few have too few weights to be worth one.
@@ -76,10 +77,12 @@ def adds_vectors(request: Request) -> bool:
     q, inputs = request.q, request.inputs
     if torch.compiler.is_compiling() or q is None or inputs is None or q.shape[0] == 0:
         return False
+    if vectors_among(inputs.biases) is None:
+        return False
     if q.shape[2] == 1:
         seen = inputs.mask.sees_everything(inputs.at, inputs.keys_at) and inputs.at.start is not None
-        return seen and not torch.is_autocast_enabled("cpu") and why_not(request) is None
-    if inputs.keys_at.tokens < SIZES.keys_for_vectors or why_not(request) is not None:
+        return seen and not torch.is_autocast_enabled("cpu")
+    if inputs.keys_at.tokens < SIZES.keys_for_vectors:
         return False
     return Row.of(inputs.at, inputs.keys_at, inputs.mask) is not None
 
@@ -94,7 +97,6 @@ def attend(
     scale: float,
     dropout: float,
     need_weights: bool,
-    vectors: ValueVectors | None = None,
     sums: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with biases, block by block. A row that may see nothing gives zeros.
@@ -107,6 +109,7 @@ def attend(
     """
     assert not (need_weights or dropout), "why_not('blocked') forbids this"
     check_heads(q, keys.k, keys.v)
+    vectors = vectors_among(biases)
     if vectors is not None and q.shape[2] == 1:
         return attend_with_vectors(biases, q, at, keys, vectors, scale=scale, sums=sums), None
     heads, (q, k, v) = q, as_fused_attention_takes(q, keys.k, keys.v)
@@ -140,7 +143,7 @@ def attend(
 
 def how(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask) -> tuple[SumInBlocks, Plan]:
     """How these biases are had in blocks, and which blocks there are."""
-    biases = [bias for bias in biases if not isinstance(bias, Branched)]
+    biases = [bias for bias in biases if not isinstance(bias, (Branched, ValueVectors))]
     by_coords = any(isinstance(bias, ByDistance) for bias in biases)
     plan = plan_for(at, keys.at, mask, q.shape[0], q.shape[1], by_coords=by_coords)
     return in_blocks(biases, q, keys, plan), plan
@@ -267,9 +270,9 @@ class InBlocks:
         exact = exact_dtype(q)
         dqs = [torch.zeros_like(q) for q, _ in ways]
         *dks, dv = (torch.zeros(B * KV, S, D, dtype=exact, device=k.device) for _ in range(len(ways) + 1))
-        room = [torch.empty(0, dtype=exact, device=q.device) for _ in range(2)]
+        rooms = Room(q, exact), Room(q, exact)
         curves = None if self.vectors is None else self.vectors.asked_by(grad)
-        of_vectors = None if curves is None else ProductsGradient(curves)
+        of_vectors = None if curves is None else torch.zeros_like(curves.vectors)
         for block, pieces in self.pieces(H):
             b, n, _ = block.size
             queries = block.batch, slice(None), block.rows
@@ -281,7 +284,7 @@ class InBlocks:
             upstream, taken, total = stacked(grad), stacked(out), stacked(sums[..., None])
             of_sums = None if grad_of_sums is None else stacked(grad_of_sums[..., None])
             asked = {way: stacked(ways[way][0]) * self.scale for way in {piece.way for piece in pieces}}
-            slopes = functools.partial(self.slopes, ways, v, asked, upstream, total, room, curves, of_bias is not None)
+            slopes = functools.partial(self.slopes, ways, v, asked, upstream, total, rooms, curves, of_bias is not None)
             mean = (upstream * taken).sum(-1, keepdim=True) if q.dtype == exact else None
             if mean is None and len(pieces) > 1:
                 mean = torch.zeros_like(total)
@@ -297,7 +300,7 @@ class InBlocks:
                 dv[at].baddbmm_(weights.transpose(1, 2), upstream)
                 if curves is not None and of_vectors is not None:
                     known, by_vector = curves.by_distance(piece.block, weights.view(b, H, n, m))
-                    of_vectors.add_to_vectors(known, by_vector, curves.last_first(piece.block))
+                    add_to_vectors(of_vectors, known, by_vector, curves.last_first(piece.block))
                 logits.sub_(mean if of_sums is None else mean - of_sums).mul_(weights)
                 found[piece.way].baddbmm_(logits, keys)
                 dks[piece.way][at].baddbmm_(logits.transpose(1, 2), asked[piece.way])
@@ -306,7 +309,7 @@ class InBlocks:
             for way, slope in found.items():
                 dqs[way][queries] = last_first(slope.mul_(self.scale).view(b, H, n, D)).to(q.dtype)
         of_ways = [x for dq, dk in zip(dqs, dks, strict=True) for x in (dq, dk.view(k.shape).to(k.dtype))]
-        return of_ways, dv.view(v.shape).to(v.dtype), None if of_vectors is None else of_vectors.vectors
+        return of_ways, dv.view(v.shape).to(v.dtype), of_vectors
 
     def slopes(
         self,
@@ -315,7 +318,7 @@ class InBlocks:
         asked: dict[int, Tensor],
         upstream: Tensor,
         total: Tensor,
-        room: list[Tensor],
+        rooms: tuple[Room, Room],
         curves: Curves | None,
         behind: bool,
         piece: Cut,
@@ -325,7 +328,7 @@ class InBlocks:
         KV, H = k.shape[1], q.shape[1]
         seen = piece.block.batch, slice(None), piece.block.keys
         keys, values = (x[seen].to(upstream.dtype).reshape(b * KV, m, -1) for x in (k, v))
-        weights = fitting(room, 0, (b * KV, H // KV * n, m))
+        weights = rooms[0].of(b * KV, H // KV * n, m)
         torch.bmm(asked[piece.way], keys.transpose(1, 2), out=weights)
         added = self.added(piece, self.bias.block(piece.block), q)
         if added is not None:
@@ -335,7 +338,7 @@ class InBlocks:
         # Numbers below the normal ones make a product many times slower, and float64 does not see these any more.
         torch.threshold_(weights, LEAST, -math.inf).exp2_()
         # A bias may sum along diagonals, which zeros behind each row make columns without a copy.
-        rows = fitting(room, 1, (*weights.shape[:2], m + n if behind else m))
+        rows = rooms[1].of(*weights.shape[:2], m + n if behind else m)
         rows[..., m:] = 0.0
         slopes = torch.bmm(upstream, values.transpose(1, 2), out=rows[..., :m])
         if curves is not None:
@@ -472,14 +475,6 @@ def merged(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 def finite(sums: Tensor) -> Tensor:
     """Logarithms of sums, with 0 for that of no keys: what is -inf stays so when it is subtracted."""
     return sums.masked_fill(sums == -math.inf, 0.0)
-
-
-def fitting(room: list[Tensor], which: int, shape: tuple[int, ...]) -> Tensor:
-    """Memory of this shape, out of what is kept; new memory costs more than what is computed in it."""
-    size = math.prod(shape)
-    if room[which].numel() < size:
-        room[which] = room[which].new_empty(size)
-    return room[which][:size].view(shape)
 
 
 def exact_dtype(x: Tensor) -> torch.dtype:

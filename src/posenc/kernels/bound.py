@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from posenc.biases import Bias, Dense, ValueVectors
+from posenc.biases import Bias, Dense
 from posenc.encoding import BIASES, Encoding
 from posenc.kernels.softcap import SoftCap
 from posenc.keys import Keys
@@ -23,7 +23,6 @@ class BoundKernel:
     kernel          (biases, q, at, keys, mask, *, scale, dropout, need_weights, sinks=None) -> output, weights or None
     logits_on_grid  (biases, q, at, keys, *, scale) -> [B, H, T, S], for other rules than the softmax
     take_values     (weights [B, H, T, S], v, dropout) -> (output, the weights as applied)
-    adds_vectors    (q, at, keys, mask) -> whether the kernel adds vectors to values by their distance in such a call
     scale           factor of the logits
     dropout         share of the weights dropped
     need_weights    whether the weights are wanted
@@ -38,7 +37,6 @@ class BoundKernel:
     kernel: Callable[..., tuple[Tensor, Tensor | None]]
     logits_on_grid: Callable[..., Tensor]
     take_values: Callable[..., tuple[Tensor, Tensor]]
-    adds_vectors: Callable[[Tensor, Positions, Keys, Mask], bool]
     scale: float
     dropout: float
     need_weights: bool
@@ -58,17 +56,11 @@ class BoundKernel:
         *,
         biases: Sequence[Bias] | None = None,
         need_weights: bool | None = None,
-        vectors: ValueVectors | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Plain attention with the encoding's biases, or with those that it gives, and of what stands beside it.
-
-        `vectors` are added to values; only where `adds_vectors` says so.
-        """
+        """Plain attention with the encoding's biases, or with those that it gives, and of what stands beside it."""
         mask, added = self.added(encoding, q, at, keys, mask, biases)
         wanted = self.need_weights if need_weights is None else need_weights
         asked: dict[str, Any] = {"scale": self.scale, "dropout": self.dropout, "need_weights": wanted}
-        if vectors is not None:
-            asked["vectors"] = vectors
         if self.sums is not None:
             asked["sums"] = self.sums
         if self.sinks is not None:

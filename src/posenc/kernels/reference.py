@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc import checks
-from posenc.biases import Bias, product
+from posenc.biases import Bias, ValueVectors, product
 from posenc.kernels.request import Request
 from posenc.keys import Keys
 from posenc.masks import Mask, check_added, check_mask
@@ -72,6 +72,9 @@ def attend(
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention with biases evaluated on the whole grid of queries and keys."""
+    for bias in biases:
+        if isinstance(bias, ValueVectors):
+            return bias.by_pairs()
     logits, allowed = logits_on_grid(biases, q, at, keys, scale=scale), mask.allowed(at, keys.at)
     if sums is not None:
         # The logarithm over what is allowed; -inf where nothing is.

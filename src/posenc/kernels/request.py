@@ -34,7 +34,6 @@ class Request(NamedTuple):
     dropout   share of the weights dropped
     q         the queries [B, H, T, D]; None where nobody knows them yet
     inputs    what else the call is given; None where nobody knows it yet
-    vectors   whether the kernel adds vectors to values by their distance, for a rule that reads weights for that alone
     sums      whether the logarithm of each query's sum of exponentials is wanted
     sinks     whether heads have sinks
     """
@@ -44,14 +43,16 @@ class Request(NamedTuple):
     dropout: float = 0.0
     q: Tensor | None = None
     inputs: Inputs | None = None
-    vectors: bool = False
     sums: bool = False
     sinks: bool = False
 
-    def against(self, kernel: str) -> str | None:
-        """Why a kernel of fused operators cannot serve: it gives no weights, and torch.func cannot transform it."""
+    def against(self, kernel: str, *, adds_vectors: bool = False) -> str | None:
+        """Why a kernel of fused operators cannot serve: it gives no weights, and torch.func cannot transform it.
+
+        `adds_vectors` says that the kernel adds to values what the encoding reads the weights for.
+        """
         remedy = "use kernel='reference' or 'auto'"
-        if self.encoding.needs_weights and not self.vectors:
+        if self.encoding.needs_weights and not adds_vectors:
             return f"{self.encoding} reads the attention weights, which {kernel} does not return; {remedy}"
         if self.need_weights:
             return f"{kernel} returns no attention weights; {remedy}"

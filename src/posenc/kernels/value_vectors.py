@@ -29,6 +29,11 @@ class VectorsInRow:
         return Curves(DotProducts(tokens.to(self.vectors.dtype), self.vectors), self.row, self.table)
 
 
+def vectors_among(biases: Sequence[Bias]) -> ValueVectors | None:
+    """What is added to values among the biases of a call."""
+    return next((bias for bias in biases if isinstance(bias, ValueVectors)), None)
+
+
 def attend_with_vectors(
     biases: Sequence[Bias],
     q: Tensor,
@@ -43,7 +48,7 @@ def attend_with_vectors(
     met = met_by_one_query(at, keys.at)
     assert met is not None, "adds_vectors forbids this"
     logits = product(q, keys.k) * scale
-    bias = total(biases, logits.dtype)
+    bias = total([bias for bias in biases if bias is not vectors], logits.dtype)
     logits = logits if bias is None else logits + bias
     if sums is not None:
         sums.append(logits.logsumexp(-1))

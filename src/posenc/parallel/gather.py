@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from posenc.encoding import Encoding
@@ -12,26 +11,18 @@ from posenc.kernels.bound import BoundKernel
 from posenc.kernels.in_rows import attend_in_rows
 from posenc.keys import Keys
 from posenc.masks import Mask
-from posenc.parallel.layout import Layout
 from posenc.parallel.line import Line
 from posenc.parallel.passing import pack, pass_on, rounds, unpack
 from posenc.positions import Positions
 
 
 def gathered_attention(
-    encoding: Encoding,
-    q: Tensor,
-    keys: Keys,
-    mask: Mask,
-    kernel: BoundKernel,
-    line: Line,
-    layout: Layout,
-    group: dist.ProcessGroup,
+    encoding: Encoding, q: Tensor, keys: Keys, mask: Mask, kernel: BoundKernel, line: Line
 ) -> Tensor:
     """Attention of this rank's queries [B, H, T, D] to the keys of all ranks, which each then holds: [B, H, T, E]."""
     names = list(keys.memo)
-    k, v, *facts = Gathered.apply(layout, group, keys.k, keys.v, *keys.memo.values())
-    everywhere = positions_of_all(line, keys.at, layout, group)
+    k, v, *facts = Gathered.apply(line, keys.k, keys.v, *keys.memo.values())
+    everywhere = positions_of_all(line, keys.at)
     outs, start = [], 0
     for at in line.mine:
         rows = slice(start, start + at.tokens)
@@ -42,14 +33,14 @@ def gathered_attention(
     return torch.cat(outs, 2)
 
 
-def positions_of_all(line: Line, at: Positions, layout: Layout, group: dist.ProcessGroup) -> Positions:
+def positions_of_all(line: Line, at: Positions) -> Positions:
     """Where the tokens of all ranks stand, in the order of the sequence."""
     starts = [chunk.start for chunk in line.chunks]
     size = line.chunks[0].tokens
     if starts[0] is not None and starts == [starts[0] + n * size for n in range(len(starts))]:
         return replace(Positions.count(size * len(starts), starts[0], device=at.device), horizon=at.horizon)
     facts = [fact for fact in (at.coords, at.order, at.document) if fact is not None]
-    whole = from_all(facts, layout, group, axis=1)
+    whole = from_all(facts, line, axis=1)
     steps = all(chunk.unit_step for chunk in line.chunks)
     extents = [chunk.extent for chunk in line.chunks]
     extent = None if None in extents else max(extent for extent in extents if extent is not None)
@@ -60,31 +51,31 @@ class Gathered(torch.autograd.Function):
     """Facts of this rank's tokens [B, H, T, ...] as those of all tokens, in the order of the sequence."""
 
     @staticmethod
-    def forward(ctx: Any, layout: Layout, group: dist.ProcessGroup, *facts: Tensor) -> tuple[Tensor, ...]:
-        ctx.layout, ctx.group = layout, group
-        return tuple(from_all(facts, layout, group, axis=2))
+    def forward(ctx: Any, line: Line, *facts: Tensor) -> tuple[Tensor, ...]:
+        ctx.line = line
+        return tuple(from_all(facts, line, axis=2))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *to_all(grads, ctx.layout, ctx.group, axis=2)
+        return None, *to_all(grads, ctx.line, axis=2)
 
 
-def from_all(facts: Any, layout: Layout, group: dist.ProcessGroup, *, axis: int) -> list[Tensor]:
+def from_all(facts: Any, line: Line, *, axis: int) -> list[Tensor]:
     """What all ranks have, joined to the whole sequence along an axis."""
-    held = dict(rounds(facts, group))
-    return [layout.joined([held[rank][n] for rank in range(layout.ranks)], axis) for n in range(len(facts))]
+    held = dict(rounds(facts, line.group))
+    return [line.layout.joined([held[rank][n] for rank in range(len(held))], axis) for n in range(len(facts))]
 
 
-def to_all(whole: Any, layout: Layout, group: dist.ProcessGroup, *, axis: int) -> list[Tensor]:
+def to_all(whole: Any, line: Line, *, axis: int) -> list[Tensor]:
     """The sum over ranks of what each has for the whole sequence, to each rank that of its own tokens."""
-    rank, ranks = group.rank(), group.size()
+    rank, ranks = line.group.rank(), line.group.size()
 
     def of(other: int) -> list[Tensor]:
-        return [layout.cut(other, x, axis) for x in whole]
+        return [line.layout.cut(other, x, axis) for x in whole]
 
     # What is meant for a rank begins behind it, and comes home over all others.
     found = of((rank - 1) % ranks)
     for step in range(1, ranks):
-        came = unpack(pass_on(pack(found), group)(), found)
+        came = unpack(pass_on(pack(found), line.group)(), found)
         found = [x + y for x, y in zip(came, of((rank - 1 - step) % ranks), strict=True)]
     return found

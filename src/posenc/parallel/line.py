@@ -38,7 +38,9 @@ class Chunk:
         order, present = at.order, at.order >= 0
         last = order.amax(1)
         first = order.masked_fill(~present, torch.iinfo(order.dtype).max).amin(1).masked_fill(last < 0, 0)
-        documents, rises = None, rising(order)
+        # Orders rise whatever padding lies between.
+        rises = bool((~present[:, 1:] | (order[:, 1:] > order.cummax(1).values[:, :-1])).all())
+        documents = None
         if at.document is not None:
             documents = at.document.amin(1).cpu(), at.document.amax(1).cpu()
             rises = rises and bool((at.document.diff(dim=1) >= 0).all())
@@ -63,19 +65,18 @@ class Line:
 
     chunks  all, in the order of the sequence
     mine    the positions of this rank's chunks, in the order in which it holds them
+    layout  which chunks which rank holds
+    group   the ranks
     """
 
     chunks: list[Chunk]
     mine: list[Positions]
-
-    @property
-    def counts(self) -> bool:
-        """Whether all tokens count up by one, so that nobody has to be told where they stand."""
-        return all(chunk.start is not None for chunk in self.chunks)
+    layout: Layout
+    group: dist.ProcessGroup
 
     def travelling(self, at: Positions) -> list[Tensor]:
-        """What of this rank's positions has to go round with its keys."""
-        if self.counts:
+        """What of this rank's positions has to go round with its keys: nothing where all tokens count up by one."""
+        if all(chunk.start is not None for chunk in self.chunks):
             return []
         return [fact for fact in (at.coords, at.order, at.document) if fact is not None]
 
@@ -130,7 +131,7 @@ def found_line(at: Positions, layout: Layout, group: dist.ProcessGroup) -> Line:
     }
     chunks = [by_chunk[c] for c in range(layout.chunks)]
     check(chunks)
-    return Line(chunks, mine)
+    return Line(chunks, mine, layout, group)
 
 
 def check(chunks: list[Chunk]) -> None:
@@ -172,9 +173,3 @@ def start_of(at: Positions) -> int | None:
     wanted = first + torch.arange(at.tokens, device=at.device)
     counts = (at.order == wanted).all() & (at.coords[..., 0] == wanted).all() & (first >= 0).all()
     return int(first) if bool(counts) else None
-
-
-def rising(order: Tensor) -> bool:
-    """Whether the orders of tokens rise along each row, whatever padding lies between."""
-    before = order.cummax(1).values[:, :-1]
-    return bool(((order[:, 1:] < 0) | (order[:, 1:] > before)).all())

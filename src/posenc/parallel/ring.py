@@ -5,40 +5,29 @@ on with others. Backwards the keys go round once more, and the gradients of each
 home. No rank ever holds the keys of more than three: its own, those that it asks, and those that are on their way.
 """
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from posenc.biases import Bias, Pairs
 from posenc.encoding import Encoding
 from posenc.kernels.bias_in_blocks import cut
+from posenc.kernels.biases.pairs import standing_in
 from posenc.kernels.blocked import exact_dtype, finite, merged
 from posenc.kernels.bound import BoundKernel
 from posenc.kernels.in_rows import at_a_time
 from posenc.kernels.sinks import beside_sinks
 from posenc.keys import Keys
 from posenc.masks import Mask
-from posenc.parallel.layout import Layout
 from posenc.parallel.line import Chunk, Line
 from posenc.parallel.passing import pack, pass_on, rounds, unpack
 from posenc.positions import Positions
 
 
-def ring_attention(
-    encoding: Encoding,
-    q: Tensor,
-    keys: Keys,
-    mask: Mask,
-    kernel: BoundKernel,
-    line: Line,
-    layout: Layout,
-    group: dist.ProcessGroup,
-) -> Tensor:
+def ring_attention(encoding: Encoding, q: Tensor, keys: Keys, mask: Mask, kernel: BoundKernel, line: Line) -> Tensor:
     """Attention of this rank's queries [B, H, T, D] to the keys of all ranks, [B, H, T, E].
 
     Sinks take their share once, behind the keys of all ranks.
@@ -49,7 +38,7 @@ def ring_attention(
     read = {"": {"q": q, "k": keys.k, "v": keys.v}, "memo": keys.memo, "query_memo": keys.query_memo}
     read["parameters"] = parameters
     names = tuple((kind, name) for kind, tensors in read.items() for name in tensors)
-    ring = Ring(encoding, keys, mask, replace(kernel, sinks=None), line, layout, group, names)
+    ring = Ring(encoding, keys, mask, replace(kernel, sinks=None), line, names)
     out, sums = Differentiable.apply(ring, *(tensor for tensors in read.values() for tensor in tensors.values()))
     return out if kernel.sinks is None else beside_sinks(out, sums, kernel.sinks)
 
@@ -75,8 +64,6 @@ class Ring:
     mask: Mask
     kernel: BoundKernel
     line: Line
-    layout: Layout
-    group: dist.ProcessGroup
     names: tuple[tuple[str, str], ...]
 
     @property
@@ -87,7 +74,7 @@ class Ring:
     def asking(self, q: Tensor) -> Iterator[Tokens]:
         """This rank's queries: chunk by chunk, and few at a time where a rule reads the logits of each pair."""
         start = 0
-        for chunk, at in zip(self.layout.chunks_of(self.group.rank()), self.line.mine, strict=True):
+        for chunk, at in zip(self.line.layout.chunks_of(self.line.group.rank()), self.line.mine, strict=True):
             every_pair = self.encoding.queries_together or self.encoding.needs_weights
             step = at_a_time(self.encoding, q, at.tokens) if every_pair else at.tokens
             for rows in cut(slice(0, at.tokens), step):
@@ -97,9 +84,9 @@ class Ring:
     def rounds(self, inputs: tuple[Tensor, ...]) -> Iterator[tuple[list[Tokens], list[Tensor]]]:
         """Rank after rank: the keys that are here, chunk by chunk, and the facts of them all."""
         own = [inputs[n] for n in self.of_keys]
-        for source, held in rounds([*own, *self.line.travelling(self.keys.at)], self.group):
+        for source, held in rounds([*own, *self.line.travelling(self.keys.at)], self.line.group):
             found = []
-            for place, chunk in enumerate(self.layout.chunks_of(source)):
+            for place, chunk in enumerate(self.line.layout.chunks_of(source)):
                 told = self.line.chunks[chunk]
                 rows = slice(place * told.tokens, (place + 1) * told.tokens)
                 found.append(Tokens(rows, self.line.positions(chunk, place, held[len(own) :]), told))
@@ -175,7 +162,7 @@ class Ring:
             torch.zeros_like(x, dtype=exact_dtype(x)) if want else None for x, want in zip(inputs, wanted, strict=True)
         ]
         going = [n for n in self.of_keys if wanted[n]]
-        encoding, leaves = self.standing_in(inputs)
+        encoding, leaves = standing_in(self.encoding, self.names, inputs)
         asking, coming = list(self.asking(inputs[0])), None
         for asked, held in self.rounds(inputs):
             of_keys = {n: torch.zeros_like(inputs[n], dtype=exact_dtype(inputs[n])) for n in going}
@@ -203,29 +190,15 @@ class Ring:
                 # What the ranks before have found of these keys has come while this one looked for its own.
                 for mine, theirs in zip(of_keys.values(), unpack(coming(), list(of_keys.values())), strict=True):
                     mine += theirs
-            if self.group.size() == 1:
+            if self.line.group.size() == 1:
                 totals = [of_keys.get(n, total) for n, total in enumerate(totals)]
             else:
-                coming = pass_on(pack(list(of_keys.values())), self.group, tag=1)
+                coming = pass_on(pack(list(of_keys.values())), self.line.group, tag=1)
         if coming is not None:
             like = [torch.empty_like(inputs[n], dtype=exact_dtype(inputs[n])) for n in going]
             for n, total in zip(going, unpack(coming(), like), strict=True):
                 totals[n] = total
         return [None if total is None else total.to(x.dtype) for x, total in zip(inputs, totals, strict=True)]
-
-    def standing_in(self, inputs: tuple[Tensor, ...]) -> tuple[Encoding, tuple[Tensor, ...]]:
-        """The encoding with leaves of its own for parameters, and the inputs with these: they may have hooks."""
-        parameters = dict(self.encoding.named_parameters())
-        leaves = [
-            x.detach().requires_grad_(x.requires_grad) if kind == "parameters" else x
-            for x, (kind, _) in zip(inputs, self.names, strict=True)
-        ]
-        known = {
-            id(parameters[name]): leaf
-            for leaf, (kind, name) in zip(leaves, self.names, strict=True)
-            if kind == "parameters"
-        }
-        return copy.deepcopy(self.encoding, known), tuple(leaves)
 
     @staticmethod
     def slopes(

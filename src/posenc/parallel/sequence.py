@@ -15,7 +15,7 @@ from posenc.kernels.bound import BoundKernel
 from posenc.keys import Keys
 from posenc.parallel.gather import gathered_attention
 from posenc.parallel.layout import Layout
-from posenc.parallel.line import line_of
+from posenc.parallel.line import Line, line_of
 from posenc.parallel.ring import ring_attention
 from posenc.positions import Positions
 from posenc.precision import most_exact
@@ -85,10 +85,10 @@ class SequenceShards:
         check_encoding(encoding, self.exchange)
         line = line_of(at, self.layout, self.group)
         if self.exchange == "ring" and encoding.between:
-            sums = {name: running_sums(keys.memo[name], at, self.layout, self.group) for name in encoding.between}
+            sums = {name: running_sums(keys.memo[name], at, line) for name in encoding.between}
             memo, query_memo = {**keys.memo, **sums}, {**keys.query_memo, **sums}
             keys = replace(keys, memo=memo, query_memo=query_memo, summed=frozenset(sums))
-        return WAYS[self.exchange](encoding, q, keys, mask, kernel, line, self.layout, self.group), None
+        return WAYS[self.exchange](encoding, q, keys, mask, kernel, line), None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SequenceShards":
         # A copy of a model belongs to the same ranks, and a group has no copy.
@@ -196,16 +196,16 @@ def check_call(keys: Keys, call: Call, kernel: BoundKernel) -> None:
         )
 
 
-def running_sums(values: Tensor, at: Positions, layout: Layout, group: dist.ProcessGroup) -> Tensor:
+def running_sums(values: Tensor, at: Positions, line: Line) -> Tensor:
     """The sum of a fact of tokens [B, H, T, ...] over the whole sequence up to each of this rank's tokens.
 
     The ranks exchange one sum for each chunk. Padding counts nothing; documents stand behind one another on one line,
     so that differences within one are those of its own tokens.
     """
     present = (at.order >= 0)[:, None, :].unflatten(2, (-1, *(1,) * (values.dim() - 3)))
-    parts = most_exact(values).masked_fill(~present, 0.0).chunk(len(layout.chunks_of(group.rank())), 2)
+    parts = most_exact(values).masked_fill(~present, 0.0).chunk(len(line.mine), 2)
     within = [part.cumsum(2) for part in parts]
-    before = SumsBefore.apply(torch.stack([part[:, :, -1] for part in within]), layout, group)
+    before = SumsBefore.apply(torch.stack([part[:, :, -1] for part in within]), line)
     return torch.cat([part + offset[:, :, None] for part, offset in zip(within, before.unbind(0), strict=True)], 2)
 
 
@@ -213,22 +213,22 @@ class SumsBefore(torch.autograd.Function):
     """For this rank's chunks, whose totals [chunks, ...] are given, the sum of the totals of all chunks before each."""
 
     @staticmethod
-    def forward(ctx: Any, totals: Tensor, layout: Layout, group: dist.ProcessGroup) -> Tensor:
-        ctx.layout, ctx.group = layout, group
-        whole = in_order(totals, layout, group)
-        return (whole.cumsum(0) - whole)[list(layout.chunks_of(group.rank()))]
+    def forward(ctx: Any, totals: Tensor, line: Line) -> Tensor:
+        ctx.line = line
+        whole = in_order(totals, line)
+        return (whole.cumsum(0) - whole)[list(line.layout.chunks_of(line.group.rank()))]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         # A total enters the sums of all chunks behind it.
-        whole = in_order(*grads, ctx.layout, ctx.group)
+        whole = in_order(*grads, ctx.line)
         behind = whole.flip(0).cumsum(0).flip(0) - whole
-        return behind[list(ctx.layout.chunks_of(ctx.group.rank()))], None, None
+        return behind[list(ctx.line.layout.chunks_of(ctx.line.group.rank()))], None
 
 
-def in_order(of_chunks: Tensor, layout: Layout, group: dist.ProcessGroup) -> Tensor:
+def in_order(of_chunks: Tensor, line: Line) -> Tensor:
     """What each rank has of its chunks, [chunks, ...], for all chunks of the sequence."""
     of_chunks = of_chunks.contiguous()
-    held = [torch.empty_like(of_chunks) for _ in range(layout.ranks)]
-    dist.all_gather(held, of_chunks, group=group)
-    return layout.joined(held, 0)
+    held = [torch.empty_like(of_chunks) for _ in range(line.layout.ranks)]
+    dist.all_gather(held, of_chunks, group=line.group)
+    return line.layout.joined(held, 0)

@@ -23,19 +23,6 @@ class DenseInBlocks(WholeBlocks):
         values = self.logits.detach()[part_of(self.logits, *block)]
         return values.flip(2) if values.shape[2] > 1 else values
 
-    def gradient(self) -> "DenseGradient":
-        return DenseGradient(self)
-
-
-class DenseGradient:
-    """Adds the gradient of a block where its numbers came from."""
-
-    def __init__(self, bias: DenseInBlocks) -> None:
-        self.sum = torch.zeros_like(bias.logits)
-
-    def add(self, block: Block, upstream: Tensor) -> None:
-        place = self.sum[part_of(self.sum, *block)]
+    def take_slopes(self, block: Block, upstream: Tensor, of_logits: Tensor) -> None:
+        place = of_logits[part_of(of_logits, *block)]
         place += upstream.flip(2).sum_to_size(place.shape)
-
-    def total(self) -> tuple[Tensor | None, ...]:
-        return (self.sum,)

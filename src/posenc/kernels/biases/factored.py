@@ -27,30 +27,16 @@ class FactoredInBlocks(WholeBlocks):
         out = self.room.of(rows, heads, asking.shape[2], asked.shape[2])
         return torch.matmul(asking, asked.transpose(-1, -2), out=out)
 
-    def gradient(self) -> "FactoredGradient":
-        return FactoredGradient(self)
-
-
-class FactoredGradient:
-    """The gradient of a product in its factors."""
-
-    def __init__(self, bias: FactoredInBlocks) -> None:
-        self.bias = bias
-        self.of_queries, self.of_keys = torch.zeros_like(bias.of_queries), torch.zeros_like(bias.of_keys)
-
-    def add(self, block: Block, upstream: Tensor) -> None:
-        upstream = upstream.to(self.of_queries.dtype)
-        if len(upstream) > 1 == len(self.of_queries) == len(self.of_keys):
+    def take_slopes(self, block: Block, upstream: Tensor, of_queries: Tensor, of_keys: Tensor) -> None:
+        upstream = upstream.to(of_queries.dtype)
+        if len(upstream) > 1 == len(of_queries) == len(of_keys):
             upstream = upstream.sum(0, keepdim=True)  # rows of the batch share the product
-        asking, asked = self.bias.read(block)
+        asking, asked = self.read(block)
         for slope, values in (
-            (of_rows(self.of_queries, block)[:, :, block.rows], (upstream @ asked).flip(2)),
-            (of_rows(self.of_keys, block)[:, :, block.keys], upstream.transpose(-1, -2) @ asking),
+            (of_rows(of_queries, block)[:, :, block.rows], (upstream @ asked).flip(2)),
+            (of_rows(of_keys, block)[:, :, block.keys], upstream.transpose(-1, -2) @ asking),
         ):
             slope += values if len(slope) == len(values) else values.sum(0, keepdim=True)
-
-    def total(self) -> tuple[Tensor | None, ...]:
-        return self.of_queries, self.of_keys
 
 
 def of_rows(facts: Tensor, block: Block) -> Tensor:

@@ -1,6 +1,8 @@
 """Biases pair by pair in blocks: the closure is asked for each block, and once more in the backward pass."""
 
 import copy
+from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,8 @@ from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.plan import Row
 from posenc.keys import Keys
 from posenc.precision import without_autocast
+
+Own = TypeVar("Own", bound=nn.Module)
 
 
 class PairsInBlocks(WholeBlocks):
@@ -101,15 +105,7 @@ class PairsGradient:
         self.bias = bias
         self.wanted = [index for index, tensor in enumerate(bias.inputs) if tensor.requires_grad]
         self.sums: dict[int, Tensor] = {}
-        # A copy whose parameters are leaves of their own: those of the module may have been replaced or have hooks.
-        self.leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in bias.inputs]
-        parameters = dict(bias.bias.module.named_parameters())
-        standing_in = {
-            id(parameters[name]): leaf
-            for (kind, name), leaf in zip(bias.names, self.leaves, strict=True)
-            if kind == "parameters"
-        }
-        self.module = copy.deepcopy(bias.bias.module, standing_in)
+        self.module, self.leaves = standing_in(bias.bias.module, bias.names, bias.inputs)
 
     def add(self, block: Block, upstream: Tensor) -> None:
         wide, keys = self.bias.keys_read(block)
@@ -136,3 +132,16 @@ class PairsGradient:
             self.sums[index].to(tensor.dtype) if index in self.sums else None
             for index, tensor in enumerate(self.bias.inputs)
         )
+
+
+def standing_in(
+    module: Own, names: Sequence[tuple[str, str]], inputs: Sequence[Tensor]
+) -> tuple[Own, tuple[Tensor, ...]]:
+    """A copy of a module whose parameters are leaves of their own, since they may have been replaced or have hooks.
+
+    With it all inputs as such leaves; `names` says of each which kind it is and what it is called.
+    """
+    leaves = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
+    parameters, told = dict(module.named_parameters()), zip(names, leaves, strict=True)
+    known = {id(parameters[name]): leaf for (kind, name), leaf in told if kind == "parameters"}
+    return copy.deepcopy(module, known), leaves

@@ -67,32 +67,6 @@ class ProductsInRow(WholeBlocks):
         """Tokens [b, H, n, C] times some of the vectors: [b, H, n, R]."""
         return torch.matmul(asked, self.vectors[:, vectors].transpose(-1, -2), out=out)
 
-    def gradient(self) -> "ProductsGradient":
-        return ProductsGradient(self)
-
-    def take_slopes(self, block: Block, upstream: Tensor, of: "ProductsGradient") -> None:
-        """Add the gradient of a block to that of what is asked, and of the vectors."""
-        raise NotImplementedError
-
-
-class ProductsGradient:
-    """Collects the gradient in what is asked and in the vectors."""
-
-    def __init__(self, bias: ProductsInRow) -> None:
-        self.bias = bias
-        self.asked, self.vectors = torch.zeros_like(bias.asked), torch.zeros_like(bias.vectors)
-
-    def add(self, block: Block, upstream: Tensor) -> None:
-        self.bias.take_slopes(block, upstream, self)
-
-    def add_to_vectors(self, vectors: slice, products: Tensor, asked: Tensor) -> None:
-        """From the gradient [b, H, n, R] of the products of tokens [b, H, n, C] with some of the vectors."""
-        slopes = (products.transpose(-1, -2) @ asked).sum(0)
-        self.vectors[:, vectors] += slopes.sum(0, keepdim=True) if self.vectors.shape[0] == 1 else slopes
-
-    def total(self) -> tuple[Tensor | None, ...]:
-        return self.asked, self.vectors
-
 
 class Curves(ProductsInRow):
     """A vector for each distance: the products of a query are its bias by distance, a curve.
@@ -138,10 +112,10 @@ class Curves(ProductsInRow):
         sums[..., -1] += curves[..., where.stop :].sum(-1)
         return known, sums
 
-    def take_slopes(self, block: Block, upstream: Tensor, of: ProductsGradient) -> None:
+    def take_slopes(self, block: Block, upstream: Tensor, of_asked: Tensor, of_vectors: Tensor) -> None:
         known, sums = self.by_distance(block, upstream)
-        of.asked[block.batch, :, block.rows] += (sums @ self.vectors[:, known]).flip(2)
-        of.add_to_vectors(known, sums, self.last_first(block))
+        of_asked[block.batch, :, block.rows] += (sums @ self.vectors[:, known]).flip(2)
+        add_to_vectors(of_vectors, known, sums, self.last_first(block))
 
 
 class LooksUp(ProductsInRow):
@@ -197,10 +171,10 @@ class QueriesLookUp(LooksUp):
         known, _ = self.met(block)
         return Part(block.keys, None, self.multiplied(self.last_first(block), known)[..., 0])
 
-    def take_slopes(self, block: Block, upstream: Tensor, of: ProductsGradient) -> None:
+    def take_slopes(self, block: Block, upstream: Tensor, of_asked: Tensor, of_vectors: Tensor) -> None:
         known, sums = self.by_vector(block, upstream)
-        of.asked[block.batch, :, block.rows] += (sums @ self.vectors[:, known]).flip(2)
-        of.add_to_vectors(known, sums, self.last_first(block))
+        of_asked[block.batch, :, block.rows] += (sums @ self.vectors[:, known]).flip(2)
+        add_to_vectors(of_vectors, known, sums, self.last_first(block))
 
 
 class KeysLookUp(LooksUp):
@@ -231,11 +205,11 @@ class KeysLookUp(LooksUp):
     def far(self, block: Block) -> Part:
         return Part(block.keys, self.row_of(block))
 
-    def take_slopes(self, block: Block, upstream: Tensor, of: ProductsGradient) -> None:
+    def take_slopes(self, block: Block, upstream: Tensor, of_asked: Tensor, of_vectors: Tensor) -> None:
         for few, columns in few_keys(block):
             known, sums = self.by_vector(few, upstream[..., columns].transpose(-1, -2))
-            of.asked[few.batch, :, few.keys] += sums @ self.vectors[:, known]
-            of.add_to_vectors(known, sums, self.of_keys(few))
+            of_asked[few.batch, :, few.keys] += sums @ self.vectors[:, known]
+            add_to_vectors(of_vectors, known, sums, self.of_keys(few))
 
 
 def few_keys(block: Block) -> list[tuple[Block, slice]]:
@@ -243,6 +217,12 @@ def few_keys(block: Block) -> list[tuple[Block, slice]]:
     start, stop, step = block.keys.start, block.keys.stop, SIZES.columns
     cut = [slice(first, min(first + step, stop)) for first in range(start, stop, step)]
     return [(block._replace(keys=keys), slice(keys.start - start, keys.stop - start)) for keys in cut]
+
+
+def add_to_vectors(of_vectors: Tensor, vectors: slice, products: Tensor, asked: Tensor) -> None:
+    """From the gradient [b, H, n, R] of the products of tokens [b, H, n, C] with some of the vectors."""
+    slopes = (products.transpose(-1, -2) @ asked).sum(0)
+    of_vectors[:, vectors] += slopes.sum(0, keepdim=True) if of_vectors.shape[0] == 1 else slopes
 
 
 def skewed(curves: Tensor, m: int) -> Tensor:
