@@ -14,7 +14,7 @@ from posenc.checkpoints.measures.measure import Value
 from posenc.lab import store
 from posenc.lab.results import figures, summary
 from posenc.lab.results.drawer import Drawer
-from posenc.lab.results.figures.layout import handle, legend, panels
+from posenc.lab.results.figures.layout import grid_of, handle, legend
 from posenc.lab.results.summary import duration
 from posenc.lab.views.page import template
 
@@ -145,7 +145,8 @@ def by_length(record: Record) -> Figure | None:
     curves = details(record, curves=True)
     if not (count := len(numbers) + len(curves)):
         return None
-    fig, axes = panels(count, 2, 4.6, 3.6, f"{title(record).partition(':')[0]}, by tokens")
+    on = grid_of(count, 2, (4.6, 3.6), f"{title(record).partition(':')[0]}, by tokens")
+    fig, axes = on.figure, on.axes
     lines = [(figures.look(place), f"encoding-{place}", entry) for place, entry in enumerate(record["methods"])]
     for ax, (measure, number) in zip(axes, numbers, strict=False):
         lengths = lengths_of(record, measure)

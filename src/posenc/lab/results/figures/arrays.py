@@ -14,13 +14,13 @@ from posenc.lab.results import summary
 from posenc.lab.results.figures.layout import (
     MOST_PANELS,
     figure,
+    grid_of,
     handle,
     in_full,
     legend,
     legend_beside,
     mark_trained,
     note,
-    panels,
     plain_log,
     scale_bar,
     whole_ticks,
@@ -208,14 +208,14 @@ def centre_maps(maps: Any, title: str) -> Figure:
         raise ValueError(f"maps must be [heads, rows, columns] with at least one cell, got shape {array.shape}")
     shown = array[:MOST_PANELS]
     colours, side = around_zero(shown), 2.3 if len(shown) > 1 else 4.2
-    fig, axes = panels(len(shown), 4, side, side, title)
-    for head, (ax, cells) in enumerate(zip(axes, shown, strict=True)):
+    on = grid_of(len(shown), 4, (side, side), title)
+    for head, (ax, cells) in enumerate(zip(on.axes, shown, strict=True)):
         image = ax.imshow(cells, **colours)
         ax.plot([cells.shape[1] // 2], [cells.shape[0] // 2], marker="+", color=ink(), markersize=7)
         ax.set(title=f"head {head}" if len(array) > 1 else "", xlabel="column", ylabel="row")
         whole_ticks(ax, 4)
-    scale_bar(image, axes, shrink=0.6)
-    return fig
+    scale_bar(image, on.axes, shrink=0.6)
+    return on.figure
 
 
 @styled

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
 from posenc.foreign import near, quoted
@@ -22,9 +23,7 @@ from posenc.lab.results.figures.layout import (
     handle,
     letters,
     mark_trained,
-    missing_handle,
     note,
-    nothing,
     plain_log,
     sheet,
     width_of,
@@ -122,9 +121,11 @@ def extrapolation(
             fit_ratios(ax, learned)
         mark_trained(ax, summary.trained_lengths(results), above=True)
         if not learned:
-            nothing(ax, "no encoding learned the task")
-    handles = [handle(r.label, appearance[r.label]) for r in learned]
-    on.legend(handles + [missing_handle(r.label) for r in results if not r.learned])
+            words, middle = "no encoding learned the task", {"ha": "center", "va": "center", "color": soft()}
+            ax.text(0.5, 0.5, words, middle, transform=ax.transAxes)
+    lines = [handle(r.label, appearance[r.label]) for r in learned]
+    missing = [f"{short(r.label)}: {summary.NOT_LEARNED}" for r in results if not r.learned]
+    on.legend([*lines, *(Line2D([], [], linestyle="none", label=words) for words in missing)])
     return on.figure
 
 
@@ -222,7 +223,7 @@ def learning(
     rows, columns = len(measures), len(abscissas)
     natural, shared = (9, 5.6 if rows > 1 else 4.0), {"sharex": "col", "sharey": "row"}
     on = sheet(rows * columns, columns, natural, f"{task}: learning", shared=shared, **size)
-    appearance, bands = looks(records), {label: band_of(runs) for label, runs in curves.items()}
+    appearance, bands = looks(records), {label: band_of(runs) for label, runs in curves.items() if runs}
     notes = {r.label: "" if r.learned else f" ({summary.NOT_LEARNED})" for r in results}
     for place, ax in enumerate(on.axes):
         row, column = divmod(place, columns)
@@ -262,11 +263,10 @@ def draw_curve(ax: Axes, band: list[np.ndarray], x: int, y: int, unit: float, ow
 
 def curve(run: Record) -> np.ndarray:
     """[points, 4]: step, CPU seconds, loss, score; thinned to a number that a reader can see."""
-    points = summary.get(run, "curve")
-    if not isinstance(points, list) or not points:
-        return np.empty((0, 4))
-    keys = ("step", "cpu_s", "loss", "score")
-    out = summary.numbers([[summary.number(summary.get(point, key)) for key in keys] for point in points])
+    keys, points = ("step", "cpu_s", "loss", "score"), summary.get(run, "curve") or []
+    out = summary.numbers([[summary.number(summary.get(point, key)) for key in keys] for point in points]).reshape(
+        -1, 4
+    )
     if len(out) > MOST_POINTS:
         out = out[np.unique(np.linspace(0, len(out) - 1, MOST_POINTS).round().astype(int))]
     return out
@@ -274,11 +274,7 @@ def curve(run: Record) -> np.ndarray:
 
 def band_of(runs: list[np.ndarray]) -> list[np.ndarray]:
     """The low end, the middle and the high end over runs [points, 4], at the steps that all of them have."""
-    if not runs:
-        return [np.empty((0, 4))] * 3
     shared = functools.reduce(np.intersect1d, [points[:, 0] for points in runs])
-    if not len(shared):
-        return [np.empty((0, 4))] * 3
     stacked = np.stack([points[np.searchsorted(points[:, 0], shared)] for points in runs], axis=-1)
     spreads = [[statistics.spread(cell[~np.isnan(cell)].tolist()) for cell in row] for row in stacked]
     return [
@@ -376,7 +372,15 @@ def depths(records: Sequence[Record], task: str | None = None, **size: "Unpack[S
     tables = tables[:MOST_PANELS]
     on = grid_of(len(tables), 3, (3.0, 2.2), f"{task}: found, by place and length, %", **size)
     for ax, (label, table) in zip(on.axes, tables, strict=True):
-        draw_depths(ax, table, short(label, 28))
+        lengths, places = (sorted({at[axis] for at in table}) for axis in (0, 1))
+        cells = summary.numbers([[table.get((length, place), np.nan) for length in lengths] for place in places]) * 100
+        ax.imshow(cells, cmap=SEQUENTIAL, vmin=0, vmax=100, aspect="auto", interpolation="none")
+        ax.set_title(short(label, 28))
+        ax.set_xticks(range(len(lengths)), [summary.count(length) for length in lengths])
+        ax.set_yticks(range(len(places)), [f"{100 * place:.0f}" for place in places])
+        ax.grid(visible=False)
+        if 4 * len(lengths) <= letters(width_of(ax), "x-small"):
+            write_cells(ax, cells, "{:.0f}", lambda value: value < 55)
     on.share("length, symbols", "x")
     on.share("place in the text, %", "y")
     return on.figure
@@ -397,15 +401,3 @@ def found_by_place(result: Result) -> DepthTable:
             if length is not None and depth is not None and share is not None:
                 seen.setdefault((length, depth), []).append(share)
     return {at: spread.median for at, shares in seen.items() if (spread := statistics.spread(shares))}
-
-
-def draw_depths(ax: Axes, table: DepthTable, title: str) -> None:
-    lengths, places = (sorted({at[axis] for at in table}) for axis in (0, 1))
-    cells = summary.numbers([[table.get((length, place), np.nan) for length in lengths] for place in places]) * 100
-    ax.imshow(cells, cmap=SEQUENTIAL, vmin=0, vmax=100, aspect="auto", interpolation="none")
-    ax.set_title(title)
-    ax.set_xticks(range(len(lengths)), [summary.count(length) for length in lengths])
-    ax.set_yticks(range(len(places)), [f"{100 * place:.0f}" for place in places])
-    ax.grid(visible=False)
-    if 4 * len(lengths) <= letters(width_of(ax), "x-small"):
-        write_cells(ax, cells, "{:.0f}", lambda value: value < 55)

@@ -73,11 +73,6 @@ def tables_of(records: Sequence[Record], kind: str, axes: int) -> Pictures:
     return [(label, run, array) for label, run, array in arrays if array.ndim == axes and array.size]
 
 
-def biases_of(records: Sequence[Record]) -> Pictures:
-    pictures = pictured(records, "bias")
-    return [(label, run, b) for label, run, b in pictures if summary.numbers(summary.get(b, "heads")).ndim == 2]
-
-
 @styled
 def added(records: Sequence[Record], **size: "Unpack[Size]") -> Figure | None:
     """What each adding encoding adds to the embeddings, position by channel, a panel for each encoding.
@@ -161,7 +156,8 @@ def bias(records: Sequence[Record], **size: "Unpack[Size]") -> Figure | None:
 
     None where no logit is biased. Raises ValueError for a table, and for other axes.
     """
-    biases = biases_of(records)[:MOST_PANELS]
+    found = pictured(records, "bias")
+    biases = [one for one in found if summary.numbers(summary.get(one[2], "heads")).ndim == 2][:MOST_PANELS]
     if not biases:
         return None
     on = grid_of(len(biases), 3, (3.1, 2.7), "Bias on the logit by distance", **size)
