@@ -172,7 +172,7 @@ def measures_of(learners: Sequence[Result]) -> list[Measure]:
     if any(result.is_text for result in learners):
         far = sorted({factor for r in learners for _, factor, _ in r.beyond("perplexity_ratio") if factor})
         return [BITS, *map(bits_at, far), *map(growth_at, far[-1:])]
-    last = longest_factor(learners, "exact_match")
+    last = max((factor for result in learners for _, factor, _ in result.beyond("exact_match")), default=None)
     return [*([REACH, exact_match_at(last)] if last else []), CPU_SECONDS]
 
 
@@ -266,11 +266,6 @@ def reaches(result: Result, reach_of: Callable[[Record], float | None] = reach_o
 def reach(result: Result) -> Carried | None:
     """The longest length to which more than half of all seeds carry, if that is past the trained one."""
     return next((at for at in reversed(carried(result)) if at.most), None)
-
-
-def longest_factor(found: Sequence[Result], measure: str) -> float | None:
-    """The greatest multiple of the trained length at which a measure is known."""
-    return max((factor for result in found for _, factor, _ in result.beyond(measure)), default=None)
 
 
 @dataclass(frozen=True)
