@@ -7,26 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from posenc.cli.options import (
-    Labels,
-    Name,
-    Names,
-    Number,
-    Numbers,
-    OfExperiment,
-    Paths,
-    Positional,
-    Specs,
-    Taking,
-    Whole,
-)
+from posenc.cli.options import Labels, Name, Names, Number, Numbers, Paths, Positional, RunOptions, Specs, Taking, Whole
 from posenc.foreign import quoted
 from posenc.lab import ENCODINGS
 from posenc.specs import split
 
 
 @dataclass(kw_only=True)
-class Compare(OfExperiment):
+class Compare(RunOptions):
     """Train one small decoder with each encoding; report.
 
     Example: posenc compare --encodings none rotary "rotary + alibi" mine.py:Mine --tasks repeat copy --seeds 3

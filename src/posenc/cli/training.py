@@ -5,23 +5,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from posenc.cli.options import (
-    Files,
-    Folder,
-    Name,
-    Names,
-    Number,
-    OfExperiment,
-    OneSpec,
-    Positional,
-    Taking,
-    Texts,
-    Whole,
-)
+from posenc.cli.options import Files, Folder, Name, Names, Number, OneSpec, Positional, RunOptions, Taking, Texts, Whole
 
 
 @dataclass(kw_only=True)
-class Train(OfExperiment):
+class Train(RunOptions):
     """Train one encoding on one task; keep a checkpoint.
 
     Example: posenc train rotary --task text --steps 2000 --out runs/mine
@@ -86,7 +74,7 @@ class Train(OfExperiment):
 
         execution = Execution(**{one.name: getattr(self, one.name) for one in fields(Execution)})
         settings = {one.name for one in fields(Experiment)} & {one.name for one in fields(Train)}
-        own = settings - {one.name for one in fields(OfExperiment)} - {"spec", "task", "seed"}
+        own = settings - {one.name for one in fields(RunOptions)} - {"spec", "task", "seed"}
         changes = self.changes() | {name: value for name in own if (value := getattr(self, name)) is not None}
         given: dict[str, Any] = {"log": self.log, "execution": execution, **changes}
         run = train_one(self.spec, self.task, self.seed, self.out, self.threads, terminal.progress, **given)
