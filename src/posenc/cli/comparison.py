@@ -152,7 +152,7 @@ class Report:
     json: bool = False
     """Print the records as JSON instead of words and tables."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         from posenc import terminal
         from posenc.lab import store
         from posenc.lab.results import report, summary, tables
@@ -180,7 +180,6 @@ class Report:
             terminal.note(f"table: {tables.write(records, path, self.columns, failures)}")
         for words, *_ in summary.legible(failures, summary.MOST_OF_A_SENTENCE):
             terminal.note(f"failed: {words}")
-        return 0
 
 
 def answer(

@@ -66,7 +66,7 @@ class Train(RunOptions):
     json: bool = False
     """Print the learning curve as JSON."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         from posenc import terminal
         from posenc.lab.experiments.execution import Execution
         from posenc.lab.experiments.experiment import Experiment
@@ -79,13 +79,12 @@ class Train(RunOptions):
         given: dict[str, Any] = {"log": self.log, "execution": execution, **changes}
         run = train_one(self.spec, self.task, self.seed, self.out, self.threads, terminal.progress, **given)
         if not run.ranks.first:
-            return 0
+            return
         if self.json:
             print(json.dumps(run.curve))
         else:
             terminal.say(f"Checkpoint: {self.out} ({run.experiment.spec} on {run.experiment.task}, step {run.step})")
             terminal.say(f"Go on with: posenc generate {self.out}")
-        return 0
 
 
 @dataclass
@@ -110,10 +109,9 @@ class Generate:
     trust: Files = ()
     """Files of your own, such as path/to/mine.py, whose code the checkpoint may ask for. No other code is run."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         from posenc import terminal
         from posenc.lab.runs.single_run import continue_prompt
 
         given = (self.max_new_tokens, self.temperature, self.top_k, self.seed)
         terminal.data(continue_prompt(self.folder, self.prompt, *given, self.trust, terminal.note))
-        return 0
