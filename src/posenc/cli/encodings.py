@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from posenc.cli.options import Comparison, Names, Numbers, Positional, Specs, Taking, Texts, Whole, Wholes
 from posenc.foreign import quoted
 from posenc.lab import ENCODINGS
+from posenc.lab.description import listing
 
 
 @dataclass
@@ -35,7 +36,6 @@ class List:
     """Print JSON."""
 
     def run(self) -> None:
-        from posenc.lab.description import listing
 
         asked = {"axes": self.axes, "door": self.door, "used_by": self.used_by}
         given = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value not in (None, "")]
@@ -48,7 +48,6 @@ class List:
     def show_card(self) -> None:
         """Print what is known of one name."""
         from posenc import terminal
-        from posenc.lab.description import listing
 
         card = listing.card(self.name)
         if self.json:
@@ -64,7 +63,6 @@ class List:
     def show_kind(self, kind: str) -> None:
         """Print a line for each of a kind."""
         from posenc import terminal
-        from posenc.lab.description import listing
 
         entries = listing.overview()[kind]
         if self.json:
@@ -75,7 +73,6 @@ class List:
     def show_all(self, asked: dict[str, Any], *, everything: bool) -> None:
         """Print a line for each encoding that is asked for; with everything the names of what goes with them too."""
         from posenc import terminal
-        from posenc.lab.description import listing
 
         found = listing.overview()
         found["encodings"] = listing.chosen(found["encodings"], **asked)

@@ -79,9 +79,10 @@ class LabPage:
 
     def run(self) -> None:
         from posenc import terminal
-        from posenc.lab.reproduction.reproduced import write_page
+        from posenc.lab import store
+        from posenc.lab.reproduction.reproduced import PAGE, page
 
-        terminal.say(f"Page: {write_page(self.folder)}")
+        terminal.say(f"Page: {store.write(self.folder / PAGE, page(self.folder).encode())}")
 
 
 LAB = {"list": LabList, "run": LabRun, "page": LabPage}
