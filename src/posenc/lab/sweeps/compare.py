@@ -1,7 +1,7 @@
 """The comparison: every encoding on every task, then one table and one report."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,9 @@ def compare(
         keys = [key for key in sweep.runs if key not in sweep.failures]
         if not keys:
             raise RuntimeError(f"every run failed; the first: {next(iter(sweep.failures.values()))}")
-        records = in_reading_order(record.for_summaries(folder, keys), settings.to_dict())
+        records = in_reading_order(record.for_summaries(folder, keys), asdict(settings))
         failed = [sweep.runs[key].failure(reason) for key, reason in sweep.failures.items()]
-        return records, report.write(records, folder, settings.to_dict(), failed), sweep
+        return records, report.write(records, folder, asdict(settings), failed), sweep
 
 
 def at_best_rates(
@@ -88,4 +88,4 @@ def at_best_rates(
 def final_loss(run: Experiment, sweep: Sweep, folder: Path) -> float | None:
     """The loss at the last point of a run's curve; None where the run failed."""
     key = record.key_of(run)
-    return None if key in sweep.failures else record.read(folder / "records" / f"{key}.json")["curve"][-1]["loss"]
+    return None if key in sweep.failures else record.read(record.file_of(folder, key))["curve"][-1]["loss"]

@@ -92,7 +92,8 @@ def wavelengths(records: Sequence[Record], **size: "Unpack[layout.Size]") -> Fig
     (ax,), appearance = on.axes, looks(records)
     labels = {label for label, _, _ in tables}
     # The trained length of each task, since an encoding has one picture for all of them.
-    lengths = summary.shown_positions([result for result in summary.results(records) if result.label in labels])
+    seen = (summary.trained_tokens(run) for label, run in summary.labelled(records) if label in labels)
+    lengths = sorted({length for length in seen if length is not None})
     names = []
     for label, _, values in tables:
         own, title = appearance[label], short(label, 28)

@@ -6,7 +6,7 @@ from posenc.lab.experiments.recipes import SEARCHED
 from posenc.lab.results import statistics
 from posenc.lab.results.summary import claims, runs
 from posenc.lab.results.summary.pairs import pairs
-from posenc.lab.results.summary.words import ask, count, listed, name, names_of, trained_words
+from posenc.lab.results.summary.words import count, listed, name, names_of, trained_words
 
 LEARNED_TEXT = "0.1 bits per byte better than a table of byte pairs, and than itself with the last byte alone"
 
@@ -79,7 +79,7 @@ def who_learned(task_results: Sequence[runs.Result], mark: str) -> list[str]:
         return [f"No encoding reached the mark ({mark}) {advice}"]
     sentences = [f"{len(learners)} of {len(task_results)} encodings learned it ({mark})."]
     if others:
-        sentences.append(f"{names_of(others)} did not, and {ask('are', others)} not ranked.")
+        sentences.append(f"{names_of(others)} did not, and {'is' if len(others) == 1 else 'are'} not ranked.")
     shares = [
         f"{name(r.label)} in {len(r.learned)} of {len(r.runs)} seeds" for r in learners if len(r.learned) < len(r.runs)
     ]
