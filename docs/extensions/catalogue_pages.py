@@ -119,7 +119,7 @@ def example(card: dict[str, Any]) -> str:
 
 @cache
 def costs_of(source: Path) -> Mapping[str, costs.Cost]:
-    return costs.read(source / "board").of
+    return costs.read(source / "board")
 
 
 def measured(name: str, source: Path) -> list[str]:

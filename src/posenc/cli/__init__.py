@@ -1,7 +1,8 @@
 """The command line: verbs over the library and the laboratory. It parses, calls and prints; the work is done elsewhere.
 
-A verb is a dataclass with `run`, in the file of what it is about; `verbs` names them all, and here they are called, and
-their errors end. Help must come at once, so everything that imports torch is imported inside `run`.
+A verb is a dataclass with `run`, which gives the exit code where it is not 0, in the file of what it is about; `verbs`
+names them all, and here they are called, and their errors end. Help must come at once, so everything that imports torch
+is imported inside `run`.
 
 Data goes to stdout, progress to stderr. Exit codes: 0 done, 1 it failed, 2 bad usage (an option, a spec
 or a file that cannot be taken, or nothing at all), 130 interrupted, 128 + n ended by signal n.
@@ -82,7 +83,7 @@ def answered(given: list[str]) -> int:
     verb = parse(given)
     check_names(verb)
     with own_errors(given), ended_like_ctrl_c():
-        return verb.run()
+        return verb.run() or 0
 
 
 def version() -> str:

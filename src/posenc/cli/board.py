@@ -70,7 +70,7 @@ class Advise:
     json: bool = False
     """Print the answer as JSON."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         from posenc import terminal
         from posenc.lab.board import costs, rows, run
         from posenc.lab.board.advice import MOST_ROWS, NOT_MEASURED, Question, advise, nearest
@@ -82,7 +82,7 @@ class Advise:
         found = advise(question, rows.there(folder, partial(nearest, question)), costs.read(folder))
         if self.json:
             print(json.dumps(asdict(found)))
-            return 0
+            return
         most = None if self.all else MOST_ROWS
         terminal.say(found.answer)
         if found.table:
@@ -90,4 +90,3 @@ class Advise:
         terminal.say("\n".join([*(found.sentences if self.all else found.sentences[:1]), NOT_MEASURED]))
         if len(found.table) > MOST_ROWS and not self.all:
             terminal.say(f"{len(found.table) - MOST_ROWS} more: --all")
-        return 0

@@ -128,7 +128,7 @@ class Extend:
     json: bool = False
     """Print the record as JSON instead of words and tables."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         from posenc import specs, terminal
         from posenc.checkpoints.extension import report
         from posenc.checkpoints.extension.extend import extend
@@ -147,7 +147,7 @@ class Extend:
         record = extend(settings, self.out, say=terminal.progress)
         if self.json:
             print(json.dumps(finite(record)))
-            return 0
+            return
         for caption, table in report.in_short(record):
             terminal.say(caption)
             terminal.table(*table)
@@ -157,9 +157,8 @@ class Extend:
         if record["written"]["path"]:
             terminal.say(f"Checkpoint: {record['written']['path']}")
         terminal.say(f"Report: {self.out / 'report.html'}")
-        return 0
 
-    def planned(self, settings: Any) -> int:
+    def planned(self, settings: Any) -> None:
         from posenc import terminal
         from posenc.checkpoints.extension.extend import foreseen
         from posenc.checkpoints.measures import memory
@@ -172,7 +171,6 @@ class Extend:
             terminal.say()
             for words in memory.sentences(plan):
                 terminal.say(words)
-        return 0
 
 
 @dataclass
@@ -206,7 +204,7 @@ class Convert:
     json: bool = False
     """Print what was done as JSON."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         from posenc import terminal
         from posenc.checkpoints.conversion.convert import Request, convert
 
@@ -218,7 +216,6 @@ class Convert:
         if self.json:
             told = {"folder": str(done.folder), "done": done.done, "notes": done.notes}
             print(json.dumps(told | ({"commit": done.commit} if done.commit else {})))
-            return 0
+            return
         for words in (*done.done, *done.notes, f"Checkpoint: {done.folder}"):
             terminal.say(words)
-        return 0

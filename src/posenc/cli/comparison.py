@@ -7,26 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from posenc.cli.options import (
-    Labels,
-    Name,
-    Names,
-    Number,
-    Numbers,
-    OfExperiment,
-    Paths,
-    Positional,
-    Specs,
-    Taking,
-    Whole,
-)
+from posenc.cli.options import Labels, Name, Names, Number, Numbers, Paths, Positional, RunOptions, Specs, Taking, Whole
 from posenc.foreign import quoted
 from posenc.lab import ENCODINGS
 from posenc.specs import split
 
 
 @dataclass(kw_only=True)
-class Compare(OfExperiment):
+class Compare(RunOptions):
     """Train one small decoder with each encoding; report.
 
     Example: posenc compare --encodings none rotary "rotary + alibi" mine.py:Mine --tasks repeat copy --seeds 3
@@ -164,7 +152,7 @@ class Report:
     json: bool = False
     """Print the records as JSON instead of words and tables."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         from posenc import terminal
         from posenc.lab import store
         from posenc.lab.results import report, summary, tables
@@ -192,7 +180,6 @@ class Report:
             terminal.note(f"table: {tables.write(records, path, self.columns, failures)}")
         for words, *_ in summary.legible(failures, summary.MOST_OF_A_SENTENCE):
             terminal.note(f"failed: {words}")
-        return 0
 
 
 def answer(

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from posenc.cli.options import Comparison, Names, Numbers, Positional, Specs, Taking, Texts, Whole, Wholes
 from posenc.foreign import quoted
 from posenc.lab import ENCODINGS
+from posenc.lab.description import listing
 
 
 @dataclass
@@ -34,8 +35,7 @@ class List:
     json: bool = False
     """Print JSON."""
 
-    def run(self) -> int:
-        from posenc.lab.description import listing
+    def run(self) -> None:
 
         asked = {"axes": self.axes, "door": self.door, "used_by": self.used_by}
         given = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value not in (None, "")]
@@ -45,39 +45,34 @@ class List:
             return self.show_kind(self.name)
         return self.show_card() if self.name else self.show_all(asked, everything=not given)
 
-    def show_card(self) -> int:
+    def show_card(self) -> None:
         """Print what is known of one name."""
         from posenc import terminal
-        from posenc.lab.description import listing
 
         card = listing.card(self.name)
         if self.json:
             print(json.dumps(card))
-            return 0
+            return
         for number, one in enumerate([card, *card["also"]]):
             if number:
                 terminal.say()
             terminal.table([one["kind"], one["name"]], listing.card_in_words(one))
             if one.get("lesson"):
                 terminal.say(f"\n{one['lesson']}")
-        return 0
 
-    def show_kind(self, kind: str) -> int:
+    def show_kind(self, kind: str) -> None:
         """Print a line for each of a kind."""
         from posenc import terminal
-        from posenc.lab.description import listing
 
         entries = listing.overview()[kind]
         if self.json:
             print(json.dumps(entries))
-            return 0
+            return
         terminal.pages(terminal.index(kind.replace("_", " "), list(map(listing.lined, entries))), pager=self.pager)
-        return 0
 
-    def show_all(self, asked: dict[str, Any], *, everything: bool) -> int:
+    def show_all(self, asked: dict[str, Any], *, everything: bool) -> None:
         """Print a line for each encoding that is asked for; with everything the names of what goes with them too."""
         from posenc import terminal
-        from posenc.lab.description import listing
 
         found = listing.overview()
         found["encodings"] = listing.chosen(found["encodings"], **asked)
@@ -85,7 +80,7 @@ class List:
             found["plugins"] = listing.installed()
         if self.json:
             print(json.dumps(found))
-            return 0
+            return
         lines = list[str]()
         for title, entries in listing.groups_of(found, found["encodings"]):
             lines += [*terminal.index(title, entries), ""]
@@ -99,7 +94,6 @@ class List:
                 lines += [*terminal.index("plug-ins", list(map(listing.lined, found["plugins"]))), ""]
         lines.append("posenc list NAME says all that is known of a name.")
         terminal.pages(lines, pager=self.pager)
-        return 0
 
 
 @dataclass
@@ -134,7 +128,7 @@ class Show:
     json: bool = False
     """Print the numbers behind the pictures as JSON."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         from posenc import terminal
         from posenc.lab.description import describe
 
@@ -148,10 +142,10 @@ class Show:
                 raise
             terminal.say(describe.in_words(describe.at_standard_shape(self.spec)[0]))
             terminal.note(f"pictures and numbers need {missing.name}: pip install 'posenc[lab]'")
-            return 0
+            return
         if self.json:
             print(json.dumps(shown.facts))
-            return 0
+            return
         terminal.say(shown.text)
         for title, headers, rows in shown.tables:
             terminal.say()
@@ -162,7 +156,6 @@ class Show:
             terminal.say(f"Picture: {path}")
         for path in paths if self.open else ():
             terminal.open_page(path)
-        return 0
 
 
 @dataclass
@@ -177,7 +170,7 @@ class Order:
     json: bool = False
     """Print JSON."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         from posenc import terminal
         from posenc.lab.description.describe import reading_of_order
         from posenc.lab.evaluation.order import order_tests
@@ -185,9 +178,8 @@ class Order:
         found = {spec: order_tests(spec) for spec in self.specs}
         if self.json:
             print(json.dumps(found))
-            return 0
+            return
         terminal.table(*reading_of_order(found))
-        return 0
 
 
 @dataclass

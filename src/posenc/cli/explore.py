@@ -25,7 +25,7 @@ class Explore:
     open: bool = False
     """Open the page in the browser."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         from posenc import terminal
         from posenc.explorer.page import explore
         from posenc.lab import store
@@ -36,4 +36,3 @@ class Explore:
         terminal.say(f"Explorer: {self.out}")
         if self.open:
             terminal.open_page(self.out)
-        return 0

@@ -28,7 +28,7 @@ class Export:
     json: bool = False
     """Print what was written as JSON."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         from posenc import terminal
         from posenc.export import export_trained
 
@@ -36,8 +36,7 @@ class Export:
             done = export_trained(self.path, self.out, cached=self.cache, own=self.trust)
         if self.json:
             print(json.dumps({"file": str(done.path), "difference": done.difference, "about": dict(done.about)}))
-            return 0
+            return
         lengths = ", ".join(map(str, done.lengths))
         terminal.say(f"Compared with the model at {lengths} tokens: the same to {done.difference:.0e} of a logit.")
         terminal.say(f"Model: {done.path}")
-        return 0

@@ -37,8 +37,9 @@ def help_of(name: str, cls: Any, every: bool) -> str:
     names = dict.fromkeys([*head, *(options if every or not head else ())])
     about, width = docs_of(cls), min(100, shutil.get_terminal_size().columns)
     lines = [f"usage: {usage(name, cls)}", "", inspect.getdoc(cls) or ""]
+    part = {field: group for group, fields in GROUPS.items() for field in fields.split()}
     for group in GROUPS if head else ["options"]:
-        members = [options[field] for field in names if not head or group_of(field) == group]
+        members = [options[field] for field in names if not head or part.get(field, "training") == group]
         lines += ["", f"{group}:"] if members else []
         for option in members:
             text = f"{about[option.field]}{option.default}"
@@ -47,10 +48,6 @@ def help_of(name: str, cls: Any, every: bool) -> str:
             lines.append(f"  {option.written:<26}{text.lstrip()}" if fits else f"  {option.written}\n{text}")
     rest = len(options) - len(names)
     return "\n".join([*lines, *(["", f"{rest} more options: posenc help {name} all"] if rest else [])])
-
-
-def group_of(field: str) -> str:
-    return next((group for group, names in GROUPS.items() if field in names.split()), "training")
 
 
 def docs_of(cls: Any) -> dict[str, str]:

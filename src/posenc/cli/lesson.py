@@ -118,7 +118,6 @@ def page_of(lesson: "course.Lesson") -> Path:
             importlib.import_module(module)
         with terminal.doing(f"running the code of lesson {lesson.place} ..."):
             text = process_result(lesson)
-        path.parent.mkdir(parents=True, exist_ok=True)
         write(path, text.encode())
     return path
 

@@ -41,7 +41,7 @@ Paths = Annotated[tuple[Path, ...], Taking("PATH ...")]
 
 
 @dataclass(kw_only=True)
-class OfExperiment:
+class RunOptions:
     """The settings of a run, as in posenc.lab.experiments.experiment.Experiment; what is left out is the recipe's."""
 
     train_length: Whole = None
@@ -119,7 +119,7 @@ class OfExperiment:
 
     def changes(self) -> dict[str, Any]:
         """What was given, by the names of Experiment."""
-        given = {one.name: getattr(self, one.name) for one in fields(OfExperiment)}
+        given = {one.name: getattr(self, one.name) for one in fields(RunOptions)}
         given["window"] = tuple(size or None for size in self.window) or None
         for name in ("compile", "branch_norm", "parallel_residual", "embedding_norm"):
             given[name] = getattr(self, name) or None

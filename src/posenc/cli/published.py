@@ -18,7 +18,7 @@ class LabList:
     json: bool = False
     """Print JSON."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         from posenc import terminal
         from posenc.lab.reproduction.reproduced import list_table
 
@@ -27,7 +27,6 @@ class LabList:
             print(json.dumps([dict(zip(headers, row, strict=True)) for row in rows]))
         else:
             terminal.table(headers, rows)
-        return 0
 
 
 @dataclass
@@ -50,7 +49,7 @@ class LabRun:
     json: bool = False
     """Print the verdict as JSON instead of tables."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         from posenc import terminal
         from posenc.lab.reproduction.reproduce import file_of, reproduce
         from posenc.lab.reproduction.reproduced import criteria_table, numbers_table, told
@@ -59,14 +58,13 @@ class LabRun:
             verdict = reproduce(self.name, self.out, tier=self.tier, seed_from=self.seed_from, show=show)
         if self.json:
             print(json.dumps(verdict))
-            return 0
+            return
         terminal.say(f"{verdict['says']} ({verdict['source']}); {told(verdict)}\n")
         terminal.table(*numbers_table(verdict))
         terminal.say()
         terminal.table(*criteria_table(verdict))
         terminal.say(f"\n{verdict['verdict'].capitalize()}: {verdict['why']}.")
         terminal.say(f"\nVerdict: {self.out / file_of(verdict)}\nReport: {self.out / 'report.html'}")
-        return 0
 
 
 @dataclass
@@ -79,12 +77,12 @@ class LabPage:
     folder: Positional[Path]
     """A folder with the JSON files of posenc lab run, as they are or compressed (.json.gz)."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         from posenc import terminal
-        from posenc.lab.reproduction.reproduced import write_page
+        from posenc.lab import store
+        from posenc.lab.reproduction.reproduced import PAGE, page
 
-        terminal.say(f"Page: {write_page(self.folder)}")
-        return 0
+        terminal.say(f"Page: {store.write(self.folder / PAGE, page(self.folder).encode())}")
 
 
 LAB = {"list": LabList, "run": LabRun, "page": LabPage}

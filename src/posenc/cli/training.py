@@ -5,23 +5,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from posenc.cli.options import (
-    Files,
-    Folder,
-    Name,
-    Names,
-    Number,
-    OfExperiment,
-    OneSpec,
-    Positional,
-    Taking,
-    Texts,
-    Whole,
-)
+from posenc.cli.options import Files, Folder, Name, Names, Number, OneSpec, Positional, RunOptions, Taking, Texts, Whole
 
 
 @dataclass(kw_only=True)
-class Train(OfExperiment):
+class Train(RunOptions):
     """Train one encoding on one task; keep a checkpoint.
 
     Example: posenc train rotary --task text --steps 2000 --out runs/mine
@@ -78,7 +66,7 @@ class Train(OfExperiment):
     json: bool = False
     """Print the learning curve as JSON."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         from posenc import terminal
         from posenc.lab.experiments.execution import Execution
         from posenc.lab.experiments.experiment import Experiment
@@ -86,18 +74,17 @@ class Train(OfExperiment):
 
         execution = Execution(**{one.name: getattr(self, one.name) for one in fields(Execution)})
         settings = {one.name for one in fields(Experiment)} & {one.name for one in fields(Train)}
-        own = settings - {one.name for one in fields(OfExperiment)} - {"spec", "task", "seed"}
+        own = settings - {one.name for one in fields(RunOptions)} - {"spec", "task", "seed"}
         changes = self.changes() | {name: value for name in own if (value := getattr(self, name)) is not None}
         given: dict[str, Any] = {"log": self.log, "execution": execution, **changes}
         run = train_one(self.spec, self.task, self.seed, self.out, self.threads, terminal.progress, **given)
         if not run.ranks.first:
-            return 0
+            return
         if self.json:
             print(json.dumps(run.curve))
         else:
             terminal.say(f"Checkpoint: {self.out} ({run.experiment.spec} on {run.experiment.task}, step {run.step})")
             terminal.say(f"Go on with: posenc generate {self.out}")
-        return 0
 
 
 @dataclass
@@ -122,10 +109,9 @@ class Generate:
     trust: Files = ()
     """Files of your own, such as path/to/mine.py, whose code the checkpoint may ask for. No other code is run."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         from posenc import terminal
         from posenc.lab.runs.single_run import continue_prompt
 
         given = (self.max_new_tokens, self.temperature, self.top_k, self.seed)
         terminal.data(continue_prompt(self.folder, self.prompt, *given, self.trust, terminal.note))
-        return 0

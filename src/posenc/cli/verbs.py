@@ -36,7 +36,7 @@ class Completion:
     shell: Positional[Annotated[str, Taking("SHELL")]]
     """bash, zsh or fish."""
 
-    def run(self) -> int:
+    def run(self) -> None:
         if self.shell not in SHELLS:
             hint = near(self.shell, SHELLS)
             raise ValueError(f"no completion for {quoted(self.shell)}; there are: {', '.join(SHELLS)}{hint}")
@@ -48,10 +48,9 @@ class Completion:
             for verb, options in flags.items():
                 for option in options:
                     print(f"complete -c posenc -n '__fish_seen_subcommand_from {verb}' -l {option[2:]}")
-            return 0
+            return
         cases = "\n".join(f"    {verb}) choices='{' '.join(options)}' ;;" for verb, options in flags.items())
         print(("" if self.shell == "bash" else LIKE_BASH) + BASH.format(verbs=" ".join(VERBS), cases=cases))
-        return 0
 
 
 LIKE_BASH = "autoload -U +X bashcompinit && bashcompinit\n"

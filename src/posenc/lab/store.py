@@ -38,9 +38,6 @@ class InUse(ValueError):
     """A folder in which another process is at work."""
 
 
-# Whole files and folders
-
-
 @contextmanager
 def appearing(target: Path) -> Generator[Path]:
     """A folder to fill, which becomes `target` when it is whole; after an error it is gone.
@@ -122,9 +119,6 @@ def set_aside(path: Path, why: str) -> Path:
     return aside
 
 
-# One writer at a time
-
-
 @contextmanager
 def held(folder: Path) -> Generator[None]:
     """Make a folder and hold it for this process alone; what a killed process left half written in it is removed.
@@ -181,9 +175,6 @@ def clear(folder: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
         else:
             left.unlink(missing_ok=True)
-
-
-# JSON with a checksum
 
 
 def sealed(facts: Mapping[str, Any], indent: int | None = None) -> bytes:
@@ -259,9 +250,6 @@ def other_versions(made_with: Mapping[str, Any] | None) -> str:
     return "" if made_with and made_by(made_with) == made_by(versions()) else made_by(made_with or {})
 
 
-# Generations of a checkpoint
-
-
 def add_generation(folder: Path, step: int, files: Mapping[str, Iterable[bytes | bytearray]], keep: int = KEPT) -> Path:
     """Write a generation of a checkpoint, step-000100, which is the latest when it appears; the last `keep` stay.
 
@@ -286,18 +274,14 @@ def forget(folder: Path, files: Iterable[str], but: list[str]) -> None:
     """Remove the generations, known by their files, that are not among `but`."""
     for old in generations(folder):
         if old not in but and all((folder / old / file).is_file() for file in files):
-            discard(folder / old)
+            # Under a temporary name, so that what a kill leaves of it is cleared later.
+            doomed = temporary_name(folder / old)
+            with suppress(OSError):
+                os.rename(folder / old, doomed)
+                shutil.rmtree(doomed)
 
 
 def generations(folder: Path) -> list[str]:
     """The names of the generations in a folder, the latest last; each has appeared whole."""
     found = [match for path in folder.glob("step-*") if (match := STEP.fullmatch(path.name)) and path.is_dir()]
     return [match[0] for match in sorted(found, key=lambda match: (int(match[1]), int(match[2] or 1)))]
-
-
-def discard(folder: Path) -> None:
-    """Remove a folder, under a temporary name, so that what a kill leaves of it is cleared later."""
-    doomed = temporary_name(folder)
-    with suppress(OSError):
-        os.rename(folder, doomed)
-        shutil.rmtree(doomed)

@@ -12,12 +12,12 @@ from tiers import rest_slow
 from posenc import cli
 from posenc.lab.board import rows as kept
 from posenc.lab.board.advice import Advice, Question, advise, nearest
-from posenc.lab.board.costs import Cost, Costs
+from posenc.lab.board.costs import Cost
 from posenc.lab.board.run import COMMITTED
 from posenc.lab.results.summary import NOTHING
 
 QUESTIONS = json.loads(Path(__file__).with_name("advise_questions.json").read_text(encoding="utf-8"))
-COSTS = Costs({name: Cost(name, 12, 2048, forward, 1.3) for name, forward in (("t5_bias", 1.2), ("alibi", 1.1))})
+COSTS = {name: Cost(name, 12, 2048, forward, 1.3) for name, forward in (("t5_bias", 1.2), ("alibi", 1.1))}
 
 # What only two seeds say is too little, however well they do.
 BOARD = [*rows(), *(row("copy", "kerple", seed, 16) for seed in (100, 101))]

@@ -16,7 +16,7 @@ from posenc.foreign import CannotRead
 from posenc.lab import store
 from posenc.lab.board import costs, page, run, scope, tables
 from posenc.lab.board import rows as kept
-from posenc.lab.board.costs import Cost, Costs
+from posenc.lab.board.costs import Cost
 from posenc.lab.board.costs import read as read_costs
 from posenc.lab.board.plan import plan, rate_factor, search
 from posenc.lab.experiments.experiment import Experiment
@@ -26,7 +26,7 @@ from posenc.lab.runs import record
 from posenc.lab.sweeps import sweep
 from posenc.lab.sweeps.workers import run_one
 
-COSTS = Costs({"rotary": Cost("rotary", 0, 2048, 1.1, 1.25), "path": Cost("path", 8712, 3088, 1.5, 2.26)})
+COSTS = {"rotary": Cost("rotary", 0, 2048, 1.1, 1.25), "path": Cost("path", 8712, 3088, 1.5, 2.26)}
 
 
 # What stands on the board
@@ -236,7 +236,7 @@ def test_the_board_is_filled_resumed_and_joined_by_an_encoding_of_ones_own(tmp_p
     before = (base.out / "rows.jsonl.gz").stat()
     assert run.fill(base, workers=1) == {}
     assert (base.out / "rows.jsonl.gz").stat().st_mtime_ns == before.st_mtime_ns
-    assert set(read_costs(base.out).of) == {"none"}
+    assert set(read_costs(base.out)) == {"none"}
 
     (tmp_path / "mine.py").write_text(OWN)
     name = f"{tmp_path / 'mine.py'}:Mine"

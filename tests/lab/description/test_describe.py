@@ -15,8 +15,8 @@ from posenc.catalogue import build
 from posenc.coordinate_maps import COORDINATE_MAPS
 from posenc.encoding import Encoding, Shape
 from posenc.lab.description import describe, pictures
-from posenc.lab.description.describe import GROUPS, Shown, card, idea, measured, overview, reading_of_order, show
-from posenc.lab.description.listing import card_in_words, chosen, in_short
+from posenc.lab.description.describe import GROUPS, Shown, by_the_board, card, idea, overview, reading_of_order, show
+from posenc.lab.description.listing import card_in_words, chosen, lined
 from posenc.lab.evaluation.order import order_tests
 from posenc.lab.published import CLAIMS
 from posenc.lab.runs.record import write
@@ -103,7 +103,7 @@ def test_every_encoding_is_described_whole(name: str, everything: dict) -> None:
     assert found["problem"] is None
     assert len(found["idea"]) > 15 and found["source"] and found["group"] in GROUPS
     assert "reference" in found["kernels"] and found["parameters"] >= 0
-    line = in_short(found)
+    _, line = lined(found)
     assert line.startswith(found["idea"].rstrip(".")) and "\n" not in line
     assert (f"; used by {found['used_by']}" in line) == bool(found["used_by"])
 
@@ -182,10 +182,10 @@ def test_what_was_measured_is_what_the_rows_of_the_board_say() -> None:
         for factor in (2, 4, 8):
             found = [at for run in tasks["text"] for at in run["lengths"] if at["factor"] == factor]
             growth.append(f"{statistics.median(at['perplexity_ratio'] for at in found):.2f} at {factor}x")
-        said = measured(name)
+        said = by_the_board()[name]
         assert said.startswith(f"learns {len(learned)} of {len(marked)} tasks")
         assert said.endswith(f"text: perplexity times {', '.join(growth)}")
-    assert not measured("rotary(base=500)") and measured("rotary + alibi")
+    assert "rotary(base=500)" not in by_the_board() and by_the_board()["rotary + alibi"]
 
 
 def test_a_card_says_everything_and_works_for_any_spec() -> None:
@@ -206,7 +206,7 @@ def test_an_encoding_that_cannot_be_built_says_why_and_hides_no_other(monkeypatc
     monkeypatch.setattr(catalogue.find("alibi"), "__init__", broken)
     found = overview()
     bad, good = entry(found, "alibi"), entry(found, "rotary")
-    assert in_short(bad) == "alibi fails: ArithmeticError: no such thing" and good["problem"] is None
+    assert lined(bad)[1] == "alibi fails: ArithmeticError: no such thing" and good["problem"] is None
 
 
 def test_a_reason_that_is_a_sentence_of_ours_stands_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_a_reason_that_is_a_sentence_of_ours_stands_as_it_is(monkeypatch: pytest
         raise ValueError("heads must be even, got 3")
 
     monkeypatch.setattr(catalogue.find("alibi"), "__init__", refuses)
-    assert in_short(entry(overview(), "alibi")) == "alibi: heads must be even, got 3"
+    assert lined(entry(overview(), "alibi"))[1] == "alibi: heads must be even, got 3"
 
 
 def test_a_card_tells_the_axes_that_an_encoding_reads_and_cells_where_there_are_several() -> None:

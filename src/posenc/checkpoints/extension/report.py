@@ -16,7 +16,7 @@ from posenc.foreign.text import markdown_code
 from posenc.lab import store
 from posenc.lab.results import figures, summary
 from posenc.lab.results.drawer import Drawer
-from posenc.lab.results.figures.layout import handle, legend, panels
+from posenc.lab.results.figures.layout import grid_of, handle, legend
 from posenc.lab.results.summary import duration
 from posenc.lab.results.tables import as_markdown
 from posenc.lab.views.page import template
@@ -149,9 +149,9 @@ def by_length(record: Record) -> Figure | None:
     curves = details(record, curves=True)
     if not (count := len(numbers) + len(curves)):
         return None
-    fig, axes = panels(count, 2, 4.6, 3.6, f"{title(record).partition(':')[0]}, by tokens")
+    on = grid_of(count, 2, (4.6, 3.6), f"{title(record).partition(':')[0]}, by tokens")
     lines = [(figures.look(place), f"encoding-{place}", entry) for place, entry in enumerate(record["methods"])]
-    for ax, (measure, number) in zip(axes, numbers, strict=False):
+    for ax, (measure, number) in zip(on.axes, numbers, strict=False):
         lengths = lengths_of(record, measure)
         for look, group, entry in lines:
             values = values_of(entry, measure)
@@ -162,15 +162,15 @@ def by_length(record: Record) -> Figure | None:
             ax.errorbar(list(at), ys, errors, elinewidth=0.8, **style)[0].set_gid(group)
         finish(ax, record, number["words"], log=not number["more_is_better"])
         ax.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    for ax, (words, methods) in zip(axes[len(numbers) :], curves.items(), strict=True):
+    for ax, (words, methods) in zip(on.axes[len(numbers) :], curves.items(), strict=True):
         for look, group, entry in lines:
             if detail := methods.get(entry["name"]):
                 ys = summary.numbers(detail["values"])
                 ax.plot(detail["at"], ys, color=look.color, linestyle=look.dashes, linewidth=1.3)[0].set_gid(group)
         finish(ax, record, words, log=True)
         ax.xaxis.set_major_formatter("{x:,.0f}")
-    legend(fig, [handle(entry["name"], look) for look, _, entry in lines], columns=6)
-    return fig
+    legend(on.figure, [handle(entry["name"], look) for look, _, entry in lines], columns=6)
+    return on.figure
 
 
 def drawable(record: Record, measure: Record) -> bool:

@@ -94,7 +94,8 @@ def advise(question: Question, rows: Sequence[Record], costs: Costs) -> Advice:
     near = nearest(question, list(dict.fromkeys(result.task for result in results(records))))
     by_task = {task: reached(results(records, task), question.factor) for task in near}
     labels = list(dict.fromkeys(label for outcomes in by_task.values() for label in outcomes))
-    measured = [label for label in labels if measured_enough(label, by_task)]
+    seeds = {label: [at[label][1].of if label in at else 0 for at in by_task.values()] for label in labels}
+    measured = [label for label in labels if min(seeds[label]) >= FEWEST]
     on_text = all(result.is_text for outcomes in by_task.values() for result, _ in outcomes.values())
     lines, taken = bits_table(measured, by_task[near[0]], costs) if on_text else reach_table(measured, by_task, costs)
     own = None if question.encoding is None else scope.label(question.encoding)
@@ -144,13 +145,13 @@ def answer(question: Question, own: str | None, taken: Sequence[str], where: str
 
 def price(label: str, costs: Costs) -> tuple[str, str]:
     """The time of a layer, a multiple of that of a layer without position, and the bytes of its cache."""
-    cost = costs.of.get(label)
+    cost = costs.get(label)
     return (times(cost.forward), count(cost.cache_bytes)) if cost else (NOTHING, NOTHING)
 
 
 def reach_table(measured: Sequence[str], by_task: Mapping[str, Reached], costs: Costs) -> Ranking:
     """A line for each encoding, the cheapest first, and those that carry so far on every task."""
-    ranked = sorted(measured, key=lambda label: (costs.of[label].forward if label in costs.of else math.inf, label))
+    ranked = sorted(measured, key=lambda label: (costs[label].forward if label in costs else math.inf, label))
     taken = [label for label in ranked if all(outcomes[label][1].most for outcomes in by_task.values())]
     ahead = {task: comparison(taken, outcomes).first() for task, outcomes in by_task.items() if len(taken) > 1}
     lines = {}
@@ -235,11 +236,6 @@ def reached(task_results: Sequence[Result], factor: float) -> Reached:
     tested = sorted({at.factor for result in task_results for at in carried(result, carried_by)})
     multiple = next((longer for longer in tested if longer >= factor), tested[-1] if tested else None)
     return {r.label: (r, at) for r in task_results for at in carried(r, carried_by) if at.factor == multiple}
-
-
-def measured_enough(label: str, by_task: Mapping[str, Reached]) -> bool:
-    """Whether there are seeds enough on every task to say anything."""
-    return all(label in outcomes and outcomes[label][1].of >= FEWEST for outcomes in by_task.values())
 
 
 def comparison(labels: Sequence[str], outcomes: Reached) -> Comparison:

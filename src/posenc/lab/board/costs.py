@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -53,15 +53,8 @@ class Cost:
     step: float
 
 
-@dataclass(frozen=True)
-class Costs:
-    """What all encodings cost.
-
-    of      label -> its costs
-    """
-
-    of: Mapping[str, Cost]
-
+Costs: TypeAlias = Mapping[str, Cost]
+"""Label -> what the encoding costs."""
 
 FORM = {"versions": {"*": Any}, "speed?": float, "costs": [form_of(Cost)]}
 
@@ -128,16 +121,16 @@ def read(folder: Path) -> Costs:
     """The costs that are kept. Raises CannotRead where the file is damaged."""
     path = folder / FILE
     if not path.exists():
-        return Costs({})
+        return {}
     with naming(path, "delete it, and posenc board measures it again"):
         facts = store.read_json(path)
         matches(facts, FORM, file=path)
-    return Costs({one["spec"]: Cost(**one) for one in facts["costs"]})
+    return {one["spec"]: Cost(**one) for one in facts["costs"]}
 
 
 def add(folder: Path, pairs: Sequence[tuple[str, str]], known: Costs) -> None:
     """Measure what has no costs yet, of pairs (task, encoding), and keep it. Raises CannotWrite."""
-    todo = {spec: task for task, spec in reversed(pairs) if scope.label(spec) not in known.of}
+    todo = {spec: task for task, spec in reversed(pairs) if scope.label(spec) not in known}
     if not todo:
         return
     threads = torch.get_num_threads()
@@ -146,6 +139,6 @@ def add(folder: Path, pairs: Sequence[tuple[str, str]], known: Costs) -> None:
         found = {scope.label(spec): measure(spec, task) for spec, task in todo.items()}
     finally:
         torch.set_num_threads(threads)
-    kept = {**read(folder).of, **found}
+    kept = {**read(folder), **found}
     costs = [asdict(kept[label]) for label in sorted(kept)]
     store.write(folder / FILE, store.sealed({"versions": store.versions(), "costs": costs}, indent=1))

@@ -15,7 +15,6 @@ from posenc.lab.results import figures
 BAND = 1.4
 """How much wider than its beginning the band of those is that learn fewer than half of the tasks."""
 
-
 GREY: dict[str, Any] = {"marker": "o", "color": "grey", "alpha": 0.4, "markersize": 4}
 
 

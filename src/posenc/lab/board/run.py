@@ -48,7 +48,7 @@ class Board:
 
     def costs(self) -> Costs:
         """Those of both folders; what both have is that of `out`."""
-        return Costs({**costs.read(self.base).of, **costs.read(self.out).of})
+        return {**costs.read(self.base), **costs.read(self.out)}
 
     def plan(self) -> Plan:
         return plan(self.pairs(), self.rows(), self.seeds)

@@ -162,7 +162,7 @@ def summary_table(rows: Sequence[Record], costs: Costs) -> Table:
     lines = []
     for one in standings(rows):
         priced = [NOTHING] * 4
-        if cost := costs.of.get(one.label):
+        if cost := costs.get(one.label):
             priced = [count(cost.parameters), count(cost.cache_bytes), times(cost.forward), times(cost.step)]
         speed = NOTHING if math.isinf(one.speed) else times(one.speed)
         reached = NOTHING if math.isnan(one.reach) else times(one.reach)

@@ -113,21 +113,16 @@ def card(spec: str) -> dict[str, Any]:
     Raises ValueError where the spec is none, and where it cannot be built at the standard shape.
     """
     encoding, shape = at_standard_shape(spec)
-    known = {"name": spec, "kind": "encoding", "group": group_of(encoding), "problem": None}
-    return known | facts_of(encoding, spec, shape)
-
-
-def group_of(encoding: Encoding) -> str:
-    return next(group for group, fits in GROUPS.items() if fits(encoding))
-
-
-def facts_of(encoding: Encoding, spec: str, shape: Shape) -> dict[str, Any]:
     own = [part.encoding if isinstance(part, OnHeads) else part for part in parts_of(encoding)]
 
     def said(attribute: str) -> str:
         return " | ".join(dict.fromkeys(words for part in own if (words := getattr(part, attribute))))
 
     return {
+        "name": spec,
+        "kind": "encoding",
+        "group": next(group for group, fits in GROUPS.items() if fits(encoding)),
+        "problem": None,
         "class": " + ".join(type(part).__name__ for part in own),
         "also_called": [name for part in own for name in part.also_called],
         "idea": " | ".join(dict.fromkeys(idea(type(part)) for part in own)),
@@ -139,7 +134,7 @@ def facts_of(encoding: Encoding, spec: str, shape: Shape) -> dict[str, Any]:
         "kernels": [name for name in kernels.KERNELS if kernels.why_not(name, encoding) is None],
         "axes": encoding.axes or "any",
         "extrapolates": said("extrapolates"),
-        "measured": measured(spec),
+        "measured": by_the_board().get(scope.label(spec), ""),
         "used_by": said("used_by"),
         "source": said("source"),
     }
@@ -164,14 +159,9 @@ def options(spec: str) -> dict[str, str]:
     }
 
 
-def measured(spec: str) -> str:
-    """How an encoding learns and how far it carries, by the rows of the board, in words; nothing where it has none."""
-    return by_the_board().get(scope.label(spec), "")
-
-
 @cache
 def by_the_board() -> Mapping[str, str]:
-    """Label -> what the board says."""
+    """Label -> how the encoding learns and how far it carries, by the rows of the board, in words."""
     found = rows.read(run.COMMITTED)
     texts = {result.label: result for result in results(tables.evidence(found), "text")}
     said = {}

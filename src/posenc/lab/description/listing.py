@@ -200,15 +200,11 @@ def groups_of(found: dict[str, Any], entries: Sequence[dict[str, Any]]) -> list[
 
 
 def lined(entry: dict[str, Any]) -> tuple[str, str]:
-    """The name of an entry, and what a line says of it."""
-    return entry["name"], in_short(entry)
-
-
-def in_short(entry: dict[str, Any]) -> str:
-    """What a line says of an encoding, or of what goes with it, the most important first."""
+    """The name of an encoding, or of what goes with it, and what a line says of it, the most important first."""
     if entry.get("problem"):
-        return entry["problem"]
-    return "; ".join(filter(None, [entry["idea"].rstrip("."), entry.get("used_by") and f"used by {entry['used_by']}"]))
+        return entry["name"], entry["problem"]
+    said = [entry["idea"].rstrip("."), entry.get("used_by") and f"used by {entry['used_by']}"]
+    return entry["name"], "; ".join(filter(None, said))
 
 
 def card_in_words(card: dict[str, Any]) -> list[list[str]]:

@@ -171,7 +171,10 @@ def spectrum(drawn: Drawn, sight: Sight) -> None:
     for place, encoding in enumerate(waving):
         suffix = f"_{place + 1}" if place else ""
         before, after, schedule, horizon = waves_of(encoding)
-        context, unit = context_of(sight, after)
+        # How far coordinates reach, and their unit.
+        context, unit = (sight.tokens, "positions") if not sight.gridded else (cells(sight), "cells")
+        if sight.gridded and fine(after):
+            context, unit = 2, "units (coordinates from -1 to 1)"
         said = turns_in_words(after, context, unit)
         if before is None:
             drawn.notes.append(said[0].upper() + said[1:])
@@ -211,13 +214,6 @@ def waves_of(encoding: Any) -> tuple[Tensor | None, Tensor, Any, str]:
         frequencies, _ = encoding.spectrum(torch.tensor([declared]))
         after, horizon = 2 * math.pi / frequencies[0], f" (at a declared horizon of {declared} positions)"
     return plain.wavelengths, after, schedule, horizon
-
-
-def context_of(sight: Sight, waves: Tensor) -> tuple[float, str]:
-    """How far coordinates reach in the context, and their unit."""
-    if not sight.gridded:
-        return sight.tokens, "positions"
-    return (2, "units (coordinates from -1 to 1)") if fine(waves) else (cells(sight), "cells")
 
 
 def turns_in_words(waves: Tensor, context: float, unit: str) -> str:

@@ -40,9 +40,6 @@ class Match:
     token_accuracy: float
     sequences: int
 
-    def to_dict(self) -> dict[str, float]:
-        return asdict(self)
-
 
 @torch.inference_mode()
 def exact_match(
@@ -200,7 +197,7 @@ def by_depth(run: Any) -> list[dict[str, Any]]:
     for length, model in tested(run):
         for share, task in hiding.items():
             match = exact_match(model, task, length, rows=128, shortest=length, place=place)
-            found.append({"length": length, "depth": share} | match.to_dict())
+            found.append({"length": length, "depth": share} | asdict(match))
     return found
 
 
@@ -210,7 +207,7 @@ def at_length(run: Any, length: int, model: nn.Module | None = None) -> dict[str
     place = at_evaluation(experiment)
     row: dict[str, Any] = {"length": length, "factor": length / experiment.train_length} | dict.fromkeys(MEASURES)
     if not run.task.in_bits:
-        return row | exact_match(model, run.task, length, rows=512, shortest=length, place=place).to_dict()
+        return row | asdict(exact_match(model, run.task, length, rows=512, shortest=length, place=place))
     longest = max((experiment.train_length, *experiment.test_lengths))
     stride = max(experiment.train_length // 2, 1)
     given: dict[str, Any] = {"longest": longest, "place": place}

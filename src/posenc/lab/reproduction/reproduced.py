@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from posenc.foreign import CannotRead
-from posenc.lab import store
 from posenc.lab.published import CLAIMS, claim_of
 from posenc.lab.reproduction.reproduce import NOT_LEARNED, file_of, read
 
@@ -54,11 +53,6 @@ def with_range(values: Sequence[float | None]) -> str:
     low, high = number(min(known)), number(max(known))
     words = number(statistics.median(known)) + (f" ({low} to {high})" if low != high else "")
     return words if len(known) == len(values) else f"{words}; {NOT_LEARNED} with {len(values) - len(known)}"
-
-
-def write_page(folder: Path) -> Path:
-    """Write the page of a folder's verdicts. Raises as `page` does, and CannotWrite."""
-    return store.write(folder / PAGE, page(folder).encode())
 
 
 def page(folder: Path) -> str:

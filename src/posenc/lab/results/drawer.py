@@ -52,11 +52,6 @@ class Files:
     def as_in_the_page(self) -> bool:
         return (self.style, self.width, self.height, self.titles) == (None, None, None, True)
 
-    @property
-    def size(self) -> dict[str, Any]:
-        """What figures are drawn with."""
-        return {"width": self.width, "height": self.height, "title": None if self.titles else ""}
-
 
 class Drawer:
     """Draws each figure for the page and for the files beside it, and hands back what the page shows."""
@@ -81,9 +76,10 @@ class Drawer:
             if self.files.as_in_the_page:
                 self.save(drawn, name)
         if not self.files.as_in_the_page:
+            title = None if self.files.titles else ""
             try:
                 with figures.using(*self.files.styles):
-                    self.save(draw(**self.files.size), name)
+                    self.save(draw(width=self.files.width, height=self.files.height, title=title), name)
             except ValueError as error:
                 raise ValueError(f"the figure '{name}' cannot be drawn so: {error}") from None
         written = [f"figures/{name}.{kind}" for kind in self.files.formats]

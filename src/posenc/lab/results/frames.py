@@ -12,15 +12,7 @@ from posenc.lab.results.summary.runs import entries as entries_of
 
 Row: TypeAlias = dict[str, Any]
 
-KINDS = {
-    "runs": "one row for each run",
-    "lengths": "one row for each run and tested length",
-    "depths": "one row for each run, tested length and place of what is asked for",
-    "curve": "one row for each run and point of its learning curve",
-    "ablation": "one row for each run and damage to its positions",
-    "order": "one row for each run and order test",
-    "records": "the records themselves, as a list",
-}
+KINDS = ("runs", "lengths", "depths", "curve", "ablation", "order", "records")
 
 EXACT, TEXT = "exact_match", "bits_per_byte"
 
@@ -54,7 +46,7 @@ def load(folder: Path | str, what: str = "lengths") -> Any:
     from posenc.lab.runs.settings import in_reading_order, read_settings
 
     if what not in KINDS:
-        raise ValueError(f"what must be one of {', '.join(KINDS)}; got {quoted(what)}{near(what, KINDS.keys())}")
+        raise ValueError(f"what must be one of {', '.join(KINDS)}; got {quoted(what)}{near(what, KINDS)}")
     folder = Path(folder)
     # Tables hold no pictures.
     of_folder = record.read_all if what == "records" else record.for_summaries

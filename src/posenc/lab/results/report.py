@@ -116,13 +116,9 @@ def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
 
 def table_of(table: summary.TaskTable) -> dict[str, Any]:
     groups = [("", 1), *((name, len([*group])) for name, group in groupby(column.group for column in table.columns))]
-    return {
-        "task": table.task,
-        "caption": table.caption,
-        "columns": table.columns,
+    return vars(table) | {
         "groups": groups,
         "grouped": any(name for name, _ in groups),
-        "rows": table.rows,
         "meanings": {column.heading: column.meaning for column in table.columns if column.meaning},
         "wide": len(table.columns) > 9,
     }

@@ -6,10 +6,10 @@ many processes have trained is read by one, or by another number of them, and by
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -112,13 +112,8 @@ def is_there(folder: Path) -> bool:
     return bool(store.generations(folder)) or (folder / FACTS).exists()
 
 
-@dataclass(frozen=True)
-class Step:
-    """A step's folder, opened: what its run.json says, and which tensors lie where in its files."""
-
-    folder: Path
-    facts: dict[str, Any]
-    stored: dict[str, dict[str, Stored]]
+Step: TypeAlias = tuple[Path, dict[str, Any], dict[str, dict[str, Stored]]]
+"""A step's folder, opened: what its run.json says, and which tensors lie where in its files."""
 
 
 def load(
@@ -178,7 +173,7 @@ def opened(folder: Path, own: Collection[str | Path], to_train: bool) -> Step:
     if len(stored[MODEL]) < experiment.layers:
         wrong = f"it holds {len(stored[MODEL])} tensors, and run.json claims {experiment.layers:,} layers"
         raise CannotRead(f"it does not fit its run.json: {wrong}", file=folder / MODEL)
-    return Step(folder, facts, stored)
+    return folder, facts, stored
 
 
 def experiment_of(facts: dict[str, Any], own: Collection[str | Path], folder: Path) -> Experiment:
@@ -195,7 +190,7 @@ def filled(
     step: Step, own: Collection[str | Path], to_train: bool, execution: Execution, ranks: Ranks, say: Callable
 ) -> Run:
     """The run of an opened step: made anew, and filled with the tensors, which are read one after another."""
-    facts, stored, folder = step.facts, step.stored, step.folder
+    folder, facts, stored = step
     experiment = experiment_of(facts, own, folder)
     if checks.no_device(experiment.device):
         wrong = f"it was trained on {foreign.quoted(experiment.device)}, which is not here"

@@ -199,21 +199,16 @@ def joined(parallel: str | None = None, device: str = "cpu") -> Generator[Ranks]
             ranks.agreed(None)
         dist.destroy_process_group()
     except BaseException as error:
-        if is_told(store):
-            raise SystemExit(1) from None
+        # Where nobody can say whether another has failed before this one, this one speaks.
+        with suppress(Exception):
+            if store.add("failed", 1) > 1:
+                raise SystemExit(1) from None
         if is_lost(error):
             raise RuntimeError(
                 "another process of this training has ended in the middle of it; what was finished is kept, give the "
                 "same command again"
             ) from None
         raise
-
-
-def is_told(store: Any) -> bool:
-    """Whether another rank has failed before this one. Where nobody can say, this one speaks."""
-    with suppress(Exception):
-        return store.add("failed", 1) > 1
-    return False
 
 
 def is_lost(error: BaseException) -> bool:

@@ -100,9 +100,6 @@ class Settings:
                 runs += recipes.comparison(specs, [task], seeds, maps, self.first_seed, **given)
         return runs
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def check_labels(labels: Mapping[str, str], specs: Sequence[str]) -> None:
     """Raises ValueError for a label of what is not compared, for one that two encodings have, and for no name."""
@@ -202,7 +199,7 @@ FORM = form_of(Settings) | {"changes?": {"*": Any}, "labels?": {"*": str}, "unti
 
 
 def write_settings(settings: Settings, folder: Path) -> None:
-    store.write(folder / "settings.json", store.sealed(settings.to_dict(), indent=1))
+    store.write(folder / "settings.json", store.sealed(asdict(settings), indent=1))
 
 
 def read_settings(folder: Path) -> dict[str, Any] | None:

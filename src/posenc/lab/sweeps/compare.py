@@ -1,7 +1,7 @@
 """The comparison: every encoding on every task, then one table and one report."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from posenc.lab import store
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.recipes import FIRST_SEED
 from posenc.lab.loggers import loggers_of
+from posenc.lab.runs import record
 from posenc.lab.runs.settings import Settings, in_reading_order, write_settings
 from posenc.lab.sweeps.sweep import Sweep, run_all
 
@@ -41,20 +42,12 @@ def compare(
         if settings.rates:
             runs = at_best_rates(runs, settings.rates, folder / "search", show)
         sweep = run_all(runs, folder, log=log, show=show)
-        records = records_of(sweep, folder)
-        records = in_reading_order(records, settings.to_dict())
+        keys = [key for key in sweep.runs if key not in sweep.failures]
+        if not keys:
+            raise RuntimeError(f"every run failed; the first: {next(iter(sweep.failures.values()))}")
+        records = in_reading_order(record.for_summaries(folder, keys), asdict(settings))
         failed = [sweep.runs[key].failure(reason) for key, reason in sweep.failures.items()]
-        return records, report.write(records, folder, settings.to_dict(), failed), sweep
-
-
-def records_of(sweep: Sweep, folder: Path) -> list[dict[str, Any]]:
-    """The records of the runs of a sweep that did not fail. Raises RuntimeError when all did."""
-    from posenc.lab.runs import record
-
-    keys = [key for key in sweep.runs if key not in sweep.failures]
-    if not keys:
-        raise RuntimeError(f"every run failed; the first: {next(iter(sweep.failures.values()))}")
-    return record.for_summaries(folder, keys)
+        return records, report.write(records, folder, asdict(settings), failed), sweep
 
 
 def at_best_rates(
@@ -94,7 +87,5 @@ def at_best_rates(
 
 def final_loss(run: Experiment, sweep: Sweep, folder: Path) -> float | None:
     """The loss at the last point of a run's curve; None where the run failed."""
-    from posenc.lab.runs import record
-
     key = record.key_of(run)
-    return None if key in sweep.failures else record.read(folder / "records" / f"{key}.json")["curve"][-1]["loss"]
+    return None if key in sweep.failures else record.read(record.file_of(folder, key))["curve"][-1]["loss"]

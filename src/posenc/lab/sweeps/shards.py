@@ -43,10 +43,6 @@ class Shard:
         """Its share of the runs."""
         return list(runs[self.number :: self.count])
 
-    def folder(self, out: Path) -> Path:
-        """Where its records lie until they are put together."""
-        return out / f"shard-{self.number}-of-{self.count}"
-
 
 def run_shard(
     settings: Settings,
@@ -65,7 +61,7 @@ def run_shard(
     if settings.rates:
         raise ValueError("--rates looks at the records of all runs, and a shard has its own; leave one of them out")
     loggers_of(log)
-    folder = shard.folder(out)
+    folder = out / f"shard-{shard.number}-of-{shard.count}"
     runs: list[Experiment] = shard.part(settings.experiments())
     with store.held(folder):
         write_settings(settings, folder)

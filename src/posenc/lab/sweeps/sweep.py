@@ -159,7 +159,9 @@ class Crew:
                     # What is shown of many runs takes long, and must not take the time of the runs.
                     next_show = time.monotonic() + max(TICK, 20 * (time.monotonic() - now))
         finally:
-            self.end()
+            # What is in hand has no record, and leaves nothing behind.
+            self.workers.close()
+            store.clear(self.records)
         show(self.sweep)
         if self.unwritten:
             raise self.unwritten
@@ -203,11 +205,6 @@ class Crew:
             record.write_failure(self.records, run.key, run.failure(reason))
         except CannotWrite as error:
             self.unwritten = error
-
-    def end(self) -> None:
-        """End what is in hand at once; it has no record, and leaves nothing behind."""
-        self.workers.close()
-        store.clear(self.records)
 
 
 def kept_record(path: Path) -> dict[str, Any] | None:

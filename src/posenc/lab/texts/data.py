@@ -213,15 +213,11 @@ def read_text(path: Path) -> str:
     return b"".join(Joined([piece]).blocks()).decode()
 
 
-def has_records(path: Path) -> bool:
-    return path.suffix.lower() in documents.SUFFIXES
-
-
 @functools.lru_cache(maxsize=2)
 def text_of(name: str, found: tuple[tuple[str, Piece], ...], field: str | None = None) -> Text:
     """The text of named files, each read through once; records are read twice, and kept decoded."""
-    records = [piece for _, piece in found if has_records(piece.path)]
-    plain = {file: piece for file, piece in found if not has_records(piece.path)}
+    plain = {file: piece for file, piece in found if piece.path.suffix.lower() not in documents.SUFFIXES}
+    records = [piece for file, piece in found if file not in plain]
     if field is not None and not records:
         wrong = f"field={quoted(field)} is for records, and '{name}' has none"
         raise ValueError(f"{wrong}; leave it out, or give a .jsonl or .parquet file")

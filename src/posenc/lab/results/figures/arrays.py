@@ -11,21 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from posenc.lab.results import summary
-from posenc.lab.results.figures.layout import (
-    MOST_PANELS,
-    figure,
-    handle,
-    in_full,
-    legend,
-    legend_beside,
-    mark_trained,
-    note,
-    panels,
-    plain_log,
-    scale_bar,
-    whole_ticks,
-    wrapped,
-)
+from posenc.lab.results.figures import layout
 from posenc.lab.results.figures.style import BROKEN, DIVERGING, Look, ink, look, paper, shade, soft, styled, thin
 
 
@@ -53,8 +39,8 @@ def around_zero(values: np.ndarray) -> dict[str, Any]:
 def draw_table(ax: Axes, table: np.ndarray, title: str) -> None:
     image = ax.imshow(table, **around_zero(table), aspect="auto")
     ax.set(title=title, xlabel="channel", ylabel="position")
-    whole_ticks(ax, 6)
-    scale_bar(image, ax)
+    layout.whole_ticks(ax, 6)
+    layout.scale_bar(image, ax)
 
 
 def write_cells(ax: Axes, cells: np.ndarray, form: str, is_dark: Callable[[float], bool]) -> None:
@@ -78,11 +64,11 @@ def draw_wavelengths(ax: Axes, values: np.ndarray, trained: float | None, own: L
 
 def finish_wavelengths(ax: Axes, lengths: Iterable[float]) -> None:
     ax.set_yscale("log")
-    plain_log(ax.yaxis)
+    layout.plain_log(ax.yaxis)
     ax.xaxis.set_major_locator(MaxNLocator(10, integer=True))
     hollow = "0 turns fastest; hollow: never completes a turn in training"
     ax.set(xlabel=f"pair of channels ({hollow})", ylabel="positions per turn")
-    mark_trained(ax, lengths, horizontal=True)
+    layout.mark_trained(ax, lengths, horizontal=True)
 
 
 def cosines(table: np.ndarray) -> np.ndarray:
@@ -94,8 +80,8 @@ def cosines(table: np.ndarray) -> np.ndarray:
 def draw_similarity(ax: Axes, matrix: np.ndarray, title: str) -> None:
     image = ax.imshow(matrix, cmap=DIVERGING, norm=Normalize(-1, 1), interpolation="none")
     ax.set(title=title, xlabel="position", ylabel="position")
-    whole_ticks(ax, 5)
-    scale_bar(image, ax, shrink=0.75)
+    layout.whole_ticks(ax, 5)
+    layout.scale_bar(image, ax, shrink=0.75)
 
 
 def draw_bias(ax: Axes, distances: np.ndarray, heads: np.ndarray, title: str) -> None:
@@ -103,31 +89,31 @@ def draw_bias(ax: Axes, distances: np.ndarray, heads: np.ndarray, title: str) ->
         x = distances if len(distances) == len(values) else np.arange(len(values))
         ax.plot(x, values, **shade(head, len(heads)), linewidth=thin(), label=f"head {head}")
     ax.set(title=title, xlabel="distance, query - key", ylabel="bias, added to the logit")
-    legend_beside(ax)
+    layout.legend_beside(ax)
 
 
 @styled
 def heatmap(table: Any, title: str) -> Figure:
     """A table [positions, channels], red above zero and blue below."""
-    fig = figure(8, 4.2)
-    draw_table(fig.add_subplot(), two_axes(table, "table"), wrapped(title, 8))
+    fig = layout.figure(8, 4.2)
+    draw_table(fig.add_subplot(), two_axes(table, "table"), layout.wrapped(title, 8))
     return fig
 
 
 @styled
 def similarity_matrix(table: Any, title: str) -> Figure:
     """Cosine between the rows of a table [positions, channels]."""
-    fig = figure(5.2, 4.4)
-    draw_similarity(fig.add_subplot(), cosines(two_axes(table, "table")), wrapped(title, 5.2))
+    fig = layout.figure(5.2, 4.4)
+    draw_similarity(fig.add_subplot(), cosines(two_axes(table, "table")), layout.wrapped(title, 5.2))
     return fig
 
 
 @styled
 def bias_curves(distances: Any, heads: Any, title: str) -> Figure:
     """What each head adds to a logit at each signed distance; `heads` is [heads, distances]."""
-    fig, x = figure(7, 3.9), summary.numbers(distances)
+    fig, x = layout.figure(7, 3.9), summary.numbers(distances)
     ax = fig.add_subplot()
-    draw_bias(ax, x, two_axes(heads, "heads"), wrapped(title, 7))
+    draw_bias(ax, x, two_axes(heads, "heads"), layout.wrapped(title, 7))
     if len(x) and np.nanmin(x) < 0:
         ax.axvline(0, color=soft(), linewidth=0.8)
         ax.set(xlabel="distance, query - key (left of 0: keys that come later)")
@@ -140,18 +126,18 @@ def spectrum(waves: Any, before: Any, context: float, title: str, words: str, un
 
     Pairs that never turn are left out; `words` say what is to be said of all.
     """
-    fig = figure(8, 4.3)
-    ax = fig.add_subplot(title=wrapped(title, 8))
+    fig = layout.figure(8, 4.3)
+    ax = fig.add_subplot(title=layout.wrapped(title, 8))
     if before is not None:
         draw_wavelengths(ax, one_axis(before, "wavelengths"), context, look(7))
     draw_wavelengths(ax, one_axis(waves, "wavelengths"), context, look(0))
     ax.axhline(context, color=ink(), linestyle=BROKEN, linewidth=1)
-    note(ax, f"context: {in_full(context)} {unit}", (0.005, context), ("axes fraction", "data"), (0, 3))
+    layout.note(ax, f"context: {layout.in_full(context)} {unit}", (0.005, context), ("axes fraction", "data"), (0, 3))
     finish_wavelengths(ax, [])
     ax.set(xlabel=f"pair of channels (hollow: no whole turn)\n{words}", ylabel=f"{unit.split()[0]} per turn")
     ax.set_xlim(-0.03 * len(waves) - 0.2, 1.03 * len(waves) - 0.8)
     if before is not None:
-        legend(fig, [handle("before the schedule", look(7)), handle("after", look(0))])
+        layout.legend(fig, [layout.handle("before the schedule", look(7)), layout.handle("after", look(0))])
     return fig
 
 
@@ -159,14 +145,14 @@ def spectrum(waves: Any, before: Any, context: float, title: str, words: str, un
 def staircase(x: Any, rows: Any, title: str, xlabel: str, ylabel: str) -> Figure:
     """Which row of a table each position or distance reads; the last step says where all begin to share it."""
     places, steps = one_axis(x, "x"), one_axis(rows, "rows")
-    fig = figure(7, 3.9)
-    ax = fig.add_subplot(title=wrapped(title, 7))
+    fig = layout.figure(7, 3.9)
+    ax = fig.add_subplot(title=layout.wrapped(title, 7))
     ax.step(places, steps, where="mid", color=look(0).color, linewidth=thin())
     last = places[np.flatnonzero(steps != steps[-1])[-1] + 1] if (steps != steps[-1]).any() else places[0]
     if last < places[-1]:
         ax.axvline(last, color=ink(), linestyle=BROKEN, linewidth=1)
         va, up = ("top", -4) if steps[-1] >= steps[0] else ("bottom", 4)
-        note(ax, f"from {in_full(last)} on: one row", (last, steps[-1]), "data", (4, up), va=va)
+        layout.note(ax, f"from {layout.in_full(last)} on: one row", (last, steps[-1]), "data", (4, up), va=va)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     return fig
 
@@ -183,20 +169,20 @@ def curves(
     mark: float | None = None,
 ) -> Figure:
     """Named lines over x; `mark` is the trained length, `log` is for x."""
-    fig = figure(7, 3.9)
-    ax = fig.add_subplot(title=wrapped(title, 7))
+    fig = layout.figure(7, 3.9)
+    ax = fig.add_subplot(title=layout.wrapped(title, 7))
     for place, (name, values) in enumerate(lines.items()):
         own = look(place)
         how = {"color": own.color, "linestyle": own.dashes} if len(lines) <= 2 else shade(place, len(lines))
         ax.plot(summary.numbers(x), summary.numbers(values), **how, linewidth=thin(), label=name)
     if log:
         ax.set_xscale("log")
-        plain_log(ax.xaxis)
+        layout.plain_log(ax.xaxis)
     if mark is not None:
-        mark_trained(ax, [mark])
+        layout.mark_trained(ax, [mark])
     ax.set(xlabel=xlabel, ylabel=ylabel)
     if len(lines) > 1:
-        legend_beside(ax)
+        layout.legend_beside(ax)
     return fig
 
 
@@ -206,16 +192,16 @@ def centre_maps(maps: Any, title: str) -> Figure:
     array = summary.numbers(maps)
     if array.ndim != 3 or not array.size:
         raise ValueError(f"maps must be [heads, rows, columns] with at least one cell, got shape {array.shape}")
-    shown = array[:MOST_PANELS]
+    shown = array[: layout.MOST_PANELS]
     colours, side = around_zero(shown), 2.3 if len(shown) > 1 else 4.2
-    fig, axes = panels(len(shown), 4, side, side, title)
-    for head, (ax, cells) in enumerate(zip(axes, shown, strict=True)):
+    on = layout.grid_of(len(shown), 4, (side, side), title)
+    for head, (ax, cells) in enumerate(zip(on.axes, shown, strict=True)):
         image = ax.imshow(cells, **colours)
         ax.plot([cells.shape[1] // 2], [cells.shape[0] // 2], marker="+", color=ink(), markersize=7)
         ax.set(title=f"head {head}" if len(array) > 1 else "", xlabel="column", ylabel="row")
-        whole_ticks(ax, 4)
-    scale_bar(image, axes, shrink=0.6)
-    return fig
+        layout.whole_ticks(ax, 4)
+    layout.scale_bar(image, on.axes, shrink=0.6)
+    return on.figure
 
 
 @styled
@@ -229,7 +215,7 @@ def clock(frequencies: Any, position: float, title: str) -> Figure:
     shown = angles[:64]
     columns = min(8, len(shown))
     rows = -(-len(shown) // columns)
-    fig = figure(columns * 1.05 + 0.2, rows * 1.25 + 0.5, title)
+    fig = layout.figure(columns * 1.05 + 0.2, rows * 1.25 + 0.5, title)
     ax = fig.add_subplot()
     turn = np.linspace(0, 2 * np.pi, 60)
     for m, angle in enumerate(shown):
@@ -246,7 +232,7 @@ def clock(frequencies: Any, position: float, title: str) -> Figure:
     ax.set(aspect="equal", xlim=(-1.3, (columns - 1) * 2.6 + 1.3), ylim=(-(rows - 1) * 3.1 - 1.9, 1.2))
     ax.axis("off")
     rest = f"; the first {len(shown)} of {len(angles)} pairs" if len(shown) < len(angles) else ""
-    fig.supxlabel(f"position {in_full(position)}, turns made by each pair{rest}", fontsize="small")
+    fig.supxlabel(f"position {layout.in_full(position)}, turns made by each pair{rest}", fontsize="small")
     return fig
 
 
@@ -257,7 +243,7 @@ def fingerprint(table: Any, positions: Sequence[int], title: str) -> Figure:
     outside = [p for p in positions if not -len(table) <= p < len(table)]
     if outside or not len(positions):
         raise ValueError(f"positions must name rows of the table, 0 to {len(table) - 1}; got {list(positions)}")
-    fig = figure(8, 0.75 * len(positions) + 1.0, title)
+    fig = layout.figure(8, 0.75 * len(positions) + 1.0, title)
     axes = fig.subplots(len(positions), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     rows = table[list(positions)]
     colours, norm = matplotlib.colormaps[DIVERGING], around_zero(rows)["norm"]
@@ -276,7 +262,7 @@ def fingerprint(table: Any, positions: Sequence[int], title: str) -> Figure:
 def shift_matrix(matrix: Any, title: str) -> Figure:
     """A matrix M, as in PE(p + k) = M PE(p), with its numbers where they are few."""
     array = two_axes(matrix, "matrix")
-    fig = figure(5.2, 4.6)
+    fig = layout.figure(5.2, 4.6)
     ax = fig.add_subplot()
     draw_table(ax, array, title)
     ax.set(xlabel="from channel", ylabel="to channel", aspect="equal")

@@ -25,36 +25,31 @@ def check_format(name: str) -> None:
 
 
 @contextlib.contextmanager
-def letters_may_lack() -> Generator[None]:
-    """A third party's spec may hold letters that the font lacks; an empty box is no reason to fail."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")
-        yield
-
-
-def settle(fig: Figure) -> None:
+def settled(fig: Figure) -> Generator[None]:
     """Lay the figure out once; every rendering keeps the places, where it would otherwise lay out again.
 
     Raises ValueError where its axes find no room.
     """
     part_thousands(fig)
     engine = fig.get_layout_engine()
-    if engine is None:
-        return
-    FigureCanvasAgg(fig)
     with warnings.catch_warnings():
+        # A third party's spec may hold letters that the font lacks; an empty box is no reason to fail.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
         warnings.filterwarnings("error", message="constrained_layout not applied")
         try:
-            engine.execute(fig)
-            if fold_labels(fig):
+            if engine is not None:
+                FigureCanvasAgg(fig)
                 engine.execute(fig)
+                if fold_labels(fig):
+                    engine.execute(fig)
         except UserWarning:
             width, height = fig.get_size_inches()
             raise ValueError(
                 f"{width:g} by {height:g} inches are too few for this figure: no room is left for its axes; give more, "
                 f"smaller letters (font.size), or leave the title out"
             ) from None
-    fig.set_layout_engine(None)
+        fig.set_layout_engine(None)
+        yield
 
 
 def fold_labels(fig: Figure) -> bool:
@@ -75,8 +70,7 @@ def png(fig: Figure) -> bytes:
     """The figure as a PNG file that can be read alone, on white."""
     out = io.BytesIO()
     dots = matplotlib.rcParams["savefig.dpi"]
-    with letters_may_lack():
-        settle(fig)
+    with settled(fig):
         before, fig.dpi = fig.dpi, fig.dpi if dots == "figure" else dots
         FigureCanvasAgg(fig).print_png(out, pil_kwargs={"compress_level": 4})
         fig.dpi = before
@@ -94,8 +88,7 @@ def svg(fig: Figure, *, text: bool = True) -> str:
     out = io.StringIO()
     kept = fig.get_facecolor()
     fig.set_facecolor("none")
-    with letters_may_lack(), matplotlib.rc_context({"svg.fonttype": "none"} if text else {}):
-        settle(fig)
+    with settled(fig), matplotlib.rc_context({"svg.fonttype": "none"} if text else {}):
         FigureCanvasSVG(fig).print_svg(out, metadata={"Date": None, "Creator": None})
     fig.set_facecolor(kept)
     # matplotlib escapes markup alone, and a document with control characters is no XML.
@@ -108,8 +101,7 @@ def pdf(fig: Figure) -> bytes:
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
 
     out = io.BytesIO()
-    with letters_may_lack():
-        settle(fig)
+    with settled(fig):
         FigureCanvasPdf(fig).print_pdf(out, metadata={"CreationDate": None})
     return out.getvalue()
 

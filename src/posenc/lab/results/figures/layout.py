@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from posenc.foreign import visible
 from posenc.lab.appearance import short
 from posenc.lab.results import summary
-from posenc.lab.results.figures.style import BROKEN, Look, ink, points, soft
+from posenc.lab.results.figures.style import BROKEN, Look, ink, points
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,10 +41,10 @@ def width_of(ax: Axes) -> float:
     return ax.bbox.width / ax.figure.dpi
 
 
-def wrapped(title: str, inches: float, size: str | float | None = None) -> str:
-    """A title in as many lines as a figure of this width needs; the size is that of axes' titles, if none is given."""
-    size = matplotlib.rcParams["axes.titlesize"] if size is None else size
-    return "\n".join(textwrap.wrap(visible(title), letters(inches - min(0.9, inches / 5), size)))
+def wrapped(title: str, inches: float) -> str:
+    """A title of axes in as many lines as a figure of this width needs."""
+    fits = letters(inches - min(0.9, inches / 5), matplotlib.rcParams["axes.titlesize"])
+    return "\n".join(textwrap.wrap(visible(title), fits))
 
 
 def readable(token: Any) -> str:
@@ -65,14 +65,10 @@ def figure(width: float, height: float, title: str = "") -> Figure:
     check_size(width=width, height=height)
     out = Figure(figsize=(width, height), layout="constrained")
     if title:
-        out.suptitle(folded(title, width), x=0.01, ha="left")
+        # It is bold, so its letters are wider.
+        fits = letters(width * 0.97, points(matplotlib.rcParams["figure.titlesize"]) * 1.1)
+        out.suptitle("\n".join(textwrap.wrap(visible(title), fits)), x=0.01, ha="left")
     return out
-
-
-def folded(title: str, width: float) -> str:
-    """A figure's title in as many lines as its width needs; it is bold, so its letters are wider."""
-    size = points(matplotlib.rcParams["figure.titlesize"]) * 1.1
-    return "\n".join(textwrap.wrap(visible(title), letters(width * 0.97, size)))
 
 
 class Size(TypedDict, total=False):
@@ -164,12 +160,6 @@ def grid_of(count: int, columns: int, panel: tuple[float, float], words: str, **
     return sheet(count, columns, natural, words, **size)
 
 
-def panels(count: int, columns: int, width: float, height: float, title: str) -> tuple[Figure, list[Axes]]:
-    """A figure of `count` panels, each `width` by `height` inches, in rows."""
-    on = grid_of(count, columns, (width, height), title)
-    return on.figure, on.axes
-
-
 def legend(fig: Figure, handles: Sequence[Any], *, columns: int = 8, grow: bool = True) -> None:
     """A legend under the figure, which grows to make room for it; in as many columns as its width takes."""
     if not handles:
@@ -194,10 +184,6 @@ def legend_beside(ax: Axes) -> None:
 def handle(label: str, own: Look, note: str = "") -> Line2D:
     """The line of an encoding in a legend."""
     return Line2D([], [], label=f"{short(label)}{note}", **own.line)
-
-
-def missing_handle(label: str) -> Line2D:
-    return Line2D([], [], linestyle="none", label=f"{short(label)}: {summary.NOT_LEARNED}")
 
 
 def mark_trained(ax: Axes, lengths: Iterable[float], *, horizontal: bool = False, above: bool = False) -> None:
@@ -248,10 +234,6 @@ def name_points(ax: Axes, named: Sequence[tuple[float, float, str, str]]) -> Non
         taken.append((left, left + wide, foot + above))
         ha = "left" if aside > 0 else "right"
         note(ax, words, (x, y), "data", (aside, above), ha=ha, va="center", fontsize="x-small", gid=group)
-
-
-def nothing(ax: Axes, words: str) -> None:
-    ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", color=soft())
 
 
 def plain_log(axis: Any) -> None:

@@ -10,32 +10,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedFormatter, FixedLocator, MaxNLocator, NullLocator
 
 from posenc.foreign import near, quoted
 from posenc.lab.appearance import places, short
 from posenc.lab.results import statistics, summary
+from posenc.lab.results.figures import layout
 from posenc.lab.results.figures.arrays import write_cells
-from posenc.lab.results.figures.layout import (
-    MOST_PANELS,
-    grid_of,
-    handle,
-    letters,
-    mark_trained,
-    missing_handle,
-    note,
-    nothing,
-    plain_log,
-    sheet,
-    width_of,
-)
+from posenc.lab.results.figures.layout import Size
 from posenc.lab.results.figures.style import BROKEN, NARROW, SEQUENTIAL, Look, ink, look, soft, styled
 from posenc.lab.results.summary import Record, Result
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from posenc.lab.results.figures.layout import Size
 
 MOST_POINTS = 80
 """Points of a curve at most: more cannot be seen, and make the page slow to open."""
@@ -110,7 +98,7 @@ def extrapolation(
     if measure is None and (size.get("width") or NARROW) < NARROW:
         measure = possible[0]
     shown = chosen(measure, possible, "measure")
-    on = sheet(len(shown), len(shown), (9, 4.3), f"{task}: beyond the trained length", **size)
+    on = layout.sheet(len(shown), len(shown), (9, 4.3), f"{task}: beyond the trained length", **size)
     appearance, learned = looks(records), [result for result in results if result.learned]
     for ax, name in zip(on.axes, shown, strict=True):
         curves_by_length(ax, learned, appearance, name, 1.0 if text else 100.0, log=text)
@@ -120,11 +108,13 @@ def extrapolation(
             ax.set_ylim(-4, 106)
         if name == "perplexity_ratio":
             fit_ratios(ax, learned)
-        mark_trained(ax, summary.trained_lengths(results), above=True)
+        layout.mark_trained(ax, summary.trained_lengths(results), above=True)
         if not learned:
-            nothing(ax, "no encoding learned the task")
-    handles = [handle(r.label, appearance[r.label]) for r in learned]
-    on.legend(handles + [missing_handle(r.label) for r in results if not r.learned])
+            words, middle = "no encoding learned the task", {"ha": "center", "va": "center", "color": soft()}
+            ax.text(0.5, 0.5, words, middle, transform=ax.transAxes)
+    lines = [layout.handle(r.label, appearance[r.label]) for r in learned]
+    missing = [f"{short(r.label)}: {summary.NOT_LEARNED}" for r in results if not r.learned]
+    on.legend([*lines, *(Line2D([], [], linestyle="none", label=words) for words in missing)])
     return on.figure
 
 
@@ -135,7 +125,7 @@ def fit_ratios(ax: Axes, learned: Sequence[Result]) -> None:
     ax.axhline(1, color=soft(), linewidth=1)
     if top > 1.8:
         ax.set_yscale("log")
-        plain_log(ax.yaxis)
+        layout.plain_log(ax.yaxis)
     ax.set_ylim(0.9, top * 1.15)
 
 
@@ -177,7 +167,7 @@ def words_of_lengths(
     for length in lengths:
         here, factor = float(scale(length)), factors.get(length)
         shown = (summary.count(length), summary.times(factor) if factor else "")
-        fits = here - last > span * (max(map(len, shown)) + 1) / letters(width_of(ax), "small")
+        fits = here - last > span * (max(map(len, shown)) + 1) / layout.letters(layout.width_of(ax), "small")
         words.append("\n".join(shown) if fits else "")
         last = here if fits else last
     return words
@@ -221,8 +211,8 @@ def learning(
     text = any(result.is_text for result in results)
     rows, columns = len(measures), len(abscissas)
     natural, shared = (9, 5.6 if rows > 1 else 4.0), {"sharex": "col", "sharey": "row"}
-    on = sheet(rows * columns, columns, natural, f"{task}: learning", shared=shared, **size)
-    appearance, bands = looks(records), {label: band_of(runs) for label, runs in curves.items()}
+    on = layout.sheet(rows * columns, columns, natural, f"{task}: learning", shared=shared, **size)
+    appearance, bands = looks(records), {label: band_of(runs) for label, runs in curves.items() if runs}
     notes = {r.label: "" if r.learned else f" ({summary.NOT_LEARNED})" for r in results}
     for place, ax in enumerate(on.axes):
         row, column = divmod(place, columns)
@@ -239,13 +229,13 @@ def learning(
             ax.set_ylim(-4, 106)
             ax.axhline(99, color=soft(), linewidth=0.9, linestyle=BROKEN)
             if column == 0:
-                note(ax, "99 %: learned", (0.005, 99), ("axes fraction", "data"), (2, 1))
+                layout.note(ax, "99 %: learned", (0.005, 99), ("axes fraction", "data"), (2, 1))
         losses = np.concatenate([points[:, 2] for runs in curves.values() for points in runs])
         losses = losses[np.isfinite(losses)]
         if measures[row] == "loss" and len(losses) and losses.min() > 0 and losses.max() / losses.min() > 20:
             ax.set_yscale("log")
-            plain_log(ax.yaxis)
-    on.legend([handle(label, appearance[label], notes[label]) for label, runs in curves.items() if runs])
+            layout.plain_log(ax.yaxis)
+    on.legend([layout.handle(label, appearance[label], notes[label]) for label, runs in curves.items() if runs])
     return on.figure
 
 
@@ -262,11 +252,10 @@ def draw_curve(ax: Axes, band: list[np.ndarray], x: int, y: int, unit: float, ow
 
 def curve(run: Record) -> np.ndarray:
     """[points, 4]: step, CPU seconds, loss, score; thinned to a number that a reader can see."""
-    points = summary.get(run, "curve")
-    if not isinstance(points, list) or not points:
-        return np.empty((0, 4))
-    keys = ("step", "cpu_s", "loss", "score")
-    out = summary.numbers([[summary.number(summary.get(point, key)) for key in keys] for point in points])
+    keys, points = ("step", "cpu_s", "loss", "score"), summary.get(run, "curve") or []
+    out = summary.numbers([[summary.number(summary.get(point, key)) for key in keys] for point in points]).reshape(
+        -1, 4
+    )
     if len(out) > MOST_POINTS:
         out = out[np.unique(np.linspace(0, len(out) - 1, MOST_POINTS).round().astype(int))]
     return out
@@ -274,11 +263,7 @@ def curve(run: Record) -> np.ndarray:
 
 def band_of(runs: list[np.ndarray]) -> list[np.ndarray]:
     """The low end, the middle and the high end over runs [points, 4], at the steps that all of them have."""
-    if not runs:
-        return [np.empty((0, 4))] * 3
     shared = functools.reduce(np.intersect1d, [points[:, 0] for points in runs])
-    if not len(shared):
-        return [np.empty((0, 4))] * 3
     stacked = np.stack([points[np.searchsorted(points[:, 0], shared)] for points in runs], axis=-1)
     spreads = [[statistics.spread(cell[~np.isnan(cell)].tolist()) for cell in row] for row in stacked]
     return [
@@ -298,7 +283,11 @@ ABLATIONS = {
 
 @styled
 def ablation(
-    records: Sequence[Record], task: str | None = None, *, kinds: Sequence[str] | None = None, **size: "Unpack[Size]"
+    records: Sequence[Record],
+    task: str | None = None,
+    *,
+    kinds: Sequence[str] | None = None,
+    **size: "Unpack[Size]",
 ) -> Figure | None:
     """What a trained model still does at its trained length when position is damaged. The tick is the intact score.
 
@@ -320,10 +309,10 @@ def ablation(
     text = any(result.is_text for result in rows)
     natural, shared = (9, 0.3 * len(rows) + 1.35), {"sharex": True, "sharey": True}
     title = f"{task}: what the model loses without its positions"
-    on = sheet(len(shown), len(shown), natural, title, shared=shared, **size)
+    on = layout.sheet(len(shown), len(shown), natural, title, shared=shared, **size)
     appearance, largest = looks(records), 0.0
     # Narrow panels have titles of a word to a line, and labels that leave them room.
-    narrow = width_of(on.axes[0]) < 1.0
+    narrow = layout.width_of(on.axes[0]) < 1.0
     for ax, kind in zip(on.axes, shown, strict=True):
         ax.set_title(ABLATIONS[kind].replace(" ", "\n") if narrow else ABLATIONS[kind], fontsize="small")
         for row, result in enumerate(rows):
@@ -345,8 +334,8 @@ def draw_bar(ax: Axes, row: int, result: Result, kind: str, unit: float, own: Lo
     spread, intact = result.spread("ablation", kind), result.spread("ablation", "intact")
     if spread is None or not np.isfinite(spread.median):
         why = summary.NOT_LEARNED if not result.learned else "cannot be done"
-        words = why if len(why) < letters(width_of(ax), "x-small") else summary.NOTHING
-        note(ax, words, (0, row), "data", (3, 0), fontsize="x-small", color=soft(), va="center")
+        words = why if len(why) < layout.letters(layout.width_of(ax), "x-small") else summary.NOTHING
+        layout.note(ax, words, (0, row), "data", (3, 0), fontsize="x-small", color=soft(), va="center")
         return 0.0
     ax.barh(row, spread.median * unit, height=0.68, color=own.color, gid=own.gid)
     if spread.low != spread.high and np.isfinite(spread.high):
@@ -373,10 +362,18 @@ def depths(records: Sequence[Record], task: str | None = None, **size: "Unpack[S
     tables = [(result.label, table) for result in summary.results(records, task) if (table := found_by_place(result))]
     if not tables:
         return None
-    tables = tables[:MOST_PANELS]
-    on = grid_of(len(tables), 3, (3.0, 2.2), f"{task}: found, by place and length, %", **size)
+    tables = tables[: layout.MOST_PANELS]
+    on = layout.grid_of(len(tables), 3, (3.0, 2.2), f"{task}: found, by place and length, %", **size)
     for ax, (label, table) in zip(on.axes, tables, strict=True):
-        draw_depths(ax, table, short(label, 28))
+        lengths, places = (sorted({at[axis] for at in table}) for axis in (0, 1))
+        cells = summary.numbers([[table.get((length, place), np.nan) for length in lengths] for place in places]) * 100
+        ax.imshow(cells, cmap=SEQUENTIAL, vmin=0, vmax=100, aspect="auto", interpolation="none")
+        ax.set_title(short(label, 28))
+        ax.set_xticks(range(len(lengths)), [summary.count(length) for length in lengths])
+        ax.set_yticks(range(len(places)), [f"{100 * place:.0f}" for place in places])
+        ax.grid(visible=False)
+        if 4 * len(lengths) <= layout.letters(layout.width_of(ax), "x-small"):
+            write_cells(ax, cells, "{:.0f}", lambda value: value < 55)
     on.share("length, symbols", "x")
     on.share("place in the text, %", "y")
     return on.figure
@@ -397,15 +394,3 @@ def found_by_place(result: Result) -> DepthTable:
             if length is not None and depth is not None and share is not None:
                 seen.setdefault((length, depth), []).append(share)
     return {at: spread.median for at, shares in seen.items() if (spread := statistics.spread(shares))}
-
-
-def draw_depths(ax: Axes, table: DepthTable, title: str) -> None:
-    lengths, places = (sorted({at[axis] for at in table}) for axis in (0, 1))
-    cells = summary.numbers([[table.get((length, place), np.nan) for length in lengths] for place in places]) * 100
-    ax.imshow(cells, cmap=SEQUENTIAL, vmin=0, vmax=100, aspect="auto", interpolation="none")
-    ax.set_title(title)
-    ax.set_xticks(range(len(lengths)), [summary.count(length) for length in lengths])
-    ax.set_yticks(range(len(places)), [f"{100 * place:.0f}" for place in places])
-    ax.grid(visible=False)
-    if 4 * len(lengths) <= letters(width_of(ax), "x-small"):
-        write_cells(ax, cells, "{:.0f}", lambda value: value < 55)

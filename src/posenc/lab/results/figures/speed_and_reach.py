@@ -10,15 +10,13 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from posenc.lab.appearance import short
 from posenc.lab.results import summary
-from posenc.lab.results.figures.layout import letters, name_points, note, plain_log, sheet, width_of, wrapped
+from posenc.lab.results.figures.layout import Size, letters, name_points, note, plain_log, sheet, width_of, wrapped
 from posenc.lab.results.figures.measured import checked, looks, task_among
 from posenc.lab.results.figures.style import BROKEN, Look, soft, styled
 from posenc.lab.results.summary import Headline, Record, Result
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from posenc.lab.results.figures.layout import Size
 
 
 @styled

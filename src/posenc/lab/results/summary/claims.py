@@ -13,7 +13,7 @@ from statistics import median_low
 from posenc.lab.results import statistics
 from posenc.lab.results.statistics import Comparison, Spread
 from posenc.lab.results.summary.runs import Record, Result, entries, get, number, results, sequences
-from posenc.lab.results.summary.words import ask, bits, listed, name, names_of, percent, times
+from posenc.lab.results.summary.words import bits, listed, name, names_of, percent, times
 
 # What the words mean. Exact match at a length:
 CARRIES = 0.90
@@ -47,10 +47,6 @@ class Measure:
     least: float = 0.0
     variance: Callable[[Record], float] | None = None
     unit: str = ""
-
-    def amount(self, difference: float) -> str:
-        """How large a difference is, in words."""
-        return f"{self.form(difference)}{self.unit}"
 
     def signed(self, difference: float) -> str:
         """A difference of scores, in the measure's own direction: first minus second, or first over second."""
@@ -172,7 +168,7 @@ def measures_of(learners: Sequence[Result]) -> list[Measure]:
     if any(result.is_text for result in learners):
         far = sorted({factor for r in learners for _, factor, _ in r.beyond("perplexity_ratio") if factor})
         return [BITS, *map(bits_at, far), *map(growth_at, far[-1:])]
-    last = longest_factor(learners, "exact_match")
+    last = max((factor for result in learners for _, factor, _ in result.beyond("exact_match")), default=None)
     return [*([REACH, exact_match_at(last)] if last else []), CPU_SECONDS]
 
 
@@ -189,7 +185,7 @@ def order(found: Sequence[Result], measure: Measure) -> str:
         return ""
     by_label = {result.label: result for result in found}
     if first := [by_label[label] for label in comparison.first()]:
-        return f"In {measure.words}, {names_of(first)} {ask('are', first)} ahead of all others."
+        return f"In {measure.words}, {names_of(first)} {'is' if len(first) == 1 else 'are'} ahead of all others."
     won = {label: above for label in comparison.unbeaten() if (above := comparison.above(label))}
     if not won:
         return f"In {measure.words}, the seeds tell nobody apart."
@@ -206,7 +202,7 @@ def unseen(found: Sequence[Result], measures: Sequence[Measure]) -> str:
             continue
         seeds += [difference.seeds for difference in comparison.differences]
         any_at_all = measure.variance is not None and comparison.unseen >= 1
-        amount = "any" if any_at_all else f"below {measure.amount(comparison.unseen)}"
+        amount = "any" if any_at_all else f"below {measure.form(comparison.unseen)}{measure.unit}"
         parts.append(f"{amount} in {measure.words}")
     if not parts:
         return ""
@@ -266,11 +262,6 @@ def reaches(result: Result, reach_of: Callable[[Record], float | None] = reach_o
 def reach(result: Result) -> Carried | None:
     """The longest length to which more than half of all seeds carry, if that is past the trained one."""
     return next((at for at in reversed(carried(result)) if at.most), None)
-
-
-def longest_factor(found: Sequence[Result], measure: str) -> float | None:
-    """The greatest multiple of the trained length at which a measure is known."""
-    return max((factor for result in found for _, factor, _ in result.beyond(measure)), default=None)
 
 
 @dataclass(frozen=True)

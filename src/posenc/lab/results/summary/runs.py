@@ -171,11 +171,6 @@ def is_text(run: Record) -> bool:
     return number(get(run, "in_distribution", "exact_match")) is None and get(run, "text") is not None
 
 
-def shown_positions(found: Sequence[Result]) -> list[float]:
-    """How many positions training has shown, one number for each task."""
-    return sorted({x for result in found for run in result.runs if (x := trained_tokens(run)) is not None})
-
-
 def trained_lengths(found: Sequence[Result]) -> list[float]:
     return sorted({x for result in found if (x := result.trained_length) is not None})
 

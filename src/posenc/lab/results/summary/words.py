@@ -118,11 +118,6 @@ def names_of(found: Sequence[Result]) -> str:
     return listed([name(result.label) for result in found])
 
 
-def ask(verb: str, found: Sequence[Any]) -> str:
-    """'is' for one subject, 'are' for several."""
-    return {"are": "is"}[verb] if len(found) == 1 else verb
-
-
 def trained_words(found: Sequence[Result]) -> str:
     return listed([count(x) for x in trained_lengths(found)] or ["the trained length"], "or")
 
