@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-FOLDER = Path("src/posenc/kernels")
+FOLDER = Path("src/posenc/kernels/rotation")
 SOURCE = "rotate_pairs.c"
 LIBRARY = "libposenc.so"
 BOARD, BOARD_IN_WHEEL = Path("docs/board"), "posenc/lab/board/committed"

@@ -67,7 +67,7 @@ SCRIPTS = {
 }  # fmt: skip
 MOST_WORKERS = 4
 # Installing compiles the C code, so a change of it is a reason to install again.
-MADE_FROM = ("pyproject.toml", "constraints.txt", "hatch_build.py", "src/posenc/kernels/rotate_pairs.c")
+MADE_FROM = ("pyproject.toml", "constraints.txt", "hatch_build.py", "src/posenc/kernels/rotation/rotate_pairs.c")
 A_TORCH = re.compile(r"torch\s*((==|!=|<=|>=|~=|<|>)\s*[\w.+*!]+(\s*,\s*(==|!=|<=|>=|~=|<|>)\s*[\w.+*!]+)*|@\s*\S+)?")
 STAMP = "posenc-stamp"
 UNFINISHED = "unfinished\n"

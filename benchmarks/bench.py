@@ -37,7 +37,7 @@ def main(given: list[str] | None = None) -> int:
     if asked.compare:
         paths = compared.save(*map(report.read, asked.compare), asked.out)
     else:
-        from posenc import terminal
+        from posenc.cli import terminal
 
         show: Any = None if asked.json else terminal.tables
         sizes = {"shapes": asked.shapes, "threads": tuple(asked.threads), "with_peers": asked.peers}

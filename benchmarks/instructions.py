@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 HOME = Path(__file__).resolve().parent.parent
 KEPT = Path(__file__).with_name("counts.json")
-NATIVE = HOME / "src" / "posenc" / "kernels" / "native.py"
+NATIVE = HOME / "src" / "posenc" / "kernels" / "rotation" / "native.py"
 
 ROUTINES = ("_plain", "_avx2")
 """How the names of the routines of a set end."""
@@ -180,7 +180,7 @@ def in_python() -> list[tuple[str, Callable[[], Any]]]:
     import posenc
     from posenc import Positions, kernels, masks
     from posenc.cache import SlotCache
-    from posenc.keys import Keys
+    from posenc.encoding.keys import Keys
 
     torch.manual_seed(0)
     rope, alibi = posenc.Rotary(64), posenc.ALiBi(4)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from posenc import terminal
+from posenc.cli import terminal
 from posenc.lab import figures
 from posenc.lab.evaluation.ablate import ablate
 from posenc.lab.experiments import recipes

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from posenc import Encoder, Encoding, Positions, Sinusoidal, terminal
+from posenc import Encoder, Encoding, Positions, Sinusoidal
+from posenc.cli import terminal
 from posenc.lab import figures
 from posenc.lab.appearance import LIGHT
 

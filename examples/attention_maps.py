@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from posenc import terminal
+from posenc.cli import terminal
 from posenc.lab import figures
 from posenc.lab.evaluation import evaluate
 from posenc.lab.experiments import recipes

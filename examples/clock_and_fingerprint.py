@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from posenc import Sinusoidal, terminal
+from posenc import Sinusoidal
+from posenc.cli import terminal
 from posenc.lab import figures
 
 DIM, TRAINED, POSITION = 32, 128, 21

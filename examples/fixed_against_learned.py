@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 
-from posenc import Block, Positions, terminal
+from posenc import Block, Positions
+from posenc.cli import terminal
 from posenc.lab import figures
 
 DIM, HEADS, TOKENS, VOCAB = 32, 4, 16, 50

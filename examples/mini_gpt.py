@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 
-from posenc import Decoder, terminal
+from posenc import Decoder
+from posenc.cli import terminal
 from posenc.lab import figures
 from posenc.lab.appearance import LIGHT
 from posenc.lab.texts import data

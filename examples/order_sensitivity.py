@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from posenc import terminal
+from posenc.cli import terminal
 from posenc.lab.description.describe import reading_of_order
 from posenc.lab.evaluation.order import order_tests
 

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import nn
 
-from posenc import Encoder, terminal
+from posenc import Encoder
+from posenc.cli import terminal
 from posenc.lab import figures
 from posenc.lab.appearance import LIGHT
 

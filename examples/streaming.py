@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posenc import terminal
 from posenc.checkpoints import streamed_losses
 from posenc.checkpoints.extension.clock import Meter
 from posenc.checkpoints.formats.load import load
 from posenc.checkpoints.live.streaming import Stream
 from posenc.checkpoints.measures.perplexity import LAST, losses, perplexity, tokens
+from posenc.cli import terminal
 
 
 class Window(NamedTuple):

@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from posenc import EncoderDecoder, terminal
+from posenc import EncoderDecoder
+from posenc.cli import terminal
 from posenc.lab import figures
 from posenc.lab.experiments import recipes
 from posenc.lab.tasks import END, task_of

@@ -22,8 +22,9 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from posenc import Positions, terminal
+from posenc import Positions
 from posenc.checkpoints import attach
+from posenc.cli import terminal
 from posenc.coordinate_maps.skipped_chunks import SkippedChunks
 
 HELD_OUT = 8

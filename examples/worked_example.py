@@ -16,7 +16,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from posenc import Positions, Sinusoidal, TokenPositionEmbedding, terminal
+from posenc import Positions, Sinusoidal, TokenPositionEmbedding
+from posenc.cli import terminal
 from posenc.lab import figures
 from posenc.lab.description.worked import worked_example
 

@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc import Decoder, Encoding, terminal, testing
+from posenc import Decoder, Encoding, testing
+from posenc.cli import terminal
 from posenc.lab import figures
 
 

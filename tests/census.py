@@ -32,9 +32,9 @@ import torch
 from census_by_hand import FED, TINY
 from torch import Tensor, nn
 
-from posenc import specs
 from posenc.checkpoints.kinds.calls import cache_name
 from posenc.checkpoints.vocabulary.differences import differences
+from posenc.specs import syntax
 
 VERDICTS = {
     "equal": "all that carries position was recognised, runs through posenc, and the outputs are the same",
@@ -1045,7 +1045,7 @@ def with_said(layer: Any, place: dict[str, Any], schedule: str) -> Any:
     kind, plain = SCHEDULES[schedule].get("rope_type", "nothing"), not re.search("schedule|proport", turns[0])
     if plain and kind in str(place["rope_parameters"]):
         options["schedule"] = schedule
-    kept = [one for one in specs.split(turns[2] or "") if one and not one.startswith("base=")]
+    kept = [one for one in syntax.split(turns[2] or "") if one and not one.startswith("base=")]
     inside = ", ".join([*kept, *(f"{key}={value}" for key, value in options.items())])
     return replace(layer, spec=f"{turns[1]}({inside}){layer.spec[turns.end() :]}")
 

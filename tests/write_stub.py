@@ -22,7 +22,9 @@ def stub() -> str:
     for name, module in posenc.HOMES.items():
         homes[f"posenc.{module}"].append(name)
     for name, encoding in catalogue.class_names().items():
-        homes[f"posenc.encodings.{encoding}"].append(name)
+        homes[f"posenc.encodings.{catalogue.ENCODINGS.module_of(encoding)}"].append(name)
+    for name, where in posenc.MODULES.items():
+        homes[f"posenc.{where}".rpartition(".")[0]].append(f"{name} as {name}")
     lines = [
         f'"""The public names, each from its home; written by `{COMMAND}`."""',
         "",

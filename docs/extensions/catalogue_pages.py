@@ -19,13 +19,13 @@ from sphinx.application import Sphinx
 
 import posenc
 from posenc import coordinate_maps, kernels, schedules
+from posenc.encoding.formulas import formulas_of
+from posenc.encodings.rotations import plain_frequencies
 from posenc.lab.board import costs, rows, scope, tables
 from posenc.lab.description import describe, listing
 from posenc.lab.results import figures, summary
 from posenc.lab.tasks import TASKS
 from posenc.lessons import lessons
-from posenc.published import formulas_of
-from posenc.rotations import plain_frequencies
 
 ROW = "| {} | {} |"
 TOKENS, DIM, HEADS, CELLS = 32, 64, 4, 8
@@ -39,7 +39,7 @@ encoding = {made}
 """
 BUILT = 'build("{name}", Shape.of(dim={dim}, heads={heads}, max_len={length}))'
 # Its coordinates reach from -1 to 1; in patches every step would be a whole turn.
-NORMALISED = {"image_rotary": ("posenc.encodings.image_rotary", "normalised_grid")}
+NORMALISED = {"image_rotary": ("posenc.encodings.rotations.image_rotary", "normalised_grid")}
 EXAMPLES = {
     "embed": "x = encoding(torch.randn(1, {tokens}, {dim}){places})",
     "turn": "q, k = torch.randn(2, 1, {heads}, {tokens}, {width})\nq, k = encoding(q, k{places})",

@@ -17,7 +17,7 @@ from posenc.testing import PROMISES
 
 ROOMS = {
     "posenc": "Positions, attention and models; encodings have [pages of their own](../encodings/index.md).",
-    "posenc.masks": "",
+    "posenc.tokens.masks": "Imported as `from posenc import masks`.",
     "posenc.schedules": "Each of them: [schedules](../encodings/schedules.md).",
     "posenc.coordinate_maps": "Each of them: [coordinate maps](../encodings/coordinate-maps.md).",
     "posenc.lab": "Its tasks: [tasks](../encodings/tasks.md). What it writes: [results](../guides/results.md).",

@@ -13,14 +13,17 @@ from typing import Any
 __version__ = "0.2.0"
 
 HOMES = {
-    "Attention": "attention", "Block": "model", "Cache": "cache", "Chosen": "kernels.chosen_weights",
-    "Compose": "encoding", "Decoder": "model", "Encoder": "model",
-    "EncoderDecoder": "model", "Encoding": "encoding", "Keys": "keys", "Mask": "masks", "OnHeads": "chosen_heads",
-    "Positions": "positions", "Shape": "encoding", "Config": "config", "TokenPositionEmbedding": "embedding",
-    "build": "catalogue", "hand_out": "hand_outs", "names": "catalogue", "preset": "presets",
+    "Attention": "model.attention", "Block": "model.block", "Cache": "cache", "Chosen": "kernels.chosen_weights",
+    "Compose": "encoding.base", "Decoder": "model.decoder", "Encoder": "model.encoder",
+    "EncoderDecoder": "model.encoder_decoder", "Encoding": "encoding.base", "Keys": "encoding.keys",
+    "Mask": "tokens.masks", "OnHeads": "encoding.chosen_heads", "Positions": "tokens.positions",
+    "Shape": "encoding.base", "Config": "model.config", "TokenPositionEmbedding": "model.embedding",
+    "build": "catalogue", "hand_out": "hand_outs", "names": "catalogue", "preset": "specs.presets",
     "register": "checkpoints.live.register", "scaled_dot_product_attention": "kernels.reference",
 }  # fmt: skip
 """Public names, and the modules that they come from."""
+MODULES = {"masks": "tokens.masks", "presets": "specs.presets"}
+"""Modules that are public under a short name, and where they are."""
 STARRED = ("coordinate_maps", "hand_outs", "masks", "parallel", "presets", "schedules", "testing")
 """The modules that `from posenc import *` brings: what they need is there with PyTorch alone."""
 
@@ -29,9 +32,11 @@ def __getattr__(name: str) -> Any:
     """A public name, an encoding by its class name (posenc.Rotary), or a module (posenc.kernels), imported now."""
     if name in HOMES:
         return getattr(importlib.import_module(f"posenc.{HOMES[name]}"), name)
+    if name in MODULES:
+        return importlib.import_module(f"posenc.{MODULES[name]}")
     if name == "__all__":
         return sorted({*__dir__()} - {*modules()} | {*STARRED})
-    # `from posenc import terminal` asks here for a module first, which must not cost an import of torch.
+    # `from posenc import cli` asks here for a module first, which must not cost an import of torch.
     if name[:1].isupper():
         from posenc.catalogue import class_names, find
 
@@ -39,7 +44,7 @@ def __getattr__(name: str) -> Any:
             return find(known[name])
     if not name.startswith("_") and importlib.util.find_spec(f"posenc.{name}"):
         return importlib.import_module(f"posenc.{name}")
-    from posenc.words import class_hint
+    from posenc.specs.words import class_hint
 
     hint = class_hint(name, [*HOMES])
     # Of `from posenc import PositionalEncoding` Python asks here first, and shows no AttributeError's words.
@@ -56,4 +61,4 @@ def modules() -> list[str]:
 def __dir__() -> list[str]:
     from posenc.catalogue import class_names
 
-    return sorted([*HOMES, *modules(), *class_names()])
+    return sorted([*HOMES, *MODULES, *modules(), *class_names()])

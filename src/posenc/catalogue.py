@@ -13,14 +13,15 @@ from typing import Any, TypeAlias, cast
 
 import torch
 
-from posenc import checks, schedules, specs
-from posenc.chosen_heads import OnHeads
-from posenc.encoding import Compose, Encoding, Shape, parts_of
+from posenc import checks, schedules
+from posenc.encoding.base import Compose, Encoding, Shape, parts_of
+from posenc.encoding.chosen_heads import OnHeads
 from posenc.foreign import code, one_line, quoted, written
 from posenc.foreign.text import shortened
-from posenc.registry import Registry
 from posenc.schedules import Schedule
-from posenc.words import hint
+from posenc.specs import syntax
+from posenc.specs.registry import Registry
+from posenc.specs.words import hint
 
 Spec: TypeAlias = str | Encoding
 LayerSpec: TypeAlias = str | Encoding | Sequence[str | Encoding]
@@ -69,7 +70,7 @@ def parse(spec: str, own: Collection[str | Path] | None = None) -> Node:
     """
     if not isinstance(spec, str):
         raise ValueError(f"expected a spec, such as 'rotary + alibi', got {quoted(spec)}")
-    return Parser(spec).node(specs.tree_of(spec, remedy=ENCODINGS.remedy, own=own))
+    return Parser(spec).node(syntax.tree_of(spec, remedy=ENCODINGS.remedy, own=own))
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,9 @@ class Parser:
             left, right = self.node(tree.left), self.node(tree.right)
             flat = [part for node in (left, right) for part in (node.parts if node.name == "+" else (node,))]
             return Node("+", parts=tuple(flat))
-        if name := specs.name_of(tree):
+        if name := syntax.name_of(tree):
             return self.named(name, ())
-        if isinstance(tree, ast.Call) and (name := specs.name_of(tree.func)):
+        if isinstance(tree, ast.Call) and (name := syntax.name_of(tree.func)):
             if name == "on":
                 return self.on_heads(tree)
             options = tuple((word.arg or "**", schedules.value_of(word.value, self.spec)) for word in tree.keywords)

@@ -14,8 +14,8 @@ from typing import Any, TypeGuard, TypeVar, get_args, get_origin
 import torch
 from torch import Tensor
 
-from posenc import words
 from posenc.foreign import quoted
+from posenc.specs import words
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -16,7 +16,7 @@ from tiers import rest_slow
 import bench
 from posenc.foreign import CannotRead
 from posenc.lab import figures
-from posenc.positions import Positions
+from posenc.tokens.positions import Positions
 from posenc_bench import apart, compared, goals, measure, peers, plot, report, run
 from posenc_bench.cases import adding, attention, decoding, gpu, memory, models, rotation, startup, weights
 from posenc_bench.goals import Goal

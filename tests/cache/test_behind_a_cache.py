@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from posenc import Attention, Decoder, Positions, masks
 from posenc.cache import GrowingCache, SlotCache
-from posenc.masks import Mask
+from posenc.tokens.masks import Mask
 
 WINDOW, LONGEST, CHUNKS, SLOTS = 4, 5, 4, 64
 SPECS = ("rotary", "alibi", "sinusoidal", "t5_bias", "forgetting", "alibi + learned", "rerope(rotary, window=3)")

@@ -11,14 +11,14 @@ from tiers import rest_slow
 from torch import Tensor
 
 import posenc.cache.operations
-import posenc.encodings.rotary
+import posenc.encodings.rotations.rotary
 from posenc import Attention, Decoder, masks
 from posenc.cache import Cache, GrowingCache, LayerCache, SlotCache
 from posenc.cache.operations import closed_up
-from posenc.kernels.rotate_pairs import rotate_pairs, rotation_dtype
-from posenc.positions import Positions
-from posenc.rotations import Rotations, between, cos_sin, quotient
+from posenc.encodings.rotations import Rotations, between, cos_sin, quotient
+from posenc.kernels.rotation.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.testing.promises.moves import a_moved_key_is_the_key_of_its_new_place, closed
+from posenc.tokens.positions import Positions
 
 DIM, HEADS = 24, 3
 STRETCHED = "rotary(base=100, schedule=yarn(factor=4, trained_length=8))"
@@ -315,7 +315,7 @@ def test_rows_of_a_batch_are_changed_each_for_itself() -> None:
 
 def test_gaps_close_within_each_document() -> None:
     cache, k = GrowingCache(), torch.zeros(1, 1, 9, 2)
-    cache.take_in(posenc.keys.Keys(k, k, Positions.packed([4, 5])))
+    cache.take_in(posenc.Keys(k, k, Positions.packed([4, 5])))
     cache.drop([1, 2, 5])
     held = cache.held
     assert held is not None and held.order.tolist() == [[0, 1, 2, 3, 4, 5]]
@@ -324,7 +324,7 @@ def test_gaps_close_within_each_document() -> None:
 
 def test_gaps_close_by_the_steps_that_were_there() -> None:
     cache, k = GrowingCache(), torch.zeros(1, 1, 5, 2)
-    cache.take_in(posenc.keys.Keys(k, k, Positions.of(torch.tensor([0.0, 0.5, 2.0, 2.5, 6.0]))))
+    cache.take_in(posenc.Keys(k, k, Positions.of(torch.tensor([0.0, 0.5, 2.0, 2.5, 6.0]))))
     cache.drop([1, 2])
     assert cache.held is not None and cache.held.coords[0, :, 0].tolist() == [0.0, 0.5, 4.0]
 
@@ -357,7 +357,7 @@ def test_what_is_left_in_place_is_never_turned(monkeypatch) -> None:
 
 def test_kept_tokens_in_a_row_are_served_as_such() -> None:
     cache, k = GrowingCache(), torch.zeros(2, 1, 9, 2)
-    cache.take_in(posenc.keys.Keys(k, k, Positions.count(9)))
+    cache.take_in(posenc.Keys(k, k, Positions.count(9)))
     cache.evict([0, 1, 7, 8])
     assert cache.held is not None and cache.held.start == 0 and cache.held.tokens == 4
 
@@ -425,7 +425,7 @@ def test_what_cannot_be_done_is_refused(words: str) -> None:
 
 def test_gaps_on_several_axes_are_not_closed() -> None:
     cache, k = GrowingCache(), torch.zeros(1, 1, 4, 2)
-    cache.take_in(posenc.keys.Keys(k, k, Positions.grid(2, 2)))
+    cache.take_in(posenc.Keys(k, k, Positions.grid(2, 2)))
     with pytest.raises(
         ValueError, match=r"gaps close along one axis, and these tokens stand on 2; give renumber=False"
     ):
@@ -433,7 +433,7 @@ def test_gaps_on_several_axes_are_not_closed() -> None:
     with pytest.raises(ValueError, match=r"a number moves tokens along one axis, and these stand on 2; say where"):
         cache.move(by=1)
     packed = GrowingCache()
-    packed.take_in(posenc.keys.Keys(k, k, Positions.packed([2, 2])))
+    packed.take_in(posenc.Keys(k, k, Positions.packed([2, 2])))
     with pytest.raises(ValueError, match="only tokens of one document that count up by one can be spliced"):
         packed.splice(cache, 0)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from posenc import Attention, Block, Decoder, Positions, masks
 from posenc.cache import Cache, GrowingCache, SlotCache
 from posenc.catalogue import names
-from posenc.keys import Keys
+from posenc.encoding.keys import Keys
 
 CACHES = {"growing": {}, "static": {"slots": 16}, "rolling": {"slots": 8, "rolling": True}}
 IDS = torch.arange(8).view(2, 4) % 5

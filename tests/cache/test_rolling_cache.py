@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from posenc import Attention, Cache, Decoder, Positions, masks
 from posenc.cache import SlotCache
-from posenc.masks import Mask
+from posenc.tokens.masks import Mask
 
 SIZES = {"vocab": 11, "dim": 16, "heads": 2, "layers": 2}
 IDS = torch.randint(11, (2, 20), generator=torch.Generator().manual_seed(0))

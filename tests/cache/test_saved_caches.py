@@ -13,9 +13,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from posenc import Decoder, Positions, whole_files
+from posenc import Decoder, Positions
 from posenc.cache import Cache, files
-from posenc.foreign import CannotRead
+from posenc.foreign import CannotRead, whole_files
 
 
 def filled(slots: int | None = None, spec: str = "rotary", positions: Positions | None = None) -> Cache:

@@ -25,8 +25,8 @@ from forked import Forked
 from rich.console import Console
 
 import posenc.__main__ as main
-from posenc import __version__, catalogue, cli, terminal
-from posenc.cli import arguments
+from posenc import __version__, catalogue, cli
+from posenc.cli import arguments, terminal
 from posenc.lab import ENCODINGS, store
 from posenc.lab.description import listing
 from posenc.lab.experiments.experiment import Experiment

@@ -9,7 +9,7 @@ import time
 import pytest
 from rich.console import Console
 
-from posenc import terminal
+from posenc.cli import terminal
 from posenc.lab.sweeps.sweep import Progress, Sweep
 from posenc.testing import Verdict
 

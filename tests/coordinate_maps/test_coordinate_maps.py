@@ -23,7 +23,7 @@ from posenc.coordinate_maps import (
     ShiftedAtRandom,
     SkippedChunks,
 )
-from posenc.encoding import Shape
+from posenc.encoding.base import Shape
 
 PLAIN = [
     Randomised(longest=60),

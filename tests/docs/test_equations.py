@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from posenc import catalogue, coordinate_maps, schedules
-from posenc.published import formulas_of
+from posenc.encoding.formulas import formulas_of
 
 convert = pytest.importorskip("latex2mathml.converter").convert
 

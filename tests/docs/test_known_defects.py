@@ -14,9 +14,9 @@ from torch import Tensor
 
 from posenc import Attention, Decoder, Encoding, Keys, Positions, Shape, build, kernels, masks, names, testing
 from posenc.catalogue import find
-from posenc.encodings.learned import Learned
-from posenc.encodings.rotary import Rotary
-from posenc.encodings.t5_bias import T5Bias
+from posenc.encodings.added.learned import Learned
+from posenc.encodings.distance_biases.t5_bias import T5Bias
+from posenc.encodings.rotations.rotary import Rotary
 from posenc.schedules import (
     NTK,
     Clipped,

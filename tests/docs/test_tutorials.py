@@ -21,7 +21,7 @@ from posenc.lab.evaluation import ablate, evaluate, order
 from posenc.lab.experiments import models, recipes
 from posenc.lab.runs import checkpoint, train
 from posenc.lessons import HandIn, lesson_of
-from posenc.presets import preset
+from posenc.specs.presets import preset
 
 PAGE, MYTHS, README = "docs/coming-from/tutorials.md", "docs/myths.md", "README.md"
 X, IDS = torch.arange(480.0).view(5, 6, 16).sin(), torch.tensor([[1, 4, 3, 2, 0]])

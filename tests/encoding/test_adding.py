@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc import Learned, Sinusoidal
-from posenc.encodings import sinusoidal
+from posenc.encodings.added import sinusoidal
 
 
 def oracle(tokens: int, start: int, dim: int) -> Tensor:

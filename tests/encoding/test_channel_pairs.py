@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from posenc.channel_pairs import PairsTurned, channels_of_pairs, multiplied
+from posenc.encoding.channel_pairs import PairsTurned, channels_of_pairs, multiplied
 
 
 class Turns(PairsTurned):

@@ -35,10 +35,10 @@ from posenc import (
 from posenc.cache import GrowingCache
 from posenc.catalogue import names
 from posenc.coordinate_maps import Randomised, RandomisedContinuous
-from posenc.encodings.grid_bias import GridBias
-from posenc.masks import Mask
-from posenc.parts import FeedForward
+from posenc.encodings.distance_biases.grid_bias import GridBias
+from posenc.model.parts import FeedForward
 from posenc.schedules import YaRN
+from posenc.tokens.masks import Mask
 
 NAN, INF = math.nan, math.inf
 X, IDS = torch.randn(2, 5, 16), torch.randint(11, (2, 5))

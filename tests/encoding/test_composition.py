@@ -8,19 +8,19 @@ from torch import Tensor
 
 from posenc import Attention, Block, Compose, Decoder, Encoding, Keys, Polar, Positions, Shape, build, masks
 from posenc.catalogue import build_layers
-from posenc.chosen_heads import OnHeads
-from posenc.encodings.alibi import ALiBi
-from posenc.encodings.learned import Learned
+from posenc.encoding.chosen_heads import OnHeads
+from posenc.encoding.formulas import Token
+from posenc.encodings.added.learned import Learned
+from posenc.encodings.added.sinusoidal import Sinusoidal
+from posenc.encodings.content_biases.shaw import Shaw
+from posenc.encodings.distance_biases.alibi import ALiBi
+from posenc.encodings.distance_biases.t5_bias import T5Bias
 from posenc.encodings.none import NoPE
-from posenc.encodings.path import PaTH
-from posenc.encodings.rotary import Rotary
-from posenc.encodings.rotary_values import RotaryValues
-from posenc.encodings.shaw import Shaw
-from posenc.encodings.sinusoidal import Sinusoidal
-from posenc.encodings.stick_breaking import StickBreaking
-from posenc.encodings.t5_bias import T5Bias
+from posenc.encodings.rotations.rotary import Rotary
+from posenc.encodings.rules.path import PaTH
+from posenc.encodings.rules.rotary_values import RotaryValues
+from posenc.encodings.rules.stick_breaking import StickBreaking
 from posenc.kernels import bind
-from posenc.published import Token
 
 SHAPE = Shape.of(dim=24, heads=6, max_len=32)
 DOUBLE = {"dtype": torch.float64}

@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posenc import kernels, masks
-from posenc.biases import total
 from posenc.catalogue import build
-from posenc.encoding import Encoding, Shape
-from posenc.encodings.alibi import ALiBi
-from posenc.encodings.dual_chunk import DualChunk
-from posenc.encodings.rerope import ReRoPE
-from posenc.encodings.rotary import Rotary
-from posenc.encodings.self_extend import SelfExtend
-from posenc.encodings.shaw import Shaw
-from posenc.encodings.sinusoidal import Sinusoidal
-from posenc.keys import Keys
-from posenc.positions import Positions
+from posenc.encoding.base import Encoding, Shape
+from posenc.encoding.biases import total
+from posenc.encoding.keys import Keys
+from posenc.encodings.added.sinusoidal import Sinusoidal
+from posenc.encodings.content_biases.shaw import Shaw
+from posenc.encodings.distance_biases.alibi import ALiBi
+from posenc.encodings.rotations.rotary import Rotary
+from posenc.encodings.wrappers.dual_chunk import DualChunk
+from posenc.encodings.wrappers.rerope import ReRoPE
+from posenc.encodings.wrappers.self_extend import SelfExtend
+from posenc.tokens.positions import Positions
 
 SHAPE = Shape(dim=16, heads=2, head_dim=8, max_len=32)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from posenc.interpolation import interpolated, interpolated_on_axes, neighbours
+from posenc.encoding.interpolation import interpolated, interpolated_on_axes, neighbours
 
 TABLE = torch.tensor([[0.0, 1.0], [10.0, 3.0], [30.0, -5.0]])
 

@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posenc import Positions, catalogue, shared_tables, testing
-from posenc.encoding import Encoding
+from posenc import Positions, catalogue, testing
+from posenc.encoding.base import Encoding
 from posenc.schedules import Linear
-from posenc.shared_tables import KEPT, WINDOWS, kept, options_of
 from posenc.testing.subjects import Subject
+from posenc.tokens import shared_tables
+from posenc.tokens.shared_tables import KEPT, WINDOWS, kept, options_of
 
 
 def table_of(at: Positions) -> Tensor:
@@ -255,7 +256,7 @@ def test_kept_rows_have_the_bits_of_rows_made_on_the_spot_however_they_are_cut(s
         row = cuts.randrange(tokens)
         with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
             windowed = given_by(encoding, Positions.count(tokens, start), dtype)
-            patch.setattr("posenc.encoding.kept", lambda at, key, make: make(at))
+            patch.setattr("posenc.encoding.base.kept", lambda at, key, make: make(at))
             on_the_spot = given_by(encoding, Positions.count(tokens, start), dtype)
             alone = given_by(encoding, Positions.count(1, start + row), dtype)
         for one, other, single in zip(windowed, on_the_spot, alone, strict=True):

@@ -203,11 +203,11 @@ def test_an_import_by_another_name_is_answered_too() -> None:
 
 
 def test_every_word_of_the_tables_means_something_that_there_is() -> None:
-    from posenc import words
+    from posenc.specs import words
 
     functions = (Attention, Block, Decoder, Encoder, EncoderDecoder, TokenPositionEmbedding, Attention.forward)
     functions += (MODEL.forward, MODEL.stream, posenc.Encoding.forward, EncoderDecoder.forward)
-    from posenc.generation import generate
+    from posenc.model.generation import generate
 
     known = set(words.names_of(*functions, generate, *(posenc.catalogue.find(name) for name in posenc.names())))
     known |= {"factor", "prefix", "train_length"}

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 from posenc import Keys, Positions, Shape, build, masks
 from posenc.catalogue import build_layers
-from posenc.encodings.alibi import ALiBi
+from posenc.encodings.distance_biases.alibi import ALiBi
 from posenc.kernels import bind
-from posenc.masks import Mask
+from posenc.tokens.masks import Mask
 
 
 def authors_slopes(heads: int) -> list[float]:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posenc import Positions
-from posenc.encodings.axial_rotary import AxialRotary
-from posenc.encodings.rotary import Rotary
+from posenc.encodings.rotations.axial_rotary import AxialRotary
+from posenc.encodings.rotations.rotary import Rotary
 
 HALF, FULL = ["half", "interleaved", "half_by_axis"], ["language", "dealt", "pixel", "log_pixel"]
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, masks
-from posenc.encodings.contextual import Contextual
-from posenc.keys import Keys
-from posenc.published import Token
+from posenc.encoding.formulas import Token
+from posenc.encoding.keys import Keys
+from posenc.encodings.content_biases.contextual import Contextual
 
 COUNTED = Positions.count(7)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posenc import Positions
-from posenc.encodings.continuous_time import ContinuousTime
+from posenc.encodings.added.continuous_time import ContinuousTime
 
 TIMES = [0.0, 1.0, 0.3, -7.25, 1234.5, 1e6]
 

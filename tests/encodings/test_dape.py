@@ -5,14 +5,14 @@ import torch
 from torch import Tensor
 
 from posenc import Attention, Positions, masks
-from posenc.encodings.alibi import ALiBi
-from posenc.encodings.dape import DAPE
-from posenc.encodings.forgetting import Forgetting
-from posenc.encodings.learned import Learned
+from posenc.encodings.added.learned import Learned
+from posenc.encodings.content_biases.forgetting import Forgetting
+from posenc.encodings.content_biases.shaw import Shaw
+from posenc.encodings.distance_biases.alibi import ALiBi
 from posenc.encodings.none import NoPE
-from posenc.encodings.rotary import Rotary
-from posenc.encodings.shaw import Shaw
-from posenc.encodings.stick_breaking import StickBreaking
+from posenc.encodings.rotations.rotary import Rotary
+from posenc.encodings.rules.stick_breaking import StickBreaking
+from posenc.encodings.wrappers.dape import DAPE
 
 
 def pair_by_pair(encoding: DAPE, logits: Tensor, bias: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posenc import Keys, Positions, masks
-from posenc.encodings.deberta import DeBERTa
+from posenc.encodings.content_biases.deberta import DeBERTa
 from posenc.kernels import bind
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posenc import Keys, Positions, Shape
-from posenc.biases import ByDistance, Pairs
 from posenc.catalogue import build_layers
-from posenc.encodings.fire import Fire
+from posenc.encoding.biases import ByDistance, Pairs
+from posenc.encodings.content_biases.fire import Fire
 
 
 def published(encoding: Fire, m: Tensor, n: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from posenc import Attention, Keys, Positions, masks
-from posenc.encodings.forgetting import Forgetting
-from posenc.published import Token
+from posenc.encoding.formulas import Token
+from posenc.encodings.content_biases.forgetting import Forgetting
 
 
 def written_out(gates: Tensor, at: Positions, keys_at: Positions) -> Tensor:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posenc import Positions
-from posenc.encodings.fourier_features import FourierFeatures
+from posenc.encodings.added.fourier_features import FourierFeatures
 
 
 def bands_by_hand(kind: str, K: int, top: float) -> list:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posenc import Keys, Positions, masks
-from posenc.encodings.fourier_rotary import FourierRotary
-from posenc.encodings.rotary import Rotary
+from posenc.encodings.rotations.fourier_rotary import FourierRotary
+from posenc.encodings.rotations.rotary import Rotary
 from posenc.kernels import bind
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posenc import Positions
-from posenc.encodings.grid_bias import GridBias
+from posenc.encodings.distance_biases.grid_bias import GridBias
 
 WINDOWS = [(3, 4), (2, 5), (4,), (1, 3), (2, 2, 3)]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posenc import Positions
-from posenc.encodings.image_rotary import ImageRotary, augmented, normalised_grid
+from posenc.encodings.rotations.image_rotary import ImageRotary, augmented, normalised_grid
 
 
 def turned(x: Tensor, places: Tensor, base: float, layout: str) -> Tensor:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posenc import Attention, Keys, Positions, masks
-from posenc.encodings.inkling import Inkling
+from posenc.encodings.content_biases.inkling import Inkling
 from posenc.kernels import bind
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posenc import Positions
-from posenc.encodings.kerple import Kerple
+from posenc.encodings.distance_biases.kerple import Kerple
 
 ZERO = [0.0]
 

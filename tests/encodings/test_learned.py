@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc import Positions
-from posenc.encodings.learned import Learned
+from posenc.encodings.added.learned import Learned
 
 
 def table_of(rows: int = 5, dim: int = 3, **options) -> Learned:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posenc import Positions
-from posenc.encodings.learned_factorised import LearnedFactorised
-from posenc.encodings.learned_grid import LearnedGrid
+from posenc.encodings.added.learned_factorised import LearnedFactorised
+from posenc.encodings.added.learned_grid import LearnedGrid
 
 
 def added(encoding: LearnedFactorised, positions) -> torch.Tensor:

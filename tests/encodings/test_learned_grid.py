@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiers import in_one_graph
 
 from posenc import Positions
-from posenc.encodings.learned_grid import LearnedGrid
+from posenc.encodings.added.learned_grid import LearnedGrid
 
 
 def added(encoding: LearnedGrid, positions) -> torch.Tensor:

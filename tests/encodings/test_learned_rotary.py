@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posenc import Attention, Positions, masks
-from posenc.encodings.learned_rotary import LearnedRotary
-from posenc.encodings.rotary import Rotary
+from posenc.encodings.rotations.learned_rotary import LearnedRotary
+from posenc.encodings.rotations.rotary import Rotary
 
 LAYOUTS = ["half", "interleaved"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc import Shape
 from posenc.catalogue import build_layers
-from posenc.encodings.log_grid_bias import LogGridBias
+from posenc.encodings.distance_biases.log_grid_bias import LogGridBias
 
 
 def published(encoding: LogGridBias, delta: Tensor) -> Tensor:

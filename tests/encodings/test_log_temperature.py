@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from posenc import Positions
-from posenc.encodings.log_temperature import LogTemperature
+from posenc.encodings.temperatures.log_temperature import LogTemperature
 
 
 def factors(encoding: LogTemperature, at: Positions, dtype: torch.dtype = torch.float64) -> torch.Tensor:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from posenc import Attention, Positions, masks
 from posenc.cache import GrowingCache
-from posenc.encodings.axial_rotary import AxialRotary
-from posenc.encodings.mixed_rotary import MixedRotary
-from posenc.encodings.rotary import Rotary
+from posenc.encodings.rotations.axial_rotary import AxialRotary
+from posenc.encodings.rotations.mixed_rotary import MixedRotary
+from posenc.encodings.rotations.rotary import Rotary
 
 
 def turned(x: Tensor, places: Tensor, frequencies: Tensor, layout: str) -> Tensor:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from posenc.encodings.mlp_bias import MLPBias
+from posenc.encodings.distance_biases.mlp_bias import MLPBias
 
 
 def published(encoding: MLPBias, delta: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posenc import Positions, Shape, build
-from posenc.encodings.multimodal_rotary import MultimodalRotary, text_and_grids
-from posenc.encodings.rotary import Rotary
+from posenc.encodings.rotations.multimodal_rotary import MultimodalRotary, text_and_grids
+from posenc.encodings.rotations.rotary import Rotary
 from posenc.schedules import SCHEDULES, Linear, YaRN
 
 ORDERS, LAYOUTS = ["chunked", "interleaved", "time_last"], ["half", "interleaved"]

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from posenc import Block, Decoder, masks
 from posenc.encodings.none import NoPE
-from posenc.masks import Mask
+from posenc.tokens.masks import Mask
 
 
 def stack(layers: int) -> nn.ModuleList:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from posenc import Attention, Keys, Positions, masks
-from posenc.encodings import path
-from posenc.encodings.path import PaTH
+from posenc.encoding.formulas import Token
+from posenc.encodings.rules import path
+from posenc.encodings.rules.path import PaTH
 from posenc.kernels import bind
-from posenc.masks import Mask
-from posenc.published import Token
+from posenc.tokens.masks import Mask
 
 COUNTED = Positions.count(7)
 ORDER = torch.tensor([[4, 0, 6, 2, 1, 5, 3]])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posenc import Attention, Keys, Positions, masks
-from posenc.encodings.polar import Polar
+from posenc.encodings.rotations.polar import Polar
 from posenc.kernels import bind
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from posenc.encodings.proportional_rotary import ProportionalRotary
-from posenc.encodings.rotary import Rotary
+from posenc.encodings.rotations.proportional_rotary import ProportionalRotary
+from posenc.encodings.rotations.rotary import Rotary
 from posenc.schedules import Linear, YaRN
 
 LAYOUTS = ["half", "interleaved"]

@@ -7,7 +7,7 @@ import torch
 
 from posenc import Attention, Positions
 from posenc.catalogue import find, names
-from posenc.encoding import Encoding
+from posenc.encoding.base import Encoding
 from posenc.schedules import DynamicNTK, YaRN
 from posenc.testing import SHAPE
 from posenc.testing.subjects import make

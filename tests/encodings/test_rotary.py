@@ -11,8 +11,8 @@ from torch import Tensor
 
 from posenc import Attention, Positions, XPos, masks
 from posenc.cache import GrowingCache, SlotCache
-from posenc.encodings.rotary import Rotary
-from posenc.published import Token
+from posenc.encoding.formulas import Token
+from posenc.encodings.rotations.rotary import Rotary
 from posenc.schedules import (
     DynamicLinear,
     DynamicNTK,

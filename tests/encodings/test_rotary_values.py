@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posenc import Attention, Keys, Positions, masks
-from posenc.encoding import Compose
-from posenc.encodings.alibi import ALiBi
-from posenc.encodings.rotary import Rotary
-from posenc.encodings.rotary_values import RotaryValues
+from posenc.encoding.base import Compose
+from posenc.encodings.distance_biases.alibi import ALiBi
+from posenc.encodings.rotations.rotary import Rotary
+from posenc.encodings.rules.rotary_values import RotaryValues
 from posenc.kernels import bind
-from posenc.masks import Mask
+from posenc.tokens.masks import Mask
 
 
 def rotation(angle: Tensor, layout: str) -> Tensor:

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posenc.encodings.sandwich import Sandwich
-from posenc.encodings.sinusoidal import Sinusoidal
+from posenc.encodings.added.sinusoidal import Sinusoidal
+from posenc.encodings.distance_biases.sandwich import Sandwich
 
 
 def exact(distance: float, width: int, base: float, first: int = 0) -> float:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc import Attention, Decoder, Positions, masks
-from posenc.encodings.scalable_softmax import ScalableSoftmax
+from posenc.encodings.temperatures.scalable_softmax import ScalableSoftmax
 
 
 @pytest.mark.parametrize("constant", [False, True])

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from posenc import Attention, Decoder, Keys, Positions, masks
-from posenc.encodings.rotary import Rotary
-from posenc.encodings.selective_rotary import SelectiveRotary
+from posenc.encoding.formulas import Token
+from posenc.encodings.rotations.rotary import Rotary
+from posenc.encodings.rules.selective_rotary import SelectiveRotary
 from posenc.kernels import bind
-from posenc.masks import Mask
-from posenc.published import Token
+from posenc.tokens.masks import Mask
 
 
 def angles(encoding: SelectiveRotary, x: Tensor) -> Tensor:

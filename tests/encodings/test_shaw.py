@@ -7,11 +7,11 @@ from torch import Tensor
 
 from posenc import Keys, Positions, masks
 from posenc.catalogue import build
-from posenc.encoding import Shape
-from posenc.encodings.shaw import Shaw
+from posenc.encoding.base import Shape
+from posenc.encodings.content_biases.shaw import Shaw
 from posenc.kernels import bind
 from posenc.kernels.block_sizes import SIZES
-from posenc.masks import Mask
+from posenc.tokens.masks import Mask
 
 CAUSAL = masks.causal()
 

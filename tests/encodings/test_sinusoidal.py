@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from posenc import Positions
-from posenc.encodings.sinusoidal import Sinusoidal
+from posenc.encodings.added.sinusoidal import Sinusoidal
 from posenc.lab.description.shift import shift_matrix
 
 PLACES = [0.0, 1.0, 5001.0, 1e6, 0.25, 2.75, -3.0, -1234.5]

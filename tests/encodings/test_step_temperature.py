@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posenc import Positions
-from posenc.encodings.step_temperature import FORMS, StepTemperature
+from posenc.encodings.temperatures.step_temperature import FORMS, StepTemperature
 
 
 def factors(encoding: StepTemperature, positions: list[float]) -> list[float]:

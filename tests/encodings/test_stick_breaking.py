@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posenc import Attention, Keys, Positions, Shape, build, masks
-from posenc.encodings.stick_breaking import StickBreaking
+from posenc.encodings.rules.stick_breaking import StickBreaking
 from posenc.kernels import bind
 from posenc.kernels.block_sizes import SIZES
-from posenc.masks import Mask
+from posenc.tokens.masks import Mask
 
 
 def weights_of(q: Tensor, k: Tensor, at: Positions, mask: Mask, itself: bool = False, scale: float = 1.0) -> Tensor:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posenc import Keys, Positions, masks
-from posenc.encodings.transformer_xl import TransformerXL
+from posenc.encodings.content_biases.transformer_xl import TransformerXL
 from posenc.kernels import bind
 
 

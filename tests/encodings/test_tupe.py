@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posenc import Keys, Positions, build, masks
-from posenc.biases import total
-from posenc.encoding import Shape
-from posenc.encodings.tupe import TUPE
+from posenc.encoding.base import Shape
+from posenc.encoding.biases import total
+from posenc.encodings.content_biases.tupe import TUPE
 from posenc.kernels import bind
 
 

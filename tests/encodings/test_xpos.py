@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tiers import in_one_graph
 
 from posenc import Positions
-from posenc.encodings.rotary import Rotary
-from posenc.encodings.xpos import XPos
+from posenc.encodings.rotations.rotary import Rotary
+from posenc.encodings.rotations.xpos import XPos
 
 
 def published(

@@ -5,11 +5,12 @@ import random
 import pytest
 import torch
 
-from posenc import AxialRotary, Rotary, Sinusoidal, build, seeding
-from posenc.encodings.image_rotary import normalised_grid
+from posenc import AxialRotary, Rotary, Sinusoidal, build
+from posenc.encodings.rotations.image_rotary import normalised_grid
 from posenc.explorer import picture
 from posenc.explorer.page import SHAPE
-from posenc.positions import Positions
+from posenc.model import seeding
+from posenc.tokens.positions import Positions
 
 
 def said(page):

@@ -10,7 +10,7 @@ import torch
 from posenc import ALiBi, Fire, Kerple, Sandwich, Shaw, T5Bias, build
 from posenc.explorer.page import SHAPE
 from posenc.lab.views.sections import biases
-from posenc.positions import Positions
+from posenc.tokens.positions import Positions
 
 # A view in a browser takes seconds; test_page.py opens all of them once.
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc import Sinusoidal
-from posenc.positions import Positions
+from posenc.tokens.positions import Positions
 
 
 @pytest.mark.parametrize(

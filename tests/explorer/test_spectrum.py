@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from posenc.catalogue import build
-from posenc.encoding import Shape
+from posenc.encoding.base import Shape
+from posenc.encodings.rotations import plain_frequencies
 from posenc.explorer.page import SHAPE, encoding_of
-from posenc.rotations import plain_frequencies
 from posenc.schedules import SCHEDULES
 
 # A view in a browser takes seconds; test_page.py opens all of them once.

@@ -13,10 +13,10 @@ from torch import Tensor
 
 import posenc.export
 from posenc import Decoder, Encoder, EncoderDecoder, Encoding, Positions, catalogue, masks
-from posenc.config import Config
 from posenc.export import CannotExport, equality, export
 from posenc.export.graphs import graph_of
 from posenc.lab.experiments.models import Tagger
+from posenc.model.config import Config
 
 runtime = pytest.importorskip("onnxruntime", reason="posenc[onnx] is not installed")
 

@@ -23,7 +23,7 @@ from posenc.lab.runs import record, single_run, train
 from posenc.lab.runs import settings as settings_of_lab
 from posenc.lab.sweeps import compare
 from posenc.lab.sweeps.workers import run_one
-from posenc.specs import files_in, split
+from posenc.specs.syntax import files_in, split
 
 SHAPE = Shape.of(dim=16, heads=2, max_len=8)
 

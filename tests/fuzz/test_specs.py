@@ -9,7 +9,7 @@ from fuzz.driver import hold, mutated, short_and_long
 from posenc import Shape, build, catalogue
 from posenc.catalogue import parse
 from posenc.schedules import SCHEDULES
-from posenc.specs import files_in, in_quotes, split
+from posenc.specs.syntax import files_in, in_quotes, split
 
 SHAPE = Shape.of(dim=16, heads=2, max_len=8)
 

@@ -19,14 +19,14 @@ from torch import Tensor
 
 from posenc import masks
 from posenc.cache import Cache
-from posenc.encoding import Encoding
-from posenc.masks import Mask
-from posenc.positions import Positions
-from posenc.seeding import seeded
-from posenc.shared_tables import KEPT, OF_EVERY_MODULE
+from posenc.encoding.base import Encoding
+from posenc.model.seeding import seeded
 from posenc.testing.comparisons import same
 from posenc.testing.subjects import LONG, TOKENS, Net, Source, Subject, inside, on_axes, with_gradients
 from posenc.testing.variants import kin
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
+from posenc.tokens.shared_tables import KEPT, OF_EVERY_MODULE
 
 MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "gradients": nullcontext,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from posenc.watched import COMPILES
+from posenc.tokens.watched import COMPILES
 
 THIRD = date.today().toordinal() % 3
 """Which third of many cases is for today: 0, 1 or 2."""

@@ -11,10 +11,10 @@ import pytest
 
 import posenc
 from posenc import Encoding, Keys, Positions
-from posenc.attention import Call
-from posenc.kernels.bound import BoundKernel
+from posenc.encoding.bound_kernel import BoundKernel
 from posenc.kernels.request import Inputs, Request
-from posenc.masks import Mask
+from posenc.model.attention import Call
+from posenc.tokens.masks import Mask
 
 HOME = Path(posenc.__file__).parent
 RECORDS = (Call, BoundKernel, Request, Inputs, Keys, Mask, Positions, Encoding)

@@ -22,7 +22,7 @@ STAGES = {
     "an encoding": "posenc.Rotary",
     "encodings": "posenc.Rotary(64); posenc.ALiBi(8); posenc.Sinusoidal(8); posenc.Learned(8, 16)",
     "model": "posenc.Decoder(vocab=11, dim=32, heads=4, layers=2, encoding='rotary + alibi')",
-    "plugins": "from posenc import plugins; found['looked for'] = plugins.plugins_in.cache_info().misses",
+    "plugins": "from posenc.specs import plugins; found['looked for'] = plugins.plugins_in.cache_info().misses",
     "command line": "from posenc.cli import main",
     "list": "main(['list'])",
     "lesson": "main(['lesson', '3'])",
@@ -66,7 +66,10 @@ def test_importing_posenc_imports_itself_alone(new_in) -> None:
 def test_public_names_load_no_encoding_and_an_encoding_itself_alone(new_in) -> None:
     late = r"posenc\.(lab|lessons|explorer|checkout|plain|cli|terminal|testing|checkpoints)\b"
     late += r"|(rich|pandas|scipy)\b|posenc\.(schedules|coordinate_maps)\.[a-z]"
-    for stage, encodings in (("public names", []), ("an encoding", ["posenc.encodings.rotary"])):
+    for stage, encodings in (
+        ("public names", []),
+        ("an encoding", ["posenc.encodings.rotations", "posenc.encodings.rotations.rotary"]),
+    ):
         modules, _ = new_in[stage]
         assert [name for name in modules if name.startswith("posenc.encodings.")] == encodings
         assert not [name for name in modules if re.match(late, name)]

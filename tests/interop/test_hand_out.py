@@ -14,8 +14,8 @@ from write_hand_outs import SHAPE, SPECS, TOKENS, built, positions_of
 
 import posenc
 from posenc import Attention, Encoding, Positions, Shape, hand_out, hand_outs, masks
+from posenc.encodings.rotations import Rotations
 from posenc.hand_outs import TARGETS
-from posenc.rotations import Rotations
 
 H, D, SCALE = SHAPE.heads, SHAPE.head_dim, SHAPE.head_dim**-0.5
 BATCH = 2

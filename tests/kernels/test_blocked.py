@@ -12,13 +12,13 @@ from tiers import rest_slow
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posenc import ALiBi, Attention, Kerple, LogGridBias, NoPE, Sandwich, Shaw, T5Bias, kernels, masks
-from posenc.encoding import Encoding
-from posenc.kernels import blocked, plan
-from posenc.kernels.biases.distances import anti_diagonals, run_of
+from posenc.encoding.base import Encoding
+from posenc.encoding.keys import Keys
 from posenc.kernels.block_sizes import SIZES
-from posenc.keys import Keys
-from posenc.masks import Mask
-from posenc.positions import Positions
+from posenc.kernels.cpu import blocked, plan
+from posenc.kernels.cpu.biases.distances import anti_diagonals, run_of
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
 
 HEADS, WIDTH = 4, 6
 

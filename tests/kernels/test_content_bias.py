@@ -9,15 +9,15 @@ import torch
 from tiers import rest_slow
 
 from posenc import masks
-from posenc.biases import total
 from posenc.catalogue import build
-from posenc.encoding import Encoding, Shape
-from posenc.kernels import blocked
-from posenc.kernels.bias_in_blocks import Block
+from posenc.encoding.base import Encoding, Shape
+from posenc.encoding.biases import total
+from posenc.encoding.keys import Keys
+from posenc.encoding.score_mods import dot_products, index_grids, look_up
 from posenc.kernels.block_sizes import SIZES
-from posenc.keys import Keys
-from posenc.positions import Positions
-from posenc.score_mods import dot_products, index_grids, look_up
+from posenc.kernels.cpu import blocked
+from posenc.kernels.cpu.bias_in_blocks import Block
+from posenc.tokens.positions import Positions
 
 SHAPE = Shape(dim=10, heads=3, head_dim=4, max_len=64)
 CAUSAL, BOTH, WINDOW = masks.causal(), masks.bidirectional(), masks.window(6)

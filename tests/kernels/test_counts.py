@@ -8,8 +8,8 @@ from tiers import rest_slow
 
 from posenc import Keys, Positions, kernels, masks
 from posenc.catalogue import build
-from posenc.kernels.biases import counts
 from posenc.kernels.block_sizes import SIZES
+from posenc.kernels.cpu.biases import counts
 from posenc.kernels.in_rows import attend_in_rows
 
 SPECS = [

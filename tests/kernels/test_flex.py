@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc import Attention, Keys, Positions, Shape, build, kernels, masks, testing
 from posenc.cache import GrowingCache, SlotCache
 from posenc.catalogue import names
-from posenc.masks import Mask
+from posenc.tokens.masks import Mask
 
 SHAPE = Shape(15, 3, 6, 21)
 BIASED = [

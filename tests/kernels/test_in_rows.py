@@ -6,15 +6,15 @@ from tiers import rest_slow
 
 from posenc import masks
 from posenc.catalogue import build
-from posenc.encoding import Encoding, Shape
-from posenc.encodings.path import PaTH
-from posenc.encodings.stick_breaking import StickBreaking
+from posenc.encoding.base import Encoding, Shape
+from posenc.encoding.keys import Keys
+from posenc.encodings.rules.path import PaTH
+from posenc.encodings.rules.stick_breaking import StickBreaking
 from posenc.kernels import bind
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.in_rows import attend_in_rows
-from posenc.keys import Keys
-from posenc.masks import Mask
-from posenc.positions import Positions
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
 
 SHAPE = Shape(dim=10, heads=3, head_dim=4, max_len=32)
 RULES = [

@@ -7,12 +7,12 @@ import torch
 
 from posenc import catalogue, kernels, masks
 from posenc.cache import GrowingCache, LayerCache, SlotCache
-from posenc.encoding import Shape
-from posenc.masks import Mask
-from posenc.positions import Positions
+from posenc.encoding.base import Shape
 from posenc.testing import Subject, count, in_chunks, same, tokens, variants
 from posenc.testing.comparisons import alike, near
 from posenc.testing.subjects import Net, far_enough, mask_name, some_positions, with_gradients
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 

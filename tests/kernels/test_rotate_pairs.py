@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from posenc import Rotary, kernels
-from posenc.kernels import native, rotate_pairs_triton
-from posenc.kernels import rotate_pairs as operator
-from posenc.kernels.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype, turned
+from posenc.kernels.rotation import native, rotate_pairs_triton
+from posenc.kernels.rotation import rotate_pairs as operator
+from posenc.kernels.rotation.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype, turned
 
 LAYOUTS = ["half", "interleaved"]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

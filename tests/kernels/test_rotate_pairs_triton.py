@@ -7,8 +7,8 @@ import torch
 from tiers import rest_slow
 from torch import Tensor
 
-from posenc.kernels import rotate_pairs_triton
-from posenc.kernels.rotate_pairs_triton import rotate_into
+from posenc.kernels.rotation import rotate_pairs_triton
+from posenc.kernels.rotation.rotate_pairs_triton import rotate_into
 
 triton = pytest.importorskip("triton", reason="triton is not installed (the test extra brings it on Linux)")
 

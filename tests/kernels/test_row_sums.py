@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc import Encoding, Keys, Positions, Shape, build, kernels, masks
-from posenc.masks import Mask
+from posenc.tokens.masks import Mask
 
 SPECS = [
     "none",

@@ -5,10 +5,10 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from posenc import Attention, Decoder, Keys, Positions, catalogue, kernels, masks
-from posenc.attention import Call
-from posenc.encoding import Encoding
-from posenc.encodings.deberta import DeBERTa
+from posenc.encoding.base import Encoding
+from posenc.encodings.content_biases.deberta import DeBERTa
 from posenc.kernels.block_sizes import SIZES
+from posenc.model.attention import Call
 from posenc.testing import SHAPE, Subject, count, on_axes
 
 PLAIN = ("sdpa",)

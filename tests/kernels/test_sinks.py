@@ -8,7 +8,7 @@ from tiers import rest_slow
 from torch import Tensor
 
 from posenc import Attention, Chosen, Decoder, Encoding, Keys, Positions, Shape, build, kernels, masks, preset
-from posenc.masks import Mask
+from posenc.tokens.masks import Mask
 
 B, H, KV, T, D = 2, 4, 2, 9, 6
 SHAPE = Shape(H * D, H, D, 64)

@@ -13,7 +13,7 @@ from torch import Generator
 
 from posenc.lab import checking
 from posenc.lab.tasks import TASKS, Batch, Symbols, Task, prompt_and_answer, random_symbols
-from posenc.positions import Positions
+from posenc.tokens.positions import Positions
 from posenc.verdicts import name_of
 
 OPTIONS = [

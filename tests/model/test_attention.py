@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc import Attention, Keys, Positions, kernels, masks, scaled_dot_product_attention
-from posenc.encodings.alibi import ALiBi
+from posenc.encodings.content_biases.shaw import Shaw
+from posenc.encodings.distance_biases.alibi import ALiBi
 from posenc.encodings.none import NoPE
-from posenc.encodings.shaw import Shaw
-from posenc.masks import Mask, mask_for
+from posenc.tokens.masks import Mask, mask_for
 
 
 def by_hand(

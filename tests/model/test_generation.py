@@ -5,7 +5,7 @@ import torch
 from tiers import rest_slow
 
 from posenc import Decoder
-from posenc.seeding import seeded
+from posenc.model.seeding import seeded
 
 
 def model_of(encoding="rotary", *, vocab: int = 7, seed: int = 0, layers: int = 2, max_len: int = 64) -> Decoder:

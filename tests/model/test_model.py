@@ -13,7 +13,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Attention, Block, Decoder, Encoder, EncoderDecoder, Positions, TokenPositionEmbedding, masks
-from posenc.encodings.sinusoidal import Sinusoidal
+from posenc.encodings.added.sinusoidal import Sinusoidal
 
 SMALL = {"vocab": 11, "dim": 24, "heads": 3, "layers": 2}
 ENCODINGS = [

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from posenc import Attention, Block, Decoder, masks
 from posenc.kernels import reference
 from posenc.lab.experiments.experiment import Experiment
-from posenc.parts import FeedForward
+from posenc.model.parts import FeedForward
 
 OLD = {
     "attention.q_proj": "attention.to_query",

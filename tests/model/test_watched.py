@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from posenc import Attention, Decoder, Positions, masks
 from posenc.cache import GrowingCache, SlotCache
-from posenc.encodings.path import PaTH
+from posenc.encodings.rules.path import PaTH
 from posenc.kernels.block_sizes import SIZES
-from posenc.watched import is_watched
+from posenc.tokens.watched import is_watched
 
 Records = list[tuple[Tensor, Tensor]]
 

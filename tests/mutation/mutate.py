@@ -380,7 +380,7 @@ def wanted_mutants(root: Path, files: Sequence[str], since: str, each: int, seed
     found = []
     for file in files or sorted(lines):
         if not (root / file).is_file() or not file.endswith(".py"):
-            sys.exit(f"there is no Python file {file} in {root}; name files such as src/posenc/masks.py")
+            sys.exit(f"there is no Python file {file} in {root}; name files such as src/posenc/tokens/masks.py")
         every = mutants(file, (root / file).read_text(encoding="utf-8"))
         if lines:
             every = [

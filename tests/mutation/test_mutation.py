@@ -215,8 +215,10 @@ def test_every_explanation_has_a_reason_and_a_break_that_still_exists() -> None:
 
 @pytest.mark.slow
 def test_the_nearest_tests_are_its_own_or_those_that_import_little_else_or_those_of_its_room() -> None:
-    assert mutate.nearest(mutate.ROOT, "src/posenc/encodings/rerope.py") == ["tests/encoding/test_distance_maps.py"]
-    assert mutate.nearest(mutate.ROOT, "src/posenc/positions.py") == ["tests/tokens/test_positions.py"]
+    assert mutate.nearest(mutate.ROOT, "src/posenc/encodings/wrappers/rerope.py") == [
+        "tests/encoding/test_distance_maps.py"
+    ]
+    assert mutate.nearest(mutate.ROOT, "src/posenc/tokens/positions.py") == ["tests/tokens/test_positions.py"]
     kernels = mutate.nearest(mutate.ROOT, "src/posenc/kernels/__init__.py")
     assert len(kernels) == mutate.IMPORTERS and kernels == mutate.nearest(
         mutate.ROOT, "src/posenc/kernels/reference.py"

@@ -13,13 +13,13 @@ from tiers import rest_slow
 from torch import Tensor, nn
 
 from posenc import Attention, Decoder, EncoderDecoder, Encoding, Positions, catalogue, masks
-from posenc.biases import Pairs
+from posenc.encoding.biases import Pairs
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.chosen_weights import Chosen
-from posenc.masks import Mask
 from posenc.parallel import SequenceShards, line, ring, shard_sequence, unshard_sequence
 from posenc.parallel.layout import ORDERS, Layout
 from posenc.testing.subjects import SHAPE, Net, Subject, on_axes
+from posenc.tokens.masks import Mask
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed training")
 

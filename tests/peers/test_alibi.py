@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, Shape, build
-from posenc.encodings.alibi import ALiBi
+from posenc.encodings.distance_biases.alibi import ALiBi
 
 NEEDED = "the peers extra is not installed"
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc import Positions
-from posenc.encodings.axial_rotary import AxialRotary
+from posenc.encodings.rotations.axial_rotary import AxialRotary
 
 
 def heads(head_dim: int, tokens: int) -> tuple[Tensor, Tensor]:

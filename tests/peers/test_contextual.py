@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from posenc.encodings.contextual import Contextual
+from posenc.encodings.content_biases.contextual import Contextual
 
 
 def test_it_is_ours_without_the_division() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc.encodings.deberta import DeBERTa
+from posenc.encodings.content_biases.deberta import DeBERTa
 
 pytest.importorskip("transformers", reason="transformers is not installed; it comes with the peers extra")
 

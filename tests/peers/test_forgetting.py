@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from posenc import Keys, Positions
-from posenc.encodings.forgetting import Forgetting
+from posenc.encodings.content_biases.forgetting import Forgetting
 
 
 def x_transformers():

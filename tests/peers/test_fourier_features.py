@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc import Positions
-from posenc.encodings.fourier_features import FourierFeatures
+from posenc.encodings.added.fourier_features import FourierFeatures
 
 NOT_HERE = "the peers extra is not installed"
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc import Positions
-from posenc.encodings.grid_bias import GridBias
+from posenc.encodings.distance_biases.grid_bias import GridBias
 
 NEEDED = "the peers extra is not installed"
 WINDOWS = [(7, 7), (2, 5), (1, 4)]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from posenc.encodings.image_rotary import ImageRotary, augmented, normalised_grid
+from posenc.encodings.rotations.image_rotary import ImageRotary, augmented, normalised_grid
 
 
 @pytest.mark.parametrize("half", [True, False])

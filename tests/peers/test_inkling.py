@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from posenc import Keys, Positions, masks
-from posenc.encodings.inkling import Inkling
+from posenc.encodings.content_biases.inkling import Inkling
 from posenc.kernels import bind
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc import Positions
-from posenc.encodings.learned_factorised import LearnedFactorised
+from posenc.encodings.added.learned_factorised import LearnedFactorised
 
 
 def axial(training: bool):

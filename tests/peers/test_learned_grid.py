@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from posenc.encodings.learned_grid import LearnedGrid
+from posenc.encodings.added.learned_grid import LearnedGrid
 
 
 @pytest.mark.parametrize("antialias", [True, False])

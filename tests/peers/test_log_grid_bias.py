@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc import Positions
-from posenc.encodings.log_grid_bias import LogGridBias
+from posenc.encodings.distance_biases.log_grid_bias import LogGridBias
 
 NEEDED = "the peers extra is not installed"
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from posenc import Positions
-from posenc.encodings.mixed_rotary import MixedRotary
+from posenc.encodings.rotations.mixed_rotary import MixedRotary
 
 
 @pytest.mark.parametrize("grid", ["ij", "xy"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from posenc import Positions
-from posenc.encodings.mlp_bias import MLPBias
+from posenc.encodings.distance_biases.mlp_bias import MLPBias
 
 
 @pytest.mark.parametrize("log", [False, True])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc import Positions
-from posenc.encodings.multimodal_rotary import MultimodalRotary, text_and_grids
+from posenc.encodings.rotations.multimodal_rotary import MultimodalRotary, text_and_grids
 
 
 @pytest.mark.parametrize(

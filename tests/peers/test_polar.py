@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc.encodings.polar import Polar
+from posenc.encodings.rotations.polar import Polar
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from posenc import Positions
-from posenc.encodings.proportional_rotary import ProportionalRotary
-from posenc.encodings.rotary import Rotary
+from posenc.encodings.rotations.proportional_rotary import ProportionalRotary
+from posenc.encodings.rotations.rotary import Rotary
 from posenc.schedules import DynamicNTK, Linear
 
 llama = pytest.importorskip("transformers.models.llama.modeling_llama", reason="the peers extra is not installed")

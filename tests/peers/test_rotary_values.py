@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from posenc import Keys, Positions, masks
-from posenc.encodings.rotary import Rotary
-from posenc.encodings.rotary_values import RotaryValues
+from posenc.encodings.rotations.rotary import Rotary
+from posenc.encodings.rules.rotary_values import RotaryValues
 from posenc.kernels import bind
 
 

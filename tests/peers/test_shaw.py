@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from posenc.encodings.shaw import Shaw
+from posenc.encodings.content_biases.shaw import Shaw
 
 pytest.importorskip("transformers", reason="transformers is not installed; it comes with the peers extra")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc import Positions
-from posenc.encodings.sinusoidal import Sinusoidal
+from posenc.encodings.added.sinusoidal import Sinusoidal
 
 NOT_HERE = "the peers extra is not installed"
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from posenc import Attention, Positions, masks
-from posenc.encodings.step_temperature import StepTemperature
+from posenc.encodings.temperatures.step_temperature import StepTemperature
 
 
 def factors(encoding: StepTemperature, at: Positions) -> Tensor:

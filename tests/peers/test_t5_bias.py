@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from posenc.encodings.t5_bias import T5Bias
+from posenc.encodings.distance_biases.t5_bias import T5Bias
 
 NEEDED = "the peers extra is not installed"
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc import Keys, Positions, masks
-from posenc.encodings.transformer_xl import TransformerXL
+from posenc.encodings.content_biases.transformer_xl import TransformerXL
 from posenc.kernels import bind
 
 pytest.importorskip("transformers", reason="transformers is not installed; it comes with the peers extra")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc import Positions
-from posenc.encodings.xpos import XPos
+from posenc.encodings.rotations.xpos import XPos
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from mpmath import mpf
 from posenc import Positions, Shape, build
 from posenc.catalogue import parse
 from posenc.checks import is_number
-from posenc.encodings.multimodal_rotary import MultimodalRotary
-from posenc.encodings.proportional_rotary import ProportionalRotary
-from posenc.encodings.rotary import Rotary
+from posenc.encodings.rotations.multimodal_rotary import MultimodalRotary
+from posenc.encodings.rotations.proportional_rotary import ProportionalRotary
+from posenc.encodings.rotations.rotary import Rotary
 from posenc.schedules import (
     NTK,
     SCHEDULES,

@@ -10,16 +10,17 @@ import torch
 
 import posenc
 import posenc.encodings
-from posenc import Compose, Encoding, Shape, build, catalogue, foreign, names, specs
+from posenc import Compose, Encoding, Shape, build, catalogue, foreign, names
 from posenc.catalogue import Node, parse
-from posenc.chosen_heads import OnHeads
-from posenc.encoding import settings_of
-from posenc.encodings.learned import Learned
-from posenc.encodings.rotary import Rotary
-from posenc.encodings.sinusoidal import Sinusoidal
-from posenc.encodings.t5_bias import T5Bias
+from posenc.encoding.base import settings_of
+from posenc.encoding.chosen_heads import OnHeads
+from posenc.encodings.added.learned import Learned
+from posenc.encodings.added.sinusoidal import Sinusoidal
+from posenc.encodings.distance_biases.t5_bias import T5Bias
+from posenc.encodings.rotations.rotary import Rotary
 from posenc.schedules import Linear, YaRN
-from posenc.words import CLASSES
+from posenc.specs import syntax
+from posenc.specs.words import CLASSES
 
 SHAPE = Shape.of(dim=48, heads=6, max_len=96)
 SHIPPED = {
@@ -34,7 +35,7 @@ SHIPPED = {
 
 
 def test_the_names_are_those_of_the_files() -> None:
-    files = (Path(posenc.__file__).parent / "encodings").glob("*.py")
+    files = (Path(posenc.__file__).parent / "encodings").rglob("*.py")
     assert list(names()) == sorted(file.stem for file in files if file.stem != "__init__")
     assert set(SHIPPED) <= set(names())
 
@@ -290,13 +291,13 @@ def test_an_encoding_is_built_for_a_shape_alone() -> None:
 
 
 def test_words_in_quotes_are_options_or_files_of_ones_own_but_no_encodings() -> None:
-    assert specs.files_in("rotary(layout='half') + path/mine.py:Mine") == ["path/mine.py"]
+    assert syntax.files_in("rotary(layout='half') + path/mine.py:Mine") == ["path/mine.py"]
     with pytest.raises(ValueError, match="\"'half'\" in \"'half' \\+ rotary\" is not an encoding"):
         parse("'half' + rotary")
 
 
 def test_a_list_is_cut_at_the_commas_that_stand_outside_of_parentheses() -> None:
-    assert specs.split("rotary(base=5, layout='half'), alibi") == ["rotary(base=5, layout='half')", "alibi"]
+    assert syntax.split("rotary(base=5, layout='half'), alibi") == ["rotary(base=5, layout='half')", "alibi"]
 
 
 def test_a_spec_has_at_most_so_many_letters() -> None:

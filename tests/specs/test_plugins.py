@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import posenc
-from posenc import Shape, catalogue, plugins, schedules, testing
+from posenc import Shape, catalogue, schedules, testing
 from posenc.cli import main
 from posenc.lab import tasks
+from posenc.specs import plugins
 
 ROOT = Path(__file__).parents[2]
 SHAPE = Shape.of(dim=12, heads=3, max_len=16)

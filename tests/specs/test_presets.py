@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc import Decoder, Encoder, EncoderDecoder
-from posenc.presets import PRESETS, preset
+from posenc.specs.presets import PRESETS, preset
 
 
 @pytest.mark.parametrize("family", PRESETS)

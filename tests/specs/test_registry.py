@@ -15,8 +15,8 @@ from posenc.foreign import CannotRead
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.runs import checkpoint, train
-from posenc.registry import Registry
 from posenc.schedules import SCHEDULES, Schedule, schedule_of
+from posenc.specs.registry import Registry
 
 SHAPE = Shape.of(dim=16, heads=2, max_len=8)
 

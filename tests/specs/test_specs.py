@@ -12,7 +12,7 @@ from posenc.coordinate_maps import map_of
 from posenc.foreign import CannotRead
 from posenc.lab.experiments.experiment import Experiment
 from posenc.schedules import schedule_of
-from posenc.specs import files_in, in_quotes, split, tree_of, written
+from posenc.specs.syntax import files_in, in_quotes, split, tree_of, written
 
 LEAVES_A_TRACE = "from pathlib import Path\n\nPath({!r}).touch()\n"
 

@@ -15,9 +15,9 @@ from tiers import THIRD
 
 from posenc import catalogue, masks, schedules, testing
 from posenc.cache import GrowingCache, SlotCache
-from posenc.positions import Positions
-from posenc.published import Published
+from posenc.encoding.formulas import Published
 from posenc.testing import LONG, SHAPE, Subject, cases, count, in_chunks, on_axes, same, tokens, variants
+from posenc.tokens.positions import Positions
 
 
 def of_other_sizes() -> list[Subject]:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import posenc
 from posenc import catalogue
 from posenc.cache import Cache, SlotCache
-from posenc.positions import Positions
-from posenc.shared_tables import once, options_of
 from posenc.testing import variants
+from posenc.tokens.positions import Positions
+from posenc.tokens.shared_tables import once, options_of
 
 ALWAYS = ["forgetting + rotary + fourier_rotary(learned=True)", "rotary + alibi", "sinusoidal"]
 """Facts that are remembered, and tables that are kept and learned; a rotation and a bias; a table that is added."""
@@ -29,7 +29,7 @@ OTHERS = [spec for name in catalogue.names() for spec in variants(name)[:1]]
 def handful(number: int) -> list[str]:
     """Others that change whenever the core does, and are the same wherever the code is the same."""
     folder = Path(posenc.__file__).parent
-    core = [folder / f"{name}.py" for name in ("encoding", "positions", "shared_tables")]
+    core = [folder / f"{name}.py" for name in ("encoding/base", "tokens/positions", "tokens/shared_tables")]
     core += sorted((folder / "cache").glob("*.py"))
     first = zlib.crc32(b"".join(file.read_bytes().replace(b"\r", b"") for file in core))
     return [OTHERS[(first + 7 * step) % len(OTHERS)] for step in range(number)]
@@ -95,7 +95,7 @@ def shares_the_positions(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_the_key(patch: pytest.MonkeyPatch) -> None:
     """An option that is set anew leaves the key of the tables as it was."""
-    patch.setattr("posenc.encoding.options_of", cache(options_of))
+    patch.setattr("posenc.encoding.base.options_of", cache(options_of))
 
 
 def counts_padding(patch: pytest.MonkeyPatch) -> None:

@@ -17,18 +17,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import testing
-from posenc.biases import Bias, ByDistance, Pairs
-from posenc.encoding import Encoding
-from posenc.encodings.rotary import Rotary
-from posenc.kernels.biases.distances import DistanceGradient
-from posenc.kernels.rotate_pairs import rotate_pairs
-from posenc.keys import Keys
-from posenc.positions import Positions
-from posenc.precision import without_autocast
-from posenc.score_mods import ScoreMod
-from posenc.shared_tables import once
+from posenc.encoding.base import Encoding
+from posenc.encoding.biases import Bias, ByDistance, Pairs
+from posenc.encoding.keys import Keys
+from posenc.encoding.precision import without_autocast
+from posenc.encoding.score_mods import ScoreMod
+from posenc.encodings.rotations.rotary import Rotary
+from posenc.kernels.cpu.biases.distances import DistanceGradient
+from posenc.kernels.rotation.rotate_pairs import rotate_pairs
 from posenc.testing import PROMISES, TOKENS, Subject, check, describe
 from posenc.testing.contract import SENTENCES
+from posenc.tokens.positions import Positions
+from posenc.tokens.shared_tables import once
 
 
 class Slope(Encoding):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posenc import Positions, masks
-from posenc.masks import Mask, both, check_mask, mask_for
+from posenc.tokens.masks import Mask, both, check_mask, mask_for
 
 
 def rows(mask: Mask, at: Positions, keys_at: Positions | None = None) -> list[str]:

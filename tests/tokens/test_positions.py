@@ -8,8 +8,8 @@ import torch
 
 from posenc import Positions
 from posenc.cache.held import last_of
-from posenc.positions import distance, positions_for
-from posenc.shared_tables import check_versions, once, versions
+from posenc.tokens.positions import distance, positions_for
+from posenc.tokens.shared_tables import check_versions, once, versions
 
 
 def test_count_starts_where_it_is_told() -> None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc.catalogue import build
-from posenc.encoding import Shape
+from posenc.encoding.base import Shape
 from posenc_bench import peers
 from posenc_bench.measure import Group, difference
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from posenc import kernels, masks
 from posenc.catalogue import build
-from posenc.encoding import Encoding, Shape
+from posenc.encoding.base import Encoding, Shape
+from posenc.encoding.keys import Keys
 from posenc.kernels.in_rows import attend_in_rows
-from posenc.keys import Keys
-from posenc.positions import Positions
+from posenc.tokens.positions import Positions
 from posenc_bench import peers
 from posenc_bench.measure import Group, difference
 

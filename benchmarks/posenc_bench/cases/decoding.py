@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc import masks
-from posenc.attention import Attention
 from posenc.cache import SlotCache
-from posenc.model import Decoder
-from posenc.positions import Positions
+from posenc.model.attention import Attention
+from posenc.model.decoder import Decoder
+from posenc.tokens.positions import Positions
 from posenc_bench import apart
 from posenc_bench.measure import Group, Row, difference
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from posenc import kernels, masks
 from posenc.catalogue import build
-from posenc.encoding import Encoding, Shape
-from posenc.keys import Keys
-from posenc.positions import Positions
+from posenc.encoding.base import Encoding, Shape
+from posenc.encoding.keys import Keys
+from posenc.tokens.positions import Positions
 from posenc_bench import peers
 from posenc_bench.cases.rotation import BASE, CLONE, TOLERANCE, some_heads, turned, word
 from posenc_bench.cases.rotation import Case as Rotated

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.model import Block, Decoder
+from posenc.model.block import Block
+from posenc.model.decoder import Decoder
 from posenc_bench import peers
 from posenc_bench.measure import Group, difference
 

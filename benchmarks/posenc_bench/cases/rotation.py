@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from posenc import masks
-from posenc.attention import Attention
 from posenc.catalogue import build
-from posenc.encoding import Encoding, Shape
-from posenc.kernels import native
-from posenc.positions import Positions
+from posenc.encoding.base import Encoding, Shape
+from posenc.kernels.rotation import native
+from posenc.model.attention import Attention
+from posenc.tokens.positions import Positions
 from posenc_bench import peers
 from posenc_bench.measure import Group, difference
 

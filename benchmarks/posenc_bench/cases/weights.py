@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from posenc import masks
-from posenc.attention import Attention
 from posenc.kernels.chosen_weights import Chosen
+from posenc.model.attention import Attention
 from posenc_bench import apart
 from posenc_bench.measure import Row
 

@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor
 
 from posenc.cache.operations import noticed
-from posenc.keys import Keys
-from posenc.positions import Positions
-from posenc.shared_tables import once
+from posenc.encoding.keys import Keys
+from posenc.tokens.positions import Positions
+from posenc.tokens.shared_tables import once
 
 
 def compact(keys: Keys) -> Keys | None:

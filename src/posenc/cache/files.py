@@ -10,12 +10,11 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from posenc import whole_files
 from posenc.cache.operations import noticed
-from posenc.encoding import Moves
-from posenc.foreign import CannotRead, matches, parse_json, quoted, reading_with, regular
-from posenc.keys import Keys
-from posenc.positions import TENSORS, Positions
+from posenc.encoding.base import Moves
+from posenc.encoding.keys import Keys
+from posenc.foreign import CannotRead, matches, parse_json, quoted, reading_with, regular, whole_files
+from posenc.tokens.positions import TENSORS, Positions
 
 FORM = {"format": int, "layers": int, "slots": (int, None), "rolling": bool, "moves": [str], "unit_step": bool}
 FORMAT = 2

@@ -7,10 +7,10 @@ from posenc.cache.columns import compact
 from posenc.cache.held import along, check_behind, check_rows, joined
 from posenc.cache.layer import LayerCache, both, rows_of, turned_of
 from posenc.cache.memory import Room
-from posenc.keys import Keys
-from posenc.masks import Mask
-from posenc.positions import Positions
-from posenc.watched import is_watched
+from posenc.encoding.keys import Keys
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
+from posenc.tokens.watched import is_watched
 
 
 class GrowingCache(LayerCache):

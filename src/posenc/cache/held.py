@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from posenc.keys import Keys
-from posenc.masks import Mask
-from posenc.positions import Counted, Positions, of_token
-from posenc.shared_tables import once, version
-from posenc.watched import may_be_read
+from posenc.encoding.keys import Keys
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Counted, Positions, of_token
+from posenc.tokens.shared_tables import once, version
+from posenc.tokens.watched import may_be_read
 
 
 def span(at: Positions) -> tuple[int, int | None]:

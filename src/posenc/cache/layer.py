@@ -14,14 +14,14 @@ from posenc import checks
 from posenc.cache.held import along, check_rows, joined
 from posenc.cache.memory import scatter_in_place, slot_values
 from posenc.cache.operations import Tokens, cropped, dropped, kept, moved, row_numbers, spliced
-from posenc.encoding import WHY_FIXED
-from posenc.keys import Keys
-from posenc.masks import Mask
-from posenc.positions import Positions
-from posenc.watched import is_watched
+from posenc.encoding.base import WHY_FIXED
+from posenc.encoding.keys import Keys
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
+from posenc.tokens.watched import is_watched
 
 if TYPE_CHECKING:
-    from posenc.encoding import Encoding
+    from posenc.encoding.base import Encoding
 
 Own = TypeVar("Own", bound="Operations")
 

@@ -15,7 +15,7 @@ from posenc.cache.layer import Operations, check_movable, held_by, standing
 from posenc.cache.operations import row_numbers
 from posenc.cache.slots import SlotCache
 from posenc.foreign import CannotRead
-from posenc.positions import Counted, Positions, positions_for
+from posenc.tokens.positions import Counted, Positions, positions_for
 
 
 class Cache(checks.ChecksArguments, Operations):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.positions import Counted, Positions
+from posenc.tokens.positions import Counted, Positions
 
 Tokens: TypeAlias = slice | range | Sequence[int] | Tensor | int | None
 """Which tokens of a row, by their order: a slice, numbers, a boolean for each from 0 on, or nothing: all of them."""

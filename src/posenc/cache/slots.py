@@ -11,10 +11,10 @@ from posenc.cache.held import check_behind, check_rows, documents, larger, span
 from posenc.cache.layer import LayerCache, rows_of, turned_of
 from posenc.cache.memory import memory, scatter_in_place, scattered, slot_values
 from posenc.cache.operations import cropped, extent_of
-from posenc.keys import Keys
-from posenc.masks import Mask
-from posenc.positions import Positions
-from posenc.watched import is_watched, may_be_read
+from posenc.encoding.keys import Keys
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
+from posenc.tokens.watched import is_watched, may_be_read
 
 
 class SlotCache(checks.ChecksArguments, LayerCache):

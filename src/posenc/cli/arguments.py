@@ -5,7 +5,6 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from posenc import spelling
 from posenc.cli.comparison import Compare
 from posenc.cli.encodings import Check
 from posenc.cli.options import POSITIONAL, Taking
@@ -13,8 +12,9 @@ from posenc.cli.published import LAB, Lab
 from posenc.cli.training import Train
 from posenc.cli.verbs import VERBS
 from posenc.foreign import near, quoted
-from posenc.specs import split
-from posenc.words import meant
+from posenc.specs import spelling
+from posenc.specs.syntax import split
+from posenc.specs.words import meant
 
 HELP = ("-h", "--help")
 NUMBERS: dict[Any, str] = {int: "a whole number, such as 8", float: "a number, such as 0.5"}

@@ -31,7 +31,7 @@ class Board:
     """The folder for rows and pages; docs/board in the repository is its own board."""
 
     def run(self) -> int:
-        from posenc import terminal
+        from posenc.cli import terminal
         from posenc.lab.board import page, run
 
         board = run.Board(self.out, self.tasks, self.encodings)
@@ -71,7 +71,7 @@ class Advise:
     """Print the answer as JSON."""
 
     def run(self) -> None:
-        from posenc import terminal
+        from posenc.cli import terminal
         from posenc.lab.board import costs, rows, run
         from posenc.lab.board.advice import MOST_ROWS, NOT_MEASURED, Question, advise, nearest
 

@@ -27,12 +27,12 @@ class Inspect:
     """Print what was read as JSON."""
 
     def run(self) -> int:
-        from posenc import terminal
         from posenc.checkpoints.files.hub import commit_of
         from posenc.checkpoints.formats import load
         from posenc.checkpoints.inspection import portrait
         from posenc.checkpoints.inspection.inspect import in_json, inspect
         from posenc.checkpoints.vocabulary.reading import UNHEARD
+        from posenc.cli import terminal
 
         where = load.find(self.path, weights=False)
         reading = inspect(where)
@@ -65,8 +65,8 @@ class Doctor:
     """Print the findings as JSON."""
 
     def run(self) -> int:
-        from posenc import terminal
         from posenc.checkpoints.doctor import examine
+        from posenc.cli import terminal
 
         with terminal.doing("measuring ..."):
             found = list(examine.examine(self.path))
@@ -129,17 +129,18 @@ class Extend:
     """Print the record as JSON instead of words and tables."""
 
     def run(self) -> None:
-        from posenc import specs, terminal
         from posenc.checkpoints.extension import report
         from posenc.checkpoints.extension.extend import extend
         from posenc.checkpoints.extension.settings import Settings
         from posenc.checkpoints.formats import load
+        from posenc.cli import terminal
         from posenc.lab.views.page import finite
+        from posenc.specs import syntax
 
         load.without_bars()
         said: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}
         for name, given in (("methods", self.method), ("measures", self.measures)):
-            said[name] = tuple(one for several in given for one in specs.split(several))
+            said[name] = tuple(one for several in given for one in syntax.split(several))
         said["factors"] = self.longrope_factors
         settings = Settings(**said)
         if self.plan:
@@ -159,9 +160,9 @@ class Extend:
         terminal.say(f"Report: {self.out / 'report.html'}")
 
     def planned(self, settings: Any) -> None:
-        from posenc import terminal
         from posenc.checkpoints.extension.extend import foreseen
         from posenc.checkpoints.measures import memory
+        from posenc.cli import terminal
 
         plan = foreseen(settings)
         if self.json:
@@ -205,8 +206,8 @@ class Convert:
     """Print what was done as JSON."""
 
     def run(self) -> None:
-        from posenc import terminal
         from posenc.checkpoints.conversion.convert import Request, convert
+        from posenc.cli import terminal
 
         asked = {f.name: getattr(self, f.name) for f in fields(Request) if f.name != "grid"}
         request = Request(**asked, grid=self.grid or None)

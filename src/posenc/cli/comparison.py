@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from posenc.cli.options import Labels, Name, Names, Number, Numbers, Paths, Positional, RunOptions, Specs, Taking, Whole
 from posenc.foreign import quoted
 from posenc.lab import ENCODINGS
-from posenc.specs import split
+from posenc.specs.syntax import split
 
 
 @dataclass(kw_only=True)
@@ -52,7 +52,7 @@ class Compare(RunOptions):
     """Print the records as JSON instead of words and tables."""
 
     def run(self) -> int:
-        from posenc import terminal
+        from posenc.cli import terminal
         from posenc.lab.results import summary
         from posenc.lab.runs.settings import Settings, not_for
         from posenc.lab.sweeps.compare import compare
@@ -110,7 +110,7 @@ class Merge:
     """The folder for the records of all."""
 
     def run(self) -> int:
-        from posenc import terminal
+        from posenc.cli import terminal
         from posenc.lab.sweeps.shards import merge
 
         done = merge(self.folders, self.out)
@@ -153,7 +153,7 @@ class Report:
     """Print the records as JSON instead of words and tables."""
 
     def run(self) -> None:
-        from posenc import terminal
+        from posenc.cli import terminal
         from posenc.lab import store
         from posenc.lab.results import report, summary, tables
         from posenc.lab.results.drawer import Files
@@ -190,7 +190,7 @@ def answer(
     shown     the same records as people are shown them
     failures  of the runs that have none
     """
-    from posenc import terminal
+    from posenc.cli import terminal
     from posenc.explorer.page import explore
     from posenc.lab import store
     from posenc.lab.results import summary

@@ -47,7 +47,7 @@ class List:
 
     def show_card(self) -> None:
         """Print what is known of one name."""
-        from posenc import terminal
+        from posenc.cli import terminal
 
         card = listing.card(self.name)
         if self.json:
@@ -62,7 +62,7 @@ class List:
 
     def show_kind(self, kind: str) -> None:
         """Print a line for each of a kind."""
-        from posenc import terminal
+        from posenc.cli import terminal
 
         entries = listing.overview()[kind]
         if self.json:
@@ -72,7 +72,7 @@ class List:
 
     def show_all(self, asked: dict[str, Any], *, everything: bool) -> None:
         """Print a line for each encoding that is asked for; with everything the names of what goes with them too."""
-        from posenc import terminal
+        from posenc.cli import terminal
 
         found = listing.overview()
         found["encodings"] = listing.chosen(found["encodings"], **asked)
@@ -129,7 +129,7 @@ class Show:
     """Print the numbers behind the pictures as JSON."""
 
     def run(self) -> None:
-        from posenc import terminal
+        from posenc.cli import terminal
         from posenc.lab.description import describe
 
         if self.open and self.json:
@@ -171,7 +171,7 @@ class Order:
     """Print JSON."""
 
     def run(self) -> None:
-        from posenc import terminal
+        from posenc.cli import terminal
         from posenc.lab.description.describe import reading_of_order
         from posenc.lab.evaluation.order import order_tests
 
@@ -199,7 +199,8 @@ class Check:
     """Print the verdicts as JSON."""
 
     def run(self) -> int:
-        from posenc import terminal, testing
+        from posenc import testing
+        from posenc.cli import terminal
         from posenc.lab import checking
 
         found = []

@@ -26,7 +26,7 @@ class Explore:
     """Open the page in the browser."""
 
     def run(self) -> None:
-        from posenc import terminal
+        from posenc.cli import terminal
         from posenc.explorer.page import explore
         from posenc.lab import store
 

@@ -29,7 +29,7 @@ class Export:
     """Print what was written as JSON."""
 
     def run(self) -> None:
-        from posenc import terminal
+        from posenc.cli import terminal
         from posenc.export import export_trained
 
         with terminal.doing(f"exporting {self.path} ..."):

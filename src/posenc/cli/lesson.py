@@ -12,7 +12,7 @@ import posenc
 from posenc.cli.options import File, Positional, Taking
 from posenc.foreign import quoted
 from posenc.foreign.text import told
-from posenc.whole_files import users_cache, write
+from posenc.foreign.whole_files import users_cache, write
 
 if TYPE_CHECKING:
     from posenc import lessons as course
@@ -48,7 +48,7 @@ class Lesson:
     """Print the solutions of its exercises."""
 
     def run(self) -> int:
-        from posenc import terminal
+        from posenc.cli import terminal
         from posenc.lessons import HandIn, lesson_of, lessons
 
         tasks = ("check", "open", "notebook", "solutions")
@@ -87,7 +87,7 @@ class Lesson:
 
     def show_verdicts(self, lesson: "course.Lesson", hand_in: "course.HandIn") -> int:
         """Print what comes out for each exercise, or for each promise of what is handed in."""
-        from posenc import terminal
+        from posenc.cli import terminal
 
         verdicts = process_result(lesson, hand_in)
         again = was_checked(lesson, hand_in.what)
@@ -109,7 +109,7 @@ class Lesson:
 
 def page_of(lesson: "course.Lesson") -> Path:
     """The page of a lesson in the user's cache, made there where it is not yet, or the lesson was another one."""
-    from posenc import terminal
+    from posenc.cli import terminal
 
     digest = sha256(f"{lesson.text}{posenc.__version__}".encode()).hexdigest()[:16]
     path = users_cache() / "lessons" / f"{lesson.name}-{digest}.html"

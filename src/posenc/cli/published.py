@@ -19,7 +19,7 @@ class LabList:
     """Print JSON."""
 
     def run(self) -> None:
-        from posenc import terminal
+        from posenc.cli import terminal
         from posenc.lab.reproduction.reproduced import list_table
 
         headers, rows = list_table()
@@ -50,7 +50,7 @@ class LabRun:
     """Print the verdict as JSON instead of tables."""
 
     def run(self) -> None:
-        from posenc import terminal
+        from posenc.cli import terminal
         from posenc.lab.reproduction.reproduce import file_of, reproduce
         from posenc.lab.reproduction.reproduced import criteria_table, numbers_table, told
 
@@ -78,7 +78,7 @@ class LabPage:
     """A folder with the JSON files of posenc lab run, as they are or compressed (.json.gz)."""
 
     def run(self) -> None:
-        from posenc import terminal
+        from posenc.cli import terminal
         from posenc.lab import store
         from posenc.lab.reproduction.reproduced import PAGE, page
 

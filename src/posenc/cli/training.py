@@ -67,7 +67,7 @@ class Train(RunOptions):
     """Print the learning curve as JSON."""
 
     def run(self) -> None:
-        from posenc import terminal
+        from posenc.cli import terminal
         from posenc.lab.experiments.execution import Execution
         from posenc.lab.experiments.experiment import Experiment
         from posenc.lab.runs.single_run import train_one
@@ -110,7 +110,7 @@ class Generate:
     """Files of your own, such as path/to/mine.py, whose code the checkpoint may ask for. No other code is run."""
 
     def run(self) -> None:
-        from posenc import terminal
+        from posenc.cli import terminal
         from posenc.lab.runs.single_run import continue_prompt
 
         given = (self.max_new_tokens, self.temperature, self.top_k, self.seed)

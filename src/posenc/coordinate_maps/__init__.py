@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.coordinate_maps._coordinate_map import CoordinateMap
-from posenc.registry import Registry
+from posenc.specs.registry import Registry
 
 __all__ = ["COORDINATE_MAPS", "CoordinateMap", "map_of"]
 

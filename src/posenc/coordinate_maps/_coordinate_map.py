@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.positions import Positions
-from posenc.registry import Named
+from posenc.specs.registry import Named
+from posenc.tokens.positions import Positions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from posenc.encoding import Encoding
+from posenc.encoding.base import Encoding
 
 
 class NoPE(Encoding):

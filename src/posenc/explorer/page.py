@@ -7,7 +7,7 @@ from typing import Any
 
 import posenc
 from posenc import catalogue
-from posenc.encoding import Shape
+from posenc.encoding.base import Shape
 from posenc.explorer import picture, trained
 from posenc.lab.appearance import places
 from posenc.lab.description import describe, listing

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from posenc import catalogue
-from posenc.encoding import Encoding, Shape
+from posenc.encoding.base import Encoding, Shape
 from posenc.lab.description.pictures import fine, logits_of_ones, one_if_equal
 from posenc.lab.runs.record import rounded
-from posenc.positions import Positions
-from posenc.seeding import seeded
+from posenc.model.seeding import seeded
+from posenc.tokens.positions import Positions
 
 SIDES = (8, 12, 16)
 """The pictures, in patches on each side."""

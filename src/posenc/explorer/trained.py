@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc import catalogue
-from posenc.encoding import Shape
+from posenc.encoding.base import Shape
 from posenc.lab.results import sections, summary
 from posenc.lab.runs import record
 from posenc.lab.runs.settings import in_reading_order, read_settings

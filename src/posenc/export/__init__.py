@@ -18,14 +18,15 @@ from typing import Any
 
 from torch import nn
 
-from posenc.config import Config
 from posenc.export.equality import allowed, difference, opened
 from posenc.export.files import CannotExport, form_of, quiet, reason_of, require, write, written_down
 from posenc.export.graphs import Graph, encodings_of, graph_of
 from posenc.foreign import quoted
-from posenc.generation import evaluating
 from posenc.lab import store
-from posenc.model import Decoder, Stack
+from posenc.model.config import Config
+from posenc.model.decoder import Decoder
+from posenc.model.generation import evaluating
+from posenc.model.stack import Stack
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from posenc.cache import Cache
-from posenc.encoding import Encoding
-from posenc.keys import Keys
-from posenc.model import Decoder, EncoderDecoder
-from posenc.positions import Positions
+from posenc.encoding.base import Encoding
+from posenc.encoding.keys import Keys
+from posenc.model.decoder import Decoder
+from posenc.model.encoder_decoder import EncoderDecoder
+from posenc.tokens.positions import Positions
 
 BATCH, TOKENS, PAST, SOURCE = "batch", "tokens", "past", "source"
 """The sizes that are free in a graph."""

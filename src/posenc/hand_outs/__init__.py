@@ -10,11 +10,11 @@ import torch
 
 from posenc import checks
 from posenc.catalogue import Spec, build
-from posenc.encoding import Shape
+from posenc.encoding.base import Shape
 from posenc.hand_outs._target import Target, Wanted
-from posenc.masks import MaskLike, mask_for
-from posenc.positions import Positions, placed
-from posenc.registry import Registry
+from posenc.specs.registry import Registry
+from posenc.tokens.masks import MaskLike, mask_for
+from posenc.tokens.positions import Positions, placed
 
 __all__ = ["TARGETS", "Target", "hand_out"]
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.biases import check_heads
-from posenc.encoding import Encoding, Shape, parts_of
-from posenc.masks import Mask
-from posenc.positions import Positions
-from posenc.rotations import Rotations
+from posenc.encoding.base import Encoding, Shape, parts_of
+from posenc.encoding.biases import check_heads
+from posenc.encodings.rotations import Rotations
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
 
 INSTEAD = {
     "embed": ("adds to the embeddings", "call it on them, and hand out the rest of the sum"),
@@ -63,7 +63,7 @@ class Rotation:
     """Cosines and sines by which the pairs of the first channels of a head turn, those of all heads alike.
 
     cos, sin  [B or 1, T, pairs] in float64, times the temperature
-    layout    which channels form a pair, as posenc.channel_pairs has it
+    layout    which channels form a pair, as posenc.encoding.channel_pairs has it
     """
 
     cos: Tensor

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.encoding.keys import Keys
+from posenc.encoding.score_mods import in_turn
 from posenc.hand_outs._target import Target, Wanted
 from posenc.kernels.flex import block_mask, fused, in_float32
-from posenc.keys import Keys
-from posenc.positions import Positions
-from posenc.score_mods import in_turn
+from posenc.tokens.positions import Positions
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from posenc.hand_outs._target import WITH_TABLES, Target, Wanted
-from posenc.positions import Positions
+from posenc.tokens.positions import Positions
 
 
 @dataclass(frozen=True, eq=False)

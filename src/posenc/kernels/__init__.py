@@ -11,17 +11,19 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from posenc.biases import Bias
-from posenc.encoding import Encoding
+from posenc.encoding.base import Encoding
+from posenc.encoding.biases import Bias
+from posenc.encoding.bound_kernel import BoundKernel
+from posenc.encoding.keys import Keys
 from posenc.foreign import near
-from posenc.kernels import blocked, flex, native, reference, rotate_pairs_triton, sdpa
-from posenc.kernels.bound import BoundKernel
+from posenc.kernels import flex, reference, sdpa
+from posenc.kernels.cpu import blocked
 from posenc.kernels.reference import logits_on_grid, take_values
 from posenc.kernels.request import Inputs, Request
+from posenc.kernels.rotation import native, rotate_pairs_triton
 from posenc.kernels.sinks import from_sums
-from posenc.keys import Keys
-from posenc.masks import Mask
-from posenc.positions import Positions
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
 
 
 class Kernel(NamedTuple):

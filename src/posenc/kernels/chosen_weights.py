@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc import kernels
-from posenc.encoding import Encoding
-from posenc.kernels.bound import BoundKernel
+from posenc.encoding.base import Encoding
+from posenc.encoding.bound_kernel import BoundKernel
+from posenc.encoding.keys import Keys
 from posenc.kernels.in_rows import few
-from posenc.keys import Keys
-from posenc.masks import Mask
-from posenc.positions import Positions
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
 
 Choice: TypeAlias = int | slice | Sequence[int] | None
 """Some of a number of things: one, a slice, several, or None for all. Numbers below 0 count from the end."""

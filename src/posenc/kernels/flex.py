@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.biases import Bias, ByDistance, Dense, Pairs
+from posenc.encoding.biases import Bias, ByDistance, Dense, Pairs
+from posenc.encoding.keys import Keys
+from posenc.encoding.score_mods import ScoreMod, entry, in_turn, looked_up
 from posenc.kernels.reference import fit_heads
 from posenc.kernels.request import Request
-from posenc.keys import Keys
-from posenc.masks import Mask
-from posenc.positions import Positions
-from posenc.score_mods import ScoreMod, entry, in_turn, looked_up
-from posenc.shared_tables import once
-from posenc.watched import COMPILES
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
+from posenc.tokens.shared_tables import once
+from posenc.tokens.watched import COMPILES
 
 
 def why_not(request: Request) -> str | None:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posenc.encoding import AttentionOutput, Encoding
+from posenc.encoding.base import AttentionOutput, Encoding
+from posenc.encoding.bound_kernel import BoundKernel
+from posenc.encoding.keys import Keys
 from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.bound import BoundKernel
-from posenc.keys import Keys
-from posenc.masks import Mask
-from posenc.positions import Positions
-from posenc.shared_tables import check_versions, versions
-from posenc.watched import is_transformed, is_written_down
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
+from posenc.tokens.shared_tables import check_versions, versions
+from posenc.tokens.watched import is_transformed, is_written_down
 
 Rule: TypeAlias = Callable[[Any, Tensor, Positions, Keys, Mask, BoundKernel], AttentionOutput]
 """A method of an encoding with the arguments of door 4."""

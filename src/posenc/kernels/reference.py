@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from posenc import checks
-from posenc.biases import Bias, ValueVectors, product
+from posenc.encoding.biases import Bias, ValueVectors, product
+from posenc.encoding.keys import Keys
 from posenc.kernels.request import Request
-from posenc.keys import Keys
-from posenc.masks import Mask, check_added, check_mask
-from posenc.positions import Positions
+from posenc.tokens.masks import Mask, check_added, check_mask
+from posenc.tokens.positions import Positions
 
 
 def scaled_dot_product_attention(

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from posenc.biases import Bias
-from posenc.encoding import Encoding
-from posenc.masks import Mask
-from posenc.positions import Positions
-from posenc.watched import is_transformed
+from posenc.encoding.base import Encoding
+from posenc.encoding.biases import Bias
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
+from posenc.tokens.watched import is_transformed
 
 
 class Inputs(NamedTuple):

@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posenc.biases import Bias, ByDistance, total
+from posenc.encoding.biases import Bias, ByDistance, total
+from posenc.encoding.keys import Keys
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.reference import fit_heads, one_width
 from posenc.kernels.request import Request
-from posenc.keys import Keys
-from posenc.masks import Mask
-from posenc.positions import Positions
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
 
 
 def why_not(request: Request) -> str | None:

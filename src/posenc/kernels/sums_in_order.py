@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posenc.keys import Keys
-from posenc.positions import Positions
-from posenc.precision import most_exact
+from posenc.encoding.keys import Keys
+from posenc.encoding.precision import most_exact
+from posenc.tokens.positions import Positions
 
 
 def sums_after(values: Tensor, keys_at: Positions) -> Tensor:

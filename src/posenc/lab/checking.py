@@ -17,13 +17,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Generator, Tensor
 
-from posenc import specs
 from posenc.catalogue import ENCODINGS
 from posenc.foreign import code
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.recipes import recipe, trained_length
 from posenc.lab.tasks import READERS, TASKS, Batch, Task, task_of
-from posenc.seeding import seeded
+from posenc.model.seeding import seeded
+from posenc.specs import syntax
 from posenc.verdicts import Held, NoMeaning, Verdict, expect, name_of, sentence_of
 
 ROWS = 2000
@@ -343,8 +343,8 @@ def names_a_task(spec: str) -> bool:
     >>> names_a_task("copy(symbols=10)"), names_a_task("rotary + alibi")
     (True, False)
     """
-    tree = specs.tree_of(spec, remedy=ENCODINGS.remedy)
-    name = specs.name_of(tree.func if isinstance(tree, ast.Call) else tree)
+    tree = syntax.tree_of(spec, remedy=ENCODINGS.remedy)
+    name = syntax.name_of(tree.func if isinstance(tree, ast.Call) else tree)
     try:
         return bool(name) and issubclass(TASKS.find(name), Task)
     except ValueError:

@@ -21,8 +21,8 @@ from typing import Any
 
 from posenc import foreign
 from posenc.foreign import CannotRead
-from posenc.whole_files import CannotWrite, put, temporary_name, to_disk, told
-from posenc.whole_files import write as write
+from posenc.foreign.whole_files import CannotWrite, put, temporary_name, to_disk, told
+from posenc.foreign.whole_files import write as write
 
 LOCK = ".lock"
 KEPT = 2

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.encoding import Encoding
-from posenc.kernels.bound import BoundKernel
+from posenc.encoding.base import Encoding
+from posenc.encoding.bound_kernel import BoundKernel
+from posenc.encoding.keys import Keys
 from posenc.kernels.in_rows import attend_in_rows
-from posenc.keys import Keys
-from posenc.masks import Mask
 from posenc.parallel.line import Line
 from posenc.parallel.passing import pack, pass_on, rounds, unpack
-from posenc.positions import Positions
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
 
 
 def gathered_attention(

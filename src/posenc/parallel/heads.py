@@ -8,9 +8,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.attention import Attention, Call
-from posenc.encoding import Encoding, parts_of
-from posenc.model import Stack
+from posenc.encoding.base import Encoding, parts_of
+from posenc.model.attention import Attention, Call
+from posenc.model.stack import Stack
 from posenc.parallel.sequence import attentions, group_of, sum_gradients
 from posenc.parallel.some_heads import OfHeads, Part
 

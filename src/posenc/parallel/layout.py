@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.positions import Positions
+from posenc.tokens.positions import Positions
 
 ORDERS = ("zigzag", "contiguous")
 

@@ -6,10 +6,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from posenc.masks import Mask
 from posenc.parallel.layout import Layout
-from posenc.positions import Positions
-from posenc.shared_tables import version
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
+from posenc.tokens.shared_tables import version
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posenc.biases import Bias, Pairs
-from posenc.encoding import Encoding
-from posenc.kernels.bias_in_blocks import cut
-from posenc.kernels.biases.pairs import standing_in
-from posenc.kernels.blocked import exact_dtype, finite, merged
-from posenc.kernels.bound import BoundKernel
+from posenc.encoding.base import Encoding
+from posenc.encoding.biases import Bias, Pairs
+from posenc.encoding.bound_kernel import BoundKernel
+from posenc.encoding.keys import Keys
+from posenc.kernels.cpu.bias_in_blocks import cut
+from posenc.kernels.cpu.biases.pairs import standing_in
+from posenc.kernels.cpu.blocked import exact_dtype, finite, merged
 from posenc.kernels.in_rows import at_a_time
 from posenc.kernels.sinks import beside_sinks
-from posenc.keys import Keys
-from posenc.masks import Mask
 from posenc.parallel.line import Chunk, Line
 from posenc.parallel.passing import pack, pass_on, rounds, unpack
-from posenc.positions import Positions
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
 
 
 def ring_attention(encoding: Encoding, q: Tensor, keys: Keys, mask: Mask, kernel: BoundKernel, line: Line) -> Tensor:

@@ -9,16 +9,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.attention import Attention, Call, attend
-from posenc.encoding import Encoding
-from posenc.kernels.bound import BoundKernel
-from posenc.keys import Keys
+from posenc.encoding.base import Encoding
+from posenc.encoding.bound_kernel import BoundKernel
+from posenc.encoding.keys import Keys
+from posenc.encoding.precision import most_exact
+from posenc.model.attention import Attention, Call, attend
 from posenc.parallel.gather import gathered_attention
 from posenc.parallel.layout import Layout
 from posenc.parallel.line import Line, line_of
 from posenc.parallel.ring import ring_attention
-from posenc.positions import Positions
-from posenc.precision import most_exact
+from posenc.tokens.positions import Positions
 
 WAYS = {"ring": ring_attention, "gather": gathered_attention}
 """How queries come to the keys of other ranks."""

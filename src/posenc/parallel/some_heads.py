@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc import kernels, masks
-from posenc.chosen_heads import OnHeads
-from posenc.encoding import Compose, Encoding
-from posenc.keys import Keys
-from posenc.positions import Positions
-from posenc.seeding import seeded
+from posenc import kernels
+from posenc.encoding.base import Compose, Encoding
+from posenc.encoding.chosen_heads import OnHeads
+from posenc.encoding.keys import Keys
+from posenc.model.seeding import seeded
+from posenc.tokens import masks
+from posenc.tokens.positions import Positions
 
 TOKENS = 4
 """How many tokens a comparison has."""

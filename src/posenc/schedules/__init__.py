@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from posenc.foreign import quoted
-from posenc.registry import Registry
 from posenc.schedules._schedule import Schedule
+from posenc.specs.registry import Registry
 
 __all__ = ["SCHEDULES", "Schedule", "schedule_of", "value_of"]
 

@@ -8,7 +8,7 @@ from typing import ClassVar, TypeVar, get_args
 from torch import Tensor
 
 from posenc import checks
-from posenc.registry import Named
+from posenc.specs.registry import Named
 
 Horizon = TypeVar("Horizon", Tensor, float)
 

@@ -11,7 +11,7 @@ Where a promise has no meaning for a subject it raises NoMeaning, and where the 
 with its reason: both are unittest's SkipTest, so a test report names them. A declared gap that is none any more fails.
 """
 
-from posenc.seeding import seeded
+from posenc.model.seeding import seeded
 from posenc.testing.comparisons import alike, near, same
 from posenc.testing.contract import promise, sentence
 from posenc.testing.oracles import by_formula

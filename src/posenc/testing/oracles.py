@@ -7,12 +7,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from posenc.attention import Attention
-from posenc.encoding import Encoding
-from posenc.masks import Mask
-from posenc.positions import Positions
-from posenc.published import Token
+from posenc.encoding.base import Encoding
+from posenc.encoding.formulas import Token
+from posenc.model.attention import Attention
 from posenc.testing.subjects import Net, on_axes
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
 from posenc.verdicts import NoMeaning
 
 

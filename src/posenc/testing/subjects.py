@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from posenc import kernels
-from posenc.attention import Attention
 from posenc.cache import LayerCache
 from posenc.catalogue import ENCODINGS, build, build_layers, find
-from posenc.chosen_heads import OnHeads
-from posenc.encoding import Compose, Encoding, Shape
-from posenc.masks import Mask
-from posenc.positions import Positions, positions_for
-from posenc.seeding import seeded
-from posenc.shared_tables import KEPT
+from posenc.encoding.base import Compose, Encoding, Shape
+from posenc.encoding.chosen_heads import OnHeads
+from posenc.model.attention import Attention
+from posenc.model.seeding import seeded
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions, positions_for
+from posenc.tokens.shared_tables import KEPT
 
 SHAPE = Shape(dim=15, heads=3, head_dim=6, max_len=21)
 """The default shape: odd sizes, and a width that is not heads times head_dim, so that no size can stand for another."""

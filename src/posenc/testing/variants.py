@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from posenc.catalogue import build, find
-from posenc.chosen_heads import OnHeads
-from posenc.encoding import WIDTHS, Compose, Encoding, Shape
+from posenc.encoding.base import WIDTHS, Compose, Encoding, Shape
+from posenc.encoding.chosen_heads import OnHeads
 from posenc.schedules import SCHEDULES, Schedule, schedule_of
 from posenc.testing.subjects import SHAPE, TOKENS, Factory, Subject, count, inside, make
 

@@ -16,8 +16,8 @@ from posenc.checkpoints.conversion.layouts import (
     turned_tensors,
 )
 from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
-from posenc.encoding import Shape
-from posenc.encodings.rotary import Rotary
+from posenc.encoding.base import Shape
+from posenc.encodings.rotations.rotary import Rotary
 
 HEADS, KV, WIDTH, DIM = 4, 2, 8, 24
 

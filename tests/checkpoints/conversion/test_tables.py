@@ -11,9 +11,9 @@ from posenc.checkpoints.conversion.tables import (
     resize_grid,
     resize_positions,
 )
-from posenc.encodings.learned import Learned
-from posenc.encodings.learned_grid import LearnedGrid
-from posenc.positions import Positions
+from posenc.encodings.added.learned import Learned
+from posenc.encodings.added.learned_grid import LearnedGrid
+from posenc.tokens.positions import Positions
 
 SIZES = [(5, 9), (9, 5), (7, 7), (1, 4), (4, 1), (37, 16)]
 

@@ -21,7 +21,7 @@ from posenc.checkpoints.doctor import patient as doctors  # noqa: E402
 from posenc.checkpoints.doctor.defects import DEFECTS, Finding  # noqa: E402
 from posenc.checkpoints.doctor.examine import examine, in_words  # noqa: E402
 from posenc.checkpoints.doctor.patient import Patient, patient  # noqa: E402
-from posenc.encodings.rotary import Rotary  # noqa: E402
+from posenc.encodings.rotations.rotary import Rotary  # noqa: E402
 from posenc.foreign import CannotRead  # noqa: E402
 from posenc.schedules.yarn import YaRN  # noqa: E402
 

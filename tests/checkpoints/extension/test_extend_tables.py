@@ -26,8 +26,8 @@ from posenc.checkpoints.measures.masked import Masked  # noqa: E402
 from posenc.checkpoints.measures.measure import Given, Measure  # noqa: E402
 from posenc.checkpoints.measures.perplexity import Perplexity  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
-from posenc.encodings.learned import Learned  # noqa: E402
-from posenc.positions import Positions  # noqa: E402
+from posenc.encodings.added.learned import Learned  # noqa: E402
+from posenc.tokens.positions import Positions  # noqa: E402
 
 WORDS = "the a cat dog bit saw man men old new red sun sea sky".split()
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -20,7 +20,7 @@ from posenc.checkpoints.extension import changes, methods
 from posenc.checkpoints.formats import huggingface
 from posenc.checkpoints.formats.config_json import with_positions
 from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
-from posenc.encoding import Shape
+from posenc.encoding.base import Shape
 from posenc.schedules import SCHEDULES
 
 SHAPE = Shape(576, 9, 64, 8192, True)

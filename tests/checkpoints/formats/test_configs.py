@@ -14,7 +14,7 @@ from posenc.checkpoints.vocabulary.differences import differences
 from posenc.checkpoints.vocabulary.ledger import Ledger, in_words
 from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
 from posenc.checkpoints.vocabulary.specs import CannotExpress
-from posenc.encoding import Shape
+from posenc.encoding.base import Shape
 
 
 def test_a_ledger_tells_what_was_read_and_what_was_left() -> None:

@@ -21,7 +21,7 @@ from posenc.checkpoints.files.tensors import GGUFTensors
 from posenc.checkpoints.formats import devices, load
 from posenc.checkpoints.live.cached_positions import Step
 from posenc.checkpoints.measures import perplexity
-from posenc.positions import Positions
+from posenc.tokens.positions import Positions
 
 WITHOUT_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 ON_DISK = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk", "model.norm": "cpu"}

@@ -16,7 +16,7 @@ from posenc.checkpoints.formats.huggingface import read  # noqa: E402
 from posenc.checkpoints.kinds.rotary.keys import rope_parameters  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
 from posenc.checkpoints.vocabulary.specs import CannotExpress  # noqa: E402
-from posenc.encoding import Shape  # noqa: E402
+from posenc.encoding.base import Shape  # noqa: E402
 
 LLAMA = {
     "model_type": "llama",

@@ -10,7 +10,7 @@ from posenc import cli
 from posenc.catalogue import build
 from posenc.checkpoints.inspection.configs import read
 from posenc.checkpoints.vocabulary.reading import UNHEARD
-from posenc.encoding import Shape
+from posenc.encoding.base import Shape
 
 SIZES = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 SIZES |= {"intermediate_size": 64, "max_position_embeddings": 512}

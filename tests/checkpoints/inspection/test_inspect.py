@@ -15,7 +15,7 @@ from posenc.checkpoints.files.tensors import open_tensors
 from posenc.checkpoints.inspection import portrait
 from posenc.checkpoints.inspection.inspect import checked, inspect
 from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
-from posenc.encoding import Shape
+from posenc.encoding.base import Shape
 
 PARAMS = {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "rope_theta": 500000.0}
 

@@ -22,7 +22,7 @@ from posenc.checkpoints.inspection.portrait import words  # noqa: E402
 from posenc.checkpoints.kinds.kind import Differs  # noqa: E402
 from posenc.checkpoints.kinds.rotary.module import Form, RotaryTable  # noqa: E402
 from posenc.checkpoints.models.dry_run import measure  # noqa: E402
-from posenc.encoding import Shape  # noqa: E402
+from posenc.encoding.base import Shape  # noqa: E402
 
 BERT = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
 BERT |= {"max_position_embeddings": 64, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}

@@ -17,7 +17,7 @@ from posenc.catalogue import build  # noqa: E402
 from posenc.checkpoints import attach, detach  # noqa: E402
 from posenc.checkpoints.formats import huggingface  # noqa: E402
 from posenc.checkpoints.kinds.all_kinds import KINDS  # noqa: E402
-from posenc.encoding import Shape  # noqa: E402
+from posenc.encoding.base import Shape  # noqa: E402
 
 IMAGE = {"image_size": 32, "patch_size": 4, "num_channels": 3}
 SWIN = IMAGE | {"embed_dim": 16, "depths": [2, 1], "num_heads": [2, 4], "window_size": 4}

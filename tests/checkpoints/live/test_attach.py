@@ -28,7 +28,7 @@ from posenc.checkpoints.kinds.distances.buckets import Buckets  # noqa: E402
 from posenc.checkpoints.kinds.kind import Differs  # noqa: E402
 from posenc.checkpoints.kinds.rotary.module import RotaryTable, compare_tables  # noqa: E402
 from posenc.checkpoints.models.skeleton import model_class  # noqa: E402
-from posenc.encoding import Shape  # noqa: E402
+from posenc.encoding.base import Shape  # noqa: E402
 
 TOKENS = {"vocab_size": 97, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 WIDE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "max_position_embeddings": 64}

@@ -13,7 +13,7 @@ from posenc.checkpoints.kinds.added.sine_module import ComputedSines, form_of, s
 from posenc.checkpoints.kinds.calls import CountedFromMask, cache_name
 from posenc.checkpoints.live.cached_positions import KEYWORD, REMEMBERED, Follow
 from posenc.checkpoints.measures.perplexity import predictions
-from posenc.encoding import Shape
+from posenc.encoding.base import Shape
 
 
 class Held(list):

@@ -6,8 +6,8 @@ import torch
 from posenc import Rotary
 from posenc.catalogue import build
 from posenc.checkpoints.live.latent_heads import OnLastChannels, on_last_channels
-from posenc.encoding import Encoding, Shape
-from posenc.positions import Positions
+from posenc.encoding.base import Encoding, Shape
+from posenc.tokens.positions import Positions
 
 SHAPE = Shape(32, 4, 8, 64, True)
 

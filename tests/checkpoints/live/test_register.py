@@ -18,10 +18,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: E402
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noqa: E402
 
 import posenc  # noqa: E402
-from posenc import build, plugins  # noqa: E402
+from posenc import build  # noqa: E402
 from posenc.checkpoints import attach, inspect  # noqa: E402
 from posenc.foreign import CannotRead  # noqa: E402
 from posenc.schedules import SCHEDULES, Schedule  # noqa: E402
+from posenc.specs import plugins  # noqa: E402
 
 HORIZON = 4096
 SHORT = {"rope_theta": 500.0}

@@ -11,12 +11,12 @@ transformers = pytest.importorskip("transformers")
 from tiny_models import behind, cache_from  # noqa: E402
 
 from posenc import masks  # noqa: E402
-from posenc.attention import Attention  # noqa: E402
 from posenc.catalogue import build  # noqa: E402
 from posenc.checkpoints.live.cached_positions import Step  # noqa: E402
 from posenc.checkpoints.live.unturned import Rule, attach_unturned, attend  # noqa: E402
-from posenc.encoding import Encoding, Shape  # noqa: E402
-from posenc.positions import Positions  # noqa: E402
+from posenc.encoding.base import Encoding, Shape  # noqa: E402
+from posenc.model.attention import Attention  # noqa: E402
+from posenc.tokens.positions import Positions  # noqa: E402
 
 SMALL = {
     "vocab_size": 61,

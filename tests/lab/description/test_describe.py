@@ -13,7 +13,7 @@ from fake_records import record
 from posenc import catalogue
 from posenc.catalogue import build
 from posenc.coordinate_maps import COORDINATE_MAPS
-from posenc.encoding import Encoding, Shape
+from posenc.encoding.base import Encoding, Shape
 from posenc.lab.description import describe, pictures
 from posenc.lab.description.describe import GROUPS, Shown, by_the_board, card, idea, overview, reading_of_order, show
 from posenc.lab.description.listing import card_in_words, chosen, lined
@@ -21,8 +21,8 @@ from posenc.lab.evaluation.order import order_tests
 from posenc.lab.published import CLAIMS
 from posenc.lab.runs.record import write
 from posenc.lab.tasks import TASKS
-from posenc.presets import PRESETS
 from posenc.schedules import SCHEDULES
+from posenc.specs.presets import PRESETS
 
 ROWS = Path(__file__).parents[3] / "docs" / "board" / "rows.jsonl.gz"
 

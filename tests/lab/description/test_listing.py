@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 import posenc
-from posenc import catalogue, coordinate_maps, schedules, spelling
+from posenc import catalogue, coordinate_maps, schedules
 from posenc.lab.description import describe, listing
+from posenc.specs import spelling
 
 QUICK = [
     "list",

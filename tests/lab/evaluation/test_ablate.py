@@ -18,7 +18,7 @@ from posenc.lab.experiments.recipes import recipe
 from posenc.lab.runs.train import start, train
 from posenc.lab.tasks import END, task_of
 from posenc.lab.tasks.text import Text
-from posenc.model import Decoder
+from posenc.model.decoder import Decoder
 
 ABSOLUTE = ("sinusoidal", "learned")
 RELATIVE = ("rotary", "alibi", "t5_bias", "shaw")

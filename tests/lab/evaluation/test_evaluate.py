@@ -27,7 +27,7 @@ from posenc.lab.runs.record import uses_context
 from posenc.lab.runs.train import Run, start, train
 from posenc.lab.tasks import BOS, END, Batch, task_of
 from posenc.lab.tasks.text import Text
-from posenc.model import Decoder
+from posenc.model.decoder import Decoder
 
 
 class Answering:

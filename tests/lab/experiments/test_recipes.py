@@ -8,7 +8,7 @@ import pytest
 
 from posenc import catalogue
 from posenc.catalogue import build
-from posenc.encoding import Shape
+from posenc.encoding.base import Shape
 from posenc.lab import ENCODINGS
 from posenc.lab.experiments import experiment
 from posenc.lab.experiments.experiment import Experiment

@@ -255,5 +255,5 @@ def test_one_that_is_always_right_is_found_ahead_of_six_that_fall_apart():
 
 @pytest.mark.slow
 def test_the_processes_of_a_sweep_load_no_scipy():
-    script = "import sys, posenc.lab.sweeps.sweep, posenc.terminal; print('scipy' in sys.modules)"
+    script = "import sys, posenc.lab.sweeps.sweep, posenc.cli.terminal; print('scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"

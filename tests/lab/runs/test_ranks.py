@@ -21,7 +21,7 @@ from posenc.lab.runs import checkpoint
 from posenc.lab.runs.ranks import ALONE, Several, is_lost, joined
 from posenc.lab.runs.train import Run, start, train
 from posenc.lab.tasks import Batch
-from posenc.positions import Positions
+from posenc.tokens.positions import Positions
 
 pytestmark = pytest.mark.skipif(
     not FORKS or not dist.is_available(), reason="processes are forked, and speak through torch.distributed"

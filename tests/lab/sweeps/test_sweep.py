@@ -22,7 +22,8 @@ import torch
 from forked import FORKS, Forked
 from tiers import rest_slow
 
-from posenc import cli, terminal
+from posenc import cli
+from posenc.cli import terminal
 from posenc.lab import store
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.recipes import recipe

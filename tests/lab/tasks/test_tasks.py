@@ -10,7 +10,7 @@ from posenc.coordinate_maps import map_of
 from posenc.lab.tasks import BOS, END, LETTERS, SEPARATOR, TASKS, Batch, Said, Task, task_of
 from posenc.lab.tasks._symbols import Lettered
 from posenc.lab.tasks.addition import added
-from posenc.positions import Positions
+from posenc.tokens.positions import Positions
 
 SMALL, CAPITAL = "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

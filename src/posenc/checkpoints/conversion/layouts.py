@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.channel_pairs import channels_of_pairs
 from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
-from posenc.encoding import Encoding, parts_of
-from posenc.encodings.rotary import LAYOUTS
-from posenc.positions import Positions
+from posenc.encoding.base import Encoding, parts_of
+from posenc.encoding.channel_pairs import channels_of_pairs
+from posenc.encodings.rotations.rotary import LAYOUTS
+from posenc.tokens.positions import Positions
 
 ROLES = {
     "query": "q_proj query_proj query wq to_q q_lin linear_q q",

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from posenc.checkpoints.formats.load import load, require_transformers
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
-from posenc.config import BIASED
-from posenc.model import Decoder, EncoderDecoder
-from posenc.presets import preset
+from posenc.model.config import BIASED
+from posenc.model.decoder import Decoder
+from posenc.model.encoder_decoder import EncoderDecoder
+from posenc.specs.presets import preset
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

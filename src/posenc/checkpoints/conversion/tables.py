@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posenc.interpolation import matrix_of, resample
+from posenc.encoding.interpolation import matrix_of, resample
 
 INTERPOLATIONS = ("linear", "cubic", "nearest")
 MODES = {"linear": "bilinear", "cubic": "bicubic"}

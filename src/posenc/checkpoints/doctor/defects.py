@@ -21,8 +21,8 @@ from posenc.checkpoints.kinds.calls import parameters
 from posenc.checkpoints.kinds.rotary.old_keys import missing
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.checkpoints.vocabulary.specs import encodings_of
-from posenc.encodings.alibi import ALiBi
-from posenc.encodings.rotary import Rotary
+from posenc.encodings.distance_biases.alibi import ALiBi
+from posenc.encodings.rotations.rotary import Rotary
 from posenc.foreign import one_line, shortened
 from posenc.schedules.yarn import YaRN
 from posenc.verdicts import name_of

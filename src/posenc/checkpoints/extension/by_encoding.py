@@ -23,7 +23,7 @@ from posenc.checkpoints.measures import perplexity
 from posenc.checkpoints.measures.all_measures import OF_DECODERS
 from posenc.checkpoints.vocabulary.reading import Reading
 from posenc.foreign import code, files_of, read_json
-from posenc.specs import files_in
+from posenc.specs.syntax import files_in
 
 VERIFIED = 1024
 """On how many tokens the written checkpoint is compared with what was measured."""

@@ -9,14 +9,14 @@ from typing import Any
 from posenc.catalogue import find, options_of
 from posenc.checkpoints.extension.lengths import served_by
 from posenc.checkpoints.vocabulary.specs import short
-from posenc.encoding import Compose, Encoding, parts_of
+from posenc.encoding.base import Compose, Encoding, parts_of
 from posenc.foreign import code, near, quoted
 from posenc.schedules import SCHEDULES, Schedule
 from posenc.schedules.dynamic_ntk import DynamicNTK
 from posenc.schedules.longrope import LongRoPE
 from posenc.schedules.ntk import NTK
 from posenc.schedules.yarn import YaRN
-from posenc.specs import name_of, tree_of
+from posenc.specs.syntax import name_of, tree_of
 
 WORDS = {
     "none": "the model as it is",

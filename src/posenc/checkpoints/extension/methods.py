@@ -28,11 +28,11 @@ from posenc.checkpoints.inspection.served import unlike_planned
 from posenc.checkpoints.vocabulary.bounds import LENGTHS
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading, with_part
 from posenc.checkpoints.vocabulary.specs import short
-from posenc.encoding import Encoding, parts_of
+from posenc.encoding.base import Encoding, parts_of
 from posenc.foreign import matches, read_json
 from posenc.schedules import Schedule
 from posenc.schedules.dynamic_ntk import DynamicNTK
-from posenc.specs import split
+from posenc.specs.syntax import split
 
 ALL = ("none", "linear", "ntk", "dynamic", "llama3", "yarn", "longrope", "self-extend", "rerope")
 """What "all" stands for."""

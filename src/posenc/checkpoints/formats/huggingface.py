@@ -31,7 +31,7 @@ from posenc.checkpoints.vocabulary.bounds import HEAD_DIMS, HEADS, KV_HEADS, LAY
 from posenc.checkpoints.vocabulary.ledger import Ledger
 from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
 from posenc.checkpoints.vocabulary.specs import possible
-from posenc.encoding import Shape
+from posenc.encoding.base import Shape
 from posenc.foreign import count, one_line, reading_with, shortened
 
 OF_ROLE = {

@@ -13,9 +13,9 @@ from posenc.catalogue import build
 from posenc.checkpoints.formats import huggingface
 from posenc.checkpoints.models.skeleton import skeleton
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
-from posenc.encoding import parts_of
-from posenc.encodings.learned import Learned
-from posenc.encodings.learned_grid import LearnedGrid
+from posenc.encoding.base import parts_of
+from posenc.encodings.added.learned import Learned
+from posenc.encodings.added.learned_grid import LearnedGrid
 
 LENGTH = re.compile(
     r"position_embeddings$|positions$|n_ctx$|seq_len|seq_length|sequence_length|context_length|max_length"

@@ -7,7 +7,7 @@ from posenc.checkpoints.vocabulary.bounds import within_bounds
 from posenc.checkpoints.vocabulary.ledger import Ledger
 from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
 from posenc.checkpoints.vocabulary.specs import possible, rotary_spec, spec_of, whole
-from posenc.encoding import Shape
+from posenc.encoding.base import Shape
 from posenc.schedules.llama3 import Llama3
 
 SCALED_FROM = 8192

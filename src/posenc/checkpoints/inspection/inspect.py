@@ -12,7 +12,7 @@ from posenc.checkpoints.formats.gguf.file import metadata
 from posenc.checkpoints.formats.learned_tables import called
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
-from posenc.encoding import Encoding, parts_of
+from posenc.encoding.base import Encoding, parts_of
 from posenc.foreign import naming, opened, read_json
 
 CONFIGS = ("config.json", "params.json")

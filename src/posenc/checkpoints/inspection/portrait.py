@@ -22,7 +22,7 @@ from posenc.checkpoints.inspection.inspect import (
 from posenc.checkpoints.vocabulary.ledger import in_words
 from posenc.checkpoints.vocabulary.reading import Part, Reading
 from posenc.checkpoints.vocabulary.specs import short, whole
-from posenc.encoding import Encoding, parts_of, settings_of
+from posenc.encoding.base import Encoding, parts_of, settings_of
 
 LAYOUTS = {
     "half": "half: channel k and the one half the rotary width further on make a pair",

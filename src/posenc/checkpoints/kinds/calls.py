@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.encodings.learned import Learned
-from posenc.positions import Positions
+from posenc.encodings.added.learned import Learned
+from posenc.tokens.positions import Positions
 
 FORMER_NAMES = {"cache": "past_key_values", "cache_length": "past_key_values_length"}
 """What transformers calls an argument since version 5.24 -> what it was called before, and is in older code."""

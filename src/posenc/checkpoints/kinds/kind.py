@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc.checkpoints.models.found import Found
 from posenc.checkpoints.models.nodes import Node, of_role
-from posenc.encoding import Encoding, Shape
+from posenc.encoding.base import Encoding, Shape
 
 
 class Differs(ValueError):

@@ -15,8 +15,8 @@ from posenc.checkpoints.kinds.calls import CountedFromMask, token_door
 from posenc.checkpoints.kinds.kind import Change, Kind, NotSaid, hook
 from posenc.checkpoints.kinds.rotary.module import RotaryModule, of_type
 from posenc.checkpoints.vocabulary.reading import Part, Reading, names_no_code
-from posenc.encoding import Compose, Encoding, parts_of
-from posenc.rotations import Rotations
+from posenc.encoding.base import Compose, Encoding, parts_of
+from posenc.encodings.rotations import Rotations
 
 MARK = "posenc_attachment"
 """The attribute of a model that says what was put into it."""

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from posenc.cache.layer import along
 from posenc.checkpoints.kinds.calls import Call, parameters
 from posenc.checkpoints.models.skeleton import with_own_keys
-from posenc.encoding import Encoding
-from posenc.positions import Positions
+from posenc.encoding.base import Encoding
+from posenc.tokens.positions import Positions
 
 KEYWORD = "posenc"
 """The keyword under which a model hands a Step down to its attention."""

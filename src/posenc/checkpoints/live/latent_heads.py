@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.distance_maps import DistanceMap
-from posenc.encoding import Compose, Encoding, Moves, Side, parts_of, settings_of
-from posenc.positions import Positions
+from posenc.encoding.base import Compose, Encoding, Moves, Side, parts_of, settings_of
+from posenc.encodings.wrappers import DistanceMap
+from posenc.tokens.positions import Positions
 
 
 class OnLastChannels(Encoding):

@@ -16,8 +16,8 @@ from posenc.cache.operations import noticed, row_numbers
 from posenc.checkpoints.kinds.calls import Call, parameters
 from posenc.checkpoints.live.cached_positions import PASSES, REMEMBERED, follow_passes
 from posenc.checkpoints.live.turned_keys import CachedKeys, layers_of
-from posenc.keys import Keys
-from posenc.positions import Positions, PositionsLike, positions_for
+from posenc.encoding.keys import Keys
+from posenc.tokens.positions import Positions, PositionsLike, positions_for
 
 
 def movable(model: nn.Module, cache: Any, positions: PositionsLike = None) -> "MovableCache":

@@ -7,8 +7,8 @@ from typing import Any
 
 from posenc.checkpoints.kinds.rotary.keys import OURS
 from posenc.checkpoints.live.rope_types import NONE, from_schedule, without_turns
-from posenc.plugins import plugins_for
 from posenc.schedules import SCHEDULES
+from posenc.specs.plugins import plugins_for
 
 
 @dataclass

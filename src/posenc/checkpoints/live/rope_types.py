@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc.checkpoints.kinds.rotary.keys import OURS, options_of, schedule_named
-from posenc.encodings.rotary import Rotary
+from posenc.encodings.rotations.rotary import Rotary
 from posenc.foreign import near, quoted
 from posenc.schedules import Schedule
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.checkpoints.kinds.calls import cache_name
 from posenc.checkpoints.live.moving_keys import movable
-from posenc.generation import Choice
+from posenc.model.generation import Choice
 
 
 class Stream:

@@ -12,11 +12,11 @@ from posenc.checkpoints.kinds.calls import cache_name, parameters
 from posenc.checkpoints.live.attach import MARK, build_part, decoder_parts
 from posenc.checkpoints.live.unturned import decoder_of, fitted
 from posenc.checkpoints.vocabulary.reading import Layer
-from posenc.encoding import WHY_FIXED, Encoding
-from posenc.encodings.rotary import Rotary
+from posenc.encoding.base import WHY_FIXED, Encoding
+from posenc.encodings.rotations import quotient
+from posenc.encodings.rotations.rotary import Rotary
 from posenc.foreign.text import told
-from posenc.positions import Positions
-from posenc.rotations import quotient
+from posenc.tokens.positions import Positions
 
 Pair = tuple[Tensor, Tensor]
 """What a layer calls its keys and its values, [B, KV, S, D] each."""

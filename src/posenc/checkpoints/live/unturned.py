@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from posenc import kernels
 from posenc.checkpoints.live.cached_positions import KEYWORD, Follow, Step
 from posenc.checkpoints.live.latent_heads import on_last_channels
-from posenc.encoding import Encoding
-from posenc.kernels.bound import BoundKernel
+from posenc.encoding.base import Encoding
+from posenc.encoding.bound_kernel import BoundKernel
+from posenc.encoding.keys import Keys
 from posenc.kernels.in_rows import attend_in_rows
 from posenc.kernels.reference import softmax_where
-from posenc.keys import Keys
-from posenc.masks import Mask
-from posenc.positions import Positions
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
 
 NAME = "posenc"
 """What the attention is called in transformers' interfaces, and the module that holds a decoder's encodings."""

@@ -8,7 +8,7 @@ import torch
 
 from posenc.checkpoints.vocabulary.reading import Reading
 from posenc.checkpoints.vocabulary.specs import built, shape_of, short
-from posenc.encoding import Shape, parts_of, settings_of
+from posenc.encoding.base import Shape, parts_of, settings_of
 
 
 def differences(one: Reading, other: Reading) -> list[str]:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from posenc.catalogue import build
-from posenc.encoding import Encoding, Shape
+from posenc.encoding.base import Encoding, Shape
 from posenc.foreign import CannotRead as CannotRead
 from posenc.foreign import quoted
-from posenc.specs import files_in
+from posenc.specs.syntax import files_in
 
 # What a file may claim of a model, some ten times what the largest has: tables and loops are made by these numbers.
 MOST_LAYERS = 1_000

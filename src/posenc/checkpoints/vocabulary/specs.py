@@ -9,7 +9,7 @@ from typing import Any
 
 from posenc.catalogue import build
 from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part
-from posenc.encoding import Encoding, Shape, parts_of
+from posenc.encoding.base import Encoding, Shape, parts_of
 from posenc.schedules import Schedule
 
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from posenc import catalogue, specs
-from posenc.encoding import Shape
+from posenc import catalogue
+from posenc.encoding.base import Shape
 from posenc.foreign import form_of, matches, naming
 from posenc.lab import store
 from posenc.lab.board import scope
@@ -19,6 +19,7 @@ from posenc.lab.experiments.models import learned_by_encodings, logits_of, model
 from posenc.lab.experiments.recipes import hints
 from posenc.lab.runs.train import one_step, start
 from posenc.lab.tasks import task_of
+from posenc.specs import syntax
 
 FILE = "costs.json"
 
@@ -63,7 +64,7 @@ def measure(spec: str, task: str) -> Cost:
     """The costs of an encoding; its steps are those on a task that it has a meaning for."""
     with torch.random.fork_rng(devices=[]):
         model = model_of(scope.experiment(task, spec, scope.SEARCH_SEED), task_of(task))
-        parts = specs.split(spec)
+        parts = syntax.split(spec)
         forward, plain_forward = fastest(*(forward_of(each, task, len(parts)) for each in (spec, PLAIN)))
         step, plain_step = fastest(steps_of(spec, task), steps_of(PLAIN, task))
         shape = Shape.of(DIM, HEADS, scope.MOST_TOKENS, task_of(task).reads != "encoder")

@@ -6,13 +6,14 @@ from functools import lru_cache
 
 import torch
 
-from posenc import catalogue, specs
+from posenc import catalogue
 from posenc.lab.experiments import recipes
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.models import logits_of, model_of
 from posenc.lab.experiments.recipes import A_SECOND, FIRST_SEED, recipe
 from posenc.lab.sweeps.compare import SEARCH_SEEDS
 from posenc.lab.tasks import TASKS, Task, task_of
+from posenc.specs import syntax
 
 COMPOSED = (
     "rotary(partial=0.25)", "rotary,none", "none,rotary", "on(rotary, heads=(0, 1))",
@@ -74,7 +75,7 @@ def meaning(task: str) -> str:
 
 def label(spec: str) -> str:
     """A spec as summaries name it."""
-    return " / ".join(specs.split(spec))
+    return " / ".join(syntax.split(spec))
 
 
 @lru_cache

@@ -13,9 +13,9 @@ import torch
 
 from posenc import coordinate_maps, kernels, schedules
 from posenc.catalogue import ENCODINGS, build, names, options_of, parameters_of
-from posenc.chosen_heads import OnHeads
-from posenc.encoding import BIASES, DECIDED, WIDTHS, Encoding, Shape, parts_of
-from posenc.encodings.sinusoidal import Sinusoidal
+from posenc.encoding.base import BIASES, DECIDED, WIDTHS, Encoding, Shape, parts_of
+from posenc.encoding.chosen_heads import OnHeads
+from posenc.encodings.added.sinusoidal import Sinusoidal
 from posenc.foreign import code
 from posenc.lab.board import rows, run, scope, tables
 from posenc.lab.description.listing import CELLS, DIM, HEADS, MEASURED_BY, TRAINED_LENGTH
@@ -25,9 +25,9 @@ from posenc.lab.evaluation.cache_cost import cache_cost
 from posenc.lab.published import CLAIMS
 from posenc.lab.results.summary import ratio, results, times
 from posenc.lab.tasks import TASKS
-from posenc.positions import Positions
-from posenc.presets import PRESETS, Preset
-from posenc.seeding import seeded
+from posenc.model.seeding import seeded
+from posenc.specs.presets import PRESETS, Preset
+from posenc.tokens.positions import Positions
 
 STANDARD = Shape.of(DIM, HEADS, TRAINED_LENGTH)
 """The model that encodings are counted for; those of several axes have CELLS cells on each instead of max_len."""

@@ -8,9 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from posenc import __version__, plugins, spelling
+from posenc import __version__
 from posenc.foreign import near, quoted
-from posenc.whole_files import users_cache
+from posenc.foreign.whole_files import users_cache
+from posenc.specs import plugins, spelling
 
 DIM, HEADS, TRAINED_LENGTH, CELLS = 512, 8, 2048, 32
 """The model that encodings are counted for; those of several axes have CELLS cells on each."""
@@ -18,7 +19,8 @@ DIM, HEADS, TRAINED_LENGTH, CELLS = 512, 8, 2048, 32
 MEASURED_BY = "the board: small models of two layers, docs/board"
 
 MADE_FROM = (
-    "encodings", "schedules", "coordinate_maps", "kernels", "lab/published", "lab/tasks", "encoding.py", "presets.py",
+    "encodings", "schedules", "coordinate_maps", "kernels", "lab/published", "lab/tasks", "encoding/base.py",
+    "specs/presets.py",
     "lab/description/describe.py", "lab/description/listing.py", "lab/board/committed/rows.jsonl.gz",
     "../../docs/board/rows.jsonl.gz",
 )  # fmt: skip
@@ -161,7 +163,7 @@ def digest() -> str:
     """What stands for the version and the code that an overview is made from."""
     home, sha = Path(__file__).parents[2], hashlib.sha256(__version__.encode())
     for part in map(home.joinpath, MADE_FROM):
-        for file in sorted(part.glob("*.py")) if part.is_dir() else [part] * part.is_file():
+        for file in sorted(part.rglob("*.py")) if part.is_dir() else [part] * part.is_file():
             sha.update(file.name.encode() + b"\0" + file.read_bytes().replace(b"\r\n", b"\n") + b"\0")
     return sha.hexdigest()
 

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from posenc import lab
-from posenc.attention import Attention, Call
-from posenc.biases import total
-from posenc.encoding import BIASES, Encoding, Shape, parts_of
+from posenc.encoding.base import BIASES, Encoding, Shape, parts_of
+from posenc.encoding.biases import total
 from posenc.lab.runs.record import rounded
-from posenc.masks import bidirectional, causal
-from posenc.positions import Positions
-from posenc.seeding import seeded
+from posenc.model.attention import Attention, Call
+from posenc.model.seeding import seeded
+from posenc.tokens.masks import bidirectional, causal
+from posenc.tokens.positions import Positions
 
 MOST_CELLS = 33
 """Cells on each axis of a grid at most; an odd number has a cell in the middle."""

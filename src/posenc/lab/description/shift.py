@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from posenc.encodings.sinusoidal import Sinusoidal
+from posenc.encodings.added.sinusoidal import Sinusoidal
 
 
 def shift_matrix(encoding: Sinusoidal, k: float) -> Tensor:

@@ -7,11 +7,11 @@ import torch
 
 from posenc import checks
 from posenc.catalogue import build
-from posenc.embedding import TokenPositionEmbedding
-from posenc.encoding import Compose, Shape, parts_of
+from posenc.encoding.base import Compose, Shape, parts_of
 from posenc.foreign import quoted
-from posenc.positions import Positions
-from posenc.seeding import seeded
+from posenc.model.embedding import TokenPositionEmbedding
+from posenc.model.seeding import seeded
+from posenc.tokens.positions import Positions
 
 
 @dataclass(frozen=True)

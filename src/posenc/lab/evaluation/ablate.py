@@ -10,7 +10,7 @@ from posenc.foreign import CannotRead
 from posenc.lab.evaluation.evaluate import TEXT_BYTES, exact_match, held_out_bits
 from posenc.lab.experiments.models import without_position
 from posenc.lab.experiments.places import at_evaluation
-from posenc.positions import Positions
+from posenc.tokens.positions import Positions
 
 
 def shuffled(at: Positions) -> Positions:

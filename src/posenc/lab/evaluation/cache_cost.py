@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from posenc import kernels
-from posenc.encoding import Encoding, Shape
-from posenc.keys import Keys
-from posenc.masks import causal
-from posenc.positions import Positions
+from posenc.encoding.base import Encoding, Shape
+from posenc.encoding.keys import Keys
+from posenc.tokens.masks import causal
+from posenc.tokens.positions import Positions
 
 
 @torch.no_grad()

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from posenc.config import Config
 from posenc.lab.experiments.recipes import on_axes
-from posenc.model import Stack
-from posenc.positions import Positions
-from posenc.seeding import seeded
+from posenc.model.config import Config
+from posenc.model.seeding import seeded
+from posenc.model.stack import Stack
+from posenc.tokens.positions import Positions
 
 DIM, HEADS, TOKENS = 32, 4, 12
 

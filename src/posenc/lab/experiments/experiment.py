@@ -8,12 +8,12 @@ from typing import Any
 
 from posenc import checks
 from posenc.catalogue import Node, options_of, parse
-from posenc.config import Config
 from posenc.coordinate_maps import map_of
 from posenc.foreign import CannotRead, code, form_of, matches, near, quoted
 from posenc.lab.tasks import Task, task_of
+from posenc.model.config import Config
 from posenc.schedules import schedule_of
-from posenc.specs import files_in
+from posenc.specs.syntax import files_in
 
 MOST = {
     "train_length": 1_000_000, "layers": 1_000, "dim": 65_536, "heads": 65_536, "steps": 1_000_000_000,

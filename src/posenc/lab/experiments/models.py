@@ -9,14 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from posenc.config import Config
-from posenc.encoding import Encoding
+from posenc.encoding.base import Encoding
 from posenc.foreign import code, one_line, quoted
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.places import Places, counted
 from posenc.lab.experiments.recipes import hints
 from posenc.lab.tasks import Batch, Task
-from posenc.model import Decoder, Encoder, EncoderDecoder, Stack
+from posenc.model.config import Config
+from posenc.model.decoder import Decoder
+from posenc.model.encoder import Encoder
+from posenc.model.encoder_decoder import EncoderDecoder
+from posenc.model.stack import Stack
 from posenc.schedules import schedule_of
 
 

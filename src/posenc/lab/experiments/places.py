@@ -9,7 +9,7 @@ from torch import Generator, Tensor
 from posenc.coordinate_maps import CoordinateMap, map_of
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.tasks import Batch
-from posenc.positions import Positions
+from posenc.tokens.positions import Positions
 
 Places: TypeAlias = Callable[[Tensor, Positions | None], Positions]
 """From the ids [B, T] that a model reads, and where their task puts them, to where they stand."""

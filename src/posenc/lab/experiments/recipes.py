@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-from posenc import catalogue, checks, specs
+from posenc import catalogue, checks
 from posenc.catalogue import options_of
 from posenc.foreign import quoted
 from posenc.lab import ENCODINGS
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.tasks import Task, task_of
+from posenc.specs import syntax
 
 MOST_SEEDS = 10_000
 
@@ -47,7 +48,7 @@ def trained_length(task: Task) -> int:
 
 def layers_of(spec: str) -> str | tuple[str, ...]:
     """A spec as an experiment holds it: one for all layers, or several that are cycled over them."""
-    parts = tuple(specs.split(spec))
+    parts = tuple(syntax.split(spec))
     return parts[0] if len(parts) == 1 else parts
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from posenc.foreign import quoted
 from posenc.foreign.text import told
 from posenc.lab.loggers._logger import Logger, scores_of
-from posenc.registry import Registry
+from posenc.specs.registry import Registry
 
 __all__ = ["LOGGERS", "Logger", "Together", "loggers_of", "scores_of"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.registry import Named
+from posenc.specs.registry import Named
 
 LETTERS = 40
 """Of a prompt, in the name of its samples: file systems and Weights & Biases refuse long names."""

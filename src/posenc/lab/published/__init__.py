@@ -5,7 +5,7 @@ written down before the seeds that judge them were run. posenc.lab.reproduction 
 """
 
 from posenc.lab.published._claim import CPU, GPU, TIERS, Claim, Inequality, Outcome
-from posenc.registry import Registry
+from posenc.specs.registry import Registry
 
 __all__ = ["CLAIMS", "CPU", "GPU", "TIERS", "Claim", "Inequality", "Outcome", "claim_of"]
 

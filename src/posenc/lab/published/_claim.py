@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from posenc import checks
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.runs.train import Run
-from posenc.registry import Named
+from posenc.specs.registry import Named
 
 CPU, GPU = "cpu", "gpu"
 TIERS = (CPU, GPU)

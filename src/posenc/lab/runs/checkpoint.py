@@ -25,7 +25,7 @@ from posenc.lab.runs.ranks import ALONE, Ranks
 from posenc.lab.runs.train import Run, start
 from posenc.lab.safetensors_file import Stored
 from posenc.lab.texts.nameless import BLOCK
-from posenc.parts import rename_old
+from posenc.model.parts import rename_old
 
 MODEL, OPTIMIZER, FACTS = "model.safetensors", "optimizer.safetensors", "run.json"
 """The files of a step's folder."""

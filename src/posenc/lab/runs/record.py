@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from posenc.catalogue import parameters_of
-from posenc.encoding import Encoding, parts_of
+from posenc.encoding.base import Encoding, parts_of
 from posenc.foreign import CannotRead, matches, quoted
 from posenc.lab import store
 from posenc.lab.evaluation.ablate import ablate
@@ -24,7 +24,7 @@ from posenc.lab.experiments.models import label_of, learned_by_encodings, stacks
 from posenc.lab.experiments.places import at_evaluation
 from posenc.lab.runs.train import LEARNED, LEARNED_BITS, Run, learned_at
 from posenc.lab.tasks import Batch
-from posenc.positions import Positions
+from posenc.tokens.positions import Positions
 
 SCHEMA = 2
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from posenc import catalogue, checks
 from posenc.catalogue import parse
-from posenc.encoding import Encoding, Shape
+from posenc.encoding.base import Encoding, Shape
 from posenc.foreign import CannotRead, form_of, matches, near, quoted
 from posenc.lab import ENCODINGS, store
 from posenc.lab.experiments import recipes

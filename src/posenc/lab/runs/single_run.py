@@ -134,7 +134,7 @@ def train_in(
 def check_samples(run: Any) -> None:
     """Raises ValueError for prompts that this run's model cannot go on with, or not so far, before it is trained."""
     from posenc.lab.experiments.places import at_evaluation, counted
-    from posenc.model import Decoder
+    from posenc.model.decoder import Decoder
 
     for prompt in run.execution.samples:
         if not isinstance(run.model, Decoder):
@@ -177,7 +177,7 @@ def continue_prompt(
 
     from posenc.lab.experiments.places import at_evaluation, counted
     from posenc.lab.runs import checkpoint
-    from posenc.model import Decoder
+    from posenc.model.decoder import Decoder
 
     check_seed(seed)
     for file in own:

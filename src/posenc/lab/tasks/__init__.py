@@ -9,7 +9,7 @@ from pathlib import Path
 from posenc.lab.tasks._of_text import OfText
 from posenc.lab.tasks._symbols import BOS, END, LETTERS, SEPARATOR, Said, Symbols, prompt_and_answer, random_symbols
 from posenc.lab.tasks._task import READERS, Batch, Task
-from posenc.registry import Registry
+from posenc.specs.registry import Registry
 
 __all__ = [
     "BOS", "END", "LETTERS", "READERS", "SEPARATOR", "TASKS", "Batch", "OfText", "Said", "Symbols", "Task",

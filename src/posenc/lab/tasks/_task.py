@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from torch import Generator, Tensor
 
-from posenc.positions import Positions
-from posenc.registry import Named
+from posenc.specs.registry import Named
+from posenc.tokens.positions import Positions
 
 READERS = ("decoder", "encoder", "encoder_decoder")
 """The models that a task can ask for: what sees the tokens before, what sees all, and what reads a source first."""

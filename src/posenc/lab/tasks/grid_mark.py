@@ -8,7 +8,7 @@ import torch
 from torch import Generator
 
 from posenc.lab.tasks._task import Batch, Task
-from posenc.positions import Positions
+from posenc.tokens.positions import Positions
 
 CELLS = ".x"
 DIRECTIONS = "↖↑↗←x→↙↓↘"

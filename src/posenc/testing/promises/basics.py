@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc import masks
-from posenc.positions import distance
-from posenc.seeding import seeded
+from posenc.model.seeding import seeded
 from posenc.testing.contract import promise
 from posenc.testing.subjects import TOKENS, Subject, count, mask_name, on_axes, tokens
+from posenc.tokens import masks
+from posenc.tokens.positions import distance
 
 
 @promise

@@ -10,16 +10,17 @@ from typing import Any
 
 import torch
 
-from posenc import kernels, masks
+from posenc import kernels
 from posenc.catalogue import build
-from posenc.chosen_heads import OnHeads
-from posenc.encoding import BIASES, WIDTHS, Compose, Encoding, Shape, settings_of
-from posenc.keys import Keys
-from posenc.positions import Positions
+from posenc.encoding.base import BIASES, WIDTHS, Compose, Encoding, Shape, settings_of
+from posenc.encoding.chosen_heads import OnHeads
+from posenc.encoding.keys import Keys
 from posenc.schedules import value_of
 from posenc.testing.comparisons import same
 from posenc.testing.contract import promise
 from posenc.testing.subjects import LONG, TOKENS, Net, Subject, count, inside, make, on_axes, registered, tokens
+from posenc.tokens import masks
+from posenc.tokens.positions import Positions
 from posenc.verdicts import NoMeaning, expect
 
 

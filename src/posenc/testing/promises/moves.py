@@ -8,15 +8,15 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from posenc import masks
-from posenc.attention import Attention
 from posenc.cache import GrowingCache, LayerCache, SlotCache
-from posenc.encoding import WHY_FIXED, Encoding
-from posenc.masks import Mask
-from posenc.positions import Positions
+from posenc.encoding.base import WHY_FIXED, Encoding
+from posenc.model.attention import Attention
 from posenc.testing.comparisons import same
 from posenc.testing.contract import promise
 from posenc.testing.subjects import Subject, far_enough, on_axes, tokens
+from posenc.tokens import masks
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
 
 HELD, NEW = 8, 2
 """How many tokens are held, and how many come behind them."""

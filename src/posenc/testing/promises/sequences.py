@@ -2,9 +2,7 @@
 
 import torch
 
-from posenc import masks
 from posenc.cache import GrowingCache, SlotCache
-from posenc.positions import Positions
 from posenc.testing.comparisons import same
 from posenc.testing.contract import promise
 from posenc.testing.subjects import (
@@ -19,6 +17,8 @@ from posenc.testing.subjects import (
     tokens,
     with_gradients,
 )
+from posenc.tokens import masks
+from posenc.tokens.positions import Positions
 
 
 @promise

@@ -6,12 +6,10 @@ import io
 import torch
 from torch import Tensor
 
-from posenc import masks
 from posenc.cache import GrowingCache
-from posenc.keys import Keys
-from posenc.positions import Positions
-from posenc.score_mods import index_grids
-from posenc.seeding import seeded
+from posenc.encoding.keys import Keys
+from posenc.encoding.score_mods import index_grids
+from posenc.model.seeding import seeded
 from posenc.testing.comparisons import near, same
 from posenc.testing.contract import promise
 from posenc.testing.subjects import (
@@ -26,6 +24,8 @@ from posenc.testing.subjects import (
     with_gradients,
 )
 from posenc.testing.variants import kin
+from posenc.tokens import masks
+from posenc.tokens.positions import Positions
 from posenc.verdicts import expect
 
 

@@ -8,16 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from posenc import masks
-from posenc.biases import total
-from posenc.encoding import BIASES, Encoding
+from posenc.encoding.base import BIASES, Encoding
+from posenc.encoding.biases import total
+from posenc.encoding.formulas import Published, has_own_logits
+from posenc.encoding.keys import Keys
+from posenc.encoding.score_mods import in_turn, index_grids
 from posenc.kernels.block_sizes import SIZES
-from posenc.keys import Keys
-from posenc.masks import Mask
-from posenc.positions import Positions, distance
-from posenc.published import Published, has_own_logits
-from posenc.score_mods import in_turn, index_grids
-from posenc.seeding import seeded
+from posenc.model.seeding import seeded
 from posenc.testing.comparisons import alike, near, same
 from posenc.testing.contract import promise
 from posenc.testing.oracles import by_formula
@@ -33,6 +30,9 @@ from posenc.testing.subjects import (
     tokens,
     with_gradients,
 )
+from posenc.tokens import masks
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions, distance
 from posenc.verdicts import Advised, NoMeaning, expect
 
 

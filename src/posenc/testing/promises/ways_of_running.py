@@ -3,13 +3,13 @@
 import torch
 from torch import Tensor
 
-from posenc import masks
 from posenc.cache import GrowingCache, SlotCache
-from posenc.positions import Positions
-from posenc.shared_tables import KEPT
 from posenc.testing.comparisons import same
 from posenc.testing.contract import promise
 from posenc.testing.subjects import LONG, TOKENS, Net, Subject, count, in_chunks, mask_name, tokens
+from posenc.tokens import masks
+from posenc.tokens.positions import Positions
+from posenc.tokens.shared_tables import KEPT
 from posenc.verdicts import expect
 
 

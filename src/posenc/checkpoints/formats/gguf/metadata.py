@@ -22,7 +22,7 @@ from posenc.checkpoints.vocabulary.reading import (
     Reading,
 )
 from posenc.checkpoints.vocabulary.specs import possible, rotary_spec, spec_of, whole
-from posenc.encoding import Shape
+from posenc.encoding.base import Shape
 from posenc.foreign import count, matches, quoted
 from posenc.schedules import Schedule
 from posenc.schedules.linear import Linear

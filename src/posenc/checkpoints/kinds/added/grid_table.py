@@ -8,9 +8,9 @@ from torch import nn
 from posenc.checkpoints.kinds.added.learned_table import Rows, grid_of, is_table, put
 from posenc.checkpoints.kinds.kind import Change, Kind, Stack
 from posenc.checkpoints.vocabulary.specs import spec_of
-from posenc.encoding import Encoding
-from posenc.encodings.learned import Learned
-from posenc.encodings.learned_grid import LearnedGrid
+from posenc.encoding.base import Encoding
+from posenc.encodings.added.learned import Learned
+from posenc.encodings.added.learned_grid import LearnedGrid
 
 
 @dataclass

@@ -21,10 +21,10 @@ from posenc.checkpoints.models.found import Found
 from posenc.checkpoints.models.nodes import Node
 from posenc.checkpoints.vocabulary.ledger import is_list
 from posenc.checkpoints.vocabulary.specs import spec_of
-from posenc.encoding import Encoding, Shape
-from posenc.encodings.learned import Learned
-from posenc.encodings.learned_grid import LearnedGrid
-from posenc.encodings.sinusoidal import Sinusoidal
+from posenc.encoding.base import Encoding, Shape
+from posenc.encodings.added.learned import Learned
+from posenc.encodings.added.learned_grid import LearnedGrid
+from posenc.encodings.added.sinusoidal import Sinusoidal
 
 FACTS = {"shape", "dtype", "device", "size", "dim", "ndim", "numel", "requires_grad", "grad", "is_cuda", "layout"}
 """What code asks of a table that it does not read."""

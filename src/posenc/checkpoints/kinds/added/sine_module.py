@@ -14,8 +14,8 @@ from posenc.checkpoints.kinds.calls import Call, name_among, parameters
 from posenc.checkpoints.kinds.kind import Change, Differs, Kind, Stack, swap
 from posenc.checkpoints.kinds.rotary.module import at_coordinates
 from posenc.checkpoints.vocabulary.specs import spec_of
-from posenc.encoding import Encoding, Shape, settings_of
-from posenc.encodings.sinusoidal import LAYOUTS, Sinusoidal
+from posenc.encoding.base import Encoding, Shape, settings_of
+from posenc.encodings.added.sinusoidal import LAYOUTS, Sinusoidal
 
 WHOLE = 2 * torch.pi
 """What the last row and column are brought to, where the size of an image is to make no difference (radians)."""

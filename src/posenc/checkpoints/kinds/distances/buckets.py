@@ -11,8 +11,8 @@ from posenc.catalogue import build
 from posenc.checkpoints.kinds.kind import Change, Differs, Kind, Stack, shadow
 from posenc.checkpoints.models.dry_run import FURTHEST, Bucketed, bucketed
 from posenc.checkpoints.vocabulary.specs import spec_of
-from posenc.encoding import Encoding
-from posenc.encodings.t5_bias import T5Bias
+from posenc.encoding.base import Encoding
+from posenc.encodings.distance_biases.t5_bias import T5Bias
 
 
 @dataclass

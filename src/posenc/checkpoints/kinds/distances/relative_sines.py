@@ -13,8 +13,8 @@ from posenc.catalogue import build
 from posenc.checkpoints.kinds.kind import Change, Differs, Kind, Stack, swap
 from posenc.checkpoints.kinds.rotary.module import rounding
 from posenc.checkpoints.vocabulary.specs import spec_of
-from posenc.encoding import Encoding
-from posenc.encodings.transformer_xl import LAYOUTS, TransformerXL
+from posenc.encoding.base import Encoding
+from posenc.encodings.content_biases.transformer_xl import LAYOUTS, TransformerXL
 
 
 @dataclass

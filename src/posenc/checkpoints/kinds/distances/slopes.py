@@ -13,8 +13,8 @@ from posenc.catalogue import build as built_from
 from posenc.checkpoints.kinds.calls import Call, parameters
 from posenc.checkpoints.kinds.kind import Change, Differs, Kind, NotSaid, Stack, hook
 from posenc.checkpoints.vocabulary.specs import spec_of
-from posenc.encoding import Encoding
-from posenc.encodings.alibi import ALiBi
+from posenc.encoding.base import Encoding
+from posenc.encodings.distance_biases.alibi import ALiBi
 
 
 @dataclass

@@ -11,10 +11,10 @@ from posenc.catalogue import build
 from posenc.checkpoints.kinds.kind import Change, Differs, Kind, Stack, refill
 from posenc.checkpoints.kinds.rotary.module import rounding
 from posenc.checkpoints.vocabulary.specs import spec_of
-from posenc.encoding import Encoding, Shape
-from posenc.encodings.grid_bias import GridBias
-from posenc.encodings.log_grid_bias import LogGridBias
-from posenc.positions import Positions
+from posenc.encoding.base import Encoding, Shape
+from posenc.encodings.distance_biases.grid_bias import GridBias
+from posenc.encodings.distance_biases.log_grid_bias import LogGridBias
+from posenc.tokens.positions import Positions
 
 
 @dataclass

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from posenc.checkpoints.kinds.added.learned_table import ReadRows, Rows, feeds_turns
 from posenc.checkpoints.kinds.kind import Change, Kind, Stack, shadow
 from posenc.checkpoints.kinds.rotary.module import at_coordinates, compare_tables, rounding
-from posenc.encoding import Encoding
-from posenc.rotations import Rotations
+from posenc.encoding.base import Encoding
+from posenc.encodings.rotations import Rotations
 
 
 @dataclass

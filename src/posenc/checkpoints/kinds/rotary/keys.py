@@ -11,8 +11,8 @@ from posenc.checkpoints.vocabulary.bounds import LENGTHS
 from posenc.checkpoints.vocabulary.ledger import Ledger, in_words
 from posenc.checkpoints.vocabulary.reading import CannotRead, names_no_code
 from posenc.checkpoints.vocabulary.specs import CannotExpress, possible, rotary_spec, short, spec_of
-from posenc.encoding import Encoding, settings_of
-from posenc.encodings.multimodal_rotary import MultimodalRotary
+from posenc.encoding.base import Encoding, settings_of
+from posenc.encodings.rotations.multimodal_rotary import MultimodalRotary
 from posenc.schedules import SCHEDULES, Schedule
 from posenc.schedules.dynamic_ntk import DynamicNTK
 from posenc.schedules.linear import Linear

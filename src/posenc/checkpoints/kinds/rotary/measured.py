@@ -21,10 +21,10 @@ from posenc.checkpoints.models.turns import Turn
 from posenc.checkpoints.vocabulary.ledger import in_words
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.checkpoints.vocabulary.specs import rotary_spec, spec_of
-from posenc.encoding import Shape
-from posenc.encodings.image_rotary import normalised_grid
-from posenc.encodings.rotary import LAYOUTS
-from posenc.positions import Positions
+from posenc.encoding.base import Shape
+from posenc.encodings.rotations.image_rotary import normalised_grid
+from posenc.encodings.rotations.rotary import LAYOUTS
+from posenc.tokens.positions import Positions
 
 NEAR = 2e-5
 """By how much turned unit vectors may differ at the first positions, where the modules take angles in float32."""

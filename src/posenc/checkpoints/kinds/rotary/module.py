@@ -13,11 +13,11 @@ from posenc.catalogue import build
 from posenc.checkpoints.kinds.calls import parameters
 from posenc.checkpoints.kinds.kind import Change, Differs, Kind, NotSaid, Stack, swap
 from posenc.checkpoints.models.turns import axes_of
-from posenc.encoding import Encoding, parts_of
-from posenc.encodings.image_rotary import normalised_grid
+from posenc.encoding.base import Encoding, parts_of
+from posenc.encodings.rotations import Rotations
+from posenc.encodings.rotations.image_rotary import normalised_grid
 from posenc.foreign.text import told
-from posenc.positions import Positions
-from posenc.rotations import Rotations
+from posenc.tokens.positions import Positions
 
 SAMPLE = (0, 1, 2, 3, 5, 9, 17, 33, 65, 129, 513, 2049, 8193, 32769)
 """Positions at which a rotary module and what replaces it are compared."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from posenc.lab.results import statistics
 from posenc.lab.results.statistics import Spread
-from posenc.plugins import plugins_in
+from posenc.specs.plugins import plugins_in
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ page was asked for.
 from collections.abc import Callable
 from typing import Any
 
-from posenc.encoding import Encoding, Shape
+from posenc.encoding.base import Encoding, Shape
 from posenc.lab.views.sections import added, biases, moves, order, spectrum
 
 OF_ENCODINGS: dict[str, Callable[[Encoding, Shape], Any]] = {

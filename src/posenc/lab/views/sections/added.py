@@ -2,8 +2,8 @@
 
 import torch
 
-from posenc.encoding import Encoding, Shape
-from posenc.positions import Positions
+from posenc.encoding.base import Encoding, Shape
+from posenc.tokens.positions import Positions
 
 
 @torch.no_grad()

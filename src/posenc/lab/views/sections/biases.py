@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from posenc.encoding import BIASES, Encoding, Shape, parts_of
+from posenc.encoding.base import BIASES, Encoding, Shape, parts_of
 
 REACH = 255
 """The largest distance on each side (positions)."""

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 
 from posenc.cache import GrowingCache
-from posenc.encoding import Encoding, Shape, parts_of
-from posenc.keys import Keys
+from posenc.encoding.base import Encoding, Shape, parts_of
+from posenc.encoding.keys import Keys
+from posenc.encodings.rotations import OneSpectrum
 from posenc.lab.runs.settings import reads
-from posenc.positions import Positions
-from posenc.rotations import OneSpectrum
+from posenc.tokens.positions import Positions
 
 
 @torch.no_grad()

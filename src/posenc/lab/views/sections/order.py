@@ -3,7 +3,7 @@
 from typing import Any
 
 from posenc import catalogue
-from posenc.encoding import Encoding, Shape
+from posenc.encoding.base import Encoding, Shape
 from posenc.lab.evaluation.order import changes
 from posenc.lab.experiments.recipes import on_axes
 from posenc.lab.runs.settings import reads

@@ -4,8 +4,8 @@ import math
 from dataclasses import fields
 from typing import Any
 
-from posenc.encoding import Encoding, Shape, parts_of
-from posenc.rotations import plain_frequencies
+from posenc.encoding.base import Encoding, Shape, parts_of
+from posenc.encodings.rotations import plain_frequencies
 from posenc.schedules import Schedule
 
 

@@ -1,0 +1,117 @@
+"""An encoding on chosen heads only; the other heads have no position."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from posenc.encoding.base import Encoding, Moves, Side
+from posenc.encoding.biases import Bias, among_heads
+from posenc.encoding.formulas import Token, dot_product
+from posenc.encoding.keys import Keys
+from posenc.foreign import quoted
+from posenc.tokens.positions import Positions
+
+
+class OnHeads(Encoding):
+    """An encoding on chosen heads only: `on(rotary, heads=(0, 1))`; the other heads have no position.
+
+    `encoding` is built for as many heads as are chosen; `of` is the number of query heads of the model. With fewer key
+    heads than query heads, the chosen query heads must be all those of some key heads.
+    Raises ValueError for heads that do not exist or stand twice, and for encodings without heads (doors 1 and 4).
+    """
+
+    def __init__(self, encoding: Encoding, heads: Sequence[int], of: int) -> None:
+        super().__init__()
+        chosen = tuple(heads)
+        if not chosen or len(set(chosen)) != len(chosen) or min(chosen) < 0 or max(chosen) >= of:
+            raise ValueError(f"heads must be different numbers from 0 to {of - 1}, got {quoted(chosen)}")
+        for door in ("embed", "attend", "remember"):
+            if door in encoding.doors:
+                raise ValueError(
+                    f"{encoding} opens the door '{door}', which knows no heads; "
+                    f"on(...) takes rotary-like and bias encodings"
+                )
+        self.encoding, self.heads, self.of = encoding, chosen, of
+        self.doors, self.per_layer = encoding.doors, encoding.per_layer
+        self.axes, self.reads_keys, self.between = encoding.axes, encoding.reads_keys, encoding.between
+        self.turns, self.turns_when_attending = encoding.turns, encoding.turns_when_attending
+
+    @property
+    def wavelengths(self) -> Tensor | None:
+        return self.encoding.wavelengths
+
+    def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
+        if "turn" not in self.doors:
+            return x
+        chosen = torch.tensor(self.among(x.shape[1]), device=x.device)
+        turned = self.encoding.turn(x[:, chosen], at, side)
+        if turned.shape[-1] != x.shape[-1]:
+            raise ValueError(
+                f"{self.encoding} makes heads of {x.shape[-1]} channels {turned.shape[-1]} wide, and the heads beside "
+                f"them stay as they are; use it on all heads"
+            )
+        return x.index_copy(1, chosen, turned)
+
+    @property
+    def moves(self) -> Moves:
+        return self.encoding.moves
+
+    def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
+        if "turn" not in self.doors:
+            return super().moved(k, before, after)
+        chosen = torch.tensor(self.among(k.shape[1]), device=k.device)
+        return k.index_copy(1, chosen, self.encoding.moved(k[:, chosen], before, after))
+
+    def among(self, heads: int) -> Sequence[int]:
+        """The chosen heads among so many, which query heads may share.
+
+        Raises ValueError where a head that is chosen is shared with one that is not.
+        """
+        group = self.of // heads
+        groups = sorted({head // group for head in self.heads})
+        if group == 1:
+            return self.heads
+        if len(groups) * group != len(self.heads):
+            raise ValueError(
+                f"{group} query heads share each key head, so the chosen heads must come in whole groups "
+                f"of {group}, got {self.heads}"
+            )
+        return groups
+
+    def by_distance(self, delta: Tensor) -> Tensor | None:
+        values = self.encoding.by_distance(delta)
+        return None if values is None else among_heads(values, 0, self.heads, self.of)
+
+    def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
+        if q is not None:
+            if q.shape[1] != self.of:
+                raise ValueError(
+                    f"{self} is for {self.of} heads, got queries of {q.shape[1]}; build it for {q.shape[1]}"
+                )
+            chosen = torch.tensor(self.heads, device=q.device)
+            if self.reads_keys:
+                keys = replace(keys, k=keys.k.repeat_interleave(self.of // keys.k.shape[1], 1)[:, chosen])
+            q = q[:, chosen]
+        return [bias.on(self.heads, self.of) for bias in self.encoding.biases(q, at, keys)]
+
+    def formula_query(self, q: Sequence[float], position: float, head: int = 0) -> Sequence[float]:
+        raise NotImplementedError(
+            f"{self} turns the queries of some heads only, and a formula of one query lacks its head"
+        )
+
+    def formula_logit(
+        self, q: Sequence[float], k: Sequence[float], m: float, n: float, head: int, scale: float
+    ) -> float:
+        return self.formula_logits(Token(q, m, 0), [Token(k, n, 0)], head, scale)[0]
+
+    def formula_logits(self, query: Token, keys: Sequence[Token], head: int, scale: float) -> list[float]:
+        if head not in self.heads:
+            return [dot_product(query.vector, key.vector, scale) for key in keys]
+        return self.encoding.formula_logits(query, keys, self.heads.index(head), scale)
+
+    def __repr__(self) -> str:
+        return f"on({self.encoding}, heads={self.heads})"
+
+    __str__ = __repr__

@@ -1,0 +1,1 @@
+"""Encodings that are added to the embeddings: door 1."""

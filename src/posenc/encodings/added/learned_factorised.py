@@ -1,0 +1,218 @@
+"""Learned tables, one for each axis."""
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from posenc import checks
+from posenc.encoding.base import Encoding, settings_of
+from posenc.encoding.interpolation import interpolated, matrix_of, resample
+from posenc.tokens.positions import Positions
+from posenc.tokens.watched import may_be_read
+
+COMBINE = ("concatenated", "summed")
+OVERRUN = ("error", "clamp")
+
+
+class LearnedFactorised(Encoding):
+    """Add to each token the trained vectors of its row and of its column: one small table for each axis.
+
+    concatenated: E[r, c] = [A[r], B[c]],  A [n_1, d_1], B [n_2, d_2], d_1 + d_2 = dim
+    summed:       E[r, c] = A[r] + B[c],   A [n_1, dim], B [n_2, dim]
+    folded:       E[p] = E[p // n_2, p % n_2] for positions p = 0..n_1 n_2 - 1 of one axis
+
+    dim      width of the embeddings (channels)
+    max_len  positions to serve where no grid is given: in all when folded (the grid is then nearly square), otherwise
+             on each of two axes
+    grid     rows of each table, as in grid=(64, 64); two axes or more
+    widths   channels of each axis when concatenated (default: as even as dim allows)
+    combine  "concatenated" as in Reformer, "summed" as in models of images and video
+    fold     True: positions have one axis, and are folded over the grid row by row, as in Reformer. False: they have
+             the grid's axes
+    overrun  what happens past the tables: "error" raises, "clamp" reads the last row
+    std      standard deviation of the initial tables (in units of the embeddings); Reformer's is 1
+
+    Shapes: x [B, T, dim] -> [B, T, dim]. Between two positions their vectors are mixed linearly. 64 x 64 positions take
+    128 rows instead of 4,096. Reformer's own code refuses to train on anything but n_1 n_2 tokens; this one does not.
+    Errors are raised from Python with the position and the sizes; inside a compiled graph what is out of reach is NaN.
+
+    Where it goes wrong: what is special about one cell cannot be said, only about rows and about columns. Folded, the
+    two neighbours n_2 - 1 and n_2 of a text lie in different rows: only a change of both vectors leads across.
+
+    Raises ValueError for sizes below 1, widths that do not add up, unknown words, embeddings of another width, and
+    positions out of the tables.
+    Source: Kitaev, Kaiser, Levskaya 2020, arXiv:2001.04451 (released code, axial position embeddings); Ho et al. 2019,
+    arXiv:1912.12180.
+
+    >>> [list(table.shape) for table in LearnedFactorised(8, grid=(3, 5)).tables]
+    [[3, 4], [5, 4]]
+    """
+
+    equation = r"""
+    E[r, c] = [A[r], B[c]] \quad \text{(concatenated)}
+
+    E[r, c] = A[r] + B[c] \quad \text{(summed)}
+
+    E[p] = E[\lfloor p / n_2 \rfloor, \; p \bmod n_2] \quad \text{(folded)}
+    """
+    source = "Kitaev, Kaiser, Levskaya 2020, arXiv:2001.04451; Ho et al. 2019, arXiv:1912.12180"
+    also_called = ("axial_position", "axial_embedding", "reformer")
+    extrapolates: ClassVar[str] = "not claimed: past its tables there are no rows"
+    used_by: ClassVar[str] = "Reformer"
+
+    def __init__(
+        self,
+        dim: int,
+        max_len: int | None = None,
+        *,
+        grid: tuple[int, ...] | None = None,
+        widths: tuple[int, ...] | None = None,
+        combine: str = "concatenated",
+        fold: bool = True,
+        overrun: str = "error",
+        std: float = 0.02,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.sizes(dim=dim, max_len=max_len)
+        checks.one_of("combine", combine, COMBINE), checks.one_of("overrun", overrun, OVERRUN)
+        checks.above("std", std, 0)
+        if grid is None:
+            if max_len is None:
+                raise ValueError("tables need their sizes: give grid=(rows, columns), or max_len")
+            columns = math.isqrt(max_len - 1) + 1
+            sizes: tuple[int, ...] = (-(-max_len // columns), columns) if fold else (max_len, max_len)
+        else:
+            sizes = grid
+        if not isinstance(sizes, tuple) or len(sizes) < 2 or not all(isinstance(n, int) and n >= 1 for n in sizes):
+            raise ValueError(f"grid must give the rows of two tables or more, as in (64, 64), got {grid!r}")
+        shares = tuple(dim // len(sizes) + (axis < dim % len(sizes)) for axis in range(len(sizes)))
+        if widths is not None:
+            if combine == "summed":
+                raise ValueError(f"summed tables all have dim={dim} channels, got widths={widths}; leave widths out")
+            shares = widths
+        if len(shares) != len(sizes) or not all(width >= 1 for width in shares) or sum(shares) != dim:
+            raise ValueError(f"widths must be {len(sizes)} numbers of 1 or more that add up to dim={dim}, got {shares}")
+        self.dim, self.max_len, self.grid, self.widths = dim, max_len, grid, widths
+        self.combine, self.fold, self.overrun, self.std = combine, fold, overrun, std
+        self.sizes = sizes
+        self.axes = 1 if fold else len(sizes)
+        self.tables = nn.ParameterList(
+            nn.Parameter(torch.empty(n, dim if combine == "summed" else width, device=device, dtype=dtype))
+            for n, width in zip(sizes, shares, strict=True)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for table in self.tables:
+            nn.init.normal_(table, std=self.std)
+
+    def resampled(self, *grid: int, antialias: bool = True) -> "LearnedFactorised":
+        """The same encoding for another grid, each table resampled bicubically along its axis.
+
+        antialias  widen the kernel where a table shrinks (timm); it takes Keys' a = -1/2 everywhere, without it -3/4
+        Raises ValueError for folded positions: another grid would fold them in other places.
+        """
+        if self.fold:
+            raise ValueError(f"{self} folds positions over its grid; only tables of several axes resample (fold=False)")
+        if len(grid) != self.axes or not all(n >= 1 for n in grid):
+            raise ValueError(f"a grid of {self.axes} axes needs as many sizes of 1 or more, got {grid}")
+        options: dict[str, Any] = {**settings_of(self), "grid": grid}
+        twin = LearnedFactorised(self.dim, **options, device=self.tables[0].device, dtype=self.tables[0].dtype)
+        with torch.no_grad():
+            for table, new in zip(self.tables, twin.tables, strict=True):
+                matrix = matrix_of(len(table), len(new), mode="bicubic", antialias=antialias)
+                new.copy_(resample(table, [matrix]))
+        return twin
+
+    def embed(self, x: Tensor, at: Positions) -> Tensor:
+        checks.dim(self, x)
+        return x + self.read(self.place(at)).to(x.dtype)
+
+    @property
+    def limits(self) -> tuple[int, ...]:
+        """How many positions there are along each axis that is read."""
+        return (math.prod(self.sizes),) if self.fold else self.sizes
+
+    def place(self, at: Positions) -> Tensor:
+        """Where each token [B or 1, T, axes] reads the tables (whole or fractional), by the overrun policy."""
+        coords = at.coordinates(self.axes, self)
+        coords = coords[..., None] if self.axes == 1 else coords
+        last = torch.tensor([n - 1 for n in self.limits], device=coords.device)
+        if self.overrun == "clamp":
+            coords = torch.minimum(coords, last.to(coords.dtype))
+        # What is known without looking at data needs no check: an extent also says that no coordinate is below 0.
+        if at.extent is not None and (self.overrun == "clamp" or at.extent <= min(self.limits)):
+            return coords
+        inside = ((coords >= 0) & (coords <= last)).all(-1)
+        if not may_be_read(coords):
+            return torch.where(inside[..., None], coords.to(torch.float64), torch.nan)
+        if bool(inside.all()):
+            return coords
+        wrong = coords[~inside]
+        where = wrong[wrong.amax(-1).argmax()].tolist()
+        wanted = tuple(max(n, math.floor(p) + 1) for n, p in zip(self.limits, where, strict=True))
+        larger = f"max_len={wanted[0]}" if self.fold else f"grid={wanted}"
+        raise ValueError(
+            f"position {where[0] if self.fold else tuple(where)} is out of learned tables of "
+            f"{' x '.join(map(str, self.sizes))} positions, which begin at 0; "
+            + (
+                f"build them with {larger} or more, or choose overrun='clamp'"
+                if wanted != self.limits
+                else "shift the positions"
+            )
+        )
+
+    def read(self, place: Tensor) -> Tensor:
+        """The vectors [..., dim] at places [..., axes] that may be fractional; NaN places give NaN."""
+        if not place.is_floating_point():
+            return self.whole(place)
+        exact = torch.promote_types(self.tables[0].dtype, torch.float32)
+        if self.fold:
+            return interpolated(lambda row: self.whole(row).to(exact), place, self.limits[0] - 1)
+
+        def piece(table: Tensor, on_axis: Tensor) -> Tensor:
+            return interpolated(lambda row: table[row].to(exact), on_axis, len(table) - 1)
+
+        return self.combined(list(map(piece, self.tables, place.unbind(-1))))
+
+    def whole(self, place: Tensor) -> Tensor:
+        """The vectors [..., dim] at whole places [..., axes]."""
+        cell = place
+        if self.fold:
+            rest, digits = place[..., 0], []
+            for n in reversed(self.sizes):
+                digits.append(rest % n)
+                rest = rest // n
+            cell = torch.stack(digits[::-1], -1)
+        return self.combined([table[cell[..., axis]] for axis, table in enumerate(self.tables)])
+
+    def combined(self, pieces: list[Tensor]) -> Tensor:
+        return torch.cat(pieces, -1) if self.combine == "concatenated" else torch.stack(pieces).sum(0)
+
+    def formula_added(self, position, channel: int) -> float:
+        if not self.fold:
+            return self.formula_cell([min(p, n - 1) for p, n in zip(position, self.sizes, strict=True)], channel)
+        p = min(position, math.prod(self.sizes) - 1)
+        share = p - int(p)
+        total = 0.0
+        for whole, weight in ((int(p), 1 - share), (int(p) + 1, share)):
+            cell: list[float] = []
+            for n in reversed(self.sizes):
+                cell.insert(0, whole % n)
+                whole //= n
+            total += weight * self.formula_cell(cell, channel) if weight else 0.0
+        return total
+
+    def formula_cell(self, cell: list[float], channel: int) -> float:
+        """One channel at a cell, each table read between its rows."""
+        total = 0.0
+        for p, table in zip(cell, self.tables, strict=True):
+            if 0 <= channel < table.shape[1]:
+                share, above = p - int(p), min(int(p) + 1, len(table) - 1)
+                total += (1 - share) * table[int(p), channel].item() + share * table[above, channel].item()
+            channel -= table.shape[1] if self.combine == "concatenated" else 0
+        return total

@@ -1,0 +1,1 @@
+"""Biases that read more than a distance: door 3, `biases`."""

@@ -1,0 +1,245 @@
+"""DeBERTa's disentangled attention."""
+
+import math
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posenc import checks
+from posenc.encoding.base import Encoding
+from posenc.encoding.biases import Bias, DotProducts, Products, facts_of
+from posenc.encoding.keys import Keys
+from posenc.encoding.score_mods import ScoreMod, look_up
+from posenc.tokens.positions import Positions, distance
+
+TERMS = ("both", "content_to_position", "position_to_content")
+
+
+class DeBERTa(Encoding):
+    """Let queries ask for distances, and let distances ask for keys: content and position each with its own projection.
+
+    logit(i, j) = scale * q_i . k_j + (q_i . W_K P[d(i, j)] + k_j . (W_Q P[d(j, i)] + c)) / sqrt(head_dim (1 + terms))
+    d(i, j) = clip(bucket(m_i - n_j), -buckets, buckets - 1) + buckets
+
+    bucket keeps distances up to half = buckets // 2 as they are; beyond, a distance x counts as
+    sign(x) (half + ceil(ln(|x| / half) / ln((max_distance - 1) / half) (half - 1))). P [2 buckets, dim] is the table of
+    relative positions, W_K and W_Q map dim channels to those of all heads, and c is W_Q's bias.
+
+    dim           width of the table (channels), that of the model in the paper
+    heads         number of query heads
+    head_dim      width of one head (channels)
+    buckets       rows of the table on each side: 256 in versions 2 and 3, 512 in version 1
+    max_distance  the distance (positions) where the logarithmic buckets end; 512 in versions 2 and 3, None in
+                  version 1: every distance has its own row up to `buckets`
+    terms         "both", "content_to_position" (q_i with P alone) or "position_to_content" (k_j with P alone)
+    mirror        True reads P[d(j, i)] for the keys, as in the paper. False reads P[d(i, j)] there too, as the released
+                  code does: its comment says otherwise, but models were trained so; choose it for released weights
+    std           standard deviation of the initial table, W_K and W_Q
+
+    Where each square root goes: the terms here are divided by sqrt(head_dim (1 + terms)), sqrt(3 head_dim) with both.
+    The paper divides the content's logit by the same; that is Attention's `scale`, whose default is head_dim^-1/2.
+
+    Bucket edges are decided in exact integer arithmetic. A fractional distance counts as the whole one next to it away
+    from zero, as in the logarithmic buckets.
+
+    What differs from the paper: DeBERTa shares P between layers; here each layer holds its own, so load the same table
+    into each (versions 2 and 3 pass it through a LayerNorm first: load its output). `share_att_key` (versions 2 and 3)
+    uses the content's own projections: load Attention's k_proj.weight as W_K, q_proj's weight and bias as W_Q and c.
+    A bias of W_K is the same for all keys, so the softmax drops it, and it is left out.
+
+    Where it goes wrong: distances past the last bucket are all alike, and nothing was learned there. Key content enters
+    the bias, so it is no fixed tensor that could be computed once.
+
+    Raises ValueError for widths or heads below 1, fewer than 2 buckets (4 with max_distance), a max_distance that
+    leaves no room for the logarithmic buckets, unknown terms, and heads that are others than it was built for.
+    Source: He, Liu, Gao, Chen 2020, arXiv:2006.03654, section 3.2; He, Gao, Chen 2021, arXiv:2111.09543.
+
+    >>> encoding = DeBERTa(dim=8, heads=2, head_dim=4)
+    >>> encoding.bucket(torch.tensor([0, -5, 128, 129, 200, 300, 511])).tolist()
+    [0, -5, 128, 129, 169, 207, 255]
+    """
+
+    equation = r"""
+    \operatorname{logit}(i, j) = \text{scale}\, q_i \cdot k_j + \frac{q_i \cdot W_K P[d(i, j)] + k_j \cdot (W_Q P[d(j,
+    i)] + c)}{\sqrt{\text{head dim} \, (1 + \text{terms})}}
+
+    d(i, j) = \operatorname{clip}(\operatorname{bucket}(m_i - n_j), -\text{buckets}, \text{buckets} - 1) +
+    \text{buckets}
+    """
+    source = "He, Liu, Gao, Chen 2020, arXiv:2006.03654, section 3.2"
+    also_called = ("disentangled", "disentangled_attention", "deberta_v2", "deberta_v3")
+    per_layer = True
+    reads_keys = True
+    extrapolates = "not claimed: distances past the last bucket share its row"
+    used_by = "DeBERTa, DeBERTa-v2, DeBERTa-v3"
+    between = ()
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        head_dim: int,
+        *,
+        buckets: int = 256,
+        max_distance: int | None = 512,
+        terms: str = "both",
+        mirror: bool = True,
+        std: float = 0.02,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.sizes(dim=dim, heads=heads, head_dim=head_dim)
+        checks.at_least("buckets", buckets, 2 if max_distance is None else 4)
+        buckets = int(buckets)
+        if max_distance is not None:
+            if not max_distance > buckets // 2 + 1:
+                raise ValueError(
+                    f"max_distance must be above {buckets // 2 + 1}, where the logarithmic buckets "
+                    f"begin, or None for a row for every distance, got {max_distance}"
+                )
+            max_distance = int(max_distance)
+        checks.one_of("terms", terms, TERMS)
+        checks.above("std", std, 0)
+        self.dim, self.heads, self.head_dim, self.buckets = dim, heads, head_dim, buckets
+        self.max_distance, self.terms, self.mirror, self.std = max_distance, terms, mirror, std
+        # Computed once, because every block of queries asks for them and the powers are long numbers.
+        self.edges = edges_of(buckets, max_distance)
+        self.table = nn.Parameter(torch.empty(2 * buckets, dim, device=device, dtype=dtype))
+        width = heads * head_dim
+        self.to_key = nn.Linear(dim, width, False, device, dtype) if terms != "position_to_content" else None
+        self.to_query = nn.Linear(dim, width, True, device, dtype) if terms != "content_to_position" else None
+        self.reads_keys = self.to_query is not None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.table, std=self.std)
+        for projection in (self.to_key, self.to_query):
+            if projection is not None:
+                nn.init.normal_(projection.weight, std=self.std)
+        if self.to_query is not None:
+            nn.init.zeros_(self.to_query.bias)
+
+    @property
+    def scale(self) -> float:
+        """The factor of the terms with positions: (head_dim (1 + terms))^-1/2."""
+        return (self.head_dim * (3 if self.terms == "both" else 2)) ** -0.5
+
+    def bucket(self, delta: Tensor) -> Tensor:
+        """The signed bucket (-buckets to buckets) of each signed distance, query minus key (positions)."""
+        edges = torch.tensor(self.edges, dtype=torch.float64, device=delta.device)
+        size = torch.bucketize(delta.abs().to(torch.float64), edges)
+        return torch.where(delta < 0, -size, size)
+
+    def row(self, bucket: Tensor) -> Tensor:
+        """The row of the table for each bucket: there is one more for negative ones."""
+        return bucket.clamp(-self.buckets, self.buckets - 1) + self.buckets
+
+    def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
+        assert q is not None
+        checks.heads(self, q)
+        checks.head_dim(self, q)
+        facts, products = partial(self.facts, q), partial(self.products, q, keys.k)
+        beyond = self.max_distance or self.buckets
+        return [Products(self.score_mod, q, at, keys, facts=facts, products=products, same_beyond=beyond)]
+
+    def facts(self, q: Tensor, keys: Keys) -> Keys:
+        """What queries, and what keys, have of every row of the table."""
+        memo, query_memo = {}, {}
+        if self.to_key is not None:
+            query_memo["deberta"] = self.compared(q, self.to_key)
+        if self.to_query is not None:
+            memo["deberta"] = self.compared(self.for_each_head(keys.k), self.to_query)
+        return facts_of(keys, memo=memo, query_memo=query_memo)
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+        bucket = self.bucket(distance(at, keys.at, self))
+        bucket = bucket.expand(q.shape[0], -1, -1)
+        row, mirrored = self.row(bucket), self.row(-bucket if self.mirror else bucket)
+        to_position, to_content = keys.query_memo.get("deberta"), keys.memo.get("deberta")
+
+        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            if to_position is not None:
+                score = score + look_up(to_position, b, h, i, row[b, i, j]).to(score.dtype)
+            if to_content is not None:
+                score = score + look_up(to_content, b, h, j, mirrored[b, i, j]).to(score.dtype)
+            return score
+
+        return score_mod
+
+    def products(self, q: Tensor, k: Tensor, distances: range) -> list[DotProducts]:
+        """What queries are compared with at whole distances, and what keys are."""
+        bucket = self.bucket(torch.arange(distances.start, distances.stop, distances.step, device=q.device))
+        terms = []
+        if self.to_key is not None:
+            terms.append(self.term(q, self.to_key, self.row(bucket)))
+        if self.to_query is not None:
+            row = self.row(-bucket if self.mirror else bucket)
+            terms.append(self.term(self.for_each_head(k), self.to_query, row)._replace(of_keys=True))
+        return terms
+
+    def term(self, x: Tensor, projection: nn.Linear, row: Tensor) -> DotProducts:
+        """Queries or keys [B, H, T, D] with those rows of the projected table that distances have."""
+        first, last = sorted((int(row[0]), int(row[-1])))  # rows follow the distance
+        table = self.projected(x, projection, slice(first, last + 1))
+        return DotProducts(x.to(table.dtype), table * self.scale, row - first)
+
+    def for_each_head(self, k: Tensor) -> Tensor:
+        """Keys [B, KV, S, D] as those of each query head."""
+        return k if k.shape[1] == self.heads else k.repeat_interleave(self.heads // k.shape[1], 1)
+
+    def compared(self, x: Tensor, projection: nn.Linear) -> Tensor:
+        """Queries or keys [B, H, T, D] with every row of the projected table, scaled: [B, H, T, 2 buckets]."""
+        table = self.projected(x, projection)
+        return x.to(table.dtype) @ table.transpose(-1, -2) * self.scale
+
+    def projected(self, x: Tensor, projection: nn.Linear, rows: slice = slice(None)) -> Tensor:
+        """Rows of the table, projected for each head: [H, 2 buckets, head_dim], in x's dtype or a wider one."""
+        dtype = torch.promote_types(torch.promote_types(x.dtype, self.table.dtype), torch.float32)
+        bias = None if projection.bias is None else projection.bias.to(dtype)
+        table = F.linear(self.table[rows].to(dtype), projection.weight.to(dtype), bias)
+        return table.unflatten(-1, (self.heads, -1)).transpose(0, 1)
+
+    def formula_logit(self, q, k, m, n, head, scale) -> float:
+        added = 0.0
+        if self.to_key is not None:
+            added += self.formula_term(q, self.to_key, m - n, head)
+        if self.to_query is not None:
+            added += self.formula_term(k, self.to_query, n - m if self.mirror else m - n, head)
+        terms = 2 if self.terms == "both" else 1
+        return super().formula_logit(q, k, m, n, head, scale) + added / math.sqrt(self.head_dim * (1 + terms))
+
+    def formula_term(self, content, projection: nn.Linear, delta: float, head: int) -> float:
+        """The dot product of a query or key with the projected row of one distance."""
+        half, size = self.buckets // 2, abs(delta)
+        if self.max_distance is None or size <= half:
+            size = math.ceil(size)
+        else:
+            # 1e-12 keeps a distance that lies on an edge on its own side of the ceiling.
+            share = math.log(size / half) / math.log((self.max_distance - 1) / half)
+            size = half + math.ceil(share * (half - 1) - 1e-12)
+        place = max(-self.buckets, min(self.buckets - 1, int(math.copysign(size, delta)))) + self.buckets
+        row = self.table[place].tolist()
+        total = []
+        for channel, value in enumerate(content):
+            out = head * self.head_dim + channel
+            vector = math.fsum(w * x for w, x in zip(projection.weight[out].tolist(), row, strict=True))
+            total.append(value * (vector + (0.0 if projection.bias is None else projection.bias[out].item())))
+        return math.fsum(total)
+
+
+def edges_of(buckets: int, max_distance: int | None) -> tuple[float, ...]:
+    """The distance (positions) past which each bucket of one side begins, without that of 0."""
+    if max_distance is None:
+        return tuple(float(d) for d in range(buckets))
+    half, last = buckets // 2, max_distance - 1
+    logarithmic = []
+    for step in range(half):
+        # x lies past the edge when x^(half-1) > half^(half-1-step) last^step, in whole numbers.
+        edge = half * (last / half) ** (step / (half - 1))
+        near, bound = round(edge), half ** (half - 1 - step) * last**step
+        past = near ** (half - 1) > bound
+        logarithmic.append(min(edge, math.nextafter(near, 0.0)) if past else max(edge, float(near)))
+    return (*(float(d) for d in range(half)), *logarithmic)

@@ -1,0 +1,162 @@
+"""FIRE."""
+
+import functools
+import math
+
+import torch
+from torch import Tensor, nn
+
+from posenc import checks
+from posenc.encoding.base import Encoding
+from posenc.encoding.biases import Bias, ByDistance, Pairs
+from posenc.encoding.keys import Keys
+from posenc.encoding.score_mods import ScoreMod, look_up
+from posenc.tokens.positions import Positions
+from posenc.tokens.watched import may_be_read
+
+
+class Fire(Encoding):
+    """Add to each logit a small network's view of the distance, as a share of how far back the query can see.
+
+    logit(i, j) = scale * q_i . k_j + f_h(psi(|m_i - n_j|) / (psi(max(L, m_i)) + eps)),  psi(x) = ln(|c| x + 1)
+
+    f is a network 1 - width - ReLU - heads, and L = |multiplier| length. The query's own position enters through the
+    maximum: this is not a function of the distance alone. c, the multiplier and f are learned.
+
+    heads   number of heads
+    width   neurons of the network
+    rate    where c starts (1/position)
+    length  where L starts (positions): 512 in the paper; take the trained length
+    eps     keeps the quotient finite
+    shared  whether all layers share one (FIRE-S); else every layer has its own
+
+    A network of one input is piecewise linear: its `width` bends cut the line into width + 1 pieces, each with a slope
+    and an offset for each head. Those are looked up, so that memory does not grow with the width; the result is the
+    network's. The paper is causal and says nothing of keys after the query: they count by |m - n|. Where all queries
+    stand before L, the bias is one of the distance alone, and as fast.
+
+    Where it goes wrong: an L far above the trained length makes the quotient a plain logarithm of the distance, and the
+    interpolation never sets in. The bias added for one pair changes as the query moves on.
+
+    Raises ValueError for a width below 1 and for a rate, length or eps that is not above 0.
+    Source: Li et al. 2023, arXiv:2310.04418, section 3 and appendix.
+
+    >>> Fire(2, length=16.0)
+    fire(length=16.0)
+    """
+
+    equation = r"""
+    \operatorname{logit}(i, j) = \text{scale}\, q_i \cdot k_j + f_h\left( \frac{\psi(|m_i - n_j|)}{\psi(\max(L, m_i))
+    + \text{eps}} \right)
+
+    \psi(x) = \ln(|c| \, x + 1)
+    """
+    source = "Li et al. 2023, arXiv:2310.04418, section 3"
+    also_called = ("functional_interpolation",)
+    extrapolates = "Claimed: best of the biases at four times the length. Found: best of them on copying, to twice."
+    per_layer = True
+    between = ()
+
+    def __init__(
+        self,
+        heads: int,
+        *,
+        width: int = 32,
+        rate: float = 0.1,
+        length: float = 512.0,
+        eps: float = 1e-6,
+        shared: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        checks.sizes(heads=heads, width=width)
+        checks.above("rate", rate, 0), checks.above("length", length, 0), checks.above("eps", eps, 0)
+        self.heads, self.width, self.rate, self.length, self.eps = heads, width, rate, length, eps
+        self.shared, self.per_layer = shared, not shared
+        self.c = nn.Parameter(torch.empty(1, device=device, dtype=dtype))
+        self.multiplier = nn.Parameter(torch.empty(1, device=device, dtype=dtype))
+        self.hidden = nn.Linear(1, width, device=device, dtype=dtype)
+        self.out = nn.Linear(width, heads, device=device, dtype=dtype)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.c, self.rate)
+        nn.init.ones_(self.multiplier)
+        self.hidden.reset_parameters()
+        self.out.reset_parameters()
+
+    def pieces(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """The network as straight pieces: its bends [width], ascending, and slopes and offsets [H, width + 1]."""
+        weight, bias = self.hidden.weight[:, 0].to(dtype), self.hidden.bias.to(dtype)
+        bends, order = (-bias / weight).detach().sort()
+        rank, piece = order.argsort(), torch.arange(self.width + 1, device=bends.device)[:, None]
+        # A neuron is on right of its bend when its weight is positive, left of it when negative.
+        on = torch.where(weight > 0, piece > rank, piece <= rank)
+        on = torch.where(weight == 0, bias > 0, on)  # [width + 1, width]
+        through = self.out.weight.to(dtype)[:, None] * on  # [H, width + 1, width]
+        return bends, (through * weight).sum(-1), (through * bias).sum(-1) + self.out.bias.to(dtype)[:, None]
+
+    def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
+        assert q is not None
+        checks.heads(self, q)
+        if self.all_within_length(at):
+            return [ByDistance(self, at, keys.at, q.shape[1], batch=q.shape[0], function="within_length")]
+        # Its pieces are found by bisection, which does not fuse.
+        return [Pairs(self.score_mod, q, at, keys, reads_between=False, fuses=False)]
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+        m, n = at.axis(self), keys.at.axis(self)
+        dtype = self.dtype_for(m, n)
+        bends, slope, offset = self.pieces(dtype)
+        seen = self.logarithm(torch.maximum(self.threshold(dtype), m.to(dtype))) + self.eps  # [B or 1, T]
+
+        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            share = self.logarithm((of(m, b, i) - of(n, b, j)).to(dtype)) / of(seen, b, i)
+            piece = torch.bucketize(share.detach(), bends)
+            bias = look_up(slope, h, piece) * share + look_up(offset, h, piece)
+            return score + bias.to(score.dtype)
+
+        return score_mod
+
+    def all_within_length(self, at: Positions) -> bool:
+        """Whether it is known that all queries stand before L; on another device it would have to be waited for."""
+        if at.extent is None or not self.multiplier.is_cpu or not may_be_read(self.multiplier):
+            return False
+        return at.extent <= self.threshold(torch.float64).item()
+
+    def within_length(self, delta: Tensor) -> Tensor:
+        """The bias [H, ...] at distances [...] of queries before L: the quotient's denominator is the same for all."""
+        dtype = self.dtype_for(delta)
+        bends, slope, offset = self.pieces(dtype)
+        share = self.logarithm(delta.to(dtype)) / (self.logarithm(self.threshold(dtype)) + self.eps)
+        piece = torch.bucketize(share.detach(), bends).flatten()
+        bias = slope.index_select(1, piece) * share.flatten() + offset.index_select(1, piece)
+        return bias.view(self.heads, *delta.shape)
+
+    def threshold(self, dtype: torch.dtype) -> Tensor:
+        """L [1]."""
+        return (self.multiplier.to(dtype) * self.length).abs()
+
+    def logarithm(self, x: Tensor) -> Tensor:
+        """psi(|x|) = ln(|c x| + 1)."""
+        return torch.log1p((self.c[0].to(x.dtype) * x).abs())
+
+    def dtype_for(self, *coords: Tensor) -> torch.dtype:
+        """What is computed in: float32 at least, and what coordinates are in where they are fractions."""
+        fractions = (x.dtype for x in coords if x.is_floating_point())
+        return functools.reduce(torch.promote_types, fractions, torch.promote_types(self.c.dtype, torch.float32))
+
+    def formula_logit(self, q, k, m, n, head, scale) -> float:
+        c, L = abs(self.c.item()), abs(self.multiplier.item()) * self.length
+        share = math.log(c * abs(m - n) + 1) / (math.log(c * max(L, m) + 1) + self.eps)
+        neurons = zip(
+            self.hidden.weight[:, 0].tolist(), self.hidden.bias.tolist(), self.out.weight[head].tolist(), strict=True
+        )
+        bias = math.fsum(out * max(weight * share + bias, 0.0) for weight, bias, out in neurons)
+        return super().formula_logit(q, k, m, n, head, scale) + bias + self.out.bias[head].item()
+
+
+def of(facts: Tensor, b: Tensor, token: Tensor) -> Tensor:
+    """The facts [B or 1, T] of chosen tokens; rows that share them are not told apart, so that they share the bias."""
+    return facts[0][token] if facts.shape[0] == 1 else facts[b, token]

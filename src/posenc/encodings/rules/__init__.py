@@ -1,0 +1,1 @@
+"""Other rules than attention's own: door 4."""

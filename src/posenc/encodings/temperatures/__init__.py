@@ -1,0 +1,1 @@
+"""Temperatures: door 2, for queries alone."""

@@ -1,0 +1,130 @@
+"""Distance maps: wrappers that show an encoding other distances than the true ones, so that none is out of training.
+
+A map says the distance of each pair by branches: coordinates whose difference is right for some pairs of tokens. A bias
+is evaluated at the mapped distance. Rotary-like encodings turn queries and keys once for each branch, on unturned keys.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from posenc.encoding.base import AttentionOutput, Encoding, Moves
+from posenc.encoding.biases import Bias, Branch, Branched, Pairs, check_heads
+from posenc.encoding.bound_kernel import BoundKernel
+from posenc.encoding.formulas import Token
+from posenc.encoding.keys import Keys
+from posenc.encoding.score_mods import ScoreMod, of_heads
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
+
+
+class Shown(NamedTuple):
+    """Coordinates whose difference is the mapped distance, for the pairs of tokens where the branch holds.
+
+    queries  a coordinate for each query, from the true ones
+    keys     a coordinate for each key, from the true ones
+    holds    (m, n) -> whether the branch holds for a query at m and a key at n; both broadcast
+    """
+
+    queries: Callable[[Tensor], Tensor]
+    keys: Callable[[Tensor], Tensor]
+    holds: Callable[[Tensor, Tensor], Tensor]
+
+
+class DistanceMap(Encoding):
+    """Base of the distance maps: an encoding that is shown mapped distances.
+
+    A subclass gives `branches` (where none holds the distance is the true one) and the scalar `formula_positions`.
+
+    Raises ValueError for an encoding that reads more than a distance, or several axes.
+    """
+
+    wraps = ("rotary", "alibi")
+    between = ()
+
+    def __init__(self, encoding: Encoding) -> None:
+        super().__init__()
+        if not encoding.doors or encoding.doors - {"turn", "by_distance"}:
+            more = sorted(encoding.doors - {"turn", "by_distance"})
+            raise ValueError(
+                f"a distance map takes an encoding that turns queries and keys or is a bias by distance, as rotary and "
+                f"alibi do; {encoding} opens {', '.join(more) or 'no door'}"
+            )
+        if encoding.axes > 1:
+            raise ValueError(f"a distance map knows one axis, got {encoding}, which reads {encoding.axes}")
+        if encoding.turns_when_attending:
+            raise ValueError(f"a distance map replaces a schedule that follows the length, got {encoding}")
+        self.encoding, self.per_layer = encoding, encoding.per_layer
+        turns, biases = "turn" in encoding.doors, "by_distance" in encoding.doors
+        self.doors = frozenset({"attend"} if turns else ()) | frozenset({"biases"} if biases else ())
+
+    @property
+    def wavelengths(self) -> Tensor | None:
+        return self.encoding.wavelengths
+
+    @property
+    def moves(self) -> Moves:
+        return "unturned" if "attend" in self.doors else "exact"
+
+    def branches(self) -> list[Shown]:
+        """Where the distance is not the true one, and what it is there."""
+        raise NotImplementedError
+
+    def formula_positions(self, m: float, n: float) -> tuple[float, float]:
+        """As published, in scalars: positions whose difference is the mapped distance of a query at m, a key at n."""
+        raise NotImplementedError
+
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
+        biases = self.biases(q, at, keys)
+        if "attend" in self.doors:
+            m, n = at.axis(self), keys.at.axis(self)
+
+            def turned(there: Positions, keys_there: Positions) -> tuple[Tensor, Tensor]:
+                return self.encoding.turn(q, there, "query"), self.encoding.turn(keys.k, keys_there, "key")
+
+            branches = [
+                Branch(*turned(at.with_coords(one.queries(m)), keys.at.with_coords(one.keys(n))), one.holds)
+                for one in self.branches()
+            ]
+            true_q, true_k = turned(at, keys.at)
+            biases = [*biases, Branched(true_q, true_k, branches, at, keys.at, kernel.scale)]
+            return kernel(self, true_q, at, replace(keys, k=true_k), mask, biases=biases)
+        return kernel(self, q, at, keys, mask, biases=biases)
+
+    def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
+        if "biases" not in self.doors or q is None:
+            return []
+        return [Pairs(self.score_mod, q, at, keys, reads_between=False)]
+
+    def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
+        """The bias of the mapped distances, pair by pair."""
+        branches = self.branches()
+        m, n = at.axis(self), keys.at.axis(self)
+        # Positions that a batch shares need one evaluation, not one for each row.
+        shared = m.shape[0] == n.shape[0] == 1
+        if not shared:
+            m, n = m.expand(q.shape[0], -1), n.expand(q.shape[0], -1)
+        mapped = [(branch.queries(m), branch.keys(n)) for branch in branches]
+
+        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            row = 0 if shared else b
+            true_m, true_n = m[row, i], n[row, j]
+            delta = true_m - true_n
+            for branch, (queries, others) in zip(branches, mapped, strict=True):
+                delta = torch.where(branch.holds(true_m, true_n), queries[row, i] - others[row, j], delta)
+            values = self.encoding.by_distance(delta if self.encoding.axes == 1 else delta[..., None])
+            assert values is not None
+            check_heads(self, values, delta.dim(), q.shape[1])
+            return score + of_heads(values, h).to(score.dtype)
+
+        return score_mod
+
+    def formula_logits(self, query: Token, keys: Sequence[Token], head: int, scale: float) -> list[float]:
+        logits = []
+        for key in keys:
+            m, n = self.formula_positions(query.at, key.at)
+            logits += self.encoding.formula_logits(query._replace(at=m), [key._replace(at=n)], head, scale)
+        return logits

@@ -1,0 +1,1 @@
+"""Attention in blocks, which never writes a whole matrix down."""

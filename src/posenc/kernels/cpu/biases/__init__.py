@@ -1,0 +1,181 @@
+"""Biases block by block, in bounded memory: how each form of a bias is had for a block of queries and keys, and sums.
+
+Where tokens stand in a row, a bias of the distance is a view of a vector (`distances`), dot products with vectors of
+the distance are a view of curves (`products`), a difference of levels is a row and a column (`levels`), and gates are
+counted up to the end of a table (`counts`). Where they do not, distances are looked up, or the closure is asked for the
+block (`pairs`). Vectors of two tokens are multiplied wherever these are (`factored`). Which of these serves is decided
+here, once for a call, by the forms alone.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from posenc.encoding.biases import Bias, ByDistance, Counts, Dense, Factored, Levels, Pairs, Products
+from posenc.encoding.keys import Keys
+from posenc.encoding.precision import without_autocast
+from posenc.kernels.block_sizes import SIZES
+from posenc.kernels.cpu.bias_in_blocks import BiasGradient, Block, InBlocks, Part, Room, length
+from posenc.kernels.cpu.biases.counts import CountsInRow
+from posenc.kernels.cpu.biases.dense import DenseInBlocks
+from posenc.kernels.cpu.biases.distances import DistancesInRow, DistancesLookedUp, at_distances, to_look_up, whole
+from posenc.kernels.cpu.biases.factored import FactoredInBlocks
+from posenc.kernels.cpu.biases.levels import LevelsInRow
+from posenc.kernels.cpu.biases.pairs import PairsInBlocks
+from posenc.kernels.cpu.biases.products import products_in_row
+from posenc.kernels.cpu.plan import Plan
+
+
+def in_blocks(biases: Sequence[Bias], q: Tensor, keys: Keys, plan: Plan) -> "SumInBlocks":
+    """How to have these biases in blocks, by their forms and by what the tokens allow."""
+    forms: list[InBlocks] = []
+    of_distance = [bias for bias in biases if isinstance(bias, ByDistance)]
+    with without_autocast(q):
+        for bias in biases:
+            if isinstance(bias, Dense):
+                forms.append(DenseInBlocks(bias, q))
+            elif isinstance(bias, Factored):
+                forms.append(FactoredInBlocks(bias))
+            elif isinstance(bias, Products) and plan.row is not None:
+                forms += products_in_row(bias, plan.row, plan.at.tokens, plan.keys_at.tokens)
+            elif isinstance(bias, Levels) and plan.row is not None:
+                forms.append(LevelsInRow(bias, PairsInBlocks(bias, plan.row), plan.row))
+            elif isinstance(bias, Counts) and plan.row is not None:
+                forms.append(CountsInRow(bias, plan.row))
+            elif isinstance(bias, Pairs):
+                forms.append(PairsInBlocks(bias, plan.row))
+    if plan.runs is None:
+        distances = to_look_up(of_distance, plan) if of_distance else None
+        if distances is not None:
+            forms.append(DistancesLookedUp(of_distance, distances, q, plan))
+        else:
+            forms += [PairsInBlocks(bias.pairs(q, keys), plan.row) for bias in of_distance]
+        return SumInBlocks(forms, q, None)
+    for bias in of_distance:
+        if bias.axes > 1:
+            plan.at.coordinates(bias.axes, bias.module)  # tokens in a row have one axis: refused
+    distances = plan.distances()
+    values = at_distances(of_distance, whole(distances, q.device)) if of_distance else None
+    return SumInBlocks(forms, q, DistancesInRow(values, distances, q, plan))
+
+
+class SumInBlocks:
+    """Several biases as one, and what causality and window forbid where that is told by the distance.
+
+    masked     whether the values are -inf wherever causality and window forbid; else the kernel sees to it. What else a
+               mask says (given tensors, a prefix, padding, documents) is up to the kernel
+    taken_off  what all values of a head lack, [1 or H, 1], which the softmax does not see; None where they lack nothing
+    """
+
+    def __init__(self, forms: list[InBlocks], q: Tensor, in_row: DistancesInRow | None) -> None:
+        # The view of distances comes last, to be added into memory that the others own.
+        self.forms = forms if in_row is None or in_row.says_nothing else [*forms, in_row]
+        self.masked = in_row is not None and in_row.masked
+        self.taken_off = None if in_row is None else in_row.taken_off
+        self.room = Room(q, torch.promote_types(q.dtype, torch.float32))
+        self.inputs: tuple[Tensor, ...] = sum((form.inputs for form in self.forms), ())
+
+    @property
+    def rows(self) -> int:
+        """How many queries a block has at most."""
+        return SIZES.rows_of_values if any(form.owns for form in self.forms) else SIZES.rows
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What serves, in words."""
+        return tuple(form.name for form in self.forms if not (isinstance(form, DistancesInRow) and not form.inputs))
+
+    def block(self, block: Block) -> Tensor | None:
+        """The values of a block, last query first: [1 or b, 1 or H, 1 or n, m] in float32 at least; None where 0.
+
+        They are never changed by who asks. The backward pass asks for fewer keys at once than the forward pass.
+        """
+        if len(self.forms) == 1:
+            return self.forms[0].block(block)
+        total: Tensor | None = None
+        owned = False
+        for form in self.forms:
+            columns = form.columns(block)
+            if not length(columns):
+                continue
+            values = form.block(block._replace(keys=columns))
+            if total is None:
+                total, owned = padded(values, columns, block), form.owns
+            else:
+                total = plus(total, values, columns, block, owned=owned)
+                owned = True
+        return total
+
+    def parts(self, block: Block) -> Iterator[Part]:
+        """The same in parts that together have all keys of the block, each once.
+
+        A part is good until the next one is asked for: they share memory.
+        """
+        first, last = block.keys.start, block.keys.stop
+        near = [part for form in self.forms if (part := form.near(block)) is not None]
+        if not near:
+            yield Part(block.keys, self.block(block))
+            return
+        start, stop = min(part.start for part in near), max(part.stop for part in near)
+        start = start if start - first >= SIZES.far or start == last else first
+        stop = stop if last - stop >= SIZES.far or stop == first else last
+        for keys, far in ((slice(first, start), True), (slice(start, stop), False), (slice(stop, last), True)):
+            if length(keys):
+                part = block._replace(keys=keys)
+                yield self.far(part) if far else Part(keys, self.block(part))
+
+    def far(self, block: Block) -> Part:
+        """Keys that are far for every form: rows that all queries share, views, and a shift of each query."""
+        shift: Tensor | None = None
+        bias: Tensor | None = None
+        for form in self.forms:
+            part = form.far(block)
+            if part.shift is not None:
+                shift = part.shift if shift is None else shift + part.shift
+            if part.bias is not None:
+                bias = part.bias if bias is None else self.added(bias, part.bias)
+        # A row that all queries share is not written out for each.
+        return Part(block.keys, None if bias is None else bias.expand(-1, -1, length(block.rows), -1), shift)
+
+    def added(self, one: Tensor, other: Tensor) -> Tensor:
+        """The sum of two: rows as they are, a whole block in memory that is used again."""
+        shape = [max(sizes) for sizes in zip(one.shape, other.shape, strict=True)]
+        return one + other if shape[2] == 1 else torch.add(one, other, out=self.room.of(*shape))
+
+    def gradient(self) -> "SumGradient":
+        """A collector that holds nothing yet: a graph may be gone through backwards more than once."""
+        return SumGradient([form.gradient() for form in self.forms])
+
+
+class SumGradient:
+    """Hands the gradient of a block to each of the biases."""
+
+    def __init__(self, gradients: list[BiasGradient]) -> None:
+        self.gradients = gradients
+
+    def add(self, block: Block, upstream: Tensor) -> None:
+        for gradient in self.gradients:
+            gradient.add(block, upstream)
+
+    def total(self) -> tuple[Tensor | None, ...]:
+        return tuple(total for gradient in self.gradients for total in gradient.total())
+
+
+def padded(values: Tensor, columns: slice, block: Block) -> Tensor:
+    """Values of some keys of a block, among zeros for the others."""
+    if length(columns) == length(block.keys):
+        return values
+    out = values.new_zeros(*values.shape[:3], length(block.keys))
+    out[..., columns.start - block.keys.start : columns.stop - block.keys.start] = values
+    return out
+
+
+def plus(total: Tensor, values: Tensor, columns: slice, block: Block, *, owned: bool) -> Tensor:
+    """A sum with values of some of its keys; in place where it has memory of its own for every number."""
+    sizes = zip(total.shape[:3], values.shape[:3], strict=True)
+    fits = total.shape[-1] == length(block.keys) and all(size == other or other == 1 for size, other in sizes)
+    if not (owned and fits):
+        return total + padded(values, columns, block)
+    total[..., columns.start - block.keys.start : columns.stop - block.keys.start].add_(values)
+    return total

@@ -1,0 +1,232 @@
+"""Biases by a count of gates in blocks, for tokens in a row, from the nearest key of a few queries to the farthest.
+
+Once all of these have counted as far as their tables go, farther keys share one number a query, and are not counted.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from posenc.encoding.biases import Counts
+from posenc.kernels.block_sizes import SIZES
+from posenc.kernels.cpu.bias_in_blocks import Block, Part, Room, WholeBlocks, cut, length
+from posenc.kernels.cpu.plan import Row
+
+
+class Chunk(NamedTuple):
+    """Some keys, and for each query, last first: [b, H, n, m].
+
+    keys   which keys
+    gates  how much each key counts, the nearest key first
+    below  the entry of the table below its count
+    share  how far the count lies from it towards the next
+    steps  from this entry to the next
+    """
+
+    keys: slice
+    gates: Tensor
+    below: Tensor
+    share: Tensor
+    steps: Tensor
+
+
+class Counted(NamedTuple):
+    """What was counted for some queries, last first.
+
+    rows    which queries
+    keys    those that were counted: before them all counts are at the end of the table, and behind them 0
+    values  the bias [b, H, n, m] of these, some keys each
+    chunks  how it was made, from the nearest keys to the farthest; empty where nobody wants gradients
+    """
+
+    rows: slice
+    keys: slice
+    values: list[tuple[slice, Tensor]]
+    chunks: list[Chunk]
+
+
+class CountsInRow(WholeBlocks):
+    """A bias by a count of gates, for tokens in a row: some queries at a time, from the nearest key."""
+
+    name = "counts in a row"
+
+    def __init__(self, bias: Counts, row: Row) -> None:
+        self.bias, self.row, self.rate = bias, row, bias.rate
+        self.inputs: tuple[Tensor, ...] = bias.q, bias.keys.k, bias.table(bias.q)
+        self.q, self.k, self.table = (x.detach() for x in self.inputs)
+        self.steps = F.pad(self.table.diff(dim=-1), (0, 1))
+        self.keeps = False
+        self.held: tuple[slice, slice, list[Counted]] | None = None
+        self.room = Room(self.table, self.table.dtype)
+
+    def counted(self, block: Block) -> list[Counted]:
+        """What was counted for the queries of a block, whatever its keys: kept until others are asked for."""
+        if self.held is None or self.held[:2] != (block.batch, block.rows):
+            self.held = None
+            few = [block._replace(rows=rows) for rows in cut(block.rows, SIZES.rows_counted)]
+            self.held = block.batch, block.rows, [self.count(rows) for rows in few]
+        return self.held[2]
+
+    def count(self, block: Block) -> Counted:
+        table, values, chunks = self.of_queries(self.table, block), [], []
+        queries = slice(block.rows.start + self.row.offset, block.rows.stop + self.row.offset)
+        # Keys that no query of the block sees, in a window, are not counted.
+        lowest = 0 if self.row.highest == math.inf else max(0, queries.start - int(self.row.highest))
+        start = stop = max(min(queries.stop, self.k.shape[2]), lowest)
+        for chunk in self.chunks(block, queries, slice(lowest, stop)):
+            start = chunk.keys.start
+            values.append((chunk.keys, table.gather(-1, chunk.below).addcmul_(chunk.share, chunk.steps)))
+            if self.keeps:
+                chunks.append(chunk)
+        return Counted(block.rows, slice(start, stop), values, chunks)
+
+    def chunks(self, block: Block, queries: slice, whole: slice) -> Iterator[Chunk]:
+        """These keys, some at a time, from the nearest to the farthest that are not at the end of the table.
+
+        queries  where the queries of the block stand among the keys
+        """
+        last, stop = self.table.shape[-1] - 1, whole.stop
+        asked, steps = self.asked(block), self.of_queries(self.steps, block)
+        counted = steps.new_zeros(*steps.shape[:3], 1)
+        while stop > whole.start:
+            start = max(whole.start, (stop - 1) // SIZES.narrowest * SIZES.narrowest)
+            keys = self.of_keys(block, slice(start, stop)).flip(1)
+            gates = torch.bmm(asked, keys.mT).sigmoid_().view(*steps.shape[:3], -1)
+            if stop - 1 > queries.start:
+                query, key = (torch.arange(size, device=gates.device) for size in gates.shape[2:])
+                gates.masked_fill_(queries.stop - query[:, None] < stop - key, 0.0)
+            counts = gates.cumsum(-1).add_(counted)
+            counted = counts[..., -1:].clone()
+            place = counts.clamp_(max=last).flip(-1)
+            below = place.long()
+            yield Chunk(slice(start, stop), gates, below, place.frac_(), steps.gather(-1, below))
+            stop = start
+            if float(counted.amin()) >= last:
+                return
+
+    def of_queries(self, x: Tensor, block: Block) -> Tensor:
+        return x[block.batch, :, block.rows].flip(2)
+
+    def asked(self, block: Block) -> Tensor:
+        """The queries [b KV, queries of a key head, D], times the factor of gates."""
+        q = self.of_queries(self.q, block).to(self.table.dtype) * self.rate
+        return q.reshape(q.shape[0] * self.k.shape[1], -1, q.shape[-1])
+
+    def of_keys(self, block: Block, keys: slice) -> Tensor:
+        return self.k[block.batch, :, keys].to(self.table.dtype).flatten(0, 1)
+
+    def block(self, block: Block) -> Tensor:
+        b, n, m = block.size
+        whole = self.room.of(b, self.table.shape[1], n, m)
+        for counted in self.counted(block):
+            out = whole[:, :, among(block, counted.rows)]
+            first, last = self.ends(block._replace(rows=counted.rows))
+            before, _, behind = divided(block.keys, counted.keys)
+            out[..., before] = last[..., None]
+            out[..., behind] = first[..., None]
+            for keys, values in counted.values:
+                _, here, _ = divided(block.keys, keys)
+                _, from_there, _ = divided(keys, block.keys)
+                out[..., here] = values[..., from_there]
+        return self.bias.spread(whole, 1)
+
+    def ends(self, block: Block) -> tuple[Tensor, Tensor]:
+        """The first and the last entry of each query's table, [b, H, n] each."""
+        table = self.of_queries(self.table, block)
+        return table[..., 0], table[..., -1]
+
+    def near(self, block: Block) -> slice:
+        spans = [counted.keys for counted in self.counted(block)]
+        start, stop = min(span.start for span in spans), max(span.stop for span in spans)
+        return slice(*(min(max(end, block.keys.start), block.keys.stop) for end in (start, stop)))
+
+    def far(self, block: Block) -> Part:
+        first, last = self.ends(block)
+        end = last if block.keys.stop <= self.near(block).start else first
+        return Part(block.keys, None, self.bias.spread(end, 1))
+
+    def gradient(self) -> "CountsGradient":
+        return CountsGradient(self)
+
+
+class CountsGradient:
+    """Collects the gradient of the logits of all keys of some queries, and takes it back along their counts."""
+
+    def __init__(self, bias: CountsInRow) -> None:
+        bias.keeps, bias.held = True, None
+        self.bias = bias
+        self.q, self.table = (torch.zeros_like(x, dtype=bias.table.dtype) for x in (bias.q, bias.table))
+        self.k = bias.k.new_zeros(bias.k.shape[0] * bias.k.shape[1], *bias.k.shape[2:], dtype=bias.table.dtype)
+        self.open: tuple[Block, list[tuple[Counted, Tensor]]] | None = None
+
+    def add(self, block: Block, upstream: Tensor) -> None:
+        chosen = self.bias.bias.chosen
+        upstream = upstream if chosen is None else upstream[:, list(chosen)]
+        if self.open is None or self.open[0][:2] != block[:2]:
+            self.close()
+            heads = block.size[0], self.table.shape[1]
+            self.open = (
+                block,
+                [
+                    (counted, upstream.new_zeros(*heads, length(counted.rows), length(counted.keys)))
+                    for counted in self.bias.counted(block)
+                ],
+            )
+        for counted, collected in self.open[1]:
+            few = upstream[:, :, among(block, counted.rows)]
+            before, near, behind = divided(block.keys, counted.keys)
+            _, here, _ = divided(counted.keys, block.keys)
+            collected[..., here] += few[..., near]
+            table = self.table[block.batch, :, counted.rows]
+            table[..., -1] += few[..., before].sum(-1).flip(2)
+            table[..., 0] += few[..., behind].sum(-1).flip(2)
+
+    def close(self) -> None:
+        """Take back what was collected."""
+        if self.open is None:
+            return
+        (block, several), self.open = self.open, None
+        for counted, collected in several:
+            self.take_back(block._replace(rows=counted.rows), counted, collected)
+
+    def take_back(self, block: Block, counted: Counted, collected: Tensor) -> None:
+        bias, KV = self.bias, self.bias.k.shape[1]
+        table = torch.zeros_like(bias.of_queries(self.table, block))
+        asked, slope = bias.asked(block), 0.0
+        of_queries = torch.zeros_like(asked)
+        heads = slice(block.batch.start * KV, block.batch.stop * KV)
+        for chunk in reversed(counted.chunks):
+            _, here, _ = divided(counted.keys, chunk.keys)
+            upstream = collected[..., here]
+            upper = upstream * chunk.share
+            table.scatter_add_(-1, chunk.below, upstream - upper)
+            table.scatter_add_(-1, (chunk.below + 1).clamp_(max=table.shape[-1] - 1), upper)
+            # A gate counts for its own key and for all that are farther.
+            counts = (upstream * chunk.steps).cumsum(-1).add_(slope)
+            slope = counts[..., -1:].clone()
+            gates = chunk.gates.flip(-1)
+            logits = counts.mul_(gates).mul_(gates.neg_().add_(1)).view(*asked.shape[:2], -1)
+            of_queries.baddbmm_(logits, bias.of_keys(block, chunk.keys))
+            self.k[heads, chunk.keys].baddbmm_(logits.mT, asked)
+        self.table[block.batch, :, block.rows] += table.flip(2)
+        self.q[block.batch, :, block.rows] += of_queries.mul_(bias.rate).view(*table.shape[:3], -1).flip(2)
+
+    def total(self) -> tuple[Tensor | None, ...]:
+        self.close()
+        q, k, table = self.bias.inputs
+        return self.q.to(q.dtype), self.k.view(k.shape).to(k.dtype), self.table.to(table.dtype)
+
+
+def among(block: Block, rows: slice) -> slice:
+    """Where some queries stand in a block, last first."""
+    return slice(block.rows.stop - rows.stop, block.rows.stop - rows.start)
+
+
+def divided(keys: slice, others: slice) -> tuple[slice, slice, slice]:
+    """Keys in three, each as it stands among them: those before others, these, and those behind them."""
+    start, stop = (min(max(end, keys.start), keys.stop) - keys.start for end in (others.start, others.stop))
+    return slice(0, start), slice(start, stop), slice(stop, length(keys))

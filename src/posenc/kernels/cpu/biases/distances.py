@@ -1,0 +1,223 @@
+"""Biases of the distance in blocks: a vector of distances instead of a matrix of pairs.
+
+T queries and S keys in a row are only T + S - 1 distances apart. Seen from the last query of a block to its first, the
+distance to a key falls by one with each query and with each key, so the whole block is a view of the vector: in row r
+and column j stands entry r + j (a Hankel matrix). Its gradient is the sum along each anti-diagonal.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from posenc.encoding.biases import ByDistance
+from posenc.kernels.cpu.bias_in_blocks import Block, Part, Room, WholeBlocks, length
+from posenc.kernels.cpu.plan import Plan
+
+SPREAD = 16
+"""Distances are tabulated when they are at most so many for each token."""
+
+LONGEST_RUN = 64
+"""How many keys in a row are looked up at once: the table is held so many times."""
+
+
+class DistancesInRow:
+    """Biases of the distance, and what causality and window forbid, for tokens in a row.
+
+    values     the bias [H, n] at the distances, or None where there is none
+    distances  which these are: falling by one, and all that the plan's blocks meet
+
+    It gives values without `taken_off`, [1 or H, 1], the largest of each head.
+    """
+
+    name = "distances in a row"
+    owns = False
+
+    def __init__(self, values: Tensor | None, distances: range, q: Tensor, plan: Plan) -> None:
+        self.distances, self.plan = distances, plan
+        self.inputs: tuple[Tensor, ...] = () if values is None else (values,)
+        self.masked = not plan.mask.prefix
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        vector = torch.zeros(1, len(distances), device=q.device) if values is None else values.detach()
+        vector = vector.to(torch.promote_types(vector.dtype, dtype))
+        vector = self.seen(vector) if self.masked else vector
+        # The softmax does not see what all keys share. Without it the keys that weigh most have the smallest numbers,
+        # which are rounded least.
+        highest = vector.amax(1, keepdim=True).clamp(min=torch.finfo(vector.dtype).min)
+        self.vector, self.taken_off = (vector - highest).to(dtype).contiguous(), highest.to(dtype)
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether nothing is added, and nothing forbidden."""
+        mask = self.plan.mask
+        return not self.inputs and (not self.masked or not (mask.causal or mask.window is not None))
+
+    def seen(self, vector: Tensor) -> Tensor:
+        """The vector with -inf where causality and window forbid."""
+        mask = self.plan.mask
+        if not mask.causal and mask.window is None:
+            return vector
+        distance = whole(self.distances, vector.device)
+        hidden = distance < 0 if mask.causal else torch.zeros_like(distance, dtype=torch.bool)
+        if mask.window is not None:
+            hidden = hidden | (distance.abs() >= mask.window)
+        return vector.masked_fill(hidden, -math.inf)
+
+    def first(self, block: Block) -> int:
+        """Which entry of the vector stands first in a block: the distance from its last query to its first key."""
+        farthest = block.rows.stop - 1 - block.keys.start + self.plan.offset(block)
+        return self.distances.start - farthest
+
+    def columns(self, block: Block) -> slice:
+        if self.inputs:
+            return block.keys
+        if self.plan.open(block):
+            return slice(block.keys.start, block.keys.start)
+        if self.plan.mask.window is not None:
+            return block.keys
+        # Keys that come no later than the first query are seen by those behind it.
+        seen_by_all = block.rows.start + self.plan.offset(block) + 1
+        return slice(min(max(seen_by_all, block.keys.start), block.keys.stop), block.keys.stop)
+
+    def block(self, block: Block) -> Tensor:
+        _, n, m = block.size
+        heads, across = self.vector.shape[0], self.vector.stride(0)
+        return self.vector.as_strided((1, heads, n, m), (0, across, 1, 1), self.first(block))
+
+    def near(self, block: Block) -> slice | None:
+        return None
+
+    def far(self, block: Block) -> Part:
+        return Part(block.keys, self.block(block) if self.inputs or not self.plan.open(block) else None)
+
+    def gradient(self) -> "DistanceGradient":
+        return DistanceGradient(self)
+
+
+class DistanceGradient:
+    """Sums the gradient of the logits for each distance."""
+
+    def __init__(self, bias: DistancesInRow) -> None:
+        self.bias = bias
+        # Some million small numbers come together at one distance.
+        self.sums = [torch.zeros_like(values, dtype=torch.float64) for values in bias.inputs]
+
+    def add(self, block: Block, upstream: Tensor) -> None:
+        for sums in self.sums:
+            along, first = anti_diagonals(upstream).sum(0), self.bias.first(block)
+            sums[:, first : first + along.shape[1]] += along
+
+    def total(self) -> tuple[Tensor | None, ...]:
+        return tuple(sums.to(values.dtype) for sums, values in zip(self.sums, self.bias.inputs, strict=True))
+
+
+def to_look_up(biases: Sequence[ByDistance], plan: Plan) -> tuple[range, ...] | None:
+    """The distances on each axis, far keys first, for tokens anywhere; None unless they are whole, and few together."""
+    coords, keys = plan.at.coords, plan.keys_at.coords
+    axes = coords.shape[-1]
+    if keys.shape[-1] != axes or any(bias.axes not in (0, axes) for bias in biases):
+        return None
+    if coords.is_floating_point() or keys.is_floating_point() or not (coords.numel() and keys.numel()):
+        return None
+    ends = (coords.flatten(0, 1).aminmax(dim=0), keys.flatten(0, 1).aminmax(dim=0))
+    (lowest, highest), (first, last) = ((low.tolist(), high.tolist()) for low, high in ends)
+    distances = tuple(range(highest[a] - first[a], lowest[a] - last[a] - 1, -1) for a in range(axes))
+    return distances if math.prod(map(len, distances)) <= SPREAD * (plan.at.tokens + plan.keys_at.tokens) else None
+
+
+class DistancesLookedUp(WholeBlocks):
+    """Biases of whole distances for tokens that stand anywhere, on any axes: each pair of a block looks its own up."""
+
+    name = "distances looked up"
+    owns = False
+
+    def __init__(self, biases: Sequence[ByDistance], distances: tuple[range, ...], q: Tensor, plan: Plan) -> None:
+        self.plan = plan
+        delta = [whole(one, q.device) for one in distances]
+        values = at_distances(biases, delta[0] if len(delta) == 1 else torch.cartesian_prod(*delta))
+        self.inputs: tuple[Tensor, ...] = (values,)
+        table = values.detach().to(torch.promote_types(q.dtype, torch.float32))
+        # Where a pair's number stands is the sum of a number of its query and one of its key.
+        steps = [math.prod(map(len, distances[axis + 1 :])) for axis in range(len(distances))]
+        step = torch.tensor(steps, device=q.device)
+        far = sum(one.start * size for one, size in zip(distances, steps, strict=True))
+        self.of_queries = far - (plan.at.coords * step).sum(-1)
+        self.of_keys = (plan.keys_at.coords * step).sum(-1)
+        self.room, self.run = Room(q, table.dtype), run_of(self.of_keys)
+        self.runs = table.unfold(1, self.run, 1).contiguous()  # [H, entries, run]
+
+    def index(self, block: Block) -> tuple[Tensor, slice]:
+        """The first entry that each query reads for each run of keys, last query first [1 or b, n, runs]; and where the
+        keys of the block stand among those of the runs."""
+        first, last = block.keys.start // self.run, -(-block.keys.stop // self.run)
+        queries, keys = (x if len(x) == 1 else x[block.batch] for x in (self.of_queries, self.of_keys[:, :: self.run]))
+        start = block.keys.start - first * self.run
+        index = queries[:, block.rows].flip(1)[:, :, None] + keys[:, None, first:last]
+        return index, slice(start, start + length(block.keys))
+
+    def block(self, block: Block) -> Tensor:
+        index, keys = self.index(block)
+        out = self.room.of(len(self.runs), index.numel(), self.run)
+        torch.index_select(self.runs, 1, index.flatten(), out=out)
+        return out.view(-1, *index.shape[:2], index.shape[2] * self.run)[..., keys].movedim(0, 1)
+
+    def gradient(self) -> "LookedUpGradient":
+        return LookedUpGradient(self)
+
+
+class LookedUpGradient:
+    """Adds the gradient of each logit to that of its distance."""
+
+    def __init__(self, bias: DistancesLookedUp) -> None:
+        self.bias = bias
+        self.sums = torch.zeros_like(bias.runs, dtype=torch.float64)
+
+    def add(self, block: Block, upstream: Tensor) -> None:
+        index, keys = self.bias.index(block)
+        B, H, n, _ = upstream.shape
+        wide = upstream.new_zeros(H, B, n, index.shape[2] * self.bias.run, dtype=torch.float64)
+        wide[..., keys] = upstream.movedim(1, 0)
+        self.sums.index_add_(1, index.expand(B, -1, -1).flatten(), wide.view(H, -1, self.bias.run))
+
+    def total(self) -> tuple[Tensor | None, ...]:
+        (values,), sums = self.bias.inputs, self.sums
+        total = sums.new_zeros(values.shape)
+        for place, entries in enumerate(sums.unbind(2)):
+            total[:, place : place + entries.shape[1]] += entries
+        return (total.to(values.dtype),)
+
+
+def run_of(numbers: Tensor) -> int:
+    """The size, LONGEST_RUN at most, of equal runs of keys in which their numbers [1 or B, S] count up by one."""
+    S = numbers.shape[1]
+    breaks = (numbers.diff(dim=1) != 1).any(0).nonzero()
+    # Runs begin at every multiple of this, and of what divides it.
+    step = math.gcd(S, *(breaks[:, 0] + 1).tolist())
+    return max(size for size in range(1, min(step, LONGEST_RUN) + 1) if step % size == 0)
+
+
+def at_distances(biases: Sequence[ByDistance], delta: Tensor) -> Tensor:
+    """The sum [H, n] of biases at distances [n], or [n, A]."""
+    first, *others = (bias.along(delta) for bias in biases)
+    return sum(others, first)
+
+
+def whole(distances: range, device: torch.device) -> Tensor:
+    """Whole distances as a tensor [n]."""
+    return torch.arange(distances.start, distances.stop, distances.step, device=device)
+
+
+def anti_diagonals(x: Tensor) -> Tensor:
+    """The sum along each anti-diagonal of matrices x [B, H, n, m]: [B, H, n + m - 1], row r and column j to r + j.
+
+    Each row must have n zeros behind it in memory. Read with rows shorter by one than they are, every row begins one
+    column further to the left, and anti-diagonals are columns.
+
+    >>> anti_diagonals(torch.tensor([[[[1, 2, 3, 0, 0], [10, 20, 30, 0, 0]]]])[..., :3])
+    tensor([[[ 1, 12, 23, 30]]])
+    """
+    B, H, n, m = x.shape
+    assert n == 1 or x.stride(2) == n + m, "each row needs n zeros behind it"
+    width = n + m - 1
+    return x.as_strided((B, H, n, width), (x.stride(0), x.stride(1), width, 1), x.storage_offset()).sum(2)

@@ -1,0 +1,44 @@
+"""Dot products of a vector of the query and one of the key in blocks: a product of two matrices for each."""
+
+import torch
+from torch import Tensor
+
+from posenc.encoding.biases import Factored
+from posenc.kernels.cpu.bias_in_blocks import Block, Room, WholeBlocks
+
+
+class FactoredInBlocks(WholeBlocks):
+    """A bias that is a dot product of a vector of the query and one of the key, wherever tokens are."""
+
+    name = "factored"
+
+    def __init__(self, bias: Factored) -> None:
+        self.of_queries, self.of_keys = bias.factors()
+        self.inputs: tuple[Tensor, ...] = (self.of_queries, self.of_keys)
+        self.room = Room(self.of_queries, self.of_queries.dtype)
+
+    def read(self, block: Block) -> tuple[Tensor, Tensor]:
+        """What the block reads of both: last query first, and keys."""
+        return of_rows(self.of_queries, block)[:, :, block.rows].flip(2), of_rows(self.of_keys, block)[:, :, block.keys]
+
+    def block(self, block: Block) -> Tensor:
+        asking, asked = self.read(block)
+        rows, heads = max(len(asking), len(asked)), asking.shape[1]
+        out = self.room.of(rows, heads, asking.shape[2], asked.shape[2])
+        return torch.matmul(asking, asked.transpose(-1, -2), out=out)
+
+    def take_slopes(self, block: Block, upstream: Tensor, of_queries: Tensor, of_keys: Tensor) -> None:
+        upstream = upstream.to(of_queries.dtype)
+        if len(upstream) > 1 == len(of_queries) == len(of_keys):
+            upstream = upstream.sum(0, keepdim=True)  # rows of the batch share the product
+        asking, asked = self.read(block)
+        for slope, values in (
+            (of_rows(of_queries, block)[:, :, block.rows], (upstream @ asked).flip(2)),
+            (of_rows(of_keys, block)[:, :, block.keys], upstream.transpose(-1, -2) @ asking),
+        ):
+            slope += values if len(slope) == len(values) else values.sum(0, keepdim=True)
+
+
+def of_rows(facts: Tensor, block: Block) -> Tensor:
+    """The rows of the batch that a block is of, or the one that all share."""
+    return facts if len(facts) == 1 else facts[block.batch]

@@ -1,0 +1,147 @@
+"""Biases pair by pair in blocks: the closure is asked for each block, and once more in the backward pass."""
+
+import copy
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from posenc.encoding.biases import Pairs
+from posenc.encoding.keys import Keys
+from posenc.encoding.precision import without_autocast
+from posenc.kernels.block_sizes import SIZES
+from posenc.kernels.cpu.bias_in_blocks import Block, Room, WholeBlocks, length
+from posenc.kernels.cpu.plan import Row
+
+Own = TypeVar("Own", bound=nn.Module)
+
+
+class PairsInBlocks(WholeBlocks):
+    """A bias whose closure is asked for a block, and again under autograd when its gradient is wanted.
+
+    Queries do not read each other, so a block goes through in a few queries at a time.
+    """
+
+    name = "pairs"
+
+    def __init__(self, bias: Pairs, row: Row | None) -> None:
+        q, keys = bias.q, bias.known()
+        self.bias, self.at, self.keys_at, self.row = bias, bias.at, keys.at, row
+        read = {
+            "queries": {"q": q},
+            "keys": {"k": keys.k},
+            "memo": keys.memo,
+            "query_memo": keys.query_memo,
+            "parameters": dict(bias.module.named_parameters()),
+        }
+        self.names = tuple((kind, name) for kind, tensors in read.items() for name in tensors)
+        self.inputs: tuple[Tensor, ...] = tuple(tensor for tensors in read.values() for tensor in tensors.values())
+        self.room = Room(q, torch.promote_types(q.dtype, torch.float32))
+
+    def in_block(self, block: Block, index: int, tensor: Tensor) -> Tensor:
+        """What a block reads of an input, or writes of its gradient."""
+        kind, _ = self.names[index]
+        if kind == "parameters":
+            return tensor
+        shared = slice(None) if tensor.shape[0] == 1 else block.batch
+        return tensor[shared, :, block.rows if kind in ("queries", "query_memo") else block.keys]
+
+    def read(self, block: Block) -> list[Tensor]:
+        return [self.in_block(block, index, tensor) for index, tensor in enumerate(self.inputs)]
+
+    def values(self, module: nn.Module, block: Block, inputs: list[Tensor]) -> Tensor:
+        """The bias [b, H, n, m] of a block, last query first, from what it reads of the inputs."""
+        read: dict[str, dict[str, Tensor]] = {kind: {} for kind, _ in self.names} | {"memo": {}, "query_memo": {}}
+        for (kind, name), tensor in zip(self.names, inputs, strict=True):
+            read[kind][name] = tensor
+        at, keys_at = block.positions(self.at, self.keys_at)
+        q, k = read["queries"]["q"], read["keys"]["k"]  # no bias reads values
+        with without_autocast(q):
+            keys = Keys(k, k, keys_at, read["memo"], read["query_memo"])
+            dtype = torch.promote_types(q.dtype, torch.float32)
+            return self.bias.backwards(module, q, at, keys, dtype)
+
+    def block(self, block: Block) -> Tensor:
+        b, n, m = block.size
+        out = self.room.of(b, self.heads, n, m)
+        wide, keys = self.keys_read(block)
+        for few, rows in self.few_queries(wide):
+            out[:, :, rows] = self.values(self.bias.module, few, self.read(few))[..., keys]
+        return out
+
+    @property
+    def heads(self) -> int:
+        """How many heads of the model there are."""
+        return self.inputs[0].shape[1] if self.bias.chosen is None else self.bias.of
+
+    def keys_read(self, block: Block) -> tuple[Block, slice]:
+        """The block with all keys that its bias reads, and where its own stand among them."""
+        first, last = block.keys.start, block.keys.stop
+        if not self.bias.reads_between:
+            return block, slice(0, last - first)
+        start, stop = 0, self.keys_at.tokens
+        if self.row is not None:
+            queries = slice(block.rows.start + self.row.offset, block.rows.stop + self.row.offset)
+            start, stop = max(0, min(first, queries.start)), min(stop, max(last, queries.stop))
+        return block._replace(keys=slice(start, stop)), slice(first - start, last - start)
+
+    def few_queries(self, block: Block) -> list[tuple[Block, slice]]:
+        """The block in blocks of fewer queries, and where their rows stand in it."""
+        step = max(1, SIZES.pairs_of_content // (block.size[0] * self.inputs[0].shape[1] * length(block.keys)))
+        starts = range(block.rows.start, block.rows.stop, step)
+        cut = [slice(start, min(start + step, block.rows.stop)) for start in starts]
+        last = block.rows.stop
+        return [(block._replace(rows=rows), slice(last - rows.stop, last - rows.start)) for rows in cut]
+
+    def gradient(self) -> "PairsGradient":
+        return PairsGradient(self)
+
+
+class PairsGradient:
+    """Evaluates each block once more under autograd, and adds up what it gives for the inputs."""
+
+    def __init__(self, bias: PairsInBlocks) -> None:
+        self.bias = bias
+        self.wanted = [index for index, tensor in enumerate(bias.inputs) if tensor.requires_grad]
+        self.sums: dict[int, Tensor] = {}
+        self.module, self.leaves = standing_in(bias.bias.module, bias.names, bias.inputs)
+
+    def add(self, block: Block, upstream: Tensor) -> None:
+        wide, keys = self.bias.keys_read(block)
+        for few, rows in self.bias.few_queries(wide):
+            with torch.enable_grad():
+                read = [self.bias.in_block(few, index, leaf) for index, leaf in enumerate(self.leaves)]
+                values = self.bias.values(self.module, few, read)[..., keys]
+            if not values.requires_grad:
+                return
+            read = [read[index] for index in self.wanted]
+            slopes = torch.autograd.grad(values, read, upstream[:, :, rows].to(values.dtype), allow_unused=True)
+            for index, slope in zip(self.wanted, slopes, strict=True):
+                if slope is not None:
+                    self.bias.in_block(few, index, self.sum(index)).add_(slope)
+
+    def sum(self, index: int) -> Tensor:
+        if index not in self.sums:
+            tensor = self.bias.inputs[index]
+            self.sums[index] = torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+        return self.sums[index]
+
+    def total(self) -> tuple[Tensor | None, ...]:
+        return tuple(
+            self.sums[index].to(tensor.dtype) if index in self.sums else None
+            for index, tensor in enumerate(self.bias.inputs)
+        )
+
+
+def standing_in(
+    module: Own, names: Sequence[tuple[str, str]], inputs: Sequence[Tensor]
+) -> tuple[Own, tuple[Tensor, ...]]:
+    """A copy of a module whose parameters are leaves of their own, since they may have been replaced or have hooks.
+
+    With it all inputs as such leaves; `names` says of each which kind it is and what it is called.
+    """
+    leaves = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
+    parameters, told = dict(module.named_parameters()), zip(names, leaves, strict=True)
+    known = {id(parameters[name]): leaf for (kind, name), leaf in told if kind == "parameters"}
+    return copy.deepcopy(module, known), leaves

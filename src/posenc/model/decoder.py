@@ -1,0 +1,213 @@
+"""A decoder-only language model (a mini-GPT) with any positional encoding."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from posenc import checks
+from posenc.cache import Cache
+from posenc.catalogue import LayerSpec
+from posenc.kernels.chosen_weights import Chosen
+from posenc.model.block import LayerWeights
+from posenc.model.config import Config, Configured, LayerWindow, config_of
+from posenc.model.embedding import TokenPositionEmbedding, begin_ends
+from posenc.model.generation import SLOTS, Choice, generate, sight_for, stream
+from posenc.model.inputs import where
+from posenc.model.parts import capped
+from posenc.model.stack import Stack
+from posenc.specs.words import with_named_options
+from posenc.tokens.masks import MaskLike
+from posenc.tokens.positions import PositionsLike
+
+
+class Decoder(Configured):
+    """A decoder-only language model (a mini-GPT) with any positional encoding.
+
+    vocab      number of token ids
+    dim, heads, layers, max_len to sinks   as in Config, or a Config in the place of dim
+    encoding   a spec, an Encoding, or a tuple of them cycled over the layers: ("rotary", "rotary", "none")
+    scale_tokens, tie_output   see TokenPositionEmbedding; whether the output layer is the token table
+    hints      options that specs leave open, as in posenc.build
+
+    ids [B, T] -> logits [B, T, vocab].
+    Raises ValueError for ids out of range, empty sequences, unknown specs, and head counts that do not divide, and
+    TypeError for an option that there is not.
+
+    >>> model = Decoder(vocab=11, dim=32, heads=4, layers=2, encoding="rotary + alibi")
+    >>> model(torch.tensor([[1, 2, 3]])).shape
+    torch.Size([1, 3, 11])
+    >>> model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4).shape
+    torch.Size([1, 7])
+    """
+
+    def __init__(
+        self,
+        vocab: int,
+        dim: int | Config = 512,
+        heads: int = 8,
+        layers: int = 6,
+        encoding: LayerSpec = "rotary",
+        *,
+        max_len: int = 2048,
+        window: LayerWindow = None,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        intermediate_size: int | None = None,
+        feed_forward: str = "gelu",
+        norm: str = "layer",
+        norm_first: bool = True,
+        norm_eps: float = 1e-5,
+        branch_norm: bool = False,
+        parallel_residual: bool = False,
+        residual_scale: float = 1.0,
+        embedding_norm: bool = False,
+        qk_norm: bool | str = False,
+        kernel: str = "auto",
+        scale: float | None = None,
+        softcap: float | None = None,
+        output_softcap: float | None = None,
+        init: str = "torch",
+        dropout: float = 0.0,
+        bias: bool | tuple[str, ...] = True,
+        sinks: bool = False,
+        scale_tokens: bool = False,
+        tie_output: bool = False,
+        hints: dict | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        config = config_of(locals())
+        super().__init__()
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.vocab, self.config = vocab, config
+        self.stack = Stack(config, encoding=encoding, causal=True, hints=hints, **made)
+        self.embedding = TokenPositionEmbedding(
+            vocab, config.dim, scale=scale_tokens, tied=tie_output, dropout=config.dropout, **made
+        )
+        self.output = None if tie_output else nn.Linear(config.dim, vocab, config.has_bias("output"), **made)
+        # What `stream` compiled, by rows, slots, and whether no prompt was padded.
+        self.graphs: dict[tuple[int, int, bool], Callable[..., Tensor]] = {}
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Embedding and output begin as `init` says; blocks see to themselves."""
+        begin_ends(self.config, self.embedding, self.output)
+
+    @with_named_options
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        positions: PositionsLike = None,
+        padding: Tensor | None = None,
+        mask: MaskLike = None,
+        cache: Cache | None = None,
+        need_weights: bool | Chosen = False,
+        only: slice | None = None,
+    ) -> Tensor | tuple[Tensor, tuple[LayerWeights, ...]]:
+        """Logits [B, T, vocab], and with `need_weights` the attention weights [B, heads, T, S] of each layer.
+
+        positions  Positions, ids, or nothing: 0, 1, 2, ..., or with a cache what follows the last token of each row
+        padding    [B, T], true or 1 where a token is: instead of positions
+        mask       who sees whom besides, as in Attention.forward: a decoder is causal whatever is added
+        cache      from `cache()`; it takes in these tokens
+        need_weights   whether to return the weights too, or which (Chosen: then of the chosen layers)
+        only       which of the T tokens logits are wanted for
+        """
+        at = where(ids, self.vocab, positions, padding, cache)
+        x = self.embedding(ids, at=at, encodings=self.stack.added)
+        x, seen = self.stack(x, at, mask, cache=cache, need_weights=need_weights, only=only)
+        logits = F.linear(x, self.embedding.token.weight) if self.output is None else self.output(x)
+        logits = capped(logits, self.config.output_softcap)
+        return (logits, seen) if need_weights else logits
+
+    def cache(self, *, slots: int | None = None, rolling: bool = False) -> Cache:
+        """An empty KV cache for this model: growing, or static with a number of slots (tokens).
+
+        A `rolling` one keeps the newest tokens only, which takes a window in every layer, or in the mask of each call:
+        of at most as many tokens as there are slots, and window + chunk - 1 slots for later chunks of several tokens.
+        """
+        return Cache(len(self.stack.blocks), slots=slots, rolling=rolling)
+
+    @with_named_options
+    def stream(
+        self,
+        ids: Tensor,
+        max_new_tokens: int,
+        *,
+        padding: Tensor | None = None,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        eos_token_id: int | None = None,
+        seed: int = 0,
+        compiled: bool | None = None,
+        samples: int | None = None,
+        sinks: int | None = None,
+        window: int | None = None,
+    ) -> Iterator[Tensor]:
+        """Up to `max_new_tokens` more ids for each row of ids [B, T], each [B] as it is chosen, through a KV cache.
+
+        temperature  0 takes the likeliest token; above, tokens are drawn from the softmax of logits / temperature
+        top_k        draw among the k likeliest only
+        eos_token_id   after this id a row repeats it; generation ends when all rows have
+        padding      [B, T], true where a token is; pad prompts of different length on the left
+        compiled     whether each token behind the prompt goes through one compiled graph and a static cache, which is
+                     kept for later calls of as many rows and about as many tokens; None: where it is there already
+        samples      so many texts for each prompt, drawn apart; each id is [B * samples], those of a prompt together
+        window       a text without an end in bounded memory: of all tokens only so many of the newest are held, and
+        sinks        so many of the first ones, behind which the others move up; default 4 (see generation.Sight)
+
+        The model is without dropout until the last id was taken, or the iterator is closed. Compiling takes seconds for
+        each layer, and saves a fifth of a token's time in a small model: it pays after some ten thousand tokens.
+        """
+        choice = Choice(self.vocab, temperature, top_k, eos_token_id, seed)
+        texts = 1 if samples is None else checks.whole("samples", samples, 1)
+        if texts > 1 and choice.greedy:
+            raise ValueError("the likeliest text is one, and samples of it are all the same; give temperature above 0")
+        checks.kind("compiled", compiled, bool | None)
+        sight = sight_for(sinks, window)
+        if sight is not None:
+            sight.check(self.stack.encoding_of)
+            if compiled:
+                raise ValueError(
+                    "a compiled graph counts its slots, and with a window tokens move; leave one of them out"
+                )
+        length = ids.shape[-1] + max_new_tokens if type(max_new_tokens) is int and ids.dim() else 0
+        slots = -(-length // SLOTS) * SLOTS
+        graph = len(ids) * texts, slots, padding is None
+        step, cache = None, None
+        if compiled or (compiled is None and sight is None and graph in self.graphs):
+            step = self.graphs.setdefault(graph, cast(Any, torch.compile(self, dynamic=False)))
+            cache = self.cache(slots=slots)
+        cache = self.cache() if cache is None else cache
+        return stream(self, self, cache, ids, max_new_tokens, choice, step, padding=padding, samples=texts, sight=sight)
+
+    @overload
+    def generate(self, ids: Tensor, max_new_tokens: int, **chosen: Any) -> Tensor: ...
+
+    @overload
+    def generate(self, ids: Sequence[Tensor], max_new_tokens: int, **chosen: Any) -> list[Tensor]: ...
+
+    def generate(self, ids: Any, max_new_tokens: Any = None, **chosen: Any) -> Tensor | list[Tensor]:
+        """ids [B, T] with up to `max_new_tokens` more, as `stream` gives them; its options are those of `stream`.
+
+        Prompts of different lengths are a list of ids [T], and come back as a list, each up to its end. With `samples`
+        texts are [B, samples, T + max_new_tokens]. Raises ValueError as `stream` does.
+
+        >>> model = Decoder(vocab=11, dim=32, heads=4, layers=2)
+        >>> model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=4, samples=2, temperature=1.0).shape
+        torch.Size([1, 2, 7])
+        >>> [len(text) for text in model.generate([torch.tensor([1]), torch.tensor([1, 2, 3])], max_new_tokens=4)]
+        [5, 7]
+        """
+        return generate(self, ids, max_new_tokens, **chosen)
+
+    def extra_repr(self) -> str:
+        return f"output_softcap={self.config.output_softcap}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Graphs are of this process, and of this very model.
+        return super().__getstate__() | {"graphs": {}}

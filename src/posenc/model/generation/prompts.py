@@ -1,0 +1,62 @@
+"""Texts behind prompts of one length, or of several: a list is padded, and its texts are cut out again."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from posenc import checks
+from posenc.model.generation.one_by_one import with_more
+from posenc.specs import words
+
+if TYPE_CHECKING:
+    from posenc.model.decoder import Decoder
+
+
+def generate(
+    model: "Decoder", ids: Tensor | Sequence[Tensor], max_new_tokens: int, padding: Tensor | None = None, **options: Any
+) -> Tensor | list[Tensor]:
+    """ids with up to `max_new_tokens` more, as Decoder.generate says; `options` are those of Decoder.stream."""
+    words.check_options("generate", words.names_of(model.stream), options)
+    of_list = not isinstance(ids, Tensor)
+    if of_list:
+        if padding is not None:
+            raise ValueError("a list of prompts is padded here; give it without padding, or ids [B, T] with it")
+        ids, padding = together(ids)
+    samples = options.get("samples")
+    more = model.stream(ids, max_new_tokens, padding=padding, **options)
+    texts = with_more(ids if samples is None else ids.repeat_interleave(samples, 0), more)
+    if samples is not None:
+        texts = texts.unflatten(0, (len(ids), samples))
+    return apart(texts, padding, options.get("eos_token_id")) if of_list and padding is not None else texts
+
+
+def together(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Prompts, each [T], as ids [B, T] padded on the left, and which of them are tokens.
+
+    Raises ValueError for what are no prompts.
+    """
+    if not isinstance(prompts, (list, tuple)) or not prompts:
+        raise ValueError(f"prompts are ids [batch, tokens], or a list of ids [tokens], got {checks.shown(prompts)}")
+    for prompt in prompts:
+        if checks.tensor("a prompt", prompt).dim() != 1 or not len(prompt):
+            raise ValueError(f"each prompt of a list has shape [tokens], with one at least, got {list(prompt.shape)}")
+    checks.one_device(**{f"prompt {number}": prompt for number, prompt in enumerate(prompts)})
+    longest = max(len(prompt) for prompt in prompts)
+    ids = torch.stack([torch.cat((prompt.new_zeros(longest - len(prompt)), prompt)) for prompt in prompts])
+    length = torch.tensor([len(prompt) for prompt in prompts], device=ids.device)
+    return ids, torch.arange(longest, device=ids.device) >= longest - length[:, None]
+
+
+def apart(texts: Tensor, padding: Tensor, eos_token_id: int | None) -> list[Tensor]:
+    """Each text [B, ..., T] without its padding; one that stopped ends with its `eos_token_id`."""
+    ended = []
+    for text, prompt in zip(texts, padding, strict=True):
+        length = int(prompt.sum())
+        text = text[..., len(prompt) - length :]
+        if eos_token_id is not None and text.dim() == 1:
+            stops = (text[length:] == eos_token_id).nonzero()
+            text = text[: length + int(stops[0]) + 1] if len(stops) else text
+        ended.append(text)
+    return ended

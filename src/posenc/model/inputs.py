@@ -1,0 +1,50 @@
+"""What a model is given: token ids, which of them are padding, and where they stand."""
+
+import torch
+from torch import Tensor
+
+from posenc import checks
+from posenc.cache import Cache
+from posenc.tokens.positions import Positions, PositionsLike, positions_for
+from posenc.tokens.watched import may_be_read
+
+
+def where(ids: Tensor, vocab: int, positions: PositionsLike, padding: Tensor | None, cache: Cache | None) -> Positions:
+    """Where the tokens are, from what a caller of a model gave. Raises ValueError for what does not fit the ids."""
+    check_ids(ids, vocab)
+    if cache is not None and not isinstance(cache, Cache):
+        raise ValueError(f"a model takes the cache that its cache() gives, got {checks.shown(cache)}")
+    if padding is not None:
+        check_padding(padding, ids)
+        if positions is not None:
+            raise ValueError("give positions or padding, not both")
+        if cache is not None and cache.at is not None:
+            raise ValueError("padding belongs to the first chunk; later chunks go on from the cache")
+        return Positions.padded(padding)
+    if positions is None and cache is not None:
+        return cache.next(ids.shape[1], device=ids.device)
+    held = None if cache is None else cache.held
+    return positions_for(ids.shape[1], positions, batch=ids.shape[0], device=ids.device, held=held)
+
+
+def check_ids(ids: Tensor, vocab: int) -> None:
+    """Raises ValueError for ids of a wrong shape or type, or outside 0..vocab-1."""
+    if checks.tensor("token ids", ids).dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"token ids are whole numbers, got {ids.dtype}; give them as torch.int64 or torch.int32")
+    if ids.dim() != 2 or ids.shape[1] < 1:
+        raise ValueError(f"ids have shape [batch, tokens] with at least one token, got {list(ids.shape)}")
+    if not may_be_read(ids):
+        return
+    lowest, highest = ids.aminmax()
+    if (low := int(lowest)) < 0 or int(highest) >= vocab:
+        wrong = low if low < 0 else int(highest)
+        raise ValueError(f"token ids must lie in 0..{vocab - 1}, got {wrong}; check the tokenizer or vocab")
+
+
+def check_padding(padding: Tensor, ids: Tensor) -> None:
+    """Raises ValueError unless padding says of each id whether a token is there."""
+    if checks.tensor("padding", padding).shape != ids.shape:
+        raise ValueError(f"padding must have the shape of the ids, {list(ids.shape)}, got {list(padding.shape)}")
+
+
+__all__ = ["check_ids", "check_padding", "where"]

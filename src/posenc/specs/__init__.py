@@ -1,0 +1,1 @@
+"""The names of encodings and what belongs to them, as texts."""

@@ -1,0 +1,562 @@
+"""Positions: where, when and whose each token is.
+
+Everything that packing, padding, caching or a foreign position id changes is said here, once, and travels with
+the tokens. Encodings read `coords`, causality reads `order`, packing reads `document`.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NoReturn, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from posenc import checks
+from posenc.tokens.watched import may_be_read
+
+TENSORS = ("coords", "order", "document", "horizon")
+"""The facts of positions that are tensors, where there are any."""
+
+
+@dataclass(frozen=True, eq=False)
+class Positions:
+    """Where, when and whose each token is.
+
+    coords    [B or 1, T, A]  what encodings read; integer or floating, one axis (A = 1) or several (unit: positions)
+    order     [B or 1, T]     what causality reads; -1 marks padding or an empty cache slot
+    document  [B or 1, T]     which packed document a token belongs to; None when there is only one
+    horizon   [B or 1]        the declared length of each sequence, for encodings that depend on one (unit: positions)
+
+    The last four fields are facts known without looking at data, so that they hold inside a compiled graph:
+    contiguous  every row's order is s, s+1, s+2, ... for one s, with no padding and one document
+    unit_step   coords have one axis and equal order wherever there is a token
+    extent      every coordinate c satisfies 0 <= c < extent; where all rows are contiguous in unit steps, the last
+                coordinate is extent - 1
+    loose       order only says how these tokens stand among themselves (ids, packed documents, a grid): attention puts
+                them behind all that a cache holds
+
+    >>> Positions.count(3).coords[..., 0]
+    tensor([[0, 1, 2]])
+    >>> Positions.packed([2, 3]).coords[..., 0]
+    tensor([[0, 1, 0, 1, 2]])
+    """
+
+    coords: Tensor
+    order: Tensor
+    document: Tensor | None = None
+    horizon: Tensor | None = None
+    contiguous: bool = False
+    unit_step: bool = False
+    extent: int | None = None
+    loose: bool = False
+
+    def __post_init__(self) -> None:
+        if type(self.coords) is not Tensor or type(self.order) is not Tensor:
+            checks.tensor("coords", self.coords), checks.tensor("order", self.order)
+        if self.coords.dim() != 3:
+            raise ValueError(f"coords must have shape [batch or 1, tokens, axes], got {list(self.coords.shape)}")
+        if self.order.dim() != 2 or self.order.shape[1] != self.coords.shape[1]:
+            raise ValueError(
+                f"order must have shape [batch or 1, {self.coords.shape[1]}] to go with coords of shape "
+                f"{list(self.coords.shape)}, got {list(self.order.shape)}"
+            )
+        if self.document is not None and (
+            checks.tensor("document", self.document).dim() != 2 or self.document.shape[1] != self.order.shape[1]
+        ):
+            raise ValueError(f"document must name {self.order.shape[1]} tokens, got shape {list(self.document.shape)}")
+        if self.horizon is not None:
+            self.check_horizon(self.horizon)
+        if self.order.is_floating_point() or self.order.dtype == torch.bool:
+            raise ValueError(f"order must be whole numbers, got {self.order.dtype}; fractions belong in coords")
+        self.check_rows()
+        if self.document is not None and (self.document.is_floating_point() or self.document.is_complex()):
+            raise ValueError(f"document must be whole numbers, got {self.document.dtype}")
+        if self.coords.dtype == torch.bool or self.coords.is_complex():
+            raise ValueError(f"coords must be whole or floating numbers, got {self.coords.dtype}")
+        if self.coords.is_floating_point() and self.coords.is_cpu and may_be_read(self.coords):
+            if not bool(self.coords.isfinite().all()):
+                raise ValueError("positions must be finite numbers, got nan or infinity among the coords")
+
+    def check_horizon(self, horizon: Tensor) -> None:
+        if checks.tensor("the declared horizon", horizon).dim() != 1:
+            raise ValueError(f"the declared horizon must have shape [batch or 1], got {list(horizon.shape)}")
+        if horizon.dtype == torch.bool or horizon.is_complex():
+            raise ValueError(f"the declared horizon must be a number of positions, got {horizon.dtype}")
+        if horizon.is_cpu and may_be_read(horizon) and not bool((horizon >= 1).all()):
+            raise ValueError(f"the declared horizon must be 1 or more, got {horizon.min().item():g}")
+
+    def check_rows(self) -> None:
+        if self.document is None and self.horizon is None and self.coords.shape[0] == self.order.shape[0]:
+            return
+        rows = {name: fact.shape[0] for name, fact in self.tensors().items()}
+        # Symbolic sizes have no hash; those that torch.jit.trace follows are tensors, which are not compared.
+        several = [] if torch.jit.is_tracing() else [size for size in rows.values() if size != 1]
+        if any(size != several[0] for size in several):
+            told = ", ".join(f"{name} of {size}" for name, size in rows.items())
+            raise ValueError(f"all facts of positions are of one batch, or of 1 row for all of it; got {told}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: fact for name, fact in vars(self).items() if name != "tables"}
+
+    @cached_property
+    def tables(self) -> dict[Hashable, Any]:
+        """What was computed from these positions, for `shared_tables.once`: copies and changed ones start with none."""
+        return {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The facts that are tensors, by the names of their fields."""
+        facts = {name: getattr(self, name) for name in TENSORS}
+        return {name: fact for name, fact in facts.items() if fact is not None}
+
+    def changed(self, **facts: Any) -> "Positions":
+        """The same positions with other facts, given by the names of their fields."""
+        for name in FACTS:
+            if name not in facts:
+                facts[name] = getattr(self, name)
+        return Positions(**facts)
+
+    @classmethod
+    def count(cls, tokens: int, start: int = 0, *, device: torch.device | str | None = None) -> "Positions":
+        """start, start + 1, ...: one document without padding, shared by every row of a batch.
+
+        Raises ValueError when there is no token or `start` is negative.
+        """
+        check_counts(tokens, start)
+        order = torch.arange(start, start + tokens, device=device)[None]
+        return cls(order[..., None], order, contiguous=True, unit_step=True, extent=start + tokens)
+
+    @classmethod
+    def of(cls, ids: Tensor, *, order: Tensor | None = None, horizon: int | Tensor | None = None) -> "Positions":
+        """Positions from given ids of shape [T], [B, T] or [B, T, A], integer or floating, in any order.
+
+        Tokens see each other causally in the order in which they stand in the tensor, behind whatever a cache holds,
+        unless `order` says otherwise.
+        Raises ValueError for another shape or an empty sequence, for negative ids of an integer type, and for ids on
+        the CPU that are nan or infinite; nothing is read on another device, or while a graph is made, for that.
+        """
+        checks.tensor("positions", ids)
+        if ids.dim() not in (1, 2, 3):
+            raise ValueError(f"positions must have shape [T], [B, T] or [B, T, A], got {list(ids.shape)}")
+        if 0 in ids.shape[1:] or ids.shape == (0,):
+            raise ValueError(f"a sequence needs at least one token, got positions of shape {list(ids.shape)}")
+        if ids.dtype in (torch.bool, torch.bfloat16, torch.float16) or ids.is_complex():
+            raise ValueError(f"positions must be integer, float32 or float64 ({ids.dtype} cannot count far), cast them")
+        if (
+            ids.dtype == torch.float32
+            and ids.is_cpu
+            and may_be_read(ids)
+            and bool(((ids.abs() >= 2**24) & ids.isfinite()).any())
+        ):
+            raise ValueError(
+                "float32 cannot tell positions beyond 16,777,216 apart, as time stamps are; subtract the first of them "
+                "before they are float32, or give float64 or whole numbers"
+            )
+        coords = ids[None, :, None] if ids.dim() == 1 else ids[..., None] if ids.dim() == 2 else ids
+        if not ids.is_floating_point() and may_be_read(ids):
+            lowest = int(ids.min())
+            if lowest < 0:
+                raise ValueError(
+                    f"position ids must not be negative, got {lowest}; say which tokens are padding with "
+                    f"Positions.padded(mask), or use floating coordinates if the axis really goes below 0"
+                )
+        loose = order is None
+        if order is None:
+            order = torch.arange(coords.shape[1], device=ids.device)[None]
+        return cls(coords, order, loose=loose).with_horizon(horizon)
+
+    @classmethod
+    def padded(cls, mask: Tensor) -> "Positions":
+        """Positions from a padding mask [B, T] (true or 1 where a token is), for padding on either side or inside.
+
+        The first token of every row is at 0, wherever it stands.
+
+        >>> Positions.padded(torch.tensor([[0, 1, 1]])).order
+        tensor([[-1,  0,  1]])
+        """
+        if checks.tensor("a padding mask", mask).dim() != 2 or mask.shape[1] < 1:
+            raise ValueError(f"a padding mask has shape [B, T] with at least one token, got {list(mask.shape)}")
+        present = mask != 0
+        if mask.dtype != torch.bool and mask.is_cpu and may_be_read(mask) and not bool((present == mask).all()):
+            raise ValueError(
+                "a padding mask is true or 1 where a token is, and false or 0 elsewhere, got other numbers; for "
+                "segment ids, one number for each document, give Positions.packed(mask)"
+            )
+        order = (present.long().cumsum(1) - 1).masked_fill(~present, -1)
+        return cls(order.clamp(min=0)[..., None], order, unit_step=True, extent=mask.shape[1])
+
+    @classmethod
+    def packed(
+        cls,
+        lengths: Sequence[int] | Tensor | None = None,
+        *,
+        cu_seqlens: Tensor | Sequence[int] | None = None,
+        device: torch.device | str | None = None,
+    ) -> "Positions":
+        """Several documents behind one another in a row: coords restart with each, and none sees another.
+
+        lengths     of the documents of one row (tokens); or segment ids [B, T], a tensor with one number for all tokens
+                    of a document and 0 for padding
+        cu_seqlens  in place of lengths where each document begins and the last one ends: 0, n1, n1 + n2, ... (tokens)
+
+        Raises ValueError for what is neither, documents without a token, and a segment that comes again behind others.
+
+        >>> Positions.packed(cu_seqlens=[0, 2, 5]).coords[..., 0]
+        tensor([[0, 1, 0, 1, 2]])
+        >>> Positions.packed(torch.tensor([[1, 1, 2, 2, 2, 0]])).document
+        tensor([[ 0,  0,  1,  1,  1, -1]])
+        """
+        if (lengths is None) == (cu_seqlens is None):
+            raise ValueError("packed takes lengths, segment ids or cu_seqlens, and one of them; got none or several")
+        if isinstance(lengths, Tensor) and lengths.dim() == 2:
+            return cls.segmented(lengths if device is None else lengths.to(device))
+        name, numbers = ("lengths", lengths) if cu_seqlens is None else ("cu_seqlens", cu_seqlens)
+        if isinstance(numbers, Tensor) and numbers.dim() == 1:
+            device, numbers = numbers.device if device is None else device, numbers.tolist()
+        if not isinstance(numbers, (list, tuple, range)):
+            raise ValueError(
+                f"{name} are a list or a tensor [n] of whole numbers, or segment ids a tensor [B, T], got "
+                f"{checks.shown(numbers)}"
+            )
+        for number in numbers:
+            if isinstance(number, (list, tuple)):
+                raise ValueError(f"{name} are those of one row, got several lists; give segment ids as a tensor [B, T]")
+            checks.whole("the length of a document" if cu_seqlens is None else "a boundary of cu_seqlens", number)
+        remedy = ""
+        if cu_seqlens is not None:
+            if len(numbers) < 2 or numbers[0] != 0:
+                raise ValueError(f"cu_seqlens begin with 0 and end with the number of tokens, got {numbers}")
+            numbers = [end - start for start, end in pairwise(numbers)]
+        elif len(numbers) > 1 and numbers[0] == 0:
+            remedy = "; give boundaries as cu_seqlens=..."
+        if not numbers or min(numbers) < 1:
+            raise ValueError(f"packed documents need at least one token each, got lengths {list(numbers)}{remedy}")
+        coords = torch.cat([torch.arange(n, device=device) for n in numbers])[None]
+        document = torch.cat([torch.full((n,), i, device=device) for i, n in enumerate(numbers)])[None]
+        order = torch.arange(coords.shape[1], device=device)[None]
+        return cls(coords[..., None], order, document, extent=max(numbers), loose=True)
+
+    @classmethod
+    def segmented(cls, segments: Tensor) -> "Positions":
+        """What `packed` makes of segment ids [B, T]."""
+        if segments.is_floating_point() or segments.dtype == torch.bool or segments.shape[1] < 1:
+            raise ValueError(f"segment ids are whole numbers [B, T], got {checks.shown(segments)}")
+        present = segments != 0
+        first = segments.diff(dim=1, prepend=segments[:, :1] - 1) != 0
+        run = (first & present).long().cumsum(1)
+        if segments.is_cpu and may_be_read(segments):
+            for row, last in zip(segments, run[:, -1].tolist(), strict=True):
+                if len(row.unique()) - bool((row == 0).any()) != last:
+                    raise ValueError("the tokens of a segment stand together, got one that comes again behind others")
+        index = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
+        coords = (index - torch.where(first, index, 0).cummax(1).values).masked_fill(~present, 0)
+        order = (present.long().cumsum(1) - 1).masked_fill(~present, -1)
+        document = (run - 1).masked_fill(~present, -1)
+        return cls(coords[..., None], order, document, extent=segments.shape[1], loose=True)
+
+    @classmethod
+    def grid(cls, *sizes: int, prefix: int = 0, device: torch.device | str | None = None) -> "Positions":
+        """Every cell of a grid, one axis for each size, the last axis running fastest.
+
+        prefix  tokens before them that stand outside the grid, such as a class token: the coordinates of the k-th are
+                all -k
+
+        >>> Positions.grid(2, 2).coords[0].tolist()
+        [[0, 0], [0, 1], [1, 0], [1, 1]]
+        """
+        for size in sizes:
+            checks.whole("the size of a grid", size)
+        if not sizes or min(sizes) < 1:
+            raise ValueError(f"a grid needs at least one cell on each axis, got sizes {sizes}")
+        axes = torch.meshgrid(*(torch.arange(n, device=device) for n in sizes), indexing="ij")
+        coords = torch.stack([axis.flatten() for axis in axes], -1)[None]
+        if checks.whole("prefix", prefix, 0):
+            outside = -1 - torch.arange(prefix, device=device)
+            coords = torch.cat((outside[None, :, None].expand(1, -1, len(sizes)), coords), 1)
+        order = torch.arange(coords.shape[1], device=device)[None]
+        extent, unit_step = None if prefix else max(sizes), len(sizes) == 1 and not prefix
+        return cls(coords, order, contiguous=True, unit_step=unit_step, extent=extent, loose=True)
+
+    @property
+    def tokens(self) -> int:
+        return self.order.shape[1]
+
+    @property
+    def axes(self) -> int:
+        return self.coords.shape[2]
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where its tensors lie; None for where new ones would."""
+        return self.order.device
+
+    @property
+    def start(self) -> int | None:
+        """Where tokens that count up by one begin, shared by every row and known without looking at data; else None."""
+        if not (self.contiguous and self.unit_step and self.extent is not None):
+            return None
+        return self.extent - self.tokens
+
+    def axis(self, who: object) -> Tensor:
+        """The coordinates [B or 1, T] of one-axis positions; `who` is named in the error when there are more."""
+        return self.coordinates(1, who)
+
+    def coordinates(self, axes: int, who: object) -> Tensor:
+        """The coordinates for a reader of so many axes: [B or 1, T] for one, else [B or 1, T, A]; 0 takes any A.
+
+        Raises ValueError, naming `who`, when the number of axes is another.
+        """
+        if axes == 0:
+            return self.coords
+        if self.axes != axes:
+            remedy = "choose one with coords[..., :1]" if axes == 1 else f"give coords of shape [B, T, {axes}]"
+            raise ValueError(
+                f"{who} reads {'one axis' if axes == 1 else f'{axes} axes'}, got positions with "
+                f"{self.axes} {'axis' if self.axes == 1 else 'axes'}; {remedy}"
+            )
+        return self.coords[..., 0] if axes == 1 else self.coords
+
+    def rows(self, rows: slice | Tensor) -> "Positions":
+        """The tokens of a slice or of indices [n]: as queries in a block of rows, or as a chunk, which is not loose."""
+        contiguous, extent = False, self.extent
+        if self.start is not None and isinstance(rows, slice):
+            first, stop, step = rows.indices(self.tokens)
+            contiguous = step == 1 and stop > first
+            if contiguous and not self.loose and stop - first == self.tokens:
+                return self
+            extent = self.start + stop if contiguous else extent
+        return self.changed(
+            coords=self.coords[:, rows],
+            order=self.order[:, rows],
+            document=None if self.document is None else self.document[:, rows],
+            contiguous=contiguous,
+            extent=extent,
+            loose=False,
+        )
+
+    def batch_rows(self, rows: slice | Tensor) -> "Positions":
+        """The tokens of some rows of the batch, a slice or indices [n]; what all rows share stays shared."""
+        several = {name: fact for name, fact in self.tensors().items() if fact.shape[0] > 1}
+        index = rows.to(self.order.device) if isinstance(rows, Tensor) else rows
+        return self.changed(**{name: fact[index] for name, fact in several.items()}) if several else self
+
+    def __getitem__(self, key: object) -> NoReturn:
+        raise TypeError(
+            "Positions are cut by at.rows(...), which takes tokens, as at.rows(slice(-1, None)) the last one, and by "
+            "at.batch_rows(...), which takes rows of the batch"
+        )
+
+    def restarts(self) -> bool:
+        """Whether ids count up from 0 more than once in a row and no document is named; False where that is unknown."""
+        if not self.loose or self.document is not None or self.axes != 1 or self.coords.is_floating_point():
+            return False
+        if not (self.coords.is_cpu and may_be_read(self.coords)):
+            return False
+        ids = self.coords[..., 0]
+        again = ids[:, 1:] == 0
+        return bool(((ids.diff(dim=1) == 1) | again).all() and (again & (ids[:, :-1] > 0)).any())
+
+    def next(self, tokens: int = 1) -> "Positions":
+        """The positions of the tokens that follow: each row goes on where its own last token stands.
+
+        Only for one axis in steps of one (count, padded, packed: a packed row goes on with its last document).
+        """
+        if self.axes != 1 or (not self.unit_step and self.document is None):
+            raise ValueError(
+                "only positions that count up by one know what comes next; give the next ones with Positions.of"
+            )
+        if type(tokens) is not int or tokens < 1:
+            check_counts(tokens)
+        ahead = torch.arange(1, tokens + 1, device=self.order.device)
+        last = self.order.argmax(1, keepdim=True)
+        order = self.order.gather(1, last) + ahead
+        coords = of_token(self.coords[..., 0], last) + ahead
+        # A row that held nothing but padding starts at 0.
+        empty = self.order.amax(1, keepdim=True) < 0
+        coords = torch.where(empty, order, coords)
+        document = None if self.document is None else of_token(self.document, last).expand(-1, tokens)
+        extent = None if self.extent is None else self.extent + tokens
+        return self.changed(coords=coords[..., None], order=order, document=document, extent=extent, loose=False)
+
+    def behind(self, held: "Positions") -> "Positions":
+        """These tokens where they come after all that a cache holds: loose ones are put there.
+
+        They go on with the last document of their row, unless they name their own; those of loose ones are new. Whether
+        an order of their own really comes behind is what the cache checks.
+        """
+        document = self.document
+        if document is None and held.document is not None:
+            document = of_token(held.document, held.order.argmax(1, keepdim=True)).expand(-1, self.tokens)
+        if not self.loose:
+            return self if document is self.document else self.changed(document=document)
+        if self.document is not None:
+            document = self.document + 1 + (0 if held.document is None else held.document.amax(1, keepdim=True))
+        order = held.order.amax(1, keepdim=True) + 1 + self.order
+        return self.changed(order=order, document=document, contiguous=False, unit_step=False, loose=False)
+
+    def with_coords(self, coords: Tensor) -> "Positions":
+        """The same tokens elsewhere: what a coordinate map (interpolation, shift, randomised) returns."""
+        coords = coords if checks.tensor("coords", coords).dim() == 3 else coords[..., None]
+        return self.changed(coords=coords, unit_step=False, extent=None)
+
+    def with_horizon(self, horizon: int | Tensor | None) -> "Positions":
+        """Declare the horizon of every sequence (an int), or of each (a tensor [B])."""
+        if horizon is not None and not isinstance(horizon, Tensor):
+            checks.whole("the declared horizon", horizon, 1)
+            horizon = torch.tensor([horizon], device=self.order.device)
+        return self.changed(horizon=horizon)
+
+    def to(self, device: torch.device | str) -> "Positions":
+        return self.changed(**{name: fact.to(device) for name, fact in self.tensors().items()})
+
+
+FACTS = tuple(field.name for field in fields(Positions))
+
+
+class Counted(Positions):
+    """Tokens that count up by one, as `Positions.count` gives them, whose tensors are made when they are first read.
+
+    A token decoded alone finds its row of a kept table without any. Whatever is made of it by `changed` is plain
+    Positions. Raises ValueError as `Positions.count` does.
+    """
+
+    counted: int
+    placed: torch.device | None
+
+    def __init__(self, tokens: int, start: int, device: torch.device | None) -> None:
+        if type(start) is not int or type(tokens) is not int or tokens < 1 or start < 0:
+            check_counts(tokens, start)
+        facts = vars(self)
+        facts["counted"], facts["placed"], facts["extent"] = tokens, device, start + tokens
+        # The other facts are the defaults of their fields.
+        facts["contiguous"] = facts["unit_step"] = True
+
+    def __getattr__(self, name: str) -> Any:
+        # Not two cached properties: before Python 3.12 these take a lock, which no compiled graph can.
+        if name not in ("coords", "order"):
+            raise AttributeError(name)
+        made = Positions.count(self.tokens, self.start, device=self.placed)
+        vars(self).update(coords=made.coords, order=made.order)
+        return getattr(made, name)
+
+    @property
+    def tokens(self) -> int:
+        return self.counted
+
+    @property
+    def start(self) -> int:
+        assert self.extent is not None
+        return self.extent - self.counted
+
+    @property
+    def device(self) -> torch.device | None:
+        return self.placed
+
+    def next(self, tokens: int = 1) -> Positions:
+        # A number that changes with every token would compile a graph anew: there, positions are tensors alone.
+        if torch.compiler.is_compiling():
+            return super().next(tokens)
+        return Counted(tokens, cast(int, self.extent), self.device)
+
+    def with_next(self, at: Positions) -> Positions | None:
+        """These tokens and those at `at` behind them, where all count up from one start; None where that is not so."""
+        if type(at) is not Counted or at.start != self.extent or at.device != self.device:
+            return None
+        return Counted(self.counted + at.counted, self.start, self.device)
+
+
+def of_token(fact: Tensor, token: Tensor) -> Tensor:
+    """A fact [B or 1, T] or [B or 1, T, A] of one token in each row, [B or 1, 1]; rows may share either of the two."""
+    if fact.shape[0] != token.shape[0]:
+        rows = max(fact.shape[0], token.shape[0])
+        fact, token = fact.expand(rows, *fact.shape[1:]), token.expand(rows, 1)
+    return fact.gather(1, token if fact.dim() == 2 else token[..., None].expand(-1, -1, fact.shape[2]))
+
+
+def check_counts(tokens: int, start: int = 0) -> None:
+    """Raises ValueError unless so many tokens can be counted from there."""
+    if checks.whole("the number of tokens", tokens) < 1:
+        raise ValueError(f"a sequence needs at least one token, got {tokens}")
+    if checks.whole("start, or an offset,", start) < 0:
+        raise ValueError(f"positions start at 0 or later, got start={start}")
+
+
+PositionsLike: TypeAlias = Positions | Tensor | int | None
+"""What a caller may give as positions: Positions, ids, where the first token is, or nothing (0, 1, 2, ...)."""
+
+
+def positions_for(
+    tokens: int,
+    positions: PositionsLike,
+    offset: int | Tensor = 0,
+    *,
+    batch: int | None = None,
+    device: torch.device | None = None,
+    held: Positions | None = None,
+) -> Positions:
+    """What a caller gave for `tokens` tokens, as Positions: Positions, ids, where they begin, or nothing (0, 1, ...).
+
+    held  what a cache holds: the tokens come behind it, and nothing means that each row goes on after its last token
+
+    Raises ValueError when both positions and an offset are given, or when they do not fit the tokens.
+    """
+    if isinstance(offset, Tensor):
+        if positions is not None:
+            raise ValueError("give positions or an offset, not both")
+        if offset.dim() > 1 or offset.is_floating_point() or offset.dtype == torch.bool:
+            raise ValueError(f"an offset is a whole number, or a tensor [B] of them, got {checks.shown(offset)}")
+        positions, offset = offset.reshape(-1, 1) + torch.arange(tokens, device=offset.device), 0
+    if held is not None:
+        if positions is None and not offset:
+            return held.next(tokens)
+        return positions_for(tokens, positions, offset, batch=batch, device=device).behind(held)
+    if positions is None:
+        if torch.compiler.is_compiling():
+            return Positions.count(tokens, offset, device=device)
+        return Counted(tokens, offset, device)
+    if offset:
+        raise ValueError(f"give positions or offset={offset}, not both")
+    if isinstance(positions, Positions):
+        at = positions
+    elif not isinstance(positions, Tensor) and checks.is_whole(positions):
+        return positions_for(tokens, None, positions, batch=batch, device=device)
+    else:
+        at = Positions.of(checks.tensor("positions", positions))
+    if at.tokens != tokens:
+        if at.axes == tokens and batch in (None, at.tokens) and isinstance(positions, Tensor):
+            remedy = "ids [axes, B, T] are given as ids.permute(1, 2, 0)"
+        elif at.axes > 1 and at.tokens < tokens < at.tokens + 9:
+            more = tokens - at.tokens
+            remedy = f"tokens outside a grid, such as a class token, stand in Positions.grid(..., prefix={more})"
+        else:
+            remedy = "give one position for each token, or say by seq_dim=... which axis holds the tokens"
+        raise ValueError(f"got positions of {at.tokens} tokens for {tokens} tokens; {remedy}")
+    rows = [] if batch is None or torch.jit.is_tracing() else [at.order.shape[0], at.coords.shape[0]]
+    if wrong := [size for size in rows if size != 1 and size != batch]:
+        raise ValueError(f"got positions of {wrong[0]} rows for a batch of {batch}; give one row, or one for each")
+    if device is not None and at.order.device != device:
+        if at.order.is_meta or at.coords.is_meta:
+            raise ValueError(f"the positions are on 'meta', where no numbers are, and the tokens on '{device}'")
+        return at.to(device)
+    return at
+
+
+def distance(at: Positions, keys_at: Positions, who: object, axes: int = 1) -> Tensor:
+    """Signed distances [B or 1, T, S], and [..., A] unless `axes` is 1: query coordinate minus key coordinate.
+
+    They are positive for keys in the past.
+    """
+    return at.coordinates(axes, who)[:, :, None] - keys_at.coordinates(axes, who)[:, None, :]
+
+
+def placed(positions: Positions | Tensor | int, offset: int = 0) -> Positions:
+    """Positions that stand for themselves: Positions, ids, or a number of tokens that count up from `offset`.
+
+    Raises ValueError for an offset beside Positions or ids.
+    """
+    if not isinstance(positions, (Positions, Tensor)):
+        return Positions.count(positions, offset)
+    if offset:
+        raise ValueError(f"give positions or offset={offset}, not both")
+    return positions if isinstance(positions, Positions) else Positions.of(positions)
