@@ -256,7 +256,7 @@ def test_kept_rows_have_the_bits_of_rows_made_on_the_spot_however_they_are_cut(s
         row = cuts.randrange(tokens)
         with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
             windowed = given_by(encoding, Positions.count(tokens, start), dtype)
-            patch.setattr("posenc.encoding.base.kept", lambda at, key, make: make(at))
+            patch.setattr("posenc.tokens.shared_tables.kept", lambda at, key, make: make(at))
             on_the_spot = given_by(encoding, Positions.count(tokens, start), dtype)
             alone = given_by(encoding, Positions.count(1, start + row), dtype)
         for one, other, single in zip(windowed, on_the_spot, alone, strict=True):

@@ -5,9 +5,8 @@ A subclass opens the doors it needs by overriding them; nobody asks an encoding 
 
 import inspect
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
 
 import torch
@@ -20,7 +19,7 @@ from posenc.encoding.keys import Keys
 from posenc.specs.words import with_named_options
 from posenc.tokens.masks import Mask, MaskLike, mask_for
 from posenc.tokens.positions import Positions, PositionsLike, placed, positions_for
-from posenc.tokens.shared_tables import kept, once, options_of
+from posenc.tokens.shared_tables import SharesTables
 
 if TYPE_CHECKING:
     from posenc.encoding.bound_kernel import BoundKernel
@@ -96,7 +95,7 @@ class Shape:
         return cls(dim, heads, dim // heads, max_len, causal)
 
 
-class Encoding(checks.ChecksArguments, nn.Module, Published):
+class Encoding(checks.ChecksArguments, SharesTables, Published):
     """Base of every positional encoding: the doors through which position can enter attention.
 
     1 `embed` adds to the embeddings; 2 `turn` turns queries and keys; 3 `by_distance` or `biases` biases the scaled
@@ -223,19 +222,6 @@ class Encoding(checks.ChecksArguments, nn.Module, Published):
     def remember(self, x: Tensor, at: Positions) -> dict[str, Tensor]:
         """The pocket: per-token facts [B, heads or 1, T, ...] kept beside k and v, under this encoding's own names."""
         return {}
-
-    def once(self, make: MethodType, at: Positions, *given: Hashable, keep: bool = False) -> Tensor:
-        """The table that the method `make(at, *given)` computes, once for all layers that ask with these positions.
-
-        What is given besides positions is plain: dtypes, devices, numbers. With parameters, buffers, modules, or an
-        option that could change unseen, it is computed at every call. `keep` says whether rows may be kept beyond the
-        forward pass: of [..., T, columns] on the CPU, each computed by itself.
-        """
-        options = None if torch.compiler.is_compiling() else options_of(self)
-        if options is None:
-            return make(at, *given)
-        key = type(self), options, make.__func__, given
-        return kept(at, key, lambda at: make(at, *given)) if keep else once(at, key, lambda: make(at, *given))
 
     @with_named_options
     def forward(

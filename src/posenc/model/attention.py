@@ -1,9 +1,9 @@
 """Multi-head attention: the one place where positions, encodings, keys, kernels and masks meet."""
 
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,6 @@ from posenc.specs.words import with_named_options
 from posenc.tokens.masks import Mask, MaskLike, mask_for
 from posenc.tokens.positions import Positions, PositionsLike, positions_for
 from posenc.tokens.watched import COMPILES, refuse_to_compile
-
-Rule: TypeAlias = Callable[..., AttentionOutput]
-"""(q, keys, call, kernel) -> the output [B, heads, T, head_dim], and weights or None."""
 
 
 class Call(NamedTuple):
@@ -82,8 +79,8 @@ class Attention(Configured, LoadsOldNames):
 
     old_names: ClassVar = {"to_query": "q_proj", "to_key": "k_proj", "to_value": "v_proj", "to_output": "o_proj"}
 
-    rule: Rule = staticmethod(attend)
-    """How queries attend to keys: of a sequence that is all here, or cut over devices (posenc.parallel)."""
+    rule = staticmethod(attend)
+    """(q, keys, call, kernel) -> output and weights, of a sequence that is here or cut over devices."""
 
     def __init__(
         self,

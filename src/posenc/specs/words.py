@@ -45,11 +45,9 @@ norm_first=True: pre_norm pre_layer_norm
 norm_first=False: post_norm post_layer_norm
 norm_eps: eps layer_norm_eps rms_norm_eps layer_norm_epsilon
 parallel_residual: use_parallel_residual parallel_attn parallel_block
-branch_norm: sandwich_norm post_branch_norm
 residual_scale: residual_multiplier residual_alpha
 softcap: attn_logit_softcapping logit_softcap attn_softcap
 output_softcap: final_logit_softcapping final_softcap
-init: initializer_range weight_init init_method
 feed_forward: activation hidden_act act_fn activation_function mlp_type
 qk_norm: qk_layernorm use_qk_norm qk_layer_norm query_key_norm
 bias: attention_bias qkv_bias use_bias add_bias

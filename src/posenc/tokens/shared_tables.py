@@ -1,6 +1,7 @@
 """Tables that live as long as the positions they were computed from, and windows of tables that this process keeps."""
 
 from collections.abc import Callable, Hashable
+from types import MethodType
 from typing import Any, TypeVar
 
 import torch
@@ -80,6 +81,23 @@ def options_of(module: nn.Module) -> tuple[tuple[str, Any], ...] | None:
         # A frozen dataclass may hold a list.
         return None
     return tuple(options)
+
+
+class SharesTables(nn.Module):
+    """A module whose tables are computed once for all layers of a pass."""
+
+    def once(self, make: MethodType, at: Positions, *given: Hashable, keep: bool = False) -> Tensor:
+        """The table that the method `make(at, *given)` computes, once for all layers that ask with these positions.
+
+        What is given besides positions is plain: dtypes, devices, numbers. With parameters, buffers, modules, or an
+        option that could change unseen, it is computed at every call. `keep` says whether rows may be kept beyond the
+        forward pass: of [..., T, columns] on the CPU, each computed by itself.
+        """
+        options = None if torch.compiler.is_compiling() else options_of(self)
+        if options is None:
+            return make(at, *given)
+        key = type(self), options, make.__func__, given
+        return kept(at, key, lambda at: make(at, *given)) if keep else once(at, key, lambda: make(at, *given))
 
 
 def version(at: Positions) -> tuple[int, ...]:
