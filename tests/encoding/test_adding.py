@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from posenc import Learned, Sinusoidal
-from posenc.encodings.added import sinusoidal
 
 
 def oracle(tokens: int, start: int, dim: int) -> Tensor:
@@ -31,18 +30,6 @@ def test_tokens_in_a_row_have_the_numbers_of_the_paper(tokens: int, start: int, 
     # In float32 they are off by half a unit in the last place.
     got = encoding(x.float(), offset=start)[0]
     assert ((got.double() - exact).abs() <= 2**-25 * (1 + 1e-6)).all()
-
-
-@pytest.mark.parametrize("options", [{"layout": "concatenated", "endpoint": True}, {"layout": "sines_first"}, {}])
-@pytest.mark.parametrize("start", [0, 5, 40])
-def test_a_table_too_large_to_keep_has_the_same_numbers(
-    monkeypatch: pytest.MonkeyPatch, options: dict, start: int
-) -> None:
-    encoding, x = Sinusoidal(10, **options), torch.randn(2, 50, 10)
-    kept = encoding(x, offset=start)
-    torch.testing.assert_close(kept, x + encoding.table(torch.arange(start, start + 50)), rtol=0, atol=1e-7)
-    monkeypatch.setattr(sinusoidal, "LONG", 1)
-    assert torch.equal(encoding(x, offset=start), kept)
 
 
 @pytest.mark.parametrize("start", [0, 3])

@@ -145,7 +145,7 @@ REFUSED = {
         "yarn compares wavelengths with the trained length": {"schedule": YaRN(2)},
     },
     "sinusoidal": {
-        "dim=4 leaves no channel for the last of axes=5, .* each takes 2; build it with dim=10": {"dim": 4, "axes": 5},
+        "dim=4 leaves no channel for the last of axes=5; give dim=10": {"dim": 4, "axes": 5},
     },
     "t5_bias": {
         "causal buckets must be divisible by 2, got 31": {"buckets": 31},

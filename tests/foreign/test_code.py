@@ -416,7 +416,7 @@ def test_errors_of_ours_stay_what_they_are() -> None:
     with pytest.raises(SystemExit), code.own_errors(["order", "rotary"]):
         raise SystemExit(0)
     home = catalogue.ENCODINGS.home
-    assert issubclass(catalogue.find(f"{home}/rotary.py:Rotary"), Encoding)
+    assert issubclass(catalogue.find(f"{home}/rotations/rotary.py:Rotary"), Encoding)
 
 
 @pytest.mark.parametrize(

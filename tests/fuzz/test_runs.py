@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -97,7 +98,7 @@ SOUND: dict[str, tuple[Callable[[Path], Path], Callable[[Path], object]]] = {
         lambda folder: record.read(folder / "a.json"),
     ),
     "settings": (
-        lambda folder: store.write(folder / "settings.json", store.sealed(settings_of_lab.Settings(seeds=2).to_dict())),
+        lambda folder: store.write(folder / "settings.json", store.sealed(asdict(settings_of_lab.Settings(seeds=2)))),
         lambda folder: settings_of_lab.in_reading_order([fake_record()], settings_of_lab.read_settings(folder)),
     ),
     "run.json": (trained, checkpoint.load),

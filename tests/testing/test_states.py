@@ -95,7 +95,7 @@ def shares_the_positions(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_the_key(patch: pytest.MonkeyPatch) -> None:
     """An option that is set anew leaves the key of the tables as it was."""
-    patch.setattr("posenc.encoding.base.options_of", cache(options_of))
+    patch.setattr("posenc.tokens.shared_tables.options_of", cache(options_of))
 
 
 def counts_padding(patch: pytest.MonkeyPatch) -> None:

@@ -33,8 +33,9 @@ def is_fastest(request: Request) -> bool:
         return True
     at, keys_at, mask = inputs.at, inputs.keys_at, inputs.mask
     if inputs.biases or request.sinks:
-        pairs = at.tokens * keys_at.tokens
-        return not request.sinks and pairs <= SIZES.pairs_of_a_bias and before_distances(*inputs) is not None
+        if request.sinks or before_distances(*inputs) is None:
+            return False
+        return at.tokens * keys_at.tokens <= SIZES.pairs_of_a_bias
     if mask.is_plain_causal(at, keys_at) or mask.sees_everything(at, keys_at):
         return True
     return mask.keys_before(at, keys_at) is not None and at.tokens * keys_at.tokens <= SIZES.pairs_of_a_mask

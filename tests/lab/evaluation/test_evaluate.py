@@ -1,6 +1,7 @@
 """Evaluation: one pass says what generation says, and numbers that can be worked out by hand come out."""
 
 import math
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,7 +83,7 @@ def text(tmp_path: Path) -> Any:
 @pytest.mark.parametrize("length", [1, 5, 10])
 def test_a_model_that_knows_the_answer_scores_one(length: int) -> None:
     found = exact_match(Answering(copying), task_of("copy"), length, rows=40)
-    assert found.to_dict() == {"exact_match": 1.0, "token_accuracy": 1.0, "sequences": 40}
+    assert asdict(found) == {"exact_match": 1.0, "token_accuracy": 1.0, "sequences": 40}
 
 
 def test_one_wrong_token_a_sequence_costs_the_whole_sequence_and_one_token() -> None:

@@ -319,7 +319,7 @@ def small(spec: str = "none", **changes) -> Experiment:
 
 def test_a_crew_that_ends_clears_what_its_workers_left_half_written(tmp_path: Path) -> None:
     store.temporary_name(tmp_path / "record.json").write_text("{")
-    sweep.Crew(Workers(1, tmp_path), tmp_path, Sweep()).end()
+    sweep.Crew(Workers(1, tmp_path), tmp_path, Sweep()).work_off({}, lambda sweep: None, lambda: False)
     assert list(tmp_path.iterdir()) == []
 
 
