@@ -33,9 +33,8 @@ def is_fastest(request: Request) -> bool:
         return True
     at, keys_at, mask = inputs.at, inputs.keys_at, inputs.mask
     if inputs.biases or request.sinks:
-        if request.sinks or before_distances(*inputs) is None:
-            return False
-        return at.tokens * keys_at.tokens <= SIZES.pairs_of_a_bias
+        few = not torch.compiler.is_compiling() and at.tokens * keys_at.tokens <= SIZES.pairs_of_a_bias
+        return few and not request.sinks and before_distances(*inputs) is not None
     if mask.is_plain_causal(at, keys_at) or mask.sees_everything(at, keys_at):
         return True
     return mask.keys_before(at, keys_at) is not None and at.tokens * keys_at.tokens <= SIZES.pairs_of_a_mask

@@ -147,16 +147,16 @@ CLOSE = 1e-3
 def rebuild(source: "str | Path | PreTrainedModel") -> Decoder | EncoderDecoder:
     """The same language model as a posenc model, in evaluation mode, with a copy of its weights in its dtype.
 
-    source  a checkpoint as posenc.checkpoints.load takes it (a folder, a GGUF file, owner/name), or a model of
-            transformers with its language head
+    source  a checkpoint (a folder, a GGUF file, or owner/name of the hub), or a model of transformers with its
+            language head
 
     Families: GPT-2, Llama (and SmolLM2), Mistral, Qwen 2 and 3, Gemma 1 to 3, OLMo 2, EXAONE 4, SmolLM3, GPT-NeoX,
     BLOOM, T5. Both models are run on a few ids, and their logits are compared.
 
     Raises CannotRead for another family, a model without its head, and for logits that differ, as they do where a
     configuration asks for what no part here does.
+    Limit: Gemma's norms are 1 + w in float32; here 1 + w has the model's dtype, so rebuild them in float32.
 
-    >>> from posenc.checkpoints import rebuild
     >>> model = rebuild("models/smollm2/model.gguf")  # doctest: +SKIP
     >>> model.generate(tokenizer("The capital", return_tensors="pt").input_ids, max_new_tokens=8)  # doctest: +SKIP
     """
@@ -170,7 +170,7 @@ def rebuild(source: "str | Path | PreTrainedModel") -> Decoder | EncoderDecoder:
         raise CannotRead(f"{type(theirs).__name__} has no language head; load the class whose name ends so")
     reading = configs.read(config.to_dict())
     weights = dict(weights_of(theirs, family))
-    options = {**preset(family.preset), **made_of(config, weights), **positions_of(reading)}
+    options = {**preset(family.preset), **parts_of(config, weights), **positions_of(reading)}
     kind = EncoderDecoder if preset(family.preset).model == "encoder-decoder" else Decoder
     ours = kind(**options).to(device=theirs.device, dtype=theirs.dtype).eval()
     ours.load_state_dict(weights)
@@ -202,13 +202,13 @@ def weights_of(theirs: nn.Module, family: Family) -> Iterator[tuple[str, Tensor]
         else:
             heads = (3,) if family.joined == "rows" else (config.num_attention_heads, 3)
             rows = weight.unflatten(0, (*heads, -1)).movedim(len(heads) - 1, 0)
-            for part, own in zip("qkv", rows, strict=True):
-                yield ours.replace("qkv_proj", f"{part}_proj"), own.reshape(-1, *weight.shape[1:])
+            for part, weights in zip("qkv", rows, strict=True):
+                yield ours.replace("qkv_proj", f"{part}_proj"), weights.reshape(-1, *weight.shape[1:])
         if ours == "embedding.token.weight" and getattr(config, "scale_decoder_outputs", False):
             yield "output.weight", weight * config.d_model**-0.5
 
 
-def made_of(config: Any, weights: dict[str, Tensor]) -> dict[str, Any]:
+def parts_of(config: Any, weights: dict[str, Tensor]) -> dict[str, Any]:
     """What the blocks are made of, by the configuration and by the weights that there are."""
 
     def first(*names: str) -> Any:
@@ -221,7 +221,7 @@ def made_of(config: Any, weights: dict[str, Tensor]) -> dict[str, Any]:
         raise CannotRead(f"no feed-forward layer with the activation '{activation}'{' and a gate' * gated}")
     biased = {part for part in BIASED for name in weights if re.search(rf"(^|[._]){part}(\.\w+)?\.bias$", name)}
     shapes = {name.split("blocks.0.")[-1]: weight.shape for name, weight in weights.items()}
-    found = {
+    options = {
         "vocab": shapes["embedding.token.weight"][0],
         "intermediate_size": shapes["feed_forward.up_proj.weight"][0],
         "feed_forward": feed_forward,
@@ -235,10 +235,10 @@ def made_of(config: Any, weights: dict[str, Tensor]) -> dict[str, Any]:
         "parallel_residual": "use_parallel_residual",
     }.items():
         if hasattr(config, theirs):
-            found[name] = getattr(config, theirs)
+            options[name] = getattr(config, theirs)
     if hasattr(config, "query_pre_attn_scalar"):
-        found["scale"] = config.query_pre_attn_scalar**-0.5
-    return found
+        options["scale"] = config.query_pre_attn_scalar**-0.5
+    return options
 
 
 def positions_of(reading: Reading) -> dict[str, Any]:
