@@ -47,29 +47,26 @@ transformer.h.*.mlp.c_proj = stack.blocks.*.feed_forward.down_proj
 transformer.ln_f = stack.final_norm
 lm_head = output
 """
-NEOX = """
-gpt_neox.embed_in = embedding.token
-gpt_neox.layers.*.input_layernorm = stack.blocks.*.attention_norm
-gpt_neox.layers.*.attention.query_key_value = stack.blocks.*.attention.qkv_proj
-gpt_neox.layers.*.attention.dense = stack.blocks.*.attention.o_proj
-gpt_neox.layers.*.post_attention_layernorm = stack.blocks.*.feed_forward_norm
-gpt_neox.layers.*.mlp.dense_h_to_4h = stack.blocks.*.feed_forward.up_proj
-gpt_neox.layers.*.mlp.dense_4h_to_h = stack.blocks.*.feed_forward.down_proj
-gpt_neox.final_layer_norm = stack.final_norm
-embed_out = output
+JOINED = """
+LAYERS.*.input_layernorm = stack.blocks.*.attention_norm
+LAYERS.*.ATTENTION.query_key_value = stack.blocks.*.attention.qkv_proj
+LAYERS.*.ATTENTION.dense = stack.blocks.*.attention.o_proj
+LAYERS.*.post_attention_layernorm = stack.blocks.*.feed_forward_norm
+LAYERS.*.mlp.dense_h_to_4h = stack.blocks.*.feed_forward.up_proj
+LAYERS.*.mlp.dense_4h_to_h = stack.blocks.*.feed_forward.down_proj
 lm_head = output
 """
-BLOOM = """
+NEOX = f"""
+gpt_neox.embed_in = embedding.token
+{JOINED.replace("LAYERS", "gpt_neox.layers").replace("ATTENTION", "attention")}
+gpt_neox.final_layer_norm = stack.final_norm
+embed_out = output
+"""
+BLOOM = f"""
 transformer.word_embeddings = embedding.token
 transformer.word_embeddings_layernorm = stack.embedding_norm
-transformer.h.*.input_layernorm = stack.blocks.*.attention_norm
-transformer.h.*.self_attention.query_key_value = stack.blocks.*.attention.qkv_proj
-transformer.h.*.self_attention.dense = stack.blocks.*.attention.o_proj
-transformer.h.*.post_attention_layernorm = stack.blocks.*.feed_forward_norm
-transformer.h.*.mlp.dense_h_to_4h = stack.blocks.*.feed_forward.up_proj
-transformer.h.*.mlp.dense_4h_to_h = stack.blocks.*.feed_forward.down_proj
+{JOINED.replace("LAYERS", "transformer.h").replace("ATTENTION", "self_attention")}
 transformer.ln_f = stack.final_norm
-lm_head = output
 """
 T5_STACK = """
 STACK.block.*.layer.0.SelfAttention.relative_attention_bias.weight = STACK.encodings.0.table
@@ -170,7 +167,7 @@ def rebuild(source: "str | Path | PreTrainedModel") -> Decoder | EncoderDecoder:
         raise CannotRead(f"{type(theirs).__name__} has no language head; load the class whose name ends so")
     reading = configs.read(config.to_dict())
     weights = dict(weights_of(theirs, family))
-    options = {**preset(family.preset), **parts_of(config, weights), **positions_of(reading)}
+    options = {**preset(family.preset), **block_options(config, weights), **positions_of(reading)}
     kind = EncoderDecoder if preset(family.preset).model == "encoder-decoder" else Decoder
     ours = kind(**options).to(device=theirs.device, dtype=theirs.dtype).eval()
     ours.load_state_dict(weights)
@@ -208,7 +205,7 @@ def weights_of(theirs: nn.Module, family: Family) -> Iterator[tuple[str, Tensor]
             yield "output.weight", weight * config.d_model**-0.5
 
 
-def parts_of(config: Any, weights: dict[str, Tensor]) -> dict[str, Any]:
+def block_options(config: Any, weights: dict[str, Tensor]) -> dict[str, Any]:
     """What the blocks are made of, by the configuration and by the weights that there are."""
 
     def first(*names: str) -> Any:
@@ -265,8 +262,8 @@ def check_logits(theirs: "PreTrainedModel", ours: Decoder | EncoderDecoder) -> N
     """Raises CannotRead where two models give other logits for a few ids."""
     was = theirs.training
     ids = torch.arange(16, device=theirs.device)[None] * 7 % ours.vocab
-    given = {"decoder_input_ids": ids} if isinstance(ours, EncoderDecoder) else {}
-    expected = theirs.eval()(input_ids=ids, use_cache=False, **given).logits.float()
+    targets = {"decoder_input_ids": ids} if isinstance(ours, EncoderDecoder) else {}
+    expected = theirs.eval()(input_ids=ids, use_cache=False, **targets).logits.float()
     theirs.train(was)
     logits = (ours(ids, ids) if isinstance(ours, EncoderDecoder) else ours(ids)).float()
     off = float((logits - expected).abs().max() / expected.abs().max())
