@@ -11,7 +11,7 @@ from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.keys import Keys
 from posenc.kernels.in_rows import attend_in_rows
 from posenc.parallel.line import Line
-from posenc.parallel.passing import pack, pass_on, rounds, unpack
+from posenc.parallel.passing import pass_on, rounds
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 
@@ -69,13 +69,10 @@ def from_all(facts: Any, line: Line, *, axis: int) -> list[Tensor]:
 def to_all(whole: Any, line: Line, *, axis: int) -> list[Tensor]:
     """The sum over ranks of what each has for the whole sequence, to each rank that of its own tokens."""
     rank, ranks = line.group.rank(), line.group.size()
-
-    def of(other: int) -> list[Tensor]:
-        return [line.layout.cut(other, x, axis) for x in whole]
-
+    found: list[Tensor] = []
     # What is meant for a rank begins behind it, and comes home over all others.
-    found = of((rank - 1) % ranks)
-    for step in range(1, ranks):
-        came = unpack(pass_on(pack(found), line.group)(), found)
-        found = [x + y for x, y in zip(came, of((rank - 1 - step) % ranks), strict=True)]
+    for step in range(ranks):
+        mine = [line.layout.cut((rank - 1 - step) % ranks, x, axis) for x in whole]
+        came = pass_on(found, line.group)() if found else []
+        found = [x + y for x, y in zip(came, mine, strict=True)] if came else mine
     return found

@@ -22,7 +22,7 @@ from posenc.kernels.cpu.blocked import exact_dtype, finite, merged
 from posenc.kernels.in_rows import at_a_time
 from posenc.kernels.sinks import beside_sinks
 from posenc.parallel.line import Chunk, Line
-from posenc.parallel.passing import pack, pass_on, rounds, unpack
+from posenc.parallel.passing import pass_on, rounds
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 
@@ -165,7 +165,7 @@ class Ring:
         encoding, leaves = standing_in(self.encoding, self.names, inputs)
         asking, coming = list(self.asking(inputs[0])), None
         for asked, held in self.rounds(inputs):
-            of_keys = {n: torch.zeros_like(inputs[n], dtype=exact_dtype(inputs[n])) for n in going}
+            of_keys = {n: inputs[n].new_zeros(inputs[n].shape, dtype=exact_dtype(inputs[n])) for n in going}
             for one in asking:
                 for keys, at, chunk in asked:
                     if not one.chunk.may_see(chunk, self.mask):
@@ -188,15 +188,14 @@ class Ring:
                 continue
             if coming is not None:
                 # What the ranks before have found of these keys has come while this one looked for its own.
-                for mine, theirs in zip(of_keys.values(), unpack(coming(), list(of_keys.values())), strict=True):
+                for mine, theirs in zip(of_keys.values(), coming(), strict=True):
                     mine += theirs
             if self.line.group.size() == 1:
                 totals = [of_keys.get(n, total) for n, total in enumerate(totals)]
             else:
-                coming = pass_on(pack(list(of_keys.values())), self.line.group, tag=1)
+                coming = pass_on(list(of_keys.values()), self.line.group, tag=1)
         if coming is not None:
-            like = [torch.empty_like(inputs[n], dtype=exact_dtype(inputs[n])) for n in going]
-            for n, total in zip(going, unpack(coming(), like), strict=True):
+            for n, total in zip(going, coming(), strict=True):
                 totals[n] = total
         return [None if total is None else total.to(x.dtype) for x, total in zip(inputs, totals, strict=True)]
 
