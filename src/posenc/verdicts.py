@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,8 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        if self.kept is None:
-            return "no meaning"
-        if self.kept:
-            return "kept" if self.gap is None else "stale gap"
-        return "broken" if self.gap is None else "known gap"
+        plain, with_gap = ("kept", "stale gap") if self.kept else ("broken", "known gap")
+        return "no meaning" if self.kept is None else plain if self.gap is None else with_gap
 
 
 def expect(holds: bool, words: str) -> None:
@@ -145,10 +143,7 @@ class Held:
                 return self.to(promise)
 
         begin = verdict(first)
-        if begin.word == "broken":
-            yield begin
-            return
-        for promise in promises:
+        for promise in [first] if begin.word == "broken" else promises:
             yield begin if promise is first else verdict(promise)
 
     def advised(self, promise: str, error: Exception) -> str:
@@ -172,12 +167,8 @@ class Held:
 
 
 def first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return (
-        (text.splitlines()[0] if text else type(error).__name__)
-        if isinstance(error, AssertionError)
-        else f"{type(error).__name__}: {text[:300]}"
-    )
+    text, kind = str(error).strip(), type(error).__name__
+    return (text or kind).splitlines()[0] if isinstance(error, AssertionError) else f"{kind}: {text[:300]}"
 
 
 def describe(verdicts: Sequence[Verdict]) -> str:
@@ -190,15 +181,12 @@ def describe(verdicts: Sequence[Verdict]) -> str:
     1 promise: 1 kept
     """
     lines: list[str] = []
-    last = None
-    for verdict in verdicts:
-        if verdict.subject != last:
-            lines.append(verdict.subject)
-            last = verdict.subject
-        lines.append(f"  {verdict.word:<10}  {verdict.promise.replace('_', ' ')}")
-        lines.extend(textwrap.wrap(verdict.message, 100, initial_indent=" " * 14, subsequent_indent=" " * 14))
-    lines.append(total(verdicts))
-    return "\n".join(lines)
+    for subject, of_subject in groupby(verdicts, lambda verdict: verdict.subject):
+        lines.append(subject)
+        for verdict in of_subject:
+            lines.append(f"  {verdict.word:<10}  {verdict.promise.replace('_', ' ')}")
+            lines.extend(textwrap.wrap(verdict.message, 100, initial_indent=" " * 14, subsequent_indent=" " * 14))
+    return "\n".join([*lines, total(verdicts)])
 
 
 def total(verdicts: Sequence[Verdict]) -> str:

@@ -3,18 +3,17 @@
 import torch
 from torch import Tensor
 
-from posenc.verdicts import expect
+from posenc.verdicts import Advised, expect
 
-
-class Rounded(AssertionError):
-    """Two results differ by no more than roundings of float32."""
+IN_FLOAT32 = (
+    "float32 inside would explain it: where float64 or whole numbers come in, compute in float64; new tensors too need "
+    "dtype=torch.float64"
+)
+"""What to do about a result that is off by no more than roundings of float32."""
 
 
 def same(got: Tensor, expected: Tensor, what: str, tolerance: float = 1e-9) -> None:
-    """Raises AssertionError, with place and size of the largest difference, unless both are equal up to rounding.
-
-    It is Rounded where float32 would explain the difference.
-    """
+    """Raises AssertionError, with place and size of the largest difference, unless both are equal up to rounding."""
     expect(got.shape == expected.shape, f"{what}: got shape {list(got.shape)}, expected {list(expected.shape)}")
     off = (got.detach().double() - expected.detach().double()).abs()
     allowed = tolerance * (1 + expected.detach().double().abs())
@@ -28,10 +27,10 @@ def same(got: Tensor, expected: Tensor, what: str, tolerance: float = 1e-9) -> N
     shown = all_digits if six[0] == six[1] else six
     if got.dtype != expected.dtype:
         shown = [f"{number} ({x.dtype})" for number, x in zip(shown, (got, expected), strict=True)]
-    raise (Rounded if bool((off <= 1e-5 * (1 + expected.detach().double().abs())).all()) else AssertionError)(
-        f"{what}: differs in {int(wrong.sum())} of {off.numel()} numbers, most at {place}: "
-        f"got {shown[0]}, expected {shown[1]}"
-    )
+    differs = f"{what}: differs in {int(wrong.sum())} of {off.numel()} numbers, most at {place}"
+    words = f"{differs}: got {shown[0]}, expected {shown[1]}"
+    explained = bool((off <= 1e-5 * (1 + expected.detach().double().abs())).all())
+    raise Advised(words, IN_FLOAT32) if explained else AssertionError(words)
 
 
 def near(got: Tensor, expected: Tensor, what: str, dtype: torch.dtype | None = None) -> None:
@@ -40,11 +39,11 @@ def near(got: Tensor, expected: Tensor, what: str, dtype: torch.dtype | None = N
     got, expected = got.detach(), expected.detach()
     off = (got.double() - expected).square().mean(-1).sqrt() / expected.square().mean(-1).sqrt()
     worst, average = float(off.max()), float(off.square().mean().sqrt())
-    if not (worst <= 12 * epsilon and average <= 3 * epsilon):
-        raise AssertionError(
-            f"{what}: off by {average:.2g} on average and by {worst:.2g} in the worst token, relative to the exact "
-            f"result; rounding explains {3 * epsilon:.2g} and {12 * epsilon:.2g}"
-        )
+    expect(
+        worst <= 12 * epsilon and average <= 3 * epsilon,
+        f"{what}: off by {average:.2g} on average and by {worst:.2g} in the worst token, relative to the exact "
+        f"result; rounding explains {3 * epsilon:.2g} and {12 * epsilon:.2g}",
+    )
 
 
 def alike(got: Tensor, expected: Tensor, what: str) -> None:
@@ -56,8 +55,8 @@ def alike(got: Tensor, expected: Tensor, what: str) -> None:
     if wanted < 1e-2:
         return
     cosine, ratio = float(mine @ exact) / (length * wanted) if length else 0.0, length / wanted
-    if not (cosine > 0.9 and 0.8 < ratio < 1.25):
-        raise AssertionError(
-            f"{what}: {ratio:.3g} times as long as in double precision, at a cosine of {cosine:.3g} to it; "
-            f"expected 0.8 to 1.25, and more than 0.9"
-        )
+    expect(
+        cosine > 0.9 and 0.8 < ratio < 1.25,
+        f"{what}: {ratio:.3g} times as long as in double precision, at a cosine of {cosine:.3g} to it; "
+        f"expected 0.8 to 1.25, and more than 0.9",
+    )

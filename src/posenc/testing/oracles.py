@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +15,13 @@ from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 from posenc.verdicts import NoMeaning
 
+Tokens: TypeAlias = tuple[Tensor, Positions]
+"""A sequence [B, T, dim], and where its tokens stand."""
 
-def by_formula(
-    net: Net,
-    x: Tensor,
-    at: Positions,
-    other: Tensor,
-    keys_at: Positions,
-    mask: Mask,
-    queries: Iterable[int] | None = None,
-) -> Tensor:
+
+def by_formula(net: Net, asking: Tokens, asked: Tokens, mask: Mask, queries: Iterable[int] | None = None) -> Tensor:
     """What the network gives, with everything about position taken from the scalar formulas, in plain loops."""
+    (x, at), (other, keys_at) = asking, asked
     cross = other is not x
     at, keys_at = on_axes(at, net.axes), on_axes(keys_at, net.axes)
     try:
@@ -33,7 +29,8 @@ def by_formula(
             x = x + added_by_formula(net, at, x)
             other = other + added_by_formula(net, keys_at, other) if cross else x
             for layer, encoding in zip(net.attentions, net.used, strict=True):
-                x = x + attention_by_formula(layer, encoding, x, at, other if cross else x, keys_at, mask, queries)
+                asked = (other if cross else x), keys_at
+                x = x + attention_by_formula(layer, encoding, (x, at), asked, mask, queries)
     except NotImplementedError as reason:
         raise NoMeaning(str(reason)) from reason
     return x
@@ -49,15 +46,9 @@ def added_by_formula(net: Net, at: Positions, x: Tensor) -> Tensor:
 
 
 def attention_by_formula(
-    layer: Attention,
-    encoding: Encoding,
-    x: Tensor,
-    at: Positions,
-    other: Tensor,
-    keys_at: Positions,
-    mask: Mask,
-    queries: Iterable[int] | None,
+    layer: Attention, encoding: Encoding, asking: Tokens, asked: Tokens, mask: Mask, queries: Iterable[int] | None
 ) -> Tensor:
+    (x, at), (other, keys_at) = asking, asked
     B, T, _ = x.shape
     v = layer.split(layer.v_proj(other), layer.heads).tolist()
     turned = tokens_of(encoding, layer, layer.q_proj, x, at), tokens_of(encoding, layer, layer.k_proj, other, keys_at)
@@ -65,19 +56,18 @@ def attention_by_formula(
     out = torch.zeros(B, T, layer.heads * layer.head_dim, dtype=x.dtype)
     for b in range(B):
         for h in range(layer.heads):
-            asking, asked = (tokens[b][h] for tokens in turned)
+            q, k = (tokens[b][h] for tokens in turned)
             for i in range(T) if queries is None else queries:
-                seen = [j for j in range(len(asked)) if allowed[b][0][i][j]]
+                seen = [j for j in range(len(k)) if allowed[b][0][i][j]]
                 if not seen:
                     continue
-                keys = [asked[j] for j in seen]
-                logits = encoding.formula_logits(asking[i], keys, h, layer.scale)
-                weights = encoding.formula_weights(logits, asking[i], keys)
+                keys = [k[j] for j in seen]
+                logits = encoding.formula_logits(q[i], keys, h, layer.scale)
+                weights = encoding.formula_weights(logits, q[i], keys)
                 for c in range(layer.head_dim):
-                    values = (encoding.formula_value(v[b][h][j], asking[i].at, asked[j].at, c) for j in seen)
-                    out[b, i, h * layer.head_dim + c] = math.fsum(
-                        w * value for w, value in zip(weights, values, strict=True)
-                    )
+                    values = (encoding.formula_value(v[b][h][j], q[i].at, k[j].at, c) for j in seen)
+                    taken = math.fsum(w * value for w, value in zip(weights, values, strict=True))
+                    out[b, i, h * layer.head_dim + c] = taken
     return layer.o_proj(out)
 
 

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from posenc.testing.contract import SENTENCES, gaps_of, name_of, sentence
-from posenc.testing.promises.basics import a_forward_pass_works
+from posenc.testing.promises.interface import a_forward_pass_works
 from posenc.testing.subjects import Source, Subject
 from posenc.verdicts import Held, Verdict
 

@@ -23,21 +23,13 @@ from posenc.tokens.shared_tables import KEPT
 SHAPE = Shape(dim=15, heads=3, head_dim=6, max_len=21)
 """The default shape: odd sizes, and a width that is not heads times head_dim, so that no size can stand for another."""
 
-
-TOKENS = 9
-
-
-LONG = 47
+TOKENS, LONG = 9, 47
 """Sequence lengths (tokens). LONG exceeds the trained length and, with small options, every reach about five times."""
-
 
 FAR = (0, 1, 2, 4, 7, 12, 40, 333, 5000)
 """Positions whose distances exceed the reach of any encoding with usual options."""
 
-
 Factory: TypeAlias = Callable[[Shape], Encoding]
-
-
 Source: TypeAlias = "str | type[Encoding] | Factory | tuple[str | type[Encoding] | Factory, ...]"
 
 
@@ -105,9 +97,7 @@ class Subject:
 
     def encodings(self) -> list[Encoding]:
         """The single encodings inside, without sums and choices of heads."""
-        owned, _ = self.build()
-        inside = [module for own in owned for module in own.modules() if isinstance(module, Encoding)]
-        return [encoding for encoding in inside if not isinstance(encoding, (Compose, OnHeads))]
+        return [single for owned in self.build()[0] for single in inside(owned)]
 
     def serves(self, at: Positions) -> bool:
         """Whether the encoding speaks of these positions. Past the trained length it may refuse with a ValueError."""
@@ -172,13 +162,12 @@ class Net(nn.Module):
     def kernels(self) -> list[str]:
         """The kernels that can serve these encodings where gradients are wanted, the readable one first."""
         q = torch.empty(1, self.shape.heads, 1, self.shape.head_dim, dtype=torch.float64, requires_grad=True)
+
+        def serves(name: str) -> bool:
+            return all(kernels.why_not(name, encoding, q=q) is None for encoding in self.used)
+
         with torch.enable_grad():
-            able = [
-                name
-                for name in kernels.KERNELS
-                if all(kernels.why_not(name, encoding, q=q) is None for encoding in self.used)
-            ]
-        return sorted(able, key=lambda name: name != "reference")
+            return sorted(filter(serves, kernels.KERNELS), key=lambda name: name != "reference")
 
     def through(self, kernel: str) -> "Net":
         """This network, attending through a named kernel from now on."""
@@ -244,8 +233,7 @@ def registered(cls: type[Encoding]) -> bool:
 
 def chooses_heads(subject: Subject) -> bool:
     """Whether a part of it stands on chosen heads, which grouped key heads may not allow."""
-    owned, _ = subject.build()
-    return any(isinstance(module, OnHeads) for own in owned for module in own.modules())
+    return any(isinstance(module, OnHeads) for owned in subject.build()[0] for module in owned.modules())
 
 
 def tokens(subject: Subject, T: int, *, batch: int = 2, seed: int = 0) -> Tensor:
@@ -303,10 +291,9 @@ def in_chunks(
     caches, out, start = [cache() for _ in net.layers], [], 0
     for n in cuts:
         # Counted positions stay counted, as a caller would give them; others are cut.
-        chunk = (
-            Positions.count(n, start).changed(horizon=at.horizon) if at.contiguous else at.rows(slice(start, start + n))
-        )
-        out.append(net(x[:, start : start + n], chunk, mask, caches))
+        rows = slice(start, start + n)
+        chunk = Positions.count(n, start).changed(horizon=at.horizon) if at.contiguous else at.rows(rows)
+        out.append(net(x[:, rows], chunk, mask, caches))
         start += n
     return torch.cat(out, 1)
 

@@ -17,6 +17,7 @@ from posenc.testing.subjects import Subject, far_enough, on_axes, tokens
 from posenc.tokens import masks
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
+from posenc.verdicts import expect
 
 HELD, NEW = 8, 2
 """How many tokens are held, and how many come behind them."""
@@ -68,17 +69,12 @@ OPERATIONS = (
     ),
     Operation(
         "move to positions",
-        lambda cache: cache.move(to=on_axes(placed(SPREAD), held_axes(cache))),
+        lambda cache: cache.move(to=on_axes(placed(SPREAD), 1 if cache.held is None else cache.held.axes)),
         lambda row: list(zip([token for token, _ in row], SPREAD, strict=True)),
         True,
         False,
     ),
 )
-
-
-def held_axes(cache: LayerCache) -> int:
-    assert cache.held is not None
-    return cache.held.axes
 
 
 def placed(places: Sequence[int]) -> Positions:
@@ -145,9 +141,7 @@ def check_refused(cache: LayerCache, operation: Operation, what: str) -> None:
     try:
         operation.do(cache)
     except ValueError as reason:
-        if "feed the tokens again" not in str(reason):
-            raise AssertionError(f"{what} is refused without a way out: {reason}") from reason
-        if cache.keys is not before:
-            raise AssertionError(f"{what} is refused, and has changed what is held") from reason
+        expect("feed the tokens again" in str(reason), f"{what} is refused without a way out: {reason}")
+        expect(cache.keys is before, f"{what} is refused, and has changed what is held")
         return
     raise AssertionError(f"{what} moved keys that hold a position")

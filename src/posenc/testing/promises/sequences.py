@@ -19,6 +19,7 @@ from posenc.testing.subjects import (
 )
 from posenc.tokens import masks
 from posenc.tokens.positions import Positions
+from posenc.verdicts import expect
 
 
 @promise
@@ -94,8 +95,8 @@ def left_padding_changes_nothing(subject: Subject) -> None:
                 same(together["output"][row : row + 1, real], alone["output"], what)
                 same(together["gradient of x"][row : row + 1, real], alone["gradient of x"], f"{what}, gradient")
     empty = far_enough(Positions.padded(torch.zeros(1, 4)))
-    if not bool(net(tokens(subject, 4, batch=1), empty, masks.causal()).isfinite().all()):
-        raise AssertionError("a row that is nothing but padding gives NaN; it has to give finite numbers")
+    finite = net(tokens(subject, 4, batch=1), empty, masks.causal()).isfinite().all()
+    expect(bool(finite), "a row that is nothing but padding gives NaN; it has to give finite numbers")
 
 
 @promise

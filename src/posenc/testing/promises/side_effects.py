@@ -36,7 +36,6 @@ def the_order_of_calls_changes_nothing(subject: Subject) -> None:
     shared = count(TOKENS)
 
     def call(net: Net, which: int) -> Tensor:
-        double = torch.float64
         if which == 0:
             return net(tokens(subject, TOKENS), shared, masks.causal())
         if which == 1:
@@ -48,7 +47,7 @@ def the_order_of_calls_changes_nothing(subject: Subject) -> None:
                 return net(tokens(subject, TOKENS), shared, masks.bidirectional()).clone()
         if which == 4:
             out = net.float()(tokens(subject, TOKENS).float(), shared, masks.causal())
-            net.to(double)
+            net.double()
             return out
         if which == 5:
             return in_chunks(net, tokens(subject, TOKENS), count(TOKENS), (4, 5), masks.causal(), GrowingCache)
@@ -93,11 +92,8 @@ def casts_and_copies_change_nothing(subject: Subject) -> None:
     net = subject.net()
     expected = net(x, at, masks.causal())
 
-    extra = net.state_dict().keys() - dict(net.named_parameters()).keys()
-    if extra:
-        raise AssertionError(
-            f"the state holds {sorted(extra)}, which are no parameters; what can be derived is computed, not kept"
-        )
+    extra = sorted(net.state_dict().keys() - dict(net.named_parameters()).keys())
+    expect(not extra, f"the state holds {extra}, which are no parameters; what can be derived is computed, not kept")
     same(copy.deepcopy(net)(x, at, masks.causal()), expected, "a deep copy")
 
     file = io.BytesIO()
@@ -120,8 +116,8 @@ def casts_and_copies_change_nothing(subject: Subject) -> None:
         same(back(x, at, masks.causal()), rounded(x, at, masks.causal()), f"to {dtype} and back")
 
     for name, got in doors(net, subject, count(at.tokens)):
-        if name != "by_distance" and got.dtype != torch.float32:
-            raise AssertionError(f"{name}, float32 given, parameters in double: {got.dtype} came out")
+        right = name == "by_distance" or got.dtype == torch.float32
+        expect(right, f"{name}, float32 given, parameters in double: {got.dtype} came out")
 
     single = copy.deepcopy(net).float()
     with torch.autocast("cpu", torch.bfloat16):
@@ -181,8 +177,8 @@ def nothing_given_is_changed(subject: Subject) -> None:
     for kernel in net.kernels:
         net.through(kernel)(x, at, masks.causal())
     unchanged(held, before)
-    if not torch.get_rng_state().equal(random):
-        raise AssertionError("the global random state was used; draw from a generator with a seed of your own")
+    words = "the global random state was used; draw from a generator with a seed of your own"
+    expect(torch.get_rng_state().equal(random), words)
 
     # A growing cache hands out what it holds: the next step must not reach into it.
     caches = [GrowingCache() for _ in net.layers]

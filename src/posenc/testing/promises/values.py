@@ -85,7 +85,7 @@ def agrees_with_formulas(subject: Subject) -> None:
             # Rows that stand at the same places have the same formula.
             rows = at.coords.shape[0]
             x = tokens(subject, at.tokens, batch=rows)
-            expected = by_formula(net, x, at, x, at, mask)
+            expected = by_formula(net, (x, at), (x, at), mask)
             for kernel in net.kernels:
                 what = f"{name}, {mask_name(mask)}, kernel {kernel}, against the formula"
                 same(net.through(kernel)(x, at, mask), expected, what, 1e-7)
@@ -94,13 +94,13 @@ def agrees_with_formulas(subject: Subject) -> None:
                 continue
             cross_at = at.rows(slice(1, 6))
             x, other = tokens(subject, 5, batch=rows, seed=2), tokens(subject, at.tokens, batch=rows, seed=3)
-            expected = by_formula(net, x, cross_at, other, at, masks.bidirectional())
+            expected = by_formula(net, (x, cross_at), (other, at), masks.bidirectional())
             for kernel in net.kernels:
                 got = net.through(kernel).across(x, cross_at, other, at, masks.bidirectional())
                 same(got, expected, f"{name}, cross-attention, kernel {kernel}, against the formula", 1e-7)
         # Past every reach, tokens in a row: the last queries see all distances.
         at, x = count(reach), tokens(subject, reach, batch=1)
-        expected = by_formula(net, x, at, x, at, masks.bidirectional(), queries=range(0, reach, 9))
+        expected = by_formula(net, (x, at), (x, at), masks.bidirectional(), queries=range(0, reach, 9))
         for kernel in net.kernels:
             got = net.through(kernel)(x, at, masks.bidirectional())
             if len(net.used) == 1:
@@ -222,10 +222,8 @@ def half_precision_stays_near_double(subject: Subject) -> None:
                     for kernel in net.kernels:
                         got = net.through(kernel)(x, at, mask)
                         what = f"{name}, {mask_name(mask)}, {dtype}, kernel {kernel}"
-                        if got.dtype != dtype:
-                            raise AssertionError(
-                                f"{what}: the result is {got.dtype}; results have the dtype of the input"
-                            )
+                        words = f"{what}: the result is {got.dtype}; results have the dtype of the input"
+                        expect(got.dtype == dtype, words)
                         near(got, expected, what)
         at, x = count(TOKENS), tokens(subject, TOKENS, batch=1).to(dtype)
         for mask in both:
@@ -268,7 +266,7 @@ def gradients_are_those_of_small_steps(subject: Subject) -> None:
 def every_parameter_learns(subject: Subject) -> None:
     """From its initial values every parameter gets a finite gradient, and within two steps one that is not zero."""
     net = subject.net(perturbed=False)
-    parameters = [(name, p) for name, p in net.encodings.named_parameters()]
+    parameters = list(net.encodings.named_parameters())
     if not parameters:
         raise NoMeaning(f"{subject} has no parameters")
     at = count(subject.reach)
@@ -286,10 +284,8 @@ def every_parameter_learns(subject: Subject) -> None:
             expect(bool(parameter.grad.isfinite().all()), f"the gradient of {name} is not finite")
             if bool((parameter.grad != 0).any()):
                 moved.add(name)
-        with torch.no_grad():
-            for _, parameter in parameters:
-                if parameter.grad is not None:
-                    parameter -= 0.01 * parameter.grad
+            with torch.no_grad():
+                parameter -= 0.01 * parameter.grad
     still = [name for name, _ in parameters if name not in moved]
     expect(not still, f"no gradient reaches {', '.join(still)}")
 
