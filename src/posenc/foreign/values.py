@@ -1,10 +1,13 @@
-"""Values from elsewhere: JSON and Python-like expressions, bounded in size, depth and digits, and held to a form."""
+"""Values from elsewhere: JSON, TOML and expressions, bounded in size, depth and digits, and held to a form."""
 
 import ast
+import importlib
 import json
 import math
 import re
+import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from functools import lru_cache
 from pathlib import Path
@@ -30,6 +33,9 @@ MOST_NUMBERS = 1 << 48
 
 LETTERS = 20_000
 """The length of a Python-like expression."""
+
+MOST_SETTINGS = 1 << 20
+"""The size of a TOML file of settings (bytes)."""
 
 
 def read_json(path: str | Path, *, within: str | Path | None = None, most: int = MOST_BYTES) -> dict[str, Any]:
@@ -92,6 +98,36 @@ def cleaned(value: Any, file: str | Path | None = None, depth: int = 0) -> Any:
             for key, one in value.items() if isinstance(value, dict) else enumerate(value):
                 value[key] = cleaned(one, file, depth + 1)
     return value
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The dictionary in a TOML file.
+
+    Raises CannotRead, naming the file, for what is no TOML, and for more than a MiB of it; ModuleNotFoundError on
+    Python 3.10 without tomli, which the extra `lab` brings there.
+    """
+    toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    text = text_of(read(path, most=MOST_SETTINGS), path)
+    try:
+        return cleaned(toml.loads(text), path)
+    except toml.TOMLDecodeError as error:
+        raise CannotRead(f"it is no TOML ({error})", file=path) from None
+    except RecursionError:
+        raise CannotRead("it is nested too deep", file=path) from None
+
+
+def written_toml(facts: Mapping[str, Any]) -> str:
+    """Words, numbers, truth values and lists of them, by name, as TOML.
+
+    >>> print(written_toml({"task": "copy", "rate": 1e-05, "compile": False, "window": [4, 0]}), end="")
+    task = "copy"
+    rate = 1e-05
+    compile = false
+    window = [4, 0]
+    """
+    # JSON writes each of these as TOML does, but for one control character.
+    said = {name: json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") for name, value in facts.items()}
+    return "".join(f"{name} = {value}\n" for name, value in said.items())
 
 
 def written(tree: ast.expr) -> str:

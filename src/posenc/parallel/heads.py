@@ -155,28 +155,16 @@ def encodings(model: nn.Module) -> list[Encoding]:
 def cut(attention: Attention, of_heads: OfHeads, ranks: Ranks) -> None:
     """Leave an attention with some of its heads."""
     keys = tuple(sorted({head // (attention.heads // attention.kv_heads) for head in of_heads.heads}))
-    kv_heads = attention.kv_heads
-
-    def part(x: Tensor, axis: int, heads: tuple[int, ...], of: int) -> nn.Parameter:
-        assert isinstance(x, nn.Parameter)
-        place = Part(axis, heads, of, x)
-        found = place.of_whole()
-        of_heads.parts[found] = place
-        return found
-
-    for name, heads, of in (
-        ("q_proj", of_heads.heads, attention.heads),
-        ("k_proj", keys, kv_heads),
-        ("v_proj", keys, kv_heads),
-    ):
+    queries, of_keys = (of_heads.heads, attention.heads), (keys, attention.kv_heads)
+    for name, share in (("q_proj", queries), ("k_proj", of_keys), ("v_proj", of_keys)):
         linear = getattr(attention, name)
-        linear.weight = part(linear.weight, 0, heads, of)
-        linear.bias = None if linear.bias is None else part(linear.bias, 0, heads, of)
+        linear.weight = of_heads.cut(linear.weight, 0, *share)
+        linear.bias = None if linear.bias is None else of_heads.cut(linear.bias, 0, *share)
         linear.out_features = len(linear.weight)
     if attention.sinks is not None:
-        attention.sinks = part(attention.sinks, 0, of_heads.heads, of_heads.of)
+        attention.sinks = of_heads.cut(attention.sinks, 0, *queries)
     output = attention.o_proj
-    weight = part(output.weight, 1, of_heads.heads, of_heads.of)
+    weight = of_heads.cut(cast(nn.Parameter, output.weight), 1, *queries)
     attention.register_module("o_proj", AddedUp(output, weight, ranks))
     attention.heads, attention.kv_heads = len(of_heads.heads), len(keys)
     attention.register_forward_pre_hook(Entering(ranks), with_kwargs=True)

@@ -165,7 +165,11 @@ class OfHeads:
         axes = [axis for axis in range(like.dim()) if like.shape[axis] != whole.shape[axis]]
         if len(axes) != 1 or like.shape[axes[0]] * self.of != whole.shape[axes[0]] * len(self.heads):
             return None
-        part = Part(axes[0], self.heads, self.of, whole)
+        return self.cut(whole, axes[0], self.heads, self.of)
+
+    def cut(self, whole: nn.Parameter, axis: int, heads: tuple[int, ...], of: int) -> nn.Parameter:
+        """The part of a parameter that some of so many heads have, noted in `parts`."""
+        part = Part(axis, heads, of, whole)
         found = part.of_whole()
         self.parts[found] = part
         return found
