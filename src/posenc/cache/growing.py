@@ -1,11 +1,12 @@
 """Keys that grow, without a limit."""
 
+from collections import defaultdict
+
 import torch
 from torch import Tensor
 
-from posenc.cache.columns import compact
-from posenc.cache.held import along, check_behind, check_rows, joined
-from posenc.cache.layer import LayerCache, both, rows_of, turned_of
+from posenc.cache.held import check_behind, check_rows, compact
+from posenc.cache.layer import LayerCache, both
 from posenc.cache.memory import Room
 from posenc.encoding.keys import Keys
 from posenc.tokens.masks import Mask
@@ -23,7 +24,7 @@ class GrowingCache(LayerCache):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rooms: dict[str, Room] = {}
+        self.rooms: dict[str, Room] = defaultdict(Room)
 
     def check(self, at: Positions, mask: Mask) -> None:
         """Raises ValueError unless these tokens come behind what it holds; it has room for whatever comes."""
@@ -35,47 +36,25 @@ class GrowingCache(LayerCache):
             return new
         old = self.keys
         check_rows(old, new)
-        roomy = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or is_watched())
-        if not roomy:
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_watched():
             self.stored = both(old, new)
             return self.stored
-        grown = self.in_room
-        memo = {name: grown(f"memo {name}", old.memo[name], fact) for name, fact in new.memo.items()}
-        at = joined(old.at, new.at, new.k.shape[0])
-        turned = None if old.turned is None else along(old.turned, turned_of(new), new.k.shape[0])
-        k, v = grown("k", old.k, new.k), grown("v", old.v, new.v)
-        self.stored = Keys(k, v, at, memo, turned=turned, moves=new.moves)
-        if turned is not None and (settled := self.settled_of(old)) is not None:
+        settled = self.settled_of(old)
+        self.stored = both(old, new, self.in_room)
+        if settled is not None:
             self.settled = self.stored, self.in_room("settled", settled, new.k)
         return self.stored
 
-    def in_room(self, fact: str, held: Tensor, new: Tensor) -> Tensor:
+    def in_room(self, name: str, held: Tensor, new: Tensor) -> Tensor:
         """A fact of the tokens held and of the new ones behind them."""
-        room = self.rooms.get(fact)
-        if room is None:
-            room = self.rooms[fact] = Room()
-        return room.append(held, new)
+        return self.rooms[name].append(held, new)
 
     def store(self, keys: Keys) -> None:
         self.stored = compact(keys)
 
-    def rows(self, rows: Tensor) -> None:
-        if self.keys is not None:
-            self.stored = rows_of(self.keys, rows)
-
-    @property
-    def bytes(self) -> int:
-        if self.keys is None:
-            return 0
-        held = self.keys.facts()
-        if (settled := self.settled_of(self.keys)) is not None:
-            held["settled"] = settled
-        return sum(self.memory_of(name, fact).nbytes for name, fact in held.items())
-
     def memory_of(self, name: str, fact: Tensor) -> Tensor:
-        """A fact with the room behind it."""
-        room = self.rooms.get(name)
-        return fact if room is None or room.given is not fact or room.memory is None else room.memory
+        room = self.rooms[name]
+        return fact if room.given is not fact or room.memory is None else room.memory
 
     def __copy__(self) -> "GrowingCache":
         """A cache that goes its own way from here, with memory of its own for what comes."""

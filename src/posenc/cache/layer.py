@@ -1,11 +1,11 @@
 """What attention needs of a cache, and what can be done to the tokens that one holds."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,15 +13,12 @@ from torch import Tensor
 from posenc import checks
 from posenc.cache.held import along, check_rows, joined
 from posenc.cache.memory import scatter_in_place, slot_values
-from posenc.cache.operations import Tokens, cropped, dropped, kept, moved, row_numbers, spliced
-from posenc.encoding.base import WHY_FIXED
+from posenc.cache.operations import Tokens, chosen, cropped, forgotten, moved, row_numbers, spliced
+from posenc.encoding.base import WHY_FIXED, Encoding
 from posenc.encoding.keys import Keys
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 from posenc.tokens.watched import is_watched
-
-if TYPE_CHECKING:
-    from posenc.encoding.base import Encoding
 
 Own = TypeVar("Own", bound="Operations")
 
@@ -98,12 +95,14 @@ class Operations(ABC):
         """
         checks.kind("renumber", renumber, bool)
         if self.held is not None:
-            self.stand_if_changed(kept(self.held, keep, self.batch, renumber=renumber, rows=rows))
+            gone = ~chosen(self.held, keep, self.batch)
+            self.stand_if_changed(forgotten(self.held, gone, self.batch, renumber=renumber, rows=rows))
 
     def drop(self, tokens: Tokens, *, rows: Tokens = None) -> None:
         """Forget some tokens, and close the gap: as `evict` of all the others."""
         if self.held is not None:
-            self.stand_if_changed(dropped(self.held, tokens, self.batch, rows=rows))
+            gone = chosen(self.held, tokens, self.batch)
+            self.stand_if_changed(forgotten(self.held, gone, self.batch, renumber=True, rows=rows))
 
     def move(
         self, tokens: Tokens = None, *, by: int | None = None, to: int | Positions | None = None, rows: Tokens = None
@@ -117,7 +116,7 @@ class Operations(ABC):
         and for keys that cannot be moved.
         """
         if self.held is not None:
-            self.stand_if_changed(moved(self.held, tokens, self.batch, by=by, to=to, rows=rows))
+            self.stand_if_changed(moved(self.held, chosen(self.held, tokens, self.batch, rows), by=by, to=to))
 
     def stand_if_changed(self, at: Positions) -> None:
         if at is not self.held:
@@ -151,7 +150,7 @@ class LayerCache(Operations):
     def take_in(self, new: Keys) -> Keys:
         """Remember the keys of new tokens, and give all keys as they are remembered."""
 
-    def extend(self, new: Keys, encoding: "Encoding", at: Positions) -> Keys:
+    def extend(self, new: Keys, encoding: Encoding, at: Positions) -> Keys:
         """Take in the keys of new tokens, and give all keys as queries at some positions attend to them: turned."""
         keys = self.take_in(replace(new, query_memo={}) if new.query_memo else new)
         if encoding.turns_when_attending:
@@ -163,6 +162,26 @@ class LayerCache(Operations):
     @abstractmethod
     def store(self, keys: Keys) -> None:
         """Hold these keys in place of those before."""
+
+    def hold(self, keys: Keys) -> None:
+        """Hold these keys, which are made of those before."""
+        self.stored = keys
+
+    def rows(self, rows: Tensor) -> None:
+        if self.keys is not None:
+            self.hold(rows_of(self.keys, rows))
+
+    @property
+    def bytes(self) -> int:
+        if self.keys is None:
+            return 0
+        settled = self.settled_of(self.keys)
+        facts = self.keys.facts() | ({} if settled is None else {"settled": settled})
+        return sum(self.memory_of(name, fact).nbytes for name, fact in facts.items())
+
+    def memory_of(self, name: str, fact: Tensor) -> Tensor:
+        """A fact with the room behind it."""
+        return fact
 
     @property
     def held(self) -> Positions | None:
@@ -176,7 +195,7 @@ class LayerCache(Operations):
         """These keys turned to where they stand; None where that was not kept."""
         return self.settled[1] if self.settled is not None and self.settled[0] is keys else None
 
-    def placed(self, keys: Keys, encoding: "Encoding") -> Keys:
+    def placed(self, keys: Keys, encoding: Encoding) -> Keys:
         """The keys that `take_in` gave, those that were moved turned to where they stand.
 
         It is done once behind a move where no gradient is recorded: from then on new tokens come to what was turned.
@@ -196,12 +215,7 @@ class LayerCache(Operations):
             self.store(standing(self.keys, at))
 
     def splice(self, other: "LayerCache", place: int) -> None:
-        """Put the tokens that another cache holds in front of the token of order `place`, and make room for them.
-
-        `other` holds as many rows, or one for all of them, and is left as it is. All keys are copied once.
-        Raises ValueError for a place behind the last token, for tokens that do not count up by one, and for keys that
-        cannot be moved.
-        """
+        """Put the tokens that another cache holds in front of the token of order `place`, as `Cache.splice` does."""
         keys = self.with_spliced(other, place)
         if keys is not None:
             self.store(keys)
@@ -276,14 +290,21 @@ def turned_of(keys: Keys) -> Tensor:
     return keys.at.coords if keys.turned is None else keys.turned
 
 
-def both(keys: Keys, new: Keys) -> Keys:
-    """Both keys in new memory, the new ones behind the others."""
-    facts = new.facts()
+def in_new_memory(name: str, held: Tensor, new: Tensor) -> Tensor:
+    """A fact of the tokens held and of the new ones behind them."""
+    return torch.cat((held, new), 2)
+
+
+def both(keys: Keys, new: Keys, join: Callable[[str, Tensor, Tensor], Tensor] = in_new_memory) -> Keys:
+    """Both keys, the new ones behind the others, each fact of them joined by `join`."""
+    facts, batch = new.facts(), keys.k.shape[0]
     turned = None
     if keys.turned is not None or new.turned is not None:
-        turned = along(turned_of(keys), turned_of(new), keys.k.shape[0])
-    made = keys.each(lambda name, fact: torch.cat((fact, facts[name]), 2))
-    return replace(made, at=joined(keys.at, new.at, keys.k.shape[0]), turned=turned, moves=new.moves)
+        turned = along(turned_of(keys), turned_of(new), batch)
+    made = {name: join(name, fact, facts[name]) for name, fact in keys.facts().items()}
+    k, v = made.pop("k"), made.pop("v")
+    memo = {name.removeprefix("memo "): fact for name, fact in made.items()}
+    return Keys(k, v, joined(keys.at, new.at, batch), memo, turned=turned, moves=new.moves)
 
 
 def of_rows(keys: Keys, rows: int) -> Keys:

@@ -33,23 +33,13 @@ def cropped(at: Positions, tokens: int | Tensor, batch: int) -> Positions:
     return without(at, at.order >= limit.reshape(-1, 1))
 
 
-def kept(at: Positions, keep: Tokens, batch: int, *, renumber: bool, rows: Tokens = None) -> Positions:
-    """Only the tokens `keep`; with `renumber` they close the gaps that the others leave.
-
-    Then their order counts up from the first one that was held, and each run of forgotten tokens takes no room: the
-    token behind it stands where the first of them stood. Documents are closed up each for itself.
-    Raises ValueError for tokens that no row holds, and for gaps in more than one axis.
-    """
-    return forgotten(at, ~chosen(at, keep, batch), batch, renumber=renumber, rows=rows)
-
-
-def dropped(at: Positions, tokens: Tokens, batch: int, *, rows: Tokens = None) -> Positions:
-    """Without some tokens, the gaps closed as `kept` closes them. Raises ValueError as that does."""
-    return forgotten(at, chosen(at, tokens, batch), batch, renumber=True, rows=rows)
-
-
 def forgotten(at: Positions, gone: Tensor, batch: int, *, renumber: bool, rows: Tokens) -> Positions:
-    """Without the tokens for which `gone` [B or 1, S] is true, in all rows or in some, and the gaps closed or left."""
+    """Without the tokens for which `gone` [B or 1, S] is true, in all rows or in some; with `renumber` without gaps.
+
+    Then the order of those that stay counts up from the first one that was held, and each run of forgotten tokens takes
+    no room: the token behind it stands where the first of them stood. Documents are closed up each for itself.
+    Raises ValueError for gaps in more than one axis.
+    """
     before, touched = at, rows_touched(rows, batch, at.device)
     if touched is not None:
         gone = gone & touched[:, None]
@@ -76,10 +66,7 @@ def closed_up(before: Positions, at: Positions, touched: Tensor | None) -> Posit
     by_order = was.argsort(dim=1, stable=True)
     was, held, stays = (fact.gather(1, by_order) for fact in (was, held, stays))
     order = was[:, :1] + stays.cumsum(1) - 1
-    if before.unit_step:
-        place = order
-    else:
-        place = place_closed_up(before, by_order, held, stays)
+    place = order if before.unit_step else place_closed_up(before, by_order, held, stays)
     back = by_order.argsort(1)
     order, place = order.masked_fill(~stays, -1).gather(1, back), place.gather(1, back)
     if touched is not None:
@@ -112,16 +99,8 @@ def place_closed_up(before: Positions, by_order: Tensor, held: Tensor, stays: Te
     return place - (total - total.gather(1, begins))
 
 
-def moved(
-    at: Positions,
-    tokens: Tokens,
-    batch: int,
-    *,
-    by: int | None = None,
-    to: int | Positions | None = None,
-    rows: Tokens = None,
-) -> Positions:
-    """Some tokens elsewhere: `by` so many places, or `to` a place, where the first of them then stands.
+def moved(at: Positions, moving: Tensor, *, by: int | None = None, to: int | Positions | None = None) -> Positions:
+    """Some tokens [B or 1, S] elsewhere: `by` so many places, or `to` a place, where the first of them then stands.
 
     A whole number moves order and coordinate alike. Positions say of each of the tokens, in their order, where it is;
     where these are loose (Positions.of(ids)) the tokens keep their order, and only their coordinates change.
@@ -131,10 +110,6 @@ def moved(
     """
     if (by is None) == (to is None):
         raise ValueError("say where tokens move: by=a number of places, or to=a place or Positions")
-    touched = rows_touched(rows, batch, at.device)
-    moving = chosen(at, tokens, batch) & (at.order >= 0)
-    if touched is not None:
-        moving = moving & touched[:, None]
     if isinstance(to, Positions):
         return checked(at, placed(at, moving, to))
     if at.axes != 1:
@@ -170,12 +145,9 @@ def placed(at: Positions, moving: Tensor, to: Positions) -> Positions:
 
     def of_moving(new: Tensor, old: Tensor) -> Tensor:
         new, old = new.expand(rows, *new.shape[1:]), old.expand(rows, *old.shape[1:])
-        index, where = (
-            (number, moving)
-            if new.dim() == 2
-            else (number[..., None].expand(*number.shape, new.shape[2]), moving[..., None])
-        )
-        return torch.where(where, new.gather(1, index), old)
+        if new.dim() == 2:
+            return torch.where(moving, new.gather(1, number), old)
+        return torch.where(moving[..., None], new.gather(1, number[..., None].expand(-1, -1, new.shape[2])), old)
 
     document = at.document
     if to.document is not None:
@@ -262,13 +234,14 @@ def extent_of(at: Positions) -> int | None:
     return int(at.coords.max()) + 1 if whole else None
 
 
-def chosen(at: Positions, tokens: Tokens, batch: int) -> Tensor:
-    """Which of the held tokens are meant, [B or 1, S].
+def chosen(at: Positions, tokens: Tokens, batch: int, rows: Tokens = None) -> Tensor:
+    """Which of the held tokens are meant, [B or 1, S]; only those of some rows where these are named.
 
     Raises ValueError for what says no tokens, and for numbers of tokens that no row holds.
     """
-    held = at.order >= 0
-    total = int(at.order.max()) + 1
+    held, total, touched = at.order >= 0, int(at.order.max()) + 1, rows_touched(rows, batch, at.device)
+    if touched is not None:
+        held = held & touched[:, None]
     if tokens is None:
         return held
     if isinstance(tokens, slice):
@@ -292,9 +265,8 @@ def chosen(at: Positions, tokens: Tokens, batch: int) -> Tensor:
         tokens = said.scatter(1, tokens.long(), True)
     elif tokens.shape[1] != total:
         raise ValueError(f"the cache holds {total} tokens, got a boolean for {tokens.shape[1]}; give one for each")
-    rows = max(tokens.shape[0], at.order.shape[0])
-    order = at.order.clamp(min=0).expand(rows, -1)
-    return tokens.expand(rows, -1).gather(1, order) & held
+    several = max(tokens.shape[0], at.order.shape[0])
+    return tokens.expand(several, -1).gather(1, at.order.clamp(min=0).expand(several, -1)) & held
 
 
 def rows_touched(rows: Tokens, batch: int, device: torch.device | None) -> Tensor | None:

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.cache.columns import compact
-from posenc.cache.held import check_behind, check_rows, documents, larger, span
-from posenc.cache.layer import LayerCache, rows_of, turned_of
+from posenc.cache.held import check_behind, check_rows, compact, documents, larger, span
+from posenc.cache.layer import LayerCache, turned_of
 from posenc.cache.memory import memory, scatter_in_place, scattered, slot_values
 from posenc.cache.operations import cropped, extent_of
 from posenc.encoding.keys import Keys
@@ -116,17 +115,6 @@ class SlotCache(checks.ChecksArguments, LayerCache):
         fresh = SlotCache(self.slots, rolling=self.rolling)
         self.hold(fresh.take_in(held))
 
-    def rows(self, rows: Tensor) -> None:
-        if self.keys is not None:
-            self.hold(rows_of(self.keys, rows))
-
-    @property
-    def bytes(self) -> int:
-        if self.keys is None:
-            return 0
-        settled = self.settled_of(self.keys)
-        return (0 if settled is None else settled.nbytes) + sum(fact.nbytes for fact in self.keys.facts().values())
-
     def __copy__(self) -> "SlotCache":
         """A cache that goes its own way from here: whichever writes first has memory of its own."""
         twin = SlotCache(self.slots, rolling=self.rolling)
@@ -134,7 +122,6 @@ class SlotCache(checks.ChecksArguments, LayerCache):
         return twin
 
     def hold(self, keys: Keys) -> None:
-        """Hold these keys, which are made of those before."""
         # What is written into inference mode's own tensors leaves no trace.
         self.stored, self.exclusive = keys, self.exclusive and not keys.k.is_inference()
 
