@@ -10,11 +10,11 @@ import torch
 from tiers import rest_slow
 from torch import Tensor
 
-import posenc.cache.operations
+import posenc.cache.layer
 import posenc.encodings.rotations.rotary
 from posenc import Attention, Decoder, masks
 from posenc.cache import Cache, GrowingCache, LayerCache, SlotCache
-from posenc.cache.operations import closed_up
+from posenc.cache.operations import forgotten
 from posenc.encodings.rotations import Rotations, between, cos_sin, quotient
 from posenc.kernels.rotation.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.testing.promises.moves import a_moved_key_is_the_key_of_its_new_place, closed
@@ -55,10 +55,11 @@ def off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stale_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    def closed(before, at, touched):
-        return closed_up(before, at, touched).changed(order=at.order)
+    def stale(at, gone, batch, *, renumber, rows):
+        order = forgotten(at, gone, batch, renumber=False, rows=rows).order
+        return forgotten(at, gone, batch, renumber=renumber, rows=rows).changed(order=order)
 
-    monkeypatch.setattr(posenc.cache.operations, "closed_up", closed)
+    monkeypatch.setattr(posenc.cache.layer, "forgotten", stale)
 
 
 def table_from_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,7 +211,6 @@ class LayerCache(Operations):
 
     def stand(self, at: Positions) -> None:
         if self.keys is not None:
-            check_movable(self.keys, at)
             self.store(standing(self.keys, at))
 
     def splice(self, other: "LayerCache", place: int) -> None:
@@ -229,12 +228,8 @@ class LayerCache(Operations):
             new = of_rows(new, self.batch)
             check_rows(self.keys, new)
         at, inserted = spliced(self.held, new.at, place)
-        check_movable(new, inserted)
         new = standing(new, inserted)
-        if self.keys is None or at is None:
-            return new
-        check_movable(self.keys, at)
-        return both(standing(self.keys, at), new)
+        return new if self.keys is None or at is None else both(standing(self.keys, at), new)
 
 
 @contextmanager
@@ -268,21 +263,21 @@ def held_by(cache: LayerCache | None) -> Positions | None:
     return None if cache.keys is None else cache.keys.at
 
 
-def check_movable(keys: Keys, at: Positions) -> None:
-    """Raises ValueError where tokens would stand elsewhere whose keys cannot be moved."""
-    if keys.moves in WHY_FIXED and elsewhere(keys.at.coords, at):
-        raise ValueError(f"tokens would stand elsewhere, and {WHY_FIXED[keys.moves]}")
-
-
 def elsewhere(coords: Tensor, at: Positions) -> bool:
     """Whether a token stands elsewhere than at these coordinates."""
     return coords is not at.coords and bool(((coords != at.coords).any(-1) & (at.order >= 0)).any())
 
 
 def standing(keys: Keys, at: Positions) -> Keys:
-    """The keys of tokens that stand there from now on, with where they were turned first."""
-    turned = keys.at.coords if keys.turned is None else keys.turned
-    return replace(keys, at=at, turned=turned if elsewhere(turned, at) else None)
+    """The keys of tokens that stand there from now on, with where they were turned first.
+
+    Raises ValueError where tokens would stand elsewhere whose keys cannot be moved.
+    """
+    turned = turned_of(keys)
+    moves = elsewhere(turned, at)
+    if moves and keys.moves in WHY_FIXED:
+        raise ValueError(f"tokens would stand elsewhere, and {WHY_FIXED[keys.moves]}")
+    return replace(keys, at=at, turned=turned if moves else None)
 
 
 def turned_of(keys: Keys) -> Tensor:
@@ -297,13 +292,11 @@ def in_new_memory(name: str, held: Tensor, new: Tensor) -> Tensor:
 
 def both(keys: Keys, new: Keys, join: Callable[[str, Tensor, Tensor], Tensor] = in_new_memory) -> Keys:
     """Both keys, the new ones behind the others, each fact of them joined by `join`."""
-    facts, batch = new.facts(), keys.k.shape[0]
-    turned = None
+    batch, turned = keys.k.shape[0], None
     if keys.turned is not None or new.turned is not None:
         turned = along(turned_of(keys), turned_of(new), batch)
-    made = {name: join(name, fact, facts[name]) for name, fact in keys.facts().items()}
-    k, v = made.pop("k"), made.pop("v")
-    memo = {name.removeprefix("memo "): fact for name, fact in made.items()}
+    k, v = join("k", keys.k, new.k), join("v", keys.v, new.v)
+    memo = {name: join(f"memo {name}", fact, new.memo[name]) for name, fact in keys.memo.items()}
     return Keys(k, v, joined(keys.at, new.at, batch), memo, turned=turned, moves=new.moves)
 
 

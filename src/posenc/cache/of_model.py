@@ -10,7 +10,7 @@ from posenc import checks
 from posenc.cache import files
 from posenc.cache.growing import GrowingCache
 from posenc.cache.held import compact, last_of, latest
-from posenc.cache.layer import Operations, check_movable, held_by, standing
+from posenc.cache.layer import Operations, held_by, standing
 from posenc.cache.operations import row_numbers
 from posenc.cache.slots import SlotCache
 from posenc.foreign import CannotRead
@@ -53,11 +53,9 @@ class Cache(checks.ChecksArguments, Operations):
         return sum(layer.bytes for layer in self.layers)
 
     def stand(self, at: Positions) -> None:
-        held = [(layer, layer.keys) for layer in self.layers if layer.keys is not None]
-        for _, keys in held:
-            check_movable(keys, at)
+        held = [(layer, standing(layer.keys, at)) for layer in self.layers if layer.keys is not None]
         for layer, keys in held:
-            layer.store(standing(keys, at))
+            layer.store(keys)
         self.go_on()
 
     def crop(self, tokens: int | Tensor) -> None:

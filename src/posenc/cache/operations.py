@@ -41,25 +41,9 @@ def forgotten(at: Positions, gone: Tensor, batch: int, *, renumber: bool, rows: 
     Raises ValueError for gaps in more than one axis.
     """
     before, touched = at, rows_touched(rows, batch, at.device)
-    if touched is not None:
-        gone = gone & touched[:, None]
-    at = without(at, gone)
+    at = without(at, gone if touched is None else gone & touched[:, None])
     if not renumber or bool((at.order.amax(1) < 0).all()):
         return at
-    return closed_up(before, at, touched)
-
-
-def without(at: Positions, gone: Tensor) -> Positions:
-    """Without the tokens for which `gone` [B or 1, S] is true."""
-    gone = gone & (at.order >= 0)
-    if not bool(gone.any()):
-        return at
-    order = at.order.expand_as(gone).masked_fill(gone, -1)
-    return at.changed(order=order, contiguous=False, loose=False)
-
-
-def closed_up(before: Positions, at: Positions, touched: Tensor | None) -> Positions:
-    """The tokens of `at`, moved up to where those stood that were there before and are forgotten."""
     held, stays = (before.order >= 0).expand_as(at.order), at.order >= 0
     last = torch.iinfo(before.order.dtype).max
     was = before.order.expand_as(at.order).masked_fill(~held, last)
@@ -74,6 +58,15 @@ def closed_up(before: Positions, at: Positions, touched: Tensor | None) -> Posit
         place = torch.where(touched[:, None], place, before.coords[..., 0])
     coords = place.to(before.coords.dtype)[..., None]
     return at.changed(coords=coords, order=order, contiguous=False, extent=None, loose=False)
+
+
+def without(at: Positions, gone: Tensor) -> Positions:
+    """Without the tokens for which `gone` [B or 1, S] is true."""
+    gone = gone & (at.order >= 0)
+    if not bool(gone.any()):
+        return at
+    order = at.order.expand_as(gone).masked_fill(gone, -1)
+    return at.changed(order=order, contiguous=False, loose=False)
 
 
 def place_closed_up(before: Positions, by_order: Tensor, held: Tensor, stays: Tensor) -> Tensor:

@@ -128,26 +128,21 @@ class Reader:
         told = [self.tensor() for _ in range(tensors)]
         return Header(values, self.placed(told, values), self.order)
 
-    # Bytes, numbers and words
-
     def take(self, count: int, field: str) -> bytes:
-        if count > self.left:
-            self.short(f"{count:,} bytes", field)
+        self.claims(count, "bytes", 1, field)
         self.left -= count
         found = self.file.read(count)
         if len(found) < count:
             raise self.wrong("the file became shorter while it was read", field)
         return found
 
-    def short(self, needed: str, field: str) -> None:
-        if self.whole < self.size:
-            raise self.wrong(f"its header is longer than {LONGEST_HEADER:,} bytes, the most that posenc reads", field)
-        raise self.wrong(f"it claims {needed}, and {self.left:,} bytes are left in the file", field)
-
     def claims(self, count: int, what: str, least: int, field: str = "") -> None:
         """Hold a claimed number of things to the bytes that are left, of which each takes so many at least."""
-        if count * least > self.left:
-            self.short(f"{count:,} {what}", field)
+        if count * least <= self.left:
+            return
+        if self.whole < self.size:
+            raise self.wrong(f"its header is longer than {LONGEST_HEADER:,} bytes, the most that posenc reads", field)
+        raise self.wrong(f"it claims {count:,} {what}, and {self.left:,} bytes are left in the file", field)
 
     def numbers(self, form: str, field: str) -> tuple[Any, ...]:
         form = ("<" if self.order == "little" else ">") + form
@@ -165,8 +160,6 @@ class Reader:
 
     def name(self, field: str) -> str:
         return visible(self.text(field, LONGEST_NAME))
-
-    # Keys
 
     def value(self, kind: int, key: str, depth: int = 0) -> Any:
         if kind in SCALARS:
@@ -192,8 +185,6 @@ class Reader:
         if kind in SCALARS:
             return list(self.numbers(f"{count}{SCALARS[kind]}", key))
         return [self.value(kind, key, depth) for _ in range(count)]
-
-    # Tensors
 
     def tensor(self) -> tuple[str, int, tuple[int, ...], int]:
         name = self.name("the name of a tensor")
@@ -223,13 +214,10 @@ class Reader:
                 needs = f"{list(sizes)} of {stored} from byte {data + offset:,}"
                 raise self.wrong(f"the tensor {needs} does not lie in the file, which has {self.size:,}", name)
             found[name] = Lies(stored, sizes, data + offset, size)
-        self.apart(found)
-        return found
-
-    def apart(self, found: Mapping[str, Lies]) -> None:
         end, before = 0, ""
         for name, lies in sorted(found.items(), key=lambda item: (item[1].start, item[1].nbytes or 0)):
             if lies.start < end and lies.nbytes:
                 raise self.wrong(f"its bytes are also those of {quoted(before)}", name)
             if lies.nbytes:
                 end, before = lies.start + lies.nbytes, name
+        return found

@@ -92,6 +92,10 @@ class Ring:
                 found.append(Tokens(rows, self.line.positions(chunk, place, held[len(own) :]), told))
             yield found, held[: len(own)]
 
+    def visible(self, asking: list[Tokens], asked: list[Tokens]) -> Iterator[tuple[Tokens, Tokens]]:
+        """Queries and keys of which some may see each other."""
+        return ((one, other) for one in asking for other in asked if one.chunk.may_see(other.chunk, self.mask))
+
     def read(self, inputs: tuple[Tensor, ...], held: list[Tensor], rows: slice, keys: slice) -> list[Tensor]:
         """What some queries and some keys of a rank read: of each input its part."""
         of_keys = dict(zip(self.of_keys, held, strict=True))
@@ -134,26 +138,16 @@ class Ring:
         sums = q.new_full(q.shape[:3], -torch.inf, dtype=out.dtype)
         asking = list(self.asking(q))
         for asked, held in self.rounds(inputs):
-            for one in asking:
-                for keys, at, chunk in asked:
-                    if one.chunk.may_see(chunk, self.mask):
-                        read = self.read(inputs, held, one.rows, keys)
-                        so_far = out[:, :, one.rows], sums[:, :, one.rows]
-                        out[:, :, one.rows], sums[:, :, one.rows] = merged(
-                            [so_far, self.attend(self.encoding, one, at, read)]
-                        )
+            for one, (keys, at, _) in self.visible(asking, asked):
+                here = self.attend(self.encoding, one, at, self.read(inputs, held, one.rows, keys))
+                so_far = out[:, :, one.rows], sums[:, :, one.rows]
+                out[:, :, one.rows], sums[:, :, one.rows] = merged([so_far, here])
         return out, sums
 
-    def backwards(
-        self,
-        inputs: tuple[Tensor, ...],
-        out: Tensor,
-        sums: Tensor,
-        grad: Tensor,
-        grad_of_sums: Tensor,
-        wanted: list[bool],
-    ) -> list[Tensor | None]:
+    def backwards(self, inputs: tuple[Tensor, ...], of_rows: list[Tensor], wanted: list[bool]) -> list[Tensor | None]:
         """The gradients in the inputs; those of keys come home from all ranks.
+
+        of_rows  the output, the logarithms of the sums, and the gradients in both
 
         With s the share exp(sum of these keys - sum of all), a block's output has the gradient s grad, and its sum's
         logarithm s (grad . (its output - the whole output) + the gradient of the whole sum's).
@@ -166,24 +160,20 @@ class Ring:
         asking, coming = list(self.asking(inputs[0])), None
         for asked, held in self.rounds(inputs):
             of_keys = {n: inputs[n].new_zeros(inputs[n].shape, dtype=exact_dtype(inputs[n])) for n in going}
-            for one in asking:
-                for keys, at, chunk in asked:
-                    if not one.chunk.may_see(chunk, self.mask):
-                        continue
-                    read = self.read(leaves, held, one.rows, keys)
-                    read = [
-                        x if kind == "parameters" else x.detach().requires_grad_(want)
-                        for x, (kind, _), want in zip(read, self.names, wanted, strict=True)
-                    ]
-                    with torch.enable_grad():
-                        found = self.attend(encoding, one, at, read)
-                    of_rows = (x[:, :, one.rows] for x in (out, sums, grad, grad_of_sums))
-                    slopes = self.slopes(found, read, *of_rows)
-                    for n, slope in slopes.items():
-                        kind, _ = self.names[n]
-                        total = of_keys.get(n, totals[n])
-                        assert total is not None
-                        (total if kind == "parameters" else total[:, :, keys if n in of_keys else one.rows]).add_(slope)
+            for one, (keys, at, _) in self.visible(asking, asked):
+                read = self.read(leaves, held, one.rows, keys)
+                read = [
+                    x if kind == "parameters" else x.detach().requires_grad_(want)
+                    for x, (kind, _), want in zip(read, self.names, wanted, strict=True)
+                ]
+                with torch.enable_grad():
+                    found = self.attend(encoding, one, at, read)
+                here = (x[:, :, one.rows] for x in of_rows)
+                for n, slope in self.slopes(found, read, *here).items():
+                    total = of_keys.get(n, totals[n])
+                    assert total is not None
+                    is_whole = self.names[n][0] == "parameters"
+                    (total if is_whole else total[:, :, keys if n in of_keys else one.rows]).add_(slope)
             if not going:
                 continue
             if coming is not None:
@@ -237,7 +227,6 @@ class Differentiable(torch.autograd.Function):
         out, sums, *inputs = ctx.saved_tensors
         enabled, dtype = ctx.autocast
         with torch.autocast(out.device.type, dtype, enabled=enabled):
-            slopes = ctx.ring.backwards(
-                tuple(inputs), out, sums, grads[0].to(out.dtype), grads[1], list(ctx.needs_input_grad[1:])
-            )
+            of_rows = [out, sums, grads[0].to(out.dtype), grads[1]]
+            slopes = ctx.ring.backwards(tuple(inputs), of_rows, list(ctx.needs_input_grad[1:]))
         return None, *slopes
