@@ -55,17 +55,22 @@ def number(name: str, value: object, least: float | None = None, *, above: float
 
 def at_least(name: str, value: Any, least: float, unit: str = "") -> None:
     """Raises ValueError for a number below the least, or infinite; None is none that was given."""
-    if value is not None and not least <= value:
+    not_infinite(name, value)
+    if value is not None and not value >= least:
         raise ValueError(f"{name} must be {least} or more{unit}, got {shown(value)}")
-    above(name, value, -math.inf)
 
 
 def above(name: str, value: Any, bound: float) -> None:
     """Raises ValueError unless a number is above a bound, and not infinite; None is none that was given."""
-    if value in (math.inf, -math.inf):
-        raise ValueError(f"{name} must be a finite number, got {shown(value)}")
+    not_infinite(name, value)
     if value is not None and not value > bound:
         raise ValueError(f"{name} must be above {bound}, got {shown(value)}")
+
+
+def not_infinite(name: str, value: Any) -> None:
+    """Raises ValueError for infinity."""
+    if value in (math.inf, -math.inf):
+        raise ValueError(f"{name} must be a finite number, got {shown(value)}")
 
 
 def sizes(**given: float | None) -> None:

@@ -68,8 +68,11 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        plain, with_gap = ("kept", "stale gap") if self.kept else ("broken", "known gap")
-        return "no meaning" if self.kept is None else plain if self.gap is None else with_gap
+        if self.kept is None:
+            return "no meaning"
+        if self.kept:
+            return "kept" if self.gap is None else "stale gap"
+        return "broken" if self.gap is None else "known gap"
 
 
 def expect(holds: bool, words: str) -> None:
@@ -143,7 +146,10 @@ class Held:
                 return self.to(promise)
 
         begin = verdict(first)
-        for promise in [first] if begin.word == "broken" else promises:
+        if begin.word == "broken":
+            yield begin
+            return
+        for promise in promises:
             yield begin if promise is first else verdict(promise)
 
     def advised(self, promise: str, error: Exception) -> str:

@@ -569,7 +569,7 @@ class Waves(Encoding):
         return x + torch.sin(at.coords[..., :1] * self.ones.to(x.device)).to(x.dtype)
 
 
-SINGLE = r"got -?[\d.]+, expected -?\d\.\d{9,}$"
+SINGLE = r"got -?[\d.]+, expected -?\d\.\d{9,}; float32 inside by_distance$"
 NO_FORMULA, ELSEWHERE = "opens {}, and no formula_... method says what it does", 'make constants with device="cpu"'
 FORMULA, MOVES, RUNS = "says_what_the_paper_says", "casts_and_copies_change_nothing", "every_way_of_running_is_served"
 
@@ -577,7 +577,7 @@ FORMULA, MOVES, RUNS = "says_what_the_paper_says", "casts_and_copies_change_noth
 @pytest.mark.parametrize(
     ("mine", "promise", "found", "advice"),
     [
-        (Slopes, "evaluators_and_kernels_agree", SINGLE, "float32 inside would explain it: where float64 or whole num"),
+        (Slopes, "evaluators_and_kernels_agree", SINGLE, "where float64 or whole numbers come in, compute in float64"),
         (Half, FORMULA, NO_FORMULA.format("turn"), r"write formula_query\(self, q, position, head=0\), and formula_"),
         (Half, RUNS, "on device meta", rf"look at turn, line \d+ of test_wrong_encodings.py; {ELSEWHERE}"),
         (Waves, FORMULA, NO_FORMULA.format("embed"), r"write formula_added\(self, position, channel\): what "),

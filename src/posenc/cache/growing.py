@@ -5,8 +5,9 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from posenc.cache.held import check_behind, check_rows, compact
-from posenc.cache.layer import LayerCache, both
+from posenc.cache.columns import compact
+from posenc.cache.held import check_behind, check_rows
+from posenc.cache.layer import LayerCache, concatenated_keys
 from posenc.cache.memory import Room
 from posenc.encoding.keys import Keys
 from posenc.tokens.masks import Mask
@@ -37,15 +38,15 @@ class GrowingCache(LayerCache):
         old = self.keys
         check_rows(old, new)
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_watched():
-            self.stored = both(old, new)
+            self.stored = concatenated_keys(old, new)
             return self.stored
         settled = self.settled_of(old)
-        self.stored = both(old, new, self.in_room)
+        self.stored = concatenated_keys(old, new, self.append)
         if settled is not None:
-            self.settled = self.stored, self.in_room("settled", settled, new.k)
+            self.settled = self.stored, self.append("settled", settled, new.k)
         return self.stored
 
-    def in_room(self, name: str, held: Tensor, new: Tensor) -> Tensor:
+    def append(self, name: str, held: Tensor, new: Tensor) -> Tensor:
         """A fact of the tokens held and of the new ones behind them."""
         return self.rooms[name].append(held, new)
 
@@ -53,7 +54,7 @@ class GrowingCache(LayerCache):
         self.stored = compact(keys)
 
     def memory_of(self, name: str, fact: Tensor) -> Tensor:
-        room = self.rooms[name]
+        room = self.rooms.get(name, Room())
         return fact if room.given is not fact or room.memory is None else room.memory
 
     def __copy__(self) -> "GrowingCache":

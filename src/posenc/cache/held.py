@@ -1,12 +1,8 @@
-"""Where the tokens stand that a cache holds, and those that come behind them; keys without columns of no token."""
-
-from dataclasses import replace
-from typing import Any
+"""Where the tokens stand that a cache holds, and those that come behind them."""
 
 import torch
 from torch import Tensor
 
-from posenc.cache.operations import noticed
 from posenc.encoding.keys import Keys
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Counted, Positions, of_token
@@ -123,57 +119,3 @@ def check_behind(held: Keys | None, at: Positions, mask: Mask) -> None:
 def documents(at: Positions) -> Tensor:
     """The document of each token; 0 where there is only one."""
     return torch.zeros_like(at.order) if at.document is None else at.document
-
-
-def compact(keys: Keys) -> Keys | None:
-    """The keys of the tokens that are still held; None where none is."""
-    columns, at = once(keys.at, (left,), lambda: left(keys.at))
-    if at is None:
-        return None
-    return replace(keys if columns is None else chosen_columns(keys, columns), at=at)
-
-
-def left(at: Positions) -> tuple[slice | Tensor | None, Positions | None]:
-    """Which of the S columns of tokens are still to be held, None for all; and what stands in them, None for nothing.
-
-    Where all rows forgot the same tokens these columns go; else the tokens of each row move together.
-    """
-    held = at.order >= 0
-    most = int(held.sum(1).max())
-    if most == 0:
-        return None, None
-    if most == at.tokens:
-        return None, noticed(at)
-    if bool((held == held[:1]).all()):
-        index = held[:1].nonzero()[:, 1]
-        if int(index[-1]) == most - 1:
-            columns: slice | Tensor = slice(0, most)
-        else:
-            columns = index[None]
-    else:
-        columns = (~held).byte().argsort(dim=1, stable=True)[:, :most]
-    return columns, noticed(at_columns(at, columns))
-
-
-def at_columns(at: Positions, columns: slice | Tensor) -> Positions:
-    """Where some tokens stand, a slice or numbers [B or 1, n]."""
-    facts = {name: of_columns(fact, columns, 1) for name, fact in at.tensors().items() if name != "horizon"}
-    return at.changed(**facts, contiguous=False, extent=None)
-
-
-def chosen_columns(keys: Keys, columns: slice | Tensor) -> Keys:
-    """The keys of some tokens, a slice or numbers [B or 1, n]; where they are is left to the caller."""
-    turned = None if keys.turned is None else of_columns(keys.turned, columns, 1)
-    return replace(keys.each(lambda name, fact: of_columns(fact, columns, 2)), turned=turned)
-
-
-def of_columns(fact: Tensor, index: slice | Tensor, axis: int) -> Tensor:
-    """Some tokens, a slice or numbers [B or 1, n], of a fact that has them along an axis behind that of the rows."""
-    if isinstance(index, slice):
-        return fact[(slice(None),) * axis + (index,)]
-    if index.shape[0] == 1:
-        return fact.index_select(axis, index[0])
-    rows, n = index.shape
-    shape: list[Any] = [rows, *(1,) * (axis - 1), n, *(1,) * (fact.dim() - axis - 1)]
-    sizes = [rows, *fact.shape[1:axis], n, *fact.shape[axis + 1 :]]
-    return fact.expand(rows, *fact.shape[1:]).gather(axis, index.view(shape).expand(sizes))

@@ -229,7 +229,7 @@ class LayerCache(Operations):
             check_rows(self.keys, new)
         at, inserted = spliced(self.held, new.at, place)
         new = standing(new, inserted)
-        return new if self.keys is None or at is None else both(standing(self.keys, at), new)
+        return new if self.keys is None or at is None else concatenated_keys(standing(self.keys, at), new)
 
 
 @contextmanager
@@ -285,12 +285,12 @@ def turned_of(keys: Keys) -> Tensor:
     return keys.at.coords if keys.turned is None else keys.turned
 
 
-def in_new_memory(name: str, held: Tensor, new: Tensor) -> Tensor:
-    """A fact of the tokens held and of the new ones behind them."""
+def concatenated_fact(name: str, held: Tensor, new: Tensor) -> Tensor:
+    """A fact of the tokens held and of the new ones behind them, in new memory."""
     return torch.cat((held, new), 2)
 
 
-def both(keys: Keys, new: Keys, join: Callable[[str, Tensor, Tensor], Tensor] = in_new_memory) -> Keys:
+def concatenated_keys(keys: Keys, new: Keys, join: Callable[[str, Tensor, Tensor], Tensor] = concatenated_fact) -> Keys:
     """Both keys, the new ones behind the others, each fact of them joined by `join`."""
     batch, turned = keys.k.shape[0], None
     if keys.turned is not None or new.turned is not None:

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from posenc import checks
 from posenc.cache import files
+from posenc.cache.columns import compact
 from posenc.cache.growing import GrowingCache
-from posenc.cache.held import compact, last_of, latest
+from posenc.cache.held import last_of, latest
 from posenc.cache.layer import Operations, held_by, standing
 from posenc.cache.operations import row_numbers
 from posenc.cache.slots import SlotCache

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.cache.held import check_behind, check_rows, compact, documents, larger, span
+from posenc.cache.columns import compact
+from posenc.cache.held import check_behind, check_rows, documents, larger, span
 from posenc.cache.layer import LayerCache, turned_of
 from posenc.cache.memory import memory, scatter_in_place, scattered, slot_values
 from posenc.cache.operations import cropped, extent_of

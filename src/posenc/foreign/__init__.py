@@ -7,10 +7,21 @@ names the file, the field and what to do.
 
 from posenc.foreign.files import files_of, lines, opened, read, regular
 from posenc.foreign.text import CannotRead, naming, near, one_line, quoted, reading_with, shortened, visible
-from posenc.foreign.values import count, expression, form_of, matches, parse_json, read_json, shape, written
+from posenc.foreign.values import (
+    count,
+    expression,
+    form_of,
+    matches,
+    parse_json,
+    read_json,
+    read_toml,
+    shape,
+    written,
+    written_toml,
+)
 
 __all__ = [
     "CannotRead", "count", "expression", "files_of", "form_of", "lines", "matches", "naming", "near", "one_line",
-    "opened", "parse_json", "quoted", "read", "read_json", "reading_with", "regular", "shape", "shortened",
-    "visible", "written",
+    "opened", "parse_json", "quoted", "read", "read_json", "read_toml", "reading_with", "regular", "shape",
+    "shortened", "visible", "written", "written_toml",
 ]  # fmt: skip

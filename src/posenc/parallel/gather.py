@@ -69,10 +69,13 @@ def from_all(facts: Any, line: Line, *, axis: int) -> list[Tensor]:
 def to_all(whole: Any, line: Line, *, axis: int) -> list[Tensor]:
     """The sum over ranks of what each has for the whole sequence, to each rank that of its own tokens."""
     rank, ranks = line.group.rank(), line.group.size()
-    found: list[Tensor] = []
+
+    def part(step: int) -> list[Tensor]:
+        return [line.layout.cut((rank - 1 - step) % ranks, x, axis) for x in whole]
+
     # What is meant for a rank begins behind it, and comes home over all others.
-    for step in range(ranks):
-        mine = [line.layout.cut((rank - 1 - step) % ranks, x, axis) for x in whole]
-        came = pass_on(found, line.group)() if found else []
-        found = [x + y for x, y in zip(came, mine, strict=True)] if came else mine
-    return found
+    sums = part(0)
+    for step in range(1, ranks):
+        received = pass_on(sums, line.group)()
+        sums = [x + y for x, y in zip(received, part(step), strict=True)]
+    return sums

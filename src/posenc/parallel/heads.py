@@ -178,7 +178,7 @@ class AddedUp(nn.Module):
         self.weight, self.bias, self.ranks = weight, whole.bias, ranks
 
     def forward(self, x: Tensor) -> Tensor:
-        y = Summed.apply(F.linear(x, self.weight), self.ranks, True)
+        y = SumForwards.apply(F.linear(x, self.weight), self.ranks)
         return y if self.bias is None else y + self.bias
 
 
@@ -194,20 +194,32 @@ class Entering:
             raise ValueError("attention weights of heads cut over ranks are on no rank; call without need_weights")
 
         def entering(x: Any) -> Any:
-            return Summed.apply(x, self.ranks, False) if isinstance(x, Tensor) else x
+            return SumBackwards.apply(x, self.ranks) if isinstance(x, Tensor) else x
 
         tokens = {name: entering(named[name]) for name in ("query", "key", "value") if name in named}
         return tuple(map(entering, given)), {**named, **tokens}
 
 
-class Summed(torch.autograd.Function):
-    """What is the same on each rank behind it: forwards the sum over ranks, or backwards the sum of their gradients."""
+class SumForwards(torch.autograd.Function):
+    """The sum over ranks, on each; its gradient is the same on each."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks, forwards: bool) -> Tensor:
-        ctx.ranks = None if forwards else ranks
-        return ranks.sum(x) if forwards else x.view_as(x)
+    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
+        return ranks.sum(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return grads[0] if ctx.ranks is None else ctx.ranks.sum(grads[0]), None, None
+        return *grads, None
+
+
+class SumBackwards(torch.autograd.Function):
+    """What is the same on each rank; its gradient is the sum over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.ranks.sum(*grads), None

@@ -92,9 +92,9 @@ class Ring:
                 found.append(Tokens(rows, self.line.positions(chunk, place, held[len(own) :]), told))
             yield found, held[: len(own)]
 
-    def visible(self, asking: list[Tokens], asked: list[Tokens]) -> Iterator[tuple[Tokens, Tokens]]:
+    def pairs(self, queries: list[Tokens], keys: list[Tokens]) -> Iterator[tuple[Tokens, Tokens]]:
         """Queries and keys of which some may see each other."""
-        return ((one, other) for one in asking for other in asked if one.chunk.may_see(other.chunk, self.mask))
+        return ((query, key) for query in queries for key in keys if query.chunk.may_see(key.chunk, self.mask))
 
     def read(self, inputs: tuple[Tensor, ...], held: list[Tensor], rows: slice, keys: slice) -> list[Tensor]:
         """What some queries and some keys of a rank read: of each input its part."""
@@ -138,7 +138,7 @@ class Ring:
         sums = q.new_full(q.shape[:3], -torch.inf, dtype=out.dtype)
         asking = list(self.asking(q))
         for asked, held in self.rounds(inputs):
-            for one, (keys, at, _) in self.visible(asking, asked):
+            for one, (keys, at, _) in self.pairs(asking, asked):
                 here = self.attend(self.encoding, one, at, self.read(inputs, held, one.rows, keys))
                 so_far = out[:, :, one.rows], sums[:, :, one.rows]
                 out[:, :, one.rows], sums[:, :, one.rows] = merged([so_far, here])
@@ -160,7 +160,7 @@ class Ring:
         asking, coming = list(self.asking(inputs[0])), None
         for asked, held in self.rounds(inputs):
             of_keys = {n: inputs[n].new_zeros(inputs[n].shape, dtype=exact_dtype(inputs[n])) for n in going}
-            for one, (keys, at, _) in self.visible(asking, asked):
+            for one, (keys, at, _) in self.pairs(asking, asked):
                 read = self.read(leaves, held, one.rows, keys)
                 read = [
                     x if kind == "parameters" else x.detach().requires_grad_(want)

@@ -11,8 +11,10 @@ Where a promise has no meaning for a subject it raises NoMeaning, and where the 
 with its reason: both are unittest's SkipTest, so a test report names them. A declared gap that is none any more fails.
 """
 
+from posenc.model.seeding import seeded
 from posenc.testing.comparisons import alike, near, same
 from posenc.testing.contract import promise, sentence
+from posenc.testing.oracles import by_formula
 from posenc.testing.promises.interface import (
     a_forward_pass_works,
     bad_arguments_get_a_clear_error,
@@ -43,6 +45,23 @@ from posenc.testing.promises.values import (
 )
 from posenc.testing.promises.ways_of_running import compiles_to_one_graph, every_way_of_running_is_served
 from posenc.testing.report import ADVICE, PROMISES, cases, check, verdicts
-from posenc.testing.subjects import LONG, SHAPE, TOKENS, Source, Subject, count, in_chunks, make, on_axes, tokens
-from posenc.testing.variants import variants
+from posenc.testing.subjects import (
+    FAR,
+    LONG,
+    SHAPE,
+    TOKENS,
+    Net,
+    Source,
+    Subject,
+    count,
+    far_enough,
+    in_chunks,
+    inside,
+    make,
+    on_axes,
+    some_positions,
+    tokens,
+    with_gradients,
+)
+from posenc.testing.variants import kin, variants
 from posenc.verdicts import KnownGap, NoMeaning, StaleGap, Verdict, describe, name_of, total

@@ -3,17 +3,18 @@
 import torch
 from torch import Tensor
 
-from posenc.verdicts import Advised, expect
+from posenc.verdicts import expect
 
-IN_FLOAT32 = (
-    "float32 inside would explain it: where float64 or whole numbers come in, compute in float64; new tensors too need "
-    "dtype=torch.float64"
-)
-"""What to do about a result that is off by no more than roundings of float32."""
+
+class Rounded(AssertionError):
+    """Two results differ by no more than roundings of float32."""
 
 
 def same(got: Tensor, expected: Tensor, what: str, tolerance: float = 1e-9) -> None:
-    """Raises AssertionError, with place and size of the largest difference, unless both are equal up to rounding."""
+    """Raises AssertionError, with place and size of the largest difference, unless both are equal up to rounding.
+
+    It is Rounded where float32 would explain the difference.
+    """
     expect(got.shape == expected.shape, f"{what}: got shape {list(got.shape)}, expected {list(expected.shape)}")
     off = (got.detach().double() - expected.detach().double()).abs()
     allowed = tolerance * (1 + expected.detach().double().abs())
@@ -27,10 +28,11 @@ def same(got: Tensor, expected: Tensor, what: str, tolerance: float = 1e-9) -> N
     shown = all_digits if six[0] == six[1] else six
     if got.dtype != expected.dtype:
         shown = [f"{number} ({x.dtype})" for number, x in zip(shown, (got, expected), strict=True)]
-    differs = f"{what}: differs in {int(wrong.sum())} of {off.numel()} numbers, most at {place}"
-    words = f"{differs}: got {shown[0]}, expected {shown[1]}"
     explained = bool((off <= 1e-5 * (1 + expected.detach().double().abs())).all())
-    raise Advised(words, IN_FLOAT32) if explained else AssertionError(words)
+    raise (Rounded if explained else AssertionError)(
+        f"{what}: differs in {int(wrong.sum())} of {off.numel()} numbers, most at {place}: "
+        f"got {shown[0]}, expected {shown[1]}"
+    )
 
 
 def near(got: Tensor, expected: Tensor, what: str, dtype: torch.dtype | None = None) -> None:

@@ -2,12 +2,22 @@
 
 import functools
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
-from posenc.testing.subjects import Source, Subject
-from posenc.verdicts import KnownGap, NoMeaning, StaleGap, first_line, name_of, sentence_of
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from posenc.testing.comparisons import Rounded
+from posenc.testing.subjects import TOKENS, Source, Subject, count, on_axes, tokens
+from posenc.verdicts import Advised, KnownGap, NoMeaning, StaleGap, first_line, name_of, sentence_of
 
 SENTENCES: dict[str, Callable[..., None]] = {}
 """Every promise by its name."""
+
+IN_DOUBLE = "where float64 or whole numbers come in, compute in float64: new tensors too need dtype=torch.float64"
+"""What to do about a door that loses digits."""
 
 
 def promise(hold: Callable[[Subject], None]) -> Callable[..., None]:
@@ -18,7 +28,12 @@ def promise(hold: Callable[[Subject], None]) -> Callable[..., None]:
         subject = Subject.of(subject)
         reason = gaps_of(subject).get(name_of(hold))
         if reason is None:
-            return hold(subject)
+            try:
+                return hold(subject)
+            except Rounded as error:
+                if where := single_in(subject):
+                    raise Advised(f"{error}; float32 inside {where}", IN_DOUBLE) from error
+                raise
         try:
             hold(subject)
         except NoMeaning:
@@ -34,8 +49,41 @@ def promise(hold: Callable[[Subject], None]) -> Callable[..., None]:
     return kept
 
 
-sentence = functools.partial(sentence_of, known=SENTENCES)
-"""The promise of a name. Raises ValueError for a name that is none."""
+class Singles(TorchDispatchMode):
+    """Notes whether an operation makes a tensor of single precision."""
+
+    found = False
+
+    def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.found |= isinstance(out, Tensor) and out.dtype == torch.float32
+        return out
+
+
+def single_in(subject: Subject) -> str:
+    """The doors that compute in float32 although they are given float64; or nothing."""
+    net, x, inside = subject.net(), tokens(subject, TOKENS), list[str]()
+    at = on_axes(count(TOKENS), net.axes)
+    delta, heads = at.coords[0].double(), x.new_zeros(1, subject.shape.heads, TOKENS, subject.shape.head_dim)
+    for encoding in net.used:
+        given = {
+            "embed": (x, at),
+            "turn": (heads, at, "query"),
+            "by_distance": (delta[:, 0] if net.axes == 1 else delta,),
+        }
+        for door in [door for door in given if door in encoding.doors]:
+            with Singles() as singles, suppress(Exception):
+                getattr(encoding, door)(*given[door])
+            inside += [door] * singles.found
+    return " and ".join(dict.fromkeys(inside))
+
+
+def sentence(promise: str | Callable[..., None]) -> Callable[..., None]:
+    """The promise of a name.
+
+    Raises ValueError for a name that is none.
+    """
+    return sentence_of(promise, SENTENCES)
 
 
 def gaps_of(subject: Subject) -> dict[str, str]:

@@ -7,8 +7,7 @@ import pytest
 
 from posenc import cli
 from posenc.cli.training import Train
-from posenc.foreign import CannotRead
-from posenc.foreign.values import read_toml, written_toml
+from posenc.foreign import CannotRead, read_toml, written_toml
 from posenc.lab.experiments.execution import Execution
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.runs import config

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.cache.held import at_columns, chosen_columns, joined, last_of
+from posenc.cache.columns import at_columns, chosen_columns
+from posenc.cache.held import joined, last_of
 from posenc.cache.layer import Operations, along, elsewhere, standing
 from posenc.cache.operations import noticed, row_numbers
 from posenc.checkpoints.kinds.calls import Call, parameters

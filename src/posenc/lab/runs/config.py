@@ -10,8 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
-from posenc.foreign import CannotRead, code, near, quoted
-from posenc.foreign.values import read_toml, written_toml
+from posenc.foreign import CannotRead, code, near, quoted, read_toml, written_toml
 from posenc.lab import store
 from posenc.lab.experiments.execution import Execution
 from posenc.lab.experiments.experiment import Experiment, in_new_names

@@ -21,7 +21,19 @@ from posenc.model.seeding import seeded
 from posenc.schedules import value_of
 from posenc.testing.comparisons import same
 from posenc.testing.contract import promise
-from posenc.testing.subjects import LONG, TOKENS, Net, Subject, count, inside, make, on_axes, registered, tokens
+from posenc.testing.subjects import (
+    LONG,
+    TOKENS,
+    Net,
+    Subject,
+    count,
+    inside,
+    make,
+    mask_name,
+    on_axes,
+    registered,
+    tokens,
+)
 from posenc.tokens import masks
 from posenc.tokens.positions import Positions, distance
 from posenc.verdicts import NoMeaning, expect
@@ -54,11 +66,11 @@ def a_forward_pass_works(subject: Subject) -> None:
                 distances = delta.shape if encoding.axes == 1 else delta.shape[:-1]
                 asked, given = f"distances {list(delta.shape)} and {shape.heads} heads", encoding.by_distance(delta)
                 gives(f"by_distance of {encoding}", given, (shape.heads, *distances), asked, dtype=None)
-    for name, mask in (("causal", masks.causal()), ("bidirectional", masks.bidirectional())):
+    for mask in (masks.causal(), masks.bidirectional()):
         out = net(x, None, mask)
         gives("attention", out, x.shape, f"embeddings {list(x.shape)}")
         wrong = int((~out.isfinite()).sum())
-        expect(wrong == 0, f"attention, {name}, gives NaN or inf in {wrong} numbers")
+        expect(wrong == 0, f"attention, {mask_name(mask)}, gives NaN or inf in {wrong} numbers")
 
 
 def gives(what: str, got: Any, shape: tuple[int, ...], asked: str, dtype: torch.dtype | None = torch.float32) -> None:
@@ -83,8 +95,8 @@ def the_spec_round_trips(subject: Subject) -> None:
             expect(repr(twin) == repr(encoding), f"'{encoding!r}' builds '{twin!r}'")
             # Other than the specs, the shape decides: a default that it fills in has to be said when it was chosen.
             turned = rebuilt(encoding, replace(shape, causal=not causal, max_len=shape.max_len + 4))
-            for one, other, third in zip(inside(encoding), inside(twin), inside(turned), strict=True):
-                expected, got, elsewhere = settings_of(one), settings_of(other), settings_of(third)
+            for parts in zip(inside(encoding), inside(twin), inside(turned), strict=True):
+                expected, got, elsewhere = map(settings_of, parts)
                 expect(got == expected, f"'{encoding!r}' builds options {got}, expected {expected}")
                 expect(
                     elsewhere == expected,

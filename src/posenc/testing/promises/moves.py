@@ -69,12 +69,17 @@ OPERATIONS = (
     ),
     Operation(
         "move to positions",
-        lambda cache: cache.move(to=on_axes(placed(SPREAD), 1 if cache.held is None else cache.held.axes)),
+        lambda cache: cache.move(to=on_axes(placed(SPREAD), held_axes(cache))),
         lambda row: list(zip([token for token, _ in row], SPREAD, strict=True)),
         True,
         False,
     ),
 )
+
+
+def held_axes(cache: LayerCache) -> int:
+    assert cache.held is not None
+    return cache.held.axes
 
 
 def placed(places: Sequence[int]) -> Positions:
