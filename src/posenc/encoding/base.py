@@ -7,22 +7,20 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.encoding.biases import Bias, ByDistance, total
+from posenc.encoding.biases import BIASES, Bias, ByDistance, total
+from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.formulas import Published, Token, dot_product, has_own_logits
 from posenc.encoding.keys import Keys
 from posenc.specs.words import with_named_options
 from posenc.tokens.masks import Mask, MaskLike, mask_for
 from posenc.tokens.positions import Positions, PositionsLike, placed, positions_for
 from posenc.tokens.shared_tables import SharesTables
-
-if TYPE_CHECKING:
-    from posenc.encoding.bound_kernel import BoundKernel
 
 AttentionOutput: TypeAlias = tuple[Tensor, Tensor | None]
 """The output [B, H, T, E] of attention, and the weights [B, H, T, S] where they are wanted."""
@@ -48,9 +46,6 @@ WIDTHS = ("dim", "heads", "head_dim")
 
 DECIDED = ("max_len", "trained_length", "causal")
 """Options that the model decides where a spec leaves them open."""
-
-BIASES = frozenset({"by_distance", "biases"})
-"""The two ways into door 3."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +210,7 @@ class Encoding(checks.ChecksArguments, SharesTables, Published):
         # By name: torch.compile before 2.13 counts inherited fields first among what is given by place.
         return [ByDistance(self, at, keys.at, heads, batch=batch)]
 
-    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: "BoundKernel") -> AttentionOutput:
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         """Door 4. The attention rule: the output [B, H, T, D] and the weights if the kernel was asked for them."""
         return kernel(self, q, at, keys, mask)
 
@@ -525,7 +520,7 @@ class Compose(Encoding):
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         return [bias for part in self.parts for bias in part.biases(q, at, keys)]
 
-    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: "BoundKernel") -> AttentionOutput:
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         rule = next((part for part in self.parts if "attend" in part.doors), None)
         if rule is None:
             return kernel(self, q, at, keys, mask)

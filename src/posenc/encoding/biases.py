@@ -33,6 +33,9 @@ from posenc.tokens.watched import is_watched
 
 Own = TypeVar("Own", bound="Bias")
 
+BIASES = frozenset({"by_distance", "biases"})
+"""The two ways into door 3."""
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Bias:

@@ -1,19 +1,28 @@
 """A kernel with what one attention layer asks of it, as door 4 of an encoding gets it."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from posenc.encoding.base import BIASES, Encoding
-from posenc.encoding.biases import Bias, Dense
+from posenc.encoding.biases import BIASES, Bias, Dense
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import without_autocast
 from posenc.encoding.softcap import SoftCap
 from posenc.tokens.masks import Mask, check_mask
 from posenc.tokens.positions import Positions
 from posenc.tokens.watched import is_recomputed
+
+
+class GivesBiases(Hashable, Protocol):
+    """What a kernel reads of an encoding: which of its doors are open, and its biases."""
+
+    doors: frozenset[str]
+
+    def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +49,7 @@ class BoundKernel:
     scale: float
     dropout: float
     need_weights: bool
-    beside: tuple[Encoding, ...] = ()
+    beside: tuple[GivesBiases, ...] = ()
     shared: dict[Hashable, list[Bias]] | None = None
     sums: list[Tensor] | None = None
     sinks: Tensor | None = None
@@ -48,7 +57,7 @@ class BoundKernel:
 
     def __call__(
         self,
-        encoding: Encoding,
+        encoding: GivesBiases,
         q: Tensor,
         at: Positions,
         keys: Keys,
@@ -67,7 +76,7 @@ class BoundKernel:
             asked["sinks"] = self.sinks
         return self.kernel(added, q, at, keys, mask, **asked)
 
-    def logits(self, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask) -> Tensor:
+    def logits(self, encoding: GivesBiases, q: Tensor, at: Positions, keys: Keys, mask: Mask) -> Tensor:
         """The scaled logits [B, H, T, S] in float32 at least, with all biases and what the mask adds.
 
         What the mask forbids is not marked in them; `mask.allowed(at, keys.at)` says it.
@@ -87,7 +96,13 @@ class BoundKernel:
         return out, applied if self.need_weights else None
 
     def added(
-        self, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, biases: Sequence[Bias] | None = None
+        self,
+        encoding: GivesBiases,
+        q: Tensor,
+        at: Positions,
+        keys: Keys,
+        mask: Mask,
+        biases: Sequence[Bias] | None = None,
     ) -> tuple[Mask, list[Bias]]:
         """Who may see whom, and all that is added to the logits."""
         given = None
@@ -103,7 +118,7 @@ class BoundKernel:
             added.insert(0, SoftCap(self.softcap, self.scale).bias(encoding, q, at, keys, added))
         return mask, added if given is None else [*added, Dense(given)]
 
-    def biases(self, part: Encoding, q: Tensor, at: Positions, keys: Keys) -> list[Bias]:
+    def biases(self, part: GivesBiases, q: Tensor, at: Positions, keys: Keys) -> list[Bias]:
         """The biases of a part; those of distances alone are the same in every layer where the tokens are the same."""
         if self.shared is None or "biases" in part.doors or is_recomputed():
             with without_autocast(q):

@@ -42,8 +42,11 @@ def is_fastest(request: Request) -> bool:
 
 def before_distances(biases: Sequence[Bias], at: Positions, keys_at: Positions, mask: Mask) -> int | None:
     """The n of which it is certain that query i sees the keys 0..i + n, where all biases are of distances in a row."""
-    if torch.compiler.is_compiling() or not all(isinstance(bias, ByDistance) and bias.axes <= 1 for bias in biases):
+    if torch.compiler.is_compiling():
         return None
+    for bias in biases:
+        if not isinstance(bias, ByDistance) or bias.encoding.axes > 1:
+            return None
     return mask.keys_before(at, keys_at)
 
 

@@ -10,9 +10,6 @@ if TYPE_CHECKING:
     from posenc.lab.results import figures as figures
     from posenc.lab.results.frames import load as load
 
-ENCODINGS = ("none", "sinusoidal", "learned", "rotary", "alibi", "t5_bias", "shaw")
-"""The encodings of the default comparison; here, where the command line finds them without importing torch."""
-
 
 def __getattr__(name: str) -> Any:
     """`load` and `figures`, imported when they are first asked for: the lab itself needs no torch."""

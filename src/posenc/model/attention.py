@@ -245,12 +245,13 @@ class Attention(Configured, LoadsOldNames):
             q = encoding.turn(q, at, "query")
             if call.cache is None:
                 k = encoding.turn(k, keys_at.changed(horizon=at.horizon), "key")
+        moves = "exact" if call.cache is None else encoding.moves
         if "remember" not in encoding.doors:
-            return q, Keys(k, v, keys_at, moves=encoding.moves)
+            return q, Keys(k, v, keys_at, moves=moves)
         memo = encoding.remember(key, keys_at)
         # In self-attention the queries are the new keys.
         query_memo = memo if key is query and at is keys_at else encoding.remember(query, at)
-        return q, Keys(k, v, keys_at, memo, query_memo, moves=encoding.moves)
+        return q, Keys(k, v, keys_at, memo, query_memo, moves=moves)
 
     def bound_kernel(self, call: Call) -> BoundKernel:
         """The kernel of this layer, with what a call asks of it."""

@@ -203,7 +203,7 @@ class Decoder(Configured):
         >>> [len(text) for text in model.generate([torch.tensor([1]), torch.tensor([1, 2, 3])], max_new_tokens=4)]
         [5, 7]
         """
-        return generate(self, ids, max_new_tokens, **chosen)
+        return generate(self.stream, ids, max_new_tokens, **chosen)
 
     def extra_repr(self) -> str:
         return f"output_softcap={self.config.output_softcap}"

@@ -88,7 +88,7 @@ class Mask:
 
     def is_plain_causal(self, at: Positions, keys_at: Positions) -> bool:
         """Whether it is certain, without looking at data, that token i sees exactly the tokens 0..i."""
-        return self.only_causal and at is keys_at and at.contiguous
+        return at is keys_at and at.contiguous and self.only_causal
 
     def keys_before(self, at: Positions, keys_at: Positions) -> int | None:
         """The n of which it is certain, without looking at data, that query i sees exactly the keys 0..i + n.

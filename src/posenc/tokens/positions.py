@@ -421,14 +421,16 @@ class Counted(Positions):
     Positions. Raises ValueError as `Positions.count` does.
     """
 
-    counted: int
-    placed: torch.device | None
+    # In place of the properties, which are asked at every call of a kernel.
+    tokens: int = 0
+    start: int = 0
+    device: torch.device | None = None
 
     def __init__(self, tokens: int, start: int, device: torch.device | None) -> None:
         if type(start) is not int or type(tokens) is not int or tokens < 1 or start < 0:
             check_counts(tokens, start)
         facts = vars(self)
-        facts["counted"], facts["placed"], facts["extent"] = tokens, device, start + tokens
+        facts["tokens"], facts["start"], facts["device"], facts["extent"] = tokens, start, device, start + tokens
         # The other facts are the defaults of their fields.
         facts["contiguous"] = facts["unit_step"] = True
 
@@ -436,22 +438,9 @@ class Counted(Positions):
         # Not two cached properties: before Python 3.12 these take a lock, which no compiled graph can.
         if name not in ("coords", "order"):
             raise AttributeError(name)
-        made = Positions.count(self.tokens, self.start, device=self.placed)
+        made = Positions.count(self.tokens, self.start, device=self.device)
         vars(self).update(coords=made.coords, order=made.order)
         return getattr(made, name)
-
-    @property
-    def tokens(self) -> int:
-        return self.counted
-
-    @property
-    def start(self) -> int:
-        assert self.extent is not None
-        return self.extent - self.counted
-
-    @property
-    def device(self) -> torch.device | None:
-        return self.placed
 
     def next(self, tokens: int = 1) -> Positions:
         # A number that changes with every token would compile a graph anew: there, positions are tensors alone.
@@ -463,7 +452,7 @@ class Counted(Positions):
         """These tokens and those at `at` behind them, where all count up from one start; None where that is not so."""
         if type(at) is not Counted or at.start != self.extent or at.device != self.device:
             return None
-        return Counted(self.counted + at.counted, self.start, self.device)
+        return Counted(self.tokens + at.tokens, self.start, self.device)
 
 
 def of_token(fact: Tensor, token: Tensor) -> Tensor:

@@ -86,7 +86,8 @@ class Rotations(Turning):
     def turn_both(self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions) -> tuple[Tensor, Tensor]:
         if at is not keys_at or q.dtype != k.dtype:
             return super().turn_both(q, k, at, keys_at)
-        checks.head_dim(self, q), checks.head_dim(self, k)
+        if not q.shape[-1] == k.shape[-1] == self.head_dim:
+            checks.head_dim(self, q), checks.head_dim(self, k)
         return rotate_both(q, k, self.rows(q, at), self.layout)
 
 

@@ -87,7 +87,7 @@ def rotate_both(q: Tensor, k: Tensor, table: Tensor, layout: str) -> tuple[Tenso
             )
             if plan is not None:
                 out = torch.empty_like(q), torch.empty_like(k)
-                addresses = (x.data_ptr() for x in (q, out[0], k, out[1], table))
+                addresses = q.data_ptr(), out[0].data_ptr(), k.data_ptr(), out[1].data_ptr(), table.data_ptr()
                 library.posenc_rotate_both(ctypes.addressof(plan), native.BOTH(*addresses, torch.get_num_threads()))
                 return out
     cos, sin = table.unbind(0)

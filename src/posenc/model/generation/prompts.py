@@ -1,7 +1,7 @@
 """Texts behind prompts of one length, or of several: a list is padded, and its texts are cut out again."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,22 +10,23 @@ from posenc import checks
 from posenc.model.generation.one_by_one import with_more
 from posenc.specs import words
 
-if TYPE_CHECKING:
-    from posenc.model.decoder import Decoder
-
 
 def generate(
-    model: "Decoder", ids: Tensor | Sequence[Tensor], max_new_tokens: int, padding: Tensor | None = None, **options: Any
+    stream: Callable[..., Iterator[Tensor]],
+    ids: Tensor | Sequence[Tensor],
+    max_new_tokens: int,
+    padding: Tensor | None = None,
+    **options: Any,
 ) -> Tensor | list[Tensor]:
-    """ids with up to `max_new_tokens` more, as Decoder.generate says; `options` are those of Decoder.stream."""
-    words.check_options("generate", words.names_of(model.stream), options)
+    """ids with up to `max_new_tokens` more, as Decoder.generate says; `options` are those of its `stream`."""
+    words.check_options("generate", words.names_of(stream), options)
     of_list = not isinstance(ids, Tensor)
     if of_list:
         if padding is not None:
             raise ValueError("a list of prompts is padded here; give it without padding, or ids [B, T] with it")
         ids, padding = together(ids)
     samples = options.get("samples")
-    more = model.stream(ids, max_new_tokens, padding=padding, **options)
+    more = stream(ids, max_new_tokens, padding=padding, **options)
     texts = with_more(ids if samples is None else ids.repeat_interleave(samples, 0), more)
     if samples is not None:
         texts = texts.unflatten(0, (len(ids), samples))
