@@ -77,7 +77,7 @@ RULES = {
     "prefix and window": Mask(causal=True, prefix=13, window=9),
 }
 SMALL = {
-    "whole": {},
+    "whole": {"pairs_of_a_grid": 0},
     "small": {
         "rows": 7,
         "rows_backwards": 5,
@@ -85,6 +85,7 @@ SMALL = {
         "pairs_backwards": 150,
         "narrowest": 3,
         "pairs_of_a_mask": 0,
+        "pairs_of_a_grid": 0,
     },
 }
 

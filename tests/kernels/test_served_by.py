@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from posenc import Attention, Decoder, Keys, Positions, catalogue, kernels, masks
+from posenc import Attention, Decoder, Encoder, Keys, Positions, catalogue, kernels, masks
 from posenc.encoding.base import Encoding
 from posenc.encodings.content_biases.deberta import DeBERTa
 from posenc.kernels.block_sizes import SIZES
@@ -135,10 +135,15 @@ def test_a_sum_is_served_as_its_parts_are(name: str) -> None:
         assert served(on_some, at) == (kernel, *ways)
 
 
-@pytest.mark.parametrize("spec", ["alibi(learned=True)", "t5_bias", "alibi + t5_bias", "on(kerple, heads=(0, 2))"])
-def test_layers_share_a_bias_of_a_short_row_and_give_the_gradients_of_the_reference(spec: str) -> None:
+@pytest.mark.parametrize(
+    "spec",
+    ["alibi(learned=True)", "t5_bias", "alibi + t5_bias", "on(kerple, heads=(0, 2))", "grid_bias(window=(3, 9))"],
+)
+def test_layers_share_a_bias_of_few_pairs_and_give_the_gradients_of_the_reference(spec: str) -> None:
     torch.manual_seed(0)
-    model, ids = Decoder(11, 32, 4, 3, spec).double(), torch.randint(11, (2, 40))
+    on_grid, ids = spec.startswith("grid"), torch.randint(11, (2, 40))
+    model = (Encoder if on_grid else Decoder)(11, 32, 4, 3, spec).double()
+    at, distances = (Positions.grid(5, 8), 9 * 15 * 2) if on_grid else (None, 40)
     calls = []
     for encoding in model.stack.encodings:
         values = encoding.by_distance
@@ -147,11 +152,11 @@ def test_layers_share_a_bias_of_a_short_row_and_give_the_gradients_of_the_refere
     def gradients(kernel: str) -> list[torch.Tensor]:
         for block in model.stack.blocks:
             block.attention.kernel = kernel
-        return torch.autograd.grad(model(ids).square().mean(), list(model.parameters()))
+        return torch.autograd.grad(model(ids, positions=at).square().mean(), list(model.parameters()))
 
     got = gradients("auto")
     if not spec.startswith("on"):
-        assert set(calls) == {40} and len(calls) == len(model.stack.encodings)
+        assert set(calls) == {distances} and len(calls) == len(model.stack.encodings)
     expected = gradients("reference")
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
     model.stack.activation_checkpointing = True
@@ -163,6 +168,6 @@ def test_layers_share_a_bias_of_a_short_row_and_give_the_gradients_of_the_refere
             return checkpoint(lambda x: forward(x, **given), x, use_reentrant=True)
 
         block.forward = twice
-    model(ids).square().mean().backward()
+    model(ids, positions=at).square().mean().backward()
     for parameter, wanted in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, wanted, rtol=1e-9, atol=1e-12)

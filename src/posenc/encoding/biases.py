@@ -29,7 +29,7 @@ from posenc import checks
 from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import ScoreMod, dot_products, index_grids, looked_up, of_heads, placed_on
 from posenc.tokens.positions import Positions, distance
-from posenc.tokens.watched import is_watched
+from posenc.tokens.watched import is_watched, may_be_read
 
 Own = TypeVar("Own", bound="Bias")
 
@@ -137,11 +137,12 @@ class ByDistance(Bias):
         return {}
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or is_watched():
+        if torch.compiler.is_compiling() or is_watched():
             return self.on_grid(dtype)
-        if dtype not in self.grids:
-            self.grids[dtype] = self.on_grid(dtype)
-        return self.grids[dtype]
+        key = dtype, torch.is_grad_enabled()
+        if key not in self.grids:
+            self.grids[key] = self.on_grid(dtype)
+        return self.grids[key]
 
     def in_sight(self, before: int, dtype: torch.dtype) -> Tensor:
         """The bias [1, H, T, S] of tokens in a row, -inf but for the keys 0..i + before of query i; for axes of 1."""
@@ -173,8 +174,22 @@ class ByDistance(Bias):
             vector = self.along(torch.arange(offset + T - 1, offset - S, -1, device=device))  # [H, T + S - 1]
             index = (T - 1 - query[:, None] + key).expand(vector.shape[0], T, S)
             return vector.to(dtype)[:, None].expand(-1, T, -1).gather(-1, index)[None]  # [1, H, T, S]
-        values = self.values(distance(at, keys_at, self.encoding, self.axes))  # [H, B or 1, T, S]
+        delta = distance(at, keys_at, self.encoding, self.axes)
+        values = self.looked_up(delta) if self.axes > 1 else self.values(delta)  # [H, B or 1, T, S]
         return values.movedim(0, 1).to(dtype)
+
+    def looked_up(self, delta: Tensor) -> Tensor:
+        """The bias [H, ...] at distances [..., A], of whole ones that come again evaluated once."""
+        if delta.is_floating_point() or not (delta.is_cpu and may_be_read(delta)):
+            return self.values(delta)
+        lowest, highest = delta.flatten(0, -2).aminmax(dim=0)
+        axes = [torch.arange(low, high + 1) for low, high in zip(lowest.tolist(), highest.tolist(), strict=True)]
+        sizes = list(map(len, axes))
+        if math.prod(sizes) * delta.shape[-1] > delta.numel():
+            return self.values(delta)
+        steps = torch.tensor([math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))])
+        index = ((delta - lowest) * steps).sum(-1)
+        return self.values(torch.cartesian_prod(*axes)).index_select(1, index.flatten()).unflatten(1, index.shape)
 
     def pairs(self, q: Tensor, keys: Keys) -> "Pairs":
         """The same bias pair by pair, for what cannot be tabulated."""

@@ -39,6 +39,9 @@ class BlockSizes(threading.local):
     pairs_of_a_bias = 1 << 14
     """Up to how many pairs a bias of distances on them all, shared by layers, is faster than blocks."""
 
+    pairs_of_a_grid = 1 << 16
+    """The same on several axes, where every token sees every other."""
+
     keys_for_vectors = 256
     """From how many keys on vectors are added to values in blocks: of fewer all weights are had as fast or faster."""
 

@@ -33,8 +33,13 @@ def is_fastest(request: Request) -> bool:
         return True
     at, keys_at, mask = inputs.at, inputs.keys_at, inputs.mask
     if inputs.biases or request.sinks:
-        few = not torch.compiler.is_compiling() and at.tokens * keys_at.tokens <= SIZES.pairs_of_a_bias
-        return few and not request.sinks and before_distances(*inputs) is not None
+        pairs = at.tokens * keys_at.tokens
+        if request.sinks or pairs > SIZES.pairs_of_a_grid or torch.compiler.is_compiling():
+            return False
+        if pairs <= SIZES.pairs_of_a_bias and before_distances(*inputs) is not None:
+            return True
+        on_axes = all(isinstance(bias, ByDistance) and bias.axes > 1 for bias in inputs.biases)
+        return on_axes and mask.sees_everything(at, keys_at)
     if mask.is_plain_causal(at, keys_at) or mask.sees_everything(at, keys_at):
         return True
     return mask.keys_before(at, keys_at) is not None and at.tokens * keys_at.tokens <= SIZES.pairs_of_a_mask
