@@ -1,7 +1,6 @@
 """Fourier features."""
 
 import math
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
+from posenc.encoding.formulas import dot_product
 from posenc.encoding.precision import exact
 from posenc.tokens.positions import Positions
 
@@ -34,8 +34,7 @@ class FourierFeatures(Encoding):
     max_len   positions along each axis: 0 stands at one end of the frame, max_len - 1 at the other
     axes      coordinates of a position
     kind      "linear" as in Perceiver, "log2" as in NeRF, "gaussian" as in SAM, "learned"
-    max_freq  twice the highest frequency of linear and log2 (half turns over the frame; default max_len, at which two
-              neighbours are half a turn apart); 1 or more
+    max_freq  twice the highest frequency of linear and log2 (half turns over the frame), 1 or more; default max_len
     centres   True: positions are the centres of cells, u = (2 p + 1)/max_len - 1, as in SAM
     scale     deviation of the random frequencies of gaussian (turns) and learned (radians; 1/gamma in its paper)
     seed      of the frequencies of gaussian, from a generator of its own
@@ -43,12 +42,12 @@ class FourierFeatures(Encoding):
 
     Shapes: x [B, T, dim] -> [B, T, dim]. Any position works, past the frame and between positions too; the frame comes
     from max_len, never from the number of tokens. Angles are taken in float64.
-    K is ceil(dim / (2 axes)) for linear and log2, ceil(dim / 2) for the others. Perceiver also hands over u itself, and
-    concatenates all of it to the tokens, which a projection behind makes equal to adding.
+    K is ceil(dim / (2 axes)) for linear and log2, ceil(dim / 2) for the others. Perceiver concatenates all of it, and
+    u, to the tokens, which a projection behind makes equal to adding.
 
     Where it goes wrong: linear and gaussian frequencies repeat or turn to noise past the frame, where training has
-    never been. Two positions a frame apart are one and the same at whole frequencies. A scale that is too large makes
-    neighbours strangers, one too small blurs them: it wants tuning, which is what learned spares.
+    never been; at whole frequencies two positions a frame apart are the same. Too large a scale makes neighbours
+    strangers, too small a one blurs them: it wants tuning, which learned spares.
 
     Raises ValueError for sizes below 1, an unknown kind, a scale of 0 or less, an option that its kind does not read,
     axes that get no channel, or embeddings of another width.
@@ -68,8 +67,8 @@ class FourierFeatures(Encoding):
     """
     source = "Tancik et al. 2020, arXiv:2006.10739, section 4; Li et al. 2021, arXiv:2106.02795, section 3"
     also_called = ("fourier", "random_fourier", "pixel_bands", "learnable_fourier")
-    extrapolates: ClassVar[str] = "not claimed for longer frames: positions past the frame were never trained"
-    used_by: ClassVar[str] = "Perceiver (linear), SAM (gaussian)"
+    extrapolates = "not claimed for longer frames: positions past the frame were never trained"
+    used_by = "Perceiver (linear), SAM (gaussian)"
 
     def __init__(
         self,
@@ -104,14 +103,11 @@ class FourierFeatures(Encoding):
                 f"dim={dim} leaves no channel for the last of axes={axes}, of which each takes {2 * self.bands}; "
                 f"build it with dim={axes * 2 * self.bands}"
             )
-        # Numbers and no tensor: what a seed gives is not state.
-        self.drawn: tuple[float, ...] = ()
-        if kind == "gaussian":
+        # Numbers and no tensor: what a seed gives is not state, and is real under fake tensors too.
+        with torch._C._DisableTorchDispatch():
             generator = torch.Generator("cpu").manual_seed(seed)
-            # Under fake tensors, too, the numbers are real.
-            with torch._C._DisableTorchDispatch():
-                normal = torch.randn(axes * self.bands, generator=generator, device="cpu", dtype=torch.float64)
-                self.drawn = tuple((scale * normal).tolist())
+            normal = torch.randn(axes * self.bands, generator=generator, device="cpu", dtype=torch.float64)
+            self.drawn = tuple((scale * normal).tolist()) if kind == "gaussian" else ()
         learned = kind == "learned"
         self.frequency = nn.Parameter(torch.empty(axes, self.bands, device=device, dtype=dtype)) if learned else None
         self.inner = nn.Linear(2 * self.bands, hidden, device=device, dtype=dtype) if learned else None
@@ -147,16 +143,13 @@ class FourierFeatures(Encoding):
 
     def frame(self, coords: Tensor) -> Tensor:
         """Where positions stand in the frame from -1 to 1, float64."""
-        coords = coords.double()
         if self.centres:
             return (2 * coords + 1) / self.max_len - 1
         return 2 * coords / max(self.max_len - 1, 1) - 1
 
     def encode(self, at: Positions) -> Tensor:
         """The encoding [B or 1, T, dim] in float64."""
-        coords = at.coordinates(self.axes, self)
-        coords = coords[..., None] if self.axes == 1 else coords  # [B, T, A]
-        place = self.frame(exact(coords))
+        place = self.frame(exact(at.coordinates(self.axes, self).view_as(at.coords)))  # [B, T, A]
         frequencies = self.frequencies.to(place.device)
         if self.banded:
             angle = math.pi * place[..., None] * frequencies  # [B, T, A, K]
@@ -176,7 +169,7 @@ class FourierFeatures(Encoding):
         place = [position] if self.axes == 1 else position
         n, dim = self.max_len, self.dim
         u = [2 * (p + 0.5) / n - 1 if self.centres else 2 * p / (n - 1 or 1) - 1 for p in place]
-        if self.kind in ("linear", "log2"):
+        if self.banded:
             bands = math.ceil(dim / (2 * len(place)))
             axis, inside = divmod(channel, 2 * bands)
             wave, k = divmod(inside, bands)
@@ -186,16 +179,11 @@ class FourierFeatures(Encoding):
         bands = math.ceil(dim / 2)
         if self.kind == "gaussian":
             wave, k = divmod(channel, bands)
-            turns = math.fsum(a * self.drawn[axis * bands + k] for axis, a in enumerate(u))
-            return (math.sin, math.cos)[wave](2 * math.pi * turns)
+            return (math.sin, math.cos)[wave](2 * math.pi * dot_product(u, self.drawn[k::bands]))
         assert self.frequency is not None and self.inner is not None and self.outer is not None
-        w = self.frequency.tolist()
-        angles = [math.fsum(a * w[axis][k] for axis, a in enumerate(u)) for k in range(bands)]
-        waves = [math.cos(a) for a in angles] + [math.sin(a) for a in angles]
-        waves = [wave / math.sqrt(2 * bands) for wave in waves]
-        total = self.outer.bias[channel].item()
-        layer = (self.inner.weight.tolist(), self.inner.bias.tolist(), self.outer.weight[channel].tolist())
-        for weights, bias, out in zip(*layer, strict=True):
-            z = bias + math.fsum(a * b for a, b in zip(weights, waves, strict=True))
-            total += out * z * 0.5 * (1 + math.erf(z / math.sqrt(2)))
-        return total
+        angles = [dot_product(u, w) for w in self.frequency.T.tolist()]
+        waves = [wave(angle) / math.sqrt(2 * bands) for wave in (math.cos, math.sin) for angle in angles]
+        layer = zip(self.inner.weight.tolist(), self.inner.bias.tolist(), strict=True)
+        neurons = [dot_product(weights, waves) + bias for weights, bias in layer]
+        hidden = [z * 0.5 * (1 + math.erf(z / math.sqrt(2))) for z in neurons]
+        return dot_product(self.outer.weight[channel].tolist(), hidden) + self.outer.bias[channel].item()

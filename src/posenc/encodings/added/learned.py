@@ -1,6 +1,7 @@
 """Learned absolute encoding."""
 
-from typing import Any, ClassVar
+import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,14 +24,12 @@ class Learned(Encoding):
     dim      width of the embeddings (channels)
     max_len  rows of the table (positions)
     overrun  what happens past the table: "error" raises; "clamp" uses the last row; "interpolate" squeezes every
-             sequence whose declared horizon L exceeds max_len into the table, p -> p (max_len - 1)/(L - 1), and reads
-             between rows. It comes from Positions.with_horizon, never from a tensor's size, so that a cache or a
-             neighbour in the batch cannot change a result
+             sequence whose declared horizon L (Positions.with_horizon) exceeds max_len into the table,
+             p -> p (max_len - 1)/(L - 1), and reads between rows
     std      standard deviation of the initial table (in units of the embeddings)
 
-    Shapes: x [B, T, dim] -> [B, T, dim]. Positions may be fractional: the two neighbouring rows are mixed linearly.
-    Errors are raised from Python with the position, the table's size and the remedy, before any device could assert.
-    That costs nothing for positions that are counted or padded by Positions; ids given as a tensor are looked at.
+    Shapes: x [B, T, dim] -> [B, T, dim]. Positions may be fractional: the two neighbouring rows are mixed linearly. A
+    check costs nothing for positions that are counted or padded by Positions; ids given as a tensor are looked at.
     Inside a compiled graph, where data cannot be looked at, rows out of reach come out as NaN.
 
     Where it goes wrong: it cannot speak of positions past its table, and rows that training never visited are noise.
@@ -49,10 +48,8 @@ class Learned(Encoding):
     equation = r"x_p \to x_p + \text{table}[p]"
     source = "Gehring et al. 2017, arXiv:1705.03122, section 3.1"
     also_called = ("ape", "absolute", "trainable", "embedding")
-    extrapolates: ClassVar[str] = (
-        "not claimed: past its table there is no row, and rows that training never visited are noise"
-    )
-    used_by: ClassVar[str] = "BERT, GPT-2, GPT-3, OPT, ViT"
+    extrapolates = "not claimed: past its table there is no row, and rows that training never visited are noise"
+    used_by = "BERT, GPT-2, GPT-3, OPT, ViT"
 
     def __init__(
         self,
@@ -104,16 +101,10 @@ class Learned(Encoding):
                 )
             squeeze = last / (at.horizon.to(torch.float64) - 1).clamp(min=max(last, 1))  # [B or 1]
             coords = coords * squeeze[:, None]
-        if self.overrun == "clamp":
-            coords = coords.clamp(max=last)
-        # What is known without looking at data needs no check: an extent also says that no coordinate is below 0.
-        if (
-            self.overrun != "interpolate"
-            and at.extent is not None
-            and (self.overrun == "clamp" or at.extent <= self.max_len)
-        ):
-            return coords
-        return self.checked(coords, at)
+        elif at.extent is not None and (at.extent <= self.max_len or self.overrun == "clamp"):
+            # An extent also says that no coordinate is below 0.
+            return coords.clamp(max=last)
+        return self.checked(coords.clamp(max=last) if self.overrun == "clamp" else coords, at)
 
     def checked(self, coords: Tensor, at: Positions) -> Tensor:
         """The same coordinates; raises ValueError if one is out of the table."""
@@ -124,7 +115,7 @@ class Learned(Encoding):
             return torch.where(outside, torch.nan, coords.to(torch.float64))
         lowest, highest = torch.stack(coords.aminmax()).tolist()
         if highest > last + 1e-6:
-            wanted = int(-(-highest // 1)) + 1
+            wanted = math.ceil(highest) + 1
             remedy = f"build it with max_len={wanted} or more, or choose overrun='clamp' or overrun='interpolate'"
             if self.overrun == "interpolate":
                 remedy = f"the declared horizon is too short for it: declare at least {int(at.coords.max().item()) + 1}"
@@ -143,9 +134,6 @@ class Learned(Encoding):
             raise NotImplementedError(
                 f"{self} reads the declared horizon of each sequence, which a formula of one position lacks"
             )
-        if self.overrun == "clamp":
-            position = min(position, self.max_len - 1)
-        below = int(position)
-        above = min(below + 1, self.max_len - 1)
-        share = position - below
+        position = min(position, self.max_len - 1)
+        below, above, share = math.floor(position), math.ceil(position), position % 1
         return (1 - share) * self.table[below, channel].item() + share * self.table[above, channel].item()

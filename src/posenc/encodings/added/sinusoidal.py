@@ -25,15 +25,14 @@ class Sinusoidal(Waves, Encoding):
     With several axes each one gets c = 2 ceil(dim/(2 axes)) channels and frequencies base^(-2k/c); their encodings
     stand behind one another, and what exceeds dim is cut off the end.
 
-    dim       width of the embeddings (channels), 1 or more; on one axis an odd width lacks the last cosine when
-              interleaved, and has a zero in its last channel when concatenated
+    dim       width of the embeddings (channels), 1 or more; an odd width lacks the last cosine when interleaved,
+              and has a zero in its last channel when concatenated
     base      ratio that sets the longest wavelength (unitless, above 1)
     layout    "interleaved" as in the paper, "concatenated" as in tensor2tensor and fairseq, and on two axes as in MAE;
-              "sines_first" has the sines of all axes, then all cosines (timm's sincos table), which on one axis is the
-              same as concatenated; "cosines_first" has all cosines, then all sines (MusicGen)
+              "sines_first": the sines of all axes, then all cosines (timm); "cosines_first": all cosines, then all
+              sines (MusicGen)
     endpoint  False: the exponent runs over dim/2, as in the paper, and the longest wavelength falls short of 2 pi base
-              (54,410 rather than 62,832 positions at dim 128). True: over dim/2 - 1, as in tensor2tensor and
-              fairseq, and the longest wavelength is exactly 2 pi base
+              (54,410, not 62,832 positions at dim 128). True: over dim/2 - 1 (tensor2tensor, fairseq), and reaches it
     axes      coordinates of a position: 1 for sequences, 2 for images, 3 for video, or more
     scaled    multiply by one learned number, which starts at dim^-1/2, so that it fits embeddings of norm 1
 

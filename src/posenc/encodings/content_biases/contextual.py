@@ -59,7 +59,6 @@ class Contextual(Encoding):
     source = "Golovneva et al. 2024, arXiv:2405.18719, sections 4 and 5; code in facebookresearch/RAM, projects/cope"
     also_called = ("contextual_position", "contextual_cope")
     extrapolates = "Claimed for counting and selective copying, where the count and not the distance matters."
-    used_by = ""
     per_layer = True
     reads_keys = True
 

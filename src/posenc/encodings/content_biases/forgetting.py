@@ -58,7 +58,6 @@ class Forgetting(Encoding):
     extrapolates = (
         "Claimed, and found: flat perplexity past the trained length; random copy 79 % right at 1.5 times it."
     )
-    used_by = ""
     per_layer = True
     between = ("forgetting",)
 

@@ -59,7 +59,6 @@ class TUPE(Encoding):
     source = "Ke, He, Liu 2020, arXiv:2006.15595, sections 3.1 to 3.3"
     also_called = ("untied", "untied_positional_encoding")
     extrapolates = "no: a table of absolute positions ends with the trained length"
-    used_by = ""
     between = ()
 
     def __init__(

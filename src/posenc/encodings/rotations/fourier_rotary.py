@@ -96,7 +96,6 @@ class FourierRotary(Waves, Encoding):
     source = "Hua et al. 2024, arXiv:2412.17739, section 4"
     also_called = ("fope", "fourier_position_embedding")
     extrapolates = "Claimed steady passkey retrieval from 512 trained tokens to 8,192; ALiBi's perplexity stays better."
-    used_by = ""
     between = ()
 
     def __init__(

@@ -60,7 +60,6 @@ class LearnedRotary(Turning):
     also_called = ("learned_rope", "learnable_rope")
     per_layer = True
     extrapolates = "nothing is claimed; as rotary, it meets angles past the trained length that it never saw"
-    used_by = ""
     between = ()
 
     def __init__(

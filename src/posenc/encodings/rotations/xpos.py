@@ -65,7 +65,6 @@ class XPos(Waves, PairsTurned, Encoding):
     source = "Sun et al. 2022, arXiv:2212.10554, section 2.2"
     also_called = ("extrapolatable_position_embedding", "length_extrapolatable", "lex")
     extrapolates = "Claimed with attention cut into blocks at test time; the decay alone was not shown to carry."
-    used_by = ""
 
     def __init__(
         self,

@@ -62,7 +62,6 @@ class PaTH(Encoding):
     source = "Yang et al. 2025, arXiv:2505.16381, section 3; fla, path_attn"
     also_called = ("path_attention", "householder")
     extrapolates = "Good to a few times the trained length, and worse at extreme ones; best together with forgetting."
-    used_by = ""
     # Each call solves the blocks of the whole path, as much work as some 130 queries are.
     queries_together = 4 * BLOCK
     per_layer = True
