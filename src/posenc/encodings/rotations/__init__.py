@@ -90,12 +90,10 @@ class Rotations(Turning):
         return rotate_both(q, k, self.rows(q, at), self.layout)
 
 
-class OneSpectrum(Waves, Rotations):
-    """Rotations by one spectrum: a frequency for each pair, of a position on one axis, and a temperature."""
+class ScheduledSpectrum(Waves, Rotations):
+    """Rotations by the frequencies base^(-2k/width), changed by a schedule where it is not None."""
 
-    def spectrum(self) -> tuple[Tensor, float | Tensor]:
-        """The frequency of each pair (radians per position, float64), and the temperature."""
-        raise NotImplementedError
+    schedule: Any
 
     @property
     def frequencies(self) -> Tensor:
@@ -109,14 +107,6 @@ class OneSpectrum(Waves, Rotations):
         frequencies, temperature = self.spectrum()
         coords = exact(at.axis(self))[:, None, :, None]
         return cos_sin(coords * frequencies.to(coords.device), temperature, dtype, device)
-
-
-class ScheduledSpectrum(OneSpectrum):
-    """Rotations by the frequencies base^(-2k/width), changed by a schedule where it is not None."""
-
-    base: float
-    width: int
-    schedule: Any
 
     def spectrum(self, horizon: Tensor | None = None) -> tuple[Tensor, float | Tensor]:
         """The frequency of each pair (radians per position, float64, fastest first), and the temperature.
@@ -138,6 +128,9 @@ class ScheduledSpectrum(OneSpectrum):
             return plain, 1.0
         horizon = self.schedule.short_horizon if self.turns_when_attending and horizon is None else horizon
         return self.schedule.formula(plain, base=self.base, width=self.width, horizon=horizon)
+
+    def formula_angles(self, position: Any, head: int = 0, horizon: float | None = None) -> list[float]:
+        return [position * frequency for frequency in self.formula_spectrum(horizon)[0]]
 
     def formula_sizes(self, position: Any, side: str, horizon: float | None = None) -> Iterable[float]:
         return repeat(self.formula_spectrum(horizon)[1])
@@ -170,6 +163,15 @@ def cos_sin(angle: Tensor, temperature: float | Tensor, dtype: torch.dtype, devi
     if isinstance(temperature, Tensor) or temperature != 1:
         table = table * temperature
     return table.to(dtype).to(device)
+
+
+def pairs_of_axis(head_dim: int, axes: int) -> int:
+    """How many pairs of channels each axis has, where all have as many. Raises ValueError where there is none."""
+    if not head_dim >= 2 * axes:
+        raise ValueError(
+            f"head_dim must hold a pair of channels for each axis, {2 * axes} for {axes} axes, got head_dim={head_dim}"
+        )
+    return head_dim // (2 * axes)
 
 
 def rotary_width(head_dim: int, partial: float) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor
 from posenc import checks
 from posenc.encoding.channel_pairs import LAYOUTS
 from posenc.encoding.precision import exact
-from posenc.encodings.rotations import Rotations, cos_sin
+from posenc.encodings.rotations import Rotations, cos_sin, pairs_of_axis
 from posenc.tokens.positions import Positions
 
 SIDES = ("each", "longest", "shortest")
@@ -23,19 +23,18 @@ class ImageRotary(Rotations):
     head_dim  width of one head (channels); those left over by 2 n axes carry no position
     axes      number of coordinates of a position
     base      ratio that sets the longest period (unitless, above 1); 100 in DINOv3
-    layout    which channels form a pair; the axes' pairs stand behind one another. "half" (DINOv3) pairs p with p + P,
-              P pairs in all, "interleaved" 2p with 2p + 1. The same encoding up to a fixed order of channels
+    layout    which channels form a pair, axis behind axis: "half" (DINOv3) pairs p with p + P, P pairs in all,
+              "interleaved" 2p with 2p + 1
 
     It reads floating coordinates: `normalised_grid(H, W)` in this module makes them, and `augmented(at, ...)` shifts,
-    stretches and rescales them in training. Both are functions of their arguments, so evaluation has nothing random in
-    it. A token without a place, such as CLS, stands at 0 on every axis, where nothing turns.
+    stretches and rescales them in training. A token without a place, such as CLS, stands at 0 on every axis, where
+    nothing turns. Periods are exact here; the released checkpoints hold them rounded to bfloat16.
 
-    How we differ: periods are exact; the released checkpoints hold them rounded to bfloat16.
+
 
     Where it goes wrong: an image of another size keeps its corners where they were, so the distance between neighbours
-    changes instead; what was learned about a step of one patch holds only for sizes near the trained ones, which is
-    what the augmentation is for. In coordinates counted in patches (0, 1, 2, ...) every step is a whole turn of the
-    fastest pair.
+    changes instead: what was learned of a step of one patch holds near the trained sizes only, which the augmentation
+    is for. In coordinates counted in patches (0, 1, 2, ...) every step is a whole turn of the fastest pair.
 
     Raises ValueError for a head without a pair for each axis, a base of 1 or less, or an unknown layout.
     Source: Siméoni et al. 2025, arXiv:2508.10104 (DINOv3), and the authors' code, RopePositionEmbedding.
@@ -58,12 +57,8 @@ class ImageRotary(Rotations):
         checks.one_of("layout", layout, LAYOUTS)
         checks.sizes(axes=axes)
         checks.above("base", base, 1)
-        if not head_dim >= 2 * axes:
-            raise ValueError(
-                f"head_dim must hold a pair of channels for each axis, {2 * axes} for {axes} axes, got {head_dim}"
-            )
         self.head_dim, self.axes, self.base, self.layout = head_dim, axes, base, layout
-        self.bands = head_dim // (2 * axes)
+        self.bands = pairs_of_axis(head_dim, axes)
 
     @property
     def periods(self) -> Tensor:

@@ -31,11 +31,12 @@ class LearnedRotary(Turning):
     per_head  whether each head has frequencies of its own (shift [heads, r/2]; else [r/2]). With fewer key heads than
               query heads, keys are then repeated for their queries, and a cache holds them so
 
-    How we differ: the released implementations learn the frequency itself. Its logarithm is learned here, so that one
-    step changes fast and slow pairs by the same share, weight decay pulls towards the first frequencies and not towards
-    standing still, and casting the weights to bfloat16 does not move the angles of an untrained pair.
+    How we differ: the released implementations learn the frequency itself. Its logarithm is learned here, so that a
+    step changes fast and slow pairs by the same share, weight decay does not pull towards standing still, and weights
+    in bfloat16 do not move the angles of an untrained pair. Angles are taken in float64, the rotation in the next
+    better dtype than the input's, and results are rounded once.
 
-    Angles are taken in float64, the rotation in the next better dtype than the input's, and results are rounded once.
+
 
     Where it goes wrong: the gradient of a shift grows with the distance, so frequencies want a smaller learning rate
     than weights. Weights in bfloat16 round a shift to one part in 512, and an angle's error grows with the position. No

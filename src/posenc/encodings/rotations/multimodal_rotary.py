@@ -31,15 +31,15 @@ class MultimodalRotary(ScheduledSpectrum):
     schedule  a change of the frequencies for longer contexts, as in rotary, that does not depend on the horizon
 
     Positions have one axis (text: every axis is at the same place) or one for each section. `text_and_grids` in this
-    module makes those of Qwen2-VL: after an image the text goes on one past its largest coordinate, so the next
-    position is not the number of tokens; when decoding, give it.
+    module makes those of Qwen2-VL: after an image the text goes on one past its largest coordinate, so when decoding
+    the next position is not the number of tokens; give it.
 
-    How we differ: sections that the interleaved order cannot place are refused, with those that it would place; vLLM
-    checks only their sum, and Hugging Face and timm give the axis fewer pairs in silence.
+    How we differ: sections that the interleaved order cannot place are refused; vLLM checks only their sum, and Hugging
+    Face and timm give the axis fewer pairs in silence.
 
     Where it goes wrong: chunked gives time only the fastest pairs, whose angles repeat within few frames, so far frames
-    look near; interleaved and time_last exist for that reason. Ids grow more slowly than tokens, so a context counted
-    in tokens overstates how far the angles go.
+    look near; the other orders exist for that reason. Ids grow more slowly than tokens, so a context counted in tokens
+    overstates how far the angles go.
 
     Raises ValueError for sections that do not fill the pairs, fewer than three pairs without sections, an odd or
     impossible width, a base of 1 or less, an unknown word, a schedule that depends on the horizon, or positions with
@@ -76,14 +76,14 @@ class MultimodalRotary(ScheduledSpectrum):
         super().__init__()
         checks.one_of("order", order, ORDERS), checks.one_of("layout", layout, LAYOUTS)
         checks.above("base", base, 1)
-        width = rotary_width(head_dim, partial)
         schedule = schedule_of(schedule)
         if schedule is not None and schedule.by_horizon:
             raise ValueError(
                 f"schedule {schedule} depends on the horizon, which only rotary reads; take yarn(factor=4)"
             )
-        self.head_dim, self.base, self.sections, self.order = head_dim, base, sections, order
-        self.layout, self.partial, self.schedule, self.width = layout, partial, schedule, width
+        self.head_dim, self.base, self.layout, self.partial = head_dim, base, layout, partial
+        self.sections, self.order, self.schedule = sections, order, schedule
+        self.width = rotary_width(head_dim, partial)
         self.sections_in_use = self.default_sections() if sections is None else tuple(sections)
         self.check_sections()
         self.spectrum()
@@ -123,12 +123,12 @@ class MultimodalRotary(ScheduledSpectrum):
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.coordinates(self.axes, self))  # [B or 1, T, 1 or A]
+        if coords.shape[-1] not in (1, len(self.sections_in_use)):
+            raise ValueError(
+                f"{self} reads one axis or {len(self.sections_in_use)}, one for each of its sections "
+                f"{self.sections_in_use}, got positions with {coords.shape[-1]} axes"
+            )
         if coords.shape[-1] != 1:
-            if coords.shape[-1] != len(self.sections_in_use):
-                raise ValueError(
-                    f"{self} reads one axis or {len(self.sections_in_use)}, one for each of its sections "
-                    f"{self.sections_in_use}, got positions with {coords.shape[-1]} axes"
-                )
             coords = coords[..., torch.tensor(self.axis_of_pair(), device=coords.device)]
         frequencies, temperature = self.spectrum()
         return cos_sin((coords * frequencies.to(coords.device))[:, None], temperature, dtype, device)

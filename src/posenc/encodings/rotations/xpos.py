@@ -33,15 +33,15 @@ class XPos(Waves, PairsTurned, Encoding):
     gamma       how much of the fastest pair remains, zeta_0 = gamma/(1 + gamma) (unitless); 0.4 in the paper
     centre      position where queries and keys keep their size (positions)
 
-    What differs from the released code: its centre is the middle of the sequence it is given, so that cached keys and
-    new queries have different centres once the sequence has grown; here the centre stays where it is. The paper
-    attends in blocks at test time; that is a mask, and no part of the encoding.
-    The sizes themselves grow exponentially. They are taken in float64, and positions whose sizes leave the dtype of the
-    queries, with room of 2^6 for the queries themselves, are refused: past 33,994 positions from the centre in float32
-    and bfloat16, and past 2,266 in float16. Where positions are counted the check costs nothing; ids given as a tensor
-    are looked at; inside a compiled graph, where they cannot be, the result is NaN.
+    What differs from the released code: its centre is the middle of the given sequence, so that cached keys and new
+    queries have different centres once it has grown; here the centre stays. The paper attends in blocks at test time;
+    that is a mask, and no part of the encoding.
+    The sizes grow exponentially. They are taken in float64, and positions whose sizes leave the dtype of the queries,
+    with room of 2^6 for the queries themselves, are refused: past 33,994 positions from the centre in float32 and
+    bfloat16, and past 2,266 in float16. Counted positions are checked for nothing, ids given as a tensor are looked at,
+    and inside a compiled graph, where they cannot be, the result is NaN.
 
-    Where it goes wrong: it is made for causal attention. Both ways, keys ahead *grow* with their distance: a key 4,096
+    Where it goes wrong: it is made for causal attention. Both ways, keys ahead *grow* with their distance: one 4,096
     ahead counts e^10 = 22,500 times in the fastest pair, so the far future wins every softmax. And the decay alone does
     not extrapolate: the published lengths were reached with the attention cut into blocks at test time.
 
@@ -104,21 +104,19 @@ class XPos(Waves, PairsTurned, Encoding):
         room = -math.log2(torch.finfo(dtype).tiny) - 6
         return self.scale_base * room * math.log(2) / -math.log(self.zetas[0])
 
-    def rotated(self, x: Tensor, at: Positions, side: Side) -> Tensor:
+    def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
         checks.head_dim(self, x)
         coords = self.checked(at, x.dtype)
-        given = +1 if side == "query" else -1, rotation_dtype(x), x.device
-        if not may_be_read(coords):
-            # Where coordinates cannot be looked at, those out of reach are marked.
-            table = self.sized(coords, *given)
-        else:
-            table = self.once(self.table, at, *given, keep=x.is_cpu)
+        given = rotation_dtype(x), x.device, +1 if side == "query" else -1
+        # Where coordinates cannot be looked at, those out of reach are marked.
+        readable = may_be_read(coords)
+        table = self.once(self.table, at, *given, keep=x.is_cpu) if readable else self.sized(coords, *given)
         return rotate_pairs(x, table[0], table[1], self.layout)
 
-    def table(self, at: Positions, sign: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return self.sized(at.axis(self), sign, dtype, device)
+    def table(self, at: Positions, dtype: torch.dtype, device: torch.device, sign: int = -1) -> Tensor:
+        return self.sized(at.axis(self), dtype, device, sign)
 
-    def sized(self, coords: Tensor, sign: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def sized(self, coords: Tensor, dtype: torch.dtype, device: torch.device, sign: int) -> Tensor:
         """Cosines and sines [2, B or 1, 1, T, d/2] times the sizes; the sign is +1 for queries and -1 for keys."""
         coords = exact(coords)[:, None, :, None]
         fading = torch.tensor(self.zetas, dtype=torch.float64, device=coords.device).log() / self.scale_base
@@ -128,11 +126,8 @@ class XPos(Waves, PairsTurned, Encoding):
     def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
         checks.head_dim(self, k)
         self.checked(after, k.dtype)
-        cos, sin = quotient(self.table_of_keys, before, after, k).unbind(0)
+        cos, sin = quotient(self.table, before, after, k).unbind(0)
         return rotate_pairs(k, cos, sin, self.layout)
-
-    def table_of_keys(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return self.table(at, -1, dtype, device)
 
     def checked(self, at: Positions, dtype: torch.dtype) -> Tensor:
         """The coordinates [B or 1, T]; raises ValueError if one is out of reach."""
@@ -150,9 +145,6 @@ class XPos(Waves, PairsTurned, Encoding):
                 )
         return coords
 
-    def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
-        return self.rotated(x, at, side)
-
     def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         return [position * self.base ** (-2 * k / self.head_dim) for k in range(self.head_dim // 2)]
 
@@ -165,5 +157,4 @@ class XPos(Waves, PairsTurned, Encoding):
 
     def formula_fading(self, distance: float) -> list[float]:
         """As published, in scalars: the factor of each pair over a distance."""
-        zetas = [(2 * k / self.head_dim + self.gamma) / (1 + self.gamma) for k in range(self.head_dim // 2)]
-        return [zeta ** (distance / self.scale_base) for zeta in zetas]
+        return [zeta ** (distance / self.scale_base) for zeta in self.zetas]
