@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.encoding.base import Encoding
 from posenc.encoding.biases import Bias, Counts
+from posenc.encoding.formulas import dot_product
 from posenc.encoding.interpolation import interpolated
 from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import ScoreMod, look_up
@@ -32,14 +33,12 @@ class Contextual(Encoding):
     divided    whether the position's term is divided by sqrt(head_dim), as published; else it is added to the scaled
                logit as it is (the authors' flag --cope-nodiv)
 
-    Gates read queries and keys as attention does, after other encodings have turned them. They go by `order` within a
-    document; a key after the query is not counted and has an empty sum, position 0. Separate projections for the gates
-    are left out.
+    Gates read queries and keys as attention does, after other encodings have turned them, without projections of their
+    own. They go by `order` within a document; a key after the query has an empty sum, position 0.
 
     Where it goes wrong: the gate belongs to the pair, not to the token; a linear layer that gives each token one gate
-    is another encoding. Gates differ for every pair, so the time is that of all pairs up to the last position of each
-    query. Counts past the last position are all alike. The name CoPE was given again in 2026, to a clipped rotary
-    encoding.
+    is another encoding. So the time is that of all pairs up to the last position of each query. Counts past the last
+    position are all alike. The name CoPE was given again in 2026, to a clipped rotary encoding.
 
     Raises ValueError for a width below 1 or fewer than two positions, and heads of another width.
     Source: Golovneva et al. 2024, arXiv:2405.18719, sections 4 and 5; code in facebookresearch/RAM, projects/cope.
@@ -112,16 +111,12 @@ class Contextual(Encoding):
 
     def formula_logits(self, query, keys, head, scale) -> list[float]:
         logits, q, root = super().formula_logits(query, keys, head, scale), query.vector, math.sqrt(self.head_dim)
-        rows = [math.fsum(a * e for a, e in zip(q, row, strict=True)) for row in self.table.tolist()]
-        gates = {}
-        for key in keys:
-            if key.order <= query.order:
-                z = math.fsum(a * b for a, b in zip(q, key.vector, strict=True)) / root
-                gates[key.order] = (1 + math.tanh(z / 2)) / 2
+        rows = [dot_product(q, row) for row in self.table.tolist()]
+        before = [key for key in keys if key.order <= query.order]
+        gates = {key.order: (1 + math.tanh(dot_product(q, key.vector) / root / 2)) / 2 for key in before}
         for index, key in enumerate(keys):
             counted = math.fsum(gate for order, gate in gates.items() if order >= key.order)
             p = min(counted, self.positions - 1)
-            share = p - math.floor(p)
-            added = (1 - share) * rows[math.floor(p)] + share * rows[math.ceil(p)]
+            added = (1 - p % 1) * rows[math.floor(p)] + p % 1 * rows[math.ceil(p)]
             logits[index] += added / root if self.divided else added
         return logits

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.encoding.base import Encoding
 from posenc.encoding.biases import Bias, Levels, facts_of
+from posenc.encoding.formulas import dot_product
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import without_autocast
 from posenc.encoding.score_mods import ScoreMod
@@ -32,11 +33,11 @@ class Forgetting(Encoding):
     std    standard deviation of the initial weights w
 
     The sum goes by `order` within a document: padding, packing, cuts of a cache and coordinates do not enter. A key
-    after the query has an empty sum, 0, so bidirectional attention sees a published past and an unbiased future. The
-    gates are computed and kept in float32 at least, and added up in float64 where the device has it. Output gate,
-    query-key norm and key-value shift of FoX (Pro) are architecture, not position, and are left out.
+    after the query has an empty sum, 0: bidirectional attention sees an unbiased future. Gates are computed and kept in
+    float32 at least, and added up in float64 where the device has it. Output gate, query-key norm and key-value shift
+    of FoX (Pro) are architecture, not position, and are left out.
 
-    Where it goes wrong: a cache that holds no gates cannot know the sums, and a library that forgets them is silently
+    Where it goes wrong: a cache without the gates cannot know the sums, and a library that forgets them is silently
     wrong (x-transformers' data-dependent ALiBi: logits off by 0.11). Multiplying the weights by sigmoid([q; k]), as a
     public repository does, is another thing.
 
@@ -111,12 +112,11 @@ class Forgetting(Encoding):
 
     def formula_logits(self, query, keys, head, scale) -> list[float]:
         logits = super().formula_logits(query, keys, head, scale)
-        between = [
-            [token.memo["forgetting"] for token in keys if key.order < token.order <= query.order] for key in keys
-        ]
-        return [logit + math.fsum(gates) for logit, gates in zip(logits, between, strict=True)]
+        gates = [(token.order, token.memo["forgetting"]) for token in keys]
+        sums = [math.fsum(gate for order, gate in gates if key.order < order <= query.order) for key in keys]
+        return [logit + forgotten for logit, forgotten in zip(logits, sums, strict=True)]
 
     def formula_gate(self, x: list[float], head: int) -> float:
         """As published, in scalars: ln f of a token with embedding x."""
-        z = math.fsum(w * a for w, a in zip(self.weight[head].tolist(), x, strict=True)) + self.offset[head].item()
+        z = dot_product(self.weight[head].tolist(), x) + self.offset[head].item()
         return -math.log1p(math.exp(-z)) if z > 0 else z - math.log1p(math.exp(z))

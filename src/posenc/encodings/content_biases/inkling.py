@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.encoding.base import Encoding
 from posenc.encoding.biases import Bias, DotProducts, Products, facts_of
-from posenc.encoding.formulas import Token
+from posenc.encoding.formulas import Token, dot_product
 from posenc.encoding.interpolation import interpolated
 from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import ScoreMod, look_up
@@ -33,17 +33,14 @@ class Inkling(Encoding):
     std           standard deviation of the initial W and P
 
     A fractional distance mixes the two neighbouring columns linearly; past the last column the bias fades to 0 within
-    one position.
+    one position. It is Shaw's key term in low rank, but the mixture comes from the token itself, not from its query:
+    attention hands the asking tokens over (as to every encoding that remembers), and `bias` alone cannot be asked.
 
-    It is Shaw's key term in low rank, with the product moved to the side of the query, and one more difference: the
-    mixture comes from the token itself, not from its query. So attention has to hand the asking tokens over (as it does
-    for every encoding that remembers), and `bias` alone cannot be asked.
-
-    What differs from the released models: they have more around it, normalised queries and keys with a scale of
-    1/head_dim, and in full layers a temperature that multiplies this bias too. Here it is the bias alone.
+    What differs from the released models: they normalise queries and keys with a scale of 1/head_dim, and in full
+    layers a temperature multiplies this bias too. Here it is the bias alone.
 
     Where it goes wrong: past max_distance, and towards the future, a token sees no position at all. No paper describes
-    it; the description is that of the released code.
+    it; this follows the released code.
 
     Raises ValueError for sizes below 1, tokens of another width and heads that are others than it was built for.
     Source: Thinking Machines, Inkling, 2026, as in transformers 5.23 `models/inkling` (no paper).
@@ -61,10 +58,7 @@ class Inkling(Encoding):
     source = "Thinking Machines, Inkling, 2026 (no paper; transformers 5.23), after Shaw et al. 2018, arXiv:1803.02155"
     also_called = ("low_rank_relative", "relative_projection", "relative_profiles", "learned_distance_basis")
     per_layer = True
-    extrapolates = (
-        "past max_distance there is no bias, so far tokens are seen without position, and the released models add a "
-        "temperature there; no measurement is published"
-    )
+    extrapolates = "past max_distance there is no bias, and released models add a temperature; nothing is published"
     used_by = "Inkling, Inkling-2-Small"
     between = ()
 
@@ -143,10 +137,7 @@ class Inkling(Encoding):
             n = query.at - key.at
             bias = 0.0
             if 0 <= n < self.max_distance:
-                below = math.floor(n)
-                share = n - below
-                mixed = [(1 - share) * row[below] + share * row[below + 1] for row in columns]
-                bias = math.fsum(r * p for r, p in zip(query.memo["inkling"], mixed, strict=True))
-            plain = scale * math.fsum(a * b for a, b in zip(query.vector, key.vector, strict=True))
-            logits.append(plain + bias)
+                mixed = [(1 - n % 1) * row[math.floor(n)] + n % 1 * row[math.ceil(n)] for row in columns]
+                bias = dot_product(query.memo["inkling"], mixed)
+            logits.append(dot_product(query.vector, key.vector, scale) + bias)
         return logits

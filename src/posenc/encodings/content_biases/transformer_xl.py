@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.encoding.base import Encoding
 from posenc.encoding.biases import Bias, DotProducts, Products, facts_of
+from posenc.encoding.formulas import dot_product
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import exact
 from posenc.encoding.score_mods import ScoreMod, dot_products
@@ -33,22 +34,21 @@ class TransformerXL(Waves, Encoding):
     heads         number of query heads
     head_dim      width of one head (channels)
     max_distance  the distance (positions) from which all look alike; none in the paper's formula, but the released code
-                  (and XLNet's clamp_len) clamps when it evaluates past the trained length
+                  and XLNet (clamp_len) clamp past the trained length
     base          ratio that sets the longest wavelength (unitless, above 1)
     layout        "concatenated" as in the released code and XLNet: all sines, then all cosines. "interleaved": a sine
-                  and its cosine in turn, as in Conformers (Wav2Vec2-BERT). The same up to the order of W's columns
+                  and its cosine in turn, as in Conformers (Wav2Vec2-BERT). Silently wrong with the other's weights
     std           standard deviation of the initial u, v and W
 
     Since R(m - n) is R(m) turned by n, a query meets each key in a product of dim channels: exact for fractional,
-    unordered and cross-attention positions, without a table of distances or a shift of tensors.
+    unordered and cross-attention positions.
 
     What differs from the paper: the segment recurrence is a KV cache here, and no part of the encoding. The paper's
-    models share u and v between layers (released code: `untie_r=False`); load the same vectors into every layer.
-    XLNet's segment term tells which sentence a token is of, not where it is, and is left out.
+    models share u and v between layers (`untie_r=False`); load the same vectors into every layer. XLNet's segment term
+    tells a token's sentence, not its place, and is left out.
 
     Where it goes wrong: it is relative, but a distance that training never saw is still a new sinusoid; and the term of
-    positions costs dim/head_dim times what the content's costs. Interleaved weights in concatenated layout are silently
-    wrong.
+    positions costs dim/head_dim times what the content's costs.
 
     Raises ValueError for widths, heads or a max_distance below 1, a base of 1 or less, an unknown layout, and heads
     that are others than it was built for.
@@ -69,10 +69,7 @@ class TransformerXL(Waves, Encoding):
     also_called = ("xl", "txl", "xlnet", "relative_sinusoidal")
     per_layer = True
     reads_keys = True
-    extrapolates = (
-        "made for contexts that grow segment by segment, and reported to evaluate past the trained length; "
-        "no independent measurement is known to us, and distances beyond the trained ones are still unseen"
-    )
+    extrapolates = "reported to evaluate past the trained length; no independent measurement is known to us"
     used_by = "Transformer-XL, XLNet; Conformer speech encoders such as Wav2Vec2-BERT and Parakeet"
     between = ()
 
@@ -156,8 +153,8 @@ class TransformerXL(Waves, Encoding):
         dtype = self.precision(q)
         given = distances, dtype, q.device
         # Layers share them: 4,096 tokens have a million sines.
-        shape = self.dim, self.base, self.layout, self.max_distance
-        table = once(at, (type(self), shape, given), lambda: self.sinusoids(*given))
+        key = type(self), self.dim, self.base, self.layout, self.max_distance, given
+        table = once(at, key, lambda: self.sinusoids(*given))
         vectors = F.linear(table, self.weight.to(dtype) * self.head_dim**-0.5)
         content = self.compared(k)[..., None]
         everywhere = torch.zeros(len(distances), dtype=torch.long, device=q.device)
@@ -169,9 +166,9 @@ class TransformerXL(Waves, Encoding):
     def sinusoids(self, distances: range, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The sinusoids [R, dim] of whole distances."""
         delta = torch.arange(distances.start, distances.stop, distances.step, device=device).double()
-        sin, cos = self.waves(
-            delta if self.max_distance is None else delta.clamp(-self.max_distance, self.max_distance), dtype, device
-        )
+        if self.max_distance is not None:
+            delta = delta.clamp(-self.max_distance, self.max_distance)
+        sin, cos = self.waves(delta, dtype, device)
         if self.layout == "concatenated":
             return torch.cat((sin, cos), -1)[:, : self.dim]
         return torch.stack((sin, cos), -1).flatten(-2)[:, : self.dim]
@@ -193,10 +190,8 @@ class TransformerXL(Waves, Encoding):
     def split(self, asked: Tensor) -> tuple[Tensor, Tensor]:
         """What is asked of the sines and of the cosines [..., pairs], of channels [..., dim] in the layout's order."""
         asked = F.pad(asked, (0, self.dim % 2))
-        if self.layout == "concatenated":
-            of_sine, of_cosine = asked.chunk(2, -1)
-        else:
-            of_sine, of_cosine = asked.unflatten(-1, (-1, 2)).unbind(-1)
+        shape = (2, -1) if self.layout == "concatenated" else (-1, 2)
+        of_sine, of_cosine = asked.unflatten(-1, shape).unbind(-2 if self.layout == "concatenated" else -1)
         return of_sine, of_cosine
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
@@ -206,7 +201,6 @@ class TransformerXL(Waves, Encoding):
         sinusoid = [(math.sin, math.cos)[wave](distance / self.base ** (2 * pair / self.dim)) for pair, wave in place]
         u, v = self.content_bias[head].tolist(), self.distance_bias[head].tolist()
         rows = self.weight[head * self.head_dim : (head + 1) * self.head_dim].tolist()
-        projected = [math.fsum(w * r for w, r in zip(row, sinusoid, strict=True)) for row in rows]
-        added = math.fsum(a * b for a, b in zip(u, k, strict=True))
-        added += math.fsum((a + b) * c for a, b, c in zip(q, v, projected, strict=True))
+        projected = [dot_product(row, sinusoid) for row in rows]
+        added = dot_product(u, k) + dot_product(q, projected) + dot_product(v, projected)
         return super().formula_logit(q, k, m, n, head, scale) + added / self.head_dim**0.5

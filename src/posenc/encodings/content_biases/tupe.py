@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.encoding.base import Encoding
 from posenc.encoding.biases import Bias, Factored
+from posenc.encoding.formulas import dot_product
 from posenc.encoding.interpolation import interpolated
 from posenc.encoding.keys import Keys
 from posenc.tokens.positions import Positions
@@ -28,18 +29,16 @@ class TUPE(Encoding):
     heads        number of query heads
     head_dim     width of one head (channels)
     max_len      rows of the table (positions)
-    untie_first  whether the first token ([CLS], which stands for the whole text and is at no place in it) is freed from
-                 positions
+    untie_first  whether the first token ([CLS], which is at no place in the text) is freed from positions
     std          standard deviation of the initial U_Q and U_K; the table starts with deviation 1
 
-    Where each square root goes: the paper divides both terms by sqrt(2 head_dim). The content's is Attention's `scale`,
-    whose default is head_dim^-1/2. TUPE-R, the variant with relative positions, is a sum: `tupe + t5_bias`.
+    The paper divides both terms by sqrt(2 head_dim); the content's is Attention's `scale`, whose default is
+    head_dim^-1/2. TUPE-R, the variant with relative positions, is a sum: `tupe + t5_bias`. Positions may be fractional:
+    the two neighbouring vectors are mixed linearly.
 
-    Positions may be fractional: the two neighbouring vectors are mixed linearly.
-
-    What differs from the paper: its theta_1, the number that a first query gets for every key alike, is dropped by the
-    softmax, so it is 0 here and only theta_2 is learned. The released code takes theta from rows of the table, passes
-    the table through a LayerNorm and gives the projections biases; it unties the relative part of TUPE-R too.
+    What differs from the paper: its theta_1, which a first query gets for every key alike, is dropped by the softmax,
+    so it is 0 here and only theta_2 is learned. The released code takes theta from rows of the table, passes the table
+    through a LayerNorm, gives the projections biases, and unties the relative part of TUPE-R too.
 
     Where it goes wrong: it cannot speak of positions past its table. Under a causal mask a model finds its first token
     by itself, and untying it only takes the position away.
@@ -141,13 +140,11 @@ class TUPE(Encoding):
         if self.first_key is not None and n == 0:
             return content + self.first_key[head].item()
         asking, asked = self.formula_vector(self.to_query, m, head), self.formula_vector(self.to_key, n, head)
-        return content + math.fsum(a * b for a, b in zip(asking, asked, strict=True)) / math.sqrt(2 * self.head_dim)
+        return content + dot_product(asking, asked) / math.sqrt(2 * self.head_dim)
 
     def formula_vector(self, projection: nn.Linear, position: float, head: int) -> list[float]:
         """The vector of a position, projected for one head."""
-        below = math.floor(position)
-        above, share = min(below + 1, self.max_len - 1), position - below
-        first, second = self.table[below].tolist(), self.table[above].tolist()
-        mixed = [(1 - share) * a + share * b for a, b in zip(first, second, strict=True)]
+        first, second = self.table[math.floor(position)].tolist(), self.table[math.ceil(position)].tolist()
+        mixed = [(1 - position % 1) * a + position % 1 * b for a, b in zip(first, second, strict=True)]
         rows = projection.weight[head * self.head_dim : (head + 1) * self.head_dim].tolist()
-        return [math.fsum(w * x for w, x in zip(row, mixed, strict=True)) for row in rows]
+        return [dot_product(row, mixed) for row in rows]

@@ -29,13 +29,12 @@ class ALiBi(Encoding):
     learned   whether slopes are parameters, kept as logarithms that start at the published slopes; shared by all layers
     head_dim  width of one head (channels); only the falcon form reads it
 
-    BLOOM adds slope_h n_j instead. Under a causal mask that differs by the same number for all keys of a query, which
-    the softmax does not see; in bfloat16 it loses the distance, which is why it is not reproduced here. Positions may
-    be fractional, and queries and keys may stand on different tokens.
+    BLOOM adds slope_h n_j instead: under a causal mask the same after the softmax, but in bfloat16 it loses the
+    distance. Positions may be fractional, and queries and keys may stand on different tokens.
 
     Where it goes wrong: it does not use longer context, it ignores it. A head sees about 7/slope tokens (a weight of
-    e^-7), and perplexity beyond the trained length stays flat for that reason; the published improvement is the effect
-    of windows whose first tokens have little to look at. A far needle is out of reach. Learned slopes carry less far.
+    e^-7), so perplexity beyond the trained length stays flat; the published improvement is the effect of windows whose
+    first tokens have little to look at. A far needle is out of reach. Learned slopes carry less far.
 
     Raises ValueError for fewer than one head, an unknown form, or the falcon form without head_dim.
     Source: Press, Smith, Lewis 2021, arXiv:2108.12409, section 3.
@@ -68,14 +67,13 @@ class ALiBi(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        checks.sizes(heads=heads)
+        checks.sizes(heads=heads, head_dim=head_dim)
         if form not in FORMS:
             raise ValueError(
                 f"form must be one of {', '.join(FORMS)}, got '{form}'; "
                 f"BLOOM and MPT are symmetric, MPT with its alibi_bias_max as bias_max"
             )
         checks.above("bias_max", bias_max, 0)
-        checks.sizes(head_dim=head_dim)
         if form == "falcon" and head_dim is None:
             raise ValueError("form 'falcon' divides the bias by sqrt(head_dim); give head_dim")
         self.heads, self.form, self.bias_max, self.learned, self.head_dim = heads, form, bias_max, learned, head_dim

@@ -21,9 +21,8 @@ class Kerple(Encoding):
     log:    logit(i, j) = scale * q_i . k_j - r1_h ln(1 + r2_h |m_i - n_j|)
     power:  logit(i, j) = scale * q_i . k_j - r1_h |m_i - n_j|^r2_h,  r2_h at most 2
 
-    Both are conditionally positive definite kernels: plus a constant, an inner product of feature vectors. Every layer
-    has its own r1 and r2, one of each for each head. They start uniform: r1 in (0, 2) and r2 in (0, 1) for log, r1 in
-    (0, 1) and r2 in (0, 2) for power.
+    Both are conditionally positive definite kernels. Every layer has its own r1 and r2, one of each for each head. They
+    start uniform: r1 in (0, 2) and r2 in (0, 1) for log, r1 in (0, 1) and r2 in (0, 2) for power.
 
     heads     number of heads
     kind      log or power
@@ -31,9 +30,8 @@ class Kerple(Encoding):
               paper: it is divided by sqrt(head_dim) too, as in equation 1
     head_dim  width of one head (channels); only the paper form reads it
 
-    The values are held at 0.01 or more. There the gradient passes as if they were free, so that they can come back; the
-    released code moves the parameters themselves, which a forward pass may not. Keys after the query count by
-    |m - n|; the paper is causal.
+    The values are held at 0.01 or more, where the gradient passes as if they were free, so that they can come back; the
+    released code moves the parameters themselves. Keys after the query count by |m - n|; the paper is causal.
 
     Where it goes wrong: it decays and never rises, so no head can look at a chosen far distance. Too large an r1 early
     in training shuts a head's distant keys out before it can learn to use them.
@@ -55,10 +53,7 @@ class Kerple(Encoding):
     also_called = ("kerple_log", "kerple_power")
     extrapolates = "Claimed and found: perplexity stays flat or falls to 32 times the trained length (log)."
     per_layer = True
-    gaps = {  # noqa: RUF012
-        "gradients_are_those_of_small_steps": "below 0.01 a number is held there and its gradient passes all the same, "
-        "so that it can come back"
-    }
+    gaps = {"gradients_are_those_of_small_steps": "a number is held at 0.01, where its gradient passes"}  # noqa: RUF012
 
     def __init__(
         self,
@@ -71,10 +66,9 @@ class Kerple(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        checks.sizes(heads=heads)
+        checks.sizes(heads=heads, head_dim=head_dim)
         checks.one_of("kind", kind, KINDS)
         checks.one_of("form", form, FORMS)
-        checks.sizes(head_dim=head_dim)
         if form == "paper" and head_dim is None:
             raise ValueError("form 'paper' divides the bias by sqrt(head_dim); give head_dim")
         self.heads, self.kind, self.form, self.head_dim = heads, kind, form, head_dim
@@ -90,10 +84,8 @@ class Kerple(Encoding):
         dtype = torch.promote_types(self.r1.dtype, torch.float32)
         dtype = torch.promote_types(dtype, delta.dtype) if delta.is_floating_point() else dtype
         distance = delta.abs().to(dtype)
-        r1, r2 = (
-            held(r.to(dtype), highest).view(-1, *(1,) * delta.dim())
-            for r, highest in ((self.r1, math.inf), (self.r2, math.inf if self.kind == "log" else 2.0))
-        )
+        r1, r2 = held(self.r1.to(dtype)), held(self.r2.to(dtype), math.inf if self.kind == "log" else 2.0)
+        r1, r2 = (r.view(-1, *(1,) * delta.dim()) for r in (r1, r2))
         bias = -r1 * torch.log1p(r2 * distance) if self.kind == "log" else -r1 * distance**r2
         return bias * (self.head_dim or 1) ** -0.5 if self.form == "paper" else bias
 
@@ -105,6 +97,6 @@ class Kerple(Encoding):
         return super().formula_logit(q, k, m, n, head, scale) + bias / divisor
 
 
-def held(r: Tensor, highest: float) -> Tensor:
+def held(r: Tensor, highest: float = math.inf) -> Tensor:
     """r within its bounds; its gradient passes through them."""
     return r.detach().clamp(LOWEST, highest) + (r - r.detach())

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
+from posenc.encoding.formulas import dot_product
 from posenc.encoding.precision import without_autocast
 
 DEEPEST = 100
@@ -21,17 +22,15 @@ class MLPBias(Encoding):
 
     logit(i, j) = scale * q_i . k_j + f_h(d),  d = m_i - n_j on each axis, or sign(d) ln(1 + |d|)
 
-    f is a network axes - width - ... - width - heads with `depth` hidden layers and SiLU between them. Every layer of
-    the model has its own.
+    f is a network axes - width - ... - width - heads with `depth` hidden layers and SiLU between them, as in
+    x_transformers; the paper has two axes, and a layer norm and ReLU in front of each layer. Every layer of the model
+    has its own.
 
     heads  number of heads
     width  neurons of each hidden layer; a quarter of the model's width in the paper
     depth  number of hidden layers
     log    whether distances enter through the logarithm
     axes   number of coordinates of a position: 1 for text, 2 for pictures
-
-    The paper has two axes, and a layer norm and ReLU in front of each layer; this is the form of x_transformers, whose
-    keys, unlike here, always stand in a row.
 
     Where it goes wrong: a network of raw distances is linear in them far out, so past the trained length the bias
     rises or falls without bound; the logarithm tames that and no more. With given positions the hidden layer of every
@@ -102,5 +101,5 @@ class MLPBias(Encoding):
         for index, layer in enumerate(self.network):
             x = [a / (1 + math.exp(-a)) if a > -700 else 0.0 for a in x] if index else x
             rows = zip(layer.weight.tolist(), layer.bias.tolist(), strict=True)
-            x = [math.fsum(w * a for w, a in zip(row, x, strict=True)) + bias for row, bias in rows]
+            x = [dot_product(row, x) + bias for row, bias in rows]
         return super().formula_logit(q, k, m, n, head, scale) + x[head]

@@ -23,8 +23,8 @@ class Sandwich(Encoding):
     width  width of the sinusoidal embedding (channels; even); 128 in the paper, whatever the model's width
     base   the sinusoids' base: their wavelengths run from 2 pi to 2 pi base (positions)
 
-    The paper's equation counts p from 1 to width/2, its code from 0, and this is the code; some add -width/2 to the
-    sum, which the softmax does not see. Cosines are taken in float64, as angles of a million positions need.
+    The paper's equation counts p from 1 to width/2, its code from 0, and this is the code. Cosines are taken in
+    float64, as angles of a million positions need.
 
     Where it goes wrong: the strongest head, h = 1, gets a bias of up to width H/16, so a model of many heads begins
     with heads that look at their own token only. Like its cosines the sum is not quite monotone.

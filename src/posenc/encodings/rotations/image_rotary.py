@@ -30,8 +30,6 @@ class ImageRotary(Rotations):
     stretches and rescales them in training. A token without a place, such as CLS, stands at 0 on every axis, where
     nothing turns. Periods are exact here; the released checkpoints hold them rounded to bfloat16.
 
-
-
     Where it goes wrong: an image of another size keeps its corners where they were, so the distance between neighbours
     changes instead: what was learned of a step of one patch holds near the trained sizes only, which the augmentation
     is for. In coordinates counted in patches (0, 1, 2, ...) every step is a whole turn of the fastest pair.

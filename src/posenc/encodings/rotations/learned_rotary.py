@@ -36,8 +36,6 @@ class LearnedRotary(Turning):
     in bfloat16 do not move the angles of an untrained pair. Angles are taken in float64, the rotation in the next
     better dtype than the input's, and results are rounded once.
 
-
-
     Where it goes wrong: the gradient of a shift grows with the distance, so frequencies want a smaller learning rate
     than weights. Weights in bfloat16 round a shift to one part in 512, and an angle's error grows with the position. No
     schedule applies: there is no base left to change.
