@@ -32,9 +32,7 @@ class Abacus(CoordinateMap):
     """
 
     equation = r"p = k + 1, \; k + 2, \dots \quad k \text{ drawn from } 0, \dots, \text{most}"
-    source = "McLeish et al. 2024, arXiv:2405.17399, section 3"
     also_called = ("digit_positions",)
-    at_evaluation = "most=0: digits count from 1"
     reads_ids = True
 
     first_digit: int

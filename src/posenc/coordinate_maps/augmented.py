@@ -36,9 +36,7 @@ class Augmented(CoordinateMap):
     D \sim U(-\text{shift}, \text{shift}), \quad e_i \sim U(-\text{jitter}, \text{jitter}), \quad \ln\, s \sim
     U(-\ln\, \text{scale}, \ln\, \text{scale})
     """
-    source = "Likhomanenko et al. 2021, arXiv:2106.03143, section 3"
     also_called = ("continuous_augmented", "cape_augmented")
-    at_evaluation = "none: positions as they are"
 
     shift: float
     jitter: float = 0.5

@@ -18,8 +18,8 @@ class Randomised(CoordinateMap):
     longest  the range (positions); 2048 in the paper
     seed     of the draws
 
-    At evaluation: the same map. The released code draws at test time as well; a model trained on gaps has hardly seen
-    neighbours 0, 1, 2, ..., so leaving the map away there is another experiment.
+    At evaluation: the same map, as in the released code. A model trained on gaps has hardly seen neighbours 0, 1, 2,
+    ..., so leaving the map away there is another experiment.
 
     Raises ValueError for a document longer than the range.
     Source: Ruoss et al. 2023, arXiv:2305.16843, section 3.
@@ -31,9 +31,7 @@ class Randomised(CoordinateMap):
     """
 
     equation = r"p_1 < p_2 < \dots < p_n, \quad \text{a random subset of } 0, \dots, \text{longest} - 1"
-    source = "Ruoss et al. 2023, arXiv:2305.16843, section 3"
     also_called = ("randomized", "randomized_positions")
-    at_evaluation = "the same map: the released code draws at test time as well"
 
     longest: int
     seed: int = 0

@@ -28,7 +28,6 @@ class Shifted(CoordinateMap):
     """
 
     equation = r"p' = p + \text{by}"
-    source = "common property; the random one: Kiyono et al. 2021, arXiv:2109.05644"
 
     by: float
 

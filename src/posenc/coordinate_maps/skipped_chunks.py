@@ -21,8 +21,8 @@ class SkippedChunks(CoordinateMap):
 
     At evaluation: none; positions in a row, up to longest.
 
-    The released code cuts in the first half and takes the second chunk's text from further on; which text stands there
-    is for the data, not for a map. The first chunk starts at 0, as in the released code.
+    The released code cuts in the first half and takes the second chunk's text from further on, which is for the data,
+    not for a map. The first chunk starts at 0, as there.
 
     Raises ValueError for a document longer than the range.
     Source: Zhu et al. 2023, arXiv:2309.10400, section 3.
@@ -34,9 +34,7 @@ class SkippedChunks(CoordinateMap):
     """
 
     equation = r"p_i = i + u_c(i), \quad 0 = u_1 \le u_2 \le \dots \le \text{longest} - n"
-    source = "Zhu et al. 2023, arXiv:2309.10400, section 3"
     also_called = ("pose", "positional_skip")
-    at_evaluation = "none: positions in a row"
 
     longest: int
     chunks: int = 2

@@ -22,10 +22,10 @@ class LongRoPE(Schedule):
     long_factor       one divisor for each pair, for longer horizons
     trained_length    tokens, 2 or more; 4096 in Phi-3; a model built from a spec fills in its own
     attention_factor  the temperature of both lists, instead of the formula
-    short_mscale      the temperature of short sequences alone, instead of the formula
-    long_mscale       the temperature of long sequences alone, instead of the formula
+    short_mscale      that of short sequences alone
+    long_mscale       that of long sequences alone
 
-    How we differ from the paper: it also leaves the first tokens of a sequence unscaled, which no released model does.
+    The paper also leaves the first tokens of a sequence unscaled, which no released model does.
     Where it goes wrong: a text that grows past the trained length changes lists, so keys are cached unturned here.
     Raises ValueError for lists that do not hold one number for each pair.
     Source: Ding et al. 2024, arXiv:2402.13753, section 3; Phi-3's modelling code for the temperature.
@@ -53,16 +53,13 @@ class LongRoPE(Schedule):
         checks.at_least("longrope: trained_length", self.trained_length, 2, " tokens")
         for option in ("short_factor", "long_factor"):
             given = getattr(self, option)
-            if (
-                not isinstance(given, (list, tuple))
-                or not given
-                or not all(checks.is_number(x) and x > 0 for x in given)
-            ):
+            divisors = given if isinstance(given, (list, tuple)) else ()
+            if not divisors or not all(checks.is_number(x) and x > 0 for x in divisors):
                 raise ValueError(
                     f"longrope: {option} must be a list of numbers above 0, one for each pair, got {quoted(given)}"
                 )
             # A list could not be the key of a table.
-            object.__setattr__(self, option, tuple(given))
+            object.__setattr__(self, option, tuple(divisors))
         self.hold(checks.above, attention_factor=0, short_mscale=0, long_mscale=0)
         if self.attention_factor is not None and (self.short_mscale or self.long_mscale):
             raise ValueError(
@@ -72,9 +69,7 @@ class LongRoPE(Schedule):
 
     def temperatures(self) -> tuple[float, float]:
         """The temperatures of short and of long sequences."""
-        both = self.attention_factor
-        if both is None:
-            both = math.sqrt(1 + math.log(self.factor) / math.log(self.known_length))
+        both = self.attention_factor or math.sqrt(1 + math.log(self.factor) / math.log(self.known_length))
         return self.short_mscale or both, self.long_mscale or both
 
     def __call__(self, frequencies, *, base, width, horizon=None):

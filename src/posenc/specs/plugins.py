@@ -55,6 +55,7 @@ class Plugin:
         if self.problem:
             raise ValueError(self.problem)
         (point,) = self.points
+        whose = f"the {word} {quoted(self.name)} of the package {quoted(self.package)}"
         try:
             found = point.load()
             if isinstance(found, type) and issubclass(found, kind):
@@ -63,14 +64,8 @@ class Plugin:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            raise ValueError(
-                f"the {word} {quoted(self.name)} of the package {quoted(self.package)} cannot be imported: "
-                f"{told(error)}; mend or uninstall that package"
-            ) from error
-        raise ValueError(
-            f"the {word} {quoted(self.name)} of the package {quoted(self.package)} must be a subclass of {public}; "
-            f"{quoted(point.value)} is a {type(found).__name__}"
-        )
+            raise ValueError(f"{whose} cannot be imported: {told(error)}; mend or uninstall that package") from error
+        raise ValueError(f"{whose} must be a subclass of {public}; {quoted(point.value)} is a {type(found).__name__}")
 
 
 @functools.cache
@@ -85,16 +80,13 @@ def plugins_in(group: str) -> Mapping[str, Plugin]:
 
 def plugin_of(name: str, points: tuple[importlib.metadata.EntryPoint, ...]) -> Plugin:
     packages = " and ".join(sorted({package_of(point) for point in points}))
-    problem = ""
+    whose, problem = f"the package {quoted(packages)}", ""
     if not name.isidentifier():
-        problem = (
-            f"the package {quoted(packages)} names a plug-in {quoted(name)}, which no spec can say; a name is made of "
-            f"letters, digits and _"
-        )
+        problem = f"{whose} names a plug-in {quoted(name)}, which no spec can say; write letters, digits and _"
     elif not all(point.pattern.match(point.value) for point in points):
+        value = quoted(points[0].value)
         problem = (
-            f"the package {quoted(packages)} says that its plug-in {quoted(name)} is {quoted(points[0].value)}, which "
-            f"is no module:Class; mend or uninstall that package"
+            f"{whose} says that {quoted(name)} is {value}, which is no module:Class; mend or uninstall that package"
         )
     elif len(points) > 1:
         problem = f"{quoted(name)} is the name of two plug-ins, of {packages}; uninstall one of them"

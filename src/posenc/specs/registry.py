@@ -77,21 +77,19 @@ class Registry(Mapping[str, type[T]]):
         return self.folder.__path__[0]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(spelling.names_in(self.home))
+        return iter(spelling.files_in(self.home))
 
     def __len__(self) -> int:
-        return len(spelling.names_in(self.home))
+        return len(spelling.files_in(self.home))
 
     def __contains__(self, name: object) -> bool:
-        return name in spelling.names_in(self.home)
+        return name in spelling.files_in(self.home)
 
     def __getitem__(self, name: str) -> type[T]:
-        if name not in self:
-            raise KeyError(name)
         return self.only(importlib.import_module(f"{self.package}.{self.module_of(name)}"))
 
     def module_of(self, name: str) -> str:
-        """The dotted name of a file, from the folder on."""
+        """The dotted name of a file, from the folder on. Raises KeyError for a name that is none."""
         return ".".join(spelling.files_in(self.home)[name].relative_to(self.home).with_suffix("").parts)
 
     def only(self, module: ModuleType) -> type[T]:
@@ -100,10 +98,8 @@ class Registry(Mapping[str, type[T]]):
         own = [one for one in classes if issubclass(one, self.kind)]
         if len(own) != 1:
             _, folder, file = module.__name__.rsplit(".", 2)
-            raise ValueError(
-                f"{folder}/{file}.py must hold exactly one {self.word}, a subclass of {self.public}; "
-                f"found {[one.__name__ for one in own]}"
-            )
+            what = f"exactly one {self.word}, a subclass of {self.public}; found {[one.__name__ for one in own]}"
+            raise ValueError(f"{folder}/{file}.py must hold {what}")
         return own[0]
 
     def find(self, name: str) -> type[T]:

@@ -1,7 +1,5 @@
 """PaTH: position as the product of reflections along the path."""
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,6 +8,7 @@ from posenc import checks
 from posenc.encoding.base import AttentionOutput, Encoding
 from posenc.encoding.biases import Dense
 from posenc.encoding.bound_kernel import BoundKernel
+from posenc.encoding.formulas import dot_product
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import without_autocast
 from posenc.tokens.masks import Mask, bidirectional, causal
@@ -36,14 +35,14 @@ class PaTH(Encoding):
     Read from the query backwards, H_i first: q_i loses a share of w_i, the rest a share of w_{i-1}, and so on. How much
     of each w is lost solves a triangular system, block by block of the path: in time T S head_dim and memory T S for
     each head. (In a compiled graph the path is one block, and the time T S (S + head_dim).) The path goes by `order`
-    within a document; a key after the query has an empty path, a plain q . k. Doors 1 to 3 of other encodings apply
-    too: biases are added, paths lead from turned queries to turned keys.
+    within a document; a key after the query has an empty path, a plain q . k. Paths lead from turned queries to turned
+    keys of other encodings, and their biases are added.
 
     Differs from the authors' layer: no convolution of three tokens over w (it leaks position by itself), and w and beta
     for each query head, where theirs belong to key heads. Its forget gate is an encoding of its own: forgetting.
 
     Where it goes wrong: it is no function of the distance, and nothing decays. Decoding needs w and beta of every
-    cached token here; the authors turn the cached keys in place instead, which is faster and binds a cache to one path.
+    cached token; the authors turn cached keys in place, which is faster and binds a cache to one path.
 
     Raises ValueError for widths, heads or a rank below 1, and embeddings or heads of another width.
     Source: Yang et al. 2025, arXiv:2505.16381, section 3; fla, path_attn.
@@ -115,15 +114,11 @@ class PaTH(Encoding):
         q, k = q.to(dtype), (factor * keys.k.to(dtype)).repeat_interleave(q.shape[1] // keys.k.shape[1], 1)
         if keys.at.contiguous:
             return self.lost_in_order(q, at, k, w, beta, keys.at)
-        sequence = keys.at.order.argsort(-1)  # [B or 1, S]
+        sequence, document = keys.at.order.argsort(-1), keys.at.document  # [B or 1, S]
         rows = sequence.expand(k.shape[0], -1)
         k, w = (taken(x, rows[:, None, :, None], 2) for x in (k, w))
-        document = keys.at.document
-        places = Positions(
-            taken(keys.at.coords, sequence[..., None], 1),
-            taken(keys.at.order, sequence, 1),
-            None if document is None else taken(document, sequence, 1),
-        )
+        document = None if document is None else taken(document, sequence, 1)
+        places = Positions(taken(keys.at.coords, sequence[..., None], 1), taken(keys.at.order, sequence, 1), document)
         lost = self.lost_in_order(q, at, k, w, taken(beta, rows[:, None], 2), places)
         return taken(lost, rows.argsort(-1)[:, None, None], 3)
 
@@ -158,10 +153,10 @@ class PaTH(Encoding):
             u = list(query.vector)
             between = [token for token in keys if key.order < token.order <= query.order]
             for token in sorted(between, key=lambda token: -token.order):
-                w, beta = token.memo["path_direction"], token.memo["path_strength"]
-                share = beta * math.fsum(a * b for a, b in zip(w, u, strict=True))
+                w = token.memo["path_direction"]
+                share = token.memo["path_strength"] * dot_product(w, u)
                 u = [a - share * b for a, b in zip(u, w, strict=True)]
-            logits.append(scale * math.fsum(a * b for a, b in zip(key.vector, u, strict=True)))
+            logits.append(dot_product(key.vector, u, scale))
         return logits
 
 

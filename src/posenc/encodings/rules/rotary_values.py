@@ -37,8 +37,7 @@ class RotaryValues(Waves, Encoding):
     (partial=0.5). Values are cached as they are, and turned when they are attended to.
 
     Where it goes wrong: turning the values without turning the output back gives absolute positions, which do not
-    extrapolate; and it is often said that rotary never touches values, which these two models contradict.
-    Nothing is gained on plain language modelling (RoPER's authors); the gain was shown on indexing tasks.
+    extrapolate. Nothing is gained on plain language modelling (RoPER's authors); the gain was shown on indexing tasks.
 
     Raises ValueError for an odd or impossible width, a base of 1 or less, an unknown layout, or values of another
     width.
@@ -72,17 +71,16 @@ class RotaryValues(Waves, Encoding):
         super().__init__()
         checks.one_of("layout", layout, LAYOUTS)
         checks.above("base", base, 1)
-        width = rotary_width(head_dim, partial)
+        self.width = rotary_width(head_dim, partial)
         self.head_dim, self.base, self.layout, self.partial, self.trailing = head_dim, base, layout, partial, trailing
-        self.width = width
 
     def rotated(self, x: Tensor, at: Positions, direction: int) -> Tensor:
         """x [B, heads, T, head_dim] turned by `direction` times its positions."""
         cos, sin = self.once(self.table, at, rotation_dtype(x), x.device, keep=x.is_cpu)
-        if not self.trailing:
-            return rotate_pairs(x, cos, sin, self.layout, inverse=direction < 0)
-        passed, turned = x[..., : -self.width], x[..., -self.width :]
-        return torch.cat((passed, rotate_pairs(turned, cos, sin, self.layout, inverse=direction < 0)), -1)
+        # Channels behind the pairs pass.
+        first = x.shape[-1] - self.width if self.trailing else 0
+        turned = rotate_pairs(x[..., first:], cos, sin, self.layout, inverse=direction < 0)
+        return torch.cat((x[..., :first], turned), -1) if first else turned
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.axis(self))

@@ -68,17 +68,14 @@ class DualChunk(DistanceMap):
         def just_after(coords: Tensor) -> Tensor:
             return (inside(coords) + self.chunk).clamp(max=last)
 
-        def far_after(coords: Tensor) -> Tensor:
-            return torch.full_like(coords, last)
-
         def chunks_between(m: Tensor, n: Tensor) -> Tensor:
             return m.div(self.chunk, rounding_mode="floor") - n.div(self.chunk, rounding_mode="floor")
 
         return [
             Shown(just_after, inside, lambda m, n: chunks_between(m, n) == 1),
-            Shown(far_after, inside, lambda m, n: chunks_between(m, n) > 1),
+            Shown(lambda m: torch.full_like(m, last), inside, lambda m, n: chunks_between(m, n) > 1),
             Shown(inside, just_after, lambda m, n: chunks_between(m, n) == -1),
-            Shown(inside, far_after, lambda m, n: chunks_between(m, n) < -1),
+            Shown(inside, lambda n: torch.full_like(n, last), lambda m, n: chunks_between(m, n) < -1),
         ]
 
     def formula_positions(self, m: float, n: float) -> tuple[float, float]:
