@@ -84,10 +84,8 @@ def plugin_of(name: str, points: tuple[importlib.metadata.EntryPoint, ...]) -> P
     if not name.isidentifier():
         problem = f"{whose} names a plug-in {quoted(name)}, which no spec can say; write letters, digits and _"
     elif not all(point.pattern.match(point.value) for point in points):
-        value = quoted(points[0].value)
-        problem = (
-            f"{whose} says that {quoted(name)} is {value}, which is no module:Class; mend or uninstall that package"
-        )
+        claim = f"its plug-in {quoted(name)} is {quoted(points[0].value)}"
+        problem = f"{whose} says that {claim}, which is no module:Class; mend or uninstall that package"
     elif len(points) > 1:
         problem = f"{quoted(name)} is the name of two plug-ins, of {packages}; uninstall one of them"
     return Plugin(name, packages, points, problem)

@@ -105,8 +105,8 @@ class Registry(Mapping[str, type[T]]):
     def find(self, name: str) -> type[T]:
         """The class of a name, of a plug-in by its name, or of `path/to/file.py:Class`; the code of both is run.
 
-        Raises ValueError, naming what is near, for a name that does not exist, for a file without such a class, and for
-        a plug-in that cannot be used.
+        Raises ValueError, naming what is near, for a name that does not exist, a file without such a class, and a
+        plug-in that cannot be used.
         """
         if code.is_own(name):
             cls: Any = code.load(name, self.kind, self.word, self.public)

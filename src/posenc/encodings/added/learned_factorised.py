@@ -36,8 +36,8 @@ class LearnedFactorised(Encoding):
     128 rows instead of 4,096. Reformer's own code trains on n_1 n_2 tokens only. Inside a compiled graph what is out of
     reach is NaN.
 
-    Where it goes wrong: what is special about one cell cannot be said, only about rows and about columns. Folded, the
-    two neighbours n_2 - 1 and n_2 of a text lie in different rows: only a change of both vectors leads across.
+    Where it goes wrong: nothing can be said of one cell, only of rows and of columns. Folded, the neighbours n_2 - 1
+    and n_2 of a text lie in different rows: only a change of both vectors leads across.
 
     Raises ValueError for sizes below 1, widths that do not add up, unknown words, embeddings of another width, and
     positions out of the tables.

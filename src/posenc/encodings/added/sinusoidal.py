@@ -36,14 +36,14 @@ class Sinusoidal(Waves, Encoding):
     axes      coordinates of a position: 1 for sequences, 2 for images, 3 for video, or more
     scaled    multiply by one learned number, which starts at dim^-1/2, so that it fits embeddings of norm 1
 
-    Shapes: x [B, T, dim] -> [B, T, dim]. Any position works: fractional, negative, or far beyond 5000; there is no
-    table to run out of. Angles are taken in float64 and the result is rounded once to x's dtype.
-    A state dict that kept the table as a buffer `pe` loads: the buffer is compared with this encoding, then dropped.
+    Shapes: x [B, T, dim] -> [B, T, dim]. Any position works: fractional, negative, or far beyond 5000. Angles are taken
+    in float64 and the result is rounded once to x's dtype. A state dict that kept the table as a buffer `pe` loads: the
+    buffer is compared with this encoding, then dropped.
 
     Where it goes wrong: it is defined at any length, but trained models break 20 to 50 tokens past the trained length.
     The dot product of two encodings is even in the distance, so it tells no direction, and is not monotone. |PE(p)| is
-    sqrt(dim/2) for every p. Embeddings [T, B, dim], as in nn.Transformer, are numbered by row, blind to order, unless
-    seq_dim=0 is said. Axes in another order (x before y, as in MAE's code) pass every check and mean another place.
+    sqrt(dim/2) for every p. Embeddings [T, B, dim], as in nn.Transformer, are numbered by row unless seq_dim=0 is said.
+    Axes in another order (x before y, as in MAE's code) pass every check and mean another place.
 
     Raises ValueError for a width below 1, a base up to 1, an unknown layout, an axis without channels, other widths.
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5; on two axes He et al. 2021, arXiv:2111.06377.

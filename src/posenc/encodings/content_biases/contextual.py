@@ -24,14 +24,12 @@ class Contextual(Encoding):
     p_ij = min(sum of g_il over order_j <= order_l <= order_i, positions - 1)
     logit(i, j) = scale * q_i . k_j + q_i . e(p_ij) / sqrt(head_dim)
 
-    e(p) mixes the two neighbouring rows of a table linearly. The table [positions, head_dim] is shared by the heads of
-    a layer, as in the authors' code, and starts as zeros; every layer has its own. With all gates at one, p is the
-    distance plus one.
+    e(p) mixes the two neighbouring rows of a table [positions, head_dim] linearly: one for each layer, shared by its
+    heads, zeros at first. With all gates at one, p is the distance plus one.
 
     head_dim   width of one head (channels)
     positions  number of vectors, for the counts 0 to positions - 1
-    divided    whether the position's term is divided by sqrt(head_dim), as published; else it is added to the scaled
-               logit as it is (the authors' flag --cope-nodiv)
+    divided    whether the position's term is divided by sqrt(head_dim), as published, or not (their --cope-nodiv)
 
     Gates read queries and keys as attention does, after other encodings have turned them, without projections of their
     own. They go by `order` within a document; a key after the query has an empty sum, position 0.

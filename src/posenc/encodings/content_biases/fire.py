@@ -21,8 +21,8 @@ class Fire(Encoding):
 
     logit(i, j) = scale * q_i . k_j + f_h(psi(|m_i - n_j|) / (psi(max(L, m_i)) + eps)),  psi(x) = ln(|c| x + 1)
 
-    f is a network 1 - width - ReLU - heads, and L = |multiplier| length. The query's own position enters through the
-    maximum: this is not a function of the distance alone. c, the multiplier and f are learned.
+    f is a network 1 - width - ReLU - heads, and L = |multiplier| length; c, the multiplier and f are learned. The
+    query's own position enters through the maximum: this is not a function of the distance alone.
 
     heads   number of heads
     width   neurons of the network

@@ -28,8 +28,7 @@ class Forgetting(Encoding):
 
     dim    width of the embeddings (channels)
     heads  number of query heads
-    start  initial bias b of the gates (logit); the authors' 0 forgets half with each token, x-transformers starts at 5
-           and forgets 0.7 %
+    start  initial bias b of the gates (logit); the authors' 0 forgets half with each token, x-transformers' 5 0.7 %
     std    standard deviation of the initial weights w
 
     The sum goes by `order` within a document: padding, packing, cuts of a cache and coordinates do not enter. A key

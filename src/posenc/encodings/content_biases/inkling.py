@@ -27,8 +27,7 @@ class Inkling(Encoding):
 
     dim           width of the model (channels)
     heads         number of query heads
-    max_distance  the distance (positions) from which there is no bias; in the released models 1024 in full layers, and
-                  the width of the window in layers that have one
+    max_distance  the distance (positions) from which there is no bias; released: 1024, or the window where there is one
     rank          number of profiles; 16 in the released models
     std           standard deviation of the initial W and P
 

@@ -30,8 +30,8 @@ class Shaw(Encoding):
     head_dim      width of one head (channels)
     max_distance  distance (positions) from which all share a vector; 16 in the paper, which calls it k
     values        whether values get their vectors too (b); the paper found keys alone nearly as good
-    mutual        whether keys are compared with the vectors too: + k_j . a_r / sqrt(head_dim), as in BERT's
-                  "relative_key_query" (its "relative_key" is `values=False`); not in the paper
+    mutual        whether keys meet the vectors too: + k_j . a_r / sqrt(head_dim), as in BERT's "relative_key_query"
+                  (its "relative_key" is `values=False`); not in the paper
     std           standard deviation of the initial tables (in units of keys and values; default head_dim^-1/2)
 
     A fractional distance mixes the two neighbouring vectors linearly. Values need the attention weights, so the sdpa

@@ -21,7 +21,7 @@ class ALiBi(Encoding):
     added after the scaling: it is not divided by sqrt(head_dim).
 
     heads     number of heads, any number from 1; `on(alibi, heads=(0, 1))` has the slopes of two heads
-    form      symmetric: as above, which under a causal mask is the published encoding, and what BLOOM and MPT compute
+    form      symmetric: as above; under a causal mask the published encoding, and what BLOOM and MPT compute
               asymmetric: keys behind the query count half a position nearer, so that an encoder tells the sides apart
               (Ruoss et al. 2023, arXiv:2305.16843, released code)
               falcon: the bias is divided by sqrt(head_dim) too, as Falcon does

@@ -33,8 +33,8 @@ class Kerple(Encoding):
     The values are held at 0.01 or more, where the gradient passes as if they were free, so that they can come back; the
     released code moves the parameters themselves. Keys after the query count by |m - n|; the paper is causal.
 
-    Where it goes wrong: it decays and never rises, so no head can look at a chosen far distance. Too large an r1 early
-    in training shuts a head's distant keys out before it can learn to use them.
+    Where it goes wrong: it never rises, so no head can look at a chosen far distance. Too large an r1 early in training
+    shuts a head's distant keys out before it can learn to use them.
 
     Raises ValueError for an unknown kind or form, and for the paper form without head_dim.
     Source: Chi, Fan, Ramadge, Rudnicky 2022, arXiv:2205.09921, equations 1, 3 and 4.

@@ -32,9 +32,9 @@ class MLPBias(Encoding):
     log    whether distances enter through the logarithm
     axes   number of coordinates of a position: 1 for text, 2 for pictures
 
-    Where it goes wrong: a network of raw distances is linear in them far out, so past the trained length the bias
-    rises or falls without bound; the logarithm tames that and no more. With given positions the hidden layer of every
-    pair of tokens is in memory; tokens in a row need only 2 T - 1 distances.
+    Where it goes wrong: a network of raw distances is linear in them far out, so past the trained length the bias rises
+    or falls without bound; the logarithm tames that and no more. With given positions the hidden layer of every pair of
+    tokens is in memory; tokens in a row need only 2 T - 1 distances.
 
     Raises ValueError for fewer than one head, neuron, layer or axis, and for more than 100 layers.
     Source: Wang et al. 2021, CrossFormer, arXiv:2108.00154, section 3.2.2.

@@ -16,8 +16,7 @@ class Sandwich(Encoding):
 
     logit(i, j) = scale * q_i . k_j + H / (8 h) sum_p cos((m_i - n_j) base^(-2p/width)),  p = 0..width/2-1
 
-    for heads h = 1..H. The sum is the inner product of the sinusoidal embeddings of the two positions; it falls about
-    as a logarithm of the distance. Nothing is learned.
+    for heads h = 1..H: the inner product of two sinusoidal embeddings, which falls about as a logarithm of distance.
 
     heads  number of heads
     width  width of the sinusoidal embedding (channels; even); 128 in the paper, whatever the model's width

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
@@ -9,10 +10,13 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.encoding.base import Encoding, Side
+from posenc.encoding.base import AttentionOutput, Encoding, Side
+from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.channel_pairs import PairsTurned
+from posenc.encoding.keys import Keys
 from posenc.encoding.precision import exact, has_float64
 from posenc.kernels.rotation.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype
+from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 
 
@@ -48,6 +52,35 @@ class Turning(PairsTurned, Encoding):
     def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
         # Angles are linear in the coordinates.
         return self.rotated(k, between(before, after))
+
+
+class TurnedByHead(Encoding):
+    """An encoding whose query heads may each turn in a way of their own: keys that they share are repeated for them."""
+
+    heads: Any
+    head_dim: int
+    per_head: bool
+
+    def rotated(self, x: Tensor, at: Positions) -> Tensor:
+        """Queries, or keys that are as many, [B, heads, T, head_dim], rotated."""
+        raise NotImplementedError
+
+    def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
+        checks.head_dim(self, x)
+        x = x if side == "query" else self.repeated(x)
+        if self.per_head:
+            checks.heads(self, x)
+        return self.rotated(x, at)
+
+    def repeated(self, x: Tensor) -> Tensor:
+        """Keys or values of fewer heads, repeated for the query heads that share them, where these differ."""
+        if not self.per_head or self.heads is None or self.heads % x.shape[1]:
+            return x
+        return x.repeat_interleave(self.heads // x.shape[1], 1)
+
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
+        # The keys were repeated when they were turned; the values have to go with them.
+        return kernel(self, q, at, replace(keys, v=self.repeated(keys.v)), mask)
 
 
 class Rotations(Turning):

@@ -1,7 +1,7 @@
 """FoPE: rotary whose waves are mixtures of frequencies, without those that training cannot see whole."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -9,16 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.encoding.base import AttentionOutput, Encoding, Side, tokens_last
-from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.channel_pairs import LAYOUTS, channels_of_pairs, multiplied
-from posenc.encoding.keys import Keys
 from posenc.encoding.precision import exact
-from posenc.encodings.rotations import Waves, plain_frequencies, quotient
-from posenc.kernels.reference import fit_heads
+from posenc.encodings.rotations import TurnedByHead, Waves, plain_frequencies, quotient
 from posenc.kernels.rotation.rotate_pairs import rotate_pairs, rotation_dtype
-from posenc.tokens.masks import Mask
-from posenc.tokens.positions import Positions, PositionsLike
+from posenc.tokens.positions import Positions
 
 SILENCED = ("passed", "doubled")
 
@@ -30,7 +25,7 @@ class Drawn:
     mixtures: Tensor = field(compare=False)
 
 
-class FourierRotary(Waves, Encoding):
+class FourierRotary(Waves, TurnedByHead):
     """Rotary with a mixture of waves in each pair, and without the waves that are longer than the trained length.
 
     frequency_k = base^(-2k/d), kept while its wavelength 2 pi / frequency_k is at most trained_length; K of them
@@ -44,7 +39,8 @@ class FourierRotary(Waves, Encoding):
     layout          which channels form a pair: "half" (k with k + d/2; the released code), "interleaved" (2k, 2k + 1)
     gain            strength of the noise: deviation gain sqrt(2 / (K (K + heads))), which Xavier's rule gives tensors
                     [heads, K, K] (0.3 at 60 M parameters, 0.6 at 1.2 B)
-    per_head        whether every query head has mixtures of its own
+    per_head        whether every query head has mixtures of its own. Fewer key heads are then repeated for their
+                    queries, and a cache holds them so
     learned         whether the mixtures are trained (and every layer has its own); the released ones are frozen noise
     silenced        what becomes of the pairs whose frequency is dropped: "passed" leaves them as they are (the paper's
                     frequency zero; vLLM); "doubled" does as the released code, whose sine is 1 beside the cosine's 1:
@@ -54,8 +50,7 @@ class FourierRotary(Waves, Encoding):
     What differs: the paper may draw other frequencies besides those of rotary; its released settings do not. The
     released code mixes at most d/4 pairs, and of more frequencies spreads the identity over every second or third, so
     that the last mixed pairs hold noise alone; here, as in vLLM, every kept frequency has its pair. vLLM has one
-    mixture for each key head; here each query head has one, and a shared key is turned once for each query head when it
-    is attended to.
+    mixture for each key head, here each query head has one.
 
     Where it goes wrong: the mixtures are no rotation, so a logit is no longer a function of the distance (gain=0 brings
     back rotary without its slow pairs). That the coefficients are learned is a misreading: the released code trains
@@ -159,44 +154,9 @@ class FourierRotary(Waves, Encoding):
         sin = F.pad(sin, rest, value=0.0 if self.silenced == "passed" else 1.0)
         return torch.stack((cos, sin)).to(dtype).to(device)
 
-    def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
-        checks.head_dim(self, x)
-        if side == "query" and self.per_head:
-            checks.heads(self, x)
-        # A key that several query heads share waits, unturned, for `attend`.
-        return x if side == "key" and self.shared(x) else self.rotated(x, at)
-
     def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
-        if self.shared(k):
-            return k
         cos, sin = quotient(self.table, before, after, k).unbind(0)
         return rotate_pairs(k, cos, sin, self.layout)
-
-    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
-        if self.shared(keys.k):
-            k, v = fit_heads(q, keys.k, keys.v)
-            keys = replace(keys, k=self.rotated(k, keys.at), v=v)
-        return kernel(self, q, at, keys, mask)
-
-    def forward(
-        self,
-        x: Tensor,
-        k: Tensor | None = None,
-        positions: PositionsLike = None,
-        *,
-        offset: int | Tensor = 0,
-        seq_dim: int | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        if k is not None and self.shared(heads := tokens_last("k", k, seq_dim)):
-            raise ValueError(
-                f"{self} turns keys once for each of its {self.heads} query heads, got {heads.shape[1]} key heads; "
-                f"repeat them for their query heads first, or build it with per_head=False"
-            )
-        return super().forward(x, k, positions, offset=offset, seq_dim=seq_dim)
-
-    def shared(self, k: Tensor) -> bool:
-        """Whether several query heads read each key, which then stays unturned until they do."""
-        return self.per_head and k.shape[1] != self.heads
 
     def formula_query(self, q, position, head=0) -> list[float]:
         plain = [self.base ** (-2 * p / self.head_dim) for p in range(self.head_dim // 2)]

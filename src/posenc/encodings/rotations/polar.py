@@ -29,7 +29,7 @@ class Polar(Waves, Encoding):
     heads     number of query heads
     head_dim  width of one head, d (channels)
     base      ratio that sets the longest wavelength (unitless, above 1)
-    phases    how delta begins: "zero" (which the paper finds important for longer sequences), "uniform" over its range
+    phases    how delta begins: "zero" (better for longer sequences, the paper finds), "uniform" over its range
               (slightly better within the trained length), or "none" for no delta at all
 
     What differs: the paper turns keys by +delta; here the query is turned by -delta, the same logit, which stays right

@@ -19,8 +19,8 @@ class ProportionalRotary(ScheduledSpectrum):
     partial   share of the pairs that turn (unitless, above 0, at most 1); 0.75 did best in the paper, 0.25 in Gemma 4
     base      ratio that sets the wavelengths of the whole head (unitless, above 1); 1,000,000 in Gemma 4
     layout    which channels form a pair: "half" pairs k with k + head_dim/2, "interleaved" 2k with 2k + 1
-    schedule  a change of the frequencies for longer contexts, made before the slow pairs are stopped; the optional
-              `factor` of Gemma 4 is linear(factor=...). Not one that depends on the horizon
+    schedule  a change of the frequencies for longer contexts, before the slow pairs are stopped, that does not depend
+              on the horizon; Gemma 4's `factor` is linear(factor=...)
 
     It is not rotary(partial=...): that turns the first channels with a whole spectrum of their own, down to 1/base;
     this cuts the head's spectrum. Angles are taken in float64 and results rounded once, as in rotary.

@@ -17,7 +17,6 @@ class LogTemperature(Encoding):
     q_p -> tau q_p,   tau = max(least, ln(p + 1) / ln(trained_length))
 
     A query at position p sees p + 1 tokens; with logarithmic growth the entropy of its attention stays about the same.
-    At the last trained position tau is 1.
 
     trained_length  the trained length (tokens), 2 or more
     least           the smallest temperature (unitless): 0 is plain log-n scaling, which flattens early queries and
