@@ -16,7 +16,7 @@ class Clipped(Around):
 
     frequency'_k = frequency_k (1 + cos(pi j/(pairs - 1)))/2   for the j-th of the slowest pairs, j = 0..pairs-1
 
-    The first of them keeps its frequency and the last stands still: it carries content without position.
+    The first of them keeps its frequency and the last stands still, without position.
 
     pairs           how many are faded; 20 of 64 in the paper's Llama 3. None, our choice: all whose plain wavelength
                     exceeds the trained length (as in mlx-lm, pull request 1387)

@@ -5,9 +5,8 @@ A package that says in its pyproject.toml
     [project.entry-points."posenc.encodings"]
     slow_fade = "posenc_slow_fade:SlowFade"
 
-adds the name `slow_fade` to specs; the other groups do the same for what they are called after. Nothing is looked for
-before a name is asked for that posenc does not have, and no code of a plug-in is run before its own name is asked for.
-A name that posenc has is never a plug-in's.
+adds the name `slow_fade` to specs; the other groups do the same for what they are called after. Nothing is looked for,
+and no code of a plug-in is run, before a name is asked for that posenc does not have.
 """
 
 import functools

@@ -2,8 +2,7 @@
 
     Decoder(vocab, layers=8, **preset("smollm3"))
 
-A preset has the parts of a model and no sizes: width, heads and layers are given beside it. What an option cannot say
-stands in `besides`.
+A preset has the parts of a model and no sizes: width, heads and layers are given beside it.
 """
 
 from collections.abc import Iterator, Mapping

@@ -34,9 +34,9 @@ class Contextual(Encoding):
     Gates read queries and keys as attention does, after other encodings have turned them, without projections of their
     own. They go by `order` within a document; a key after the query has an empty sum, position 0.
 
-    Where it goes wrong: the gate belongs to the pair, not to the token; a linear layer that gives each token one gate
-    is another encoding. So the time is that of all pairs up to the last position of each query. Counts past the last
-    position are all alike. The name CoPE was given again in 2026, to a clipped rotary encoding.
+    Where it goes wrong: the gate belongs to the pair, not to the token, so the time is that of all pairs up to the last
+    position of each query. Counts past the last position are all alike. The name CoPE was given again in 2026, to a
+    clipped rotary encoding.
 
     Raises ValueError for a width below 1 or fewer than two positions, and heads of another width.
     Source: Golovneva et al. 2024, arXiv:2405.18719, sections 4 and 5; code in facebookresearch/RAM, projects/cope.

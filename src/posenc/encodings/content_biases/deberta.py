@@ -24,9 +24,9 @@ class DeBERTa(Encoding):
     logit(i, j) = scale * q_i . k_j + (q_i . W_K P[d(i, j)] + k_j . (W_Q P[d(j, i)] + c)) / sqrt(head_dim (1 + terms))
     d(i, j) = clip(bucket(m_i - n_j), -buckets, buckets - 1) + buckets
 
-    bucket keeps distances up to half = buckets // 2 as they are; beyond, a distance x counts as
-    sign(x) (half + ceil(ln(|x| / half) / ln((max_distance - 1) / half) (half - 1))). P [2 buckets, dim] is the table of
-    relative positions, W_K and W_Q map dim channels to those of all heads, and c is W_Q's bias.
+    bucket keeps distances up to half = buckets // 2 as they are; beyond, x counts as sign(x) (half + ceil(ln(|x| /
+    half) / ln((max_distance - 1) / half) (half - 1))). P [2 buckets, dim] is the table of relative positions, W_K and
+    W_Q map dim channels to those of all heads, and c is W_Q's bias.
 
     dim           width of the table (channels), that of the model in the paper
     heads         number of query heads
@@ -43,10 +43,9 @@ class DeBERTa(Encoding):
     content's logit by the same; that is Attention's `scale`, whose default is head_dim^-1/2. Bucket edges are decided
     in exact integer arithmetic; a fractional distance counts as the whole one next to it away from zero.
 
-    What differs from the paper: DeBERTa shares P between layers; here each layer holds its own, so load the same table
-    into each (in versions 2 and 3 the output of its LayerNorm). `share_att_key` (versions 2 and 3) uses the content's
-    projections: load k_proj.weight as W_K, q_proj's weight and bias as W_Q and c. A bias of W_K is left out: it is the
-    same for all keys, so the softmax drops it.
+    DeBERTa shares P between layers; here each layer holds its own, so load the same table into each (in versions 2 and
+    3 the output of its LayerNorm). `share_att_key` (versions 2 and 3) uses the content's projections: load
+    k_proj.weight as W_K, q_proj's weight and bias as W_Q and c. A bias of W_K is dropped by the softmax, and left out.
 
     Where it goes wrong: distances past the last bucket are all alike. Key content enters the bias, so it is no fixed
     tensor that could be computed once.

@@ -40,12 +40,11 @@ class TransformerXL(Waves, Encoding):
                   and its cosine in turn, as in Conformers (Wav2Vec2-BERT). Silently wrong with the other's weights
     std           standard deviation of the initial u, v and W
 
-    Since R(m - n) is R(m) turned by n, a query meets each key in a product of dim channels: exact for fractional,
-    unordered and cross-attention positions.
+    R(m - n) is R(m) turned by n: exact for fractional, unordered and cross-attention positions.
 
-    What differs from the paper: the segment recurrence is a KV cache here, and no part of the encoding. The paper's
-    models share u and v between layers (`untie_r=False`); load the same vectors into every layer. XLNet's segment term
-    tells a token's sentence, not its place, and is left out.
+    The paper's segment recurrence is a KV cache here, and no part of the encoding. Its models share u and v between
+    layers (`untie_r=False`): load the same vectors into every layer. XLNet's segment term tells a token's sentence, not
+    its place, and is left out.
 
     Where it goes wrong: it is relative, but a distance that training never saw is still a new sinusoid; and the term of
     positions costs dim/head_dim times what the content's costs.

@@ -36,8 +36,8 @@ class TUPE(Encoding):
     head_dim^-1/2. TUPE-R, the variant with relative positions, is a sum: `tupe + t5_bias`. Positions may be fractional:
     the two neighbouring vectors are mixed linearly.
 
-    What differs from the paper: its theta_1, which a first query gets for every key alike, is dropped by the softmax,
-    so it is 0 here and only theta_2 is learned. The released code takes theta from rows of the table, passes the table
+    What differs from the paper: its theta_1, which a first query gets for every key alike, is dropped by the softmax
+    and is 0 here; only theta_2 is learned. The released code takes theta from rows of the table, passes the table
     through a LayerNorm, gives the projections biases, and unties the relative part of TUPE-R too.
 
     Where it goes wrong: it cannot speak of positions past its table. Under a causal mask a model finds its first token

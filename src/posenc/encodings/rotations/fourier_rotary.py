@@ -47,15 +47,14 @@ class FourierRotary(Waves, TurnedByHead):
                     both sides turn by 45 degrees and grow by sqrt(2), so that these pairs count twice in the logit
     seed            of the noise (a frozen mixture is the same in all layers; the released code draws anew for each)
 
-    What differs: the paper may draw other frequencies besides those of rotary; its released settings do not. The
-    released code mixes at most d/4 pairs, and of more frequencies spreads the identity over every second or third, so
-    that the last mixed pairs hold noise alone; here, as in vLLM, every kept frequency has its pair. vLLM has one
-    mixture for each key head, here each query head has one.
+    What differs: the paper may draw frequencies besides those of rotary; its released settings do not. The released
+    code mixes at most d/4 pairs, and of more frequencies spreads the identity over every second or third, so that the
+    last mixed pairs hold noise alone; here, as in vLLM, every kept frequency has its pair. vLLM has one mixture for
+    each key head.
 
-    Where it goes wrong: the mixtures are no rotation, so a logit is no longer a function of the distance (gain=0 brings
-    back rotary without its slow pairs). That the coefficients are learned is a misreading: the released code trains
-    none. In its own comparison ALiBi has the better perplexity past the trained length; what FoPE keeps is passkey
-    retrieval.
+    Where it goes wrong: the mixtures are no rotation, so a logit is no function of the distance (gain=0 brings back
+    rotary without its slow pairs). The coefficients are frozen in the released code. In its own comparison ALiBi has
+    the better perplexity past the trained length; what FoPE keeps is passkey retrieval.
 
     Raises ValueError for impossible options, a trained_length of 6 or less (no wave fits), and heads that do not fit.
     Source: Hua et al. 2024, arXiv:2412.17739, section 4; released as TsinghuaC3I/Fourier-Position-Embedding.

@@ -35,7 +35,7 @@ class MixedRotary(Turning):
     frequencies in bfloat16 are rounded themselves.
 
     Where it goes wrong: frequencies are learned in steps of a patch, so in much larger images slow pairs reach angles
-    that training never saw. With one axis it is rotary with learned frequencies, with the same limit.
+    that training never saw. With one axis it is rotary with learned frequencies.
 
     Raises ValueError for a head without a pair, groups that do not divide the heads, or keys of fewer heads than there
     are groups.

@@ -34,8 +34,8 @@ class MultimodalRotary(ScheduledSpectrum):
     module makes those of Qwen2-VL: after an image the text goes on one past its largest coordinate, so when decoding
     the next position is not the number of tokens; give it.
 
-    How we differ: sections that the interleaved order cannot place are refused; vLLM checks only their sum, and Hugging
-    Face and timm give the axis fewer pairs in silence.
+    Sections that the interleaved order cannot place are refused; vLLM checks only their sum, and Hugging Face and timm
+    give the axis fewer pairs in silence.
 
     Where it goes wrong: chunked gives time only the fastest pairs, whose angles repeat within few frames, so far frames
     look near; the other orders exist for that reason. Ids grow more slowly than tokens, so a context counted in tokens

@@ -26,7 +26,7 @@ class ProportionalRotary(ScheduledSpectrum):
     this cuts the head's spectrum. Angles are taken in float64 and results rounded once, as in rotary.
 
     Where it goes wrong: with few pairs the longest wavelength is short (160 positions for head_dim 128, base 1e6,
-    partial 0.25), so positions far apart are told apart by the mixture alone. The gain over rotary is below 2 %.
+    partial 0.25). The gain over rotary is below 2 %.
 
     Raises ValueError for an odd head, a partial outside (0, 1], a base of 1 or less, an unknown layout, a schedule by
     length, or heads of another width.

@@ -33,13 +33,12 @@ class XPos(Waves, PairsTurned, Encoding):
     gamma       how much of the fastest pair remains, zeta_0 = gamma/(1 + gamma) (unitless); 0.4 in the paper
     centre      position where queries and keys keep their size (positions)
 
-    What differs from the released code: its centre is the middle of the given sequence, so that cached keys and new
-    queries have different centres once it has grown; here the centre stays. The paper attends in blocks at test time;
-    that is a mask, and no part of the encoding.
+    The released code's centre is the middle of the given sequence, so that cached keys and new queries have different
+    centres once it has grown; here the centre stays. The paper attends in blocks at test time; that is a mask, and no
+    part of the encoding.
     The sizes grow exponentially. They are taken in float64, and positions whose sizes leave the dtype of the queries,
     with room of 2^6 for the queries themselves, are refused: past 33,994 positions from the centre in float32 and
-    bfloat16, and past 2,266 in float16. Counted positions are checked for nothing, ids given as a tensor are looked at,
-    and inside a compiled graph, where they cannot be, the result is NaN.
+    bfloat16, and past 2,266 in float16; inside a compiled graph, where ids cannot be looked at, the result is NaN.
 
     Where it goes wrong: it is made for causal attention. Both ways, keys ahead *grow* with their distance: one 4,096
     ahead counts e^10 = 22,500 times in the fastest pair, so the far future wins every softmax. And the decay alone does

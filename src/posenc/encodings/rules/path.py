@@ -24,8 +24,8 @@ class PaTH(Encoding):
     logit(i, j) = scale * k_j^T H_{j+1} H_{j+2} ... H_i q_i,   H_l = I - beta_l w_l w_l^T
     w_l = (W_2 W_1 x_l) / |W_2 W_1 x_l|,   beta_l = 2 sigmoid(w_b . x_l + b)
 
-    H is the identity at beta 0, forgets the direction w at 1, and reflects it at 2; the tokens between decide. Each
-    head and layer has its own w and beta.
+    H is the identity at beta 0, forgets the direction w at 1, and reflects it at 2. Each head and layer has its own w
+    and beta.
 
     dim       width of the embeddings (channels)
     heads     number of query heads

@@ -24,17 +24,16 @@ class RotaryValues(Waves, Encoding):
     z_i = R(-m_i) sum_j A_ij R(n_j) v_j = sum_j A_ij R(n_j - m_i) v_j
     with R(p): (a, b) -> (a cos p f_k - b sin p f_k,  b cos p f_k + a sin p f_k),  f_k = base^(-2k/r), k = 0..r/2-1
 
-    It leaves the logits alone: `rotary + rotary_values` is RoPER, and what DeepSeek-V4 does.
+    It leaves the logits alone: `rotary + rotary_values` is RoPER, whose code turns half of each value (partial=0.5).
+    DeepSeek-V4 keeps one tensor as key and value of all heads, turned once in its last 64 of 512 channels, and turns
+    the output back by -m_i: partial=0.125, trailing=True, layout="interleaved". Values are cached as they are, and
+    turned when they are attended to.
 
     head_dim  width of one head (channels)
     base      ratio that sets the longest wavelength (unitless, above 1)
     layout    which channels form a pair: "half" (k with k + r/2) or "interleaved" (2k with 2k + 1)
     partial   share of the head that is turned, r = partial * head_dim; the frequencies run over r
     trailing  whether the last r channels are turned, and not the first
-
-    DeepSeek-V4 keeps one tensor as key and value of all heads, turned once in its last 64 of 512 channels, and turns
-    the output back by -m_i: partial=0.125, trailing=True, layout="interleaved". RoPER's code turns half of each value
-    (partial=0.5). Values are cached as they are, and turned when they are attended to.
 
     Where it goes wrong: turning the values without turning the output back gives absolute positions, which do not
     extrapolate. Nothing is gained on plain language modelling (RoPER's authors); the gain was shown on indexing tasks.

@@ -28,7 +28,7 @@ class StickBreaking(Encoding):
     A_ij = beta_ij * product over order_j < order_l < order_i of (1 - beta_il)
 
     The nearest key takes its share first and the others share what is left, so order needs no other encoding. A row
-    sums to at most 1; what is left of the stick goes nowhere, and a query whose keys all refuse gives zeros.
+    sums to at most 1: a query whose keys all refuse gives zeros.
 
     itself  whether a query may take from its own token too (the products then start there); published without, so that
             the first token of a sequence gives zeros

@@ -28,7 +28,7 @@ class ScalableSoftmax(Encoding):
     float64, and the query multiplied in float32 at least.
 
     Where it goes wrong: a query at position 0 is multiplied by b alone. With one token to see that changes nothing, but
-    bidirectional attention sees more from there, and its count is another.
+    bidirectional attention sees more from there.
 
     Raises ValueError for fewer than one head, a start that is not finite, and queries of another number of heads.
     Source: Nakanishi 2025, arXiv:2501.19399, section 2.

@@ -31,8 +31,8 @@ class StepTemperature(Encoding):
     warmed). Position is the coordinate: padding or a cache does not move the steps; positions below 0 count as 0. Tau
     is taken in float64 and multiplied in float32 at least.
 
-    Where it goes wrong: within the first stretch it does nothing, so a short test cannot tell whether it is right, or
-    which of the three it is. Transformers' Llama 4 counts padding as positions.
+    Where it goes wrong: within the first stretch it does nothing, so a short test cannot tell which of the three it is.
+    Transformers' Llama 4 counts padding as positions.
 
     Raises ValueError for an interval below 1, a strength that is not a finite number of 0 or more, or an unknown form.
     Source: Meta 2025, Llama 4 model code (after arXiv:2501.19399); Mistral AI 2025, Ministral 3 model code; Inkling

@@ -23,7 +23,7 @@ class DualChunk(DistanceMap):
     longest   the length that distances stay below (positions); default: 4/3 of the chunk
 
     Keys are cached unturned, each call turns them once for each of the three kinds of pairs (five with the future), and
-    the logits are in memory; the published form runs in a fused kernel.
+    the logits are in memory.
 
     Where it goes wrong: keys of all earlier chunks look equally far, up to their place in the chunk.
 
