@@ -154,8 +154,9 @@ def test_a_shared_key_is_turned_for_each_query_head(kernel: str) -> None:
     at = Positions.of(place)
     q = torch.randn(2, 6, 4, 8, dtype=torch.float64)
     k, v = (torch.randn(2, 2, 4, 8, dtype=torch.float64) for _ in range(2))
-    assert encoding.key(k, at).shape == q.shape
     keys = Keys(encoding.key(k, at), v, at)
+    assert torch.equal(keys.k, encoding.key(k.repeat_interleave(3, 1), at))
+    assert torch.equal(keys.k, encoding(q, k, positions=place)[1])
     out, _ = encoding.attend(encoding.query(q, at), at, keys, masks.causal(), bind(kernel, encoding, scale=0.4))
     k, v = k.repeat_interleave(3, 1), v.repeat_interleave(3, 1)
     logits = 0.4 * turned(q, place, encoding) @ turned(k, place, encoding).transpose(-1, -2)

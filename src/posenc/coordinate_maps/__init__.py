@@ -1,16 +1,17 @@
 """Coordinate maps: where tokens stand, changed before any encoding sees them.
 
 A map moves the coordinates of every document and leaves alone who is padding, what comes before what, which document a
-token belongs to, and the declared horizon: every encoding can be trained on random, shifted, skipped or task-given
-positions without knowing of it. Maps look at data; like a tokenizer they run before the model and outside a compiled
-graph. A sequence that is decoded step by step is mapped once and whole, and its steps take their rows.
+token belongs to, and the declared horizon. So every encoding can be trained on random, shifted, skipped or
+task-given positions without knowing of it. Maps look at data; like a tokenizer they run before the model and outside a
+compiled graph. A sequence that is decoded step by step is mapped once and whole, and its steps take their rows.
 
     at = Randomised(longest=2048)(Positions.count(40))
     model(ids, positions=at)
 
-What is random is drawn for each document of each row, never from the global random state. Without a generator the draw
-is that of the map's seed, the same at every call; a training run hands one generator to all its calls, so that every
-step is another draw. Positions of one row that a batch shares are one draw, unless token ids of more rows are given.
+What is random is drawn for each row, and for each document in it, and never from the global random state. Without a
+generator the draw is that of the map's seed, the same at every call; a training run hands one generator to all its
+calls, so that every step is another draw. Positions of one row that a whole batch shares are one draw that it shares,
+unless token ids of more rows are given.
 
 One file each, and the file's name is the name in specs, as in `randomised(longest=2048)`. One of your own is written by
 its path: `path/to/mine.py:Mine(longest=2048)`.

@@ -20,8 +20,9 @@ class Abacus(CoordinateMap):
     most         the largest offset (positions): it trains the rows that longer numbers will need; 99 in the paper
     seed         of the draws
 
-    At evaluation: most=0, as in the released code, which draws one k for a batch. Numbers have to be written with the
-    last digit first, else equal positions are no equal significance.
+    At evaluation: most=0, as in the released code: digits count from 1. Numbers have to be written with the last digit
+    first, else equal positions are no equal significance. The released code draws one k for a batch, this one for each
+    document.
 
     Source: McLeish et al. 2024, arXiv:2405.17399, section 3.
 

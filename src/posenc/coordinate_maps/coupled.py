@@ -23,11 +23,10 @@ class Coupled(CoordinateMap):
     most         how far a document may start from 1 (positions)
     seed         of the draws
 
-    Numbers before `equals` are written with their ones last; each must be complete, the result may still grow. The
-    released code counts back from the longest operand of each sum; here it is from `width`, the same up to the start,
-    so that positions do not depend on tokens to come.
+    Numbers before `equals` are written with their ones last; each must be complete, the result may still grow.
 
-    At evaluation: most=0, or the same map.
+    At evaluation: the same map, or most=0 for one fixed start. The released code counts back from the longest operand
+    of each sum; here it is from `width`, the same up to the start, so that positions do not depend on tokens to come.
 
     Raises ValueError for a number of more digits than width.
     Source: Cho et al. 2024, arXiv:2405.20671, section 3.

@@ -18,8 +18,8 @@ class Randomised(CoordinateMap):
     longest  the range (positions); 2048 in the paper
     seed     of the draws
 
-    At evaluation: the same map, as in the released code. A model trained on gaps has hardly seen neighbours 0, 1, 2,
-    ..., so leaving the map away there is another experiment.
+    At evaluation: the same map. The released code draws at test time as well; a model trained on gaps has hardly seen
+    neighbours 0, 1, 2, ..., so leaving the map away there is another experiment.
 
     Raises ValueError for a document longer than the range.
     Source: Ruoss et al. 2023, arXiv:2305.16843, section 3.

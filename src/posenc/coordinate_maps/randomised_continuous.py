@@ -21,8 +21,8 @@ class RandomisedContinuous(CoordinateMap):
     trained_length  the trained length (tokens), for even ones
     seed            of the draws
 
-    At evaluation: even=True, as in the paper. n counts the document's tokens: a sequence that still grows needs its
-    final length as `trained_length`, else every step would move all tokens.
+    At evaluation: even=True, evenly spread over the same range, as in the paper. There n counts the document's tokens:
+    a sequence that still grows needs its final length as `trained_length`, else every step would move all tokens.
 
     Source: Shimizu, Taniguchi, Matsuo 2026, arXiv:2602.14050.
 

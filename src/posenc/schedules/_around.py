@@ -1,5 +1,6 @@
 """Schedules around another one, whose frequencies they change further."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -18,13 +19,17 @@ class Around(Schedule):
         super().__post_init__()
         object.__setattr__(self, "by_horizon", self.inner is not None and self.inner.by_horizon)
 
-    def inside(self, frequencies, base, width, horizon) -> tuple[Tensor, float | Tensor]:
-        """What the inner schedule gives, as a call does; without one, the frequencies as they are."""
+    def inside(
+        self, frequencies: Tensor, base: float, width: int, horizon: Tensor | None
+    ) -> tuple[Tensor, float | Tensor]:
+        """What the inner schedule gives; without one, the frequencies as they are."""
         if self.inner is None:
             return frequencies, 1.0
         return self.inner(frequencies, base=base, width=width, horizon=horizon)
 
-    def published_inside(self, frequencies, base, width, horizon) -> tuple[list[float], float]:
+    def published_inside(
+        self, frequencies: Sequence[float], base: float, width: int, horizon: float | None
+    ) -> tuple[list[float], float]:
         """The same in scalars, as published."""
         if self.inner is None:
             return list(frequencies), 1.0

@@ -43,7 +43,8 @@ def published_pair_ramp(
 ) -> list[float]:
     """The same shares in scalars, as the released implementations have them where the ramp meets the pairs.
 
-    They run a ramp backwards that lies wholly outside; here the pairs are then all behind it, or all before it.
+    Each of their ends is kept on one side only, so that a ramp which ends before the first pair, or begins behind the
+    last, runs backwards. That is no part of the idea: here the pairs are then all behind it, or all before it.
     """
     ends = []
     for turns, outwards in ((fast, math.floor), (slow, math.ceil)):
@@ -76,10 +77,13 @@ def check_turns(schedule: Schedule, slow: str, fast: str) -> None:
 
 @dataclass(frozen=True)
 class RampInTurns(Schedule):
-    """Base of those that divide slow pairs by the factor and keep fast ones, with a ramp in turns between."""
+    """Base of those that divide slow pairs by the factor and keep fast ones, with a ramp in turns between.
+
+    A subclass has two more options, which `ends` names: the turns up to which a pair is divided, and those from which
+    it is kept.
+    """
 
     ends: ClassVar[tuple[str, str]]
-    """The options of a subclass that say up to how many turns a pair is divided, and from how many it is kept."""
 
     factor: float
     trained_length: int | None = None
@@ -88,11 +92,14 @@ class RampInTurns(Schedule):
         super().__post_init__()
         check_turns(self, *self.ends)
 
+    def turns(self) -> tuple[float, float]:
+        slow, fast = (getattr(self, end) for end in self.ends)
+        return slow, fast
+
     def __call__(self, frequencies, *, base, width, horizon=None):
-        keep = kept_by_turns(frequencies, self.known_length, *(getattr(self, end) for end in self.ends))
+        keep = kept_by_turns(frequencies, self.known_length, *self.turns())
         return frequencies * (keep + (1 - keep) / self.factor), 1.0
 
     def formula(self, frequencies, *, base, width, horizon=None):
-        low, high = (getattr(self, end) for end in self.ends)
-        kept = [published_turn_ramp(f, self.known_length, low, high) for f in frequencies]
+        kept = [published_turn_ramp(f, self.known_length, *self.turns()) for f in frequencies]
         return [(1 - keep) * f / self.factor + keep * f for f, keep in zip(frequencies, kept, strict=True)], 1.0

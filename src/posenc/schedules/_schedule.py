@@ -18,8 +18,8 @@ class Schedule(Named):
     """Base of the schedules: functions from plain frequencies to (frequencies, temperature).
 
     The temperature multiplies cosines and sines, and so logits by its square. Some depend on the declared horizon of
-    each sequence, never on the batch that it stands in. Each also states its published scalar formula, which the
-    contract holds it to.
+    each sequence, and never on the batch that it stands in. Each one also states its published scalar formula, which
+    the contract holds it to.
 
     Two options mean the same in all: `factor` is target length / trained length (unitless, 1 or more), and
     `trained_length` (tokens) is filled in by a model where it is None.

@@ -16,10 +16,10 @@ class Clipped(Around):
 
     frequency'_k = frequency_k (1 + cos(pi j/(pairs - 1)))/2   for the j-th of the slowest pairs, j = 0..pairs-1
 
-    The first of them keeps its frequency and the last stands still, without position.
+    The first of them keeps its frequency and the last stands still: it carries content without position.
 
-    pairs           how many are faded; 20 of 64 in the paper's Llama 3. None, our choice: all whose plain wavelength
-                    exceeds the trained length (as in mlx-lm, pull request 1387)
+    pairs           how many are faded; the paper's Llama 3 has 20 of 64. None: all whose plain wavelength exceeds the
+                    trained length, which is our choice (as in mlx-lm, pull request 1387)
     trained_length  tokens; a model built from a spec fills in its own; read only when `pairs` is None
     soft            whether they fade; False stops all of them ("HardClip"), whose sharp edge rings in the logits
     inner           a schedule that comes first; none for plain frequencies
@@ -44,13 +44,14 @@ class Clipped(Around):
         self.hold(checks.at_least, pairs=0)
 
     def __call__(self, frequencies, *, base, width, horizon=None):
+        total = width // 2
         if self.pairs is None:
-            count = sum(2 * math.pi * base ** (2 * k / width) > self.known_length for k in range(width // 2))
+            count = sum(2 * math.pi * base ** (2 * k / width) > self.known_length for k in range(total))
         else:
-            count = min(self.pairs, width // 2)
+            count = min(self.pairs, total)
         j = torch.arange(count, dtype=frequencies.dtype, device=frequencies.device)
         taper = (1 + (math.pi * j / max(count - 1, 1)).cos()) / 2 if self.soft else torch.zeros_like(j)
-        keep = torch.cat((torch.ones_like(frequencies[count:]), taper))
+        keep = torch.cat((torch.ones_like(frequencies[: total - count]), taper))
         frequencies, temperature = self.inside(frequencies, base, width, horizon)
         return frequencies * keep, temperature
 

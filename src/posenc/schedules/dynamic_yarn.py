@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from posenc.schedules._ramps import check_turns, kept_by_pair
+from posenc.schedules._ramps import check_turns, kept_by_pair, pair_ramp
 from posenc.schedules._schedule import Schedule
 from posenc.schedules.yarn import YaRN
 
@@ -46,13 +46,12 @@ class DynamicYaRN(Schedule):
         check_turns(self, "beta_slow", "beta_fast")
 
     def __call__(self, frequencies, *, base, width, horizon=None):
-        keep = kept_by_pair(self.at(self.factor).ends(base, width), frequencies)
+        betas = {"fast": self.beta_fast, "slow": self.beta_slow, "truncate": self.truncate}
+        keep = kept_by_pair(pair_ramp(self.known_length, base=base, width=width, **betas), frequencies)
         factor = self.stretch(horizon).clamp(min=self.factor)
         return frequencies * (keep + (1 - keep) / factor[:, None]), 0.1 * factor.log() + 1
 
     def formula(self, frequencies, *, base, width, horizon=None):
         factor = max(self.factor, self.known_horizon(horizon) / self.known_length)
-        return self.at(factor).formula(frequencies, base=base, width=width)
-
-    def at(self, factor: float) -> YaRN:
-        return YaRN(factor, self.known_length, self.beta_fast, self.beta_slow, self.truncate)
+        yarn = YaRN(factor, self.known_length, self.beta_fast, self.beta_slow, self.truncate)
+        return yarn.formula(frequencies, base=base, width=width)

@@ -22,10 +22,10 @@ class LongRoPE(Schedule):
     long_factor       one divisor for each pair, for longer horizons
     trained_length    tokens, 2 or more; 4096 in Phi-3; a model built from a spec fills in its own
     attention_factor  the temperature of both lists, instead of the formula
-    short_mscale      that of short sequences alone
-    long_mscale       that of long sequences alone
+    short_mscale      the temperature of short sequences alone, instead of the formula
+    long_mscale       the temperature of long sequences alone, instead of the formula
 
-    The paper also leaves the first tokens of a sequence unscaled, which no released model does.
+    How we differ from the paper: it also leaves the first tokens of a sequence unscaled, which no released model does.
     Where it goes wrong: a text that grows past the trained length changes lists, so keys are cached unturned here.
     Raises ValueError for lists that do not hold one number for each pair.
     Source: Ding et al. 2024, arXiv:2402.13753, section 3; Phi-3's modelling code for the temperature.

@@ -38,20 +38,21 @@ class YaRN(Schedule):
                       as in the paper. The frequencies differ by up to 3 times
     attention_factor  the temperature, instead of all rules below (logits are multiplied by its square)
     mscale            DeepSeek's two numbers: with g(m) = 0.1 m ln(factor) + 1 the temperature is g(mscale) /
-    mscale_all_dim    g(mscale_all_dim), and DeepSeek's models multiply the scale of attention by g(mscale_all_dim)^2
-                      too, which is `scale_factor`
+    mscale_all_dim    g(mscale_all_dim), and models of DeepSeek's kind multiply the scale of attention by
+                      g(mscale_all_dim)^2 too: that is `scale_factor`
     mscale_rule       what holds when one of the two is missing or 0. "together": both are ignored, and the temperature
-                      is g(1), as in transformers and vLLM's YaRN. "apart": mscale is 1 and mscale_all_dim 0 when
-                      missing, as in DeepSeek's own code, vLLM's class for it and Megatron. With factor=40,
-                      mscale=0.707, mscale_all_dim=0 the temperature is 1.368888 or 1.260804
+                      is g(1), as in transformers and vLLM's YaRN. "apart": each counts for itself, mscale is 1 and
+                      mscale_all_dim 0 when missing, as in DeepSeek's own code, vLLM's class for it and Megatron. With
+                      factor=40, mscale=0.707, mscale_all_dim=0 the temperature is 1.368888 or 1.260804
 
-    Not all models with these numbers want another scale (Ministral 3 does not), so give it to those that do:
-    `Attention(..., scale=head_dim**-0.5 * schedule.scale_factor)`.
+    Attention does not multiply its scale by itself, because not all models with these numbers want it (Ministral 3 does
+    not): give it `Attention(..., scale=head_dim**-0.5 * schedule.scale_factor)`.
 
     Where it goes wrong: with a trained length below 201 every pair turns fewer than 32 times, so all are interpolated.
     Where the whole ramp lies outside the pairs (a trained length below 2 pi, or so long for a small base that the last
     pair turns more than beta_fast times) the released code runs it backwards: it keeps what it should divide, or
-    divides what it should keep; here it does not. Untuned, it works about as well as cropping the context.
+    divides what it should keep. Here such a ramp does not turn round, so the frequencies are not those of that code.
+    Untuned, it works about as well as cropping the context.
     Source: Peng et al. 2023, arXiv:2309.00071, sections 3.2 to 3.4, and the authors' code; DeepSeek-AI 2024,
     arXiv:2405.04434 and its modelling code, for mscale.
 

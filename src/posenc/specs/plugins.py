@@ -5,8 +5,9 @@ A package that says in its pyproject.toml
     [project.entry-points."posenc.encodings"]
     slow_fade = "posenc_slow_fade:SlowFade"
 
-adds the name `slow_fade` to specs; the other groups do the same for what they are called after. Nothing is looked for,
-and no code of a plug-in is run, before a name is asked for that posenc does not have.
+adds the name `slow_fade` to specs; the other groups do the same for what they are called after. Nothing is looked for
+before a name is asked for that posenc does not have, and no code of a plug-in is run before its own name is asked for.
+A name that posenc has is never a plug-in's.
 """
 
 import functools
@@ -54,7 +55,6 @@ class Plugin:
         if self.problem:
             raise ValueError(self.problem)
         (point,) = self.points
-        whose = f"the {word} {quoted(self.name)} of the package {quoted(self.package)}"
         try:
             found = point.load()
             if isinstance(found, type) and issubclass(found, kind):
@@ -63,8 +63,14 @@ class Plugin:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            raise ValueError(f"{whose} cannot be imported: {told(error)}; mend or uninstall that package") from error
-        raise ValueError(f"{whose} must be a subclass of {public}; {quoted(point.value)} is a {type(found).__name__}")
+            raise ValueError(
+                f"the {word} {quoted(self.name)} of the package {quoted(self.package)} cannot be imported: "
+                f"{told(error)}; mend or uninstall that package"
+            ) from error
+        raise ValueError(
+            f"the {word} {quoted(self.name)} of the package {quoted(self.package)} must be a subclass of {public}; "
+            f"{quoted(point.value)} is a {type(found).__name__}"
+        )
 
 
 @functools.cache
@@ -79,12 +85,17 @@ def plugins_in(group: str) -> Mapping[str, Plugin]:
 
 def plugin_of(name: str, points: tuple[importlib.metadata.EntryPoint, ...]) -> Plugin:
     packages = " and ".join(sorted({package_of(point) for point in points}))
-    whose, problem = f"the package {quoted(packages)}", ""
+    problem = ""
     if not name.isidentifier():
-        problem = f"{whose} names a plug-in {quoted(name)}, which no spec can say; write letters, digits and _"
+        problem = (
+            f"the package {quoted(packages)} names a plug-in {quoted(name)}, which no spec can say; a name is made of "
+            f"letters, digits and _"
+        )
     elif not all(point.pattern.match(point.value) for point in points):
-        claim = f"its plug-in {quoted(name)} is {quoted(points[0].value)}"
-        problem = f"{whose} says that {claim}, which is no module:Class; mend or uninstall that package"
+        problem = (
+            f"the package {quoted(packages)} says that its plug-in {quoted(name)} is {quoted(points[0].value)}, which "
+            f"is no module:Class; mend or uninstall that package"
+        )
     elif len(points) > 1:
         problem = f"{quoted(name)} is the name of two plug-ins, of {packages}; uninstall one of them"
     return Plugin(name, packages, points, problem)

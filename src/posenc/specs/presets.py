@@ -2,7 +2,8 @@
 
     Decoder(vocab, layers=8, **preset("smollm3"))
 
-A preset has the parts of a model and no sizes: width, heads and layers are given beside it.
+A preset has the parts of a model and no sizes: width, heads and layers are given beside it. What an option cannot say
+stands in `besides`.
 """
 
 from collections.abc import Iterator, Mapping

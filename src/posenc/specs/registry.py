@@ -89,7 +89,7 @@ class Registry(Mapping[str, type[T]]):
         return self.only(importlib.import_module(f"{self.package}.{self.module_of(name)}"))
 
     def module_of(self, name: str) -> str:
-        """The dotted name of a file, from the folder on. Raises KeyError for a name that is none."""
+        """The dotted name of a file, from the folder on."""
         return ".".join(spelling.files_in(self.home)[name].relative_to(self.home).with_suffix("").parts)
 
     def only(self, module: ModuleType) -> type[T]:
@@ -98,15 +98,17 @@ class Registry(Mapping[str, type[T]]):
         own = [one for one in classes if issubclass(one, self.kind)]
         if len(own) != 1:
             _, folder, file = module.__name__.rsplit(".", 2)
-            what = f"exactly one {self.word}, a subclass of {self.public}; found {[one.__name__ for one in own]}"
-            raise ValueError(f"{folder}/{file}.py must hold {what}")
+            raise ValueError(
+                f"{folder}/{file}.py must hold exactly one {self.word}, a subclass of {self.public}; "
+                f"found {[one.__name__ for one in own]}"
+            )
         return own[0]
 
     def find(self, name: str) -> type[T]:
         """The class of a name, of a plug-in by its name, or of `path/to/file.py:Class`; the code of both is run.
 
-        Raises ValueError, naming what is near, for a name that does not exist, a file without such a class, and a
-        plug-in that cannot be used.
+        Raises ValueError, naming what is near, for a name that does not exist, for a file without such a class, and for
+        a plug-in that cannot be used.
         """
         if code.is_own(name):
             cls: Any = code.load(name, self.kind, self.word, self.public)

@@ -22,8 +22,9 @@ def tree_of(spec: str, what: str = "spec", remedy: str = "", own: Collection[str
     """The syntax tree of a spec.
 
     what, remedy  what it is called in errors, and what they say is to be done
-    own           the files whose code may be run, for a spec that was read from elsewhere, such as a run or a config,
-                  as a rule none; None for a spec that a person gave, which names its files itself
+    own           the files whose code may be run, for a spec that was read from elsewhere, such as a run or a config:
+                  those that a person has named besides, as a rule none; None for a spec that a person gave, which names
+                  its files itself
 
     Raises CannotRead for what is no expression, more than 20,000 letters, numbers of more than 40 digits, what is
     nested more than 100 deep, and code of a file that is not among `own`, wherever the spec names it.

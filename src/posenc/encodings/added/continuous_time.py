@@ -25,9 +25,9 @@ class ContinuousTime(Encoding):
                     them, added as they are
 
     Shapes: x [B, T, dim] -> [B, T, dim]. Positions are times: fractional, irregular, negative. The paper concatenates
-    t(p) to a layer's input; adding P t(p) gives the same models and keeps the width. Its line is frequency_0 p: the
-    unit trained_length only changes where training begins. Frequencies begin at N(0, 1), phases anywhere in a turn.
-    Angles are taken in float64.
+    t(p) to a layer's input; the layer's matrix on [x, t(p)] is one on x plus one on t(p), so adding P t(p) gives the
+    same models and keeps the width. It writes the line as frequency_0 p; the unit trained_length only changes where
+    training begins. Frequencies begin at N(0, 1), phases anywhere in a turn. Angles are taken in float64.
 
     Where it goes wrong: the line grows without bound, so it drowns the tokens at times far past the trained ones.
     Frequencies hardly move in training, since the loss is a wave in each of them: where they begin decides much.

@@ -34,7 +34,8 @@ class FourierFeatures(Encoding):
     max_len   positions along each axis: 0 stands at one end of the frame, max_len - 1 at the other
     axes      coordinates of a position
     kind      "linear" as in Perceiver, "log2" as in NeRF, "gaussian" as in SAM, "learned"
-    max_freq  twice the highest frequency of linear and log2 (half turns over the frame), 1 or more; default max_len
+    max_freq  twice the highest frequency of linear and log2 (half turns over the frame; default max_len, at which two
+              neighbours are half a turn apart); 1 or more
     centres   True: positions are the centres of cells, u = (2 p + 1)/max_len - 1, as in SAM
     scale     deviation of the random frequencies of gaussian (turns) and learned (radians; 1/gamma in its paper)
     seed      of the frequencies of gaussian, from a generator of its own
@@ -42,12 +43,12 @@ class FourierFeatures(Encoding):
 
     Shapes: x [B, T, dim] -> [B, T, dim]. Any position works, past the frame and between positions too; the frame comes
     from max_len, never from the number of tokens. Angles are taken in float64.
-    K is ceil(dim / (2 axes)) for linear and log2, ceil(dim / 2) for the others. Perceiver concatenates all of it, and
-    u, to the tokens, which a projection behind makes equal to adding.
+    K is ceil(dim / (2 axes)) for linear and log2, ceil(dim / 2) for the others. Perceiver also hands over u itself, and
+    concatenates all of it to the tokens, which a projection behind makes equal to adding.
 
     Where it goes wrong: linear and gaussian frequencies repeat or turn to noise past the frame, where training has
-    never been; at whole frequencies two positions a frame apart are the same. Too large a scale makes neighbours
-    strangers, too small a one blurs them: it wants tuning, which learned spares.
+    never been. Two positions a frame apart are one and the same at whole frequencies. A scale that is too large makes
+    neighbours strangers, one too small blurs them: it wants tuning, which is what learned spares.
 
     Raises ValueError for sizes below 1, an unknown kind, a scale of 0 or less, an option that its kind does not read,
     axes that get no channel, or embeddings of another width.
@@ -103,11 +104,14 @@ class FourierFeatures(Encoding):
                 f"dim={dim} leaves no channel for the last of axes={axes}, of which each takes {2 * self.bands}; "
                 f"build it with dim={axes * 2 * self.bands}"
             )
-        # Numbers and no tensor: what a seed gives is not state, and is real under fake tensors too.
-        with torch._C._DisableTorchDispatch():
+        # Numbers and no tensor: what a seed gives is not state.
+        self.drawn: tuple[float, ...] = ()
+        if kind == "gaussian":
             generator = torch.Generator("cpu").manual_seed(seed)
-            normal = torch.randn(axes * self.bands, generator=generator, device="cpu", dtype=torch.float64)
-            self.drawn = tuple((scale * normal).tolist()) if kind == "gaussian" else ()
+            # Under fake tensors, too, the numbers are real.
+            with torch._C._DisableTorchDispatch():
+                normal = torch.randn(axes * self.bands, generator=generator, device="cpu", dtype=torch.float64)
+                self.drawn = tuple((scale * normal).tolist())
         learned = kind == "learned"
         self.frequency = nn.Parameter(torch.empty(axes, self.bands, device=device, dtype=dtype)) if learned else None
         self.inner = nn.Linear(2 * self.bands, hidden, device=device, dtype=dtype) if learned else None
@@ -149,7 +153,9 @@ class FourierFeatures(Encoding):
 
     def encode(self, at: Positions) -> Tensor:
         """The encoding [B or 1, T, dim] in float64."""
-        place = self.frame(exact(at.coordinates(self.axes, self).view_as(at.coords)))  # [B, T, A]
+        coords = at.coordinates(self.axes, self)
+        coords = coords[..., None] if self.axes == 1 else coords  # [B, T, A]
+        place = self.frame(exact(coords))
         frequencies = self.frequencies.to(place.device)
         if self.banded:
             angle = math.pi * place[..., None] * frequencies  # [B, T, A, K]
@@ -169,7 +175,7 @@ class FourierFeatures(Encoding):
         place = [position] if self.axes == 1 else position
         n, dim = self.max_len, self.dim
         u = [2 * (p + 0.5) / n - 1 if self.centres else 2 * p / (n - 1 or 1) - 1 for p in place]
-        if self.banded:
+        if self.kind in ("linear", "log2"):
             bands = math.ceil(dim / (2 * len(place)))
             axis, inside = divmod(channel, 2 * bands)
             wave, k = divmod(inside, bands)

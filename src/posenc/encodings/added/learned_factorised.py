@@ -24,20 +24,22 @@ class LearnedFactorised(Encoding):
     folded:       E[p] = E[p // n_2, p % n_2] for positions p = 0..n_1 n_2 - 1 of one axis
 
     dim      width of the embeddings (channels)
-    max_len  positions where no grid is given: in all when folded (over a nearly square grid), else on each of two axes
+    max_len  positions to serve where no grid is given: in all when folded (the grid is then nearly square), otherwise
+             on each of two axes
     grid     rows of each table, as in grid=(64, 64); two axes or more
     widths   channels of each axis when concatenated (default: as even as dim allows)
     combine  "concatenated" as in Reformer, "summed" as in models of images and video
-    fold     True: positions have one axis, folded over the grid row by row, as in Reformer. False: the grid's axes
+    fold     True: positions have one axis, and are folded over the grid row by row, as in Reformer. False: they have
+             the grid's axes
     overrun  what happens past the tables: "error" raises, "clamp" reads the last row
     std      standard deviation of the initial tables (in units of the embeddings); Reformer's is 1
 
     Shapes: x [B, T, dim] -> [B, T, dim]. Between two positions their vectors are mixed linearly. 64 x 64 positions take
-    128 rows instead of 4,096. Reformer's own code trains on n_1 n_2 tokens only. Inside a compiled graph what is out of
-    reach is NaN.
+    128 rows instead of 4,096. Reformer's own code refuses to train on anything but n_1 n_2 tokens; this one does not.
+    Errors are raised from Python with the position and the sizes; inside a compiled graph what is out of reach is NaN.
 
-    Where it goes wrong: nothing can be said of one cell, only of rows and of columns. Folded, the neighbours n_2 - 1
-    and n_2 of a text lie in different rows: only a change of both vectors leads across.
+    Where it goes wrong: what is special about one cell cannot be said, only about rows and about columns. Folded, the
+    two neighbours n_2 - 1 and n_2 of a text lie in different rows: only a change of both vectors leads across.
 
     Raises ValueError for sizes below 1, widths that do not add up, unknown words, embeddings of another width, and
     positions out of the tables.
@@ -136,7 +138,8 @@ class LearnedFactorised(Encoding):
 
     def place(self, at: Positions) -> Tensor:
         """Where each token [B or 1, T, axes] reads the tables (whole or fractional), by the overrun policy."""
-        coords = at.coordinates(self.axes, self).view_as(at.coords)
+        coords = at.coordinates(self.axes, self)
+        coords = coords[..., None] if self.axes == 1 else coords
         last = torch.tensor([n - 1 for n in self.limits], device=coords.device)
         if self.overrun == "clamp":
             coords = torch.minimum(coords, last.to(coords.dtype))

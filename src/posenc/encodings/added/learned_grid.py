@@ -25,19 +25,19 @@ class LearnedGrid(Encoding):
     dim      width of the embeddings (channels)
     max_len  cells on each of two axes where no grid is given
     grid     cells on each axis, as in grid=(14, 14)
-    prefix   tokens outside the grid, such as [CLS] or registers: token k of them has row k of the table, and -(k + 1)
-             for its coordinates. `positions()` places them and the whole grid in a row
+    prefix   tokens that stand outside the grid, such as [CLS] or registers: token k of them has the first rows of the
+             table, and -(k + 1) for its coordinates. `positions()` places them and the whole grid in a row
     overrun  what happens past the grid: "error" raises, "clamp" reads the cell at the border
     std      standard deviation of the initial table (in units of the embeddings)
 
     Shapes: x [B, T, dim] -> [B, T, dim]; positions with as many axes as the grid. Between cells the nearest ones are
-    mixed linearly along each axis. The rows lie as in ViT's checkpoints: `pos_embed` [1, prefix + cells, dim] is
-    `table` with a batch axis. For images of another size build `resampled(16, 16)` once; the number of tokens cannot
-    tell 2 x 8 cells from 4 x 4.
+    mixed linearly along each axis. The rows lie as in a checkpoint of ViT: `pos_embed` [1, prefix + cells, dim] is
+    `table` with a batch axis. For images of another size build `resampled(16, 16)` once; a size is never guessed from
+    the number of tokens, which cannot tell 2 x 8 cells from 4 x 4.
 
-    Where it goes wrong: it knows one resolution; bicubic resampling serves others and costs accuracy without
-    fine-tuning, and with and without antialias the tables differ. Height and width exchanged pass every check on square
-    grids.
+    Where it goes wrong: it knows one resolution. Bicubic resampling serves others and costs accuracy without
+    fine-tuning. Where it is done with the antialias flag here and without it there, the tables differ. Height and width
+    exchanged pass every check on square grids.
 
     Raises ValueError for sizes below 1, a grid of one axis, an unknown policy, embeddings of another width, and
     positions out of the grid.
@@ -126,22 +126,24 @@ class LearnedGrid(Encoding):
 
     def checked(self, coords: Tensor) -> Tensor:
         """The same coordinates; raises ValueError if one is neither in the grid nor that of a prefix token."""
-        size, first = torch.tensor(self.cells, device=coords.device), coords[..., 0]
+        size = torch.tensor(self.cells, device=coords.device)
         inside = ((coords >= 0) & (coords <= size - 1)).all(-1)
-        inside |= (coords == coords[..., :1]).all(-1) & (first < 0) & (first >= -self.prefix) & (first == first.round())
+        first = coords[..., 0]
+        prefix = (coords == coords[..., :1]).all(-1) & (first < 0) & (first >= -self.prefix) & (first == first.round())
         if not may_be_read(coords):
-            return torch.where(inside[..., None], coords.to(torch.float64), torch.nan)
-        if bool(inside.all()):
+            return torch.where((inside | prefix)[..., None], coords.to(torch.float64), torch.nan)
+        if bool((inside | prefix).all()):
             return coords
-        wrong = coords[~inside]
+        wrong = coords[~(inside | prefix)]
         where = tuple(wrong[wrong.amax(-1).argmax()].tolist())
         outside = f" and the {self.prefix} prefix tokens from {-self.prefix} to -1" if self.prefix else ""
         wanted = tuple(math.floor(highest) + 1 for highest in coords.flatten(0, 1).amax(0).tolist())
         if math.prod(wanted) != int((first >= 0).sum(1).amax()):
             # Only a whole image says how large its grid is.
             wanted = tuple(map(max, wanted, self.cells))
+        larger = any(n > own for n, own in zip(wanted, self.cells, strict=True))
         remedy = f"for an image of such cells use resampled{wanted}, or choose overrun='clamp'"
-        if not any(n > own for n, own in zip(wanted, self.cells, strict=True)):
+        if not larger:
             remedy = f"shift the positions, or build it with prefix={int(-coords.amin())} for tokens outside the grid"
         raise ValueError(
             f"position {where} is out of the learned grid of {' x '.join(map(str, self.cells))} cells{outside}; "

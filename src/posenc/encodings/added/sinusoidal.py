@@ -25,25 +25,26 @@ class Sinusoidal(Waves, Encoding):
     With several axes each one gets c = 2 ceil(dim/(2 axes)) channels and frequencies base^(-2k/c); their encodings
     stand behind one another, and what exceeds dim is cut off the end.
 
-    dim       width of the embeddings (channels), 1 or more; an odd width lacks the last cosine when interleaved,
-              and has a zero in its last channel when concatenated
+    dim       width of the embeddings (channels), 1 or more; on one axis an odd width lacks the last cosine when
+              interleaved, and has a zero in its last channel when concatenated
     base      ratio that sets the longest wavelength (unitless, above 1)
     layout    "interleaved" as in the paper, "concatenated" as in tensor2tensor and fairseq, and on two axes as in MAE;
-              "sines_first": the sines of all axes, then all cosines (timm); "cosines_first": all cosines, then all
-              sines (MusicGen)
+              "sines_first" has the sines of all axes, then all cosines (timm's sincos table), which on one axis is the
+              same as concatenated; "cosines_first" has all cosines, then all sines (MusicGen)
     endpoint  False: the exponent runs over dim/2, as in the paper, and the longest wavelength falls short of 2 pi base
-              (54,410, not 62,832 positions at dim 128). True: over dim/2 - 1 (tensor2tensor, fairseq), and reaches it
+              (54,410 rather than 62,832 positions at dim 128). True: over dim/2 - 1, as in tensor2tensor and
+              fairseq, and the longest wavelength is exactly 2 pi base
     axes      coordinates of a position: 1 for sequences, 2 for images, 3 for video, or more
     scaled    multiply by one learned number, which starts at dim^-1/2, so that it fits embeddings of norm 1
 
-    Shapes: x [B, T, dim] -> [B, T, dim]. Any position works: fractional, negative, or far beyond 5000. Angles are taken
-    in float64 and the result is rounded once to x's dtype. A state dict that kept the table as a buffer `pe` loads: the
-    buffer is compared with this encoding, then dropped.
+    Shapes: x [B, T, dim] -> [B, T, dim]. Any position works: fractional, negative, or far beyond 5000; there is no
+    table to run out of. Angles are taken in float64 and the result is rounded once to x's dtype.
+    A state dict that kept the table as a buffer `pe` loads: the buffer is compared with this encoding, then dropped.
 
     Where it goes wrong: it is defined at any length, but trained models break 20 to 50 tokens past the trained length.
     The dot product of two encodings is even in the distance, so it tells no direction, and is not monotone. |PE(p)| is
-    sqrt(dim/2) for every p. Embeddings [T, B, dim], as in nn.Transformer, are numbered by row unless seq_dim=0 is said.
-    Axes in another order (x before y, as in MAE's code) pass every check and mean another place.
+    sqrt(dim/2) for every p. Embeddings [T, B, dim], as in nn.Transformer, are numbered by row, blind to order, unless
+    seq_dim=0 is said. Axes in another order (x before y, as in MAE's code) pass every check and mean another place.
 
     Raises ValueError for a width below 1, a base up to 1, an unknown layout, an axis without channels, other widths.
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5; on two axes He et al. 2021, arXiv:2111.06377.

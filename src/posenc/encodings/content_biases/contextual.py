@@ -24,19 +24,23 @@ class Contextual(Encoding):
     p_ij = min(sum of g_il over order_j <= order_l <= order_i, positions - 1)
     logit(i, j) = scale * q_i . k_j + q_i . e(p_ij) / sqrt(head_dim)
 
-    e(p) mixes the two neighbouring rows of a table [positions, head_dim] linearly: one for each layer, shared by its
-    heads, zeros at first. With all gates at one, p is the distance plus one.
+    e(p) mixes the two neighbouring rows of a table linearly. The table [positions, head_dim] is shared by the heads of
+    a layer, as in the authors' code, and starts as zeros; every layer has its own. With all gates at one, p is the
+    distance plus one.
 
     head_dim   width of one head (channels)
     positions  number of vectors, for the counts 0 to positions - 1
-    divided    whether the position's term is divided by sqrt(head_dim), as published, or not (their --cope-nodiv)
+    divided    whether the position's term is divided by sqrt(head_dim), as published; else it is added to the scaled
+               logit as it is (the authors' flag --cope-nodiv)
 
-    Gates read queries and keys as attention does, after other encodings have turned them, without projections of their
-    own. They go by `order` within a document; a key after the query has an empty sum, position 0.
+    Gates read queries and keys as attention does, after other encodings have turned them. They go by `order` within a
+    document; a key after the query is not counted and has an empty sum, position 0. Separate projections for the gates
+    are left out.
 
-    Where it goes wrong: the gate belongs to the pair, not to the token, so the time is that of all pairs up to the last
-    position of each query. Counts past the last position are all alike. The name CoPE was given again in 2026, to a
-    clipped rotary encoding.
+    Where it goes wrong: the gate belongs to the pair, not to the token; a linear layer that gives each token one gate
+    is another encoding. Gates differ for every pair, so the time is that of all pairs up to the last position of each
+    query. Counts past the last position are all alike. The name CoPE was given again in 2026, to a clipped rotary
+    encoding.
 
     Raises ValueError for a width below 1 or fewer than two positions, and heads of another width.
     Source: Golovneva et al. 2024, arXiv:2405.18719, sections 4 and 5; code in facebookresearch/RAM, projects/cope.
@@ -110,8 +114,8 @@ class Contextual(Encoding):
     def formula_logits(self, query, keys, head, scale) -> list[float]:
         logits, q, root = super().formula_logits(query, keys, head, scale), query.vector, math.sqrt(self.head_dim)
         rows = [dot_product(q, row) for row in self.table.tolist()]
-        before = [key for key in keys if key.order <= query.order]
-        gates = {key.order: (1 + math.tanh(dot_product(q, key.vector) / root / 2)) / 2 for key in before}
+        past = [key for key in keys if key.order <= query.order]
+        gates = {key.order: (1 + math.tanh(dot_product(q, key.vector) / root / 2)) / 2 for key in past}
         for index, key in enumerate(keys):
             counted = math.fsum(gate for order, gate in gates.items() if order >= key.order)
             p = min(counted, self.positions - 1)

@@ -24,9 +24,9 @@ class DeBERTa(Encoding):
     logit(i, j) = scale * q_i . k_j + (q_i . W_K P[d(i, j)] + k_j . (W_Q P[d(j, i)] + c)) / sqrt(head_dim (1 + terms))
     d(i, j) = clip(bucket(m_i - n_j), -buckets, buckets - 1) + buckets
 
-    bucket keeps distances up to half = buckets // 2 as they are; beyond, x counts as sign(x) (half + ceil(ln(|x| /
-    half) / ln((max_distance - 1) / half) (half - 1))). P [2 buckets, dim] is the table of relative positions, W_K and
-    W_Q map dim channels to those of all heads, and c is W_Q's bias.
+    bucket keeps distances up to half = buckets // 2 as they are; beyond, a distance x counts as
+    sign(x) (half + ceil(ln(|x| / half) / ln((max_distance - 1) / half) (half - 1))). P [2 buckets, dim] is the table of
+    relative positions, W_K and W_Q map dim channels to those of all heads, and c is W_Q's bias.
 
     dim           width of the table (channels), that of the model in the paper
     heads         number of query heads
@@ -36,19 +36,22 @@ class DeBERTa(Encoding):
                   version 1: every distance has its own row up to `buckets`
     terms         "both", "content_to_position" (q_i with P alone) or "position_to_content" (k_j with P alone)
     mirror        True reads P[d(j, i)] for the keys, as in the paper. False reads P[d(i, j)] there too, as the released
-                  models were trained: choose it for their weights
+                  code does: its comment says otherwise, but models were trained so; choose it for released weights
     std           standard deviation of the initial table, W_K and W_Q
 
-    The terms here are divided by sqrt(head_dim (1 + terms)), sqrt(3 head_dim) with both. The paper divides the
-    content's logit by the same; that is Attention's `scale`, whose default is head_dim^-1/2. Bucket edges are decided
-    in exact integer arithmetic; a fractional distance counts as the whole one next to it away from zero.
+    Where each square root goes: the terms here are divided by sqrt(head_dim (1 + terms)), sqrt(3 head_dim) with both.
+    The paper divides the content's logit by the same; that is Attention's `scale`, whose default is head_dim^-1/2.
 
-    DeBERTa shares P between layers; here each layer holds its own, so load the same table into each (in versions 2 and
-    3 the output of its LayerNorm). `share_att_key` (versions 2 and 3) uses the content's projections: load
-    k_proj.weight as W_K, q_proj's weight and bias as W_Q and c. A bias of W_K is dropped by the softmax, and left out.
+    Bucket edges are decided in exact integer arithmetic. A fractional distance counts as the whole one next to it away
+    from zero, as in the logarithmic buckets.
 
-    Where it goes wrong: distances past the last bucket are all alike. Key content enters the bias, so it is no fixed
-    tensor that could be computed once.
+    What differs from the paper: DeBERTa shares P between layers; here each layer holds its own, so load the same table
+    into each (versions 2 and 3 pass it through a LayerNorm first: load its output). `share_att_key` (versions 2 and 3)
+    uses the content's own projections: load Attention's k_proj.weight as W_K, q_proj's weight and bias as W_Q and c.
+    A bias of W_K is the same for all keys, so the softmax drops it, and it is left out.
+
+    Where it goes wrong: distances past the last bucket are all alike, and nothing was learned there. Key content enters
+    the bias, so it is no fixed tensor that could be computed once.
 
     Raises ValueError for widths or heads below 1, fewer than 2 buckets (4 with max_distance), a max_distance that
     leaves no room for the logarithmic buckets, unknown terms, and heads that are others than it was built for.
@@ -92,12 +95,13 @@ class DeBERTa(Encoding):
         checks.sizes(dim=dim, heads=heads, head_dim=head_dim)
         checks.at_least("buckets", buckets, 2 if max_distance is None else 4)
         buckets = int(buckets)
-        max_distance = None if max_distance is None else int(max_distance)
-        if max_distance is not None and not max_distance > buckets // 2 + 1:
-            raise ValueError(
-                f"max_distance must be above {buckets // 2 + 1}, where the logarithmic buckets begin, or None for a "
-                f"row for every distance, got {max_distance}"
-            )
+        if max_distance is not None:
+            if not max_distance > buckets // 2 + 1:
+                raise ValueError(
+                    f"max_distance must be above {buckets // 2 + 1}, where the logarithmic buckets "
+                    f"begin, or None for a row for every distance, got {max_distance}"
+                )
+            max_distance = int(max_distance)
         checks.one_of("terms", terms, TERMS)
         checks.above("std", std, 0)
         self.dim, self.heads, self.head_dim, self.buckets = dim, heads, head_dim, buckets
@@ -217,9 +221,9 @@ class DeBERTa(Encoding):
             share = math.log(size / half) / math.log((self.max_distance - 1) / half)
             size = half + math.ceil(share * (half - 1) - 1e-12)
         place = max(-self.buckets, min(self.buckets - 1, int(math.copysign(size, delta)))) + self.buckets
-        row, own = self.table[place].tolist(), slice(head * self.head_dim, (head + 1) * self.head_dim)
-        vector = [dot_product(weights, row) for weights in projection.weight[own].tolist()]
-        offset = 0.0 if projection.bias is None else dot_product(content, projection.bias[own].tolist())
+        row, channels = self.table[place].tolist(), slice(head * self.head_dim, (head + 1) * self.head_dim)
+        vector = [dot_product(weights, row) for weights in projection.weight[channels].tolist()]
+        offset = 0.0 if projection.bias is None else dot_product(content, projection.bias[channels].tolist())
         return dot_product(content, vector) + offset
 
 

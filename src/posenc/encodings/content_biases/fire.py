@@ -21,8 +21,8 @@ class Fire(Encoding):
 
     logit(i, j) = scale * q_i . k_j + f_h(psi(|m_i - n_j|) / (psi(max(L, m_i)) + eps)),  psi(x) = ln(|c| x + 1)
 
-    f is a network 1 - width - ReLU - heads, and L = |multiplier| length; c, the multiplier and f are learned. The
-    query's own position enters through the maximum: this is not a function of the distance alone.
+    f is a network 1 - width - ReLU - heads, and L = |multiplier| length. The query's own position enters through the
+    maximum: this is not a function of the distance alone. c, the multiplier and f are learned.
 
     heads   number of heads
     width   neurons of the network
@@ -32,9 +32,9 @@ class Fire(Encoding):
     shared  whether all layers share one (FIRE-S); else every layer has its own
 
     A network of one input is piecewise linear: its `width` bends cut the line into width + 1 pieces, each with a slope
-    and an offset for each head, which are looked up, so that memory does not grow with the width. The paper is causal;
-    keys after the query count by |m - n|. Where all queries stand before L, the bias is one of the distance alone, and
-    as fast.
+    and an offset for each head. Those are looked up, so that memory does not grow with the width; the result is the
+    network's. The paper is causal and says nothing of keys after the query: they count by |m - n|. Where all queries
+    stand before L, the bias is one of the distance alone, and as fast.
 
     Where it goes wrong: an L far above the trained length makes the quotient a plain logarithm of the distance, and the
     interpolation never sets in. The bias added for one pair changes as the query moves on.

@@ -28,15 +28,16 @@ class Forgetting(Encoding):
 
     dim    width of the embeddings (channels)
     heads  number of query heads
-    start  initial bias b of the gates (logit); the authors' 0 forgets half with each token, x-transformers' 5 0.7 %
+    start  initial bias b of the gates (logit); the authors' 0 forgets half with each token, x-transformers starts at 5
+           and forgets 0.7 %
     std    standard deviation of the initial weights w
 
     The sum goes by `order` within a document: padding, packing, cuts of a cache and coordinates do not enter. A key
-    after the query has an empty sum, 0: bidirectional attention sees an unbiased future. Gates are computed and kept in
-    float32 at least, and added up in float64 where the device has it. Output gate, query-key norm and key-value shift
-    of FoX (Pro) are architecture, not position, and are left out.
+    after the query has an empty sum, 0, so bidirectional attention sees a published past and an unbiased future. The
+    gates are computed and kept in float32 at least, and added up in float64 where the device has it. Output gate,
+    query-key norm and key-value shift of FoX (Pro) are architecture, not position, and are left out.
 
-    Where it goes wrong: a cache without the gates cannot know the sums, and a library that forgets them is silently
+    Where it goes wrong: a cache that holds no gates cannot know the sums, and a library that forgets them is silently
     wrong (x-transformers' data-dependent ALiBi: logits off by 0.11). Multiplying the weights by sigmoid([q; k]), as a
     public repository does, is another thing.
 

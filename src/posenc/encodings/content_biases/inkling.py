@@ -27,19 +27,23 @@ class Inkling(Encoding):
 
     dim           width of the model (channels)
     heads         number of query heads
-    max_distance  the distance (positions) from which there is no bias; released: 1024, or the window where there is one
+    max_distance  the distance (positions) from which there is no bias; in the released models 1024 in full layers, and
+                  the width of the window in layers that have one
     rank          number of profiles; 16 in the released models
     std           standard deviation of the initial W and P
 
     A fractional distance mixes the two neighbouring columns linearly; past the last column the bias fades to 0 within
-    one position. It is Shaw's key term in low rank, but the mixture comes from the token itself, not from its query:
-    attention hands the asking tokens over (as to every encoding that remembers), and `bias` alone cannot be asked.
+    one position.
 
-    What differs from the released models: they normalise queries and keys with a scale of 1/head_dim, and in full
-    layers a temperature multiplies this bias too. Here it is the bias alone.
+    It is Shaw's key term in low rank, with the product moved to the side of the query, and one more difference: the
+    mixture comes from the token itself, not from its query. So attention has to hand the asking tokens over (as it does
+    for every encoding that remembers), and `bias` alone cannot be asked.
+
+    What differs from the released models: they have more around it, normalised queries and keys with a scale of
+    1/head_dim, and in full layers a temperature that multiplies this bias too. Here it is the bias alone.
 
     Where it goes wrong: past max_distance, and towards the future, a token sees no position at all. No paper describes
-    it; this follows the released code.
+    it; the description is that of the released code.
 
     Raises ValueError for sizes below 1, tokens of another width and heads that are others than it was built for.
     Source: Thinking Machines, Inkling, 2026, as in transformers 5.23 `models/inkling` (no paper).
@@ -57,7 +61,10 @@ class Inkling(Encoding):
     source = "Thinking Machines, Inkling, 2026 (no paper; transformers 5.23), after Shaw et al. 2018, arXiv:1803.02155"
     also_called = ("low_rank_relative", "relative_projection", "relative_profiles", "learned_distance_basis")
     per_layer = True
-    extrapolates = "past max_distance there is no bias, and released models add a temperature; nothing is published"
+    extrapolates = (
+        "past max_distance there is no bias, so far tokens are seen without position, and the released models add a "
+        "temperature there; no measurement is published"
+    )
     used_by = "Inkling, Inkling-2-Small"
     between = ()
 

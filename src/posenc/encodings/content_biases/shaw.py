@@ -30,16 +30,17 @@ class Shaw(Encoding):
     head_dim      width of one head (channels)
     max_distance  distance (positions) from which all share a vector; 16 in the paper, which calls it k
     values        whether values get their vectors too (b); the paper found keys alone nearly as good
-    mutual        whether keys meet the vectors too: + k_j . a_r / sqrt(head_dim), as in BERT's "relative_key_query"
-                  (its "relative_key" is `values=False`); not in the paper
+    mutual        whether keys are compared with the vectors too: + k_j . a_r / sqrt(head_dim), as in BERT's
+                  "relative_key_query" (its "relative_key" is `values=False`); not in the paper
     std           standard deviation of the initial tables (in units of keys and values; default head_dim^-1/2)
 
     A fractional distance mixes the two neighbouring vectors linearly. Values need the attention weights, so the sdpa
-    kernel serves `values=False` only; in blocks, tokens in a row need those of near keys alone. No tensor of vectors
-    for all pairs is made: neither parameters nor memory grow by a vector for each pair.
+    kernel serves `values=False` only; in blocks, tokens in a row need those of near keys alone. The tables have
+    2 max_distance + 1 rows whatever the length, and no tensor of vectors for all pairs is made: neither parameters nor
+    memory grow by a vector for each pair.
 
     Where it goes wrong: distances past max_distance are all alike, so order is lost there; with it inside the trained
-    length it is fast to learn and fairly robust beyond. T5's bias is another thing: one number for a head and bucket.
+    length it is fast to learn and fairly robust beyond. It is not T5's bias: that is one number for a head and bucket.
 
     Raises ValueError for a width or max_distance below 1.
     Source: Shaw, Uszkoreit, Vaswani 2018, arXiv:1803.02155, sections 3.1 and 3.2.
@@ -57,7 +58,10 @@ class Shaw(Encoding):
     source = "Shaw, Uszkoreit, Vaswani 2018, arXiv:1803.02155, sections 3.1 and 3.2"
     also_called = ("relative", "relative_key", "relative_key_query")
     per_layer = True
-    extrapolates = "nothing is claimed; fairly robust in our small runs with max_distance inside the trained length"
+    extrapolates = (
+        "nothing is claimed; with max_distance inside the trained length our small runs found it fairly robust, while "
+        "distances that training never reached have untrained vectors"
+    )
     used_by = "Music Transformer; Wav2Vec2-BERT (keys only, other clips on each side); a BERT variant"
     between = ()
 
@@ -81,7 +85,9 @@ class Shaw(Encoding):
         if not values:
             self.doors = self.doors - {"attend"}
         self.key_table = nn.Parameter(torch.empty(2 * max_distance + 1, head_dim, device=device, dtype=dtype))
-        self.value_table = nn.Parameter(torch.empty_like(self.key_table)) if values else None
+        self.value_table = (
+            nn.Parameter(torch.empty(2 * max_distance + 1, head_dim, device=device, dtype=dtype)) if values else None
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

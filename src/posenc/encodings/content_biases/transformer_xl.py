@@ -34,20 +34,22 @@ class TransformerXL(Waves, Encoding):
     heads         number of query heads
     head_dim      width of one head (channels)
     max_distance  the distance (positions) from which all look alike; none in the paper's formula, but the released code
-                  and XLNet (clamp_len) clamp past the trained length
+                  (and XLNet's clamp_len) clamps when it evaluates past the trained length
     base          ratio that sets the longest wavelength (unitless, above 1)
     layout        "concatenated" as in the released code and XLNet: all sines, then all cosines. "interleaved": a sine
-                  and its cosine in turn, as in Conformers (Wav2Vec2-BERT). Silently wrong with the other's weights
+                  and its cosine in turn, as in Conformers (Wav2Vec2-BERT). The same up to the order of W's columns
     std           standard deviation of the initial u, v and W
 
-    R(m - n) is R(m) turned by n: exact for fractional, unordered and cross-attention positions.
+    Since R(m - n) is R(m) turned by n, a query meets each key in a product of dim channels: exact for fractional,
+    unordered and cross-attention positions, without a table of distances or a shift of tensors.
 
-    The paper's segment recurrence is a KV cache here, and no part of the encoding. Its models share u and v between
-    layers (`untie_r=False`): load the same vectors into every layer. XLNet's segment term tells a token's sentence, not
-    its place, and is left out.
+    What differs from the paper: the segment recurrence is a KV cache here, and no part of the encoding. The paper's
+    models share u and v between layers (released code: `untie_r=False`); load the same vectors into every layer.
+    XLNet's segment term tells which sentence a token is of, not where it is, and is left out.
 
     Where it goes wrong: it is relative, but a distance that training never saw is still a new sinusoid; and the term of
-    positions costs dim/head_dim times what the content's costs.
+    positions costs dim/head_dim times what the content's costs. Interleaved weights in concatenated layout are silently
+    wrong.
 
     Raises ValueError for widths, heads or a max_distance below 1, a base of 1 or less, an unknown layout, and heads
     that are others than it was built for.
@@ -68,7 +70,10 @@ class TransformerXL(Waves, Encoding):
     also_called = ("xl", "txl", "xlnet", "relative_sinusoidal")
     per_layer = True
     reads_keys = True
-    extrapolates = "reported to evaluate past the trained length; no independent measurement is known to us"
+    extrapolates = (
+        "made for contexts that grow segment by segment, and reported to evaluate past the trained length; "
+        "no independent measurement is known to us, and distances beyond the trained ones are still unseen"
+    )
     used_by = "Transformer-XL, XLNet; Conformer speech encoders such as Wav2Vec2-BERT and Parakeet"
     between = ()
 
@@ -152,8 +157,8 @@ class TransformerXL(Waves, Encoding):
         dtype = self.precision(q)
         given = distances, dtype, q.device
         # Layers share them: 4,096 tokens have a million sines.
-        key = type(self), self.dim, self.base, self.layout, self.max_distance, given
-        table = once(at, key, lambda: self.sinusoids(*given))
+        shape = self.dim, self.base, self.layout, self.max_distance
+        table = once(at, (type(self), shape, given), lambda: self.sinusoids(*given))
         vectors = F.linear(table, self.weight.to(dtype) * self.head_dim**-0.5)
         content = self.compared(k)[..., None]
         everywhere = torch.zeros(len(distances), dtype=torch.long, device=q.device)
@@ -189,8 +194,10 @@ class TransformerXL(Waves, Encoding):
     def split(self, asked: Tensor) -> tuple[Tensor, Tensor]:
         """What is asked of the sines and of the cosines [..., pairs], of channels [..., dim] in the layout's order."""
         asked = F.pad(asked, (0, self.dim % 2))
-        shape = (2, -1) if self.layout == "concatenated" else (-1, 2)
-        of_sine, of_cosine = asked.unflatten(-1, shape).unbind(-2 if self.layout == "concatenated" else -1)
+        if self.layout == "concatenated":
+            of_sine, of_cosine = asked.chunk(2, -1)
+        else:
+            of_sine, of_cosine = asked.unflatten(-1, (-1, 2)).unbind(-1)
         return of_sine, of_cosine
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:

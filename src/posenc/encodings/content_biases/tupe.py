@@ -29,16 +29,18 @@ class TUPE(Encoding):
     heads        number of query heads
     head_dim     width of one head (channels)
     max_len      rows of the table (positions)
-    untie_first  whether the first token ([CLS], which is at no place in the text) is freed from positions
+    untie_first  whether the first token ([CLS], which stands for the whole text and is at no place in it) is freed from
+                 positions
     std          standard deviation of the initial U_Q and U_K; the table starts with deviation 1
 
-    The paper divides both terms by sqrt(2 head_dim); the content's is Attention's `scale`, whose default is
-    head_dim^-1/2. TUPE-R, the variant with relative positions, is a sum: `tupe + t5_bias`. Positions may be fractional:
-    the two neighbouring vectors are mixed linearly.
+    Where each square root goes: the paper divides both terms by sqrt(2 head_dim). The content's is Attention's `scale`,
+    whose default is head_dim^-1/2. TUPE-R, the variant with relative positions, is a sum: `tupe + t5_bias`.
 
-    What differs from the paper: its theta_1, which a first query gets for every key alike, is dropped by the softmax
-    and is 0 here; only theta_2 is learned. The released code takes theta from rows of the table, passes the table
-    through a LayerNorm, gives the projections biases, and unties the relative part of TUPE-R too.
+    Positions may be fractional: the two neighbouring vectors are mixed linearly.
+
+    What differs from the paper: its theta_1, the number that a first query gets for every key alike, is dropped by the
+    softmax, so it is 0 here and only theta_2 is learned. The released code takes theta from rows of the table, passes
+    the table through a LayerNorm and gives the projections biases; it unties the relative part of TUPE-R too.
 
     Where it goes wrong: it cannot speak of positions past its table. Under a causal mask a model finds its first token
     by itself, and untying it only takes the position away.

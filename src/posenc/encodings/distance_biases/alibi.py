@@ -21,7 +21,7 @@ class ALiBi(Encoding):
     added after the scaling: it is not divided by sqrt(head_dim).
 
     heads     number of heads, any number from 1; `on(alibi, heads=(0, 1))` has the slopes of two heads
-    form      symmetric: as above; under a causal mask the published encoding, and what BLOOM and MPT compute
+    form      symmetric: as above, which under a causal mask is the published encoding, and what BLOOM and MPT compute
               asymmetric: keys behind the query count half a position nearer, so that an encoder tells the sides apart
               (Ruoss et al. 2023, arXiv:2305.16843, released code)
               falcon: the bias is divided by sqrt(head_dim) too, as Falcon does
@@ -29,12 +29,13 @@ class ALiBi(Encoding):
     learned   whether slopes are parameters, kept as logarithms that start at the published slopes; shared by all layers
     head_dim  width of one head (channels); only the falcon form reads it
 
-    BLOOM adds slope_h n_j instead: under a causal mask the same after the softmax, but in bfloat16 it loses the
-    distance. Positions may be fractional, and queries and keys may stand on different tokens.
+    BLOOM adds slope_h n_j instead. Under a causal mask that differs by the same number for all keys of a query, which
+    the softmax does not see; in bfloat16 it loses the distance, which is why it is not reproduced here. Positions may
+    be fractional, and queries and keys may stand on different tokens.
 
     Where it goes wrong: it does not use longer context, it ignores it. A head sees about 7/slope tokens (a weight of
-    e^-7), so perplexity beyond the trained length stays flat; the published improvement is the effect of windows whose
-    first tokens have little to look at. A far needle is out of reach. Learned slopes carry less far.
+    e^-7), and perplexity beyond the trained length stays flat for that reason; the published improvement is the effect
+    of windows whose first tokens have little to look at. A far needle is out of reach. Learned slopes carry less far.
 
     Raises ValueError for fewer than one head, an unknown form, or the falcon form without head_dim.
     Source: Press, Smith, Lewis 2021, arXiv:2108.12409, section 3.

@@ -23,8 +23,8 @@ class GridBias(Encoding):
     std     standard deviation of the initial table (logits); 0 starts as no position at all, as BEiT does
 
     A distance beyond the window reads the row at its edge, and a fractional one mixes the rows around it linearly.
-    `resampled` gives the encoding of another window. BEiT's three rows for a class token, which has no position, are
-    left out.
+    `resampled` gives the encoding of another window. BEiT's three further rows for a class token have no place here: a
+    class token stands at no position.
 
     Where it goes wrong: each row is learned by itself, so what was never seen in training stays as it began, and
     beyond the window all distances look alike. Resampling needs fine-tuning.
@@ -77,12 +77,13 @@ class GridBias(Encoding):
 
     def by_distance(self, delta: Tensor) -> Tensor:
         delta = delta if self.axes != 1 else delta[..., None]
-        places = [d.clamp(1 - n, n - 1) + (n - 1) for d, n in zip(delta.unbind(-1), self.window, strict=True)]
+        place = torch.stack(
+            [d.clamp(1 - n, n - 1) + (n - 1) for d, n in zip(delta.unbind(-1), self.window, strict=True)], -1
+        )
         # Many distances share a row: their gradients would stop adding up in half precision.
         table = self.table.to(torch.promote_types(self.table.dtype, torch.float32))
         dtype = torch.promote_types(table.dtype, delta.dtype)
-        biases = interpolated_on_axes(lambda cell: F.embedding(self.row(cell), table), torch.stack(places, -1), dtype)
-        return biases.movedim(-1, 0)
+        return interpolated_on_axes(lambda cell: F.embedding(self.row(cell), table), place, dtype).movedim(-1, 0)
 
     def resampled(self, *window: int) -> "GridBias":
         """The encoding of another window, its table interpolated linearly from this one; this one stays as it is.
@@ -110,7 +111,8 @@ class GridBias(Encoding):
         corners = [(0, 1.0)]
         for a, b, size in zip(places, others, self.window, strict=True):
             place = min(max(a - b, 1 - size), size - 1) + size - 1
-            sides = [(math.floor(place), 1 - place % 1), (math.ceil(place), place % 1)]
+            low = math.floor(place)
+            sides = [(low, 1 - (place - low)), (min(low + 1, 2 * size - 2), place - low)]
             corners = [(row * (2 * size - 1) + at, w * share) for row, w in corners for at, share in sides]
         bias = math.fsum(weight * self.table[row, head].item() for row, weight in corners)
         return super().formula_logit(q, k, m, n, head, scale) + bias

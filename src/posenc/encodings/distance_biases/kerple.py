@@ -21,8 +21,9 @@ class Kerple(Encoding):
     log:    logit(i, j) = scale * q_i . k_j - r1_h ln(1 + r2_h |m_i - n_j|)
     power:  logit(i, j) = scale * q_i . k_j - r1_h |m_i - n_j|^r2_h,  r2_h at most 2
 
-    Both are conditionally positive definite kernels. Every layer has its own r1 and r2, one of each for each head. They
-    start uniform: r1 in (0, 2) and r2 in (0, 1) for log, r1 in (0, 1) and r2 in (0, 2) for power.
+    Both are conditionally positive definite kernels: plus a constant, an inner product of feature vectors. Every layer
+    has its own r1 and r2, one of each for each head. They start uniform: r1 in (0, 2) and r2 in (0, 1) for log, r1 in
+    (0, 1) and r2 in (0, 2) for power.
 
     heads     number of heads
     kind      log or power
@@ -30,11 +31,12 @@ class Kerple(Encoding):
               paper: it is divided by sqrt(head_dim) too, as in equation 1
     head_dim  width of one head (channels); only the paper form reads it
 
-    The values are held at 0.01 or more, where the gradient passes as if they were free, so that they can come back; the
-    released code moves the parameters themselves. Keys after the query count by |m - n|; the paper is causal.
+    The values are held at 0.01 or more. There the gradient passes as if they were free, so that they can come back; the
+    released code moves the parameters themselves, which a forward pass may not. Keys after the query count by
+    |m - n|; the paper is causal.
 
-    Where it goes wrong: it never rises, so no head can look at a chosen far distance. Too large an r1 early in training
-    shuts a head's distant keys out before it can learn to use them.
+    Where it goes wrong: it decays and never rises, so no head can look at a chosen far distance. Too large an r1 early
+    in training shuts a head's distant keys out before it can learn to use them.
 
     Raises ValueError for an unknown kind or form, and for the paper form without head_dim.
     Source: Chi, Fan, Ramadge, Rudnicky 2022, arXiv:2205.09921, equations 1, 3 and 4.
@@ -53,7 +55,10 @@ class Kerple(Encoding):
     also_called = ("kerple_log", "kerple_power")
     extrapolates = "Claimed and found: perplexity stays flat or falls to 32 times the trained length (log)."
     per_layer = True
-    gaps = {"gradients_are_those_of_small_steps": "a number is held at 0.01, where its gradient passes"}  # noqa: RUF012
+    gaps = {  # noqa: RUF012
+        "gradients_are_those_of_small_steps": "below 0.01 a number is held there and its gradient passes all the same, "
+        "so that it can come back"
+    }
 
     def __init__(
         self,

@@ -18,16 +18,19 @@ class LogGridBias(Encoding):
     logit(i, j) = scale * q_i . k_j + 16 sigmoid(f_h(x)),  x = sign(u) log2(1 + |u|) / log2(8),  u = 8 (m_i - n_j)/(W-1)
 
     f is a network axes - width - ReLU - heads whose last layer has no bias. The largest distance inside the window W
-    becomes log2(9)/3 = 1.06, one eight times as large 2.01, so that windows may be larger than the trained one. Every
-    layer has its own. Swin-V2 uses it with cosine attention (logit scale at most 100), which is not a part of it.
+    becomes log2(9)/3 = 1.06, and one eight times as large 2.01, so that a model can be run on larger windows than it
+    was trained on. Every layer has its own.
 
     heads   number of heads
     window  the trained window W, the same on every axis (positions); it stays when the picture grows
     axes    number of coordinates of a position
     width   neurons of the hidden layer
 
+    Swin-V2 uses it with cosine attention (logit scale at most 100), which is not a part of it.
+
     Where it goes wrong: biases lie between 0 and 16, so they cannot shut a key out, only prefer others by e^16. Where
-    places are not whole, the network is asked for every pair of tokens, and not once for each distance.
+    places are whole, the network is asked once for each distance that differs; where they are not, for every pair of
+    tokens.
 
     Raises ValueError for a window below 2 and for fewer than one head, axis or neuron.
     Source: Liu et al. 2021, arXiv:2111.09883, section 3.3.

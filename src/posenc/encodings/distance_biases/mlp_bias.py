@@ -22,9 +22,8 @@ class MLPBias(Encoding):
 
     logit(i, j) = scale * q_i . k_j + f_h(d),  d = m_i - n_j on each axis, or sign(d) ln(1 + |d|)
 
-    f is a network axes - width - ... - width - heads with `depth` hidden layers and SiLU between them, as in
-    x_transformers; the paper has two axes, and a layer norm and ReLU in front of each layer. Every layer of the model
-    has its own.
+    f is a network axes - width - ... - width - heads with `depth` hidden layers and SiLU between them. Every layer of
+    the model has its own.
 
     heads  number of heads
     width  neurons of each hidden layer; a quarter of the model's width in the paper
@@ -32,9 +31,12 @@ class MLPBias(Encoding):
     log    whether distances enter through the logarithm
     axes   number of coordinates of a position: 1 for text, 2 for pictures
 
-    Where it goes wrong: a network of raw distances is linear in them far out, so past the trained length the bias rises
-    or falls without bound; the logarithm tames that and no more. With given positions the hidden layer of every pair of
-    tokens is in memory; tokens in a row need only 2 T - 1 distances.
+    The paper has two axes, and a layer norm and ReLU in front of each layer; this is the form of x_transformers, whose
+    keys, unlike here, always stand in a row.
+
+    Where it goes wrong: a network of raw distances is linear in them far out, so past the trained length the bias
+    rises or falls without bound; the logarithm tames that and no more. With given positions the hidden layer of every
+    pair of tokens is in memory; tokens in a row need only 2 T - 1 distances.
 
     Raises ValueError for fewer than one head, neuron, layer or axis, and for more than 100 layers.
     Source: Wang et al. 2021, CrossFormer, arXiv:2108.00154, section 3.2.2.

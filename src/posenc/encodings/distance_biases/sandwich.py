@@ -16,14 +16,15 @@ class Sandwich(Encoding):
 
     logit(i, j) = scale * q_i . k_j + H / (8 h) sum_p cos((m_i - n_j) base^(-2p/width)),  p = 0..width/2-1
 
-    for heads h = 1..H: the inner product of two sinusoidal embeddings, which falls about as a logarithm of distance.
+    for heads h = 1..H. The sum is the inner product of the sinusoidal embeddings of the two positions; it falls about
+    as a logarithm of the distance. Nothing is learned.
 
     heads  number of heads
     width  width of the sinusoidal embedding (channels; even); 128 in the paper, whatever the model's width
     base   the sinusoids' base: their wavelengths run from 2 pi to 2 pi base (positions)
 
-    The paper's equation counts p from 1 to width/2, its code from 0, and this is the code. Cosines are taken in
-    float64, as angles of a million positions need.
+    The paper's equation counts p from 1 to width/2, its code from 0, and this is the code; some add -width/2 to the
+    sum, which the softmax does not see. Cosines are taken in float64, as angles of a million positions need.
 
     Where it goes wrong: the strongest head, h = 1, gets a bias of up to width H/16, so a model of many heads begins
     with heads that look at their own token only. Like its cosines the sum is not quite monotone.

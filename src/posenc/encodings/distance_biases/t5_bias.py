@@ -26,11 +26,11 @@ class T5Bias(Encoding):
     causal        whether only the past is told apart
     std           standard deviation of the initial table (logits); the default 0 starts as no position at all
 
-    Bucket edges are decided in exact integer arithmetic, where float32 logarithms differ between devices. A fractional
-    distance falls into the bucket that the formula gives it.
+    Bucket edges are decided in exact integer arithmetic: libraries that take logarithms in float32 differ between
+    devices at the edges. A fractional distance falls into the bucket that the formula gives it.
 
-    Where it goes wrong: all distances past max_distance look alike, and where it exceeds the trained length the buckets
-    between are never trained, and the bias looks like a bad extrapolator.
+    Where it goes wrong: all distances past max_distance look alike, and when max_distance exceeds the trained length
+    the buckets between are never trained and the bias looks like a bad extrapolator. Keep it within the trained length.
 
     Raises ValueError for buckets that do not divide, or a max_distance that leaves no room for the logarithmic buckets.
     Source: Raffel et al. 2019, arXiv:1910.10683, section 2.1.

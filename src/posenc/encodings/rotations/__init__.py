@@ -124,7 +124,10 @@ class Rotations(Turning):
 
 
 class ScheduledSpectrum(Waves, Rotations):
-    """Rotations by the frequencies base^(-2k/width), changed by a schedule where it is not None."""
+    """Rotations of a position on one axis by the frequencies base^(-2k/width), and by a temperature.
+
+    A schedule changes both where it is not None.
+    """
 
     schedule: Any
 

@@ -28,23 +28,26 @@ class AxialRotary(Rotations):
     axes         number of coordinates of a position
     base         ratio that sets the longest wavelength of language and dealt frequencies (unitless, above 1). 100 suits
                  grids of tens of cells (RoPE-ViT, Gemma 4); Qwen2-VL, Pixtral, Llama 4 and V-JEPA 2 take 10,000
-    split        channels of each axis, even numbers; those left over carry no position. The default is the largest
-                 equal share, 2 floor(head_dim/(2 axes)) (V-JEPA 2)
+    split        channels of each axis, even numbers; channels left over carry no position. The default gives all axes
+                 the largest equal share, 2 floor(head_dim/(2 axes)) (V-JEPA 2)
     layout       which channels form a pair; the axes' pairs stand behind one another. "half" pairs p with p + r/2, r
                  the sum of the split (DINOv3, Qwen2-VL, Pixtral: angles h w h w), "interleaved" pairs 2p with 2p + 1
-                 (RoPE-ViT, timm, Llama 4), "half_by_axis" is "half" inside each axis' channels (Gemma 4: h h w w)
+                 (RoPE-ViT, timm, rotary-embedding-torch, Llama 4), "half_by_axis" is "half" inside each axis'
+                 channels (Gemma 4: angles h h w w). The same encoding up to a fixed order of channels
     frequencies  one of the four above
     resolution   cells that pixel frequencies tell apart: the fastest pair turns once in two of them; 224 if not given
 
     Coordinates may be fractional or negative, and tokens stand in any order: a dropped patch changes no other. Which
     coordinate comes first is the caller's choice: Positions.grid(H, W) gives (row, column), timm's "ij"; RoPE-ViT's own
     weights read (column, row), timm's "xy". A token without a place, such as CLS, stands at 0 on every axis, where
-    nothing turns (so Llama 4 counts its patches from 1). With one axis and language frequencies this is rotary.
+    nothing turns (Llama 4 counts its patches from 1 for that reason). With one axis and language frequencies this is
+    rotary.
 
     Where it goes wrong: a logit is a sum of one term for each axis, so no pair sees a diagonal (mixed_rotary does). A
     base made for text wastes pairs on a grid: of 16 pairs for an axis, 5 turn by a radian in 14 cells at 10,000, and 10
-    at 100. V-JEPA 2 as released repeats its frequencies as "half" does and pairs channels as "interleaved" does, so the
-    two channels of a pair turn by different angles and lengths change; this encoding does what was meant.
+    at 100. V-JEPA 2 as released repeats
+    its frequencies in the order of "half" and pairs channels in the order of "interleaved", so its two channels of a
+    pair turn by different angles and lengths change; this encoding does what was meant.
 
     Raises ValueError for a head without a pair for each axis, a split that is odd or does not fit, an unknown word, or
     an option that the chosen frequencies do not read.
@@ -64,7 +67,10 @@ class AxialRotary(Rotations):
     """
     source = "Heo, Park, Han, Yun 2024, arXiv:2403.13298, section 3.2"
     also_called = ("rope_2d", "rope_axial", "axial_rope", "rope_3d", "rotary_2d")
-    extrapolates = "claimed: DeiT-III-B trained at 224 pixels scores 83.6, 83.9 at 384; a learned table 83.4 and 82.8"
+    extrapolates = (
+        "claimed to larger images: DeiT-III-B trained at 224 pixels scores 83.6 there and 83.9 at 384, a learned table "
+        "83.4 and 82.8"
+    )
     used_by = "vision towers of Gemma 4, Qwen-VL, Pixtral and Llama 4; SAM 2, V-JEPA 2"
 
     def __init__(

@@ -20,9 +20,25 @@ SILENCED = ("passed", "doubled")
 
 @dataclass(frozen=True)
 class Drawn:
-    """Mixtures that the options decide: no part of the state, and no tensor that a cast could damage."""
+    """The initial mixtures [2, heads or 1, K, K], float64 on the CPU: identity plus noise from the seed.
 
-    mixtures: Tensor = field(compare=False)
+    Outside the state, and no tensor that a cast could damage.
+    """
+
+    kept: int
+    heads: int
+    per_head: bool
+    gain: float
+    seed: int
+    mixtures: Tensor = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        K, heads = self.kept, self.heads if self.per_head else 1
+        generator = torch.Generator("cpu").manual_seed(self.seed)
+        noise = torch.randn(2, heads, K, K, generator=generator, dtype=torch.float64, device="cpu")
+        deviation = self.gain * math.sqrt(2 / (K * (K + heads)) if self.per_head else 1 / K)
+        mixtures = torch.eye(K, dtype=torch.float64, device="cpu") + deviation * noise
+        object.__setattr__(self, "mixtures", mixtures)
 
 
 class FourierRotary(Waves, TurnedByHead):
@@ -36,25 +52,28 @@ class FourierRotary(Waves, TurnedByHead):
     head_dim        width of one head, d (channels)
     trained_length  the trained length (positions)
     base            ratio that sets the longest wavelength (unitless, above 1)
-    layout          which channels form a pair: "half" (k with k + d/2; the released code), "interleaved" (2k, 2k + 1)
-    gain            strength of the noise: deviation gain sqrt(2 / (K (K + heads))), which Xavier's rule gives tensors
-                    [heads, K, K] (0.3 at 60 M parameters, 0.6 at 1.2 B)
-    per_head        whether every query head has mixtures of its own. Fewer key heads are then repeated for their
-                    queries, and a cache holds them so
+    layout          which channels form a pair: "half" (k with k + d/2; the released code) or "interleaved" (2k with 2k
+                    + 1)
+    gain            strength of the noise: deviation gain sqrt(2 / (K (K + heads))), which is what Xavier's rule makes
+                    of the released code's tensors [heads, K, K] (0.3 at 60 M parameters, 0.6 at 1.2 B)
+    per_head        whether every query head has mixtures of its own. With fewer key heads than query heads, keys are
+                    then repeated for their queries, and a cache holds them so
     learned         whether the mixtures are trained (and every layer has its own); the released ones are frozen noise
     silenced        what becomes of the pairs whose frequency is dropped: "passed" leaves them as they are (the paper's
-                    frequency zero; vLLM); "doubled" does as the released code, whose sine is 1 beside the cosine's 1:
-                    both sides turn by 45 degrees and grow by sqrt(2), so that these pairs count twice in the logit
+                    frequency zero: cosine 1, sine 0; vLLM); "doubled" does as the released code, whose sine is 1 as
+                    well: both sides turn by 45 degrees and grow by sqrt(2), so that these pairs count twice in the
+                    logit
     seed            of the noise (a frozen mixture is the same in all layers; the released code draws anew for each)
 
-    What differs: the paper may draw frequencies besides those of rotary; its released settings do not. The released
-    code mixes at most d/4 pairs, and of more frequencies spreads the identity over every second or third, so that the
-    last mixed pairs hold noise alone; here, as in vLLM, every kept frequency has its pair. vLLM has one mixture for
-    each key head.
+    What differs: the paper may draw other frequencies besides those of rotary; its released settings do not. The
+    released code mixes at most d/4 pairs, and where more frequencies are kept, spreads the identity over every second
+    or third of them, so that the last mixed pairs hold noise alone; here, as in vLLM, every kept frequency has its
+    pair. vLLM has one mixture for each key head; here each query head has one, and the result is that of repeated keys.
 
-    Where it goes wrong: the mixtures are no rotation, so a logit is no function of the distance (gain=0 brings back
-    rotary without its slow pairs). The coefficients are frozen in the released code. In its own comparison ALiBi has
-    the better perplexity past the trained length; what FoPE keeps is passkey retrieval.
+    Where it goes wrong: it is derived from the periodicity of attention, but a logit is no longer a function of the
+    distance: the mixtures are no rotation, and moving query and key together changes it (gain=0 brings back rotary
+    without its slow pairs). That the coefficients are learned is a misreading: the released code trains none. In its
+    own comparison ALiBi has the better perplexity past the trained length; what FoPE keeps is passkey retrieval.
 
     Raises ValueError for impossible options, a trained_length of 6 or less (no wave fits), and heads that do not fit.
     Source: Hua et al. 2024, arXiv:2412.17739, section 4; released as TsinghuaC3I/Fourier-Position-Embedding.
@@ -106,20 +125,12 @@ class FourierRotary(Waves, TurnedByHead):
         self.per_layer = learned
         if not per_head:
             self.doors = self.doors - {"attend"}
-        self.drawn = self.draw()
+        self.drawn = Drawn(self.kept, heads, per_head, gain, seed)
         if learned:
             shape = self.drawn.mixtures.shape[1:]
             self.cos_mixture = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
             self.sin_mixture = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
             self.reset_parameters()
-
-    def draw(self) -> Drawn:
-        """The initial mixtures [2, heads or 1, K, K], float64 on the CPU: the identity plus noise from the seed."""
-        K, heads = self.kept, self.heads if self.per_head else 1
-        generator = torch.Generator("cpu").manual_seed(self.seed)
-        noise = torch.randn(2, heads, K, K, generator=generator, dtype=torch.float64, device="cpu")
-        deviation = self.gain * math.sqrt(2 / (K * (K + heads)) if self.per_head else 1 / K)
-        return Drawn(torch.eye(K, dtype=torch.float64, device="cpu") + deviation * noise)
 
     def reset_parameters(self) -> None:
         if self.learned:

@@ -23,16 +23,19 @@ class ImageRotary(Rotations):
     head_dim  width of one head (channels); those left over by 2 n axes carry no position
     axes      number of coordinates of a position
     base      ratio that sets the longest period (unitless, above 1); 100 in DINOv3
-    layout    which channels form a pair, axis behind axis: "half" (DINOv3) pairs p with p + P, P pairs in all,
-              "interleaved" 2p with 2p + 1
+    layout    which channels form a pair; the axes' pairs stand behind one another. "half" (DINOv3) pairs p with p + P,
+              P pairs in all, "interleaved" 2p with 2p + 1. The same encoding up to a fixed order of channels
 
     It reads floating coordinates: `normalised_grid(H, W)` in this module makes them, and `augmented(at, ...)` shifts,
-    stretches and rescales them in training. A token without a place, such as CLS, stands at 0 on every axis, where
-    nothing turns. Periods are exact here; the released checkpoints hold them rounded to bfloat16.
+    stretches and rescales them in training. Both are functions of their arguments, so evaluation has nothing random in
+    it. A token without a place, such as CLS, stands at 0 on every axis, where nothing turns.
+
+    How we differ: periods are exact; the released checkpoints hold them rounded to bfloat16.
 
     Where it goes wrong: an image of another size keeps its corners where they were, so the distance between neighbours
-    changes instead: what was learned of a step of one patch holds near the trained sizes only, which the augmentation
-    is for. In coordinates counted in patches (0, 1, 2, ...) every step is a whole turn of the fastest pair.
+    changes instead; what was learned about a step of one patch holds only for sizes near the trained ones, which is
+    what the augmentation is for. In coordinates counted in patches (0, 1, 2, ...) every step is a whole turn of the
+    fastest pair.
 
     Raises ValueError for a head without a pair for each axis, a base of 1 or less, or an unknown layout.
     Source: Siméoni et al. 2025, arXiv:2508.10104 (DINOv3), and the authors' code, RopePositionEmbedding.

@@ -26,14 +26,15 @@ class LearnedRotary(TurnedByHead, Turning):
     per_head  whether each head has frequencies of its own (shift [heads, r/2]; else [r/2]). With fewer key heads than
               query heads, keys are then repeated for their queries, and a cache holds them so
 
-    How we differ: the released implementations learn the frequency itself. Its logarithm is learned here, so that a
-    step changes fast and slow pairs by the same share, weight decay does not pull towards standing still, and weights
-    in bfloat16 do not move the angles of an untrained pair. Angles are taken in float64, the rotation in the next
-    better dtype than the input's, and results are rounded once.
+    How we differ: the released implementations learn the frequency itself. Its logarithm is learned here, so that one
+    step changes fast and slow pairs by the same share, weight decay pulls towards the first frequencies and not towards
+    standing still, and casting the weights to bfloat16 does not move the angles of an untrained pair.
+
+    Angles are taken in float64, the rotation in the next better dtype than the input's, and results are rounded once.
 
     Where it goes wrong: the gradient of a shift grows with the distance, so frequencies want a smaller learning rate
-    than weights. Weights in bfloat16 round a shift to one part in 512. No schedule applies: there is no base left to
-    change.
+    than weights. Weights in bfloat16 round a shift to one part in 512, and an angle's error grows with the position. No
+    schedule applies: there is no base left to change.
 
     Raises ValueError for an odd head, a base of 1 or less, an unknown layout, per_head without heads, or heads that do
     not fit.

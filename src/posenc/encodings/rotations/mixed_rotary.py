@@ -26,16 +26,18 @@ class MixedRotary(Turning):
     base      ratio that sets the smallest initial magnitude (unitless, above 1); 10 in the paper, since learning finds
               the scale
     groups    how many sets of frequencies there are; neighbouring heads share one. The default is one for each query
-              head, as published; with grouped-query attention give the number of key heads, as which queries turn
+              head, as published. Query heads that share a key head have to turn as it does: with grouped-query
+              attention give the number of key heads
     layout    which channels form a pair: "half" pairs p with p + P, "interleaved" (RoPE-ViT, timm) 2p with 2p + 1
 
     Every layer has frequencies of its own, head_dim/2 times A for each set. Which coordinate comes first is the
     caller's choice: Positions.grid(H, W) gives (row, column), timm's "ij"; RoPE-ViT's own weights read (column, row).
-    Weight decay pulls frequencies towards no position: the authors exclude them. Angles are taken in float64, but
-    frequencies in bfloat16 are rounded themselves.
+    Weight decay pulls frequencies towards no
+    position: the authors exclude them. Angles are taken in float64, whatever the dtype of the parameter; in bfloat16
+    the frequencies themselves are rounded.
 
     Where it goes wrong: frequencies are learned in steps of a patch, so in much larger images slow pairs reach angles
-    that training never saw. With one axis it is rotary with learned frequencies.
+    that training never saw. With one axis it is rotary with learned frequencies, with the same limit.
 
     Raises ValueError for a head without a pair, groups that do not divide the heads, or keys of fewer heads than there
     are groups.
@@ -48,7 +50,10 @@ class MixedRotary(Turning):
     equation = r"\text{angle}_{h,p}(x) = \sum_a x_a f_{h,p,a}"
     source = "Heo, Park, Han, Yun 2024, arXiv:2403.13298, section 3.2"
     also_called = ("rope_mixed", "mixed_rope")
-    extrapolates = "claimed: DeiT-III-B trained at 224 pixels scores 83.8, 84.4 at 384; axial rotary 83.6 and 83.9"
+    extrapolates = (
+        "claimed to larger images: DeiT-III-B trained at 224 pixels scores 83.8 there and 84.4 at 384, axial rotary "
+        "83.6 and 83.9"
+    )
     per_layer = True
 
     def __init__(

@@ -31,15 +31,15 @@ class MultimodalRotary(ScheduledSpectrum):
     schedule  a change of the frequencies for longer contexts, as in rotary, that does not depend on the horizon
 
     Positions have one axis (text: every axis is at the same place) or one for each section. `text_and_grids` in this
-    module makes those of Qwen2-VL: after an image the text goes on one past its largest coordinate, so when decoding
-    the next position is not the number of tokens; give it.
+    module makes those of Qwen2-VL: after an image the text goes on one past its largest coordinate, so the next
+    position is not the number of tokens; when decoding, give it.
 
-    Sections that the interleaved order cannot place are refused; vLLM checks only their sum, and Hugging Face and timm
-    give the axis fewer pairs in silence.
+    How we differ: sections that the interleaved order cannot place are refused, with those that it would place; vLLM
+    checks only their sum, and Hugging Face and timm give the axis fewer pairs in silence.
 
     Where it goes wrong: chunked gives time only the fastest pairs, whose angles repeat within few frames, so far frames
-    look near; the other orders exist for that reason. Ids grow more slowly than tokens, so a context counted in tokens
-    overstates how far the angles go.
+    look near; interleaved and time_last exist for that reason. Ids grow more slowly than tokens, so a context counted
+    in tokens overstates how far the angles go.
 
     Raises ValueError for sections that do not fill the pairs, fewer than three pairs without sections, an odd or
     impossible width, a base of 1 or less, an unknown word, a schedule that depends on the horizon, or positions with

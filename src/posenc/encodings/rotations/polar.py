@@ -29,18 +29,18 @@ class Polar(Waves, Encoding):
     heads     number of query heads
     head_dim  width of one head, d (channels)
     base      ratio that sets the longest wavelength (unitless, above 1)
-    phases    how delta begins: "zero" (better for longer sequences, the paper finds), "uniform" over its range
+    phases    how delta begins: "zero" (which the paper finds important for longer sequences), "uniform" over its range
               (slightly better within the trained length), or "none" for no delta at all
 
-    What differs: the paper turns keys by +delta; here the query is turned by -delta, the same logit, which stays right
-    where query heads share a key head. Every layer has its own delta (x-transformers shares one). `scale` is
-    Attention's, d^-1/2 of the head as projected, not of the doubled width.
+    What differs: the paper turns keys by +delta; here the query is turned by -delta, which is the same logit, and stays
+    right where several query heads share a key head. Every layer has its own delta (x-transformers shares one). `scale`
+    is Attention's, d^-1/2 of the head as projected, not of the doubled width.
 
-    Where it goes wrong: lengths are never negative, so without delta all products at distance 0 add up: of random
-    queries and keys of 64 channels the mean logit is 5.2 there and falls with distance, a strong preference for near
-    tokens to begin with. A delta that a step carries out of its range gets no more gradient and stays. The cache holds
-    keys twice as wide. Its large gains are on tasks of pure indexing (94.8 against 11.2 %); in language modelling
-    perplexity falls by 1 % (21.55 to 21.33 at 124 M parameters).
+    Where it goes wrong: the lengths are never negative, so without delta all products at distance 0 add up. For random
+    queries and keys of 64 channels the mean logit is 5.2 there and falls with distance: unlike rotary it begins with a
+    strong preference for near tokens. A delta that a step carries out of its range gets no more gradient and stays.
+    The cache holds keys twice as wide. Its large gains are on tasks of pure indexing (94.8 against 11.2 %); in
+    language modelling perplexity falls by 1 % (21.55 to 21.33 at 124 M parameters).
 
     Raises ValueError for sizes below 1, a base of 1 or less, an unknown word for phases, or heads that do not fit.
     Source: Gopalakrishnan, Csordas, Schmidhuber, Mozer 2025, arXiv:2509.10534, section 3.

@@ -19,14 +19,15 @@ class ProportionalRotary(ScheduledSpectrum):
     partial   share of the pairs that turn (unitless, above 0, at most 1); 0.75 did best in the paper, 0.25 in Gemma 4
     base      ratio that sets the wavelengths of the whole head (unitless, above 1); 1,000,000 in Gemma 4
     layout    which channels form a pair: "half" pairs k with k + head_dim/2, "interleaved" 2k with 2k + 1
-    schedule  a change of the frequencies for longer contexts, before the slow pairs are stopped, that does not depend
-              on the horizon; Gemma 4's `factor` is linear(factor=...)
+    schedule  a change of the frequencies for longer contexts, made before the slow pairs are stopped; the optional
+              `factor` of Gemma 4 is linear(factor=...). Not one that depends on the horizon
 
     It is not rotary(partial=...): that turns the first channels with a whole spectrum of their own, down to 1/base;
-    this cuts the head's spectrum. Angles are taken in float64 and results rounded once, as in rotary.
+    this cuts the head's spectrum. In the half layout the channels that turn are not even neighbours. Angles are taken
+    in float64 and results rounded once, as in rotary.
 
     Where it goes wrong: with few pairs the longest wavelength is short (160 positions for head_dim 128, base 1e6,
-    partial 0.25). The gain over rotary is below 2 %.
+    partial 0.25), so positions far apart are told apart by the mixture alone. The gain over rotary is below 2 %.
 
     Raises ValueError for an odd head, a partial outside (0, 1], a base of 1 or less, an unknown layout, a schedule by
     length, or heads of another width.
@@ -45,7 +46,9 @@ class ProportionalRotary(ScheduledSpectrum):
     """
     source = "Barbero et al. 2024, arXiv:2410.06205, section 6"
     also_called = ("p_rope", "p-rope", "proportional_rope")
-    extrapolates = "pairs that leave the trained range of angles are gone; no length is promised, none was measured"
+    extrapolates = (
+        "the pairs that leave the trained range of angles are gone; no length is promised, and none was measured"
+    )
     used_by = "Gemma 4 (partial 0.25, global layers), LFM3 (partial 0.5)"
 
     def __init__(
@@ -73,9 +76,10 @@ class ProportionalRotary(ScheduledSpectrum):
 
     def spectrum(self, horizon: Tensor | None = None) -> tuple[Tensor, float | Tensor]:
         """The frequency of each pair of the head (radians per position; 0 stands still), and the temperature."""
-        frequencies, temperature = super().spectrum()
+        frequencies, temperature = super().spectrum(horizon)
         return frequencies * (torch.arange(self.head_dim // 2, device="cpu") < self.turning), temperature
 
     def formula_spectrum(self, horizon: float | None = None) -> tuple[list[float], float]:
-        frequencies, temperature = super().formula_spectrum()
+        frequencies, temperature = super().formula_spectrum(horizon)
+        # The list is cut at the share of all pairs; what is left stands still.
         return frequencies[: self.turning] + [0.0] * (self.head_dim // 2 - self.turning), temperature

@@ -23,10 +23,11 @@ class Rotary(ScheduledSpectrum):
     head_dim  width of one head (channels)
     base      ratio that sets the longest wavelength, 2 pi base^((r-2)/r) (unitless, above 1); 10,000 in the paper
     layout    which channels form a pair: "half" pairs k with k + r/2 (GPT-NeoX, Hugging Face Llama), "interleaved"
-              pairs 2k with 2k + 1 (the paper, GPT-J, Meta's Llama), "swapped" pairs k + r/2 with k, and so turns the
-              other way round (nanochat). Silently wrong with weights trained in another layout
-    partial   share of the head that is turned, r = partial * head_dim, by frequencies from 1 to about 1/base; the other
-              channels carry no position. proportional_rotary is another thing
+              pairs 2k with 2k + 1 (the paper, GPT-J, Meta's Llama), "swapped" pairs k + r/2 with k, which turns the
+              pairs of "half" the other way round (nanochat). The same encoding up to a fixed order of channels, and
+              silently wrong with weights trained in another layout
+    partial   share of the head that is turned, r = partial * head_dim; the other channels carry no position. The
+              frequencies then run over r, from 1 down to about 1/base: proportional_rotary is another thing
     schedule  a change of the frequencies for longer contexts, such as yarn(factor=4), see posenc.schedules
 
     Shapes: q [B, H, T, head_dim], k [B, KV, S, head_dim], any strides; values are not touched. Any position works:
@@ -34,13 +35,14 @@ class Rotary(ScheduledSpectrum):
     input's (float32 for half precision, else float64), and the result is rounded once to the input's dtype.
 
     A schedule that depends on the horizon (dynamic_ntk, dynamic_yarn, dynamic_linear, longrope) reads the one declared
-    with Positions.with_horizon, of each sequence for itself. Keys are then cached unturned, and turned with the query's
-    horizon. Without a declared horizon, only positions known to lie within the trained length are served.
+    with Positions.with_horizon, of each sequence for itself. Attention then caches keys unturned and turns them with
+    the query's horizon, so that they stay right when it moves. Without a declared horizon, only positions that are
+    known to lie within the trained length are served.
 
     Where it goes wrong: it does not extrapolate by itself. Past the trained length the slow pairs reach angles that
-    training never saw, and models break at 1.2 to 1.4 times that length. Nor does attention decay with distance: for
-    unrelated q and k the logit has the same spread at any. Heads [B, T, H, D] are turned by their number unless the
-    call says seq_dim=1.
+    training never saw, and models break at 1.2 to 1.4 times that length. Nor does it make attention decay with
+    distance: for unrelated q and k the logit has the same spread at any distance. Heads [B, T, H, D] are turned by
+    their number unless the call says seq_dim=1.
 
     Raises ValueError for an odd or impossible rotary width, a base of 1 or less, an unknown layout, heads of another
     width, or a horizon that a schedule needs and nobody declared.

@@ -33,14 +33,15 @@ class XPos(Waves, PairsTurned, Encoding):
     gamma       how much of the fastest pair remains, zeta_0 = gamma/(1 + gamma) (unitless); 0.4 in the paper
     centre      position where queries and keys keep their size (positions)
 
-    The released code's centre is the middle of the given sequence, so that cached keys and new queries have different
-    centres once it has grown; here the centre stays. The paper attends in blocks at test time; that is a mask, and no
-    part of the encoding.
-    The sizes grow exponentially. They are taken in float64, and positions whose sizes leave the dtype of the queries,
-    with room of 2^6 for the queries themselves, are refused: past 33,994 positions from the centre in float32 and
-    bfloat16, and past 2,266 in float16; inside a compiled graph, where ids cannot be looked at, the result is NaN.
+    What differs from the released code: its centre is the middle of the sequence it is given, so that cached keys and
+    new queries have different centres once the sequence has grown; here the centre stays where it is. The paper
+    attends in blocks at test time; that is a mask, and no part of the encoding.
+    The sizes themselves grow exponentially. They are taken in float64, and positions whose sizes leave the dtype of the
+    queries, with room of 2^6 for the queries themselves, are refused: past 33,994 positions from the centre in float32
+    and bfloat16, and past 2,266 in float16. Where positions are counted the check costs nothing; ids given as a tensor
+    are looked at; inside a compiled graph, where they cannot be, the result is NaN.
 
-    Where it goes wrong: it is made for causal attention. Both ways, keys ahead *grow* with their distance: one 4,096
+    Where it goes wrong: it is made for causal attention. Both ways, keys ahead *grow* with their distance: a key 4,096
     ahead counts e^10 = 22,500 times in the fastest pair, so the far future wins every softmax. And the decay alone does
     not extrapolate: the published lengths were reached with the attention cut into blocks at test time.
 
@@ -156,4 +157,5 @@ class XPos(Waves, PairsTurned, Encoding):
 
     def formula_fading(self, distance: float) -> list[float]:
         """As published, in scalars: the factor of each pair over a distance."""
-        return [zeta ** (distance / self.scale_base) for zeta in self.zetas]
+        zetas = [(2 * k / self.head_dim + self.gamma) / (1 + self.gamma) for k in range(self.head_dim // 2)]
+        return [zeta ** (distance / self.scale_base) for zeta in zetas]

@@ -24,8 +24,8 @@ class PaTH(Encoding):
     logit(i, j) = scale * k_j^T H_{j+1} H_{j+2} ... H_i q_i,   H_l = I - beta_l w_l w_l^T
     w_l = (W_2 W_1 x_l) / |W_2 W_1 x_l|,   beta_l = 2 sigmoid(w_b . x_l + b)
 
-    H is the identity at beta 0, forgets the direction w at 1, and reflects it at 2. Each head and layer has its own w
-    and beta.
+    H is the identity at beta 0, forgets the direction w at 1, and reflects it at 2; the tokens between decide. Each
+    head and layer has its own w and beta.
 
     dim       width of the embeddings (channels)
     heads     number of query heads
@@ -35,14 +35,14 @@ class PaTH(Encoding):
     Read from the query backwards, H_i first: q_i loses a share of w_i, the rest a share of w_{i-1}, and so on. How much
     of each w is lost solves a triangular system, block by block of the path: in time T S head_dim and memory T S for
     each head. (In a compiled graph the path is one block, and the time T S (S + head_dim).) The path goes by `order`
-    within a document; a key after the query has an empty path, a plain q . k. Paths lead from turned queries to turned
-    keys of other encodings, and their biases are added.
+    within a document; a key after the query has an empty path, a plain q . k. Doors 1 to 3 of other encodings apply
+    too: biases are added, paths lead from turned queries to turned keys.
 
     Differs from the authors' layer: no convolution of three tokens over w (it leaks position by itself), and w and beta
     for each query head, where theirs belong to key heads. Its forget gate is an encoding of its own: forgetting.
 
     Where it goes wrong: it is no function of the distance, and nothing decays. Decoding needs w and beta of every
-    cached token; the authors turn cached keys in place, which is faster and binds a cache to one path.
+    cached token here; the authors turn the cached keys in place instead, which is faster and binds a cache to one path.
 
     Raises ValueError for widths, heads or a rank below 1, and embeddings or heads of another width.
     Source: Yang et al. 2025, arXiv:2505.16381, section 3; fla, path_attn.
@@ -114,9 +114,10 @@ class PaTH(Encoding):
         q, k = q.to(dtype), (factor * keys.k.to(dtype)).repeat_interleave(q.shape[1] // keys.k.shape[1], 1)
         if keys.at.contiguous:
             return self.lost_in_order(q, at, k, w, beta, keys.at)
-        sequence, document = keys.at.order.argsort(-1), keys.at.document  # [B or 1, S]
+        sequence = keys.at.order.argsort(-1)  # [B or 1, S]
         rows = sequence.expand(k.shape[0], -1)
         k, w = (taken(x, rows[:, None, :, None], 2) for x in (k, w))
+        document = keys.at.document
         document = None if document is None else taken(document, sequence, 1)
         places = Positions(taken(keys.at.coords, sequence[..., None], 1), taken(keys.at.order, sequence, 1), document)
         lost = self.lost_in_order(q, at, k, w, taken(beta, rows[:, None], 2), places)

@@ -24,10 +24,7 @@ class RotaryValues(Waves, Encoding):
     z_i = R(-m_i) sum_j A_ij R(n_j) v_j = sum_j A_ij R(n_j - m_i) v_j
     with R(p): (a, b) -> (a cos p f_k - b sin p f_k,  b cos p f_k + a sin p f_k),  f_k = base^(-2k/r), k = 0..r/2-1
 
-    It leaves the logits alone: `rotary + rotary_values` is RoPER, whose code turns half of each value (partial=0.5).
-    DeepSeek-V4 keeps one tensor as key and value of all heads, turned once in its last 64 of 512 channels, and turns
-    the output back by -m_i: partial=0.125, trailing=True, layout="interleaved". Values are cached as they are, and
-    turned when they are attended to.
+    It leaves the logits alone: `rotary + rotary_values` is RoPER, and what DeepSeek-V4 does.
 
     head_dim  width of one head (channels)
     base      ratio that sets the longest wavelength (unitless, above 1)
@@ -35,8 +32,13 @@ class RotaryValues(Waves, Encoding):
     partial   share of the head that is turned, r = partial * head_dim; the frequencies run over r
     trailing  whether the last r channels are turned, and not the first
 
+    DeepSeek-V4 keeps one tensor as key and value of all heads, turned once in its last 64 of 512 channels, and turns
+    the output back by -m_i: partial=0.125, trailing=True, layout="interleaved". RoPER's code turns half of each value
+    (partial=0.5). Values are cached as they are, and turned when they are attended to.
+
     Where it goes wrong: turning the values without turning the output back gives absolute positions, which do not
-    extrapolate. Nothing is gained on plain language modelling (RoPER's authors); the gain was shown on indexing tasks.
+    extrapolate; and it is often said that rotary never touches values, which these two models contradict.
+    Nothing is gained on plain language modelling (RoPER's authors); the gain was shown on indexing tasks.
 
     Raises ValueError for an odd or impossible width, a base of 1 or less, an unknown layout, or values of another
     width.
@@ -70,16 +72,17 @@ class RotaryValues(Waves, Encoding):
         super().__init__()
         checks.one_of("layout", layout, LAYOUTS)
         checks.above("base", base, 1)
-        self.width = rotary_width(head_dim, partial)
+        width = rotary_width(head_dim, partial)
         self.head_dim, self.base, self.layout, self.partial, self.trailing = head_dim, base, layout, partial, trailing
+        self.width = width
 
     def rotated(self, x: Tensor, at: Positions, direction: int) -> Tensor:
         """x [B, heads, T, head_dim] turned by `direction` times its positions."""
         cos, sin = self.once(self.table, at, rotation_dtype(x), x.device, keep=x.is_cpu)
-        # Channels behind the pairs pass.
-        first = x.shape[-1] - self.width if self.trailing else 0
-        turned = rotate_pairs(x[..., first:], cos, sin, self.layout, inverse=direction < 0)
-        return torch.cat((x[..., :first], turned), -1) if first else turned
+        if not self.trailing:
+            return rotate_pairs(x, cos, sin, self.layout, inverse=direction < 0)
+        passed, turned = x[..., : -self.width], x[..., -self.width :]
+        return torch.cat((passed, rotate_pairs(turned, cos, sin, self.layout, inverse=direction < 0)), -1)
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.axis(self))

@@ -37,28 +37,29 @@ class SelectiveRotary(PairsTurned, Encoding):
     base                 temperature_k = temperature base^(-2k/d), k = 0..d/2-1; 500,000 in the released code
     layout               which channels form a pair: "half" (k with k + d/2; the released code) or "interleaved"
     rank                 width of the bottleneck between down and up (channels); 32 in the released experiments
-    drift                whether every token turns by a learned step too, one for each head and pair, 1 at first: rotary
-                         with this base, and phi on top
+    drift                whether every token turns by a learned step too, one for each head and pair. It begins at
+                         exp(0) = 1, which is rotary with this base and phi on top
     gate                 sigmoid(W x_t) on the angles: "none", "head" (one for each head; the paper's phase gate), or
                          "pair" (one for each head and pair, through the bottleneck)
     temperature          temperature of the fastest pair (unitless)
     learned_temperature  whether the temperatures are trained; the released experiments freeze them
 
-    What differs: the released code sends phi through a causal convolution over 4 tokens, which mixes neighbours apart
-    from attention and by itself solves recall tasks; it is left out. It divides each head's slice of x_t by its length;
-    here all of x_t is divided by its own, since a width need not be a multiple of the heads. Its weight norm, its
-    `skip_conv` and its other spectrum of temperatures ("rfa") are left out. The paper's pseudocode reads q, its code
-    and this file x.
+    What differs: the released code sends phi through a causal convolution over 4 tokens. That mixes neighbours apart
+    from attention, which by itself solves recall tasks, and is left out. (Its `skip_conv` takes differences of
+    neighbours instead, whose sum is phi_t alone.) It divides each head's slice of x_t by its length; here all of x_t is
+    divided by its own, with the same total, since a width need not be a multiple of the heads. Its weight norm and its
+    other spectrum of temperatures ("rfa") are left out. The paper's pseudocode reads q, its code and this file x.
 
     Keys are cached unturned, each with its angles in float32 (as much memory as a key takes for each query head), and
-    turned when they are attended to, a shared key once for each query head. Sums are taken in float64; where they start
-    changes no logit, so neither do padding, packing, cuts and a rolling cache. Biases beside it read queries and keys
-    as they are projected.
+    turned when they are attended to, a shared key once for each query head. Sums are taken in float64. A sum that
+    starts anywhere gives the same logits, so padding, packing, cuts and a rolling cache change nothing. Biases
+    beside it read queries and keys as they are projected.
 
     Where it goes wrong: it reads the order of tokens, not their coordinates, so maps of positions (interpolation,
     shifts) do nothing. Without drift phi has no preferred sign, and the turn wanders instead of counting. Its authors
     saw gradient spikes at high learning rates, which the gate calms; beside a forget gate in softmax attention it
-    gained nothing over rotary on average (47.2 against 48.0, and 48.1 with the gate).
+    gained nothing over rotary on average (47.2 against 48.0, and 48.1 with the gate), and how it extrapolates in
+    language they left out of scope.
 
     Raises ValueError for impossible options and heads that do not fit.
     Source: Movahedi et al. 2025, arXiv:2511.17388, sections 3.3 and 4.1; released as timurcarstensen/selective-rope.
@@ -107,12 +108,14 @@ class SelectiveRotary(PairsTurned, Encoding):
         self.temperature, self.learned_temperature = temperature, learned_temperature
         pairs = head_dim // 2
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        lower, upper = nn.Linear(dim, rank, False, **made), nn.Linear(rank, heads * pairs, False, **made)
-        self.to_angle, self.to_gate = nn.Sequential(lower, upper), nn.Sequential()
+        self.to_angle = nn.Sequential(
+            nn.Linear(dim, rank, bias=False, **made), nn.Linear(rank, heads * pairs, bias=False, **made)
+        )
+        self.to_gate = nn.Sequential()
         if gate == "head":
             self.to_gate.append(nn.Linear(dim, heads, **made))
         elif gate == "pair":
-            self.to_gate.append(nn.Linear(dim, rank, False, **made)).append(nn.Linear(rank, heads * pairs, **made))
+            self.to_gate.append(nn.Linear(dim, rank, bias=False, **made)).append(nn.Linear(rank, heads * pairs, **made))
         self.log_drift = nn.Parameter(torch.empty(heads, pairs, **made)) if drift else None
         self.temperatures = nn.Parameter(torch.empty(pairs, **made)) if learned_temperature else None
         self.reset_parameters()

@@ -28,16 +28,16 @@ class StickBreaking(Encoding):
     A_ij = beta_ij * product over order_j < order_l < order_i of (1 - beta_il)
 
     The nearest key takes its share first and the others share what is left, so order needs no other encoding. A row
-    sums to at most 1: a query whose keys all refuse gives zeros.
+    sums to at most 1; what is left of the stick goes nowhere, and a query whose keys all refuse gives zeros.
 
     itself  whether a query may take from its own token too (the products then start there); published without, so that
             the first token of a sequence gives zeros
 
     The logits are those of the whole composition, biases and turned queries included, with Attention's scale. Whatever
     the mask, a query takes only from tokens before it in `order`, and a key that it may not see breaks nothing off.
-    Shares are multiplied as sums of logarithms, in float32 at least. Where tokens stand in a row on a CPU, keys are
-    read from the nearest back, until nothing is left to take; elsewhere, and where weights are wanted or a bias reads
-    more than distances, the logits of all pairs are taken.
+    Shares are multiplied as sums of logarithms, in float32 at least, each starting at the nearest key. Where tokens
+    stand in a row on a CPU, keys are read from the nearest back, until nothing is left to take; in other calls, and
+    where weights are wanted or a bias reads more than distances, the logits of all pairs are taken.
 
     Where it goes wrong: it needs the logits, so the fused sdpa kernel cannot serve it. Bidirectional attention sees the
     past only. Beside a positional bias, nearness counts twice.
@@ -86,10 +86,11 @@ class StickBreaking(Encoding):
 
     def formula_weights(self, logits, query, keys) -> list[float]:
         left, weights = 1.0, [0.0] * len(keys)
-        before = [index for index, key in enumerate(keys) if key.order < query.order + self.itself]
-        for index in sorted(before, key=lambda index: -keys[index].order):
-            # The sigmoid in a form that cannot overflow.
-            beta = (1 + math.tanh(logits[index] / 2)) / 2
-            weights[index] = beta * left
-            left *= 1 - beta
+        last = query.order if self.itself else query.order - 1
+        for index in sorted(range(len(keys)), key=lambda index: -keys[index].order):
+            if keys[index].order <= last:
+                # The sigmoid in a form that cannot overflow.
+                beta = (1 + math.tanh(logits[index] / 2)) / 2
+                weights[index] = beta * left
+                left *= 1 - beta
         return weights

@@ -17,14 +17,16 @@ class LogTemperature(Encoding):
     q_p -> tau q_p,   tau = max(least, ln(p + 1) / ln(trained_length))
 
     A query at position p sees p + 1 tokens; with logarithmic growth the entropy of its attention stays about the same.
+    At the last trained position tau is 1.
 
     trained_length  the trained length (tokens), 2 or more
-    least           the smallest temperature (unitless): 0 is plain log-n scaling, which flattens early queries and
-                    multiplies the first by 0; 1 is ReRoPE's max(1, .), which leaves the trained length as it was
+    least           the smallest temperature (unitless): 0 is plain log-n scaling, where the first query is multiplied
+                    by 0 and early ones are flattened; 1 is ReRoPE's max(1, .), which leaves all of the trained length
+                    as it was
 
     It carries no order: use it beside other encodings, as in rotary + log_temperature. Biases that read the query
-    (Shaw) see it warmed. Position is the coordinate: with documents, padding or a cache it counts the sequence alone;
-    positions below 0 count as 0. Tau is taken in float64 and multiplied in float32 at least.
+    (Shaw) see it warmed. The count is read from the position: with documents, padding or a cache it is that of the
+    sequence alone; positions below 0 count as 0. Tau is taken in float64 and multiplied in float32 at least.
 
     Where it goes wrong: without the floor a model that was trained plain loses its sharpness inside the trained
     length. A count of tokens fits causal attention; bidirectional attention sees as many from every position.

@@ -23,12 +23,12 @@ class ScalableSoftmax(Encoding):
     start     initial s of all heads (unitless); 0.43 in the paper's figures
     constant  whether each head also learns the constant b, from 0; it trained as well and extrapolated worse
 
-    Every layer has its own s. It carries no order: use it beside other encodings. Position is the coordinate: with
-    documents, padding or a cache it counts the sequence alone; positions below 0 count as 0. The logarithm is taken in
-    float64, and the query multiplied in float32 at least.
+    Every layer has its own s. It carries no order: use it beside other encodings. The count is read from the position:
+    with documents, padding or a cache it is that of the sequence alone; positions below 0 count as 0. The logarithm is
+    taken in float64, and the query multiplied in float32 at least.
 
     Where it goes wrong: a query at position 0 is multiplied by b alone. With one token to see that changes nothing, but
-    bidirectional attention sees more from there.
+    bidirectional attention sees more from there, and its count is another.
 
     Raises ValueError for fewer than one head, a start that is not finite, and queries of another number of heads.
     Source: Nakanishi 2025, arXiv:2501.19399, section 2.

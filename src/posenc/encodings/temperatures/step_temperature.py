@@ -28,11 +28,11 @@ class StepTemperature(Encoding):
 
     It carries no order: use it beside other encodings. Llama 4 uses it in its layers without rotary only, Ministral in
     all, Inkling in its global layers, where it multiplies the bias too (here: biases that read the query see it
-    warmed). Position is the coordinate: padding or a cache does not move the steps; positions below 0 count as 0. Tau
-    is taken in float64 and multiplied in float32 at least.
+    warmed). Position is the coordinate: padding on the left or a cache does not move the steps; positions below 0 count
+    as 0. Tau is taken in float64 and multiplied in float32 at least.
 
-    Where it goes wrong: within the first stretch it does nothing, so a short test cannot tell which of the three it is.
-    Transformers' Llama 4 counts padding as positions.
+    Where it goes wrong: within the first stretch it does nothing, so a short test cannot tell whether it is right, or
+    which of the three it is. Transformers' Llama 4 counts padding as positions.
 
     Raises ValueError for an interval below 1, a strength that is not a finite number of 0 or more, or an unknown form.
     Source: Meta 2025, Llama 4 model code (after arXiv:2501.19399); Mistral AI 2025, Ministral 3 model code; Inkling
@@ -79,9 +79,12 @@ class StepTemperature(Encoding):
 
     def temperature(self, position: float) -> float:
         """As published, in scalars: tau of a query at `position`."""
-        p, n = max(position, 0), self.interval
-        g = {"llama4": 1 + (p + 1) // n, "ministral": 1 + p // n, "inkling": max(1, (p + 1) / n)}[self.form]
-        return 1 + self.strength * math.log(g)
+        p = max(position, 0)
+        if self.form == "llama4":
+            return 1 + self.strength * math.log1p(math.floor((p + 1) / self.interval))
+        if self.form == "ministral":
+            return 1 + self.strength * math.log(1 + math.floor(p / self.interval))
+        return 1 + self.strength * max(0.0, math.log((p + 1) / self.interval))
 
     def formula_query(self, q, position, head=0) -> list[float]:
         return [self.temperature(position) * a for a in q]

@@ -58,8 +58,8 @@ class DistanceMap(Encoding):
         if encoding.turns_when_attending:
             raise ValueError(f"a distance map replaces a schedule that follows the length, got {encoding}")
         self.encoding, self.per_layer = encoding, encoding.per_layer
-        opened = {"turn": "attend", "by_distance": "biases"}
-        self.doors = frozenset(opened[door] for door in encoding.doors)
+        doors = {"turn": "attend", "by_distance": "biases"}
+        self.doors = frozenset(doors[door] for door in encoding.doors)
 
     @property
     def wavelengths(self) -> Tensor | None:

@@ -27,11 +27,11 @@ class DAPE(Encoding):
     width     hidden width of the network (channels); 32 in the paper
 
     Every layer has a network, and a wrapped bias, of its own. A is read after other encodings have turned queries and
-    keys; the network does not see their biases, nor what a mask adds. DAPE-v2's convolution over three neighbouring
-    keys is left out: neighbours in the tensor are no neighbours in a packed or cached sequence.
+    keys; their biases, and what a mask adds, are added beside it and are not seen by the network. DAPE-v2's convolution
+    over three neighbouring keys is left out: neighbours in the tensor are no neighbours in a packed or cached sequence.
 
-    Where it goes wrong: 2 H numbers for each pair go through the network, about width times the memory of plain logits;
-    and at long distances it reads biases far outside what it was trained on.
+    Where it goes wrong: 2 H numbers for each pair go through the network, about width times the memory of plain
+    logits. The network reads the whole bias, which is far outside what it was trained on at long distances.
 
     Raises ValueError for a number of heads or a width below 1, and for an encoding that is no bias or more than one.
     Source: Zheng et al. 2024, arXiv:2405.14722, section 3; code in chuanyang-Zheng/DAPE.

@@ -23,7 +23,7 @@ class DualChunk(DistanceMap):
     longest   the length that distances stay below (positions); default: 4/3 of the chunk
 
     Keys are cached unturned, each call turns them once for each of the three kinds of pairs (five with the future), and
-    the logits are in memory.
+    the logits are in memory; the published form runs in a fused kernel.
 
     Where it goes wrong: keys of all earlier chunks look equally far, up to their place in the chunk.
 
@@ -68,14 +68,17 @@ class DualChunk(DistanceMap):
         def just_after(coords: Tensor) -> Tensor:
             return (inside(coords) + self.chunk).clamp(max=last)
 
+        def far_after(coords: Tensor) -> Tensor:
+            return torch.full_like(coords, last)
+
         def chunks_between(m: Tensor, n: Tensor) -> Tensor:
             return m.div(self.chunk, rounding_mode="floor") - n.div(self.chunk, rounding_mode="floor")
 
         return [
             Shown(just_after, inside, lambda m, n: chunks_between(m, n) == 1),
-            Shown(lambda m: torch.full_like(m, last), inside, lambda m, n: chunks_between(m, n) > 1),
+            Shown(far_after, inside, lambda m, n: chunks_between(m, n) > 1),
             Shown(inside, just_after, lambda m, n: chunks_between(m, n) == -1),
-            Shown(inside, lambda n: torch.full_like(n, last), lambda m, n: chunks_between(m, n) < -1),
+            Shown(inside, far_after, lambda m, n: chunks_between(m, n) < -1),
         ]
 
     def formula_positions(self, m: float, n: float) -> tuple[float, float]:

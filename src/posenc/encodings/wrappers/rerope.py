@@ -20,9 +20,11 @@ class ReRoPE(DistanceMap):
               ReRoPE. With leak = 1 nothing is changed
 
     The authors also multiply queries by max(1, ln(p + 1) / ln(trained length)): add log_temperature for that. Keys are
-    cached unturned, and each call turns them twice and takes two products; the logits are in memory.
+    cached unturned, and each call turns them twice and takes two products: twice the work of plain attention, and the
+    logits are in memory.
 
-    Where it goes wrong: all that lies past the window of ReRoPE is one bag of tokens, told apart by content only.
+    Where it goes wrong: all that lies past the window of ReRoPE is one bag of tokens, told apart by content only. It is
+    the cleanest evidence that unseen distances are what breaks rotary past the trained length.
 
     Raises ValueError for a window or leak below 1, and for an encoding that reads more than a distance.
     Source: Su 2023, "ReRoPE", github.com/bojone/rerope.

@@ -21,8 +21,8 @@ class SelfExtend(DistanceMap):
     window    distance (positions) below which it is exact
     group     how many positions share a place beyond it (1 changes nothing)
 
-    A model trained to length L reaches (L - window) group + window positions untuned. Keys are cached unturned, each
-    call turns them twice and takes two products, and the logits are in memory.
+    A model trained to length L reaches (L - window) group + window positions. Nothing is tuned. Keys are cached
+    unturned, each call turns them twice and takes two products, and the logits are in memory.
 
     Where it goes wrong: beyond the window the order inside a group is lost, so exact copying from far away suffers.
 
