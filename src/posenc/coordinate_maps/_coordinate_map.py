@@ -1,5 +1,6 @@
 """What a coordinate map is: who is placed together, and what each draw comes from."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -86,9 +87,15 @@ def documents(at: Positions, row: int) -> Iterator[Tensor]:
         yield tokens[document == one]
 
 
-def one_axis(who: CoordinateMap, coords: Tensor) -> None:
-    if coords.shape[1] != 1:
-        raise ValueError(f"{who} counts along one axis, got positions with {coords.shape[1]} axes")
+def one_axis(who: CoordinateMap, coords: Tensor, longest: float = math.inf) -> None:
+    """Raises ValueError for a document [n, axes] of more axes than one, or of more tokens than `longest`."""
+    n, axes = coords.shape
+    if axes != 1:
+        raise ValueError(f"{who} counts along one axis, got positions with {axes} axes")
+    if n > longest:
+        raise ValueError(
+            f"{who} has {longest} positions, too few for a document of {n} tokens; choose longest={n} or more"
+        )
 
 
 def in_runs(ids: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:

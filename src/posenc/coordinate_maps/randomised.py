@@ -40,10 +40,5 @@ class Randomised(CoordinateMap):
         self.hold(checks.whole, longest=1, seed=0)
 
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
-        one_axis(self, coords)
-        n = len(coords)
-        if n > self.longest:
-            raise ValueError(
-                f"{self} has {self.longest} positions, too few for a document of {n} tokens; choose longest={n} or more"
-            )
-        return torch.randperm(self.longest, generator=draw, device="cpu")[:n].sort().values[:, None]
+        one_axis(self, coords, self.longest)
+        return torch.randperm(self.longest, generator=draw, device="cpu")[: len(coords)].sort().values[:, None]

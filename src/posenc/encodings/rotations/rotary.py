@@ -87,9 +87,9 @@ class Rotary(ScheduledSpectrum):
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.axis(self))[:, None, :, None]
-        frequencies, temperature = self.spectrum(self.horizon(at) if self.turns_when_attending else None)
-        if self.turns_when_attending:
-            frequencies = frequencies[:, None, None]
+        by_horizon = self.turns_when_attending
+        frequencies, temperature = self.spectrum(self.horizon(at)) if by_horizon else self.spectrum()
+        frequencies = frequencies[:, None, None] if by_horizon else frequencies
         if isinstance(temperature, Tensor):
             temperature = temperature.to(coords.device)[:, None, None, None]
         # Kernels turn "swapped" as they turn "half".
