@@ -154,8 +154,9 @@ def test_a_shared_key_is_turned_for_each_query_head(kernel: str) -> None:
     at = Positions.of(place)
     q = torch.randn(2, 6, 4, 8, dtype=torch.float64)
     k, v = (torch.randn(2, 2, 4, 8, dtype=torch.float64) for _ in range(2))
-    assert encoding.key(k, at) is k
     keys = Keys(encoding.key(k, at), v, at)
+    assert torch.equal(keys.k, encoding.key(k.repeat_interleave(3, 1), at))
+    assert torch.equal(keys.k, encoding(q, k, positions=place)[1])
     out, _ = encoding.attend(encoding.query(q, at), at, keys, masks.causal(), bind(kernel, encoding, scale=0.4))
     k, v = k.repeat_interleave(3, 1), v.repeat_interleave(3, 1)
     logits = 0.4 * turned(q, place, encoding) @ turned(k, place, encoding).transpose(-1, -2)
@@ -170,6 +171,6 @@ def test_mixtures_shared_by_the_heads_leave_the_attention_rule_free() -> None:
     assert shared.key(torch.ones(1, 1, 3, 8), Positions.count(3)).shape == (1, 1, 3, 8)
 
 
-def test_a_shared_key_is_refused_where_attention_does_not_repeat_it() -> None:
-    with pytest.raises(ValueError, match="for each of its 2 query heads, got 1 key heads; repeat them"):
-        FourierRotary(2, 4, 100)(torch.zeros(1, 2, 3, 4), torch.zeros(1, 1, 3, 4))
+def test_key_heads_that_do_not_divide_the_query_heads_are_refused() -> None:
+    with pytest.raises(ValueError, match="built for 2 heads, got 3; build it with heads=3"):
+        FourierRotary(2, 4, 100)(torch.zeros(1, 2, 3, 4), torch.zeros(1, 3, 3, 4))

@@ -90,7 +90,7 @@ REFUSED = {
         r"window must be a tuple of sizes from 1, as in \(7, 7\), got \(2.5, 3\)": {"window": (2.5, 3)},
     },
     "image_rotary": {
-        "head_dim must hold a pair of channels for each axis, 4 for 2 axes, got 3": {"head_dim": 3},
+        "head_dim must hold a pair of channels for each axis, 4 for 2 axes, got head_dim=3": {"head_dim": 3},
     },
     "kerple": {r"form 'paper' divides the bias by sqrt\(head_dim\); give": {"form": "paper", "head_dim": None}},
     "learned_factorised": {

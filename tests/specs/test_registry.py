@@ -63,7 +63,6 @@ class {name}(CoordinateMap):
     Source: nobody.
     """
 
-    source = "nobody"
     also_called = ("gappy",)
 
     step: int = 3

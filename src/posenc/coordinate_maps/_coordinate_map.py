@@ -1,5 +1,6 @@
 """What a coordinate map is: who is placed together, and what each draw comes from."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -17,8 +18,6 @@ from posenc.tokens.positions import Positions
 class CoordinateMap(Named):
     """Base of the maps: frozen numbers, printed as they are written in a spec. A subclass places one document."""
 
-    source: ClassVar[str] = ""
-    at_evaluation: ClassVar[str] = "the same map"
     reads_ids: ClassVar[bool] = False
 
     seed = 0
@@ -46,27 +45,22 @@ class CoordinateMap(Named):
         rows = max(at.order.shape[0], at.coords.shape[0])
         if self.reads_ids and ids is None:
             raise ValueError(f"{self} reads token ids; give ids of shape [B, T] beside the positions")
-        none = torch.zeros(1, at.tokens, dtype=torch.long, device="cpu")
-        tokens = none if ids is None else torch.atleast_2d(checks.tensor("ids", ids)).cpu()
-        if (
-            tokens.dim() != 2
-            or tokens.shape[1] != at.tokens
-            or (1 not in (tokens.shape[0], rows) and tokens.shape[0] != rows)
-        ):
+        ids = torch.zeros(1, at.tokens, dtype=torch.long, device="cpu") if ids is None else checks.tensor("ids", ids)
+        tokens = torch.atleast_2d(ids).cpu()
+        fits = tokens.shape[1:] == (at.tokens,) and (tokens.shape[0] == rows or 1 in (tokens.shape[0], rows))
+        if not fits:
             raise ValueError(
                 f"ids must have shape [{rows}, {at.tokens}] to go with the positions, got {list(tokens.shape)}"
             )
         rows = max(rows, tokens.shape[0])
-        old = at.coords.cpu().expand(rows, -1, -1)
-        tokens = tokens.expand(rows, -1)
+        old, tokens = at.coords.cpu().expand(rows, -1, -1), tokens.expand(rows, -1)
         master = torch.Generator("cpu").manual_seed(self.seed) if generator is None else generator
         placed = []
         for row in range(rows):
             # Each row, and each document in it, has a stream of its own: a neighbour's length changes no draw.
             stream = branch(master)
             for document in documents(at, row):
-                new = self.place(old[row, document], tokens[row, document], branch(stream))
-                placed.append((row, document, new))
+                placed.append((row, document, self.place(old[row, document], tokens[row, document], branch(stream))))
         coords = old.to(reduce(torch.promote_types, (new.dtype for _, _, new in placed), old.dtype)).clone()
         for row, document, new in placed:
             coords[row, document] = new.to(coords.dtype)
@@ -93,9 +87,15 @@ def documents(at: Positions, row: int) -> Iterator[Tensor]:
         yield tokens[document == one]
 
 
-def one_axis(who: CoordinateMap, coords: Tensor) -> None:
-    if coords.shape[1] != 1:
-        raise ValueError(f"{who} counts along one axis, got positions with {coords.shape[1]} axes")
+def one_axis(who: CoordinateMap, coords: Tensor, longest: float = math.inf) -> None:
+    """Raises ValueError for a document [n, axes] of more axes than one, or of more tokens than `longest`."""
+    n, axes = coords.shape
+    if axes != 1:
+        raise ValueError(f"{who} counts along one axis, got positions with {axes} axes")
+    if n > longest:
+        raise ValueError(
+            f"{who} has {longest} positions, too few for a document of {n} tokens; choose longest={n} or more"
+        )
 
 
 def in_runs(ids: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:

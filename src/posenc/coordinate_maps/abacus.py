@@ -20,8 +20,9 @@ class Abacus(CoordinateMap):
     most         the largest offset (positions): it trains the rows that longer numbers will need; 99 in the paper
     seed         of the draws
 
-    At evaluation: most=0, as in the released code. Numbers have to be written with the last digit first, else equal
-    positions are no equal significance. The released code draws one k for a batch, this one for each document.
+    At evaluation: most=0, as in the released code: digits count from 1. Numbers have to be written with the last digit
+    first, else equal positions are no equal significance. The released code draws one k for a batch, this one for each
+    document.
 
     Source: McLeish et al. 2024, arXiv:2405.17399, section 3.
 
@@ -32,9 +33,7 @@ class Abacus(CoordinateMap):
     """
 
     equation = r"p = k + 1, \; k + 2, \dots \quad k \text{ drawn from } 0, \dots, \text{most}"
-    source = "McLeish et al. 2024, arXiv:2405.17399, section 3"
     also_called = ("digit_positions",)
-    at_evaluation = "most=0: digits count from 1"
     reads_ids = True
 
     first_digit: int

@@ -21,7 +21,8 @@ class Augmented(CoordinateMap):
     scale   the largest stretch (ratio, 1 or more)
     seed    of the draws
 
-    At evaluation: none, as in the paper. Its variant that first subtracts each document's mean position is left out.
+    At evaluation: none, positions as they are, as in the paper. Its variant that first subtracts each document's mean
+    position is left out.
 
     Source: Likhomanenko et al. 2021, arXiv:2106.03143, section 3.
 
@@ -36,9 +37,7 @@ class Augmented(CoordinateMap):
     D \sim U(-\text{shift}, \text{shift}), \quad e_i \sim U(-\text{jitter}, \text{jitter}), \quad \ln\, s \sim
     U(-\ln\, \text{scale}, \ln\, \text{scale})
     """
-    source = "Likhomanenko et al. 2021, arXiv:2106.03143, section 3"
     also_called = ("continuous_augmented", "cape_augmented")
-    at_evaluation = "none: positions as they are"
 
     shift: float
     jitter: float = 0.5

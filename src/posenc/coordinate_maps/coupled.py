@@ -25,8 +25,8 @@ class Coupled(CoordinateMap):
 
     Numbers before `equals` are written with their ones last; each must be complete, the result may still grow.
 
-    At evaluation: most=0, or the same map. The released code counts back from the longest operand of each sum; here it
-    is from `width`, the same up to the start, so that positions do not depend on tokens to come.
+    At evaluation: the same map, or most=0 for one fixed start. The released code counts back from the longest operand
+    of each sum; here it is from `width`, the same up to the start, so that positions do not depend on tokens to come.
 
     Raises ValueError for a number of more digits than width.
     Source: Cho et al. 2024, arXiv:2405.20671, section 3.
@@ -39,9 +39,7 @@ class Coupled(CoordinateMap):
     """
 
     equation = r"p = k + \text{width} - s"
-    source = "Cho et al. 2024, arXiv:2405.20671, section 3"
     also_called = ("position_coupling",)
-    at_evaluation = "the same map, or most=0 for one fixed start"
     reads_ids = True
 
     first_digit: int

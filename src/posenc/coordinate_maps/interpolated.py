@@ -28,7 +28,6 @@ class Interpolated(CoordinateMap):
     """
 
     equation = r"p' = \frac{p}{\text{factor}}"
-    source = "Chen et al. 2023, arXiv:2306.15595, section 2.3"
     also_called = ("position_interpolation",)
 
     factor: float

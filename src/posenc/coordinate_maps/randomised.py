@@ -31,9 +31,7 @@ class Randomised(CoordinateMap):
     """
 
     equation = r"p_1 < p_2 < \dots < p_n, \quad \text{a random subset of } 0, \dots, \text{longest} - 1"
-    source = "Ruoss et al. 2023, arXiv:2305.16843, section 3"
     also_called = ("randomized", "randomized_positions")
-    at_evaluation = "the same map: the released code draws at test time as well"
 
     longest: int
     seed: int = 0
@@ -42,10 +40,5 @@ class Randomised(CoordinateMap):
         self.hold(checks.whole, longest=1, seed=0)
 
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
-        one_axis(self, coords)
-        n = len(coords)
-        if n > self.longest:
-            raise ValueError(
-                f"{self} has {self.longest} positions, too few for a document of {n} tokens; choose longest={n} or more"
-            )
-        return torch.randperm(self.longest, generator=draw, device="cpu")[:n].sort().values[:, None]
+        one_axis(self, coords, self.longest)
+        return torch.randperm(self.longest, generator=draw, device="cpu")[: len(coords)].sort().values[:, None]

@@ -21,8 +21,8 @@ class RandomisedContinuous(CoordinateMap):
     trained_length  the trained length (tokens), for even ones
     seed            of the draws
 
-    At evaluation: even=True, as in the paper. There n counts the document's tokens: a sequence that still grows needs
-    its final length as `trained_length`, else every step would move all tokens.
+    At evaluation: even=True, evenly spread over the same range, as in the paper. There n counts the document's tokens:
+    a sequence that still grows needs its final length as `trained_length`, else every step would move all tokens.
 
     Source: Shimizu, Taniguchi, Matsuo 2026, arXiv:2602.14050.
 
@@ -36,9 +36,7 @@ class RandomisedContinuous(CoordinateMap):
 
     p_i = \frac{\text{longest} \, (2 i - 1)}{2 \max(\text{trained length}, n)} \quad \text{(even)}
     """
-    source = "Shimizu, Taniguchi, Matsuo 2026, arXiv:2602.14050"
     also_called = ("random_float_sampling", "rfs")
-    at_evaluation = "even=True: evenly spread over the same range"
 
     longest: float
     even: bool = False

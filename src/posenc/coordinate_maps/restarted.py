@@ -28,7 +28,6 @@ class Restarted(CoordinateMap):
     """
 
     equation = r"p = \text{the number of tokens since the last separator}"
-    source = "common property (Megatron-LM, --reset-position-ids)"
     also_called = ("reset_position_ids",)
     reads_ids = True
 

@@ -20,7 +20,7 @@ class Shifted(CoordinateMap):
     At evaluation: the same map, or none; an encoding that reads distances cannot tell.
 
     Raises ValueError where whole positions would fall below 0.
-    Source: a shift as such is common property.
+    Source: a shift as such is common property; the random one: Kiyono et al. 2021, arXiv:2109.05644.
 
     >>> from posenc import Positions
     >>> Shifted(by=3)(Positions.count(2)).coords[0, :, 0].tolist()
@@ -28,7 +28,6 @@ class Shifted(CoordinateMap):
     """
 
     equation = r"p' = p + \text{by}"
-    source = "common property; the random one: Kiyono et al. 2021, arXiv:2109.05644"
 
     by: float
 

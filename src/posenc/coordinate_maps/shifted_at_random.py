@@ -29,9 +29,7 @@ class ShiftedAtRandom(CoordinateMap):
     """
 
     equation = r"p' = p + k, \quad k \text{ drawn from } 0, \dots, \text{most}"
-    source = "Kiyono et al. 2021, arXiv:2109.05644, section 3"
     also_called = ("shape", "shifted_absolute")
-    at_evaluation = "none: positions start at 0"
 
     most: int
     seed: int = 0

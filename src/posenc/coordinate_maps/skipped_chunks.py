@@ -34,9 +34,7 @@ class SkippedChunks(CoordinateMap):
     """
 
     equation = r"p_i = i + u_c(i), \quad 0 = u_1 \le u_2 \le \dots \le \text{longest} - n"
-    source = "Zhu et al. 2023, arXiv:2309.10400, section 3"
     also_called = ("pose", "positional_skip")
-    at_evaluation = "none: positions in a row"
 
     longest: int
     chunks: int = 2
@@ -49,12 +47,8 @@ class SkippedChunks(CoordinateMap):
         return None
 
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
-        one_axis(self, coords)
+        one_axis(self, coords, self.longest)
         n = len(coords)
-        if n > self.longest:
-            raise ValueError(
-                f"{self} has {self.longest} positions, too few for a document of {n} tokens; choose longest={n} or more"
-            )
         # Cuts between tokens: where one falls, the gap before this token opens.
         cuts = 1 + torch.randperm(n - 1, generator=draw, device="cpu")[: self.chunks - 1].sort().values
         at, skipped = torch.arange(n, device="cpu"), 0

@@ -1,7 +1,5 @@
 """No positional encoding."""
 
-from typing import ClassVar
-
 from posenc.encoding.base import Encoding
 
 
@@ -26,10 +24,10 @@ class NoPE(Encoding):
     equation = r"\operatorname{logit}(i, j) = \text{scale}\, q_i \cdot k_j"
     source = "Haviv et al. 2022, arXiv:2203.16634; Kazemnejad et al. 2023, arXiv:2305.19466"
     also_called = ("nope", "no_position")
-    extrapolates: ClassVar[str] = (
+    extrapolates = (
         "claimed best on small tasks; a 1.3B model holds to about 1.4 times the trained length and breaks at 1.6 times"
     )
-    used_by: ClassVar[str] = (
+    used_by = (
         "attention layers of Kimi Linear and GLM-5.3-Flash; every 4th layer of SmolLM3, Llama 4, Mistral Large 4 and "
         "Muse Spark; global layers of Cohere2 and EXAONE 4"
     )

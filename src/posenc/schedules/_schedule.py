@@ -34,9 +34,8 @@ class Schedule(Named):
     def __post_init__(self) -> None:
         for field in fields(self):
             check_kind(self, field.name, field.type)
-        factor, trained_length = getattr(self, "factor", None), getattr(self, "trained_length", None)
-        checks.at_least(f"{self.spec_name}: factor", factor, 1, " (target length / trained length)")
-        checks.at_least(f"{self.spec_name}: trained_length", trained_length, 1, " tokens")
+        for name, unit in (("factor", " (target length / trained length)"), ("trained_length", " tokens")):
+            checks.at_least(f"{self.spec_name}: {name}", getattr(self, name, None), 1, unit)
 
     def __call__(
         self, frequencies: Tensor, *, base: float, width: int, horizon: Tensor | None = None
@@ -97,12 +96,12 @@ class Schedule(Named):
 def check_kind(schedule: Schedule, option: str, kind: object) -> None:
     """Raises ValueError unless an option has a value of its kind: in a spec, a bare word is a string."""
     value, told = getattr(schedule, option), f"{schedule.spec_name}: {option}"
-    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    kinds = set(get_args(kind) if isinstance(kind, UnionType) else (kind,))
     if value is None and type(None) in kinds:
         return
     if Schedule in kinds and not isinstance(value, Schedule):
         raise ValueError(f"{told} must be a schedule, such as yarn(factor=4), got {checks.shown(value)}")
     if float in kinds:
         checks.number(told, value)
-    if {bool, float, int, str} & set(kinds):
+    if kinds & {bool, float, int, str}:
         checks.kind(told, value, kind)

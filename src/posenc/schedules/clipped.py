@@ -49,10 +49,8 @@ class Clipped(Around):
             count = sum(2 * math.pi * base ** (2 * k / width) > self.known_length for k in range(total))
         else:
             count = min(self.pairs, total)
-        taper = torch.zeros(count, dtype=frequencies.dtype, device=frequencies.device)
-        if self.soft:
-            j = torch.arange(count, dtype=frequencies.dtype, device=frequencies.device)
-            taper = (1 + (math.pi * j / max(count - 1, 1)).cos()) / 2
+        j = torch.arange(count, dtype=frequencies.dtype, device=frequencies.device)
+        taper = (1 + (math.pi * j / max(count - 1, 1)).cos()) / 2 if self.soft else torch.zeros_like(j)
         keep = torch.cat((torch.ones_like(frequencies[: total - count]), taper))
         frequencies, temperature = self.inside(frequencies, base, width, horizon)
         return frequencies * keep, temperature

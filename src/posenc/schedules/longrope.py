@@ -53,16 +53,13 @@ class LongRoPE(Schedule):
         checks.at_least("longrope: trained_length", self.trained_length, 2, " tokens")
         for option in ("short_factor", "long_factor"):
             given = getattr(self, option)
-            if (
-                not isinstance(given, (list, tuple))
-                or not given
-                or not all(checks.is_number(x) and x > 0 for x in given)
-            ):
+            divisors = given if isinstance(given, (list, tuple)) else ()
+            if not divisors or not all(checks.is_number(x) and x > 0 for x in divisors):
                 raise ValueError(
                     f"longrope: {option} must be a list of numbers above 0, one for each pair, got {quoted(given)}"
                 )
             # A list could not be the key of a table.
-            object.__setattr__(self, option, tuple(given))
+            object.__setattr__(self, option, tuple(divisors))
         self.hold(checks.above, attention_factor=0, short_mscale=0, long_mscale=0)
         if self.attention_factor is not None and (self.short_mscale or self.long_mscale):
             raise ValueError(
@@ -72,9 +69,7 @@ class LongRoPE(Schedule):
 
     def temperatures(self) -> tuple[float, float]:
         """The temperatures of short and of long sequences."""
-        both = self.attention_factor
-        if both is None:
-            both = math.sqrt(1 + math.log(self.factor) / math.log(self.known_length))
+        both = self.attention_factor or math.sqrt(1 + math.log(self.factor) / math.log(self.known_length))
         return self.short_mscale or both, self.long_mscale or both
 
     def __call__(self, frequencies, *, base, width, horizon=None):

@@ -37,10 +37,9 @@ class PartNTK(Schedule):
     def __call__(self, frequencies, *, base, width, horizon=None):
         trained = self.known_length
         aware, _ = NTK(self.factor)(frequencies, base=base, width=width)
-        near, far = (
-            kept_by_pair(pair_ramp(trained, base=base, width=width, fast=a, slow=b, truncate=True), frequencies)
-            for a, b in ((1.25, 0.75), (16, 2))
-        )
+        shared = {"base": base, "width": width, "truncate": True}
+        near = kept_by_pair(pair_ramp(trained, fast=1.25, slow=0.75, **shared), frequencies)
+        far = kept_by_pair(pair_ramp(trained, fast=16, slow=2, **shared), frequencies)
         mixed = torch.lerp(frequencies / self.factor, aware, near)
         return torch.lerp(mixed, frequencies, far), 1.0
 
@@ -49,8 +48,6 @@ class PartNTK(Schedule):
         shared = {"base": base, "width": width, "truncate": True}
         near = published_pair_ramp(width // 2, self.known_length, fast=1.25, slow=0.75, **shared)
         far = published_pair_ramp(width // 2, self.known_length, fast=16, slow=2, **shared)
-        out = []
-        for f, ntk, one, two in zip(frequencies, aware, near, far, strict=True):
-            mixed = f / self.factor * (1 - one) + ntk * one
-            out.append(mixed * (1 - two) + f * two)
-        return out, 1.0
+        linear = [f / self.factor for f in frequencies]
+        mixed = [a * (1 - keep) + b * keep for a, b, keep in zip(linear, aware, near, strict=True)]
+        return [a * (1 - keep) + b * keep for a, b, keep in zip(mixed, frequencies, far, strict=True)], 1.0

@@ -147,10 +147,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "gemma": Preset("rotary", block={**GEMMA, "branch_norm": False}, besides=HEADS_OF_256),
     "gemma2": Preset(
-        "rotary",
-        window=(4096, None),
-        block={**GEMMA, "softcap": 50.0, "output_softcap": 30.0},
-        besides=HEADS_OF_256,
+        "rotary", window=(4096, None), block={**GEMMA, "softcap": 50.0, "output_softcap": 30.0}, besides=HEADS_OF_256
     ),
     "gemma3": Preset(
         ("rotary",) * 5 + ("rotary(base=1_000_000, schedule=linear(factor=8))",),

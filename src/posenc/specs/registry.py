@@ -77,17 +77,15 @@ class Registry(Mapping[str, type[T]]):
         return self.folder.__path__[0]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(spelling.names_in(self.home))
+        return iter(spelling.files_in(self.home))
 
     def __len__(self) -> int:
-        return len(spelling.names_in(self.home))
+        return len(spelling.files_in(self.home))
 
     def __contains__(self, name: object) -> bool:
-        return name in spelling.names_in(self.home)
+        return name in spelling.files_in(self.home)
 
     def __getitem__(self, name: str) -> type[T]:
-        if name not in self:
-            raise KeyError(name)
         return self.only(importlib.import_module(f"{self.package}.{self.module_of(name)}"))
 
     def module_of(self, name: str) -> str:

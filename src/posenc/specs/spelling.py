@@ -44,13 +44,13 @@ def asked(tree: ast.expr) -> Iterator[str]:
 
 def knows(name: str, home: str) -> bool:
     """Whether a file of a folder, or a plug-in, has a name."""
-    return name in names_in(home) or name in plugins_for(home)
+    return name in files_in(home) or name in plugins_for(home)
 
 
 def unknown(name: str, word: str, home: str) -> str:
     """What is said of a name that nothing has: which is near, and which there are or what lists them."""
     more = plugins_for(home)
-    known, called = (*names_in(home), *more), {**{one: one for one in more}, **called_in(home)}
+    known, called = (*files_in(home), *more), {**{one: one for one in more}, **called_in(home)}
     ours = CLASSES.get(name, [name])[0] if home == ENCODINGS else name
     if ours != name and ours.lower() not in {one.replace("_", "") for one in called}:
         # It is here, and no encoding.
@@ -70,11 +70,6 @@ def files_in(home: str) -> Mapping[str, Path]:
     """The files of a folder, and of those in it, by name; one that begins with _ is what the others share."""
     files = {path.stem: path for path in Path(home).rglob("*.py") if not path.stem.startswith("_")}
     return MappingProxyType(dict(sorted(files.items())))
-
-
-def names_in(home: str) -> tuple[str, ...]:
-    """The names of the files of a folder."""
-    return tuple(files_in(home))
 
 
 @functools.cache

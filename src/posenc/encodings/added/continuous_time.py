@@ -1,13 +1,13 @@
 """Time2Vec."""
 
 import math
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
+from posenc.encoding.formulas import dot_product
 from posenc.encoding.precision import exact
 from posenc.tokens.positions import Positions
 
@@ -48,8 +48,7 @@ class ContinuousTime(Encoding):
     """
     source = "Kazemi et al. 2019, arXiv:1907.05321, section 4"
     also_called = ("time2vec", "t2v", "timestamps")
-    extrapolates: ClassVar[str] = "not claimed: past the trained times the line reaches values that training never saw"
-    used_by: ClassVar[str] = ""
+    extrapolates = "not claimed: past the trained times the line reaches values that training never saw"
 
     def __init__(
         self,
@@ -94,13 +93,7 @@ class ContinuousTime(Encoding):
         return x + self.encode(at).to(x.dtype).to(x.device)
 
     def formula_added(self, position: float, channel: int) -> float:
-        if self.project is None:
-            return self.formula_number(position, channel)
-        weights = self.project[channel].tolist()
-        return math.fsum(w * self.formula_number(position, k) for k, w in enumerate(weights))
-
-    def formula_number(self, position: float, k: int) -> float:
-        frequency, phase = self.frequency[k].item(), self.phase[k].item()
-        if k == 0:
-            return frequency * position / self.trained_length + phase
-        return math.sin(frequency * position + phase)
+        (slope, *frequencies), (start, *phases) = self.frequency.tolist(), self.phase.tolist()
+        waves = [math.sin(f * position + phase) for f, phase in zip(frequencies, phases, strict=True)]
+        numbers = [slope * position / self.trained_length + start, *waves]
+        return numbers[channel] if self.project is None else dot_product(self.project[channel].tolist(), numbers)

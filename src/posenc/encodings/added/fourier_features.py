@@ -1,7 +1,6 @@
 """Fourier features."""
 
 import math
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
+from posenc.encoding.formulas import dot_product
 from posenc.encoding.precision import exact
 from posenc.tokens.positions import Positions
 
@@ -68,8 +68,8 @@ class FourierFeatures(Encoding):
     """
     source = "Tancik et al. 2020, arXiv:2006.10739, section 4; Li et al. 2021, arXiv:2106.02795, section 3"
     also_called = ("fourier", "random_fourier", "pixel_bands", "learnable_fourier")
-    extrapolates: ClassVar[str] = "not claimed for longer frames: positions past the frame were never trained"
-    used_by: ClassVar[str] = "Perceiver (linear), SAM (gaussian)"
+    extrapolates = "not claimed for longer frames: positions past the frame were never trained"
+    used_by = "Perceiver (linear), SAM (gaussian)"
 
     def __init__(
         self,
@@ -147,7 +147,6 @@ class FourierFeatures(Encoding):
 
     def frame(self, coords: Tensor) -> Tensor:
         """Where positions stand in the frame from -1 to 1, float64."""
-        coords = coords.double()
         if self.centres:
             return (2 * coords + 1) / self.max_len - 1
         return 2 * coords / max(self.max_len - 1, 1) - 1
@@ -186,16 +185,11 @@ class FourierFeatures(Encoding):
         bands = math.ceil(dim / 2)
         if self.kind == "gaussian":
             wave, k = divmod(channel, bands)
-            turns = math.fsum(a * self.drawn[axis * bands + k] for axis, a in enumerate(u))
-            return (math.sin, math.cos)[wave](2 * math.pi * turns)
+            return (math.sin, math.cos)[wave](2 * math.pi * dot_product(u, self.drawn[k::bands]))
         assert self.frequency is not None and self.inner is not None and self.outer is not None
-        w = self.frequency.tolist()
-        angles = [math.fsum(a * w[axis][k] for axis, a in enumerate(u)) for k in range(bands)]
-        waves = [math.cos(a) for a in angles] + [math.sin(a) for a in angles]
-        waves = [wave / math.sqrt(2 * bands) for wave in waves]
-        total = self.outer.bias[channel].item()
-        layer = (self.inner.weight.tolist(), self.inner.bias.tolist(), self.outer.weight[channel].tolist())
-        for weights, bias, out in zip(*layer, strict=True):
-            z = bias + math.fsum(a * b for a, b in zip(weights, waves, strict=True))
-            total += out * z * 0.5 * (1 + math.erf(z / math.sqrt(2)))
-        return total
+        angles = [dot_product(u, w) for w in self.frequency.T.tolist()]
+        waves = [wave(angle) / math.sqrt(2 * bands) for wave in (math.cos, math.sin) for angle in angles]
+        layer = zip(self.inner.weight.tolist(), self.inner.bias.tolist(), strict=True)
+        neurons = [dot_product(weights, waves) + bias for weights, bias in layer]
+        hidden = [z * 0.5 * (1 + math.erf(z / math.sqrt(2))) for z in neurons]
+        return dot_product(self.outer.weight[channel].tolist(), hidden) + self.outer.bias[channel].item()

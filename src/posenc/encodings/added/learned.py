@@ -1,6 +1,7 @@
 """Learned absolute encoding."""
 
-from typing import Any, ClassVar
+import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,10 +50,8 @@ class Learned(Encoding):
     equation = r"x_p \to x_p + \text{table}[p]"
     source = "Gehring et al. 2017, arXiv:1705.03122, section 3.1"
     also_called = ("ape", "absolute", "trainable", "embedding")
-    extrapolates: ClassVar[str] = (
-        "not claimed: past its table there is no row, and rows that training never visited are noise"
-    )
-    used_by: ClassVar[str] = "BERT, GPT-2, GPT-3, OPT, ViT"
+    extrapolates = "not claimed: past its table there is no row, and rows that training never visited are noise"
+    used_by = "BERT, GPT-2, GPT-3, OPT, ViT"
 
     def __init__(
         self,
@@ -124,7 +123,7 @@ class Learned(Encoding):
             return torch.where(outside, torch.nan, coords.to(torch.float64))
         lowest, highest = torch.stack(coords.aminmax()).tolist()
         if highest > last + 1e-6:
-            wanted = int(-(-highest // 1)) + 1
+            wanted = math.ceil(highest) + 1
             remedy = f"build it with max_len={wanted} or more, or choose overrun='clamp' or overrun='interpolate'"
             if self.overrun == "interpolate":
                 remedy = f"the declared horizon is too short for it: declare at least {int(at.coords.max().item()) + 1}"
@@ -145,7 +144,5 @@ class Learned(Encoding):
             )
         if self.overrun == "clamp":
             position = min(position, self.max_len - 1)
-        below = int(position)
-        above = min(below + 1, self.max_len - 1)
-        share = position - below
+        below, above, share = math.floor(position), math.ceil(position), position % 1
         return (1 - share) * self.table[below, channel].item() + share * self.table[above, channel].item()

@@ -1,7 +1,7 @@
 """Learned tables, one for each axis."""
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,8 +59,8 @@ class LearnedFactorised(Encoding):
     """
     source = "Kitaev, Kaiser, Levskaya 2020, arXiv:2001.04451; Ho et al. 2019, arXiv:1912.12180"
     also_called = ("axial_position", "axial_embedding", "reformer")
-    extrapolates: ClassVar[str] = "not claimed: past its tables there are no rows"
-    used_by: ClassVar[str] = "Reformer"
+    extrapolates = "not claimed: past its tables there are no rows"
+    used_by = "Reformer"
 
     def __init__(
         self,
@@ -80,13 +80,12 @@ class LearnedFactorised(Encoding):
         checks.sizes(dim=dim, max_len=max_len)
         checks.one_of("combine", combine, COMBINE), checks.one_of("overrun", overrun, OVERRUN)
         checks.above("std", std, 0)
-        if grid is None:
+        sizes = grid
+        if sizes is None:
             if max_len is None:
                 raise ValueError("tables need their sizes: give grid=(rows, columns), or max_len")
             columns = math.isqrt(max_len - 1) + 1
-            sizes: tuple[int, ...] = (-(-max_len // columns), columns) if fold else (max_len, max_len)
-        else:
-            sizes = grid
+            sizes = (-(-max_len // columns), columns) if fold else (max_len, max_len)
         if not isinstance(sizes, tuple) or len(sizes) < 2 or not all(isinstance(n, int) and n >= 1 for n in sizes):
             raise ValueError(f"grid must give the rows of two tables or more, as in (64, 64), got {grid!r}")
         shares = tuple(dim // len(sizes) + (axis < dim % len(sizes)) for axis in range(len(sizes)))
@@ -156,14 +155,11 @@ class LearnedFactorised(Encoding):
         where = wrong[wrong.amax(-1).argmax()].tolist()
         wanted = tuple(max(n, math.floor(p) + 1) for n, p in zip(self.limits, where, strict=True))
         larger = f"max_len={wanted[0]}" if self.fold else f"grid={wanted}"
+        remedy = f"build them with {larger} or more, or choose overrun='clamp'"
         raise ValueError(
             f"position {where[0] if self.fold else tuple(where)} is out of learned tables of "
             f"{' x '.join(map(str, self.sizes))} positions, which begin at 0; "
-            + (
-                f"build them with {larger} or more, or choose overrun='clamp'"
-                if wanted != self.limits
-                else "shift the positions"
-            )
+            f"{remedy if wanted != self.limits else 'shift the positions'}"
         )
 
     def read(self, place: Tensor) -> Tensor:
@@ -181,14 +177,8 @@ class LearnedFactorised(Encoding):
 
     def whole(self, place: Tensor) -> Tensor:
         """The vectors [..., dim] at whole places [..., axes]."""
-        cell = place
-        if self.fold:
-            rest, digits = place[..., 0], []
-            for n in reversed(self.sizes):
-                digits.append(rest % n)
-                rest = rest // n
-            cell = torch.stack(digits[::-1], -1)
-        return self.combined([table[cell[..., axis]] for axis, table in enumerate(self.tables)])
+        cell = torch.unravel_index(place[..., 0], self.sizes) if self.fold else place.unbind(-1)
+        return self.combined([table[on_axis] for table, on_axis in zip(self.tables, cell, strict=True)])
 
     def combined(self, pieces: list[Tensor]) -> Tensor:
         return torch.cat(pieces, -1) if self.combine == "concatenated" else torch.stack(pieces).sum(0)
@@ -197,14 +187,13 @@ class LearnedFactorised(Encoding):
         if not self.fold:
             return self.formula_cell([min(p, n - 1) for p, n in zip(position, self.sizes, strict=True)], channel)
         p = min(position, math.prod(self.sizes) - 1)
-        share = p - int(p)
         total = 0.0
-        for whole, weight in ((int(p), 1 - share), (int(p) + 1, share)):
+        for whole, weight in ((math.floor(p), 1 - p % 1), (math.ceil(p), p % 1)):
             cell: list[float] = []
             for n in reversed(self.sizes):
                 cell.insert(0, whole % n)
                 whole //= n
-            total += weight * self.formula_cell(cell, channel) if weight else 0.0
+            total += weight * self.formula_cell(cell, channel)
         return total
 
     def formula_cell(self, cell: list[float], channel: int) -> float:
@@ -212,7 +201,7 @@ class LearnedFactorised(Encoding):
         total = 0.0
         for p, table in zip(cell, self.tables, strict=True):
             if 0 <= channel < table.shape[1]:
-                share, above = p - int(p), min(int(p) + 1, len(table) - 1)
-                total += (1 - share) * table[int(p), channel].item() + share * table[above, channel].item()
+                below, above, share = math.floor(p), math.ceil(p), p % 1
+                total += (1 - share) * table[below, channel].item() + share * table[above, channel].item()
             channel -= table.shape[1] if self.combine == "concatenated" else 0
         return total

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -50,8 +50,8 @@ class LearnedGrid(Encoding):
     equation = r"x \to x + \text{table}[\text{prefix} + (r_1 n_2 + r_2) n_3 + r_3 \dots]"
     source = "Dosovitskiy et al. 2020, arXiv:2010.11929, sections 3.1 and 3.2"
     also_called = ("vit", "pos_embed", "grid_table")
-    extrapolates: ClassVar[str] = "not claimed: other grids need the table resampled, and then fine-tuning"
-    used_by: ClassVar[str] = "ViT"
+    extrapolates = "not claimed: other grids need the table resampled, and then fine-tuning"
+    used_by = "ViT"
 
     def __init__(
         self,
@@ -67,12 +67,11 @@ class LearnedGrid(Encoding):
     ) -> None:
         super().__init__()
         checks.sizes(dim=dim, max_len=max_len)
-        if grid is None:
+        cells = grid
+        if cells is None:
             if max_len is None:
                 raise ValueError("a table needs its size: give grid=(rows, columns), or max_len for both")
-            cells: tuple[int, ...] = (max_len, max_len)
-        else:
-            cells = grid
+            cells = (max_len, max_len)
         if not isinstance(cells, tuple) or len(cells) < 2 or not all(isinstance(n, int) and n >= 1 for n in cells):
             raise ValueError(f"grid must give the cells on two axes or more, as in (14, 14), got {grid!r}")
         checks.at_least("prefix", prefix, 0)
@@ -172,8 +171,7 @@ class LearnedGrid(Encoding):
             weight, row = 1.0, 0
             for p, n, up in zip(position, self.cells, corner, strict=True):
                 p = min(p, n - 1)
-                share = p - int(p)
-                weight *= share if up else 1 - share
-                row = row * n + min(int(p) + up, n - 1)
+                weight *= p % 1 if up else 1 - p % 1
+                row = row * n + (math.ceil(p) if up else math.floor(p))
             total.append(weight * self.table[self.prefix + row, channel].item())
         return math.fsum(total)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.encoding.base import Encoding
 from posenc.encoding.biases import Bias, Counts
+from posenc.encoding.formulas import dot_product
 from posenc.encoding.interpolation import interpolated
 from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import ScoreMod, look_up
@@ -59,7 +60,6 @@ class Contextual(Encoding):
     source = "Golovneva et al. 2024, arXiv:2405.18719, sections 4 and 5; code in facebookresearch/RAM, projects/cope"
     also_called = ("contextual_position", "contextual_cope")
     extrapolates = "Claimed for counting and selective copying, where the count and not the distance matters."
-    used_by = ""
     per_layer = True
     reads_keys = True
 
@@ -113,16 +113,12 @@ class Contextual(Encoding):
 
     def formula_logits(self, query, keys, head, scale) -> list[float]:
         logits, q, root = super().formula_logits(query, keys, head, scale), query.vector, math.sqrt(self.head_dim)
-        rows = [math.fsum(a * e for a, e in zip(q, row, strict=True)) for row in self.table.tolist()]
-        gates = {}
-        for key in keys:
-            if key.order <= query.order:
-                z = math.fsum(a * b for a, b in zip(q, key.vector, strict=True)) / root
-                gates[key.order] = (1 + math.tanh(z / 2)) / 2
+        rows = [dot_product(q, row) for row in self.table.tolist()]
+        past = [key for key in keys if key.order <= query.order]
+        gates = {key.order: (1 + math.tanh(dot_product(q, key.vector) / root / 2)) / 2 for key in past}
         for index, key in enumerate(keys):
             counted = math.fsum(gate for order, gate in gates.items() if order >= key.order)
             p = min(counted, self.positions - 1)
-            share = p - math.floor(p)
-            added = (1 - share) * rows[math.floor(p)] + share * rows[math.ceil(p)]
+            added = (1 - p % 1) * rows[math.floor(p)] + p % 1 * rows[math.ceil(p)]
             logits[index] += added / root if self.divided else added
         return logits

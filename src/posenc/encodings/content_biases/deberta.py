@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.encoding.base import Encoding
 from posenc.encoding.biases import Bias, DotProducts, Products, facts_of
+from posenc.encoding.formulas import dot_product
 from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import ScoreMod, look_up
 from posenc.tokens.positions import Positions, distance
@@ -155,8 +156,7 @@ class DeBERTa(Encoding):
         return facts_of(keys, memo=memo, query_memo=query_memo)
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        bucket = self.bucket(distance(at, keys.at, self))
-        bucket = bucket.expand(q.shape[0], -1, -1)
+        bucket = self.bucket(distance(at, keys.at, self)).expand(q.shape[0], -1, -1)
         row, mirrored = self.row(bucket), self.row(-bucket if self.mirror else bucket)
         to_position, to_content = keys.query_memo.get("deberta"), keys.memo.get("deberta")
 
@@ -221,13 +221,10 @@ class DeBERTa(Encoding):
             share = math.log(size / half) / math.log((self.max_distance - 1) / half)
             size = half + math.ceil(share * (half - 1) - 1e-12)
         place = max(-self.buckets, min(self.buckets - 1, int(math.copysign(size, delta)))) + self.buckets
-        row = self.table[place].tolist()
-        total = []
-        for channel, value in enumerate(content):
-            out = head * self.head_dim + channel
-            vector = math.fsum(w * x for w, x in zip(projection.weight[out].tolist(), row, strict=True))
-            total.append(value * (vector + (0.0 if projection.bias is None else projection.bias[out].item())))
-        return math.fsum(total)
+        row, channels = self.table[place].tolist(), slice(head * self.head_dim, (head + 1) * self.head_dim)
+        vector = [dot_product(weights, row) for weights in projection.weight[channels].tolist()]
+        offset = 0.0 if projection.bias is None else dot_product(content, projection.bias[channels].tolist())
+        return dot_product(content, vector) + offset
 
 
 def edges_of(buckets: int, max_distance: int | None) -> tuple[float, ...]:

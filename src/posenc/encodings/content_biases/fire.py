@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.encoding.base import Encoding
 from posenc.encoding.biases import Bias, ByDistance, Pairs
+from posenc.encoding.formulas import dot_product
 from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import ScoreMod, look_up
 from posenc.tokens.positions import Positions
@@ -150,10 +151,8 @@ class Fire(Encoding):
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         c, L = abs(self.c.item()), abs(self.multiplier.item()) * self.length
         share = math.log(c * abs(m - n) + 1) / (math.log(c * max(L, m) + 1) + self.eps)
-        neurons = zip(
-            self.hidden.weight[:, 0].tolist(), self.hidden.bias.tolist(), self.out.weight[head].tolist(), strict=True
-        )
-        bias = math.fsum(out * max(weight * share + bias, 0.0) for weight, bias, out in neurons)
+        layer = zip(self.hidden.weight[:, 0].tolist(), self.hidden.bias.tolist(), strict=True)
+        bias = dot_product([max(weight * share + bias, 0.0) for weight, bias in layer], self.out.weight[head].tolist())
         return super().formula_logit(q, k, m, n, head, scale) + bias + self.out.bias[head].item()
 
 

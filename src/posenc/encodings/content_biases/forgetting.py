@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.encoding.base import Encoding
 from posenc.encoding.biases import Bias, Levels, facts_of
+from posenc.encoding.formulas import dot_product
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import without_autocast
 from posenc.encoding.score_mods import ScoreMod
@@ -58,7 +59,6 @@ class Forgetting(Encoding):
     extrapolates = (
         "Claimed, and found: flat perplexity past the trained length; random copy 79 % right at 1.5 times it."
     )
-    used_by = ""
     per_layer = True
     between = ("forgetting",)
 
@@ -112,12 +112,11 @@ class Forgetting(Encoding):
 
     def formula_logits(self, query, keys, head, scale) -> list[float]:
         logits = super().formula_logits(query, keys, head, scale)
-        between = [
-            [token.memo["forgetting"] for token in keys if key.order < token.order <= query.order] for key in keys
-        ]
-        return [logit + math.fsum(gates) for logit, gates in zip(logits, between, strict=True)]
+        gates = [(token.order, token.memo["forgetting"]) for token in keys]
+        sums = [math.fsum(gate for order, gate in gates if key.order < order <= query.order) for key in keys]
+        return [logit + forgotten for logit, forgotten in zip(logits, sums, strict=True)]
 
     def formula_gate(self, x: list[float], head: int) -> float:
         """As published, in scalars: ln f of a token with embedding x."""
-        z = math.fsum(w * a for w, a in zip(self.weight[head].tolist(), x, strict=True)) + self.offset[head].item()
+        z = dot_product(self.weight[head].tolist(), x) + self.offset[head].item()
         return -math.log1p(math.exp(-z)) if z > 0 else z - math.log1p(math.exp(z))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.encoding.base import Encoding
 from posenc.encoding.biases import Bias, DotProducts, Products, facts_of
-from posenc.encoding.formulas import Token
+from posenc.encoding.formulas import Token, dot_product
 from posenc.encoding.interpolation import interpolated
 from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import ScoreMod, look_up
@@ -143,10 +143,7 @@ class Inkling(Encoding):
             n = query.at - key.at
             bias = 0.0
             if 0 <= n < self.max_distance:
-                below = math.floor(n)
-                share = n - below
-                mixed = [(1 - share) * row[below] + share * row[below + 1] for row in columns]
-                bias = math.fsum(r * p for r, p in zip(query.memo["inkling"], mixed, strict=True))
-            plain = scale * math.fsum(a * b for a, b in zip(query.vector, key.vector, strict=True))
-            logits.append(plain + bias)
+                mixed = [(1 - n % 1) * row[math.floor(n)] + n % 1 * row[math.ceil(n)] for row in columns]
+                bias = dot_product(query.memo["inkling"], mixed)
+            logits.append(dot_product(query.vector, key.vector, scale) + bias)
         return logits

@@ -1,5 +1,6 @@
 """Shaw's relative position representations."""
 
+import math
 from functools import partial
 
 import torch
@@ -183,8 +184,5 @@ class Shaw(Encoding):
 
     def entry(self, table: Tensor, m: float, n: float, channel: int) -> float:
         """One channel of the vector for a key at n seen from a query at m."""
-        r = max(-self.max_distance, min(self.max_distance, n - m))
-        below = int(r // 1)
-        share = r - below
-        entry = table[below + self.max_distance, channel].item()
-        return (1 - share) * entry + share * table[below + 1 + self.max_distance, channel].item() if share else entry
+        r = max(-self.max_distance, min(self.max_distance, n - m)) + self.max_distance
+        return (1 - r % 1) * table[math.floor(r), channel].item() + r % 1 * table[math.ceil(r), channel].item()

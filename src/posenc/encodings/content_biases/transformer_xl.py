@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.encoding.base import Encoding
 from posenc.encoding.biases import Bias, DotProducts, Products, facts_of
+from posenc.encoding.formulas import dot_product
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import exact
 from posenc.encoding.score_mods import ScoreMod, dot_products
@@ -169,9 +170,9 @@ class TransformerXL(Waves, Encoding):
     def sinusoids(self, distances: range, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The sinusoids [R, dim] of whole distances."""
         delta = torch.arange(distances.start, distances.stop, distances.step, device=device).double()
-        sin, cos = self.waves(
-            delta if self.max_distance is None else delta.clamp(-self.max_distance, self.max_distance), dtype, device
-        )
+        if self.max_distance is not None:
+            delta = delta.clamp(-self.max_distance, self.max_distance)
+        sin, cos = self.waves(delta, dtype, device)
         if self.layout == "concatenated":
             return torch.cat((sin, cos), -1)[:, : self.dim]
         return torch.stack((sin, cos), -1).flatten(-2)[:, : self.dim]
@@ -206,7 +207,6 @@ class TransformerXL(Waves, Encoding):
         sinusoid = [(math.sin, math.cos)[wave](distance / self.base ** (2 * pair / self.dim)) for pair, wave in place]
         u, v = self.content_bias[head].tolist(), self.distance_bias[head].tolist()
         rows = self.weight[head * self.head_dim : (head + 1) * self.head_dim].tolist()
-        projected = [math.fsum(w * r for w, r in zip(row, sinusoid, strict=True)) for row in rows]
-        added = math.fsum(a * b for a, b in zip(u, k, strict=True))
-        added += math.fsum((a + b) * c for a, b, c in zip(q, v, projected, strict=True))
+        projected = [dot_product(row, sinusoid) for row in rows]
+        added = dot_product(u, k) + dot_product(q, projected) + dot_product(v, projected)
         return super().formula_logit(q, k, m, n, head, scale) + added / self.head_dim**0.5

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.encoding.base import Encoding
 from posenc.encoding.biases import Bias, Factored
+from posenc.encoding.formulas import dot_product
 from posenc.encoding.interpolation import interpolated
 from posenc.encoding.keys import Keys
 from posenc.tokens.positions import Positions
@@ -59,7 +60,6 @@ class TUPE(Encoding):
     source = "Ke, He, Liu 2020, arXiv:2006.15595, sections 3.1 to 3.3"
     also_called = ("untied", "untied_positional_encoding")
     extrapolates = "no: a table of absolute positions ends with the trained length"
-    used_by = ""
     between = ()
 
     def __init__(
@@ -142,13 +142,11 @@ class TUPE(Encoding):
         if self.first_key is not None and n == 0:
             return content + self.first_key[head].item()
         asking, asked = self.formula_vector(self.to_query, m, head), self.formula_vector(self.to_key, n, head)
-        return content + math.fsum(a * b for a, b in zip(asking, asked, strict=True)) / math.sqrt(2 * self.head_dim)
+        return content + dot_product(asking, asked) / math.sqrt(2 * self.head_dim)
 
     def formula_vector(self, projection: nn.Linear, position: float, head: int) -> list[float]:
         """The vector of a position, projected for one head."""
-        below = math.floor(position)
-        above, share = min(below + 1, self.max_len - 1), position - below
-        first, second = self.table[below].tolist(), self.table[above].tolist()
-        mixed = [(1 - share) * a + share * b for a, b in zip(first, second, strict=True)]
+        first, second = self.table[math.floor(position)].tolist(), self.table[math.ceil(position)].tolist()
+        mixed = [(1 - position % 1) * a + position % 1 * b for a, b in zip(first, second, strict=True)]
         rows = projection.weight[head * self.head_dim : (head + 1) * self.head_dim].tolist()
-        return [math.fsum(w * x for w, x in zip(row, mixed, strict=True)) for row in rows]
+        return [dot_product(row, mixed) for row in rows]

@@ -68,14 +68,13 @@ class ALiBi(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        checks.sizes(heads=heads)
+        checks.sizes(heads=heads, head_dim=head_dim)
         if form not in FORMS:
             raise ValueError(
                 f"form must be one of {', '.join(FORMS)}, got '{form}'; "
                 f"BLOOM and MPT are symmetric, MPT with its alibi_bias_max as bias_max"
             )
         checks.above("bias_max", bias_max, 0)
-        checks.sizes(head_dim=head_dim)
         if form == "falcon" and head_dim is None:
             raise ValueError("form 'falcon' divides the bias by sqrt(head_dim); give head_dim")
         self.heads, self.form, self.bias_max, self.learned, self.head_dim = heads, form, bias_max, learned, head_dim

@@ -71,10 +71,9 @@ class Kerple(Encoding):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        checks.sizes(heads=heads)
+        checks.sizes(heads=heads, head_dim=head_dim)
         checks.one_of("kind", kind, KINDS)
         checks.one_of("form", form, FORMS)
-        checks.sizes(head_dim=head_dim)
         if form == "paper" and head_dim is None:
             raise ValueError("form 'paper' divides the bias by sqrt(head_dim); give head_dim")
         self.heads, self.kind, self.form, self.head_dim = heads, kind, form, head_dim
@@ -90,10 +89,8 @@ class Kerple(Encoding):
         dtype = torch.promote_types(self.r1.dtype, torch.float32)
         dtype = torch.promote_types(dtype, delta.dtype) if delta.is_floating_point() else dtype
         distance = delta.abs().to(dtype)
-        r1, r2 = (
-            held(r.to(dtype), highest).view(-1, *(1,) * delta.dim())
-            for r, highest in ((self.r1, math.inf), (self.r2, math.inf if self.kind == "log" else 2.0))
-        )
+        r1, r2 = held(self.r1.to(dtype)), held(self.r2.to(dtype), math.inf if self.kind == "log" else 2.0)
+        r1, r2 = (r.view(-1, *(1,) * delta.dim()) for r in (r1, r2))
         bias = -r1 * torch.log1p(r2 * distance) if self.kind == "log" else -r1 * distance**r2
         return bias * (self.head_dim or 1) ** -0.5 if self.form == "paper" else bias
 
@@ -105,6 +102,6 @@ class Kerple(Encoding):
         return super().formula_logit(q, k, m, n, head, scale) + bias / divisor
 
 
-def held(r: Tensor, highest: float) -> Tensor:
+def held(r: Tensor, highest: float = math.inf) -> Tensor:
     """r within its bounds; its gradient passes through them."""
     return r.detach().clamp(LOWEST, highest) + (r - r.detach())

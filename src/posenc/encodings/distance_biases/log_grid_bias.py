@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
+from posenc.encoding.formulas import dot_product
 from posenc.encoding.precision import without_autocast
 
 
@@ -88,10 +89,9 @@ class LogGridBias(Encoding):
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         places, others = (m, n) if isinstance(m, tuple) else ((m,), (n,))
-        neurons = self.hidden.bias.tolist()
-        for a, b, weights in zip(places, others, self.hidden.weight.T.tolist(), strict=True):
-            u = 8 * (a - b) / (self.window - 1)
-            x = math.copysign(math.log2(1 + abs(u)) / math.log2(8), u)
-            neurons = [value + weight * x for value, weight in zip(neurons, weights, strict=True)]
-        value = sum(w * max(neuron, 0.0) for w, neuron in zip(self.out.weight[head].tolist(), neurons, strict=True))
+        u = [8 * (a - b) / (self.window - 1) for a, b in zip(places, others, strict=True)]
+        x = [math.copysign(math.log2(1 + abs(d)) / math.log2(8), d) for d in u]
+        layer = zip(self.hidden.weight.tolist(), self.hidden.bias.tolist(), strict=True)
+        neurons = [max(dot_product(weights, x) + bias, 0.0) for weights, bias in layer]
+        value = dot_product(self.out.weight[head].tolist(), neurons)
         return super().formula_logit(q, k, m, n, head, scale) + 8 * (1 + math.tanh(value / 2))

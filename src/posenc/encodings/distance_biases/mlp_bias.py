@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
+from posenc.encoding.formulas import dot_product
 from posenc.encoding.precision import without_autocast
 
 DEEPEST = 100
@@ -102,5 +103,5 @@ class MLPBias(Encoding):
         for index, layer in enumerate(self.network):
             x = [a / (1 + math.exp(-a)) if a > -700 else 0.0 for a in x] if index else x
             rows = zip(layer.weight.tolist(), layer.bias.tolist(), strict=True)
-            x = [math.fsum(w * a for w, a in zip(row, x, strict=True)) + bias for row, bias in rows]
+            x = [dot_product(row, x) + bias for row, bias in rows]
         return super().formula_logit(q, k, m, n, head, scale) + x[head]

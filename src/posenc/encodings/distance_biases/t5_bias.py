@@ -111,9 +111,8 @@ class T5Bias(Encoding):
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         relative = n - m
-        side, first = (
-            (self.buckets, 0) if self.causal else (self.buckets // 2, self.buckets // 2 if relative > 0 else 0)
-        )
+        side = self.buckets if self.causal else self.buckets // 2
+        first = side if relative > 0 and not self.causal else 0
         distance = max(-relative, 0) if self.causal else abs(relative)
         exact = side // 2
         bucket = int(distance)

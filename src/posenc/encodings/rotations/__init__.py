@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
@@ -9,10 +10,13 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.encoding.base import Encoding, Side
+from posenc.encoding.base import AttentionOutput, Encoding, Side
+from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.channel_pairs import PairsTurned
+from posenc.encoding.keys import Keys
 from posenc.encoding.precision import exact, has_float64
 from posenc.kernels.rotation.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype
+from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 
 
@@ -48,6 +52,35 @@ class Turning(PairsTurned, Encoding):
     def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
         # Angles are linear in the coordinates.
         return self.rotated(k, between(before, after))
+
+
+class TurnedByHead(Encoding):
+    """An encoding whose query heads may each turn in a way of their own: keys that they share are repeated for them."""
+
+    heads: Any
+    head_dim: int
+    per_head: bool
+
+    def rotated(self, x: Tensor, at: Positions) -> Tensor:
+        """Queries, or keys that are as many, [B, heads, T, head_dim], rotated."""
+        raise NotImplementedError
+
+    def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
+        checks.head_dim(self, x)
+        x = x if side == "query" else self.repeated(x)
+        if self.per_head:
+            checks.heads(self, x)
+        return self.rotated(x, at)
+
+    def repeated(self, x: Tensor) -> Tensor:
+        """Keys or values of fewer heads, repeated for the query heads that share them, where these differ."""
+        if not self.per_head or self.heads is None or self.heads % x.shape[1]:
+            return x
+        return x.repeat_interleave(self.heads // x.shape[1], 1)
+
+    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
+        # The keys were repeated when they were turned; the values have to go with them.
+        return kernel(self, q, at, replace(keys, v=self.repeated(keys.v)), mask)
 
 
 class Rotations(Turning):
@@ -91,12 +124,13 @@ class Rotations(Turning):
         return rotate_both(q, k, self.rows(q, at), self.layout)
 
 
-class OneSpectrum(Waves, Rotations):
-    """Rotations by one spectrum: a frequency for each pair, of a position on one axis, and a temperature."""
+class ScheduledSpectrum(Waves, Rotations):
+    """Rotations of a position on one axis by the frequencies base^(-2k/width), and by a temperature.
 
-    def spectrum(self) -> tuple[Tensor, float | Tensor]:
-        """The frequency of each pair (radians per position, float64), and the temperature."""
-        raise NotImplementedError
+    A schedule changes both where it is not None.
+    """
+
+    schedule: Any
 
     @property
     def frequencies(self) -> Tensor:
@@ -110,14 +144,6 @@ class OneSpectrum(Waves, Rotations):
         frequencies, temperature = self.spectrum()
         coords = exact(at.axis(self))[:, None, :, None]
         return cos_sin(coords * frequencies.to(coords.device), temperature, dtype, device)
-
-
-class ScheduledSpectrum(OneSpectrum):
-    """Rotations by the frequencies base^(-2k/width), changed by a schedule where it is not None."""
-
-    base: float
-    width: int
-    schedule: Any
 
     def spectrum(self, horizon: Tensor | None = None) -> tuple[Tensor, float | Tensor]:
         """The frequency of each pair (radians per position, float64, fastest first), and the temperature.
@@ -139,6 +165,9 @@ class ScheduledSpectrum(OneSpectrum):
             return plain, 1.0
         horizon = self.schedule.short_horizon if self.turns_when_attending and horizon is None else horizon
         return self.schedule.formula(plain, base=self.base, width=self.width, horizon=horizon)
+
+    def formula_angles(self, position: Any, head: int = 0, horizon: float | None = None) -> list[float]:
+        return [position * frequency for frequency in self.formula_spectrum(horizon)[0]]
 
     def formula_sizes(self, position: Any, side: str, horizon: float | None = None) -> Iterable[float]:
         return repeat(self.formula_spectrum(horizon)[1])
@@ -171,6 +200,15 @@ def cos_sin(angle: Tensor, temperature: float | Tensor, dtype: torch.dtype, devi
     if isinstance(temperature, Tensor) or temperature != 1:
         table = table * temperature
     return table.to(dtype).to(device)
+
+
+def pairs_of_axis(head_dim: int, axes: int) -> int:
+    """How many pairs of channels each axis has, where all have as many. Raises ValueError where there is none."""
+    if not head_dim >= 2 * axes:
+        raise ValueError(
+            f"head_dim must hold a pair of channels for each axis, {2 * axes} for {axes} axes, got head_dim={head_dim}"
+        )
+    return head_dim // (2 * axes)
 
 
 def rotary_width(head_dim: int, partial: float) -> int:

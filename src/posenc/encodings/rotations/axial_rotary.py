@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posenc import checks
 from posenc.encoding.precision import exact
-from posenc.encodings.rotations import Rotations, cos_sin
+from posenc.encodings.rotations import Rotations, cos_sin, pairs_of_axis
 from posenc.kernels.rotation.rotate_pairs import rotate_pairs
 from posenc.tokens.positions import Positions
 
@@ -161,12 +161,7 @@ class AxialRotary(Rotations):
 
 def even_split(head_dim: int, axes: int) -> tuple[int, ...]:
     """The largest even number of channels that each axis can have when all have the same."""
-    width = 2 * (head_dim // (2 * axes))
-    if width < 2:
-        raise ValueError(
-            f"head_dim must hold a pair of channels for each axis, {2 * axes} for {axes} axes, got head_dim={head_dim}"
-        )
-    return (width,) * axes
+    return (2 * pairs_of_axis(head_dim, axes),) * axes
 
 
 def given_split(split: tuple[int, ...], head_dim: int, axes: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """FoPE: rotary whose waves are mixtures of frequencies, without those that training cannot see whole."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -9,16 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.encoding.base import AttentionOutput, Encoding, Side, tokens_last
-from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.channel_pairs import LAYOUTS, channels_of_pairs, multiplied
-from posenc.encoding.keys import Keys
 from posenc.encoding.precision import exact
-from posenc.encodings.rotations import Waves, plain_frequencies, quotient
-from posenc.kernels.reference import fit_heads
+from posenc.encodings.rotations import TurnedByHead, Waves, plain_frequencies, quotient
 from posenc.kernels.rotation.rotate_pairs import rotate_pairs, rotation_dtype
-from posenc.tokens.masks import Mask
-from posenc.tokens.positions import Positions, PositionsLike
+from posenc.tokens.positions import Positions
 
 SILENCED = ("passed", "doubled")
 
@@ -46,7 +41,7 @@ class Drawn:
         object.__setattr__(self, "mixtures", mixtures)
 
 
-class FourierRotary(Waves, Encoding):
+class FourierRotary(Waves, TurnedByHead):
     """Rotary with a mixture of waves in each pair, and without the waves that are longer than the trained length.
 
     frequency_k = base^(-2k/d), kept while its wavelength 2 pi / frequency_k is at most trained_length; K of them
@@ -61,7 +56,8 @@ class FourierRotary(Waves, Encoding):
                     + 1)
     gain            strength of the noise: deviation gain sqrt(2 / (K (K + heads))), which is what Xavier's rule makes
                     of the released code's tensors [heads, K, K] (0.3 at 60 M parameters, 0.6 at 1.2 B)
-    per_head        whether every query head has mixtures of its own
+    per_head        whether every query head has mixtures of its own. With fewer key heads than query heads, keys are
+                    then repeated for their queries, and a cache holds them so
     learned         whether the mixtures are trained (and every layer has its own); the released ones are frozen noise
     silenced        what becomes of the pairs whose frequency is dropped: "passed" leaves them as they are (the paper's
                     frequency zero: cosine 1, sine 0; vLLM); "doubled" does as the released code, whose sine is 1 as
@@ -72,8 +68,7 @@ class FourierRotary(Waves, Encoding):
     What differs: the paper may draw other frequencies besides those of rotary; its released settings do not. The
     released code mixes at most d/4 pairs, and where more frequencies are kept, spreads the identity over every second
     or third of them, so that the last mixed pairs hold noise alone; here, as in vLLM, every kept frequency has its
-    pair. vLLM has one mixture for each key head; here each query head has one, and a shared key is turned once for each
-    query head when it is attended to, so that the result is that of repeated keys.
+    pair. vLLM has one mixture for each key head; here each query head has one, and the result is that of repeated keys.
 
     Where it goes wrong: it is derived from the periodicity of attention, but a logit is no longer a function of the
     distance: the mixtures are no rotation, and moving query and key together changes it (gain=0 brings back rotary
@@ -96,7 +91,6 @@ class FourierRotary(Waves, Encoding):
     source = "Hua et al. 2024, arXiv:2412.17739, section 4"
     also_called = ("fope", "fourier_position_embedding")
     extrapolates = "Claimed steady passkey retrieval from 512 trained tokens to 8,192; ALiBi's perplexity stays better."
-    used_by = ""
     between = ()
 
     def __init__(
@@ -170,44 +164,9 @@ class FourierRotary(Waves, Encoding):
         sin = F.pad(sin, rest, value=0.0 if self.silenced == "passed" else 1.0)
         return torch.stack((cos, sin)).to(dtype).to(device)
 
-    def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
-        checks.head_dim(self, x)
-        if side == "query" and self.per_head:
-            checks.heads(self, x)
-        # A key that several query heads share waits, unturned, for `attend`.
-        return x if side == "key" and self.shared(x) else self.rotated(x, at)
-
     def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
-        if self.shared(k):
-            return k
         cos, sin = quotient(self.table, before, after, k).unbind(0)
         return rotate_pairs(k, cos, sin, self.layout)
-
-    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
-        if self.shared(keys.k):
-            k, v = fit_heads(q, keys.k, keys.v)
-            keys = replace(keys, k=self.rotated(k, keys.at), v=v)
-        return kernel(self, q, at, keys, mask)
-
-    def forward(
-        self,
-        x: Tensor,
-        k: Tensor | None = None,
-        positions: PositionsLike = None,
-        *,
-        offset: int | Tensor = 0,
-        seq_dim: int | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        if k is not None and self.shared(heads := tokens_last("k", k, seq_dim)):
-            raise ValueError(
-                f"{self} turns keys once for each of its {self.heads} query heads, got {heads.shape[1]} key heads; "
-                f"repeat them for their query heads first, or build it with per_head=False"
-            )
-        return super().forward(x, k, positions, offset=offset, seq_dim=seq_dim)
-
-    def shared(self, k: Tensor) -> bool:
-        """Whether several query heads read each key, which then stays unturned until they do."""
-        return self.per_head and k.shape[1] != self.heads
 
     def formula_query(self, q, position, head=0) -> list[float]:
         plain = [self.base ** (-2 * p / self.head_dim) for p in range(self.head_dim // 2)]

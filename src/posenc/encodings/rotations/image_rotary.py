@@ -8,7 +8,7 @@ from torch import Tensor
 from posenc import checks
 from posenc.encoding.channel_pairs import LAYOUTS
 from posenc.encoding.precision import exact
-from posenc.encodings.rotations import Rotations, cos_sin
+from posenc.encodings.rotations import Rotations, cos_sin, pairs_of_axis
 from posenc.tokens.positions import Positions
 
 SIDES = ("each", "longest", "shortest")
@@ -58,12 +58,8 @@ class ImageRotary(Rotations):
         checks.one_of("layout", layout, LAYOUTS)
         checks.sizes(axes=axes)
         checks.above("base", base, 1)
-        if not head_dim >= 2 * axes:
-            raise ValueError(
-                f"head_dim must hold a pair of channels for each axis, {2 * axes} for {axes} axes, got {head_dim}"
-            )
         self.head_dim, self.axes, self.base, self.layout = head_dim, axes, base, layout
-        self.bands = head_dim // (2 * axes)
+        self.bands = pairs_of_axis(head_dim, axes)
 
     @property
     def periods(self) -> Tensor:

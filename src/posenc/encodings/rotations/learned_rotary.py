@@ -1,24 +1,19 @@
 """Rotary position embedding with learned frequencies."""
 
 import math
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.encoding.base import AttentionOutput, Side
-from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.channel_pairs import LAYOUTS
-from posenc.encoding.keys import Keys
 from posenc.encoding.precision import exact
-from posenc.encodings.rotations import Turning, cos_sin
+from posenc.encodings.rotations import TurnedByHead, Turning, cos_sin
 from posenc.kernels.rotation.rotate_pairs import rotate_pairs, rotation_dtype
-from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 
 
-class LearnedRotary(Turning):
+class LearnedRotary(TurnedByHead, Turning):
     """Turn channel pairs as rotary does, by frequencies that every layer, or every head, learns for itself.
 
     frequency_k = base^(-2k/r) e^(shift_k),   shift_k = 0 at first
@@ -60,7 +55,6 @@ class LearnedRotary(Turning):
     also_called = ("learned_rope", "learnable_rope")
     per_layer = True
     extrapolates = "nothing is claimed; as rotary, it meets angles past the trained length that it never saw"
-    used_by = ""
     between = ()
 
     def __init__(
@@ -108,9 +102,6 @@ class LearnedRotary(Turning):
         return (2 * math.pi / self.frequencies).flatten().sort().values
 
     def rotated(self, x: Tensor, at: Positions) -> Tensor:
-        checks.head_dim(self, x)
-        if self.per_head:
-            checks.heads(self, x)
         dtype = rotation_dtype(x)
         # Not kept with the positions: a table that has a gradient belongs to one forward pass.
         frequencies = self.spectrum()
@@ -118,19 +109,6 @@ class LearnedRotary(Turning):
         angle = coords * (frequencies[:, None] if self.per_head else frequencies).to(coords.device)
         table = cos_sin(angle, 1.0, dtype, x.device)  # [2, B or 1, heads or 1, T, r/2]
         return rotate_pairs(x, table[0], table[1], self.layout)
-
-    def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
-        return self.rotated(x if side == "query" else self.spread(x), at)
-
-    def spread(self, x: Tensor) -> Tensor:
-        """Keys or values of fewer heads, repeated for the query heads that share them, where these differ."""
-        if not self.per_head or self.heads is None or self.heads % x.shape[1]:
-            return x
-        return x.repeat_interleave(self.heads // x.shape[1], 1)
-
-    def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
-        # The keys were repeated when they were turned; the values have to go with them.
-        return kernel(self, q, at, replace(keys, v=self.spread(keys.v)), mask)
 
     def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         shift = (self.shift[head] if self.per_head else self.shift).tolist()

@@ -54,7 +54,6 @@ class MixedRotary(Turning):
         "claimed to larger images: DeiT-III-B trained at 224 pixels scores 83.8 there and 84.4 at 384, axial rotary "
         "83.6 and 83.9"
     )
-    used_by = ""
     per_layer = True
 
     def __init__(

@@ -76,14 +76,14 @@ class MultimodalRotary(ScheduledSpectrum):
         super().__init__()
         checks.one_of("order", order, ORDERS), checks.one_of("layout", layout, LAYOUTS)
         checks.above("base", base, 1)
-        width = rotary_width(head_dim, partial)
         schedule = schedule_of(schedule)
         if schedule is not None and schedule.by_horizon:
             raise ValueError(
                 f"schedule {schedule} depends on the horizon, which only rotary reads; take yarn(factor=4)"
             )
-        self.head_dim, self.base, self.sections, self.order = head_dim, base, sections, order
-        self.layout, self.partial, self.schedule, self.width = layout, partial, schedule, width
+        self.head_dim, self.base, self.layout, self.partial = head_dim, base, layout, partial
+        self.sections, self.order, self.schedule = sections, order, schedule
+        self.width = rotary_width(head_dim, partial)
         self.sections_in_use = self.default_sections() if sections is None else tuple(sections)
         self.check_sections()
         self.spectrum()
@@ -123,12 +123,12 @@ class MultimodalRotary(ScheduledSpectrum):
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.coordinates(self.axes, self))  # [B or 1, T, 1 or A]
+        if coords.shape[-1] not in (1, len(self.sections_in_use)):
+            raise ValueError(
+                f"{self} reads one axis or {len(self.sections_in_use)}, one for each of its sections "
+                f"{self.sections_in_use}, got positions with {coords.shape[-1]} axes"
+            )
         if coords.shape[-1] != 1:
-            if coords.shape[-1] != len(self.sections_in_use):
-                raise ValueError(
-                    f"{self} reads one axis or {len(self.sections_in_use)}, one for each of its sections "
-                    f"{self.sections_in_use}, got positions with {coords.shape[-1]} axes"
-                )
             coords = coords[..., torch.tensor(self.axis_of_pair(), device=coords.device)]
         frequencies, temperature = self.spectrum()
         return cos_sin((coords * frequencies.to(coords.device))[:, None], temperature, dtype, device)

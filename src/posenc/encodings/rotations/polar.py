@@ -59,7 +59,6 @@ class Polar(Waves, Encoding):
     source = "Gopalakrishnan, Csordas, Schmidhuber, Mozer 2025, arXiv:2509.10534, section 3"
     also_called = ("polar_coordinate", "polar_position_embedding")
     extrapolates = "Claimed steady perplexity to ten times the trained length (1,024 to 10,240 tokens), beyond YaRN."
-    used_by = ""
 
     def __init__(
         self,

@@ -1,18 +1,15 @@
 """Proportional rotary position embedding (p-RoPE)."""
 
-from collections.abc import Iterable
-from itertools import repeat
-
 import torch
 from torch import Tensor
 
 from posenc import checks
 from posenc.encoding.channel_pairs import LAYOUTS
-from posenc.encodings.rotations import OneSpectrum, plain_frequencies
+from posenc.encodings.rotations import ScheduledSpectrum
 from posenc.schedules import Schedule, schedule_of
 
 
-class ProportionalRotary(OneSpectrum):
+class ProportionalRotary(ScheduledSpectrum):
     """Turn only the fastest channel pairs of a head, and let the slow ones carry content without position.
 
     frequency_k = base^(-2k/head_dim) for k < n, 0 for the other pairs,   n = floor(partial head_dim / 2), at least 1
@@ -71,31 +68,18 @@ class ProportionalRotary(OneSpectrum):
         schedule = schedule_of(schedule)
         if schedule is not None and schedule.by_horizon:
             raise ValueError(f"schedule must not depend on the horizon of a sequence, got {schedule!r}; use rotary")
-        self.head_dim, self.partial, self.base, self.layout, self.schedule = head_dim, partial, base, layout, schedule
+        self.head_dim, self.width, self.partial, self.base = head_dim, head_dim, partial, base
+        self.layout, self.schedule = layout, schedule
         # A share such as 30/44 times the head may round to just below a whole number.
         self.turning = max(int((head_dim * partial + 1e-9) // 2), 1)
         self.spectrum()
 
-    def spectrum(self) -> tuple[Tensor, float | Tensor]:
+    def spectrum(self, horizon: Tensor | None = None) -> tuple[Tensor, float | Tensor]:
         """The frequency of each pair of the head (radians per position; 0 stands still), and the temperature."""
-        plain = plain_frequencies(self.base, self.head_dim)
-        stretched, temperature = plain, 1.0
-        if self.schedule is not None:
-            stretched, temperature = self.schedule(plain, base=self.base, width=self.head_dim)
-        return stretched * (torch.arange(self.head_dim // 2, device="cpu") < self.turning), temperature
+        frequencies, temperature = super().spectrum(horizon)
+        return frequencies * (torch.arange(self.head_dim // 2, device="cpu") < self.turning), temperature
 
-    def formula_spectrum(self) -> tuple[list[float], float]:
-        """As published, in scalars: the frequency of each pair, and the temperature."""
-        d = self.head_dim
-        frequencies, temperature = [self.base ** (-2 * p / d) for p in range(d // 2)], 1.0
-        if self.schedule is not None:
-            frequencies, temperature = self.schedule.formula(frequencies, base=self.base, width=d)
+    def formula_spectrum(self, horizon: float | None = None) -> tuple[list[float], float]:
+        frequencies, temperature = super().formula_spectrum(horizon)
         # The list is cut at the share of all pairs; what is left stands still.
-        turning = frequencies[: self.turning]
-        return turning + [0.0] * (d // 2 - len(turning)), temperature
-
-    def formula_angles(self, position, head=0, horizon=None) -> list[float]:
-        return [position * frequency for frequency in self.formula_spectrum()[0]]
-
-    def formula_sizes(self, position, side, horizon=None) -> Iterable[float]:
-        return repeat(self.formula_spectrum()[1])
+        return frequencies[: self.turning] + [0.0] * (self.head_dim // 2 - self.turning), temperature

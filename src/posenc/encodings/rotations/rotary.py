@@ -80,11 +80,9 @@ class Rotary(ScheduledSpectrum):
         super().__init__()
         checks.one_of("layout", layout, LAYOUTS)
         checks.above("base", base, 1)
-        width = rotary_width(head_dim, partial)
-        schedule = schedule_of(schedule)
-        self.head_dim, self.base, self.layout, self.partial, self.schedule = head_dim, base, layout, partial, schedule
-        self.width = width
-        self.turns_when_attending = schedule is not None and schedule.by_horizon
+        self.width, self.schedule = rotary_width(head_dim, partial), schedule_of(schedule)
+        self.head_dim, self.base, self.layout, self.partial = head_dim, base, layout, partial
+        self.turns_when_attending = self.schedule is not None and self.schedule.by_horizon
         self.spectrum()
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -111,9 +109,6 @@ class Rotary(ScheduledSpectrum):
                 f"counted need no declaration)"
             )
         return None
-
-    def formula_angles(self, position, head=0, horizon=None) -> list[float]:
-        return [position * frequency for frequency in self.formula_spectrum(horizon)[0]]
 
     def formula_turned(self, x, position, head, side) -> list[float]:
         if self.turns_when_attending:

@@ -65,7 +65,6 @@ class XPos(Waves, PairsTurned, Encoding):
     source = "Sun et al. 2022, arXiv:2212.10554, section 2.2"
     also_called = ("extrapolatable_position_embedding", "length_extrapolatable", "lex")
     extrapolates = "Claimed with attention cut into blocks at test time; the decay alone was not shown to carry."
-    used_by = ""
 
     def __init__(
         self,
@@ -105,21 +104,19 @@ class XPos(Waves, PairsTurned, Encoding):
         room = -math.log2(torch.finfo(dtype).tiny) - 6
         return self.scale_base * room * math.log(2) / -math.log(self.zetas[0])
 
-    def rotated(self, x: Tensor, at: Positions, side: Side) -> Tensor:
+    def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
         checks.head_dim(self, x)
         coords = self.checked(at, x.dtype)
-        given = +1 if side == "query" else -1, rotation_dtype(x), x.device
-        if not may_be_read(coords):
-            # Where coordinates cannot be looked at, those out of reach are marked.
-            table = self.sized(coords, *given)
-        else:
-            table = self.once(self.table, at, *given, keep=x.is_cpu)
+        given = rotation_dtype(x), x.device, +1 if side == "query" else -1
+        # Where coordinates cannot be looked at, those out of reach are marked.
+        readable = may_be_read(coords)
+        table = self.once(self.table, at, *given, keep=x.is_cpu) if readable else self.sized(coords, *given)
         return rotate_pairs(x, table[0], table[1], self.layout)
 
-    def table(self, at: Positions, sign: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return self.sized(at.axis(self), sign, dtype, device)
+    def table(self, at: Positions, dtype: torch.dtype, device: torch.device, sign: int = -1) -> Tensor:
+        return self.sized(at.axis(self), dtype, device, sign)
 
-    def sized(self, coords: Tensor, sign: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def sized(self, coords: Tensor, dtype: torch.dtype, device: torch.device, sign: int) -> Tensor:
         """Cosines and sines [2, B or 1, 1, T, d/2] times the sizes; the sign is +1 for queries and -1 for keys."""
         coords = exact(coords)[:, None, :, None]
         fading = torch.tensor(self.zetas, dtype=torch.float64, device=coords.device).log() / self.scale_base
@@ -129,11 +126,8 @@ class XPos(Waves, PairsTurned, Encoding):
     def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
         checks.head_dim(self, k)
         self.checked(after, k.dtype)
-        cos, sin = quotient(self.table_of_keys, before, after, k).unbind(0)
+        cos, sin = quotient(self.table, before, after, k).unbind(0)
         return rotate_pairs(k, cos, sin, self.layout)
-
-    def table_of_keys(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return self.table(at, -1, dtype, device)
 
     def checked(self, at: Positions, dtype: torch.dtype) -> Tensor:
         """The coordinates [B or 1, T]; raises ValueError if one is out of reach."""
@@ -150,9 +144,6 @@ class XPos(Waves, PairsTurned, Encoding):
                     f"{'' if dtype == torch.float64 else ', or use a wider dtype'}"
                 )
         return coords
-
-    def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
-        return self.rotated(x, at, side)
 
     def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         return [position * self.base ** (-2 * k / self.head_dim) for k in range(self.head_dim // 2)]

@@ -1,7 +1,5 @@
 """PaTH: position as the product of reflections along the path."""
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,6 +8,7 @@ from posenc import checks
 from posenc.encoding.base import AttentionOutput, Encoding
 from posenc.encoding.biases import Dense
 from posenc.encoding.bound_kernel import BoundKernel
+from posenc.encoding.formulas import dot_product
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import without_autocast
 from posenc.tokens.masks import Mask, bidirectional, causal
@@ -62,7 +61,6 @@ class PaTH(Encoding):
     source = "Yang et al. 2025, arXiv:2505.16381, section 3; fla, path_attn"
     also_called = ("path_attention", "householder")
     extrapolates = "Good to a few times the trained length, and worse at extreme ones; best together with forgetting."
-    used_by = ""
     # Each call solves the blocks of the whole path, as much work as some 130 queries are.
     queries_together = 4 * BLOCK
     per_layer = True
@@ -120,11 +118,8 @@ class PaTH(Encoding):
         rows = sequence.expand(k.shape[0], -1)
         k, w = (taken(x, rows[:, None, :, None], 2) for x in (k, w))
         document = keys.at.document
-        places = Positions(
-            taken(keys.at.coords, sequence[..., None], 1),
-            taken(keys.at.order, sequence, 1),
-            None if document is None else taken(document, sequence, 1),
-        )
+        document = None if document is None else taken(document, sequence, 1)
+        places = Positions(taken(keys.at.coords, sequence[..., None], 1), taken(keys.at.order, sequence, 1), document)
         lost = self.lost_in_order(q, at, k, w, taken(beta, rows[:, None], 2), places)
         return taken(lost, rows.argsort(-1)[:, None, None], 3)
 
@@ -159,10 +154,10 @@ class PaTH(Encoding):
             u = list(query.vector)
             between = [token for token in keys if key.order < token.order <= query.order]
             for token in sorted(between, key=lambda token: -token.order):
-                w, beta = token.memo["path_direction"], token.memo["path_strength"]
-                share = beta * math.fsum(a * b for a, b in zip(w, u, strict=True))
+                w = token.memo["path_direction"]
+                share = token.memo["path_strength"] * dot_product(w, u)
                 u = [a - share * b for a, b in zip(u, w, strict=True)]
-            logits.append(scale * math.fsum(a * b for a, b in zip(key.vector, u, strict=True)))
+            logits.append(dot_product(key.vector, u, scale))
         return logits
 
 

@@ -77,7 +77,6 @@ class SelectiveRotary(PairsTurned, Encoding):
     source = "Movahedi et al. 2025, arXiv:2511.17388, sections 3.3 and 4.1"
     also_called = ("selective_rope", "selective_rotary_position_embedding")
     extrapolates = "Claimed for copying and parity in gated linear attention; not investigated in language."
-    used_by = ""
     per_layer = True
     between = ("selective_rotary",)
 

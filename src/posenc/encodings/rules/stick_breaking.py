@@ -57,7 +57,6 @@ class StickBreaking(Encoding):
     source = "Tan et al. 2024, arXiv:2410.17980, section 2"
     also_called = ("stickbreaking", "stick_breaking_attention")
     extrapolates = "Claimed: it goes on past the trained length without any position."
-    used_by = ""
     needs_weights = True
 
     def __init__(self, *, itself: bool = False) -> None:

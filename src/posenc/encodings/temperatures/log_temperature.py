@@ -45,7 +45,6 @@ class LogTemperature(Encoding):
     also_called = ("log_n", "logn", "log_scaling")
     extrapolates = "It keeps the entropy of attention in range, and gives no position by itself."
     turns = "queries"
-    used_by = ""
 
     def __init__(self, trained_length: int, *, least: float = 0.0) -> None:
         super().__init__()

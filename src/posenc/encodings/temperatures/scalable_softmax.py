@@ -42,7 +42,6 @@ class ScalableSoftmax(Encoding):
     also_called = ("ssmax", "scalable_soft_max")
     extrapolates = "Claimed: a needle is still found far past the trained length; it gives no position by itself."
     turns = "queries"
-    used_by = ""
     per_layer = True
 
     def __init__(

@@ -47,8 +47,8 @@ class DistanceMap(Encoding):
 
     def __init__(self, encoding: Encoding) -> None:
         super().__init__()
-        if not encoding.doors or encoding.doors - {"turn", "by_distance"}:
-            more = sorted(encoding.doors - {"turn", "by_distance"})
+        more = sorted(encoding.doors - {"turn", "by_distance"})
+        if not encoding.doors or more:
             raise ValueError(
                 f"a distance map takes an encoding that turns queries and keys or is a bias by distance, as rotary and "
                 f"alibi do; {encoding} opens {', '.join(more) or 'no door'}"
@@ -58,8 +58,8 @@ class DistanceMap(Encoding):
         if encoding.turns_when_attending:
             raise ValueError(f"a distance map replaces a schedule that follows the length, got {encoding}")
         self.encoding, self.per_layer = encoding, encoding.per_layer
-        turns, biases = "turn" in encoding.doors, "by_distance" in encoding.doors
-        self.doors = frozenset({"attend"} if turns else ()) | frozenset({"biases"} if biases else ())
+        doors = {"turn": "attend", "by_distance": "biases"}
+        self.doors = frozenset(doors[door] for door in encoding.doors)
 
     @property
     def wavelengths(self) -> Tensor | None:
@@ -78,21 +78,20 @@ class DistanceMap(Encoding):
         raise NotImplementedError
 
     def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
-        biases = self.biases(q, at, keys)
-        if "attend" in self.doors:
-            m, n = at.axis(self), keys.at.axis(self)
+        if "attend" not in self.doors:
+            return super().attend(q, at, keys, mask, kernel)
+        m, n = at.axis(self), keys.at.axis(self)
 
-            def turned(there: Positions, keys_there: Positions) -> tuple[Tensor, Tensor]:
-                return self.encoding.turn(q, there, "query"), self.encoding.turn(keys.k, keys_there, "key")
+        def turned(there: Positions, keys_there: Positions) -> tuple[Tensor, Tensor]:
+            return self.encoding.turn(q, there, "query"), self.encoding.turn(keys.k, keys_there, "key")
 
-            branches = [
-                Branch(*turned(at.with_coords(one.queries(m)), keys.at.with_coords(one.keys(n))), one.holds)
-                for one in self.branches()
-            ]
-            true_q, true_k = turned(at, keys.at)
-            biases = [*biases, Branched(true_q, true_k, branches, at, keys.at, kernel.scale)]
-            return kernel(self, true_q, at, replace(keys, k=true_k), mask, biases=biases)
-        return kernel(self, q, at, keys, mask, biases=biases)
+        branches = [
+            Branch(*turned(at.with_coords(one.queries(m)), keys.at.with_coords(one.keys(n))), one.holds)
+            for one in self.branches()
+        ]
+        true_q, true_k = turned(at, keys.at)
+        biases = [*self.biases(q, at, keys), Branched(true_q, true_k, branches, at, keys.at, kernel.scale)]
+        return kernel(self, true_q, at, replace(keys, k=true_k), mask, biases=biases)
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         if "biases" not in self.doors or q is None:

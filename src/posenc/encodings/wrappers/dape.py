@@ -49,7 +49,6 @@ class DAPE(Encoding):
     source = "Zheng et al. 2024, arXiv:2405.14722, section 3; code in chuanyang-Zheng/DAPE"
     also_called = ("data_adaptive", "data_adaptive_bias")
     extrapolates = "Claimed, in its own tables: better beyond the trained length than the bias it adapts."
-    used_by = ""
     queries_together = 1
     per_layer = True
     wraps = ("kerple", "alibi")

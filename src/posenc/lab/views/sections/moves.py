@@ -7,7 +7,7 @@ import torch
 from posenc.cache import GrowingCache
 from posenc.encoding.base import Encoding, Shape, parts_of
 from posenc.encoding.keys import Keys
-from posenc.encodings.rotations import OneSpectrum
+from posenc.encodings.rotations import ScheduledSpectrum
 from posenc.lab.runs.settings import reads
 from posenc.tokens.positions import Positions
 
@@ -50,6 +50,6 @@ def after_a_move(encoding: Encoding, shape: Shape) -> tuple[str, bool]:
 def angles_of(encoding: Encoding) -> list[float] | None:
     """The angle of each pair for one place (radians), where one part alone turns and nothing of it is trained."""
     turning = [part for part in parts_of(encoding) if "turn" in part.doors]
-    if len(turning) != 1 or not isinstance(turning[0], OneSpectrum):
+    if len(turning) != 1 or not isinstance(turning[0], ScheduledSpectrum):
         return None
     return turning[0].spectrum()[0].tolist()
