@@ -1,10 +1,10 @@
 """Keys without the columns that hold no token."""
 
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
+from posenc.cache.memory import index_of
 from posenc.cache.operations import noticed
 from posenc.encoding.keys import Keys
 from posenc.tokens.positions import Positions
@@ -59,7 +59,4 @@ def of_columns(fact: Tensor, index: slice | Tensor, axis: int) -> Tensor:
         return fact[(slice(None),) * axis + (index,)]
     if index.shape[0] == 1:
         return fact.index_select(axis, index[0])
-    rows, n = index.shape
-    shape: list[Any] = [rows, *(1,) * (axis - 1), n, *(1,) * (fact.dim() - axis - 1)]
-    sizes = [rows, *fact.shape[1:axis], n, *fact.shape[axis + 1 :]]
-    return fact.expand(rows, *fact.shape[1:]).gather(axis, index.view(shape).expand(sizes))
+    return fact.take_along_dim(index_of(index, fact, axis), axis)

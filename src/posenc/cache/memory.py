@@ -46,19 +46,17 @@ def scatter_in_place(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tens
     new = new.expand(into.shape[0], *new.shape[1:])
     if slot.shape[0] == 1:
         return into.index_copy_(axis, slot[0], new)
-    return into.scatter_(axis, index_of(slot, new, axis), new)
+    return into.scatter_(axis, index_of(slot, new, axis).expand_as(new), new)
 
 
 def slot_values(memory: Tensor, slot: Tensor, axis: int) -> Tensor:
     """What lies in the slots [B or 1, T] along `axis`, in memory of its own."""
-    slot = slot.expand(memory.shape[0], -1)
-    like = memory.narrow(axis, 0, 1).expand(*memory.shape[:axis], slot.shape[1], *memory.shape[axis + 1 :])
-    return memory.gather(axis, index_of(slot, like, axis))
+    return memory.take_along_dim(index_of(slot, memory, axis), axis)
 
 
 def index_of(slot: Tensor, like: Tensor, axis: int) -> Tensor:
-    """The slots [B, T] of each number of a tensor whose tokens lie along `axis`."""
-    return slot.view(slot.shape[0], *(1,) * (axis - 1), slot.shape[1], *(1,) * (like.dim() - axis - 1)).expand_as(like)
+    """The slots [B or 1, T] with as many axes as a tensor whose tokens lie along `axis`."""
+    return slot.view(slot.shape[0], *(1,) * (axis - 1), slot.shape[1], *(1,) * (like.dim() - axis - 1))
 
 
 def together(*facts: Tensor) -> int:

@@ -137,10 +137,8 @@ def placed(at: Positions, moving: Tensor, to: Positions) -> Positions:
     number = by_order.argsort(1).clamp(max=to.tokens - 1)
 
     def of_moving(new: Tensor, old: Tensor) -> Tensor:
-        new, old = new.expand(rows, *new.shape[1:]), old.expand(rows, *old.shape[1:])
-        if new.dim() == 2:
-            return torch.where(moving, new.gather(1, number), old)
-        return torch.where(moving[..., None], new.gather(1, number[..., None].expand(-1, -1, new.shape[2])), old)
+        axes = (..., *(None,) * (new.dim() - 2))
+        return torch.where(moving[axes], new.take_along_dim(number[axes], 1), old)
 
     document = at.document
     if to.document is not None:

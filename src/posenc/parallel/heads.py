@@ -141,15 +141,13 @@ def own(modules: nn.ModuleList) -> list[Encoding]:
 
 def encodings(model: nn.Module) -> list[Encoding]:
     """The encodings that a model's attentions use, each once."""
-    found: dict[int, Encoding] = {}
+    found: dict[Encoding, None] = {}
     for module in model.modules():
-        used: tuple[Encoding | None, ...] = ()
         if isinstance(module, Stack):
-            used = *own(module.encodings), *module.encoding_of, *module.cross_encoding_of
-        elif isinstance(module, Attention):
-            used = (module.encoding,)
-        found |= {id(one): one for one in used if one is not None}
-    return list(found.values())
+            found |= dict.fromkeys((*own(module.encodings), *module.encoding_of, *module.cross_encoding_of))
+        elif isinstance(module, Attention) and module.encoding is not None:
+            found[module.encoding] = None
+    return list(found)
 
 
 def cut(attention: Attention, of_heads: OfHeads, ranks: Ranks) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from posenc import checks
@@ -69,3 +70,10 @@ class Layout:
             own = self.chunks_of(rank)
             held |= dict(zip(own, x.chunk(len(own), axis), strict=True))
         return torch.cat([held[chunk] for chunk in range(self.chunks)], axis)
+
+    def gathered(self, x: Tensor, axis: int, group: dist.ProcessGroup) -> Tensor:
+        """A whole sequence on every rank from what each holds of it; without gradients."""
+        x = x.detach().contiguous()
+        held = [torch.empty_like(x) for _ in range(self.ranks)]
+        dist.all_gather(held, x, group=group)
+        return self.joined(held, axis)

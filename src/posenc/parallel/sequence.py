@@ -63,9 +63,7 @@ class SequenceShards:
 
     def joined(self, x: Tensor, axis: int = 1) -> Tensor:
         """A whole sequence, such as logits [B, T, vocab], from what each rank holds of it; without gradients."""
-        held = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.group.size())]
-        dist.all_gather(held, x.detach().contiguous(), group=self.group)
-        return self.layout.joined(held, axis)
+        return self.layout.gathered(x, axis, self.group)
 
     def add_gradients(self, model: nn.Module) -> None:
         """Give every parameter the sum of the gradients that the ranks found with their tokens.
@@ -215,20 +213,12 @@ class SumsBefore(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, totals: Tensor, line: Line) -> Tensor:
         ctx.line = line
-        whole = in_order(totals, line)
+        whole = line.layout.gathered(totals, 0, line.group)
         return (whole.cumsum(0) - whole)[list(line.layout.chunks_of(line.group.rank()))]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         # A total enters the sums of all chunks behind it.
-        whole = in_order(*grads, ctx.line)
+        whole = ctx.line.layout.gathered(*grads, 0, ctx.line.group)
         behind = whole.flip(0).cumsum(0).flip(0) - whole
         return behind[list(ctx.line.layout.chunks_of(ctx.line.group.rank()))], None
-
-
-def in_order(of_chunks: Tensor, line: Line) -> Tensor:
-    """What each rank has of its chunks, [chunks, ...], for all chunks of the sequence."""
-    of_chunks = of_chunks.contiguous()
-    held = [torch.empty_like(of_chunks) for _ in range(line.layout.ranks)]
-    dist.all_gather(held, of_chunks, group=line.group)
-    return line.layout.joined(held, 0)

@@ -58,12 +58,6 @@ class Part:
     of: int
     whole: nn.Parameter = field(repr=False)
 
-    def of_whole(self) -> nn.Parameter:
-        """The part of the whole parameter."""
-        x = self.whole.detach()
-        few = x.unflatten(self.axis, (self.of, -1)).index_select(self.axis, torch.tensor(self.heads, device=x.device))
-        return nn.Parameter(few.flatten(self.axis, self.axis + 1), requires_grad=self.whole.requires_grad)
-
 
 @dataclass
 class OfHeads:
@@ -75,7 +69,7 @@ class OfHeads:
     head_dim  width of one head (channels)
     dim       width of the model (channels)
     parts     what was cut of a parameter: the new parameter -> its place in the old one
-    made      what was made of each encoding, by its number, and the encoding, which keeps the number
+    made      what was made of each encoding
     """
 
     heads: tuple[int, ...]
@@ -84,16 +78,16 @@ class OfHeads:
     head_dim: int
     dim: int
     parts: dict[nn.Parameter, Part] = field(default_factory=dict)
-    made: dict[int, tuple[Encoding, Encoding]] = field(default_factory=dict)
+    made: dict[Encoding, Encoding] = field(default_factory=dict)
 
     def __call__(self, encoding: Encoding) -> Encoding:
         """The encoding for these heads; the same object where all heads are alike to it.
 
         Raises ValueError, naming it, for an encoding that is not the same for some of its heads alone.
         """
-        if id(encoding) not in self.made:
-            self.made[id(encoding)] = encoding, self.checked(encoding)
-        return self.made[id(encoding)][1]
+        if encoding not in self.made:
+            self.made[encoding] = self.checked(encoding)
+        return self.made[encoding]
 
     def checked(self, encoding: Encoding) -> Encoding:
         if isinstance(encoding, Compose):
@@ -169,9 +163,9 @@ class OfHeads:
 
     def cut(self, whole: nn.Parameter, axis: int, heads: tuple[int, ...], of: int) -> nn.Parameter:
         """The part of a parameter that some of so many heads have, noted in `parts`."""
-        part = Part(axis, heads, of, whole)
-        found = part.of_whole()
-        self.parts[found] = part
+        few = whole.detach().unflatten(axis, (of, -1)).index_select(axis, torch.tensor(heads, device=whole.device))
+        found = nn.Parameter(few.flatten(axis, axis + 1), requires_grad=whole.requires_grad)
+        self.parts[found] = Part(axis, heads, of, whole)
         return found
 
     def on_chosen(self, encoding: OnHeads) -> Encoding | None:
