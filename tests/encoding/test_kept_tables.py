@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from tiers import variants
 from torch import Tensor, nn
 
 from posenc import Positions, catalogue, testing
@@ -200,7 +201,7 @@ def one_device_after_another(spec: str) -> None:
 
 
 def test_heads_of_several_devices_may_share_positions() -> None:
-    for spec in [testing.variants(name)[0] for name in catalogue.names()]:
+    for spec in [variants(name)[0] for name in catalogue.names()]:
         # Parameters lie on one device.
         if not [*catalogue.build(spec, testing.SHAPE).parameters()]:
             one_device_after_another(spec)
@@ -237,7 +238,7 @@ def keeps_tables(spec: str) -> bool:
     return bool(KEPT)
 
 
-KEEPING = [spec for name in catalogue.names() for spec in testing.variants(name)[:2] if keeps_tables(spec)]
+KEEPING = [spec for name in catalogue.names() for spec in variants(name)[:2] if keeps_tables(spec)]
 
 
 def test_encodings_keep_their_tables() -> None:

@@ -1,7 +1,9 @@
 """Records as the lab writes them, made up: what a small comparison really looks like, without training anything."""
 
 import copy
+import functools
 import math
+import pickle
 import random
 
 ENCODINGS = ("none", "sinusoidal", "learned", "rotary", "alibi", "t5_bias", "shaw")
@@ -42,6 +44,12 @@ SLOPES = (0.25, 0.0625, 0.015625, 0.00390625)
 
 def record(spec="rotary", task="repeat", seed=0, **changes):
     """One record. `changes` replaces whole top-level entries."""
+    return pickle.loads(pickled(spec, task, seed)) | changes
+
+
+@functools.cache
+def pickled(spec, task, seed):
+    """A record that many tests are given, each a copy of its own."""
     chance = random.Random(f"{spec} {task} {seed}")
     text = task == "text"
     trained, tested = (64, [128, 256, 512]) if text else (10, [12, 15, 20])
@@ -102,7 +110,7 @@ def record(spec="rotary", task="repeat", seed=0, **changes):
     made |= text_scores(spec, chance) if text else exact_scores(spec, task, chance)
     if spec == "none":
         made["ablation"] |= {"removed": None, "shuffled": None, "shifted": None, "swapped": None}
-    return made | changes
+    return pickle.dumps(made)
 
 
 def depths(task):

@@ -2,15 +2,20 @@
 
 from collections.abc import Iterable
 from datetime import date
+from functools import cache
 from itertools import islice
 from typing import Any
 
 import pytest
 
+from posenc import testing
 from posenc.tokens.watched import COMPILES
 
 THIRD = date.today().toordinal() % 3
 """Which third of many cases is for today: 0, 1 or 2."""
+
+variants = cache(testing.variants)
+"""Made once for all files that draw their cases of them: to try which of them can be built takes seconds."""
 
 
 def rest_slow(cases: Iterable[Any], first: int) -> list[Any]:

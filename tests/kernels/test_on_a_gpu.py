@@ -4,11 +4,12 @@ import copy
 
 import pytest
 import torch
+from tiers import variants
 
 from posenc import catalogue, kernels, masks
 from posenc.cache import GrowingCache, LayerCache, SlotCache
 from posenc.encoding.base import Shape
-from posenc.testing import Subject, count, in_chunks, same, tokens, variants
+from posenc.testing import Subject, count, in_chunks, same, tokens
 from posenc.testing.comparisons import alike, near
 from posenc.testing.subjects import Net, far_enough, mask_name, some_positions, with_gradients
 from posenc.tokens.masks import Mask

@@ -11,12 +11,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiers import THIRD
+from tiers import THIRD, variants
 
 from posenc import catalogue, masks, schedules, testing
 from posenc.cache import GrowingCache, SlotCache
 from posenc.encoding.formulas import Published
-from posenc.testing import LONG, SHAPE, Subject, cases, count, in_chunks, on_axes, same, tokens, variants
+from posenc.testing import LONG, SHAPE, Subject, cases, count, in_chunks, on_axes, same, tokens
 from posenc.tokens.positions import Positions
 
 

@@ -10,13 +10,12 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from states import machine_of
 from testing.test_wrong_encodings import KeyByHand, Turn
-from tiers import rest_slow
+from tiers import rest_slow, variants
 from torch import Tensor, nn
 
 import posenc
 from posenc import catalogue
 from posenc.cache import Cache, SlotCache
-from posenc.testing import variants
 from posenc.tokens.positions import Positions
 from posenc.tokens.shared_tables import once, options_of
 

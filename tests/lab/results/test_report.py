@@ -265,7 +265,7 @@ def test_long_names_are_shown_short_and_stay_apart(tmp_path):
         assert label in page and len(label) < 250
 
 
-def test_runs_that_failed_have_rows_of_their_own(tmp_path):
+def test_runs_that_failed_have_rows_of_their_own(tmp_path, undrawn):
     records = repeat({"rotary": (1, 1, 1, 0.95)}, seeds=2)
     lost = [("rotary", "repeat"), ("<mine>", "repeat"), ("<mine>", "copy"), ("<mine>", "copy")]
     failures = [Failure(f"{spec} on {task}, seed {seed}: why", spec, task) for seed, (spec, task) in enumerate(lost)]
