@@ -39,8 +39,8 @@ def in_blocks(biases: Sequence[Bias], q: Tensor, keys: Keys, plan: Plan) -> "Sum
                 forms.append(FactoredInBlocks(bias))
             elif isinstance(bias, Products) and plan.row is not None:
                 forms += products_in_row(bias, plan.row, plan.at.tokens, plan.keys_at.tokens)
-            elif isinstance(bias, Levels) and plan.row is not None:
-                forms.append(LevelsInRow(bias, PairsInBlocks(bias, plan.row), plan.row))
+            elif isinstance(bias, Levels) and plan.row is not None and plan.row.lowest >= 0:
+                forms.append(LevelsInRow(bias, plan.row))
             elif isinstance(bias, Counts) and plan.row is not None:
                 forms.append(CountsInRow(bias, plan.row))
             elif isinstance(bias, Pairs):
