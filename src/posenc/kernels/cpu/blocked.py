@@ -19,8 +19,8 @@ from posenc.encoding.biases import Bias, Branched, ByDistance, ValueVectors
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import without_tiny_numbers
 from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.cpu.bias_in_blocks import BiasGradient, Block, Room, cut, length
-from posenc.kernels.cpu.biases import SumInBlocks, in_blocks
+from posenc.kernels.cpu.bias_in_blocks import Block, Room, cut, length
+from posenc.kernels.cpu.biases import BiasGradient, SumInBlocks, in_blocks
 from posenc.kernels.cpu.biases.distances import DistancesInRow, at_distances
 from posenc.kernels.cpu.biases.products import Curves, add_to_vectors
 from posenc.kernels.cpu.plan import Plan, Row, plan_for
@@ -413,7 +413,7 @@ class Differentiable(torch.autograd.Function):
             )
         check_versions(ctx.versions, ctx.call.plan.at, ctx.call.plan.keys_at)
         v, out, sums, *inputs = ctx.saved_tensors
-        of_bias = ctx.call.bias.gradient() if any(ctx.needs_input_grad[3 + ctx.ways :]) else None
+        of_bias = BiasGradient(ctx.call.bias) if any(ctx.needs_input_grad[3 + ctx.ways :]) else None
         grad, grad_of_sums = grads if ctx.call.sums else (*grads, None)
         grad = torch.zeros_like(out) if grad is None else grad
         given = pairs(inputs[: ctx.ways]), v, out, sums, grad, of_bias, grad_of_sums
@@ -563,7 +563,7 @@ def attend_in_a_row_backwards(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of `attend_in_a_row` in q, k, v and values; the last is empty where there are no values."""
     call = call_in_a_row(q, k, values, offset, causal, window, scale, gives_sums)
-    of_bias = None if values is None else call.bias.gradient()
+    of_bias = None if values is None else BiasGradient(call.bias)
     of_sums = grad_of_sums if gives_sums else None
     (dq, dk), dv, _ = call.backwards([(q, k)], v, out, sums, grad, of_bias, of_sums)
     totals = () if of_bias is None else of_bias.total()

@@ -16,7 +16,7 @@ from posenc.encoding.biases import Bias, ByDistance, Counts, Dense, Factored, Le
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import without_autocast
 from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.cpu.bias_in_blocks import BiasGradient, Block, InBlocks, Part, Room, length
+from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Part, Room, length
 from posenc.kernels.cpu.biases.counts import CountsInRow
 from posenc.kernels.cpu.biases.dense import DenseInBlocks
 from posenc.kernels.cpu.biases.distances import DistancesInRow, DistancesLookedUp, at_distances, to_look_up, whole
@@ -99,12 +99,14 @@ class SumInBlocks:
             columns = form.columns(block)
             if not length(columns):
                 continue
-            values = form.block(block._replace(keys=columns))
+            here = form.block(block._replace(keys=columns))
             if total is None:
-                total, owned = padded(values, columns, block), form.owns
+                total, owned = here, form.owns
+            elif owned and torch.broadcast_shapes(total.shape[:3], here.shape[:3]) == total.shape[:3]:
+                # In memory of its own for every number.
+                total[..., columns.start - block.keys.start : columns.stop - block.keys.start] += here
             else:
-                total = plus(total, values, columns, block, owned=owned)
-                owned = True
+                total, owned = total + form.block(block), True
         return total
 
     def parts(self, block: Block) -> Iterator[Part]:
@@ -143,39 +145,16 @@ class SumInBlocks:
         shape = [max(sizes) for sizes in zip(one.shape, other.shape, strict=True)]
         return one + other if shape[2] == 1 else torch.add(one, other, out=self.room.of(*shape))
 
-    def gradient(self) -> "SumGradient":
-        """A collector that holds nothing yet: a graph may be gone through backwards more than once."""
-        return SumGradient([form.gradient() for form in self.forms])
 
+class BiasGradient:
+    """Collects the gradient in each of the inputs of a bias, in one pass backwards."""
 
-class SumGradient:
-    """Hands the gradient of a block to each of the biases."""
-
-    def __init__(self, gradients: list[BiasGradient]) -> None:
-        self.gradients = gradients
+    def __init__(self, bias: SumInBlocks) -> None:
+        self.forms = [(form, form.sums()) for form in bias.forms]
 
     def add(self, block: Block, upstream: Tensor) -> None:
-        for gradient in self.gradients:
-            gradient.add(block, upstream)
+        for form, sums in self.forms:
+            form.take_slopes(block, upstream, *sums)
 
     def total(self) -> tuple[Tensor | None, ...]:
-        return tuple(total for gradient in self.gradients for total in gradient.total())
-
-
-def padded(values: Tensor, columns: slice, block: Block) -> Tensor:
-    """Values of some keys of a block, among zeros for the others."""
-    if length(columns) == length(block.keys):
-        return values
-    out = values.new_zeros(*values.shape[:3], length(block.keys))
-    out[..., columns.start - block.keys.start : columns.stop - block.keys.start] = values
-    return out
-
-
-def plus(total: Tensor, values: Tensor, columns: slice, block: Block, *, owned: bool) -> Tensor:
-    """A sum with values of some of its keys; in place where it has memory of its own for every number."""
-    sizes = zip(total.shape[:3], values.shape[:3], strict=True)
-    fits = total.shape[-1] == length(block.keys) and all(size == other or other == 1 for size, other in sizes)
-    if not (owned and fits):
-        return total + padded(values, columns, block)
-    total[..., columns.start - block.keys.start : columns.stop - block.keys.start].add_(values)
-    return total
+        return tuple(total for form, sums in self.forms for total in form.total(sums))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posenc.encoding.biases import Counts
 from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.cpu.bias_in_blocks import Block, Part, Room, WholeBlocks, cut, length
+from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Part, Room, cut, length
 from posenc.kernels.cpu.plan import Row
 
 
@@ -49,7 +49,7 @@ class Counted(NamedTuple):
     chunks: list[Chunk]
 
 
-class CountsInRow(WholeBlocks):
+class CountsInRow(InBlocks):
     """A bias by a count of gates, for tokens in a row: some queries at a time, from the nearest key."""
 
     name = "counts in a row"
@@ -149,8 +149,14 @@ class CountsInRow(WholeBlocks):
         end = last if block.keys.stop <= self.near(block).start else first
         return Part(block.keys, None, self.bias.spread(end, 1))
 
-    def gradient(self) -> "CountsGradient":
-        return CountsGradient(self)
+    def sums(self) -> tuple["CountsGradient"]:
+        return (CountsGradient(self),)
+
+    def take_slopes(self, block: Block, upstream: Tensor, collected: "CountsGradient") -> None:
+        collected.add(block, upstream)
+
+    def total(self, sums: tuple["CountsGradient"]) -> tuple[Tensor, ...]:
+        return sums[0].total()
 
 
 class CountsGradient:
@@ -215,7 +221,7 @@ class CountsGradient:
         self.table[block.batch, :, block.rows] += table.flip(2)
         self.q[block.batch, :, block.rows] += of_queries.mul_(bias.rate).view(*table.shape[:3], -1).flip(2)
 
-    def total(self) -> tuple[Tensor | None, ...]:
+    def total(self) -> tuple[Tensor, ...]:
         self.close()
         q, k, table = self.bias.inputs
         return self.q.to(q.dtype), self.k.view(k.shape).to(k.dtype), self.table.to(table.dtype)

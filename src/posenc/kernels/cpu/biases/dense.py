@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from posenc.encoding.biases import Dense
-from posenc.kernels.cpu.bias_in_blocks import Block, WholeBlocks
+from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks
 from posenc.tokens.masks import part_of
 
 
-class DenseInBlocks(WholeBlocks):
+class DenseInBlocks(InBlocks):
     """A view of the numbers, last query first."""
 
     name = "dense"

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from posenc.encoding.biases import Factored
-from posenc.kernels.cpu.bias_in_blocks import Block, Room, WholeBlocks
+from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Room
 
 
-class FactoredInBlocks(WholeBlocks):
+class FactoredInBlocks(InBlocks):
     """A bias that is a dot product of a vector of the query and one of the key, wherever tokens are."""
 
     name = "factored"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.encoding.biases import DotProducts, Products
 from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.cpu.bias_in_blocks import Block, Part, Room, WholeBlocks, length
+from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Part, Room, length
 from posenc.kernels.cpu.plan import Row
 
 
@@ -29,7 +29,7 @@ def products_in_row(bias: Products, row: Row, queries: int, keys: int) -> "list[
     return forms
 
 
-class ProductsInRow(WholeBlocks):
+class ProductsInRow(InBlocks):
     """Tokens times the vectors of the distances in `table` (descending)."""
 
     name = "products in a row"
@@ -39,9 +39,6 @@ class ProductsInRow(WholeBlocks):
         self.asked, self.vectors = term.asked, term.vectors
         self.inputs: tuple[Tensor, ...] = (self.asked, self.vectors)
         self.room = Room(self.asked, self.asked.dtype)
-
-    def block(self, block: Block) -> Tensor:
-        raise NotImplementedError
 
     def near(self, block: Block) -> slice | None:
         return self.between_edges(block)
