@@ -347,7 +347,7 @@ class InBlocks:
 
     def pieces(self, heads: int) -> Iterator[tuple[Block, list[Cut]]]:
         """The blocks again, of fewer rows of the batch, and each with its keys in pieces."""
-        for block in self.plan.blocks(SIZES.rows_backwards):
+        for block in self.plan.blocks(min(SIZES.rows_backwards, self.bias.rows)):
             b, n, m = block.size
             step = max(1, min(b, SIZES.pairs_backwards // (heads * n * m)))
             width = max(SIZES.narrowest, SIZES.pairs_backwards // (step * heads * n))

@@ -79,6 +79,8 @@ class SumInBlocks:
     @property
     def rows(self) -> int:
         """How many queries a block has at most."""
+        if any(isinstance(form, CountsInRow) for form in self.forms):
+            return SIZES.rows_counted
         return SIZES.rows_of_values if any(form.owns for form in self.forms) else SIZES.rows
 
     @property
