@@ -500,90 +500,73 @@ GROUPED = TorchVersion(torch.__version__) >= "2.9"
 """Whether PyTorch's fused attention for a CPU is right where several query heads share a key head."""
 
 
-@torch.library.custom_op("posenc::attend_in_a_row", mutates_args=())
-def attend_in_a_row(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    values: Tensor | None,
-    offset: int,
-    causal: bool,
-    window: int | None,
-    scale: float,
-    gives_sums: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+GIVEN = "Tensor q, Tensor k, Tensor v, Tensor? values"
+RULE = "SymInt offset, bool causal, SymInt? window, float scale, bool sums"
+"""What `call_in_a_row` is told beside tensors."""
+
+
+@torch.library.custom_op(
+    "posenc::attend_in_a_row", mutates_args=(), schema=f"({GIVEN}, {RULE}) -> (Tensor, Tensor, Tensor)"
+)
+def attend_in_a_row(q: Tensor, k: Tensor, v: Tensor, values: Tensor | None, *rule: Any) -> tuple[Tensor, ...]:
     """Attention for tokens in a row and a bias [H, T + S - 1] of their distances.
 
     The output; the logarithms of sums with which to go back; and the same for others, or nothing.
     """
-    call = call_in_a_row(q, k, values, offset, causal, window, scale, gives_sums)
+    call = call_in_a_row(q, k, values, *rule)
     out, sums = call.forwards([(q, k)], v)
-    return out, finite(sums), call.in_full(sums) if gives_sums else sums.new_empty(0)
+    return out, finite(sums), call.in_full(sums) if call.sums else sums.new_empty(0)
 
 
 def call_in_a_row(
-    q: Tensor,
-    k: Tensor,
-    values: Tensor | None,
-    offset: int,
-    causal: bool,
-    window: int | None,
-    scale: float,
-    gives_sums: bool,
+    q: Tensor, k: Tensor, values: Tensor | None, offset: int, causal: bool, window: int | None, scale: float, sums: bool
 ) -> InBlocks:
     T, S = q.shape[2], k.shape[2]
     at, keys_at = Positions.count(T, max(offset, 0)), Positions.count(S, max(-offset, 0))
     plan = plan_for(at, keys_at, Mask(causal=causal, window=window), q.shape[0], q.shape[1], by_coords=True)
     in_row = DistancesInRow(values, range(T - 1 + offset, offset - S, -1), q, plan)
-    return InBlocks(plan, SumInBlocks([], q, in_row), scale, sums=gives_sums)
+    return InBlocks(plan, SumInBlocks([], q, in_row), scale, sums=sums)
 
 
 @attend_in_a_row.register_fake
-def _(q, k, v, values, offset, causal, window, scale, gives_sums):
+def _(q, k, v, values, *rule):
     B, H, T, D = q.shape
     sums = q.new_empty(B, H, T, dtype=exact_dtype(q))
-    return q.new_empty(B, T, H, D).transpose(1, 2), sums, sums.new_empty(sums.shape if gives_sums else 0)
+    return q.new_empty(B, T, H, D).transpose(1, 2), sums, sums.new_empty(sums.shape if rule[-1] else 0)
 
 
-@torch.library.custom_op("posenc::attend_in_a_row_backwards", mutates_args=())
+@torch.library.custom_op(
+    "posenc::attend_in_a_row_backwards",
+    mutates_args=(),
+    schema=f"(Tensor grad, {GIVEN}, Tensor out, Tensor total, Tensor of_sums, {RULE})"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+)
 def attend_in_a_row_backwards(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    values: Tensor | None,
-    out: Tensor,
-    sums: Tensor,
-    grad_of_sums: Tensor,
-    offset: int,
-    causal: bool,
-    window: int | None,
-    scale: float,
-    gives_sums: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, values: Tensor | None, out: Tensor, sums: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
     """The gradients of `attend_in_a_row` in q, k, v and values; the last is empty where there are no values."""
-    call = call_in_a_row(q, k, values, offset, causal, window, scale, gives_sums)
+    of_sums, *rule = rest
+    call = call_in_a_row(q, k, values, *rule)
     of_bias = None if values is None else BiasGradient(call.bias)
-    of_sums = grad_of_sums if gives_sums else None
-    (dq, dk), dv, _ = call.backwards([(q, k)], v, out, sums, grad, of_bias, of_sums)
-    totals = () if of_bias is None else of_bias.total()
-    return dq, dk, dv, next((total for total in totals if total is not None), dq.new_empty(0))
+    (dq, dk), dv, _ = call.backwards([(q, k)], v, out, sums, grad, of_bias, of_sums if call.sums else None)
+    of_values = None if of_bias is None else of_bias.total()[0]
+    return dq, dk, dv, dq.new_empty(0) if of_values is None else of_values
 
 
 @attend_in_a_row_backwards.register_fake
-def _(grad, q, k, v, values, out, sums, grad_of_sums, offset, causal, window, scale, gives_sums):
+def _(grad, q, k, v, values, *rest):
     of_values = q.new_empty(0) if values is None else torch.empty_like(values)
     return torch.empty_like(q), torch.empty(k.shape, dtype=k.dtype), torch.empty(v.shape, dtype=v.dtype), of_values
 
 
 def keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
-    q, k, v, values, *ctx.rest = inputs
+    q, k, v, values, *ctx.rule = inputs
     ctx.save_for_backward(q, k, v, values, *output[:2])
 
 
 def go_back(ctx: Any, grad: Tensor, _: Tensor, grad_of_sums: Tensor) -> tuple:
-    *slopes, of_values = attend_in_a_row_backwards(grad, *ctx.saved_tensors, grad_of_sums, *ctx.rest)
-    return *slopes, None if ctx.saved_tensors[3] is None else of_values, *(None,) * 5
+    *slopes, of_values = attend_in_a_row_backwards(grad, *ctx.saved_tensors, grad_of_sums, *ctx.rule)
+    return *slopes, None if ctx.saved_tensors[3] is None else of_values, *(None for _ in ctx.rule)
 
 
 attend_in_a_row.register_autograd(go_back, setup_context=keep)
