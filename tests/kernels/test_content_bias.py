@@ -63,7 +63,7 @@ WAYS = {
 @pytest.fixture(autouse=True)
 def few_keys_are_far():
     """Far keys, and few queries at a time, at sizes that a test can afford."""
-    with SIZES.set_to(far=1, pairs_of_content=250, columns=3):
+    with SIZES.set_to(far=1, pairs_of_content=250):
         yield
 
 

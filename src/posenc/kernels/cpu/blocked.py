@@ -233,7 +233,7 @@ class InBlocks:
                     else:
                         # All of these keys have the same vector.
                         taken, total = fused(asked, k[seen], v[seen], logits, self.scale, alone=False)
-                        known, _ = curves.distances_of(here.block)
+                        known, _ = curves.met(here.block)
                         taken = taken + curves.vectors[:, known]
                     parts.append((taken, total if part.shift is None else total + part.shift))
             one = len(parts) == 1
