@@ -70,7 +70,7 @@ class SumInBlocks:
 
     def __init__(self, forms: list[InBlocks], q: Tensor, in_row: DistancesInRow | None) -> None:
         # The view of distances comes last, to be added into memory that the others own.
-        self.forms = forms if in_row is None or in_row.says_nothing else [*forms, in_row]
+        self.forms = [*forms, in_row] if in_row is not None and (in_row.inputs or in_row.hides) else forms
         self.masked = in_row is not None and in_row.masked
         self.taken_off = None if in_row is None else in_row.taken_off
         self.room = Room(q, torch.promote_types(q.dtype, torch.float32))

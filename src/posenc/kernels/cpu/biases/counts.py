@@ -5,7 +5,7 @@ Once all of these have counted as far as their tables go, farther keys share one
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -143,50 +143,37 @@ class CountsInRow(InBlocks):
         end = last if block.keys.stop <= self.near(block).start else first
         return Part(block.keys, None, self.bias.spread(end, 1))
 
-    def sums(self) -> tuple["CountsGradient"]:
-        return (CountsGradient(self),)
+    def sums(self) -> tuple[Any, ...]:
+        """The gradients in q, k [b KV, keys, D] and the tables; and of open queries what came for them."""
+        self.keeps, self.held = True, None
+        k = self.k.flatten(0, 1)
+        return *(torch.zeros_like(x, dtype=self.table.dtype) for x in (self.q, k, self.table)), []
 
-    def take_slopes(self, block: Block, upstream: Tensor, collected: "CountsGradient") -> None:
-        collected.add(block, upstream)
-
-    def total(self, sums: tuple["CountsGradient"]) -> tuple[Tensor, ...]:
-        return sums[0].total()
-
-
-class CountsGradient:
-    """Collects the gradient of the logits of all keys of some queries, and takes it back along their counts."""
-
-    def __init__(self, bias: CountsInRow) -> None:
-        bias.keeps, bias.held = True, None
-        self.bias = bias
-        self.q, self.table = (torch.zeros_like(x, dtype=bias.table.dtype) for x in (bias.q, bias.table))
-        self.k = bias.k.new_zeros(bias.k.shape[0] * bias.k.shape[1], *bias.k.shape[2:], dtype=bias.table.dtype)
-        self.open: tuple[Block, Counted, Tensor] | None = None
-
-    def add(self, block: Block, upstream: Tensor) -> None:
-        chosen = self.bias.bias.chosen
-        upstream = upstream if chosen is None else upstream[:, list(chosen)]
-        if self.open is None or self.open[0][:2] != block[:2]:
-            self.close()
-            counted = self.bias.counted(block)
-            self.open = block, counted, upstream.new_zeros(*upstream.shape[:3], length(counted.keys))
-        _, counted, collected = self.open
+    def take_slopes(
+        self, block: Block, upstream: Tensor, of_q: Tensor, of_k: Tensor, of_table: Tensor, open_rows: list[Any]
+    ) -> None:
+        """Collects the gradient of the logits of all keys of some queries, before it goes back along their counts."""
+        upstream = upstream if self.bias.chosen is None else upstream[:, list(self.bias.chosen)]
+        if not open_rows or open_rows[0][:2] != block[:2]:
+            self.close(of_q, of_k, of_table, open_rows)
+            counted = self.counted(block)
+            open_rows[:] = block, counted, upstream.new_zeros(*upstream.shape[:3], length(counted.keys))
+        _, counted, collected = open_rows
         before, near, behind = divided(block.keys, counted.keys)
         _, here, _ = divided(counted.keys, block.keys)
         collected[..., here] += upstream[..., near]
-        table = self.table[block.batch, :, block.rows]
+        table = of_table[block.batch, :, block.rows]
         table[..., -1] += upstream[..., before].sum(-1).flip(2)
         table[..., 0] += upstream[..., behind].sum(-1).flip(2)
 
-    def close(self) -> None:
+    def close(self, of_q: Tensor, of_k: Tensor, of_table: Tensor, open_rows: list[Any]) -> None:
         """Take back what was collected."""
-        if self.open is None:
+        if not open_rows:
             return
-        (block, counted, collected), self.open = self.open, None
-        bias, KV = self.bias, self.bias.k.shape[1]
-        table = torch.zeros_like(bias.of_queries(self.table, block))
-        asked, slope = bias.asked(block), 0.0
-        of_queries = torch.zeros_like(asked)
+        (block, counted, collected), KV = open_rows, self.k.shape[1]
+        table = torch.zeros_like(self.of_queries(of_table, block))
+        asked, slope = self.asked(block), 0.0
+        of_asked = torch.zeros_like(asked)
         heads = slice(block.batch.start * KV, block.batch.stop * KV)
         for chunk in reversed(counted.chunks):
             _, here, _ = divided(counted.keys, chunk.keys)
@@ -199,15 +186,14 @@ class CountsGradient:
             slope = counts[..., -1:].clone()
             gates = chunk.gates.flip(-1)
             logits = counts.mul_(gates).mul_(gates.neg_().add_(1)).view(*asked.shape[:2], -1)
-            of_queries.baddbmm_(logits, bias.of_keys(block, chunk.keys))
-            self.k[heads, chunk.keys].baddbmm_(logits.mT, asked)
-        self.table[block.batch, :, block.rows] += table.flip(2)
-        self.q[block.batch, :, block.rows] += of_queries.mul_(bias.rate).view(*table.shape[:3], -1).flip(2)
+            of_asked.baddbmm_(logits, self.of_keys(block, chunk.keys))
+            of_k[heads, chunk.keys].baddbmm_(logits.mT, asked)
+        of_table[block.batch, :, block.rows] += table.flip(2)
+        of_q[block.batch, :, block.rows] += of_asked.mul_(self.rate).view(*table.shape[:3], -1).flip(2)
 
-    def total(self) -> tuple[Tensor, ...]:
-        self.close()
-        q, k, table = self.bias.inputs
-        return self.q.to(q.dtype), self.k.view(k.shape).to(k.dtype), self.table.to(table.dtype)
+    def total(self, sums: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        self.close(*sums)
+        return tuple(of.view(x.shape).to(x.dtype) for of, x in zip(sums[:3], self.inputs, strict=True))
 
 
 def divided(keys: slice, others: slice) -> tuple[slice, slice, slice]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posenc.encoding.biases import ByDistance
 from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Part, Room, length
-from posenc.kernels.cpu.plan import Plan
+from posenc.kernels.cpu.plan import Plan, in_sight
 
 SPREAD = 16
 """Distances are tabulated when they are at most so many for each token."""
@@ -41,28 +41,15 @@ class DistancesInRow(InBlocks):
         dtype = torch.promote_types(q.dtype, torch.float32)
         vector = torch.zeros(1, len(distances), device=q.device) if values is None else values.detach()
         vector = vector.to(torch.promote_types(vector.dtype, dtype))
-        vector = self.seen(vector) if self.masked else vector
+        lowest, highest = in_sight(plan.mask) if self.masked else (-math.inf, math.inf)
+        self.hides = lowest > -math.inf or highest < math.inf
+        if self.hides:
+            distance = whole(distances, q.device)
+            vector = vector.masked_fill((distance < lowest) | (distance > highest), -math.inf)
         # The softmax does not see what all keys share. Without it the keys that weigh most have the smallest numbers,
         # which are rounded least.
         highest = vector.amax(1, keepdim=True).clamp(min=torch.finfo(vector.dtype).min)
         self.vector, self.taken_off = (vector - highest).to(dtype).contiguous(), highest.to(dtype)
-
-    @property
-    def says_nothing(self) -> bool:
-        """Whether nothing is added, and nothing forbidden."""
-        mask = self.plan.mask
-        return not self.inputs and (not self.masked or not (mask.causal or mask.window is not None))
-
-    def seen(self, vector: Tensor) -> Tensor:
-        """The vector with -inf where causality and window forbid."""
-        mask = self.plan.mask
-        if not mask.causal and mask.window is None:
-            return vector
-        distance = whole(self.distances, vector.device)
-        hidden = distance < 0 if mask.causal else torch.zeros_like(distance, dtype=torch.bool)
-        if mask.window is not None:
-            hidden = hidden | (distance.abs() >= mask.window)
-        return vector.masked_fill(hidden, -math.inf)
 
     def first(self, block: Block) -> int:
         """Which entry of the vector stands first in a block: the distance from its last query to its first key."""
