@@ -3,7 +3,7 @@
 Where tokens stand in a row, a bias of the distance is a view of a vector (`distances`), dot products with vectors of
 the distance are a view of curves (`products`), a difference of levels is a row and a column (`levels`), and gates are
 counted up to the end of a table (`counts`). Where they do not, distances are looked up, or the closure is asked for the
-block (`pairs`). Vectors of two tokens are multiplied wherever these are (`factored`). Which of these serves is decided
+block (`pairs`). Vectors of two tokens are multiplied wherever these are (`grids`). Which of these serves is decided
 here, once for a call, by the forms alone.
 """
 
@@ -18,9 +18,8 @@ from posenc.encoding.precision import without_autocast
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Part, Room, length
 from posenc.kernels.cpu.biases.counts import CountsInRow
-from posenc.kernels.cpu.biases.dense import DenseInBlocks
 from posenc.kernels.cpu.biases.distances import DistancesInRow, DistancesLookedUp, at_distances, to_look_up, whole
-from posenc.kernels.cpu.biases.factored import FactoredInBlocks
+from posenc.kernels.cpu.biases.grids import DenseInBlocks, FactoredInBlocks
 from posenc.kernels.cpu.biases.levels import LevelsInRow
 from posenc.kernels.cpu.biases.pairs import PairsInBlocks
 from posenc.kernels.cpu.biases.products import products_in_row
@@ -138,14 +137,15 @@ class SumInBlocks:
             if part.shift is not None:
                 shift = part.shift if shift is None else shift + part.shift
             if part.bias is not None:
-                bias = part.bias if bias is None else self.added(bias, part.bias)
+                if bias is None:
+                    bias = part.bias
+                    continue
+                shape = [max(sizes) for sizes in zip(bias.shape, part.bias.shape, strict=True)]
+                # Rows as they are, a whole block in memory that is used again.
+                out = None if shape[2] == 1 else self.room.of(*shape)
+                bias = torch.add(bias, part.bias, out=out)
         # A row that all queries share is not written out for each.
         return Part(block.keys, None if bias is None else bias.expand(-1, -1, length(block.rows), -1), shift)
-
-    def added(self, one: Tensor, other: Tensor) -> Tensor:
-        """The sum of two: rows as they are, a whole block in memory that is used again."""
-        shape = [max(sizes) for sizes in zip(one.shape, other.shape, strict=True)]
-        return one + other if shape[2] == 1 else torch.add(one, other, out=self.room.of(*shape))
 
 
 class BiasGradient:
