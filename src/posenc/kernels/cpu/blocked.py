@@ -273,29 +273,50 @@ class InBlocks:
         rooms = Room(q, exact), Room(q, exact)
         curves = None if self.vectors is None else self.vectors.asked_by(grad)
         of_vectors = None if curves is None else torch.zeros_like(curves.vectors)
-        for block, pieces in self.pieces(H):
+
+        def stacked(x: Tensor, block: Block) -> Tensor:
+            # The queries that share a key head stand below one another.
             b, n, _ = block.size
-            queries = block.batch, slice(None), block.rows
+            return last_first(x[block.batch, :, block.rows]).to(exact).reshape(b * KV, H // KV * n, -1)
 
-            def stacked(x: Tensor, queries: tuple = queries, rows: int = H // KV * n, b: int = b) -> Tensor:
-                # The queries that share a key head stand below one another.
-                return last_first(x[queries]).to(exact).reshape(b * KV, rows, -1)
+        def slopes(piece: Cut, asked: Tensor, upstream: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """The keys of a piece, the weights p on them, and dp."""
+            b, n, m = piece.block.size
+            seen = piece.block.batch, slice(None), piece.block.keys
+            keys, values = (x[seen].to(exact).reshape(b * KV, m, -1) for x in (ways[piece.way][1], v))
+            weights = rooms[0].of(b * KV, H // KV * n, m)
+            torch.bmm(asked, keys.transpose(1, 2), out=weights)
+            added = self.added(piece, self.bias.block(piece.block), q)
+            if added is not None:
+                weights.view(b, H, n, m).add_(added)
+            # Many logits are far down or -inf, where exp is ten times slower than exp2.
+            weights.sub_(total).mul_(LOG2_E)
+            # Numbers below the normal ones make a product many times slower, and float64 does not see these any more.
+            torch.threshold_(weights, LEAST, -math.inf).exp2_()
+            # A bias may sum along diagonals, which zeros behind each row make columns without a copy.
+            rows = rooms[1].of(*weights.shape[:2], m if of_bias is None else m + n)
+            rows[..., m:] = 0.0
+            of_weights = torch.bmm(upstream, values.transpose(1, 2), out=rows[..., :m])
+            if curves is not None:
+                of_weights.view(b, H, n, m).add_(curves.block(piece.block))
+            return keys, weights, of_weights
 
-            upstream, taken, total = stacked(grad), stacked(out), stacked(sums[..., None])
-            of_sums = None if grad_of_sums is None else stacked(grad_of_sums[..., None])
-            asked = {way: stacked(ways[way][0]) * self.scale for way in {piece.way for piece in pieces}}
-            slopes = functools.partial(self.slopes, ways, v, asked, upstream, total, rooms, curves, of_bias is not None)
+        for block, pieces in self.pieces(H):
+            (b, n, _), queries = block.size, (block.batch, slice(None), block.rows)
+            upstream, taken, total = (stacked(x, block) for x in (grad, out, sums[..., None]))
+            of_sums = None if grad_of_sums is None else stacked(grad_of_sums[..., None], block)
+            asked = {way: stacked(ways[way][0], block) * self.scale for way in {piece.way for piece in pieces}}
             mean = (upstream * taken).sum(-1, keepdim=True) if q.dtype == exact else None
             if mean is None and len(pieces) > 1:
                 mean = torch.zeros_like(total)
                 for piece in pieces:
-                    _, weights, logits = slopes(piece)
+                    _, weights, logits = slopes(piece, asked[piece.way], upstream, total)
                     mean += (weights * logits).sum(-1, keepdim=True)
             found = {way: torch.zeros_like(of_queries) for way, of_queries in asked.items()}
             heads = slice(block.batch.start * KV, block.batch.stop * KV)
             for piece in pieces:
                 m, at = piece.block.size[2], (heads, piece.block.keys)
-                keys, weights, logits = slopes(piece)
+                keys, weights, logits = slopes(piece, asked[piece.way], upstream, total)
                 mean = (weights * logits).sum(-1, keepdim=True) if mean is None else mean
                 dv[at].baddbmm_(weights.transpose(1, 2), upstream)
                 if curves is not None and of_vectors is not None:
@@ -310,40 +331,6 @@ class InBlocks:
                 dqs[way][queries] = last_first(slope.mul_(self.scale).view(b, H, n, D)).to(q.dtype)
         of_ways = [x for dq, dk in zip(dqs, dks, strict=True) for x in (dq, dk.view(k.shape).to(k.dtype))]
         return of_ways, dv.view(v.shape).to(v.dtype), of_vectors
-
-    def slopes(
-        self,
-        ways: Sequence[Way],
-        v: Tensor,
-        asked: dict[int, Tensor],
-        upstream: Tensor,
-        total: Tensor,
-        rooms: tuple[Room, Room],
-        curves: Curves | None,
-        behind: bool,
-        piece: Cut,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The keys of a piece, the weights p on them, and dp; `behind` asks for zeros behind each of its rows."""
-        (q, k), (b, n, m) = ways[piece.way], piece.block.size
-        KV, H = k.shape[1], q.shape[1]
-        seen = piece.block.batch, slice(None), piece.block.keys
-        keys, values = (x[seen].to(upstream.dtype).reshape(b * KV, m, -1) for x in (k, v))
-        weights = rooms[0].of(b * KV, H // KV * n, m)
-        torch.bmm(asked[piece.way], keys.transpose(1, 2), out=weights)
-        added = self.added(piece, self.bias.block(piece.block), q)
-        if added is not None:
-            weights.view(b, H, n, m).add_(added)
-        # Many logits are far down or -inf, where exp is ten times slower than exp2.
-        weights.sub_(total).mul_(LOG2_E)
-        # Numbers below the normal ones make a product many times slower, and float64 does not see these any more.
-        torch.threshold_(weights, LEAST, -math.inf).exp2_()
-        # A bias may sum along diagonals, which zeros behind each row make columns without a copy.
-        rows = rooms[1].of(*weights.shape[:2], m + n if behind else m)
-        rows[..., m:] = 0.0
-        slopes = torch.bmm(upstream, values.transpose(1, 2), out=rows[..., :m])
-        if curves is not None:
-            slopes.view(b, H, n, m).add_(curves.block(piece.block))
-        return keys, weights, slopes
 
     def pieces(self, heads: int) -> Iterator[tuple[Block, list[Cut]]]:
         """The blocks again, of fewer rows of the batch, and each with its keys in pieces."""

@@ -11,7 +11,7 @@ from posenc.encoding.biases import Pairs
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import without_autocast
 from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Room, length
+from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Room, cut, length
 from posenc.kernels.cpu.plan import Row
 
 Own = TypeVar("Own", bound=nn.Module)
@@ -89,10 +89,9 @@ class PairsInBlocks(InBlocks):
     def few_queries(self, block: Block) -> list[tuple[Block, slice]]:
         """The block in blocks of fewer queries, and where their rows stand in it."""
         step = max(1, SIZES.pairs_of_content // (block.size[0] * self.inputs[0].shape[1] * length(block.keys)))
-        starts = range(block.rows.start, block.rows.stop, step)
-        cut = [slice(start, min(start + step, block.rows.stop)) for start in starts]
         last = block.rows.stop
-        return [(block._replace(rows=rows), slice(last - rows.stop, last - rows.start)) for rows in cut]
+        few = cut(block.rows, step)
+        return [(block._replace(rows=rows), slice(last - rows.stop, last - rows.start)) for rows in few]
 
     def sums(self) -> tuple[Any, ...]:
         return {}, *standing_in(self.bias.module, self.names, self.inputs)
