@@ -105,7 +105,7 @@ class SumInBlocks:
                 total, owned = here, form.owns
             elif owned and torch.broadcast_shapes(total.shape[:3], here.shape[:3]) == total.shape[:3]:
                 # In memory of its own for every number.
-                total[..., columns.start - block.keys.start : columns.stop - block.keys.start] += here
+                total[..., columns.start - block.keys.start : columns.stop - block.keys.start].add_(here)
             else:
                 total, owned = total + form.block(block), True
         return total
