@@ -17,6 +17,7 @@ from posenc.encoding.score_mods import dot_products, index_grids, look_up
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.cpu import blocked
 from posenc.kernels.cpu.bias_in_blocks import Block
+from posenc.kernels.cpu.biases import BiasGradient
 from posenc.tokens.positions import Positions
 
 SHAPE = Shape(dim=10, heads=3, head_dim=4, max_len=64)
@@ -62,7 +63,7 @@ WAYS = {
 @pytest.fixture(autouse=True)
 def few_keys_are_far():
     """Far keys, and few queries at a time, at sizes that a test can afford."""
-    with SIZES.set_to(far=1, pairs_of_content=250, columns=3):
+    with SIZES.set_to(far=1, pairs_of_content=250):
         yield
 
 
@@ -195,7 +196,7 @@ def same_gradients(case: Case, mask, rows: int, by_row: bool = False) -> None:
     upstream = torch.randn_like(dense).masked_fill(~allowed, 0.0)
     expected = slopes_of(case, [dense], [upstream])
     bias, plan = case.in_blocks(mask)
-    gradient = bias.gradient()
+    gradient = BiasGradient(bias)
     for block in blocks_of(plan, rows, by_row):
         # As a kernel does on its way back, a few keys at a time, wherever the parts of the way there ended.
         for first in range(block.keys.start, block.keys.stop, 5):
@@ -217,7 +218,8 @@ def test_blocks_of_tokens_in_a_row_are_those_of_the_matrix(spec):
         case = Case(spec, at, keys_at)
         for mask in rules:
             bias, plan = case.in_blocks(mask)
-            assert sorted(bias.names) == sorted(WAYS[spec]), f"{spec}, {name}: {bias.names}"
+            expected = WAYS[spec] if mask.causal else tuple(PAIRS if way == LEVELS else way for way in WAYS[spec])
+            assert sorted(bias.names) == sorted(expected), f"{spec}, {name}: {bias.names}"
             assert bias.masked
             with torch.no_grad():
                 for in_parts in (False, True):
@@ -277,7 +279,7 @@ def test_gradients_go_to_the_parameters_that_were_used_whatever_stands_there_now
     upstream = torch.randn_like(dense).masked_fill(~allowed, 0.0)
     expected = slopes_of(case, [dense], [upstream])
     bias, plan = ask(lambda: case.in_blocks(CAUSAL))
-    gradient = bias.gradient()
+    gradient = BiasGradient(bias)
     for block in plan.blocks(3):
         with torch.no_grad():
             gradient.add(block, last_first(upstream[block.batch, :, block.rows, block.keys]))

@@ -23,7 +23,7 @@ from posenc.encoding.keys import Keys
 from posenc.encoding.precision import without_autocast
 from posenc.encoding.score_mods import ScoreMod
 from posenc.encodings.rotations.rotary import Rotary
-from posenc.kernels.cpu.biases.distances import DistanceGradient
+from posenc.kernels.cpu.biases.distances import DistancesInRow
 from posenc.kernels.rotation.rotate_pairs import rotate_pairs
 from posenc.testing import PROMISES, TOKENS, Subject, check, describe
 from posenc.testing.contract import SENTENCES
@@ -632,16 +632,17 @@ def test_a_verdict_comes_as_soon_as_it_is_known() -> None:
 def test_gradients_of_distances_the_wrong_way_round_in_half_precision_are_caught(
     monkeypatch: pytest.MonkeyPatch, spec: str
 ) -> None:
-    add = DistanceGradient.add
+    take_slopes = DistancesInRow.take_slopes
 
-    def turned_round(sums: DistanceGradient, block, upstream: Tensor) -> None:
-        before = [one.clone() for one in sums.sums]
-        add(sums, block, upstream)
+    def turned_round(self: DistancesInRow, block, upstream: Tensor, *sums: Tensor) -> None:
+        before = [one.clone() for one in sums]
+        take_slopes(self, block, upstream, *sums)
         # What comes from half precision is in float32, and what it is held to in float64.
         if upstream.dtype == torch.float32:
-            sums.sums = [2 * was - one for was, one in zip(before, sums.sums, strict=True)]
+            for was, one in zip(before, sums, strict=True):
+                one.copy_(2 * was - one)
 
-    monkeypatch.setattr(DistanceGradient, "add", turned_round)
+    monkeypatch.setattr(DistancesInRow, "take_slopes", turned_round)
     (verdict,) = check(spec, [testing.half_precision_stays_near_double])
     assert verdict.word == "broken" and "at a cosine of -" in verdict.message
 

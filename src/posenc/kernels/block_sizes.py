@@ -45,9 +45,6 @@ class BlockSizes(threading.local):
     keys_for_vectors = 256
     """From how many keys on vectors are added to values in blocks: of fewer all weights are had as fast or faster."""
 
-    columns = 128
-    """How many keys look their products up at once: the caches keep what they found until it stands in columns."""
-
     pairs_of_content = 1 << 20
     """How many pairs of all heads a closure is evaluated on at once: its temporaries then stay near the caches."""
 

@@ -7,7 +7,7 @@ gradients alike: so a bias of the distance is a view of a vector.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,21 +46,8 @@ class Part(NamedTuple):
     shift: Tensor | None = None
 
 
-class BiasGradient(Protocol):
-    """Collects the gradient of a bias in what it depends on, in one pass backwards."""
-
-    def add(self, block: Block, upstream: Tensor) -> None:
-        """Take in the gradient in the logits of a block: [b, H, n, m] in float32 at least, zero where the mask forbids.
-
-        Behind each of its rows lie n zeros in memory. It is overwritten afterwards: no view of it may be kept.
-        """
-
-    def total(self) -> tuple[Tensor | None, ...]:
-        """The gradient in each of the bias's `inputs`; None for one that it does not depend on."""
-
-
-class InBlocks(Protocol):
-    """One form of bias as it can be had block by block, without gradients.
+class InBlocks:
+    """One form of bias as it can be had block by block, without gradients; unless it says otherwise, no keys are far.
 
     name    what serves, in words
     inputs  what the values depend on and gradients are wanted in (queries, keys, remembered facts, parameters)
@@ -69,56 +56,37 @@ class InBlocks(Protocol):
 
     name: str
     inputs: tuple[Tensor, ...]
-    owns: bool
+    owns = True
+    take_slopes: Callable[..., None]
+    """(block, upstream, *sums) -> nothing: adds the gradient of a block in the inputs to the sums.
+
+    upstream  the gradient in its logits: [b, H, n, m] in float32 at least, zero where the mask forbids, and behind each
+              of its rows n zeros in memory. It is overwritten afterwards: no view of it may be kept
+    """
 
     def columns(self, block: Block) -> slice:
         """The keys of a block for which it says anything; elsewhere it is 0."""
+        return block.keys
 
     def block(self, block: Block) -> Tensor:
         """The values of a block: [1 or b, 1 or H, 1 or n, m] in float32 at least, of any strides."""
+        raise NotImplementedError
 
     def near(self, block: Block) -> slice | None:
         """The keys for which only `block` will do; None where `far` says all as cheaply."""
+        return block.keys
 
     def far(self, block: Block) -> Part:
         """The same for keys of which none is near: a row, a view, a shift."""
-
-    def gradient(self) -> BiasGradient:
-        """A collector that holds nothing yet: a graph may be gone through backwards more than once."""
-
-
-class WholeBlocks:
-    """What a form has unless it says otherwise: no shorter way for any keys, and memory of its own."""
-
-    inputs: tuple[Tensor, ...]
-    owns: bool = True
-    take_slopes: Callable[..., None]
-    """(block, upstream, the gradient of each input so far) -> nothing: adds that of the block; for `gradient` alone."""
-
-    def columns(self, block: Block) -> slice:
-        return block.keys
-
-    def near(self, block: Block) -> slice | None:
-        return block.keys
-
-    def far(self, block: Block) -> Part:
         raise AssertionError("all keys are near")
 
-    def gradient(self) -> BiasGradient:
-        return Slopes(self)
+    def sums(self) -> tuple[Any, ...]:
+        """What the gradients are added up in on one way back: a graph may be gone through more than once."""
+        return tuple(map(torch.zeros_like, self.inputs))
 
-
-class Slopes:
-    """The gradient in each input of a form that takes it from a block by itself."""
-
-    def __init__(self, bias: WholeBlocks) -> None:
-        self.bias, self.sums = bias, tuple(map(torch.zeros_like, bias.inputs))
-
-    def add(self, block: Block, upstream: Tensor) -> None:
-        self.bias.take_slopes(block, upstream, *self.sums)
-
-    def total(self) -> tuple[Tensor | None, ...]:
-        return self.sums
+    def total(self, sums: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+        """The gradient in each of the inputs; None for one that the bias does not depend on."""
+        return sums
 
 
 class Room:

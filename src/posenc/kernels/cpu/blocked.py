@@ -19,8 +19,8 @@ from posenc.encoding.biases import Bias, Branched, ByDistance, ValueVectors
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import without_tiny_numbers
 from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.cpu.bias_in_blocks import BiasGradient, Block, Room, cut, length
-from posenc.kernels.cpu.biases import SumInBlocks, in_blocks
+from posenc.kernels.cpu.bias_in_blocks import Block, Room, cut, length
+from posenc.kernels.cpu.biases import BiasGradient, SumInBlocks, in_blocks
 from posenc.kernels.cpu.biases.distances import DistancesInRow, at_distances
 from posenc.kernels.cpu.biases.products import Curves, add_to_vectors
 from posenc.kernels.cpu.plan import Plan, Row, plan_for
@@ -233,7 +233,7 @@ class InBlocks:
                     else:
                         # All of these keys have the same vector.
                         taken, total = fused(asked, k[seen], v[seen], logits, self.scale, alone=False)
-                        known, _ = curves.distances_of(here.block)
+                        known, _ = curves.met(here.block)
                         taken = taken + curves.vectors[:, known]
                     parts.append((taken, total if part.shift is None else total + part.shift))
             one = len(parts) == 1
@@ -273,29 +273,50 @@ class InBlocks:
         rooms = Room(q, exact), Room(q, exact)
         curves = None if self.vectors is None else self.vectors.asked_by(grad)
         of_vectors = None if curves is None else torch.zeros_like(curves.vectors)
-        for block, pieces in self.pieces(H):
+
+        def stacked(x: Tensor, block: Block) -> Tensor:
+            # The queries that share a key head stand below one another.
             b, n, _ = block.size
-            queries = block.batch, slice(None), block.rows
+            return last_first(x[block.batch, :, block.rows]).to(exact).reshape(b * KV, H // KV * n, -1)
 
-            def stacked(x: Tensor, queries: tuple = queries, rows: int = H // KV * n, b: int = b) -> Tensor:
-                # The queries that share a key head stand below one another.
-                return last_first(x[queries]).to(exact).reshape(b * KV, rows, -1)
+        def slopes(piece: Cut, asked: Tensor, upstream: Tensor, total: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """The keys of a piece, the weights p on them, and dp."""
+            b, n, m = piece.block.size
+            seen = piece.block.batch, slice(None), piece.block.keys
+            keys, values = (x[seen].to(exact).reshape(b * KV, m, -1) for x in (ways[piece.way][1], v))
+            weights = rooms[0].of(b * KV, H // KV * n, m)
+            torch.bmm(asked, keys.transpose(1, 2), out=weights)
+            added = self.added(piece, self.bias.block(piece.block), q)
+            if added is not None:
+                weights.view(b, H, n, m).add_(added)
+            # Many logits are far down or -inf, where exp is ten times slower than exp2.
+            weights.sub_(total).mul_(LOG2_E)
+            # Numbers below the normal ones make a product many times slower, and float64 does not see these any more.
+            torch.threshold_(weights, LEAST, -math.inf).exp2_()
+            # A bias may sum along diagonals, which zeros behind each row make columns without a copy.
+            rows = rooms[1].of(*weights.shape[:2], m if of_bias is None else m + n)
+            rows[..., m:] = 0.0
+            of_weights = torch.bmm(upstream, values.transpose(1, 2), out=rows[..., :m])
+            if curves is not None:
+                of_weights.view(b, H, n, m).add_(curves.block(piece.block))
+            return keys, weights, of_weights
 
-            upstream, taken, total = stacked(grad), stacked(out), stacked(sums[..., None])
-            of_sums = None if grad_of_sums is None else stacked(grad_of_sums[..., None])
-            asked = {way: stacked(ways[way][0]) * self.scale for way in {piece.way for piece in pieces}}
-            slopes = functools.partial(self.slopes, ways, v, asked, upstream, total, rooms, curves, of_bias is not None)
+        for block, pieces in self.pieces(H):
+            (b, n, _), queries = block.size, (block.batch, slice(None), block.rows)
+            upstream, taken, total = (stacked(x, block) for x in (grad, out, sums[..., None]))
+            of_sums = None if grad_of_sums is None else stacked(grad_of_sums[..., None], block)
+            asked = {way: stacked(ways[way][0], block) * self.scale for way in {piece.way for piece in pieces}}
             mean = (upstream * taken).sum(-1, keepdim=True) if q.dtype == exact else None
             if mean is None and len(pieces) > 1:
                 mean = torch.zeros_like(total)
                 for piece in pieces:
-                    _, weights, logits = slopes(piece)
+                    _, weights, logits = slopes(piece, asked[piece.way], upstream, total)
                     mean += (weights * logits).sum(-1, keepdim=True)
             found = {way: torch.zeros_like(of_queries) for way, of_queries in asked.items()}
             heads = slice(block.batch.start * KV, block.batch.stop * KV)
             for piece in pieces:
                 m, at = piece.block.size[2], (heads, piece.block.keys)
-                keys, weights, logits = slopes(piece)
+                keys, weights, logits = slopes(piece, asked[piece.way], upstream, total)
                 mean = (weights * logits).sum(-1, keepdim=True) if mean is None else mean
                 dv[at].baddbmm_(weights.transpose(1, 2), upstream)
                 if curves is not None and of_vectors is not None:
@@ -311,43 +332,9 @@ class InBlocks:
         of_ways = [x for dq, dk in zip(dqs, dks, strict=True) for x in (dq, dk.view(k.shape).to(k.dtype))]
         return of_ways, dv.view(v.shape).to(v.dtype), of_vectors
 
-    def slopes(
-        self,
-        ways: Sequence[Way],
-        v: Tensor,
-        asked: dict[int, Tensor],
-        upstream: Tensor,
-        total: Tensor,
-        rooms: tuple[Room, Room],
-        curves: Curves | None,
-        behind: bool,
-        piece: Cut,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The keys of a piece, the weights p on them, and dp; `behind` asks for zeros behind each of its rows."""
-        (q, k), (b, n, m) = ways[piece.way], piece.block.size
-        KV, H = k.shape[1], q.shape[1]
-        seen = piece.block.batch, slice(None), piece.block.keys
-        keys, values = (x[seen].to(upstream.dtype).reshape(b * KV, m, -1) for x in (k, v))
-        weights = rooms[0].of(b * KV, H // KV * n, m)
-        torch.bmm(asked[piece.way], keys.transpose(1, 2), out=weights)
-        added = self.added(piece, self.bias.block(piece.block), q)
-        if added is not None:
-            weights.view(b, H, n, m).add_(added)
-        # Many logits are far down or -inf, where exp is ten times slower than exp2.
-        weights.sub_(total).mul_(LOG2_E)
-        # Numbers below the normal ones make a product many times slower, and float64 does not see these any more.
-        torch.threshold_(weights, LEAST, -math.inf).exp2_()
-        # A bias may sum along diagonals, which zeros behind each row make columns without a copy.
-        rows = rooms[1].of(*weights.shape[:2], m + n if behind else m)
-        rows[..., m:] = 0.0
-        slopes = torch.bmm(upstream, values.transpose(1, 2), out=rows[..., :m])
-        if curves is not None:
-            slopes.view(b, H, n, m).add_(curves.block(piece.block))
-        return keys, weights, slopes
-
     def pieces(self, heads: int) -> Iterator[tuple[Block, list[Cut]]]:
         """The blocks again, of fewer rows of the batch, and each with its keys in pieces."""
-        for block in self.plan.blocks(SIZES.rows_backwards):
+        for block in self.plan.blocks(min(SIZES.rows_backwards, self.bias.rows)):
             b, n, m = block.size
             step = max(1, min(b, SIZES.pairs_backwards // (heads * n * m)))
             width = max(SIZES.narrowest, SIZES.pairs_backwards // (step * heads * n))
@@ -413,7 +400,7 @@ class Differentiable(torch.autograd.Function):
             )
         check_versions(ctx.versions, ctx.call.plan.at, ctx.call.plan.keys_at)
         v, out, sums, *inputs = ctx.saved_tensors
-        of_bias = ctx.call.bias.gradient() if any(ctx.needs_input_grad[3 + ctx.ways :]) else None
+        of_bias = BiasGradient(ctx.call.bias) if any(ctx.needs_input_grad[3 + ctx.ways :]) else None
         grad, grad_of_sums = grads if ctx.call.sums else (*grads, None)
         grad = torch.zeros_like(out) if grad is None else grad
         given = pairs(inputs[: ctx.ways]), v, out, sums, grad, of_bias, grad_of_sums
@@ -500,90 +487,73 @@ GROUPED = TorchVersion(torch.__version__) >= "2.9"
 """Whether PyTorch's fused attention for a CPU is right where several query heads share a key head."""
 
 
-@torch.library.custom_op("posenc::attend_in_a_row", mutates_args=())
-def attend_in_a_row(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    values: Tensor | None,
-    offset: int,
-    causal: bool,
-    window: int | None,
-    scale: float,
-    gives_sums: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+GIVEN = "Tensor q, Tensor k, Tensor v, Tensor? values"
+RULE = "SymInt offset, bool causal, SymInt? window, float scale, bool sums"
+"""What `call_in_a_row` is told beside tensors."""
+
+
+@torch.library.custom_op(
+    "posenc::attend_in_a_row", mutates_args=(), schema=f"({GIVEN}, {RULE}) -> (Tensor, Tensor, Tensor)"
+)
+def attend_in_a_row(q: Tensor, k: Tensor, v: Tensor, values: Tensor | None, *rule: Any) -> tuple[Tensor, ...]:
     """Attention for tokens in a row and a bias [H, T + S - 1] of their distances.
 
     The output; the logarithms of sums with which to go back; and the same for others, or nothing.
     """
-    call = call_in_a_row(q, k, values, offset, causal, window, scale, gives_sums)
+    call = call_in_a_row(q, k, values, *rule)
     out, sums = call.forwards([(q, k)], v)
-    return out, finite(sums), call.in_full(sums) if gives_sums else sums.new_empty(0)
+    return out, finite(sums), call.in_full(sums) if call.sums else sums.new_empty(0)
 
 
 def call_in_a_row(
-    q: Tensor,
-    k: Tensor,
-    values: Tensor | None,
-    offset: int,
-    causal: bool,
-    window: int | None,
-    scale: float,
-    gives_sums: bool,
+    q: Tensor, k: Tensor, values: Tensor | None, offset: int, causal: bool, window: int | None, scale: float, sums: bool
 ) -> InBlocks:
     T, S = q.shape[2], k.shape[2]
     at, keys_at = Positions.count(T, max(offset, 0)), Positions.count(S, max(-offset, 0))
     plan = plan_for(at, keys_at, Mask(causal=causal, window=window), q.shape[0], q.shape[1], by_coords=True)
     in_row = DistancesInRow(values, range(T - 1 + offset, offset - S, -1), q, plan)
-    return InBlocks(plan, SumInBlocks([], q, in_row), scale, sums=gives_sums)
+    return InBlocks(plan, SumInBlocks([], q, in_row), scale, sums=sums)
 
 
 @attend_in_a_row.register_fake
-def _(q, k, v, values, offset, causal, window, scale, gives_sums):
+def _(q, k, v, values, *rule):
     B, H, T, D = q.shape
     sums = q.new_empty(B, H, T, dtype=exact_dtype(q))
-    return q.new_empty(B, T, H, D).transpose(1, 2), sums, sums.new_empty(sums.shape if gives_sums else 0)
+    return q.new_empty(B, T, H, D).transpose(1, 2), sums, sums.new_empty(sums.shape if rule[-1] else 0)
 
 
-@torch.library.custom_op("posenc::attend_in_a_row_backwards", mutates_args=())
+@torch.library.custom_op(
+    "posenc::attend_in_a_row_backwards",
+    mutates_args=(),
+    schema=f"(Tensor grad, {GIVEN}, Tensor out, Tensor total, Tensor of_sums, {RULE})"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+)
 def attend_in_a_row_backwards(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    values: Tensor | None,
-    out: Tensor,
-    sums: Tensor,
-    grad_of_sums: Tensor,
-    offset: int,
-    causal: bool,
-    window: int | None,
-    scale: float,
-    gives_sums: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, values: Tensor | None, out: Tensor, sums: Tensor, *rest: Any
+) -> tuple[Tensor, ...]:
     """The gradients of `attend_in_a_row` in q, k, v and values; the last is empty where there are no values."""
-    call = call_in_a_row(q, k, values, offset, causal, window, scale, gives_sums)
-    of_bias = None if values is None else call.bias.gradient()
-    of_sums = grad_of_sums if gives_sums else None
-    (dq, dk), dv, _ = call.backwards([(q, k)], v, out, sums, grad, of_bias, of_sums)
-    totals = () if of_bias is None else of_bias.total()
-    return dq, dk, dv, next((total for total in totals if total is not None), dq.new_empty(0))
+    of_sums, *rule = rest
+    call = call_in_a_row(q, k, values, *rule)
+    of_bias = None if values is None else BiasGradient(call.bias)
+    (dq, dk), dv, _ = call.backwards([(q, k)], v, out, sums, grad, of_bias, of_sums if call.sums else None)
+    of_values = None if of_bias is None else of_bias.total()[0]
+    return dq, dk, dv, dq.new_empty(0) if of_values is None else of_values
 
 
 @attend_in_a_row_backwards.register_fake
-def _(grad, q, k, v, values, out, sums, grad_of_sums, offset, causal, window, scale, gives_sums):
+def _(grad, q, k, v, values, *rest):
     of_values = q.new_empty(0) if values is None else torch.empty_like(values)
     return torch.empty_like(q), torch.empty(k.shape, dtype=k.dtype), torch.empty(v.shape, dtype=v.dtype), of_values
 
 
 def keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
-    q, k, v, values, *ctx.rest = inputs
+    q, k, v, values, *ctx.rule = inputs
     ctx.save_for_backward(q, k, v, values, *output[:2])
 
 
 def go_back(ctx: Any, grad: Tensor, _: Tensor, grad_of_sums: Tensor) -> tuple:
-    *slopes, of_values = attend_in_a_row_backwards(grad, *ctx.saved_tensors, grad_of_sums, *ctx.rest)
-    return *slopes, None if ctx.saved_tensors[3] is None else of_values, *(None,) * 5
+    *slopes, of_values = attend_in_a_row_backwards(grad, *ctx.saved_tensors, grad_of_sums, *ctx.rule)
+    return *slopes, None if ctx.saved_tensors[3] is None else of_values, *(None for _ in ctx.rule)
 
 
 attend_in_a_row.register_autograd(go_back, setup_context=keep)

@@ -69,8 +69,7 @@ class Row:
         """None where tokens are not known to stand in a row, or the rule of the mask is more than a range."""
         if at.start is None or keys_at.start is None or mask.prefix:
             return None
-        highest = math.inf if mask.window is None else mask.window - 1
-        return cls(at.start - keys_at.start, 0 if mask.causal else -highest, highest)
+        return cls(at.start - keys_at.start, *in_sight(mask))
 
     def met(self, queries: int, keys: int, reach: int | None) -> range:
         """The distances, far keys first, that so many tokens meet and see; the reach stands for all beyond it."""
@@ -137,13 +136,10 @@ class Plan:
         """The keys of a run that the rule lets some of these queries see."""
         start, stop = run.keys.start, run.keys.stop
         first, last = rows.start + run.offset, rows.stop - 1 + run.offset  # the keys at their own positions
-        if self.mask.causal and not self.mask.prefix:
-            stop = min(stop, last + 1)
-        elif self.mask.causal and run.order is not None:
+        if self.mask.causal and self.mask.prefix and run.order is not None:
             stop = min(stop, max(last + 1, self.mask.prefix - run.order))
-        if self.mask.window is not None:
-            start, stop = max(start, first - self.mask.window + 1), min(stop, last + self.mask.window)
-        return slice(start, stop)
+        lowest, highest = in_sight(self.mask)
+        return slice(int(max(start, first - highest)), int(min(stop, last - lowest + 1)))
 
     def looked_at(self, rows: slice) -> slice:
         """The keys, first to last, that some of these queries may see, as far as order and document tell."""
@@ -183,10 +179,8 @@ class Plan:
         """Whether causality and window let every query of a block see every key, for tokens in a row."""
         farthest = block.rows.stop - 1 - block.keys.start + self.offset(block)
         nearest = block.rows.start - (block.keys.stop - 1) + self.offset(block)
-        window = self.mask.window
-        if self.mask.causal and nearest < 0:
-            return False
-        return window is None or (farthest < window and nearest > -window)
+        lowest, highest = in_sight(self.mask)
+        return nearest >= lowest and farthest <= highest
 
     def distances(self) -> range:
         """The distances that some block meets, far keys first, for tokens in a row; never empty."""
@@ -194,12 +188,15 @@ class Plan:
         highest = max((run.rows.stop - 1 - run.keys.start + run.offset for run in self.runs), default=0)
         lowest = min((run.rows.start - (run.keys.stop - 1) + run.offset for run in self.runs), default=0)
         # A block that reaches beyond what is seen does so by less than its own rows.
-        if self.mask.causal and not self.mask.prefix:
-            lowest = max(lowest, 1 - SIZES.rows)
-        if self.mask.window is not None:
-            highest = min(highest, self.mask.window + SIZES.rows - 2)
-            lowest = max(lowest, 2 - self.mask.window - SIZES.rows)
-        return range(max(highest, lowest), lowest - 1, -1)
+        nearest, farthest = in_sight(self.mask)
+        lowest, highest = max(lowest, nearest - SIZES.rows + 1), min(highest, farthest + SIZES.rows - 1)
+        return range(int(max(highest, lowest)), int(lowest) - 1, -1)
+
+
+def in_sight(mask: Mask) -> tuple[float, float]:
+    """The smallest and the largest distance that causality and window let a query see, whatever a prefix shows."""
+    highest = math.inf if mask.window is None else mask.window - 1
+    return 0 if mask.causal and not mask.prefix else -highest, highest
 
 
 def plan_for(at: Positions, keys_at: Positions, mask: Mask, batch: int, heads: int, *, by_coords: bool) -> Plan:

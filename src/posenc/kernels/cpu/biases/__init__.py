@@ -3,7 +3,7 @@
 Where tokens stand in a row, a bias of the distance is a view of a vector (`distances`), dot products with vectors of
 the distance are a view of curves (`products`), a difference of levels is a row and a column (`levels`), and gates are
 counted up to the end of a table (`counts`). Where they do not, distances are looked up, or the closure is asked for the
-block (`pairs`). Vectors of two tokens are multiplied wherever these are (`factored`). Which of these serves is decided
+block (`pairs`). Vectors of two tokens are multiplied wherever these are (`grids`). Which of these serves is decided
 here, once for a call, by the forms alone.
 """
 
@@ -16,11 +16,10 @@ from posenc.encoding.biases import Bias, ByDistance, Counts, Dense, Factored, Le
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import without_autocast
 from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.cpu.bias_in_blocks import BiasGradient, Block, InBlocks, Part, Room, length
+from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Part, Room, length
 from posenc.kernels.cpu.biases.counts import CountsInRow
-from posenc.kernels.cpu.biases.dense import DenseInBlocks
 from posenc.kernels.cpu.biases.distances import DistancesInRow, DistancesLookedUp, at_distances, to_look_up, whole
-from posenc.kernels.cpu.biases.factored import FactoredInBlocks
+from posenc.kernels.cpu.biases.grids import DenseInBlocks, FactoredInBlocks
 from posenc.kernels.cpu.biases.levels import LevelsInRow
 from posenc.kernels.cpu.biases.pairs import PairsInBlocks
 from posenc.kernels.cpu.biases.products import products_in_row
@@ -39,8 +38,8 @@ def in_blocks(biases: Sequence[Bias], q: Tensor, keys: Keys, plan: Plan) -> "Sum
                 forms.append(FactoredInBlocks(bias))
             elif isinstance(bias, Products) and plan.row is not None:
                 forms += products_in_row(bias, plan.row, plan.at.tokens, plan.keys_at.tokens)
-            elif isinstance(bias, Levels) and plan.row is not None:
-                forms.append(LevelsInRow(bias, PairsInBlocks(bias, plan.row), plan.row))
+            elif isinstance(bias, Levels) and plan.row is not None and plan.row.lowest >= 0:
+                forms.append(LevelsInRow(bias, plan.row))
             elif isinstance(bias, Counts) and plan.row is not None:
                 forms.append(CountsInRow(bias, plan.row))
             elif isinstance(bias, Pairs):
@@ -70,7 +69,7 @@ class SumInBlocks:
 
     def __init__(self, forms: list[InBlocks], q: Tensor, in_row: DistancesInRow | None) -> None:
         # The view of distances comes last, to be added into memory that the others own.
-        self.forms = forms if in_row is None or in_row.says_nothing else [*forms, in_row]
+        self.forms = [*forms, in_row] if in_row is not None and (in_row.inputs or in_row.hides) else forms
         self.masked = in_row is not None and in_row.masked
         self.taken_off = None if in_row is None else in_row.taken_off
         self.room = Room(q, torch.promote_types(q.dtype, torch.float32))
@@ -79,6 +78,8 @@ class SumInBlocks:
     @property
     def rows(self) -> int:
         """How many queries a block has at most."""
+        if any(isinstance(form, CountsInRow) for form in self.forms):
+            return SIZES.rows_counted
         return SIZES.rows_of_values if any(form.owns for form in self.forms) else SIZES.rows
 
     @property
@@ -99,12 +100,14 @@ class SumInBlocks:
             columns = form.columns(block)
             if not length(columns):
                 continue
-            values = form.block(block._replace(keys=columns))
+            here = form.block(block._replace(keys=columns))
             if total is None:
-                total, owned = padded(values, columns, block), form.owns
+                total, owned = here, form.owns
+            elif owned and torch.broadcast_shapes(total.shape[:3], here.shape[:3]) == total.shape[:3]:
+                # In memory of its own for every number.
+                total[..., columns.start - block.keys.start : columns.stop - block.keys.start].add_(here)
             else:
-                total = plus(total, values, columns, block, owned=owned)
-                owned = True
+                total, owned = total + form.block(block), True
         return total
 
     def parts(self, block: Block) -> Iterator[Part]:
@@ -134,48 +137,26 @@ class SumInBlocks:
             if part.shift is not None:
                 shift = part.shift if shift is None else shift + part.shift
             if part.bias is not None:
-                bias = part.bias if bias is None else self.added(bias, part.bias)
+                if bias is None:
+                    bias = part.bias
+                    continue
+                shape = [max(sizes) for sizes in zip(bias.shape, part.bias.shape, strict=True)]
+                # Rows as they are, a whole block in memory that is used again.
+                out = None if shape[2] == 1 else self.room.of(*shape)
+                bias = torch.add(bias, part.bias, out=out)
         # A row that all queries share is not written out for each.
         return Part(block.keys, None if bias is None else bias.expand(-1, -1, length(block.rows), -1), shift)
 
-    def added(self, one: Tensor, other: Tensor) -> Tensor:
-        """The sum of two: rows as they are, a whole block in memory that is used again."""
-        shape = [max(sizes) for sizes in zip(one.shape, other.shape, strict=True)]
-        return one + other if shape[2] == 1 else torch.add(one, other, out=self.room.of(*shape))
 
-    def gradient(self) -> "SumGradient":
-        """A collector that holds nothing yet: a graph may be gone through backwards more than once."""
-        return SumGradient([form.gradient() for form in self.forms])
+class BiasGradient:
+    """Collects the gradient in each of the inputs of a bias, in one pass backwards."""
 
-
-class SumGradient:
-    """Hands the gradient of a block to each of the biases."""
-
-    def __init__(self, gradients: list[BiasGradient]) -> None:
-        self.gradients = gradients
+    def __init__(self, bias: SumInBlocks) -> None:
+        self.forms = [(form, form.sums()) for form in bias.forms]
 
     def add(self, block: Block, upstream: Tensor) -> None:
-        for gradient in self.gradients:
-            gradient.add(block, upstream)
+        for form, sums in self.forms:
+            form.take_slopes(block, upstream, *sums)
 
     def total(self) -> tuple[Tensor | None, ...]:
-        return tuple(total for gradient in self.gradients for total in gradient.total())
-
-
-def padded(values: Tensor, columns: slice, block: Block) -> Tensor:
-    """Values of some keys of a block, among zeros for the others."""
-    if length(columns) == length(block.keys):
-        return values
-    out = values.new_zeros(*values.shape[:3], length(block.keys))
-    out[..., columns.start - block.keys.start : columns.stop - block.keys.start] = values
-    return out
-
-
-def plus(total: Tensor, values: Tensor, columns: slice, block: Block, *, owned: bool) -> Tensor:
-    """A sum with values of some of its keys; in place where it has memory of its own for every number."""
-    sizes = zip(total.shape[:3], values.shape[:3], strict=True)
-    fits = total.shape[-1] == length(block.keys) and all(size == other or other == 1 for size, other in sizes)
-    if not (owned and fits):
-        return total + padded(values, columns, block)
-    total[..., columns.start - block.keys.start : columns.stop - block.keys.start].add_(values)
-    return total
+        return tuple(total for form, sums in self.forms for total in form.total(sums))

@@ -5,7 +5,7 @@ Once all of these have counted as far as their tables go, farther keys share one
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posenc.encoding.biases import Counts
 from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.cpu.bias_in_blocks import Block, Part, Room, WholeBlocks, cut, length
+from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Part, Room, length
 from posenc.kernels.cpu.plan import Row
 
 
@@ -37,19 +37,17 @@ class Chunk(NamedTuple):
 class Counted(NamedTuple):
     """What was counted for some queries, last first.
 
-    rows    which queries
     keys    those that were counted: before them all counts are at the end of the table, and behind them 0
     values  the bias [b, H, n, m] of these, some keys each
     chunks  how it was made, from the nearest keys to the farthest; empty where nobody wants gradients
     """
 
-    rows: slice
     keys: slice
     values: list[tuple[slice, Tensor]]
     chunks: list[Chunk]
 
 
-class CountsInRow(WholeBlocks):
+class CountsInRow(InBlocks):
     """A bias by a count of gates, for tokens in a row: some queries at a time, from the nearest key."""
 
     name = "counts in a row"
@@ -60,16 +58,15 @@ class CountsInRow(WholeBlocks):
         self.q, self.k, self.table = (x.detach() for x in self.inputs)
         self.steps = F.pad(self.table.diff(dim=-1), (0, 1))
         self.keeps = False
-        self.held: tuple[slice, slice, list[Counted]] | None = None
+        self.held: tuple[tuple[slice, ...], Counted] | None = None
         self.room = Room(self.table, self.table.dtype)
 
-    def counted(self, block: Block) -> list[Counted]:
+    def counted(self, block: Block) -> Counted:
         """What was counted for the queries of a block, whatever its keys: kept until others are asked for."""
-        if self.held is None or self.held[:2] != (block.batch, block.rows):
+        if self.held is None or self.held[0] != block[:2]:
             self.held = None
-            few = [block._replace(rows=rows) for rows in cut(block.rows, SIZES.rows_counted)]
-            self.held = block.batch, block.rows, [self.count(rows) for rows in few]
-        return self.held[2]
+            self.held = block[:2], self.count(block)
+        return self.held[1]
 
     def count(self, block: Block) -> Counted:
         table, values, chunks = self.of_queries(self.table, block), [], []
@@ -82,7 +79,7 @@ class CountsInRow(WholeBlocks):
             values.append((chunk.keys, table.gather(-1, chunk.below).addcmul_(chunk.share, chunk.steps)))
             if self.keeps:
                 chunks.append(chunk)
-        return Counted(block.rows, slice(start, stop), values, chunks)
+        return Counted(slice(start, stop), values, chunks)
 
     def chunks(self, block: Block, queries: slice, whole: slice) -> Iterator[Chunk]:
         """These keys, some at a time, from the nearest to the farthest that are not at the end of the table.
@@ -121,18 +118,16 @@ class CountsInRow(WholeBlocks):
 
     def block(self, block: Block) -> Tensor:
         b, n, m = block.size
-        whole = self.room.of(b, self.table.shape[1], n, m)
-        for counted in self.counted(block):
-            out = whole[:, :, among(block, counted.rows)]
-            first, last = self.ends(block._replace(rows=counted.rows))
-            before, _, behind = divided(block.keys, counted.keys)
-            out[..., before] = last[..., None]
-            out[..., behind] = first[..., None]
-            for keys, values in counted.values:
-                _, here, _ = divided(block.keys, keys)
-                _, from_there, _ = divided(keys, block.keys)
-                out[..., here] = values[..., from_there]
-        return self.bias.spread(whole, 1)
+        out, counted = self.room.of(b, self.table.shape[1], n, m), self.counted(block)
+        first, last = self.ends(block)
+        before, _, behind = divided(block.keys, counted.keys)
+        out[..., before] = last[..., None]
+        out[..., behind] = first[..., None]
+        for keys, values in counted.values:
+            _, here, _ = divided(block.keys, keys)
+            _, from_there, _ = divided(keys, block.keys)
+            out[..., here] = values[..., from_there]
+        return self.bias.spread(out, 1)
 
     def ends(self, block: Block) -> tuple[Tensor, Tensor]:
         """The first and the last entry of each query's table, [b, H, n] each."""
@@ -140,64 +135,45 @@ class CountsInRow(WholeBlocks):
         return table[..., 0], table[..., -1]
 
     def near(self, block: Block) -> slice:
-        spans = [counted.keys for counted in self.counted(block)]
-        start, stop = min(span.start for span in spans), max(span.stop for span in spans)
-        return slice(*(min(max(end, block.keys.start), block.keys.stop) for end in (start, stop)))
+        keys = self.counted(block).keys
+        return slice(*(min(max(end, block.keys.start), block.keys.stop) for end in (keys.start, keys.stop)))
 
     def far(self, block: Block) -> Part:
         first, last = self.ends(block)
         end = last if block.keys.stop <= self.near(block).start else first
         return Part(block.keys, None, self.bias.spread(end, 1))
 
-    def gradient(self) -> "CountsGradient":
-        return CountsGradient(self)
+    def sums(self) -> tuple[Any, ...]:
+        """The gradients in q, k [b KV, keys, D] and the tables; and of open queries what came for them."""
+        self.keeps, self.held = True, None
+        k = self.k.flatten(0, 1)
+        return *(torch.zeros_like(x, dtype=self.table.dtype) for x in (self.q, k, self.table)), []
 
+    def take_slopes(
+        self, block: Block, upstream: Tensor, of_q: Tensor, of_k: Tensor, of_table: Tensor, open_rows: list[Any]
+    ) -> None:
+        """Collects the gradient of the logits of all keys of some queries, before it goes back along their counts."""
+        upstream = upstream if self.bias.chosen is None else upstream[:, list(self.bias.chosen)]
+        if not open_rows or open_rows[0][:2] != block[:2]:
+            self.close(of_q, of_k, of_table, open_rows)
+            counted = self.counted(block)
+            open_rows[:] = block, counted, upstream.new_zeros(*upstream.shape[:3], length(counted.keys))
+        _, counted, collected = open_rows
+        before, near, behind = divided(block.keys, counted.keys)
+        _, here, _ = divided(counted.keys, block.keys)
+        collected[..., here] += upstream[..., near]
+        table = of_table[block.batch, :, block.rows]
+        table[..., -1] += upstream[..., before].sum(-1).flip(2)
+        table[..., 0] += upstream[..., behind].sum(-1).flip(2)
 
-class CountsGradient:
-    """Collects the gradient of the logits of all keys of some queries, and takes it back along their counts."""
-
-    def __init__(self, bias: CountsInRow) -> None:
-        bias.keeps, bias.held = True, None
-        self.bias = bias
-        self.q, self.table = (torch.zeros_like(x, dtype=bias.table.dtype) for x in (bias.q, bias.table))
-        self.k = bias.k.new_zeros(bias.k.shape[0] * bias.k.shape[1], *bias.k.shape[2:], dtype=bias.table.dtype)
-        self.open: tuple[Block, list[tuple[Counted, Tensor]]] | None = None
-
-    def add(self, block: Block, upstream: Tensor) -> None:
-        chosen = self.bias.bias.chosen
-        upstream = upstream if chosen is None else upstream[:, list(chosen)]
-        if self.open is None or self.open[0][:2] != block[:2]:
-            self.close()
-            heads = block.size[0], self.table.shape[1]
-            self.open = (
-                block,
-                [
-                    (counted, upstream.new_zeros(*heads, length(counted.rows), length(counted.keys)))
-                    for counted in self.bias.counted(block)
-                ],
-            )
-        for counted, collected in self.open[1]:
-            few = upstream[:, :, among(block, counted.rows)]
-            before, near, behind = divided(block.keys, counted.keys)
-            _, here, _ = divided(counted.keys, block.keys)
-            collected[..., here] += few[..., near]
-            table = self.table[block.batch, :, counted.rows]
-            table[..., -1] += few[..., before].sum(-1).flip(2)
-            table[..., 0] += few[..., behind].sum(-1).flip(2)
-
-    def close(self) -> None:
+    def close(self, of_q: Tensor, of_k: Tensor, of_table: Tensor, open_rows: list[Any]) -> None:
         """Take back what was collected."""
-        if self.open is None:
+        if not open_rows:
             return
-        (block, several), self.open = self.open, None
-        for counted, collected in several:
-            self.take_back(block._replace(rows=counted.rows), counted, collected)
-
-    def take_back(self, block: Block, counted: Counted, collected: Tensor) -> None:
-        bias, KV = self.bias, self.bias.k.shape[1]
-        table = torch.zeros_like(bias.of_queries(self.table, block))
-        asked, slope = bias.asked(block), 0.0
-        of_queries = torch.zeros_like(asked)
+        (block, counted, collected), KV = open_rows, self.k.shape[1]
+        table = torch.zeros_like(self.of_queries(of_table, block))
+        asked, slope = self.asked(block), 0.0
+        of_asked = torch.zeros_like(asked)
         heads = slice(block.batch.start * KV, block.batch.stop * KV)
         for chunk in reversed(counted.chunks):
             _, here, _ = divided(counted.keys, chunk.keys)
@@ -210,20 +186,14 @@ class CountsGradient:
             slope = counts[..., -1:].clone()
             gates = chunk.gates.flip(-1)
             logits = counts.mul_(gates).mul_(gates.neg_().add_(1)).view(*asked.shape[:2], -1)
-            of_queries.baddbmm_(logits, bias.of_keys(block, chunk.keys))
-            self.k[heads, chunk.keys].baddbmm_(logits.mT, asked)
-        self.table[block.batch, :, block.rows] += table.flip(2)
-        self.q[block.batch, :, block.rows] += of_queries.mul_(bias.rate).view(*table.shape[:3], -1).flip(2)
+            of_asked.baddbmm_(logits, self.of_keys(block, chunk.keys))
+            of_k[heads, chunk.keys].baddbmm_(logits.mT, asked)
+        of_table[block.batch, :, block.rows] += table.flip(2)
+        of_q[block.batch, :, block.rows] += of_asked.mul_(self.rate).view(*table.shape[:3], -1).flip(2)
 
-    def total(self) -> tuple[Tensor | None, ...]:
-        self.close()
-        q, k, table = self.bias.inputs
-        return self.q.to(q.dtype), self.k.view(k.shape).to(k.dtype), self.table.to(table.dtype)
-
-
-def among(block: Block, rows: slice) -> slice:
-    """Where some queries stand in a block, last first."""
-    return slice(block.rows.stop - rows.stop, block.rows.stop - rows.start)
+    def total(self, sums: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        self.close(*sums)
+        return tuple(of.view(x.shape).to(x.dtype) for of, x in zip(sums[:3], self.inputs, strict=True))
 
 
 def divided(keys: slice, others: slice) -> tuple[slice, slice, slice]:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from posenc.encoding.biases import ByDistance
-from posenc.kernels.cpu.bias_in_blocks import Block, Part, Room, WholeBlocks, length
-from posenc.kernels.cpu.plan import Plan
+from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Part, Room, length
+from posenc.kernels.cpu.plan import Plan, in_sight
 
 SPREAD = 16
 """Distances are tabulated when they are at most so many for each token."""
@@ -22,7 +22,7 @@ LONGEST_RUN = 64
 """How many keys in a row are looked up at once: the table is held so many times."""
 
 
-class DistancesInRow:
+class DistancesInRow(InBlocks):
     """Biases of the distance, and what causality and window forbid, for tokens in a row.
 
     values     the bias [H, n] at the distances, or None where there is none
@@ -41,28 +41,15 @@ class DistancesInRow:
         dtype = torch.promote_types(q.dtype, torch.float32)
         vector = torch.zeros(1, len(distances), device=q.device) if values is None else values.detach()
         vector = vector.to(torch.promote_types(vector.dtype, dtype))
-        vector = self.seen(vector) if self.masked else vector
+        lowest, highest = in_sight(plan.mask) if self.masked else (-math.inf, math.inf)
+        self.hides = lowest > -math.inf or highest < math.inf
+        if self.hides:
+            distance = whole(distances, q.device)
+            vector = vector.masked_fill((distance < lowest) | (distance > highest), -math.inf)
         # The softmax does not see what all keys share. Without it the keys that weigh most have the smallest numbers,
         # which are rounded least.
         highest = vector.amax(1, keepdim=True).clamp(min=torch.finfo(vector.dtype).min)
         self.vector, self.taken_off = (vector - highest).to(dtype).contiguous(), highest.to(dtype)
-
-    @property
-    def says_nothing(self) -> bool:
-        """Whether nothing is added, and nothing forbidden."""
-        mask = self.plan.mask
-        return not self.inputs and (not self.masked or not (mask.causal or mask.window is not None))
-
-    def seen(self, vector: Tensor) -> Tensor:
-        """The vector with -inf where causality and window forbid."""
-        mask = self.plan.mask
-        if not mask.causal and mask.window is None:
-            return vector
-        distance = whole(self.distances, vector.device)
-        hidden = distance < 0 if mask.causal else torch.zeros_like(distance, dtype=torch.bool)
-        if mask.window is not None:
-            hidden = hidden | (distance.abs() >= mask.window)
-        return vector.masked_fill(hidden, -math.inf)
 
     def first(self, block: Block) -> int:
         """Which entry of the vector stands first in a block: the distance from its last query to its first key."""
@@ -91,25 +78,17 @@ class DistancesInRow:
     def far(self, block: Block) -> Part:
         return Part(block.keys, self.block(block) if self.inputs or not self.plan.open(block) else None)
 
-    def gradient(self) -> "DistanceGradient":
-        return DistanceGradient(self)
-
-
-class DistanceGradient:
-    """Sums the gradient of the logits for each distance."""
-
-    def __init__(self, bias: DistancesInRow) -> None:
-        self.bias = bias
+    def sums(self) -> tuple[Tensor, ...]:
         # Some million small numbers come together at one distance.
-        self.sums = [torch.zeros_like(values, dtype=torch.float64) for values in bias.inputs]
+        return tuple(torch.zeros_like(values, dtype=torch.float64) for values in self.inputs)
 
-    def add(self, block: Block, upstream: Tensor) -> None:
-        for sums in self.sums:
-            along, first = anti_diagonals(upstream).sum(0), self.bias.first(block)
-            sums[:, first : first + along.shape[1]] += along
+    def take_slopes(self, block: Block, upstream: Tensor, *sums: Tensor) -> None:
+        for of_values in sums:
+            along, first = anti_diagonals(upstream).sum(0), self.first(block)
+            of_values[:, first : first + along.shape[1]] += along
 
-    def total(self) -> tuple[Tensor | None, ...]:
-        return tuple(sums.to(values.dtype) for sums, values in zip(self.sums, self.bias.inputs, strict=True))
+    def total(self, sums: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(of_values.to(values.dtype) for of_values, values in zip(sums, self.inputs, strict=True))
 
 
 def to_look_up(biases: Sequence[ByDistance], plan: Plan) -> tuple[range, ...] | None:
@@ -126,7 +105,7 @@ def to_look_up(biases: Sequence[ByDistance], plan: Plan) -> tuple[range, ...] | 
     return distances if math.prod(map(len, distances)) <= SPREAD * (plan.at.tokens + plan.keys_at.tokens) else None
 
 
-class DistancesLookedUp(WholeBlocks):
+class DistancesLookedUp(InBlocks):
     """Biases of whole distances for tokens that stand anywhere, on any axes: each pair of a block looks its own up."""
 
     name = "distances looked up"
@@ -162,28 +141,20 @@ class DistancesLookedUp(WholeBlocks):
         torch.index_select(self.runs, 1, index.flatten(), out=out)
         return out.view(-1, *index.shape[:2], index.shape[2] * self.run)[..., keys].movedim(0, 1)
 
-    def gradient(self) -> "LookedUpGradient":
-        return LookedUpGradient(self)
+    def sums(self) -> tuple[Tensor]:
+        return (torch.zeros_like(self.runs, dtype=torch.float64),)
 
-
-class LookedUpGradient:
-    """Adds the gradient of each logit to that of its distance."""
-
-    def __init__(self, bias: DistancesLookedUp) -> None:
-        self.bias = bias
-        self.sums = torch.zeros_like(bias.runs, dtype=torch.float64)
-
-    def add(self, block: Block, upstream: Tensor) -> None:
-        index, keys = self.bias.index(block)
+    def take_slopes(self, block: Block, upstream: Tensor, of_runs: Tensor) -> None:
+        index, keys = self.index(block)
         B, H, n, _ = upstream.shape
-        wide = upstream.new_zeros(H, B, n, index.shape[2] * self.bias.run, dtype=torch.float64)
+        wide = upstream.new_zeros(H, B, n, index.shape[2] * self.run, dtype=torch.float64)
         wide[..., keys] = upstream.movedim(1, 0)
-        self.sums.index_add_(1, index.expand(B, -1, -1).flatten(), wide.view(H, -1, self.bias.run))
+        of_runs.index_add_(1, index.expand(B, -1, -1).flatten(), wide.view(H, -1, self.run))
 
-    def total(self) -> tuple[Tensor | None, ...]:
-        (values,), sums = self.bias.inputs, self.sums
-        total = sums.new_zeros(values.shape)
-        for place, entries in enumerate(sums.unbind(2)):
+    def total(self, sums: tuple[Tensor, ...]) -> tuple[Tensor]:
+        (of_runs,), (values,) = sums, self.inputs
+        total = of_runs.new_zeros(values.shape)
+        for place, entries in enumerate(of_runs.unbind(2)):
             total[:, place : place + entries.shape[1]] += entries
         return (total.to(values.dtype),)
 

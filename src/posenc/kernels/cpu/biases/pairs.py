@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,13 @@ from posenc.encoding.biases import Pairs
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import without_autocast
 from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.cpu.bias_in_blocks import Block, Room, WholeBlocks, length
+from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Room, cut, length
 from posenc.kernels.cpu.plan import Row
 
 Own = TypeVar("Own", bound=nn.Module)
 
 
-class PairsInBlocks(WholeBlocks):
+class PairsInBlocks(InBlocks):
     """A bias whose closure is asked for a block, and again under autograd when its gradient is wanted.
 
     Queries do not read each other, so a block goes through in a few queries at a time.
@@ -89,49 +89,37 @@ class PairsInBlocks(WholeBlocks):
     def few_queries(self, block: Block) -> list[tuple[Block, slice]]:
         """The block in blocks of fewer queries, and where their rows stand in it."""
         step = max(1, SIZES.pairs_of_content // (block.size[0] * self.inputs[0].shape[1] * length(block.keys)))
-        starts = range(block.rows.start, block.rows.stop, step)
-        cut = [slice(start, min(start + step, block.rows.stop)) for start in starts]
         last = block.rows.stop
-        return [(block._replace(rows=rows), slice(last - rows.stop, last - rows.start)) for rows in cut]
+        few = cut(block.rows, step)
+        return [(block._replace(rows=rows), slice(last - rows.stop, last - rows.start)) for rows in few]
 
-    def gradient(self) -> "PairsGradient":
-        return PairsGradient(self)
+    def sums(self) -> tuple[Any, ...]:
+        return {}, *standing_in(self.bias.module, self.names, self.inputs)
 
-
-class PairsGradient:
-    """Evaluates each block once more under autograd, and adds up what it gives for the inputs."""
-
-    def __init__(self, bias: PairsInBlocks) -> None:
-        self.bias = bias
-        self.wanted = [index for index, tensor in enumerate(bias.inputs) if tensor.requires_grad]
-        self.sums: dict[int, Tensor] = {}
-        self.module, self.leaves = standing_in(bias.bias.module, bias.names, bias.inputs)
-
-    def add(self, block: Block, upstream: Tensor) -> None:
-        wide, keys = self.bias.keys_read(block)
-        for few, rows in self.bias.few_queries(wide):
+    def take_slopes(
+        self, block: Block, upstream: Tensor, found: dict[int, Tensor], module: nn.Module, leaves: tuple[Tensor, ...]
+    ) -> None:
+        """Evaluates the block once more under autograd, and adds up what it gives for the inputs."""
+        wide, keys = self.keys_read(block)
+        for few, rows in self.few_queries(wide):
             with torch.enable_grad():
-                read = [self.bias.in_block(few, index, leaf) for index, leaf in enumerate(self.leaves)]
-                values = self.bias.values(self.module, few, read)[..., keys]
+                read = [self.in_block(few, index, leaf) for index, leaf in enumerate(leaves)]
+                values = self.values(module, few, read)[..., keys]
             if not values.requires_grad:
                 return
-            read = [read[index] for index in self.wanted]
-            slopes = torch.autograd.grad(values, read, upstream[:, :, rows].to(values.dtype), allow_unused=True)
-            for index, slope in zip(self.wanted, slopes, strict=True):
+            wanted = {index: part for index, part in enumerate(read) if part.requires_grad}
+            upon = upstream[:, :, rows].to(values.dtype)
+            slopes = torch.autograd.grad(values, tuple(wanted.values()), upon, allow_unused=True)
+            for index, slope in zip(wanted, slopes, strict=True):
                 if slope is not None:
-                    self.bias.in_block(few, index, self.sum(index)).add_(slope)
+                    if index not in found:
+                        dtype = torch.promote_types(slope.dtype, torch.float32)
+                        found[index] = torch.zeros_like(leaves[index], dtype=dtype, requires_grad=False)
+                    self.in_block(few, index, found[index]).add_(slope)
 
-    def sum(self, index: int) -> Tensor:
-        if index not in self.sums:
-            tensor = self.bias.inputs[index]
-            self.sums[index] = torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
-        return self.sums[index]
-
-    def total(self) -> tuple[Tensor | None, ...]:
-        return tuple(
-            self.sums[index].to(tensor.dtype) if index in self.sums else None
-            for index, tensor in enumerate(self.bias.inputs)
-        )
+    def total(self, sums: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+        found, inputs = sums[0], enumerate(self.inputs)
+        return tuple(found[index].to(tensor.dtype) if index in found else None for index, tensor in inputs)
 
 
 def standing_in(

@@ -5,13 +5,14 @@ view of them. Where distances share vectors, a token is multiplied with each onc
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posenc.encoding.biases import DotProducts, Products
-from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.cpu.bias_in_blocks import Block, Part, Room, WholeBlocks, length
+from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Part, Room, length
 from posenc.kernels.cpu.plan import Row
 
 
@@ -29,10 +30,14 @@ def products_in_row(bias: Products, row: Row, queries: int, keys: int) -> "list[
     return forms
 
 
-class ProductsInRow(WholeBlocks):
+class ProductsInRow(InBlocks):
     """Tokens times the vectors of the distances in `table` (descending)."""
 
     name = "products in a row"
+    met: Callable[..., tuple[slice, Any]]
+    """(block) -> which vectors it meets, and where its distances, far keys first, stand among these."""
+    by_distance: Callable[..., tuple[slice, Tensor]]
+    """(block, values [b, H, t, u]) -> which vectors, and the sums of each token's values by these, [b, H, t, R]."""
 
     def __init__(self, term: DotProducts, row: Row, table: range) -> None:
         self.row, self.table = row, table
@@ -40,11 +45,17 @@ class ProductsInRow(WholeBlocks):
         self.inputs: tuple[Tensor, ...] = (self.asked, self.vectors)
         self.room = Room(self.asked, self.asked.dtype)
 
-    def block(self, block: Block) -> Tensor:
-        raise NotImplementedError
-
     def near(self, block: Block) -> slice | None:
         return self.between_edges(block)
+
+    def far(self, block: Block) -> Part:
+        known, _ = self.met(block)
+        return Part(block.keys, None, self.multiplied(self.last_first(block), known)[..., 0])
+
+    def take_slopes(self, block: Block, upstream: Tensor, of_asked: Tensor, of_vectors: Tensor) -> None:
+        known, sums = self.by_distance(block, upstream)
+        of_asked[block.batch, :, block.rows] += (sums @ self.vectors[:, known]).flip(2)
+        add_to_vectors(of_vectors, known, sums, self.last_first(block))
 
     def between_edges(self, block: Block) -> slice:
         """The keys whose vector is not the same for all: before and behind, edges of the table."""
@@ -77,7 +88,7 @@ class Curves(ProductsInRow):
 
     def block(self, block: Block) -> Tensor:
         b, n, m = block.size
-        known, where = self.distances_of(block)
+        known, where = self.met(block)
         curves = self.room.of(b, self.asked.shape[1], n, n + m - 1)
         self.multiplied(self.last_first(block), known, out=curves[..., where])
         # Beyond the table its edges go on.
@@ -85,8 +96,7 @@ class Curves(ProductsInRow):
         curves[..., where.stop :] = curves[..., where.stop - 1, None]
         return skewed(curves, m)
 
-    def distances_of(self, block: Block) -> tuple[slice, slice]:
-        """Which distances of the table a block meets, and where these stand among all that it meets, far keys first."""
+    def met(self, block: Block) -> tuple[slice, slice]:
         _, n, m = block.size
         top, width = self.top(block), n + m - 1
         # A block wholly beyond the table meets its edge alone.
@@ -94,13 +104,8 @@ class Curves(ProductsInRow):
         known = slice(self.table[0] - first, self.table[0] - last + 1)
         return known, slice(min(max(0, top - first), width - 1), min(max(0, top - last) + 1, width))
 
-    def far(self, block: Block) -> Part:
-        known, _ = self.distances_of(block)
-        return Part(block.keys, None, self.multiplied(self.last_first(block), known)[..., 0])
-
     def by_distance(self, block: Block, values: Tensor) -> tuple[slice, Tensor]:
-        """The sums of each query's values [b, H, n, m] by the vector of their distance: which vectors, [b, H, n, R]."""
-        known, where = self.distances_of(block)
+        known, where = self.met(block)
         if length(known) == 1:
             # The same vector for all keys, whatever the distance.
             return known, values.sum(-1, keepdim=True).to(self.asked.dtype)
@@ -111,11 +116,6 @@ class Curves(ProductsInRow):
         sums[..., 0] += curves[..., : where.start].sum(-1)
         sums[..., -1] += curves[..., where.stop :].sum(-1)
         return known, sums
-
-    def take_slopes(self, block: Block, upstream: Tensor, of_asked: Tensor, of_vectors: Tensor) -> None:
-        known, sums = self.by_distance(block, upstream)
-        of_asked[block.batch, :, block.rows] += (sums @ self.vectors[:, known]).flip(2)
-        add_to_vectors(of_vectors, known, sums, self.last_first(block))
 
 
 class LooksUp(ProductsInRow):
@@ -135,7 +135,6 @@ class LooksUp(ProductsInRow):
         return None if self.vectors.shape[1] == 1 else super().near(block)
 
     def met(self, block: Block) -> tuple[slice, Tensor]:
-        """Which vectors a block meets, and which of these each distance has, far keys first."""
         _, n, m = block.size
         first = self.farthest - self.top(block)
         last = first + n + m - 1
@@ -150,8 +149,7 @@ class LooksUp(ProductsInRow):
             return out.copy_(products)
         return torch.gather(products, -1, by_pair(rows, out), out=out)
 
-    def by_vector(self, block: Block, values: Tensor) -> tuple[slice, Tensor]:
-        """The sums of values [b, H, t, u] of a block's pairs by their vector: which vectors, and [b, H, t, R]."""
+    def by_distance(self, block: Block, values: Tensor) -> tuple[slice, Tensor]:
         known, rows = self.met(block)
         values = values.to(self.asked.dtype)
         if length(known) == 1:
@@ -166,15 +164,6 @@ class QueriesLookUp(LooksUp):
     def block(self, block: Block) -> Tensor:
         b, n, m = block.size
         return self.looked_up(block, self.last_first(block), self.room.of(b, self.asked.shape[1], n, m))
-
-    def far(self, block: Block) -> Part:
-        known, _ = self.met(block)
-        return Part(block.keys, None, self.multiplied(self.last_first(block), known)[..., 0])
-
-    def take_slopes(self, block: Block, upstream: Tensor, of_asked: Tensor, of_vectors: Tensor) -> None:
-        known, sums = self.by_vector(block, upstream)
-        of_asked[block.batch, :, block.rows] += (sums @ self.vectors[:, known]).flip(2)
-        add_to_vectors(of_vectors, known, sums, self.last_first(block))
 
 
 class KeysLookUp(LooksUp):
@@ -191,11 +180,9 @@ class KeysLookUp(LooksUp):
         b, n, m = block.size
         if self.vectors.shape[1] == 1:
             return self.row_of(block)
+        turned = self.turned.of(b, self.asked.shape[1], m, n)
         out = self.room.of(b, self.asked.shape[1], n, m)
-        for few, columns in few_keys(block):
-            turned = self.turned.of(b, self.asked.shape[1], length(few.keys), n)
-            out[..., columns] = self.looked_up(few, self.of_keys(few), turned).transpose(-1, -2)
-        return out
+        return out.copy_(self.looked_up(block, self.of_keys(block), turned).transpose(-1, -2))
 
     def row_of(self, block: Block) -> Tensor:
         """What all queries share, [b, H, 1, m], of keys that have the same vector for each."""
@@ -206,17 +193,9 @@ class KeysLookUp(LooksUp):
         return Part(block.keys, self.row_of(block))
 
     def take_slopes(self, block: Block, upstream: Tensor, of_asked: Tensor, of_vectors: Tensor) -> None:
-        for few, columns in few_keys(block):
-            known, sums = self.by_vector(few, upstream[..., columns].transpose(-1, -2))
-            of_asked[few.batch, :, few.keys] += sums @ self.vectors[:, known]
-            add_to_vectors(of_vectors, known, sums, self.of_keys(few))
-
-
-def few_keys(block: Block) -> list[tuple[Block, slice]]:
-    """The block in blocks of fewer keys, and where their columns stand in it."""
-    start, stop, step = block.keys.start, block.keys.stop, SIZES.columns
-    cut = [slice(first, min(first + step, stop)) for first in range(start, stop, step)]
-    return [(block._replace(keys=keys), slice(keys.start - start, keys.stop - start)) for keys in cut]
+        known, sums = self.by_distance(block, upstream.transpose(-1, -2))
+        of_asked[block.batch, :, block.keys] += sums @ self.vectors[:, known]
+        add_to_vectors(of_vectors, known, sums, self.of_keys(block))
 
 
 def add_to_vectors(of_vectors: Tensor, vectors: slice, products: Tensor, asked: Tensor) -> None:

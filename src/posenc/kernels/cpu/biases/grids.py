@@ -1,13 +1,34 @@
-"""Dot products of a vector of the query and one of the key in blocks: a product of two matrices for each."""
+"""Numbers of all pairs of tokens in blocks, wherever these stand: as they are, or as a product of two matrices."""
 
 import torch
 from torch import Tensor
 
-from posenc.encoding.biases import Factored
-from posenc.kernels.cpu.bias_in_blocks import Block, Room, WholeBlocks
+from posenc.encoding.biases import Dense, Factored
+from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Room
+from posenc.tokens.masks import part_of
 
 
-class FactoredInBlocks(WholeBlocks):
+class DenseInBlocks(InBlocks):
+    """A view of the numbers, last query first: nothing is computed."""
+
+    name = "dense"
+    owns = False
+
+    def __init__(self, bias: Dense, q: Tensor) -> None:
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        self.logits = bias.dense(torch.promote_types(bias.logits.dtype, dtype))
+        self.inputs: tuple[Tensor, ...] = (self.logits,)
+
+    def block(self, block: Block) -> Tensor:
+        values = self.logits.detach()[part_of(self.logits, *block)]
+        return values.flip(2) if values.shape[2] > 1 else values
+
+    def take_slopes(self, block: Block, upstream: Tensor, of_logits: Tensor) -> None:
+        place = of_logits[part_of(of_logits, *block)]
+        place += upstream.flip(2).sum_to_size(place.shape)
+
+
+class FactoredInBlocks(InBlocks):
     """A bias that is a dot product of a vector of the query and one of the key, wherever tokens are."""
 
     name = "factored"
