@@ -1,5 +1,7 @@
 """Rules that read every pair, a few queries at a time: against all queries at once, values and gradients, float64."""
 
+import weakref
+
 import pytest
 import torch
 from tiers import rest_slow
@@ -133,6 +135,20 @@ def test_queries_for_which_all_keys_are_gone_through_come_together(monkeypatch, 
     with torch.no_grad():
         case.ask(attend_in_rows, masks.causal())
     assert seen == asked
+
+
+def test_training_holds_the_numbers_of_all_pairs_of_no_block(monkeypatch):
+    logits, lost = [], PaTH.lost
+
+    def watched(self, *given):
+        made = lost(self, *given)
+        logits.append(weakref.ref(made.untyped_storage()))
+        return made
+
+    monkeypatch.setattr(PaTH, "lost", watched)
+    case = Case("path", Positions.count(11))
+    out, _ = case.ask(attend_in_rows, masks.causal())
+    assert out.requires_grad and len(logits) > 1 and not any(storage() for storage in logits)
 
 
 @pytest.mark.parametrize("spec", ["alibi", "shaw", "alibi + shaw"])

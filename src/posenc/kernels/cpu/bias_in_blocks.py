@@ -46,7 +46,7 @@ class Part(NamedTuple):
     shift: Tensor | None = None
 
 
-class InBlocks:
+class BiasInBlocks:
     """One form of bias as it can be had block by block, without gradients; unless it says otherwise, no keys are far.
 
     name    what serves, in words
@@ -63,6 +63,9 @@ class InBlocks:
     upstream  the gradient in its logits: [b, H, n, m] in float32 at least, zero where the mask forbids, and behind each
               of its rows n zeros in memory. It is overwritten afterwards: no view of it may be kept
     """
+
+    def hold(self, inputs: tuple[Tensor, ...]) -> None:
+        """Have these inputs, or with () none, where autograd keeps them between the passes or makes them anew."""
 
     def columns(self, block: Block) -> slice:
         """The keys of a block for which it says anything; elsewhere it is 0."""

@@ -385,8 +385,9 @@ class Differentiable(torch.autograd.Function):
     def forward(ctx: Any, call: InBlocks, v: Tensor, ways: int, *inputs: Tensor) -> tuple[Tensor, ...]:
         out, sums = call.forwards(pairs(inputs[:ways]), v)
         ctx.call, ctx.ways, ctx.versions = call, ways, versions(call.plan.at, call.plan.keys_at)
-        # The inputs of the bias are kept by the bias; here it is seen when somebody changes them in between.
+        # Here it is seen when somebody changes the inputs in between, and a checkpoint drops them.
         ctx.save_for_backward(v, out, finite(sums) if call.sums else sums, *inputs)
+        call.bias.hold(())
         if not call.sums:
             return (out,)
         ctx.set_materialize_grads(False)
@@ -400,12 +401,15 @@ class Differentiable(torch.autograd.Function):
             )
         check_versions(ctx.versions, ctx.call.plan.at, ctx.call.plan.keys_at)
         v, out, sums, *inputs = ctx.saved_tensors
+        of_inputs = tuple(inputs[ctx.ways :][: sum(ctx.call.bias.counts)])
+        ctx.call.bias.hold(of_inputs)
         of_bias = BiasGradient(ctx.call.bias) if any(ctx.needs_input_grad[3 + ctx.ways :]) else None
         grad, grad_of_sums = grads if ctx.call.sums else (*grads, None)
         grad = torch.zeros_like(out) if grad is None else grad
         given = pairs(inputs[: ctx.ways]), v, out, sums, grad, of_bias, grad_of_sums
         of_ways, dv, of_vectors = ctx.call.backwards(*given)
-        totals = (None,) * len(ctx.call.bias.inputs) if of_bias is None else of_bias.total()
+        totals = (None,) * len(of_inputs) if of_bias is None else of_bias.total()
+        ctx.call.bias.hold(())
         return None, dv, None, *of_ways, *totals, *(() if of_vectors is None else (of_vectors,))
 
 

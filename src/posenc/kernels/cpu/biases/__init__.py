@@ -8,6 +8,7 @@ here, once for a call, by the forms alone.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from posenc.encoding.biases import Bias, ByDistance, Counts, Dense, Factored, Le
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import without_autocast
 from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Part, Room, length
+from posenc.kernels.cpu.bias_in_blocks import BiasInBlocks, Block, Part, Room, length
 from posenc.kernels.cpu.biases.counts import CountsInRow
 from posenc.kernels.cpu.biases.distances import DistancesInRow, DistancesLookedUp, at_distances, to_look_up, whole
 from posenc.kernels.cpu.biases.grids import DenseInBlocks, FactoredInBlocks
@@ -28,7 +29,7 @@ from posenc.kernels.cpu.plan import Plan
 
 def in_blocks(biases: Sequence[Bias], q: Tensor, keys: Keys, plan: Plan) -> "SumInBlocks":
     """How to have these biases in blocks, by their forms and by what the tokens allow."""
-    forms: list[InBlocks] = []
+    forms: list[BiasInBlocks] = []
     of_distance = [bias for bias in biases if isinstance(bias, ByDistance)]
     with without_autocast(q):
         for bias in biases:
@@ -67,13 +68,20 @@ class SumInBlocks:
     taken_off  what all values of a head lack, [1 or H, 1], which the softmax does not see; None where they lack nothing
     """
 
-    def __init__(self, forms: list[InBlocks], q: Tensor, in_row: DistancesInRow | None) -> None:
+    def __init__(self, forms: list[BiasInBlocks], q: Tensor, in_row: DistancesInRow | None) -> None:
         # The view of distances comes last, to be added into memory that the others own.
         self.forms = [*forms, in_row] if in_row is not None and (in_row.inputs or in_row.hides) else forms
         self.masked = in_row is not None and in_row.masked
         self.taken_off = None if in_row is None else in_row.taken_off
         self.room = Room(q, torch.promote_types(q.dtype, torch.float32))
         self.inputs: tuple[Tensor, ...] = sum((form.inputs for form in self.forms), ())
+        self.counts = [len(form.inputs) for form in self.forms]
+
+    def hold(self, inputs: tuple[Tensor, ...]) -> None:
+        """Let forms with numbers for all pairs have these inputs, or with () none until they are needed again."""
+        self.inputs, rest = inputs, iter(inputs)
+        for form, count in zip(self.forms, self.counts, strict=True):
+            form.hold(tuple(islice(rest, count)))
 
     @property
     def rows(self) -> int:

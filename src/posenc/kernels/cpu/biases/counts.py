@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posenc.encoding.biases import Counts
 from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Part, Room, length
+from posenc.kernels.cpu.bias_in_blocks import BiasInBlocks, Block, Part, Room, length
 from posenc.kernels.cpu.plan import Row
 
 
@@ -47,7 +47,7 @@ class Counted(NamedTuple):
     chunks: list[Chunk]
 
 
-class CountsInRow(InBlocks):
+class CountsInRow(BiasInBlocks):
     """A bias by a count of gates, for tokens in a row: some queries at a time, from the nearest key."""
 
     name = "counts in a row"

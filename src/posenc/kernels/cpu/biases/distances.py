@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from posenc.encoding.biases import ByDistance
-from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Part, Room, length
+from posenc.kernels.cpu.bias_in_blocks import BiasInBlocks, Block, Part, Room, length
 from posenc.kernels.cpu.plan import Plan, in_sight
 
 SPREAD = 16
@@ -22,7 +22,7 @@ LONGEST_RUN = 64
 """How many keys in a row are looked up at once: the table is held so many times."""
 
 
-class DistancesInRow(InBlocks):
+class DistancesInRow(BiasInBlocks):
     """Biases of the distance, and what causality and window forbid, for tokens in a row.
 
     values     the bias [H, n] at the distances, or None where there is none
@@ -105,7 +105,7 @@ def to_look_up(biases: Sequence[ByDistance], plan: Plan) -> tuple[range, ...] | 
     return distances if math.prod(map(len, distances)) <= SPREAD * (plan.at.tokens + plan.keys_at.tokens) else None
 
 
-class DistancesLookedUp(InBlocks):
+class DistancesLookedUp(BiasInBlocks):
     """Biases of whole distances for tokens that stand anywhere, on any axes: each pair of a block looks its own up."""
 
     name = "distances looked up"

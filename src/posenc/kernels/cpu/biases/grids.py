@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from posenc.encoding.biases import Dense, Factored
-from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Room
+from posenc.kernels.cpu.bias_in_blocks import BiasInBlocks, Block, Room
 from posenc.tokens.masks import part_of
 
 
-class DenseInBlocks(InBlocks):
+class DenseInBlocks(BiasInBlocks):
     """A view of the numbers, last query first: nothing is computed."""
 
     name = "dense"
@@ -16,11 +16,14 @@ class DenseInBlocks(InBlocks):
 
     def __init__(self, bias: Dense, q: Tensor) -> None:
         dtype = torch.promote_types(q.dtype, torch.float32)
-        self.logits = bias.dense(torch.promote_types(bias.logits.dtype, dtype))
-        self.inputs: tuple[Tensor, ...] = (self.logits,)
+        self.inputs: tuple[Tensor, ...] = (bias.dense(torch.promote_types(bias.logits.dtype, dtype)),)
+
+    def hold(self, inputs: tuple[Tensor, ...]) -> None:
+        self.inputs = inputs
 
     def block(self, block: Block) -> Tensor:
-        values = self.logits.detach()[part_of(self.logits, *block)]
+        (logits,) = self.inputs
+        values = logits.detach()[part_of(logits, *block)]
         return values.flip(2) if values.shape[2] > 1 else values
 
     def take_slopes(self, block: Block, upstream: Tensor, of_logits: Tensor) -> None:
@@ -28,7 +31,7 @@ class DenseInBlocks(InBlocks):
         place += upstream.flip(2).sum_to_size(place.shape)
 
 
-class FactoredInBlocks(InBlocks):
+class FactoredInBlocks(BiasInBlocks):
     """A bias that is a dot product of a vector of the query and one of the key, wherever tokens are."""
 
     name = "factored"

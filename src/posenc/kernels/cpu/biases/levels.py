@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from posenc.encoding.biases import Levels
-from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Part, Room
+from posenc.kernels.cpu.bias_in_blocks import BiasInBlocks, Block, Part, Room
 from posenc.kernels.cpu.plan import Row
 
 
-class LevelsInRow(InBlocks):
+class LevelsInRow(BiasInBlocks):
     """A bias that is a difference of levels: for keys before a whole block a row of numbers, and a shift of each query.
 
     A level grows along the sequence and is kept as two float32 numbers, what one holds of it and the rest. Their

@@ -11,13 +11,13 @@ from posenc.encoding.biases import Pairs
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import without_autocast
 from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Room, cut, length
+from posenc.kernels.cpu.bias_in_blocks import BiasInBlocks, Block, Room, cut, length
 from posenc.kernels.cpu.plan import Row
 
 Own = TypeVar("Own", bound=nn.Module)
 
 
-class PairsInBlocks(InBlocks):
+class PairsInBlocks(BiasInBlocks):
     """A bias whose closure is asked for a block, and again under autograd when its gradient is wanted.
 
     Queries do not read each other, so a block goes through in a few queries at a time.

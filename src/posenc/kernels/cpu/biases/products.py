@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from posenc.encoding.biases import DotProducts, Products
-from posenc.kernels.cpu.bias_in_blocks import Block, InBlocks, Part, Room, length
+from posenc.kernels.cpu.bias_in_blocks import BiasInBlocks, Block, Part, Room, length
 from posenc.kernels.cpu.plan import Row
 
 
@@ -30,7 +30,7 @@ def products_in_row(bias: Products, row: Row, queries: int, keys: int) -> "list[
     return forms
 
 
-class ProductsInRow(InBlocks):
+class ProductsInRow(BiasInBlocks):
     """Tokens times the vectors of the distances in `table` (descending)."""
 
     name = "products in a row"
