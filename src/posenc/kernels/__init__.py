@@ -16,8 +16,7 @@ from posenc.encoding.biases import Bias
 from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.keys import Keys
 from posenc.foreign import near
-from posenc.kernels import flex, reference, sdpa
-from posenc.kernels.cpu import blocked
+from posenc.kernels import cpu, flex, reference, sdpa
 from posenc.kernels.reference import logits_on_grid, take_values
 from posenc.kernels.request import Inputs, Request
 from posenc.kernels.rotation import native, rotate_pairs_triton
@@ -38,7 +37,7 @@ class Kernel(NamedTuple):
 
 
 KERNELS = {
-    "blocked": Kernel(from_sums(blocked.attend), blocked.why_not),
+    "blocked": Kernel(from_sums(cpu.attend), cpu.why_not),
     "sdpa": Kernel(sdpa.attend, sdpa.why_not),
     "reference": Kernel(reference.attend, reference.why_not),
     "flex": Kernel(from_sums(flex.attend), flex.why_not),
@@ -112,7 +111,7 @@ def bind(
         request = Request(encoding, asked["need_weights"], asked["dropout"], q, inputs, *wanted)
         kernel = serving(name, request)
         if seen is not None:
-            seen.update((kernel, *(blocked.ways(biases, q, at, keys, mask) if kernel == "blocked" else ())))
+            seen.update((kernel, *(cpu.ways(biases, q, at, keys, mask) if kernel == "blocked" else ())))
         return KERNELS[kernel].attend(biases, q, at, keys, mask, **asked)
 
     def logits(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, *, scale: float) -> Tensor:

@@ -65,3 +65,8 @@ class BlockSizes(threading.local):
 
 
 SIZES = BlockSizes()
+
+
+def cut(whole: slice, step: int) -> list[slice]:
+    """A slice in slices of at most so many."""
+    return [slice(start, min(start + step, whole.stop)) for start in range(whole.start, whole.stop, step)]

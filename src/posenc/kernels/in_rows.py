@@ -1,12 +1,12 @@
 """Door 4 in blocks of queries: a rule that computes something for every pair of tokens, in bounded memory."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from posenc.encoding.base import AttentionOutput, Encoding
@@ -17,6 +17,8 @@ from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 from posenc.tokens.shared_tables import check_versions, versions
 from posenc.tokens.watched import is_transformed, is_written_down
+
+Own = TypeVar("Own", bound=nn.Module)
 
 Rule: TypeAlias = Callable[[Any, Tensor, Positions, Keys, Mask, BoundKernel], AttentionOutput]
 """A method of an encoding with the arguments of door 4."""
@@ -71,6 +73,19 @@ def in_rows(
         outs.append(out)
         weights.append(applied)
     return torch.cat(outs, 2), torch.cat(weights, 2) if kernel.need_weights else None
+
+
+def standing_in(
+    module: Own, names: Sequence[tuple[str, str]], inputs: Sequence[Tensor]
+) -> tuple[Own, tuple[Tensor, ...]]:
+    """A copy of a module whose parameters are leaves of their own, since they may have been replaced or have hooks.
+
+    With it all inputs as such leaves; `names` says of each which kind it is and what it is called.
+    """
+    leaves = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
+    parameters, told = dict(module.named_parameters()), zip(names, leaves, strict=True)
+    known = {id(parameters[name]): leaf for (kind, name), leaf in told if kind == "parameters"}
+    return copy.deepcopy(module, known), leaves
 
 
 def few(

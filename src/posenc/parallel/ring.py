@@ -16,10 +16,9 @@ from posenc.encoding.base import Encoding
 from posenc.encoding.biases import Bias, Pairs
 from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.keys import Keys
-from posenc.kernels.cpu.bias_in_blocks import cut
-from posenc.kernels.cpu.biases.pairs import standing_in
-from posenc.kernels.cpu.blocked import exact_dtype, finite, merged
-from posenc.kernels.in_rows import at_a_time
+from posenc.kernels.block_sizes import cut
+from posenc.kernels.in_rows import at_a_time, standing_in
+from posenc.kernels.log_sums import exact_dtype, finite, merged
 from posenc.kernels.sinks import beside_sinks
 from posenc.parallel.line import Chunk, Line
 from posenc.parallel.passing import pass_on, rounds

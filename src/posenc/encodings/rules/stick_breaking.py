@@ -9,8 +9,7 @@ from torch import Tensor
 from posenc.encoding.base import AttentionOutput, Encoding
 from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.keys import Keys
-from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.cpu.bias_in_blocks import cut
+from posenc.kernels.block_sizes import SIZES, cut
 from posenc.kernels.in_rows import in_rows, some_keys
 from posenc.kernels.sums_in_order import sums_after
 from posenc.tokens.masks import Mask

@@ -105,10 +105,5 @@ class Room:
         return self.held[: math.prod(shape)].view(shape)
 
 
-def cut(whole: slice, step: int) -> list[slice]:
-    """A slice in slices of at most so many."""
-    return [slice(start, min(start + step, whole.stop)) for start in range(whole.start, whole.stop, step)]
-
-
 def length(part: slice) -> int:
     return part.stop - part.start

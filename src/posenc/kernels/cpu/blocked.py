@@ -18,13 +18,14 @@ from torch.torch_version import TorchVersion
 from posenc.encoding.biases import Bias, Branched, ByDistance, ValueVectors
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import without_tiny_numbers
-from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.cpu.bias_in_blocks import Block, Room, cut, length
+from posenc.kernels.block_sizes import SIZES, cut
+from posenc.kernels.cpu.bias_in_blocks import Block, Room, length
 from posenc.kernels.cpu.biases import BiasGradient, SumInBlocks, in_blocks
 from posenc.kernels.cpu.biases.distances import DistancesInRow, at_distances
 from posenc.kernels.cpu.biases.products import Curves, add_to_vectors
 from posenc.kernels.cpu.plan import Plan, Row, plan_for
 from posenc.kernels.cpu.value_vectors import VectorsInRow, attend_with_vectors, vectors_among
+from posenc.kernels.log_sums import exact_dtype, finite, merged
 from posenc.kernels.reference import check_heads, fit_heads, one_width
 from posenc.kernels.request import Request
 from posenc.tokens.masks import Mask
@@ -452,25 +453,6 @@ def weighed(
     taken = torch.bmm(weights, values).view(b, H, n, D) + by_vector @ curves.vectors[:, known]
     taken /= total.masked_fill(total == 0, 1.0).view(b, H, n, 1)
     return taken.to(q.dtype), (top + total.log()).view(b, H, n)
-
-
-def merged(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Attention over all keys and the logarithm of its sums, from attention over some of them each."""
-    sums = torch.stack([total for _, total in parts])
-    total = sums.logsumexp(0)
-    shares = (sums - finite(total)).exp()
-    out = sum(share[..., None] * taken for share, (taken, _) in zip(shares, parts, strict=True))
-    return out, total
-
-
-def finite(sums: Tensor) -> Tensor:
-    """Logarithms of sums, with 0 for that of no keys: what is -inf stays so when it is subtracted."""
-    return sums.masked_fill(sums == -math.inf, 0.0)
-
-
-def exact_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of logits: float32 at least."""
-    return torch.promote_types(x.dtype, torch.float32)
 
 
 # In a graph that is being compiled: tokens known to stand in a row, as one operator.

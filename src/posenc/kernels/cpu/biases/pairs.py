@@ -1,8 +1,6 @@
 """Biases pair by pair in blocks: the closure is asked for each block, and once more in the backward pass."""
 
-import copy
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +8,10 @@ from torch import Tensor, nn
 from posenc.encoding.biases import Pairs
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import without_autocast
-from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.cpu.bias_in_blocks import BiasInBlocks, Block, Room, cut, length
+from posenc.kernels.block_sizes import SIZES, cut
+from posenc.kernels.cpu.bias_in_blocks import BiasInBlocks, Block, Room, length
 from posenc.kernels.cpu.plan import Row
-
-Own = TypeVar("Own", bound=nn.Module)
+from posenc.kernels.in_rows import standing_in
 
 
 class PairsInBlocks(BiasInBlocks):
@@ -120,16 +117,3 @@ class PairsInBlocks(BiasInBlocks):
     def total(self, sums: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
         found, inputs = sums[0], enumerate(self.inputs)
         return tuple(found[index].to(tensor.dtype) if index in found else None for index, tensor in inputs)
-
-
-def standing_in(
-    module: Own, names: Sequence[tuple[str, str]], inputs: Sequence[Tensor]
-) -> tuple[Own, tuple[Tensor, ...]]:
-    """A copy of a module whose parameters are leaves of their own, since they may have been replaced or have hooks.
-
-    With it all inputs as such leaves; `names` says of each which kind it is and what it is called.
-    """
-    leaves = tuple(x.detach().requires_grad_(x.requires_grad) for x in inputs)
-    parameters, told = dict(module.named_parameters()), zip(names, leaves, strict=True)
-    known = {id(parameters[name]): leaf for (kind, name), leaf in told if kind == "parameters"}
-    return copy.deepcopy(module, known), leaves
