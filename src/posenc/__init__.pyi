@@ -72,10 +72,10 @@ from posenc.encodings.wrappers.dual_chunk import DualChunk
 from posenc.encodings.wrappers.rerope import ReRoPE
 from posenc.encodings.wrappers.self_extend import SelfExtend
 from posenc.hand_outs import hand_out
-from posenc.kernels.chosen_weights import Chosen
 from posenc.kernels.reference import scaled_dot_product_attention
 from posenc.model.attention import Attention
 from posenc.model.block import Block
+from posenc.model.chosen_weights import chosen_weights
 from posenc.model.config import Config
 from posenc.model.decoder import Decoder
 from posenc.model.embedding import TokenPositionEmbedding
@@ -97,7 +97,6 @@ __all__ = [
     "AxialRotary",
     "Block",
     "Cache",
-    "Chosen",
     "Compose",
     "Config",
     "Contextual",
@@ -150,6 +149,7 @@ __all__ = [
     "TransformerXL",
     "XPos",
     "build",
+    "chosen_weights",
     "coordinate_maps",
     "hand_out",
     "hand_outs",

@@ -82,7 +82,7 @@ ATTENTION = {
     "nan or inf in one; -inf hides a key": lambda: LAYER(X, mask=with_nan(5)),
     "added to the logits, got nan or inf": lambda: LAYER(X, mask=Mask(causal=True, given=with_nan(5, INF))),
     "encoding of a call is an Encoding, got 'alibi'": lambda: LAYER(X, encoding="alibi"),
-    "need_weights is True, False or Chosen, got 'x'": lambda: LAYER(X, need_weights="x"),
+    "need_weights is True or False, got 'x'; posenc.chosen_weights gives some": lambda: LAYER(X, need_weights="x"),
     r"positions must be a tensor, got \[0, 1, 2, 3, 4\]; make one": lambda: LAYER(X, positions=[0, 1, 2, 3, 4]),
     r"positions must be a tensor, got .*ndarray": lambda: LAYER(X, positions=numpy.arange(5)),
     "positions must be finite numbers": lambda: LAYER(X, positions=torch.tensor([0, 1, NAN, 3, 4])),
@@ -147,7 +147,7 @@ MASKS = {
 
 MODELS = {
     "a model takes the cache that its .* got .*GrowingCache": lambda: MODEL(IDS, cache=GrowingCache()),
-    "need_weights is True, False or Chosen, got a tensor": lambda: MODEL(IDS, need_weights=torch.ones(2)),
+    "need_weights is True or False, got a tensor": lambda: MODEL(IDS, need_weights=torch.ones(2)),
     r"only says which tokens by a slice, such as slice\(-1, None\), or a tensor of indices, got 3": lambda: MODEL(
         IDS, only=3
     ),
@@ -185,7 +185,7 @@ MODELS = {
     "token ids are whole numbers, got torch.float32": lambda: MODEL(IDS.float()),
     "a mask is a Mask such as": lambda: MODEL(IDS, mask="windowed"),
     "padding must be a tensor": lambda: MODEL(IDS, padding=[[1] * 5] * 2),
-    "need_weights is True, False or Chosen, got 'all'": lambda: MODEL(IDS, need_weights="all"),
+    "need_weights is True or False, got 'all'": lambda: MODEL(IDS, need_weights="all"),
     "eos_token_id is the id of a token, from 0 to 10, got -1": lambda: MODEL.generate(IDS, 2, eos_token_id=-1),
     "eos_token_id is the id of a token, from 0 to 10, got 11": lambda: MODEL.generate(IDS, 2, eos_token_id=11),
     "temperature must be a finite number of 0 or more, got nan": lambda: MODEL.generate(IDS, 2, temperature=NAN),

@@ -7,7 +7,8 @@ import torch
 from tiers import rest_slow
 from torch import Tensor
 
-from posenc import Attention, Chosen, Decoder, Encoding, Keys, Positions, Shape, build, kernels, masks, preset
+from posenc import Attention, Decoder, Encoding, Keys, Positions, Shape, build, chosen_weights, kernels, masks, preset
+from posenc.kernels.block_sizes import SIZES
 from posenc.tokens.masks import Mask
 
 B, H, KV, T, D = 2, 4, 2, 9, 6
@@ -114,7 +115,7 @@ def test_flex_gives_what_the_readable_kernel_gives(place: str) -> None:
 
 @pytest.mark.parametrize("tokens", [1, T])
 def test_vectors_that_are_added_to_values_get_the_share_of_their_keys(tokens: int, monkeypatch) -> None:
-    monkeypatch.setattr(kernels.blocked.SIZES, "keys_for_vectors", 1, raising=False)
+    monkeypatch.setattr(SIZES, "keys_for_vectors", 1, raising=False)
     at, keys_at = Positions.count(tokens, T - tokens), Positions.count(T)
     encoding = encoding_of("shaw(max_distance=3)")
     bound = kernels.bind("auto", encoding, scale=0.4, seen=(seen := set()), sinks=inputs(at, keys_at)[3])
@@ -155,7 +156,7 @@ def test_weights_are_given_as_applied_and_chosen_ones_are_the_same() -> None:
     attention, x = layer(), tokens()
     out, weights = attention(x, mask=masks.causal(), need_weights=True)
     assert bool((weights.sum(-1) < 1).all()) and bool((weights.sum(-1) > 0).all())
-    chosen_out, chosen = attention(x, mask=masks.causal(), need_weights=Chosen(rows=(2, -1), heads=(3, 0)))
+    chosen_out, chosen = chosen_weights(attention, x, mask=masks.causal(), rows=(2, -1), heads=(3, 0))
     torch.testing.assert_close(chosen, weights[:, [3, 0]][:, :, [2, -1]], rtol=0, atol=1e-12)
     torch.testing.assert_close(chosen_out, out, rtol=0, atol=1e-12)
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ranks import near, on_ranks, refused
 from torch import Tensor, nn
 
-from posenc import Attention, Decoder, EncoderDecoder, Positions, Shape, build, catalogue
+from posenc import Attention, Decoder, EncoderDecoder, Positions, Shape, build, catalogue, chosen_weights
 from posenc.parallel import HeadShards, shard_heads, shard_sequence
 from posenc.parallel.some_heads import OfHeads, Part, RowsOf
 
@@ -128,6 +128,7 @@ def models(rank: int) -> None:
     assert attention.sinks is not None and attention.sinks.shape == (2,)
     ids = torch.zeros(1, 3, dtype=torch.long)
     assert "call without need_weights" in refused(lambda: model(ids, need_weights=True))
+    assert "ask the whole model" in refused(lambda: chosen_weights(model, ids, rows=0))
     # A copy has its heads on the same ranks, and parameters of its own.
     copied = copy.deepcopy(model)
     assert torch.equal(copied(ids), model(ids))

@@ -12,10 +12,9 @@ from ranks import near, on_ranks, refused
 from tiers import rest_slow
 from torch import Tensor, nn
 
-from posenc import Attention, Decoder, EncoderDecoder, Encoding, Positions, catalogue, masks
+from posenc import Attention, Decoder, EncoderDecoder, Encoding, Positions, catalogue, chosen_weights, masks
 from posenc.encoding.biases import Pairs
 from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.chosen_weights import Chosen
 from posenc.parallel import SequenceShards, line, ring, shard_sequence, unshard_sequence
 from posenc.parallel.layout import ORDERS, Layout
 from posenc.testing.subjects import SHAPE, Net, Subject, on_axes
@@ -250,8 +249,8 @@ def refusals(shards: SequenceShards, layer: Attention) -> None:
     together = "take it together with posenc.parallel.unshard_sequence(model)"
     assert together in refused(lambda: model(mine, positions=here, cache=model.cache()))
     assert together in refused(lambda: model(mine, positions=here, only=slice(0, 1)))
-    for weights in (True, Chosen(rows=(0,))):
-        assert "call without need_weights" in refused(lambda w=weights: model(mine, positions=here, need_weights=w))
+    assert "call without need_weights" in refused(lambda: model(mine, positions=here, need_weights=True))
+    assert "ask the whole model" in refused(lambda: chosen_weights(model, mine, positions=here, rows=0))
     given = torch.ones(len(mine[0]), len(mine[0]), dtype=torch.bool)
     assert "say the mask by a rule" in refused(lambda: model(mine, positions=here, mask=given))
     assert "give each rank the positions of its own tokens" in refused(lambda: model(mine))

@@ -15,7 +15,6 @@ from posenc.encoding.base import AttentionOutput, Encoding
 from posenc.encoding.biases import Bias
 from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.keys import Keys
-from posenc.kernels.chosen_weights import Chosen, chosen_weights
 from posenc.kernels.in_rows import attend_in_rows
 from posenc.model.config import Config, Configured, config_of
 from posenc.model.parts import LoadsOldNames, begin, norm_layer
@@ -40,17 +39,13 @@ class Call(NamedTuple):
     mask: Mask
     encoding: Encoding
     cache: LayerCache | None = None
-    need_weights: bool | Chosen = False
+    need_weights: bool = False
     shared: dict[Hashable, list[Bias]] | None = None
 
 
 def attend(q: Tensor, keys: Keys, call: Call, kernel: BoundKernel) -> AttentionOutput:
     """Door 4 of the encoding, for a sequence that is all here: the output [B, heads, T, head_dim], and weights."""
-    given = call.encoding, q, call.at, keys, call.mask, kernel
-    out, weights = attend_in_rows(*given)
-    if isinstance(call.need_weights, Chosen):
-        weights = chosen_weights(call.need_weights, *given)
-    return out, weights
+    return attend_in_rows(call.encoding, q, call.at, keys, call.mask, kernel)
 
 
 class Attention(Configured, LoadsOldNames):
@@ -152,7 +147,7 @@ class Attention(Configured, LoadsOldNames):
         key_positions: PositionsLike = None,
         mask: MaskLike = None,
         cache: LayerCache | None = None,
-        need_weights: bool | Chosen = False,
+        need_weights: bool = False,
         encoding: Encoding | None = None,
         call: Call | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -166,8 +161,8 @@ class Attention(Configured, LoadsOldNames):
         mask           a Mask, "causal" or "bidirectional", a boolean tensor (true = may see), a floating tensor (added
                        to the logits), or nothing (see all); a causal layer adds its own to it in self-attention
         cache          a layer cache: the new keys are put into it, and all its keys are attended to
-        need_weights   whether to return the attention weights [B, heads, T, S] too, as they were applied; or which of
-                       them (Chosen), beside an output of any kernel
+        need_weights   whether to return the attention weights [B, heads, T, S] too, as they were applied; some of
+                       them, beside an output of any kernel, gives posenc.chosen_weights
         encoding       the encoding of this call, where the layer has none of its own
         call           all of this as a Call, from a caller that has checked it, in place of what comes before
 
@@ -196,7 +191,7 @@ class Attention(Configured, LoadsOldNames):
         key_positions: PositionsLike = None,
         mask: MaskLike = None,
         cache: LayerCache | None = None,
-        need_weights: bool | Chosen = False,
+        need_weights: bool = False,
         encoding: Encoding | None = None,
     ) -> Call:
         """What a caller gave to `forward`, checked. Raises ValueError as it does."""
@@ -260,7 +255,7 @@ class Attention(Configured, LoadsOldNames):
             call.encoding,
             scale=self.scale,
             dropout=self.dropout if self.training else 0.0,
-            need_weights=call.need_weights is True,
+            need_weights=call.need_weights,
             shared=call.shared,
             sinks=self.sinks,
             softcap=self.softcap,
@@ -330,9 +325,11 @@ def warns(directed: Sequence[nn.Module], mask: Mask, at: Positions) -> bool:
 
 
 def check_weights(need_weights: object) -> None:
-    """Raises ValueError unless it says which attention weights are wanted."""
-    if not isinstance(need_weights, (bool, Chosen)):
-        raise ValueError(f"need_weights is True, False or Chosen, got {checks.shown(need_weights)}")
+    """Raises ValueError unless it says whether attention weights are wanted."""
+    if not isinstance(need_weights, bool):
+        raise ValueError(
+            f"need_weights is True or False, got {checks.shown(need_weights)}; posenc.chosen_weights gives some of them"
+        )
 
 
 def check_kind(name: str, x: Tensor, weight: Tensor) -> None:

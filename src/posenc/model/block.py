@@ -11,7 +11,6 @@ from posenc import checks
 from posenc.cache import LayerCache, held_by, unchanged_if_refused
 from posenc.catalogue import Spec, build
 from posenc.encoding.base import Encoding
-from posenc.kernels.chosen_weights import Chosen
 from posenc.model.attention import Attention, Call
 from posenc.model.config import Config, Configured, config_of
 from posenc.model.parts import FeedForward, begin, norm_layer
@@ -108,7 +107,7 @@ class Block(Configured):
         positions: PositionsLike = None,
         mask: MaskLike = None,
         cache: LayerCache | None = None,
-        need_weights: bool | Chosen = False,
+        need_weights: bool = False,
         encoding: Encoding | None = None,
         memory: Tensor | None = None,
         memory_positions: PositionsLike = None,
@@ -167,7 +166,7 @@ class Block(Configured):
         at: Positions,
         memory: Tensor | None,
         memory_positions: PositionsLike,
-        need_weights: bool | Chosen,
+        need_weights: bool,
         encoding: Encoding | None,
     ) -> Call | None:
         """What the attention to a second sequence is told, where the block has one. Raises ValueError as `forward`."""

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.cache import Cache
 from posenc.catalogue import LayerSpec
-from posenc.kernels.chosen_weights import Chosen
 from posenc.model.block import LayerWeights
 from posenc.model.config import Config, Configured, LayerWindow, config_of
 from posenc.model.embedding import TokenPositionEmbedding, begin_ends
@@ -105,7 +104,7 @@ class Decoder(Configured):
         padding: Tensor | None = None,
         mask: MaskLike = None,
         cache: Cache | None = None,
-        need_weights: bool | Chosen = False,
+        need_weights: bool = False,
         only: slice | None = None,
     ) -> Tensor | tuple[Tensor, tuple[LayerWeights, ...]]:
         """Logits [B, T, vocab], and with `need_weights` the attention weights [B, heads, T, S] of each layer.
@@ -114,7 +113,7 @@ class Decoder(Configured):
         padding    [B, T], true or 1 where a token is: instead of positions
         mask       who sees whom besides, as in Attention.forward: a decoder is causal whatever is added
         cache      from `cache()`; it takes in these tokens
-        need_weights   whether to return the weights too, or which (Chosen: then of the chosen layers)
+        need_weights   whether to return the weights too; some of them gives posenc.chosen_weights
         only       which of the T tokens logits are wanted for
         """
         at = where(ids, self.vocab, positions, padding, cache)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from posenc.catalogue import LayerSpec
-from posenc.kernels.chosen_weights import Chosen
 from posenc.model.block import LayerWeights
 from posenc.model.config import Config, Configured, LayerWindow, config_of
 from posenc.model.embedding import TokenPositionEmbedding, begin_ends
@@ -80,9 +79,9 @@ class Encoder(Configured):
         positions: PositionsLike = None,
         padding: Tensor | None = None,
         mask: MaskLike = None,
-        need_weights: bool | Chosen = False,
+        need_weights: bool = False,
     ) -> Tensor | tuple[Tensor, tuple[LayerWeights, ...]]:
-        """Hidden states [B, T, dim], and with `need_weights` the attention weights of each layer, or what is chosen."""
+        """Hidden states [B, T, dim], and with `need_weights` the attention weights of each layer."""
         at = where(ids, self.vocab, positions, padding, None)
         x = self.embedding(ids, at=at, encodings=self.stack.added)
         x, seen = self.stack(x, at, mask, need_weights=need_weights)

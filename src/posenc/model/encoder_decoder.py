@@ -12,7 +12,6 @@ from posenc import checks
 from posenc.cache import Cache
 from posenc.catalogue import LayerSpec
 from posenc.encoding.base import Encoding
-from posenc.kernels.chosen_weights import Chosen
 from posenc.model.block import LayerWeights
 from posenc.model.config import Config, Configured, LayerWindow, config_of
 from posenc.model.embedding import TokenPositionEmbedding, begin_ends
@@ -124,12 +123,11 @@ class EncoderDecoder(Configured):
         source_padding: Tensor | None = None,
         cache: Cache | None = None,
         memory: tuple[Tensor, Positions] | None = None,
-        need_weights: bool | Chosen = False,
+        need_weights: bool = False,
         only: slice | None = None,
     ) -> Tensor | tuple[Tensor, tuple[LayerWeights, ...]]:
         """Logits [B, T, vocab], and with `need_weights` the decoder's weights by layer: {"self": ..., "cross": ...}.
 
-        A choice (Chosen) is one of the decoder's layers, heads and rows, and holds for both.
         `memory`, from `encode`, spares encoding the source again. `only` is as in Decoder.
         """
         if memory is None:

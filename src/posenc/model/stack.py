@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -13,7 +12,6 @@ from posenc import checks
 from posenc.cache import Cache, unchanged_if_refused
 from posenc.catalogue import LayerSpec, build_layers
 from posenc.encoding.base import Encoding
-from posenc.kernels.chosen_weights import Chosen, numbers
 from posenc.model.attention import Call, check_weights, directed_parts, warns
 from posenc.model.block import Block, LayerWeights
 from posenc.model.config import Config
@@ -82,12 +80,12 @@ class Stack(nn.Module):
         mask: MaskLike = None,
         *,
         cache: Cache | None = None,
-        need_weights: bool | Chosen = False,
+        need_weights: bool = False,
         memory: Tensor | None = None,
         memory_at: Positions | None = None,
         only: slice | None = None,
     ) -> tuple[Tensor, tuple[LayerWeights, ...]]:
-        """Hidden states of all tokens, or of `only` some, and with `need_weights` those of the layers asked for."""
+        """Hidden states of all tokens, or of `only` some, and with `need_weights` the weights of each layer."""
         mask = mask_for(mask, causal=self.causal)
         mask_of = [mask if window is None else mask.within(window) for window in self.window_of]
         check_weights(need_weights)
@@ -97,27 +95,23 @@ class Stack(nn.Module):
         # All tokens are no choice: what knows them to be all goes the plain way.
         if isinstance(only, slice) and only.indices(at.tokens) == (0, at.tokens, 1):
             only = None
-        asked, in_layer = range(len(self.blocks)), need_weights
-        if isinstance(need_weights, Chosen):
-            asked = numbers(need_weights.layers, len(self.blocks), "layer")
-            in_layer = replace(need_weights, layers=None)
         across = None
         if memory is not None:
             first = cast(Block, self.blocks[0])
             across = first.cross_call(x, at, memory, memory_at, False, self.cross_encoding_of[0])
         x = x if self.embedding_norm is None else self.embedding_norm(x)
-        seen, left, last = {}, only, self.blocks[-1]
+        seen, left, last = [], only, self.blocks[-1]
         shared: dict | None = None if torch.compiler.is_compiling() else {}
         careful = cache is not None and not torch.compiler.is_compiling()
         with unchanged_if_refused(cache.layers) if careful else nullcontext():
             for layer, block in enumerate(self.blocks):
-                wanted = in_layer if layer in asked else False
                 of_layer = None if cache is None else cache.layers[layer]
-                own = Call(at, at, mask_of[layer], self.encoding_of[layer], of_layer, wanted, shared)
+                own = Call(at, at, mask_of[layer], self.encoding_of[layer], of_layer, need_weights, shared)
                 if across is not None:
-                    across = across._replace(encoding=self.cross_encoding_of[layer], need_weights=wanted)
-                if wanted:
-                    x, seen[layer] = block(x, memory=memory, calls=(own, across))
+                    across = across._replace(encoding=self.cross_encoding_of[layer], need_weights=need_weights)
+                if need_weights:
+                    x, weights = block(x, memory=memory, calls=(own, across))
+                    seen.append(weights)
                 elif block is not last:
                     x = self.through(block, x, memory=memory, calls=(own, across))
                 else:
@@ -125,7 +119,7 @@ class Stack(nn.Module):
                     x, left = self.through(block, x, memory=memory, only=only, calls=(own, across)), None
         if cache is not None:
             cache.took(at)
-        return self.final_norm(x if left is None else x[:, left]), tuple(seen[layer] for layer in asked if need_weights)
+        return self.final_norm(x if left is None else x[:, left]), tuple(seen)
 
     def through(self, block: nn.Module, x: Tensor, **given: Any) -> Tensor:
         """What a block makes of x; with activation checkpointing its insides are computed again to go backward."""

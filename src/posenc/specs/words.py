@@ -90,6 +90,7 @@ TokenPositionEmbedding: TokenEmbedding InputEmbedding Embeddings TransformerEmbe
     EmbeddingLayer
 Cache: KVCache DynamicCache StaticCache
 Config: Sizes ModelConfig TransformerConfig GPTConfig
+chosen_weights: Chosen
 masks.causal: causal_mask subsequent_mask generate_square_subsequent_mask create_causal_mask
 NoPE: NoPositionalEncoding
 """

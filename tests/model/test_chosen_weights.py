@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import Attention, Block, Chosen, Decoder, Encoder, EncoderDecoder, Mask, Positions, Shape, masks
+from posenc import Attention, Block, Decoder, Encoder, EncoderDecoder, Mask, Positions, Shape, chosen_weights, masks
 from posenc.cache import GrowingCache, SlotCache
 from posenc.catalogue import build, names
-from posenc.kernels import chosen_weights
 
 DIM, HEADS, TOKENS, BATCH = 24, 3, 9, 2
 
@@ -15,7 +14,7 @@ DIM, HEADS, TOKENS, BATCH = 24, 3, 9, 2
 @pytest.fixture(autouse=True)
 def few_logits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of two rows: nine rows are several blocks, and the last one is smaller."""
-    monkeypatch.setattr(chosen_weights, "LOGITS_AT_ONCE", 2 * BATCH * HEADS * TOKENS)
+    monkeypatch.setattr("posenc.model.chosen_weights.LOGITS_AT_ONCE", 2 * BATCH * HEADS * TOKENS)
 
 
 def layer_of(spec: str, **options) -> Attention:
@@ -48,10 +47,10 @@ def test_chosen_rows_and_heads_are_those_of_the_whole_matrix(spec: str) -> None:
     at = Positions.count(TOKENS) if layer.encoding.axes < 2 else Positions.of(ids[None])
     at = at.with_horizon(TOKENS)
     out, whole = layer(x, positions=at, mask=masks.causal(), need_weights=True)
-    got, some = layer(x, positions=at, mask=masks.causal(), need_weights=Chosen(rows=(7, 0, -1, 3, 3), heads=(2, 0)))
+    got, some = chosen_weights(layer, x, positions=at, mask=masks.causal(), rows=(7, 0, -1, 3, 3), heads=(2, 0))
     close(got, out)
     close(some, whole[:, [2, 0]][:, :, [7, 0, 8, 3, 3]])
-    close(layer(x, positions=at, mask=masks.causal(), need_weights=Chosen(rows=slice(1, 8)))[1], whole[:, :, 1:8])
+    close(chosen_weights(layer, x, positions=at, mask=masks.causal(), rows=slice(1, 8))[1], whole[:, :, 1:8])
 
 
 GIVEN = torch.randn(BATCH, 1, TOKENS, TOKENS, dtype=torch.float64)
@@ -76,38 +75,37 @@ def test_every_mask_and_every_place_keeps_its_weights(spec: str, setting: str) -
     _, whole = layer(x, positions=at, mask=mask, need_weights=True)
     for rows in (slice(2, 7), (8, 1), slice(None, None, -3), 4):
         kept = [rows] if isinstance(rows, int) else list(range(TOKENS))[rows] if isinstance(rows, slice) else list(rows)
-        close(layer(x, positions=at, mask=mask, need_weights=Chosen(rows=rows))[1], whole[:, :, kept])
+        close(chosen_weights(layer, x, positions=at, mask=mask, rows=rows)[1], whole[:, :, kept])
 
 
 @pytest.mark.parametrize("make", [GrowingCache, lambda: SlotCache(TOKENS + 2)])
 def test_behind_a_cache_rows_are_those_of_the_call_and_keys_those_of_the_cache(make) -> None:
     layer, x = layer_of("rotary + alibi + forgetting"), tokens()
-    seen = []
-    for asked in (True, Chosen(rows=(-1, 1), heads=1)):
-        cache = make()
+    caches = make(), make()
+    for cache in caches:
         layer(x[:, :5], mask=masks.causal(), cache=cache)
-        seen.append(
-            layer(x[:, 5:], positions=Positions.count(4, 5), mask=masks.causal(), cache=cache, need_weights=asked)[1]
-        )
-    close(seen[1], seen[0][:, [1]][:, :, [3, 1]])
+    more = {"positions": Positions.count(4, 5), "mask": masks.causal()}
+    _, whole = layer(x[:, 5:], cache=caches[0], need_weights=True, **more)
+    _, chosen = chosen_weights(layer, x[:, 5:], rows=(-1, 1), heads=1, cache=caches[1], **more)
+    close(chosen, whole[:, [1]][:, :, [3, 1]])
 
 
 def test_in_cross_attention_and_with_shared_key_heads_too() -> None:
     layer = Attention(DIM, 6, kv_heads=2, encoding="alibi").double()
     x, memory = tokens(length=4), tokens(length=7)
     _, whole = layer(x, memory, need_weights=True)
-    close(layer(x, memory, need_weights=Chosen(rows=2, heads=slice(1, 4)))[1], whole[:, 1:4, 2:3])
+    close(chosen_weights(layer, x, memory, rows=2, heads=slice(1, 4))[1], whole[:, 1:4, 2:3])
 
 
 def test_a_row_that_sees_nothing_has_no_weights() -> None:
     at = Positions.padded(torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]))
-    _, weights = layer_of("alibi")(tokens(length=4), positions=at, mask="causal", need_weights=Chosen(rows=(0, 3)))
+    _, weights = chosen_weights(layer_of("alibi"), tokens(length=4), positions=at, mask="causal", rows=(0, 3))
     assert weights[0, :, 0].eq(0).all() and not weights[:, :, 1].eq(0).all(-1).any()
 
 
 def test_gradients_flow_through_chosen_weights() -> None:
     layer, x = layer_of("t5_bias"), tokens()
-    chosen = layer(x, mask=masks.causal(), need_weights=Chosen(rows=(2, 8), heads=1))[1]
+    chosen = chosen_weights(layer, x, mask=masks.causal(), rows=(2, 8), heads=1)[1]
     whole = layer(x, mask=masks.causal(), need_weights=True)[1][:, [1]][:, :, [2, 8]]
     upstream = torch.randn_like(chosen)
     for got, expected in zip(
@@ -121,14 +119,14 @@ def test_gradients_flow_through_chosen_weights() -> None:
 
 def test_dropout_takes_part_in_the_output_and_not_in_chosen_weights() -> None:
     layer, x = layer_of("alibi", dropout=0.5), tokens()
-    chosen = layer(x, mask=masks.causal(), need_weights=Chosen(rows=-1))[1]
+    chosen = chosen_weights(layer, x, mask=masks.causal(), rows=-1)[1]
     close(chosen, layer.eval()(x, mask=masks.causal(), need_weights=True)[1][:, :, -1:])
 
 
 def test_weights_of_half_precision_come_in_half_precision() -> None:
     layer, x = layer_of("alibi").bfloat16(), tokens().bfloat16()
     _, whole = layer(x, mask=masks.causal(), need_weights=True)
-    chosen = layer(x, mask=masks.causal(), need_weights=Chosen(rows=slice(3, None)))[1]
+    chosen = chosen_weights(layer, x, mask=masks.causal(), rows=slice(3, None))[1]
     assert chosen.dtype == torch.bfloat16
     torch.testing.assert_close(chosen, whole[:, :, 3:])
 
@@ -141,13 +139,13 @@ def test_a_decoder_gives_the_weights_of_chosen_layers_in_the_order_asked_for() -
     ids = torch.randint(11, (BATCH, TOKENS))
     logits, whole = model(ids, need_weights=True)
     for only in (None, slice(-1, None)):
-        got, seen = model(ids, need_weights=Chosen(rows=-1, heads=(0, 2), layers=(-1, 1)), only=only)
+        got, seen = chosen_weights(model, ids, rows=-1, heads=(0, 2), layers=(-1, 1), only=only)
         close(got, logits if only is None else logits[:, only])
         assert len(seen) == 2
         for weights, layer in zip(seen, (3, 1), strict=True):
             close(weights, whole[layer][:, [0, 2], -1:])
     # Here the last layer answers for these tokens only, and there is nothing left to cut.
-    got, [first] = model(ids, need_weights=Chosen(layers=0), only=slice(2, 5))
+    got, [first] = chosen_weights(model, ids, layers=0, only=slice(2, 5))
     close(got, logits[:, 2:5])
     close(first, whole[0])
 
@@ -156,17 +154,17 @@ def test_an_encoder_an_encoder_decoder_and_a_block_pass_the_choice_on() -> None:
     source, target = torch.randint(11, (BATCH, TOKENS)), torch.randint(11, (BATCH, 5))
     encoder = Encoder(vocab=11, dim=DIM, heads=HEADS, layers=2, encoding="alibi").double().eval()
     whole = encoder(source, need_weights=True)[1]
-    [last] = encoder(source, need_weights=Chosen(layers=-1, rows=0))[1]
+    [last] = chosen_weights(encoder, source, layers=-1, rows=0)[1]
     close(last, whole[1][:, :, :1])
     both = EncoderDecoder(vocab=11, dim=DIM, heads=HEADS, layers=2).double().eval()
     whole = both(source, target, need_weights=True)[1]
-    [of_layer] = both(source, target, need_weights=Chosen(layers=1, heads=2, rows=(4, 0)))[1]
+    [of_layer] = chosen_weights(both, source, target, layers=1, heads=2, rows=(4, 0))[1]
     assert of_layer.keys() == {"self", "cross"}
     for name, weights in of_layer.items():
         close(weights, whole[1][name][:, [2]][:, :, [4, 0]])
     block = Block(DIM, HEADS, encoding="shaw").double().eval()
     x = tokens()
-    close(block(x, need_weights=Chosen(heads=0))[1], block(x, need_weights=True)[1][:, :1])
+    close(chosen_weights(block, x, heads=0)[1], block(x, need_weights=True)[1][:, :1])
 
 
 # Errors
@@ -175,20 +173,38 @@ def test_an_encoder_an_encoder_decoder_and_a_block_pass_the_choice_on() -> None:
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        (Chosen(rows=9), "no row 9: there are 9, from 0 to 8, or from -9 to -1"),
-        (Chosen(rows=(0, -10)), "no row -10: there are 9"),
-        (Chosen(heads=3), "no head 3: there are 3, from 0 to 2, or from -3 to -1"),
-        (Chosen(rows=slice(9, None)), r"rows=slice\(9, None, None\) holds none of the 9 rows; choose one at least"),
-        (Chosen(heads=()), r"heads=\(\) holds none of the 3 heads; choose one at least"),
-        (Chosen(layers=0), "layers are chosen in a model, and this is one layer; leave out layers=0"),
+        ({"rows": 9}, "no row 9: there are 9, from 0 to 8, or from -9 to -1"),
+        ({"rows": (0, -10)}, "no row -10: there are 9"),
+        ({"heads": 3}, "no head 3: there are 3, from 0 to 2, or from -3 to -1"),
+        ({"rows": slice(9, None)}, r"rows=slice\(9, None, None\) holds none of the 9 rows; choose one at least"),
+        ({"heads": ()}, r"heads=\(\) holds none of the 3 heads; choose one at least"),
+        ({"layers": 0}, "layers are chosen in a model, and this is one layer; leave out layers=0"),
     ],
 )
-def test_what_does_not_exist_cannot_be_chosen(chosen: Chosen, message: str) -> None:
+def test_what_does_not_exist_cannot_be_chosen(chosen: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        layer_of("none")(tokens(), need_weights=chosen)
+        chosen_weights(layer_of("none"), tokens(), **chosen)
 
 
 def test_a_layer_that_does_not_exist_is_refused_by_the_model() -> None:
     model = Decoder(vocab=11, dim=DIM, heads=HEADS, layers=2)
     with pytest.raises(ValueError, match="no layer 2: there are 2, from 0 to 1, or from -2 to -1"):
-        model(torch.zeros(1, 2, dtype=torch.long), need_weights=Chosen(layers=2))
+        chosen_weights(model, torch.zeros(1, 2, dtype=torch.long), layers=2)
+
+
+def test_only_modules_with_whole_attention_of_posenc_have_weights_to_choose() -> None:
+    with pytest.raises(ValueError, match=r"of posenc's Attention, Block, .*, got Linear\(in_features"):
+        chosen_weights(torch.nn.Linear(3, 3), torch.zeros(1, 3))
+    layer, x = layer_of("none"), tokens()
+    layer.rule = lambda *given: (given[0], None)
+    with pytest.raises(ValueError, match="a model that is cut over ranks are on no rank; ask the whole model"):
+        chosen_weights(layer, x)
+
+
+def test_a_layer_is_as_it_was_behind_an_error_too() -> None:
+    layer, x = layer_of("none"), tokens()
+    with pytest.raises(ValueError, match="no row 9"):
+        chosen_weights(layer, x, rows=9)
+    out, weights = layer(x), chosen_weights(layer, x)[1]
+    close(layer(x), out)
+    close(weights, layer(x, need_weights=True)[1])
