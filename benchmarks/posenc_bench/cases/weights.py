@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from posenc import masks
-from posenc.kernels.chosen_weights import Chosen
+from posenc import chosen_weights, masks
 from posenc.model.attention import Attention
 from posenc_bench import apart
 from posenc_bench.measure import Row
@@ -16,8 +15,8 @@ TOKENS, DIM, HEADS = 16384, 512, 8
 SPECS = {"quick": ("alibi",), "full": ("rotary", "alibi", "t5_bias", "shaw(values=False)", "forgetting", "fire")}
 
 ASKED = {
-    "64 rows": Chosen(rows=slice(-64, None)),
-    "64 rows far apart": Chosen(rows=slice(0, None, TOKENS // 64)),
+    "64 rows": slice(-64, None),
+    "64 rows far apart": slice(0, None, TOKENS // 64),
 }
 """What is asked for beside the output of a layer, in all heads."""
 
@@ -49,4 +48,4 @@ def in_a_process_of_its_own() -> None:
     layer = Attention(DIM, HEADS, encoding=spec, max_len=TOKENS, causal=True).eval()
     x = torch.randn(1, TOKENS, DIM)
     layer(x[:, :64], mask=masks.causal())
-    print(json.dumps(apart.peak_of(lambda: layer(x, mask=masks.causal(), need_weights=asked))))
+    print(json.dumps(apart.peak_of(lambda: chosen_weights(layer, x, mask=masks.causal(), rows=asked))))
