@@ -67,11 +67,12 @@ class StickBreaking(Encoding):
 
     def nearest_first(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         """Door 4 of some queries: of tokens in a row from the nearest keys back, for as long as something is left."""
-        whole, simple = slice(0, keys.k.shape[2]), all("biases" not in part.doors for part in kernel.beside)
+        simple = all("biases" not in part.doors for part in kernel.beside)
         in_a_row = keys.at.start is not None and simple and not kernel.need_weights and q.is_cpu and may_be_read(q)
         out = left = torch.zeros((), device=q.device)
-        for columns in reversed(cut(whole, SIZES.narrowest)) if in_a_row else (whole,):
-            some, seen_by = some_keys(columns, keys, mask)
+        # A slice of all keys would tie a graph to their number.
+        for columns in reversed(cut(slice(0, keys.k.shape[2]), SIZES.narrowest)) if in_a_row else (None,):
+            some, seen_by = (keys, mask) if columns is None else some_keys(columns, keys, mask)
             logits = kernel.logits(self, q, at, some, seen_by)
             i, j = at.order[:, None, :, None], some.at.order[:, None, None, :]
             seen = seen_by.allowed(at, some.at) & ((j <= i) if self.itself else (j < i))
