@@ -174,22 +174,23 @@ class ByDistance(Bias):
             vector = self.along(torch.arange(offset + T - 1, offset - S, -1, device=device))  # [H, T + S - 1]
             index = (T - 1 - query[:, None] + key).expand(vector.shape[0], T, S)
             return vector.to(dtype)[:, None].expand(-1, T, -1).gather(-1, index)[None]  # [1, H, T, S]
-        delta = distance(at, keys_at, self.encoding, self.axes)
-        values = self.looked_up(delta) if self.axes > 1 else self.values(delta)  # [H, B or 1, T, S]
+        values = self.looked_up() if self.axes > 1 else None
+        if values is None:
+            values = self.values(distance(at, keys_at, self.encoding, self.axes))  # [H, B or 1, T, S]
         return values.movedim(0, 1).to(dtype)
 
-    def looked_up(self, delta: Tensor) -> Tensor:
-        """The bias [H, ...] at distances [..., A], of whole ones that come again evaluated once."""
-        if delta.is_floating_point() or not (delta.is_cpu and may_be_read(delta)):
-            return self.values(delta)
-        lowest, highest = delta.flatten(0, -2).aminmax(dim=0)
-        axes = [torch.arange(low, high + 1) for low, high in zip(lowest.tolist(), highest.tolist(), strict=True)]
-        sizes = list(map(len, axes))
-        if math.prod(sizes) * delta.shape[-1] > delta.numel():
-            return self.values(delta)
-        steps = torch.tensor([math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))])
-        index = ((delta - lowest) * steps).sum(-1)
-        return self.values(torch.cartesian_prod(*axes)).index_select(1, index.flatten()).unflatten(1, index.shape)
+    def looked_up(self) -> Tensor | None:
+        """The bias [H, B or 1, T, S] on several axes, each whole distance evaluated once; None where not fewer."""
+        at, keys_at = self.at, self.keys_at
+        if not (at.axes == keys_at.axes == self.axes and at.coords.is_cpu and may_be_read(at.coords, keys_at.coords)):
+            return None
+        distances = whole_distances(at, keys_at)
+        if distances is None or math.prod(map(len, distances)) > at.tokens * keys_at.tokens:
+            return None
+        of_queries, of_keys = entry_numbers(at, keys_at, distances)
+        index = of_queries[:, :, None] + of_keys[:, None]
+        table = self.values(torch.cartesian_prod(*(torch.tensor(axis) for axis in distances)))
+        return table.index_select(1, index.flatten()).unflatten(1, index.shape)
 
     def pairs(self, q: Tensor, keys: Keys) -> "Pairs":
         """The same bias pair by pair, for what cannot be tabulated."""
@@ -472,6 +473,24 @@ class ValueVectors(Bias):
     vectors: Callable[[range], Tensor]
     same_beyond: int
     by_pairs: Callable[[], tuple[Tensor, Tensor | None]]
+
+
+def whole_distances(at: Positions, keys_at: Positions) -> tuple[range, ...] | None:
+    """The distances on each axis, far keys first, of tokens anywhere; None unless coordinates are whole."""
+    coords, keys = at.coords, keys_at.coords
+    if coords.is_floating_point() or keys.is_floating_point() or not (coords.numel() and keys.numel()):
+        return None
+    ends = (coords.flatten(0, 1).aminmax(dim=0), keys.flatten(0, 1).aminmax(dim=0))
+    (lowest, highest), (first, last) = ((low.tolist(), high.tolist()) for low, high in ends)
+    return tuple(range(highest[a] - first[a], lowest[a] - last[a] - 1, -1) for a in range(coords.shape[-1]))
+
+
+def entry_numbers(at: Positions, keys_at: Positions, distances: Sequence[range]) -> tuple[Tensor, Tensor]:
+    """A number of each query [B or 1, T] and of each key: their sum says where a pair's distance stands among all."""
+    steps = [math.prod(map(len, distances[axis + 1 :])) for axis in range(len(distances))]
+    step = torch.tensor(steps, device=at.coords.device)
+    far = sum(axis.start * size for axis, size in zip(distances, steps, strict=True))
+    return far - (at.coords * step).sum(-1), (keys_at.coords * step).sum(-1)
 
 
 def steps_between(at: Positions, keys_at: Positions) -> int | None:

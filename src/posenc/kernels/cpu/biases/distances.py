@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from posenc.encoding.biases import ByDistance
+from posenc.encoding.biases import ByDistance, entry_numbers, whole_distances
 from posenc.kernels.cpu.bias_in_blocks import BiasInBlocks, Block, Part, Room, length
 from posenc.kernels.cpu.plan import Plan, in_sight
 
@@ -93,16 +93,12 @@ class DistancesInRow(BiasInBlocks):
 
 def to_look_up(biases: Sequence[ByDistance], plan: Plan) -> tuple[range, ...] | None:
     """The distances on each axis, far keys first, for tokens anywhere; None unless they are whole, and few together."""
-    coords, keys = plan.at.coords, plan.keys_at.coords
-    axes = coords.shape[-1]
-    if keys.shape[-1] != axes or any(bias.axes not in (0, axes) for bias in biases):
+    at, keys_at = plan.at, plan.keys_at
+    if keys_at.axes != at.axes or any(bias.axes not in (0, at.axes) for bias in biases):
         return None
-    if coords.is_floating_point() or keys.is_floating_point() or not (coords.numel() and keys.numel()):
-        return None
-    ends = (coords.flatten(0, 1).aminmax(dim=0), keys.flatten(0, 1).aminmax(dim=0))
-    (lowest, highest), (first, last) = ((low.tolist(), high.tolist()) for low, high in ends)
-    distances = tuple(range(highest[a] - first[a], lowest[a] - last[a] - 1, -1) for a in range(axes))
-    return distances if math.prod(map(len, distances)) <= SPREAD * (plan.at.tokens + plan.keys_at.tokens) else None
+    distances = whole_distances(at, keys_at)
+    few = distances is not None and math.prod(map(len, distances)) <= SPREAD * (at.tokens + keys_at.tokens)
+    return distances if few else None
 
 
 class DistancesLookedUp(BiasInBlocks):
@@ -117,12 +113,7 @@ class DistancesLookedUp(BiasInBlocks):
         values = at_distances(biases, delta[0] if len(delta) == 1 else torch.cartesian_prod(*delta))
         self.inputs: tuple[Tensor, ...] = (values,)
         table = values.detach().to(torch.promote_types(q.dtype, torch.float32))
-        # Where a pair's number stands is the sum of a number of its query and one of its key.
-        steps = [math.prod(map(len, distances[axis + 1 :])) for axis in range(len(distances))]
-        step = torch.tensor(steps, device=q.device)
-        far = sum(one.start * size for one, size in zip(distances, steps, strict=True))
-        self.of_queries = far - (plan.at.coords * step).sum(-1)
-        self.of_keys = (plan.keys_at.coords * step).sum(-1)
+        self.of_queries, self.of_keys = entry_numbers(plan.at, plan.keys_at, distances)
         self.room, self.run = Room(q, table.dtype), run_of(self.of_keys)
         self.runs = table.unfold(1, self.run, 1).contiguous()  # [H, entries, run]
 
