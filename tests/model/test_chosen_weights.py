@@ -7,6 +7,7 @@ from torch import Tensor
 from posenc import Attention, Block, Decoder, Encoder, EncoderDecoder, Mask, Positions, Shape, chosen_weights, masks
 from posenc.cache import GrowingCache, SlotCache
 from posenc.catalogue import build, names
+from posenc.model.attention import attend
 
 DIM, HEADS, TOKENS, BATCH = 24, 3, 9, 2
 
@@ -205,6 +206,19 @@ def test_a_layer_is_as_it_was_behind_an_error_too() -> None:
     layer, x = layer_of("none"), tokens()
     with pytest.raises(ValueError, match="no row 9"):
         chosen_weights(layer, x, rows=9)
-    out, weights = layer(x), chosen_weights(layer, x)[1]
-    close(layer(x), out)
-    close(weights, layer(x, need_weights=True)[1])
+    assert layer.rule is attend
+    close(chosen_weights(layer, x)[1], layer(x, need_weights=True)[1])
+
+
+def test_a_model_that_computes_its_blocks_again_gives_weights_with_gradients() -> None:
+    model, ids = Decoder(11, DIM, HEADS, layers=2).double(), torch.randint(11, (BATCH, TOKENS))
+    parameters = [model.embedding.token.weight, *model.stack.blocks[0].attention.q_proj.parameters()]
+
+    def slopes() -> tuple[Tensor, ...]:
+        logits, (weights,) = chosen_weights(model, ids, layers=1, rows=(2, 5))
+        return torch.autograd.grad(logits.square().sum() + weights.square().sum(), parameters)
+
+    expected = slopes()
+    model.stack.activation_checkpointing = True
+    torch.testing.assert_close(slopes(), expected, rtol=0, atol=1e-12)
+    assert model.stack.activation_checkpointing

@@ -30,11 +30,11 @@ LOGITS_AT_ONCE = 1 << 21
 
 
 def chosen_weights(
-    module: nn.Module, *given: Any, rows: Choice = None, heads: Choice = None, layers: Choice = None, **options: Any
+    module: nn.Module, *inputs: Any, rows: Choice = None, heads: Choice = None, layers: Choice = None, **options: Any
 ) -> tuple[Any, LayerWeights | tuple[LayerWeights, ...]]:
     """What an attention layer, a block or a model gives, and some of its attention weights, [B, heads, rows, S].
 
-    given, options   what the module is called with, but for need_weights
+    inputs, options   what the module is called with, but for need_weights
     rows    the queries of the call
     heads   the query heads
     layers  the layers of a model, in an encoder-decoder those of the decoder
@@ -66,36 +66,48 @@ def chosen_weights(
             f"weights are chosen of posenc's Attention, Block, Decoder, Encoder or EncoderDecoder, got "
             f"{checks.shown(module)}"
         )
-    found: dict[nn.Module, list[Tensor]] = {}
-    with ExitStack() as recorders:
+    weights: dict[nn.Module, list[Tensor]] = {}
+    with ExitStack() as context:
         for layer in chosen:
             for attention in (part for part in layer.modules() if isinstance(part, Attention)):
-                if attention not in found:
-                    found[attention] = recorders.enter_context(recorded(attention, rows, heads))
-        out = module(*given, **options)
+                if attention not in weights:
+                    weights[attention] = context.enter_context(recorder(attention, rows, heads))
+        if isinstance(stack, Stack):
+            context.enter_context(in_one_pass(stack))
+        out = module(*inputs, **options)
 
-    def of(layer: Attention | Block) -> LayerWeights:
+    def weights_in(layer: Attention | Block) -> LayerWeights:
         if isinstance(layer, Attention):
-            return found[layer][-1]
+            return weights[layer][-1]
         if layer.cross_attention is None:
-            return found[layer.attention][-1]
-        return {"self": found[layer.attention][-1], "cross": found[layer.cross_attention][-1]}
+            return weights[layer.attention][-1]
+        return {"self": weights[layer.attention][-1], "cross": weights[layer.cross_attention][-1]}
 
-    return out, of(chosen[0]) if chosen[0] is module else tuple(map(of, chosen))
+    return out, weights_in(chosen[0]) if chosen[0] is module else tuple(map(weights_in, chosen))
 
 
 @contextmanager
-def recorded(attention: Attention, rows: Choice, heads: Choice) -> Generator[list[Tensor]]:
+def in_one_pass(stack: Stack) -> Generator[None]:
+    """Without activation checkpointing: a block that is computed again would find another rule."""
+    checkpointing, stack.activation_checkpointing = stack.activation_checkpointing, False
+    try:
+        yield
+    finally:
+        stack.activation_checkpointing = checkpointing
+
+
+@contextmanager
+def recorder(attention: Attention, rows: Choice, heads: Choice) -> Generator[list[Tensor]]:
     """The weights of the rows and heads chosen, of each call of a layer within."""
     if attention.rule is not attend or attention.heads != attention.config.heads:
         raise ValueError("attention weights of a model that is cut over ranks are on no rank; ask the whole model")
     weights: list[Tensor] = []
 
-    def recording(q: Tensor, keys: Keys, call: Call, kernel: BoundKernel) -> AttentionOutput:
+    def rule(q: Tensor, keys: Keys, call: Call, kernel: BoundKernel) -> AttentionOutput:
         weights.append(weights_of(rows, heads, q, keys, call, kernel))
         return attend(q, keys, call, kernel)
 
-    attention.rule = recording
+    attention.rule = rule
     try:
         yield weights
     finally:
@@ -112,15 +124,15 @@ def weights_of(rows: Choice, heads: Choice, q: Tensor, keys: Keys, call: Call, k
     kernel = kernels.bind("reference", call.encoding, need_weights=True, **of_layer)
     blocks = []
     for begin in range(0, len(row_numbers), at_once):
-        some_rows = some(row_numbers[begin : begin + at_once], call.at)
-        weights = call.encoding.attend(*few(some_rows, q, call.at, keys, call.mask, drop_future=True), kernel)[1]
+        block_rows = slice_or_index(row_numbers[begin : begin + at_once], call.at)
+        weights = call.encoding.attend(*few(block_rows, q, call.at, keys, call.mask, drop_future=True), kernel)[1]
         assert weights is not None
         picked = weights if head_numbers == list(range(q.shape[1])) else weights[:, index]
         blocks.append(F.pad(picked, (0, S - picked.shape[-1])))
     return torch.cat(blocks, 2)
 
 
-def some(rows: Sequence[int], at: Positions) -> slice | Tensor:
+def slice_or_index(rows: Sequence[int], at: Positions) -> slice | Tensor:
     """The rows as a slice where they follow one another, else as indices."""
     follow = list(rows) == list(range(rows[0], rows[0] + len(rows)))
     return slice(rows[0], rows[-1] + 1) if follow else torch.tensor(rows, device=at.order.device)
