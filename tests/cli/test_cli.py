@@ -28,7 +28,7 @@ import posenc.__main__ as main
 from posenc import __version__, catalogue, cli
 from posenc.cli import arguments, terminal
 from posenc.lab import store
-from posenc.lab.compared import ENCODINGS
+from posenc.lab.default_encodings import ENCODINGS
 from posenc.lab.description import listing
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.results import drawer

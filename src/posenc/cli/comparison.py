@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from posenc.cli.options import Labels, Name, Names, Number, Numbers, Paths, Positional, RunOptions, Specs, Taking, Whole
 from posenc.foreign import quoted
-from posenc.lab.compared import ENCODINGS
+from posenc.lab.default_encodings import ENCODINGS
 from posenc.specs.syntax import split
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from posenc.cli.options import Comparison, Names, Numbers, Positional, Specs, Taking, Texts, Whole, Wholes
 from posenc.foreign import quoted
-from posenc.lab.compared import ENCODINGS
+from posenc.lab.default_encodings import ENCODINGS
 from posenc.lab.description import listing
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc import Positions
 from posenc.foreign import CannotRead
-from posenc.lab.compared import ENCODINGS
+from posenc.lab.default_encodings import ENCODINGS
 from posenc.lab.evaluation import ablate as ablation
 from posenc.lab.evaluation.ablate import ablate, shifted, shuffled, swapped
 from posenc.lab.experiments.models import without_position

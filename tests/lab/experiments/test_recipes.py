@@ -9,7 +9,7 @@ import pytest
 from posenc import catalogue
 from posenc.catalogue import build
 from posenc.encoding.base import Shape
-from posenc.lab.compared import ENCODINGS
+from posenc.lab.default_encodings import ENCODINGS
 from posenc.lab.experiments import experiment
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.recipes import comparison, hints, longer, original_rate, recipe

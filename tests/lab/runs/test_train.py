@@ -12,7 +12,7 @@ from tiers import rest_slow
 import posenc
 from posenc.foreign import CannotRead
 from posenc.lab import store
-from posenc.lab.compared import ENCODINGS
+from posenc.lab.default_encodings import ENCODINGS
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.runs import train as training

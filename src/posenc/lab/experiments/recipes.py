@@ -6,7 +6,7 @@ from typing import Any
 from posenc import catalogue, checks
 from posenc.catalogue import options_of
 from posenc.foreign import quoted
-from posenc.lab.compared import ENCODINGS
+from posenc.lab.default_encodings import ENCODINGS
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.tasks import Task, task_of
 from posenc.specs import syntax

@@ -10,7 +10,7 @@ from posenc.catalogue import parse
 from posenc.encoding.base import Encoding, Shape
 from posenc.foreign import CannotRead, form_of, matches, near, quoted
 from posenc.lab import store
-from posenc.lab.compared import ENCODINGS
+from posenc.lab.default_encodings import ENCODINGS
 from posenc.lab.experiments import recipes
 from posenc.lab.experiments.experiment import Experiment, takes_schedule
 from posenc.lab.tasks import task_of
