@@ -402,7 +402,7 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(name: str, sizes) -> None
 )
 def test_a_vector_is_enough_wherever_distances_are_whole_and_few(place: str, kind: str) -> None:
     at, encoding, q = PLACES[place], ALiBi(HEADS), heads(2, HEADS, 41, WIDTH)
-    with SIZES.set_to(pairs_of_a_bias=0):
+    with SIZES.set_to(pairs_of_a_grid=0):
         assert kernels.served_by(encoding, q, at, Keys(q, q, at), masks.causal()) == ("blocked", kind)
 
 

@@ -60,7 +60,7 @@ def served(encoding: Encoding, at: Positions) -> tuple[str, ...]:
     layer = Attention(SHAPE.dim, heads=SHAPE.heads, head_dim=SHAPE.head_dim, encoding=encoding).double()
     x = torch.randn(1, at.tokens, SHAPE.dim, dtype=torch.float64)
     q, keys = layer.queries_and_keys(x, None, None, Call(at, at, masks.causal(), encoding))
-    with SIZES.set_to(pairs_of_a_bias=0):
+    with SIZES.set_to(pairs_of_a_grid=0):
         return kernels.served_by(encoding, q, at, keys, masks.causal())
 
 
@@ -80,8 +80,17 @@ def test_anywhere_else_distances_are_looked_up_and_closures_asked() -> None:
         ("alibi", fractional, ("blocked", "pairs")),
         ("shaw(values=False)", shuffled, ("blocked", "pairs")),
     ):
-        encoding = catalogue.build(spec, SHAPE)
-        assert kernels.served_by(encoding, q, at, Keys(q, q, at), masks.causal()) == expected
+        with SIZES.set_to(pairs_of_a_grid=0):
+            assert kernels.served_by(catalogue.build(spec, SHAPE), q, at, Keys(q, q, at), masks.causal()) == expected
+
+
+@pytest.mark.parametrize("spec", ["alibi", "contextual", "deberta", "rerope"])
+def test_one_mask_serves_few_pairs_and_rows_in_which_tokens_stand_elsewhere(spec: str) -> None:
+    encoding, few = catalogue.build(spec, SHAPE), ("sdpa" if spec != "rerope" else "blocked")
+    padded = Positions.padded(torch.arange(120) >= torch.arange(12)[:, None])
+    for at, rows, expected in ((count(60), 4, few), (padded, 12, few), (count(130), 12, "blocked")):
+        q = torch.zeros(rows, SHAPE.heads, at.tokens, SHAPE.head_dim)
+        assert kernels.served_by(encoding, q, at, Keys(q, q, at), masks.causal())[0] == expected
 
 
 def test_many_keys_get_their_vectors_in_blocks() -> None:
@@ -96,7 +105,7 @@ def test_what_is_computed_for_every_token_is_computed_once_for_a_call(spec: str,
     calls, compared = [], DeBERTa.compared
     monkeypatch.setattr(DeBERTa, "compared", lambda self, *given: calls.append(1) or compared(self, *given))
     layer = Attention(SHAPE.dim, SHAPE.heads, head_dim=SHAPE.head_dim, encoding=catalogue.build(spec, SHAPE))
-    with SIZES.set_to(rows=2, pairs=20, pairs_of_content=20):
+    with SIZES.set_to(rows=2, pairs=20, pairs_of_content=20, pairs_of_a_grid=0):
         layer(torch.zeros(1, 9, SHAPE.dim), positions=Positions.count(9))
         assert not calls, "tokens in a row are multiplied with the vectors that they meet"
         layer(torch.zeros(1, 9, SHAPE.dim), positions=Positions.of(torch.randperm(9)))

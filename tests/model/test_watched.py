@@ -129,7 +129,7 @@ def test_positions_that_somebody_changes_in_place_are_read_anew(mode: Callable, 
 def test_positions_that_are_changed_before_the_backward_pass_are_refused(spec: str, monkeypatch) -> None:
     monkeypatch.setattr(PaTH, "queries_together", 1)
     layer, places = Attention(16, 2, encoding=spec), torch.tensor([0, 1, 5, 6, 9])
-    with SIZES.set_to(pairs_of_rules=1):
+    with SIZES.set_to(pairs_of_rules=1, pairs_of_a_grid=0):
         out = layer(torch.randn(2, 5, 16), positions=Positions.of(places), mask=masks.causal())
         places.add_(1)
         with pytest.raises(RuntimeError, match=r"in place after the forward pass; .* Positions.of\(ids.clone\(\)\)"):

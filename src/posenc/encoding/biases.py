@@ -174,13 +174,13 @@ class ByDistance(Bias):
             vector = self.along(torch.arange(offset + T - 1, offset - S, -1, device=device))  # [H, T + S - 1]
             index = (T - 1 - query[:, None] + key).expand(vector.shape[0], T, S)
             return vector.to(dtype)[:, None].expand(-1, T, -1).gather(-1, index)[None]  # [1, H, T, S]
-        values = self.looked_up() if self.axes > 1 else None
+        values = self.looked_up()
         if values is None:
             values = self.values(distance(at, keys_at, self.encoding, self.axes))  # [H, B or 1, T, S]
         return values.movedim(0, 1).to(dtype)
 
     def looked_up(self) -> Tensor | None:
-        """The bias [H, B or 1, T, S] on several axes, each whole distance evaluated once; None where not fewer."""
+        """The bias [H, B or 1, T, S], each whole distance evaluated once; None where not fewer."""
         at, keys_at = self.at, self.keys_at
         if not (at.axes == keys_at.axes == self.axes and at.coords.is_cpu and may_be_read(at.coords, keys_at.coords)):
             return None
@@ -281,7 +281,22 @@ class Products(Pairs):
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         met = met_by_one_query(self.at, self.keys.at)
-        return super().dense(dtype) if met is None else self.of_one_query(met).to(dtype)
+        if met is not None:
+            return self.of_one_query(met).to(dtype)
+        offset = steps_between(self.at, self.keys.at)
+        return super().dense(dtype) if offset is None else self.in_row(offset).to(dtype)
+
+    def in_row(self, offset: int) -> Tensor:
+        """The bias [B, H, T, S] of tokens in a row: each is multiplied with every vector once, and pairs look it up."""
+        T, S, device = self.at.tokens, self.keys.at.tokens, self.q.device
+        index = T - 1 - torch.arange(T, device=device)[:, None] + torch.arange(S, device=device)
+        added = torch.zeros((), device=device)
+        for asked, vectors, rows, of_keys in self.dot_products(range(offset + T - 1, offset - S, -1)):
+            products, place = asked @ vectors.transpose(-1, -2), index if rows is None else rows[index]
+            place = place.mT if of_keys else place
+            values = products.gather(-1, place.expand(*products.shape[:2], *place.shape))
+            added = added + (values.mT if of_keys else values)
+        return added
 
     def of_one_query(self, met: range) -> Tensor:
         """The bias [B, H, 1, S] of one query, from the vectors of near keys: those of the first stand for farther."""

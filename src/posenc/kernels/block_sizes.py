@@ -37,10 +37,14 @@ class BlockSizes(threading.local):
     """Up to how many pairs one mask of them all, the same for all heads, is faster than blocks that leave pairs out."""
 
     pairs_of_a_bias = 1 << 14
-    """Up to how many pairs a bias of distances on them all, shared by layers, is faster than blocks."""
+    """Up to how many pairs one mask with the biases of them all is faster than blocks: of distances in a row, which
+    layers share, and of tokens that stand elsewhere in each row of a batch."""
 
     pairs_of_a_grid = 1 << 16
     """The same on several axes, where every token sees every other."""
+
+    pairs_of_all_heads = 1 << 17
+    """Up to how many pairs of all heads and rows any one mask is faster than blocks."""
 
     keys_for_vectors = 256
     """From how many keys on vectors are added to values in blocks: of fewer all weights are had as fast or faster."""

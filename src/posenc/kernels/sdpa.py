@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posenc.encoding.biases import Bias, ByDistance, total
+from posenc.encoding.biases import Bias, Branched, ByDistance, total
 from posenc.encoding.keys import Keys
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.reference import fit_heads, one_width
@@ -25,7 +25,7 @@ def why_not(request: Request) -> str | None:
 
 
 def is_fastest(request: Request) -> bool:
-    """Whether a call is one of PyTorch's own without any matrix of all pairs, or with one mask of few for all heads."""
+    """Whether a call is one of PyTorch's own without any matrix of all pairs, or with one mask of few."""
     q, inputs = request.q, request.inputs
     if q is None or inputs is None:
         return False
@@ -36,7 +36,12 @@ def is_fastest(request: Request) -> bool:
         pairs = at.tokens * keys_at.tokens
         if request.sinks or pairs > SIZES.pairs_of_a_grid or torch.compiler.is_compiling():
             return False
-        if pairs <= SIZES.pairs_of_a_bias and before_distances(*inputs) is not None:
+        if any(isinstance(bias, Branched) for bias in inputs.biases):
+            return False
+        if pairs * q.shape[0] * q.shape[1] <= SIZES.pairs_of_all_heads:
+            return True
+        in_a_row = at.contiguous and keys_at.contiguous
+        if pairs <= SIZES.pairs_of_a_bias and (not in_a_row or before_distances(*inputs) is not None):
             return True
         on_axes = all(isinstance(bias, ByDistance) and bias.axes > 1 for bias in inputs.biases)
         return on_axes and mask.sees_everything(at, keys_at)
