@@ -256,14 +256,12 @@ class DotProducts(NamedTuple):
     """Dot products with a vector of the distance, in float32 at least: bias(i, j) = asked_i . vectors[m_i - n_j].
 
     asked    [B, H, T, C]    what each query is multiplied with
-    vectors  [1 or H, R, C]  that of each distance that was asked for, in their order
-    rows     [n], whole      where distances share vectors: which of the R is that of each of the n distances
+    vectors  [1 or H, n, C]  that of each distance that was asked for, in their order; or one for all of them
     of_keys  whether it is keys that are multiplied, asked [B, H, S, C]: bias(i, j) = asked_j . vectors[m_i - n_j]
     """
 
     asked: Tensor
     vectors: Tensor
-    rows: Tensor | None = None
     of_keys: bool = False
 
 
@@ -291,9 +289,9 @@ class Products(Pairs):
         T, S, device = self.at.tokens, self.keys.at.tokens, self.q.device
         index = T - 1 - torch.arange(T, device=device)[:, None] + torch.arange(S, device=device)
         added = torch.zeros((), device=device)
-        for asked, vectors, rows, of_keys in self.dot_products(range(offset + T - 1, offset - S, -1)):
-            products, place = asked @ vectors.transpose(-1, -2), index if rows is None else rows[index]
-            place = place.mT if of_keys else place
+        for asked, vectors, of_keys in self.dot_products(range(offset + T - 1, offset - S, -1)):
+            products, place = asked @ vectors.transpose(-1, -2), index.mT if of_keys else index
+            place = place.clamp(max=products.shape[-1] - 1)
             values = products.gather(-1, place.expand(*products.shape[:2], *place.shape))
             added = added + (values.mT if of_keys else values)
         return added
@@ -302,8 +300,7 @@ class Products(Pairs):
         """The bias [B, H, 1, S] of one query, from the vectors of near keys: those of the first stand for farther."""
         far, near = beyond(met, self.same_beyond)
         added = None
-        for asked, vectors, rows, of_keys in self.dot_products(near):
-            vectors = vectors if rows is None else vectors[:, rows]
+        for asked, vectors, of_keys in self.dot_products(near):
             if of_keys:
                 first = (asked[:, :, :far] * vectors[:, :1]).sum(-1)
                 values = torch.cat((first, (asked[:, :, far:] * vectors).sum(-1)), -1)[:, :, None]

@@ -30,6 +30,9 @@ class BlockSizes(threading.local):
     rows_counted = 64
     """How many queries are counted at once: the fewer, the fewer keys lie between where the first and the last end."""
 
+    pairs_kept = 1 << 21
+    """Up to how many pairs of all heads and rows the values of a bias are kept for the backward pass."""
+
     far = 300
     """How many keys far away are worth a part of their own, which has to be merged with the rest."""
 

@@ -184,7 +184,7 @@ class DeBERTa(Encoding):
         """Queries or keys [B, H, T, D] with those rows of the projected table that distances have."""
         first, last = sorted((int(row[0]), int(row[-1])))  # rows follow the distance
         table = self.projected(x, projection, slice(first, last + 1))
-        return DotProducts(x.to(table.dtype), table * self.scale, row - first)
+        return DotProducts(x.to(table.dtype), (table * self.scale).index_select(1, row - first))
 
     def for_each_head(self, k: Tensor) -> Tensor:
         """Keys [B, KV, S, D] as those of each query head."""

@@ -161,10 +161,9 @@ class TransformerXL(Waves, Encoding):
         table = once(at, (type(self), shape, given), lambda: self.sinusoids(*given))
         vectors = F.linear(table, self.weight.to(dtype) * self.head_dim**-0.5)
         content = self.compared(k)[..., None]
-        everywhere = torch.zeros(len(distances), dtype=torch.long, device=q.device)
         return [
             DotProducts(self.asked(q), vectors.unflatten(-1, (self.heads, -1)).transpose(0, 1)),
-            DotProducts(content, content.new_ones(1, 1, 1), rows=everywhere, of_keys=True),
+            DotProducts(content, content.new_ones(1, 1, 1), of_keys=True),
         ]
 
     def sinusoids(self, distances: range, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -28,6 +28,11 @@ class Block(NamedTuple):
         b, n, m = (part.stop - part.start for part in self)
         return b, n, m
 
+    def holds(self, other: "Block") -> bool:
+        """Whether another block of the same queries lies within it."""
+        parts = zip(self, other, strict=True)
+        return self.rows == other.rows and all(a.start <= b.start and b.stop <= a.stop for a, b in parts)
+
     def positions(self, at: Positions, keys_at: Positions) -> tuple[Positions, Positions]:
         """Where its queries and its keys stand, of all queries and keys."""
         return at.batch_rows(self.batch).rows(self.rows), keys_at.batch_rows(self.batch).rows(self.keys)

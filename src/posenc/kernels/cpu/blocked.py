@@ -134,7 +134,9 @@ def attend(
         if vectors is not None:
             assert plan.row is not None, "adds_vectors forbids this"
             added = VectorsInRow(vectors, plan.row, q.shape[2], k.shape[2], exact_dtype(q))
-        call = InBlocks(plan, bias, scale, branched, added, sums=sums is not None)
+        few = math.prod(q.shape[:3]) * k.shape[2] <= SIZES.pairs_kept
+        keeps = bias.owns and few and torch.is_grad_enabled()
+        call = InBlocks(plan, bias, scale, branched, added, sums=sums is not None, keeps=keeps)
         inputs = bias.inputs if added is None else (*bias.inputs, added.vectors)
         out, *total = Differentiable.apply(call, v, len(given), *given, *inputs)
         if sums is not None:
@@ -194,6 +196,7 @@ class InBlocks:
     branched  what says which pairs meet with other queries and keys than the kernel's own; None where none do
     vectors   what is added to values by their distance; None where nothing is
     sums      whether somebody goes on with the sums of exponentials, for whom that of no keys is 0
+    keeps     whether the backward pass has what is added to the logits from the forward pass
     """
 
     plan: Plan
@@ -202,6 +205,7 @@ class InBlocks:
     branched: Branched | None = None
     vectors: VectorsInRow | None = None
     sums: bool = False
+    keeps: bool = False
 
     @without_tiny_numbers()
     @torch.autocast("cpu", enabled=False)
@@ -223,6 +227,8 @@ class InBlocks:
                 asked = last_first(q[queries])
                 for part in self.bias.parts(met.block):
                     here = met.narrowed(part.keys)
+                    if self.keeps and here.block == met.block and part.bias is not None and part.shift is None:
+                        self.bias.kept.append((here.block, part.bias.clone().expand(block.size[0], -1, -1, -1)))
                     seen = block.batch, slice(None), part.keys
                     logits, alone = self.added(here, part.bias, q), len(cuts) == 1 and here.block == block
                     alone = alone and not self.sums
@@ -387,7 +393,9 @@ class Differentiable(torch.autograd.Function):
         out, sums = call.forwards(pairs(inputs[:ways]), v)
         ctx.call, ctx.ways, ctx.versions = call, ways, versions(call.plan.at, call.plan.keys_at)
         # Here it is seen when somebody changes the inputs in between, and a checkpoint drops them.
-        ctx.save_for_backward(v, out, finite(sums) if call.sums else sums, *inputs)
+        kept, call.bias.kept = call.bias.kept, []
+        ctx.kept = [block for block, _ in kept]
+        ctx.save_for_backward(v, out, finite(sums) if call.sums else sums, *(x for _, x in kept), *inputs)
         call.bias.hold(())
         if not call.sums:
             return (out,)
@@ -401,7 +409,9 @@ class Differentiable(torch.autograd.Function):
                 "attention in blocks has no gradient of its gradient; use kernel='reference' where one is wanted"
             )
         check_versions(ctx.versions, ctx.call.plan.at, ctx.call.plan.keys_at)
-        v, out, sums, *inputs = ctx.saved_tensors
+        v, out, sums, *saved = ctx.saved_tensors
+        kept, inputs = saved[: len(ctx.kept)], saved[len(ctx.kept) :]
+        ctx.call.bias.kept = list(zip(ctx.kept, kept, strict=True))
         of_inputs = tuple(inputs[ctx.ways :][: sum(ctx.call.bias.counts)])
         ctx.call.bias.hold(of_inputs)
         of_bias = BiasGradient(ctx.call.bias) if any(ctx.needs_input_grad[3 + ctx.ways :]) else None
@@ -410,6 +420,7 @@ class Differentiable(torch.autograd.Function):
         given = pairs(inputs[: ctx.ways]), v, out, sums, grad, of_bias, grad_of_sums
         of_ways, dv, of_vectors = ctx.call.backwards(*given)
         totals = (None,) * len(of_inputs) if of_bias is None else of_bias.total()
+        ctx.call.bias.kept = []
         ctx.call.bias.hold(())
         return None, dv, None, *of_ways, *totals, *(() if of_vectors is None else (of_vectors,))
 

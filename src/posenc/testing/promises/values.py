@@ -195,8 +195,8 @@ def evaluators_agree(encoding: Encoding, subject: Subject) -> None:
 
 def small_blocks() -> AbstractContextManager[None]:
     """Kernels that go through queries in blocks cut them so small that a few tokens are many blocks."""
-    forwards = {"rows": 4, "rows_of_values": 3, "pairs": 100, "pairs_of_content": 60, "pairs_of_rules": 100}
-    return SIZES.set_to(**forwards, columns=2, keys_for_vectors=1, rows_backwards=3, pairs_backwards=50, narrowest=2)
+    sizes = {"rows": 4, "rows_of_values": 3, "pairs": 100, "pairs_of_content": 60, "pairs_of_rules": 100}
+    return SIZES.set_to(**sizes, pairs_kept=600, keys_for_vectors=1, rows_backwards=3, pairs_backwards=50, narrowest=2)
 
 
 @promise

@@ -66,6 +66,7 @@ class SumInBlocks:
     masked     whether the values are -inf wherever causality and window forbid; else the kernel sees to it. What else a
                mask says (given tensors, a prefix, padding, documents) is up to the kernel
     taken_off  what all values of a head lack, [1 or H, 1], which the softmax does not see; None where they lack nothing
+    kept       blocks with their values, which need not be computed again
     """
 
     def __init__(self, forms: list[BiasInBlocks], q: Tensor, in_row: DistancesInRow | None) -> None:
@@ -76,6 +77,8 @@ class SumInBlocks:
         self.room = Room(q, torch.promote_types(q.dtype, torch.float32))
         self.inputs: tuple[Tensor, ...] = sum((form.inputs for form in self.forms), ())
         self.counts = [len(form.inputs) for form in self.forms]
+        self.owns = any(form.owns for form in self.forms)
+        self.kept: list[tuple[Block, Tensor]] = []
 
     def hold(self, inputs: tuple[Tensor, ...]) -> None:
         """Let forms with numbers for all pairs have these inputs, or with () none until they are needed again."""
@@ -88,7 +91,7 @@ class SumInBlocks:
         """How many queries a block has at most."""
         if any(isinstance(form, CountsInRow) for form in self.forms):
             return SIZES.rows_counted
-        return SIZES.rows_of_values if any(form.owns for form in self.forms) else SIZES.rows
+        return SIZES.rows_of_values if self.owns else SIZES.rows
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -100,6 +103,10 @@ class SumInBlocks:
 
         They are never changed by who asks. The backward pass asks for fewer keys at once than the forward pass.
         """
+        for kept, values in self.kept:
+            if kept.holds(block):
+                batch, _, keys = (slice(b.start - a.start, b.stop - a.start) for a, b in zip(kept, block, strict=True))
+                return values[batch, ..., keys]
         if len(self.forms) == 1:
             return self.forms[0].block(block)
         total: Tensor | None = None
