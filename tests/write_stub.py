@@ -21,7 +21,7 @@ def stub() -> str:
     homes = defaultdict(list)
     for name, module in posenc.HOMES.items():
         homes[f"posenc.{module}"].append(name)
-    for name, encoding in catalogue.class_names().items():
+    for name, encoding in catalogue.ENCODINGS.class_names.items():
         homes[f"posenc.encodings.{catalogue.ENCODINGS.module_of(encoding)}"].append(name)
     for name, where in posenc.MODULES.items():
         homes[f"posenc.{where}".rpartition(".")[0]].append(f"{name} as {name}")

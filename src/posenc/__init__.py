@@ -39,10 +39,10 @@ def __getattr__(name: str) -> Any:
         return sorted({*__dir__()} - {*modules()} | {*STARRED})
     # `from posenc import cli` asks here for a module first, which must not cost an import of torch.
     if name[:1].isupper():
-        from posenc.catalogue import class_names, find
+        from posenc.catalogue import ENCODINGS
 
-        if name in (known := class_names()):
-            return find(known[name])
+        if name in (known := ENCODINGS.class_names):
+            return ENCODINGS[known[name]]
     if not name.startswith("_") and importlib.util.find_spec(f"posenc.{name}"):
         return importlib.import_module(f"posenc.{name}")
     from posenc.specs.words import class_hint
@@ -60,6 +60,6 @@ def modules() -> list[str]:
 
 
 def __dir__() -> list[str]:
-    from posenc.catalogue import class_names
+    from posenc.catalogue import ENCODINGS
 
-    return sorted([*HOMES, *MODULES, *modules(), *class_names()])
+    return sorted([*HOMES, *MODULES, *modules(), *ENCODINGS.class_names])

@@ -19,9 +19,8 @@ from posenc.encoding.chosen_heads import OnHeads
 from posenc.foreign import code, one_line, quoted, written
 from posenc.foreign.text import shortened
 from posenc.schedules import Schedule
-from posenc.specs import syntax
+from posenc.specs import syntax, words
 from posenc.specs.registry import Registry
-from posenc.specs.words import hint
 
 Spec: TypeAlias = str | Encoding
 LayerSpec: TypeAlias = str | Encoding | Sequence[str | Encoding]
@@ -48,11 +47,6 @@ find = ENCODINGS.find
 def names() -> tuple[str, ...]:
     """The names of all encodings that ship."""
     return tuple(ENCODINGS)
-
-
-def class_names() -> Mapping[str, str]:
-    """The class name of every encoding that ships -> its name in specs, read without importing anything."""
-    return ENCODINGS.class_names
 
 
 def parse(spec: str, own: Collection[str | Path] | None = None) -> Node:
@@ -101,14 +95,7 @@ class Parser:
             )
         if len(given) > 1:
             raise ValueError(f"{name} wraps one encoding, as in {name}({cls.wraps[0]}); got {len(given)}")
-        if len({option for option, _ in options}) != len(options):
-            raise ValueError(f"an option stands twice in {quoted(self.spec)}; give it once")
-        known = list(options_of(name))
-        for option, _ in options:
-            if option not in known:
-                raise ValueError(
-                    f"{name} has no option {quoted(option)}; it has: {', '.join(known) or 'none'}{hint(option, known)}"
-                )
+        words.check_named(name, [option for option, _ in options], options_of(name).keys(), quoted(self.spec))
         if not cls.wraps:
             return Node(name, options)
         return Node(name, options, parts=(self.node(given[0]) if given else parse(cls.wraps[0]),))

@@ -275,20 +275,6 @@ def test_rows_that_get_padding_alone_go_on_where_they_were(slots: int | None) ->
         torch.testing.assert_close(got[1:], model(other)[:, -2:], rtol=0, atol=1e-12)
 
 
-def test_rows_with_ids_of_their_own_remember_their_own_last_ones() -> None:
-    cache = Cache(1)
-    cache.took(Positions.of(torch.tensor([[0, 1, 2], [5, 6, 9]])))
-    assert cache.at is not None and cache.at.coords[..., 0].tolist() == [[2], [9]]
-
-
-def test_a_row_that_gets_padding_alone_remembers_that_its_coordinates_are_not_counted() -> None:
-    cache, order = Cache(1), torch.tensor([[-1], [2]])
-    cache.took(Positions.of(torch.tensor([[0.0, 2.5], [0.0, 1.0]])))
-    cache.took(Positions(order.clamp(min=0)[..., None].double(), order, unit_step=True))
-    with pytest.raises(ValueError, match="only positions that count up by one know what comes next"):
-        cache.next(1)
-
-
 @pytest.mark.parametrize("make", [GrowingCache, lambda: SlotCache(5)])
 def test_keys_of_an_earlier_step_cannot_be_put_back(make) -> None:
     cache, k = make(), torch.zeros(1, 1, 2, 3)
@@ -307,6 +293,16 @@ def test_rows_that_are_chosen_take_their_lengths_along_and_another_batch_is_refu
         cache.take_in(Keys(k, k, Positions.count(2, 2)))
 
 
+@pytest.mark.parametrize("slots", [None, 9])
+def test_another_batch_behind_a_padded_prompt_is_refused(slots: int | None) -> None:
+    model = Decoder(vocab=5, dim=8, heads=2, layers=1)
+    cache, ids = model.cache(slots=slots), torch.zeros(3, 2).long()
+    with torch.no_grad():
+        model(ids[:2], padding=torch.tensor([[0, 1], [1, 1]]), cache=cache)
+        with pytest.raises(ValueError, match="positions of 2 rows for a batch of 3; start a new cache"):
+            model(ids, cache=cache)
+
+
 def test_a_copy_of_a_rolling_cache_rolls_on() -> None:
     cache, k = SlotCache(3, rolling=True), torch.arange(4.0).view(1, 1, 4, 1)
     cache.take_in(Keys(k[:, :, :3], k[:, :, :3], Positions.count(3)))
@@ -314,18 +310,6 @@ def test_a_copy_of_a_rolling_cache_rolls_on() -> None:
     keys = twin.take_in(Keys(k[:, :, 3:], k[:, :, 3:], Positions.count(1, 3)))
     assert keys.at.order[0, :3].tolist() == [3, 1, 2]
     assert cache.keys is not None and cache.keys.at.order[0, :3].tolist() == [0, 1, 2]
-
-
-def test_a_cropped_cache_goes_on_with_documents_only_where_the_last_tokens_had_some() -> None:
-    k = torch.zeros(1, 1, 6, 2)
-    for behind in (Positions.count(3, 3), replace(Positions.count(3, 3), document=torch.ones(1, 3).long())):
-        cache = Cache(1)
-        for part, at in ((slice(0, 3), Positions.packed([1, 2])), (slice(3, 6), behind)):
-            cache.layers[0].take_in(Keys(k[:, :, part], k[:, :, part], at))
-            cache.took(at)
-        cache.crop(5)
-        assert cache.next(1).order.tolist() == [[5]]
-        assert (cache.next(1).document is None) == (behind.document is None)
 
 
 def test_what_no_cache_can_do_is_refused() -> None:

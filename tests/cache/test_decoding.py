@@ -174,17 +174,6 @@ def test_what_a_growing_cache_gave_stays_whoever_goes_on_from_it() -> None:
         assert torch.equal(cache.take_in(keys_of(k, 8, 9)).k[:, :, :8], further.k)
 
 
-def test_a_model_remembers_where_the_last_tokens_stood_and_nothing_else() -> None:
-    cache = Cache(1, slots=9)
-    cache.took(Positions.padded(torch.tensor([[0, 1, 1], [1, 1, 1]])))
-    assert cache.at is not None and cache.at.order.tolist() == [[1], [2]]
-    assert cache.next(2).order.tolist() == [[2, 3], [3, 4]] and cache.next(2).extent == 5
-    cache = Cache(1, slots=9)
-    cache.took(Positions.packed([2, 3]))
-    assert cache.at.document is not None and cache.at.document.tolist() == [[1]]
-    assert cache.next(1).coords.tolist() == [[[3]]] and cache.next(1).order.tolist() == [[5]]
-
-
 # One query and keys in a row
 
 

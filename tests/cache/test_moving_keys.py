@@ -441,10 +441,10 @@ def test_gaps_on_several_axes_are_not_closed() -> None:
 
 def test_a_refused_move_changes_nothing() -> None:
     cache = filled("learned")
-    before = [layer.keys for layer in cache.layers], cache.at
+    before = [layer.keys for layer in cache.layers], cache.held
     with pytest.raises(ValueError):
         cache.drop(3)
-    assert ([layer.keys for layer in cache.layers], cache.at) == before
+    assert ([layer.keys for layer in cache.layers], cache.held) == before
 
 
 def test_bytes_are_those_of_the_memory_that_is_held() -> None:

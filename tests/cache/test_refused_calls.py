@@ -84,13 +84,13 @@ def test_a_refused_call_of_a_model_changes_no_cache(spec: str, kind: str) -> Non
             model(IDS, cache=cache)
     except ValueError:
         pytest.skip("it does not stand in a decoder of words by itself")
-    before, at, twin = everything(cache), cache.at, copy.deepcopy(cache)
+    before, at, twin = everything(cache), cache.held, copy.deepcopy(cache)
     for refused in REFUSALS:
         for gradients in (False, True):
             with torch.set_grad_enabled(gradients), pytest.raises(ValueError, match=r".+"):
                 refused(model, cache)
             assert same(everything(cache), before), refused.__name__
-            assert cache.at is at
+            assert cache.held is at
     with torch.no_grad():
         torch.testing.assert_close(model(NEW, cache=cache), model(NEW, cache=twin), rtol=0, atol=0)
     assert same(everything(cache), everything(twin))

@@ -141,7 +141,7 @@ class Talk:
         self.rows = [row[:limit] for row, limit in zip(self.rows, limits, strict=True)]
 
     def reorder(self, chosen: list[int]) -> None:
-        if self.cache.at is not None:
+        if self.cache.held is not None:
             self.cache.rows(torch.tensor(chosen))
             self.rows = [self.rows[row] for row in chosen]
 
@@ -362,7 +362,7 @@ def machine_of(source: "Subject | Source") -> type[RuleBasedStateMachine]:
                     talk.live = Live.of(subject)
                 talk.begin(1 + number % 3)
             if min(len(row) for row in talk.rows) < 3:
-                self.extend(talk, 4, padding if talk.cache.at is None else "none", mode)
+                self.extend(talk, 4, padding if talk.cache.held is None else "none", mode)
 
         def extend(self, talk: Talk, tokens: int, padding: str, mode: str) -> None:
             """Feed tokens to all rows, and compare what comes out with one pass over each row alone."""
@@ -375,7 +375,7 @@ def machine_of(source: "Subject | Source") -> type[RuleBasedStateMachine]:
             order = (held[:, None] + here.long().cumsum(1) - 1).masked_fill(~here, -1)
             if bool(here.all()) and live.net.axes == 1:
                 at = talk.cache.next(tokens)
-            elif talk.cache.at is None and bool(here.any()):
+            elif talk.cache.held is None and bool(here.any()):
                 at = Positions.padded(here)
             else:
                 extent = max(int(order.max()) + 1, 1)
@@ -392,7 +392,6 @@ def machine_of(source: "Subject | Source") -> type[RuleBasedStateMachine]:
                 # Not all layers may have taken the tokens in.
                 talk.begin(rows)
                 return
-            talk.cache.took(at)
             talk.rows = grown
             out = got["output"]
             expected_slopes = torch.zeros_like(x)

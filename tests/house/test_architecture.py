@@ -66,7 +66,7 @@ def names_of_encodings(module: str) -> Iterator[str]:
         # A default is a choice for the user and no decision of the code.
         code = re.sub(r"(cross_)?encoding: (LayerSpec|Spec \| None)='\w+'", "", code)
     words = set(re.findall(r"[A-Za-z_]\w*", code))
-    yield from words & set(catalogue.class_names())
+    yield from words & set(catalogue.ENCODINGS.class_names)
     # "none", "learned" and "path" are also plain words; as strings they would be names.
     yield from words & (set(SHIPPED) - {"none", "learned", "path"})
     yield from set(re.findall(r"'(\w+)'", code)) & set(SHIPPED)

@@ -39,7 +39,7 @@ def test_the_stub_names_what_there_is() -> None:
 
 
 def test_every_encoding_is_a_public_name() -> None:
-    assert set(catalogue.class_names()) < set(posenc.__all__)
+    assert set(catalogue.ENCODINGS.class_names) < set(posenc.__all__)
     everything: dict[str, object] = {}
     exec("from posenc import *", everything)
     assert set(posenc.__all__) <= set(everything)

@@ -62,6 +62,8 @@ def counted(rank: int, rows: list[tuple[str, bool, str, int, int]], found: str) 
         forwards, of_sums = messages.total - before[0], totals.total - before[1]
         out.sum().backward()
         backwards = messages.total - before[0] - forwards
+        if exchange == "gather":
+            forwards, of_sums = (RANKS - 1) * of_sums, 0
         counts.append((forwards, backwards, of_sums))
     if rank == 0:
         Path(found).write_text(json.dumps(counts))

@@ -42,7 +42,7 @@ def test_the_names_are_those_of_the_files() -> None:
 
 def test_classes_are_found_by_name_and_by_class_name() -> None:
     assert SHIPPED.items() <= {name: cls.__name__ for name, cls in catalogue.ENCODINGS.items()}.items()
-    assert {cls: name for name, cls in SHIPPED.items()}.items() <= catalogue.class_names().items()
+    assert {cls: name for name, cls in SHIPPED.items()}.items() <= catalogue.ENCODINGS.class_names.items()
     assert posenc.Rotary is Rotary is catalogue.find("rotary") and Rotary.spec_name == "rotary"
     assert set(SHIPPED.values()) <= set(dir(posenc))
 
@@ -412,7 +412,7 @@ def test_a_new_file_among_the_encodings_is_found_with_no_other_edit(
 
 @pytest.mark.parametrize("word", CLASSES)
 def test_a_class_of_others_in_place_of_a_spec_is_answered_with_what_it_is_here(word: str) -> None:
-    meant = catalogue.class_names().get(CLASSES[word][0], f"posenc.{CLASSES[word][0]}")
+    meant = catalogue.ENCODINGS.class_names.get(CLASSES[word][0], f"posenc.{CLASSES[word][0]}")
     with pytest.raises(
         ValueError, match=rf"^no encoding named '{word}'; did you mean '{meant}'\? posenc list encodings"
     ):

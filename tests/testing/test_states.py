@@ -112,8 +112,8 @@ CALL = {"place": 0, "mode": "no gradients"}
 PLANTED = [
     (leaves_the_mark, "go_apart", {**APART, "crop": True, "deep": False}, "behind a static cache"),
     (shares_the_mark, "go_apart", {**APART, "crop": True, "deep": False}, "behind a static cache"),
-    (shares_the_layers, "go_apart", {**APART, "crop": True, "deep": False}, "cannot come behind"),
-    (shares_the_positions, "go_apart", {**APART, "crop": False, "deep": True}, "behind a rolling cache"),
+    (shares_the_layers, "go_apart", {**APART, "crop": True, "deep": False}, "next tokens stand at"),
+    (shares_the_positions, "go_apart", {**APART, "crop": False, "deep": True}, "next tokens stand at"),
     (keeps_the_key, "set_one", {**CALL, "which": 1, "number": 1}, "of a call in torch.float64"),
     (counts_padding, "go_apart", {**APART, "crop": False, "deep": False, "padding": "left"}, "next tokens stand at"),
 ]

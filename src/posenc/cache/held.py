@@ -32,18 +32,6 @@ def last_of(at: Positions) -> Positions:
     )
 
 
-def latest(before: Positions, last: Positions) -> Positions:
-    """Where the last token of each row stands, [B or 1, 1]: before, in rows to which only padding has come."""
-    nothing_came = last.order < 0
-    one_document = before.document is None and last.document is None
-    return last.changed(
-        coords=torch.where(nothing_came[..., None], before.coords, last.coords),
-        order=torch.where(nothing_came, before.order, last.order),
-        document=None if one_document else torch.where(nothing_came, documents(before), documents(last)),
-        unit_step=before.unit_step and last.unit_step,
-    )
-
-
 def joined(old: Positions, new: Positions, batch: int) -> Positions:
     """The positions of both, the new tokens behind the old ones: made once for all layers that hold the same."""
     return once(new, (joined, old, version(old), batch), lambda: join(old, new, batch))

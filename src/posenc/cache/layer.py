@@ -285,13 +285,12 @@ def turned_of(keys: Keys) -> Tensor:
     return keys.at.coords if keys.turned is None else keys.turned
 
 
-def concatenated_fact(name: str, held: Tensor, new: Tensor) -> Tensor:
-    """A fact of the tokens held and of the new ones behind them, in new memory."""
-    return torch.cat((held, new), 2)
-
-
-def concatenated_keys(keys: Keys, new: Keys, join: Callable[[str, Tensor, Tensor], Tensor] = concatenated_fact) -> Keys:
-    """Both keys, the new ones behind the others, each fact of them joined by `join`."""
+def concatenated_keys(
+    keys: Keys,
+    new: Keys,
+    join: Callable[[str, Tensor, Tensor], Tensor] = lambda name, held, new: torch.cat((held, new), 2),
+) -> Keys:
+    """Both keys, the new ones behind the others, each fact of them joined by `join`; by default in new memory."""
     batch, turned = keys.k.shape[0], None
     if keys.turned is not None or new.turned is not None:
         turned = along(turned_of(keys), turned_of(new), batch)

@@ -10,16 +10,15 @@ from posenc import checks
 from posenc.cache import files
 from posenc.cache.columns import compact
 from posenc.cache.growing import GrowingCache
-from posenc.cache.held import last_of, latest
-from posenc.cache.layer import Operations, held_by, standing
+from posenc.cache.layer import Operations, standing
 from posenc.cache.operations import row_numbers
 from posenc.cache.slots import SlotCache
 from posenc.foreign import CannotRead
-from posenc.tokens.positions import Counted, Positions, positions_for
+from posenc.tokens.positions import Positions, positions_for
 
 
 class Cache(checks.ChecksArguments, Operations):
-    """The KV cache of a model: one layer cache for each attention layer, and where the last token stood.
+    """The KV cache of a model: one layer cache for each attention layer.
 
     Without `slots` it grows; with `slots` it is static, and with `rolling` it keeps the newest only.
     """
@@ -31,9 +30,6 @@ class Cache(checks.ChecksArguments, Operations):
         self.layers: list[GrowingCache | SlotCache] = [
             GrowingCache() if slots is None else SlotCache(slots, rolling=rolling) for _ in range(layers)
         ]
-        self.grows = slots is None
-        self.at: Positions | None = None
-        self.extent: int | None = None
 
     def __copy__(self) -> "Cache":
         """A cache that goes its own way from here; what both hold is shared until one of them writes."""
@@ -43,7 +39,7 @@ class Cache(checks.ChecksArguments, Operations):
 
     @property
     def held(self) -> Positions | None:
-        return held_by(self.layers[0])
+        return self.layers[0].held
 
     @property
     def batch(self) -> int:
@@ -57,20 +53,16 @@ class Cache(checks.ChecksArguments, Operations):
         held = [(layer, standing(layer.keys, at)) for layer in self.layers if layer.keys is not None]
         for layer, keys in held:
             layer.store(keys)
-        self.go_on()
 
     def crop(self, tokens: int | Tensor) -> None:
         # A layer whose slots were written over refuses.
         for layer in self.layers:
             layer.crop(tokens)
-        self.go_on()
 
     def rows(self, rows: Tensor) -> None:
         rows = row_numbers(rows, self.batch)
         for layer in self.layers:
             layer.rows(rows)
-        if self.at is not None:
-            self.at = self.at.batch_rows(rows)
 
     def splice(self, other: "Cache", place: int) -> None:
         """Put the tokens that another cache holds in front of the token of order `place`, and make room for them.
@@ -87,7 +79,6 @@ class Cache(checks.ChecksArguments, Operations):
         for layer, keys in zip(self.layers, together, strict=True):
             if keys is not None:
                 layer.store(keys)
-        self.go_on()
 
     def save(self, file: str | Path) -> None:
         """Write what is held to a safetensors file, without the room for tokens to come.
@@ -116,44 +107,8 @@ class Cache(checks.ChecksArguments, Operations):
                 layer.store(keys if device is None else keys.to(device))
         except ValueError as error:
             raise CannotRead(f"its tokens do not fit its slots: {error}", file=Path(file)) from None
-        cache.go_on()
         return cache
-
-    def go_on(self) -> None:
-        """Note where the last token of each row stands, behind which those to come go on."""
-        held = self.held
-        if held is None:
-            self.at = self.extent = None
-        elif self.grows and type(held) is Counted:
-            self.at, self.extent = held, held.extent
-        else:
-            last = last_of(held)
-            # Tokens behind those that named no document name none either.
-            document = None if self.at is not None and self.at.document is None else last.document
-            counts_up = last.axes == 1 and bool(((last.coords[..., 0] == last.order) | (last.order < 0)).all())
-            self.at = last.changed(document=document, unit_step=counts_up)
-            self.extent = held.extent
-
-    def took(self, at: Positions) -> None:
-        """Note where the tokens stood that went into the layers: those to come go on from the last one of each row."""
-        if self.grows and type(at) is Counted:
-            self.at, self.extent = at, at.extent
-            return
-        last, before = last_of(at), self.at
-        self.at = last if at.contiguous or before is None else latest(before, last)
-        if torch.compiler.is_compiling():
-            self.extent = None
-        elif at.contiguous or before is None:
-            self.extent = at.extent
-        else:
-            self.extent = None if at.extent is None or self.extent is None else max(self.extent, at.extent)
 
     def next(self, tokens: int, device: torch.device | None = None) -> Positions:
         """The positions of the next `tokens` tokens: each row goes on after its own last one."""
-        if self.at is None:
-            return positions_for(tokens, None, device=device)
-        at = self.at.next(tokens)
-        # A number that changes with every token would compile a graph anew: there, positions are tensors alone.
-        if torch.compiler.is_compiling() or self.extent is None or at.extent is not None:
-            return at
-        return at.changed(extent=self.extent + tokens)
+        return positions_for(tokens, None, device=device, held=self.held)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.encoding.biases import BIASES, Bias, ByDistance, total
 from posenc.encoding.bound_kernel import BoundKernel
-from posenc.encoding.formulas import Published, Token, dot_product, has_own_logits
+from posenc.encoding.formulas import Published, Token, dot_product, has_own_logits, logit_of_a_pair
 from posenc.encoding.keys import Keys
 from posenc.specs.words import with_named_options
 from posenc.tokens.masks import Mask, MaskLike, mask_for
@@ -243,8 +243,8 @@ class Encoding(checks.ChecksArguments, SharesTables, Published):
                 raise ValueError(f"x must have shape [batch, tokens, dim], got {list(x.shape)}")
             rows = tokens_last("x", x, seq_dim)
             at = positions_for(rows.shape[-2], positions, offset, batch=math.prod(rows.shape[:-2]), device=x.device)
-            added = self.embed(rows if rows.dim() == 3 else rows.reshape(-1, *rows.shape[-2:]), at)
-            return tokens_back(added.reshape(rows.shape) if rows.dim() != 3 else added, seq_dim)
+            added = self.embed(rows.reshape(-1, *rows.shape[-2:]), at)
+            return tokens_back(added.reshape(rows.shape), seq_dim)
         if not turns:
             if k is not None and not k.is_floating_point():
                 raise ValueError(
@@ -364,11 +364,13 @@ class Encoding(checks.ChecksArguments, SharesTables, Published):
 
 def settings_of(encoding: Encoding) -> dict[str, Any]:
     """The constructor's options and their values, without what the model decides (its widths, heads, device)."""
-    return {
-        name: getattr(encoding, name)
-        for name in inspect.signature(type(encoding).__init__).parameters
-        if name not in ("self", "encoding", *WIDTHS, "device", "dtype")
-    }
+    return {name: value for name, value in arguments_of(encoding).items() if name not in ("encoding", *WIDTHS)}
+
+
+def arguments_of(encoding: Encoding) -> dict[str, Any]:
+    """All that the constructor was given, by its names, but for device and dtype."""
+    names = inspect.signature(type(encoding).__init__).parameters
+    return {name: getattr(encoding, name) for name in names if name not in ("self", "device", "dtype")}
 
 
 def turned_alone(
@@ -475,6 +477,11 @@ class Compose(Encoding):
         return cast(list[Encoding], list(self.members))
 
     @property
+    def rule(self) -> Encoding | None:
+        """The part that opens door 4."""
+        return next((part for part in self.parts if "attend" in part.doors), None)
+
+    @property
     def moves(self) -> Moves:
         ways: set[Moves] = {part.moves for part in self.parts}
         if self.turns_when_attending:
@@ -511,17 +518,14 @@ class Compose(Encoding):
         return q, k
 
     def by_distance(self, delta: Tensor) -> Tensor | None:
-        total: Tensor | None = None
-        for part in self.parts:
-            values = part.by_distance(delta)
-            total = values if total is None else total if values is None else total + values
-        return total
+        values = [of_part for part in self.parts if (of_part := part.by_distance(delta)) is not None]
+        return sum(values[1:], values[0]) if values else None
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         return [bias for part in self.parts for bias in part.biases(q, at, keys)]
 
     def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
-        rule = next((part for part in self.parts if "attend" in part.doors), None)
+        rule = self.rule
         if rule is None:
             return kernel(self, q, at, keys, mask)
         # The rule is one part's own, but the kernel that it calls adds the biases of all.
@@ -550,10 +554,7 @@ class Compose(Encoding):
             k = part.formula_key(k, position, head)
         return k
 
-    def formula_logit(
-        self, q: Sequence[float], k: Sequence[float], m: float, n: float, head: int, scale: float
-    ) -> float:
-        return self.formula_logits(Token(q, m, 0), [Token(k, n, 0)], head, scale)[0]
+    formula_logit = logit_of_a_pair
 
     def formula_logits(self, query: Token, keys: Sequence[Token], head: int, scale: float) -> list[float]:
         def plain(query: Token, keys: Sequence[Token]) -> list[float]:
@@ -595,14 +596,10 @@ class Compose(Encoding):
         return added
 
     def formula_weights(self, logits: Sequence[float], query: Token, keys: Sequence[Token]) -> list[float]:
-        rule = next((part for part in self.parts if "attend" in part.doors), None)
-        return (
-            super().formula_weights(logits, query, keys) if rule is None else rule.formula_weights(logits, query, keys)
-        )
+        return (self.rule or super()).formula_weights(logits, query, keys)
 
     def formula_value(self, v: Sequence[float], m: float, n: float, channel: int) -> float:
-        rule = next((part for part in self.parts if "attend" in part.doors), None)
-        return v[channel] if rule is None else rule.formula_value(v, m, n, channel)
+        return (self.rule or super()).formula_value(v, m, n, channel)
 
     def __repr__(self) -> str:
         return " + ".join(str(part) for part in self.parts)

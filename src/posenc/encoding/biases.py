@@ -17,7 +17,7 @@ Branched     other queries and keys for some of the pairs (distance maps of rota
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from types import MethodType
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -547,11 +547,7 @@ def product(q: Tensor, k: Tensor) -> Tensor:
 
 def total(biases: Sequence[Bias], dtype: torch.dtype) -> Tensor | None:
     """The sum of biases on the whole grid, [1 or B, 1 or H, 1 or T, S]; None where there are none."""
-    added: Tensor | None = None
-    for bias in biases:
-        values = bias.dense(dtype)
-        added = values if added is None else added + values
-    return added
+    return reduce(torch.add, (bias.dense(dtype) for bias in biases)) if biases else None
 
 
 def check_heads(who: object, values: Tensor, axes: int, heads: int | None) -> None:

@@ -7,7 +7,7 @@ from itertools import repeat
 from operator import mul
 from typing import Any
 
-from posenc.encoding.formulas import Published, Token
+from posenc.encoding.formulas import Published, Token, logit_of_a_pair
 
 LAYOUTS = ("half", "interleaved")
 
@@ -65,8 +65,7 @@ class PairsTurned(Published):
     def formula_key(self, k: Sequence[float], position: Any, head: int = 0) -> list[float]:
         return self.formula_turned(k, position, head, "key")
 
-    def formula_logit(self, q: Sequence[float], k: Sequence[float], m: Any, n: Any, head: int, scale: float) -> float:
-        return self.formula_logits(Token(q, m, 0), [Token(k, n, 0)], head, scale)[0]
+    formula_logit = logit_of_a_pair
 
     def formula_logits(self, query: Token, keys: Sequence[Token], head: int, scale: float) -> list[float]:
         logits = []

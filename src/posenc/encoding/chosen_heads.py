@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc.encoding.base import Encoding, Moves, Side
 from posenc.encoding.biases import Bias, among_heads
-from posenc.encoding.formulas import Token, dot_product
+from posenc.encoding.formulas import Token, dot_product, logit_of_a_pair
 from posenc.encoding.keys import Keys
 from posenc.foreign import quoted
 from posenc.tokens.positions import Positions
@@ -101,10 +101,7 @@ class OnHeads(Encoding):
             f"{self} turns the queries of some heads only, and a formula of one query lacks its head"
         )
 
-    def formula_logit(
-        self, q: Sequence[float], k: Sequence[float], m: float, n: float, head: int, scale: float
-    ) -> float:
-        return self.formula_logits(Token(q, m, 0), [Token(k, n, 0)], head, scale)[0]
+    formula_logit = logit_of_a_pair
 
     def formula_logits(self, query: Token, keys: Sequence[Token], head: int, scale: float) -> list[float]:
         if head not in self.heads:

@@ -97,6 +97,13 @@ def dot_product(q: Sequence[float], k: Sequence[float], scale: float = 1.0) -> f
     return scale * math.fsum(a * b for a, b in zip(q, k, strict=True))
 
 
+def logit_of_a_pair(
+    self: Published, q: Sequence[float], k: Sequence[float], m: Any, n: Any, head: int, scale: float
+) -> float:
+    """The `formula_logit` of a class that says `formula_logits`."""
+    return self.formula_logits(Token(q, m, 0), [Token(k, n, 0)], head, scale)[0]
+
+
 def has_own_logits(published: Published) -> bool:
     """Whether a formula of its own says how queries meet keys, and not the product of both as they are turned."""
     cls = type(published)

@@ -11,6 +11,11 @@ from posenc.encoding.score_mods import ScoreMod, looked_up
 from posenc.tokens.positions import Positions
 
 
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """c tanh(logits / c), or the logits where there is no cap."""
+    return logits if softcap is None else softcap * (logits / softcap).tanh()
+
+
 class SoftCap(nn.Module):
     """s -> c tanh(s / c) of the scaled products s = scale q . k.
 
@@ -25,7 +30,7 @@ class SoftCap(nn.Module):
         self.cap, self.scale = cap, scale
 
     def forward(self, logits: Tensor) -> Tensor:
-        return self.cap * (logits / self.cap).tanh()
+        return capped(logits, self.cap)
 
     def bias(self, encoding: object, q: Tensor, at: Positions, keys: Keys, others: Sequence[Bias]) -> "Capped":
         """The cap as a bias, which goes before the others. Raises ValueError where these change the products."""

@@ -108,7 +108,6 @@ class Step(nn.Module):
         for layer, names in zip(cache.layers, self.memo, strict=True):
             k, v = next(remembered), next(remembered)
             layer.take_in(Keys(k, v, held, {name: next(remembered) for name in names}))
-        cache.at = held
         at = placed(positions, past_positions.shape[1]).with_horizon(declared)
         logits = self.model(ids, positions=at, cache=cache)
         return logits, torch.cat((past_positions, positions), 1), *tensors_of(cache)

@@ -186,12 +186,7 @@ def rule(mask: Mask, at: Positions, keys_at: Positions) -> Callable[[Tensor, Ten
     given = None if mask.given is None else four_axes(mask.fitting(at, keys_at))
 
     def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        asking, asked = entry(at.order, b, i), entry(keys_at.order, b, j)
-        allowed = (asking >= 0) & (asked >= 0)
-        if mask.causal:
-            allowed = allowed & ((asking >= asked) | ((asking < mask.prefix) & (asked < mask.prefix)))
-        if mask.window is not None:
-            allowed = allowed & ((asking - asked).abs() < mask.window)
+        allowed = mask.by_order(entry(at.order, b, i), entry(keys_at.order, b, j))
         if documents[0] is not None and documents[1] is not None:
             allowed = allowed & (entry(documents[0], b, i) == entry(documents[1], b, j))
         if given is not None:

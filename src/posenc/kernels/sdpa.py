@@ -117,14 +117,10 @@ def attended(
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, dropout_p=dropout)
     if mask.sees_everything(at, keys_at):
         return masked(q, k, v, bias, scale=scale, dropout=dropout)
-    before = mask.keys_before(at, keys_at)
-    if bias is None and before is not None:
-        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(before)
-        return masked(q, k, v, seen, scale=scale, dropout=dropout)
     allowed = mask.allowed(at, keys_at)
     whole = allowed if bias is None else bias.masked_fill(~allowed, -math.inf)
-    if mask.given is None and at is keys_at and at.contiguous:
-        # Every token sees itself, so there is no empty row to look for.
+    if mask.keys_before(at, keys_at) is not None or (mask.given is None and at is keys_at and at.contiguous):
+        # Every token sees a key, so there is no empty row to look for.
         return masked(q, k, v, whole, scale=scale, dropout=dropout)
     # SDPA gives NaN for a row that sees nothing: such a row looks at everything, and its output is dropped.
     empty = ~allowed.any(-1, keepdim=True)

@@ -73,7 +73,9 @@ def chosen_weights(
                 if attention not in weights:
                     weights[attention] = context.enter_context(recorder(attention, rows, heads))
         if isinstance(stack, Stack):
-            context.enter_context(in_one_pass(stack))
+            # A block that is computed again to go backward would find another rule.
+            context.callback(setattr, stack, "activation_checkpointing", stack.activation_checkpointing)
+            stack.activation_checkpointing = False
         out = module(*inputs, **options)
 
     def weights_in(layer: Attention | Block) -> LayerWeights:
@@ -84,16 +86,6 @@ def chosen_weights(
         return {"self": weights[layer.attention][-1], "cross": weights[layer.cross_attention][-1]}
 
     return out, weights_in(chosen[0]) if chosen[0] is module else tuple(map(weights_in, chosen))
-
-
-@contextmanager
-def in_one_pass(stack: Stack) -> Generator[None]:
-    """Without activation checkpointing: a block that is computed again would find another rule."""
-    checkpointing, stack.activation_checkpointing = stack.activation_checkpointing, False
-    try:
-        yield
-    finally:
-        stack.activation_checkpointing = checkpointing
 
 
 @contextmanager

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.cache import Cache
 from posenc.catalogue import LayerSpec
+from posenc.encoding.softcap import capped
 from posenc.model.block import LayerWeights
 from posenc.model.config import Config, Configured, LayerWindow, config_of
 from posenc.model.embedding import TokenPositionEmbedding, begin_ends
 from posenc.model.generation import SLOTS, Choice, generate, sight_for, stream
 from posenc.model.inputs import where
-from posenc.model.parts import capped
 from posenc.model.stack import Stack
 from posenc.specs.words import with_named_options
 from posenc.tokens.masks import MaskLike
@@ -152,6 +152,7 @@ class Decoder(Configured):
         temperature  0 takes the likeliest token; above, tokens are drawn from the softmax of logits / temperature
         top_k        draw among the k likeliest only
         eos_token_id   after this id a row repeats it; generation ends when all rows have
+        seed         of the random numbers
         padding      [B, T], true where a token is; pad prompts of different length on the left
         compiled     whether each token behind the prompt goes through one compiled graph and a static cache, which is
                      kept for later calls of as many rows and about as many tokens; None: where it is there already

@@ -12,12 +12,12 @@ from posenc import checks
 from posenc.cache import Cache
 from posenc.catalogue import LayerSpec
 from posenc.encoding.base import Encoding
+from posenc.encoding.softcap import capped
 from posenc.model.block import LayerWeights
 from posenc.model.config import Config, Configured, LayerWindow, config_of
 from posenc.model.embedding import TokenPositionEmbedding, begin_ends
 from posenc.model.generation import Choice, evaluating, stream, with_more
 from posenc.model.inputs import where
-from posenc.model.parts import capped
 from posenc.model.stack import Stack
 from posenc.specs.words import with_named_options
 from posenc.tokens.positions import Positions, PositionsLike

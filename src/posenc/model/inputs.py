@@ -18,11 +18,9 @@ def where(ids: Tensor, vocab: int, positions: PositionsLike, padding: Tensor | N
         check_padding(padding, ids)
         if positions is not None:
             raise ValueError("give positions or padding, not both")
-        if cache is not None and cache.at is not None:
+        if cache is not None and cache.held is not None:
             raise ValueError("padding belongs to the first chunk; later chunks go on from the cache")
         return Positions.padded(padding)
-    if positions is None and cache is not None:
-        return cache.next(ids.shape[1], device=ids.device)
     held = None if cache is None else cache.held
     return positions_for(ids.shape[1], positions, batch=ids.shape[0], device=ids.device, held=held)
 
@@ -45,6 +43,3 @@ def check_padding(padding: Tensor, ids: Tensor) -> None:
     """Raises ValueError unless padding says of each id whether a token is there."""
     if checks.tensor("padding", padding).shape != ids.shape:
         raise ValueError(f"padding must have the shape of the ids, {list(ids.shape)}, got {list(padding.shape)}")
-
-
-__all__ = ["check_ids", "check_padding", "where"]

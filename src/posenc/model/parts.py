@@ -23,11 +23,6 @@ def norm_layer(
     return nn.LayerNorm(width, eps=config.norm_eps, bias=config.has_bias("norm"), device=device, dtype=dtype)
 
 
-def capped(logits: Tensor, softcap: float | None) -> Tensor:
-    """c tanh(logits / c), or the logits where there is no cap."""
-    return logits if softcap is None else softcap * (logits / softcap).tanh()
-
-
 def begin(config: Config, layers: Iterable[nn.Module | None], *, ends: bool = False) -> None:
     """Give linear and embedding layers the weights that they begin with, in a model of this config.
 
@@ -75,10 +70,6 @@ def rename_old(entries: dict[str, Any], model: nn.Module, path: str = "") -> Non
                 entries[after + name.removeprefix(before)] = entries.pop(name)
 
 
-def squared_relu(x: Tensor) -> Tensor:
-    return F.relu(x).square()
-
-
 gelu_tanh = partial(F.gelu, approximate="tanh")
 
 
@@ -86,7 +77,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": gelu_tanh,
     "relu": F.relu,
-    "relu2": squared_relu,
+    "relu2": lambda x: F.relu(x).square(),
     "swiglu": F.silu,
     "geglu": F.gelu,
     "geglu_tanh": gelu_tanh,

@@ -117,8 +117,6 @@ class Stack(nn.Module):
                 else:
                     # What nobody reads is not computed: the last block answers for the wanted tokens only.
                     x, left = self.through(block, x, memory=memory, only=only, calls=(own, across)), None
-        if cache is not None:
-            cache.took(at)
         return self.final_norm(x if left is None else x[:, left]), tuple(seen)
 
     def through(self, block: nn.Module, x: Tensor, **given: Any) -> Tensor:

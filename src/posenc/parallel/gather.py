@@ -11,7 +11,7 @@ from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.keys import Keys
 from posenc.kernels.in_rows import attend_in_rows
 from posenc.parallel.line import Line
-from posenc.parallel.passing import pass_on, rounds
+from posenc.parallel.passing import pass_on
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 
@@ -40,7 +40,7 @@ def positions_of_all(line: Line, at: Positions) -> Positions:
     if starts[0] is not None and starts == [starts[0] + n * size for n in range(len(starts))]:
         return replace(Positions.count(size * len(starts), starts[0], device=at.device), horizon=at.horizon)
     facts = [fact for fact in (at.coords, at.order, at.document) if fact is not None]
-    whole = from_all(facts, line, axis=1)
+    whole = [line.layout.gathered(fact, 1, line.group) for fact in facts]
     steps = all(chunk.unit_step for chunk in line.chunks)
     extents = [chunk.extent for chunk in line.chunks]
     extent = None if None in extents else max(extent for extent in extents if extent is not None)
@@ -53,25 +53,19 @@ class Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, line: Line, *facts: Tensor) -> tuple[Tensor, ...]:
         ctx.line = line
-        return tuple(from_all(facts, line, axis=2))
+        return tuple(line.layout.gathered(fact, 2, line.group) for fact in facts)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *to_all(grads, ctx.line, axis=2)
+        return None, *to_all(grads, ctx.line)
 
 
-def from_all(facts: Any, line: Line, *, axis: int) -> list[Tensor]:
-    """What all ranks have, joined to the whole sequence along an axis."""
-    held = dict(rounds(facts, line.group))
-    return [line.layout.joined([held[rank][n] for rank in range(len(held))], axis) for n in range(len(facts))]
-
-
-def to_all(whole: Any, line: Line, *, axis: int) -> list[Tensor]:
-    """The sum over ranks of what each has for the whole sequence, to each rank that of its own tokens."""
+def to_all(whole: Any, line: Line) -> list[Tensor]:
+    """The sum over ranks of facts [B, H, T, ...] of the whole sequence, to each rank that of its own tokens."""
     rank, ranks = line.group.rank(), line.group.size()
 
     def part(step: int) -> list[Tensor]:
-        return [line.layout.cut((rank - 1 - step) % ranks, x, axis) for x in whole]
+        return [line.layout.cut((rank - 1 - step) % ranks, x, 2) for x in whole]
 
     # What is meant for a rank begins behind it, and comes home over all others.
     sums = part(0)

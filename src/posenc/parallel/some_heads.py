@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import kernels
-from posenc.encoding.base import Compose, Encoding
+from posenc.encoding.base import Compose, Encoding, arguments_of
 from posenc.encoding.chosen_heads import OnHeads
 from posenc.encoding.keys import Keys
 from posenc.model.seeding import seeded
@@ -104,9 +104,11 @@ class OfHeads:
         with seeded(0), torch.no_grad():
             for parameter in tried.parameters():
                 parameter += torch.rand_like(parameter)
+        shares = [range(start, start + len(self.heads)) for start in range(0, self.of, len(self.heads))]
+        of_all_ranks = [replace(self, heads=tuple(heads), parts={}, made={}) for heads in shares]
         for way in (OfHeads.built, OfHeads.rows):
             # It is tried for the heads of all ranks: they must not decide otherwise, since they act together.
-            if all(one.same(tried, way(one, tried)) for one in self.of_all_ranks()):
+            if all(one.same(tried, way(one, tried)) for one in of_all_ranks):
                 found = way(self, encoding)
                 assert found is not None
                 return found
@@ -115,18 +117,11 @@ class OfHeads:
             f"cannot be cut by heads; keep all heads on every rank, or cut the sequence with shard_sequence"
         )
 
-    def of_all_ranks(self) -> "list[OfHeads]":
-        """The same for the heads of each rank, with nothing made yet."""
-        each = len(self.heads)
-        shares = [tuple(range(start, start + each)) for start in range(0, self.of, each)]
-        return [replace(self, heads=heads, parts={}, made={}) for heads in shares]
-
     def built(self, encoding: Encoding) -> Encoding | None:
         """The same class for fewer heads, with its part of each parameter; None where that cannot be built."""
         if isinstance(encoding, OnHeads):
             return self.on_chosen(encoding)
-        names = inspect.signature(type(encoding).__init__).parameters
-        given = {name: getattr(encoding, name) for name in names if name not in ("self", "device", "dtype")}
+        given = arguments_of(encoding)
         changed: dict[str, Any] = {}
         if "encoding" in given and (inside := self(given["encoding"])) is not given["encoding"]:
             changed["encoding"] = inside

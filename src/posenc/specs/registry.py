@@ -68,13 +68,9 @@ class Registry(Mapping[str, type[T]]):
         self.word = re.sub(r"(?<!^)(?=[A-Z])", " ", kind.__name__).lower()
         self.remedy = f"write for example {example}, or path/to/mine.py:Mine for your own"
 
-    @functools.cached_property
-    def folder(self) -> ModuleType:
-        return importlib.import_module(self.package)
-
     @property
     def home(self) -> str:
-        return self.folder.__path__[0]
+        return importlib.import_module(self.package).__path__[0]
 
     def __iter__(self) -> Iterator[str]:
         return iter(spelling.files_in(self.home))
@@ -181,14 +177,9 @@ class Registry(Mapping[str, type[T]]):
     def made(self, name: str, tree: ast.Call, spec: str) -> T:
         """One of these, with the options of a call in a spec."""
         cls = self.find(name)
-        options = {word.arg or "**": self.value(word.value, spec) for word in tree.keywords}
-        if len(options) != len(tree.keywords):
-            raise ValueError(f"an option stands twice in {written(tree)}; give it once")
-        parameters = inspect.signature(cls).parameters
-        for word in options:
-            if word not in parameters:
-                known = f"{', '.join(parameters) or 'none'}{words.hint(word, parameters.keys())}"
-                raise ValueError(f"{name} has no option {quoted(word)}; it has: {known}")
+        given = [(word.arg or "**", self.value(word.value, spec)) for word in tree.keywords]
+        options, parameters = dict(given), inspect.signature(cls).parameters
+        words.check_named(name, [word for word, _ in given], parameters.keys(), written(tree))
         missing = [word for word, one in parameters.items() if one.default is one.empty and word not in options]
         if tree.args or missing:
             wanted = f"needs {' and '.join(missing)}" if missing else "takes its options"

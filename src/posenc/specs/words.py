@@ -5,10 +5,10 @@ They are no aliases: a word that stands here is refused, and the refusal says wh
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from posenc.foreign import near
+from posenc.foreign import near, quoted
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -135,12 +135,6 @@ def class_hint(name: str, known: Collection[str]) -> str:
     return near(name, known) if name[:1].isupper() else ""
 
 
-def no_option(owner: str, option: str, known: Collection[str]) -> TypeError:
-    """The error for an option that a class or a method does not have; it names the one that is meant, or all."""
-    has = ", ".join(known) or "none"
-    return TypeError(f"{owner} has no option '{option}'{hint(option, known) or f'; it has: {has}'}")
-
-
 def names_of(*functions: Callable[..., Any]) -> list[str]:
     """The names of what functions take, each once, without self and what stands for any others."""
     parameters = [one for function in functions for one in inspect.signature(function).parameters.values()]
@@ -148,10 +142,21 @@ def names_of(*functions: Callable[..., Any]) -> list[str]:
 
 
 def check_options(owner: str, known: Collection[str], options: Mapping[str, Any]) -> None:
-    """Raises TypeError for the first option that is not known, and names the one that is meant."""
+    """Raises TypeError for the first option that is not known, and names the one that is meant, or all."""
     for option in options:
         if option not in known:
-            raise no_option(owner, option, known)
+            more = hint(option, known) or f"; it has: {', '.join(known) or 'none'}"
+            raise TypeError(f"{owner} has no option '{option}'{more}")
+
+
+def check_named(name: str, options: Sequence[str], known: Collection[str], text: str) -> None:
+    """Raises ValueError for an option of a name in a spec that stands twice in the text, or that there is not."""
+    if len(set(options)) != len(options):
+        raise ValueError(f"an option stands twice in {text}; give it once")
+    for option in options:
+        if option not in known:
+            has = ", ".join(known) or "none"
+            raise ValueError(f"{name} has no option {quoted(option)}; it has: {has}{hint(option, known)}")
 
 
 def with_named_options(function: Callable[Given, Result]) -> Callable[Given, Result]:

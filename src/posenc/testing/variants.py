@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from posenc.catalogue import build, find
-from posenc.encoding.base import WIDTHS, Compose, Encoding, Shape
+from posenc.encoding.base import WIDTHS, Compose, Encoding, Shape, arguments_of
 from posenc.encoding.chosen_heads import OnHeads
 from posenc.schedules import SCHEDULES, Schedule, schedule_of
 from posenc.testing.subjects import SHAPE, TOKENS, Factory, Subject, count, inside, make
@@ -98,11 +98,7 @@ def changed(encoding: Encoding, single: Encoding, option: str, value: Any) -> En
         return Compose(*(changed(part, single, option, value) for part in encoding.parts))
     if isinstance(encoding, OnHeads):
         return OnHeads(changed(encoding.encoding, single, option, value), encoding.heads, encoding.of)
-    given = {
-        name: getattr(encoding, name)
-        for name in inspect.signature(type(encoding).__init__).parameters
-        if name not in ("self", "device", "dtype")
-    }
+    given = arguments_of(encoding)
     if "encoding" in given:
         given["encoding"] = changed(given["encoding"], single, option, value)
     return type(encoding)(**given | ({option: value} if encoding is single else {}))

@@ -44,18 +44,22 @@ class Mask:
 
     def allowed(self, at: Positions, keys_at: Positions) -> Tensor:
         """Boolean [B or 1, 1 or H, T, S]: true where the query may see the key."""
-        i, j = at.order[:, None, :, None], keys_at.order[:, None, None, :]
-        allowed = (i >= 0) & (j >= 0)
-        if self.causal:
-            allowed = allowed & ((i >= j) | ((i < self.prefix) & (j < self.prefix)))
-        if self.window is not None:
-            allowed = allowed & ((i - j).abs() < self.window)
+        allowed = self.by_order(at.order[:, None, :, None], keys_at.order[:, None, None, :])
         if at.document is not None and keys_at.document is not None:
             allowed = allowed & (at.document[:, None, :, None] == keys_at.document[:, None, None, :])
         if self.given is not None and self.given.dtype == torch.bool:
             allowed = allowed & self.fitting(at, keys_at)
         elif self.given is not None:
             allowed = allowed & (self.fitting(at, keys_at) != -torch.inf)
+        return allowed
+
+    def by_order(self, i: Tensor, j: Tensor) -> Tensor:
+        """Whether the rule lets queries of order i see keys of order j; both broadcast."""
+        allowed = (i >= 0) & (j >= 0)
+        if self.causal:
+            allowed = allowed & ((i >= j) | ((i < self.prefix) & (j < self.prefix)))
+        if self.window is not None:
+            allowed = allowed & ((i - j).abs() < self.window)
         return allowed
 
     def split(self) -> tuple["Mask", Tensor | None]:

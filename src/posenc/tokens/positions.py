@@ -67,7 +67,12 @@ class Positions:
         ):
             raise ValueError(f"document must name {self.order.shape[1]} tokens, got shape {list(self.document.shape)}")
         if self.horizon is not None:
-            self.check_horizon(self.horizon)
+            if checks.tensor("the declared horizon", self.horizon).dim() != 1:
+                raise ValueError(f"the declared horizon must have shape [batch or 1], got {list(self.horizon.shape)}")
+            if self.horizon.dtype == torch.bool or self.horizon.is_complex():
+                raise ValueError(f"the declared horizon must be a number of positions, got {self.horizon.dtype}")
+            if self.horizon.is_cpu and may_be_read(self.horizon) and not bool((self.horizon >= 1).all()):
+                raise ValueError(f"the declared horizon must be 1 or more, got {self.horizon.min().item():g}")
         if self.order.is_floating_point() or self.order.dtype == torch.bool:
             raise ValueError(f"order must be whole numbers, got {self.order.dtype}; fractions belong in coords")
         self.check_rows()
@@ -78,14 +83,6 @@ class Positions:
         if self.coords.is_floating_point() and self.coords.is_cpu and may_be_read(self.coords):
             if not bool(self.coords.isfinite().all()):
                 raise ValueError("positions must be finite numbers, got nan or infinity among the coords")
-
-    def check_horizon(self, horizon: Tensor) -> None:
-        if checks.tensor("the declared horizon", horizon).dim() != 1:
-            raise ValueError(f"the declared horizon must have shape [batch or 1], got {list(horizon.shape)}")
-        if horizon.dtype == torch.bool or horizon.is_complex():
-            raise ValueError(f"the declared horizon must be a number of positions, got {horizon.dtype}")
-        if horizon.is_cpu and may_be_read(horizon) and not bool((horizon >= 1).all()):
-            raise ValueError(f"the declared horizon must be 1 or more, got {horizon.min().item():g}")
 
     def check_rows(self) -> None:
         if self.document is None and self.horizon is None and self.coords.shape[0] == self.order.shape[0]:
@@ -112,10 +109,7 @@ class Positions:
 
     def changed(self, **facts: Any) -> "Positions":
         """The same positions with other facts, given by the names of their fields."""
-        for name in FACTS:
-            if name not in facts:
-                facts[name] = getattr(self, name)
-        return Positions(**facts)
+        return Positions(**facts, **{name: getattr(self, name) for name in FACTS if name not in facts})
 
     @classmethod
     def count(cls, tokens: int, start: int = 0, *, device: torch.device | str | None = None) -> "Positions":
@@ -376,7 +370,8 @@ class Positions:
         empty = self.order.amax(1, keepdim=True) < 0
         coords = torch.where(empty, order, coords)
         document = None if self.document is None else of_token(self.document, last).expand(-1, tokens)
-        extent = None if self.extent is None else self.extent + tokens
+        # A number that changes with every token would compile a graph anew.
+        extent = None if torch.compiler.is_compiling() or self.extent is None else self.extent + tokens
         return self.changed(coords=coords[..., None], order=order, document=document, extent=extent, loose=False)
 
     def behind(self, held: "Positions") -> "Positions":
@@ -497,9 +492,11 @@ def positions_for(
             raise ValueError(f"an offset is a whole number, or a tensor [B] of them, got {checks.shown(offset)}")
         positions, offset = offset.reshape(-1, 1) + torch.arange(tokens, device=offset.device), 0
     if held is not None:
-        if positions is None and not offset:
-            return held.next(tokens)
-        return positions_for(tokens, positions, offset, batch=batch, device=device).behind(held)
+        if positions is not None or offset:
+            return positions_for(tokens, positions, offset, batch=batch, device=device).behind(held)
+        positions = held.next(tokens)
+        if type(positions) is Counted:
+            return positions
     if positions is None:
         if torch.compiler.is_compiling():
             return Positions.count(tokens, offset, device=device)
@@ -523,7 +520,8 @@ def positions_for(
         raise ValueError(f"got positions of {at.tokens} tokens for {tokens} tokens; {remedy}")
     rows = [] if batch is None or torch.jit.is_tracing() else [at.order.shape[0], at.coords.shape[0]]
     if wrong := [size for size in rows if size != 1 and size != batch]:
-        raise ValueError(f"got positions of {wrong[0]} rows for a batch of {batch}; give one row, or one for each")
+        remedy = "give one row, or one for each" if held is None else "start a new cache for another batch"
+        raise ValueError(f"got positions of {wrong[0]} rows for a batch of {batch}; {remedy}")
     if device is not None and at.order.device != device:
         if at.order.is_meta or at.coords.is_meta:
             raise ValueError(f"the positions are on 'meta', where no numbers are, and the tokens on '{device}'")

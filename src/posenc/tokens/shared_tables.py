@@ -105,7 +105,7 @@ def version(at: Positions) -> tuple[int, ...]:
 
     Inference mode does not count it.
     """
-    made = [vars(at).get(name) for name in TENSORS]
+    made = map(vars(at).get, TENSORS)
     return tuple([0 if fact is None or fact.is_inference() else fact._version for fact in made])
 
 

@@ -50,9 +50,8 @@ def is_transformed() -> bool:
 
     PyTorch's fused operators do not follow them all, and functions with a backward pass of their own follow none.
     """
-    if torch._C._get_tracing_state() is not None:
-        return True
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    tracing = torch._C._get_tracing_state() is not None
+    return tracing or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 def is_written_down() -> bool:

@@ -16,13 +16,7 @@ Draw: TypeAlias = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Choice:
-    """How the next token is chosen.
-
-    vocab        number of token ids
-    temperature  0 takes the likeliest token; above, tokens are drawn from the softmax of logits / temperature
-    top_k        draw among the k likeliest only
-    eos_token_id   after this id a row repeats it; generation ends when all rows have
-    seed         of the random numbers
+    """How the next token is chosen: `vocab` is the number of token ids, the rest as in Decoder.stream.
 
     Raises ValueError for numbers out of range.
     """

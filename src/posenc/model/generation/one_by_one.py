@@ -35,13 +35,19 @@ def stream(
     logits_of  (ids, padding=..., cache=..., only=...) -> logits [B, T, vocab], as of a Decoder
     choice     how the next token is chosen, and where a text stops
     step       the same for one token behind others: (ids, cache=...) -> logits [B, 1, vocab]; default `logits_of`
-    padding    [B, T], true where a token is; pad prompts of different length on the left
-    samples    texts for each prompt, which stand together; prompts are computed once
+    padding, samples   as in Decoder.stream; prompts are computed once
     sight      which tokens are held; default all
 
     Raises ValueError for ids outside the vocabulary, numbers out of range, and prompts padded on the right.
     """
-    check_prompts(ids, max_new_tokens, choice.vocab, padding)
+    check_ids(ids, choice.vocab)
+    checks.whole("max_new_tokens", max_new_tokens, 1)
+    if padding is not None:
+        check_padding(padding, ids)
+        if not bool((padding[:, -1] != 0).all()):
+            raise ValueError(
+                "generation goes on from the last column, and a row is padded there; pad prompts on the left"
+            )
     step = logits_of if step is None else step
 
     @torch.no_grad()
@@ -67,18 +73,6 @@ def stream(
                 logits = step(new[:, None], cache=cache)
 
     return chosen()
-
-
-def check_prompts(ids: Tensor, max_new_tokens: int, vocab: int, padding: Tensor | None) -> None:
-    """Raises ValueError for ids outside the vocabulary, no tokens to generate, and prompts padded on the right."""
-    check_ids(ids, vocab)
-    checks.whole("max_new_tokens", max_new_tokens, 1)
-    if padding is not None:
-        check_padding(padding, ids)
-        if not bool((padding[:, -1] != 0).all()):
-            raise ValueError(
-                "generation goes on from the last column, and a row is padded there; pad prompts on the left"
-            )
 
 
 def with_more(ids: Tensor, more: Iterable[Tensor]) -> Tensor:
