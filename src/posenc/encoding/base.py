@@ -5,7 +5,7 @@ A subclass opens the doors it needs by overriding them; nobody asks an encoding 
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias, cast
 
@@ -364,13 +364,13 @@ class Encoding(checks.ChecksArguments, SharesTables, Published):
 
 def settings_of(encoding: Encoding) -> dict[str, Any]:
     """The constructor's options and their values, without what the model decides (its widths, heads, device)."""
-    return {name: value for name, value in arguments_of(encoding).items() if name not in ("encoding", *WIDTHS)}
+    return arguments_of(encoding, but=("encoding", *WIDTHS))
 
 
-def arguments_of(encoding: Encoding) -> dict[str, Any]:
-    """All that the constructor was given, by its names, but for device and dtype."""
+def arguments_of(encoding: Encoding, but: Collection[str] = ()) -> dict[str, Any]:
+    """What the constructor was given, by its names, but for device, dtype, and some others."""
     names = inspect.signature(type(encoding).__init__).parameters
-    return {name: getattr(encoding, name) for name in names if name not in ("self", "device", "dtype")}
+    return {name: getattr(encoding, name) for name in names if name not in ("self", "device", "dtype", *but)}
 
 
 def turned_alone(
