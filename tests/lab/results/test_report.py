@@ -208,7 +208,7 @@ def test_each_comparison_of_a_page_is_made_once(tmp_path, monkeypatch, undrawn):
     assert "reach" in made and len(made) == len(set(made))
 
 
-def test_files_are_put_in_place_whole(tmp_path, monkeypatch):
+def test_files_are_put_in_place_whole(tmp_path, monkeypatch, undrawn):
     report.write([record(attention=None)], tmp_path)
     before = (tmp_path / "report.html").read_bytes()
 
