@@ -17,6 +17,7 @@ from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.keys import Keys
 from posenc.foreign import near
 from posenc.kernels import cpu, flex, reference, sdpa
+from posenc.kernels.device import device_of
 from posenc.kernels.reference import logits_on_grid, take_values
 from posenc.kernels.request import Inputs, Request
 from posenc.kernels.rotation import native, rotate_pairs_triton
@@ -47,26 +48,52 @@ KERNELS = {
 AUTO = ("blocked", "sdpa", "reference")
 """Those that "auto" chooses from, fastest first; sdpa comes first where its mask is none, or of few pairs."""
 
+AUTO_ON_CUDA = ("flex", "sdpa", "reference")
+"""The same on a GPU of NVIDIA's."""
+
 
 def why_not(
-    name: str, encoding: Encoding, *, need_weights: bool = False, dropout: float = 0.0, q: Tensor | None = None
+    name: str,
+    encoding: Encoding,
+    *,
+    need_weights: bool = False,
+    dropout: float = 0.0,
+    q: Tensor | None = None,
+    device: str | None = None,
 ) -> str | None:
     """The reason why a kernel cannot serve this request, or None.
+
+    device  where, as "cpu" or "cuda"; default: where q is, or "cpu"
 
     Raises ValueError for an unknown kernel.
     """
     check_name(name)
-    return None if name == "auto" else KERNELS[name].why_not(Request(encoding, need_weights, dropout, q))
+    return None if name == "auto" else KERNELS[name].why_not(asked_for(encoding, need_weights, dropout, q, device))
 
 
 def choose(
-    name: str, encoding: Encoding, *, need_weights: bool = False, dropout: float = 0.0, q: Tensor | None = None
+    name: str,
+    encoding: Encoding,
+    *,
+    need_weights: bool = False,
+    dropout: float = 0.0,
+    q: Tensor | None = None,
+    device: str | None = None,
 ) -> str:
     """The kernel that serves a request: the named one, or for "auto" the fastest that can.
 
+    device  where, as "cpu" or "cuda"; default: where q is, or "cpu"
+
     Raises ValueError with the reason when the named one cannot.
     """
-    return serving(name, Request(encoding, need_weights, dropout, q))
+    return serving(name, asked_for(encoding, need_weights, dropout, q, device))
+
+
+def asked_for(
+    encoding: Encoding, need_weights: bool, dropout: float, q: Tensor | None, device: str | None = None
+) -> Request:
+    """A request of which no more is known."""
+    return Request(encoding, need_weights, dropout, q, device=device or ("cpu" if q is None else device_of(q)))
 
 
 def serving(name: str, request: Request) -> str:
@@ -76,7 +103,8 @@ def serving(name: str, request: Request) -> str:
             return "reference"  # the only one that gives them
         if not request.encoding.needs_weights and sdpa.is_fastest(request) and sdpa.why_not(request) is None:
             return "sdpa"
-        return next(kernel for kernel in AUTO if KERNELS[kernel].why_not(request) is None)
+        order = AUTO_ON_CUDA if request.device == "cuda" else AUTO
+        return next(kernel for kernel in order if KERNELS[kernel].why_not(request) is None)
     check_name(name)
     reason = KERNELS[name].why_not(request)
     if reason is not None:
@@ -108,14 +136,14 @@ def bind(
     def attend(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, mask: Mask, **asked):
         inputs = Inputs(biases, at, keys.at, mask)
         wanted = "sums" in asked, "sinks" in asked
-        request = Request(encoding, asked["need_weights"], asked["dropout"], q, inputs, *wanted)
+        request = Request(encoding, asked["need_weights"], asked["dropout"], q, inputs, *wanted, device_of(q))
         kernel = serving(name, request)
         if seen is not None:
             seen.update((kernel, *(cpu.ways(biases, q, at, keys, mask) if kernel == "blocked" else ())))
         return KERNELS[kernel].attend(biases, q, at, keys, mask, **asked)
 
     def logits(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys, *, scale: float) -> Tensor:
-        serving(name, Request(encoding, need_weights, dropout, q))
+        serving(name, asked_for(encoding, need_weights, dropout, q))
         if seen is not None:
             seen.add("reference")
         return logits_on_grid(biases, q, at, keys, scale=scale)

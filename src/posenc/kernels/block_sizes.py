@@ -49,6 +49,9 @@ class BlockSizes(threading.local):
     pairs_of_all_heads = 1 << 17
     """Up to how many pairs of all heads and rows any one mask is faster than blocks."""
 
+    pairs_to_fuse = 1 << 20
+    """From how many pairs on a fused kernel of a GPU takes biases and masks in; of fewer there is one mask."""
+
     keys_for_vectors = 256
     """From how many keys on vectors are added to values in blocks: of fewer all weights are had as fast or faster."""
 

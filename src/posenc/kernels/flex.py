@@ -18,12 +18,16 @@ from torch import Tensor
 from posenc.encoding.biases import Bias, ByDistance, Dense, Pairs
 from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import ScoreMod, entry, in_turn, looked_up
+from posenc.kernels.device import device_of
 from posenc.kernels.reference import fit_heads
 from posenc.kernels.request import Request
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 from posenc.tokens.shared_tables import once
 from posenc.tokens.watched import COMPILES
+
+NARROWEST = 16
+"""How many channels a head has at least where it is compiled."""
 
 
 def why_not(request: Request) -> str | None:
@@ -34,16 +38,23 @@ def why_not(request: Request) -> str | None:
         return reason
     if request.dropout:
         return f"FlexAttention has no dropout, got {request.dropout}; use another kernel, or dropout=0"
-    q = request.q
-    if q is not None and q.device.type != "cuda" and torch.is_grad_enabled():
+    q, device = request.q, request.device
+    if device == "cuda":
+        if q is not None and (q.dtype == torch.float64 or q.shape[-1] < NARROWEST):
+            return (
+                f"FlexAttention on a GPU takes heads of {NARROWEST} channels or more in single or half precision, got "
+                f"{q.shape[-1]} in {q.dtype}; use kernel='auto' or 'sdpa'"
+            )
+        return None
+    if q is not None and torch.is_grad_enabled():
         if q.requires_grad or any(parameter.requires_grad for parameter in request.encoding.parameters()):
             return (
-                f"FlexAttention has no backward pass on '{q.device.type}', and the queries or the encoding want "
+                f"FlexAttention has no backward pass on '{device}', and the queries or the encoding want "
                 f"gradients; use kernel='auto', a CUDA device, or torch.no_grad()"
             )
-    if (request.sums or request.sinks) and q is not None and q.device.type != "cuda" and torch.compiler.is_compiling():
+    if (request.sums or request.sinks) and q is not None and torch.compiler.is_compiling():
         return (
-            f"FlexAttention compiled for '{q.device.type}' does not return the sums of its exponentials, which sinks "
+            f"FlexAttention compiled for '{device}' does not return the sums of its exponentials, which sinks "
             f"take; use kernel='auto', a CUDA device, or no torch.compile"
         )
     return None
@@ -80,7 +91,7 @@ def attend(
     # Imported when it is used: it takes its time.
     from torch.nn.attention.flex_attention import AuxRequest
 
-    found = flex_attention(q.device)(
+    found = flex_attention(device_of(q), names_of(biases))(
         q,
         k,
         v,
@@ -97,20 +108,31 @@ def attend(
     return out, None
 
 
-def flex_attention(device: torch.device):
+def names_of(biases: Sequence[Bias]) -> str:
+    """What a call is compiled for: the kinds of its biases."""
+    return "_".join(["attention", *(f"{type(bias).__name__}_{type(bias.module).__name__}" for bias in biases)])
+
+
+def flex_attention(device: str, name: str):
     """PyTorch's function: compiled on a GPU, unless the caller's graph will be."""
     # Imported when it is used: it takes its time.
     from torch.nn.attention import flex_attention as module
 
     # On a CPU torch warns once that it is slow.
-    return compiled() if device.type == "cuda" and not torch.compiler.is_compiling() else module.flex_attention
+    return compiled(name) if device == "cuda" and not torch.compiler.is_compiling() else module.flex_attention
 
 
 @functools.cache
-def compiled():
+def compiled(name: str):
+    """PyTorch's function compiled for these: one function is compiled for eight kinds of closures, then no more."""
     from torch.nn.attention import flex_attention as module
 
-    return torch.compile(module.flex_attention)
+    def attention(*given: Any, **options: Any) -> Any:
+        return module.flex_attention(*given, **options)
+
+    # What was compiled is kept by the code of a function.
+    attention.__code__ = attention.__code__.replace(co_name=name)
+    return torch.compile(attention)
 
 
 def in_float32(modify: ScoreMod | None) -> ScoreMod | None:

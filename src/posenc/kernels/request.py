@@ -36,6 +36,7 @@ class Request(NamedTuple):
     inputs    what else the call is given; None where nobody knows it yet
     sums      whether the logarithm of each query's sum of exponentials is wanted
     sinks     whether heads have sinks
+    device    where it is computed: "cpu", "cuda", ...
     """
 
     encoding: Encoding
@@ -45,6 +46,7 @@ class Request(NamedTuple):
     inputs: Inputs | None = None
     sums: bool = False
     sinks: bool = False
+    device: str = "cpu"
 
     def against(self, kernel: str, *, adds_vectors: bool = False) -> str | None:
         """Why a kernel of fused operators cannot serve: it gives no weights, and torch.func cannot transform it.

@@ -11,6 +11,7 @@ from torch import Tensor
 from posenc.encoding.biases import Bias, Branched, ByDistance, total
 from posenc.encoding.keys import Keys
 from posenc.kernels.block_sizes import SIZES
+from posenc.kernels.device import device_of
 from posenc.kernels.reference import fit_heads, one_width
 from posenc.kernels.request import Request
 from posenc.tokens.masks import Mask
@@ -32,6 +33,10 @@ def is_fastest(request: Request) -> bool:
     if q.shape[2] == 1 or q.shape[0] == 0:
         return True
     at, keys_at, mask = inputs.at, inputs.keys_at, inputs.mask
+    if request.device == "cuda":
+        plain = mask.is_plain_causal(at, keys_at) or mask.sees_everything(at, keys_at)
+        few = at.tokens * keys_at.tokens < SIZES.pairs_to_fuse
+        return few or (plain and not inputs.biases and not request.sinks)
     if inputs.biases or request.sinks:
         pairs = at.tokens * keys_at.tokens
         if request.sinks or pairs > SIZES.pairs_of_a_grid or torch.compiler.is_compiling():
@@ -77,7 +82,7 @@ def attend(
     k, v = fit_heads(q, keys.k, keys.v)
     width, told = v.shape[-1], (at, keys.at, mask, sinks)
     # On the CPU other widths of keys and values are attended to by way of a matrix of all pairs.
-    if q.shape[-1] == width or q.device.type != "cpu":
+    if q.shape[-1] == width or device_of(q) != "cpu":
         return attended(biases, q, k, v, *told, scale=scale, dropout=dropout), None
     out = attended(biases, *one_width(q, k, v), *told, scale=scale, dropout=dropout)
     return out[..., :width], None
@@ -131,10 +136,10 @@ def attended(
 def masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, dropout: float) -> Tensor:
     """PyTorch's function under a boolean mask, or one that is added.
 
-    On a GPU in the precision of the mask: beside queries of half precision cuDNN's kernel, which PyTorch prefers on
-    Hopper, reads a float32 one as numbers of their width (up to torch 2.13: pytorch/pytorch#191612), and others refuse.
+    On a GPU an added one is of the dtype of the queries: beside queries of half precision cuDNN's kernel, which PyTorch
+    prefers on Hopper, reads a float32 one as numbers of their width (up to torch 2.13: pytorch/pytorch#191612), and
+    others refuse. Each row's largest is taken off before, which the softmax does not see: what counts is near 0.
     """
-    if mask is None or mask.dtype in (torch.bool, q.dtype) or q.device.type != "cuda":
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout)
-    wide = (x.to(mask.dtype) for x in (q, k, v))
-    return F.scaled_dot_product_attention(*wide, attn_mask=mask, scale=scale, dropout_p=dropout).to(q.dtype)
+    if mask is not None and mask.dtype not in (torch.bool, q.dtype) and device_of(q) == "cuda":
+        mask = (mask - mask.detach().amax(-1, keepdim=True)).to(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, dropout_p=dropout)

@@ -50,8 +50,8 @@ def why_not(request: Request) -> str | None:
     if request.dropout:
         return f"attention in blocks has no dropout, got {request.dropout}; use kernel='sdpa' or 'auto', or dropout=0"
     q = request.q
-    if q is not None and q.device.type != "cpu":
-        return f"attention in blocks is for the CPU, got queries on '{q.device.type}'; use kernel='sdpa' or 'auto'"
+    if request.device != "cpu":
+        return f"attention in blocks is for the CPU, got queries on '{request.device}'; use kernel='sdpa' or 'auto'"
     inputs = request.inputs
     if inputs is not None and torch.compiler.is_compiling():
         if q is not None and q.shape[0] == 0:

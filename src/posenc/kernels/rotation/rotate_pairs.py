@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.kernels.device import device_of
 from posenc.kernels.rotation import native, rotate_pairs_triton
 from posenc.tokens.watched import is_exporting, is_watched
 
@@ -138,7 +139,7 @@ def is_plain(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return False
     for x in tensors:
-        if type(x) not in PLAIN or not (x.is_cpu or x.is_cuda) or x.is_neg():
+        if type(x) not in PLAIN or device_of(x) not in ("cpu", "cuda") or x.is_neg():
             return False
     return not is_watched()
 
@@ -162,7 +163,7 @@ def rotated(cos: Tensor, sin: Tensor, layout: str, inverse: bool, x: Tensor) -> 
             library.posenc_rotate(ctypes.addressof(rotation), *addresses, torch.get_num_threads())
             return out
     with torch.no_grad():
-        if x.is_cuda and cos.is_cuda and triton_serves():
+        if device_of(x) == device_of(cos) == "cuda" and triton_serves():
             rotate_pairs_triton.rotate_into(out, x, cos, sin, layout, inverse=inverse)
         else:
             out.copy_(turned(x, cos, sin, layout, inverse=inverse))

@@ -1,0 +1,100 @@
+"""A GPU that is not there: tensors without numbers, and stand-ins for its kernels, which record what they are given."""
+
+import sys
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.attention.flex_attention as torchs
+import torch.nn.functional as F
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from posenc.kernels import flex
+from posenc.kernels.rotation import rotate_pairs, rotate_pairs_triton
+
+
+class Served(NamedTuple):
+    """One call of a kernel: which, the dtypes of queries, keys and values, and the tensors given beside them."""
+
+    kernel: str
+    dtypes: set[torch.dtype]
+    beside: list[Tensor]
+
+
+class Fused(torch.autograd.Function):
+    """A kernel that keeps what it is given for its backward pass, and makes no matrix of pairs in either."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Tensor) -> Tensor:
+        ctx.save_for_backward(*given)
+        q, _, v, *_ = given
+        return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return tuple(torch.empty_like(x) if x.is_floating_point() else None for x in ctx.saved_tensors)
+
+
+def tensors_in(function: Any) -> list[Tensor]:
+    """The tensors that a closure holds, through the closures that it holds."""
+    if isinstance(function, Tensor):
+        return [function]
+    inside = [cell.cell_contents for cell in function.__closure__ or ()] if isinstance(function, FunctionType) else []
+    inside = list(function) if isinstance(function, (list, tuple)) else inside
+    return list({id(x): x for part in inside for x in tensors_in(part)}.values())
+
+
+class Memory(TorchDispatchMode):
+    """Counts the bytes of all tensors that live at once, and the numbers of the largest one made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.living: list[tuple[StorageWeakRef, int]] = []
+        self.peak = self.largest = 0
+
+    def __torch_dispatch__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.living = [(storage, size) for storage, size in self.living if not storage.expired()]
+        known = {storage.cdata for storage, _ in self.living}
+        for x in torch.utils._pytree.tree_leaves(out):
+            if isinstance(x, Tensor) and x.untyped_storage()._cdata not in known:
+                self.living.append((StorageWeakRef(x.untyped_storage()), x.untyped_storage().nbytes()))
+                self.largest = max(self.largest, x.untyped_storage().nbytes() // x.element_size())
+        self.peak = max(self.peak, sum(size for _, size in self.living))
+        return out
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Served]:
+    """Have tensors of the meta device computed with as a GPU's; what its kernels are given is noted."""
+    calls: list[Served] = []
+
+    def note(kernel: str, q: Tensor, k: Tensor, v: Tensor, beside: list[Tensor]) -> Tensor:
+        calls.append(Served(kernel, {q.dtype, k.dtype, v.dtype}, beside))
+        return Fused.apply(q, k, v, *beside)
+
+    def sdpa(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
+        return note("sdpa", q, k, v, [] if attn_mask is None else [attn_mask])
+
+    def fused(q: Tensor, k: Tensor, v: Tensor, score_mod: Any = None, block_mask: Any = None, **options: Any) -> Any:
+        out = note("flex", q, k, v, tensors_in([score_mod, block_mask]))
+        return out if options["return_aux"] is None else (out, torchs.AuxOutput(lse=out[..., 0].float()))
+
+    def rotate_into(out: Tensor, x: Tensor, cos: Tensor, *_: Any, **options: Any) -> Tensor:
+        calls.append(Served("triton", {x.dtype}, [cos]))
+        return out
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", sdpa)
+    monkeypatch.setattr(flex, "flex_attention", lambda device, name: fused)
+    # A mask in blocks is made of the closure: the stand-in keeps that.
+    monkeypatch.setattr(torchs, "create_block_mask", lambda rule, *sizes: rule)
+    monkeypatch.setattr(rotate_pairs, "triton_serves", lambda: True)
+    monkeypatch.setattr(rotate_pairs_triton, "rotate_into", rotate_into)
+    for module in [module for name, module in sys.modules.items() if name.startswith("posenc.")]:
+        for name, stands in {"device_of": lambda x: "cuda", "is_watched": lambda: False}.items():
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, stands)
+    return calls
