@@ -10,17 +10,17 @@ from tiers import rest_slow
 from posenc import ALiBi, Decoder, Encoder, NoPE, Positions, Shape, catalogue, kernels, masks
 
 TOKENS, DIM, HEADS = 8192, 512, 8
-BIASED = ("alibi", "t5_bias", "kerple", "sandwich", "mlp_bias", "forgetting")
+BIASED = ("alibi", "t5_bias", "kerple", "sandwich", "mlp_bias", "forgetting", "deberta")
 SUMS = ("alibi(learned=True)", "alibi + t5_bias", "rotary + alibi", "alibi + forgetting", "on(alibi, heads=(0, 2))")
 
-WRITTEN_OUT = {"contextual", "deberta", "fire", "inkling", "transformer_xl", "tupe", "grid_bias", "log_grid_bias"}
+WRITTEN_OUT = {"contextual", "fire", "inkling", "transformer_xl", "tupe", "grid_bias", "log_grid_bias"}
 WRITTEN_OUT |= {"dual_chunk", "rerope", "self_extend"}
 """Biases that a fused kernel cannot take in yet: a pair takes a product, or a distance on several axes."""
 
 OWN_RULES = {"dape", "path", "shaw", "stick_breaking"}
 """Encodings with a rule of their own, or whose rule reads the weights."""
 
-MORE = {"polar": 1.7, "selective_rotary": 2.9, "mixed_rotary": 1.7}
+MORE = {"polar": 1.7, "selective_rotary": 2.9, "mixed_rotary": 1.7, "deberta": 6.2}
 """Encodings of content, or with a table for each head, that hold more than 1.3 of what a step holds without them."""
 
 

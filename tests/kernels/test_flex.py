@@ -11,6 +11,9 @@ from torch import Tensor
 from posenc import Attention, Keys, Positions, Shape, build, kernels, masks, testing
 from posenc.cache import GrowingCache, SlotCache
 from posenc.catalogue import names
+from posenc.encoding.score_mods import index_grids
+from posenc.testing import on_axes
+from posenc.testing.subjects import with_gradients
 from posenc.tokens.masks import Mask
 
 SHAPE = Shape(15, 3, 6, 21)
@@ -43,6 +46,28 @@ def test_every_encoding_gives_what_the_readable_kernel_gives(spec: str) -> None:
     mask = Mask(causal=True, given=torch.randn(1, 3, 9, 9, dtype=torch.float64))
     got, expected = net.through("flex")(x, at, mask), net.through("reference")(x, at, mask)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", BIASED)
+def test_its_closures_have_the_gradients_of_the_readable_kernel(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plain(q: Tensor, k: Tensor, v: Tensor, score_mod, block_mask, scale: float, **options) -> Tensor:
+        groups = q.shape[1] // k.shape[1]
+        score = q @ k.repeat_interleave(groups, 1).mT * scale
+        grids = index_grids(score)
+        score = score if score_mod is None else score_mod(score, *grids)
+        weights = score.masked_fill(~block_mask(*grids), -1e300).softmax(-1)
+        return weights @ v.repeat_interleave(groups, 1)
+
+    monkeypatch.setattr(torchs, "create_block_mask", lambda rule, *sizes: rule)
+    monkeypatch.setattr("posenc.kernels.flex.flex_attention", lambda device, name: plain)
+    monkeypatch.setattr("posenc.kernels.flex.device_of", lambda x: "cuda")
+    monkeypatch.setitem(kernels.KERNELS, "flex", kernels.KERNELS["flex"]._replace(why_not=lambda request: None))
+    subject = testing.Subject(spec)
+    net, x = subject.net(scale=0.7), torch.randn(2, 9, SHAPE.dim, dtype=torch.float64)
+    for at in (on_axes(testing.count(9), net.axes), on_axes(Positions.packed([4, 5]), net.axes)):
+        expected = with_gradients(net.through("reference"), x, at, masks.causal())
+        for what, got in with_gradients(net.through("flex"), x, at, masks.causal()).items():
+            torch.testing.assert_close(got, expected[what], rtol=0, atol=1e-9, msg=lambda m, what=what: f"{what}: {m}")
 
 
 @torch.no_grad()

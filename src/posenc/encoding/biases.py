@@ -515,6 +515,17 @@ def steps_between(at: Positions, keys_at: Positions) -> int | None:
     return at.start - keys_at.start
 
 
+def distances_between(at: Positions, keys_at: Positions) -> tuple[int, int] | None:
+    """The lowest and the highest distance (whole positions), known without looking at data, or None."""
+    if at.start is not None and keys_at.start is not None:
+        first = at.start - keys_at.start
+        return first - keys_at.tokens + 1, first + at.tokens - 1
+    whole = at.axes == keys_at.axes == 1 and not (at.coords.is_floating_point() or keys_at.coords.is_floating_point())
+    if not whole or at.extent is None or keys_at.extent is None:
+        return None
+    return 1 - keys_at.extent, at.extent - 1
+
+
 def met_by_one_query(at: Positions, keys_at: Positions) -> range | None:
     """The distances of one query to keys in a row, first key first; None for more queries, or where it is not known.
 

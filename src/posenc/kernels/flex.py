@@ -10,12 +10,12 @@ pass. Under torch.compile it is part of the caller's graph on either.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from posenc.encoding.biases import Bias, ByDistance, Dense, Pairs
+from posenc.encoding.biases import Bias, ByDistance, Dense, Pairs, distances_between
 from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import ScoreMod, entry, in_turn, looked_up
 from posenc.kernels.device import device_of
@@ -128,7 +128,7 @@ def compiled(name: str):
     from torch.nn.attention import flex_attention as module
 
     def attention(*given: Any, **options: Any) -> Any:
-        return module.flex_attention(*given, **options)
+        return cast(Any, module).flex_attention(*given, **options)
 
     # What was compiled is kept by the code of a function.
     attention.__code__ = attention.__code__.replace(co_name=name)
@@ -169,17 +169,6 @@ def fused(bias: Bias, q: Tensor) -> ScoreMod:
         return score + table[h, entry(m, b, i) - entry(n, b, j)].to(score.dtype)
 
     return score_mod
-
-
-def distances_between(at: Positions, keys_at: Positions) -> tuple[int, int] | None:
-    """The lowest and the highest distance (whole positions), known without looking at data, or None."""
-    if at.start is not None and keys_at.start is not None:
-        first = at.start - keys_at.start
-        return first - keys_at.tokens + 1, first + at.tokens - 1
-    whole = at.axes == keys_at.axes == 1 and not (at.coords.is_floating_point() or keys_at.coords.is_floating_point())
-    if not whole or at.extent is None or keys_at.extent is None:
-        return None
-    return 1 - keys_at.extent, at.extent - 1
 
 
 def block_mask(mask: Mask, at: Positions, keys_at: Positions) -> Any:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from posenc import checks
 from posenc.cache import Cache
+from posenc.kernels.device import device_of
 from posenc.tokens.positions import Positions, PositionsLike, positions_for
 from posenc.tokens.watched import may_be_read
 
@@ -26,11 +27,19 @@ def where(ids: Tensor, vocab: int, positions: PositionsLike, padding: Tensor | N
 
 
 def check_ids(ids: Tensor, vocab: int) -> None:
-    """Raises ValueError for ids of a wrong shape or type, or outside 0..vocab-1."""
+    """Raises ValueError for ids of a wrong shape or type, or outside 0..vocab-1.
+
+    On a GPU ids outside stop the program instead, with the same words.
+    """
     if checks.tensor("token ids", ids).dtype not in (torch.int64, torch.int32):
         raise ValueError(f"token ids are whole numbers, got {ids.dtype}; give them as torch.int64 or torch.int32")
     if ids.dim() != 2 or ids.shape[1] < 1:
         raise ValueError(f"ids have shape [batch, tokens] with at least one token, got {list(ids.shape)}")
+    if device_of(ids) == "cuda":
+        # To read them would keep the CPU waiting for the GPU in every pass.
+        within = ((ids >= 0) & (ids < vocab)).all()
+        torch._assert_async(within, f"token ids must lie in 0..{vocab - 1}; check the tokenizer or vocab")
+        return
     if not may_be_read(ids):
         return
     lowest, highest = ids.aminmax()

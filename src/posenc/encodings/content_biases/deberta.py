@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
-from posenc.encoding.biases import Bias, DotProducts, Products, facts_of
+from posenc.encoding.biases import Bias, DotProducts, Products, distances_between, facts_of
 from posenc.encoding.formulas import dot_product
 from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import ScoreMod, look_up
@@ -156,33 +156,45 @@ class DeBERTa(Encoding):
         return facts_of(keys, memo=memo, query_memo=query_memo)
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        bucket = self.bucket(distance(at, keys.at, self)).expand(q.shape[0], -1, -1)
+        known, (m, n) = distances_between(at, keys.at), (where.coords[..., 0] for where in (at, keys.at))
+        if known is None:
+            bucket = self.bucket(distance(at, keys.at, self))
+        else:
+            bucket = self.bucket(torch.arange(known[0], known[1] + 1, device=q.device))
+            m = m - known[0]
         row, mirrored = self.row(bucket), self.row(-bucket if self.mirror else bucket)
         to_position, to_content = keys.query_memo.get("deberta"), keys.memo.get("deberta")
 
+        def met(rows: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            if known is None:
+                return rows[0 if len(rows) == 1 else b, i, j]
+            return rows[m[0 if len(m) == 1 else b, i] - n[0 if len(n) == 1 else b, j]]
+
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             if to_position is not None:
-                score = score + look_up(to_position, b, h, i, row[b, i, j]).to(score.dtype)
+                score = score + look_up(to_position, b, h, i, met(row, b, i, j)).to(score.dtype)
             if to_content is not None:
-                score = score + look_up(to_content, b, h, j, mirrored[b, i, j]).to(score.dtype)
+                score = score + look_up(to_content, b, h, j, met(mirrored, b, i, j)).to(score.dtype)
             return score
 
         return score_mod
 
     def products(self, q: Tensor, k: Tensor, distances: range) -> list[DotProducts]:
         """What queries are compared with at whole distances, and what keys are."""
-        bucket = self.bucket(torch.arange(distances.start, distances.stop, distances.step, device=q.device))
         terms = []
         if self.to_key is not None:
-            terms.append(self.term(q, self.to_key, self.row(bucket)))
+            terms.append(self.term(q, self.to_key, distances))
         if self.to_query is not None:
-            row = self.row(-bucket if self.mirror else bucket)
-            terms.append(self.term(self.for_each_head(k), self.to_query, row)._replace(of_keys=True))
+            met = range(-distances.start, -distances.stop, -distances.step) if self.mirror else distances
+            terms.append(self.term(self.for_each_head(k), self.to_query, met)._replace(of_keys=True))
         return terms
 
-    def term(self, x: Tensor, projection: nn.Linear, row: Tensor) -> DotProducts:
+    def term(self, x: Tensor, projection: nn.Linear, distances: range) -> DotProducts:
         """Queries or keys [B, H, T, D] with those rows of the projected table that distances have."""
-        first, last = sorted((int(row[0]), int(row[-1])))  # rows follow the distance
+        row = self.row(self.bucket(torch.arange(distances.start, distances.stop, distances.step, device=x.device)))
+        # Rows follow the distance. On the CPU, so that nothing waits for a GPU.
+        ends = torch.tensor((distances[0], distances[-1]), device="cpu")
+        first, last = sorted(self.row(self.bucket(ends)).tolist())
         table = self.projected(x, projection, slice(first, last + 1))
         return DotProducts(x.to(table.dtype), (table * self.scale).index_select(1, row - first))
 
