@@ -139,7 +139,7 @@ def is_plain(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return False
     for x in tensors:
-        if type(x) not in PLAIN or device_of(x) not in ("cpu", "cuda") or x.is_neg():
+        if type(x) not in PLAIN or not (x.is_cpu or device_of(x) == "cuda") or x.is_neg():
             return False
     return not is_watched()
 
