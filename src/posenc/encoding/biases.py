@@ -29,7 +29,7 @@ from posenc import checks
 from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import ScoreMod, dot_products, index_grids, looked_up, of_heads, placed_on
 from posenc.tokens.positions import Positions, distance
-from posenc.tokens.watched import is_watched, may_be_read
+from posenc.tokens.watched import is_watched, is_written_down, may_be_read
 
 Own = TypeVar("Own", bound="Bias")
 
@@ -281,7 +281,9 @@ class Products(Pairs):
         met = met_by_one_query(self.at, self.keys.at)
         if met is not None:
             return self.of_one_query(met).to(dtype)
-        offset = steps_between(self.at, self.keys.at)
+        # In a graph the distances would be numbers of one length alone.
+        in_graph = torch.compiler.is_compiling() or is_written_down()
+        offset = None if in_graph else steps_between(self.at, self.keys.at)
         return super().dense(dtype) if offset is None else self.in_row(offset).to(dtype)
 
     def in_row(self, offset: int) -> Tensor:

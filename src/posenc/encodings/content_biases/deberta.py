@@ -1,6 +1,7 @@
 """DeBERTa's disentangled attention."""
 
 import math
+from bisect import bisect_left
 from functools import partial
 
 import torch
@@ -138,6 +139,11 @@ class DeBERTa(Encoding):
         """The row of the table for each bucket: there is one more for negative ones."""
         return bucket.clamp(-self.buckets, self.buckets - 1) + self.buckets
 
+    def row_of(self, delta: int) -> int:
+        """The row of the table for one whole signed distance."""
+        size = bisect_left(self.edges, abs(delta))
+        return min(max(-size if delta < 0 else size, -self.buckets), self.buckets - 1) + self.buckets
+
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         assert q is not None
         checks.heads(self, q)
@@ -192,9 +198,8 @@ class DeBERTa(Encoding):
     def term(self, x: Tensor, projection: nn.Linear, distances: range) -> DotProducts:
         """Queries or keys [B, H, T, D] with those rows of the projected table that distances have."""
         row = self.row(self.bucket(torch.arange(distances.start, distances.stop, distances.step, device=x.device)))
-        # Rows follow the distance. On the CPU, so that nothing waits for a GPU.
-        ends = torch.tensor((distances[0], distances[-1]), device="cpu")
-        first, last = sorted(self.row(self.bucket(ends)).tolist())
+        # Rows follow the distance. Not read of the tensor, which would wait for a GPU.
+        first, last = sorted(self.row_of(delta) for delta in (distances[0], distances[-1]))
         table = self.projected(x, projection, slice(first, last + 1))
         return DotProducts(x.to(table.dtype), (table * self.scale).index_select(1, row - first))
 
