@@ -52,7 +52,7 @@ class ByHand(nn.Module):
         super().__init__()
         dim = sizes.dim
         self.heads, self.positions = sizes.heads, positions
-        self.token, self.out = nn.Embedding(sizes.vocab, dim), nn.Linear(dim, sizes.vocab, bias=False)
+        self.token = nn.Embedding(sizes.vocab, dim)
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2 * sizes.layers + 1))
         self.joined = nn.ModuleList(nn.Linear(dim, 3 * dim) for _ in range(sizes.layers))
         self.back = nn.ModuleList(nn.Linear(dim, dim) for _ in range(sizes.layers))
@@ -66,7 +66,7 @@ class ByHand(nn.Module):
             q, k, v = joined(self.norms[2 * n](x)).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
             x = x + self.back[n](attend(turn(q), turn(k), v).transpose(1, 2).flatten(2))
             x = x + self.down[n](F.gelu(self.up[n](self.norms[2 * n + 1](x))))
-        return self.out(self.norms[-1](x))
+        return F.linear(self.norms[-1](x), self.token.weight)
 
     def by_positions(self, T: int, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[..., Tensor]]:
         if self.positions == "alibi":
@@ -109,10 +109,12 @@ def llama(sizes: Sizes, length: int) -> nn.Module:
     config = LlamaConfig(
         vocab_size=sizes.vocab,
         hidden_size=sizes.dim,
-        intermediate_size=4 * sizes.dim,
+        # Three matrices of this size have as many weights as two of four times the width.
+        intermediate_size=8 * sizes.dim // 3,
         num_hidden_layers=sizes.layers,
         num_attention_heads=sizes.heads,
         max_position_embeddings=length,
+        tie_word_embeddings=True,
     )
     return LogitsOf(LlamaForCausalLM(config))
 
@@ -133,14 +135,16 @@ def x_transformers(sizes: Sizes, length: int, **positions: Any) -> nn.Module:
     from x_transformers import TransformerWrapper
 
     layers = Layers(dim=sizes.dim, depth=sizes.layers, heads=sizes.heads, attn_flash=True, **positions)
-    return TransformerWrapper(num_tokens=sizes.vocab, max_seq_len=length, attn_layers=layers, use_abs_pos_emb=False)
+    return TransformerWrapper(
+        num_tokens=sizes.vocab, max_seq_len=length, attn_layers=layers, use_abs_pos_emb=False, tie_embedding=True
+    )
 
 
 def models(sizes: Sizes, length: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
     """Each model by its name, those that matter most first."""
 
     def ours(spec: str) -> Callable[[], nn.Module]:
-        return lambda: Decoder(sizes.vocab, sizes.dim, sizes.heads, sizes.layers, spec, max_len=length)
+        return lambda: Decoder(sizes.vocab, sizes.dim, sizes.heads, sizes.layers, spec, tie_output=True, max_len=length)
 
     yield "by hand, none", lambda: ByHand(sizes, "none")
     yield "posenc none", ours("none")
