@@ -151,8 +151,7 @@ class ByDistance(Bias):
         if key not in self.grids:
             vector = self.along(torch.arange(before + T - 1, -1, -1, device=device)).to(dtype)
             vector = F.pad(vector, (0, 1), value=-math.inf)
-            index = T - 1 - torch.arange(T, device=device)[:, None] + torch.arange(S, device=device)
-            index = index.clamp(max=before + T).expand(vector.shape[0], T, S)
+            index = places_in_row(T, S, device).clamp(max=before + T).expand(vector.shape[0], T, S)
             grid = vector[:, None].expand(-1, T, -1).gather(-1, index)[None]
             if is_watched():
                 return grid
@@ -170,9 +169,8 @@ class ByDistance(Bias):
             # T queries and S keys in a row are only T + S - 1 distances apart; a gather spreads them into the matrix.
             # (Unfold would too, but it compiles anew for every length, and its gradient is slower.)
             T, S, device = at.tokens, keys_at.tokens, at.order.device
-            query, key = torch.arange(T, device=device), torch.arange(S, device=device)
             vector = self.along(torch.arange(offset + T - 1, offset - S, -1, device=device))  # [H, T + S - 1]
-            index = (T - 1 - query[:, None] + key).expand(vector.shape[0], T, S)
+            index = places_in_row(T, S, device).expand(vector.shape[0], T, S)
             return vector.to(dtype)[:, None].expand(-1, T, -1).gather(-1, index)[None]  # [1, H, T, S]
         values = self.looked_up()
         if values is None:
@@ -289,8 +287,7 @@ class Products(Pairs):
     def in_row(self, offset: int) -> Tensor:
         """The bias [B, H, T, S] of tokens in a row: each is multiplied with every vector once, and pairs look it up."""
         T, S, device = self.at.tokens, self.keys.at.tokens, self.q.device
-        index = T - 1 - torch.arange(T, device=device)[:, None] + torch.arange(S, device=device)
-        added = torch.zeros((), device=device)
+        index, added = places_in_row(T, S, device), torch.zeros((), device=device)
         for asked, vectors, of_keys in self.dot_products(range(offset + T - 1, offset - S, -1)):
             products, place = asked @ vectors.transpose(-1, -2), index.mT if of_keys else index
             place = place.clamp(max=products.shape[-1] - 1)
@@ -505,6 +502,11 @@ def entry_numbers(at: Positions, keys_at: Positions, distances: Sequence[range])
     step = torch.tensor(steps, device=at.coords.device)
     far = sum(axis.start * size for axis, size in zip(distances, steps, strict=True))
     return far - (at.coords * step).sum(-1), (keys_at.coords * step).sum(-1)
+
+
+def places_in_row(queries: int, keys: int, device: torch.device | None) -> Tensor:
+    """Where the distance of each pair stands among the distances of tokens in a row, far keys first, [T, S]."""
+    return queries - 1 - torch.arange(queries, device=device)[:, None] + torch.arange(keys, device=device)
 
 
 def steps_between(at: Positions, keys_at: Positions) -> int | None:

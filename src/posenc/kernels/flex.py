@@ -91,7 +91,7 @@ def attend(
     # Imported when it is used: it takes its time.
     from torch.nn.attention.flex_attention import AuxRequest
 
-    found = flex_attention(device_of(q), names_of(biases))(
+    found = flex_attention(device_of(q), kinds_of(biases))(
         q,
         k,
         v,
@@ -108,7 +108,7 @@ def attend(
     return out, None
 
 
-def names_of(biases: Sequence[Bias]) -> str:
+def kinds_of(biases: Sequence[Bias]) -> str:
     """What a call is compiled for: the kinds of its biases."""
     return "_".join(["attention", *(f"{type(bias).__name__}_{type(bias.module).__name__}" for bias in biases)])
 

@@ -35,12 +35,12 @@ def check_ids(ids: Tensor, vocab: int) -> None:
         raise ValueError(f"token ids are whole numbers, got {ids.dtype}; give them as torch.int64 or torch.int32")
     if ids.dim() != 2 or ids.shape[1] < 1:
         raise ValueError(f"ids have shape [batch, tokens] with at least one token, got {list(ids.shape)}")
+    if not may_be_read(ids):
+        return
     if device_of(ids) == "cuda":
         # To read them would keep the CPU waiting for the GPU in every pass.
         within = ((ids >= 0) & (ids < vocab)).all()
         torch._assert_async(within, f"token ids must lie in 0..{vocab - 1}; check the tokenizer or vocab")
-        return
-    if not may_be_read(ids):
         return
     lowest, highest = ids.aminmax()
     if (low := int(lowest)) < 0 or int(highest) >= vocab:
