@@ -18,11 +18,11 @@ from posenc.kernels.rotation import rotate_pairs, rotate_pairs_triton
 
 
 class Served(NamedTuple):
-    """One call of a kernel: which, the dtypes of queries, keys and values, and the tensors given beside them."""
+    """One call of a kernel: which, the dtypes of queries, keys and values, and what tensors were given beside them."""
 
     kernel: str
     dtypes: set[torch.dtype]
-    beside: list[Tensor]
+    beside: list[tuple[torch.Size, torch.dtype]]
 
 
 class Fused(torch.autograd.Function):
@@ -73,7 +73,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Served]:
     calls: list[Served] = []
 
     def note(kernel: str, q: Tensor, k: Tensor, v: Tensor, beside: list[Tensor]) -> Tensor:
-        calls.append(Served(kernel, {q.dtype, k.dtype, v.dtype}, beside))
+        calls.append(Served(kernel, {q.dtype, k.dtype, v.dtype}, [(x.shape, x.dtype) for x in beside]))
         return Fused.apply(q, k, v, *beside)
 
     def sdpa(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **options: Any) -> Tensor:
@@ -84,7 +84,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Served]:
         return out if options["return_aux"] is None else (out, torchs.AuxOutput(lse=out[..., 0].float()))
 
     def rotate_into(out: Tensor, x: Tensor, cos: Tensor, *_: Any, **options: Any) -> Tensor:
-        calls.append(Served("triton", {x.dtype}, [cos]))
+        calls.append(Served("triton", {x.dtype}, [(cos.shape, cos.dtype)]))
         return out
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", sdpa)

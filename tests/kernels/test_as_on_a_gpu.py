@@ -5,23 +5,23 @@ from typing import Any
 import gpu_stand_in
 import pytest
 import torch
-from tiers import rest_slow
+from tiers import of_these_slow, rest_slow
 
 from posenc import ALiBi, Decoder, Encoder, NoPE, Positions, Shape, catalogue, kernels, masks
 
 TOKENS, DIM, HEADS = 8192, 512, 8
-BIASED = ("alibi", "t5_bias", "kerple", "sandwich", "mlp_bias", "forgetting", "deberta")
+FUSED = ("alibi", "t5_bias", "kerple", "sandwich", "mlp_bias", "forgetting", "deberta", "fire", "inkling", "tupe")
+FUSED += ("grid_bias", "log_grid_bias", "rerope", "self_extend", "dual_chunk")
 SUMS = ("alibi(learned=True)", "alibi + t5_bias", "rotary + alibi", "alibi + forgetting", "on(alibi, heads=(0, 2))")
 
-WRITTEN_OUT = {"contextual", "fire", "inkling", "transformer_xl", "tupe", "grid_bias", "log_grid_bias"}
-WRITTEN_OUT |= {"dual_chunk", "rerope", "self_extend"}
-"""Biases that a fused kernel cannot take in yet: a pair takes a product, or a distance on several axes."""
+IN_ROWS = {"contextual": 12, "dape": 10, "path": 4, "shaw": 4, "stick_breaking": 2, "transformer_xl": 5}
+"""What does not fuse, or has a rule that reads all weights: pairs are written out, of some queries at a time. With how
+much of what is held without them a prompt of 4,096 tokens holds at most."""
 
-OWN_RULES = {"dape", "path", "shaw", "stick_breaking"}
-"""Encodings with a rule of their own, or whose rule reads the weights."""
-
-MORE = {"polar": 1.7, "selective_rotary": 2.9, "mixed_rotary": 1.7, "deberta": 6.2}
-"""Encodings of content, or with a table for each head, that hold more than 1.3 of what a step holds without them."""
+MORE = {"polar": 1.7, "selective_rotary": 2.9, "mixed_rotary": 1.7, "log_grid_bias": 2.8, "deberta": 6.2}
+MORE |= {"inkling": 7.4, "tupe": 1.6, "rerope": 2.2, "self_extend": 2.2, "dual_chunk": 3.1}
+"""Encodings of content, with a table for each head, a network at each distance or turned several times, that hold more
+than 1.3 of what a step holds without them."""
 
 
 @pytest.fixture
@@ -59,35 +59,38 @@ def memory(spec: str, dtype: torch.dtype, work: str, *, tokens: int = TOKENS, **
 WORK = [(work, dtype) for work in ("train", "prefill", "decode") for dtype in (torch.bfloat16, torch.float32)]
 
 
-@pytest.mark.parametrize("case", rest_slow([*WORK[::2], *WORK[1::2]], 4), ids=str)
+@pytest.mark.parametrize("case", rest_slow([*WORK[::2], *WORK[1::2]], 3), ids=str)
 def test_no_matrix_of_pairs_is_made_and_nothing_is_widened(case: tuple[str, torch.dtype], calls) -> None:
     work, dtype = case
     plain = memory("none", dtype, work)
     for spec in [*catalogue.names(), *SUMS]:
-        if spec in WRITTEN_OUT | OWN_RULES or (work == "decode" and axes_of(spec) > 1):
+        if spec in IN_ROWS or (work == "decode" and axes_of(spec) > 1):
             continue
         calls.clear()
         held = memory(spec, dtype, work)
-        attention = [call for call in calls if call.kernel != "triton"][-2:]
-        fused = work != "decode" and (spec in BIASED or spec in SUMS)
-        assert [(call.kernel, call.dtypes) for call in attention] == [("flex" if fused else "sdpa", {dtype})] * 2, spec
-        assert held.largest < TOKENS * TOKENS, spec
+        fused = work != "decode" and (spec in FUSED or spec in SUMS)
+        attention = [call for call in calls if call.kernel != "triton"]
+        attention = attention if fused else attention[-2:]
+        assert {(call.kernel, *call.dtypes) for call in attention} == {("flex" if fused else "sdpa", dtype)}, spec
+        # Each query of inkling has a number for 1,024 distances: no fewer than 8,192 queries of one head have keys.
+        assert held.largest < (2 if spec == "inkling" else 1) * TOKENS * TOKENS, spec
         assert held.peak <= MORE.get(spec, 1.3) * plain.peak, (spec, held.peak / plain.peak)
+
+
+@pytest.mark.parametrize("spec", of_these_slow(IN_ROWS, ("path",)))
+def test_what_does_not_fuse_is_written_out_for_some_queries_at_a_time(spec: str, calls) -> None:
+    held, plain = (memory(name, torch.bfloat16, "prefill", tokens=4096) for name in (spec, "none"))
+    assert held.largest <= HEADS // 2 * 4096 * 4096 and held.peak <= IN_ROWS[spec] * plain.peak, held.peak / plain.peak
 
 
 def test_the_proof_sees_a_matrix_of_pairs_and_queries_that_are_widened(calls, monkeypatch) -> None:
     monkeypatch.setattr(kernels, "AUTO_ON_CUDA", ("sdpa", "reference"))
     held = memory("alibi", torch.bfloat16, "prefill")
-    assert held.largest >= HEADS * TOKENS * TOKENS and calls[0].beside[0].shape == (1, HEADS, TOKENS, TOKENS)
+    assert held.largest >= HEADS * TOKENS * TOKENS and calls[0].beside[0][0] == (1, HEADS, TOKENS, TOKENS)
     calls.clear()
     made = torch.zeros(1, HEADS, 4, 64, device="meta", dtype=torch.bfloat16)
     torch.nn.functional.scaled_dot_product_attention(made.float(), made.float(), made.float())
     assert calls[0].dtypes == {torch.float32}
-
-
-@pytest.mark.parametrize("spec", sorted(WRITTEN_OUT))
-def test_what_is_written_out_is_known(spec: str, calls) -> None:
-    assert memory(spec, torch.bfloat16, "prefill", tokens=1024).largest >= 1024 * 1024
 
 
 @pytest.mark.parametrize(
@@ -112,7 +115,8 @@ def test_masks_sinks_and_soft_caps_are_fused(asked: dict[str, Any], calls) -> No
 def test_short_sequences_take_one_mask_in_the_dtype_of_the_queries(calls) -> None:
     for spec in ("alibi", "forgetting", "t5_bias"):
         memory(spec, torch.bfloat16, "train", tokens=512)
-        assert {call.kernel for call in calls} == {"sdpa"} and {x.dtype for x in calls[0].beside} == {torch.bfloat16}
+        assert {call.kernel for call in calls} == {"sdpa"}
+        assert {dtype for _, dtype in calls[0].beside} == {torch.bfloat16}
 
 
 def test_the_choice_takes_the_device_as_an_argument() -> None:

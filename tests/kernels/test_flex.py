@@ -1,6 +1,7 @@
 """FlexAttention from our own definitions: forward against the readable kernel, and on a GPU with gradients."""
 
 import re
+import shutil
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from posenc import Attention, Keys, Positions, Shape, build, kernels, masks, tes
 from posenc.cache import GrowingCache, SlotCache
 from posenc.catalogue import names
 from posenc.encoding.score_mods import index_grids
-from posenc.testing import on_axes
 from posenc.testing.subjects import with_gradients
 from posenc.tokens.masks import Mask
 
@@ -22,6 +22,20 @@ BIASED = [
     for spec in [*names(), "rotary + alibi + t5_bias", "on(alibi, heads=(0, 2))", "rerope(alibi, window=3)"]
     if spec != "none" and kernels.why_not("flex", testing.Subject(spec).build()[1][0]) is None
 ]
+
+
+LEARNED = [
+    "alibi(learned=True)",
+    "t5_bias",
+    "kerple",
+    "mlp_bias",
+    "fire",
+    "forgetting",
+    "shaw(values=False)",
+    "deberta",
+]
+LEARNED += ["inkling", "grid_bias", "log_grid_bias"]
+"""Biases with parameters."""
 
 
 @pytest.fixture
@@ -50,13 +64,15 @@ def test_every_encoding_gives_what_the_readable_kernel_gives(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", BIASED)
 def test_its_closures_have_the_gradients_of_the_readable_kernel(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def plain(q: Tensor, k: Tensor, v: Tensor, score_mod, block_mask, scale: float, **options) -> Tensor:
-        groups = q.shape[1] // k.shape[1]
-        score = q @ k.repeat_interleave(groups, 1).mT * scale
+    def plain(q: Tensor, k: Tensor, v: Tensor, score_mod, block_mask, scale: float, return_aux, **options):
+        score = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * scale
         grids = index_grids(score)
         score = score if score_mod is None else score_mod(score, *grids)
-        weights = score.masked_fill(~block_mask(*grids), -1e300).softmax(-1)
-        return weights @ v.repeat_interleave(groups, 1)
+        score = score.masked_fill(~block_mask(*grids), -torch.inf)
+        sums = score.logsumexp(-1)
+        weights = (score - sums.masked_fill(sums == -torch.inf, 0.0)[..., None]).exp()
+        out = weights @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+        return out if return_aux is None else (out, torchs.AuxOutput(lse=sums))
 
     monkeypatch.setattr(torchs, "create_block_mask", lambda rule, *sizes: rule)
     monkeypatch.setattr("posenc.kernels.flex.flex_attention", lambda device, name: plain)
@@ -64,10 +80,46 @@ def test_its_closures_have_the_gradients_of_the_readable_kernel(spec: str, monke
     monkeypatch.setitem(kernels.KERNELS, "flex", kernels.KERNELS["flex"]._replace(why_not=lambda request: None))
     subject = testing.Subject(spec)
     net, x = subject.net(scale=0.7), torch.randn(2, 9, SHAPE.dim, dtype=torch.float64)
-    for at in (on_axes(testing.count(9), net.axes), on_axes(Positions.packed([4, 5]), net.axes)):
+    for at in (testing.count(9), Positions.packed([4, 5]), padded()) if net.axes < 2 else (Positions.grid(3, 3),):
         expected = with_gradients(net.through("reference"), x, at, masks.causal())
         for what, got in with_gradients(net.through("flex"), x, at, masks.causal()).items():
             torch.testing.assert_close(got, expected[what], rtol=0, atol=1e-9, msg=lambda m, what=what: f"{what}: {m}")
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # PyTorch's tracer's own
+@pytest.mark.parametrize("spec", rest_slow(["fire + t5_bias(std=1) + forgetting", *LEARNED], 1))
+def test_parameters_get_the_gradients_of_the_readable_kernel(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through FlexAttention itself, which on a CPU has those of what closures hold, where q, k and v want none."""
+    monkeypatch.setitem(kernels.KERNELS, "flex", kernels.KERNELS["flex"]._replace(why_not=lambda request: None))
+    shape, at = Shape(32, 2, 16, 40), Positions.packed([23, 17])
+    encoding = build(spec, shape)
+    if encoding.axes > 1:
+        at = Positions.grid(8, 5)
+    found = []
+    for kernel in ("reference", "flex"):
+        q, k, v = (torch.randn(1, 2, 40, 16, generator=torch.Generator().manual_seed(i)) for i in range(3))
+        memo = encoding.remember(torch.randn(1, 40, 32, generator=torch.Generator().manual_seed(4)), at)
+        keys = Keys(k, v, at, memo, memo)
+        out, _ = encoding.attend(q, at, keys, masks.causal(), kernels.bind(kernel, encoding, scale=0.25))
+        found.append(torch.autograd.grad(out.square().sum(), list(encoding.parameters()), allow_unused=True))
+    for got, right in zip(*reversed(found), strict=True):
+        torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler, which PyTorch's compiler calls")
+@pytest.mark.parametrize("spec", rest_slow(["alibi + fire + forgetting", *LEARNED, "tupe", "rerope", "dual_chunk"], 1))
+@torch.no_grad()
+def test_compiled_they_give_what_the_readable_kernel_gives(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the compiler's kernel for a CPU, which is made of the same closures as the one for a GPU."""
+    monkeypatch.setattr("posenc.kernels.flex.device_of", lambda x: "cuda")
+    attention = Attention(32, 2, encoding=spec, max_len=150, kernel="flex")
+    for parameter in attention.encoding.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    x, two = torch.randn(1, 150, 32), attention.encoding.axes > 1
+    at = Positions.grid(10, 15) if two else Positions.packed([90, 60])
+    got = attention(x, positions=at, mask=masks.causal())
+    attention.kernel = "reference"
+    torch.testing.assert_close(got, attention(x, positions=at, mask=masks.causal()), rtol=0, atol=1e-5)
 
 
 @torch.no_grad()

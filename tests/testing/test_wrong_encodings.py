@@ -209,7 +209,7 @@ class InvertedSign(Slope):
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         class Turned(ByDistance):
             def dense(self, dtype: torch.dtype) -> Tensor:
-                exchanged = ByDistance(self.encoding, self.keys_at, self.at, self.heads, self.batch)
+                exchanged = ByDistance(self.encoding, self.keys_at, self.at, self.heads)
                 return exchanged.dense(dtype).transpose(-1, -2)
 
         return [Turned(self, at, keys.at, None if q is None else q.shape[1], len(keys.k))]

@@ -118,6 +118,10 @@ class Encoding(checks.ChecksArguments, SharesTables, Published):
     """Of how many queries at a time `attend` is asked at least, where it computes something else for every pair and few
     take less memory; more than 1 where going through all keys for each few is what costs. 0: for no pair."""
 
+    fuses: bool = True
+    """Whether the closures of `biases` are sums and entries of tables, which a fused GPU kernel takes in; else pairs of
+    some queries at a time are written out there."""
+
     turns_when_attending: bool = False
     """Whether keys are cached unturned, and turned with the query's declared horizon when they are attended to."""
 
@@ -206,9 +210,7 @@ class Encoding(checks.ChecksArguments, SharesTables, Published):
         """
         if "by_distance" not in self.doors:
             return []
-        heads, batch = (None, keys.k.shape[0]) if q is None else (q.shape[1], q.shape[0])
-        # By name: torch.compile before 2.13 counts inherited fields first among what is given by place.
-        return [ByDistance(self, at, keys.at, heads, batch=batch)]
+        return [ByDistance(self, at, keys.at, None if q is None else q.shape[1])]
 
     def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         """Door 4. The attention rule: the output [B, H, T, D] and the weights if the kernel was asked for them."""
@@ -463,6 +465,7 @@ class Compose(Encoding):
         self.reads_keys = any(part.reads_keys for part in flat)
         self.needs_weights = any(part.needs_weights for part in flat)
         self.queries_together = max(part.queries_together for part in flat)
+        self.fuses = all(part.fuses for part in flat)
         read = [part.between for part in flat]
         self.between = None if None in read else tuple(dict.fromkeys(name for names in read for name in names or ()))
         # Which channels its parts pair is known to each of them alone: two turns might not commute.

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.keys import Keys
-from posenc.encoding.score_mods import ScoreMod, dot_products, index_grids, looked_up, of_heads, placed_on
+from posenc.encoding.score_mods import ScoreMod, at_token, dot_products, index_grids, looked_up, of_heads, placed_on
 from posenc.tokens.positions import Positions, distance
 from posenc.tokens.watched import is_watched, is_written_down, may_be_read
 
@@ -70,6 +70,10 @@ class Bias:
         """The bias pair by pair, as FlexAttention has it."""
         raise NotImplementedError
 
+    def fused(self, dtype: torch.dtype) -> ScoreMod:
+        """The closure of sums and entries of tables alone, as a fused GPU kernel takes it: if need be, of all pairs."""
+        return looked_up(self.dense(dtype))
+
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The bias on the whole grid, [1 or B, 1 or H, 1 or T, S], without any mask."""
         raise NotImplementedError
@@ -86,7 +90,6 @@ class ByDistance(Bias):
     encoding      what has the function, of distances [...], or [..., A] where its `axes` are not 1
     at, keys_at   where queries and keys are
     heads         how many heads there are to be; None where nobody knows
-    batch         how many rows the batch has
     function      the name of its method
     """
 
@@ -94,7 +97,6 @@ class ByDistance(Bias):
     at: Positions
     keys_at: Positions
     heads: int | None
-    batch: int = 1
     function: str = field(default="by_distance", kw_only=True)
 
     @property
@@ -120,16 +122,30 @@ class ByDistance(Bias):
 
     def closure(self) -> ScoreMod:
         m, n = (where.coordinates(self.axes, self.encoding) for where in (self.at, self.keys_at))
-        # Positions that a batch shares need one evaluation, not one for each row.
-        shared = m.shape[0] == n.shape[0] == 1
-        if not shared:
-            m, n = (coords.expand(self.batch, *coords.shape[1:]) for coords in (m, n))
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            values = self.values(m[0, i] - n[0, j] if shared else m[b, i] - n[b, j])
+            values = self.values(at_token(m, b, i) - at_token(n, b, j))
             return score + of_heads(values, h).to(score.dtype)
 
         return score_mod
+
+    def fused(self, dtype: torch.dtype) -> ScoreMod:
+        distances = distances_between(self.at, self.keys_at)
+        if distances is None or self.axes not in (0, len(distances)):
+            return super().fused(dtype)
+        if math.prod(map(len, distances)) > self.at.tokens * self.keys_at.tokens:
+            return super().fused(dtype)
+        table = self.at_all(distances).to(dtype)
+        of_queries, of_keys = entry_numbers(self.at, self.keys_at, distances)
+
+        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score + table[h, at_token(of_queries, b, i) + at_token(of_keys, b, j)].to(score.dtype)
+
+        return score_mod
+
+    def at_all(self, distances: Sequence[range]) -> Tensor:
+        """The bias [H, n] at all combinations of these distances on each axis, the last running fastest."""
+        return self.along(torch.cartesian_prod(*(whole(met, self.at.device) for met in distances)))
 
     @cached_property
     def grids(self) -> dict[Any, Tensor]:
@@ -162,8 +178,7 @@ class ByDistance(Bias):
         at, keys_at = self.at, self.keys_at
         met = met_by_one_query(at, keys_at) if self.axes <= 1 else None
         if met is not None:
-            delta = torch.arange(met.start, met.stop, -1, device=at.device)
-            return self.along(delta).to(dtype)[None, :, None]
+            return self.along(whole(met, at.device)).to(dtype)[None, :, None]
         offset = steps_between(at, keys_at) if self.axes <= 1 else None
         if offset is not None:
             # T queries and S keys in a row are only T + S - 1 distances apart; a gather spreads them into the matrix.
@@ -187,8 +202,7 @@ class ByDistance(Bias):
             return None
         of_queries, of_keys = entry_numbers(at, keys_at, distances)
         index = of_queries[:, :, None] + of_keys[:, None]
-        table = self.values(torch.cartesian_prod(*(torch.tensor(axis) for axis in distances)))
-        return table.index_select(1, index.flatten()).unflatten(1, index.shape)
+        return self.at_all(distances).index_select(1, index.flatten()).unflatten(1, index.shape)
 
     def pairs(self, q: Tensor, keys: Keys) -> "Pairs":
         """The same bias pair by pair, for what cannot be tabulated."""
@@ -201,7 +215,7 @@ class ByDistance(Bias):
 
 def closure_by_distance(encoding: Any, q: Tensor, at: Positions, keys: Keys, *, function: str) -> ScoreMod:
     """What `ByDistance.pairs` is made of."""
-    return ByDistance(encoding, at, keys.at, heads=q.shape[1], batch=q.shape[0], function=function).closure()
+    return ByDistance(encoding, at, keys.at, heads=q.shape[1], function=function).closure()
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,7 +230,6 @@ class Pairs(Bias):
     facts          adds such facts to keys, when pairs are to be evaluated; None where there are none to add
     reads_between  whether the closure reads, for a query and a key, the keys between the two as well, and so is given
                    them. Say False where each pair stands alone: it then costs less in blocks
-    fuses          whether the closure is made of sums and entries of tables alone, which a fused GPU kernel can take in
     """
 
     score_mod: Callable[[Tensor, Positions, Keys], ScoreMod]
@@ -225,7 +238,6 @@ class Pairs(Bias):
     keys: Keys
     facts: Callable[[Keys], Keys] | None = field(default=None, kw_only=True)
     reads_between: bool = True
-    fuses: bool = True
 
     @property
     def module(self) -> nn.Module:
@@ -236,8 +248,14 @@ class Pairs(Bias):
         return self.keys if self.facts is None else self.facts(self.keys)
 
     def closure(self) -> ScoreMod:
-        modify = self.score_mod(self.q, self.at, self.known())
+        return self.placed(self.score_mod(self.q, self.at, self.known()))
+
+    def placed(self, modify: ScoreMod) -> ScoreMod:
+        """A closure of the bias's heads as one of the model's."""
         return modify if self.chosen is None else placed_on(self.chosen, self.of, modify, self.q.device)
+
+    def fused(self, dtype: torch.dtype) -> ScoreMod:
+        return self.closure()
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         nothing = self.q.new_zeros((*self.q.shape[:3], self.keys.at.tokens), dtype=dtype)
@@ -402,7 +420,7 @@ class Dense(Bias):
     logits: Tensor
 
     def closure(self) -> ScoreMod:
-        return looked_up(self.dense(self.logits.dtype))
+        return self.fused(self.logits.dtype)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         logits = self.logits[(None,) * (4 - self.logits.dim())]
@@ -435,6 +453,7 @@ class Branched(Bias):
     branches     the others
     at, keys_at  where queries and keys are, on one axis
     scale        factor of the logits
+    name         what the branches are known by: others are for other pairs
     """
 
     q: Tensor
@@ -443,9 +462,10 @@ class Branched(Bias):
     at: Positions
     keys_at: Positions
     scale: float
+    name: str
 
     def closure(self) -> ScoreMod:
-        return looked_up(self.dense(torch.promote_types(self.q.dtype, torch.float32)))
+        return self.fused(torch.promote_types(self.q.dtype, torch.float32))
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         own = product(self.q, self.k) * self.scale
@@ -454,6 +474,13 @@ class Branched(Bias):
         for branch, here in zip(self.branches, self.holding(everything, everything, everything), strict=True):
             mapped = torch.where(here[:, None], product(branch.q, branch.k) * self.scale, mapped)
         return self.spread((mapped - own).to(dtype), 1)
+
+    def branch_of(self, m: Tensor, n: Tensor) -> Tensor:
+        """The number of the branch for queries at m and keys at n, from 1; 0 where none holds."""
+        number = torch.zeros_like(m - n, dtype=torch.long)
+        for place, branch in reversed(list(enumerate(self.branches, 1))):
+            number = torch.where(branch.holds(m, n), place, number)
+        return number
 
     def holding(self, batch: slice, rows: slice, keys: slice) -> list[Tensor]:
         """For each branch the pairs that it is for, boolean [1 or b, n, m]: no pair is in two."""
@@ -496,12 +523,18 @@ def whole_distances(at: Positions, keys_at: Positions) -> tuple[range, ...] | No
     return tuple(range(highest[a] - first[a], lowest[a] - last[a] - 1, -1) for a in range(coords.shape[-1]))
 
 
+def whole(distances: range, device: torch.device | None) -> Tensor:
+    """Whole distances as a tensor [n]."""
+    return torch.arange(distances.start, distances.stop, distances.step, device=device)
+
+
 def entry_numbers(at: Positions, keys_at: Positions, distances: Sequence[range]) -> tuple[Tensor, Tensor]:
     """A number of each query [B or 1, T] and of each key: their sum says where a pair's distance stands among all."""
-    steps = [math.prod(map(len, distances[axis + 1 :])) for axis in range(len(distances))]
-    step = torch.tensor(steps, device=at.coords.device)
-    far = sum(axis.start * size for axis, size in zip(distances, steps, strict=True))
-    return far - (at.coords * step).sum(-1), (keys_at.coords * step).sum(-1)
+    of_queries = of_keys = torch.zeros((), dtype=torch.long, device=at.device)
+    for axis, met in enumerate(distances):
+        of_queries = of_queries * len(met) + (met.start - at.coords[..., axis])
+        of_keys = of_keys * len(met) + keys_at.coords[..., axis]
+    return of_queries, of_keys
 
 
 def places_in_row(queries: int, keys: int, device: torch.device | None) -> Tensor:
@@ -519,15 +552,15 @@ def steps_between(at: Positions, keys_at: Positions) -> int | None:
     return at.start - keys_at.start
 
 
-def distances_between(at: Positions, keys_at: Positions) -> tuple[int, int] | None:
-    """The lowest and the highest distance (whole positions), known without looking at data, or None."""
+def distances_between(at: Positions, keys_at: Positions) -> tuple[range, ...] | None:
+    """Whole distances on each axis among which all are, far keys first, known without looking at data; or None."""
     if at.start is not None and keys_at.start is not None:
         first = at.start - keys_at.start
-        return first - keys_at.tokens + 1, first + at.tokens - 1
-    whole = at.axes == keys_at.axes == 1 and not (at.coords.is_floating_point() or keys_at.coords.is_floating_point())
+        return (range(first + at.tokens - 1, first - keys_at.tokens, -1),)
+    whole = at.axes == keys_at.axes and not (at.coords.is_floating_point() or keys_at.coords.is_floating_point())
     if not whole or at.extent is None or keys_at.extent is None:
         return None
-    return 1 - keys_at.extent, at.extent - 1
+    return (range(at.extent - 1, -keys_at.extent, -1),) * at.axes
 
 
 def met_by_one_query(at: Positions, keys_at: Positions) -> range | None:

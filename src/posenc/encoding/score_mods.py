@@ -114,4 +114,14 @@ def looked_up(table: Tensor) -> ScoreMod:
 
 def entry(table: Tensor, *index: Tensor) -> Tensor:
     """table[index], where an axis of one entry stands for all."""
-    return table[tuple(0 if size == 1 else i for size, i in zip(table.shape, index, strict=True))]
+    return table[tuple(first(i) if size == 1 else i for size, i in zip(table.shape, index, strict=True))]
+
+
+def at_token(facts: Tensor, b: Tensor, token: Tensor) -> Tensor:
+    """The facts [B or 1, T, ...] of tokens: rows that share them are not told apart, so that a grid has one for all."""
+    return facts[first(b) if facts.shape[0] == 1 else b, token]
+
+
+def first(index: Tensor) -> Tensor | int:
+    """The first entry: among scalars one too, since older torch takes no gradient of a view; in a grid it is read."""
+    return 0 if index.dim() else index.new_zeros(())

@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import in_turn
 from posenc.hand_outs._target import Target, Wanted
-from posenc.kernels.flex import block_mask, fused, in_float32
+from posenc.kernels.flex import block_mask, in_float32
 from posenc.tokens.positions import Positions
 
 
@@ -47,7 +47,7 @@ class FlexAttention(Target):
         # What reads distances alone reads no queries and keys.
         nothing, at = some_heads(wanted, wanted.at), wanted.at
         keys = Keys(nothing, nothing, at)
-        mods = [fused(bias, nothing) for part in biased for bias in part.biases(nothing, at, keys)]
+        mods = [bias.fused(nothing.dtype) for part in biased for bias in part.biases(nothing, at, keys)]
         mask = block_mask(wanted.mask, at, at)
         return cls(turning(wanted), {"score_mod": in_float32(in_turn(mods)), "block_mask": mask})
 

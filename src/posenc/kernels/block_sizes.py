@@ -62,6 +62,9 @@ class BlockSizes(threading.local):
     """How many pairs of all heads and rows a rule of door 4 is given at once; fewer are not worth a block, nor
     computing twice."""
 
+    pairs_of_rules_on_cuda = 1 << 24
+    """The same on a GPU: enough to keep it busy, in 64 MiB for each number that a pair takes."""
+
     @contextmanager
     def set_to(self, **sizes: int) -> Generator[None]:
         """Other sizes in this thread, by name, for as long as the context is open."""

@@ -10,15 +10,17 @@ pass. Under torch.compile it is part of the caller's graph on either.
 import functools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from posenc.encoding.biases import Bias, ByDistance, Dense, Pairs, distances_between
+from posenc.encoding.biases import Bias, Branched, Factored
 from posenc.encoding.keys import Keys
-from posenc.encoding.score_mods import ScoreMod, entry, in_turn, looked_up
+from posenc.encoding.score_mods import ScoreMod, at_token, entry, in_turn
 from posenc.kernels.device import device_of
+from posenc.kernels.log_sums import merged
 from posenc.kernels.reference import fit_heads
 from posenc.kernels.request import Request
 from posenc.tokens.masks import Mask
@@ -40,6 +42,8 @@ def why_not(request: Request) -> str | None:
         return f"FlexAttention has no dropout, got {request.dropout}; use another kernel, or dropout=0"
     q, device = request.q, request.device
     if device == "cuda":
+        if not request.encoding.fuses:
+            return f"what {request.encoding} computes for each pair does not fuse; use kernel='auto' or 'sdpa'"
         if q is not None and (q.dtype == torch.float64 or q.shape[-1] < NARROWEST):
             return (
                 f"FlexAttention on a GPU takes heads of {NARROWEST} channels or more in single or half precision, got "
@@ -88,24 +92,53 @@ def attend(
         q, k, v = q.detach(), keys.k.detach(), keys.v.detach()
     else:
         k, v = keys.k, keys.v
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    branched = next((bias for bias in biases if isinstance(bias, Branched)), None)
+    mods = [bias.fused(dtype) for bias in biases if not isinstance(bias, (Factored, Branched))]
+    products = [bias for bias in biases if isinstance(bias, Factored)]
+    fused = partial(attended, v=v, modify=in_turn(mods), scale=scale, name=kinds_of(biases))
+    if branched is None:
+        seen, wants_sums = block_mask(mask, at, keys.at), sums is not None
+        out, total = fused(*with_channels(q, k, products, scale), block_mask=seen, sums=wants_sums)
+    else:
+        parts = []
+        for number, (asked, met) in enumerate(((q, k), *((branch.q, branch.k) for branch in branched.branches))):
+            seen = block_mask(mask, at, keys.at, branched, number)
+            parts.append(fused(*with_channels(asked, met, products, scale), block_mask=seen, sums=True))
+        out, total = merged(parts)
+    if sums is not None:
+        sums.append(total)
+    return out.to(q.dtype), None
+
+
+def with_channels(q: Tensor, k: Tensor, products: Sequence[Factored], scale: float) -> tuple[Tensor, Tensor]:
+    """Queries and keys with the vectors of dot products as more channels, rounded to their dtype."""
+    for bias in products:
+        of_queries, of_keys = bias.factors()
+        k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+        q = torch.cat((q, (of_queries / scale).to(q.dtype).expand(*q.shape[:3], -1)), -1)
+        k = torch.cat((k, of_keys.to(k.dtype).expand(*k.shape[:3], -1)), -1)
+    return q, k
+
+
+def attended(
+    q: Tensor, k: Tensor, v: Tensor, modify: ScoreMod | None, block_mask: Any, scale: float, name: str, sums: bool
+) -> tuple[Tensor, Any]:
+    """One call of PyTorch's function: the output and, if they are wanted, the logarithms of the sums, else None."""
     # Imported when it is used: it takes its time.
     from torch.nn.attention.flex_attention import AuxRequest
 
-    found = flex_attention(device_of(q), kinds_of(biases))(
+    out = flex_attention(device_of(q), name)(
         q,
         k,
         v,
-        score_mod=in_float32(in_turn([fused(bias, q) for bias in biases])),
-        block_mask=block_mask(mask, at, keys.at),
+        score_mod=in_float32(modify),
+        block_mask=block_mask,
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
-        return_aux=None if sums is None else AuxRequest(lse=True),
+        return_aux=AuxRequest(lse=True) if sums else None,
     )
-    if sums is None:
-        return found, None
-    out, beside = found
-    sums.append(beside.lse)
-    return out, None
+    return (out[0], out[1].lse) if sums else (out, None)
 
 
 def kinds_of(biases: Sequence[Bias]) -> str:
@@ -149,31 +182,12 @@ def in_float32(modify: ScoreMod | None) -> ScoreMod | None:
     return score_mod
 
 
-def fused(bias: Bias, q: Tensor) -> ScoreMod:
-    """The closure of a bias in which nothing is left to compute but sums and entries of tables.
+def block_mask(mask: Mask, at: Positions, keys_at: Positions, branched: Branched | None = None, number: int = 0) -> Any:
+    """FlexAttention's own form of the mask: who may see whom, and which blocks of 128 x 128 logits are left out.
 
-    A fused kernel takes no constant tensors and no matrix products, so a bias of the distance is evaluated before.
+    number  of branches, of which one's pairs alone are seen; 0 for those of none
     """
-    if isinstance(bias, Dense) or (isinstance(bias, Pairs) and bias.fuses):
-        return bias.closure()
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    distances = distances_between(bias.at, bias.keys_at) if isinstance(bias, ByDistance) else None
-    if distances is None or not isinstance(bias, ByDistance):
-        return looked_up(bias.dense(dtype))
-    lowest, highest = distances
-    at, keys_at = bias.at, bias.keys_at
-    table = bias.along(torch.arange(lowest, highest + 1, device=q.device)).to(dtype)
-    m, n = at.coords[..., 0] - lowest, keys_at.coords[..., 0]
-
-    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return score + table[h, entry(m, b, i) - entry(n, b, j)].to(score.dtype)
-
-    return score_mod
-
-
-def block_mask(mask: Mask, at: Positions, keys_at: Positions) -> Any:
-    """FlexAttention's own form of the mask: who may see whom, and which blocks of 128 x 128 logits are left out."""
-    if mask.sees_everything(at, keys_at):
+    if branched is None and mask.sees_everything(at, keys_at):
         return None
 
     def make() -> Any:
@@ -183,16 +197,20 @@ def block_mask(mask: Mask, at: Positions, keys_at: Positions) -> Any:
         rows, heads = max(at.order.shape[0], keys_at.order.shape[0]), 1
         if mask.given is not None:
             rows, heads = max(rows, four_axes(mask.given).shape[0]), four_axes(mask.given).shape[1]
-        return create_block_mask(rule(mask, at, keys_at), rows, heads, at.tokens, keys_at.tokens, at.order.device)
+        allowed = rule(mask, at, keys_at, branched, number)
+        return create_block_mask(allowed, rows, heads, at.tokens, keys_at.tokens, at.order.device)
 
     if mask.given is not None or at is not keys_at:
         return make()
     # Every layer of a model asks for the same one.
-    return once(at, ("block mask", mask.causal, mask.window, mask.prefix), make)
+    part = None if branched is None else (branched.name, number)
+    return once(at, ("block mask", mask.causal, mask.window, mask.prefix, part), make)
 
 
-def rule(mask: Mask, at: Positions, keys_at: Positions) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Mask.allowed as a closure (b, h, i, j) -> boolean, elementwise in its index tensors."""
+def rule(
+    mask: Mask, at: Positions, keys_at: Positions, branched: Branched | None, number: int
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Mask.allowed, within a branch, as a closure (b, h, i, j) -> boolean, elementwise in its index tensors."""
     documents = at.document, keys_at.document
     given = None if mask.given is None else four_axes(mask.fitting(at, keys_at))
 
@@ -203,6 +221,9 @@ def rule(mask: Mask, at: Positions, keys_at: Positions) -> Callable[[Tensor, Ten
         if given is not None:
             value = entry(given, b, h, i, j)
             allowed = allowed & (value if given.dtype == torch.bool else value != -math.inf)
+        if branched is not None:
+            m, n = at_token(at.coords[..., 0], b, i), at_token(keys_at.coords[..., 0], b, j)
+            allowed = allowed & (branched.branch_of(m, n) == number)
         return allowed
 
     return mask_mod

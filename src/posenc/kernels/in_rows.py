@@ -13,6 +13,7 @@ from posenc.encoding.base import AttentionOutput, Encoding
 from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.keys import Keys
 from posenc.kernels.block_sizes import SIZES
+from posenc.kernels.device import device_of
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 from posenc.tokens.shared_tables import check_versions, versions
@@ -28,7 +29,7 @@ def attend_in_rows(
     encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
 ) -> AttentionOutput:
     """Door 4 of an encoding, some queries at a time where it reads pairs: the output [B, H, T, E] and weights."""
-    if not encoding.queries_together:
+    if not encoding.queries_together and (encoding.fuses or device_of(q) != "cuda"):
         return encoding.attend(q, at, keys, mask, kernel)
     return in_rows(lambda held, *given: held.attend(*given), encoding, q, at, keys, mask, kernel)
 
@@ -36,7 +37,8 @@ def attend_in_rows(
 def at_a_time(encoding: Encoding, q: Tensor, keys: int) -> int:
     """How many queries a rule is asked for that computes something for each pair with so many keys."""
     pairs = q.shape[0] * q.shape[1] * keys
-    return max(1, encoding.queries_together, SIZES.pairs_of_rules // max(pairs, 1))
+    together = SIZES.pairs_of_rules_on_cuda if device_of(q) == "cuda" else SIZES.pairs_of_rules
+    return max(1, encoding.queries_together, together // max(pairs, 1))
 
 
 def in_rows(

@@ -62,6 +62,7 @@ class Contextual(Encoding):
     extrapolates = "Claimed for counting and selective copying, where the count and not the distance matters."
     per_layer = True
     reads_keys = True
+    fuses = False
 
     def __init__(
         self,

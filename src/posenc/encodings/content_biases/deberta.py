@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
-from posenc.encoding.biases import Bias, DotProducts, Products, distances_between, facts_of
+from posenc.encoding.biases import Bias, DotProducts, Products, distances_between, facts_of, whole
 from posenc.encoding.formulas import dot_product
 from posenc.encoding.keys import Keys
-from posenc.encoding.score_mods import ScoreMod, look_up
+from posenc.encoding.score_mods import ScoreMod, at_token, look_up
 from posenc.tokens.positions import Positions, distance
 
 TERMS = ("both", "content_to_position", "position_to_content")
@@ -162,19 +162,19 @@ class DeBERTa(Encoding):
         return facts_of(keys, memo=memo, query_memo=query_memo)
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        known, (m, n) = distances_between(at, keys.at), (where.coords[..., 0] for where in (at, keys.at))
-        if known is None:
+        distances, m, n = distances_between(at, keys.at), at.axis(self), keys.at.axis(self)
+        if distances is None:
             bucket = self.bucket(distance(at, keys.at, self))
         else:
-            bucket = self.bucket(torch.arange(known[0], known[1] + 1, device=q.device))
-            m = m - known[0]
+            bucket = self.bucket(whole(distances[0], q.device))
+            m = distances[0].start - m
         row, mirrored = self.row(bucket), self.row(-bucket if self.mirror else bucket)
         to_position, to_content = keys.query_memo.get("deberta"), keys.memo.get("deberta")
 
         def met(rows: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            if known is None:
+            if distances is None:
                 return rows[0 if len(rows) == 1 else b, i, j]
-            return rows[m[0 if len(m) == 1 else b, i] - n[0 if len(n) == 1 else b, j]]
+            return rows[at_token(m, b, i) + at_token(n, b, j)]
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             if to_position is not None:
@@ -197,7 +197,7 @@ class DeBERTa(Encoding):
 
     def term(self, x: Tensor, projection: nn.Linear, distances: range) -> DotProducts:
         """Queries or keys [B, H, T, D] with those rows of the projected table that distances have."""
-        row = self.row(self.bucket(torch.arange(distances.start, distances.stop, distances.step, device=x.device)))
+        row = self.row(self.bucket(whole(distances, x.device)))
         # Rows follow the distance. Not read of the tensor, which would wait for a GPU.
         first, last = sorted(self.row_of(delta) for delta in (distances[0], distances[-1]))
         table = self.projected(x, projection, slice(first, last + 1))

@@ -2,16 +2,18 @@
 
 import functools
 import math
+from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
-from posenc.encoding.biases import Bias, ByDistance, Pairs
+from posenc.encoding.biases import Bias, ByDistance, Pairs, distances_between, entry_numbers, whole
 from posenc.encoding.formulas import dot_product
 from posenc.encoding.keys import Keys
-from posenc.encoding.score_mods import ScoreMod, look_up
+from posenc.encoding.score_mods import ScoreMod, at_token, entry, look_up, looked_up
 from posenc.tokens.positions import Positions
 from posenc.tokens.watched import may_be_read
 
@@ -102,18 +104,17 @@ class Fire(Encoding):
         assert q is not None
         checks.heads(self, q)
         if self.all_within_length(at):
-            return [ByDistance(self, at, keys.at, q.shape[1], batch=q.shape[0], function="within_length")]
-        # Its pieces are found by bisection, which does not fuse.
-        return [Pairs(self.score_mod, q, at, keys, reads_between=False, fuses=False)]
+            return [ByDistance(self, at, keys.at, q.shape[1], function="within_length")]
+        return [Pieces(self.score_mod, q, at, keys, reads_between=False)]
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
         m, n = at.axis(self), keys.at.axis(self)
         dtype = self.dtype_for(m, n)
         bends, slope, offset = self.pieces(dtype)
-        seen = self.logarithm(torch.maximum(self.threshold(dtype), m.to(dtype))) + self.eps  # [B or 1, T]
+        seen = self.seen(m, dtype)
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            share = self.logarithm((of(m, b, i) - of(n, b, j)).to(dtype)) / of(seen, b, i)
+            share = self.logarithm((at_token(m, b, i) - at_token(n, b, j)).to(dtype)) / at_token(seen, b, i)
             piece = torch.bucketize(share.detach(), bends)
             bias = look_up(slope, h, piece) * share + look_up(offset, h, piece)
             return score + bias.to(score.dtype)
@@ -134,6 +135,10 @@ class Fire(Encoding):
         piece = torch.bucketize(share.detach(), bends).flatten()
         bias = slope.index_select(1, piece) * share.flatten() + offset.index_select(1, piece)
         return bias.view(self.heads, *delta.shape)
+
+    def seen(self, m: Tensor, dtype: torch.dtype) -> Tensor:
+        """The quotient's denominator for queries at m [B or 1, T]."""
+        return self.logarithm(torch.maximum(self.threshold(dtype), m.to(dtype))) + self.eps
 
     def threshold(self, dtype: torch.dtype) -> Tensor:
         """L [1]."""
@@ -156,6 +161,28 @@ class Fire(Encoding):
         return super().formula_logit(q, k, m, n, head, scale) + bias + self.out.bias[head].item()
 
 
-def of(facts: Tensor, b: Tensor, token: Tensor) -> Tensor:
-    """The facts [B or 1, T] of chosen tokens; rows that share them are not told apart, so that they share the bias."""
-    return facts[0][token] if facts.shape[0] == 1 else facts[b, token]
+class Pieces(Pairs):
+    """The network's bias: a fused kernel looks up the logarithm of each distance, and lines that each query has."""
+
+    def fused(self, dtype: torch.dtype) -> ScoreMod:
+        distances, fire = distances_between(self.at, self.keys.at), cast(Fire, self.module)
+        if distances is None:
+            return looked_up(self.dense(dtype))
+        bends, slope, offset = fire.pieces(dtype)
+        halves = [1 << power for power in reversed(range(fire.width.bit_length()))]
+        bends = F.pad(bends, (0, 2 * halves[0] - 1 - fire.width), value=math.inf)
+        seen = fire.seen(self.at.axis(fire), dtype)
+        # Were they the same for all queries, the gradients of all pairs would be added up at a few places.
+        slope = slope[:, None, None] / seen[..., None]  # [H, B or 1, T, width + 1]
+        offset = offset[:, None, None].expand_as(slope)
+        logarithms = fire.logarithm(whole(distances[0], self.q.device).to(dtype))
+        of_queries, of_keys = entry_numbers(self.at, self.keys.at, distances)
+
+        def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            x = logarithms[at_token(of_queries, b, i) + at_token(of_keys, b, j)]
+            share, piece = x / at_token(seen, b, i), torch.zeros_like(i)
+            for half in halves:
+                piece = torch.where(share > bends[piece + (half - 1)], piece + half, piece)
+            return score + (entry(slope, h, b, i, piece) * x + entry(offset, h, b, i, piece)).to(score.dtype)
+
+        return self.placed(score_mod)

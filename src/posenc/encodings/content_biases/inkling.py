@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
-from posenc.encoding.biases import Bias, DotProducts, Products, facts_of
+from posenc.encoding.biases import Bias, DotProducts, Products, facts_of, whole
 from posenc.encoding.formulas import Token, dot_product
 from posenc.encoding.interpolation import interpolated
 from posenc.encoding.keys import Keys
-from posenc.encoding.score_mods import ScoreMod, look_up
-from posenc.tokens.positions import Positions, distance
+from posenc.encoding.score_mods import ScoreMod, at_token, look_up
+from posenc.tokens.positions import Positions
 
 
 class Inkling(Encoding):
@@ -106,12 +106,12 @@ class Inkling(Encoding):
         dtype = torch.promote_types(mixture.dtype, self.profiles.dtype)
         # A column of zeros stands for all distances without bias.
         curves = nn.functional.pad(mixture.to(dtype) @ self.profiles.to(dtype), (0, 1))  # [B, H, T, max_distance + 1]
-        delta = distance(at, keys.at, self).expand(q.shape[0], -1, -1)
+        m, n = at.axis(self), keys.at.axis(self)
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            n = delta[b, i, j]
+            delta = at_token(m, b, i) - at_token(n, b, j)
             # Keys in the future have no bias, however near.
-            place = torch.where(n >= 0, n, self.max_distance).clamp(max=self.max_distance)
+            place = torch.where(delta >= 0, delta, self.max_distance).clamp(max=self.max_distance)
             mixed = interpolated(lambda column: look_up(curves, b, h, i, column), place, self.max_distance)
             return score + mixed.to(score.dtype)
 
@@ -120,7 +120,7 @@ class Inkling(Encoding):
     def products(self, mixture: Tensor, distances: range) -> list[DotProducts]:
         """The bias at whole distances as dot products."""
         dtype = torch.promote_types(mixture.dtype, self.profiles.dtype)
-        delta = torch.arange(distances.start, distances.stop, distances.step, device=mixture.device)
+        delta = whole(distances, mixture.device)
         biased = (delta >= 0) & (delta < self.max_distance)
         columns = self.profiles.to(dtype).index_select(1, delta.clamp(0, self.max_distance - 1))
         return [DotProducts(mixture.to(dtype), (columns * biased).T[None])]

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import AttentionOutput, Encoding
-from posenc.encoding.biases import Bias, DotProducts, Pairs, Products, ValueVectors
+from posenc.encoding.biases import Bias, DotProducts, Pairs, Products, ValueVectors, whole
 from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.interpolation import interpolated, neighbours
 from posenc.encoding.keys import Keys
-from posenc.encoding.score_mods import ScoreMod, look_up
+from posenc.encoding.score_mods import ScoreMod, at_token, look_up
 from posenc.kernels.in_rows import in_rows
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions, distance
@@ -115,14 +115,14 @@ class Shaw(Encoding):
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
         of_queries = self.compared(q)
         of_keys = self.compared(keys.k).repeat_interleave(q.shape[1] // keys.k.shape[1], 1) if self.mutual else None
-        row = self.row(at, keys.at).expand(q.shape[0], -1, -1)
+        m, n = at.axis(self), keys.at.axis(self)
 
         def read(table: Tensor, *index: Tensor) -> Tensor:
             *token, r = index
             return interpolated(lambda whole: look_up(table, *token, whole), r, 2 * self.max_distance)
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            r = row[b, i, j]
+            r = self.bucket(at_token(m, b, i) - at_token(n, b, j))
             score = score + read(of_queries, b, h, i, r).to(score.dtype)
             return score if of_keys is None else score + read(of_keys, b, h, j, r).to(score.dtype)
 
@@ -138,8 +138,7 @@ class Shaw(Encoding):
         first = self.max_distance - distances[0]
         if distances.step == -1 and 0 <= first and first + len(distances) <= len(table):
             return table[None, first : first + len(distances)]
-        delta = torch.arange(distances.start, distances.stop, distances.step, device=table.device)
-        return table[self.bucket(delta)][None]
+        return table[self.bucket(whole(distances, table.device))][None]
 
     def compared(self, x: Tensor) -> Tensor:
         """Queries or keys [B, H, T, D] with every vector of the key table, scaled: [B, H, T, 2 max_distance + 1]."""

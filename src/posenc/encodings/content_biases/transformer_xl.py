@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
-from posenc.encoding.biases import Bias, DotProducts, Products, facts_of
+from posenc.encoding.biases import Bias, DotProducts, Products, facts_of, whole
 from posenc.encoding.formulas import dot_product
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import exact
@@ -70,6 +70,7 @@ class TransformerXL(Waves, Encoding):
     also_called = ("xl", "txl", "xlnet", "relative_sinusoidal")
     per_layer = True
     reads_keys = True
+    fuses = False
     extrapolates = (
         "made for contexts that grow segment by segment, and reported to evaluate past the trained length; "
         "no independent measurement is known to us, and distances beyond the trained ones are still unseen"
@@ -119,8 +120,7 @@ class TransformerXL(Waves, Encoding):
         checks.head_dim(self, q)
         facts, products = partial(self.facts, at), partial(self.products, q, at, keys.k)
         beyond = None if self.max_distance is None else math.ceil(self.max_distance)
-        # Each pair takes an inner product, so that nothing fuses.
-        return [Products(self.score_mod, q, at, keys, facts=facts, products=products, same_beyond=beyond, fuses=False)]
+        return [Products(self.score_mod, q, at, keys, facts=facts, products=products, same_beyond=beyond)]
 
     def facts(self, at: Positions, keys: Keys) -> Keys:
         """The waves of queries and of keys, [B or 1, 1, T or S, 2 pairs]."""
@@ -168,7 +168,7 @@ class TransformerXL(Waves, Encoding):
 
     def sinusoids(self, distances: range, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The sinusoids [R, dim] of whole distances."""
-        delta = torch.arange(distances.start, distances.stop, distances.step, device=device).double()
+        delta = whole(distances, device).double()
         if self.max_distance is not None:
             delta = delta.clamp(-self.max_distance, self.max_distance)
         sin, cos = self.waves(delta, dtype, device)

@@ -16,7 +16,7 @@ from posenc.encoding.biases import Bias, Branch, Branched, Pairs, check_heads
 from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.formulas import Token
 from posenc.encoding.keys import Keys
-from posenc.encoding.score_mods import ScoreMod, of_heads
+from posenc.encoding.score_mods import ScoreMod, at_token, of_heads
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 
@@ -90,7 +90,7 @@ class DistanceMap(Encoding):
             for one in self.branches()
         ]
         true_q, true_k = turned(at, keys.at)
-        biases = [*self.biases(q, at, keys), Branched(true_q, true_k, branches, at, keys.at, kernel.scale)]
+        biases = [*self.biases(q, at, keys), Branched(true_q, true_k, branches, at, keys.at, kernel.scale, repr(self))]
         return kernel(self, true_q, at, replace(keys, k=true_k), mask, biases=biases)
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
@@ -102,18 +102,14 @@ class DistanceMap(Encoding):
         """The bias of the mapped distances, pair by pair."""
         branches = self.branches()
         m, n = at.axis(self), keys.at.axis(self)
-        # Positions that a batch shares need one evaluation, not one for each row.
-        shared = m.shape[0] == n.shape[0] == 1
-        if not shared:
-            m, n = m.expand(q.shape[0], -1), n.expand(q.shape[0], -1)
         mapped = [(branch.queries(m), branch.keys(n)) for branch in branches]
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            row = 0 if shared else b
-            true_m, true_n = m[row, i], n[row, j]
+            true_m, true_n = at_token(m, b, i), at_token(n, b, j)
             delta = true_m - true_n
             for branch, (queries, others) in zip(branches, mapped, strict=True):
-                delta = torch.where(branch.holds(true_m, true_n), queries[row, i] - others[row, j], delta)
+                there = at_token(queries, b, i) - at_token(others, b, j)
+                delta = torch.where(branch.holds(true_m, true_n), there, delta)
             values = self.encoding.by_distance(delta if self.encoding.axes == 1 else delta[..., None])
             assert values is not None
             check_heads(self, values, delta.dim(), q.shape[1])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from posenc.encoding.biases import ByDistance, entry_numbers, whole_distances
+from posenc.encoding.biases import ByDistance, entry_numbers, whole, whole_distances
 from posenc.kernels.cpu.bias_in_blocks import BiasInBlocks, Block, Part, Room, length
 from posenc.kernels.cpu.plan import Plan, in_sight
 
@@ -163,11 +163,6 @@ def at_distances(biases: Sequence[ByDistance], delta: Tensor) -> Tensor:
     """The sum [H, n] of biases at distances [n], or [n, A]."""
     first, *others = (bias.along(delta) for bias in biases)
     return sum(others, first)
-
-
-def whole(distances: range, device: torch.device) -> Tensor:
-    """Whole distances as a tensor [n]."""
-    return torch.arange(distances.start, distances.stop, distances.step, device=device)
 
 
 def anti_diagonals(x: Tensor) -> Tensor:
