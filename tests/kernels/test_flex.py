@@ -26,15 +26,14 @@ BIASED = [
 
 LEARNED = [
     "alibi(learned=True)",
-    "t5_bias",
+    "t5_bias(causal=True)",
     "kerple",
     "mlp_bias",
     "fire",
     "forgetting",
     "shaw(values=False)",
-    "deberta",
 ]
-LEARNED += ["inkling", "grid_bias", "log_grid_bias"]
+LEARNED += ["deberta", "inkling", "grid_bias", "log_grid_bias"]
 """Biases with parameters."""
 
 
