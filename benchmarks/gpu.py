@@ -3,29 +3,35 @@
     python benchmarks/gpu.py --minutes 8 --out runs/gpu.jsonl
     python benchmarks/gpu.py --minutes 2 --device cpu --small        # the same lines where there is no GPU
 
-First every encoding is held to what it gives on a CPU, for a quarter of the time at most. Then each row is printed and
-saved as it is there, so that a run which is cut off keeps its rows: a step of training, a prompt, a decoded token and
-the memory of a decoder with 124 million parameters in bfloat16, as it is and compiled. Times are of the device, the
-median of some calls; a case that fails is a row with its reason.
+First masked attention and all encodings are held to what they give on a CPU, in processes of their own: an error of
+CUDA's ends one. Then come attention alone, and a decoder with 124 million parameters in bfloat16, plain and compiled:
+what decides comes first. Times are medians of calls; behind each comes one of the first model's (`beside_ms`).
 """
 
 import argparse
 import functools
+import gc
 import json
 import math
+import os
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.attention.flex_attention as flex
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc import Decoder, Encoder, Positions, Shape, catalogue
+from posenc import Decoder, Encoder, Keys, Positions, Shape, catalogue, kernels, masks
 
 SPECS = ("none", "rotary", "alibi", "t5_bias", "kerple", "fire", "shaw", "forgetting")
+
+compiled_flex_attention = functools.cache(lambda: torch.compile(flex.flex_attention))
 
 
 class Sizes(NamedTuple):
@@ -37,12 +43,12 @@ class Sizes(NamedTuple):
     vocab: int = 50304
     tokens: int = 16384
     """Tokens in a step, shared out among rows."""
-    lengths: tuple[int, ...] = (1024, 4096, 16384)
-    checked: int = 1100
-    """Tokens of the check: more than 1,024, from which on biases are fused."""
+    lengths: tuple[int, ...] = (4096, 1024, 16384)
+    checked: int = 33 * 33
+    """Tokens of the check, a square: more than 1,024, from which on biases are fused."""
 
 
-SMALL = Sizes(64, 4, 2, 101, 256, (64, 128), 40)
+SMALL = Sizes(64, 4, 2, 101, 256, (128, 64), 36)
 
 
 class ByHand(nn.Module):
@@ -50,31 +56,26 @@ class ByHand(nn.Module):
 
     def __init__(self, sizes: Sizes, positions: str) -> None:
         super().__init__()
-        dim = sizes.dim
-        self.heads, self.positions = sizes.heads, positions
+        dim, self.heads, self.positions = sizes.dim, sizes.heads, positions
         self.token = nn.Embedding(sizes.vocab, dim)
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2 * sizes.layers + 1))
-        self.joined = nn.ModuleList(nn.Linear(dim, 3 * dim) for _ in range(sizes.layers))
-        self.back = nn.ModuleList(nn.Linear(dim, dim) for _ in range(sizes.layers))
-        self.up = nn.ModuleList(nn.Linear(dim, 4 * dim) for _ in range(sizes.layers))
-        self.down = nn.ModuleList(nn.Linear(4 * dim, dim) for _ in range(sizes.layers))
+        widths = (dim, 3 * dim), (dim, dim), (dim, 4 * dim), (4 * dim, dim)
+        self.blocks = nn.ModuleList(nn.ModuleList(nn.Linear(*w) for w in widths) for _ in range(sizes.layers))
 
     def forward(self, ids: Tensor) -> Tensor:
         x, (B, T) = self.token(ids), ids.shape
         turn, attend = self.by_positions(T, x)
-        for n, joined in enumerate(self.joined):
+        for n, (joined, back, up, down) in enumerate(self.blocks):
             q, k, v = joined(self.norms[2 * n](x)).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-            x = x + self.back[n](attend(turn(q), turn(k), v).transpose(1, 2).flatten(2))
-            x = x + self.down[n](F.gelu(self.up[n](self.norms[2 * n + 1](x))))
+            x = x + back(attend(turn(q), turn(k), v).transpose(1, 2).flatten(2))
+            x = x + down(F.gelu(up(self.norms[2 * n + 1](x))))
         return F.linear(self.norms[-1](x), self.token.weight)
 
     def by_positions(self, T: int, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[..., Tensor]]:
         if self.positions == "alibi":
-            from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
             slopes = torch.exp2(-8.0 / self.heads * torch.arange(1, self.heads + 1, device=x.device))
-            causal = create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device=x.device)
-            fused: Any = flex_attention if torch.compiler.is_compiling() or not x.is_cuda else compiled_flex_attention()
+            causal = flex.create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device=x.device)
+            fused: Any = flex.flex_attention if torch.compiler.is_compiling() or x.is_cpu else compiled_flex_attention()
 
             def alibi(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
                 return score + (j - i) * slopes[h]
@@ -95,79 +96,74 @@ class ByHand(nn.Module):
         return turn, plain
 
 
-@functools.cache
-def compiled_flex_attention() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention)
-
-
-def llama(sizes: Sizes, length: int) -> nn.Module:
-    """Hugging Face's, of the same sizes; its logits."""
+def llama(sizes: Sizes) -> nn.Module:
+    """The logits of Hugging Face's: three matrices of its width have as many weights as two of four times the width."""
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    class Logits(LlamaForCausalLM):
+        def forward(self, ids: Tensor) -> Any:
+            return super().forward(input_ids=ids, use_cache=False).logits
 
     config = LlamaConfig(
         vocab_size=sizes.vocab,
         hidden_size=sizes.dim,
-        # Three matrices of this size have as many weights as two of four times the width.
         intermediate_size=8 * sizes.dim // 3,
         num_hidden_layers=sizes.layers,
         num_attention_heads=sizes.heads,
-        max_position_embeddings=length,
         tie_word_embeddings=True,
     )
-    return LogitsOf(LlamaForCausalLM(config))
-
-
-class LogitsOf(nn.Module):
-    """A model of Hugging Face's that gives its logits alone."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.model(input_ids=ids, use_cache=False).logits
+    return Logits(config)
 
 
 def x_transformers(sizes: Sizes, length: int, **positions: Any) -> nn.Module:
-    from x_transformers import Decoder as Layers
-    from x_transformers import TransformerWrapper
+    import x_transformers as made
 
-    layers = Layers(dim=sizes.dim, depth=sizes.layers, heads=sizes.heads, attn_flash=True, **positions)
-    return TransformerWrapper(
+    layers = made.Decoder(dim=sizes.dim, depth=sizes.layers, heads=sizes.heads, attn_flash=True, **positions)
+    return made.TransformerWrapper(
         num_tokens=sizes.vocab, max_seq_len=length, attn_layers=layers, use_abs_pos_emb=False, tie_embedding=True
     )
 
 
-def models(sizes: Sizes, length: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-    """Each model by its name, those that matter most first."""
+def models(sizes: Sizes, length: int) -> dict[str, Callable[[], nn.Module]]:
+    """What makes each model, by name: those that matter most first."""
 
-    def ours(spec: str) -> Callable[[], nn.Module]:
-        return lambda: Decoder(sizes.vocab, sizes.dim, sizes.heads, sizes.layers, spec, tie_output=True, max_len=length)
+    def ours(spec: str) -> nn.Module:
+        return Decoder(sizes.vocab, sizes.dim, sizes.heads, sizes.layers, spec, tie_output=True, max_len=length)
 
-    yield "by hand, none", lambda: ByHand(sizes, "none")
-    yield "posenc none", ours("none")
-    yield "by hand, rotary", lambda: ByHand(sizes, "rotary")
-    yield "posenc rotary", ours("rotary")
-    yield "by hand, alibi in FlexAttention", lambda: ByHand(sizes, "alibi")
-    for spec in SPECS[2:]:
-        yield f"posenc {spec}", ours(spec)
-    yield "transformers, Llama", lambda: llama(sizes, length)
-    yield "x-transformers, rotary", lambda: x_transformers(sizes, length, rotary_pos_emb=True)
-    yield "x-transformers, alibi", lambda: x_transformers(sizes, length, alibi_pos_bias=True)
+    return {
+        "by hand, none": lambda: ByHand(sizes, "none"),
+        "posenc rotary": lambda: ours("rotary"),
+        "by hand, rotary": lambda: ByHand(sizes, "rotary"),
+        "posenc none": lambda: ours("none"),
+        "posenc alibi": lambda: ours("alibi"),
+        "posenc t5_bias": lambda: ours("t5_bias"),
+        "by hand, alibi in FlexAttention": lambda: ByHand(sizes, "alibi"),
+        **{f"posenc {spec}": functools.partial(ours, spec) for spec in SPECS[4:]},
+        "transformers, Llama (rotary)": lambda: llama(sizes),
+        "x-transformers, rotary": lambda: x_transformers(sizes, length, rotary_pos_emb=True),
+        "x-transformers, alibi": lambda: x_transformers(sizes, length, alibi_pos_bias=True),
+    }
+
+
+def reason(error: Exception) -> str:
+    """Why a case failed, in a line: the compiler's errors say it behind their first one."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
 
 
 class Bench:
     """Rows of one run: printed, saved, and no more begun when the time is over."""
 
-    def __init__(self, file: Path, device: str, minutes: float) -> None:
-        self.file, self.device, self.begun, self.minutes = file, device, time.monotonic(), minutes
+    def __init__(self, file: Path, device: str, sizes: Sizes, minutes: float) -> None:
+        self.file, self.device, self.sizes, self.minutes = file, device, sizes, minutes
+        self.on_card, self.dtype = device != "cpu", torch.float32 if device == "cpu" else torch.bfloat16
+        self.begun, self.memory_before = time.monotonic(), 0
+        self.first: dict[str, tuple[str, Callable[[], Any]]] = {}
+        self.times: dict[tuple[int, bool, str], dict[str, tuple[float, float, str]]] = {}
         file.parent.mkdir(parents=True, exist_ok=True)
 
-    def left(self, share: float = 1.0) -> bool:
-        """Whether some of this share of the time is left."""
-        return time.monotonic() - self.begun < 60 * self.minutes * share
+    def left(self) -> bool:
+        """Whether some of the time is left."""
+        return time.monotonic() - self.begun < 60 * self.minutes
 
     def row(self, what: str, name: str, **facts: Any) -> None:
         row = {"what": what, "name": name, **facts, "at_s": round(time.monotonic() - self.begun, 1)}
@@ -175,103 +171,201 @@ class Bench:
         with self.file.open("a", encoding="utf-8") as rows:
             rows.write(json.dumps(row) + "\n")
 
-    def measured(self, what: str, name: str, call: Callable[[], Any], **facts: Any) -> None:
-        """A row with the milliseconds of a call and the most memory that it held; or with why there are none."""
-        try:
-            facts |= {"ms": round(self.milliseconds(call), 3)}
-            if self.device == "cuda":
-                facts["MiB"] = round(torch.cuda.max_memory_allocated() / 2**20)
-        except Exception as error:  # a case that fails is a result, and the next one goes on
-            facts["failed"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]
-        self.row(what, name, **facts)
+    def free(self) -> int:
+        """The bytes that are held when all is given back that frames and errors hold of each other."""
+        gc.collect()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_allocated()
 
-    def milliseconds(self, call: Callable[[], Any]) -> float:
-        """The median of some calls behind two that are not counted, in which things are compiled."""
-        call(), call()
-        self.wait()
-        if self.device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-        times: list[float] = []
-        while len(times) < 5 or (sum(times) < 0.5 and len(times) < 50):
-            start = time.perf_counter()
-            call()
-            self.wait()
-            times.append(time.perf_counter() - start)
-        return 1000 * statistics.median(times)
-
-    def wait(self) -> None:
-        if self.device == "cuda":
+    def timed(self, call: Callable[[], Any]) -> float:
+        start = time.perf_counter()
+        call()
+        if self.on_card:
             torch.cuda.synchronize()
+        return time.perf_counter() - start
+
+    def measured(self, what: str, name: str, call: Callable[[], Any], tokens: int, compiled: bool = False) -> None:
+        """A row with the milliseconds of a call and of the first model's, and the most memory that it held."""
+        facts: dict[str, Any] = {"tokens": tokens, "compiled": compiled}
+        try:
+            self.timed(call)  # in which things are compiled
+            if self.on_card:
+                torch.cuda.reset_peak_memory_stats()
+            self.timed(call)
+            if self.on_card:
+                facts["MiB"] = round((torch.cuda.max_memory_allocated() - self.memory_before) / 2**20)
+            first, other = self.first.setdefault(what, (name, call))
+            times: list[tuple[float, float]] = []
+            while len(times) < 7 or (sum(map(sum, times)) < 1 and len(times) < 50):
+                times.append((self.timed(call), self.timed(other)))
+            ms, beside_ms = (1000 * statistics.median(column) for column in zip(*times, strict=True))
+            facts |= {"ms": round(ms, 3), "beside": first, "beside_ms": round(beside_ms, 3)}
+            self.times.setdefault((tokens, compiled, what), {})[name] = ms, ms / beside_ms, first
+        except Exception as error:  # a case that fails is a result, and the next one goes on
+            facts["failed"] = reason(error)
+        self.row(what, name, **facts)
+        if "failed" in facts:
+            self.free()
+
+    def ratios(self, length: int) -> None:
+        """A row with all that was measured at a length, beside the first model, its peers and itself uncompiled."""
+        found: dict[str, dict[str, float]] = {}
+        for (tokens, compiled, what), times in self.times.items():
+            plain = self.times.get((tokens, False, what), {}) if compiled else {}
+            for name, (ms, ratio, first) in times.items() if tokens == length else ():
+                spec = name.removeprefix("posenc ")
+                beside = {peer: ratio / times[peer][1] for peer in times if spec in peer and peer != name}
+                beside |= {first: ratio} | ({"uncompiled": ms / plain[name][0]} if name in plain else {})
+                found[f"{what}{', compiled' * compiled}: {name}"] = {other: round(x, 3) for other, x in beside.items()}
+        self.row("ratios", f"{length} tokens", **found)
 
 
-def check(bench: Bench, sizes: Sizes) -> None:
-    """Logits and gradients of each encoding, on the device beside the CPU, in float32."""
-    side = math.isqrt(sizes.checked)
-    for spec in catalogue.names():
-        if not bench.left(0.25):
-            return bench.row("check", spec, failed="no time was left")
-        torch.manual_seed(0)
-        one_axis = catalogue.build(spec, Shape(64, 4, 16, 32)).axes != 2
-        made: Any = Decoder if one_axis else Encoder
-        model = made(17, 64, 4, 1, spec, max_len=sizes.checked if one_axis else side)
-        tokens = sizes.checked if one_axis else side * side
-        ids, outs = torch.randint(17, (1, tokens)), []
-        for device in ("cpu", bench.device):
-            model.to(device).zero_grad()
-            at = None if one_axis else Positions.grid(side, side, device=device)
+def compare(bench: Bench, name: str, run: Callable[[str], tuple[Tensor, ...]], **facts: Any) -> None:
+    """A row with how far values and gradients on the device are from a CPU's, relative; or with why there are none."""
+    try:
+        if not bench.left():
+            raise TimeoutError("no time was left")
+        here, there = ([x.detach().cpu().float().flatten() for x in run(device)] for device in ("cpu", bench.device))
+        for what, part in (("off", slice(1)), ("gradient_off", slice(1, None))):
+            expected = torch.cat(here[part])
+            facts[what] = float((torch.cat(there[part]) - expected).norm() / expected.norm())
+    except Exception as error:
+        facts["failed"] = reason(error)
+    bench.row("check", name, **facts)
+
+
+def check_masked(bench: Bench, tokens: int) -> None:
+    """Masked attention of heads of 64 in bfloat16, on the device beside the CPU in float32."""
+    torch.default_generator.manual_seed(0)
+    given = [torch.randn(2, 4, tokens, 64).bfloat16() for _ in range(3)]
+    i, j = torch.arange(tokens)[:, None], torch.arange(tokens)
+    slopes = torch.exp2(-2.0 * torch.arange(1, 5))[:, None, None]
+    seen = {
+        "no mask": None,
+        "padding": (j < tokens - tokens // 4).expand(2, 1, tokens, tokens),
+        "window": (i >= j) & (i - j < tokens // 4),
+        "a bias with a float mask": (slopes * (j - i)).masked_fill(j > i, -math.inf)[None],
+    }
+    for name, mask in seen.items():
+
+        def run(device: str, mask: Tensor | None = mask) -> tuple[Tensor, ...]:
+            dtype = torch.bfloat16 if device == bench.device else torch.float32
+            q, k, v = (x.to(device, dtype).requires_grad_() for x in given)
+            out = kernels.sdpa.masked(q, k, v, None if mask is None else mask.to(device), scale=0.125, dropout=0.0)
+            return out, *torch.autograd.grad(out.float().square().mean(), (q, k, v))
+
+        compare(bench, f"masked attention in bfloat16, {name}", run, tokens=tokens)
+
+
+def trained(spec: str, tokens: int, steps: int, device: str) -> tuple[Tensor, ...]:
+    """Logits and gradients of a small model in float32, in the last of some steps of training."""
+    torch.default_generator.manual_seed(0)
+    grid, side = catalogue.build(spec, Shape(64, 4, 16, 32)).axes == 2, math.isqrt(tokens)
+    model: Any = (Encoder if grid else Decoder)(17, 64, 4, 1, spec, max_len=side if grid else tokens)
+    ids = torch.randint(17, (1, tokens)).to(device)
+    at = Positions.grid(side, side, device=device) if grid else None
+    optimizer = torch.optim.SGD(model.to(device).parameters(), 0.1)
+    for _ in range(steps):
+        out = model(ids, positions=at)
+        optimizer.zero_grad()
+        out.square().mean().backward()
+        optimizer.step()
+    return out, *[p.grad for p in model.parameters() if p.grad is not None]
+
+
+def check(bench: Bench) -> None:
+    """Masked attention, then logits and gradients of each encoding, on the device beside the CPU."""
+    tokens = bench.sizes.checked
+    check_masked(bench, tokens // 4), check_masked(bench, tokens)
+    for spec in sorted(catalogue.names(), key=lambda spec: (spec not in SPECS, spec)):
+        compare(bench, spec, functools.partial(trained, spec, tokens, 1), tokens=tokens)
+
+
+def check_segments(bench: Bench) -> None:
+    """Some steps of training, with memory in segments that grow where the environment asked for them."""
+    on, tokens = False, bench.sizes.lengths[0] // 2
+    if bench.on_card:
+        torch.zeros(1, device=bench.device)
+        on = torch.cuda.memory._snapshot().get("allocator_settings", {}).get("expandable_segments")
+    for spec in ("rotary", "alibi"):
+        compare(bench, f"{spec}, trained", functools.partial(trained, spec, tokens, 4), tokens=tokens, expandable=on)
+
+
+def measure_attention(bench: Bench) -> None:
+    """Causal attention alone at the first length, with biases beside PyTorch's own without."""
+    sizes, T, width = bench.sizes, bench.sizes.lengths[0], bench.sizes.dim // bench.sizes.heads
+    shape = max(1, sizes.tokens // T), sizes.heads, T, width
+    q, k, v, upstream = (torch.randn(shape, device=bench.device, dtype=bench.dtype) for _ in range(4))
+    at, inputs = Positions.count(T, device=bench.device), [x.requires_grad_() for x in (q, k, v)]
+
+    def rows(name: str, forward: Callable[[], Tensor], encoding: nn.Module) -> None:
+        learned = (*inputs, *encoding.parameters())
+        bench.memory_before = bench.free()
+        bench.measured("attention", name, torch.no_grad()(forward), T)
+        bench.measured("attention, trained", name, lambda: torch.autograd.grad(forward(), learned, upstream), T)
+
+    def ours(encoding: Any) -> Tensor:
+        bound = kernels.bind("auto", encoding, scale=width**-0.5)
+        return encoding.attend(q, at, Keys(k, v, at), masks.causal(), bound)[0]
+
+    rows("by PyTorch", lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), nn.Identity())
+    for spec in ("none", "alibi", "t5_bias", "kerple"):
+        encoding = catalogue.build(spec, Shape(sizes.dim, sizes.heads, width, T)).to(bench.device)
+        rows(spec, functools.partial(ours, encoding), encoding)
+
+
+def measure(bench: Bench) -> None:
+    """Attention, then each model at each length, the decisive ones first: compiling takes up to a minute."""
+    measure_attention(bench)
+    first, *others = bench.sizes.lengths
+    stages = [(first, False, slice(7)), (first, True, slice(3)), (first, False, slice(7, None))]
+    stages += [(first, True, slice(3, None))]
+    stages += [(length, compiled, slice(None)) for length in others for compiled in (False, True)]
+    for length, compiled, part in stages:
+        bench.first.clear()
+        if bench.on_card or compiled:
+            # What was compiled for one length would be compiled once more, for any length, at the next.
+            torch.compiler.reset()
+        every = list(models(bench.sizes, length).items())
+        for name, make in dict([every[0], *every[part]]).items():
+            if not bench.left():
+                bench.ratios(length)
+                return bench.row("end", "the time is over")
             try:
-                out = model(ids.to(device), positions=at)
-                out.square().mean().backward()
+                bench.memory_before = bench.free()
+                measure_model(bench, name, make, length, compiled)
             except Exception as error:
-                bench.row("check", spec, failed=f"{type(error).__name__}: {error}"[:300])
-                break
-            slopes = [p.grad.detach().cpu().flatten() for p in model.parameters() if p.grad is not None]
-            outs.append((out.detach().cpu(), torch.cat(slopes)))
-        else:
-            (value, slope), (value_there, slope_there) = outs
-            off, slope_off = (value_there - value).norm() / value.norm(), (slope_there - slope).norm() / slope.norm()
-            bench.row("check", spec, off=float(off), gradient_off=float(slope_off))
-    return None
-
-
-def measure(bench: Bench, sizes: Sizes, dtype: torch.dtype) -> None:
-    """Training, prompts and decoding of each model and length, the decisive ones first."""
-    for length in sizes.lengths:
-        rows = max(1, sizes.tokens // length)
-        ids = torch.randint(sizes.vocab, (rows, length), device=bench.device)
-        for compiled in (False, True):
-            for name, make in models(sizes, length):
-                if not bench.left():
-                    return bench.row("end", "the time is over")
-                facts = {"tokens": length, "rows": rows, "dtype": str(dtype), "compiled": compiled}
-                try:
-                    model = make().to(bench.device, dtype)
-                except Exception as error:
-                    bench.row("made", name, failed=f"{type(error).__name__}: {error}"[:300], **facts)
-                else:
-                    measure_model(bench, name, model, ids, facts, decodes=length == sizes.lengths[0])
+                bench.row("made", name, failed=reason(error), tokens=length, compiled=compiled)
+        bench.ratios(length)
     return bench.row("end", "all rows are there")
 
 
-def measure_model(
-    bench: Bench, name: str, model: nn.Module, ids: Tensor, facts: dict[str, Any], *, decodes: bool
-) -> None:
-    run: Any = torch.compile(model) if facts["compiled"] else model
+def measure_model(bench: Bench, name: str, make: Callable[[], nn.Module], length: int, compiled: bool) -> None:
+    # Made on the device: on a CPU the first weights take seconds.
+    with torch.device(bench.device):
+        model = make().to(bench.dtype)
+        ids = torch.randint(bench.sizes.vocab, (max(1, bench.sizes.tokens // length), length))
+    run: Any = torch.compile(model, dynamic=False) if compiled else model
+    answer = torch.no_grad()(model.forward)
 
     def step() -> None:
         model.zero_grad(set_to_none=True)
         F.cross_entropy(run(ids).flatten(0, 1).float(), ids.flatten()).backward()
 
-    bench.measured("training", name, step, **facts)
-    if facts["compiled"]:
+    if compiled:
+        # All models of a kind have the code of their class, which is compiled eight times and then no more.
+        with torch._dynamo.config.patch(recompile_limit=64):
+            bench.measured("training", name, step, length, compiled)
         return
-    model.eval()
-    with torch.no_grad():
-        bench.measured("prefill", name, lambda: model(ids), **facts)
-        if decodes and isinstance(model, Decoder):
-            cache = model.cache()
-            model(ids, cache=cache)
-            bench.measured("decode", name, lambda: model(ids[:, :1], cache=cache), **facts)
+    bench.measured("training", name, step, length)
+    bench.measured("prefill", name, lambda: answer(ids), length)
+    if length == bench.sizes.lengths[0] and isinstance(model, Decoder):
+        cache = model.cache()
+        answer(ids, cache=cache)
+        bench.measured("decode", name, lambda: answer(ids[:, :1], cache=cache), length)
+
+
+PARTS = {"segments": check_segments, "check": check, "measure": measure}
 
 
 def main() -> None:
@@ -280,14 +374,25 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--small", action="store_true", help="small sizes, to try the command where no GPU is")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu.jsonl"), help="rows are put behind those it has")
+    parser.add_argument("--part", choices=PARTS, help="only this part, in this process; default: all")
     asked = parser.parse_args()
     if asked.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device; --device cpu --small tries the command without one")
-    bench, sizes = Bench(asked.out, asked.device, asked.minutes), SMALL if asked.small else Sizes()
+    bench = Bench(asked.out, asked.device, SMALL if asked.small else Sizes(), asked.minutes)
+    if asked.part:
+        return PARTS[asked.part](bench)
     card = torch.cuda.get_device_name() if asked.device == "cuda" else "a CPU"
-    bench.row("machine", card, torch=torch.__version__, sizes=sizes._asdict())
-    check(bench, sizes)
-    measure(bench, sizes, torch.bfloat16 if asked.device == "cuda" else torch.float32)
+    bench.row("machine", card, torch=torch.__version__, sizes=bench.sizes._asdict())
+    # The newer name is not read for this by torch 2.9 (pytorch/pytorch#183387).
+    segments = dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), "expandable_segments:True")
+    limit = ["timeout", "-k", "5", str(20 * asked.minutes)]
+    command = [*limit, sys.executable, __file__, *sys.argv[1:], f"--minutes={asked.minutes / 4}", "--part"]
+    environments = {"segments": os.environ | segments, "check": None}
+    children = {part: subprocess.Popen([*command, part], env=env) for part, env in environments.items()}
+    for part, child in children.items():
+        if code := child.wait():
+            bench.row(part, "all of it", failed=f"the process ended with {code} (124: it took too long)")
+    return measure(bench)
 
 
 if __name__ == "__main__":

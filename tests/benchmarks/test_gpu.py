@@ -1,44 +1,97 @@
 """The command for a GPU, run with small sizes where there is none: rows come one by one, and none is lost."""
 
+import functools
 import json
 import sys
+import weakref
 from pathlib import Path
 
+import gpu_stand_in
 import pytest
 import torch
 
 import gpu
+from posenc import catalogue
+from posenc.kernels import flex
 
 
 def rows(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def test_rows_are_saved_as_they_come_and_the_time_is_kept(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_rows_are_saved_as_they_come_and_the_time_is_kept(tmp_path: Path, monkeypatch, capfd) -> None:
     file = tmp_path / "new" / "gpu.jsonl"
     command = ["gpu.py", "--device", "cpu", "--small", "--minutes", "0.03", "--out", str(file)]
+    monkeypatch.setattr(sys, "argv", [*command, "--part", "check"])
+    gpu.main()
+    checked = [row for row in rows(file) if "failed" not in row]
+    assert len(checked) > 5 and all(row["off"] == row["gradient_off"] == 0 for row in checked)
+    assert len(rows(file)) == 8 + len(catalogue.names())
+    before = rows(file)
     monkeypatch.setattr(sys, "argv", command)
     gpu.main()
-    first = rows(file)
-    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == first
-    assert (first[0]["what"], first[-1]) == ("machine", first[-1] | {"what": "end", "name": "the time is over"})
-    checked = [row for row in first if row["what"] == "check" and "failed" not in row]
-    assert len(checked) > 5 and all(row["off"] == row["gradient_off"] == 0 for row in checked)
-    gpu.main()
-    assert rows(file)[: len(first)] == first and len(rows(file)) > len(first)
+    assert [json.loads(line) for line in capfd.readouterr().out.splitlines()] == rows(file)
+    machine, *parts, ratios, end = rows(file)[len(before) :]
+    # A second is too short for a process that imports PyTorch.
+    assert machine["what"] == "machine" and {"segments", "check"} <= {row["what"] for row in parts if "failed" in row}
+    assert (ratios["what"], end) == ("ratios", end | {"what": "end", "name": "the time is over"})
 
 
 def test_every_model_trains_and_answers_and_a_case_that_fails_is_a_row(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(gpu.Bench, "milliseconds", lambda self, call: (call(), 1.0)[1])
-    bench, ids = gpu.Bench(tmp_path / "rows", "cpu", 1), torch.randint(gpu.SMALL.vocab, (1, 8))
-    for name, make in gpu.models(gpu.SMALL, 8):
+    bench = gpu.Bench(tmp_path / "rows", "cpu", gpu.SMALL._replace(lengths=(8,), tokens=8), 1)
+    monkeypatch.setattr(bench, "timed", functools.cache(lambda call: (call(), 1.0)[1]))
+    for name, make in gpu.models(bench.sizes, 8).items():
         # FlexAttention has no backward pass on a CPU, and x-transformers may not be installed.
         if "FlexAttention" not in name and "x-transformers" not in name:
-            gpu.measure_model(bench, name, make(), ids, {"compiled": False}, decodes=True)
-    assert not [row for row in rows(bench.file) if "failed" in row]
-    assert {"posenc none", "transformers, Llama"} <= {row["name"] for row in rows(bench.file)}
-    bench.measured("training", "broken", lambda: ids + "x")
-    assert "TypeError" in rows(bench.file)[-1]["failed"] and "ms" not in rows(bench.file)[-1]
+            gpu.measure_model(bench, name, make, 8, compiled=False)
+    bench.ratios(8)
+    *measured, ratios = rows(bench.file)
+    assert not [row for row in measured if "failed" in row]
+    assert {"posenc none", "transformers, Llama (rotary)"} <= {row["name"] for row in measured}
+    assert {"by hand, none", "by hand, rotary"} <= set(ratios["training: posenc rotary"])
+
+
+def test_a_case_that_fails_gives_its_memory_back(tmp_path: Path) -> None:
+    held = []
+
+    def fails() -> None:
+        made = torch.zeros(3)
+        held.append(weakref.ref(made))
+        try:
+            raise MemoryError("no room\nfor 3 numbers")
+        except MemoryError as error:
+            kept = error  # which holds this frame
+            raise kept from None
+
+    bench = gpu.Bench(tmp_path / "rows", "cpu", gpu.SMALL, 1)
+    bench.measured("training", "broken", fails, 8)
+    assert held[0]() is None and not bench.first
+    assert rows(bench.file)[-1]["failed"] == "MemoryError: no room for 3 numbers" and "ms" not in rows(bench.file)[-1]
+
+
+def test_no_line_of_it_fails_on_a_gpu_for_want_of_a_name_or_a_device(tmp_path: Path, monkeypatch) -> None:
+    calls = gpu_stand_in.stand_in(monkeypatch)
+    for name in ("synchronize", "reset_peak_memory_stats", "empty_cache", "memory_allocated", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 0)
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"allocator_settings": {"expandable_segments": True}})
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda x: torch.ones(x.shape) if x.is_meta else x)
+    monkeypatch.setattr(torch, "compile", lambda model, **options: model)
+    monkeypatch.setattr(gpu, "compiled_flex_attention", lambda: flex.flex_attention("cuda", "alibi"))
+    # Peers do not know tensors without numbers; a collection looks through all that the tests hold.
+    monkeypatch.setattr(gpu, "llama", None), monkeypatch.setattr(gpu, "x_transformers", None)
+    monkeypatch.setattr(gpu.gc, "collect", lambda: 0)
+    bench = gpu.Bench(tmp_path / "rows", "meta", gpu.Sizes(64, 4, 1, 101, 2048, (1100,), 36), 5)
+    monkeypatch.setattr(bench, "timed", functools.cache(lambda call: (call(), 1.0)[1]))
+    for part in gpu.PARTS.values():
+        part(bench)
+    done = rows(bench.file)
+    failed = [row for row in done if "failed" in row and "transformers" not in row["name"]]
+    assert not failed and done[-1]["name"] == "all rows are there"
+    ours = {f"posenc {spec}" for spec in gpu.SPECS}
+    for what in ("training", "prefill", "decode"):
+        assert ours <= {row["name"] for row in done if row["what"] == what and row["tokens"] == 1100}
+    assert {row["name"] for row in done if row["what"] == "check"} >= {*catalogue.names(), "alibi, trained"}
+    assert {call.kernel for call in calls} == {"sdpa", "flex", "triton"}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")

@@ -81,7 +81,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Served]:
 
     def fused(q: Tensor, k: Tensor, v: Tensor, score_mod: Any = None, block_mask: Any = None, **options: Any) -> Any:
         out = note("flex", q, k, v, tensors_in([score_mod, block_mask]))
-        return out if options["return_aux"] is None else (out, torchs.AuxOutput(lse=out[..., 0].float()))
+        return out if options.get("return_aux") is None else (out, torchs.AuxOutput(lse=out[..., 0].float()))
 
     def rotate_into(out: Tensor, x: Tensor, cos: Tensor, *_: Any, **options: Any) -> Tensor:
         calls.append(Served("triton", {x.dtype}, [(cos.shape, cos.dtype)]))
@@ -90,7 +90,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Served]:
     monkeypatch.setattr(F, "scaled_dot_product_attention", sdpa)
     monkeypatch.setattr(flex, "flex_attention", lambda device, name: fused)
     # A mask in blocks is made of the closure: the stand-in keeps that.
-    monkeypatch.setattr(torchs, "create_block_mask", lambda rule, *sizes: rule)
+    monkeypatch.setattr(torchs, "create_block_mask", lambda rule, *sizes, **options: rule)
     monkeypatch.setattr(rotate_pairs, "triton_serves", lambda: True)
     monkeypatch.setattr(rotate_pairs_triton, "rotate_into", rotate_into)
     # A number that is read would keep the CPU waiting for a GPU: of these tensors none can be.

@@ -3,6 +3,8 @@
 import ast
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,28 @@ BOOK = "".join(f"line {i} of a book that counts its lines\n" for i in range(2000
 
 def tiny(spec: str | tuple[str, ...] = "rotary", task: str = "copy", **changes) -> Experiment:
     return recipe(task, spec, **(TINY | {"steps": 8, "evaluate_every": 2} | changes))
+
+
+ON_A_CPU = """
+from pathlib import Path
+import torch
+from posenc.lab.experiments.recipes import recipe
+from posenc.lab.runs.checkpoint import load, save
+from posenc.lab.runs.train import start, train
+
+def begin(): raise RuntimeError("CUDA was started")
+
+torch.cuda._lazy_init, torch.cuda.is_available, torch.cuda.device_count = begin, lambda: True, lambda: 1
+for spec in ("rotary", "alibi", "forgetting"):
+    run = start(recipe("copy", spec, train_length=3, dim=16, heads=2, layers=1, batch=4, warmup=1, steps=2))
+    save(train(run), Path(spec))
+    load(Path(spec)).model.generate(torch.tensor([[1, 2]]), 3)
+"""
+
+
+def test_training_on_a_cpu_starts_nothing_on_a_gpu(tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", ON_A_CPU], cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.fixture
