@@ -10,8 +10,8 @@ from torch import Tensor
 
 from posenc import Keys, Positions, Shape
 from posenc.catalogue import build_layers
-from posenc.encoding.biases import ByDistance, Pairs
-from posenc.encodings.content_biases.fire import Fire
+from posenc.encoding.biases import ByDistance
+from posenc.encodings.content_biases.fire import Fire, Pieces
 
 
 def published(encoding: Fire, m: Tensor, n: Tensor) -> Tensor:
@@ -103,8 +103,8 @@ def test_before_the_length_it_is_a_function_of_the_distance_and_the_same(multipl
     for tokens, start, way in [
         (length, 0, ByDistance),
         (1, length - 1, ByDistance),
-        (length + 1, 0, Pairs),
-        (1, length, Pairs),
+        (length + 1, 0, Pieces),
+        (1, length, Pieces),
     ]:
         at, keys_at = Positions.count(tokens, start), Positions.count(30)
         q, k = torch.zeros(2, 3, tokens, 4).double(), torch.zeros(2, 3, 30, 4).double()
@@ -113,7 +113,7 @@ def test_before_the_length_it_is_a_function_of_the_distance_and_the_same(multipl
         exact = published(encoding, at.coords[0, :, 0], keys_at.coords[0, :, 0])
         upstream = torch.randn(2, 3, tokens, 30).double()
         theirs = torch.autograd.grad((exact * upstream).sum(), list(encoding.parameters()))
-        forms = [bias] if way is Pairs else [bias, bias.pairs(q, Keys(k, k, keys_at))]
+        forms = [bias] if way is Pieces else [bias, bias.pairs(q, Keys(k, k, keys_at))]
         for form in forms:
             got = form.dense(torch.float64).expand(2, -1, -1, -1)
             torch.testing.assert_close(got, exact.expand(2, -1, -1, -1), rtol=1e-11, atol=1e-11)
@@ -128,7 +128,7 @@ def test_where_queries_stand_is_known_of_padding_and_documents_too() -> None:
     for at, way in [
         (Positions.padded(torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])), ByDistance),
         (Positions.packed([2, 4]), ByDistance),
-        (Positions.of(torch.tensor([0.0, 1.5, 2.0, 3.0, 4.0, 5.0])), Pairs),
+        (Positions.of(torch.tensor([0.0, 1.5, 2.0, 3.0, 4.0, 5.0])), Pieces),
     ]:
         (bias,) = encoding.biases(q, at, Keys(q, q, at))
         assert type(bias) is way

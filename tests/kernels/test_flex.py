@@ -106,7 +106,7 @@ def test_parameters_get_the_gradients_of_the_readable_kernel(spec: str, monkeypa
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler, which PyTorch's compiler calls")
-@pytest.mark.parametrize("spec", rest_slow(["alibi + fire + forgetting", *LEARNED, "tupe", "rerope", "dual_chunk"], 1))
+@pytest.mark.parametrize("spec", rest_slow(["alibi + fire + forgetting", *LEARNED], 1))
 @torch.no_grad()
 def test_compiled_they_give_what_the_readable_kernel_gives(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the compiler's kernel for a CPU, which is made of the same closures as the one for a GPU."""

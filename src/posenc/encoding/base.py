@@ -116,11 +116,8 @@ class Encoding(checks.ChecksArguments, SharesTables, Published):
 
     queries_together: int = 0
     """Of how many queries at a time `attend` is asked at least, where it computes something else for every pair and few
-    take less memory; more than 1 where going through all keys for each few is what costs. 0: for no pair."""
-
-    fuses: bool = True
-    """Whether the closures of `biases` are sums and entries of tables, which a fused GPU kernel takes in; else pairs of
-    some queries at a time are written out there."""
+    take less memory; more than 1 where going through all keys for each few is what costs. 0: for no pair. On a GPU it
+    is said of `biases` too, whose closures are no sums and entries of tables, as a fused kernel takes them in."""
 
     turns_when_attending: bool = False
     """Whether keys are cached unturned, and turned with the query's declared horizon when they are attended to."""
@@ -465,7 +462,6 @@ class Compose(Encoding):
         self.reads_keys = any(part.reads_keys for part in flat)
         self.needs_weights = any(part.needs_weights for part in flat)
         self.queries_together = max(part.queries_together for part in flat)
-        self.fuses = all(part.fuses for part in flat)
         read = [part.between for part in flat]
         self.between = None if None in read else tuple(dict.fromkeys(name for names in read for name in names or ()))
         # Which channels its parts pair is known to each of them alone: two turns might not commute.

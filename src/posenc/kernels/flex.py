@@ -42,7 +42,7 @@ def why_not(request: Request) -> str | None:
         return f"FlexAttention has no dropout, got {request.dropout}; use another kernel, or dropout=0"
     q, device = request.q, request.device
     if device == "cuda":
-        if not request.encoding.fuses:
+        if request.encoding.queries_together:
             return f"what {request.encoding} computes for each pair does not fuse; use kernel='auto' or 'sdpa'"
         if q is not None and (q.dtype == torch.float64 or q.shape[-1] < NARROWEST):
             return (

@@ -29,7 +29,7 @@ def attend_in_rows(
     encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
 ) -> AttentionOutput:
     """Door 4 of an encoding, some queries at a time where it reads pairs: the output [B, H, T, E] and weights."""
-    if not encoding.queries_together and (encoding.fuses or device_of(q) != "cuda"):
+    if not encoding.queries_together or ("attend" not in encoding.doors and device_of(q) != "cuda"):
         return encoding.attend(q, at, keys, mask, kernel)
     return in_rows(lambda held, *given: held.attend(*given), encoding, q, at, keys, mask, kernel)
 

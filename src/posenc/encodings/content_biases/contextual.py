@@ -62,7 +62,7 @@ class Contextual(Encoding):
     extrapolates = "Claimed for counting and selective copying, where the count and not the distance matters."
     per_layer = True
     reads_keys = True
-    fuses = False
+    queries_together = 1
 
     def __init__(
         self,

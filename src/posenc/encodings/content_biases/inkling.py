@@ -12,7 +12,7 @@ from posenc.encoding.biases import Bias, DotProducts, Products, facts_of, whole
 from posenc.encoding.formulas import Token, dot_product
 from posenc.encoding.interpolation import interpolated
 from posenc.encoding.keys import Keys
-from posenc.encoding.score_mods import ScoreMod, at_token, look_up
+from posenc.encoding.score_mods import ScoreMod, look_up
 from posenc.tokens.positions import Positions
 
 
@@ -106,10 +106,10 @@ class Inkling(Encoding):
         dtype = torch.promote_types(mixture.dtype, self.profiles.dtype)
         # A column of zeros stands for all distances without bias.
         curves = nn.functional.pad(mixture.to(dtype) @ self.profiles.to(dtype), (0, 1))  # [B, H, T, max_distance + 1]
-        m, n = at.axis(self), keys.at.axis(self)
+        m, n = (where.axis(self).expand(q.shape[0], -1) for where in (at, keys.at))
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            delta = at_token(m, b, i) - at_token(n, b, j)
+            delta = m[b, i] - n[b, j]
             # Keys in the future have no bias, however near.
             place = torch.where(delta >= 0, delta, self.max_distance).clamp(max=self.max_distance)
             mixed = interpolated(lambda column: look_up(curves, b, h, i, column), place, self.max_distance)

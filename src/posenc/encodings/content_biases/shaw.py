@@ -12,7 +12,7 @@ from posenc.encoding.biases import Bias, DotProducts, Pairs, Products, ValueVect
 from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.interpolation import interpolated, neighbours
 from posenc.encoding.keys import Keys
-from posenc.encoding.score_mods import ScoreMod, at_token, look_up
+from posenc.encoding.score_mods import ScoreMod, look_up
 from posenc.kernels.in_rows import in_rows
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions, distance
@@ -115,14 +115,14 @@ class Shaw(Encoding):
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
         of_queries = self.compared(q)
         of_keys = self.compared(keys.k).repeat_interleave(q.shape[1] // keys.k.shape[1], 1) if self.mutual else None
-        m, n = at.axis(self), keys.at.axis(self)
+        m, n = (where.axis(self).expand(q.shape[0], -1) for where in (at, keys.at))
 
         def read(table: Tensor, *index: Tensor) -> Tensor:
             *token, r = index
             return interpolated(lambda whole: look_up(table, *token, whole), r, 2 * self.max_distance)
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            r = self.bucket(at_token(m, b, i) - at_token(n, b, j))
+            r = self.bucket(m[b, i] - n[b, j])
             score = score + read(of_queries, b, h, i, r).to(score.dtype)
             return score if of_keys is None else score + read(of_keys, b, h, j, r).to(score.dtype)
 

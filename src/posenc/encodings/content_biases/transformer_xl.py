@@ -70,7 +70,7 @@ class TransformerXL(Waves, Encoding):
     also_called = ("xl", "txl", "xlnet", "relative_sinusoidal")
     per_layer = True
     reads_keys = True
-    fuses = False
+    queries_together = 1
     extrapolates = (
         "made for contexts that grow segment by segment, and reported to evaluate past the trained length; "
         "no independent measurement is known to us, and distances beyond the trained ones are still unseen"
