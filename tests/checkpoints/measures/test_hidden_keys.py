@@ -181,12 +181,10 @@ def test_sentences_of_a_text_fill_where_no_number_is_in_them(tokenizer, tmp_path
 
 
 def test_errors_are_those_of_the_trials_with_one_right_and_one_wrong_more(tokenizer) -> None:
-    raw = {9: {"right": [True, False, True], "depths": [0.0, 0.5, 1.0]}}
+    raw = {9: {"right": [True, False, True]}}
     asked = task(OneKey, tokenizer, samples=3)
     # Of 1, 0, 1, 0 and 1: mean 0.6, squared deviations 1.2, four degrees of freedom, five samples.
     assert asked.values(raw, 9) == {"right": Value(2 / 3, pytest.approx((1.2 / 4 / 5) ** 0.5), (1.0, 0.0, 1.0))}
-    (detail,) = asked.details(raw, (9,))
-    assert detail.at == (0.0, 0.5, 1.0) and detail.values == (1.0, 0.0, 1.0)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1499, 5000])

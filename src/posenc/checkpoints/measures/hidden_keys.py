@@ -19,7 +19,6 @@ from torch import Tensor
 
 from posenc.checkpoints.measures.measure import (
     WHOLE,
-    Detail,
     Given,
     Measure,
     Number,
@@ -165,17 +164,10 @@ class OneKey(Measure):
             share = part_of(tell, number, len(trials))
             answer = likeliest(model, question.ids, question.answer, self.chunk, share, reader)
             right.append(answer.equal(question.ids[-question.answer :]))
-        depths = [self.depth(trial) for numbers in self.texts for trial in numbers]
-        return {"right": right, "depths": depths, "read": sum(len(question.ids) for question in trials)}
+        return {"right": right, "read": sum(len(question.ids) for question in trials)}
 
     def values(self, raw: Mapping[int, Mapping[str, Any]], length: int) -> dict[str, Value]:
         return {"right": share_of([float(right) for right in raw[length]["right"]])}
-
-    def details(self, raw: Mapping[int, Mapping[str, Any]], lengths: Sequence[int]) -> tuple[Detail, ...]:
-        """What was right at the longest length, by depth."""
-        longest = max(raw)
-        words = f"{self.name} at {longest:,} tokens: the share that is right, by how deep in the text it lies"
-        return (Detail(words, tuple(raw[longest]["depths"]), tuple(map(float, raw[longest]["right"]))),)
 
 
 class SeveralKeys(OneKey):

@@ -48,20 +48,6 @@ class Value:
     each: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class Detail:
-    """What a report shows of one method beside the numbers.
-
-    words   the caption, the same for every method
-    at      columns of a table (words), or places on an axis (numbers): then it is drawn as a curve
-    values  as many numbers
-    """
-
-    words: str
-    at: tuple[str, ...] | tuple[float, ...]
-    values: tuple[float, ...]
-
-
 class Measure:
     """One way to ask what a model does with longer inputs.
 
@@ -100,10 +86,6 @@ class Measure:
     def values(self, raw: Mapping[int, Mapping[str, Any]], length: int) -> dict[str, Value]:
         """The numbers at a length, by name, from the raw results of the passes by their lengths."""
         raise NotImplementedError
-
-    def details(self, raw: Mapping[int, Mapping[str, Any]], lengths: Sequence[int]) -> tuple[Detail, ...]:
-        """What a report shows beside the numbers."""
-        return ()
 
 
 @dataclass(frozen=True)
