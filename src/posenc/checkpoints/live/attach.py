@@ -135,10 +135,8 @@ def detach(model: nn.Module) -> None:
 
 
 def take_out(attachment: Attachment) -> None:
-    for undo in reversed(attachment.undo):
-        undo()
-    for change in reversed(attachment.changes):
-        change.undo()
+    for take_back in (*reversed(attachment.undo), *reversed(attachment.changes)):
+        take_back()
 
 
 def as_read(attachment: Attachment, places: Sequence[Kind], reading: Reading, horizon: int | None) -> None:
