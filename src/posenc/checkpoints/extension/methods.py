@@ -76,7 +76,6 @@ class Plan:
     target    the length that it is stretched to: the factor asked for times that
     methods   the model as it is first
     left_out  name -> why a method does not apply to this model
-    original  its length before any scaling (tokens)
     words     the three lengths in words, and where they come from
     """
 
@@ -84,7 +83,6 @@ class Plan:
     target: int
     methods: tuple[Method, ...]
     left_out: Mapping[str, str]
-    original: int
     words: str
 
 
@@ -181,7 +179,7 @@ def plan(
     words = f"{found.words} Stretched by {factor:g} it is to serve {to.target:,}."
     if not any(place_in(config, part.name).get(key) for key in LENGTHS):
         words += f" Its config names no length: that is the default of {reading.architecture}."
-    return Plan(to.served, to.target, tuple(made), left_out, found.original, words)
+    return Plan(to.served, to.target, tuple(made), left_out, words)
 
 
 def asked(names: Iterable[str]) -> list[str]:

@@ -172,10 +172,6 @@ class Kind:
         """What the spec does not say, in a sentence."""
         return ""
 
-    @property
-    def causal(self) -> bool:
-        return self.stack.shape.causal
-
     def one(self, encodings: Sequence[Encoding]) -> Any:
         """The one encoding that fills it for all layers; raises ValueError where there are several, or none."""
         fitting = {repr(e): e for e in encodings if isinstance(e, self.takes)}

@@ -180,7 +180,7 @@ def as_asked(
                 f"the config of {type(model).__name__} says too little to build {encoding} for {place.path}: "
                 f"{'; '.join(reading.not_covered) or 'no part of it was read'}"
             )
-        wanted = for_heads(encoding, part, place.causal)
+        wanted = for_heads(encoding, part, place.stack.shape.causal)
         wanted = besides_own(wanted, part) if place.door == "turn" else wanted
         if place.door == "turn" and not in_tables(place, wanted, part, horizon):
             attend(attachment, place, wanted, horizon)

@@ -197,11 +197,7 @@ class Shown:
         """Write the figures as PNG files."""
         from posenc.lab.results import figures
 
-        paths = []
-        for name, figure in self.figures.items():
-            paths.append(folder / f"{name}.png")
-            figures.save(figure, paths[-1])
-        return paths
+        return [figures.save(figure, folder / f"{name}.png") for name, figure in self.figures.items()]
 
 
 def show(
