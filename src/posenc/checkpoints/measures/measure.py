@@ -128,9 +128,9 @@ def tokenizer_of(loaded: "Loaded") -> Any:
     return loaded.tokenizer
 
 
-def part_of(tell: Tell | None, done: float, whole: float, part: float = 1) -> Tell | None:
-    """Who is told of the whole, told of a part of it, when so much is done: all in one unit, as the whole is."""
-    return None if tell is None else lambda share: tell((done + share * part) / whole)
+def part_of(tell: Tell | None, done: int, whole: int) -> Tell | None:
+    """Who is told of the whole, told of one of its equal parts, when so many are done."""
+    return None if tell is None else lambda share: tell((done + share) / whole)
 
 
 def error_of(samples: Sequence[float]) -> float | None:
