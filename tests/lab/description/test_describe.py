@@ -15,7 +15,7 @@ from posenc.catalogue import build
 from posenc.coordinate_maps import COORDINATE_MAPS
 from posenc.encoding.base import Encoding, Shape
 from posenc.lab.description import describe, pictures
-from posenc.lab.description.describe import GROUPS, Shown, by_the_board, card, idea, overview, reading_of_order, show
+from posenc.lab.description.describe import GROUPS, by_the_board, card, idea, overview, reading_of_order, show
 from posenc.lab.description.listing import card_in_words, chosen, lined
 from posenc.lab.evaluation.order import order_tests
 from posenc.lab.published import CLAIMS
@@ -54,7 +54,7 @@ PICTURES = {
 }
 
 
-def shown(spec: str, **changes) -> Shown:
+def shown(spec: str, **changes) -> pictures.Drawn:
     return show(spec, **({"tokens": 16, "dim": 16, "heads": 2, "words": ("a", "b", "a"), "shift": 3} | changes))
 
 
