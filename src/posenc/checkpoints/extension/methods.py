@@ -148,12 +148,10 @@ def plan(
     model that is scaled already is stretched further by its own kind alone (linear, yarn and llama3: the factors
     multiply, and the length before any scaling stays), by what stands around a schedule, or by a change of distances.
 
-    Raises ValueError for a factor that is not above 1, an unknown name, a method that does not apply, nothing to
-    replace, and a method of whose config transformers would make another model than planned; CannotRead for a model
-    without a causal stack of its own, without a trained length, or whose lengths contradict each other.
+    Raises ValueError for an unknown name, a method that does not apply, nothing to replace, and a method of whose
+    config transformers would make another model than planned; CannotRead for a model without a causal stack of its
+    own, without a trained length, or whose lengths contradict each other.
     """
-    if not (math.isfinite(factor) and factor > 1):
-        raise ValueError(f"the factor is target length / the length served now and must be above 1, got {factor:g}")
     wanted = names_of(names)
     part = causal_part(reading, config)
     found = served(part)
