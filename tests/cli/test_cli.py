@@ -260,10 +260,6 @@ def test_a_wrong_verb_is_answered_with_the_near_one(posenc) -> None:
     [
         ("compare --stepps 3", "compare has no option '--stepps'; did you mean '--steps'? posenc help compare has all"),
         (
-            "compare --workers=1",
-            "compare has no option '--workers'; did you mean '--tokens'? posenc help compare has all",
-        ),
-        (
             "compare --no-steps",
             "compare has no option '--no-steps'; did you mean '--steps'? posenc help compare has all",
         ),
@@ -277,7 +273,6 @@ def test_a_wrong_verb_is_answered_with_the_near_one(posenc) -> None:
         ("train --rate fast --steps 3", "--rate takes a number, such as 0.5, got 'fast'"),
         ("train --steps --rate 1", "--steps takes a value, and none follows; give one, or leave --steps out"),
         ("compare --tasks --encodings", "--tasks takes a value, and none follows; give one, or leave --tasks out"),
-        ("compare --seeds x", "--seeds takes a whole number, such as 8, got 'x'"),
         (
             "compare --label Ripple",
             "--label takes SPEC=NAME, as in --label \"mine.py:Mine=Ripple\"; got 'Ripple'",
@@ -298,13 +293,7 @@ def test_a_wrong_verb_is_answered_with_the_near_one(posenc) -> None:
             "--train-length INT --test-length INT; posenc help advise says more",
         ),
         ("compare --tasks a,b", "'a,b' is several names; put spaces between: a b"),
-        ("board --tasks copy,sort", "'copy,sort' is several names; put spaces between: copy sort"),
-        ("compare --maps none,abacus", "'none,abacus' is several names; put spaces between: none abacus"),
-        ("compare --stretch none,yarn", "'none,yarn' is several names; put spaces between: none yarn"),
-        ("train --log jsonl,wandb", "'jsonl,wandb' is several names; put spaces between: jsonl wandb"),
         ("report x --figures png,pdf", "'png,pdf' is several names; put spaces between: png pdf"),
-        ("check rotary --promise a,b", "'a,b' is several names; put spaces between: a b"),
-        ("order none,alibi", "'none,alibi' is several names; put spaces between: none alibi"),
         ("lab", "lab has list, run, page; one has to follow"),
         ("lab rn", "lab has list, run, page; 'rn' is none of them; did you mean 'run'?"),
         ("completion bsh", "no completion for 'bsh'; there are: bash, zsh, fish; did you mean 'bash'?"),
@@ -407,7 +396,6 @@ MISTAKES = [
         "compare --encodings rotarry",
         "no encoding named 'rotarry'; did you mean 'rotary'\\? posenc list encodings has all",
     ),
-    ("compare --encodings rotary(bas=3)", "rotary has no option 'bas'; .*; did you mean 'base'\\?"),
     ("compare --encodings rotary(", "'rotary\\(' is no spec .*; write for example rotary\\(base=500_000\\) \\+ .*"),
     (
         "compare --encodings mine.py:Mine",
@@ -421,23 +409,10 @@ MISTAKES = [
     ("show MultiHeadAttention", "no encoding named 'MultiHeadAttention'; did you mean 'posenc.Attention'\\? posenc .*"),
     ("compare --tasks repeat --rates 1e-3 -1", "rate must be above 0, got -1.0"),
     ("train rotary --task repeat --log x", "no logger named 'x'; there are: jsonl, .*"),
-    ("compare --tasks repat", "no task named 'repat'; did you mean 'repeat'\\? posenc list tasks has all"),
-    ("compare --preset ful", "no preset named 'ful'; .*; did you mean 'full'\\?"),
-    ("compare --seeds 0", "seeds must be 1 or more, got 0"),
-    (
-        "compare --tasks copy --encodings rotary --dim 12 --heads 4",
-        "rotary: the rotary width must be an even number .*",
-    ),
     ("compare --tasks copy --dim 2147483647 --heads 3", "dim must be at most 65,536, got 2147483647"),
     ("compare --tasks copy --dim 65535 --heads 4", r"heads must divide dim=65535, got heads=4; the divisors up to .*"),
-    ("compare --tasks copy --test-lengths 99999999999999999999999", r"test lengths go up to 1,000,000, got \[9+\]"),
     ("train rotary --task copy --seed 99999999999999999999999", "seed must lie between .*, got 9+"),
-    ("train rotary --task copy --seed -1", "seed must lie between 0 and 1,000,000,000,000, got -1"),
     ("compare --tasks copy --seed-from -1", "seed must lie between 0 and .*, got -1"),
-    (
-        "compare --tasks text --text nowhere.txt",
-        "no file or folder 'nowhere.txt'; give --text a text file or a folder of text files",
-    ),
     (
         "compare --tasks repeat --out short.txt",
         "cannot write into 'short.txt': File exists; choose another folder with --out",
@@ -450,7 +425,6 @@ MISTAKES = [
     ("board --workers -1", "workers must be a whole number of 1 or more, got -1"),
     ("board --seconds nan", "seconds must be 0 or more, got nan"),
     ("report nowhere", "no records in 'nowhere'; make some with posenc compare --out nowhere"),
-    ("show rotary --tokens 1", "pictures need at least 2 positions, got 1"),
     ("train rotary --task repeat --threads 100000000", "threads must lie between 1 and 1,024, got 100000000"),
     ("generate nowhere", "no checkpoint in 'nowhere': run.json is missing; train one with posenc train --out nowhere"),
     (

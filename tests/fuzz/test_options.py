@@ -12,7 +12,7 @@ from fuzz.driver import hold, short_and_long
 from posenc import cli, testing
 from posenc.cli import arguments
 from posenc.foreign import visible
-from posenc.lab.description import describe
+from posenc.lab.description import pictures
 from posenc.lab.runs import train
 from posenc.lab.sweeps import compare
 
@@ -70,7 +70,7 @@ def nothing_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def done(*_, **__):
         raise stop
 
-    stopped = (compare, "run_all"), (train, "train"), (testing, "verdicts"), (describe.Shown, "save")
+    stopped = (compare, "run_all"), (train, "train"), (testing, "verdicts"), (pictures.Drawn, "save")
     for module, name in stopped:
         monkeypatch.setattr(module, name, done)
 

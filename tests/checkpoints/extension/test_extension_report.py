@@ -10,8 +10,6 @@ import pytest
 from posenc.checkpoints.extension import report
 
 LENGTHS = (8192, 12288, 16384)
-BANDS, PLACES = "Perplexity of the tokens between positions", "Perplexity of the tokens around each position"
-DEPTHS = "Share of pass keys said right in 16,384 tokens, by how much text stands before them"
 
 
 def row(measure: str, number: str, length: int, value: float, error: float | None = None) -> dict[str, Any]:
@@ -21,13 +19,8 @@ def row(measure: str, number: str, length: int, value: float, error: float | Non
 def entry(name: str, mean: list[float], last: list[float], keys: bool = False, **more: Any) -> dict[str, Any]:
     values = [row("perplexity", "last", n, x, 0.04) for n, x in zip(LENGTHS, last, strict=True)]
     values += [row("perplexity", "mean", n, x) for n, x in zip(LENGTHS, mean, strict=True)]
-    details = [
-        {"words": BANDS, "at": ["0 to 8,192", "8,192 to 12,288"], "values": [mean[0], 91.5]},
-        {"words": PLACES, "at": [100.0, 9000.0, 16000.0], "values": [mean[0], 20.0, last[-1]]},
-    ]
     if keys:
         values.append(row("one-key", "right", 16384, 0.3125))
-        details.append({"words": DEPTHS, "at": ["10%", "50%", "90%"], "values": [1.0, 0.5, 0.0]})
     return {
         "name": name,
         "words": f"what {name} does",
@@ -37,7 +30,7 @@ def entry(name: str, mean: list[float], last: list[float], keys: bool = False, *
         "config": {},
         "why_not": "",
         "values": values,
-        "details": details,
+        "curve": [[100.0, 9000.0, 16000.0], [mean[0], 20.0, last[-1]]],
         "passes": 1,
         "seconds": 90.0,
         "cpu_seconds": 171.0,
@@ -86,18 +79,17 @@ def folder(record: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_every_number_and_sentence_is_on_both_pages(folder: Path) -> None:
-    said = ["9.36", "11.88", "27.36", "8.25 ± 0.040", "64.10", "1,664", "8.43", "91.50", "182", "171", "2,111"]
+    said = ["9.36", "11.88", "27.36", "8.25 ± 0.040", "64.10", "1,664", "8.43", "182", "171", "2,111"]
     said += [
         "smollm2: from 8,192 to 16,384 tokens",
         "0.312",
-        "0.500",
         "Keys were said.",
         "What yarn costs short inputs: little.",
         "transformers loads it.",
         "attach only",
         "0.100 by guessing",
     ]
-    said += ["posenc extend smollm2 --factor 2", "8,192 to 12,288"]
+    said.append("posenc extend smollm2 --factor 2")
     for name in ("report.html", "report.md"):
         page = (folder / name).read_text()
         assert [words for words in said if words not in page] == []
@@ -107,7 +99,7 @@ def test_the_page_needs_nothing_beside_it_and_escapes_what_it_says(folder: Path)
     page = (folder / "report.html").read_text()
     assert not re.search(r"""(?:src|href)=["'](?!#|data:)|url\((?!#|["']?#)|@import|https?://(?!www\.w3\.org)""", page)
     assert "<searched>" not in page and "&lt;searched&gt;" in page and "yarn wins &amp; how" in page
-    assert page.count("<svg") == 1 and page.count('<tr class="winner">') == 5
+    assert page.count("<svg") == 1 and page.count('<tr class="winner">') == 3
 
 
 def test_figures_lie_beside_the_pages(folder: Path) -> None:
@@ -126,21 +118,19 @@ def test_the_figure_has_a_panel_for_every_number_by_length_and_for_every_curve(r
     one = copy.deepcopy(record)
     for entry in one["methods"]:
         entry["values"] = [row for row in entry["values"] if row["length"] == 16384]
-        entry["details"] = []
+        entry["curve"] = None
     assert report.by_length(one) is None
 
 
 def test_tables_have_a_row_for_every_method_and_a_cell_for_every_header(record: dict[str, Any]) -> None:
     perplexity, keys = record["measures"]
-    shares = report.details(record, curves=False)
-    for headers, rows in (report.table(record, perplexity), report.cost(record), report.detail_table(shares[BANDS])):
+    for headers, rows in (report.table(record, perplexity), report.cost(record)):
         assert [row[0] for row in rows] == ["none", "yarn", "rerope"]
         assert {len(row) for row in rows} == {len(headers)}
     headers, rows = report.table(record, perplexity)
     assert headers[1:] == [f"{kind} at {n}" for kind in ("last", "mean") for n in ("8,192", "12,288", "16,384")]
     assert rows[0][4:] == ["9.36", "11.88", "27.36"] and rows[0][3] == "1,664 ± 0.040"
     assert report.table(record, keys) == (["method", "right at 16,384"], [["none", "0.312"], ["yarn", "0.312"]])
-    assert report.detail_table(shares[DEPTHS])[1] == [[name, "1.00", "0.500", "0"] for name in ("none", "yarn")]
     assert [row[-1] for row in report.cost(record)[1]] == ["as it is", "config", "attach only"]
     short = report.in_short(record)
     assert short[0][1][0][1:] == [f"{kind} at {n}" for kind in ("last", "mean") for n in ("8,192", "16,384")]
@@ -153,8 +143,7 @@ def test_what_was_not_done_is_not_shown(record: dict[str, Any]) -> None:
     less = copy.deepcopy(record) | {"further": [], "price": ""}
     for one in less["methods"]:
         one["values"] = [row for row in one["values"] if row["measure"] != "one-key"]
-        one["details"] = [detail for detail in one["details"] if detail["words"] != DEPTHS]
-    assert len(report.tables(less)) == 3 and len(report.tables(record)) == 5
+    assert len(report.tables(less)) == 2 and len(report.tables(record)) == 3
     assert report.sentences(less) == [
         "yarn wins & how",
         "The model serves 8,192 tokens now & is to serve 16,384.",

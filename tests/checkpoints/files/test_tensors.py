@@ -375,7 +375,7 @@ def test_a_tensor_larger_than_a_shard_has_a_file_of_its_own(tmp_path: Path) -> N
 
 def test_a_checkpoint_without_tensors_and_an_adapter_have_their_names(tmp_path: Path) -> None:
     assert (write_folder(tmp_path / "none", {}, []) / "model.safetensors").is_file()
-    out = write_folder(tmp_path / "lora", {}, [], stem="adapter_model", config_name="adapter_config.json")
+    out = write_folder(tmp_path / "lora", {}, [], adapter=True)
     assert sorted(file.name for file in out.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
 
 

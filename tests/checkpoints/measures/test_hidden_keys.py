@@ -17,17 +17,7 @@ import tiny_llama
 
 from posenc.checkpoints.live.attach import attach
 from posenc.checkpoints.measures import all_measures
-from posenc.checkpoints.measures.hidden_keys import (
-    ENOUGH,
-    FILLER,
-    FIRST,
-    Draw,
-    OneKey,
-    SeveralKeys,
-    ids_of,
-    questions,
-    sentences,
-)
+from posenc.checkpoints.measures.hidden_keys import ENOUGH, FILLER, OneKey, SeveralKeys, sentences
 from posenc.checkpoints.measures.measure import Given, TooShort, Value
 from posenc.checkpoints.measures.perplexity import Read, likeliest
 
@@ -181,12 +171,10 @@ def test_sentences_of_a_text_fill_where_no_number_is_in_them(tokenizer, tmp_path
 
 
 def test_errors_are_those_of_the_trials_with_one_right_and_one_wrong_more(tokenizer) -> None:
-    raw = {9: {"right": [True, False, True], "depths": [0.0, 0.5, 1.0]}}
+    raw = {9: {"right": [True, False, True]}}
     asked = task(OneKey, tokenizer, samples=3)
     # Of 1, 0, 1, 0 and 1: mean 0.6, squared deviations 1.2, four degrees of freedom, five samples.
     assert asked.values(raw, 9) == {"right": Value(2 / 3, pytest.approx((1.2 / 4 / 5) ** 0.5), (1.0, 0.0, 1.0))}
-    (detail,) = asked.details(raw, (9,))
-    assert detail.at == (0.0, 0.5, 1.0) and detail.values == (1.0, 0.0, 1.0)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1499, 5000])
@@ -206,26 +194,20 @@ def test_progress_goes_over_all_trials(tokenizer) -> None:
     assert told == sorted(told) and told[-1] == 1.0 and len(told) == 4
 
 
-def test_each_length_takes_texts_of_its_own(tokenizer) -> None:
-    assert task(OneKey, tokenizer).passes((100, 200), False) == (100, 200)
-
-
-def test_impossible_questions_are_refused(tokenizer) -> None:
-    with pytest.raises(ValueError, match=r"takes \d+ tokens at least, got 100"):
-        next(task(OneKey, tokenizer).questions(100))
+def test_a_part_of_a_text_is_not_asked(tokenizer) -> None:
     with pytest.raises(ValueError, match="asked of the whole text alone, not of 'windows'"):
         task(OneKey, tokenizer).run(Answers(errs), 500, "windows")
 
 
 def test_the_shortest_text_is_found_exactly(tokenizer) -> None:
-    ids = ids_of(tokenizer)
-    draw = Draw(lambda n: ["b"] * n, "c", "d")
-    # b, c and " d" behind the first words: four characters.
-    least = len(FIRST) + 4
-    assert text_of(questions([draw], ids, least)[0].ids) == FIRST + "bc d"
-    assert text_of(questions([draw], ids, least + 4)[0].ids) == FIRST + "bbbbbc d"
+    asked = task(OneKey, tokenizer, samples=1)
+    with pytest.raises(TooShort) as error:
+        next(asked.questions(1))
+    least = int(re.findall(r"takes (\d+) tokens at least, got 1$", str(error.value))[0])
+    for length in (least, least + len(FILLER[1])):
+        assert len(next(asked.questions(length)).ids) == len(next(asked.questions(length + 1)).ids) == length
     with pytest.raises(TooShort, match=f"{least} tokens at least, got {least - 1}"):
-        questions([draw], ids, least - 1)
+        next(asked.questions(least - 1))
 
 
 def test_texts_that_answer_several_questions_are_the_same_up_to_them(tokenizer) -> None:
@@ -261,13 +243,6 @@ def test_what_texts_begin_with_alike_is_read_once(kind: str) -> None:
         read.append(sum(taken))
     # A text is read up to its last token but one, and again from where it differs, or from where it is predicted.
     assert read == ([39, 41, 41, 32, 19] if kind == "windows" else [39, 11, 3, 3, 19])
-
-
-def test_a_task_says_how_far_it_is(tokenizer) -> None:
-    asked = task(OneKey, tokenizer, samples=3)
-    told: list[float] = []
-    asked.run(tiny_llama.model(), LENGTH, tell=told.append)
-    assert told == sorted(told) and told[-1] == pytest.approx(1)
 
 
 def test_extend_asks_them_with_its_own_options(tokenizer) -> None:

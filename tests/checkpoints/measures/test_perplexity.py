@@ -182,14 +182,6 @@ def test_a_pass_serves_shorter_lengths_unless_the_method_goes_by_the_length() ->
     assert Perplexity.passes(None, (96, 144, 192), by_length=True) == (96, 144, 192)
 
 
-def test_bands_lie_between_lengths_and_make_up_the_mean() -> None:
-    losses = torch.rand(299)
-    found = perplexity.bands([losses], [200, 100, 300])
-    assert [band[:2] for band in found] == [(0, 100), (100, 200), (200, 300)]
-    total = sum(math.log(value) * (end - max(first, 1)) for first, end, value in found)
-    assert math.exp(total / 299) == pytest.approx(perplexity.perplexity([losses], 1, 300))
-
-
 def test_a_curve_covers_every_token_once() -> None:
     losses = torch.arange(1.0, 11.0)
     where, values = perplexity.curve([losses], bins=5)

@@ -93,12 +93,7 @@ def test_all_stands_for_every_encoding_that_reads_a_sequence() -> None:
         ({"spec": ("none", "rotary(bse=3)")}, "rotary has no option 'bse'; it has: .*; did you mean 'base'\\?"),
         ({"task": "coppy"}, "no task named 'coppy'; did you mean 'copy'\\? posenc list tasks has all"),
         ({"train_length": 0}, "train_length must be 1 or more, got 0"),
-        ({"layers": 0}, "layers must be 1 or more, got 0"),
-        ({"dim": 0}, "dim must be 1 or more, got 0"),
-        ({"heads": 0}, "heads must be 1 or more, got 0"),
-        ({"steps": 0}, "steps must be 1 or more, got 0"),
         ({"batch": -1}, "batch must be 1 or more, got -1"),
-        ({"evaluate_every": 0}, "evaluate_every must be 1 or more, got 0"),
         ({"dim": 12, "heads": 5}, r"heads must divide dim=12, got heads=5; the divisors are \[1, 2, 3, 4, 6, 12\]"),
         (
             {"train_length": 10, "test_lengths": (9, 10, 11)},
@@ -109,7 +104,6 @@ def test_all_stands_for_every_encoding_that_reads_a_sequence() -> None:
         ({"rate": 0.0}, r"rate must be above 0, got 0\.0"),
         ({"rate": float("nan")}, "rate must be above 0, got nan"),
         ({"matrix_rate": -0.01}, r"matrix_rate must be 0 or more, got -0\.01"),
-        ({"matrix_rate": float("nan")}, "matrix_rate must be 0 or more, got nan"),
     ],
 )
 def test_a_bad_value_is_refused_with_what_was_expected_and_what_came(changes: dict, words: str) -> None:
@@ -129,14 +123,9 @@ def test_the_largest_numbers_are_taken() -> None:
         (lambda: comparison(["none"], []), "a comparison needs at least one encoding and one task"),
         (lambda: comparison(["none"], ["copy"], seeds=0), "seeds must be 1 or more, got 0"),
         (lambda: comparison(["none"], ["copy"], seeds=10_001), "seeds must be at most 10,000, got 10001"),
-        (lambda: Settings(seeds=0).experiments(), "seeds must be 1 or more, got 0"),
         (
             lambda: Settings(preset="ful").experiments(),
             "no preset named 'ful'; there are: default, full; did you mean 'full'\\?",
-        ),
-        (
-            lambda: Settings(task_names=("copi",)).experiments(),
-            "no task named 'copi'; did you mean 'copy'\\? posenc list tasks has all",
         ),
         (
             lambda: Settings(("none",), ("copy",), changes={"text": "x.txt"}).experiments(),

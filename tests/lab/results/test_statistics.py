@@ -30,25 +30,6 @@ def test_the_interval_of_a_median_is_the_narrowest_by_ranks_that_holds_it_in_95_
         assert out == 0 and holds(count, 0) < 0.95
 
 
-DRAWS = {
-    "normal": (lambda chance, size: chance.normal(size=size), 0.0),
-    "skewed": (lambda chance, size: chance.exponential(size=size), math.log(2)),
-    "two humps": (lambda chance, size: np.where(chance.random(size) < 0.6, 1.0, 0.0), 1.0),
-}
-
-
-@pytest.mark.parametrize("drawn", DRAWS)
-@pytest.mark.parametrize("count", [3, 5, 6, 9, 20])
-def test_intervals_cover_the_true_median_as_often_as_they_say(drawn, count):
-    draw, true = DRAWS[drawn]
-    rows = draw(np.random.default_rng(count), (2_000, count))
-    found = [statistics.spread(row.tolist()) for row in rows]
-    covered = np.mean([spread.low <= true <= spread.high for spread in found])
-    _, coverage = statistics.by_ranks(count)
-    assert covered >= coverage - 0.02
-    assert coverage >= 0.95 or count < statistics.FEWEST_FOR_95
-
-
 @pytest.mark.parametrize(
     ("values", "found"),
     [

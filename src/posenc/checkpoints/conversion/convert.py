@@ -103,7 +103,7 @@ def convert(
             copy=[file for file in source.files if file.name not in plan.edited],
             edited=plan.edited,
             check=None if source.adapter else lambda folder: check_written(folder, plan.reading),
-            **({"stem": "adapter_model", "config_name": "adapter_config.json"} if source.adapter else {}),
+            adapter=source.adapter,
         )
     done = [*told(source, plan), *["rotary is said in both spellings, of transformers 4 and 5"] * spelled]
     return Converted(out, tuple(done), tuple(plan.notes), commit_of(path))

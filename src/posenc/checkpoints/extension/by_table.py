@@ -63,7 +63,7 @@ class ByTable(Stretch):
         for name in chosen:
             methods.append(Method(name, WORDS[name], tuple(f"{row} to {target}" for row in rows), config=longer))
         words = f"Its table has {trained:,} positions, and is to have {target:,}."
-        plan = (trained, target, tuple(methods), {}, trained, words)
+        plan = (trained, target, tuple(methods), {}, words)
         return cls(*plan, loaded, config, fitting, found)
 
     def reach(self, method: Method, lengths: Sequence[int]) -> tuple[int, ...]:

@@ -25,11 +25,11 @@ from posenc.checkpoints.formats import huggingface, load
 from posenc.checkpoints.formats.devices import AUTO, accelerators_of, check_device, device_in_words
 from posenc.checkpoints.measures import all_measures, memory
 from posenc.checkpoints.measures.measure import WHOLE, Given, Measure, TooShort
-from posenc.checkpoints.measures.perplexity import Perplexity, check_cache
+from posenc.checkpoints.measures.perplexity import Perplexity, check_cache, curve, windows_of
 from posenc.lab import store
 from posenc.lab.views.page import finite
 
-SCHEMA = 3
+SCHEMA = 4
 
 CHECKPOINT, RECORD = "checkpoint", "record.json"
 """What a run writes into its folder: the extended checkpoint, and what it tells of itself and of that."""
@@ -182,6 +182,7 @@ class Run:
         for measure, length in self.passes(method, measures):
             raw.setdefault(measure, {})[length] = self.one_pass(measure, method, length)
         longest: dict[str, Any] = next(at[max(at)] for at in raw.values())
+        text = next((at for measure, at in raw.items() if isinstance(measure, Perplexity)), None)
         return {
             "name": method.name,
             "words": method.words,
@@ -191,7 +192,7 @@ class Run:
             "config": None if method.config is None else differing(self.stretch.config, method.config),
             "why_not": method.why_not,
             "values": [row for measure, at in raw.items() for row in rows(measure, at, self.reach(method))],
-            "details": [asdict(detail) for measure, at in raw.items() for detail in measure.details(at, self.lengths)],
+            "curve": text and curve(windows_of(text, max(text))),
             "passes": sum(map(len, raw.values())),
             **{cost: longest[cost] for cost in ("seconds", "cpu_seconds", "peak_mib")},
             "per_second": longest["read"] / longest["seconds"],
@@ -262,7 +263,6 @@ class Run:
             raw = {length: self.one_pass(measure, method, length) for length in lengths}
             entry = next(one for one in record["methods"] if one["name"] == method.name)
             entry["values"] += rows(measure, raw, lengths)
-            entry["details"] += [asdict(one) for one in measure.details(raw, lengths)]
         return {"measure": measure.name, "able": True, "words": f"{words} It was asked at {target:,} too."}
 
     def first_losses(self, method: Method, most: int) -> tuple[Tensor, Tensor]:

@@ -76,7 +76,6 @@ class Plan:
     target    the length that it is stretched to: the factor asked for times that
     methods   the model as it is first
     left_out  name -> why a method does not apply to this model
-    original  its length before any scaling (tokens)
     words     the three lengths in words, and where they come from
     """
 
@@ -84,7 +83,6 @@ class Plan:
     target: int
     methods: tuple[Method, ...]
     left_out: Mapping[str, str]
-    original: int
     words: str
 
 
@@ -150,12 +148,10 @@ def plan(
     model that is scaled already is stretched further by its own kind alone (linear, yarn and llama3: the factors
     multiply, and the length before any scaling stays), by what stands around a schedule, or by a change of distances.
 
-    Raises ValueError for a factor that is not above 1, an unknown name, a method that does not apply, nothing to
-    replace, and a method of whose config transformers would make another model than planned; CannotRead for a model
-    without a causal stack of its own, without a trained length, or whose lengths contradict each other.
+    Raises ValueError for an unknown name, a method that does not apply, nothing to replace, and a method of whose
+    config transformers would make another model than planned; CannotRead for a model without a causal stack of its
+    own, without a trained length, or whose lengths contradict each other.
     """
-    if not (math.isfinite(factor) and factor > 1):
-        raise ValueError(f"the factor is target length / the length served now and must be above 1, got {factor:g}")
     wanted = names_of(names)
     part = causal_part(reading, config)
     found = served(part)
@@ -181,7 +177,7 @@ def plan(
     words = f"{found.words} Stretched by {factor:g} it is to serve {to.target:,}."
     if not any(place_in(config, part.name).get(key) for key in LENGTHS):
         words += f" Its config names no length: that is the default of {reading.architecture}."
-    return Plan(to.served, to.target, tuple(made), left_out, found.original, words)
+    return Plan(to.served, to.target, tuple(made), left_out, words)
 
 
 def asked(names: Iterable[str]) -> list[str]:

@@ -82,26 +82,6 @@ def numbers_in_words(measure: Record) -> str:
     return "; ".join(parts) + "."
 
 
-def details(record: Record, *, curves: bool) -> dict[str, dict[str, Record]]:
-    """What is shown beside the numbers, as curves or as tables: by caption and method."""
-    by_caption: dict[str, dict[str, Record]] = {}
-    for entry in record["methods"]:
-        for detail in entry["details"]:
-            if isinstance(detail["at"][0], str) != curves:
-                by_caption.setdefault(detail["words"], {})[entry["name"]] = detail
-    return by_caption
-
-
-def detail_table(methods: Mapping[str, Record]) -> Table:
-    """What methods have under one caption: headers and rows."""
-    columns = list(dict.fromkeys(column for detail in methods.values() for column in detail["at"]))
-    rows = []
-    for name, detail in methods.items():
-        at = dict(zip(detail["at"], map(digits, detail["values"]), strict=True))
-        rows.append([name, *(at.get(column, "") for column in columns)])
-    return ["method", *columns], rows
-
-
 def cost(record: Record) -> Table:
     """What the longest pass costs each method, and how its checkpoint is had: headers and rows."""
     headers = ["method", "tokens/s", "seconds", "CPU seconds", "peak MiB", "checkpoint"]
@@ -139,15 +119,15 @@ def sentences(record: Record) -> list[str]:
 
 @figures.styled
 def by_length(record: Record) -> Figure | None:
-    """Each number against the length, and each curve along its axis: a panel each, a line for each method."""
+    """Each number against the length, and perplexity against the position: a panel each, a line for each method."""
     # A number that only one method has at several lengths is no comparison.
     numbers = [
         (measure, number)
         for measure in filter(partial(drawable, record), record["measures"])
         for number in measure["numbers"]
     ]
-    curves = details(record, curves=True)
-    if not (count := len(numbers) + len(curves)):
+    curves = any(entry["curve"] for entry in record["methods"])
+    if not (count := len(numbers) + curves):
         return None
     on = grid_of(count, 2, (4.6, 3.6), f"{title(record).partition(':')[0]}, by tokens")
     lines = [(figures.look(place), f"encoding-{place}", entry) for place, entry in enumerate(record["methods"])]
@@ -162,12 +142,12 @@ def by_length(record: Record) -> Figure | None:
             ax.errorbar(list(at), ys, errors, elinewidth=0.8, **style)[0].set_gid(group)
         finish(ax, record, number["words"], log=not number["more_is_better"])
         ax.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    for ax, (words, methods) in zip(on.axes[len(numbers) :], curves.items(), strict=True):
+    for ax in on.axes[len(numbers) :]:
         for look, group, entry in lines:
-            if detail := methods.get(entry["name"]):
-                ys = summary.numbers(detail["values"])
-                ax.plot(detail["at"], ys, color=look.color, linestyle=look.dashes, linewidth=1.3)[0].set_gid(group)
-        finish(ax, record, words, log=True)
+            if entry["curve"]:
+                at, values = map(summary.numbers, entry["curve"])
+                ax.plot(at, values, color=look.color, linestyle=look.dashes, linewidth=1.3)[0].set_gid(group)
+        finish(ax, record, "Perplexity of the tokens around each position", log=True)
         ax.xaxis.set_major_formatter("{x:,.0f}")
     legend(on.figure, [handle(entry["name"], look) for look, _, entry in lines], columns=6)
     return on.figure
@@ -190,7 +170,6 @@ def finish(ax: Any, record: Record, ylabel: str, *, log: bool) -> None:
 def tables(record: Record) -> list[tuple[str, str, Table]]:
     """All tables, with their captions and what else is said of them."""
     rows = [(measure["name"], numbers_in_words(measure), table(record, measure)) for measure in record["measures"]]
-    rows += [(words, "", detail_table(methods)) for words, methods in details(record, curves=False).items()]
     rows.append(("What the pass at the longest length costs", "", cost(record)))
     if record.get("plan"):
         rows.append(("What was planned for a pass", "", memory.table(record["plan"])))

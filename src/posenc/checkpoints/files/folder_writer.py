@@ -27,8 +27,7 @@ def write_folder(
     *,
     shard_bytes: int = 2_000_000_000,
     copy: Iterable[Path] = (),
-    stem: str = "model",
-    config_name: str = "config.json",
+    adapter: bool = False,
     edited: Mapping[str, dict[str, Any]] | None = None,
     check: Callable[[Path], None] | None = None,
 ) -> Path:
@@ -36,11 +35,11 @@ def write_folder(
 
     target       the new folder
     config       becomes config.json
-    tensors      names and tensors, taken one after another; no more than a shard and the next tensor are in memory
+    tensors      names and tensors, taken one after another; no more than a shard and the next tensor are in memory.
+                 Their files are called model.safetensors, or model-00001-of-00002.safetensors with an index
     shard_bytes  how large a file of tensors may grow (bytes); a single tensor beyond that has a file of its own
     copy         files to take along, under their own names, such as those of a tokenizer; code among them stays behind
-    stem         the files are called STEM.safetensors, or STEM-00001-of-00002.safetensors with an index
-    config_name  what the config is called: adapter_config.json for an adapter
+    adapter      whether the files are called adapter_model and adapter_config.json
     edited       further JSON files, name -> what they say
     check        is called with the folder when it is whole, before it has its name; if it raises, it never has
 
@@ -57,6 +56,7 @@ def write_folder(
     check_target(target)
     if shard_bytes < 1:
         raise ValueError(f"shard_bytes must be 1 or more, got {shard_bytes}")
+    stem, config_name = ("adapter_model", "adapter_config.json") if adapter else ("model", "config.json")
     with store.appearing(target) as hidden:
         for name, said in ({config_name: config} | dict(edited or {})).items():
             write_json(hidden / name, harmless(said))

@@ -82,17 +82,9 @@ class Loaded:
             )
 
 
-def tied_weights(model: "PreTrainedModel") -> list[list[str]]:
-    """The names of parameters that are one and the same tensor, each group with the one that is kept first."""
-    groups: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        groups.setdefault(id(parameter), []).append(name)
-    return [names for names in groups.values() if len(names) > 1]
-
-
 def untied(model: "PreTrainedModel") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a model by name, each one once."""
-    tied = {name for names in tied_weights(model) for name in names[1:]}
+    """The tensors of a model by name, each one once: of parameters that are one tensor, the first."""
+    tied = dict(model.named_parameters(remove_duplicate=False)).keys() - dict(model.named_parameters()).keys()
     return ((name, tensor) for name, tensor in model.state_dict().items() if name not in tied)
 
 

@@ -198,11 +198,7 @@ def save(reading: Reading, path: str | Path, folder: Path) -> list[Path]:
 
     path = load.find(path, weights=has_learned_tables(reading))
     tensors = open_tensors(path) if has_tensors(path) else None
-    saved = []
-    for name, figure in pictures(reading, tensors).items():
-        saved.append(folder / f"{name}.png")
-        figures.save(figure, saved[-1])
-    return saved
+    return [figures.save(drawn, folder / f"{name}.png") for name, drawn in pictures(reading, tensors).items()]
 
 
 def of_one(encoding: Encoding, part: Part) -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,8 @@
 """What every kind of position code of others is: found in a stack of layers, measured, read as a spec, filled."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -63,91 +64,57 @@ class Stack:
         return ((path, module) for path, module in self.node.modules.items() if self.has(path))
 
 
-@dataclass(frozen=True)
-class Swapped:
-    """A child module that gave way to another."""
-
-    parent: nn.Module
-    name: str
-    original: nn.Module
-
-    def undo(self) -> None:
-        current = getattr(self.parent, self.name)
-        # A parameter may have become another object since, such as by load_state_dict(assign=True).
-        self.original._parameters.update(current._parameters)
-        self.original.train(current.training)
-        setattr(self.parent, self.name, self.original)
+Change = Callable[[], None]
+"""What takes a change of a model back. It can be copied and pickled with the model."""
 
 
-@dataclass(frozen=True)
-class Shadowed:
-    """A method, parameter or buffer of a module, hidden by an attribute of this one module."""
-
-    owner: nn.Module
-    name: str
-    buffer: Tensor | None = None
-
-    def undo(self) -> None:
-        del self.owner.__dict__[self.name]
-        # Some models put a buffer into its own place in their forward; what they read was ours.
-        current = self.owner._buffers.get(self.name)
-        if self.buffer is not None and current is not None and current is not self.buffer:
-            self.owner._buffers[self.name] = self.buffer.to(current)
-
-
-@dataclass(frozen=True)
-class Hooked:
-    """A hook before a module's forward."""
-
-    handle: Any
-
-    def undo(self) -> None:
-        self.handle.remove()
-
-
-@dataclass(frozen=True)
-class Refilled:
-    """A buffer of a module that gave way to another, which moves with the model as it did."""
-
-    owner: nn.Module
-    name: str
-    original: Tensor
-
-    def undo(self) -> None:
-        current = self.owner._buffers[self.name]
-        assert current is not None
-        same = (current.device, current.dtype) == (self.original.device, self.original.dtype)
-        self.owner._buffers[self.name] = self.original if same else self.original.to(current)
-
-
-Change = Swapped | Shadowed | Hooked | Refilled
-
-
-def swap(model: nn.Module, path: str, new: nn.Module) -> Swapped:
+def swap(model: nn.Module, path: str, new: nn.Module) -> Change:
     """Put a module in the place of the one at a path."""
     above, _, name = path.rpartition(".")
     parent, original = model.get_submodule(above), model.get_submodule(path)
     new.train(original.training)
     setattr(parent, name, new)
-    return Swapped(parent, name, original)
+    return partial(swap_back, parent, name, original)
 
 
-def shadow(owner: nn.Module, name: str, new: Any) -> Shadowed:
-    """Hide what a module has under a name."""
+def swap_back(parent: nn.Module, name: str, original: nn.Module) -> None:
+    current = getattr(parent, name)
+    # A parameter may have become another object since, such as by load_state_dict(assign=True).
+    original._parameters.update(current._parameters)
+    original.train(current.training)
+    setattr(parent, name, original)
+
+
+def shadow(owner: nn.Module, name: str, new: Any) -> Change:
+    """Hide a method, parameter or buffer of a module by an attribute of this one module."""
     owner.__dict__[name] = new
-    return Shadowed(owner, name, owner._buffers.get(name))
+    return partial(unshadow, owner, name, owner._buffers.get(name))
 
 
-def refill(owner: Any, name: str, new: Tensor) -> Refilled:
-    """Put a tensor in the place of a buffer, in its shape, dtype and device."""
+def unshadow(owner: nn.Module, name: str, buffer: Tensor | None) -> None:
+    del owner.__dict__[name]
+    # Some models put a buffer into its own place in their forward; what they read was ours.
+    current = owner._buffers.get(name)
+    if buffer is not None and current is not None and current is not buffer:
+        owner._buffers[name] = buffer.to(current)
+
+
+def refill(owner: Any, name: str, new: Tensor) -> Change:
+    """Put a tensor in the place of a buffer, in its shape, dtype and device; it moves with the model as that did."""
     original = owner._buffers[name]
     owner._buffers[name] = new.reshape(original.shape).to(original)
-    return Refilled(owner, name, original)
+    return partial(fill_back, owner, name, original)
 
 
-def hook(module: nn.Module, new: Any) -> Hooked:
+def fill_back(owner: Any, name: str, original: Tensor) -> None:
+    current = owner._buffers[name]
+    same = (current.device, current.dtype) == (original.device, original.dtype)
+    owner._buffers[name] = original if same else original.to(current)
+
+
+def hook(module: nn.Module, new: Any) -> Change:
     """Be called before a module."""
-    return Hooked(module.register_forward_pre_hook(new, with_kwargs=True))
+    return module.register_forward_pre_hook(new, with_kwargs=True).remove
 
 
 @dataclass
@@ -204,10 +171,6 @@ class Kind:
     def besides(self) -> str:
         """What the spec does not say, in a sentence."""
         return ""
-
-    @property
-    def causal(self) -> bool:
-        return self.stack.shape.causal
 
     def one(self, encodings: Sequence[Encoding]) -> Any:
         """The one encoding that fills it for all layers; raises ValueError where there are several, or none."""

@@ -135,10 +135,8 @@ def detach(model: nn.Module) -> None:
 
 
 def take_out(attachment: Attachment) -> None:
-    for undo in reversed(attachment.undo):
-        undo()
-    for change in reversed(attachment.changes):
-        change.undo()
+    for take_back in (*reversed(attachment.undo), *reversed(attachment.changes)):
+        take_back()
 
 
 def as_read(attachment: Attachment, places: Sequence[Kind], reading: Reading, horizon: int | None) -> None:
@@ -182,7 +180,7 @@ def as_asked(
                 f"the config of {type(model).__name__} says too little to build {encoding} for {place.path}: "
                 f"{'; '.join(reading.not_covered) or 'no part of it was read'}"
             )
-        wanted = for_heads(encoding, part, place.causal)
+        wanted = for_heads(encoding, part, place.stack.shape.causal)
         wanted = besides_own(wanted, part) if place.door == "turn" else wanted
         if place.door == "turn" and not in_tables(place, wanted, part, horizon):
             attend(attachment, place, wanted, horizon)

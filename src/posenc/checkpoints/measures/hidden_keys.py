@@ -6,7 +6,6 @@ After two tasks of RULER (Hsieh et al. 2024, arXiv:2404.06654, section 3), in se
 import bisect
 import functools
 import hashlib
-import itertools
 import math
 import random
 import re
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from posenc.checkpoints.measures.measure import (
     WHOLE,
-    Detail,
     Given,
     Measure,
     Number,
@@ -67,20 +65,6 @@ NUMBERS = range(10_000, 100_000)
 
 Ids = Callable[[str], tuple[int, ...]]
 """A text's tokens, without any special one."""
-
-
-@dataclass(frozen=True)
-class Draw:
-    """What one trial asks, before it is as long as it is to be; those of one text have `body` in common.
-
-    body      how the text reads that is `n` sentences of filler long, in pieces
-    question  what stands behind the text
-    answer    what is to be said
-    """
-
-    body: Callable[[int], Sequence[str]]
-    question: str
-    answer: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,22 +120,50 @@ class OneKey(Measure):
         count = math.ceil(self.trials / self.keys)
         return [range(first, self.trials, count) for first in range(count)]
 
-    def draws(self, text: int) -> list[Draw]:
-        """The trials of a text: each asks for another word, which lies as deep as the trial."""
+    def keys_of(self, text: int) -> dict[str, tuple[str, float]]:
+        """The words of a text, each with its number and its depth; each of its trials asks for one of the first, which
+        lies as deep as the trial."""
         random_numbers = random.Random(f"{self.seed} {self.name} {text}")
-        depths = [self.depth(trial) for trial in self.texts[text]]
         names = random_numbers.sample(WORDS, self.keys)
-        number_of = dict(zip(names, random_numbers.sample(NUMBERS, self.keys), strict=True))
-        places = {name: random_numbers.random() for name in names} | dict(zip(names, depths, strict=False))
-        keys = [(places[name], f"The number of {name} is {number}. ") for name, number in number_of.items()]
-        body = functools.partial(haystack, keys, self.filler)
-        return [Draw(body, f"\n\nThe number of {name} is", str(number_of[name])) for name in names[: len(depths)]]
+        numbers = map(str, random_numbers.sample(NUMBERS, self.keys))
+        depths = [random_numbers.random() for _ in names]
+        asked = [self.depth(trial) for trial in self.texts[text]]
+        depths[: len(asked)] = asked
+        return dict(zip(names, zip(numbers, depths, strict=True), strict=True))
 
     def questions(self, length: int) -> Iterator[Question]:
         """The trials at a length, text by text; raises TooShort where it is too short for the task."""
-        ids = ids_of(self.tokenizer)
-        for text in range(len(self.texts)):
-            yield from questions(self.draws(text), ids, length, self.opening)
+
+        @functools.cache
+        def ids(piece: str) -> tuple[int, ...]:
+            return tuple(self.tokenizer(piece, add_special_tokens=False)["input_ids"])
+
+        for text, trials in enumerate(self.texts):
+            yield from self.questions_of(self.keys_of(text), len(trials), ids, length)
+
+    def questions_of(
+        self, keys: Mapping[str, tuple[str, float]], trials: int, ids: Ids, length: int
+    ) -> Iterator[Question]:
+        """The trials of a text, which is as long as all of them can be in at most `length` tokens.
+
+        Texts are put together from pieces that are made tokens one by one, so that they grow step by step and the
+        answer begins with a token of its own.
+        """
+        opening = [*self.opening, *ids(FIRST)]
+        ends = [(ids(f"\n\nThe number of {name} is"), ids(f" {keys[name][0]}")) for name in [*keys][:trials]]
+        around = len(opening) + max(len(question) + len(answer) for question, answer in ends)
+        hidden = [(depth, f"The number of {name} is {number}. ") for name, (number, depth) in keys.items()]
+
+        def size(steps: int) -> int:
+            return sum(len(ids(piece)) for piece in haystack(hidden, self.filler, steps))
+
+        if size(1) > length - around:
+            raise TooShort(f"the text of this question takes {size(1) + around:,} tokens at least, got {length:,}")
+        # A step takes a token or more.
+        steps = bisect.bisect_right(range(length - around + 1), length - around, key=size) - 1
+        body = [token for piece in haystack(hidden, self.filler, steps) for token in ids(piece)]
+        for question, answer in ends:
+            yield Question(torch.tensor([*opening, *body, *question, *answer], dtype=torch.long), len(answer))
 
     def work(self, length: int) -> float:
         return self.trials * length
@@ -165,17 +177,10 @@ class OneKey(Measure):
             share = part_of(tell, number, len(trials))
             answer = likeliest(model, question.ids, question.answer, self.chunk, share, reader)
             right.append(answer.equal(question.ids[-question.answer :]))
-        depths = [self.depth(trial) for numbers in self.texts for trial in numbers]
-        return {"right": right, "depths": depths, "read": sum(len(question.ids) for question in trials)}
+        return {"right": right, "read": sum(len(question.ids) for question in trials)}
 
     def values(self, raw: Mapping[int, Mapping[str, Any]], length: int) -> dict[str, Value]:
         return {"right": share_of([float(right) for right in raw[length]["right"]])}
-
-    def details(self, raw: Mapping[int, Mapping[str, Any]], lengths: Sequence[int]) -> tuple[Detail, ...]:
-        """What was right at the longest length, by depth."""
-        longest = max(raw)
-        words = f"{self.name} at {longest:,} tokens: the share that is right, by how deep in the text it lies"
-        return (Detail(words, tuple(raw[longest]["depths"]), tuple(map(float, raw[longest]["right"]))),)
 
 
 class SeveralKeys(OneKey):
@@ -210,41 +215,3 @@ def sentences(text: str) -> tuple[str, ...]:
             "--measures perplexity alone"
         )
     return plain
-
-
-def ids_of(tokenizer: Any) -> Ids:
-    """The tokens of texts, each text read once."""
-
-    @functools.cache
-    def ids(text: str) -> tuple[int, ...]:
-        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    return ids
-
-
-def questions(draws: Sequence[Draw], ids: Ids, length: int, opening: Sequence[int] = ()) -> list[Question]:
-    """What was drawn of one text, which is as long as all of them can be in at most `length` tokens.
-
-    Texts are put together from pieces that are made tokens one by one, so that they grow step by step and the answer
-    begins with a token of its own.
-
-    Raises TooShort for a length without room for one step of the text.
-    """
-    around = max(len(question(draw, (), ids, opening).ids) for draw in draws)
-    room, body = length - around, draws[0].body
-
-    def size(steps: int) -> int:
-        return sum(len(ids(piece)) for piece in body(steps))
-
-    if size(1) > room:
-        raise TooShort(f"the text of this question takes {size(1) + around:,} tokens at least, got {length:,}")
-    # A step takes a token or more.
-    steps = bisect.bisect_right(range(room + 1), room, key=size) - 1
-    return [question(draw, body(steps), ids, opening) for draw in draws]
-
-
-def question(draw: Draw, body: Sequence[str], ids: Ids, opening: Sequence[int] = ()) -> Question:
-    """What was drawn, behind a text of these pieces."""
-    answer = ids(f" {draw.answer}")
-    text = [*opening, *itertools.chain.from_iterable(map(ids, (FIRST, *body, draw.question))), *answer]
-    return Question(torch.tensor(text, dtype=torch.long), len(answer))

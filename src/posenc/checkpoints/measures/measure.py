@@ -48,20 +48,6 @@ class Value:
     each: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class Detail:
-    """What a report shows of one method beside the numbers.
-
-    words   the caption, the same for every method
-    at      columns of a table (words), or places on an axis (numbers): then it is drawn as a curve
-    values  as many numbers
-    """
-
-    words: str
-    at: tuple[str, ...] | tuple[float, ...]
-    values: tuple[float, ...]
-
-
 class Measure:
     """One way to ask what a model does with longer inputs.
 
@@ -100,10 +86,6 @@ class Measure:
     def values(self, raw: Mapping[int, Mapping[str, Any]], length: int) -> dict[str, Value]:
         """The numbers at a length, by name, from the raw results of the passes by their lengths."""
         raise NotImplementedError
-
-    def details(self, raw: Mapping[int, Mapping[str, Any]], lengths: Sequence[int]) -> tuple[Detail, ...]:
-        """What a report shows beside the numbers."""
-        return ()
 
 
 @dataclass(frozen=True)
@@ -146,9 +128,9 @@ def tokenizer_of(loaded: "Loaded") -> Any:
     return loaded.tokenizer
 
 
-def part_of(tell: Tell | None, done: float, whole: float, part: float = 1) -> Tell | None:
-    """Who is told of the whole, told of a part of it, when so much is done: all in one unit, as the whole is."""
-    return None if tell is None else lambda share: tell((done + share * part) / whole)
+def part_of(tell: Tell | None, done: int, whole: int) -> Tell | None:
+    """Who is told of the whole, told of one of its equal parts, when so many are done."""
+    return None if tell is None else lambda share: tell((done + share) / whole)
 
 
 def error_of(samples: Sequence[float]) -> float | None:

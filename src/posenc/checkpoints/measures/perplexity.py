@@ -18,7 +18,6 @@ from posenc.checkpoints.kinds.calls import cache_name
 from posenc.checkpoints.live.streaming import Stream
 from posenc.checkpoints.measures.measure import (
     WHOLE,
-    Detail,
     Given,
     Measure,
     Number,
@@ -278,12 +277,6 @@ def perplexity(windows: Sequence[Tensor], first: int, end: int) -> float:
     return math.exp(min(float(loss), 700.0))
 
 
-def bands(windows: Sequence[Tensor], edges: Sequence[int]) -> list[tuple[int, int, float]]:
-    """(first, end, perplexity) of the tokens between lengths: from 0 to the first, and so on."""
-    ends = sorted(set(edges))
-    return [(first, end, perplexity(windows, max(first, 1), end)) for first, end in zip([0, *ends], ends, strict=False)]
-
-
 def curve(windows: Sequence[Tensor], bins: int = 64) -> tuple[list[float], list[float]]:
     """Perplexity by position: the middle of each bin (tokens), and the perplexity within it."""
     length = min(len(window) for window in windows) + 1
@@ -366,16 +359,6 @@ class Perplexity(Measure):
         windows = windows_of(raw, length)
         firsts = {"last": max(1, length - LAST), "mean": 1}
         return {name: of_windows(windows, first, length) for name, first in firsts.items()}
-
-    def details(self, raw: Mapping[int, Mapping[str, Any]], lengths: Sequence[int]) -> tuple[Detail, ...]:
-        windows = windows_of(raw, max(raw))
-        between = bands(windows, [length for length in lengths if length <= max(raw)])
-        where, height = curve(windows)
-        columns = tuple(f"{first:,} to {end:,}" for first, end, _ in between)
-        return (
-            Detail("Perplexity of the tokens between positions", columns, tuple(value for *_, value in between)),
-            Detail("Perplexity of the tokens around each position", tuple(where), tuple(height)),
-        )
 
 
 def windows_of(raw: Mapping[int, Mapping[str, Any]], length: int) -> list[Tensor]:

@@ -267,6 +267,10 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Any], attention_alone: bool =
             if rows.any() and rows.shape == given.shape and torch.allclose(given, times * rows, atol=1e-6):
                 seen.scaled[path] = times
 
+    def slopes(found: Any) -> None:
+        if isinstance(found, Tensor):
+            seen.slopes.append(found.detach())
+
     with ExitStack() as undo:
         for path, module in model.named_modules():
             undo.callback(module.register_forward_pre_hook(enter(path), with_kwargs=True).remove)
@@ -280,7 +284,7 @@ def dry_run(model: nn.Module, inputs: Mapping[str, Any], attention_alone: bool =
                 undo.callback(delattr, module, "forward")
         turned = {code: turning(function, stack, seen.turns) for code, function in rotary_functions(model)}
         seen.turners = len(turned)
-        made = {code: keeping(seen) for code, _ in functions(model, MAKES_SLOPES)}
+        made: dict[CodeType, Callable[..., None]] = {code: slopes for code, _ in functions(model, MAKES_SLOPES)}
         sorted_out = {code: sorting(model, function, stack, seen) for code, function in bucket_methods(model)}
         spoken = {code: lambda _, name=name: seen.spoke.add(name) for code, name in speakers(model)}
         attends = {code: attention.small(f, LARGE) for code, f in functions(model, APPLIES_ATTENTION)}
@@ -353,13 +357,3 @@ def bucketed(function: Callable[..., Any], given: Mapping[str, Any]) -> Tensor:
     # A key's position less its query's, which is how T5 counts.
     with torch._C.DisableTorchFunction():
         return function(**{**given, name: -torch.arange(-FURTHEST, FURTHEST + 1)[None]})[0].cpu()
-
-
-def keeping(seen: Measured) -> Callable[[Any], None]:
-    """What keeps the slopes that a function returned."""
-
-    def returned(result: Any) -> None:
-        if isinstance(result, Tensor):
-            seen.slopes.append(result.detach())
-
-    return returned

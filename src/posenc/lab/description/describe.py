@@ -4,10 +4,10 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,9 @@ from posenc.lab.tasks import TASKS
 from posenc.model.seeding import seeded
 from posenc.specs.presets import PRESETS, Preset
 from posenc.tokens.positions import Positions
+
+if TYPE_CHECKING:
+    from posenc.lab.description.pictures import Drawn
 
 STANDARD = Shape.of(DIM, HEADS, TRAINED_LENGTH)
 """The model that encodings are counted for; those of several axes have CELLS cells on each instead of max_len."""
@@ -184,26 +187,6 @@ def idea(thing: Any) -> str:
     return (inspect.getdoc(thing) or "").split("\n")[0]
 
 
-@dataclass
-class Shown:
-    """What `posenc show` says: words, tables (title, headers, rows), figures by name, and the numbers behind them."""
-
-    text: str
-    facts: dict[str, Any]
-    tables: list[tuple[str, list[str], list[list[str]]]] = field(default_factory=list)
-    figures: dict[str, Any] = field(default_factory=dict)
-
-    def save(self, folder: Path) -> list[Path]:
-        """Write the figures as PNG files."""
-        from posenc.lab.results import figures
-
-        paths = []
-        for name, figure in self.figures.items():
-            paths.append(folder / f"{name}.png")
-            figures.save(figure, paths[-1])
-        return paths
-
-
 def show(
     spec: str,
     *,
@@ -215,7 +198,7 @@ def show(
     ids: Sequence[int] = (),
     vectors: Sequence[float] = (),
     trained: Path | None = None,
-) -> Shown:
+) -> "Drawn":
     """The lesson of an encoding at a given size.
 
     words    of the worked example
@@ -244,7 +227,7 @@ def show(
     size = f"{parameters_of(encoding):,} parameters at dim {dim}, {heads} heads{cells}"
     text = "\n\n".join(filter(None, [in_words(encoding, size), "\n".join(drawn.notes)]))
     facts = {"encoding": str(encoding), "doors": sorted(encoding.doors), **drawn.facts, "notes": drawn.notes}
-    shown = Shown(text, facts, drawn.tables, drawn.figures)
+    shown = replace(drawn, text=text, facts=facts)
     if "embed" in encoding.doors and encoding.axes <= 1:
         add_worked_example(shown, words, spec, ids, vectors)
     elif ids or vectors:
@@ -264,7 +247,7 @@ def in_words(encoding: Encoding, size: str = "") -> str:
 
 
 def add_worked_example(
-    shown: Shown, words: Sequence[str], spec: str, ids: Sequence[int], vectors: Sequence[float]
+    shown: "Drawn", words: Sequence[str], spec: str, ids: Sequence[int], vectors: Sequence[float]
 ) -> None:
     """Token vectors plus position vectors, number by number, where four channels are enough for the encoding."""
     try:
@@ -289,7 +272,7 @@ def in_rows(numbers: Sequence[float], count: int) -> list[list[float]]:
     return torch.tensor(numbers, dtype=torch.float64).view(count, -1).tolist()
 
 
-def add_shift(shown: Shown, encoding: Sinusoidal, k: int, tokens: int) -> None:
+def add_shift(shown: "Drawn", encoding: Sinusoidal, k: int, tokens: int) -> None:
     """The linear-shift property: the matrix, and how exactly it moves every position."""
     from posenc.lab.results import figures
 

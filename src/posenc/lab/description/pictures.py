@@ -7,6 +7,7 @@ which row each position or distance reads; its numbers come from runs (`after_tr
 import copy
 import math
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,12 +35,20 @@ FAR = 1_000_000
 
 @dataclass
 class Drawn:
-    """Figures by name, the numbers behind them, tables (title, headers, rows), and sentences about all of them."""
+    """Figures by name, the numbers behind them, tables (title, headers, rows), and sentences about all of them.
+
+    text  what `posenc show` says before them
+    """
 
     figures: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     tables: list[tuple[str, list[str], list[list[str]]]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    text: str = ""
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write the figures as PNG files."""
+        return [lab.figures.save(figure, folder / f"{name}.png") for name, figure in self.figures.items()]
 
 
 @dataclass(frozen=True)

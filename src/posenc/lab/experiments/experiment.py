@@ -28,12 +28,8 @@ MOST_LENGTHS = 100
 
 RATE_SCHEDULES = ("cosine", "original")
 DTYPES = ("float32", "bfloat16")
-OF_SIZES = (
-    "dim", "heads", "layers", "norm", "norm_first", "branch_norm", "parallel_residual", "residual_scale",
-    "embedding_norm", "qk_norm", "softcap", "output_softcap", "init", "feed_forward", "intermediate_size", "bias",
-    "kv_heads", "head_dim", "window", "dropout",
-)  # fmt: skip
-"""The settings that are sizes of the model, as in posenc.Config."""
+OF_THE_MODEL = {one.name for one in fields(Config)}
+"""The settings that are those of posenc.Config."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +176,8 @@ class Experiment:
 
     def config(self, max_len: int) -> Config:
         """How large the model is, for a trained length in tokens. Raises ValueError for sizes that do not fit."""
-        return Config(**{name: getattr(self, name) for name in OF_SIZES}, max_len=max_len)
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name in OF_THE_MODEL}
+        return Config(**given, max_len=max_len)
 
     def made_task(self) -> Task:
         """The task, on the text that is asked for."""

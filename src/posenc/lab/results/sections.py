@@ -122,16 +122,13 @@ def trained(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
 
     Runs that learned go before those that did not.
     """
-    chosen: dict[str, tuple[tuple[bool, float], Record]] = {}
+    chosen: dict[str, Record] = {}
     for record in records:
         spec = get(record, "experiment", "spec")
-        if not isinstance(spec, str) or not get(record, "pictures"):
-            continue
-        worth = (get(record, "learned") is True, summary.trained_tokens(record) or 0.0)
-        if spec not in chosen or worth > chosen[spec][0]:
-            chosen[spec] = (worth, record)
+        if isinstance(spec, str) and get(record, "pictures"):
+            chosen[spec] = max(chosen.get(spec, record), record, key=summary.worth)
     return {
         spec: {name: get(record, "pictures", name) for name in ("added", "bias", "wavelengths")}
         | {"task": summary.task_of(record), "seed": get(record, "experiment", "seed")}
-        for spec, (_, record) in chosen.items()
+        for spec, record in chosen.items()
     }

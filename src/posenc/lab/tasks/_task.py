@@ -80,7 +80,7 @@ class Task(Named):
 
         tokens(length)    how many tokens the model reads in a sequence of this length; a length is counted in the
                           task's own items, and the default is one token for each
-        lengths(longest)  the lengths that are trained on; default 1, 2, ..., longest
+        lengths(longest)  the lengths that are trained on; default from `shortest`, which is 1, to longest
         at_depth(share)   the same task with what is asked for at one place of the sequence, for whoever hides something
         chance(length)    the share of sequences that a guess answers, for whoever knows the task and not the prompt
         contents()        hashes of the files that its options name: a record is named after what was read
@@ -102,6 +102,7 @@ class Task(Named):
     axes: ClassVar[int] = 1
     recipe: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     beyond: ClassVar[tuple[float, ...]] = (1.2, 1.5, 2)
+    shortest: ClassVar[int] = 1
     in_bits: ClassVar[bool] = False
     """Whether it is measured in bits of held-out text, and not by sequences answered without a mistake."""
 
@@ -116,7 +117,7 @@ class Task(Named):
 
     def lengths(self, longest: int) -> Sequence[int]:
         """The lengths that are trained on, shortest first."""
-        return range(1, longest + 1)
+        return range(self.shortest, longest + 1)
 
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
         """Fresh sequences."""

@@ -1,6 +1,5 @@
 """Say what was written last: w1i0i1r -> 1."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -31,6 +30,7 @@ class FlipFlop(Lettered):
 
     also_called = ("memory", "state", "remember", "latest", "write", "read", "variable")
     recipe = MappingProxyType({"train_length": 16, "steps": 1000, "batch": 32, "rate": 3e-3, "cool_down": 100})
+    shortest = 2
     letters = "01wri"
 
     def __post_init__(self) -> None:
@@ -38,9 +38,6 @@ class FlipFlop(Lettered):
 
     def tokens(self, length: int) -> int:
         return 2 * length  # BOS, and all instructions with their bits but the last bit
-
-    def lengths(self, longest: int) -> Sequence[int]:
-        return range(2, longest + 1)
 
     def chance(self, length: int) -> float:
         """The share of sequences in which every read finds a 0."""
@@ -54,7 +51,7 @@ class FlipFlop(Lettered):
         return zero
 
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
-        if length < 2:
+        if length < self.shortest:
             raise ValueError(f"flip_flop needs a write and a read: lengths of 2 or more, got {length}")
         drawn = torch.rand(rows, length, generator=generator)
         middle = torch.where(drawn < self.ignore, "wri".index("i"), torch.where(drawn < (1 + self.ignore) / 2, 0, 1))

@@ -1,6 +1,5 @@
 """Say for every cell of a square where the mark lies from there: a mark on a grid, in two axes."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -30,6 +29,7 @@ class GridMark(Task):
 
     also_called = ("image", "picture", "pixel", "patch", "vision", "grid", "board", "square")
     recipe = MappingProxyType({"train_length": 8, "steps": 1000, "batch": 16, "rate": 3e-3, "cool_down": 100})
+    shortest = 2
     reads = "encoder"
     axes = 2
     beyond = (1.5, 2)
@@ -42,14 +42,11 @@ class GridMark(Task):
     def tokens(self, length: int) -> int:
         return length**2
 
-    def lengths(self, longest: int) -> Sequence[int]:
-        return range(2, longest + 1)
-
     def chance(self, length: int) -> float:
         return length**-2
 
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
-        if length < 2:
+        if length < self.shortest:
             raise ValueError(f"grid_mark needs a cell beside the mark: sides of 2 or more, got {length}")
         positions = Positions.grid(length, length)
         mark = torch.randint(0, length**2, (rows,), generator=generator)

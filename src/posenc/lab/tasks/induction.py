@@ -1,6 +1,5 @@
 """Say what followed the last symbol the last time that it came: cabdca -> b."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -32,18 +31,16 @@ class Induction(Symbols):
     recipe = MappingProxyType(
         {"train_length": 16, "steps": 1500, "batch": 64, "rate": 2e-3, "curriculum": 0.24, "cool_down": 200}
     )
+    shortest = 2
 
     def tokens(self, length: int) -> int:
         return length + 2  # BOS, the symbols, and the last one
-
-    def lengths(self, longest: int) -> Sequence[int]:
-        return range(2, longest + 1)
 
     def chance(self, length: int) -> float:
         return 1 / self.symbols
 
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
-        if length < 2:
+        if length < self.shortest:
             raise ValueError(f"induction needs a symbol that another one followed: lengths of 2 or more, got {length}")
         symbols = random_symbols(length, rows, self.symbols, generator)
         asked = symbols.gather(1, torch.randint(0, length - 1, (rows, 1), generator=generator))

@@ -1,6 +1,5 @@
 """Say which of two marks comes first: ca-db+a -> -."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -30,6 +29,7 @@ class OrderClass(Symbols):
 
     also_called = ("classify", "classification", "classifier", "label", "order", "first", "earlier")
     recipe = MappingProxyType({"train_length": 16, "steps": 1000, "batch": 32, "rate": 3e-3, "cool_down": 100})
+    shortest = 2
     reads = "encoder"
 
     @property
@@ -39,14 +39,11 @@ class OrderClass(Symbols):
     def tokens(self, length: int) -> int:
         return length + 1
 
-    def lengths(self, longest: int) -> Sequence[int]:
-        return range(2, longest + 1)
-
     def chance(self, length: int) -> float:
         return 0.5
 
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
-        if length < 2:
+        if length < self.shortest:
             raise ValueError(f"order_class needs room for two marks: lengths of 2 or more, got {length}")
         symbols = random_symbols(length, rows, self.symbols, generator)
         places = torch.rand(rows, length, generator=generator).argsort(1)[:, :2]

@@ -1,6 +1,5 @@
 """Translate from the order subject, object, verb to verb, subject, object: qtasbk -> 'k'a't'q'b's."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -35,6 +34,7 @@ class Translation(Symbols):
         {"train_length": 6, "steps": 2000, "batch": 64, "schedule": "original", "rate": 1.0}
         | {"warmup": 400, "cool_down": 200}
     )
+    shortest = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,16 +53,13 @@ class Translation(Symbols):
     def tokens(self, length: int) -> int:
         return length + 1  # BOS, and the words: of the source as of the translation, which is read without its END
 
-    def lengths(self, longest: int) -> Sequence[int]:
-        return range(3, longest + 1)
-
     def chance(self, length: int) -> float:
         nouns, verbs, adjectives = self.kinds
         # Where the object begins is as unknown as the words are.
         return float(nouns) ** -2 / verbs * float(adjectives) ** (3 - length) / (length - 2)
 
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
-        if length < 3:
+        if length < self.shortest:
             raise ValueError(f"translation needs 3 words, subject, object and verb, got a length of {length}")
         sentence, first = self.sentences(length, rows, generator)
         target = torch.cat((column(rows, BOS), self.said(sentence, first), column(rows, END)), 1)

@@ -19,16 +19,12 @@ def metadata(tensors: Tensors) -> dict[str, Any]:
     told = {key: as_meant(value) for key, value in tensors.said.items() if not key.startswith("tokenizer.")}
     for name in TABLES:
         if name in tensors:
-            if not one_for_each_pair(tensors, name):
+            # Not read for its name alone: it holds numbers, and no more than a head may have pairs.
+            if not (tensors.dtype(name).is_floating_point and 0 < math.prod(tensors.shape(name)) <= MOST_PAIRS):
                 wrong = f"it is {list(tensors.shape(name))}, which holds no number for each pair; it was not read"
                 raise CannotRead(wrong, file=tensors.path, field=name)
             told[name] = tensors[name].flatten().tolist()
     return told
-
-
-def one_for_each_pair(tensors: Tensors, name: str) -> bool:
-    """Whether a tensor may be read for its name alone: it holds numbers, and no more than a head may have pairs."""
-    return tensors.dtype(name).is_floating_point and 0 < math.prod(tensors.shape(name)) <= MOST_PAIRS
 
 
 def as_meant(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,27 +56,22 @@ class Buckets(Kind):
                 f"{encoding.buckets} for {encoding.heads}"
             )
         seen = next(one for one in self.stack.node.seen.buckets if (one.path, one.name) == (self.path, self.name))
-        theirs, ours = seen.buckets, bucketed(BucketOf(encoding), {"relative_position": torch.zeros(1)})
+        theirs, ours = seen.buckets, bucketed(partial(bucket_of, encoding), {"relative_position": torch.zeros(1)})
         different = (theirs != ours).nonzero().flatten() - FURTHEST
         if same and len(different):
             raise Differs(
                 f"{self.path} and {encoding} put {len(different)} distances into other buckets, the first "
                 f"{int(different[different.abs().argmin()])} positions back"
             )
-        return [shadow(module, self.name, BucketOf(encoding))]
+        return [shadow(module, self.name, partial(bucket_of, encoding))]
 
 
-class BucketOf:
+def bucket_of(encoding: T5Bias, relative_position: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """In the place of T5's function of buckets: (position of the key less that of the query, ...) -> buckets.
 
     How many buckets there are, and from where on all share one, is the encoding's to say.
     """
-
-    def __init__(self, encoding: T5Bias) -> None:
-        self.encoding = encoding
-
-    def __call__(self, relative_position: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return self.encoding.bucket(-relative_position)
+    return encoding.bucket(-relative_position)
 
 
 def tables(stack: Stack, path: str) -> Iterator[tuple[str, Tensor]]:
@@ -107,6 +103,6 @@ def explained(stack: Stack, seen: Bucketed, buckets: int) -> str | None:
             encoding: Any = build(spec, stack.shape)
         except ValueError:
             continue
-        if bucketed(BucketOf(encoding), {"relative_position": torch.zeros(1)}).equal(seen.buckets):
+        if bucketed(partial(bucket_of, encoding), {"relative_position": torch.zeros(1)}).equal(seen.buckets):
             return spec
     return None

@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,47 +67,42 @@ class Slopes(Kind):
                 f"{self.path} and {encoding} have other slopes: head {int(far.argmax())} differs by "
                 f"{float(far.max()) / (keys - 1):.3g} for each position"
             )
-        return [hook(block, (AddedByDistance if by_mask else AddedByKey)(encoding, block)) for block in blocks]
+        added = added_by_distance if by_mask else added_by_key
+        return [hook(block, partial(added, encoding, parameters(type(block)))) for block in blocks]
 
 
-class AddedByDistance:
+def added_by_distance(
+    encoding: Encoding, names: Sequence[str], block: nn.Module, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]]:
     """Before a block whose `alibi` [B*H, 1, S] grows along the keys: the bias [B*H, T, S] of each query's distances.
 
     Adding slope times the key's position is the same to a softmax, and in half precision loses what is near; the
     distance keeps it. Who sees whom, and so where tokens stand, is read from the block's mask.
     """
-
-    def __init__(self, encoding: Encoding, block: nn.Module) -> None:
-        self.encoding, self.names = encoding, parameters(type(block))
-
-    def __call__(self, block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        call = Call(self.names, args, kwargs)
-        mask = call["attention_mask"]
-        seen = (mask if mask.dtype == torch.bool else mask == 0)[:, 0]  # [B, T, S]
-        place = (seen.any(1).cumsum(-1) - 1).clamp(min=0)  # [B, S]
-        # A query's own key is the last one that it sees.
-        own = seen.shape[-1] - 1 - seen.flip(-1).int().argmax(-1)  # [B, T]
-        delta = place.gather(-1, own)[..., None] - place[:, None]
-        bias = self.encoding.by_distance(delta)  # [H, B, T, S]
-        assert bias is not None
-        call["alibi"] = bias.transpose(0, 1).flatten(0, 1).to(call["hidden_states"].dtype)
-        return call.changed
+    call = Call(names, args, kwargs)
+    mask = call["attention_mask"]
+    seen = (mask if mask.dtype == torch.bool else mask == 0)[:, 0]  # [B, T, S]
+    place = (seen.any(1).cumsum(-1) - 1).clamp(min=0)  # [B, S]
+    # A query's own key is the last one that it sees.
+    own = seen.shape[-1] - 1 - seen.flip(-1).int().argmax(-1)  # [B, T]
+    delta = place.gather(-1, own)[..., None] - place[:, None]
+    bias = encoding.by_distance(delta)  # [H, B, T, S]
+    assert bias is not None
+    call["alibi"] = bias.transpose(0, 1).flatten(0, 1).to(call["hidden_states"].dtype)
+    return call.changed
 
 
-class AddedByKey:
+def added_by_key(
+    encoding: Encoding, names: Sequence[str], block: nn.Module, args: tuple, kwargs: dict[str, Any]
+) -> tuple[tuple, dict[str, Any]]:
     """Before a block of MPT: its `position_bias` [H, 1, S], for as many keys as there are."""
-
-    def __init__(self, encoding: Encoding, block: nn.Module) -> None:
-        self.encoding, self.names = encoding, parameters(type(block))
-
-    def __call__(self, block: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        call = Call(self.names, args, kwargs)
-        mask = call["attention_mask"]
-        behind = torch.arange(mask.shape[-1] - 1, -1, -1, device=mask.device)
-        bias = self.encoding.by_distance(behind)
-        assert bias is not None
-        call["position_bias"] = bias[:, None]
-        return call.changed
+    call = Call(names, args, kwargs)
+    mask = call["attention_mask"]
+    behind = torch.arange(mask.shape[-1] - 1, -1, -1, device=mask.device)
+    bias = encoding.by_distance(behind)
+    assert bias is not None
+    call["position_bias"] = bias[:, None]
+    return call.changed
 
 
 def builder_of(module: nn.Module) -> str | None:

@@ -26,12 +26,11 @@ Pictures = list[tuple[str, Record, Any]]
 
 def pictured(records: Sequence[Record], kind: str) -> Pictures:
     """One picture of each encoding: of a run that learned, where there is one, and that saw most positions."""
-    best: dict[str, tuple[tuple[bool, float], Record, Any]] = {}
+    best: dict[str, Record] = {}
     for label, run in summary.labelled(checked(records)):
-        worth = run.get("learned") is True, summary.trained_tokens(run) or 0.0
-        if (picture := summary.get(run, "pictures", kind)) and worth > best.get(label, ((False, -1.0),))[0]:
-            best[label] = worth, run, picture
-    return [(label, run, picture) for label, (_, run, picture) in best.items()]
+        if summary.get(run, "pictures", kind):
+            best[label] = max(best.get(label, run), run, key=summary.worth)
+    return [(label, run, run["pictures"][kind]) for label, run in best.items()]
 
 
 def extent(picture: Any) -> int:

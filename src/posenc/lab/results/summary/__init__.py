@@ -27,6 +27,7 @@ from posenc.lab.results.summary.runs import (
     trained_length,
     trained_lengths,
     trained_tokens,
+    worth,
 )
 from posenc.lab.results.summary.sentences import LEARNED_TEXT, about_seeds, answer, paragraphs, scope
 from posenc.lab.results.summary.tables import Cell, TaskTable, cell, how_flat, tables, task_tables, tasks_of

@@ -272,7 +272,6 @@ class Headline:
     cpu_seconds, steps   to 99 %, over the runs that learned; None for text, and where none did
     reach            the multiple of the trained length to which more than half of all seeds carry; a run that carries
                      no further is 1, one that has not learned 0. None for text, and without longer lengths
-    carried          how many of all seeds carry to each longer length, and the interval of that share
     """
 
     task: str
@@ -282,7 +281,6 @@ class Headline:
     cpu_seconds: Spread | None
     steps: Spread | None
     reach: Spread | None
-    carried: tuple[Carried, ...]
 
 
 def headline(records: Sequence[Record]) -> list[Headline]:
@@ -296,7 +294,6 @@ def headline(records: Sequence[Record]) -> list[Headline]:
             cpu_seconds=result.spread("cpu_s_to_learned"),
             steps=result.spread("steps_to_learned"),
             reach=reaches(result),
-            carried=tuple(carried(result)),
         )
         for result in results(records)
     ]

@@ -166,6 +166,11 @@ def trained_tokens(run: Record) -> float | None:
     return given if given is not None else trained_length(run)
 
 
+def worth(run: Record) -> tuple[bool, float]:
+    """What a run speaks for its encoding by: one that learned before others, then the one that saw most positions."""
+    return run.get("learned") is True, trained_tokens(run) or 0.0
+
+
 def is_text(run: Record) -> bool:
     """Whether the run is measured in bits per byte, where lower is better, and not in exact match."""
     return number(get(run, "in_distribution", "exact_match")) is None and get(run, "text") is not None
