@@ -5,7 +5,6 @@ import math
 from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import checks
@@ -169,20 +168,19 @@ class Pieces(Pairs):
         if distances is None:
             return looked_up(self.dense(dtype))
         bends, slope, offset = fire.pieces(dtype)
-        halves = [1 << power for power in reversed(range(fire.width.bit_length()))]
-        bends = F.pad(bends, (0, 2 * halves[0] - 1 - fire.width), value=math.inf)
         seen = fire.seen(self.at.axis(fire), dtype)
         # Were they the same for all queries, the gradients of all pairs would be added up at a few places.
         slope = slope[:, None, None] / seen[..., None]  # [H, B or 1, T, width + 1]
-        offset = offset[:, None, None].expand_as(slope)
+        offset, seen = offset[:, None, None].expand_as(slope), seen.detach()
         logarithms = fire.logarithm(whole(distances[0], self.q.device).to(dtype))
         of_queries, of_keys = entry_numbers(self.at, self.keys.at, distances)
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             x = logarithms[at_token(of_queries, b, i) + at_token(of_keys, b, j)]
             share, piece = x / at_token(seen, b, i), torch.zeros_like(i)
-            for half in halves:
-                piece = torch.where(share > bends[piece + (half - 1)], piece + half, piece)
+            # By halves would be fewer, but the compiler writes out each step for every use of the one before.
+            for bend in range(fire.width):
+                piece = piece + (share > bends[torch.zeros_like(i) + bend])
             return score + (entry(slope, h, b, i, piece) * x + entry(offset, h, b, i, piece)).to(score.dtype)
 
         return self.placed(score_mod)
