@@ -121,12 +121,11 @@ def test_the_library_needs_torch_and_nothing_else() -> None:
     for module, file in FILES.items():
         if room_of(module) in (*FOR_PEOPLE, "__init__", "__main__"):
             continue
-        # The contract suite is for those who test; a GPU's compiler comes with PyTorch where there is a GPU, and a
-        # package with a kernel of its own is asked for by name.
+        # The contract suite is for those who test; a GPU's compiler comes with PyTorch where there is a GPU.
         allowed = {"pytest", "hypothesis", "mpmath"} if room_of(module) == "testing" else set()
-        allowed |= {"kernels/rotation/rotate_pairs_triton": {"triton"}, "kernels/flash": {"flash_attn"}}.get(
-            module, set()
-        )
+        allowed |= {"triton"} if module == "kernels/rotation/rotate_pairs_triton" else set()
+        # A kernel that is served by name alone, and says where its package is missing.
+        allowed |= {"flash_attn"} if module == "kernels/flash" else set()
         if others := facts_of(file)[0] - {"posenc", "torch", *sys.stdlib_module_names} - allowed:
             needed[module] = others
     assert not needed
