@@ -288,7 +288,8 @@ def kernel_entries() -> Iterable[str]:
         served = [one for one in built if kernels.why_not(name, built[one]) is None]
         yield from titled(name, *described(inspect.getmodule(kernel.attend).__name__, ":noindex:"))
         refused = sorted(set(posenc.names()) - set(served))
-        yield f"It serves all encodings but {', '.join(refused)}." if refused else "It serves every encoding."
+        if served:  # one that asks for a GPU says itself what it takes there
+            yield f"It serves all encodings but {', '.join(refused)}." if refused else "It serves every encoding."
         yield ""
 
 

@@ -251,10 +251,10 @@ def test_a_named_kernel_is_taken_or_refused_and_never_replaced() -> None:
 def test_an_unknown_kernel_lists_the_known_ones(ask) -> None:
     with pytest.raises(
         ValueError,
-        match="no kernel named 'spda'; there are: auto, blocked, flex, reference, sdpa; did you mean 'sdpa'",
+        match="no kernel named 'spda'; there are: auto, blocked, flash, flex, reference, sdpa; did you mean 'sdpa'",
     ):
         ask("spda")
-    with pytest.raises(ValueError, match=r"there are: auto, blocked, flex, reference, sdpa$"):
+    with pytest.raises(ValueError, match=r"there are: auto, blocked, flash, flex, reference, sdpa$"):
         ask("zzz")
 
 

@@ -11,6 +11,7 @@ from posenc import checks
 from posenc.encoding.base import Encoding, Shape, parts_of
 from posenc.encoding.biases import check_heads
 from posenc.encodings.rotations import Rotations
+from posenc.kernels.flash import slopes_in
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 
@@ -208,14 +209,14 @@ class Wanted:
             assert added is not None
             check_heads(part, added, 1, self.shape.heads)
             values = values + added
-        slopes = -values[:, delta == 1]
-        if not slopes.any() or not torch.allclose(values, -slopes * delta.abs(), rtol=1e-6, atol=0):
+        slopes = slopes_in(values, delta)
+        if slopes is None or not slopes.any():
             self.refuse(
                 f"{self.called(*biased)} {'adds' if len(biased) == 1 else 'add'} another function of the distance, or "
                 f"nothing at all before training",
                 "take to='flex_attention'",
             )
-        return slopes[:, 0].float()
+        return slopes
 
     def scale(self, rotation: Rotation) -> float:
         """The factor of the logits, head_dim^-1/2, times the square of the temperature: for a target without tables.

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from posenc.hand_outs._target import Target, Wanted
+from posenc.kernels.flash import seen_by
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +61,4 @@ def window_of(wanted: Wanted) -> dict[str, Any]:
             "the positions have padding or several documents, and tokens are taken in the order in which they lie",
             "hand out each document by itself, or take to='flex_attention'",
         )
-    if mask.window is None:
-        return {"causal": mask.causal, "window_size": (-1, -1)}
-    beside = mask.window - 1
-    return {"causal": mask.causal, "window_size": (beside, 0 if mask.causal else beside)}
+    return seen_by(mask)

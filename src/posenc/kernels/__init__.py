@@ -16,7 +16,7 @@ from posenc.encoding.biases import Bias
 from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.keys import Keys
 from posenc.foreign import near
-from posenc.kernels import cpu, flex, reference, sdpa
+from posenc.kernels import cpu, flash, flex, reference, sdpa
 from posenc.kernels.device import device_of
 from posenc.kernels.reference import logits_on_grid, take_values
 from posenc.kernels.request import Inputs, Request
@@ -42,6 +42,7 @@ KERNELS = {
     "sdpa": Kernel(sdpa.attend, sdpa.why_not),
     "reference": Kernel(reference.attend, reference.why_not),
     "flex": Kernel(from_sums(flex.attend), flex.why_not),
+    "flash": Kernel(flash.attend, flash.why_not),
 }
 """The kernels: those of "auto", fastest first, and those that serve by name only."""
 

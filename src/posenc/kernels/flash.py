@@ -1,0 +1,138 @@
+"""Attention through the package flash_attn (FlashAttention 2), where it is installed and asked for by name.
+
+logit(i, j) = c tanh(scale q_i . k_j / c) - slope_h |i + S - T - j|   for T queries, which are the last of S keys
+
+The soft-cap c and the slopes are there where they are wanted. Heads are of float16 or bfloat16, of up to 256 channels,
+on a GPU of NVIDIA's from Ampere on; several queries may share a head of keys. A mask is causal or not, with a window or
+without. A bias is one of the distance, whose numbers are a slope times the distance (ALiBi). Slopes get no gradient.
+
+Source: Dao 2023, arXiv:2307.08691; Dao-AILab/flash-attention, flash_attn_func in flash_attn/flash_attn_interface.py at
+00530025, of which slopes need version 2.4.1 and soft-caps 2.6.
+"""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from posenc.encoding.biases import Bias, ByDistance, steps_between
+from posenc.encoding.keys import Keys
+from posenc.encoding.softcap import Capped, SoftCap
+from posenc.kernels.reference import one_width
+from posenc.kernels.request import Request
+from posenc.tokens.masks import Mask
+from posenc.tokens.positions import Positions
+from posenc.tokens.watched import may_be_read
+
+INSTALLED = find_spec("flash_attn") is not None
+"""Whether the package is there."""
+
+
+def why_not(request: Request) -> str | None:
+    """Why FlashAttention cannot serve, or None."""
+    if request.device != "cuda":
+        return f"FlashAttention is for CUDA, got queries on '{request.device}'; use kernel='auto'"
+    if not INSTALLED:
+        return "flash_attn is not installed; pip install flash-attn --no-build-isolation, or use kernel='auto'"
+    if (reason := request.against("flash")) is not None:
+        return reason
+    reason = against_inputs(request)
+    return None if reason is None else f"FlashAttention {reason}; use kernel='auto'"
+
+
+def against_inputs(request: Request) -> str | None:
+    """What FlashAttention takes, or has not, of these queries, keys, masks and biases; None where it serves."""
+    q = request.q
+    if request.sums or request.sinks:
+        return "has no gradient of the sums of its exponentials, which sinks take"
+    if q is not None and (q.dtype not in (torch.float16, torch.bfloat16) or q.shape[-1] > 256 or not q.shape[0]):
+        return f"takes a batch of heads of up to 256 channels in half precision, got {list(q.shape)} in {q.dtype}"
+    if request.inputs is None:
+        return None
+    biases, at, keys_at, mask = request.inputs
+    if mask.prefix or mask.given is not None:
+        return f"takes no more of a mask than a window, and got {'a prefix' if mask.prefix else 'a tensor'}"
+    if not (are_last(at, keys_at) or mask.sees_everything(at, keys_at)):
+        return "takes tokens as they lie, the queries as the last, and got padding, documents, free slots or ids"
+    others = [bias for bias in biases if not isinstance(bias, Capped)]
+    if request.dropout and len(others) < len(biases):
+        return "has no dropout beside a soft-cap"
+    if not others:
+        return None
+    bias = others[0]
+    if isinstance(bias, ByDistance) and len(others) == 1 and bias.axes == 1:
+        if not may_be_read():
+            return "is told slopes in numbers, and nothing reads them while a graph is made"
+        if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in bias.module.parameters()):
+            return f"has no gradient of {request.encoding}"
+        in_a_row = steps_between(bias.at, bias.keys_at) == keys_at.tokens - at.tokens
+        if in_a_row and slopes_of(bias, mask) is not None:
+            return None
+    return f"adds a slope times the distance of tokens in a row, and {request.encoding} adds something else"
+
+
+def attend(
+    biases: Sequence[Bias],
+    q: Tensor,
+    at: Positions,
+    keys: Keys,
+    mask: Mask,
+    *,
+    scale: float,
+    dropout: float,
+    need_weights: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """One call of flash_attn_func, whose heads are [B, T, H, D]. It is deterministic where PyTorch is told to be."""
+    assert not need_weights, "why_not('flash') forbids this"
+    # Imported when it is used: it loads its kernels.
+    from flash_attn import flash_attn_func
+
+    options = seen_by(mask) | {"deterministic": torch.are_deterministic_algorithms_enabled()}
+    for bias in biases:
+        if isinstance(bias, Capped):
+            options["softcap"] = cast(SoftCap, bias.module).cap
+        else:
+            slopes = slopes_of(cast(ByDistance, bias), mask)
+            assert slopes is not None, "why_not('flash') forbids this"
+            options["alibi_slopes"] = slopes.to(q.device)
+    of_tokens = (x.transpose(1, 2) for x in one_width(q, keys.k, keys.v))
+    out = flash_attn_func(*of_tokens, dropout_p=dropout, softmax_scale=scale, **options)
+    return out.transpose(1, 2)[..., : keys.v.shape[-1]], None
+
+
+def are_last(at: Positions, keys_at: Positions) -> bool:
+    """Whether it is certain, without looking at data, that queries are the last of keys in a row of one document."""
+    if at is keys_at:
+        return at.contiguous
+    return at.start is not None and keys_at.start is not None and at.extent == keys_at.extent
+
+
+def seen_by(mask: Mask) -> dict[str, Any]:
+    """Who may see whom, in arguments of flash_attn_func: causal, and window_size on the left and right, -1 for all."""
+    beside = -1 if mask.window is None else mask.window - 1
+    return {"causal": mask.causal, "window_size": (beside, 0 if mask.causal and beside > 0 else beside)}
+
+
+def slopes_of(bias: ByDistance, mask: Mask) -> Tensor | None:
+    """The slopes of a bias at the distances that tokens in a row may meet, as `slopes_in` says them."""
+    farthest = max(bias.at.tokens, bias.keys_at.tokens)
+    reach = max(min(mask.window or farthest, farthest), 2)
+    first = 0 if mask.causal else 1 - reach
+    kept, key = cast(dict[Any, Tensor | None], bias.grids), ("slopes", first, reach)
+    if key not in kept:
+        # Without parameters a function of the distance is asked on the CPU: nothing is read from a GPU.
+        device = next((parameter.device for parameter in bias.module.parameters()), "cpu")
+        delta = torch.arange(first, reach, dtype=torch.float64, device=device)
+        kept[key] = slopes_in(bias.along(delta), delta)
+    return kept[key]
+
+
+def slopes_in(values: Tensor, delta: Tensor) -> Tensor | None:
+    """The slope [H] of each head in float32, where values [H, n] at distances [n] are -slope |distance|; else None.
+
+    One of the distances is 1.
+    """
+    slopes = -values[:, delta == 1]
+    return slopes[:, 0].float() if torch.allclose(values, -slopes * delta.abs(), rtol=1e-6, atol=0) else None
