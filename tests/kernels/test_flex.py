@@ -92,7 +92,7 @@ def test_its_closures_have_the_gradients_of_the_readable_kernel(spec: str, monke
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # PyTorch's tracer's own
-@pytest.mark.parametrize("spec", rest_slow(["fire(length=4) + t5_bias(std=1) + forgetting", *LEARNED], 1))
+@pytest.mark.parametrize("spec", rest_slow(["fire(length=4, width=5) + t5_bias(std=1) + forgetting", *LEARNED], 1))
 def test_parameters_get_the_gradients_of_the_readable_kernel(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through FlexAttention itself, which on a CPU has those of what closures hold, where q, k and v want none."""
     monkeypatch.setitem(kernels.KERNELS, "flex", kernels.KERNELS["flex"]._replace(why_not=lambda request: None))
@@ -112,7 +112,7 @@ def test_parameters_get_the_gradients_of_the_readable_kernel(spec: str, monkeypa
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler, which PyTorch's compiler calls")
-@pytest.mark.parametrize("spec", rest_slow(["alibi + fire(length=4) + forgetting", *LEARNED], 1))
+@pytest.mark.parametrize("spec", rest_slow(["alibi + fire(length=4, width=5) + forgetting", *LEARNED], 1))
 @torch.no_grad()
 def test_compiled_they_give_what_the_readable_kernel_gives(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the compiler's kernel for a CPU, which is made of the same closures as the one for a GPU."""

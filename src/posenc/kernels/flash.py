@@ -1,13 +1,13 @@
 """Attention through the package flash_attn (FlashAttention 2), where it is installed and asked for by name.
 
-logit(i, j) = c tanh(scale q_i . k_j / c) - slope_h |i + S - T - j|   for T queries, which are the last of S keys
+logit(i, j) = scale q_i . k_j - slope_h |i + S - T - j|   for T queries, which are the last of S keys
 
-The soft-cap c and the slopes are there where they are wanted. Heads are of float16 or bfloat16, of up to 256 channels,
-on a GPU of NVIDIA's from Ampere on; several queries may share a head of keys. A mask is causal or not, with a window or
-without. A bias is one of the distance, whose numbers are a slope times the distance (ALiBi). Slopes get no gradient.
+Heads are of float16 or bfloat16, of up to 256 channels, on a GPU of NVIDIA's from Ampere on; several queries may share
+a head of keys. A mask is causal or not, with a window or without. A bias is one of the distance, whose numbers are a
+slope times the distance (ALiBi). Slopes get no gradient.
 
 Source: Dao 2023, arXiv:2307.08691; Dao-AILab/flash-attention, flash_attn_func in flash_attn/flash_attn_interface.py at
-00530025, of which slopes need version 2.4.1 and soft-caps 2.6.
+00530025, of which slopes need version 2.4.1.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,6 @@ from torch import Tensor
 
 from posenc.encoding.biases import Bias, ByDistance, steps_between
 from posenc.encoding.keys import Keys
-from posenc.encoding.softcap import Capped, SoftCap
 from posenc.kernels.reference import one_width
 from posenc.kernels.request import Request
 from posenc.tokens.masks import Mask
@@ -56,13 +55,10 @@ def against_inputs(request: Request) -> str | None:
         return f"takes no more of a mask than a window, and got {'a prefix' if mask.prefix else 'a tensor'}"
     if not (are_last(at, keys_at) or mask.sees_everything(at, keys_at)):
         return "takes tokens as they lie, the queries as the last, and got padding, documents, free slots or ids"
-    others = [bias for bias in biases if not isinstance(bias, Capped)]
-    if request.dropout and len(others) < len(biases):
-        return "has no dropout beside a soft-cap"
-    if not others:
+    if not biases:
         return None
-    bias = others[0]
-    if isinstance(bias, ByDistance) and len(others) == 1 and bias.axes == 1:
+    bias = biases[0]
+    if isinstance(bias, ByDistance) and len(biases) == 1 and bias.axes == 1:
         if not may_be_read():
             return "is told slopes in numbers, and nothing reads them while a graph is made"
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in bias.module.parameters()):
@@ -70,7 +66,7 @@ def against_inputs(request: Request) -> str | None:
         in_a_row = steps_between(bias.at, bias.keys_at) == keys_at.tokens - at.tokens
         if in_a_row and slopes_of(bias, mask) is not None:
             return None
-    return f"adds a slope times the distance of tokens in a row, and {request.encoding} adds something else"
+    return f"adds a slope times the distance of tokens in a row; {request.encoding} or a soft-cap adds something else"
 
 
 def attend(
@@ -90,13 +86,10 @@ def attend(
     from flash_attn import flash_attn_func
 
     options = seen_by(mask) | {"deterministic": torch.are_deterministic_algorithms_enabled()}
-    for bias in biases:
-        if isinstance(bias, Capped):
-            options["softcap"] = cast(SoftCap, bias.module).cap
-        else:
-            slopes = slopes_of(cast(ByDistance, bias), mask)
-            assert slopes is not None, "why_not('flash') forbids this"
-            options["alibi_slopes"] = slopes.to(q.device)
+    if biases:
+        slopes = slopes_of(cast(ByDistance, biases[0]), mask)
+        assert slopes is not None, "why_not('flash') forbids this"
+        options["alibi_slopes"] = slopes.to(q.device)
     of_tokens = (x.transpose(1, 2) for x in one_width(q, keys.k, keys.v))
     out = flash_attn_func(*of_tokens, dropout_p=dropout, softmax_scale=scale, **options)
     return out.transpose(1, 2)[..., : keys.v.shape[-1]], None
