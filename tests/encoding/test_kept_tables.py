@@ -13,13 +13,14 @@ import pytest
 import torch
 from tiers import variants
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from posenc import Positions, catalogue, testing
 from posenc.encoding.base import Encoding
 from posenc.schedules import Linear
 from posenc.testing.subjects import Subject
 from posenc.tokens import shared_tables
-from posenc.tokens.shared_tables import KEPT, WINDOWS, kept, options_of
+from posenc.tokens.shared_tables import KEPT, WINDOWS, kept, numbers, options_of
 
 
 def table_of(at: Positions) -> Tensor:
@@ -342,3 +343,23 @@ def test_threads_share_kept_tables() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_gpu_is_given_numbers_one_by_one_and_keeps_them() -> None:
+    given = (1.5, -2.0), torch.float64, torch.device("meta")
+    with torch.inference_mode():
+        made = numbers(*given)
+    assert made is numbers(*given) and made is not numbers(given[0], torch.float32, given[2])
+    assert made.shape == (2,) and not made.is_inference()
+    seen = []
+
+    class Fills(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append((func, *args[1:]))
+            return func(*args, **(kwargs or {}))
+
+    with Fills():
+        assert numbers(*given) is not made
+    select, fill = torch.ops.aten.select.int, torch.ops.aten.fill_.Scalar
+    assert seen[1:] == [(select, 0, 0), (fill, 1.5), (select, 0, 1), (fill, -2.0)]
+    assert numbers((1.5, -2.0), torch.float64, torch.device("cpu")).tolist() == [1.5, -2.0]

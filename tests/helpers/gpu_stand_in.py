@@ -49,15 +49,24 @@ def tensors_in(function: Any) -> list[Tensor]:
 
 
 class Memory(TorchDispatchMode):
-    """Counts the bytes of all tensors that live at once, and the numbers of the largest one made."""
+    """Counts the bytes of all tensors that live at once, the numbers of the largest one made, and the operators.
+
+    Notes which read a tensor of the CPU: its copy would wait for the GPU, and stop the capture of a graph.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.living: list[tuple[StorageWeakRef, int]] = []
-        self.peak = self.largest = 0
+        self.from_cpu: list[str] = []
+        self.peak = self.largest = self.operators = 0
 
     def __torch_dispatch__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        given = torch.utils._pytree.tree_leaves((args, kwargs))
+        self.operators += 1
+        # A number without axes goes along with the call of a kernel.
+        if any(isinstance(x, Tensor) and x.is_cpu and x.dim() for x in given):
+            self.from_cpu.append(f"{func} of {[x.shape for x in given if isinstance(x, Tensor)]}")
         self.living = [(storage, size) for storage, size in self.living if not storage.expired()]
         known = {storage.cdata for storage, _ in self.living}
         for x in torch.utils._pytree.tree_leaves(out):
@@ -87,6 +96,11 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Served]:
         calls.append(Served("triton", {x.dtype}, [(cos.shape, cos.dtype)]))
         return out
 
+    def tensor(data: Any, *, device: Any = None, made: Callable[..., Tensor] = torch.tensor, **options: Any) -> Tensor:
+        assert device is None or torch.device(device).type == "cpu", f"{data} is copied from the CPU"
+        return made(data, device=device, **options)
+
+    monkeypatch.setattr(torch, "tensor", tensor)
     monkeypatch.setattr(F, "scaled_dot_product_attention", sdpa)
     monkeypatch.setattr(flex, "flex_attention", lambda device, name: fused)
     # A mask in blocks is made of the closure: the stand-in keeps that.

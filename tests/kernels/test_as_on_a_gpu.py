@@ -13,6 +13,9 @@ TOKENS, DIM, HEADS = 8192, 512, 8
 FUSED = ("alibi", "t5_bias", "kerple", "sandwich", "mlp_bias", "forgetting", "deberta", "fire", "inkling", "tupe")
 FUSED += ("grid_bias", "log_grid_bias", "rerope", "self_extend", "dual_chunk")
 SUMS = ("alibi(learned=True)", "alibi + t5_bias", "rotary + alibi", "alibi + forgetting", "on(alibi, heads=(0, 2))")
+LONGROPE = f"longrope(factor=4, short_factor={(1.0,) * 32}, long_factor={(2.0,) * 32})"
+SCHEDULED = ("rotary(schedule=yarn(factor=4))", "proportional_rotary(schedule=llama3(factor=4))")
+SCHEDULED += ("rotary(schedule=dynamic_ntk(factor=2))", f"rotary(schedule={LONGROPE})")
 
 IN_ROWS = {"contextual": 12, "dape": 10, "path": 4, "shaw": 4, "stick_breaking": 2, "transformer_xl": 5}
 """What does not fuse, or has a rule that reads all weights: pairs are written out, of some queries at a time. With how
@@ -33,15 +36,17 @@ def axes_of(spec: str) -> int:
     return catalogue.build(spec, Shape(DIM, HEADS, DIM // HEADS, 256)).axes
 
 
-def memory(spec: str, dtype: torch.dtype, work: str, *, tokens: int = TOKENS, **options: Any) -> gpu_stand_in.Memory:
-    """What two layers hold in a step of training, for a prompt, or for a token behind it."""
+def memory(
+    spec: str, dtype: torch.dtype, work: str, *, tokens: int = TOKENS, layers: int = 2, **options: Any
+) -> gpu_stand_in.Memory:
+    """What some layers hold in a step of training, for a prompt, or for a token behind it."""
     made: dict[str, Any] = {"device": "meta", "dtype": dtype}
     given = {name: options.pop(name) for name in ("positions", "mask") if name in options}
     if axes_of(spec) > 1:
-        model = Encoder(50, DIM, HEADS, 2, spec, max_len=256, **made, **options)
+        model = Encoder(50, DIM, HEADS, layers, spec, max_len=256, **made, **options)
         given["positions"] = Positions.grid(64, tokens // 64, device="meta")
     else:
-        model = Decoder(50, DIM, HEADS, 2, spec, max_len=2 * TOKENS, **made, **options)
+        model = Decoder(50, DIM, HEADS, layers, spec, max_len=2 * TOKENS, **made, **options)
     model.train(work == "train")
     ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")
     with torch.set_grad_enabled(work == "train"):
@@ -60,10 +65,12 @@ WORK = [(work, dtype) for work in ("train", "prefill", "decode") for dtype in (t
 
 
 @pytest.mark.parametrize("case", rest_slow([*WORK[::2], *WORK[1::2]], 3), ids=str)
-def test_no_matrix_of_pairs_is_made_and_nothing_is_widened(case: tuple[str, torch.dtype], calls) -> None:
+def test_no_matrix_of_pairs_is_made_and_nothing_is_widened_or_copied(case: tuple[str, torch.dtype], calls) -> None:
     work, dtype = case
     plain = memory("none", dtype, work)
-    for spec in [*catalogue.names(), *SUMS]:
+    # What it draws on the CPU is moved once for each device, and kept there.
+    memory("fourier_rotary", dtype, "prefill", tokens=1)
+    for spec in [*catalogue.names(), *SUMS, *SCHEDULED]:
         if spec in IN_ROWS or (work == "decode" and axes_of(spec) > 1):
             continue
         calls.clear()
@@ -75,11 +82,24 @@ def test_no_matrix_of_pairs_is_made_and_nothing_is_widened(case: tuple[str, torc
         # Each query of inkling has a number for 1,024 distances: no fewer than 8,192 queries of one head have keys.
         assert held.largest < (2 if spec == "inkling" else 1) * TOKENS * TOKENS, spec
         assert held.peak <= MORE.get(spec, 1.3) * plain.peak, (spec, held.peak / plain.peak)
+        assert not held.from_cpu, spec
+
+
+@pytest.mark.parametrize("work", ["prefill", "decode"])
+def test_a_layer_turns_queries_and_keys_in_one_launch_each(work: str, calls) -> None:
+    asked = {}
+    for spec in ("none", "rotary"):
+        one, two = (memory(spec, torch.bfloat16, work, tokens=512, layers=layers).operators for layers in (1, 2))
+        asked[spec] = two - one
+    # No number is computed besides: a view of the table, and room for what both launches write.
+    assert asked["rotary"] <= asked["none"] + 3 and asked["none"] <= 51, asked
+    assert [call.kernel for call in calls[-3:]] == ["triton", "triton", "sdpa"]
 
 
 @pytest.mark.parametrize("spec", of_these_slow(IN_ROWS, ("path",)))
 def test_what_does_not_fuse_is_written_out_for_some_queries_at_a_time(spec: str, calls) -> None:
     held, plain = (memory(name, torch.bfloat16, "prefill", tokens=4096) for name in (spec, "none"))
+    assert not held.from_cpu
     assert held.largest <= HEADS // 2 * 4096 * 4096 and held.peak <= IN_ROWS[spec] * plain.peak, held.peak / plain.peak
 
 

@@ -29,6 +29,7 @@ from posenc import checks
 from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import ScoreMod, at_token, dot_products, index_grids, looked_up, of_heads, placed_on
 from posenc.tokens.positions import Positions, distance
+from posenc.tokens.shared_tables import numbers
 from posenc.tokens.watched import is_watched, is_written_down, may_be_read
 
 Own = TypeVar("Own", bound="Bias")
@@ -583,7 +584,7 @@ def beyond(met: range, same_beyond: int | None) -> tuple[int, range]:
 def among_heads(values: Tensor, axis: int, heads: Sequence[int], of: int) -> Tensor:
     """Values of some heads, along an axis, as values of all `of` heads: 0 for the others."""
     shape = [of if i == axis else size for i, size in enumerate(values.shape)]
-    return values.new_zeros(shape).index_copy(axis, torch.tensor(heads, device=values.device), values)
+    return values.new_zeros(shape).index_copy(axis, numbers(heads, torch.long, values.device), values)
 
 
 def product(q: Tensor, k: Tensor) -> Tensor:

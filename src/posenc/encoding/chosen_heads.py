@@ -12,6 +12,7 @@ from posenc.encoding.formulas import Token, dot_product, logit_of_a_pair
 from posenc.encoding.keys import Keys
 from posenc.foreign import quoted
 from posenc.tokens.positions import Positions
+from posenc.tokens.shared_tables import numbers
 
 
 class OnHeads(Encoding):
@@ -49,7 +50,7 @@ class OnHeads(Encoding):
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
         if "turn" not in self.doors:
             return x
-        chosen = torch.tensor(self.among(x.shape[1]), device=x.device)
+        chosen = numbers(self.among(x.shape[1]), torch.long, x.device)
         turned = self.encoding.turn(x[:, chosen], at, side)
         if turned.shape[-1] != x.shape[-1]:
             raise ValueError(
@@ -65,7 +66,7 @@ class OnHeads(Encoding):
     def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
         if "turn" not in self.doors:
             return super().moved(k, before, after)
-        chosen = torch.tensor(self.among(k.shape[1]), device=k.device)
+        chosen = numbers(self.among(k.shape[1]), torch.long, k.device)
         return k.index_copy(1, chosen, self.encoding.moved(k[:, chosen], before, after))
 
     def among(self, heads: int) -> Sequence[int]:
@@ -94,7 +95,7 @@ class OnHeads(Encoding):
                 raise ValueError(
                     f"{self} is for {self.of} heads, got queries of {q.shape[1]}; build it for {q.shape[1]}"
                 )
-            chosen = torch.tensor(self.heads, device=q.device)
+            chosen = numbers(self.heads, torch.long, q.device)
             if self.reads_keys:
                 keys = replace(keys, k=keys.k.repeat_interleave(self.of // keys.k.shape[1], 1)[:, chosen])
             q = q[:, chosen]

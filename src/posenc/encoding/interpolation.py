@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from posenc.tokens.shared_tables import numbers
+
 
 def neighbours(place: Tensor) -> tuple[Tensor, Tensor]:
     """The row below each place, and how far the place lies from it towards the next: from 0 to 1, or NaN."""
@@ -45,7 +47,7 @@ def interpolated_on_axes(read: Callable[[Tensor], Tensor], place: Tensor, dtype:
     share = share.to(dtype)
     total: Tensor | float = 0.0
     for corner in itertools.product((0, 1), repeat=place.shape[-1]):
-        up = torch.tensor(corner, device=place.device)
+        up = numbers(corner, torch.long, place.device)
         total = total + torch.where(up == 1, share, 1 - share).prod(-1, keepdim=True) * read(below + up)
     assert isinstance(total, Tensor)
     return total

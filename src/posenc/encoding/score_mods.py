@@ -10,6 +10,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from posenc.tokens.shared_tables import numbers
+
 ScoreMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -94,7 +96,7 @@ def index_grids(score: Tensor, *, backwards: bool = False) -> tuple[Tensor, Tens
 
 def placed_on(heads: Sequence[int], of: int, modify: ScoreMod, device: torch.device) -> ScoreMod:
     """A closure of some heads as one of the model's heads: the others keep their score."""
-    chosen = torch.tensor(heads, device=device)
+    chosen = numbers(heads, torch.long, device)
     place = torch.full((of,), -1, device=device).index_copy(0, chosen, torch.arange(len(heads), device=device))
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from posenc import checks
 from posenc.foreign import quoted
 from posenc.schedules._schedule import Schedule
+from posenc.tokens.shared_tables import numbers
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,9 @@ class LongRoPE(Schedule):
                     f"of {width}, got {len(getattr(self, option))}"
                 )
         long = self.stretch(horizon) > 1
-        short_factor, long_factor = (frequencies.new_tensor(f) for f in (self.short_factor, self.long_factor))
-        short_warmth, long_warmth = (frequencies.new_tensor(t) for t in self.temperatures())
+        made = frequencies.dtype, frequencies.device
+        short_factor, long_factor = (numbers(f, *made) for f in (self.short_factor, self.long_factor))
+        short_warmth, long_warmth = (frequencies.new_full((), t) for t in self.temperatures())
         divisors = torch.where(long[:, None], long_factor, short_factor)
         return frequencies / divisors, torch.where(long, long_warmth, short_warmth)
 

@@ -399,7 +399,7 @@ class Positions:
         """Declare the horizon of every sequence (an int), or of each (a tensor [B])."""
         if horizon is not None and not isinstance(horizon, Tensor):
             checks.whole("the declared horizon", horizon, 1)
-            horizon = torch.tensor([horizon], device=self.order.device)
+            horizon = torch.full((1,), horizon, device=self.order.device)
         return self.changed(horizon=horizon)
 
     def to(self, device: torch.device | str) -> "Positions":

@@ -1,6 +1,6 @@
 """Tables that live as long as the positions they were computed from, and windows of tables that this process keeps."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from types import MethodType
 from typing import Any, TypeVar
 
@@ -23,6 +23,9 @@ WINDOW, WINDOWS = 1024, 32
 
 KEPT: dict[Hashable, Tensor] = {}
 """Table and first row -> the rows of a window."""
+
+CONSTANTS: dict[Hashable, Tensor] = {}
+"""What a constant is made of and its device -> the constant there."""
 
 
 def once(at: Positions, key: Hashable, make: Callable[[], Table]) -> Table:
@@ -63,6 +66,34 @@ def kept(at: Positions, key: Hashable, make: Callable[[Positions], Tensor]) -> T
         for oldest in list(KEPT)[:-WINDOWS]:
             KEPT.pop(oldest, None)
     return window.narrow(-2, start - first, tokens)
+
+
+def constant(key: Hashable, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
+    """What `make` gives on a device, made once and kept there; `key` names everything that it is made of.
+
+    It is never dropped: a CUDA graph that was captured reads it where it lay.
+    """
+    if device.type == "cpu" or torch.compiler.is_compiling() or is_watched():
+        return make()
+    made = CONSTANTS.get((key, device))
+    if made is None:
+        with torch.inference_mode(False), torch.no_grad():
+            made = CONSTANTS[key, device] = make()
+    return made
+
+
+def numbers(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor [n] of numbers. A GPU is given them one by one, once: a copy would wait, and stop a CUDA graph."""
+    if device.type == "cpu":
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    def filled() -> Tensor:
+        made = torch.empty(len(values), dtype=dtype, device=device)
+        for place, value in enumerate(values):
+            made[place].fill_(value)
+        return made
+
+    return constant((tuple(values), dtype), device, filled)
 
 
 def options_of(module: nn.Module) -> tuple[tuple[str, Any], ...] | None:

@@ -11,6 +11,7 @@ from posenc.encoding.base import Encoding
 from posenc.encoding.formulas import dot_product
 from posenc.encoding.precision import exact
 from posenc.tokens.positions import Positions
+from posenc.tokens.shared_tables import numbers
 
 KINDS = ("linear", "log2", "gaussian", "learned")
 ONLY_FOR = {
@@ -137,12 +138,16 @@ class FourierFeatures(Encoding):
     @property
     def frequencies(self) -> Tensor:
         """The frequencies in half turns over the frame, float64: [K], or [axes, K] where each has a direction."""
+        return self.frequencies_on(torch.device("cpu"))
+
+    def frequencies_on(self, device: torch.device) -> Tensor:
+        """The same, computed on a device; learned ones are where they are."""
         if self.frequency is not None:
             return self.frequency.double() / math.pi
         if self.kind == "gaussian":
-            return 2 * torch.tensor(self.drawn, dtype=torch.float64, device="cpu").view(-1, self.bands)
+            return 2 * numbers(self.drawn, torch.float64, device).view(-1, self.bands)
         half = (self.max_len if self.max_freq is None else self.max_freq) / 2
-        step = torch.arange(self.bands, dtype=torch.float64, device="cpu") / max(self.bands - 1, 1)
+        step = torch.arange(self.bands, dtype=torch.float64, device=device) / max(self.bands - 1, 1)
         return 1 + step * (half - 1) if self.kind == "linear" else half**step
 
     def frame(self, coords: Tensor) -> Tensor:
@@ -156,7 +161,7 @@ class FourierFeatures(Encoding):
         coords = at.coordinates(self.axes, self)
         coords = coords[..., None] if self.axes == 1 else coords  # [B, T, A]
         place = self.frame(exact(coords))
-        frequencies = self.frequencies.to(place.device)
+        frequencies = self.frequencies_on(place.device).to(place.device)
         if self.banded:
             angle = math.pi * place[..., None] * frequencies  # [B, T, A, K]
             return torch.cat((angle.sin(), angle.cos()), -1).flatten(2)[..., : self.dim]

@@ -10,6 +10,7 @@ from posenc import checks
 from posenc.encoding.base import Encoding, settings_of
 from posenc.encoding.interpolation import interpolated, matrix_of, resample
 from posenc.tokens.positions import Positions
+from posenc.tokens.shared_tables import numbers
 from posenc.tokens.watched import may_be_read
 
 COMBINE = ("concatenated", "summed")
@@ -140,7 +141,7 @@ class LearnedFactorised(Encoding):
         """Where each token [B or 1, T, axes] reads the tables (whole or fractional), by the overrun policy."""
         coords = at.coordinates(self.axes, self)
         coords = coords[..., None] if self.axes == 1 else coords
-        last = torch.tensor([n - 1 for n in self.limits], device=coords.device)
+        last = numbers([n - 1 for n in self.limits], torch.long, coords.device)
         if self.overrun == "clamp":
             coords = torch.minimum(coords, last.to(coords.dtype))
         # What is known without looking at data needs no check: an extent also says that no coordinate is below 0.
@@ -177,7 +178,11 @@ class LearnedFactorised(Encoding):
 
     def whole(self, place: Tensor) -> Tensor:
         """The vectors [..., dim] at whole places [..., axes]."""
-        cell = torch.unravel_index(place[..., 0], self.sizes) if self.fold else place.unbind(-1)
+        cell = place.unbind(-1)
+        if self.fold:
+            # torch.unravel_index would copy the sizes to a GPU.
+            steps = [math.prod(self.sizes[axis:]) for axis in range(1, len(self.sizes) + 1)]
+            cell = [cell[0] // step % size for step, size in zip(steps, self.sizes, strict=True)]
         return self.combined([table[on_axis] for table, on_axis in zip(self.tables, cell, strict=True)])
 
     def combined(self, pieces: list[Tensor]) -> Tensor:

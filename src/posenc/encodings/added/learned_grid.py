@@ -12,6 +12,7 @@ from posenc import checks
 from posenc.encoding.base import Encoding, settings_of
 from posenc.encoding.interpolation import adopt_table, interpolated_on_axes, matrix_of, resample
 from posenc.tokens.positions import Positions
+from posenc.tokens.shared_tables import numbers
 from posenc.tokens.watched import may_be_read
 
 OVERRUN = ("error", "clamp")
@@ -117,7 +118,7 @@ class LearnedGrid(Encoding):
         """Where each token [B or 1, T, A] stands in the grid (cells; whole or fractional), by the overrun policy."""
         coords = at.coordinates(self.axes, self)
         if self.overrun == "clamp":
-            last = torch.tensor([n - 1 for n in self.cells], device=coords.device)
+            last = numbers([n - 1 for n in self.cells], torch.long, coords.device)
             coords = torch.minimum(coords, last.to(coords.dtype))
         # What is known without looking at data needs no check: an extent also says that no coordinate is below 0.
         if at.extent is not None and (self.overrun == "clamp" or at.extent <= min(self.cells)):
@@ -126,7 +127,7 @@ class LearnedGrid(Encoding):
 
     def checked(self, coords: Tensor) -> Tensor:
         """The same coordinates; raises ValueError if one is neither in the grid nor that of a prefix token."""
-        size = torch.tensor(self.cells, device=coords.device)
+        size = numbers(self.cells, torch.long, coords.device)
         inside = ((coords >= 0) & (coords <= size - 1)).all(-1)
         first = coords[..., 0]
         prefix = (coords == coords[..., :1]).all(-1) & (first < 0) & (first >= -self.prefix) & (first == first.round())

@@ -91,10 +91,9 @@ class Sinusoidal(Waves, Encoding):
         if self.scale is not None:
             nn.init.constant_(self.scale, self.dim**-0.5)
 
-    @property
-    def frequencies(self) -> Tensor:
+    def frequencies_on(self, device: torch.device | str) -> Tensor:
         """The frequency of each pair of an axis (radians per position), float64, fastest first."""
-        k = torch.arange(self.pairs, dtype=torch.float64, device="cpu")
+        k = torch.arange(self.pairs, dtype=torch.float64, device=device)
         return self.base ** -(k / max(self.pairs - 1, 1) if self.endpoint else 2 * k / self.width)
 
     def table(
@@ -107,7 +106,7 @@ class Sinusoidal(Waves, Encoding):
     def encode(self, at: Positions) -> Tensor:
         """The encoding [B or 1, T, dim] in float64, without the learned scale."""
         coords = exact(at.coordinates(self.axes, self))
-        angle = coords[..., None] * self.frequencies.to(coords.device)  # [B, T, pairs] or [B, T, A, pairs]
+        angle = coords[..., None] * self.frequencies_on(coords.device)  # [B, T, pairs] or [B, T, A, pairs]
         waves = (angle.cos(), angle.sin()) if self.layout == "cosines_first" else (angle.sin(), angle.cos())
         channels = torch.stack(waves, {"interleaved": -1, "concatenated": -2}.get(self.layout, 2)).flatten(2)
         # Pads the odd channel of one axis with a zero, or cuts what several axes have too many.

@@ -15,6 +15,7 @@ from posenc.encoding.formulas import dot_product
 from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import ScoreMod, at_token, look_up
 from posenc.tokens.positions import Positions, distance
+from posenc.tokens.shared_tables import numbers
 
 TERMS = ("both", "content_to_position", "position_to_content")
 
@@ -131,7 +132,7 @@ class DeBERTa(Encoding):
 
     def bucket(self, delta: Tensor) -> Tensor:
         """The signed bucket (-buckets to buckets) of each signed distance, query minus key (positions)."""
-        edges = torch.tensor(self.edges, dtype=torch.float64, device=delta.device)
+        edges = numbers(self.edges, torch.float64, delta.device)
         size = torch.bucketize(delta.abs().to(torch.float64), edges)
         return torch.where(delta < 0, -size, size)
 

@@ -111,7 +111,7 @@ class TransformerXL(Waves, Encoding):
     def waves(self, coords: Tensor, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
         """The sines and cosines [..., pairs] at coordinates [...]."""
         coords = exact(coords)
-        angle = coords[..., None] * self.frequencies.to(coords.device)
+        angle = coords[..., None] * self.frequencies_on(coords.device)
         return angle.sin().to(dtype).to(device), angle.cos().to(dtype).to(device)
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
@@ -138,7 +138,7 @@ class TransformerXL(Waves, Encoding):
         turned = torch.cat((of_cosine * sin - of_sine * cos, of_sine * sin + of_cosine * cos), -1)
         waves, content = keys.memo["transformer_xl"].to(dtype), self.compared(keys.k)
         if self.max_distance is not None:
-            sin, cos = self.waves(torch.tensor(self.max_distance, dtype=torch.float64), dtype, q.device)
+            sin, cos = self.waves(exact(at.coords).new_full((), self.max_distance), dtype, q.device)
             even, odd = of_cosine @ cos, of_sine @ sin
             m, n = (where.axis(self).expand(q.shape[0], -1) for where in (at, keys.at))
 

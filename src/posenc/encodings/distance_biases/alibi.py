@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
+from posenc.tokens.shared_tables import numbers
 
 FORMS = ("symmetric", "asymmetric", "falcon")
 
@@ -105,7 +106,7 @@ class ALiBi(Encoding):
         """What is subtracted for each position of distance, one number for each head, in dtype at least."""
         factor = 1.0 if self.form != "falcon" else (self.head_dim or 1) ** -0.5
         if self.log_slopes is None:
-            return torch.tensor([slope * factor for slope in self.slopes], dtype=dtype, device=device)
+            return numbers([slope * factor for slope in self.slopes], dtype, device)
         return self.log_slopes.to(torch.promote_types(dtype, self.log_slopes.dtype)).exp() * factor
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:

@@ -9,6 +9,7 @@ from posenc import checks
 from posenc.encoding.base import Encoding
 from posenc.encoding.precision import exact, has_float64
 from posenc.encodings.rotations import plain_frequencies
+from posenc.tokens.shared_tables import numbers
 
 
 class Sandwich(Encoding):
@@ -59,10 +60,10 @@ class Sandwich(Encoding):
         distance = exact(delta)
         total = torch.zeros_like(distance)
         # As many cosines at a time as there are heads: a table of all of them would be larger than the bias.
-        for frequencies in plain_frequencies(self.base, self.width).to(distance.device).split(self.heads):
+        for frequencies in plain_frequencies(self.base, self.width, distance.device).split(self.heads):
             total = total + (distance * frequencies.view(-1, *(1,) * distance.dim())).cos().sum(0)
         share = [self.heads / (8 * h) for h in range(1, self.heads + 1)]
-        bias = torch.tensor(share, dtype=torch.float64, device=total.device).view(-1, *(1,) * delta.dim()) * total
+        bias = numbers(share, torch.float64, total.device).view(-1, *(1,) * delta.dim()) * total
         return bias if has_float64(delta.device) else bias.float().to(delta.device)
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
+from posenc.tokens.shared_tables import numbers
 
 
 class T5Bias(Encoding):
@@ -99,7 +100,7 @@ class T5Bias(Encoding):
 
     def bucket(self, delta: Tensor) -> Tensor:
         """The bucket (0 to buckets - 1) of each signed distance, query minus key (positions)."""
-        edges = torch.tensor(self.edges, dtype=torch.float64, device=delta.device)
+        edges = numbers(self.edges, torch.float64, delta.device)
         distance = delta.clamp(min=0) if self.causal else delta.abs()
         bucket = torch.bucketize(distance.to(torch.float64), edges, right=True)
         return bucket if self.causal else bucket + (delta < 0) * (self.buckets // 2)

@@ -29,7 +29,11 @@ class Waves:
     @property
     def frequencies(self) -> Tensor:
         """The frequency of each wave (radians per position), float64, fastest first."""
-        return plain_frequencies(self.base, self.width)
+        return self.frequencies_on("cpu")
+
+    def frequencies_on(self, device: torch.device | str) -> Tensor:
+        """The same, computed on a device: a GPU would wait for a copy."""
+        return plain_frequencies(self.base, self.width, device)
 
     @property
     def wavelengths(self) -> Tensor:
@@ -141,21 +145,22 @@ class ScheduledSpectrum(Waves, Rotations):
         return self.spectrum()[0].flatten()
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
-        frequencies, temperature = self.spectrum()
         coords = exact(at.axis(self))[:, None, :, None]
-        return cos_sin(coords * frequencies.to(coords.device), temperature, dtype, device)
+        frequencies, temperature = self.spectrum(device=coords.device)
+        return cos_sin(coords * frequencies, temperature, dtype, device)
 
-    def spectrum(self, horizon: Tensor | None = None) -> tuple[Tensor, float | Tensor]:
+    def spectrum(
+        self, horizon: Tensor | None = None, device: torch.device | str = "cpu"
+    ) -> tuple[Tensor, float | Tensor]:
         """The frequency of each pair (radians per position, float64, fastest first), and the temperature.
 
         A schedule that depends on the `horizon` [B] gives a row for each; its default is the trained length.
         """
-        plain = plain_frequencies(self.base, self.width)
+        plain = plain_frequencies(self.base, self.width, device if horizon is None else horizon.device)
         if self.schedule is None:
             return plain, 1.0
         if self.turns_when_attending and horizon is None:
-            horizon = torch.tensor([self.schedule.short_horizon], device="cpu")
-        plain = plain if horizon is None else plain.to(horizon.device)
+            horizon = torch.full((1,), self.schedule.short_horizon, device=device)
         return self.schedule(plain, base=self.base, width=self.width, horizon=horizon)
 
     def formula_spectrum(self, horizon: float | None = None) -> tuple[list[float], float]:
@@ -189,9 +194,9 @@ def quotient(table: Callable[..., Tensor], before: Positions, after: Positions, 
     return (torch.stack((a * c + b * d, b * c - a * d)) / (c * c + d * d)).to(rotation_dtype(k)).to(k.device)
 
 
-def plain_frequencies(base: float, width: int) -> Tensor:
+def plain_frequencies(base: float, width: int, device: torch.device | str = "cpu") -> Tensor:
     """base^(-2k/width), k = 0, 1, ...: the frequency of each pair (radians per position), float64, fastest first."""
-    return base ** -(torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
+    return base ** -(torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
 
 
 def cos_sin(angle: Tensor, temperature: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:

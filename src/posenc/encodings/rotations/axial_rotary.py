@@ -99,10 +99,10 @@ class AxialRotary(Rotations):
         if frequencies == "dealt" and len(set(self.widths)) > 1:
             raise ValueError(f"frequencies='dealt' takes a split into equal parts, got {self.widths}")
 
-    def spectrum(self, axis: int) -> Tensor:
+    def spectrum(self, axis: int, device: torch.device | str = "cpu") -> Tensor:
         """The frequency of each pair of an axis (radians per unit of its coordinate, float64)."""
         width, axes = self.widths[axis], len(self.widths)
-        j = torch.arange(width // 2, dtype=torch.float64, device="cpu")
+        j = torch.arange(width // 2, dtype=torch.float64, device=device)
         if self.frequencies == "language":
             return self.base ** -(2 * j / width)
         if self.frequencies == "dealt":
@@ -131,7 +131,7 @@ class AxialRotary(Rotations):
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.coordinates(self.axes, self).view_as(at.coords))[:, None]  # [B or 1, 1, T, A]
-        spectra = (self.spectrum(axis).to(coords.device) for axis in range(len(self.widths)))
+        spectra = (self.spectrum(axis, coords.device) for axis in range(len(self.widths)))
         angles = [coords[..., axis, None] * spectrum for axis, spectrum in enumerate(spectra)]
         return cos_sin(torch.cat(angles, -1), 1.0, dtype, device)
 

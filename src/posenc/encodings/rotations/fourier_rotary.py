@@ -14,6 +14,7 @@ from posenc.encoding.precision import exact
 from posenc.encodings.rotations import TurnedByHead, Waves, plain_frequencies, quotient
 from posenc.kernels.rotation.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.tokens.positions import Positions
+from posenc.tokens.shared_tables import constant
 
 SILENCED = ("passed", "doubled")
 
@@ -144,10 +145,9 @@ class FourierRotary(Waves, TurnedByHead):
         """A and B, stacked: [2, heads or 1, K, K]."""
         return torch.stack((self.cos_mixture, self.sin_mixture)) if self.learned else self.drawn.mixtures
 
-    @property
-    def frequencies(self) -> Tensor:
+    def frequencies_on(self, device: torch.device | str) -> Tensor:
         """The frequencies that are kept (radians per position), float64, fastest first."""
-        return plain_frequencies(self.base, self.head_dim)[: self.kept]
+        return plain_frequencies(self.base, self.head_dim, device)[: self.kept]
 
     def rotated(self, x: Tensor, at: Positions) -> Tensor:
         cos, sin = self.once(self.table, at, rotation_dtype(x), x.device)
@@ -156,9 +156,11 @@ class FourierRotary(Waves, TurnedByHead):
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         """What multiplies the pairs, [2, B or 1, heads or 1, T, d/2]."""
         coords = exact(at.axis(self))
-        angle = coords[:, None, :, None] * self.frequencies.to(coords.device)  # [B or 1, 1, T, K]
-        mixtures = self.mixtures.to(coords.device).double()
-        cos, sin = torch.stack((angle.cos(), angle.sin())) @ mixtures[:, None]
+        angle = coords[:, None, :, None] * self.frequencies_on(coords.device)  # [B or 1, 1, T, K]
+        mixtures = self.mixtures
+        if not self.learned:
+            mixtures = constant(self.drawn, coords.device, lambda: self.drawn.mixtures.to(coords.device))
+        cos, sin = torch.stack((angle.cos(), angle.sin())) @ mixtures.to(coords.device).double()[:, None]
         rest = (0, self.head_dim // 2 - angle.shape[-1])
         cos = F.pad(cos, rest, value=1.0)
         sin = F.pad(sin, rest, value=0.0 if self.silenced == "passed" else 1.0)

@@ -64,7 +64,11 @@ class ImageRotary(Rotations):
     @property
     def periods(self) -> Tensor:
         """The period of each pair of one axis (units of the coordinate, float64), shortest first."""
-        return self.base ** (torch.arange(self.bands, dtype=torch.float64, device="cpu") / self.bands)
+        return self.periods_on("cpu")
+
+    def periods_on(self, device: torch.device | str) -> Tensor:
+        """The same, computed on a device."""
+        return self.base ** (torch.arange(self.bands, dtype=torch.float64, device=device) / self.bands)
 
     @property
     def wavelengths(self) -> Tensor:
@@ -73,7 +77,7 @@ class ImageRotary(Rotations):
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.coordinates(self.axes, self).view_as(at.coords))[:, None]  # [B or 1, 1, T, A]
-        angle = 2 * math.pi * coords[..., None] / self.periods.to(coords.device)
+        angle = 2 * math.pi * coords[..., None] / self.periods_on(coords.device)
         return cos_sin(angle.flatten(-2), 1.0, dtype, device)
 
     def formula_angles(self, position, head=0, horizon=None) -> list[float]:

@@ -9,6 +9,7 @@ from posenc.encoding.precision import exact
 from posenc.encodings.rotations import ScheduledSpectrum, cos_sin, rotary_width
 from posenc.schedules import Schedule, schedule_of
 from posenc.tokens.positions import Positions
+from posenc.tokens.shared_tables import numbers
 
 ORDERS = ("chunked", "interleaved", "time_last")
 
@@ -129,9 +130,9 @@ class MultimodalRotary(ScheduledSpectrum):
                 f"{self.sections_in_use}, got positions with {coords.shape[-1]} axes"
             )
         if coords.shape[-1] != 1:
-            coords = coords[..., torch.tensor(self.axis_of_pair(), device=coords.device)]
-        frequencies, temperature = self.spectrum()
-        return cos_sin((coords * frequencies.to(coords.device))[:, None], temperature, dtype, device)
+            coords = coords[..., numbers(self.axis_of_pair(), torch.long, coords.device)]
+        frequencies, temperature = self.spectrum(device=coords.device)
+        return cos_sin((coords * frequencies)[:, None], temperature, dtype, device)
 
     def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         sections, angles = self.sections_in_use, []

@@ -85,10 +85,9 @@ class Polar(Waves, Encoding):
         elif self.delta is not None:
             nn.init.uniform_(self.delta, -2 * math.pi, 0.0)
 
-    @property
-    def frequencies(self) -> Tensor:
+    def frequencies_on(self, device: torch.device | str) -> Tensor:
         """The frequency of each channel (radians per position), float64, fastest first."""
-        return self.base ** -(torch.arange(self.head_dim, dtype=torch.float64, device="cpu") / self.head_dim)
+        return self.base ** -(torch.arange(self.head_dim, dtype=torch.float64, device=device) / self.head_dim)
 
     def directions(self, x: Tensor, at: Positions) -> Tensor:
         """Cosines and sines [2, B or 1, 1, T, d] of where the arrows of tokens point."""
@@ -99,7 +98,7 @@ class Polar(Waves, Encoding):
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.axis(self))
-        return cos_sin(coords[:, None, :, None] * self.frequencies.to(coords.device), 1.0, dtype, device)
+        return cos_sin(coords[:, None, :, None] * self.frequencies_on(coords.device), 1.0, dtype, device)
 
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
         cos, sin = self.directions(x, at)
@@ -110,7 +109,7 @@ class Polar(Waves, Encoding):
         return arrows(x, cos, sin)
 
     def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
-        angle = exact(between(before, after).axis(self))[:, None, :, None] * self.frequencies.to(k.device)
+        angle = exact(between(before, after).axis(self))[:, None, :, None] * self.frequencies_on(k.device)
         cos, sin = cos_sin(angle, 1.0, rotation_dtype(k), k.device)
         return rotate_pairs(k, cos, sin, "half")
 

@@ -74,10 +74,12 @@ class ProportionalRotary(ScheduledSpectrum):
         self.turning = max(int((head_dim * partial + 1e-9) // 2), 1)
         self.spectrum()
 
-    def spectrum(self, horizon: Tensor | None = None) -> tuple[Tensor, float | Tensor]:
+    def spectrum(
+        self, horizon: Tensor | None = None, device: torch.device | str = "cpu"
+    ) -> tuple[Tensor, float | Tensor]:
         """The frequency of each pair of the head (radians per position; 0 stands still), and the temperature."""
-        frequencies, temperature = super().spectrum(horizon)
-        return frequencies * (torch.arange(self.head_dim // 2, device="cpu") < self.turning), temperature
+        frequencies, temperature = super().spectrum(horizon, device)
+        return frequencies * (torch.arange(self.head_dim // 2, device=frequencies.device) < self.turning), temperature
 
     def formula_spectrum(self, horizon: float | None = None) -> tuple[list[float], float]:
         frequencies, temperature = super().formula_spectrum(horizon)

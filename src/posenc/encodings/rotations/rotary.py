@@ -88,12 +88,12 @@ class Rotary(ScheduledSpectrum):
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.axis(self))[:, None, :, None]
         by_horizon = self.turns_when_attending
-        frequencies, temperature = self.spectrum(self.horizon(at)) if by_horizon else self.spectrum()
-        frequencies = frequencies[:, None, None] if by_horizon else frequencies
+        frequencies, temperature = self.spectrum(self.horizon(at) if by_horizon else None, coords.device)
+        frequencies = frequencies[:, None, None].to(coords.device) if by_horizon else frequencies
         if isinstance(temperature, Tensor):
             temperature = temperature.to(coords.device)[:, None, None, None]
         # Kernels turn "swapped" as they turn "half".
-        angles = (-coords if self.layout == "swapped" else coords) * frequencies.to(coords.device)
+        angles = (-coords if self.layout == "swapped" else coords) * frequencies
         return cos_sin(angles, temperature, dtype, device)
 
     def horizon(self, at: Positions) -> Tensor | None:

@@ -12,6 +12,7 @@ from posenc.encoding.precision import exact
 from posenc.encodings.rotations import Waves, cos_sin, quotient
 from posenc.kernels.rotation.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.tokens.positions import Positions
+from posenc.tokens.shared_tables import numbers
 from posenc.tokens.watched import may_be_read
 
 FURTHEST_IN_HALF = 5008
@@ -119,9 +120,9 @@ class XPos(Waves, PairsTurned, Encoding):
     def sized(self, coords: Tensor, dtype: torch.dtype, device: torch.device, sign: int) -> Tensor:
         """Cosines and sines [2, B or 1, 1, T, d/2] times the sizes; the sign is +1 for queries and -1 for keys."""
         coords = exact(coords)[:, None, :, None]
-        fading = torch.tensor(self.zetas, dtype=torch.float64, device=coords.device).log() / self.scale_base
+        fading = numbers(self.zetas, torch.float64, coords.device).log() / self.scale_base
         sizes = (sign * (coords - self.centre) * fading).exp()
-        return cos_sin(coords * self.frequencies.to(coords.device), sizes, dtype, device)
+        return cos_sin(coords * self.frequencies_on(coords.device), sizes, dtype, device)
 
     def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
         checks.head_dim(self, k)

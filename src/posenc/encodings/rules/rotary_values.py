@@ -86,7 +86,7 @@ class RotaryValues(Waves, Encoding):
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.axis(self))
-        return cos_sin(coords[:, None, :, None] * self.frequencies.to(coords.device), 1.0, dtype, device)
+        return cos_sin(coords[:, None, :, None] * self.frequencies_on(coords.device), 1.0, dtype, device)
 
     def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
         checks.head_dim(self, keys.v)

@@ -13,7 +13,7 @@ from posenc.encoding.base import AttentionOutput, Encoding
 from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.channel_pairs import LAYOUTS, PairsTurned
 from posenc.encoding.keys import Keys
-from posenc.encoding.precision import without_autocast
+from posenc.encoding.precision import has_float64, without_autocast
 from posenc.encodings.rotations import cos_sin, plain_frequencies
 from posenc.kernels.reference import fit_heads
 from posenc.kernels.rotation.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype
@@ -129,9 +129,9 @@ class SelectiveRotary(PairsTurned, Encoding):
             with torch.no_grad():
                 self.temperatures.copy_(self.spectrum())
 
-    def spectrum(self) -> Tensor:
-        """The temperature of each pair as published, float64 on the CPU."""
-        return self.temperature * plain_frequencies(self.base, self.head_dim)
+    def spectrum(self, device: torch.device | str = "cpu") -> Tensor:
+        """The temperature of each pair as published, float64."""
+        return self.temperature * plain_frequencies(self.base, self.head_dim, device)
 
     def remember(self, x: Tensor, at: Positions) -> dict[str, Tensor]:
         """The angle [B, heads, T, pairs] that each token asks for (radians)."""
@@ -146,7 +146,9 @@ class SelectiveRotary(PairsTurned, Encoding):
                 angle = angle + self.log_drift.to(dtype).exp()
             if self.gate != "none":
                 angle = angle * through(self.to_gate, x).sigmoid().unflatten(-1, (self.heads, -1))
-            temperatures = self.spectrum() if self.temperatures is None else self.temperatures
+            temperatures = self.temperatures
+            if temperatures is None:
+                temperatures = self.spectrum(x.device if has_float64(x.device) else "cpu")
             angle = angle * temperatures.to(x.device, dtype)
         return {"selective_rotary": angle.transpose(1, 2)}
 
