@@ -131,22 +131,24 @@ class ByDistance(Bias):
         return score_mod
 
     def fused(self, dtype: torch.dtype) -> ScoreMod:
-        distances = distances_between(self.at, self.keys_at)
-        if distances is None or self.axes not in (0, len(distances)):
+        axes, distances = self.at.axes, distances_between(self.at, self.keys_at)
+        if distances is None or self.axes not in (0, axes):
             return super().fused(dtype)
-        if math.prod(map(len, distances)) > self.at.tokens * self.keys_at.tokens:
+        lowest, highest = distances
+        size = highest - lowest + 1
+        if size**axes > self.at.tokens * self.keys_at.tokens:
             return super().fused(dtype)
-        table = self.at_all(distances).to(dtype)
-        of_queries, of_keys = entry_numbers(self.at, self.keys_at, distances)
+        delta = torch.arange(lowest, highest + 1, device=self.at.device)
+        table = self.along(torch.cartesian_prod(*[delta] * axes)).to(dtype)
+        steps = [size ** (axes - 1 - axis) for axis in range(axes)]
+        of_queries = sum((self.at.coords[..., axis] - lowest) * step for axis, step in enumerate(steps))
+        of_keys = sum(self.keys_at.coords[..., axis] * step for axis, step in enumerate(steps))
+        assert isinstance(of_queries, Tensor) and isinstance(of_keys, Tensor)
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return score + table[h, at_token(of_queries, b, i) + at_token(of_keys, b, j)].to(score.dtype)
+            return score + table[h, at_token(of_queries, b, i) - at_token(of_keys, b, j)].to(score.dtype)
 
         return score_mod
-
-    def at_all(self, distances: Sequence[range]) -> Tensor:
-        """The bias [H, n] at all combinations of these distances on each axis, the last running fastest."""
-        return self.along(torch.cartesian_prod(*(whole(met, self.at.device) for met in distances)))
 
     @cached_property
     def grids(self) -> dict[Any, Tensor]:
@@ -203,7 +205,8 @@ class ByDistance(Bias):
             return None
         of_queries, of_keys = entry_numbers(at, keys_at, distances)
         index = of_queries[:, :, None] + of_keys[:, None]
-        return self.at_all(distances).index_select(1, index.flatten()).unflatten(1, index.shape)
+        table = self.along(torch.cartesian_prod(*(whole(met, at.device) for met in distances)))
+        return table.index_select(1, index.flatten()).unflatten(1, index.shape)
 
     def pairs(self, q: Tensor, keys: Keys) -> "Pairs":
         """The same bias pair by pair, for what cannot be tabulated."""
@@ -553,15 +556,15 @@ def steps_between(at: Positions, keys_at: Positions) -> int | None:
     return at.start - keys_at.start
 
 
-def distances_between(at: Positions, keys_at: Positions) -> tuple[range, ...] | None:
-    """Whole distances on each axis among which all are, far keys first, known without looking at data; or None."""
+def distances_between(at: Positions, keys_at: Positions) -> tuple[int, int] | None:
+    """The lowest and the highest distance (whole positions) on any axis, known without looking at data, or None."""
     if at.start is not None and keys_at.start is not None:
         first = at.start - keys_at.start
-        return (range(first + at.tokens - 1, first - keys_at.tokens, -1),)
+        return first - keys_at.tokens + 1, first + at.tokens - 1
     whole = at.axes == keys_at.axes and not (at.coords.is_floating_point() or keys_at.coords.is_floating_point())
     if not whole or at.extent is None or keys_at.extent is None:
         return None
-    return (range(at.extent - 1, -keys_at.extent, -1),) * at.axes
+    return 1 - keys_at.extent, at.extent - 1
 
 
 def met_by_one_query(at: Positions, keys_at: Positions) -> range | None:

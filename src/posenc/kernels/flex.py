@@ -96,7 +96,8 @@ def attend(
     branched = next((bias for bias in biases if isinstance(bias, Branched)), None)
     mods = [bias.fused(dtype) for bias in biases if not isinstance(bias, (Factored, Branched))]
     products = [bias for bias in biases if isinstance(bias, Factored)]
-    fused = partial(attended, v=v, modify=in_turn(mods), scale=scale, name=kinds_of(biases))
+    name = "" if torch.compiler.is_compiling() else kinds_of(biases)
+    fused = partial(attended, v=v, modify=in_turn(mods), scale=scale, name=name)
     if branched is None:
         seen, wants_sums = block_mask(mask, at, keys.at), sums is not None
         out, total = fused(*with_channels(q, k, products, scale), block_mask=seen, sums=wants_sums)

@@ -128,7 +128,8 @@ class Positions:
         Tokens see each other causally in the order in which they stand in the tensor, behind whatever a cache holds,
         unless `order` says otherwise.
         Raises ValueError for another shape or an empty sequence, for negative ids of an integer type, and for ids on
-        the CPU that are nan or infinite; nothing is read on another device, or while a graph is made, for that.
+        the CPU that are nan or infinite; nothing is read on another device, or while a graph is made, for that. On a
+        GPU negative ids stop the program instead, with the same words.
         """
         checks.tensor("positions", ids)
         if ids.dim() not in (1, 2, 3):
@@ -149,12 +150,15 @@ class Positions:
             )
         coords = ids[None, :, None] if ids.dim() == 1 else ids[..., None] if ids.dim() == 2 else ids
         if not ids.is_floating_point() and may_be_read(ids):
-            lowest = int(ids.min())
-            if lowest < 0:
-                raise ValueError(
-                    f"position ids must not be negative, got {lowest}; say which tokens are padding with "
-                    f"Positions.padded(mask), or use floating coordinates if the axis really goes below 0"
-                )
+            remedy = (
+                "say which tokens are padding with Positions.padded(mask), or use floating coordinates if the axis "
+                "really goes below 0"
+            )
+            if ids.is_cuda or ids.is_meta:
+                # To read them would keep the CPU waiting for the GPU in every pass.
+                torch._assert_async((ids >= 0).all(), f"position ids must not be negative; {remedy}")
+            elif (lowest := int(ids.min())) < 0:
+                raise ValueError(f"position ids must not be negative, got {lowest}; {remedy}")
         loose = order is None
         if order is None:
             order = torch.arange(coords.shape[1], device=ids.device)[None]

@@ -167,15 +167,15 @@ class DeBERTa(Encoding):
         if distances is None:
             bucket = self.bucket(distance(at, keys.at, self))
         else:
-            bucket = self.bucket(whole(distances[0], q.device))
-            m = distances[0].start - m
+            lowest, highest = distances
+            bucket, m = self.bucket(torch.arange(lowest, highest + 1, device=q.device)), m - lowest
         row, mirrored = self.row(bucket), self.row(-bucket if self.mirror else bucket)
         to_position, to_content = keys.query_memo.get("deberta"), keys.memo.get("deberta")
 
         def met(rows: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
             if distances is None:
                 return rows[0 if len(rows) == 1 else b, i, j]
-            return rows[at_token(m, b, i) + at_token(n, b, j)]
+            return rows[at_token(m, b, i) - at_token(n, b, j)]
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             if to_position is not None:

@@ -2,14 +2,14 @@
 
 import functools
 import math
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
-from posenc.encoding.biases import Bias, ByDistance, Pairs, distances_between, entry_numbers, whole
+from posenc.encoding.biases import Bias, ByDistance, Pairs, distances_between
 from posenc.encoding.formulas import dot_product
 from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import ScoreMod, at_token, entry, look_up, looked_up
@@ -164,19 +164,20 @@ class Pieces(Pairs):
     """The network's bias: a fused kernel looks up the logarithm of each distance, and lines that each query has."""
 
     def fused(self, dtype: torch.dtype) -> ScoreMod:
-        distances, fire = distances_between(self.at, self.keys.at), cast(Fire, self.module)
+        distances, fire = distances_between(self.at, self.keys.at), cast(Any, self.score_mod).__self__
         if distances is None:
             return looked_up(self.dense(dtype))
+        lowest, highest = distances
         bends, slope, offset = fire.pieces(dtype)
         seen = fire.seen(self.at.axis(fire), dtype)
         # Were they the same for all queries, the gradients of all pairs would be added up at a few places.
         slope = slope[:, None, None] / seen[..., None]  # [H, B or 1, T, width + 1]
         offset, seen = offset[:, None, None].expand_as(slope), seen.detach()
-        logarithms = fire.logarithm(whole(distances[0], self.q.device).to(dtype))
-        of_queries, of_keys = entry_numbers(self.at, self.keys.at, distances)
+        logarithms = fire.logarithm(torch.arange(lowest, highest + 1, device=self.q.device).to(dtype))
+        m, n = self.at.axis(fire) - lowest, self.keys.at.axis(fire)
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            x = logarithms[at_token(of_queries, b, i) + at_token(of_keys, b, j)]
+            x = logarithms[at_token(m, b, i) - at_token(n, b, j)]
             share, piece = x / at_token(seen, b, i), torch.zeros_like(i)
             # By halves would be fewer, but the compiler writes out each step for every use of the one before.
             for bend in range(fire.width):
