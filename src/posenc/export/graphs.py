@@ -50,12 +50,12 @@ class Graph:
         return 1 if positions.dim() == 2 else positions.shape[2]
 
     def answer(self, ids: Tensor, positions: Tensor, source: Tensor | None = None) -> Tensor:
-        """The model itself, asked in its own way: ids [B, T], positions [B, T, A] (and a source [B, S]) -> logits.
+        """The model itself, asked in its own way: ids [B, T], positions as in `inputs` (and a source [B, S]) -> logits.
 
         It does not go through the forward pass of `module`, which it judges.
         """
         declared = ids.shape[1] if self.module.horizon else None
-        counted = Positions.count(ids.shape[1]) if positions.shape[2] == 1 else Positions.of(positions)
+        counted = Positions.count(ids.shape[1]) if positions.dim() == 2 else Positions.of(positions)
         at = counted.with_horizon(declared)
         if source is None:
             return self.module.model(ids, positions=at)
@@ -162,7 +162,8 @@ def graph_of(model: nn.Module, *, cached: bool | None = None) -> Graph:
 
 def step_of(model: Decoder, axes: int, horizon: bool) -> Graph:
     batch, tokens, past = EXAMPLE[BATCH], EXAMPLE[TOKENS], EXAMPLE[PAST]
-    cache, before = model.cache(), positions_in_a_row(batch, 0, past, axes)
+    cache, places = model.cache(), cells(batch, past + tokens, axes).split((past, tokens), 1)
+    before, positions = (place.contiguous() for place in places)
     declared = {"horizon": torch.full((batch,), past + tokens)} if horizon else {}
     with torch.no_grad():
         at = placed(before).with_horizon(declared.get("horizon"))
@@ -170,7 +171,7 @@ def step_of(model: Decoder, axes: int, horizon: bool) -> Graph:
     held = remembered(cache)
     inputs = {
         "ids": torch.zeros(batch, tokens, dtype=torch.long),
-        "positions": positions_in_a_row(batch, past, tokens, axes),
+        "positions": positions,
         **declared,
         "past_positions": before,
         **{f"past.{name}": fact for name, fact in held.items()},
@@ -192,7 +193,7 @@ def whole_of(model: nn.Module, axes: int, horizon: bool) -> Graph:
     for name, size in sizes.items():
         where = "positions" if name == "ids" else f"{name}_positions"
         inputs[name] = torch.zeros(batch, EXAMPLE[size], dtype=torch.long)
-        inputs[where] = positions_in_a_row(batch, 0, EXAMPLE[size], axes)
+        inputs[where] = cells(batch, EXAMPLE[size], axes)
         free |= {name: {0: BATCH, 1: size}, where: {0: BATCH, 1: size}}
     if horizon:
         inputs["horizon"], free["horizon"] = torch.full((batch,), EXAMPLE[SOURCE]), {0: BATCH}
@@ -206,10 +207,14 @@ def whole_of(model: nn.Module, axes: int, horizon: bool) -> Graph:
     return Graph(kind, module, inputs, free, ["logits"])
 
 
-def positions_in_a_row(batch: int, start: int, tokens: int, axes: int) -> Tensor:
-    """Positions start, start + 1, ... [B, T]; on several axes the same on each, [B, T, A]."""
-    row = torch.arange(start, start + tokens)[None].repeat(batch, 1)
-    return row if axes == 1 else row[..., None].repeat(1, 1, axes)
+def cells(batch: int, tokens: int, axes: int) -> Tensor:
+    """Positions [B, T]: 0, 1, 2, ...; on several axes the first cells of a grid, [B, T, A]."""
+    count, side = torch.arange(tokens), 1
+    if axes == 1:
+        return count.repeat(batch, 1)
+    while side**axes < tokens:
+        side += 1
+    return torch.stack([count // side**axis % side for axis in reversed(range(axes))], -1).repeat(batch, 1, 1)
 
 
 def encodings_of(model: nn.Module) -> list[Encoding]:
