@@ -64,52 +64,47 @@ def parse(spec: str, own: Collection[str | Path] | None = None) -> Node:
     """
     if not isinstance(spec, str):
         raise ValueError(f"expected a spec, such as 'rotary + alibi', got {quoted(spec)}")
-    return Parser(spec).node(syntax.tree_of(spec, remedy=ENCODINGS.remedy, own=own))
+    return node_of(syntax.tree_of(spec, remedy=ENCODINGS.remedy, own=own), spec)
 
 
-@dataclass(frozen=True)
-class Parser:
-    """From Python's syntax tree to nodes."""
+def node_of(tree: ast.expr, spec: str) -> Node:
+    """What a part of the syntax tree of a spec says."""
+    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add):
+        left, right = node_of(tree.left, spec), node_of(tree.right, spec)
+        flat = [part for node in (left, right) for part in (node.parts if node.name == "+" else (node,))]
+        return Node("+", parts=tuple(flat))
+    if name := syntax.name_of(tree):
+        return node_of_name(name, (), (), spec)
+    if isinstance(tree, ast.Call) and (name := syntax.name_of(tree.func)):
+        if name == "on":
+            return node_on_heads(tree, spec)
+        options = tuple((word.arg or "**", schedules.value_of(word.value, spec)) for word in tree.keywords)
+        return node_of_name(name, options, tree.args, spec)
+    raise ValueError(f"{written(tree)} in {quoted(spec)} is not an encoding; {ENCODINGS.remedy}")
 
-    spec: str
 
-    def node(self, tree: ast.expr) -> Node:
-        if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add):
-            left, right = self.node(tree.left), self.node(tree.right)
-            flat = [part for node in (left, right) for part in (node.parts if node.name == "+" else (node,))]
-            return Node("+", parts=tuple(flat))
-        if name := syntax.name_of(tree):
-            return self.named(name, ())
-        if isinstance(tree, ast.Call) and (name := syntax.name_of(tree.func)):
-            if name == "on":
-                return self.on_heads(tree)
-            options = tuple((word.arg or "**", schedules.value_of(word.value, self.spec)) for word in tree.keywords)
-            return self.named(name, options, tree.args)
-        raise ValueError(f"{written(tree)} in {quoted(self.spec)} is not an encoding; {ENCODINGS.remedy}")
+def node_of_name(name: str, options: tuple[tuple[str, Any], ...], given: Sequence[ast.expr], spec: str) -> Node:
+    cls = find(name)
+    if given and not cls.wraps:
+        raise ValueError(
+            f"options in a spec have names, as in rotary(base=500_000); got {written(given[0])} for {name}"
+        )
+    if len(given) > 1:
+        raise ValueError(f"{name} wraps one encoding, as in {name}({cls.wraps[0]}); got {len(given)}")
+    words.check_named(name, [option for option, _ in options], options_of(name).keys(), quoted(spec))
+    if not cls.wraps:
+        return Node(name, options)
+    return Node(name, options, parts=(node_of(given[0], spec) if given else parse(cls.wraps[0]),))
 
-    def named(self, name: str, options: tuple[tuple[str, Any], ...], given: Sequence[ast.expr] = ()) -> Node:
-        cls = find(name)
-        if given and not cls.wraps:
-            raise ValueError(
-                f"options in a spec have names, as in rotary(base=500_000); got {written(given[0])} for {name}"
-            )
-        if len(given) > 1:
-            raise ValueError(f"{name} wraps one encoding, as in {name}({cls.wraps[0]}); got {len(given)}")
-        words.check_named(name, [option for option, _ in options], options_of(name).keys(), quoted(self.spec))
-        if not cls.wraps:
-            return Node(name, options)
-        return Node(name, options, parts=(self.node(given[0]) if given else parse(cls.wraps[0]),))
 
-    def on_heads(self, tree: ast.Call) -> Node:
-        if len(tree.args) != 1 or [word.arg for word in tree.keywords] != ["heads"]:
-            raise ValueError(
-                f"on(...) takes one encoding and heads, as in on(rotary, heads=(0, 1)); got {written(tree)}"
-            )
-        heads = schedules.value_of(tree.keywords[0].value, self.spec)
-        heads = (heads,) if isinstance(heads, int) else heads
-        if not isinstance(heads, tuple) or not all(isinstance(head, int) for head in heads):
-            raise ValueError(f"heads are whole numbers, as in on(rotary, heads=(0, 1)); got {quoted(heads)}")
-        return Node("on", parts=(self.node(tree.args[0]),), heads=heads)
+def node_on_heads(tree: ast.Call, spec: str) -> Node:
+    if len(tree.args) != 1 or [word.arg for word in tree.keywords] != ["heads"]:
+        raise ValueError(f"on(...) takes one encoding and heads, as in on(rotary, heads=(0, 1)); got {written(tree)}")
+    heads = schedules.value_of(tree.keywords[0].value, spec)
+    heads = (heads,) if isinstance(heads, int) else heads
+    if not isinstance(heads, tuple) or not all(isinstance(head, int) for head in heads):
+        raise ValueError(f"heads are whole numbers, as in on(rotary, heads=(0, 1)); got {quoted(heads)}")
+    return Node("on", parts=(node_of(tree.args[0], spec),), heads=heads)
 
 
 def build(

@@ -1,14 +1,12 @@
 """Keys that grow, without a limit."""
 
-from collections import defaultdict
-
 import torch
 from torch import Tensor
 
 from posenc.cache.columns import compact
 from posenc.cache.held import check_behind, check_rows
 from posenc.cache.layer import LayerCache, concatenated_keys
-from posenc.cache.memory import Room
+from posenc.cache.memory import memory
 from posenc.encoding.keys import Keys
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
@@ -25,7 +23,8 @@ class GrowingCache(LayerCache):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rooms: dict[str, Room] = defaultdict(Room)
+        # Of each fact what was given of it last, and the memory that this lies in, with room behind it.
+        self.rooms: dict[str, tuple[Tensor, Tensor]] = {}
 
     def check(self, at: Positions, mask: Mask) -> None:
         """Raises ValueError unless these tokens come behind what it holds; it has room for whatever comes."""
@@ -47,15 +46,26 @@ class GrowingCache(LayerCache):
         return self.stored
 
     def append(self, name: str, held: Tensor, new: Tensor) -> Tensor:
-        """A fact of the tokens held and of the new ones behind them."""
-        return self.rooms[name].append(held, new)
+        """A fact [B, H, S, ...] of tokens held and of new ones behind them, moved only where there is no room left."""
+        if held.dtype != new.dtype:
+            return torch.cat((held, new), 2)
+        tokens, more = held.shape[2], new.shape[2]
+        total = tokens + more
+        room = self.memory_of(name, held)
+        # Keys that somebody put back, or chose from, do not end where the memory does.
+        if room is held or total > room.shape[2]:
+            room = memory(held, (*held.shape[:2], 2 * total, *held.shape[3:]), held.dtype)
+            room.narrow(2, 0, tokens).copy_(held)
+        room.narrow(2, tokens, more).copy_(new)
+        self.rooms[name] = room.narrow(2, 0, total), room
+        return self.rooms[name][0]
 
     def store(self, keys: Keys) -> None:
         self.stored = compact(keys)
 
     def memory_of(self, name: str, fact: Tensor) -> Tensor:
-        room = self.rooms.get(name, Room())
-        return fact if room.given is not fact or room.memory is None else room.memory
+        given, room = self.rooms.get(name, (None, fact))
+        return room if given is fact else fact
 
     def __copy__(self) -> "GrowingCache":
         """A cache that goes its own way from here, with memory of its own for what comes."""

@@ -225,7 +225,8 @@ class LayerCache(Operations):
         if new is None:
             return self.keys
         if self.keys is not None:
-            new = of_rows(new, self.batch)
+            if new.k.shape[0] == 1:
+                new = new.each(lambda name, fact: fact.expand(self.batch, *fact.shape[1:]))
             check_rows(self.keys, new)
         at, inserted = spliced(self.held, new.at, place)
         new = standing(new, inserted)
@@ -297,13 +298,6 @@ def concatenated_keys(
     k, v = join("k", keys.k, new.k), join("v", keys.v, new.v)
     memo = {name: join(f"memo {name}", fact, new.memo[name]) for name, fact in keys.memo.items()}
     return Keys(k, v, joined(keys.at, new.at, batch), memo, turned=turned, moves=new.moves)
-
-
-def of_rows(keys: Keys, rows: int) -> Keys:
-    """Keys of one row for so many rows; others as they are."""
-    if keys.k.shape[0] == rows or keys.k.shape[0] != 1:
-        return keys
-    return keys.each(lambda name, fact: fact.expand(rows, *fact.shape[1:]))
 
 
 def rows_of(keys: Keys, rows: Tensor) -> Keys:

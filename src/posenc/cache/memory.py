@@ -1,31 +1,9 @@
-"""The memory that caches write into: facts of tokens [B, ..., S, ...], made longer, or written in their slots."""
+"""The memory that caches write into: facts of tokens [B, ..., S, ...] in their slots."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-
-class Room:
-    """Memory of a fact of tokens [B, H, S, ...], with room behind them for tokens to come."""
-
-    def __init__(self) -> None:
-        self.memory: Tensor | None = None
-        self.given: Tensor | None = None
-
-    def append(self, held: Tensor, new: Tensor) -> Tensor:
-        """The tokens held and behind them the new ones [B, H, T, ...], moved only when there is no room left."""
-        if held.dtype != new.dtype:
-            return torch.cat((held, new), 2)
-        tokens, more = held.shape[2], new.shape[2]
-        total = tokens + more
-        # Keys that somebody put back, or chose from, do not end where the memory does.
-        if self.memory is None or held is not self.given or total > self.memory.shape[2]:
-            self.memory = memory(held, (*held.shape[:2], 2 * total, *held.shape[3:]), held.dtype)
-            self.memory.narrow(2, 0, tokens).copy_(held)
-        self.memory.narrow(2, tokens, more).copy_(new)
-        self.given = self.memory.narrow(2, 0, total)
-        return self.given
 
 
 def scattered(into: Tensor, slot: Tensor, new: Tensor, axis: int) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.export.files import EXTRA, form_of
-from posenc.export.graphs import BATCH, PAST, Graph
+from posenc.export.graphs import BATCH, PAST, Graph, cells
 from posenc.lab.results.frames import needed
 
 SHAPES = ((1, 2), (7, 1), (7, 3), (64, 2), (200, 1))
@@ -41,7 +41,7 @@ def difference(graph: Graph, run: Run, vocab: int) -> tuple[float, list[int]]:
             if not lengths:
                 raise
             break
-        for logits in answers(run, graph, ids, positions if graph.axes > 1 else positions[..., 0], *source):
+        for logits in answers(run, graph, ids, positions, *source):
             share = (logits - expected).abs().max() / expected.abs().max().clamp(min=1)
             largest = max(largest, float(share.nan_to_num(torch.inf)))
         lengths += [tokens] * (tokens not in lengths)
@@ -81,7 +81,7 @@ def answers(run: Run, graph: Graph, ids: Tensor, positions: Tensor, source: Tens
     tokens = ids.shape[1]
     fixed = {"horizon": torch.full(ids.shape[:1], tokens)} if "horizon" in graph.inputs else {}
     if source is not None:
-        fixed |= {"source": source, "source_positions": cells(*source.shape, 1)[..., 0]}
+        fixed |= {"source": source, "source_positions": cells(*source.shape, 1)}
     if graph.kind != "decoder":
         return [run({"ids": ids, "positions": positions, **fixed})["logits"]]
     logits = []
@@ -105,12 +105,3 @@ def empty_past(graph: Graph, rows: int) -> dict[str, Tensor]:
             shape = [sizes.get(free.get(axis, ""), size) for axis, size in enumerate(graph.inputs[name].shape)]
             past[name] = graph.inputs[name].new_empty(shape)
     return past
-
-
-def cells(batch: int, tokens: int, axes: int) -> Tensor:
-    """Positions [B, T, A]: 0, 1, 2, ... on one axis, on several the first cells of a grid."""
-    count, side = torch.arange(tokens), 1
-    while side**axes < tokens:
-        side += 1
-    grid = [count // side**axis % side for axis in reversed(range(axes))] if axes > 1 else [count]
-    return torch.stack(grid, -1)[None].repeat(batch, 1, 1)

@@ -5,9 +5,9 @@ whole sequence, whatever the lengths of both.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,26 +31,36 @@ class Graph:
     """A module that takes and gives tensors alone, and the names of both.
 
     kind     decoder, whole or translation: what is asked how, as the guide tells it
-    module   what is written down
+    module   what is written down, around the model
     inputs   name -> an example, in the order in which the module takes them
     free     name -> axis -> which of the free sizes it has
     outputs  their names, in order
-    answer   the model itself, asked for a whole sequence in its own way: ids [B, T], positions [B, T, A] (and a source
-             [B, S]) -> logits. It does not go through `module`, which it judges
     """
 
     kind: str
-    module: nn.Module
+    module: "Whole | Translation | Step"
     inputs: Mapping[str, Tensor]
     free: Mapping[str, Mapping[int, str]]
     outputs: Sequence[str]
-    answer: Callable[..., Tensor]
 
     @property
     def axes(self) -> int:
         """How many coordinates a position has."""
         positions = self.inputs["positions"]
         return 1 if positions.dim() == 2 else positions.shape[2]
+
+    def answer(self, ids: Tensor, positions: Tensor, source: Tensor | None = None) -> Tensor:
+        """The model itself, asked in its own way: ids [B, T], positions as in `inputs` (and a source [B, S]) -> logits.
+
+        It does not go through the forward pass of `module`, which it judges.
+        """
+        declared = ids.shape[1] if self.module.horizon else None
+        counted = Positions.count(ids.shape[1]) if positions.dim() == 2 else Positions.of(positions)
+        at = counted.with_horizon(declared)
+        if source is None:
+            return self.module.model(ids, positions=at)
+        of_source = Positions.count(source.shape[1]).with_horizon(declared)
+        return self.module.model(source, ids, positions=at, source_positions=of_source)
 
 
 def placed(positions: Tensor, first: int = 0) -> Positions:
@@ -104,30 +114,22 @@ class Step(nn.Module):
     def forward(self, ids: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         declared, (past_positions, *past) = (rest[0], rest[1:]) if self.horizon else (None, rest)
         cache, held = self.model.cache(), placed(past_positions)
-        remembered = iter(past)
+        facts = iter(past)
         for layer, names in zip(cache.layers, self.memo, strict=True):
-            k, v = next(remembered), next(remembered)
-            layer.take_in(Keys(k, v, held, {name: next(remembered) for name in names}))
+            k, v = next(facts), next(facts)
+            layer.take_in(Keys(k, v, held, {name: next(facts) for name in names}))
         at = placed(positions, past_positions.shape[1]).with_horizon(declared)
         logits = self.model(ids, positions=at, cache=cache)
-        return logits, torch.cat((past_positions, positions), 1), *tensors_of(cache)
+        return logits, torch.cat((past_positions, positions), 1), *remembered(cache).values()
 
 
-def tensors_of(cache: Cache) -> list[Tensor]:
-    """What the layers of a cache remember, layer by layer: keys, values, and the facts of encodings."""
-    found = []
-    for layer in cache.layers:
-        assert layer.keys is not None
-        found += [layer.keys.k, layer.keys.v, *layer.keys.memo.values()]
-    return found
-
-
-def names_of(cache: Cache) -> list[str]:
-    """Their names."""
-    found = []
+def remembered(cache: Cache) -> dict[str, Tensor]:
+    """What the layers of a cache remember, layer by layer, by its name: keys, values, and the facts of encodings."""
+    found = {}
     for number, layer in enumerate(cache.layers):
         assert layer.keys is not None
-        found += [f"{number}.{fact}" for fact in ("key", "value", *layer.keys.memo)]
+        facts = {"key": layer.keys.k, "value": layer.keys.v, **layer.keys.memo}
+        found |= {f"{number}.{name}": fact for name, fact in facts.items()}
     return found
 
 
@@ -147,43 +149,39 @@ def graph_of(model: nn.Module, *, cached: bool | None = None) -> Graph:
     if away := {tensor.device.type for tensor in model.parameters()} - {"cpu"}:
         raise ValueError(f"a model is exported from the CPU, and this one is on {away.pop()}; give model.cpu()")
     axes = max([1, *(encoding.axes for encoding in encodings_of(model))])
-    if isinstance(model, Decoder) and cached is not False:
-        return with_horizon_where_needed(step_of, model, axes)
-    return with_horizon_where_needed(whole_of, model, axes)
-
-
-def with_horizon_where_needed(make: Any, model: nn.Module, axes: int) -> Graph:
-    """The graph without a declared horizon; with one, where the model says without it that something is missing."""
+    make = step_of if isinstance(model, Decoder) and cached is not False else whole_of
     try:
-        return make(model, axes, False)
+        return make(cast(Any, model), axes, False)
     except ValueError as missing:
+        # The model says without a declared horizon that something is missing.
         try:
-            return make(model, axes, True)
+            return make(cast(Any, model), axes, True)
         except ValueError:
             raise missing from None
 
 
 def step_of(model: Decoder, axes: int, horizon: bool) -> Graph:
     batch, tokens, past = EXAMPLE[BATCH], EXAMPLE[TOKENS], EXAMPLE[PAST]
-    cache, before = model.cache(), positions_in_a_row(batch, 0, past, axes)
+    cache, places = model.cache(), cells(batch, past + tokens, axes).split((past, tokens), 1)
+    before, positions = (place.contiguous() for place in places)
     declared = {"horizon": torch.full((batch,), past + tokens)} if horizon else {}
     with torch.no_grad():
         at = placed(before).with_horizon(declared.get("horizon"))
         model(torch.zeros(batch, past, dtype=torch.long), positions=at, cache=cache)
-    names = names_of(cache)
+    held = remembered(cache)
     inputs = {
         "ids": torch.zeros(batch, tokens, dtype=torch.long),
-        "positions": positions_in_a_row(batch, past, tokens, axes),
+        "positions": positions,
         **declared,
         "past_positions": before,
-        **{f"past.{name}": tensor for name, tensor in zip(names, tensors_of(cache), strict=True)},
+        **{f"past.{name}": fact for name, fact in held.items()},
     }
     free = {name: {0: BATCH, 2: PAST} for name in inputs}
     free |= {name: {0: BATCH, 1: TOKENS} for name in ("ids", "positions")} | {name: {0: BATCH} for name in declared}
     free |= {"past_positions": {0: BATCH, 1: PAST}}
     memo = [list(layer.keys.memo) if layer.keys is not None else [] for layer in cache.layers]
-    outputs = ["logits", "present_positions", *(f"present.{name}" for name in names)]
-    return Graph("decoder", Step(model, memo, horizon), inputs, free, outputs, answer_of(model, horizon))
+    outputs = ["logits", "present_positions", *(f"present.{name}" for name in held)]
+    return Graph("decoder", Step(model, memo, horizon), inputs, free, outputs)
 
 
 def whole_of(model: nn.Module, axes: int, horizon: bool) -> Graph:
@@ -195,7 +193,7 @@ def whole_of(model: nn.Module, axes: int, horizon: bool) -> Graph:
     for name, size in sizes.items():
         where = "positions" if name == "ids" else f"{name}_positions"
         inputs[name] = torch.zeros(batch, EXAMPLE[size], dtype=torch.long)
-        inputs[where] = positions_in_a_row(batch, 0, EXAMPLE[size], axes)
+        inputs[where] = cells(batch, EXAMPLE[size], axes)
         free |= {name: {0: BATCH, 1: size}, where: {0: BATCH, 1: size}}
     if horizon:
         inputs["horizon"], free["horizon"] = torch.full((batch,), EXAMPLE[SOURCE]), {0: BATCH}
@@ -206,28 +204,17 @@ def whole_of(model: nn.Module, axes: int, horizon: bool) -> Graph:
             f"an exported model gives one tensor, its logits, and a {type(model).__name__} gives a "
             f"{type(logits).__name__}; wrap it in a module that returns the logits alone"
         )
-    return Graph(kind, module, inputs, free, ["logits"], answer_of(model, horizon))
+    return Graph(kind, module, inputs, free, ["logits"])
 
 
-def answer_of(model: nn.Module, horizon: bool) -> Callable[..., Tensor]:
-    """How a model of posenc's is asked for a whole sequence."""
-
-    def answer(ids: Tensor, positions: Tensor, source: Tensor | None = None) -> Tensor:
-        declared = ids.shape[1] if horizon else None
-        counted = Positions.count(ids.shape[1]) if positions.shape[2] == 1 else Positions.of(positions)
-        at = counted.with_horizon(declared)
-        if source is None:
-            return model(ids, positions=at)
-        of_source = Positions.count(source.shape[1]).with_horizon(declared)
-        return model(source, ids, positions=at, source_positions=of_source)
-
-    return answer
-
-
-def positions_in_a_row(batch: int, start: int, tokens: int, axes: int) -> Tensor:
-    """Positions start, start + 1, ... [B, T]; on several axes the same on each, [B, T, A]."""
-    row = torch.arange(start, start + tokens)[None].repeat(batch, 1)
-    return row if axes == 1 else row[..., None].repeat(1, 1, axes)
+def cells(batch: int, tokens: int, axes: int) -> Tensor:
+    """Positions [B, T]: 0, 1, 2, ...; on several axes the first cells of a grid, [B, T, A]."""
+    count, side = torch.arange(tokens), 1
+    if axes == 1:
+        return count.repeat(batch, 1)
+    while side**axes < tokens:
+        side += 1
+    return torch.stack([count // side**axis % side for axis in reversed(range(axes))], -1).repeat(batch, 1, 1)
 
 
 def encodings_of(model: nn.Module) -> list[Encoding]:

@@ -20,7 +20,6 @@ from posenc.kernels.in_rows import few
 from posenc.model.attention import Attention, Call, attend
 from posenc.model.block import Block, LayerWeights
 from posenc.model.stack import Stack
-from posenc.tokens.positions import Positions
 
 Choice: TypeAlias = int | slice | Sequence[int] | None
 """Some of a number of things: one, a slice, several, or None for all. Numbers below 0 count from the end."""
@@ -116,18 +115,14 @@ def weights_of(rows: Choice, heads: Choice, q: Tensor, keys: Keys, call: Call, k
     kernel = kernels.bind("reference", call.encoding, need_weights=True, **of_layer)
     blocks = []
     for begin in range(0, len(row_numbers), at_once):
-        block_rows = slice_or_index(row_numbers[begin : begin + at_once], call.at)
+        some = row_numbers[begin : begin + at_once]
+        follow = some == list(range(some[0], some[-1] + 1))
+        block_rows = slice(some[0], some[-1] + 1) if follow else torch.tensor(some, device=call.at.order.device)
         weights = call.encoding.attend(*few(block_rows, q, call.at, keys, call.mask, drop_future=True), kernel)[1]
         assert weights is not None
         picked = weights if head_numbers == list(range(q.shape[1])) else weights[:, index]
         blocks.append(F.pad(picked, (0, S - picked.shape[-1])))
     return torch.cat(blocks, 2)
-
-
-def slice_or_index(rows: Sequence[int], at: Positions) -> slice | Tensor:
-    """The rows as a slice where they follow one another, else as indices."""
-    follow = list(rows) == list(range(rows[0], rows[0] + len(rows)))
-    return slice(rows[0], rows[-1] + 1) if follow else torch.tensor(rows, device=at.order.device)
 
 
 def numbers(chosen: Choice, of: int, what: str) -> list[int]:

@@ -14,10 +14,10 @@ from posenc.encoding.softcap import capped
 from posenc.model.block import LayerWeights
 from posenc.model.config import Config, Configured, LayerWindow, config_of
 from posenc.model.embedding import TokenPositionEmbedding, begin_ends
-from posenc.model.generation import SLOTS, Choice, generate, sight_for, stream
+from posenc.model.generation import SLOTS, Choice, Sight, apart, stream, together, with_more
 from posenc.model.inputs import where
 from posenc.model.stack import Stack
-from posenc.specs.words import with_named_options
+from posenc.specs.words import check_options, names_of, with_named_options
 from posenc.tokens.masks import MaskLike
 from posenc.tokens.positions import PositionsLike
 
@@ -168,13 +168,16 @@ class Decoder(Configured):
         if texts > 1 and choice.greedy:
             raise ValueError("the likeliest text is one, and samples of it are all the same; give temperature above 0")
         checks.kind("compiled", compiled, bool | None)
-        sight = sight_for(sinks, window)
-        if sight is not None:
+        sight = None
+        if window is not None:
+            sight = Sight(window) if sinks is None else Sight(window, sinks)
             sight.check(self.stack.encoding_of)
             if compiled:
                 raise ValueError(
                     "a compiled graph counts its slots, and with a window tokens move; leave one of them out"
                 )
+        elif sinks is not None:
+            raise ValueError("sinks stay where the newest tokens alone are held; give window=... with them")
         length = ids.shape[-1] + max_new_tokens if type(max_new_tokens) is int and ids.dim() else 0
         slots = -(-length // SLOTS) * SLOTS
         graph = len(ids) * texts, slots, padding is None
@@ -203,7 +206,18 @@ class Decoder(Configured):
         >>> [len(text) for text in model.generate([torch.tensor([1]), torch.tensor([1, 2, 3])], max_new_tokens=4)]
         [5, 7]
         """
-        return generate(self.stream, ids, max_new_tokens, **chosen)
+        check_options("generate", names_of(self.stream), chosen)
+        prompts = ids
+        if not isinstance(ids, Tensor):
+            if chosen.get("padding") is not None:
+                raise ValueError("a list of prompts is padded here; give it without padding, or ids [B, T] with it")
+            ids, chosen["padding"] = together(ids)
+        samples = chosen.get("samples")
+        more = self.stream(ids, max_new_tokens, **chosen)
+        texts = with_more(ids if samples is None else ids.repeat_interleave(samples, 0), more)
+        if samples is not None:
+            texts = texts.unflatten(0, (len(ids), samples))
+        return texts if prompts is ids else apart(texts, chosen["padding"], chosen.get("eos_token_id"))
 
     def extra_repr(self) -> str:
         return f"output_softcap={self.config.output_softcap}"

@@ -1,5 +1,6 @@
 """Heads cut over devices: each rank attends with some of the heads, and their outputs are added up."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -63,21 +64,6 @@ class HeadShards:
         return state
 
 
-@dataclass(frozen=True, eq=False)
-class Ranks:
-    """Sums over the ranks of a group, to which the copies of a model belong as well."""
-
-    group: dist.ProcessGroup
-
-    def sum(self, x: Tensor) -> Tensor:
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=self.group)
-        return total
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Ranks":
-        return self
-
-
 def shard_heads(model: nn.Module, group: dist.ProcessGroup | None = None) -> HeadShards:
     """Leave every attention of a model with this rank's share of its heads; the outputs of all ranks are added up.
 
@@ -120,7 +106,7 @@ def shard_heads(model: nn.Module, group: dist.ProcessGroup | None = None) -> Hea
     for attention in found:
         if attention.encoding is not None:
             attention.encoding = of_heads(attention.encoding)
-        cut(attention, of_heads, Ranks(group))
+        cut(attention, of_heads, group)
     shared = {
         parameter: None
         for encoding in encodings(model)
@@ -150,7 +136,7 @@ def encodings(model: nn.Module) -> list[Encoding]:
     return list(found)
 
 
-def cut(attention: Attention, of_heads: OfHeads, ranks: Ranks) -> None:
+def cut(attention: Attention, of_heads: OfHeads, group: dist.ProcessGroup) -> None:
     """Leave an attention with some of its heads."""
     keys = tuple(sorted({head // (attention.heads // attention.kv_heads) for head in of_heads.heads}))
     queries, of_keys = (of_heads.heads, attention.heads), (keys, attention.kv_heads)
@@ -163,61 +149,47 @@ def cut(attention: Attention, of_heads: OfHeads, ranks: Ranks) -> None:
         attention.sinks = of_heads.cut(attention.sinks, 0, *queries)
     output = attention.o_proj
     weight = of_heads.cut(cast(nn.Parameter, output.weight), 1, *queries)
-    attention.register_module("o_proj", AddedUp(output, weight, ranks))
+    attention.register_module("o_proj", AddedUp(output, weight, lambda y: dist.all_reduce(y, group=group)))
     attention.heads, attention.kv_heads = len(of_heads.heads), len(keys)
-    attention.register_forward_pre_hook(Entering(ranks), with_kwargs=True)
+    attention.register_forward_pre_hook(entering(group), with_kwargs=True)
 
 
 class AddedUp(nn.Module):
-    """A linear map of channels of which each rank has some: y = sum over ranks of W x, + b."""
+    """A linear map of channels of which each rank has some: y = sum over ranks of W x, + b.
 
-    def __init__(self, whole: nn.Linear, weight: nn.Parameter, ranks: Ranks) -> None:
+    add_up  sums a tensor over ranks in place; a function, since a copy of a model belongs to the same ranks
+    """
+
+    def __init__(self, whole: nn.Linear, weight: nn.Parameter, add_up: Callable[[Tensor], Any]) -> None:
         super().__init__()
-        self.weight, self.bias, self.ranks = weight, whole.bias, ranks
+        self.weight, self.bias, self.add_up = weight, whole.bias, add_up
 
     def forward(self, x: Tensor) -> Tensor:
-        y = SumForwards.apply(F.linear(x, self.weight), self.ranks)
+        y = F.linear(x, self.weight)
+        # The gradient of the sum is the same on each rank, and so that of its own part.
+        self.add_up(y.detach())
         return y if self.bias is None else y + self.bias
 
 
-@dataclass(frozen=True)
-class Entering:
+def entering(group: dist.ProcessGroup) -> Callable[..., tuple[tuple, dict[str, Any]]]:
     """What every rank gives its heads is the same, so its gradient is the sum of what all heads find."""
 
-    ranks: Ranks
+    def add_up(slope: Tensor) -> Tensor:
+        total = slope.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
 
-    def __call__(self, attention: nn.Module, given: tuple, named: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    def entered(x: Any) -> Any:
+        if isinstance(x, Tensor) and torch.is_grad_enabled() and x.requires_grad:
+            x = x.view_as(x)
+            x.register_hook(add_up)
+        return x
+
+    def enter(attention: nn.Module, given: tuple, named: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         call = named.get("call")
         if named.get("need_weights") or (isinstance(call, Call) and call.need_weights):
             raise ValueError("attention weights of heads cut over ranks are on no rank; call without need_weights")
+        tokens = {name: entered(named[name]) for name in ("query", "key", "value") if name in named}
+        return tuple(map(entered, given)), {**named, **tokens}
 
-        def entering(x: Any) -> Any:
-            return SumBackwards.apply(x, self.ranks) if isinstance(x, Tensor) else x
-
-        tokens = {name: entering(named[name]) for name in ("query", "key", "value") if name in named}
-        return tuple(map(entering, given)), {**named, **tokens}
-
-
-class SumForwards(torch.autograd.Function):
-    """The sum over ranks, on each; its gradient is the same on each."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
-        return ranks.sum(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return *grads, None
-
-
-class SumBackwards(torch.autograd.Function):
-    """What is the same on each rank; its gradient is the sum over ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, ranks: Ranks) -> Tensor:
-        ctx.ranks = ranks
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.ranks.sum(*grads), None
+    return enter

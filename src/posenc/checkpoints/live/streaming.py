@@ -87,14 +87,14 @@ def stream(
     vocab = cast(Any, model.config).get_text_config().vocab_size
     choice = Choice(vocab, temperature, top_k, seed=seed)
     reading = Stream(model, sinks, window, slack)
-    draw = choice.drawing(reading.device)
+    generator = torch.Generator(reading.device).manual_seed(choice.seed)
 
     def chosen() -> Iterator[int]:
         for piece in reading.pieces(ids):
             logits = reading.read(piece)
         told = 0
         while True:
-            new = choice.pick(logits[-1:], draw)
+            new = choice.pick(logits[-1:], generator)
             yield int(new)
             told += 1
             if told == max_new_tokens:

@@ -1,17 +1,11 @@
 """How the next token is chosen: greedy or drawn, of which weights, and where a text stops."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from posenc import checks
-
-Draw: TypeAlias = Callable[[Tensor], Tensor]
-"""Draws one number for each row of weights [B, n]: [B]."""
 
 
 @dataclass(frozen=True)
@@ -40,22 +34,14 @@ class Choice:
         # Divided by less, the likeliest token has all the weight.
         return self.temperature < torch.finfo(torch.float32).tiny
 
-    def weights(self, logits: Tensor) -> Tensor:
-        """The distribution [..., vocab] of which the next token is drawn, from its logits."""
+    def pick(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        """One id for each row of logits [B, vocab], the likeliest or drawn with the generator's random numbers."""
+        if self.greedy:
+            return logits.argmax(-1)
         # In half precision close probabilities are equal.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if self.greedy:
-            return F.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
         if self.top_k is not None:
             lowest = logits.topk(min(self.top_k, logits.shape[-1])).values[..., -1:]
             logits = logits.masked_fill(logits < lowest, -torch.inf)
-        return ((logits - logits.amax(-1, keepdim=True)) / self.temperature).softmax(-1)
-
-    def pick(self, logits: Tensor, draw: Draw) -> Tensor:
-        """One id for each row of logits [B, vocab]."""
-        return logits.argmax(-1) if self.greedy else draw(self.weights(logits))
-
-    def drawing(self, device: torch.device) -> Draw:
-        """Draws with random numbers from the seed."""
-        generator = torch.Generator(device).manual_seed(self.seed)
-        return lambda weights: torch.multinomial(weights, 1, generator=generator)[:, 0]
+        weights = ((logits - logits.amax(-1, keepdim=True)) / self.temperature).softmax(-1)
+        return torch.multinomial(weights, 1, generator=generator)[:, 0]

@@ -52,7 +52,7 @@ def stream(
 
     @torch.no_grad()
     def chosen() -> Iterator[Tensor]:
-        draw = choice.drawing(ids.device)
+        generator = torch.Generator(ids.device).manual_seed(choice.seed)
         with evaluating(model):
             logits = logits_of(ids, padding=padding, cache=cache, only=slice(-1, None))
             if samples > 1 and len(ids):
@@ -61,7 +61,7 @@ def stream(
                 logits = logits[rows]
             done = torch.zeros(len(logits), dtype=torch.bool, device=ids.device)
             for left in range(max_new_tokens - 1, -1, -1):
-                new = choice.pick(logits[:, -1], draw)
+                new = choice.pick(logits[:, -1], generator)
                 if choice.eos_token_id is not None:
                     new = torch.where(done, choice.eos_token_id, new)
                     done = done | (new == choice.eos_token_id)

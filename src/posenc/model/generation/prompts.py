@@ -1,36 +1,11 @@
-"""Texts behind prompts of one length, or of several: a list is padded, and its texts are cut out again."""
+"""Prompts of several lengths: a list is padded, and its texts are cut out again."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.model.generation.one_by_one import with_more
-from posenc.specs import words
-
-
-def generate(
-    stream: Callable[..., Iterator[Tensor]],
-    ids: Tensor | Sequence[Tensor],
-    max_new_tokens: int,
-    padding: Tensor | None = None,
-    **options: Any,
-) -> Tensor | list[Tensor]:
-    """ids with up to `max_new_tokens` more, as Decoder.generate says; `options` are those of its `stream`."""
-    words.check_options("generate", words.names_of(stream), options)
-    of_list = not isinstance(ids, Tensor)
-    if of_list:
-        if padding is not None:
-            raise ValueError("a list of prompts is padded here; give it without padding, or ids [B, T] with it")
-        ids, padding = together(ids)
-    samples = options.get("samples")
-    more = stream(ids, max_new_tokens, padding=padding, **options)
-    texts = with_more(ids if samples is None else ids.repeat_interleave(samples, 0), more)
-    if samples is not None:
-        texts = texts.unflatten(0, (len(ids), samples))
-    return apart(texts, padding, options.get("eos_token_id")) if of_list and padding is not None else texts
 
 
 def together(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -10,9 +10,6 @@ from posenc.cache import Cache
 from posenc.cache.layer import Operations
 from posenc.encoding.base import WHY_FIXED, Encoding
 
-SINKS = 4
-"""How many first tokens are kept where nobody says: the paper's number."""
-
 
 @dataclass(frozen=True)
 class Sight:
@@ -21,15 +18,15 @@ class Sight:
     What is held counts up without gaps, so no token ever stands further from another than sinks + window. Where the
     window is full, an eighth of it is forgotten at once: keys are copied once for that many tokens.
 
-    sinks   first tokens that stay (tokens)
     window  newest tokens that are held at most, with the one that comes (tokens)
+    sinks   first tokens that stay (tokens); the default is the paper's number
 
     Raises ValueError for numbers out of range.
     Source: Xiao et al. 2023, arXiv:2309.17453, section 3.2.
     """
 
-    sinks: int
     window: int
+    sinks: int = 4
 
     def __post_init__(self) -> None:
         checks.whole("sinks", self.sinks, 0), checks.whole("window", self.window, 1)
@@ -58,12 +55,3 @@ def forget_between(cache: Operations, first: int, newest: int) -> None:
     count = held.order.amax(1, keepdim=True) + 1
     number = torch.arange(int(count.max()), device=count.device)
     cache.evict((number < first) | (number >= count - newest))
-
-
-def sight_for(sinks: int | None, window: int | None) -> Sight | None:
-    """What a caller asked for; None where all tokens are held. Raises ValueError for sinks without a window."""
-    if window is None:
-        if sinks is not None:
-            raise ValueError("sinks stay where the newest tokens alone are held; give window=... with them")
-        return None
-    return Sight(SINKS if sinks is None else sinks, window)
