@@ -85,6 +85,45 @@ def test_no_matrix_of_pairs_is_made_and_nothing_is_widened_or_copied(case: tuple
         assert not held.from_cpu, spec
 
 
+@torch.no_grad()
+def test_neither_given_ids_nor_the_places_in_a_cache_are_read(calls) -> None:
+    ids = torch.zeros(1, 40, dtype=torch.long, device="meta")
+    for spec in catalogue.names():
+        if axes_of(spec) == 1:
+            model = Decoder(50, 64, 4, 1, spec, max_len=2048, device="meta")
+            for cache, given in ((model.cache(slots=50), None), (model.cache(), ids), (model.cache(slots=50), ids)):
+                model(ids, cache=cache, positions=given)
+                with gpu_stand_in.Memory() as held:
+                    model(ids[:, :2], cache=cache, positions=None if given is None else given[:, :2])
+                assert not held.from_cpu, spec
+
+
+@torch.no_grad()
+def test_a_gpu_stops_at_what_a_cpu_refuses(monkeypatch) -> None:
+    def stop(holds: torch.Tensor, words: str) -> None:
+        if not holds:
+            raise RuntimeError(words)
+
+    monkeypatch.setattr(torch, "_assert_async", stop)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True))
+    ids = torch.tensor([[1, 2]])
+    far, model = Positions.of(9000 * ids), Decoder(50, 64, 4, 1, "rotary", max_len=8)
+    cache = model.cache(slots=3)
+    model(ids, positions=Positions.of(ids, order=ids), cache=cache)
+    for words, call in {
+        "token ids must lie in 0..49; check": lambda: model(ids + 49),
+        "position ids must not be negative; say which": lambda: Positions.of(ids - 2),
+        "out of the 8 rows of learned": lambda: Decoder(50, 64, 4, 1, "learned", max_len=8)(ids, positions=far),
+        "out of the 8 rows of tupe": lambda: Decoder(50, 64, 4, 1, "tupe", max_len=8)(ids, positions=far),
+        "tables of learned_factorised": lambda: Decoder(50, 64, 4, 1, "learned_factorised")(ids, positions=far),
+        "positions from the centre of xpos": lambda: Decoder(50, 64, 4, 1, "xpos(scale_base=1)")(ids, positions=far),
+        "behind those that the cache holds": lambda: model(ids, positions=Positions.of(ids, order=ids), cache=cache),
+        "no slot in a cache of 3": lambda: model(ids, positions=Positions.of(ids, order=ids + 4), cache=cache),
+    }.items():
+        with pytest.raises(RuntimeError, match=words):
+            call()
+
+
 @pytest.mark.parametrize("work", ["prefill", "decode"])
 def test_a_layer_turns_queries_and_keys_in_one_launch_each(work: str, calls) -> None:
     asked = {}

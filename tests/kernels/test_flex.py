@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch.nn.attention.flex_attention as torchs
 from tiers import rest_slow
 from torch import Tensor
 
-from posenc import Attention, Keys, Positions, Shape, build, kernels, masks, testing
+from posenc import Attention, Decoder, Encoder, Keys, Positions, Shape, build, kernels, masks, testing
 from posenc.cache import GrowingCache, SlotCache
 from posenc.catalogue import names
 from posenc.encoding.score_mods import index_grids
@@ -19,27 +20,13 @@ from posenc.tokens.masks import Mask
 SHAPE = Shape(15, 3, 6, 21)
 BIASED = [
     spec
-    for spec in [
-        *names(),
-        "fire(length=4)",
-        "rotary + alibi + t5_bias",
-        "on(alibi, heads=(0, 2))",
-        "rerope(alibi, window=3)",
-    ]
+    for spec in [*names(), "fire(length=4)", "rotary + alibi", "on(alibi, heads=(0, 2))", "rerope(alibi, window=3)"]
     if spec != "none" and kernels.why_not("flex", testing.Subject(spec).build()[1][0]) is None
 ]
 
 
-LEARNED = [
-    "alibi(learned=True)",
-    "t5_bias(causal=True)",
-    "kerple",
-    "mlp_bias",
-    "fire",
-    "forgetting",
-    "shaw(values=False)",
-]
-LEARNED += ["deberta", "inkling", "grid_bias", "log_grid_bias"]
+LEARNED = ["alibi(learned=True)", "t5_bias(causal=True)", "kerple", "mlp_bias", "fire(length=4, width=5)"]
+LEARNED += ["forgetting", "shaw(values=False)", "deberta", "inkling", "grid_bias", "log_grid_bias"]
 """Biases with parameters."""
 
 
@@ -226,21 +213,20 @@ def test_as_pytorch_runs_it_without_a_compiler_it_says_the_same_and_nothing_else
     kernels.bind("flex", encoding, scale=0.5)(encoding, q, at, Keys(q, q, at), masks.bidirectional())
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("spec", rest_slow(["alibi + fire(length=4, width=5) + forgetting", "none", *LEARNED], 1))
 @pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*:DeprecationWarning")  # PyTorch's tracer's own
 @torch.no_grad()
-def test_it_compiles_to_one_graph() -> None:
+def test_a_model_is_one_graph_for_all_lengths(spec: str) -> None:
     from torch._dynamo.testing import CompileCounter
 
-    attention = Attention(12, 3, encoding="alibi", kernel="flex")
+    made = Encoder if build(spec, Shape(32, 2, 16, 300)).axes > 1 else Decoder
+    model: Any = made(11, 32, 2, 2, spec, max_len=300, kernel="flex")
     torch._dynamo.reset()
     counter = CompileCounter()
-    compiled = torch.compile(attention, backend=counter, fullgraph=True)
-    for T in (9, 13, 17):
-        x = torch.randn(2, T, 12)
-        torch.testing.assert_close(
-            compiled(x, mask=masks.causal()), attention(x, mask=masks.causal()), rtol=0, atol=2e-6
-        )
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    for side in (12, 13, 14):
+        ids, at = torch.randint(11, (2, side * side)), Positions.grid(side, side) if made is Encoder else None
+        torch.testing.assert_close(compiled(ids, positions=at), model(ids, positions=at), rtol=0, atol=1e-5)
     assert counter.frame_count <= 2
     torch._dynamo.reset()
 

@@ -7,7 +7,7 @@ from posenc.encoding.keys import Keys
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Counted, Positions, of_token
 from posenc.tokens.shared_tables import once, version
-from posenc.tokens.watched import may_be_read
+from posenc.tokens.watched import gpu_checks, may_be_read
 
 
 def span(at: Positions) -> tuple[int, int | None]:
@@ -90,6 +90,9 @@ def check_behind(held: Keys | None, at: Positions, mask: Mask) -> None:
         return
     latest = held.at.order.amax(1, keepdim=True)
     wrong = (at.order >= 0) & (at.order <= latest)
+    words = f"a token cannot come behind those that the cache holds, or is of a prefix of {mask.prefix} that it holds"
+    if gpu_checks(at.order, lambda: ~wrong & ((latest < 0) | (at.order < 0) | (at.order >= mask.prefix)), words):
+        return
     if not follows and bool(wrong.any()):
         row, token = wrong.nonzero()[0].tolist()
         first, last = int(at.order.expand_as(wrong)[row, token]), int(latest.expand(wrong.shape[0], 1)[row, 0])

@@ -14,7 +14,7 @@ from posenc.cache.operations import cropped, extent_of
 from posenc.encoding.keys import Keys
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
-from posenc.tokens.watched import is_watched, may_be_read
+from posenc.tokens.watched import gpu_checks, is_watched, may_be_read
 
 
 class SlotCache(checks.ChecksArguments, LayerCache):
@@ -177,6 +177,8 @@ class SlotCache(checks.ChecksArguments, LayerCache):
             return
         extent = at.extent if at.contiguous and at.unit_step else None
         if extent is None and may_be_read(at.order):
+            if gpu_checks(at.order, lambda: at.order < self.slots, f"a token has no slot in a cache of {self.slots}"):
+                return
             extent = int(at.order.max()) + 1
         if extent is not None and extent > self.slots:
             raise ValueError(

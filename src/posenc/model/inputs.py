@@ -5,9 +5,8 @@ from torch import Tensor
 
 from posenc import checks
 from posenc.cache import Cache
-from posenc.kernels.device import device_of
 from posenc.tokens.positions import Positions, PositionsLike, positions_for
-from posenc.tokens.watched import may_be_read
+from posenc.tokens.watched import gpu_checks, may_be_read
 
 
 def where(ids: Tensor, vocab: int, positions: PositionsLike, padding: Tensor | None, cache: Cache | None) -> Positions:
@@ -37,15 +36,13 @@ def check_ids(ids: Tensor, vocab: int) -> None:
         raise ValueError(f"ids have shape [batch, tokens] with at least one token, got {list(ids.shape)}")
     if not may_be_read(ids):
         return
-    if device_of(ids) == "cuda":
-        # To read them would keep the CPU waiting for the GPU in every pass.
-        within = ((ids >= 0) & (ids < vocab)).all()
-        torch._assert_async(within, f"token ids must lie in 0..{vocab - 1}; check the tokenizer or vocab")
+    known = f"token ids must lie in 0..{vocab - 1}"
+    if gpu_checks(ids, lambda: (ids >= 0) & (ids < vocab), f"{known}; check the tokenizer or vocab"):
         return
     lowest, highest = ids.aminmax()
     if (low := int(lowest)) < 0 or int(highest) >= vocab:
         wrong = low if low < 0 else int(highest)
-        raise ValueError(f"token ids must lie in 0..{vocab - 1}, got {wrong}; check the tokenizer or vocab")
+        raise ValueError(f"{known}, got {wrong}; check the tokenizer or vocab")
 
 
 def check_padding(padding: Tensor, ids: Tensor) -> None:

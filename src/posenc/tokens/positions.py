@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.tokens.watched import may_be_read
+from posenc.tokens.watched import gpu_checks, may_be_read
 
 TENSORS = ("coords", "order", "document", "horizon")
 """The facts of positions that are tensors, where there are any."""
@@ -154,10 +154,8 @@ class Positions:
                 "say which tokens are padding with Positions.padded(mask), or use floating coordinates if the axis "
                 "really goes below 0"
             )
-            if ids.is_cuda or ids.is_meta:
-                # To read them would keep the CPU waiting for the GPU in every pass.
-                torch._assert_async((ids >= 0).all(), f"position ids must not be negative; {remedy}")
-            elif (lowest := int(ids.min())) < 0:
+            on_gpu = gpu_checks(ids, lambda: ids >= 0, f"position ids must not be negative; {remedy}")
+            if not on_gpu and (lowest := int(ids.min())) < 0:
                 raise ValueError(f"position ids must not be negative, got {lowest}; {remedy}")
         loose = order is None
         if order is None:

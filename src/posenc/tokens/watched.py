@@ -1,5 +1,6 @@
 """Who follows what PyTorch computes: recorders, profilers, tracers and transforms, each way in named once."""
 
+from collections.abc import Callable
 from typing import NoReturn
 
 import torch
@@ -85,4 +86,15 @@ def may_be_read(*tensors: Tensor) -> bool:
     for x in tensors:
         if x.is_meta or not x.numel() or type(x) not in (Tensor, nn.Parameter):
             return False
+    return True
+
+
+def gpu_checks(x: Tensor, holds: Callable[[], Tensor], words: str) -> bool:
+    """Whether x lies on a GPU, which then stops the program with these words unless all that `holds` gives is true.
+
+    To read it would keep the CPU waiting for the GPU in every pass, and stop the capture of a graph.
+    """
+    if not (x.is_cuda or x.is_meta):
+        return False
+    torch._assert_async(holds().all(), words)
     return True

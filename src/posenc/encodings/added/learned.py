@@ -11,7 +11,7 @@ from posenc import checks
 from posenc.encoding.base import Encoding
 from posenc.encoding.interpolation import adopt_table, interpolated
 from posenc.tokens.positions import Positions
-from posenc.tokens.watched import may_be_read
+from posenc.tokens.watched import gpu_checks, may_be_read
 
 OVERRUN = ("error", "clamp", "interpolate")
 
@@ -121,6 +121,9 @@ class Learned(Encoding):
             # Squeezing may round the last position up by a unit in the last place.
             outside = (coords > last + 1e-6) | (coords < 0)
             return torch.where(outside, torch.nan, coords.to(torch.float64))
+        words = f"a position is out of the {self.max_len} rows of {self}"
+        if gpu_checks(coords, lambda: (coords >= 0) & (coords <= last + 1e-6), words):
+            return coords
         lowest, highest = torch.stack(coords.aminmax()).tolist()
         if highest > last + 1e-6:
             wanted = math.ceil(highest) + 1

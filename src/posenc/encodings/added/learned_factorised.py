@@ -11,7 +11,7 @@ from posenc.encoding.base import Encoding, settings_of
 from posenc.encoding.interpolation import interpolated, matrix_of, resample
 from posenc.tokens.positions import Positions
 from posenc.tokens.shared_tables import numbers
-from posenc.tokens.watched import may_be_read
+from posenc.tokens.watched import gpu_checks, may_be_read
 
 COMBINE = ("concatenated", "summed")
 OVERRUN = ("error", "clamp")
@@ -150,7 +150,7 @@ class LearnedFactorised(Encoding):
         inside = ((coords >= 0) & (coords <= last)).all(-1)
         if not may_be_read(coords):
             return torch.where(inside[..., None], coords.to(torch.float64), torch.nan)
-        if bool(inside.all()):
+        if gpu_checks(coords, lambda: inside, f"a position is out of the tables of {self}") or bool(inside.all()):
             return coords
         wrong = coords[~inside]
         where = wrong[wrong.amax(-1).argmax()].tolist()

@@ -13,7 +13,7 @@ from posenc.encoding.formulas import dot_product
 from posenc.encoding.interpolation import interpolated
 from posenc.encoding.keys import Keys
 from posenc.tokens.positions import Positions
-from posenc.tokens.watched import may_be_read
+from posenc.tokens.watched import gpu_checks, may_be_read
 
 
 class TUPE(Encoding):
@@ -125,6 +125,9 @@ class TUPE(Encoding):
         if not may_be_read(coords):
             outside = (coords < 0) | (coords > self.max_len - 1)
             return torch.where(outside, torch.nan, coords.to(torch.float64))
+        words = f"a position is out of the {self.max_len} rows of {self}"
+        if gpu_checks(coords, lambda: (coords >= 0) & (coords <= self.max_len - 1), words):
+            return coords
         lowest, highest = coords.min().item(), coords.max().item()
         if highest > self.max_len - 1:
             raise ValueError(

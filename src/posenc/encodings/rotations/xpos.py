@@ -13,7 +13,7 @@ from posenc.encodings.rotations import Waves, cos_sin, quotient
 from posenc.kernels.rotation.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.tokens.positions import Positions
 from posenc.tokens.shared_tables import numbers
-from posenc.tokens.watched import may_be_read
+from posenc.tokens.watched import gpu_checks, may_be_read
 
 FURTHEST_IN_HALF = 5008
 """The position up to which the contract tries half precision."""
@@ -137,6 +137,9 @@ class XPos(Waves, PairsTurned, Encoding):
             return coords
         if not may_be_read(coords):
             return torch.where((coords - self.centre).abs() > reach, torch.nan, coords.double())
+        words = f"a position is more than {int(reach):,} positions from the centre of {self}"
+        if gpu_checks(coords, lambda: (coords - self.centre).abs() <= reach, words):
+            return coords
         for edge in (coords.min().item(), coords.max().item()):
             if abs(edge - self.centre) > reach:
                 raise ValueError(
