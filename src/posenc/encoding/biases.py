@@ -72,8 +72,8 @@ class Bias:
         raise NotImplementedError
 
     def fused(self, dtype: torch.dtype) -> ScoreMod:
-        """The closure of sums and entries of tables alone, as a fused GPU kernel takes it: if need be, of all pairs."""
-        return looked_up(self.dense(dtype))
+        """The closure of sums and entries of tables alone, as a fused GPU kernel takes it."""
+        return self.closure()
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The bias on the whole grid, [1 or B, 1 or H, 1 or T, S], without any mask."""
@@ -131,13 +131,11 @@ class ByDistance(Bias):
         return score_mod
 
     def fused(self, dtype: torch.dtype) -> ScoreMod:
-        axes, distances = self.at.axes, distances_between(self.at, self.keys_at)
-        if distances is None or self.axes not in (0, axes):
-            return super().fused(dtype)
-        lowest, highest = distances
+        axes, known = self.at.axes, distances_between(self.at, self.keys_at)
+        lowest, highest = known or (0, 0)
         size = highest - lowest + 1
-        if size**axes > self.at.tokens * self.keys_at.tokens:
-            return super().fused(dtype)
+        if known is None or self.axes not in (0, axes) or size**axes > self.at.tokens * self.keys_at.tokens:
+            return looked_up(self.dense(dtype))
         delta = torch.arange(lowest, highest + 1, device=self.at.device)
         table = self.along(torch.cartesian_prod(*[delta] * axes)).to(dtype)
         steps = [size ** (axes - 1 - axis) for axis in range(axes)]
@@ -257,9 +255,6 @@ class Pairs(Bias):
     def placed(self, modify: ScoreMod) -> ScoreMod:
         """A closure of the bias's heads as one of the model's."""
         return modify if self.chosen is None else placed_on(self.chosen, self.of, modify, self.q.device)
-
-    def fused(self, dtype: torch.dtype) -> ScoreMod:
-        return self.closure()
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         nothing = self.q.new_zeros((*self.q.shape[:3], self.keys.at.tokens), dtype=dtype)
@@ -424,7 +419,7 @@ class Dense(Bias):
     logits: Tensor
 
     def closure(self) -> ScoreMod:
-        return self.fused(self.logits.dtype)
+        return looked_up(self.dense(self.logits.dtype))
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         logits = self.logits[(None,) * (4 - self.logits.dim())]
@@ -469,7 +464,7 @@ class Branched(Bias):
     name: str
 
     def closure(self) -> ScoreMod:
-        return self.fused(torch.promote_types(self.q.dtype, torch.float32))
+        return looked_up(self.dense(torch.promote_types(self.q.dtype, torch.float32)))
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         own = product(self.q, self.k) * self.scale

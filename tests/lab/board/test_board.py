@@ -167,9 +167,9 @@ def searched(*, best: float) -> list[dict[str, Any]]:
 def test_the_rate_that_learns_soonest_is_taken(best: float) -> None:
     assert rate_factor(search("rotary"), searched(best=best)) == best
     missing = plan(PAIRS[:1], searched(best=best), (100,))
-    (found,) = missing.evidence.values()
+    (found,) = missing["evidence"].values()
     assert found.rate == pytest.approx(scope.experiment("copy", "rotary", 100).rate * best)
-    assert not missing.search
+    assert not missing["search"]
 
 
 def test_a_search_that_is_not_over_decides_nothing() -> None:
@@ -180,11 +180,11 @@ def test_a_search_that_is_not_over_decides_nothing() -> None:
 
 def test_the_first_seed_of_everything_comes_before_the_second_of_anything() -> None:
     made = plan(PAIRS, [], (100, 101))
-    assert [(one.seed, one.task, one.spec) for one in made.evidence.values()] == [
+    assert [(one.seed, one.task, one.spec) for one in made["evidence"].values()] == [
         (seed, task, spec) for seed in (100, 101) for task, spec in PAIRS
     ]
-    done = [row(one.task, one.spec, one.seed, 1, key=key) for key, one in list(made.evidence.items())[:2]]
-    assert list(plan(PAIRS, done, (100, 101)).evidence) == list(made.evidence)[2:]
+    done = [row(one.task, one.spec, one.seed, 1, key=key) for key, one in list(made["evidence"].items())[:2]]
+    assert list(plan(PAIRS, done, (100, 101))["evidence"]) == list(made["evidence"])[2:]
 
 
 # Filling it
@@ -328,17 +328,17 @@ def test_what_comes_nowhere_near_is_run_with_the_first_seeds_only() -> None:
     made = plan(pairs, [], seeds)
     done = [
         row(one.task, one.spec, one.seed, 0 if one.spec == "path" else 1, key=key)
-        for key, one in made.evidence.items()
+        for key, one in made["evidence"].items()
         if one.seed < 103
     ]
-    missing = plan(pairs, done, seeds).evidence.values()
+    missing = plan(pairs, done, seeds)["evidence"].values()
     assert [(one.spec, one.seed) for one in missing] == [("rotary", 103), ("rotary", 104)]
     said = tables.unmeasured(done, 5)
     assert said[0] == "copy: fewer than 5 seeds of `rotary` (3)."
     assert said[1] == ("Where none of 3 seeds answers 50 % of the sequences of the trained length, no more were run.")
     near = [one | {"in_distribution": {"exact_match": 0.51, "token_accuracy": 0.9}} for one in done[-1:]]
-    assert len(plan(pairs, [*done[:-1], *near], seeds).evidence) == 4
-    assert len(plan(pairs, done[:-1], seeds).evidence) == 5
+    assert len(plan(pairs, [*done[:-1], *near], seeds)["evidence"]) == 4
+    assert len(plan(pairs, done[:-1], seeds)["evidence"]) == 5
 
 
 @pytest.mark.skipif(not (run.COMMITTED / "README.md").exists(), reason="the repository has no board yet")

@@ -1,7 +1,6 @@
 """What is still to run, and in which order."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from posenc.lab.board import scope, tables
 from posenc.lab.experiments.experiment import Experiment
@@ -9,20 +8,13 @@ from posenc.lab.results.summary import Record, number
 from posenc.lab.runs import record
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is missing: key -> run, the most informative first.
+def plan(
+    pairs: Sequence[tuple[str, str]], rows: Sequence[Record], seeds: Sequence[int]
+) -> dict[str, dict[str, Experiment]]:
+    """The runs of pairs (task, encoding) that have no row, by stage: key -> run, all with the first seed, then the next.
 
-    search    the runs that choose the encodings' rates
-    evidence  the runs that count; where the search is not over, their rates may still change
+    Those of "search" choose the encodings' rates; until that is over, rates of "evidence", which counts, may change.
     """
-
-    search: Mapping[str, Experiment]
-    evidence: Mapping[str, Experiment]
-
-
-def plan(pairs: Sequence[tuple[str, str]], rows: Sequence[Record], seeds: Sequence[int]) -> Plan:
-    """The runs that have no row, of pairs (task, encoding): all with the first seed, then with the next."""
     there = {row["key"] for row in rows}
     far = tables.far_from_learned(rows)
     specs = list(dict.fromkeys(spec for _, spec in pairs))
@@ -35,8 +27,10 @@ def plan(pairs: Sequence[tuple[str, str]], rows: Sequence[Record], seeds: Sequen
         for task, spec in pairs
         if place < scope.FIRST_SEEDS or (task, scope.label(spec)) not in far
     ]
-    missing = [{key: run for run in runs if (key := record.key_of(run)) not in there} for runs in (first, then)]
-    return Plan(*missing)
+    stages = {"search": first, "evidence": then}
+    return {
+        stage: {key: run for run in runs if (key := record.key_of(run)) not in there} for stage, runs in stages.items()
+    }
 
 
 def search(spec: str) -> dict[float, list[Experiment]]:

@@ -11,7 +11,8 @@ from posenc import checks
 from posenc.lab import store
 from posenc.lab.board import costs, rows, scope
 from posenc.lab.board.costs import Costs
-from posenc.lab.board.plan import Plan, plan
+from posenc.lab.board.plan import plan
+from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.results.summary import Record
 from posenc.lab.runs import record
 from posenc.lab.sweeps.sweep import Sweep, run_all
@@ -50,7 +51,7 @@ class Board:
         """Those of both folders; what both have is that of `out`."""
         return {**costs.read(self.base), **costs.read(self.out)}
 
-    def plan(self) -> Plan:
+    def plan(self) -> dict[str, dict[str, Experiment]]:
         return plan(self.pairs(), self.rows(), self.seeds)
 
 
@@ -79,6 +80,6 @@ def fill(
         for stage in ("search", "evidence"):
             rows.fold(work, board.out)
             # What the search has found decides on the rates of the evidence.
-            missing = getattr(board.plan(), stage)
+            missing = board.plan()[stage]
             run_all([*missing.values()], work, workers=workers, show=show, more=lambda: time.monotonic() < until)
     return {key: failure.words for key, failure in record.failures(work).items()}
