@@ -10,6 +10,7 @@ import torch
 import torch.nn.attention.flex_attention as torchs
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo import trace_rules
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -80,6 +81,8 @@ class Memory(TorchDispatchMode):
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[Served]:
     """Have tensors of the meta device computed with as a GPU's; what its kernels are given is noted."""
     calls: list[Served] = []
+    # The compiler looks functions up once in a process: before others stand in for them.
+    trace_rules.get_torch_obj_rule_map()
 
     def note(kernel: str, q: Tensor, k: Tensor, v: Tensor, beside: list[Tensor]) -> Tensor:
         calls.append(Served(kernel, {q.dtype, k.dtype, v.dtype}, [(x.shape, x.dtype) for x in beside]))

@@ -171,6 +171,14 @@ def test_masks_sinks_and_soft_caps_are_fused(asked: dict[str, Any], calls) -> No
         assert held.largest < TOKENS * TOKENS
 
 
+def test_a_bias_at_given_ids_is_spread_for_some_queries_at_a_time(calls) -> None:
+    given = Positions.of(torch.zeros(1, TOKENS, dtype=torch.long, device="meta"))
+    plain = memory("none", torch.bfloat16, "train")
+    for spec in ("alibi", "fire", "rotary + t5_bias"):
+        held = memory(spec, torch.bfloat16, "train", positions=given)
+        assert held.largest < TOKENS * TOKENS and held.peak < 4 * plain.peak, held.peak / plain.peak
+
+
 def test_short_sequences_take_one_mask_in_the_dtype_of_the_queries(calls) -> None:
     for spec in ("alibi", "forgetting", "t5_bias"):
         memory(spec, torch.bfloat16, "train", tokens=512)

@@ -136,15 +136,12 @@ class ByDistance(Bias):
         size = highest - lowest + 1
         if known is None or self.axes not in (0, axes) or size**axes > self.at.tokens * self.keys_at.tokens:
             return looked_up(self.dense(dtype))
-        delta = torch.arange(lowest, highest + 1, device=self.at.device)
+        delta = torch.arange(highest, lowest - 1, -1, device=self.at.device)
         table = self.along(torch.cartesian_prod(*[delta] * axes)).to(dtype)
-        steps = [size ** (axes - 1 - axis) for axis in range(axes)]
-        of_queries = sum((self.at.coords[..., axis] - lowest) * step for axis, step in enumerate(steps))
-        of_keys = sum(self.keys_at.coords[..., axis] * step for axis, step in enumerate(steps))
-        assert isinstance(of_queries, Tensor) and isinstance(of_keys, Tensor)
+        of_queries, of_keys = entry_numbers(self.at, self.keys_at, [(highest, size)] * axes)
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return score + table[h, at_token(of_queries, b, i) - at_token(of_keys, b, j)].to(score.dtype)
+            return score + table[h, at_token(of_queries, b, i) + at_token(of_keys, b, j)].to(score.dtype)
 
         return score_mod
 
@@ -201,7 +198,7 @@ class ByDistance(Bias):
         distances = whole_distances(at, keys_at)
         if distances is None or math.prod(map(len, distances)) > at.tokens * keys_at.tokens:
             return None
-        of_queries, of_keys = entry_numbers(at, keys_at, distances)
+        of_queries, of_keys = entry_numbers(at, keys_at, [(met.start, len(met)) for met in distances])
         index = of_queries[:, :, None] + of_keys[:, None]
         table = self.along(torch.cartesian_prod(*(whole(met, at.device) for met in distances)))
         return table.index_select(1, index.flatten()).unflatten(1, index.shape)
@@ -527,12 +524,15 @@ def whole(distances: range, device: torch.device | None) -> Tensor:
     return torch.arange(distances.start, distances.stop, distances.step, device=device)
 
 
-def entry_numbers(at: Positions, keys_at: Positions, distances: Sequence[range]) -> tuple[Tensor, Tensor]:
-    """A number of each query [B or 1, T] and of each key: their sum says where a pair's distance stands among all."""
+def entry_numbers(at: Positions, keys_at: Positions, axes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """A number of each query [B or 1, T] and of each key: their sum says where a pair's distance stands among all.
+
+    axes  of each the greatest distance, which stands first, and how many there are
+    """
     of_queries = of_keys = torch.zeros((), dtype=torch.long, device=at.device)
-    for axis, met in enumerate(distances):
-        of_queries = of_queries * len(met) + (met.start - at.coords[..., axis])
-        of_keys = of_keys * len(met) + keys_at.coords[..., axis]
+    for axis, (farthest, size) in enumerate(axes):
+        of_queries = of_queries * size + (farthest - at.coords[..., axis])
+        of_keys = of_keys * size + keys_at.coords[..., axis]
     return of_queries, of_keys
 
 

@@ -26,7 +26,6 @@ from posenc.tokens.positions import Positions
 from posenc.tokens.watched import may_be_read
 
 INSTALLED = find_spec("flash_attn") is not None
-"""Whether the package is there."""
 
 
 def why_not(request: Request) -> str | None:
@@ -53,7 +52,8 @@ def against_inputs(request: Request) -> str | None:
     biases, at, keys_at, mask = request.inputs
     if mask.prefix or mask.given is not None:
         return f"takes no more of a mask than a window, and got {'a prefix' if mask.prefix else 'a tensor'}"
-    if not (are_last(at, keys_at) or mask.sees_everything(at, keys_at)):
+    last = at.contiguous if at is keys_at else steps_between(at, keys_at) == keys_at.tokens - at.tokens
+    if not (last or mask.sees_everything(at, keys_at)):
         return "takes tokens as they lie, the queries as the last, and got padding, documents, free slots or ids"
     if not biases:
         return None
@@ -93,13 +93,6 @@ def attend(
     of_tokens = (x.transpose(1, 2) for x in one_width(q, keys.k, keys.v))
     out = flash_attn_func(*of_tokens, dropout_p=dropout, softmax_scale=scale, **options)
     return out.transpose(1, 2)[..., : keys.v.shape[-1]], None
-
-
-def are_last(at: Positions, keys_at: Positions) -> bool:
-    """Whether it is certain, without looking at data, that queries are the last of keys in a row of one document."""
-    if at is keys_at:
-        return at.contiguous
-    return at.start is not None and keys_at.start is not None and at.extent == keys_at.extent
 
 
 def seen_by(mask: Mask) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from posenc.encoding.base import AttentionOutput, Encoding
+from posenc.encoding.biases import BIASES, distances_between
 from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.keys import Keys
 from posenc.kernels.block_sizes import SIZES
@@ -29,7 +30,10 @@ def attend_in_rows(
     encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel
 ) -> AttentionOutput:
     """Door 4 of an encoding, some queries at a time where it reads pairs: the output [B, H, T, E] and weights."""
-    if not encoding.queries_together or ("attend" not in encoding.doors and device_of(q) != "cuda"):
+    on_gpu = device_of(q) == "cuda"
+    # Of ids that nothing reads, a table of all distances could be of any size.
+    spread = on_gpu and not BIASES.isdisjoint(encoding.doors) and distances_between(at, keys.at) is None
+    if not ((encoding.queries_together and ("attend" in encoding.doors or on_gpu)) or spread):
         return encoding.attend(q, at, keys, mask, kernel)
     return in_rows(lambda held, *given: held.attend(*given), encoding, q, at, keys, mask, kernel)
 

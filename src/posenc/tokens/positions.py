@@ -150,10 +150,7 @@ class Positions:
             )
         coords = ids[None, :, None] if ids.dim() == 1 else ids[..., None] if ids.dim() == 2 else ids
         if not ids.is_floating_point() and may_be_read(ids):
-            remedy = (
-                "say which tokens are padding with Positions.padded(mask), or use floating coordinates if the axis "
-                "really goes below 0"
-            )
+            remedy = "say which tokens are padding with Positions.padded(mask), or give floats if an axis goes below 0"
             on_gpu = gpu_checks(ids, lambda: ids >= 0, f"position ids must not be negative; {remedy}")
             if not on_gpu and (lowest := int(ids.min())) < 0:
                 raise ValueError(f"position ids must not be negative, got {lowest}; {remedy}")

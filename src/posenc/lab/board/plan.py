@@ -11,7 +11,7 @@ from posenc.lab.runs import record
 def plan(
     pairs: Sequence[tuple[str, str]], rows: Sequence[Record], seeds: Sequence[int]
 ) -> dict[str, dict[str, Experiment]]:
-    """The runs of pairs (task, encoding) that have no row, by stage: key -> run, all with the first seed, then the next.
+    """The runs of pairs (task, encoding) that have no row, by stage: key -> run, with the first seed, then the next.
 
     Those of "search" choose the encodings' rates; until that is over, rates of "evidence", which counts, may change.
     """

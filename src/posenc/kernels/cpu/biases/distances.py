@@ -113,7 +113,8 @@ class DistancesLookedUp(BiasInBlocks):
         values = at_distances(biases, delta[0] if len(delta) == 1 else torch.cartesian_prod(*delta))
         self.inputs: tuple[Tensor, ...] = (values,)
         table = values.detach().to(torch.promote_types(q.dtype, torch.float32))
-        self.of_queries, self.of_keys = entry_numbers(plan.at, plan.keys_at, distances)
+        axes = [(met.start, len(met)) for met in distances]
+        self.of_queries, self.of_keys = entry_numbers(plan.at, plan.keys_at, axes)
         self.room, self.run = Room(q, table.dtype), run_of(self.of_keys)
         self.runs = table.unfold(1, self.run, 1).contiguous()  # [H, entries, run]
 
