@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from code_in_texts import HOME, blocks, name, prose, run
+from tiers import a_third_each_day
 
 from posenc import cli, testing
 from posenc.lab.evaluation import evaluate
@@ -28,11 +29,10 @@ COMING_FROM = HOME / "docs" / "coming-from"
 """Pages that need another library, but for the tutorials': tests/peers/test_coming_from.py runs them."""
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for path in TEXTS if blocks(path, python=True) and (path.parent != COMING_FROM or path.stem == "tutorials")],
-    ids=name,
-)
+RUN = [path for path in TEXTS if blocks(path, python=True) and (path.parent != COMING_FROM or path.stem == "tutorials")]
+
+
+@pytest.mark.parametrize("path", [*FIRST[:1], *a_third_each_day(path for path in RUN if path != FIRST[0])], ids=name)
 def test_the_code_of_a_text_runs_from_top_to_bottom(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import gpu_stand_in
 import pytest
 import torch
-from tiers import of_these_slow, rest_slow
+from tiers import THIRD, of_these_slow, rest_slow
 
 from posenc import ALiBi, Decoder, Encoder, NoPE, Positions, Shape, catalogue, kernels, masks
 
@@ -88,7 +88,7 @@ def test_no_matrix_of_pairs_is_made_and_nothing_is_widened_or_copied(case: tuple
 @torch.no_grad()
 def test_neither_given_ids_nor_the_places_in_a_cache_are_read(calls) -> None:
     ids = torch.zeros(1, 40, dtype=torch.long, device="meta")
-    for spec in catalogue.names():
+    for spec in catalogue.names()[THIRD::3]:
         if axes_of(spec) == 1:
             model = Decoder(50, 64, 4, 1, spec, max_len=2048, device="meta")
             for cache, given in ((model.cache(slots=50), None), (model.cache(), ids), (model.cache(slots=50), ids)):

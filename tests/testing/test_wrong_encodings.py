@@ -9,7 +9,7 @@ import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -188,8 +188,8 @@ class DeafParameter(Slope):
 class WrongFrequency(Rotary):
     """Lets the exponent run over the whole head instead of its pairs; the formula is the paper's."""
 
-    def spectrum(self) -> tuple[Tensor, float]:
-        plain, temperature = super().spectrum()
+    def spectrum(self, *given: Any, **options: Any) -> tuple[Tensor, Any]:
+        plain, temperature = super().spectrum(*given, **options)
         return plain.sqrt(), temperature
 
 
@@ -212,7 +212,7 @@ class InvertedSign(Slope):
                 exchanged = ByDistance(self.encoding, self.keys_at, self.at, self.heads)
                 return exchanged.dense(dtype).transpose(-1, -2)
 
-        return [Turned(self, at, keys.at, None if q is None else q.shape[1], len(keys.k))]
+        return [Turned(self, at, keys.at, None if q is None else q.shape[1])]
 
 
 class ForgetsAnOption(Slope):
