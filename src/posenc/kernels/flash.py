@@ -1,10 +1,10 @@
 """Attention through the package flash_attn (FlashAttention 2), where it is installed and asked for by name.
 
-logit(i, j) = scale q_i . k_j - slope_h |i + S - T - j|   for T queries, which are the last of S keys
+logit(i, j) = scale q_i . k_j - slope_h |i + S - T - j|
 
-Heads are of float16 or bfloat16, of up to 256 channels, on a GPU of NVIDIA's from Ampere on; several queries may share
-a head of keys. A mask is causal or not, with a window or without. A bias is one of the distance, whose numbers are a
-slope times the distance (ALiBi). Slopes get no gradient.
+T queries are the last of S keys. Heads are of float16 or bfloat16, of up to 256 channels, on a GPU of NVIDIA's from
+Ampere on; several queries may share a head of keys. A mask is causal or not, with a window or without. A bias is one of
+the distance, whose numbers are a slope times the distance (ALiBi). Slopes get no gradient.
 
 Source: Dao 2023, arXiv:2307.08691; Dao-AILab/flash-attention, flash_attn_func in flash_attn/flash_attn_interface.py at
 00530025, of which slopes need version 2.4.1.

@@ -1,10 +1,10 @@
 """Attention through PyTorch's FlexAttention: one fused GPU kernel made of an encoding's own definition and the mask.
 
 On a GPU it is compiled, and holds no matrix of queries and keys, forwards or backwards: a bias of the distance is a
-table of as many numbers as there are distances, and any other is the encoding's `score_mod`. Only a bias of fractional
-coordinates or several axes, and one that does not fuse, is spread over all pairs before. On the CPU it only shows that
-the definitions fit: it materialises the logits, is several times slower than any other kernel, and has no backward
-pass. Under torch.compile it is part of the caller's graph on either.
+table of as many numbers as there are distances, and any other is the encoding's `score_mod`. Only a bias at coordinates
+whose range nothing tells is spread over pairs before, of some queries at a time. On the CPU it only shows that the
+definitions fit: it materialises the logits, is several times slower than any other kernel, and has no backward pass.
+Under torch.compile it is part of the caller's graph on either.
 """
 
 import functools
