@@ -52,7 +52,7 @@ class GrowingCache(LayerCache):
         tokens, more = held.shape[2], new.shape[2]
         total = tokens + more
         room = self.memory_of(name, held)
-        # Keys that somebody put back, or chose from, do not end where the memory does.
+        # Keys that were put back, or that some were chosen from, do not end where the memory does.
         if room is held or total > room.shape[2]:
             room = memory(held, (*held.shape[:2], 2 * total, *held.shape[3:]), held.dtype)
             room.narrow(2, 0, tokens).copy_(held)

@@ -35,11 +35,8 @@ class OnHeads(Encoding):
                     f"on(...) takes rotary-like and bias encodings"
                 )
         self.encoding, self.heads, self.of = encoding, chosen, of
-        self.doors, self.per_layer, self.queries_together = (
-            encoding.doors,
-            encoding.per_layer,
-            encoding.queries_together,
-        )
+        self.doors, self.per_layer = encoding.doors, encoding.per_layer
+        self.queries_together = encoding.queries_together
         self.axes, self.reads_keys, self.between = encoding.axes, encoding.reads_keys, encoding.between
         self.turns, self.turns_when_attending = encoding.turns, encoding.turns_when_attending
 
