@@ -3,7 +3,7 @@
 
     python3 run.py demo             compare encodings and write a report (posenc compare)
     python3 run.py test [args]      run the test suite; --all adds the slow tests, the rest goes to pytest
-    python3 run.py check            lint, format, types, import rules
+    python3 run.py check            lint, format, types, import rules, names and sentences
     python3 run.py docs [args]      build the site of the documentation, and say where it lies; the rest goes to Sphinx
     python3 run.py tree [FOLDER]    print the files of src/posenc, or of FOLDER, with what each says that it is
     python3 run.py paper [FILE]     write the technical report from the committed records, as a PDF
@@ -216,6 +216,7 @@ def check_commands(python: Path) -> dict[str, list[str]]:
         "ruff format --check": [*module, "ruff", "format", "--check"],
         "ty check": [*module, "ty", "check", "--no-progress", "--python", str(python), "src"],
         "lint-imports": [str(python.with_name("lint-imports.exe" if os.name == "nt" else "lint-imports")), "--no-logo"],
+        "plain words": [str(python), "tests/house/words.py"],
     }
 
 

@@ -16,34 +16,34 @@ from typing import Any
 from posenc_bench import compared, report, run
 
 
-def arguments(given: list[str] | None = None) -> argparse.Namespace:
+def arguments(command_line: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="run.py bench", description=(__doc__ or "").partition("\n")[0])
     add = parser.add_argument
-    add("what", nargs="*", help=f"{', '.join(run.WHAT)}; default: all")
+    add("what", nargs="*", help=f"{', '.join(run.CASE_NAMES)}; default: all")
     add("--shapes", choices=run.SHAPES, default="quick", help="quick: the decisive shapes, in minutes; full: all")
     add("--threads", nargs="+", type=int, default=[1], help="1 is timed by the CPU, more by the wall")
     add("--peers", action=argparse.BooleanOptionalAction, default=True, help="whether other libraries are measured")
     add("--compare", nargs=2, type=Path, help="two results (bench.json), before and after, side by side")
     add("--out", type=Path, default=Path("runs/bench"), help="the folder for results, tables and the plot")
     add("--json", action="store_true", help="print the results as JSON instead of words and tables")
-    asked = parser.parse_args(given)
-    if asked.compare and asked.what:
-        parser.error(f"--compare measures nothing, got {asked.what[0]!r} to measure; leave it out")
-    return asked
+    options = parser.parse_args(command_line)
+    if options.compare and options.what:
+        parser.error(f"--compare measures nothing, got {options.what[0]!r} to measure; leave it out")
+    return options
 
 
-def main(given: list[str] | None = None) -> int:
-    asked = arguments(given)
-    if asked.compare:
-        paths = compared.save(*map(report.read, asked.compare), asked.out)
+def main(command_line: list[str] | None = None) -> int:
+    options = arguments(command_line)
+    if options.compare:
+        paths = compared.save(*map(report.read, options.compare), options.out)
     else:
         from posenc.cli import terminal
 
-        show: Any = None if asked.json else terminal.tables
-        sizes = {"shapes": asked.shapes, "threads": tuple(asked.threads), "with_peers": asked.peers}
-        result = run.bench(tuple(asked.what), **sizes, show=show, doing=terminal.progress)
-        paths = report.save(result, asked.out)
-        if asked.json:
+        show: Any = None if options.json else terminal.tables
+        sizes = {"shapes": options.shapes, "threads": tuple(options.threads), "with_peers": options.peers}
+        result = run.bench(tuple(options.what), **sizes, show=show, doing=terminal.progress)
+        paths = report.save(result, options.out)
+        if options.json:
             print(json.dumps(result))
             return 0
         terminal.table(*report.goals(result["rows"]), "Goals")

@@ -44,7 +44,7 @@ class Sizes(NamedTuple):
     tokens: int = 16384
     """Tokens in a step, shared out among rows."""
     lengths: tuple[int, ...] = (4096, 1024, 16384)
-    checked: int = 33 * 33
+    check_tokens: int = 33 * 33
     """Tokens of the check, a square: more than 1,024, from which on biases are fused."""
 
 
@@ -65,22 +65,24 @@ class ByHand(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         x, (B, T) = self.token(ids), ids.shape
         turn, attend = self.by_positions(T, x)
-        for n, (joined, back, up, down) in enumerate(self.blocks):
-            q, k, v = joined(self.norms[2 * n](x)).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        for n, (qkv, back, wide, narrow) in enumerate(self.blocks):
+            q, k, v = qkv(self.norms[2 * n](x)).view(B, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
             x = x + back(attend(turn(q), turn(k), v).transpose(1, 2).flatten(2))
-            x = x + down(F.gelu(up(self.norms[2 * n + 1](x))))
+            x = x + narrow(F.gelu(wide(self.norms[2 * n + 1](x))))
         return F.linear(self.norms[-1](x), self.token.weight)
 
     def by_positions(self, T: int, x: Tensor) -> tuple[Callable[[Tensor], Tensor], Callable[..., Tensor]]:
         if self.positions == "alibi":
             slopes = torch.exp2(-8.0 / self.heads * torch.arange(1, self.heads + 1, device=x.device))
             causal = flex.create_block_mask(lambda b, h, i, j: i >= j, None, None, T, T, device=x.device)
-            fused: Any = flex.flex_attention if torch.compiler.is_compiling() or x.is_cpu else compiled_flex_attention()
+            attend: Any = (
+                flex.flex_attention if torch.compiler.is_compiling() or x.is_cpu else compiled_flex_attention()
+            )
 
             def alibi(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
                 return score + (j - i) * slopes[h]
 
-            return lambda y: y, lambda q, k, v: fused(q, k, v, score_mod=alibi, block_mask=causal)
+            return lambda y: y, lambda q, k, v: attend(q, k, v, score_mod=alibi, block_mask=causal)
         plain = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
         if self.positions == "none":
             return lambda y: y, plain
@@ -116,10 +118,10 @@ def llama(sizes: Sizes) -> nn.Module:
 
 
 def x_transformers(sizes: Sizes, length: int, **positions: Any) -> nn.Module:
-    import x_transformers as made
+    import x_transformers as library
 
-    layers = made.Decoder(dim=sizes.dim, depth=sizes.layers, heads=sizes.heads, attn_flash=True, **positions)
-    return made.TransformerWrapper(
+    layers = library.Decoder(dim=sizes.dim, depth=sizes.layers, heads=sizes.heads, attn_flash=True, **positions)
+    return library.TransformerWrapper(
         num_tokens=sizes.vocab, max_seq_len=length, attn_layers=layers, use_abs_pos_emb=False, tie_embedding=True
     )
 
@@ -127,18 +129,18 @@ def x_transformers(sizes: Sizes, length: int, **positions: Any) -> nn.Module:
 def models(sizes: Sizes, length: int) -> dict[str, Callable[[], nn.Module]]:
     """What makes each model, by name: those that matter most first."""
 
-    def ours(spec: str) -> nn.Module:
+    def posenc_decoder(spec: str) -> nn.Module:
         return Decoder(sizes.vocab, sizes.dim, sizes.heads, sizes.layers, spec, tie_output=True, max_len=length)
 
     return {
         "by hand, none": lambda: ByHand(sizes, "none"),
-        "posenc rotary": lambda: ours("rotary"),
+        "posenc rotary": lambda: posenc_decoder("rotary"),
         "by hand, rotary": lambda: ByHand(sizes, "rotary"),
-        "posenc none": lambda: ours("none"),
-        "posenc alibi": lambda: ours("alibi"),
-        "posenc t5_bias": lambda: ours("t5_bias"),
+        "posenc none": lambda: posenc_decoder("none"),
+        "posenc alibi": lambda: posenc_decoder("alibi"),
+        "posenc t5_bias": lambda: posenc_decoder("t5_bias"),
         "by hand, alibi in FlexAttention": lambda: ByHand(sizes, "alibi"),
-        **{f"posenc {spec}": functools.partial(ours, spec) for spec in SPECS[4:]},
+        **{f"posenc {spec}": functools.partial(posenc_decoder, spec) for spec in SPECS[4:]},
         "transformers, Llama (rotary)": lambda: llama(sizes),
         "x-transformers, rotary": lambda: x_transformers(sizes, length, rotary_pos_emb=True),
         "x-transformers, alibi": lambda: x_transformers(sizes, length, alibi_pos_bias=True),
@@ -156,17 +158,17 @@ class Bench:
     def __init__(self, file: Path, device: str, sizes: Sizes, minutes: float) -> None:
         self.file, self.device, self.sizes, self.minutes = file, device, sizes, minutes
         self.on_card, self.dtype = device != "cpu", torch.float32 if device == "cpu" else torch.bfloat16
-        self.begun, self.memory_before = time.monotonic(), 0
+        self.start, self.memory_before = time.monotonic(), 0
         self.first: dict[str, tuple[str, Callable[[], Any]]] = {}
         self.times: dict[tuple[int, bool, str], dict[str, tuple[float, float, str]]] = {}
         file.parent.mkdir(parents=True, exist_ok=True)
 
     def left(self) -> bool:
         """Whether some of the time is left."""
-        return time.monotonic() - self.begun < 60 * self.minutes
+        return time.monotonic() - self.start < 60 * self.minutes
 
-    def row(self, what: str, name: str, **facts: Any) -> None:
-        row = {"what": what, "name": name, **facts, "at_s": round(time.monotonic() - self.begun, 1)}
+    def row(self, kind: str, name: str, **facts: Any) -> None:
+        row = {"what": kind, "name": name, **facts, "at_s": round(time.monotonic() - self.start, 1)}
         print(json.dumps(row), flush=True)
         with self.file.open("a", encoding="utf-8") as rows:
             rows.write(json.dumps(row) + "\n")
@@ -177,47 +179,49 @@ class Bench:
         torch.cuda.empty_cache()
         return torch.cuda.memory_allocated()
 
-    def timed(self, call: Callable[[], Any]) -> float:
+    def seconds_of(self, call: Callable[[], Any]) -> float:
         start = time.perf_counter()
         call()
         if self.on_card:
             torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    def measured(self, what: str, name: str, call: Callable[[], Any], tokens: int, compiled: bool = False) -> None:
+    def measure_call(self, kind: str, name: str, call: Callable[[], Any], tokens: int, compiled: bool = False) -> None:
         """A row with the milliseconds of a call and of the first model's, and the most memory that it held."""
         facts: dict[str, Any] = {"tokens": tokens, "compiled": compiled}
         try:
-            self.timed(call)  # in which things are compiled
+            self.seconds_of(call)  # in which things are compiled
             if self.on_card:
                 torch.cuda.reset_peak_memory_stats()
-            self.timed(call)
+            self.seconds_of(call)
             if self.on_card:
                 facts["MiB"] = round((torch.cuda.max_memory_allocated() - self.memory_before) / 2**20)
-            first, other = self.first.setdefault(what, (name, call))
+            first, first_call = self.first.setdefault(kind, (name, call))
             times: list[tuple[float, float]] = []
             while len(times) < 7 or (sum(map(sum, times)) < 1 and len(times) < 50):
-                times.append((self.timed(call), self.timed(other)))
+                times.append((self.seconds_of(call), self.seconds_of(first_call)))
             ms, beside_ms = (1000 * statistics.median(column) for column in zip(*times, strict=True))
             facts |= {"ms": round(ms, 3), "beside": first, "beside_ms": round(beside_ms, 3)}
-            self.times.setdefault((tokens, compiled, what), {})[name] = ms, ms / beside_ms, first
+            self.times.setdefault((tokens, compiled, kind), {})[name] = ms, ms / beside_ms, first
         except Exception as error:  # a case that fails is a result, and the next one goes on
             facts["failed"] = reason(error)
-        self.row(what, name, **facts)
+        self.row(kind, name, **facts)
         if "failed" in facts:
             self.free()
 
     def ratios(self, length: int) -> None:
         """A row with all that was measured at a length, beside the first model, its peers and itself uncompiled."""
-        found: dict[str, dict[str, float]] = {}
-        for (tokens, compiled, what), times in self.times.items():
-            plain = self.times.get((tokens, False, what), {}) if compiled else {}
+        ratios: dict[str, dict[str, float]] = {}
+        for (tokens, is_compiled, kind), times in self.times.items():
+            plain = self.times.get((tokens, False, kind), {}) if is_compiled else {}
             for name, (ms, ratio, first) in times.items() if tokens == length else ():
                 spec = name.removeprefix("posenc ")
-                beside = {peer: ratio / times[peer][1] for peer in times if spec in peer and peer != name}
-                beside |= {first: ratio} | ({"uncompiled": ms / plain[name][0]} if name in plain else {})
-                found[f"{what}{', compiled' * compiled}: {name}"] = {other: round(x, 3) for other, x in beside.items()}
-        self.row("ratios", f"{length} tokens", **found)
+                comparisons = {peer: ratio / times[peer][1] for peer in times if spec in peer and peer != name}
+                comparisons |= {first: ratio} | ({"uncompiled": ms / plain[name][0]} if name in plain else {})
+                ratios[f"{kind}{', compiled' * is_compiled}: {name}"] = {
+                    other: round(x, 3) for other, x in comparisons.items()
+                }
+        self.row("ratios", f"{length} tokens", **ratios)
 
 
 def compare(bench: Bench, name: str, run: Callable[[str], tuple[Tensor, ...]], **facts: Any) -> None:
@@ -226,9 +230,9 @@ def compare(bench: Bench, name: str, run: Callable[[str], tuple[Tensor, ...]], *
         if not bench.left():
             raise TimeoutError("no time was left")
         here, there = ([x.detach().cpu().float().flatten() for x in run(device)] for device in ("cpu", bench.device))
-        for what, part in (("off", slice(1)), ("gradient_off", slice(1, None))):
+        for quantity, part in (("off", slice(1)), ("gradient_off", slice(1, None))):
             expected = torch.cat(here[part])
-            facts[what] = float((torch.cat(there[part]) - expected).norm() / expected.norm())
+            facts[quantity] = float((torch.cat(there[part]) - expected).norm() / expected.norm())
     except Exception as error:
         facts["failed"] = reason(error)
     bench.row("check", name, **facts)
@@ -237,27 +241,29 @@ def compare(bench: Bench, name: str, run: Callable[[str], tuple[Tensor, ...]], *
 def check_masked(bench: Bench, tokens: int) -> None:
     """Masked attention of heads of 64 in bfloat16, on the device beside the CPU in float32."""
     torch.default_generator.manual_seed(0)
-    given = [torch.randn(2, 4, tokens, 64).bfloat16() for _ in range(3)]
+    heads = [torch.randn(2, 4, tokens, 64).bfloat16() for _ in range(3)]
     i, j = torch.arange(tokens)[:, None], torch.arange(tokens)
     slopes = torch.exp2(-2.0 * torch.arange(1, 5))[:, None, None]
-    seen = {
+    cases = {
         "no mask": None,
         "padding": (j < tokens - tokens // 4).expand(2, 1, tokens, tokens),
         "window": (i >= j) & (i - j < tokens // 4),
         "a bias with a float mask": (slopes * (j - i)).masked_fill(j > i, -math.inf)[None],
     }
-    for name, mask in seen.items():
+    for name, mask in cases.items():
 
         def run(device: str, mask: Tensor | None = mask) -> tuple[Tensor, ...]:
             dtype = torch.bfloat16 if device == bench.device else torch.float32
-            q, k, v = (x.to(device, dtype).requires_grad_() for x in given)
-            out = kernels.sdpa.masked(q, k, v, None if mask is None else mask.to(device), scale=0.125, dropout=0.0)
+            q, k, v = (x.to(device, dtype).requires_grad_() for x in heads)
+            out = kernels.sdpa.call_with_mask(
+                q, k, v, None if mask is None else mask.to(device), scale=0.125, dropout=0.0
+            )
             return out, *torch.autograd.grad(out.float().square().mean(), (q, k, v))
 
         compare(bench, f"masked attention in bfloat16, {name}", run, tokens=tokens)
 
 
-def trained(spec: str, tokens: int, steps: int, device: str) -> tuple[Tensor, ...]:
+def train_steps(spec: str, tokens: int, steps: int, device: str) -> tuple[Tensor, ...]:
     """Logits and gradients of a small model in float32, in the last of some steps of training."""
     torch.default_generator.manual_seed(0)
     grid, side = catalogue.build(spec, Shape(64, 4, 16, 32)).axes == 2, math.isqrt(tokens)
@@ -275,20 +281,26 @@ def trained(spec: str, tokens: int, steps: int, device: str) -> tuple[Tensor, ..
 
 def check(bench: Bench) -> None:
     """Masked attention, then logits and gradients of each encoding, on the device beside the CPU."""
-    tokens = bench.sizes.checked
+    tokens = bench.sizes.check_tokens
     check_masked(bench, tokens // 4), check_masked(bench, tokens)
     for spec in sorted(catalogue.names(), key=lambda spec: (spec not in SPECS, spec)):
-        compare(bench, spec, functools.partial(trained, spec, tokens, 1), tokens=tokens)
+        compare(bench, spec, functools.partial(train_steps, spec, tokens, 1), tokens=tokens)
 
 
 def check_segments(bench: Bench) -> None:
     """Some steps of training, with memory in segments that grow where the environment asked for them."""
-    on, tokens = False, bench.sizes.lengths[0] // 2
+    expandable, tokens = False, bench.sizes.lengths[0] // 2
     if bench.on_card:
         torch.zeros(1, device=bench.device)
-        on = torch.cuda.memory._snapshot().get("allocator_settings", {}).get("expandable_segments")
+        expandable = torch.cuda.memory._snapshot().get("allocator_settings", {}).get("expandable_segments")
     for spec in ("rotary", "alibi"):
-        compare(bench, f"{spec}, trained", functools.partial(trained, spec, tokens, 4), tokens=tokens, expandable=on)
+        compare(
+            bench,
+            f"{spec}, trained",
+            functools.partial(train_steps, spec, tokens, 4),
+            tokens=tokens,
+            expandable=expandable,
+        )
 
 
 def measure_attention(bench: Bench) -> None:
@@ -299,70 +311,70 @@ def measure_attention(bench: Bench) -> None:
     at, inputs = Positions.count(T, device=bench.device), [x.requires_grad_() for x in (q, k, v)]
 
     def rows(name: str, forward: Callable[[], Tensor], encoding: nn.Module) -> None:
-        learned = (*inputs, *encoding.parameters())
+        leaves = (*inputs, *encoding.parameters())
         bench.memory_before = bench.free()
-        bench.measured("attention", name, torch.no_grad()(forward), T)
-        bench.measured("attention, trained", name, lambda: torch.autograd.grad(forward(), learned, upstream), T)
+        bench.measure_call("attention", name, torch.no_grad()(forward), T)
+        bench.measure_call("attention, trained", name, lambda: torch.autograd.grad(forward(), leaves, upstream), T)
 
-    def ours(encoding: Any) -> Tensor:
+    def attend(encoding: Any) -> Tensor:
         bound = kernels.bind("auto", encoding, scale=width**-0.5)
         return encoding.attend(q, at, Keys(k, v, at), masks.causal(), bound)[0]
 
     rows("by PyTorch", lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), nn.Identity())
     for spec in ("none", "alibi", "t5_bias", "kerple"):
         encoding = catalogue.build(spec, Shape(sizes.dim, sizes.heads, width, T)).to(bench.device)
-        rows(spec, functools.partial(ours, encoding), encoding)
+        rows(spec, functools.partial(attend, encoding), encoding)
 
 
 def measure(bench: Bench) -> None:
     """Attention, then each model at each length, the decisive ones first: compiling takes up to a minute."""
     measure_attention(bench)
-    first, *others = bench.sizes.lengths
+    first, *longer = bench.sizes.lengths
     stages = [(first, False, slice(7)), (first, True, slice(3)), (first, False, slice(7, None))]
     stages += [(first, True, slice(3, None))]
-    stages += [(length, compiled, slice(None)) for length in others for compiled in (False, True)]
-    for length, compiled, part in stages:
+    stages += [(length, is_compiled, slice(None)) for length in longer for is_compiled in (False, True)]
+    for length, is_compiled, part in stages:
         bench.first.clear()
-        if bench.on_card or compiled:
+        if bench.on_card or is_compiled:
             # What was compiled for one length would be compiled once more, for any length, at the next.
             torch.compiler.reset()
-        every = list(models(bench.sizes, length).items())
-        for name, make in dict([every[0], *every[part]]).items():
+        builders = list(models(bench.sizes, length).items())
+        for name, make in dict([builders[0], *builders[part]]).items():
             if not bench.left():
                 bench.ratios(length)
                 return bench.row("end", "the time is over")
             try:
                 bench.memory_before = bench.free()
-                measure_model(bench, name, make, length, compiled)
+                measure_model(bench, name, make, length, is_compiled)
             except Exception as error:
-                bench.row("made", name, failed=reason(error), tokens=length, compiled=compiled)
+                bench.row("made", name, failed=reason(error), tokens=length, compiled=is_compiled)
         bench.ratios(length)
     return bench.row("end", "all rows are there")
 
 
-def measure_model(bench: Bench, name: str, make: Callable[[], nn.Module], length: int, compiled: bool) -> None:
+def measure_model(bench: Bench, name: str, make: Callable[[], nn.Module], length: int, is_compiled: bool) -> None:
     # Made on the device: on a CPU the first weights take seconds.
     with torch.device(bench.device):
         model = make().to(bench.dtype)
         ids = torch.randint(bench.sizes.vocab, (max(1, bench.sizes.tokens // length), length))
-    run: Any = torch.compile(model, dynamic=False) if compiled else model
+    run: Any = torch.compile(model, dynamic=False) if is_compiled else model
     answer = torch.no_grad()(model.forward)
 
     def step() -> None:
         model.zero_grad(set_to_none=True)
         F.cross_entropy(run(ids).flatten(0, 1).float(), ids.flatten()).backward()
 
-    if compiled:
+    if is_compiled:
         # All models of a kind have the code of their class, which is compiled eight times and then no more.
         with torch._dynamo.config.patch(recompile_limit=64):
-            bench.measured("training", name, step, length, compiled)
+            bench.measure_call("training", name, step, length, is_compiled)
         return
-    bench.measured("training", name, step, length)
-    bench.measured("prefill", name, lambda: answer(ids), length)
+    bench.measure_call("training", name, step, length)
+    bench.measure_call("prefill", name, lambda: answer(ids), length)
     if length == bench.sizes.lengths[0] and isinstance(model, Decoder):
         cache = model.cache()
         answer(ids, cache=cache)
-        bench.measured("decode", name, lambda: answer(ids[:, :1], cache=cache), length)
+        bench.measure_call("decode", name, lambda: answer(ids[:, :1], cache=cache), length)
 
 
 PARTS = {"segments": check_segments, "check": check, "measure": measure}
@@ -375,18 +387,18 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="small sizes, to try the command where no GPU is")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu.jsonl"), help="rows are put behind those it has")
     parser.add_argument("--part", choices=PARTS, help="only this part, in this process; default: all")
-    asked = parser.parse_args()
-    if asked.device == "cuda" and not torch.cuda.is_available():
+    arguments = parser.parse_args()
+    if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device; --device cpu --small tries the command without one")
-    bench = Bench(asked.out, asked.device, SMALL if asked.small else Sizes(), asked.minutes)
-    if asked.part:
-        return PARTS[asked.part](bench)
-    card = torch.cuda.get_device_name() if asked.device == "cuda" else "a CPU"
+    bench = Bench(arguments.out, arguments.device, SMALL if arguments.small else Sizes(), arguments.minutes)
+    if arguments.part:
+        return PARTS[arguments.part](bench)
+    card = torch.cuda.get_device_name() if arguments.device == "cuda" else "a CPU"
     bench.row("machine", card, torch=torch.__version__, sizes=bench.sizes._asdict())
     # The newer name is not read for this by torch 2.9 (pytorch/pytorch#183387).
     segments = dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), "expandable_segments:True")
-    limit = ["timeout", "-k", "5", str(20 * asked.minutes)]
-    command = [*limit, sys.executable, __file__, *sys.argv[1:], f"--minutes={asked.minutes / 4}", "--part"]
+    limit = ["timeout", "-k", "5", str(20 * arguments.minutes)]
+    command = [*limit, sys.executable, __file__, *sys.argv[1:], f"--minutes={arguments.minutes / 4}", "--part"]
     environments = {"segments": os.environ | segments, "check": None}
     children = {part: subprocess.Popen([*command, part], env=env) for part, env in environments.items()}
     for part, child in children.items():

@@ -1,4 +1,4 @@
-"""What passes of a real model hold in memory, against their plan: on a CPU, or on a GPU that somebody has.
+"""Compare the peak memory of a real model's passes with the plan, on a CPU or a GPU.
 
     python benchmarks/hardware.py models/smollm2 --lengths 512 2048 --dtypes float32 bfloat16
     python benchmarks/hardware.py path/to/Qwen2.5-7B --device cuda --lengths 32768 --dtypes bfloat16
@@ -17,7 +17,7 @@ PASS = """
 import json, sys
 import torch
 from posenc.checkpoints.formats import load
-from posenc.checkpoints.formats.devices import accelerators_of
+from posenc.checkpoints.formats.devices import accelerators
 from posenc.checkpoints.measures import memory, perplexity
 from posenc.checkpoints.extension.clock import Meter
 
@@ -26,7 +26,7 @@ load.without_weights(path)
 with Meter() as before:
     pass
 loaded = load.load(path, dtype=dtype, device=device)
-model, devices = loaded.model, accelerators_of(loaded.model)
+model, devices = loaded.model, accelerators(loaded.model)
 ids = torch.arange(length) % 1000
 with Meter(devices) as meter:
     if model.can_generate():
@@ -34,7 +34,7 @@ with Meter(devices) as meter:
     else:
         with torch.inference_mode():
             model(input_ids=ids[None].to(model.device))
-plan = memory.of_pass(model, length, dtype=load.dtype_of(dtype), chunk=chunk)
+plan = memory.pass_memory(model, length, dtype=load.dtype_of(dtype), chunk=chunk)
 print(json.dumps([plan.total / 2**20, meter.peak_mib - (0 if devices else before.peak_mib)]))
 """
 
@@ -46,16 +46,25 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=1024)
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 4096])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     print("| model | dtype | tokens | planned, MiB | measured, MiB | measured / planned |")
     print("| --- | --- | ---: | ---: | ---: | ---: |")
-    for dtype in asked.dtypes:
-        for length in asked.lengths:
-            command = [sys.executable, "-c", PASS, asked.model, dtype, asked.device, str(length), str(asked.chunk)]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            planned, measured = json.loads(done.stdout.splitlines()[-1])
-            name = Path(asked.model).name
-            print(f"| {name} | {dtype} | {length:,} | {planned:,.0f} | {measured:,.0f} | {measured / planned:.2f} |")
+    for dtype in arguments.dtypes:
+        for length in arguments.lengths:
+            command = [
+                sys.executable,
+                "-c",
+                PASS,
+                arguments.model,
+                dtype,
+                arguments.device,
+                str(length),
+                str(arguments.chunk),
+            ]
+            finished_names = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            plan, rows = json.loads(finished_names.stdout.splitlines()[-1])
+            name = Path(arguments.model).name
+            print(f"| {name} | {dtype} | {length:,} | {plan:,.0f} | {rows:,.0f} | {rows / plan:.2f} |")
 
 
 if __name__ == "__main__":

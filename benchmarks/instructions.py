@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HOME = Path(__file__).resolve().parent.parent
-KEPT = Path(__file__).with_name("counts.json")
+COUNTS_FILE = Path(__file__).with_name("counts.json")
 NATIVE = HOME / "src" / "posenc" / "kernels" / "rotation" / "native.py"
 
 ROUTINES = ("_plain", "_avx2")
@@ -85,12 +85,12 @@ def rotate_all() -> None:
     """Run every case once with every set of routines."""
     module = native()
     library, best, _ = module.load()
-    for chosen in range(best + 1):
+    for function in range(best + 1):
         for case in CASES.values():
-            rotate(module, library, case, chosen)
+            rotate(module, library, case, function)
 
 
-def rotate(module: Any, library: Any, case: Case, chosen: int) -> None:
+def rotate(module: Any, library: Any, case: Case, function: int) -> None:
     """One case in place, by one thread."""
     size = 4 if case.type == FLOAT32 else 8 if case.type == FLOAT64 else 2
     number = 8 if case.type in (FLOAT32, FLOAT64) else 4
@@ -98,19 +98,19 @@ def rotate(module: Any, library: Any, case: Case, chosen: int) -> None:
     row, head = (case.heads * case.width, case.width) if case.tokens_first else (case.width, case.tokens * case.width)
     rotation.x[:] = rotation.out[:] = case.heads * case.tokens * case.width, head, row
     rotation.table[:] = 0, 0, case.pairs
-    rotation.type, rotation.layout, rotation.inverse, rotation.set = case.type, case.layout, case.inverse, chosen
-    x = aligned(case.batch * case.heads * case.tokens * case.width * size)
-    cos, sin = (aligned(case.tokens * case.pairs * number) for _ in range(2))
+    rotation.type, rotation.layout, rotation.inverse, rotation.set = case.type, case.layout, case.inverse, function
+    x = aligned_address(case.batch * case.heads * case.tokens * case.width * size)
+    cos, sin = (aligned_address(case.tokens * case.pairs * number) for _ in range(2))
     library.posenc_rotate(ctypes.byref(rotation), x, x, cos, sin, 1)
 
 
-def aligned(size: int) -> ctypes.c_void_p:
+def aligned_address(size: int) -> ctypes.c_void_p:
     """Memory of zeros whose address is a whole number of cache lines: elsewhere loops would begin otherwise."""
     memory = ctypes.create_string_buffer(size + 64)
     address = ctypes.addressof(memory)
-    found = ctypes.c_void_p(address + -address % 64)
-    found.memory = memory  # type: ignore[attr-defined]  # kept as long as its address
-    return found
+    aligned = ctypes.c_void_p(address + -address % 64)
+    aligned.memory = memory  # type: ignore[attr-defined]  # kept as long as its address
+    return aligned
 
 
 def instructions() -> dict[str, int]:
@@ -119,33 +119,33 @@ def instructions() -> dict[str, int]:
     Raises RuntimeError, with what valgrind said, when it fails.
     """
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out"
-        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}"]
+        output = Path(folder) / "out"
+        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={output}"]
         command += [sys.executable, "-I", "-S", str(Path(__file__).resolve()), "--rotate-all"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"valgrind failed: {' '.join(done.stderr.split()[-40:])}")
-        return of_functions(out.read_text(encoding="utf-8"), native().LIBRARY.name)
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode:
+            raise RuntimeError(f"valgrind failed: {' '.join(result.stderr.split()[-40:])}")
+        return calls_of_functions(output.read_text(encoding="utf-8"), native().LIBRARY.name)
 
 
-def of_functions(profile: str, library: str) -> dict[str, int]:
+def calls_of_functions(profile: str, library: str) -> dict[str, int]:
     """Function -> instructions of its own, for one library in callgrind's format; what has no name is "the walk"."""
     names: dict[str, str] = {}
     counts: dict[str, int] = {}
     here, function, of_a_call = "", "", False
 
-    def named(word: str, kind: str) -> str:
+    def name_of_line(word: str, kind: str) -> str:
         # A name is written once, behind its number.
         number, _, name = word.partition(" ")
         return names.setdefault(kind + number, name)
 
     for line in profile.splitlines():
-        key, given, word = line.partition("=")
+        key, arguments, word = line.partition("=")
         if key in ("ob", "cob", "fn", "cfn"):
-            name = named(word, key[-2:])
+            name = name_of_line(word, key[-2:])
             here = name if key == "ob" else here
             function = name if key == "fn" else function
-        elif key == "calls" and given:
+        elif key == "calls" and arguments:
             of_a_call = True
         elif re.match(r"[-+*\d]", line):
             # The line behind a call is the cost of what was called.
@@ -158,20 +158,20 @@ def of_functions(profile: str, library: str) -> dict[str, int]:
 
 def compiler() -> str:
     """The compiler that made the library, as it has signed it."""
-    signed = re.search(rb"(?:GCC: \([^)]*\)|clang version) [\d.]+", native().LIBRARY.read_bytes())
-    return signed.group().decode() if signed else "unknown"
+    version = re.search(rb"(?:GCC: \([^)]*\)|clang version) [\d.]+", native().LIBRARY.read_bytes())
+    return version.group().decode() if version else "unknown"
 
 
 def calls() -> dict[str, int]:
     """What cases cost in Python: calls of functions, in Python or C, and the operators that PyTorch runs."""
     import torch
 
-    found = {}
+    counts = {}
     with torch.no_grad():
         for name, call in in_python():
-            found[f"{name}: calls of functions"] = python_calls(call)
-            found[f"{name}: operators"] = operators(call)
-    return found
+            counts[f"{name}: calls of functions"] = python_calls(call)
+            counts[f"{name}: operators"] = operators(call)
+    return counts
 
 
 def in_python() -> list[tuple[str, Callable[[], Any]]]:
@@ -185,21 +185,21 @@ def in_python() -> list[tuple[str, Callable[[], Any]]]:
     torch.manual_seed(0)
     rope, alibi = posenc.Rotary(64), posenc.ALiBi(4)
     q, k = torch.randn(1, 4, 1, 64), torch.randn(1, 2, 1, 64)
-    many = torch.randn(1, 4, 300, 64)
+    long = torch.randn(1, 4, 300, 64)
     layer, cache = posenc.Attention(64, 4, encoding="rotary(base=500)").eval(), SlotCache(64)
     x = torch.randn(1, 1, 64)
 
-    def biased() -> Any:
+    def attend_with_bias() -> Any:
         at = Positions.count(300)
         kernel = kernels.bind("auto", alibi, scale=0.125)
-        return alibi.attend(many, at, Keys(many, many, at), masks.causal(), kernel)
+        return alibi.attend(long, at, Keys(long, long, at), masks.causal(), kernel)
 
     place = itertools.count()
 
     return [
         ("rotary, one token", lambda: rope(q, k, offset=40)),
-        ("rotary, a prompt", lambda: rope.turn_both(many, many, *2 * (Positions.count(300),))),
-        ("attention with alibi, 300 tokens", biased),
+        ("rotary, a prompt", lambda: rope.turn_both(long, long, *2 * (Positions.count(300),))),
+        ("attention with alibi, 300 tokens", attend_with_bias),
         (
             "a layer with rotary and a static cache, one token",
             lambda: layer(x, positions=Positions.count(1, next(place)), cache=cache, mask=masks.causal()),
@@ -211,17 +211,17 @@ def python_calls(call: Callable[[], Any]) -> int:
     """Calls of functions within a call, after two that fill what is kept."""
     count = 0
 
-    def see(frame: Any, event: str, what: Any) -> None:
+    def see(frame: Any, event: str, kind: Any) -> None:
         nonlocal count
         count += event in ("call", "c_call")
 
     call(), call()
-    before = sys.getprofile()
+    old_profile = sys.getprofile()
     sys.setprofile(see)
     try:
         call()
     finally:
-        sys.setprofile(before)
+        sys.setprofile(old_profile)
     # Switching it off is a call too.
     return count - 1
 
@@ -232,9 +232,9 @@ def operators(call: Callable[[], Any]) -> int:
 
     call(), call()
     # Without Kineto: it writes to the terminal.
-    with profile(use_kineto=False) as seen:
+    with profile(use_kineto=False) as counts:
         call()
-    return sum(event.name.startswith(("aten::", "posenc::")) for event in seen.function_events)
+    return sum(event.name.startswith(("aten::", "posenc::")) for event in counts.function_events)
 
 
 def python_versions() -> str:
@@ -243,31 +243,31 @@ def python_versions() -> str:
     return f"Python {platform.python_version()}, torch {torch.__version__.partition('+')[0]}"
 
 
-def more(found: dict[str, int], kept: dict[str, int], margin: float) -> list[str]:
+def increases(counts: dict[str, int], old_counts: dict[str, int], margin: float) -> list[str]:
     """What is done more often than it was, in sentences; what has no kept count yet is one too."""
     lines = []
-    for name, count in found.items():
-        before = kept.get(name)
-        if before is None:
+    for name, count in counts.items():
+        old = old_counts.get(name)
+        if old is None:
             lines.append(f"{name}: {count:,}, and no count is kept; run again with --update")
-        elif count > before * (1 + margin):
-            lines.append(f"{name}: {count:,}, {count / before - 1:.1%} more than the {before:,} that are kept")
+        elif count > old * (1 + margin):
+            lines.append(f"{name}: {count:,}, {count / old - 1:.1%} more than the {old:,} that are kept")
     return lines
 
 
 def compare() -> tuple[list[str], list[str]]:
     """(what is done more often than counts.json has it, what could not be compared and why)."""
-    kept, worse, left_out = json.loads(KEPT.read_text(encoding="utf-8")), [], []
+    old_counts, worse, left_out = json.loads(COUNTS_FILE.read_text(encoding="utf-8")), [], []
     reason = why_not()
     if reason is None:
-        margin = MARGIN if compiler() == kept["compiler"] else OTHER_COMPILER
-        worse += more(instructions(), kept["instructions"], margin)
+        margin = MARGIN if compiler() == old_counts["compiler"] else OTHER_COMPILER
+        worse += increases(instructions(), old_counts["instructions"], margin)
     else:
         left_out.append(f"instructions: {reason}")
-    if python_versions() == kept["python"]:
-        worse += more(calls(), kept["calls"], MARGIN)
+    if python_versions() == old_counts["python"]:
+        worse += increases(calls(), old_counts["calls"], MARGIN)
     else:
-        left_out.append(f"calls: counted with {kept['python']}, this is {python_versions()}")
+        left_out.append(f"calls: counted with {old_counts['python']}, this is {python_versions()}")
     return worse, left_out
 
 
@@ -275,21 +275,21 @@ def update() -> None:
     """Write what is counted now. Raises RuntimeError where instructions cannot be counted."""
     if (reason := why_not()) is not None:
         raise RuntimeError(f"nothing is written: {reason}")
-    found = {"compiler": compiler(), "instructions": instructions(), "python": python_versions(), "calls": calls()}
-    KEPT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    counts = {"compiler": compiler(), "instructions": instructions(), "python": python_versions(), "calls": calls()}
+    COUNTS_FILE.write_text(json.dumps(counts, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--update", action="store_true", help="write counts.json")
     parser.add_argument("--rotate-all", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.rotate_all:
+    arguments = parser.parse_args()
+    if arguments.rotate_all:
         rotate_all()
         return 0
-    if given.update:
+    if arguments.update:
         update()
-        print(f"written: {KEPT.relative_to(HOME)}")
+        print(f"written: {COUNTS_FILE.relative_to(HOME)}")
         return 0
     worse, left_out = compare()
     print("\n".join([*worse, *(f"not compared: {line}" for line in left_out)]) or "nothing is done more often")

@@ -29,11 +29,11 @@ def draw(results: dict[str, dict[str, float | None]]) -> Figure:
     kinds = list(results[SPECS[0]])
     fig = figures.figure(8, 4.2, "The same model with its positions changed at test time")
     ax = fig.add_subplot(ylabel="exact match, %", ylim=(0, 112))
-    for place, (spec, found) in enumerate(results.items()):
+    for place, (spec, scores) in enumerate(results.items()):
         left = [i + 0.2 * (place - 1.5) for i in range(len(kinds))]
-        heights = [100 * (score or 0) for score in found.values()]
+        heights = [100 * (score or 0) for score in scores.values()]
         bars = ax.bar(left, heights, width=0.18, label=spec, color=figures.color(spec))
-        ax.bar_label(bars, ["?" if score is None else f"{100 * score:.0f}" for score in found.values()], fontsize=7)
+        ax.bar_label(bars, ["?" if score is None else f"{100 * score:.0f}" for score in scores.values()], fontsize=7)
     ax.set_xticks(range(len(kinds)), kinds)
     fig.legend(loc="outside lower center", ncols=4)
     return fig
@@ -50,10 +50,10 @@ def main(out: Path, quick: bool) -> None:
     kinds = list(results[SPECS[0]])
     rows = [
         [
-            spec if found["intact"] >= train.LEARNED else f"{spec} (not learned)",
-            *("cannot be asked" if score is None else f"{score:.1%}" for score in found.values()),
+            spec if scores["intact"] >= train.LEARNED_SCORE else f"{spec} (not learned)",
+            *("cannot be asked" if score is None else f"{score:.1%}" for score in scores.values()),
         ]
-        for spec, found in results.items()
+        for spec, scores in results.items()
     ]
     terminal.table(["encoding", *kinds], rows, "\nExact match at the trained length (one seed)")
 

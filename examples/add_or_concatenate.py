@@ -8,7 +8,7 @@ What to look for: the first lines print that the projection of a concatenation i
 nothing that a projection would keep, and what is left is a question of training, which a comparison answers. A model
 that concatenates has that many channels fewer for its tokens, or is that much wider.
 
-    posenc compare --tasks reverse repeat --encodings sinusoidal examples/add_or_concatenate.py:Projected
+    posenc compare --tasks reverse repeat --encodings sinusoidal examples/add_or_concatenate.py:ProjectedConcatenation
 """
 
 import argparse
@@ -27,7 +27,7 @@ from posenc.lab.appearance import LIGHT
 VOCAB, TOKENS, DIM, HEADS = 26, 12, 64, 4
 
 
-class Projected(Encoding):
+class ProjectedConcatenation(Encoding):
     """Concatenate sines and cosines to each token's vector, and project both back to its width.
 
     x -> W [x, PE(p)],   W [dim, 2 dim]
@@ -49,7 +49,7 @@ class Projected(Encoding):
         return self.projection(torch.cat((x, table.expand_as(x)), -1))
 
 
-class Concatenated(Encoding):
+class Concatenation(Encoding):
     """Give the last channels of each token's vector to sines and cosines.
 
     x -> [x_0 ... x_(dim - width - 1), PE(p)],   PE of `width` channels
@@ -101,16 +101,16 @@ def draw(curves: dict[str, list[float]]) -> Figure:
 
 def main(out: Path, quick: bool) -> None:
     torch.manual_seed(0)
-    x, at, projected = torch.randn(2, TOKENS, DIM), Positions.count(TOKENS), Projected(DIM)
-    of_tokens, of_positions = projected.projection.weight.chunk(2, -1)
+    x, at, projection = torch.randn(2, TOKENS, DIM), Positions.count(TOKENS), ProjectedConcatenation(DIM)
+    of_tokens, of_positions = projection.projection.weight.chunk(2, -1)
     with torch.inference_mode():
-        sums = x @ of_tokens.T + projected.sines.table(at) @ of_positions.T
-        print(f"W [x, PE] and W_1 x + W_2 PE differ by at most {(projected(x) - sums).abs().max():.1e}")
+        sums = x @ of_tokens.T + projection.sines.table(at) @ of_positions.T
+        print(f"W [x, PE] and W_1 x + W_2 PE differ by at most {(projection(x) - sums).abs().max():.1e}")
 
     ways = {
         "added": Sinusoidal(DIM),
-        "concatenated and projected": projected,
-        "concatenated": Concatenated(DIM),
+        "concatenated and projected": projection,
+        "concatenated": Concatenation(DIM),
     }
     curves = {name: train(encoding, 20 if quick else 300) for name, encoding in ways.items()}
     terminal.table(

@@ -36,16 +36,19 @@ def main(out: Path, quick: bool) -> None:
 
     intact = evaluate.exact_match(run.model, run.task, length, shortest=length)
     plain = without_position(run.model, run.experiment, run.task)
-    removed = evaluate.exact_match(plain, run.task, length, shortest=length)
+    score_without = evaluate.exact_match(plain, run.task, length, shortest=length)
 
     # The weights of one sequence: {"tokens": words, "with": [layer][head][query][key], "without": the same}.
-    maps = record.attention(run)
+    maps = record.attention_record(run)
     rows = []
-    for name, found, match in (("with position", maps["with"], intact), ("position removed", maps["without"], removed)):
-        last = torch.tensor(found[-1])  # [heads, T, T]
+    for name, weight_maps, match in (
+        ("with position", maps["with"], intact),
+        ("position removed", maps["without"], score_without),
+    ):
+        last = torch.tensor(weight_maps[-1])  # [heads, T, T]
         # The query at place length + 1 + i (behind the separator) has to find symbol i, at place 1 + i.
-        asked = last[:, torch.arange(length) + length + 1, torch.arange(length) + 1].mean(1)
-        heads = " ".join(f"{weight:.2f}" for weight in asked)
+        target = last[:, torch.arange(length) + length + 1, torch.arange(length) + 1].mean(1)
+        heads = " ".join(f"{weight:.2f}" for weight in target)
         rows.append([name, f"{match.exact_match:.1%}", f"{match.token_accuracy:.1%}", heads])
     headers = ["", "exact match", "tokens right", "mean weight on the symbol to say, heads of the last layer"]
     terminal.table(headers, rows, "\nThe same weights, read twice")

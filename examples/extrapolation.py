@@ -44,10 +44,10 @@ def main(out: Path, quick: bool) -> None:
     for spec in SPECS:
         recipe = recipes.recipe("text", spec, **changes)
         run = train.train(train.start(recipe))
-        measured = evaluate.by_length(run)
+        scores = evaluate.by_length(run)
         print(f"{spec}: {run.step} steps, {run.cpu_s:.1f} CPU s", flush=True)
-        curves[spec] = [(point["length"], point["perplexity_ratio"]) for point in measured]
-        for point in measured:
+        curves[spec] = [(point["length"], point["perplexity_ratio"]) for point in scores]
+        for point in scores:
             numbers = [point[name] for name in ("bits_per_byte", "perplexity_ratio", "sliding_bits_per_byte")]
             rows.append([spec, str(point["length"]), f"{point['factor']:g}x", *(f"{number:.3f}" for number in numbers)])
     headers = ["encoding", "window", "of trained", "bits per byte", "perplexity ratio", "bits per byte, sliding"]

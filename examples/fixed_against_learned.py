@@ -31,8 +31,8 @@ SPECS = ("sinusoidal", "learned(std=0.7)", "learned(std=0.02)", "none")
 def size(block: Block) -> float:
     """The root mean square of what the block adds for position."""
     with torch.no_grad():
-        added = block.attention.encoding.embed(torch.zeros(1, TOKENS, DIM), Positions.count(TOKENS))
-    return added.square().mean().sqrt().item()
+        vectors = block.attention.encoding.embed(torch.zeros(1, TOKENS, DIM), Positions.count(TOKENS))
+    return vectors.square().mean().sqrt().item()
 
 
 def train(spec: str, steps: int) -> tuple[list[str], list[float]]:
@@ -40,7 +40,7 @@ def train(spec: str, steps: int) -> tuple[list[str], list[float]]:
     # The same seed before each part: every encoding meets the same tokens and the same embeddings.
     torch.manual_seed(0)
     block = Block(DIM, HEADS, encoding=spec, max_len=TOKENS, causal=False)
-    before = size(block)
+    initial_size = size(block)
     embeddings = torch.randn(VOCAB, DIM, generator=torch.Generator().manual_seed(1))
     tokens = torch.Generator().manual_seed(2)
     optimizer = torch.optim.Adam(block.parameters(), lr=2e-3)
@@ -59,7 +59,7 @@ def train(spec: str, steps: int) -> tuple[list[str], list[float]]:
     parameters = sum(p.numel() for p in block.attention.encoding.parameters())
     tail = losses[-max(steps // 20, 1) :]
     errors = [f"{losses[0]:.4f}", f"{sum(tail) / len(tail):.6f}"]
-    return [spec, str(parameters), *errors, f"{before:.3f}", f"{size(block):.3f}"], losses
+    return [spec, str(parameters), *errors, f"{initial_size:.3f}", f"{size(block):.3f}"], losses
 
 
 @figures.styled

@@ -31,17 +31,17 @@ def main(out: Path, quick: bool) -> None:
     headers = ["", "max |M_k PE(p) - PE(p + k)|"]
     terminal.table(headers, rows, f"The shift at {DIM} channels, positions 0 to 999, float64")
 
-    both = (shift_matrix(encoding, 2) @ shift_matrix(encoding, 3) - shift_matrix(encoding, 5)).abs().max()
+    composed_error = (shift_matrix(encoding, 2) @ shift_matrix(encoding, 3) - shift_matrix(encoding, 5)).abs().max()
     back = (shift_matrix(encoding, -7) @ shift_matrix(encoding, 7) - torch.eye(DIM, dtype=torch.float64)).abs().max()
-    print(f"\nM_2 M_3 = M_5: error {both:.1e};  M_-7 M_7 = 1: error {back:.1e}")
+    print(f"\nM_2 M_3 = M_5: error {composed_error:.1e};  M_-7 M_7 = 1: error {back:.1e}")
 
     # Logits of positions alone, through weights as an untrained attention has them: is a diagonal constant?
     torch.manual_seed(0)
     weight = torch.randn(DIM, DIM, dtype=torch.float64) / DIM**0.5
     for name, w in (("W = 1", torch.eye(DIM, dtype=torch.float64)), ("random W", weight)):
         logits = table[:64] @ w @ table[:64].T
-        spread = torch.stack([logits.diagonal(-d).std() for d in range(1, 32)]).mean()
-        print(f"{name:<8}: logits at one distance spread by {spread:.1e} on average")
+        deviation = torch.stack([logits.diagonal(-d).std() for d in range(1, 32)]).mean()
+        print(f"{name:<8}: logits at one distance spread by {deviation:.1e} on average")
 
     fig = figures.shift_matrix(shift_matrix(encoding, 1).numpy(), "M_1 with PE(p + 1) = M_1 PE(p)")
     print("Picture:", figures.save(fig, out / "linear_shift.png"))

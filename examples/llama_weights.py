@@ -29,21 +29,21 @@ def tiny() -> tuple[Any, Tensor]:
 
 def main(path: str, text: str, quick: bool, tokens: int = 64) -> None:
     if quick:
-        theirs, ids = tiny()
+        llama, ids = tiny()
         decode = Tensor.tolist
     else:
-        loaded = load(path)
-        theirs, decode = loaded.model, loaded.tokenizer.decode
-        ids = loaded.tokenizer(text, return_tensors="pt").input_ids
+        checkpoint = load(path)
+        llama, decode = checkpoint.model, checkpoint.tokenizer.decode
+        ids = checkpoint.tokenizer(text, return_tensors="pt").input_ids
     greedy = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    expected = theirs.generate(ids, max_new_tokens=tokens, **greedy)
-    ours = rebuild(theirs)
-    generated = ours.generate(ids, max_new_tokens=tokens)
-    print(f"{tokens} tokens, the same as those of transformers: {torch.equal(generated, expected)}")
-    print(decode(generated[0]))
-    unplaced = Decoder(ours.vocab, ours.config, encoding="none", tie_output=ours.output is None)
-    unplaced.load_state_dict(ours.state_dict())
-    print(f"\nWithout positions:\n{decode(unplaced.generate(ids, max_new_tokens=tokens // 4)[0])}")
+    expected = llama.generate(ids, max_new_tokens=tokens, **greedy)
+    decoder = rebuild(llama)
+    output_ids = decoder.generate(ids, max_new_tokens=tokens)
+    print(f"{tokens} tokens, the same as those of transformers: {torch.equal(output_ids, expected)}")
+    print(decode(output_ids[0]))
+    bare_decoder = Decoder(decoder.vocab, decoder.config, encoding="none", tie_output=decoder.output is None)
+    bare_decoder.load_state_dict(decoder.state_dict())
+    print(f"\nWithout positions:\n{decode(bare_decoder.generate(ids, max_new_tokens=tokens // 4)[0])}")
 
 
 if __name__ == "__main__":
@@ -52,5 +52,5 @@ if __name__ == "__main__":
     parser.add_argument("--text", default="Attention without positions sees a set of words. Therefore")
     parser.add_argument("--out", help="is not written to: everything is printed")
     parser.add_argument("--quick", action="store_true", help="a tiny model with random weights")
-    given = parser.parse_args()
-    main(given.model, given.text, given.quick)
+    arguments = parser.parse_args()
+    main(arguments.model, arguments.text, arguments.quick)

@@ -28,7 +28,7 @@ BOS, VOCAB = 256, 257
 WINDOW, BATCH = 64, 16
 
 
-def windows(source: data.Joined, generator: torch.Generator) -> torch.Tensor:
+def windows(source: data.JoinedPieces, generator: torch.Generator) -> torch.Tensor:
     """A batch of windows, each behind a beginning-of-sequence token."""
     start = torch.randint(0, len(source) - WINDOW, (BATCH,), generator=generator)
     ids = source.windows(start, WINDOW).long()
@@ -59,10 +59,10 @@ def sample_slowly(model: Decoder, prompt: str, tokens: int) -> tuple[list[int], 
 
 @figures.styled
 def draw(curve: list[tuple[int, float, float]]) -> Figure:
-    step, trained, held_out = zip(*curve, strict=True)
+    step, train_loss, held_out = zip(*curve, strict=True)
     fig = figures.figure(8, 4, "Mini-GPT on text")
     ax = fig.add_subplot(xlabel="step", ylabel="cross-entropy, nats per byte")
-    ax.plot(step, trained, label="training text, mean since the last point", color=LIGHT[0])
+    ax.plot(step, train_loss, label="training text, mean since the last point", color=LIGHT[0])
     ax.plot(step, held_out, label="held-out files", color=LIGHT[1], marker="o")
     ax.legend()
     return fig
@@ -70,7 +70,7 @@ def draw(curve: list[tuple[int, float, float]]) -> Figure:
 
 def main(out: Path, quick: bool, text: str | None) -> None:
     steps = 20 if quick else 900
-    source = data.load(text)
+    source = data.load_text(text)
     print(f"text: {source.name}, {len(source.train):,} bytes to train on, {len(source.test):,} held out")
     torch.manual_seed(0)
     model = Decoder(VOCAB, dim=64, heads=4, layers=2, encoding="rotary(base=1000)", max_len=WINDOW)
@@ -109,9 +109,9 @@ def main(out: Path, quick: bool, text: str | None) -> None:
         began = time.process_time()
         fast = model.generate(torch.tensor([[BOS, *b"def "]]), tokens)[0].tolist()
         with_cache = time.process_time() - began
-        slow, without = sample_slowly(model, "def ", tokens)
-        same = sum(a == b for a, b in zip(fast, slow, strict=True))
-        rows.append([str(tokens), f"{with_cache:.2f}", f"{without:.2f}", f"{same} of {len(fast)}"])
+        slow, seconds_without = sample_slowly(model, "def ", tokens)
+        agreeing = sum(a == b for a, b in zip(fast, slow, strict=True))
+        rows.append([str(tokens), f"{with_cache:.2f}", f"{seconds_without:.2f}", f"{agreeing} of {len(fast)}"])
     headers = ["tokens", "CPU s with the cache", "CPU s without", "tokens that agree"]
     terminal.table(headers, rows, "The likeliest continuation of 'def '")
     print("Picture:", figures.save(draw(curve), out / "mini_gpt.png"))

@@ -18,15 +18,15 @@ from pathlib import Path
 import torch
 
 from posenc.cli import terminal
-from posenc.lab.description.describe import reading_of_order
+from posenc.lab.description.describe import order_table
 from posenc.lab.evaluation.order import order_tests
 
 SPECS = ("sinusoidal", "rotary", "alibi")
 
 
 def main(out: Path, quick: bool) -> None:
-    found = {spec: order_tests(spec) for spec in (SPECS[:1] if quick else SPECS)}
-    terminal.table(*reading_of_order(found))
+    results = {spec: order_tests(spec) for spec in (SPECS[:1] if quick else SPECS)}
+    terminal.table(*order_table(results))
 
 
 if __name__ == "__main__":

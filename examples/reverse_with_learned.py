@@ -69,11 +69,11 @@ def main(out: Path, quick: bool) -> None:
     with torch.inference_mode():
         hidden, weights = encoder(ids, need_weights=True)
         answer = "".join(LETTERS[i] for i in read_out(hidden)[0].argmax(-1).tolist())
-    mirrored = weights[0][0].flip(-1).diagonal(dim1=-2, dim2=-1)  # [heads, places]: weight on n - 1 - i
+    weight_on_mirror = weights[0][0].flip(-1).diagonal(dim1=-2, dim2=-1)  # [heads, places]: weight on n - 1 - i
     print(f"{words} -> {answer}")
     terminal.table(
         ["head", "mean weight on the mirrored place", "of the best place"],
-        [[str(h), f"{row.mean():.3f}", f"{row.max():.3f}"] for h, row in enumerate(mirrored)],
+        [[str(h), f"{row.mean():.3f}", f"{row.max():.3f}"] for h, row in enumerate(weight_on_mirror)],
         "\nThe anti-diagonal in numbers",
     )
 

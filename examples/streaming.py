@@ -25,7 +25,7 @@ from posenc.checkpoints import streamed_losses
 from posenc.checkpoints.extension.clock import Meter
 from posenc.checkpoints.formats.load import load
 from posenc.checkpoints.live.streaming import Stream
-from posenc.checkpoints.measures.perplexity import LAST, losses, perplexity, tokens
+from posenc.checkpoints.measures.perplexity import LAST_TOKENS, losses, perplexity, tokenize_texts
 from posenc.cli import terminal
 
 
@@ -49,22 +49,24 @@ def tiny() -> tuple[Any, Tensor]:
 
 def anew(model: Any, ids: Tensor, window: Window) -> Tensor:
     """Losses of the last tokens, each piece of a stream's slack behind a window of as many tokens, computed anew."""
-    held = window.sinks + window.window
-    pieces = range(len(ids) - LAST, len(ids), window.slack)
-    return torch.cat([losses(model, ids[place - held : place + window.slack])[held - 1 :] for place in pieces])
+    kept_count = window.sinks + window.window
+    pieces = range(len(ids) - LAST_TOKENS, len(ids), window.slack)
+    return torch.cat(
+        [losses(model, ids[place - kept_count : place + window.slack])[kept_count - 1 :] for place in pieces]
+    )
 
 
 def seconds_a_token(model: Any, ids: Tensor, window: Window) -> dict[str, float]:
     """CPU seconds for each token that is generated: a step of the stream, and a pass over the window."""
-    held, steps = window.sinks + window.window, 32
+    kept_count, steps = window.sinks + window.window, 32
     reading = Stream(model, *window)
-    reading.read(ids[:held])
+    reading.read(ids[:kept_count])
     with Meter() as stepping:
-        for place in range(held, held + steps):
+        for place in range(kept_count, kept_count + steps):
             reading.read(ids[place : place + 1])
     with Meter() as passing, torch.no_grad():
         for place in range(2):
-            model(input_ids=ids[None, place : place + held], use_cache=False, logits_to_keep=1)
+            model(input_ids=ids[None, place : place + kept_count], use_cache=False, logits_to_keep=1)
     with Meter() as moving:
         reading.tokens.drop([window.sinks])
     return {
@@ -81,34 +83,35 @@ def main(path: str, length: int, start: int, window: Window, out: Path, quick: b
         model, ids = tiny()
         window = Window(2, 30, 16)
     else:
-        loaded = load(path, dtype="float32")
-        model, ids = loaded.model, tokens((), loaded.tokenizer).window(start, length)
+        checkpoint = load(path, dtype="float32")
+        model, ids = checkpoint.model, tokenize_texts((), checkpoint.tokenizer).window(start, length)
     out.mkdir(parents=True, exist_ok=True)
     record = out / f"streaming-{window.sinks}-{window.window}-{window.slack}-{len(ids)}.json"
-    found: dict[str, Any] = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+    results: dict[str, Any] = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
 
     def once(name: str, measure: Callable[[], Any]) -> Any:
-        if name not in found:
+        if name not in results:
             with Meter() as meter:
                 value = measure()
-            found[name] = value.tolist() if isinstance(value, Tensor) else value
-            found[f"{name} took"] = {"cpu_s": meter.cpu, "wall_s": meter.wall}
-            record.write_text(json.dumps(found), encoding="utf-8")
+            results[name] = value.tolist() if isinstance(value, Tensor) else value
+            results[f"{name} took"] = {"cpu_s": meter.cpu, "wall_s": meter.wall}
+            record.write_text(json.dumps(results), encoding="utf-8")
             print(f"{name}: {meter.cpu:.0f} CPU s, {meter.wall:.0f} s", flush=True)
-        return found[name]
+        return results[name]
 
     cost = once("cost", lambda: seconds_a_token(model, ids, window))
     windows = torch.tensor(once("anew", lambda: anew(model, ids, window)))
-    streamed = torch.tensor(once("streamed", lambda: streamed_losses(model, ids, **window._asdict())))
+    stream_losses = torch.tensor(once("streamed", lambda: streamed_losses(model, ids, **window._asdict())))
 
     edges = [edge for edge in (1024, 2048, 4096, 8192, 16_384) if edge < len(ids)]
     rows = [
-        [f"tokens {first:,} to {end - 1:,}", f"{perplexity([streamed], max(first, 1), end):.2f}"]
+        [f"tokens {first:,} to {end - 1:,}", f"{perplexity([stream_losses], max(first, 1), end):.2f}"]
         for first, end in zip([0, *edges], [*edges, len(ids)], strict=True)
     ]
-    last = perplexity([streamed], len(ids) - LAST, len(ids))
+    last = perplexity([stream_losses], len(ids) - LAST_TOKENS, len(ids))
     again = float(windows.double().mean().exp())
-    rows += [[f"the last {LAST}", f"{last:.2f}"], [f"the last {LAST}, windows computed anew", f"{again:.2f}"]]
+    label = f"the last {LAST_TOKENS}"
+    rows += [[label, f"{last:.2f}"], [f"{label}, windows computed anew", f"{again:.2f}"]]
     rows += [["the first divided by the second", f"{last / again:.3f}"]]
     terminal.table(["perplexity of", "streamed"], rows, f"{len(ids):,} tokens with {window}")
     rows = [
@@ -130,6 +133,6 @@ if __name__ == "__main__":
     parser.add_argument("--slack", type=int, default=64, help="so many more before the oldest are forgotten")
     parser.add_argument("--out", type=Path, default=Path("runs/examples"), help="folder for what was measured")
     parser.add_argument("--quick", action="store_true", help="a tiny model with random weights, to see that it runs")
-    given = parser.parse_args()
-    held = Window(given.sinks, given.window, given.slack)
-    main(given.model, given.length, given.start, held, given.out, given.quick)
+    arguments = parser.parse_args()
+    stream_window = Window(arguments.sinks, arguments.window, arguments.slack)
+    main(arguments.model, arguments.length, arguments.start, stream_window, arguments.out, arguments.quick)

@@ -35,8 +35,8 @@ LONGEST = 6
 def exact_match(model: EncoderDecoder, length: int) -> float:
     """The share of held-out sources that greedy generation translates without a mistake."""
     batch = TASK.batch(length, 256, torch.Generator().manual_seed(1000 + length))
-    said = model.generate(batch.source, batch.ids[:, :1], length + 1, eos_token_id=END)[:, 1:]
-    return (said == batch.targets).all(1).float().mean().item() if said.shape == batch.targets.shape else 0.0
+    outputs = model.generate(batch.source, batch.ids[:, :1], length + 1, eos_token_id=END)[:, 1:]
+    return (outputs == batch.targets).all(1).float().mean().item() if outputs.shape == batch.targets.shape else 0.0
 
 
 def average(checkpoints: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -48,7 +48,7 @@ def main(out: Path, quick: bool) -> None:
     torch.manual_seed(0)
     model = EncoderDecoder(TASK.vocab, DIM, HEADS, LAYERS, encoding="sinusoidal")
     optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=recipes.ORIGINAL_BETAS, eps=recipes.ORIGINAL_EPS)
-    scheduler = LambdaLR(optimizer, lambda done: recipes.original_rate(done, DIM, WARMUP))
+    scheduler = LambdaLR(optimizer, lambda step_index: recipes.original_rate(step_index, DIM, WARMUP))
     generator = torch.Generator().manual_seed(1)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
 
@@ -74,17 +74,17 @@ def main(out: Path, quick: bool) -> None:
     last = [exact_match(model, length) for length in lengths]
     if checkpoints:
         model.load_state_dict(average(checkpoints))
-    averaged = [exact_match(model, length) for length in lengths]
+    average_scores = [exact_match(model, length) for length in lengths]
     rows = [
-        [name, *(f"{m:.1%}" for m in found), f"{sum(found) / len(found):.1%}"]
-        for name, found in (("last checkpoint", last), ("average of five", averaged))
+        [name, *(f"{m:.1%}" for m in scores), f"{sum(scores) / len(scores):.1%}"]
+        for name, scores in (("last checkpoint", last), ("average of five", average_scores))
     ]
     headers = ["exact match at length", *map(str, lengths), "mean"]
     terminal.table(headers, rows, "\nGreedy generation with a KV cache, 256 held-out sources for each length")
 
     batch = TASK.batch(LONGEST, 1, torch.Generator().manual_seed(5))
-    said = model.generate(batch.source, batch.ids[:, :1], LONGEST + 1, eos_token_id=END)
-    words, right, answer = (TASK.decode(ids[0].tolist()) for ids in (batch.source, batch.targets, said))
+    outputs = model.generate(batch.source, batch.ids[:, :1], LONGEST + 1, eos_token_id=END)
+    words, right, answer = (TASK.decode(ids[0].tolist()) for ids in (batch.source, batch.targets, outputs))
     print(f"\n{words} -> {answer}   (right: {right})")
 
     with torch.inference_mode():

@@ -6,8 +6,11 @@ beside its projections of attention. Each window is cut in two, with a random ga
 the same text, placed alike. With --drope rotary is first taken out of every layer (DroPE, arXiv:2512.12167); what is
 written then says so, and posenc.checkpoints.attach(model) takes it out again when it is loaded.
 
-What to look for: the loss falls in a few steps, which says more of the text than of the length; measure both models by
-length on another text. With --drope it jumps, and a few steps win a part of it back.
+What to look for: the loss falls in a few steps, which says more about the text than about the length; measure both
+models by length on another text. SmolLM2-135M, stretched to 16,384 tokens by yarn, went from 2.981 to 2.940 nats a
+token in 20 steps of 256 tokens (8 held-out windows of the same text, 105 seconds of one thread). With --drope its
+loss jumped to 5.379, and 20 steps brought it to 5.250: DroPE's authors spend from 0.5 % of the tokens of
+pre-training.
 
 It needs peft beside posenc[hf]: pip install peft.
 """
@@ -58,44 +61,46 @@ def main() -> None:
     parser.add_argument("--drope", action="store_true", help="take rotary out of every layer first")
     parser.add_argument("--quick", action="store_true", help="a tiny random model and three steps: to see that it runs")
     parser.add_argument("--out", type=Path, default=Path("runs/tuned"))
-    asked = parser.parse_args()
-    if asked.quick:
-        (model, ids), asked.tokens, asked.steps = tiny(), 32, 3
+    arguments = parser.parse_args()
+    if arguments.quick:
+        (model, ids), arguments.tokens, arguments.steps = tiny(), 32, 3
     else:
-        model = AutoModelForCausalLM.from_pretrained(asked.checkpoint, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(asked.checkpoint)
-        text = asked.text.read_text(encoding="utf-8") if asked.text else "\n".join(topics.values())
+        model = AutoModelForCausalLM.from_pretrained(arguments.checkpoint, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(arguments.checkpoint)
+        text = arguments.text.read_text(encoding="utf-8") if arguments.text else "\n".join(topics.values())
         ids = tokenizer(text, return_tensors="pt")["input_ids"][0]
-        tokenizer.save_pretrained(asked.out)
+        tokenizer.save_pretrained(arguments.out)
     longest = model.config.max_position_embeddings
-    if asked.tokens > longest:
-        parser.error(f"windows of {asked.tokens} tokens exceed its {longest} positions; give --tokens {longest}")
-    if asked.drope:
+    if arguments.tokens > longest:
+        parser.error(f"windows of {arguments.tokens} tokens exceed its {longest} positions; give --tokens {longest}")
+    if arguments.drope:
         attach(model, "none")
         model.config.posenc_encoding = "none"
-    samples = windows(ids, asked.tokens, longest)
+    samples = windows(ids, arguments.tokens, longest)
     projections = ["q_proj", "k_proj", "v_proj", "o_proj"]
-    tuned = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=projections, task_type="CAUSAL_LM"))
-    arguments = TrainingArguments(
-        str(asked.out),
-        max_steps=asked.steps,
+    lora = LoraConfig(r=8, lora_alpha=16, target_modules=projections, task_type="CAUSAL_LM")
+    peft_model = get_peft_model(model, lora)
+    training = TrainingArguments(
+        str(arguments.out),
+        max_steps=arguments.steps,
         per_device_train_batch_size=1,
         learning_rate=2e-4,
         lr_scheduler_type="cosine",
-        warmup_steps=asked.steps // 10,
+        warmup_steps=arguments.steps // 10,
         save_strategy="no",
         report_to=[],
         dataloader_pin_memory=False,
     )
-    trainer = Trainer(tuned, arguments, train_dataset=samples[:-HELD_OUT], eval_dataset=samples[-HELD_OUT:])
-    before = trainer.evaluate()["eval_loss"]
+    trainer = Trainer(peft_model, training, train_dataset=samples[:-HELD_OUT], eval_dataset=samples[-HELD_OUT:])
+    loss_before = trainer.evaluate()["eval_loss"]
     trainer.train()
-    after = trainer.evaluate()["eval_loss"]
-    merged: Any = tuned.merge_and_unload()
-    merged.save_pretrained(asked.out)
-    windows_in_words = f"{HELD_OUT} held-out windows of {asked.tokens} tokens; {asked.steps} steps"
+    loss_after = trainer.evaluate()["eval_loss"]
+    merged_model: Any = peft_model.merge_and_unload()
+    merged_model.save_pretrained(arguments.out)
+    windows_in_words = f"{HELD_OUT} held-out windows of {arguments.tokens} tokens; {arguments.steps} steps"
     terminal.say(
-        f"Loss before {before:.3f}, after {after:.3f} nats a token ({windows_in_words}). Checkpoint: {asked.out}"
+        f"Loss before {loss_before:.3f}, after {loss_after:.3f} nats a token ({windows_in_words}). "
+        f"Checkpoint: {arguments.out}"
     )
 
 

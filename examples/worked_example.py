@@ -26,9 +26,9 @@ DIM = 4
 
 
 @figures.styled
-def draw(tokens: Tensor, positions: Tensor, combined: Tensor) -> Figure:
+def draw(tokens: Tensor, positions: Tensor, sums: Tensor) -> Figure:
     fig = figures.figure(9.5, 3.2, "token vectors + position vectors = combined vectors")
-    for ax, vectors in zip(fig.subplots(1, 3), (tokens, positions, combined), strict=True):
+    for ax, vectors in zip(fig.subplots(1, 3), (tokens, positions, sums), strict=True):
         table = vectors.numpy()
         ax.imshow(table, cmap=figures.DIVERGING, vmin=-4, vmax=4, aspect="auto")
         for (p, channel), value in np.ndenumerate(table):
@@ -52,17 +52,17 @@ def main(out: Path, quick: bool) -> None:
     with torch.inference_mode():
         tokens = embedding.token_vectors(ids)[0]
         positions = Sinusoidal(DIM).table(Positions.count(len(WORDS)))[0]
-        combined = embedding(ids)[0]
+        sums = embedding(ids)[0]
     print("ids:", ids[0].tolist())
-    print("token + position == combined:", torch.equal(tokens + positions, combined))
+    print("token + position == combined:", torch.equal(tokens + positions, sums))
     print("both 'the' have one token vector:", torch.equal(tokens[0], tokens[3]))
-    print(f"and stand {(combined[0] - combined[3]).norm():.3f} apart once position is added\n")
+    print(f"and stand {(sums[0] - sums[3]).norm():.3f} apart once position is added\n")
 
     # In one call, as a table.
     headers, rows = worked_example(WORDS, DIM).table()
     terminal.table(headers, rows, f"Sinusoidal at {DIM} channels")
 
-    print("Picture:", figures.save(draw(tokens, positions, combined), out / "worked_example.png"))
+    print("Picture:", figures.save(draw(tokens, positions, sums), out / "worked_example.png"))
 
 
 if __name__ == "__main__":

@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from census_by_hand import FED, TINY
+from census_by_hand import FIXED_INPUTS, TINY
 from torch import Tensor, nn
 
-from posenc.checkpoints.kinds.calls import cache_name
+from posenc.checkpoints.kinds.calls import cache_argument
 from posenc.checkpoints.vocabulary.differences import differences
 from posenc.specs import syntax
 
@@ -86,15 +86,15 @@ class Row:
         return "\t".join((self.name, self.verdict, self.specs, self.reason, str(self.seconds)))
 
     @classmethod
-    def of(cls, line: str) -> "Row":
-        *said, seconds = line.split("\t")
-        return cls(*said, seconds=int(seconds))
+    def parse(cls, line: str) -> "Row":
+        *cells, seconds = line.split("\t")
+        return cls(*cells, seconds=int(seconds))
 
 
 def table(path: Path = TABLE) -> tuple[str, dict[str, Row]]:
     """What a table was made with, and its rows by name."""
     made_with, *lines = path.read_text(encoding="utf-8").splitlines()
-    return made_with.removeprefix("# "), {row.name: row for row in map(Row.of, lines)}
+    return made_with.removeprefix("# "), {row.name: row for row in map(Row.parse, lines)}
 
 
 def versions() -> str:
@@ -124,10 +124,10 @@ def page() -> str:
         "",
         "| verdict | architectures | what it says |",
         "|---|---|---|",
-        *(f"| {verdict} | {len(found)} | {VERDICTS[verdict]} |" for verdict, found in by_verdict.items()),
+        *(f"| {verdict} | {len(members)} | {VERDICTS[verdict]} |" for verdict, members in by_verdict.items()),
     ]
-    for verdict, found in by_verdict.items():
-        if not found:
+    for verdict, members in by_verdict.items():
+        if not members:
             continue
         lines += ["", f"## {verdict.capitalize()}", ""]
         if verdict in ("equal", "none"):
@@ -135,9 +135,9 @@ def page() -> str:
         else:
             lines += ["| architecture | specs | reason |", "|---|---|---|"]
         if verdict == "none":
-            lines += [", ".join(f"`{row.name}`" for row in found)]
+            lines += [", ".join(f"`{row.name}`" for row in members)]
             continue
-        for row in found:
+        for row in members:
             cells = [
                 f"`{row.name}`",
                 f"`{row.specs}`" if row.specs else "",
@@ -156,7 +156,7 @@ class TooSlow(BaseException):
     """The time for one architecture is over; nothing on the way may take it for an error of its own."""
 
 
-class Refused(Exception):
+class RefusedModel(Exception):
     """transformers cannot build or run a model; the message says why."""
 
 
@@ -178,7 +178,7 @@ LAYERS = re.compile(
     r"(^|_)(num|n)_\w*(layers?|blocks)$|^(depth|depths|n_layer|num_layers|encoder_layers|decoder_layers)$"
 )
 HEADS = re.compile(r"heads?$|^num_attention_heads|^num_heads|^n_heads?$")
-SHARED = re.compile(r"key_value_heads?$|kv_heads?$")
+KV_HEADS = re.compile(r"key_value_heads?$|kv_heads?$")
 EXPERTS = re.compile(r"experts?$|^n_group$|^topk_group$|_per_tok(en)?$|top_?k$")
 OF_LAYERS = ("layer_types", "mlp_layer_types", "layers_block_type", "block_types")
 """Lists with an entry for each layer, or with a period of them."""
@@ -216,7 +216,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
 """What default configurations lack, by the names of architectures (regular expressions)."""
 MOST_TRIED, MOST_RUN = 24, 6
 """After so many models that could not be built, or so many that could not be run, there is none."""
-FEW = 2
+FEW_LAYERS = 2
 """Layers of a tiny model, where all kinds of layers fit into so many."""
 
 
@@ -234,29 +234,29 @@ class Shrink:
     image: bool = True
     whole: bool = False
 
-    def of(self, given: dict[str, Any]) -> dict[str, Any]:
+    def shrink_config(self, config: dict[str, Any]) -> dict[str, Any]:
         """The smaller configuration; those within it are made smaller each by its own sizes."""
-        width, heads = first(given, "hidden_size", "d_model", "n_embd", "embed_dim", "dim"), self.count(given)
-        wide = first(given, "head_dim", "kv_channels", "d_kv", "attention_head_dim") or (width or 0) // max(heads, 1)
+        width, heads = first(config, "hidden_size", "d_model", "n_embd", "embed_dim", "dim"), self.count(config)
+        wide = first(config, "head_dim", "kv_channels", "d_kv", "attention_head_dim") or (width or 0) // max(heads, 1)
         channels = self.divisor(wide)
-        fewer = self.fewer(given)
+        fewer = self.fewer(config)
         if self.whole:
             usual = {"head_dim": wide, "num_key_value_heads": heads, **UNSAID}
-            given = {key: usual.get(str(key)) if value is None else value for key, value in given.items()}
-        layers = first(given, "num_hidden_layers", "num_layers")
+            config = {key: usual.get(str(key)) if value is None else value for key, value in config.items()}
+        layers = first(config, "num_hidden_layers", "num_layers")
         if self.layers is not None:
-            given = {
+            config = {
                 key: shorter(value, self.layers)
                 if isinstance(value, list) and (key in OF_LAYERS or len(value) == layers) and layers != 0
                 else value
-                for key, value in given.items()
+                for key, value in config.items()
             }
-        small = {key: self.value(str(key), value, channels, channels * fewer, fewer) for key, value in given.items()}
-        return small | self.images(given)
+        small = {key: self.value(str(key), value, channels, channels * fewer, fewer) for key, value in config.items()}
+        return small | self.images(config)
 
-    def images(self, given: dict[str, Any]) -> dict[str, Any]:
+    def images(self, config: dict[str, Any]) -> dict[str, Any]:
         """Images of four patches in a row, each way."""
-        patch, size = given.get("patch_size"), given.get("image_size")
+        patch, size = config.get("patch_size"), config.get("image_size")
         patch = patch[0] if isinstance(patch, list) and patch else patch
         if not self.image or type(patch) is not int:
             return {}
@@ -264,8 +264,8 @@ class Shrink:
             return {"image_size": 4 * patch}
         return {"image_size": [4 * patch] * 2} if isinstance(size, list) and len(size) == 2 else {}
 
-    def count(self, given: dict[str, Any]) -> int:
-        return first(given, "num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads") or 1
+    def count(self, config: dict[str, Any]) -> int:
+        return first(config, "num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads") or 1
 
     def divisor(self, wide: int) -> int:
         """What the channels of a head are divided by."""
@@ -273,28 +273,28 @@ class Shrink:
             (n for n in (16, 8, 4, 2) if wide % n == 0 and wide // n >= self.head_dim and wide // n % 8 == 0), 1
         )
 
-    def fewer(self, given: dict[str, Any]) -> int:
+    def fewer(self, config: dict[str, Any]) -> int:
         """What heads are divided by."""
         counts = [
             value
-            for key, value in given.items()
-            if HEADS.search(str(key)) and not SHARED.search(str(key)) and type(value) is int and value > 1
+            for key, value in config.items()
+            if HEADS.search(str(key)) and not KV_HEADS.search(str(key)) and type(value) is int and value > 1
         ]
-        most = max(counts, default=1)
-        return next((n for n in (32, 16, 8, 4, 2) if all(c % n == 0 for c in counts) and most // n >= self.heads), 1)
+        largest = max(counts, default=1)
+        return next((n for n in (32, 16, 8, 4, 2) if all(c % n == 0 for c in counts) and largest // n >= self.heads), 1)
 
     def value(self, key: str, value: Any, channels: int, width: int, fewer: int) -> Any:
         if isinstance(value, dict) and ("rope" in key or "rotary" in key):
-            return {name: self.of_rope(name, one, channels) for name, one in value.items()}
-        if isinstance(value, dict) and value and all(str(one).isdigit() for one in value):
-            kept = {n: one for n, one in value.items() if self.layers is None or int(n) < self.layers}
-            return {n: self.value(key, one, channels, width, fewer) for n, one in kept.items()}
+            return {name: self.of_rope(name, entry, channels) for name, entry in value.items()}
+        if isinstance(value, dict) and value and all(str(entry).isdigit() for entry in value):
+            entries = {n: entry for n, entry in value.items() if self.layers is None or int(n) < self.layers}
+            return {n: self.value(key, entry, channels, width, fewer) for n, entry in entries.items()}
         if isinstance(value, dict):
             # Nets of images that become tokens have groups of channels.
-            return value if key.startswith("vq") else self.of(value)
+            return value if key.startswith("vq") else self.shrink_config(value)
         if isinstance(value, list):
-            whole = value and all(type(one) is int for one in value)
-            return [self.value(key, one, channels, width, fewer) for one in value] if whole else value
+            all_integers = value and all(type(entry) is int for entry in value)
+            return [self.value(key, entry, channels, width, fewer) for entry in value] if all_integers else value
         if value is None:
             return {"vocab_size": 131, "mask_token_id": 3, "pad_token_id": 1, "num_experts_per_tok": 2}.get(key)
         if type(value) is not int or value < 2:
@@ -317,7 +317,7 @@ class Shrink:
             key.endswith(("head_dim", "d_head")) and value % channels == 0
         ):
             return value // channels
-        if SHARED.search(key):
+        if KV_HEADS.search(key):
             return max(1, value // fewer)
         if HEADS.search(key):
             return value // fewer if value % fewer == 0 else value
@@ -327,14 +327,14 @@ class Shrink:
 
     def of_rope(self, key: str, value: Any, channels: int) -> Any:
         if isinstance(value, dict):
-            return {name: self.of_rope(name, one, channels) for name, one in value.items()}
+            return {name: self.of_rope(name, entry, channels) for name, entry in value.items()}
         if isinstance(value, list) and value and type(value[0]) is int:
-            return [one // channels for one in value]
+            return [entry // channels for entry in value]
         return value[::channels] if isinstance(value, list) else value
 
 
-def first(given: dict[str, Any], *keys: str) -> int | None:
-    return next((given[key] for key in keys if type(given.get(key)) is int), None)
+def first(config: dict[str, Any], *keys: str) -> int | None:
+    return next((config[key] for key in keys if type(config.get(key)) is int), None)
 
 
 def candidates(name: str) -> Iterator[Any]:
@@ -348,13 +348,13 @@ def candidates(name: str) -> Iterator[Any]:
     usual = config_class()
     values = by_default(name)
     sizes = [(4, 32), (2, 128), (2, 16), (4, 8), (99, 32), (99, 8), (99, 999)]
-    for layers in (FEW, 4, 6, None):
+    for layers in (FEW_LAYERS, 4, 6, None):
         for heads, head_dim in sizes:
-            for more in ({}, {"whole": True}, {"image": False}):
-                small = Shrink(heads, head_dim, layers, **more).of(copy.deepcopy(values))
-                for given in (small, without_lists(small)):
+            for options in ({}, {"whole": True}, {"image": False}):
+                small = Shrink(heads, head_dim, layers, **options).shrink_config(copy.deepcopy(values))
+                for version in (small, without_lists(small)):
                     with contextlib.suppress(Exception):
-                        yield config_class.from_dict(given)
+                        yield config_class.from_dict(version)
     yield usual
 
 
@@ -362,32 +362,33 @@ def by_default(name: str) -> dict[str, Any]:
     """The default configuration of an architecture, with what it lacks."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    lacks = next((said for names, said in BY_HAND.items() if re.fullmatch(names, name)), {})
-    return joined(CONFIG_MAPPING[name]().to_dict(), lacks)
+    lacks = next((options for names, options in BY_HAND.items() if re.fullmatch(names, name)), {})
+    return merge_options(CONFIG_MAPPING[name]().to_dict(), lacks)
 
 
-def joined(given: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+def merge_options(config: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """A configuration with what is said besides, of its text where it has several."""
-    if isinstance(given.get("text_config"), dict) and "text_config" not in said:
-        return {**given, "text_config": joined(given["text_config"], said)}
-    said = {key: value for key, value in said.items() if value != {} or key in given}
-    both = {
-        k: joined(given[k], v) if isinstance(v, dict) and isinstance(given.get(k), dict) else v for k, v in said.items()
+    if isinstance(config.get("text_config"), dict) and "text_config" not in options:
+        return {**config, "text_config": merge_options(config["text_config"], options)}
+    options = {key: value for key, value in options.items() if value != {} or key in config}
+    merged = {
+        k: merge_options(config[k], v) if isinstance(v, dict) and isinstance(config.get(k), dict) else v
+        for k, v in options.items()
     }
-    return {**given, **both}
+    return {**config, **merged}
 
 
 def shorter(values: list[Any], layers: int) -> list[Any]:
     """As many entries, all kinds among them where there is room."""
-    kinds = [one for place, one in enumerate(values) if one not in values[:place]]
+    kinds = [entry for place, entry in enumerate(values) if entry not in values[:place]]
     return (kinds + values)[:layers]
 
 
-def without_lists(given: dict[str, Any]) -> dict[str, Any]:
+def without_lists(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration without lists that have an entry for each layer: what builds it makes them anew."""
     return {
         key: without_lists(value) if isinstance(value, dict) and "rope" not in str(key) else value
-        for key, value in given.items()
+        for key, value in config.items()
         if not (isinstance(value, list) and len(value) > 4 and "token" not in str(key))
     }
 
@@ -396,11 +397,11 @@ def model_classes(config: Any) -> list[Any]:
     """The classes that may be built: first one that predicts tokens where there is one, else the model itself."""
     from transformers.models.auto import modeling_auto as auto
 
-    from posenc.checkpoints.models.skeleton import model_class
+    from posenc.checkpoints.models.skeleton import bare_model_class
 
     decodes = getattr(config, "is_decoder", None) is not False and getattr(config, "use_cache", True) is not False
     order = [auto.MODEL_FOR_CAUSAL_LM_MAPPING] if decodes and not getattr(config, "is_encoder_decoder", False) else []
-    found = []
+    class_list = []
     for mapping in (
         *order,
         auto.MODEL_MAPPING,
@@ -409,47 +410,47 @@ def model_classes(config: Any) -> list[Any]:
     ):
         with contextlib.suppress(KeyError, ValueError, AttributeError, ImportError):
             classes = mapping[type(config)]
-            found.append(classes[0] if isinstance(classes, tuple) else classes)
-    return list(dict.fromkeys(found)) or [model_class(config)]
+            class_list.append(classes[0] if isinstance(classes, tuple) else classes)
+    return list(dict.fromkeys(class_list)) or [bare_model_class(config)]
 
 
 def tiny(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     """A small model of an architecture, with random weights, and something that it can be given."""
     reasons: list[str] = []
-    known = set[str]()
+    texts = set[str]()
     try:
-        tried = list(candidates(name))
+        configs = list(candidates(name))
     except Exception as error:
-        raise Refused(f"no default configuration: {short(error)}") from error
-    for config in tried:
+        raise RefusedModel(f"no default configuration: {short(error)}") from error
+    for config in configs:
         text = config.to_json_string(use_diff=False)
-        if text in known:
+        if text in texts:
             continue
-        known.add(text)
+        texts.add(text)
         config._attn_implementation = "eager"
         try:
             classes = model_classes(config)
         except Exception as error:
             # It does not know a class, whatever the sizes.
-            raise Refused(short(error)) from error
+            raise RefusedModel(short(error)) from error
         for cls in classes:
             try:
-                model = built(cls, copy.deepcopy(config))
+                model = build_model(cls, copy.deepcopy(config))
             except ImportError as error:
-                raise Refused(short(error)) from error
+                raise RefusedModel(short(error)) from error
             except (Exception, MemoryError) as error:
-                reasons.append(str(error) if isinstance(error, Refused) else short(error))
+                reasons.append(str(error) if isinstance(error, RefusedModel) else short(error))
                 continue
             try:
                 return model, accepted_of(model)
-            except Refused as error:
+            except RefusedModel as error:
                 reasons += [str(error)] * (MOST_TRIED // MOST_RUN)
         if len(reasons) >= MOST_TRIED:
             break
-    raise Refused(max(reasons, key=reasons.count))
+    raise RefusedModel(max(reasons, key=reasons.count))
 
 
-def built(cls: Any, config: Any) -> nn.Module:
+def build_model(cls: Any, config: Any) -> nn.Module:
     """A model of a configuration, with random weights."""
     try:
         with torch.device("meta"):
@@ -458,7 +459,7 @@ def built(cls: Any, config: Any) -> nn.Module:
         # Some cannot be made of shapes alone; memory is limited for them.
         numbers = 0
     if numbers > MOST_NUMBERS:
-        raise Refused(f"{numbers:,} parameters")
+        raise RefusedModel(f"{numbers:,} parameters")
     torch.manual_seed(0)
     model = cls(config).eval()
     fill(model)
@@ -469,23 +470,23 @@ def built(cls: Any, config: Any) -> nn.Module:
 def accepted_of(model: Any) -> dict[str, Tensor]:
     """The first inputs that a model runs on."""
     reasons = []
-    for given in inputs_of(model):
+    for inputs in inputs_of(model):
         for _ in range(3):
             try:
-                out = outputs(model(**given))
+                tensors = outputs(model(**inputs))
             except Exception as error:
                 reasons.append(short(error))
-                if fitting := fitted(given, str(error)):
-                    given = fitting
+                if fitting := fit_channels(inputs, str(error)):
+                    inputs = fitting
                     continue
                 break
-            if out and all(x.isfinite().all() for x in out):
-                return given
-            reasons.append("its outputs are not finite" if out else "it gives out no tensor")
+            if tensors and all(x.isfinite().all() for x in tensors):
+                return inputs
+            reasons.append("its outputs are not finite" if tensors else "it gives out no tensor")
             break
     # What it says to the first of all that it needs.
-    telling = [reason for reason in reasons if "missing" not in reason] or reasons
-    raise Refused(telling[0] if telling else "nothing is known that it could be given")
+    specific_reasons = [reason for reason in reasons if "missing" not in reason] or reasons
+    raise RefusedModel(specific_reasons[0] if specific_reasons else "nothing is known that it could be given")
 
 
 SHAPES = (
@@ -496,17 +497,17 @@ SHAPES = (
 """What errors say of a number of channels, and the axis on which they are."""
 
 
-def fitted(given: dict[str, Any], said: str) -> dict[str, Any] | None:
+def fit_channels(inputs: dict[str, Any], message: str) -> dict[str, Any] | None:
     """Inputs with as many channels as an error asks for, or nothing."""
     for pattern, axis in SHAPES:
-        if match := pattern.search(said):
-            to, of = (match["to"], match["of"]) if "to" in match.groupdict() else (match[2], match[1])
-            for key, value in given.items():
+        if match := pattern.search(message):
+            new_size, old_size = (match["to"], match["of"]) if "to" in match.groupdict() else (match[2], match[1])
+            for key, value in inputs.items():
                 if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1:
                     shape = list(value.shape)
-                    if shape[axis] == int(of) and int(to) < 10_000:
-                        shape[axis] = int(to)
-                        return given | {key: torch.randn(shape, generator=torch.Generator().manual_seed(1))}
+                    if shape[axis] == int(old_size) and int(new_size) < 10_000:
+                        shape[axis] = int(new_size)
+                        return inputs | {key: torch.randn(shape, generator=torch.Generator().manual_seed(1))}
     return None
 
 
@@ -539,14 +540,14 @@ def vocabulary(model: Any) -> int:
 
 def inputs_of(model: Any) -> Iterator[dict[str, Any]]:
     """What a model may want to be given: tokens, an image, sound, or several of them; batch 2."""
-    accepted = signatures.signature(model.forward).parameters
+    parameters = signatures.signature(model.forward).parameters
     from posenc.checkpoints.models.inputs import main_input, usual_inputs
 
-    if fed := FED.get(model.config.model_type):
-        yield {key: tokens_of(model, tuple(one)) if of_tokens(one) else one for key, one in fed.items()}
+    if fixed_inputs := FIXED_INPUTS.get(model.config.model_type):
+        yield {key: tokens_of(model, tuple(one)) if of_tokens(one) else one for key, one in fixed_inputs.items()}
     name = main_input(model)
     words = tokens_of(model)
-    text = {key: words if key == "input_ids" else words.flip(1) for key in TOKENS if key in accepted}
+    text = {key: words if key == "input_ids" else words.flip(1) for key in TOKENS if key in parameters}
     if "input_ids" in text:
         yield text
         yield text | {"attention_mask": torch.ones_like(words)}
@@ -555,26 +556,26 @@ def inputs_of(model: Any) -> Iterator[dict[str, Any]]:
         for books in {attribute(model, "num_codebooks", 1), attribute(model, "num_channels", 1)} - {1}:
             for shape in ((2, T, books), (2, T, books + 1), (2 * books, T)):
                 yield dict.fromkeys(text, tokens_of(model, shape))
-    required = [
+    required_names = [
         key
-        for key, one in accepted.items()
+        for key, one in parameters.items()
         if one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
     ]
-    main = dict.fromkeys([*([name] if name in accepted else []), *required])
-    more = [key for key in accepted if key in WITH_OTHERS]
-    for keys in (main, {**main, **dict.fromkeys(more)}):
-        made = {key: values_of(model, key) for key in keys}
-        if made and all(made.values()):
-            for place in range(max(map(len, made.values()))):
-                given = {key: values[min(place, len(values) - 1)] for key, values in made.items()}
-                yield given | {k: v for k, v in text.items() if k == "decoder_input_ids"}
-                yield given | text
+    main = dict.fromkeys([*([name] if name in parameters else []), *required_names])
+    optional_names = [key for key in parameters if key in WITH_OTHERS]
+    for keys in (main, {**main, **dict.fromkeys(optional_names)}):
+        values_by_name = {key: values_of(model, key) for key in keys}
+        if values_by_name and all(values_by_name.values()):
+            for place in range(max(map(len, values_by_name.values()))):
+                inputs = {key: values[min(place, len(values) - 1)] for key, values in values_by_name.items()}
+                yield inputs | {k: v for k, v in text.items() if k == "decoder_input_ids"}
+                yield inputs | text
     yield {key: value for key, value in usual_inputs(model).items() if key != "use_cache"}
 
 
-def of_tokens(given: Any) -> bool:
+def of_tokens(value: Any) -> bool:
     """Whether what is given is the shape of tokens."""
-    return isinstance(given, list) and isinstance(given[0], int)
+    return isinstance(value, list) and isinstance(value[0], int)
 
 
 TOKENS = ("input_ids", "decoder_input_ids")
@@ -596,45 +597,45 @@ def values_of(model: Any, key: str) -> list[Any]:
     """What may be given under a name, the likeliest first; nothing for a name that is not known."""
     generator = torch.Generator().manual_seed(1)
 
-    def drawn(*shape: int) -> Tensor:
+    def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
-    accepted = signatures.signature(model.forward).parameters
+    parameters = signatures.signature(model.forward).parameters
     channels, height, width = image_of(model)
     patch, wide = attribute(model, "patch_size", 14), attribute(model, "hidden_size", 64)
     bins = attribute(model, "num_mel_bins", 80)
     frames = 2 * attribute(model, "max_source_positions", 50)
     in_patch = channels * patch**2
     by_grid = [
-        drawn(2 * 16, attribute(model, "temporal_patch_size", 1) * in_patch),
-        drawn(2 * 16, channels, patch, patch),
+        draw(2 * 16, attribute(model, "temporal_patch_size", 1) * in_patch),
+        draw(2 * 16, channels, patch, patch),
     ]
-    images, in_rows = [drawn(2, channels, height, width)], [drawn(2, 16, in_patch)]
-    videos = [drawn(2, attribute(model, n, 8), channels, height, width) for n in ("num_frames", "frames_per_clip")]
-    if {"grid_thw", "image_grid_thw"} & set(accepted):
-        images = by_grid + [drawn(1, *x.shape) for x in by_grid] + images
-    elif {"spatial_shapes", "pixel_position_ids"} & set(accepted):
+    images, in_rows = [draw(2, channels, height, width)], [draw(2, 16, in_patch)]
+    videos = [draw(2, attribute(model, n, 8), channels, height, width) for n in ("num_frames", "frames_per_clip")]
+    if {"grid_thw", "image_grid_thw"} & set(parameters):
+        images = by_grid + [draw(1, *x.shape) for x in by_grid] + images
+    elif {"spatial_shapes", "pixel_position_ids"} & set(parameters):
         images = in_rows + images
-    elif "aspect_ratio_ids" in accepted:
-        images = [drawn(2, 1, attribute(model, "max_num_tiles", 4), channels, height, width)]
-    elif "target_sizes" in accepted:
-        images = [drawn(1, channels, patch, 16 * patch), *images]
+    elif "aspect_ratio_ids" in parameters:
+        images = [draw(2, 1, attribute(model, "max_num_tiles", 4), channels, height, width)]
+    elif "target_sizes" in parameters:
+        images = [draw(1, channels, patch, 16 * patch), *images]
     else:
-        images = images + videos + [drawn(2, 1, channels, height, width), *in_rows]
-    hidden = [drawn(2, T, wide), drawn(2, wide, T), drawn(2, 4, 4, wide), drawn(2, wide, 4, 4), drawn(2, bins, T)]
+        images = images + videos + [draw(2, 1, channels, height, width), *in_rows]
+    hidden = [draw(2, T, wide), draw(2, wide, T), draw(2, 4, 4, wide), draw(2, wide, 4, 4), draw(2, bins, T)]
     features = [
-        drawn(2, bins, frames),
-        drawn(2, 40, attribute(model, "feature_projection_input_dim", bins)),
-        drawn(2, 64, bins),
+        draw(2, bins, frames),
+        draw(2, 40, attribute(model, "feature_projection_input_dim", bins)),
+        draw(2, 64, bins),
     ]
-    if "feature_lens" in accepted:
-        features = [drawn(bins, 80)]
-    if "is_longer" in accepted:
-        features = [drawn(2, 1, attribute(model, "spec_size", 256) * 4, bins), *features]
+    if "feature_lens" in parameters:
+        features = [draw(bins, 80)]
+    if "is_longer" in parameters:
+        features = [draw(2, 1, attribute(model, "spec_size", 256) * 4, bins), *features]
     steps = max(16, attribute(model, "context_length", 16) + 8)
     grid = torch.tensor([[1, 4, 4]] * 2)
     ones = torch.ones(2, T, dtype=torch.long)
-    known: dict[str, list[Any]] = {
+    values_by_names: dict[str, list[Any]] = {
         "input_ids decoder_input_ids qformer_input_ids audio_input_ids": [tokens_of(model)],
         "pixel_values image prompt_pixel_values": images,
         "pixel_values_videos": videos,
@@ -644,7 +645,7 @@ def values_of(model: Any, key: str) -> list[Any]:
         "pixel_attention_mask": [torch.ones(2, 16, dtype=torch.long)],
         "pixel_position_ids": [torch.cartesian_prod(torch.arange(4), torch.arange(4)).expand(2, 16, 2)],
         "merge_sizes": [torch.tensor([1, 1])],
-        "patch_embeds": [drawn(2, T, wide), drawn(2, 4, 4, wide)],
+        "patch_embeds": [draw(2, T, wide), draw(2, 4, 4, wide)],
         "input_features audio_mel spectrogram mel_spectrogram": features,
         "input_features_mask audio_mel_mask feature_attention_mask mask": [
             torch.ones(2, n, dtype=torch.bool) for n in (frames, 40, 64)
@@ -653,28 +654,28 @@ def values_of(model: Any, key: str) -> list[Any]:
         "aftercnn_lens": [torch.tensor([20, 20])],
         "is_longer": [torch.zeros(2, 1, dtype=torch.bool)],
         "input_values": [
-            drawn(2, 8000),
-            drawn(2, 1, 8000),
-            drawn(2, attribute(model, "max_length", 100), bins),
+            draw(2, 8000),
+            draw(2, 1, 8000),
+            draw(2, attribute(model, "max_length", 100), bins),
         ],
-        "decoder_input_values": [drawn(2, T, bins)],
+        "decoder_input_values": [draw(2, T, bins)],
         "hidden_states inputs_embeds query_embeds context inputs": hidden,
-        "encoder_hidden_states noise_embeds context_hidden_states": [drawn(2, T, wide)],
-        "last_hidden_state": [drawn(2, wide)],
+        "encoder_hidden_states noise_embeds context_hidden_states": [draw(2, T, wide)],
+        "last_hidden_state": [draw(2, wide)],
         "flattened_patches": [
             torch.cat(
                 [
                     torch.cartesian_prod(torch.arange(1.0, 5), torch.arange(1.0, 5)).expand(2, 16, 2),
-                    drawn(2, 16, attribute(model, "patch_embed_hidden_size", 768)),
+                    draw(2, 16, attribute(model, "patch_embed_hidden_size", 768)),
                 ],
                 -1,
             )
         ],
         "bbox": [torch.zeros(2, T, 4, dtype=torch.long)],
-        "visual_feats": [drawn(2, 4, attribute(model, "visual_feat_dim", 2048))],
-        "visual_pos": [drawn(2, 4, 4)],
+        "visual_feats": [draw(2, 4, attribute(model, "visual_feat_dim", 2048))],
+        "visual_pos": [draw(2, 4, 4)],
         "attention_mask": [ones],
-        "past_values": [drawn(2, steps), drawn(2, steps, attribute(model, "num_input_channels", 1))],
+        "past_values": [draw(2, steps), draw(2, steps, attribute(model, "num_input_channels", 1))],
         "past_values_padding": [torch.zeros(2, steps)],
         "freq": [torch.zeros(2, 1, dtype=torch.long)],
         "prompt_masks": images,
@@ -682,7 +683,7 @@ def values_of(model: Any, key: str) -> list[Any]:
         "aspect_ratio_ids": [torch.ones(2, 1, dtype=torch.long)],
         "aspect_ratio_mask": [torch.ones(2, 1, attribute(model, "max_num_tiles", 4), dtype=torch.long)],
     }
-    return next((values for names, values in known.items() if key in names.split()), [])
+    return next((values for names, values in values_by_names.items() if key in names.split()), [])
 
 
 def attribute(model: Any, key: str, usual: int) -> int:
@@ -717,57 +718,57 @@ def outputs(out: Any) -> list[Tensor]:
 
 
 @torch.no_grad()
-def runs_of(model: Any, given: dict[str, Any], known: Iterable[str] | None = None) -> dict[str, list[Tensor]]:
+def runs_of(model: Any, inputs: dict[str, Any], ways: Iterable[str] | None = None) -> dict[str, list[Tensor]]:
     """What a model gives in each way of calling it.
 
-    known  the ways that the bare model takes; where they are not said, one that raises is left out
+    ways  the calls that the bare model accepts; if None, a call that raises is left out
     """
-    made: dict[str, list[Tensor]] = {}
+    outputs_by_way: dict[str, list[Tensor]] = {}
 
     def way(name: str, call: Callable[[], list[Tensor]]) -> None:
-        if known is not None and name not in known:
+        if ways is not None and name not in ways:
             return
         # Some models draw random numbers.
         torch.manual_seed(2)
-        with contextlib.suppress(NotImplementedError if known is not None or name == "plain" else Exception):
-            made[name] = call()
+        with contextlib.suppress(NotImplementedError if ways is not None or name == "plain" else Exception):
+            outputs_by_way[name] = call()
 
-    accepted = signatures.signature(model.forward).parameters
-    way("plain", lambda: outputs(model(**given)))
-    ids = given.get("input_ids")
+    parameters = signatures.signature(model.forward).parameters
+    way("plain", lambda: outputs(model(**inputs)))
+    ids = inputs.get("input_ids")
     if ids is None or ids.shape[:2] != (2, T):
-        return made
-    rest = {key: value for key, value in given.items() if key not in ("input_ids", "attention_mask")}
-    if "attention_mask" in accepted:
+        return outputs_by_way
+    rest = {key: value for key, value in inputs.items() if key not in ("input_ids", "attention_mask")}
+    if "attention_mask" in parameters:
         ones = ids.new_ones(2, T)
         way("a mask of ones", lambda: outputs(model(input_ids=ids, attention_mask=ones, **rest)))
         for side in SIDES:
-            way(f"{side} padding", lambda side=side: real_of(model(**padded(model, given, side)), given, side))
-    if cache_name(model) in accepted and "use_cache" in accepted and "decoder_input_ids" not in given:
+            way(f"{side} padding", lambda side=side: real_of(model(**pad_row(model, inputs, side)), inputs, side))
+    if cache_argument(model) in parameters and "use_cache" in parameters and "decoder_input_ids" not in inputs:
         way("behind a cache", lambda: behind_a_cache(model, ids))
-    return made
+    return outputs_by_way
 
 
 SIDES = {"right": slice(0, T - 4), "left": slice(4, T)}
 """On which side padding may be -> where the tokens of the first row are then."""
 
 
-def padded(model: Any, given: dict[str, Any], side: str) -> dict[str, Any]:
+def pad_row(model: Any, inputs: dict[str, Any], side: str) -> dict[str, Any]:
     """Inputs whose first row is padded on a side."""
-    ids = given["input_ids"]
+    ids = inputs["input_ids"]
     mask = torch.ones_like(ids[:, :, 0] if ids.dim() > 2 else ids)
     mask[0] = 0
     mask[0, SIDES[side]] = 1
-    return given | {
+    return inputs | {
         "input_ids": torch.where(mask.bool().view(2, T, *[1] * (ids.dim() - 2)), ids, padding_of(model)),
         "attention_mask": mask,
     }
 
 
-def real_of(out: Any, given: dict[str, Any], side: str) -> list[Tensor]:
+def real_of(out: Any, inputs: dict[str, Any], side: str) -> list[Tensor]:
     """What came of the tokens that are not padding."""
     first = outputs(out)[0]
-    if "decoder_input_ids" in given:
+    if "decoder_input_ids" in inputs:
         return [first]
     if first.shape[:2] != (2, T):
         raise NotImplementedError
@@ -776,7 +777,7 @@ def real_of(out: Any, given: dict[str, Any], side: str) -> list[Tensor]:
 
 def behind_a_cache(model: Any, ids: Tensor) -> list[Tensor]:
     """The outputs of tokens that come in three pieces, the last one by itself."""
-    cache, out, name = None, [], cache_name(model)
+    cache, out, name = None, [], cache_argument(model)
     for piece in (ids[:, :6], ids[:, 6:-1], ids[:, -1:]):
         step = model(input_ids=piece, use_cache=True, **{name: cache})
         cache = getattr(step, name, None)
@@ -787,32 +788,32 @@ def behind_a_cache(model: Any, ids: Tensor) -> list[Tensor]:
 
 
 @torch.no_grad()
-def truths_of(model: Any, given: dict[str, Any], bare: Iterable[str]) -> dict[str, list[list[Tensor]]]:
+def truths_of(model: Any, inputs: dict[str, Any], bare: Iterable[str]) -> dict[str, list[list[Tensor]]]:
     """What else may come of rows that are padded: what they give alone, or where they count from the first token.
 
     In the latter convolutions and sketches of attention read padding, and padding has positions as well: each row of
     it the place in which it stands, or all of them the row of RoBERTa's padding.
     """
-    found: dict[str, list[list[Tensor]]] = {}
+    truths: dict[str, list[list[Tensor]]] = {}
     for side, real in SIDES.items():
         if f"{side} padding" not in bare:
             continue
-        made = found.setdefault(f"{side} padding", [])
-        ids, rows = given["input_ids"], {k: v[:1] if isinstance(v, Tensor) else v for k, v in given.items()}
+        options = truths.setdefault(f"{side} padding", [])
+        ids, rows = inputs["input_ids"], {k: v[:1] if isinstance(v, Tensor) else v for k, v in inputs.items()}
         with contextlib.suppress(Exception):
             rows.pop("attention_mask", None)
-            one, whole = outputs(model(**rows | {"input_ids": ids[:1, real]}))[0], outputs(model(**given))[0]
-            made.append([torch.cat([one, whole[1:]])] if "decoder_input_ids" in given else [one[0], whole[1]])
+            alone, whole = outputs(model(**rows | {"input_ids": ids[:1, real]}))[0], outputs(model(**inputs))[0]
+            options.append([torch.cat([alone, whole[1:]])] if "decoder_input_ids" in inputs else [alone[0], whole[1]])
         if "position_ids" not in signatures.signature(model.forward).parameters:
             continue
-        both = padded(model, given, side)
-        mask = both["attention_mask"]
+        padded_inputs = pad_row(model, inputs, side)
+        mask = padded_inputs["attention_mask"]
         for start in (0, padding_of(model) + 1):
             standing = torch.arange(T).clamp(max=start - 1) if start else torch.arange(T)
             with contextlib.suppress(Exception):
                 places = torch.where(mask.bool(), mask.cumsum(1) - 1 + start, standing)
-                made.append(real_of(model(**both, position_ids=places), given, side))
-    return found
+                options.append(real_of(model(**padded_inputs, position_ids=places), inputs, side))
+    return truths
 
 
 def padding_of(model: Any) -> int:
@@ -820,28 +821,28 @@ def padding_of(model: Any) -> int:
     return pad if isinstance(pad, int) and 0 <= pad < vocabulary(model) else 0
 
 
-def differ(one: list[Tensor], other: list[Tensor]) -> float:
+def differ(first_outputs: list[Tensor], second_outputs: list[Tensor]) -> float:
     """By how much outputs differ, as a share of the largest."""
-    if [x.shape for x in one] != [x.shape for x in other]:
+    if [x.shape for x in first_outputs] != [x.shape for x in second_outputs]:
         return math.inf
-    most = 0.0
-    for a, b in zip(one, other, strict=True):
+    largest = 0.0
+    for a, b in zip(first_outputs, second_outputs, strict=True):
         if not (a.isfinite().all() and b.isfinite().all()):
-            same = bool(torch.equal(a.isfinite(), b.isfinite()))
-            most = max(most, 0.0 if same else math.inf)
+            both_finite = bool(torch.equal(a.isfinite(), b.isfinite()))
+            largest = max(largest, 0.0 if both_finite else math.inf)
             a, b = a.nan_to_num(0, 0, 0), b.nan_to_num(0, 0, 0)
-        most = max(most, float((a - b).abs().max() / max(1e-6, float(b.abs().max()))) if a.numel() else 0.0)
-    return most
+        largest = max(largest, float((a - b).abs().max() / max(1e-6, float(b.abs().max()))) if a.numel() else 0.0)
+    return largest
 
 
-def of(name: str) -> Row:
+def examine(name: str) -> Row:
     """The verdict over one architecture."""
     from posenc.checkpoints import attach, detach, inspect
 
     warnings.simplefilter("ignore")
     try:
-        model, given = tiny(name)
-    except Refused as reason:
+        model, inputs = tiny(name)
+    except RefusedModel as reason:
         return Row(name, "refused", reason=str(reason))
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -851,44 +852,44 @@ def of(name: str) -> Row:
         try:
             reading = inspect(folder)
         except Exception as error:
-            said = type(error).__name__ == "CannotRead"
-            verdict = ("refused" if "transformers" in str(error) else "not covered") if said else "wrong"
+            is_unreadable = type(error).__name__ == "CannotRead"
+            verdict = ("refused" if "transformers" in str(error) else "not covered") if is_unreadable else "wrong"
             return Row(name, verdict, reason=f"inspect: {short(error)}")
     specs = "; ".join(dict.fromkeys(said_of(part) for part in reading.parts))
     left = list(reading.not_covered)
     open_questions = [*(f"unknown key {key}" for key in reading.unknown), *reading.contradictions]
-    bare = runs_of(model, given)
-    truths = truths_of(model, given, bare)
+    bare = runs_of(model, inputs)
+    truths = truths_of(model, inputs, bare)
     state = {key: value.clone() for key, value in model.state_dict().items()}
     try:
         attachment = attach(model)
     except ValueError as error:
-        without = all(
+        has_no_positions = all(
             part.embed == "none" and {layer.spec for layer in part.layers} == {"none"} for part in reading.parts
         )
-        if without and not left:
+        if has_no_positions and not left:
             return Row(name, "not covered" if open_questions else "none", reason=shortest(open_questions))
         return Row(name, "not covered", specs, shortest([*left, str(error)]))
     except Exception as error:
         return Row(name, "wrong", specs, f"attach: {short(error)}")
     try:
-        attached = runs_of(model, given, bare)
+        attached_runs = runs_of(model, inputs, bare)
     except Exception as error:
         return Row(name, "wrong", specs, f"attached: {short(error)}")
-    for way, before in bare.items():
-        if min(differ(attached[way], one) for one in (before, *truths.get(way, []))) > SMALL:
+    for way, bare_outputs in bare.items():
+        if min(differ(attached_runs[way], truth) for truth in (bare_outputs, *truths.get(way, []))) > SMALL:
             return Row(name, "wrong", specs, f"{way}: attached, outputs differ")
-    replaced = dict(attachment.replaced)
+    replacements = dict(attachment.replaced)
     left += [f"{path}: {why}" for path, why in attachment.left.items()]
     detach(model)
-    again = runs_of(model, given, bare)
-    if any(differ(again[way], before) != 0 for way, before in bare.items()):
+    again = runs_of(model, inputs, bare)
+    if any(differ(again[way], bare_outputs) != 0 for way, bare_outputs in bare.items()):
         return Row(name, "wrong", specs, "detached, outputs differ from before")
     if any(not torch.equal(value, state[key]) for key, value in model.state_dict().items()):
         return Row(name, "wrong", specs, "detached, weights differ from before")
     if left or open_questions:
-        return Row(name, "in part" if replaced else "not covered", specs, shortest([*left, *open_questions]))
-    if not replaced:
+        return Row(name, "in part" if replacements else "not covered", specs, shortest([*left, *open_questions]))
+    if not replacements:
         return Row(name, "wrong", specs, "attached, nothing was replaced, and nothing says why")
     return Row(name, "equal", specs)
 
@@ -899,14 +900,14 @@ def said_of(part: Any) -> str:
     specs = ([f"{part.embed} (added)"] if part.embed != "none" else []) + [
         s for s in layers if s != "none" or len(layers) > 1
     ]
-    return f"{part.name + ': ' if part.name else ''}{', '.join(specs) or ('none' if part.known else 'not known')}"
+    return f"{part.name + ': ' if part.name else ''}{', '.join(specs) or ('none' if part.is_complete else 'not known')}"
 
 
 def shortest(sentences: list[str]) -> str:
     """The reason, in one line."""
-    said = sorted(dict.fromkeys(" ".join(sentence.split()) for sentence in sentences), key=len)
-    more = f" (and {len(said) - 1} more)" if len(said) > 1 else ""
-    return (said[0][:220] if said else "") + more
+    unique_sentences = sorted(dict.fromkeys(" ".join(sentence.split()) for sentence in sentences), key=len)
+    count_text = f" (and {len(unique_sentences) - 1} more)" if len(unique_sentences) > 1 else ""
+    return (unique_sentences[0][:220] if unique_sentences else "") + count_text
 
 
 def in_time(name: str) -> Row:
@@ -920,7 +921,7 @@ def in_time(name: str) -> Row:
     start = time.process_time()
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            row = of(name)
+            row = examine(name)
     except TooSlow as error:
         row = Row(name, "refused", reason=short(error))
     except Exception as error:
@@ -933,10 +934,10 @@ def in_time(name: str) -> Row:
 # Default configurations, and the same as they may be published
 
 
-BASE, LENGTH, BEFORE = 10_000_000, 131_072, 32_768
+BASE, LENGTH, OLD_LENGTH = 10_000_000, 131_072, 32_768
 SCHEDULES = {
-    f"yarn(factor=4, trained_length={BEFORE})": {"rope_type": "yarn", "factor": 4.0},
-    f"llama3(factor=16, trained_length={BEFORE}, low=1.0, high=4.0)": {
+    f"yarn(factor=4, trained_length={OLD_LENGTH})": {"rope_type": "yarn", "factor": 4.0},
+    f"llama3(factor=16, trained_length={OLD_LENGTH}, low=1.0, high=4.0)": {
         **{"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     },
     "None": {},
@@ -944,45 +945,45 @@ SCHEDULES = {
 """What configurations are stretched by, as specs and as they say it."""
 
 
-def in_halves(given: Any, key: str) -> Any:
+def in_halves(config: Any, key: str) -> Any:
     """A configuration that names bfloat16 under a key, in every part of it, as transformers writes it."""
-    if isinstance(given, list):
-        return [in_halves(one, key) for one in given]
-    if not isinstance(given, dict):
-        return given
-    within = {name: in_halves(one, key) for name, one in given.items() if name not in ("dtype", "torch_dtype")}
-    return within | ({key: "bfloat16"} if "model_type" in given else {})
+    if isinstance(config, list):
+        return [in_halves(value, key) for value in config]
+    if not isinstance(config, dict):
+        return config
+    parts = {name: in_halves(value, key) for name, value in config.items() if name not in ("dtype", "torch_dtype")}
+    return parts | ({key: "bfloat16"} if "model_type" in config else {})
 
 
-def lengthened(given: dict[str, Any], schedule: str) -> dict[str, Any]:
+def lengthen(config: dict[str, Any], schedule: str) -> dict[str, Any]:
     """A configuration with another base and length in every part of it, and a schedule where it names none."""
-    images = "image_size" in given or "patch_size" in given
+    images = "image_size" in config or "patch_size" in config
 
-    def rope(said: dict[str, Any]) -> dict[str, Any]:
-        if any(isinstance(one, dict) for one in said.values()):
-            return {kind: rope(one) if isinstance(one, dict) else one for kind, one in said.items()}
-        plain = said.get("rope_type", "default") == "default" and not images and SCHEDULES[schedule]
-        more = {**plain, "original_max_position_embeddings": BEFORE} if plain else {}
-        return {**said, "rope_theta": float(BASE), **more}
+    def rope(rope_config: dict[str, Any]) -> dict[str, Any]:
+        if any(isinstance(value, dict) for value in rope_config.values()):
+            return {kind: rope(value) if isinstance(value, dict) else value for kind, value in rope_config.items()}
+        plain = rope_config.get("rope_type", "default") == "default" and not images and SCHEDULES[schedule]
+        options = {**plain, "original_max_position_embeddings": OLD_LENGTH} if plain else {}
+        return {**rope_config, "rope_theta": float(BASE), **options}
 
-    out = {name: lengthened(one, schedule) if isinstance(one, dict) else one for name, one in given.items()}
-    if isinstance(given.get("rope_parameters"), dict) and "rope_theta" in str(given["rope_parameters"]):
-        out["rope_parameters"] = rope(given["rope_parameters"])
-        out |= {"max_position_embeddings": LENGTH} if "max_position_embeddings" in given and not images else {}
-        bases = given.get("layer_rope_theta")
-        out |= {"layer_rope_theta": [one and BASE for one in bases]} if bases else {}
-    return out
+    longer = {name: lengthen(entry, schedule) if isinstance(entry, dict) else entry for name, entry in config.items()}
+    if isinstance(config.get("rope_parameters"), dict) and "rope_theta" in str(config["rope_parameters"]):
+        longer["rope_parameters"] = rope(config["rope_parameters"])
+        longer |= {"max_position_embeddings": LENGTH} if "max_position_embeddings" in config and not images else {}
+        bases = config.get("layer_rope_theta")
+        longer |= {"layer_rope_theta": [entry and BASE for entry in bases]} if bases else {}
+    return longer
 
 
-def fewer(given: dict[str, Any], layers: int) -> dict[str, Any]:
+def fewer(config: dict[str, Any], layers: int) -> dict[str, Any]:
     """A configuration with so many layers in every part of it."""
-    count = given.get("num_hidden_layers", given.get("depth"))
-    lists = {key: one[:layers] for key, one in given.items() if isinstance(one, list) and len(one) == count}
-    parts = {key: fewer(one, layers) for key, one in given.items() if isinstance(one, dict)}
-    return {**given, **lists, **parts} | {key: layers for key in ("num_hidden_layers", "depth") if key in given}
+    count = config.get("num_hidden_layers", config.get("depth"))
+    lists = {key: value[:layers] for key, value in config.items() if isinstance(value, list) and len(value) == count}
+    parts = {key: fewer(value, layers) for key, value in config.items() if isinstance(value, dict)}
+    return {**config, **lists, **parts} | {key: layers for key in ("num_hidden_layers", "depth") if key in config}
 
 
-def unlike(name: str, layers: int | None = None) -> list[str]:
+def reading_faults(name: str, layers: int | None = None) -> list[str]:
     """What is read otherwise of an architecture's default configuration as it may be published, in sentences.
 
     In bfloat16 all is the same; with another base, length and schedule all but these is, and they are as it says.
@@ -993,47 +994,47 @@ def unlike(name: str, layers: int | None = None) -> list[str]:
 
     warnings.simplefilter("ignore")
     try:
-        given = by_default(name) if layers is None else fewer(by_default(name), layers)
-        plain = config_json.read(given)
+        config = by_default(name) if layers is None else fewer(by_default(name), layers)
+        plain = config_json.read(config)
     except Exception as error:
         return [f"refused: {short(error)}"]
-    half = config_json.read(in_halves(given, "dtype" if len(name) % 2 else "torch_dtype"))
-    found = [
-        f"in bfloat16 {what}: {getattr(half, what)} for {getattr(plain, what)}"
-        for what in ("parts", "not_covered", "contradictions")
-        if getattr(half, what) != getattr(plain, what)
+    half = config_json.read(in_halves(config, "dtype" if len(name) % 2 else "torch_dtype"))
+    faults = [
+        f"in bfloat16 {quantity}: {getattr(half, quantity)} for {getattr(plain, quantity)}"
+        for quantity in ("parts", "not_covered", "contradictions")
+        if getattr(half, quantity) != getattr(plain, quantity)
     ]
     # Some take no schedule, or not this one.
     failure = ""
     for schedule in [*SCHEDULES][len(name) % 2 :]:
-        longer = lengthened(given, schedule)
+        longer = lengthen(config, schedule)
         try:
             reading = config_json.read(longer)
         except Exception as error:
             failure = short(error)
             continue
         if "cannot build" not in "".join({*reading.not_covered} - {*plain.not_covered}):
-            return found + (as_published(plain, reading, longer, schedule) if longer != given else [])
-    return [*found, f"published: {failure}"]
+            return faults + (as_published(plain, reading, longer, schedule) if longer != config else [])
+    return [*faults, f"published: {failure}"]
 
 
-def as_published(plain: Any, longer: Any, given: dict[str, Any], schedule: str) -> list[str]:
+def as_published(plain: Any, longer: Any, config: dict[str, Any], schedule: str) -> list[str]:
     """What of a longer reading is not what the plain one and the configuration say, in sentences."""
     if [part.name for part in longer.parts] != [part.name for part in plain.parts]:
         return [f"published: the parts {[part.name for part in longer.parts]}"]
-    found, contradiction = list[str](), " ".join(longer.contradictions)
+    faults, contradiction = list[str](), " ".join(longer.contradictions)
     for old, new in zip(plain.parts, longer.parts, strict=True):
-        place = given
+        place = config
         for step in old.name.split("."):
             place = place[step] if isinstance(place.get(step), dict) else place
-        wanted = replace(old, layers=tuple(with_said(layer, place, schedule) for layer in old.layers))
+        expected_part = replace(old, layers=tuple(with_said(layer, place, schedule) for layer in old.layers))
         if place.get("max_position_embeddings") == LENGTH:
             shape = replace(old.shape, max_len=LENGTH)
-            wanted = replace(wanted, trained_length=LENGTH, shape=shape)
-        unequal = differences(replace(longer, parts=(wanted,)), replace(longer, parts=(new,)))
+            expected_part = replace(expected_part, trained_length=LENGTH, shape=shape)
+        unequal = differences(replace(longer, parts=(expected_part,)), replace(longer, parts=(new,)))
         if unequal and "followed: the modules" not in contradiction:
-            found.append(f"published, wanted and read in {new.name or 'the whole'}: {'; '.join(unequal)}")
-    return found
+            faults.append(f"published, wanted and read in {new.name or 'the whole'}: {'; '.join(unequal)}")
+    return faults
 
 
 def with_said(layer: Any, place: dict[str, Any], schedule: str) -> Any:
@@ -1045,9 +1046,9 @@ def with_said(layer: Any, place: dict[str, Any], schedule: str) -> Any:
     kind, plain = SCHEDULES[schedule].get("rope_type", "nothing"), not re.search("schedule|proport", turns[0])
     if plain and kind in str(place["rope_parameters"]):
         options["schedule"] = schedule
-    kept = [one for one in syntax.split(turns[2] or "") if one and not one.startswith("base=")]
-    inside = ", ".join([*kept, *(f"{key}={value}" for key, value in options.items())])
-    return replace(layer, spec=f"{turns[1]}({inside}){layer.spec[turns.end() :]}")
+    old_options = [option for option in syntax.split(turns[2] or "") if option and not option.startswith("base=")]
+    option_text = ", ".join([*old_options, *(f"{key}={value}" for key, value in options.items())])
+    return replace(layer, spec=f"{turns[1]}({option_text}){layer.spec[turns.end() :]}")
 
 
 def names() -> list[str]:
@@ -1062,21 +1063,21 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path)
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--page", action="store_true")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    if asked.page:
+    if arguments.page:
         raise SystemExit(PAGE.write_text(page(), encoding="utf-8") and 0)
-    if not asked.again:
+    if not arguments.again:
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
-    for name in asked.names or names() if asked.again else ():
+    for name in arguments.names or names() if arguments.again else ():
         with contextlib.redirect_stderr(io.StringIO()):
-            found = unlike(name)
-        print(*(f"{name}\t{' '.join(one.split())}" for one in found or ["the same"]), sep="\n", flush=True)
-    if asked.again:
+            faults = reading_faults(name)
+        print(*(f"{name}\t{' '.join(fault.split())}" for fault in faults or ["the same"]), sep="\n", flush=True)
+    if arguments.again:
         raise SystemExit(0)
-    done = table(asked.out)[1] if asked.out and asked.out.exists() else {}
-    for name in asked.names or [name for name in names() if name not in done]:
-        done[name] = in_time(name)
-        print(done[name], flush=True)
-        if asked.out:
-            write(asked.out, done.values())
+    rows = table(arguments.out)[1] if arguments.out and arguments.out.exists() else {}
+    for name in arguments.names or [name for name in names() if name not in rows]:
+        rows[name] = in_time(name)
+        print(rows[name], flush=True)
+        if arguments.out:
+            write(arguments.out, rows.values())

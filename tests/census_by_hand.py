@@ -7,7 +7,7 @@ import torch
 GENERATOR = torch.Generator().manual_seed(1)
 
 
-def drawn(*shape: int) -> torch.Tensor:
+def draw(*shape: int) -> torch.Tensor:
     """Numbers of a normal distribution."""
     return torch.randn(shape, generator=GENERATOR)
 
@@ -416,100 +416,100 @@ TINY: dict[str, dict[str, Any]] = {
 """Configurations, by the names of architectures."""
 
 WITH_IMAGE = torch.tensor([[7] * 4 + list(range(10, 19))] * 2)
-PIXELS = {"pixel_values": drawn(2, 3, 64, 64)}
-PAIRS = {"pixel_values": drawn(2, 2, 3, 64, 64)}
-POINTS = {**PIXELS, "input_points": drawn(2, 1, 2, 2)}
+PIXELS = {"pixel_values": draw(2, 3, 64, 64)}
+PAIRS = {"pixel_values": draw(2, 2, 3, 64, 64)}
+POINTS = {**PIXELS, "input_points": draw(2, 1, 2, 2)}
 SERIES = {
-    **{"past_values": drawn(2, 18), "past_time_features": drawn(2, 18, 2), "past_observed_mask": torch.ones(2, 18)},
-    **{"future_values": drawn(2, 8), "future_time_features": drawn(2, 8, 2)},
+    **{"past_values": draw(2, 18), "past_time_features": draw(2, 18, 2), "past_observed_mask": torch.ones(2, 18)},
+    **{"future_values": draw(2, 8), "future_time_features": draw(2, 8, 2)},
 }
 
-FED: dict[str, dict[str, Any]] = {
+FIXED_INPUTS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(FORECASTERS, SERIES),
-    "patchtst": {"past_values": drawn(2, 32, 1)},
-    "patchtsmixer": {"past_values": drawn(2, 32, 1)},
+    "patchtst": {"past_values": draw(2, 32, 1)},
+    "patchtsmixer": {"past_values": draw(2, 32, 1)},
     "timesfm": {
-        "past_values": drawn(2, 64),
+        "past_values": draw(2, 64),
         "past_values_padding": torch.zeros(2, 64),
         "freq": torch.zeros(2, 1, dtype=torch.long),
     },
-    "timesfm2_5": {"past_values": drawn(2, 64)},
+    "timesfm2_5": {"past_values": draw(2, 64)},
     "dia": {"input_ids": [2, 13], "decoder_input_ids": [2, 13, 3]},
-    "dia_decoder": {"input_ids": [2, 13, 3], "encoder_hidden_states": drawn(2, 13, 64)},
+    "dia_decoder": {"input_ids": [2, 13, 3], "encoder_hidden_states": draw(2, 13, 64)},
     "udop": {"input_ids": [2, 13], "decoder_input_ids": [2, 13], "bbox": torch.rand(2, 13, 4, generator=GENERATOR)},
-    "voxtral_realtime": {"input_ids": [2, 13], "input_features": drawn(2, 128, 104)},
-    "qwen3_omni_moe_talker_code_predictor": {"inputs_embeds": drawn(2, 13, 64)},
-    "phi4_multimodal_audio": {"hidden_states": drawn(2, 40, 80), "mask": torch.ones(2, 40, dtype=torch.bool)},
-    "gemma3n_audio": {"audio_mel": drawn(2, 40, 128), "audio_mel_mask": torch.zeros(2, 40, dtype=torch.bool)},
-    "gemma4_audio": {"input_features": drawn(2, 40, 128)},
-    "vision-text-dual-encoder": {"input_ids": [2, 13], "pixel_values": drawn(2, 3, 16, 16)},
+    "voxtral_realtime": {"input_ids": [2, 13], "input_features": draw(2, 128, 104)},
+    "qwen3_omni_moe_talker_code_predictor": {"inputs_embeds": draw(2, 13, 64)},
+    "phi4_multimodal_audio": {"hidden_states": draw(2, 40, 80), "mask": torch.ones(2, 40, dtype=torch.bool)},
+    "gemma3n_audio": {"audio_mel": draw(2, 40, 128), "audio_mel_mask": torch.zeros(2, 40, dtype=torch.bool)},
+    "gemma4_audio": {"input_features": draw(2, 40, 128)},
+    "vision-text-dual-encoder": {"input_ids": [2, 13], "pixel_values": draw(2, 3, 16, 16)},
     "rag": {
         **{
             "input_ids": [2, 13],
             "decoder_input_ids": [2, 13],
             "context_input_ids": [10, 13],
-            "doc_scores": drawn(2, 5),
+            "doc_scores": draw(2, 5),
         },
         "context_attention_mask": torch.ones(10, 13),
     },
     "blt": {"input_ids": [2, 13], "use_cache": False},
-    "moshi_depth": {"input_ids": [2, 8], "last_hidden_state": drawn(2, 1, 32)},
-    "blip_2_qformer": {"query_embeds": drawn(2, 13, 64), "encoder_hidden_states": drawn(2, 16, 64)},
+    "moshi_depth": {"input_ids": [2, 8], "last_hidden_state": draw(2, 1, 32)},
+    "blip_2_qformer": {"query_embeds": draw(2, 13, 64), "encoder_hidden_states": draw(2, 16, 64)},
     "blt_local_encoder": {
-        **{"input_ids": [2, 13], "patch_embeds": drawn(2, 4, 64), "num_patches": 4},
+        **{"input_ids": [2, 13], "patch_embeds": draw(2, 4, 64), "num_patches": 4},
         "patch_ids": torch.arange(13).div(4, rounding_mode="floor").expand(2, 13),
     },
-    "blt_local_decoder": {"input_ids": [2, 13], "inputs_embeds": drawn(2, 13, 64), "patch_embeds": drawn(2, 4, 128)},
-    "fun_asr_nano_encoder": {"input_features": drawn(2, 40, 560), "input_features_mask": torch.ones(2, 40)},
+    "blt_local_decoder": {"input_ids": [2, 13], "inputs_embeds": draw(2, 13, 64), "patch_embeds": draw(2, 4, 128)},
+    "fun_asr_nano_encoder": {"input_features": draw(2, 40, 560), "input_features_mask": torch.ones(2, 40)},
     "dots3_note_audio_encoder": {
-        "input_features": drawn(2, 32, 64),
+        "input_features": draw(2, 32, 64),
         "chunk_sample_lengths": torch.tensor([64 * 160] * 2),
     },
     "inkling_audio": {"audio_input_ids": [2, 13, 8]},
-    "inkling2_vision": {"pixel_values": drawn(8, 8, 8, 3), "image_grid_thw": torch.tensor([[1, 2, 2]] * 2)},
-    "muse_spark_audio": {"input_values": drawn(2, 960)},
-    "mimi_decoder": {"latents": drawn(2, 512, 13)},
-    "pocket_tts_audio_tokenizer_decoder": {"latents": drawn(2, 32, 13)},
-    "blip-2": {"input_ids": WITH_IMAGE, "pixel_values": drawn(2, 3, 16, 16)},
-    "instructblip": {"input_ids": WITH_IMAGE, "qformer_input_ids": [2, 13], "pixel_values": drawn(2, 3, 16, 16)},
+    "inkling2_vision": {"pixel_values": draw(8, 8, 8, 3), "image_grid_thw": torch.tensor([[1, 2, 2]] * 2)},
+    "muse_spark_audio": {"input_values": draw(2, 960)},
+    "mimi_decoder": {"latents": draw(2, 512, 13)},
+    "pocket_tts_audio_tokenizer_decoder": {"latents": draw(2, 32, 13)},
+    "blip-2": {"input_ids": WITH_IMAGE, "pixel_values": draw(2, 3, 16, 16)},
+    "instructblip": {"input_ids": WITH_IMAGE, "qformer_input_ids": [2, 13], "pixel_values": draw(2, 3, 16, 16)},
     "instructblipvideo": {
         "input_ids": WITH_IMAGE,
         "qformer_input_ids": [2, 13],
-        "pixel_values": drawn(2, 4, 3, 16, 16),
+        "pixel_values": draw(2, 4, 3, 16, 16),
     },
     "kosmos-2": {
-        **{"input_ids": [2, 13], "pixel_values": drawn(2, 3, 16, 16)},
+        **{"input_ids": [2, 13], "pixel_values": draw(2, 3, 16, 16)},
         "image_embeds_position_mask": (WITH_IMAGE == 7).long(),
     },
     "idefics": {
-        **{"input_ids": [2, 13], "pixel_values": drawn(2, 1, 3, 16, 16)},
+        **{"input_ids": [2, 13], "pixel_values": draw(2, 1, 3, 16, 16)},
         "image_attention_mask": torch.ones(2, 13, 1),
     },
-    "llama4_vision_model": {"pixel_values": drawn(2, 3, 16, 16)},
+    "llama4_vision_model": {"pixel_values": draw(2, 3, 16, 16)},
     "mllama_vision_model": {
-        **{"pixel_values": drawn(2, 1, 2, 3, 16, 16), "aspect_ratio_ids": torch.ones(2, 1, dtype=torch.long)},
+        **{"pixel_values": draw(2, 1, 2, 3, 16, 16), "aspect_ratio_ids": torch.ones(2, 1, dtype=torch.long)},
         "aspect_ratio_mask": torch.ones(2, 1, 2, dtype=torch.long),
     },
-    "molmo2_vision": {"pixel_values": drawn(2, 16, 48)},
-    "depth_anything": {"pixel_values": drawn(2, 3, 16, 16)},
-    "prompt_depth_anything": {"pixel_values": drawn(2, 3, 16, 16), "prompt_depth": drawn(2, 1, 8, 8)},
-    "xclip_vision_model": {"pixel_values": drawn(16, 3, 16, 16)},
-    "tvp": {"input_ids": [1, 13], "pixel_values": drawn(1, 2, 3, 128, 128), "attention_mask": torch.ones(1, 13)},
+    "molmo2_vision": {"pixel_values": draw(2, 16, 48)},
+    "depth_anything": {"pixel_values": draw(2, 3, 16, 16)},
+    "prompt_depth_anything": {"pixel_values": draw(2, 3, 16, 16), "prompt_depth": draw(2, 1, 8, 8)},
+    "xclip_vision_model": {"pixel_values": draw(16, 3, 16, 16)},
+    "tvp": {"input_ids": [1, 13], "pixel_values": draw(1, 2, 3, 128, 128), "attention_mask": torch.ones(1, 13)},
     "seggpt": {
         **{
-            "pixel_values": drawn(2, 3, 16, 16),
-            "prompt_pixel_values": drawn(2, 3, 16, 16),
-            "prompt_masks": drawn(2, 3, 16, 16),
+            "pixel_values": draw(2, 3, 16, 16),
+            "prompt_pixel_values": draw(2, 3, 16, 16),
+            "prompt_masks": draw(2, 3, 16, 16),
         }
     },
     "sam": POINTS,
     "sam_hq": POINTS,
     "pi0": {
-        "action_embeds": drawn(2, 6, 64),
-        **{"input_ids": torch.tensor([[7] * 16 + list(range(10, 19))] * 2), "pixel_values": drawn(2, 1, 3, 16, 16)},
+        "action_embeds": draw(2, 6, 64),
+        **{"input_ids": torch.tensor([[7] * 16 + list(range(10, 19))] * 2), "pixel_values": draw(2, 1, 3, 16, 16)},
         "pixel_attention_mask": torch.ones(2, 1, dtype=torch.bool),
     },
-    "unlimited_ocr_vision_encoder": {"patch_embeds": drawn(2, 64, 4, 4)},
+    "unlimited_ocr_vision_encoder": {"patch_embeds": draw(2, 64, 4, 4)},
     "unlimited_ocr_vision": PIXELS,
     "deepseek_ocr2_vision": PIXELS,
     "grounding-dino": {**PIXELS, "input_ids": [2, 13]},
@@ -519,46 +519,46 @@ FED: dict[str, dict[str, Any]] = {
         for lite in ("", "lite_text_")
         for part, given in {
             "detr_encoder": {
-                **{"vision_features": [drawn(2, 64, 4, 4)], "vision_pos_embeds": [drawn(2, 64, 4, 4)]},
-                "text_features": drawn(2, 13, 64),
+                **{"vision_features": [draw(2, 64, 4, 4)], "vision_pos_embeds": [draw(2, 64, 4, 4)]},
+                "text_features": draw(2, 13, 64),
             },
             "detr_decoder": {
-                **{"vision_features": drawn(2, 16, 64), "vision_pos_encoding": drawn(2, 16, 64)},
-                **{"text_features": drawn(2, 13, 64), "spatial_shapes": torch.tensor([[4, 4]])},
+                **{"vision_features": draw(2, 16, 64), "vision_pos_encoding": draw(2, 16, 64)},
+                **{"text_features": draw(2, 13, 64), "spatial_shapes": torch.tensor([[4, 4]])},
             },
             "mask_decoder": {
-                **{"decoder_queries": drawn(2, 5, 64), "encoder_hidden_states": drawn(2, 16, 64)},
-                "backbone_features": [drawn(2, 64, 16, 16), drawn(2, 64, 8, 8), drawn(2, 64, 4, 4)],
+                **{"decoder_queries": draw(2, 5, 64), "encoder_hidden_states": draw(2, 16, 64)},
+                "backbone_features": [draw(2, 64, 16, 16), draw(2, 64, 8, 8), draw(2, 64, 4, 4)],
             },
         }.items()
     },
-    "rf_detr": {"pixel_values": drawn(2, 3, 32, 32)},
-    "efficientnet": {"pixel_values": drawn(2, 3, 32, 32)},
-    "speech-encoder-decoder": {"input_values": drawn(2, 8000), "decoder_input_ids": [2, 13]},
-    "perceiver": {"inputs": drawn(2, 13, 32)},
+    "rf_detr": {"pixel_values": draw(2, 3, 32, 32)},
+    "efficientnet": {"pixel_values": draw(2, 3, 32, 32)},
+    "speech-encoder-decoder": {"input_values": draw(2, 8000), "decoder_input_ids": [2, 13]},
+    "perceiver": {"inputs": draw(2, 13, 32)},
     **dict.fromkeys(("lightglue", "superglue", "efficientloftr"), PAIRS),
     **dict.fromkeys(("mask2former", "maskformer"), PIXELS),
-    "oneformer": {"pixel_values": drawn(2, 3, 64, 64), "task_inputs": drawn(2, 13)},
+    "oneformer": {"pixel_values": draw(2, 3, 64, 64), "task_inputs": draw(2, 13)},
     "jev": {
         **{"input_ids": [1, 13], "marks": torch.tensor([[3, 7]]), "num_options": torch.tensor([[2, 2]])},
         "question_type_ids": torch.tensor([[0, 1]]),
     },
-    "vibevoice_acoustic_tokenizer": {"input_values": drawn(2, 1, 800)},
-    "vibevoice_acoustic_tokenizer_encoder": {"input_values": drawn(2, 1, 800)},
-    "vibevoice_acoustic_tokenizer_decoder": {"latents": drawn(2, 8, 13)},
+    "vibevoice_acoustic_tokenizer": {"input_values": draw(2, 1, 800)},
+    "vibevoice_acoustic_tokenizer_encoder": {"input_values": draw(2, 1, 800)},
+    "vibevoice_acoustic_tokenizer_decoder": {"latents": draw(2, 8, 13)},
     "decision_transformer": {
         **{
-            "states": drawn(2, 5, 17),
-            "actions": drawn(2, 5, 4),
-            "rewards": drawn(2, 5, 1),
-            "returns_to_go": drawn(2, 5, 1),
+            "states": draw(2, 5, 17),
+            "actions": draw(2, 5, 4),
+            "rewards": draw(2, 5, 1),
+            "returns_to_go": draw(2, 5, 1),
         },
         **{"timesteps": torch.arange(5).expand(2, 5), "attention_mask": torch.ones(2, 5)},
     },
     "layoutlmv3": {
         "input_ids": [2, 13],
         "bbox": torch.tensor([3, 5, 20, 30]).expand(2, 13, 4),
-        "pixel_values": drawn(2, 3, 64, 64),
+        "pixel_values": draw(2, 3, 64, 64),
     },
 }
 """What they are given: the tensor itself, or [a shape] of tokens."""

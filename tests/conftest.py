@@ -33,11 +33,11 @@ def pytest_collection() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def ctrl_c() -> Iterator[None]:
     """Ctrl-C as where a person starts a command: a shell starts background jobs, such as a test run, without it."""
-    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    if ignored:
+    old_handlers = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if old_handlers:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    if ignored:
+    if old_handlers:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from posenc.explorer import trained
-from posenc.lab.views.page import shortened
+from posenc.lab.views.page import jsonable
 
 COMMAND = "posenc compare"
 
 
 def text(run: Path) -> str:
     """The text of the file."""
-    return json.dumps(shortened(made(run)), separators=(",", ":")) + "\n"
+    return json.dumps(jsonable(example_data(run)), separators=(",", ":")) + "\n"
 
 
-def made(run: Path) -> dict[str, Any]:
-    known = trained.of(run)
-    known["sections"]["run"]["made"] = f"{COMMAND}, {known['sections']['run']['made']}"
-    return known
+def example_data(run: Path) -> dict[str, Any]:
+    data = trained.read_run(run)
+    data["sections"]["run"]["made"] = f"{COMMAND}, {data['sections']['run']['made']}"
+    return data
 
 
 if __name__ == "__main__":

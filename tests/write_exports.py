@@ -27,30 +27,30 @@ def model_of(name: str) -> Decoder:
     return model
 
 
-def found(name: str, form: str, folder: Path) -> str:
+def export_result(name: str, form: str, folder: Path) -> str:
     """How far the exported decoder is from the model, as the guide has it; or why there is none."""
     try:
-        done = export(model_of(name), folder / f"{name}{form}")
+        exported = export(model_of(name), folder / f"{name}{form}")
     except CannotExport as error:
         return str(error).partition(f" to {form}: ")[2]
-    return f"{done.difference:.0e}, up to {done.lengths[-1]} tokens"
+    return f"{exported.difference:.0e}, up to {exported.lengths[-1]} tokens"
 
 
 def rows() -> dict[str, list[str]]:
     """The table as the guide has it: name -> what was found for each form."""
-    measured = GUIDE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
-    lines = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", measured, re.MULTILINE)
+    results = GUIDE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    lines = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", results, re.MULTILINE)
     return {name: cells for name, *cells in lines}
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as held:
-        known, asked = rows(), sys.argv[1:] or catalogue.names()
-        for name in asked:
-            known[name] = [found(name, form, Path(held)) for form in FORMS]
-            print(name, *known[name], flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        texts, arguments = rows(), sys.argv[1:] or catalogue.names()
+        for name in arguments:
+            texts[name] = [export_result(name, form, Path(folder)) for form in FORMS]
+            print(name, *texts[name], flush=True)
     table = "| encoding | .pt2 | .onnx |\n|---|---|---|\n"
-    table += "".join(f"| `{name}` | {' | '.join(known[name])} |\n" for name in sorted(known))
-    before, rest = GUIDE.read_text(encoding="utf-8").split(BEGIN)
-    GUIDE.write_text(before + BEGIN + "\n" + table + "\n" + END + rest.split(END)[1], encoding="utf-8")
+    table += "".join(f"| `{name}` | {' | '.join(texts[name])} |\n" for name in sorted(texts))
+    old_text, rest = GUIDE.read_text(encoding="utf-8").split(BEGIN)
+    GUIDE.write_text(old_text + BEGIN + "\n" + table + "\n" + END + rest.split(END)[1], encoding="utf-8")

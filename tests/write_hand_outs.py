@@ -56,7 +56,7 @@ def positions_of(name: str) -> Positions:
     return Positions.count(TOKENS).with_horizon(40)
 
 
-def built(name: str) -> Encoding:
+def build_all(name: str) -> Encoding:
     """The encoding, with parameters as training might leave them."""
     torch.manual_seed(0)
     encoding = build(SPECS[name], SHAPE)
@@ -70,7 +70,7 @@ def built(name: str) -> Encoding:
 def reason(name: str, target: str) -> str:
     """Why a target refuses an encoding, or nothing."""
     try:
-        hand_out(built(name), to=target, shape=SHAPE, positions=positions_of(name))
+        hand_out(build_all(name), to=target, shape=SHAPE, positions=positions_of(name))
     except ValueError as error:
         return str(error).partition(": ")[2].partition("; ")[0]
     return ""
@@ -83,16 +83,16 @@ def table() -> str:
         by_reason: dict[str, list[str]] = {}
         for target in TARGETS:
             by_reason.setdefault(reason(name, target), []).append(TARGETS[target].title)
-        expressed = told(by_reason.pop("", []))
-        refused = "; ".join(f"{told(titles)}: {why}" for why, titles in by_reason.items())
-        lines.append(f"| `{name}` | {expressed} | {refused} |")
+        cells = describe_refusal(by_reason.pop("", []))
+        reasons = "; ".join(f"{describe_refusal(titles)}: {why}" for why, titles in by_reason.items())
+        lines.append(f"| `{name}` | {cells} | {reasons} |")
     return "\n".join(lines) + "\n"
 
 
-def told(titles: list[str]) -> str:
+def describe_refusal(titles: list[str]) -> str:
     return "all" if len(titles) == len(TARGETS) else ", ".join(titles) or "none"
 
 
 if __name__ == "__main__":
-    before, rest = GUIDE.read_text(encoding="utf-8").split(BEGIN)
-    GUIDE.write_text(before + BEGIN + "\n" + table() + "\n" + END + rest.split(END)[1], encoding="utf-8")
+    old_text, rest = GUIDE.read_text(encoding="utf-8").split(BEGIN)
+    GUIDE.write_text(old_text + BEGIN + "\n" + table() + "\n" + END + rest.split(END)[1], encoding="utf-8")

@@ -7,7 +7,7 @@ from posenc.lessons._cells import PICTURE
 from posenc.lessons._page import run
 
 
-def written(lesson: Lesson) -> str:
+def write_output(lesson: Lesson) -> str:
     """The outputs of the code cells of a lesson, as its .out file has them."""
     return "\f\n".join(PICTURE * bool(output.pictures) + output.text for output in run(lesson.cells))
 
@@ -15,4 +15,4 @@ def written(lesson: Lesson) -> str:
 if __name__ == "__main__":
     for lesson in lessons():
         if lesson.name in sys.argv[1:] or not sys.argv[1:]:
-            (HERE / f"{lesson.name}.out").write_text(written(lesson), encoding="utf-8")
+            (HERE / f"{lesson.name}.out").write_text(write_output(lesson), encoding="utf-8")

@@ -19,15 +19,15 @@ def can_see_peaks() -> bool:
     return Path("/proc/self/clear_refs").exists()
 
 
-def run(code: str, *given: str, threads: int = 1) -> Any:
+def run(code: str, *arguments: str, threads: int = 1) -> Any:
     """What a few lines of Python print as JSON, run by a fresh interpreter that finds this package and the benchmark.
 
     Raises RuntimeError, with what it said, when it fails.
     """
-    done = process("-c", code, *given, threads=threads)
-    if done.returncode:
-        raise RuntimeError(f"a process of its own failed: {' '.join(done.stderr.split()[-40:])}")
-    return json.loads(done.stdout.splitlines()[-1])
+    result = process("-c", code, *arguments, threads=threads)
+    if result.returncode:
+        raise RuntimeError(f"a process of its own failed: {' '.join(result.stderr.split()[-40:])}")
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 def seconds(folder: str, *words: str, code: str = "", fails: bool = False) -> float:
@@ -38,12 +38,12 @@ def seconds(folder: str, *words: str, code: str = "", fails: bool = False) -> fl
     # Not on Windows.
     import resource
 
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = process(*(("-c", code) if code else ("-m", "posenc", *words)), folder=folder)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if bool(done.returncode) != fails:
-        raise RuntimeError(f"posenc {' '.join(words)} ended with {done.returncode}: {done.stderr[-300:].strip()}")
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    usage_before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = process(*(("-c", code) if code else ("-m", "posenc", *words)), folder=folder)
+    usage_after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if bool(result.returncode) != fails:
+        raise RuntimeError(f"posenc {' '.join(words)} ended with {result.returncode}: {result.stderr[-300:].strip()}")
+    return usage_after.ru_utime + usage_after.ru_stime - usage_before.ru_utime - usage_before.ru_stime
 
 
 def process(*arguments: str, threads: int = 1, folder: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -65,14 +65,14 @@ def peak_of(call: Callable[[], Any]) -> float:
         trim(0)
     # Writing 5 sets the peak back to what is held now.
     Path("/proc/self/clear_refs").write_text("5")
-    before = held("VmRSS")
-    kept = call()
-    peak = held("VmHWM")
-    del kept
-    return (peak - before) / 1024
+    resident = status_kib("VmRSS")
+    result = call()
+    peak = status_kib("VmHWM")
+    del result
+    return (peak - resident) / 1024
 
 
-def held(what: str) -> int:
+def status_kib(field: str) -> int:
     """A line of the process's status, in KiB."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(what))
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field))

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from posenc.lab import figures, store
 from posenc.lab.appearance import short
 from posenc_bench import report
-from posenc_bench.goals import Found, verdicts
+from posenc_bench.goals import RowDict, verdicts
 
-MOST = 60
+MAX_ROWS = 60
 """So many rows are drawn; the table has all."""
 
 HEADERS = ("case", "candidate", "unit", "before", "after", "after / before", "", "goals, after")
@@ -26,8 +26,8 @@ class Pair:
     goals  its goals, as they were met or missed afterwards
     """
 
-    before: Found
-    after: Found
+    before: RowDict
+    after: RowDict
     goals: tuple[str, ...]
 
     @property
@@ -45,21 +45,21 @@ class Pair:
 def pairs(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Pair]:
     """Every row of posenc's that both have, in the order of the second."""
 
-    def key(row: Found) -> tuple[Any, ...]:
+    def key(row: RowDict) -> tuple[Any, ...]:
         return row["what"], row["case"], row["candidate"], row["threads"], row["unit"]
 
-    known = {key(row): row for row in before["rows"] if row["value"] is not None}
-    found = []
+    old_rows = {key(row): row for row in before["rows"] if row["value"] is not None}
+    matches = []
     for case in report.cases(after["rows"]).values():
         for row in case:
-            if row["kind"] == "posenc" and row["value"] is not None and key(row) in known:
-                goals = (f"{verdict.goal}: {report.MET[verdict.met]}" for verdict in verdicts(row, case))
-                found.append(Pair(known[key(row)], row, tuple(goals)))
-    return found
+            if row["kind"] == "posenc" and row["value"] is not None and key(row) in old_rows:
+                goals = (f"{verdict.goal}: {report.VERDICT_WORDS[verdict.is_met]}" for verdict in verdicts(row, case))
+                matches.append(Pair(old_rows[key(row)], row, tuple(goals)))
+    return matches
 
 
-def lines(found: Sequence[Pair]) -> Iterator[list[str]]:
-    for pair in found:
+def lines(matches: Sequence[Pair]) -> Iterator[list[str]]:
+    for pair in matches:
         row = pair.after
         place = [report.heading(row["what"], row["case"], row["threads"]), row["candidate"], row["unit"]]
         numbers = [report.number(value) for value in (pair.before["value"], row["value"], pair.change)]
@@ -68,55 +68,55 @@ def lines(found: Sequence[Pair]) -> Iterator[list[str]]:
 
 def markdown(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Both runs as a page."""
-    found = pairs(before, after)
-    counts = {word: sum(pair.word == word for pair in found) for word in ("better", "worse")}
-    missed = [row for row in report.goals(after["rows"])[1] if row[-1] == report.MET[False]]
+    matches = pairs(before, after)
+    counts = {word: sum(pair.word == word for pair in matches) for word in ("better", "worse")}
+    missed = [row for row in report.goals(after["rows"])[1] if row[-1] == report.VERDICT_WORDS[False]]
     parts = [
         "# Two results of the benchmark",
-        f"Of {len(found)} rows that both have, {counts['better']} became cheaper and {counts['worse']} dearer, beyond "
+        f"Of {len(matches)} rows in both, {counts['better']} became cheaper and {counts['worse']} dearer, beyond "
         f"the quartiles of both; the others cannot be told apart. {len(missed)} goals are missed afterwards. A ratio "
         f"to a limit of the same run bears a change of machine, seconds and MiB do not.",
         f"Before: {report.facts(before)}",
         f"After: {report.facts(after)}",
-        report.as_markdown(HEADERS, lines(found)),
+        report.as_markdown(HEADERS, lines(matches)),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 @figures.styled
-def drawn(before: Mapping[str, Any], after: Mapping[str, Any]) -> Figure | None:
+def change_figure(before: Mapping[str, Any], after: Mapping[str, Any]) -> Figure | None:
     """A line from before to after for each row that changed most; None where no row is divided by a limit in both."""
-    found = [pair for pair in pairs(before, after) if pair.after["unit"].startswith("x ")]
-    found = sorted(found, key=lambda pair: pair.change)
-    if len(found) > MOST:
+    matches = [pair for pair in pairs(before, after) if pair.after["unit"].startswith("x ")]
+    matches = sorted(matches, key=lambda pair: pair.change)
+    if len(matches) > MAX_ROWS:
         # The middle is what hardly changed.
-        found = found[: MOST // 2] + found[-(MOST - MOST // 2) :]
-    if not found:
+        matches = matches[: MAX_ROWS // 2] + matches[-(MAX_ROWS - MAX_ROWS // 2) :]
+    if not matches:
         return None
-    fig = figures.figure(9.0, 1.4 + 0.19 * len(found), "Cost of a call over its limit, before (ring) and after (dot)")
+    fig = figures.figure(9.0, 1.4 + 0.19 * len(matches), "Cost of a call over its limit, before (ring) and after (dot)")
     ax = fig.subplots()
-    draw(ax, found)
+    draw(ax, matches)
     return fig
 
 
-def draw(ax: Axes, found: Sequence[Pair]) -> None:
-    for height, pair in enumerate(reversed(found)):
+def draw(ax: Axes, matches: Sequence[Pair]) -> None:
+    for height, pair in enumerate(reversed(matches)):
         then, now = pair.before["value"], pair.after["value"]
         colour = figures.INK if pair.word else figures.SOFT
         ax.plot([then, now], [height, height], color=colour, linewidth=1.2)
         ax.plot([then], [height], "o", color=colour, markerfacecolor=figures.PAPER, markersize=4)
         ax.plot([now], [height], "o", color=colour, markersize=4)
-    names = [f"{short(pair.after['candidate'], 34)}, {short(pair.after['case'], 46)}" for pair in found]
-    ax.set_yticks(range(len(found)), reversed(names), fontsize=6)
+    names = [f"{short(pair.after['candidate'], 34)}, {short(pair.after['case'], 46)}" for pair in matches]
+    ax.set_yticks(range(len(matches)), reversed(names), fontsize=6)
     ax.set_xscale("log")
     figures.plain_log(ax.xaxis)
     ax.set_xlabel("times the limit of the same round")
-    ax.set_ylim(-1, len(found))
+    ax.set_ylim(-1, len(matches))
 
 
 def save(before: Mapping[str, Any], after: Mapping[str, Any], folder: Path) -> list[Path]:
     """Write the page and the picture; the paths."""
     page = folder / "compared.md"
     store.write(page, markdown(before, after).encode())
-    fig = drawn(before, after)
+    fig = change_figure(before, after)
     return [page] if fig is None else [page, figures.save(fig, folder / "compared.png")]

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-Found = Mapping[str, Any]
+RowDict = Mapping[str, Any]
 """A row as plain values: Row.to_dict(), or what was read back from JSON."""
 
 FILE = Path(__file__).with_name("goals.json")
@@ -35,33 +35,33 @@ class Goal:
 
     bound  the largest value that meets the goal
     than   the candidate of the same case whose cost this one's is divided by; "" for a measure that stands alone
-    of     what is measured: "cost", "error", or the row's own unit ("MiB", "s of CPU", "graphs")
+    quantity  what is measured: "cost", "error", or the row's own unit ("MiB", "s of CPU", "graphs")
     """
 
     bound: float
     than: str = ""
-    of: str = "cost"
+    quantity: str = "cost"
 
     @classmethod
     def parse(cls, sentence: str) -> "Goal":
         """The goal that a sentence says. Raises ValueError for one that says none."""
-        said = SENTENCE.fullmatch(sentence)
-        if said is None:
+        match = SENTENCE.fullmatch(sentence)
+        if match is None:
             raise ValueError(
                 f"no goal is said by {sentence!r}; write 'at most 1.1 x NAME', 'at least 20 x as fast as NAME', "
                 f"'at most 64 MiB' or 'error at most 2e-06'"
             )
-        if said["error"]:
-            return cls(float(said["error"]), of="error")
-        if said["faster"]:
-            return cls(1 / float(said["faster"]), said["than_faster"])
-        return cls(float(said["bound"]), said["than"] or "", "cost" if said["than"] else said["unit"])
+        if match["error"]:
+            return cls(float(match["error"]), quantity="error")
+        if match["faster"]:
+            return cls(1 / float(match["faster"]), match["than_faster"])
+        return cls(float(match["bound"]), match["than"] or "", "cost" if match["than"] else match["unit"])
 
     def __str__(self) -> str:
-        if self.of == "error":
+        if self.quantity == "error":
             return f"error at most {self.bound:g}"
         if not self.than:
-            return f"at most {self.bound:g} {self.of}"
+            return f"at most {self.bound:g} {self.quantity}"
         if self.bound < 1:
             return f"at least {1 / self.bound:g} x as fast as {self.than}"
         return f"at most {self.bound:g} x {self.than}"
@@ -72,37 +72,43 @@ class Verdict:
     """A goal beside what was measured; neither met nor missed where what it compares with could not be tried."""
 
     goal: Goal
-    measured: float | None
+    measured_value: float | None
 
     @property
-    def met(self) -> bool | None:
+    def is_met(self) -> bool | None:
         """Whether the goal is met, to the three figures that are shown."""
-        return None if self.measured is None else float(f"{self.measured:.3g}") <= self.goal.bound
+        return None if self.measured_value is None else float(f"{self.measured_value:.3g}") <= self.goal.bound
 
 
 @cache
-def kept() -> dict[str, dict[str, dict[str, list[str]]]]:
+def read_goals() -> dict[str, dict[str, dict[str, list[str]]]]:
     """goals.json: what -> case -> candidate -> goals."""
     return json.loads(FILE.read_text(encoding="utf-8"))
 
 
-def of(row: Found) -> Iterator[Goal]:
+def goals_of(row: RowDict) -> Iterator[Goal]:
     """The goals of one row."""
-    for case, candidates in kept().get(row["what"], {}).items():
+    for case, candidates in read_goals().get(row["what"], {}).items():
         if fnmatch.fnmatchcase(row["case"], case):
             yield from map(Goal.parse, candidates.get(row["candidate"], ()))
 
 
-def verdicts(row: Found, case: Sequence[Found]) -> list[Verdict]:
+def verdicts(row: RowDict, case: Sequence[RowDict]) -> list[Verdict]:
     """Every goal of a row, held to what was measured of it and of the other rows of its case."""
-    return [Verdict(goal, measured(goal, row, case)) for goal in of(row)] if row["value"] is not None else []
+    return (
+        [Verdict(goal, measured_value(goal, row, case)) for goal in goals_of(row)] if row["value"] is not None else []
+    )
 
 
-def measured(goal: Goal, row: Found, case: Sequence[Found]) -> float | None:
+def measured_value(goal: Goal, row: RowDict, case: Sequence[RowDict]) -> float | None:
     """What a goal is about, as it was found; None where that was not measured."""
-    if goal.of == "error":
+    if goal.quantity == "error":
         return row["error"]
     if not goal.than:
         return row["value"]
-    others = [other["value"] for other in case if other["candidate"] == goal.than and other["value"]]
-    return row["value"] / others[0] if others else None
+    costs = [
+        candidate_row["value"]
+        for candidate_row in case
+        if candidate_row["candidate"] == goal.than and candidate_row["value"]
+    ]
+    return row["value"] / costs[0] if costs else None

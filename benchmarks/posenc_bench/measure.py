@@ -20,10 +20,10 @@ import torch
 WARM_UP = 2
 """Rounds that are dropped: the first fills caches, the second says how often a call fits into a turn."""
 
-FEWEST = 5
+MIN_ROUNDS = 5
 """A ratio out of fewer rounds is not given."""
 
-TURN = 0.02
+TURN_SECONDS = 0.02
 """How long one candidate's turn lasts at least (seconds): shorter calls are repeated within it."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -122,7 +122,7 @@ class Row:
         return asdict(self)
 
 
-def measure(group: Group, *, threads: int = 1, seconds: float = 10.0, most: int = 15) -> list[Row]:
+def measure(group: Group, *, threads: int = 1, seconds: float = 10.0, max_rounds: int = 15) -> list[Row]:
     """A row for each candidate of a group.
 
     threads  how many threads torch computes with
@@ -133,7 +133,7 @@ def measure(group: Group, *, threads: int = 1, seconds: float = 10.0, most: int 
     """
     rows, right, errors = [], {}, {}
     give_memory_back()
-    with torch.set_grad_enabled(group.grad), threads_set(threads):
+    with torch.set_grad_enabled(group.grad), set_threads(threads):
         for candidate in group.candidates:
             error = errors[candidate.name] = None if candidate.error is None else candidate.error()
             # NaN is wrong too.
@@ -147,18 +147,18 @@ def measure(group: Group, *, threads: int = 1, seconds: float = 10.0, most: int 
         calls = {name: candidate.call for name, candidate in right.items()}
         as_in_a_fresh_process(group.heap)
         wall = threads > 1 or group.device == "cuda"
-        taken = take_turns(calls, clock=clock_of(group.device, threads), seconds=seconds, most=most)
+        times = take_turns(calls, clock=clock_of(group.device, threads), seconds=seconds, max_rounds=max_rounds)
     for candidate in group.candidates:
-        about = (group.what, group.case, candidate.name, candidate.kind, f"x {group.limit}", threads)
+        columns = (group.what, group.case, candidate.name, candidate.kind, f"x {group.limit}", threads)
         error = errors[candidate.name]
-        if candidate.name not in taken:
+        if candidate.name not in times:
             note = "wrong, so not timed"
-            rows.append(Row(*about, error=error, facts=group.facts, subject=candidate.subject, note=note))
+            rows.append(Row(*columns, error=error, facts=group.facts, subject=candidate.subject, note=note))
             continue
-        own = taken[candidate.name]
-        value, low, high = ratio(own, taken[group.limit], wall=wall)
-        found = (value, low, high, statistics.median(own), len(own), error)
-        rows.append(Row(*about, *found, group.facts, candidate.subject))
+        own_times = times[candidate.name]
+        value, low, high = ratio(own_times, times[group.limit], wall=wall)
+        numbers = (value, low, high, statistics.median(own_times), len(own_times), error)
+        rows.append(Row(*columns, *numbers, group.facts, candidate.subject))
     for name, reason in group.absent.items():
         rows.append(Row(group.what, group.case, name, "peer", "", threads, facts=group.facts, note=reason))
     return rows
@@ -169,24 +169,24 @@ def take_turns(
     *,
     clock: Callable[[], float] | None = None,
     seconds: float = 10.0,
-    most: int = 15,
+    max_rounds: int = 15,
 ) -> dict[str, list[float]]:
     """Seconds of one call of each, round by round; the order moves on by one each round."""
     clock = time.thread_time if clock is None else clock
     names = list(calls)
-    taken: dict[str, list[float]] = {name: [] for name in names}
+    times: dict[str, list[float]] = {name: [] for name in names}
     repeats, once_took = dict.fromkeys(names, 1), dict.fromkeys(names, 0.0)
     began = time.monotonic()
     with no_collection():
-        for turn in range(WARM_UP + most):
+        for turn in range(WARM_UP + max_rounds):
             if turn == WARM_UP:
                 began = time.monotonic()
-            elif turn >= WARM_UP + FEWEST and time.monotonic() - began > seconds:
+            elif turn >= WARM_UP + MIN_ROUNDS and time.monotonic() - began > seconds:
                 break
             shift = turn % len(names)
             for name in names[shift:] + names[:shift]:
                 call, often = calls[name], repeats[name]
-                if 0 < turn < WARM_UP and once_took[name] > 10 * TURN:
+                if 0 < turn < WARM_UP and once_took[name] > 10 * TURN_SECONDS:
                     continue
                 start = clock()
                 for _ in range(often):
@@ -195,10 +195,10 @@ def take_turns(
                 if turn < WARM_UP:
                     # A first call may compile; the second tells how many fit.
                     once_took[name] = once
-                    repeats[name] = max(1, min(10_000, math.ceil(TURN / max(once, 1e-9)))) if turn else 1
+                    repeats[name] = max(1, min(10_000, math.ceil(TURN_SECONDS / max(once, 1e-9)))) if turn else 1
                 else:
-                    taken[name].append(once)
-    return taken
+                    times[name].append(once)
+    return times
 
 
 def clock_of(device: str, threads: int) -> Callable[[], float]:
@@ -213,28 +213,30 @@ def clock_of(device: str, threads: int) -> Callable[[], float]:
     return clock
 
 
-def ratio(own: Sequence[float], limit: Sequence[float], *, wall: bool = False) -> tuple[float, float, float]:
+def ratio(times: Sequence[float], limit_times: Sequence[float], *, wall: bool = False) -> tuple[float, float, float]:
     """One candidate's times over another's of the same rounds: the median, and the quartiles.
 
     By the wall the middle is that of the shortest rounds: what disturbs a round only ever makes it longer.
     Raises ValueError for fewer than five rounds.
     """
-    if len(own) != len(limit) or len(own) < FEWEST:
-        raise ValueError(f"a ratio needs {FEWEST} rounds of both, got {len(own)} and {len(limit)}; measure longer")
-    ratios = [a / b for a, b in zip(own, limit, strict=True)]
+    if len(times) != len(limit_times) or len(times) < MIN_ROUNDS:
+        raise ValueError(
+            f"a ratio needs {MIN_ROUNDS} rounds of both, got {len(times)} and {len(limit_times)}; measure longer"
+        )
+    ratios = [a / b for a, b in zip(times, limit_times, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    return (min(own) / min(limit) if wall else middle), low, high
+    return (min(times) / min(limit_times) if wall else middle), low, high
 
 
 @contextmanager
-def threads_set(threads: int):
+def set_threads(threads: int):
     """Compute with so many threads inside, and as before outside."""
-    before = torch.get_num_threads()
+    old_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(old_threads)
 
 
 @functools.cache
@@ -279,10 +281,10 @@ def no_collection():
             gc.enable()
 
 
-def difference(got: Any, right: Any) -> float:
+def difference(actual: Any, right: Any) -> float:
     """The largest absolute difference between tensors, or between lists of them; NaN where there is one."""
-    if isinstance(got, torch.Tensor):
-        assert got.shape == right.shape, f"shapes {list(got.shape)} and {list(right.shape)} cannot be compared"
-        return (got.double() - right.double()).abs().max().item()
+    if isinstance(actual, torch.Tensor):
+        assert actual.shape == right.shape, f"shapes {list(actual.shape)} and {list(right.shape)} cannot be compared"
+        return (actual.double() - right.double()).abs().max().item()
     # max() of Python would lose a NaN that does not come first.
-    return torch.tensor([difference(a, b) for a, b in zip(got, right, strict=True)]).max().item()
+    return torch.tensor([difference(a, b) for a, b in zip(actual, right, strict=True)]).max().item()

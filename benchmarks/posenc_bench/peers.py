@@ -24,7 +24,7 @@ LIBRARIES = (
 Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-class Absent(Exception):
+class AbsentPeer(Exception):
     """A candidate that cannot be tried here, and why."""
 
 
@@ -37,28 +37,28 @@ class Rotation(NamedTuple):
 
 def versions() -> dict[str, str]:
     """The peers that are installed, with their versions."""
-    found = {}
+    installed_versions = {}
     for name in LIBRARIES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed_versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed_versions
 
 
 def library(module: str, name: str) -> Any:
-    """A module of a peer. Raises Absent when it is not installed, or does not import with this torch."""
+    """A module of a peer. Raises AbsentPeer when it is not installed, or does not import with this torch."""
     try:
         importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        raise Absent(f"{name} is not installed") from None
+        raise AbsentPeer(f"{name} is not installed") from None
     try:
         with warnings.catch_warnings():
             # What a library warns of while it is imported is its own business.
             warnings.simplefilter("ignore")
             return importlib.import_module(module)
     except Exception as error:
-        raise Absent(f"{name} does not import here: {type(error).__name__}: {error}") from None
+        raise AbsentPeer(f"{name} does not import here: {type(error).__name__}: {error}") from None
 
 
 def transformers(heads: int, head_dim: int, ids: Tensor, dtype: torch.dtype, base: float) -> Rotation:
@@ -83,14 +83,14 @@ def transformers_tables(heads: int, head_dim: int, ids: Tensor, dtype: torch.dty
         rope_parameters={"rope_type": "default", "rope_theta": base},
     )
     llama = library("transformers.models.llama.modeling_llama", "transformers")
-    module, like = llama.LlamaRotaryEmbedding(config), torch.empty(0, dtype=dtype)
-    return llama, lambda: module(like, ids[None])
+    module, dtype_like = llama.LlamaRotaryEmbedding(config), torch.empty(0, dtype=dtype)
+    return llama, lambda: module(dtype_like, ids[None])
 
 
 def x_transformers(heads: int, head_dim: int, ids: Tensor, dtype: torch.dtype, base: float) -> Rotation:
-    theirs = library("x_transformers.x_transformers", "x-transformers")
-    angles, scale = theirs.RotaryEmbedding(head_dim, base=base)(ids)
-    apply = theirs.apply_rotary_pos_emb
+    package = library("x_transformers.x_transformers", "x-transformers")
+    angles, scale = package.RotaryEmbedding(head_dim, base=base)(ids)
+    apply = package.apply_rotary_pos_emb
     return Rotation(lambda q, k: (apply(q, angles, scale), apply(k, angles, scale)), "interleaved")
 
 
@@ -123,11 +123,11 @@ def torchtune_module() -> Any:
     try:
         folder = importlib.metadata.distribution("torchtune").locate_file("torchtune")
     except importlib.metadata.PackageNotFoundError:
-        raise Absent("torchtune is not installed") from None
+        raise AbsentPeer("torchtune is not installed") from None
     path = Path(str(folder)) / "modules" / "position_embeddings.py"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise Absent(f"this torchtune has no {path.name}")
+        raise AbsentPeer(f"this torchtune has no {path.name}")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

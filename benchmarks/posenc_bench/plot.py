@@ -10,7 +10,7 @@ from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 from posenc.lab import figures
 from posenc.lab.appearance import short
 from posenc.lab.results.figures.style import Look
-from posenc_bench.goals import Found
+from posenc_bench.goals import RowDict
 
 PASSES = ("forward", "forward and backward")
 
@@ -23,22 +23,22 @@ def cost(result: Mapping[str, Any]) -> Figure | None:
     """
     rows = [row for row in result["rows"] if row["what"] == "attention" and row["threads"] == 1 and row["seconds"]]
     rows = with_a_line(rows)
-    measured = [name for name in PASSES if len({row["facts"]["tokens"] for row in rows if of(row, name)}) > 1]
-    if not measured:
+    passes = [name for name in PASSES if len({row["facts"]["tokens"] for row in rows if is_pass(row, name)}) > 1]
+    if not passes:
         return None
     names = list(dict.fromkeys(row["candidate"] for row in rows if row["kind"] == "posenc"))
     looks = {name: figures.look(place) for place, name in enumerate(names)}
     machine = result["hardware"]["processor"]
     title = f"Causal attention, 8 heads of 64 channels, float32, one thread ({machine})"
-    width = 5.6 * len(measured) + 0.6
-    fig = figures.figure(width, 6.2, figures.wrapped(title, width))
-    for ax, name in zip(fig.subplots(1, len(measured), squeeze=False)[0], measured, strict=True):
-        draw(ax, [row for row in rows if of(row, name)], looks)
+    width = 5.6 * len(passes) + 0.6
+    fig = figures.figure(width, 6.2, figures.wrap_title(title, width))
+    for ax, name in zip(fig.subplots(1, len(passes), squeeze=False)[0], passes, strict=True):
+        draw(ax, [row for row in rows if is_pass(row, name)], looks)
         ax.set_title(name)
     return fig
 
 
-def with_a_line(rows: Sequence[Found]) -> list[Found]:
+def with_a_line(rows: Sequence[RowDict]) -> list[RowDict]:
     """Those of candidates that were measured at several lengths: tokens in a row have lengths, images have sizes."""
     in_rows = [row for row in rows if row["case"].startswith("T ")]
     lengths = {(row["candidate"], row["facts"]["pass"]): set() for row in in_rows}
@@ -47,19 +47,19 @@ def with_a_line(rows: Sequence[Found]) -> list[Found]:
     return [row for row in in_rows if len(lengths[row["candidate"], row["facts"]["pass"]]) > 1]
 
 
-def of(row: Found, passes: str) -> bool:
+def is_pass(row: RowDict, passes: str) -> bool:
     return row["facts"]["pass"] == passes
 
 
-def draw(ax: Axes, rows: Sequence[Found], looks: Mapping[str, Look]) -> None:
+def draw(ax: Axes, rows: Sequence[RowDict], looks: Mapping[str, Look]) -> None:
     """One line for each candidate, with its name at the end of it."""
     lengths = sorted({row["facts"]["tokens"] for row in rows})
     ends = []
     for name in dict.fromkeys(row["candidate"] for row in rows):
-        own = [row for row in rows if row["candidate"] == name]
-        x = [row["facts"]["tokens"] for row in own]
-        y = [row["seconds"] * 1000 for row in own]
-        look, kind = looks.get(name), own[0]["kind"]
+        rows_of_candidate = [row for row in rows if row["candidate"] == name]
+        x = [row["facts"]["tokens"] for row in rows_of_candidate]
+        y = [row["seconds"] * 1000 for row in rows_of_candidate]
+        look, kind = looks.get(name), rows_of_candidate[0]["kind"]
         if look is not None:
             color, marker, dashes, width = look.color, look.marker, look.dashes, 1.4
         elif kind == "limit":

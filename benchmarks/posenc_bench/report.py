@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc import foreign
-from posenc_bench.goals import Found, verdicts
+from posenc_bench.goals import RowDict, verdicts
 
 SCHEMA = 1
 
@@ -15,19 +15,19 @@ HEADERS = ("candidate", "", "quartiles", "error", "goal")
 GOALS = ("", "", "goal", "measured", "met")
 
 
-def cases(rows: Sequence[Found]) -> dict[tuple[str, str, int], list[Found]]:
+def cases(rows: Sequence[RowDict]) -> dict[tuple[str, str, int], list[RowDict]]:
     """(what, case, threads) -> its rows, in the order in which they were measured."""
-    found: dict[tuple[str, str, int], list[Found]] = {}
+    by_case: dict[tuple[str, str, int], list[RowDict]] = {}
     for row in rows:
-        found.setdefault((row["what"], row["case"], row["threads"]), []).append(row)
-    return found
+        by_case.setdefault((row["what"], row["case"], row["threads"]), []).append(row)
+    return by_case
 
 
 def heading(what: str, case: str, threads: int) -> str:
     return f"{what}: {case}" + (f" ({threads} threads)" if threads > 1 else "")
 
 
-def table(rows: Sequence[Found]) -> tuple[list[str], list[list[str]]]:
+def table(rows: Sequence[RowDict]) -> tuple[list[str], list[list[str]]]:
     """The headers and the lines of one case."""
     unit = next((row["unit"] for row in rows if row["unit"]), "")
     lines = []
@@ -35,59 +35,59 @@ def table(rows: Sequence[Found]) -> tuple[list[str], list[list[str]]]:
         if row["value"] is None:
             lines.append([row["candidate"], row["note"], "", small(row["error"]), ""])
             continue
-        goals = "; ".join(f"{verdict.goal}: {MET[verdict.met]}" for verdict in verdicts(row, rows))
-        spread = "" if row["low"] == row["high"] else f"{number(row['low'])} to {number(row['high'])}"
-        lines.append([row["candidate"], number(row["value"]), spread, small(row["error"]), goals])
+        goals = "; ".join(f"{verdict.goal}: {VERDICT_WORDS[verdict.is_met]}" for verdict in verdicts(row, rows))
+        quartiles = "" if row["low"] == row["high"] else f"{number(row['low'])} to {number(row['high'])}"
+        lines.append([row["candidate"], number(row["value"]), quartiles, small(row["error"]), goals])
     return ["candidate", unit, *HEADERS[2:]], lines
 
 
-def tables(rows: Sequence[Found]) -> list[tuple[list[str], list[list[str]], str]]:
+def tables(rows: Sequence[RowDict]) -> list[tuple[list[str], list[list[str]], str]]:
     """Headers, lines and title of every case."""
-    return [(*table(found), heading(*key)) for key, found in cases(rows).items()]
+    return [(*table(case), heading(*key)) for key, case in cases(rows).items()]
 
 
-MET = {True: "met", False: "missed", None: "not measured"}
+VERDICT_WORDS = {True: "met", False: "missed", None: "not measured"}
 
 
-def goals(rows: Sequence[Found]) -> tuple[list[str], list[list[str]]]:
+def goals(rows: Sequence[RowDict]) -> tuple[list[str], list[list[str]]]:
     """Every goal beside what was measured."""
     lines = []
     for key, case in cases(rows).items():
         for row in case:
-            for goal, measured, met in ((v.goal, v.measured, v.met) for v in verdicts(row, case)):
-                if measured is None:
+            for goal, value, is_met in ((v.goal, v.measured_value, v.is_met) for v in verdicts(row, case)):
+                if value is None:
                     words = ""
-                elif goal.of == "error":
-                    words = small(measured)
+                elif goal.quantity == "error":
+                    words = small(value)
                 else:
                     # "At least 20 x as fast" is read the other way round than "at most 1.4 x".
-                    words = number(1 / measured if goal.bound < 1 and goal.than else measured)
-                lines.append([heading(*key), row["candidate"], str(goal), words, MET[met]])
+                    words = number(1 / value if goal.bound < 1 and goal.than else value)
+                lines.append([heading(*key), row["candidate"], str(goal), words, VERDICT_WORDS[is_met]])
     return list(GOALS), lines
 
 
-def losses(rows: Sequence[Found]) -> list[str]:
+def losses(rows: Sequence[RowDict]) -> list[str]:
     """What we lose at, in sentences: goals that were missed, and others that are faster at the same thing."""
     lines = []
-    for case, candidate, goal, measured, met in goals(rows)[1]:
-        if met == MET[False]:
-            lines.append(f"{case}: {candidate} misses its goal, {goal}: {measured}")
-    for key, found in cases(rows).items():
-        for own in found:
-            ahead = [other for other in found if is_ahead(other, own)]
-            for other in ahead:
-                share = other["value"] / own["value"]
-                words = f"{number(share)} of the {'memory' if 'MiB' in own['unit'] else 'time'}"
-                lines.append(f"{heading(*key)}: {other['candidate']} takes {words} of {own['candidate']}")
+    for case, candidate, goal, value, is_met in goals(rows)[1]:
+        if is_met == VERDICT_WORDS[False]:
+            lines.append(f"{case}: {candidate} misses its goal, {goal}: {value}")
+    for key, case_rows in cases(rows).items():
+        for row in case_rows:
+            ahead = [peer_row for peer_row in case_rows if is_ahead(peer_row, row)]
+            for peer_row in ahead:
+                share = peer_row["value"] / row["value"]
+                words = f"{number(share)} of the {'memory' if 'MiB' in row['unit'] else 'time'}"
+                lines.append(f"{heading(*key)}: {peer_row['candidate']} takes {words} of {row['candidate']}")
     return lines
 
 
-def is_ahead(other: Found, own: Found) -> bool:
-    """Whether somebody else does the same as one of ours, at a lower cost."""
-    if own["kind"] != "posenc" or other["kind"] not in ("peer", "naive"):
+def is_ahead(peer_row: RowDict, row: RowDict) -> bool:
+    """Return whether a peer or naive code computes the same as posenc at a lower cost."""
+    if row["kind"] != "posenc" or peer_row["kind"] not in ("peer", "naive"):
         return False
-    both = own["value"] is not None and other["value"] is not None
-    return both and own["subject"] == other["subject"] and other["value"] < own["value"]
+    have_values = row["value"] is not None and peer_row["value"] is not None
+    return have_values and row["subject"] == peer_row["subject"] and peer_row["value"] < row["value"]
 
 
 def markdown(result: Mapping[str, Any]) -> str:
@@ -96,10 +96,9 @@ def markdown(result: Mapping[str, Any]) -> str:
     parts = ["# Benchmark", facts(result)]
     if goals(rows)[1]:
         parts += ["## Goals", as_markdown(*goals(rows))]
-    lost = losses(rows)
-    parts += ["## What we lose at", "\n".join(f"- {line}" for line in lost) if lost else "Nothing that was measured."]
-    for key, found in cases(rows).items():
-        parts += [f"## {heading(*key)}", as_markdown(*table(found))]
+    parts += ["## What we lose at", "\n".join(f"- {line}" for line in losses(rows)) or "Nothing that was measured."]
+    for key, case in cases(rows).items():
+        parts += [f"## {heading(*key)}", as_markdown(*table(case))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -111,8 +110,8 @@ def save(result: Mapping[str, Any], folder: Path) -> list[Path]:
     whole, tables = folder / "bench.json", folder / "bench.md"
     store.write(whole, (json.dumps(result) + "\n").encode())
     store.write(tables, markdown(result).encode())
-    drawn = plot.cost(result)
-    return [whole, tables] if drawn is None else [whole, tables, figures.save(drawn, folder / "cost.png")]
+    figure = plot.cost(result)
+    return [whole, tables] if figure is None else [whole, tables, figures.save(figure, folder / "cost.png")]
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -129,9 +128,9 @@ def facts(result: Mapping[str, Any]) -> str:
     machine, versions = result["hardware"], ", ".join(f"{name} {v}" for name, v in result["versions"].items())
     cores, memory = machine["cores"], machine["memory, GiB"]
     settings, busy = result["settings"], " to ".join(f"{load}" for load in result["load"])
-    measured = f"Commit {result['commit']}. " if result.get("commit") else ""
+    commit = f"Commit {result['commit']}. " if result.get("commit") else ""
     return (
-        f"{measured}{machine['processor']}, {cores} cores, {machine['instruction set']}, {memory} GiB, "
+        f"{commit}{machine['processor']}, {cores} cores, {machine['instruction set']}, {memory} GiB, "
         f"{machine['system']}; load {busy}; {result['began']}. {versions}.\n"
         f"Shapes: {settings['shapes']}. Medians of rounds in which all candidates took turns, over the limit of the "
         f"same round; one thread by its own CPU time."
@@ -140,8 +139,8 @@ def facts(result: Mapping[str, Any]) -> str:
 
 def as_markdown(headers: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
-    drawn = [headers, ["---"] * len(headers), *lines]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in drawn)
+    rows = [headers, ["---"] * len(headers), *lines]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in rows)
 
 
 def number(value: float) -> str:

@@ -13,7 +13,7 @@ import torch
 
 import posenc
 from posenc import kernels
-from posenc.foreign import quoted
+from posenc.foreign import quote
 from posenc_bench import peers, report
 from posenc_bench.cases import adding, attention, decoding, gpu, memory, models, rotation, startup, weights
 from posenc_bench.measure import Group, Row, measure
@@ -39,14 +39,14 @@ APART: dict[str, Callable[[str, bool], Iterator[Row]]] = {
 }
 """What is measured in processes of its own."""
 
-WHAT = tuple(dict.fromkeys([*IN_TURNS, *APART]))
+CASE_NAMES = tuple(dict.fromkeys([*IN_TURNS, *APART]))
 
 SECONDS = {"quick": 2.0, "full": 10.0}
 """After so long a group begins no further round."""
 
 
 def bench(
-    what: Sequence[str] = (),
+    names: Sequence[str] = (),
     *,
     shapes: str = "quick",
     threads: Sequence[int] = (1,),
@@ -56,7 +56,7 @@ def bench(
 ) -> dict[str, Any]:
     """Measure, and give everything that was found as plain values.
 
-    what        "rotation", "attention", ...: see WHAT; nothing stands for all
+    names       "rotation", "attention", ...: see CASE_NAMES; empty for all
     shapes      "quick" (the decisive shapes, minutes) or "full" (all of them)
     threads     the numbers of threads to time with; what is measured apart is measured with one
     with_peers  whether other libraries, where they are installed, are measured too
@@ -65,12 +65,12 @@ def bench(
 
     Raises ValueError for something that is not measured here, and RuntimeError when one of our results is wrong.
     """
-    for word, known in [*((w, WHAT) for w in what), (shapes, SHAPES)]:
-        if word not in known:
-            raise ValueError(f"{quoted(word)} is not measured; choose from {', '.join(known)}")
+    for word, choices in [*((w, CASE_NAMES) for w in names), (shapes, SHAPES)]:
+        if word not in choices:
+            raise ValueError(f"{quote(word)} is not measured; choose from {', '.join(choices)}")
     if not threads or min(threads) < 1:
         raise ValueError(f"threads are whole numbers from 1, got {list(threads)}")
-    wanted = tuple(what) or WHAT
+    chosen_names = tuple(names) or CASE_NAMES
     if doing is not None:
         doing("measuring; what else runs on this machine makes the spread wider")
     facts: dict[str, Any] = {
@@ -83,7 +83,7 @@ def bench(
     busy = [load()]
     rows: list[Row] = []
 
-    def found(new: list[Row]) -> None:
+    def add_rows(new: list[Row]) -> None:
         rows.extend(new)
         if show is not None:
             show(report.tables([row.to_dict() for row in new]))
@@ -93,17 +93,17 @@ def bench(
             doing(words)
 
     for count in threads:
-        for word in [word for word in wanted if word in IN_TURNS]:
+        for word in [word for word in chosen_names if word in IN_TURNS]:
             for group in IN_TURNS[word](shapes, with_peers):
                 say(f"{group.case}, {count} thread{'s' * (count > 1)}")
-                found(measure(group, threads=count, seconds=SECONDS[shapes]))
+                add_rows(measure(group, threads=count, seconds=SECONDS[shapes]))
                 # A group may hold a gigabyte, which the next one needs.
                 del group
                 gc.collect()
-    for word in [word for word in wanted if word in APART]:
+    for word in [word for word in chosen_names if word in APART]:
         say(word)
-        found(list(APART[word](shapes, with_peers)))
-    settings = {"what": wanted, "shapes": shapes, "threads": tuple(threads), "peers": with_peers}
+        add_rows(list(APART[word](shapes, with_peers)))
+    settings = {"what": chosen_names, "shapes": shapes, "threads": tuple(threads), "peers": with_peers}
     busy.append(load())
     facts |= {"ended": now(), "load": busy}
     return {"schema": report.SCHEMA, "settings": settings, **facts, "rows": [row.to_dict() for row in rows]}
@@ -115,10 +115,10 @@ def commit() -> str:
 
     def git(*words: str) -> str:
         try:
-            done = subprocess.run(["git", *words], cwd=home, capture_output=True, text=True, check=False)
+            result = subprocess.run(["git", *words], cwd=home, capture_output=True, text=True, check=False)
         except OSError:
             return ""
-        return done.stdout.strip() if done.returncode == 0 else ""
+        return result.stdout.strip() if result.returncode == 0 else ""
 
     head = git("rev-parse", "--short=12", "HEAD")
     return f"{head}, changed" if head and git("status", "--porcelain", "--", ".") else head
@@ -140,19 +140,19 @@ def hardware() -> dict[str, Any]:
     """
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    about = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
     pages = ("SC_PAGE_SIZE", "SC_PHYS_PAGES")
-    known = hasattr(os, "sysconf") and all(name in os.sysconf_names for name in pages)
+    cpu_facts = hasattr(os, "sysconf") and all(name in os.sysconf_names for name in pages)
     return {
-        "processor": about.get("model name") or platform.processor() or platform.machine(),
-        "family and model": " ".join(filter(None, (about.get("cpu family"), about.get("model")))),
+        "processor": facts.get("model name") or platform.processor() or platform.machine(),
+        "family and model": " ".join(filter(None, (facts.get("cpu family"), facts.get("model")))),
         "cores": os.cpu_count(),
         "instruction set": torch.backends.cpu.get_cpu_capability(),
-        "memory, GiB": round(os.sysconf(pages[0]) * os.sysconf(pages[1]) / 2**30, 1) if known else None,
+        "memory, GiB": round(os.sysconf(pages[0]) * os.sysconf(pages[1]) / 2**30, 1) if cpu_facts else None,
         "system": f"{platform.system()}-{platform.machine()}",
     }
 
 
 def versions() -> dict[str, str]:
-    own = {"posenc": posenc.__version__, "python": platform.python_version(), "torch": torch.__version__}
-    return own | peers.versions()
+    posenc_version = {"posenc": posenc.__version__, "python": platform.python_version(), "torch": torch.__version__}
+    return posenc_version | peers.versions()

@@ -19,7 +19,7 @@ from sphinx.application import Sphinx
 
 import posenc
 from posenc import coordinate_maps, kernels, schedules
-from posenc.encoding.formulas import formulas_of
+from posenc.encoding.formulas import equation_lines
 from posenc.encodings.rotations import plain_frequencies
 from posenc.lab.board import costs, rows, scope, tables
 from posenc.lab.description import describe, listing
@@ -37,9 +37,9 @@ from posenc import {names}
 
 encoding = {made}
 """
-BUILT = 'build("{name}", Shape.of(dim={dim}, heads={heads}, max_len={length}))'
-# Its coordinates reach from -1 to 1; in patches every step would be a whole turn.
-NORMALISED = {"image_rotary": ("posenc.encodings.rotations.image_rotary", "normalised_grid")}
+BUILD_CALL = 'build("{name}", Shape.of(dim={dim}, heads={heads}, max_len={length}))'
+# Its coordinates run from -1 to 1; counted in patches, each step would be a full turn.
+NORMALISED_GRIDS = {"image_rotary": ("posenc.encodings.rotations.image_rotary", "normalised_grid")}
 EXAMPLES = {
     "embed": "x = encoding(torch.randn(1, {tokens}, {dim}){places})",
     "turn": "q, k = torch.randn(2, 1, {heads}, {tokens}, {width})\nq, k = encoding(q, k{places})",
@@ -47,39 +47,39 @@ EXAMPLES = {
     "attend": 'attention = Attention({dim}, {heads}, max_len={length}, encoding="{name}")\n'
     'out = attention(torch.randn(1, {tokens}, {dim}), mask="causal"{places})',
 }
-"""The shortest way to use what an encoding opens."""
+"""The shortest use of an encoding, by its door."""
 
 
 def write(path: Path, text: str) -> None:
-    """Write a page, unless it is there as it is: what has not changed is not built again."""
+    """Write a page unless it is unchanged, so that Sphinx does not build it again."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
 
 
-def titled(title: str, *lines: str) -> list[str]:
-    """A section, or nothing where it would be empty."""
+def section(title: str, *lines: str) -> list[str]:
+    """Return a section, or nothing if it would be empty."""
     return [f"## {title}", "", *lines, ""] if any(lines) else []
 
 
 def formulas(equation: str) -> list[str]:
-    return [f"$$\n{formula}\n$$\n" for formula in formulas_of(equation)]
+    return [f"$$\n{formula}\n$$\n" for formula in equation_lines(equation)]
 
 
-def described(name: str, *options: str) -> list[str]:
-    """What autodoc makes of a name."""
+def autodoc(name: str, *options: str) -> list[str]:
+    """Return the autodoc directive of a name."""
     kind = "automodule" if name.startswith("posenc.kernels.") else "autoclass"
     return ["```{eval-rst}", f".. {kind}:: {name}", *(f"   {option}" for option in options), "```", ""]
 
 
-def wrong(thing: Any) -> list[str]:
-    """What a docstring says of where it goes wrong."""
+def warning_block(thing: Any) -> list[str]:
+    """Return the warning of a docstring."""
     lines = warning(inspect.getdoc(thing) or "")
     return ["```{eval-rst}", *map(plain, lines), "```"] if lines else []
 
 
 def example(card: dict[str, Any]) -> str:
-    """A few lines that use an encoding; they are run, so that the site is not built with lines that fail."""
+    """Return a few lines that use an encoding, after running them."""
     doors, grid = set(card["doors"]), isinstance(card["axes"], int) and card["axes"] > 1
     if "embed" in doors:
         way = "embed"
@@ -89,20 +89,24 @@ def example(card: dict[str, Any]) -> str:
         way = "bias" if doors == {"by_distance"} else "attend"
     names = ["Attention"] if way == "attend" else ["Shape", "build"]
     cells = ", ".join(["2"] * (card["axes"] - 2) + ["4", "8"]) if grid else ""
-    home, places = NORMALISED.get(card["name"], ("posenc", "Positions.grid"))
+    home, places = NORMALISED_GRIDS.get(card["name"], ("posenc", "Positions.grid"))
     at = f"{places}({cells})" if grid else str(TOKENS)
     length = CELLS if grid else TOKENS
     tokens = torch.Size(map(int, cells.split(", "))).numel() if grid else TOKENS
-    given = {"name": card["name"], "dim": DIM, "heads": HEADS, "width": DIM // HEADS, "length": length}
-    given |= {"tokens": tokens, "at": at, "places": f", positions={at}" if grid else ""}
+    fields_of_code = {"name": card["name"], "dim": DIM, "heads": HEADS, "width": DIM // HEADS, "length": length}
+    fields_of_code |= {"tokens": tokens, "at": at, "places": f", positions={at}" if grid else ""}
     sizes = {"dim": DIM, "heads": HEADS, "head_dim": DIM // HEADS, "max_len": length}
     parameters = inspect.signature(getattr(posenc, card["class"])).parameters.values()
-    needed = [one.name for one in parameters if one.default is one.empty or (one.name == "max_len" and not one.default)]
-    given["made"] = BUILT.format(**given)
-    # By its class, as people know it, where sizes are all that it needs.
-    if way != "attend" and not grid and set(needed) <= set(sizes):
+    required_options = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty or (parameter.name == "max_len" and not parameter.default)
+    ]
+    fields_of_code["made"] = BUILD_CALL.format(**fields_of_code)
+    # Use the class if it needs nothing but sizes.
+    if way != "attend" and not grid and set(required_options) <= set(sizes):
         names = [card["class"]]
-        given["made"] = f"{card['class']}({', '.join(str(sizes[name]) for name in needed)})"
+        fields_of_code["made"] = f"{card['class']}({', '.join(str(sizes[name]) for name in required_options)})"
     if grid and home == "posenc":
         names.append("Positions")
     imports = ", ".join(sorted(names))
@@ -110,7 +114,7 @@ def example(card: dict[str, Any]) -> str:
     head = head.replace("from posenc import Attention", f"from posenc import {imports}")
     if home != "posenc":
         head = head.replace("\n\n", f"\nfrom {home} import {places}\n\n", 1)
-    code = head.format(names=imports, **given) + EXAMPLES[way].format(**given)
+    code = head.format(names=imports, **fields_of_code) + EXAMPLES[way].format(**fields_of_code)
     if "torch." not in code:
         code = code.removeprefix("import torch\n")
     exec(compile(code, f"the example of {card['name']}", "exec"), {})
@@ -122,8 +126,8 @@ def costs_of(source: Path) -> Mapping[str, costs.Cost]:
     return costs.read(source / "board")
 
 
-def measured(name: str, source: Path) -> list[str]:
-    """What the board measured of an encoding's costs."""
+def cost_rows(name: str, source: Path) -> list[str]:
+    """Return an encoding's costs on the board as a table row."""
     cost = costs_of(source).get(name)
     if cost is None:
         return []
@@ -136,35 +140,39 @@ def measured(name: str, source: Path) -> list[str]:
 
 @cache
 def tables_of(page: Path) -> list[list[str]]:
-    """The rows of all tables of a page."""
+    """Return the rows of all tables of a page."""
     lines = page.read_text(encoding="utf-8").splitlines()
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines if line.startswith("| ")]
 
 
 def models(name: str, source: Path) -> list[str]:
-    """The architectures of transformers that have the encoding, by the census."""
-    found = [
+    """Return the architectures of transformers that use the encoding, by the census."""
+    architectures = [
         row[0]
         for row in tables_of(source / "checkpoints" / "census.md")
         if row[0].startswith("`") and len(row) > 1 and re.search(rf"(?<![\w]){name}(?![\w=])", row[1])
     ]
-    if not found or name == "none":
+    if not architectures or name == "none":
         return []
-    shown = ", ".join(found[:MOST_MODELS]) + (f" and {len(found) - MOST_MODELS} more" if found[MOST_MODELS:] else "")
-    return [f"Of the architectures in transformers ([census](../checkpoints/census.md)): {shown}."]
+    text = ", ".join(architectures[:MOST_MODELS]) + (
+        f" and {len(architectures) - MOST_MODELS} more" if architectures[MOST_MODELS:] else ""
+    )
+    return [f"Of the architectures in transformers ([census](../checkpoints/census.md)): {text}."]
 
 
-def elsewhere(name: str, called: Iterable[str], source: Path) -> list[str]:
-    """What goes wrong in other libraries with an encoding, by the page of known defects and the tests in its rows."""
-    held = re.compile(rf"`tests/(?:peers|encodings)/test_{name}\.py")
-    named = re.compile(rf"\b({'|'.join(map(re.escape, called))})\b", re.IGNORECASE)
+def elsewhere(name: str, names: Iterable[str], source: Path) -> list[str]:
+    """Return known defects of an encoding in other libraries, by the tests in the table of known defects."""
+    own_test = re.compile(rf"`tests/(?:peers|encodings)/test_{name}\.py")
+    mention = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b", re.IGNORECASE)
     defects = tables_of(source / "guides" / "known-defects.md")
-    found = [row for row in defects if held.match(row[-1]) or (held.search(row[-1]) and named.search(row[-3]))]
-    if not found:
+    matches = [
+        row for row in defects if own_test.match(row[-1]) or (own_test.search(row[-1]) and mention.search(row[-3]))
+    ]
+    if not matches:
         return []
-    # Some rows name the library and its release in front.
-    lines = [f"- {' '.join(row[:-3])}{': ' if row[:-3] else ''}{row[-3]}" for row in found]
-    return [*lines, "", "All of them, with the tests that hold them here: [known defects](../guides/known-defects.md)."]
+    # Some rows begin with the library and its release.
+    lines = [f"- {' '.join(row[:-3])}{': ' if row[:-3] else ''}{row[-3]}" for row in matches]
+    return [*lines, "", "All of them, with their tests: [known defects](../guides/known-defects.md)."]
 
 
 @cache
@@ -172,23 +180,23 @@ def results_of(source: Path) -> list[summary.Result]:
     return summary.results(tables.evidence(rows.read(source / "board")))
 
 
-def drawn(figure: Figure, file: Path, words: str) -> str:
-    """The figure as a file, and the line that shows it as large as it was drawn, with letters of one size."""
+def picture_line(figure: Figure, file: Path, words: str) -> str:
+    """Save a figure, and return the line that shows it at its drawn size."""
     figures.save(figure, file)
     return f"![{words}](pictures/{file.name}){{width={round(PIXELS_AN_INCH * figure.get_figwidth())}px}}\n"
 
 
-def carried(name: str, source: Path) -> list[str]:
-    """How far an encoding carries on the tasks of the board that enough seeds have learned, as a table."""
+def reach_table(name: str, source: Path) -> list[str]:
+    """Return a table of an encoding's scores beyond the trained length, for tasks that enough seeds learned."""
     lines = []
     for result in results_of(source):
         if result.label != name or len(result.learned) < scope.FIRST_SEEDS:
             continue
         measure, form = ("perplexity_ratio", summary.ratio) if result.is_text else ("exact_match", summary.percent)
-        beyond = [f"{form(at.median)} at {summary.times(factor)}" for _, factor, at in result.beyond(measure)]
-        learned = f"{len(result.learned)} of {len(result.runs)}"
+        scores = [f"{form(at.median)} at {summary.times(factor)}" for _, factor, at in result.extrapolation(measure)]
+        learned_seeds = f"{len(result.learned)} of {len(result.runs)}"
         lines.append(
-            f"| {result.task} | {learned} | {summary.count(result.trained_length or 0)} | {', '.join(beyond)} |"
+            f"| {result.task} | {learned_seeds} | {summary.count(result.trained_length or 0)} | {', '.join(scores)} |"
         )
     if not lines:
         return []
@@ -200,14 +208,14 @@ def carried(name: str, source: Path) -> list[str]:
 def encoding_page(name: str, source: Path) -> str:
     folder, card = source / "encodings", listing.card(name)
     cls = posenc.catalogue.find(name)
-    called = (name, card["class"], *card["also_called"])
-    shown = describe.show(name, tokens=64, dim=64, heads=4, words=("the", "dog", "bit", "the", "man"), shift=1)
+    names = (name, card["class"], *card["also_called"])
+    description = describe.show(name, tokens=64, dim=64, heads=4, words=("the", "dog", "bit", "the", "man"), shift=1)
     pictures = []
-    for picture, figure in shown.figures.items():
+    for picture, figure in description.figures.items():
         file = folder / "pictures" / f"{name}-{picture}.png"
-        pictures.append(drawn(figure, file, f"{name}: {picture.replace('_', ' ')}"))
-    said = ("idea", "source")
-    facts = [ROW.format(what, words) for what, words in listing.card_in_words(card) if what not in said]
+        pictures.append(picture_line(figure, file, f"{name}: {picture.replace('_', ' ')}"))
+    shown_above = ("idea", "source")
+    facts = [ROW.format(label, words) for label, words in listing.card_rows(card) if label not in shown_above]
     return "\n".join(
         [
             f"# {name}",
@@ -217,89 +225,93 @@ def encoding_page(name: str, source: Path) -> str:
             *formulas(cls.equation),
             f"Source: {card['source']}.",
             "",
-            *titled("What it looks like", *pictures, "\n\n".join(shown.facts["notes"])),
-            *titled("In code", "```python", example(card), "```"),
-            *titled("Where it goes wrong", *wrong(cls)),
-            *titled("What is known of it", "| | |", "|---|---|", *facts, *measured(name, source)),
-            *titled("How far it carries", *carried(name, source)),
-            *titled("Models that have it", *models(name, source)),
-            *titled("In other libraries", *elsewhere(name, called, source)),
+            *section("What it looks like", *pictures, "\n\n".join(description.facts["notes"])),
+            *section("In code", "```python", example(card), "```"),
+            *section("Where it goes wrong", *warning_block(cls)),
+            *section("Facts", "| | |", "|---|---|", *facts, *cost_rows(name, source)),
+            *section("How far it carries", *reach_table(name, source)),
+            *section("Models with it", *models(name, source)),
+            *section("In other libraries", *elsewhere(name, names, source)),
             "## Options",
             "",
-            *described(f"posenc.{card['class']}", ":members: forward"),
+            *autodoc(f"posenc.{card['class']}", ":members: forward"),
         ]
     )
 
 
 def ratios(folder: Path) -> list[str]:
-    """What every schedule does to the frequencies of a head, drawn."""
-    base, width, trained, factor = 10_000.0, 128, 4096, 4.0
+    """Draw the frequencies of a head under each schedule."""
+    base, width, trained_length, factor = 10_000.0, 128, 4096, 4.0
     plain_ones = plain_frequencies(base, width)
     lines = {}
     for name, cls in schedules.SCHEDULES.items():
-        needed = inspect.signature(cls).parameters
+        parameters = inspect.signature(cls).parameters
         if name == "longrope":
             continue  # its divisors are searched for each model
-        schedule = cls(**({"factor": factor} if "factor" in needed else {})).with_trained_length(trained)
-        horizon = torch.tensor([factor * trained]) if cls.by_horizon else None
+        schedule = cls(**({"factor": factor} if "factor" in parameters else {})).with_trained_length(trained_length)
+        horizon = torch.tensor([factor * trained_length]) if cls.by_horizon else None
         frequencies, _ = schedule(plain_ones, base=base, width=width, horizon=horizon)
         lines[name] = (frequencies.reshape(-1) / plain_ones).tolist()
     file = folder / "pictures" / "schedules.png"
-    title = f"Every schedule at {factor:g} times a trained length of {trained:,}: new frequency / old frequency"
+    title = f"Every schedule at {factor:g} times a trained length of {trained_length:,}: new frequency / old frequency"
     figure = figures.curves(range(width // 2), lines, title, "channel pair, fastest first", "ratio")
     for line, style in zip(figure.axes[0].get_lines(), ("-", "--", ":", "-.") * len(lines), strict=False):
         line.set_linestyle(style)
     figure.axes[0].legend(fontsize="x-small", ncols=3)
-    return [drawn(figure, file, "ratio of new to old frequencies for every schedule")]
+    return [picture_line(figure, file, "ratio of new to old frequencies for every schedule")]
 
 
-def moved(folder: Path) -> list[str]:
-    """Where the tokens of one document stand after each coordinate map, drawn."""
-    given = {"first_digit": 0, "equals": 11, "width": 4, "most": 8, "separator": 10, "by": 8.0, "shift": 6.0}
-    given |= {"jitter": 0.4, "factor": 2.0, "longest": 40, "digits": 10}
+def map_pictures(folder: Path) -> list[str]:
+    """Draw the positions of one document's tokens after each coordinate map."""
+    examples = {"first_digit": 0, "equals": 11, "width": 4, "most": 8, "separator": 10, "by": 8.0, "shift": 6.0}
+    examples |= {"jitter": 0.4, "factor": 2.0, "longest": 40, "digits": 10}
     ids = torch.tensor([5, 3, 10, 4, 2, 11, 5, 9, 10, 7, 8, 11])
     lines = {}
     for name, cls in coordinate_maps.COORDINATE_MAPS.items():
-        options = {option: given[option] for option in inspect.signature(cls).parameters if option in given}
-        placed = cls(**options)(posenc.Positions.count(len(ids)), ids)
-        lines[name] = placed.coords[0, :, 0].tolist()
+        options = {option: examples[option] for option in inspect.signature(cls).parameters if option in examples}
+        positions = cls(**options)(posenc.Positions.count(len(ids)), ids)
+        lines[name] = positions.coords[0, :, 0].tolist()
     file = folder / "pictures" / "coordinate-maps.png"
     title = "Where twelve tokens stand after each map: 5 3 + 4 2 = 5 9 + 7 8 ="
     figure = figures.curves(range(len(ids)), lines, title, "token", "position that encodings see")
     for line, marker in zip(figure.axes[0].get_lines(), "os^vDxP*<>", strict=True):
         line.set(linestyle="-", marker=marker, markersize=4)
-    return [drawn(figure, file, "positions after every coordinate map")]
+    return [picture_line(figure, file, "positions after every coordinate map")]
 
 
 def entries(kind: Mapping[str, Any]) -> Iterable[str]:
-    """A section for each member of a kind: what it does, its formula, how it is written, and its options."""
+    """Yield a section for each member of a kind: its idea, formula, spec and options."""
     for name, cls in kind.items():
-        yield from titled(name, describe.idea(cls), "", *formulas(getattr(cls, "equation", "")))
+        yield from section(name, describe.idea(cls), "", *formulas(getattr(cls, "equation", "")))
         if spec := getattr(cls, "example", ""):
             yield from ["In a spec:", "", "```text", f"rotary(schedule={spec})", "```", ""]
-        yield from [*wrong(cls), ""]
-        yield from described(f"{cls.__module__}.{cls.__qualname__}", ":noindex:")
+        yield from [*warning_block(cls), ""]
+        yield from autodoc(f"{cls.__module__}.{cls.__qualname__}", ":noindex:")
 
 
 def kernel_entries() -> Iterable[str]:
     with torch.device("meta"):  # a learned grid of the standard model is a table of gigabytes
-        built = {name: posenc.build(name, describe.STANDARD) for name in posenc.names()}
+        encodings = {name: posenc.build(name, describe.STANDARD) for name in posenc.names()}
     for name, kernel in kernels.KERNELS.items():
-        served = [one for one in built if kernels.why_not(name, built[one]) is None]
-        yield from titled(name, *described(inspect.getmodule(kernel.attend).__name__, ":noindex:"))
-        refused = sorted(set(posenc.names()) - set(served))
-        if served:  # one that asks for a GPU says itself what it takes there
-            yield f"It serves all encodings but {', '.join(refused)}." if refused else "It serves every encoding."
+        served_names = [spec for spec in encodings if kernels.why_not(name, encodings[spec]) is None]
+        yield from section(name, *autodoc(inspect.getmodule(kernel.attend).__name__, ":noindex:"))
+        refused_names = sorted(set(posenc.names()) - set(served_names))
+        if served_names:  # one that asks for a GPU says itself what it takes there
+            yield (
+                f"It serves all encodings but {', '.join(refused_names)}."
+                if refused_names
+                else "It serves every encoding."
+            )
         yield ""
 
 
 def kind_pages(folder: Path) -> list[str]:
-    """A page for each kind of thing that is no encoding; their names."""
+    """Write a page for each other kind than encodings, and return their names."""
     pages = {
         "schedules": [
             "# Schedules",
             "",
-            "A schedule changes the frequencies of rotary, so that a model serves longer sequences: context extension.",
+            "A schedule changes the frequencies of RoPE (`rotary`), so that a model serves longer sequences.",
             "It gives new frequencies and a temperature that multiplies cosines and sines.",
             "",
             *ratios(folder),
@@ -310,13 +322,13 @@ def kind_pages(folder: Path) -> list[str]:
             "",
             "A coordinate map moves tokens before any encoding looks at them, so it works with every encoding.",
             "",
-            *moved(folder),
+            *map_pictures(folder),
             *entries(coordinate_maps.COORDINATE_MAPS),
         ],
         "tasks": [
             "# Tasks",
             "",
-            "What the laboratory trains on. Each has an answer that can be checked and a chance level; [own tasks]"
+            "Training tasks of the laboratory. Each has an exact answer and a chance level; [your own task]"
             "(../guides/own-task.md) are one file.",
             "",
             *entries(TASKS),
@@ -338,14 +350,14 @@ def make(app: Sphinx) -> None:
     source = Path(app.srcdir)
     folder = source / "encodings"
     names = posenc.names()
-    # Drawing is most of the work, and nothing has been computed yet that a forked process could wait for.
+    # Drawing is most of the work. Forking is safe, because no thread has started yet.
     costs_of(source), results_of(source)
     with ProcessPoolExecutor(app.parallel, mp_context=get_context("fork")) as pool:
         for name, page in zip(names, pool.map(partial(encoding_page, source=source), names), strict=True):
             write(folder / f"{name}.md", page)
-    others = kind_pages(folder)
+    pages_of_kinds = kind_pages(folder)
     lines = [ROW.format(f"[{name}]({name}.md)", listing.card(name)["idea"]) for name in names]
-    tree = ["```{toctree}", ":hidden:", "", *names, *others, "```", ""]
+    tree = ["```{toctree}", ":hidden:", "", *names, *pages_of_kinds, "```", ""]
     head = [
         "# Encodings",
         "",

@@ -1,7 +1,7 @@
-"""Docstrings as they stand in the code, to pages: what is aligned there becomes lists and formulas here.
+"""Converts docstrings to pages: aligned text becomes lists and formulas.
 
 A docstring of posenc is a sentence, equations, one line for each argument with its name in front, paragraphs, and an
-example. It is plain text, made to be read in a terminal.
+example. It is plain text for a terminal.
 """
 
 import inspect
@@ -22,14 +22,14 @@ ENDS_A_SENTENCE = re.compile(r"[.:;!?]$")
 
 
 def paragraphs(lines: list[str]) -> Iterator[list[str]]:
-    """The lines between empty ones."""
-    held: list[str] = []
+    """Yield the lines of each paragraph."""
+    block: list[str] = []
     for line in [*lines, ""]:
         if line.strip():
-            held.append(line)
-        elif held:
-            yield held
-            held = []
+            block.append(line)
+        elif block:
+            yield block
+            block = []
 
 
 def is_arguments(paragraph: list[str]) -> bool:
@@ -44,17 +44,17 @@ def is_equations(paragraph: list[str]) -> bool:
 
 
 def arguments(paragraph: list[str]) -> Iterator[str]:
-    """A definition list."""
+    """Yield the lines of a definition list."""
     for line in paragraph:
-        if found := ARGUMENT.match(line):
-            yield plain(found[1])
-            yield f"   {plain(found[2])}"
+        if match := ARGUMENT.match(line):
+            yield plain(match[1])
+            yield f"   {plain(match[2])}"
         else:
             yield f"   {plain(line.strip())}"
 
 
-def shown(lines: list[str]) -> list[str]:
-    """A docstring in the form that Sphinx reads.
+def restructured_text(lines: list[str]) -> list[str]:
+    """Convert a docstring to reStructuredText.
 
     >>> print("\\n".join(shown(["Halve.", "", "y = x/2", "", "x  a number"])))
     Halve.
@@ -67,18 +67,18 @@ def shown(lines: list[str]) -> list[str]:
        a number
     <BLANKLINE>
     """
-    out: list[str] = []
+    output: list[str] = []
     for paragraph in paragraphs(textwrap.dedent("\n".join(lines)).splitlines()):
         if paragraph[0].startswith(">>>"):
-            out += paragraph
+            output += paragraph
         elif is_arguments(paragraph):
-            out += arguments(paragraph)
+            output += arguments(paragraph)
         elif is_equations(paragraph) or all(line.startswith("    ") for line in paragraph):
-            out += ["::", "", *(f"   {line}" for line in paragraph)]
+            output += ["::", "", *(f"   {line}" for line in paragraph)]
         else:
-            out += [plain(line.strip()) for line in paragraph]
-        out.append("")
-    return out
+            output += [plain(line.strip()) for line in paragraph]
+        output.append("")
+    return output
 
 
 def begins_with(paragraph: list[str], heads: tuple[str, ...]) -> bool:
@@ -86,7 +86,7 @@ def begins_with(paragraph: list[str], heads: tuple[str, ...]) -> bool:
 
 
 def warning(docstring: str) -> list[str]:
-    """The paragraph that says where something goes wrong, without these words; nothing where there is none.
+    """Return the paragraph on where something goes wrong, without its heading, or an empty list.
 
     >>> warning("Halve.\\n\\nLimit: odd numbers\\nare halved too.\\n\\ny = x/2")
     ['Odd numbers', 'are halved too.']
@@ -99,35 +99,35 @@ def warning(docstring: str) -> list[str]:
 
 
 def plain(line: str) -> str:
-    """A line whose bars, stars and last underscores mean nothing but themselves, outside of code."""
+    """Escape bars, stars and trailing underscores of a line, outside of code."""
     parts = line.split("`")
     parts[::2] = [re.sub(r"([|*]|(?<=\w)_(?!\w))", r"\\\1", part) for part in parts[::2]]
     return "`".join(parts)
 
 
 def without_what_stands_above(lines: list[str]) -> list[str]:
-    """A docstring of the catalogue without its idea and its warning, which have a place of their own on their page."""
+    """Return a docstring of the catalogue without its idea and its warning, which the page shows elsewhere."""
     _, *rest = paragraphs(lines)
     return [line for paragraph in rest if not begins_with(paragraph, WARNINGS) for line in [*paragraph, ""]]
 
 
-def process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    if what == "class" and (getattr(obj, "equation", "") or obj in TASKS.values()):
+def process(app: Sphinx, kind: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    if kind == "class" and (getattr(obj, "equation", "") or obj in TASKS.values()):
         lines[:] = without_what_stands_above(lines)
-    lines[:] = shown(lines)
+    lines[:] = restructured_text(lines)
 
 
 def signature(
-    app: Sphinx, what: str, name: str, obj: Any, options: Any, given: str | None, returns: str | None
+    app: Sphinx, kind: str, name: str, obj: Any, options: Any, text: str | None, returns: str | None
 ) -> tuple[str, str | None] | None:
-    """What a class is made with: those of the catalogue are called through one place, which takes anything."""
-    if given and "<factory>" in given:
-        # What is no Python is not parsed, and then shows no links.
-        return given.replace("<factory>", "..."), returns
-    if what != "class" or "*given" not in (given or ""):
+    """Return the signature of a class's __init__; classes of the catalogue share a __new__ that takes anything."""
+    if text and "<factory>" in text:
+        # Text that is not Python would be shown without links.
+        return text.replace("<factory>", "..."), returns
+    if kind != "class" or "*args" not in (text or ""):
         return None
-    own = inspect.signature(obj.__init__)
-    return str(own.replace(parameters=list(own.parameters.values())[1:], return_annotation=own.empty)), None
+    call = inspect.signature(obj.__init__)
+    return str(call.replace(parameters=list(call.parameters.values())[1:], return_annotation=call.empty)), None
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Formulas as MathML, which browsers set by themselves: the site needs no script and no network for them."""
+"""Formulas as MathML, which browsers render without a script or a network."""
 
 from typing import Any
 
@@ -12,21 +12,21 @@ logger = logging.getLogger(__name__)
 
 
 def inline(self: HTML5Translator, node: nodes.math) -> None:
-    self.body.append(converted(node, "inline"))
+    self.body.append(to_mathml(node, "inline"))
     raise nodes.SkipNode
 
 
 def block(self: HTML5Translator, node: nodes.math_block) -> None:
-    self.body.append(f'<div class="math">{converted(node, "block")}</div>')
+    self.body.append(f'<div class="math">{to_mathml(node, "block")}</div>')
     raise nodes.SkipNode
 
 
-def converted(node: nodes.Element, display: str) -> str:
-    """A formula as MathML; a warning where a command is not known, which the converter would print as it is written."""
-    made = convert(node.astext(), display=display)
-    if "\\" in made:
+def to_mathml(node: nodes.Element, display: str) -> str:
+    """Return a formula as MathML; warn of an unknown command, which the converter would print as text."""
+    markup = convert(node.astext(), display=display)
+    if "\\" in markup:
         logger.warning("a command of this formula is not known as MathML: %s", node.astext(), location=node)
-    return made
+    return markup
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The reference: a page for each room with a public face, made from its docstrings while the site is built.
+"""The reference: a page for each public room, generated from its docstrings during the build.
 
-They lie in docs/reference, and are not kept.
+The pages are written to docs/reference, and not committed.
 """
 
 import importlib
@@ -23,40 +23,41 @@ ROOMS = {
     "posenc.lab": "Its tasks: [tasks](../encodings/tasks.md). What it writes: [results](../guides/results.md).",
     "posenc.testing": "How to hold your own encoding to them: [add an encoding](../guides/add-an-encoding.md).",
     "posenc.checkpoints": "In use: [read](../guides/read-a-checkpoint.md), [run](../guides/run-a-checkpoint.md), "
-    "[convert](../guides/convert-a-checkpoint.md), [extend](../guides/extend-a-context.md).",
+    "[convert](../guides/convert-a-checkpoint.md), [extend](../guides/extend-a-context.md), "
+    "[measure an extension](../guides/measure-an-extension.md).",
     "posenc.parallel": "In use: [clusters](../guides/clusters.md), [long sequences](../guides/long-sequences.md).",
     "posenc.hand_outs": "In use: [hand an encoding to other kernels](../guides/hand-out.md).",
     "posenc.export": "In use: [export](../guides/export.md).",
 }
-"""The rooms, and where more is said of each."""
+"""The rooms, with links to their guides."""
 
 LAZY = {
     "posenc": list(posenc.HOMES),
     "posenc.lab": ["load", "figures"],
     "posenc.hand_outs": ["Target", *TARGETS.class_names],
 }
-"""Public names of the rooms that import them when they are first asked for."""
+"""Public names of the rooms that import them on first use."""
 
 
 def public(room: str) -> list[str]:
-    """The names that a room offers."""
+    """Return the public names of a room."""
     module = importlib.import_module(room)
     if room in LAZY:
         return LAZY[room]
-    offered = getattr(module, "__all__", None)
-    if offered is None:
-        offered = [name for name, thing in vars(module).items() if belongs(name, thing, room)]
-    return sorted(set(offered) - {promise.__name__ for promise in PROMISES})
+    names = getattr(module, "__all__", None)
+    if names is None:
+        names = [name for name, thing in vars(module).items() if belongs(name, thing, room)]
+    return sorted(set(names) - {promise.__name__ for promise in PROMISES})
 
 
 def belongs(name: str, thing: Any, room: str) -> bool:
-    """Whether a module without a list of its names means one to be used."""
+    """Return whether a name is public in a module without `__all__`."""
     home = getattr(thing, "__module__", "") or ""
     return not name.startswith("_") and callable(thing) and home.startswith((room, "posenc.verdicts"))
 
 
-def described(room: str, name: str) -> list[str]:
-    """What autodoc makes of a public name."""
+def autodoc_lines(room: str, name: str) -> list[str]:
+    """Return the autodoc directive of a public name."""
     thing = getattr(importlib.import_module(room), name)
     if inspect.ismodule(thing):
         return [f".. automodule:: {thing.__name__}", "   :members:", "   :imported-members:", ""]
@@ -69,15 +70,15 @@ def page(room: str) -> str:
     names = public(room)
     lines = [f"# {room}", "", "```{eval-rst}", f".. automodule:: {room}", "   :no-members:", "```", "", ROOMS[room], ""]
     for name in names:
-        lines += [f"## {name}", "", "```{eval-rst}", *described(room, name), "```", ""]
+        lines += [f"## {name}", "", "```{eval-rst}", *autodoc_lines(room, name), "```", ""]
     if room == "posenc.testing":
-        lines += ["## Promises", "", "| promise | what it holds |", "|---|---|"]
+        lines += ["## Promises", "", "| promise | what it tests |", "|---|---|"]
         lines += [f"| `{promise.__name__}` | {summary(promise)} |" for promise in PROMISES]
     return "\n".join([*lines, ""])
 
 
 def summary(thing: Any) -> str:
-    """The first line of a docstring."""
+    """Return the first line of a docstring."""
     return (inspect.getdoc(thing) or "").split("\n")[0]
 
 

@@ -1,7 +1,7 @@
-"""Links from pages of source code back to where a thing is described, which hold under each name that it has.
+"""Links from source pages back to descriptions, under each name of an object.
 
-A thing is described under the name by which it is imported, or on two pages under two names; viewcode keeps one name of
-each module. So each description is found by the name of its home too.
+An object is described under the name by which users import it, or on two pages under two names; viewcode keeps one name
+per module. So each description also gets the name of its home module.
 """
 
 from importlib import import_module
@@ -14,9 +14,9 @@ from sphinx.application import Sphinx
 
 
 def anchor(app: Sphinx, doctree: nodes.document) -> None:
-    """Give each description of a Python thing an anchor of the module where the thing is written."""
+    """Give each description of a Python object an anchor with the name of its home module."""
     signatures = list(doctree.findall(addnodes.desc_signature))
-    taken = {name for signature in signatures for name in signature["ids"]}
+    anchors = {name for signature in signatures for name in signature["ids"]}
     for signature in signatures:
         if not signature.get("module"):
             continue
@@ -26,8 +26,8 @@ def anchor(app: Sphinx, doctree: nodes.document) -> None:
             continue
         home = getattr(thing, "__module__", None) or signature["module"]
         signature["module"], name = home, f"{home}.{signature['fullname']}"
-        if name not in taken:
-            taken.add(name)
+        if name not in anchors:
+            anchors.add(name)
             signature["ids"].append(name)
 
 

@@ -17,7 +17,7 @@ TEMPLATE = Path(__file__).with_suffix(".typ")
 COSTS = ("models", "attention", "memory")
 """What of a benchmark is printed: the rest is in the record."""
 LENGTHS = ("T 1024: forward", "T 4096: forward", "T 1024: forward and backward")
-HELD = {
+ERROR_CASES = {
     "rotation": ("prefill, float32: forward", "prefill, bfloat16: forward", "decoding, float32: one token at 4000"),
     "attention": ("T 1024: forward", "32 x 32: forward"),
     "decoding": ("one step of a layer, 4096 slots",),
@@ -36,11 +36,11 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def typeset(told: dict[str, Any]) -> bytes:
+def typeset(report_facts: dict[str, Any]) -> bytes:
     """The PDF that the template makes of the facts."""
     import typst
 
-    return typst.compile(str(TEMPLATE), sys_inputs={"facts": json.dumps(told)})
+    return typst.compile(str(TEMPLATE), sys_inputs={"facts": json.dumps(report_facts)})
 
 
 def facts(root: Path) -> dict[str, Any]:
@@ -56,10 +56,10 @@ def facts(root: Path) -> dict[str, Any]:
 
 
 def version_of(root: Path) -> str:
-    found = re.search(r'^version = "(.+)"', (root / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
-    if found is None:
+    match = re.search(r'^version = "(.+)"', (root / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    if match is None:
         raise ValueError(f'{root / "pyproject.toml"} names no version; expected a line like version = "0.2.0"')
-    return found.group(1)
+    return match.group(1)
 
 
 def contract() -> dict[str, Any]:
@@ -67,8 +67,8 @@ def contract() -> dict[str, Any]:
     from posenc import catalogue, testing
 
     promises = [
-        {"name": one.__name__.replace("_", " "), "says": (inspect.getdoc(one) or "").partition("\n")[0]}
-        for one in testing.PROMISES
+        {"name": promise.__name__.replace("_", " "), "says": (inspect.getdoc(promise) or "").partition("\n")[0]}
+        for promise in testing.PROMISES
     ]
     return {"encodings": list(catalogue.names()), "promises": promises}
 
@@ -98,7 +98,7 @@ def bench(file: Path) -> dict[str, Any]:
         [row["case"], row["candidate"], f"{row['error']:.1e}"]
         for row in record["rows"]
         if row["kind"] in ("posenc", "naive") and row["error"] is not None
-        if row["case"] in HELD.get(row["what"], ())
+        if row["case"] in ERROR_CASES.get(row["what"], ())
     ]
     hardware, versions = record["hardware"], record["versions"]
     return {
@@ -114,24 +114,20 @@ def bench(file: Path) -> dict[str, Any]:
 def census(file: Path) -> dict[str, Any]:
     """How many architectures of transformers come out how, when posenc computes their positions."""
     first, *lines = file.read_text(encoding="utf-8").splitlines()
-    counted = Counter(line.split("\t")[1] for line in lines if line)
-    return {
-        "of": first.lstrip("# "),
-        "total": sum(counted.values()),
-        "rows": [[k, n] for k, n in counted.most_common()],
-    }
+    counts = Counter(line.split("\t")[1] for line in lines if line)
+    return {"of": first.lstrip("# "), "total": sum(counts.values()), "rows": [[k, n] for k, n in counts.most_common()]}
 
 
 def claims(folder: Path) -> list[dict[str, str]]:
     """The published results that were run again, one for each file."""
-    found = []
+    entries = []
     for file in sorted(folder.glob("*.json.gz")):
-        one = json.loads(gzip.decompress(file.read_bytes()))
-        seeds = f"{min(one['seeds'])} to {max(one['seeds'])}"
-        command = f"posenc lab run {one['claim']} --seed-from {min(one['seeds'])}"
-        kept = ("claim", "says", "source", "verdict", "why")
-        found.append({name: str(one[name]) for name in kept} | {"seeds": seeds, "command": command})
-    return found
+        record = json.loads(gzip.decompress(file.read_bytes()))
+        seeds = f"{min(record['seeds'])} to {max(record['seeds'])}"
+        command = f"posenc lab run {record['claim']} --seed-from {min(record['seeds'])}"
+        keys = ("claim", "says", "source", "verdict", "why")
+        entries.append({name: str(record[name]) for name in keys} | {"seeds": seeds, "command": command})
+    return entries
 
 
 def board(file: Path) -> list[list[Any]]:
@@ -140,7 +136,7 @@ def board(file: Path) -> list[list[Any]]:
     for line in gzip.decompress(file.read_bytes()).splitlines():
         run = json.loads(line)["experiment"]
         specs.setdefault(run["task"], []).append(str(run["spec"]))
-    return [[task, len(found), len(set(found))] for task, found in sorted(specs.items())]
+    return [[task, len(specs_of_task), len(set(specs_of_task))] for task, specs_of_task in sorted(specs.items())]
 
 
 if __name__ == "__main__":

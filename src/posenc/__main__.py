@@ -1,6 +1,6 @@
-"""python -m posenc, and the command posenc: the command line, and which extra brings what a verb needs.
+"""The command line, as python -m posenc and as posenc, and the extras that its commands need.
 
-Where PyTorch is installed alone, verbs that need no more than that do their work: list, show, check, lesson.
+With PyTorch alone, the commands list, show, check and lesson work.
 """
 
 import os
@@ -13,26 +13,26 @@ EXTRAS = {
     "hf": ("transformers", "huggingface_hub", "tokenizers", "gguf", "safetensors", "accelerate"),
     "onnx": ("onnx", "onnxscript", "onnxruntime"),
 }
-"""What the extras of the package bring, which PyTorch alone does not."""
+"""The packages that each extra installs besides PyTorch."""
 
-# PyTorch says so once where NumPy is not installed, and what needs it says so itself. Here, for processes of ours too.
+# PyTorch warns once without NumPy, and commands that need it say so themselves. Here, for child processes too.
 warnings.filterwarnings("ignore", "Failed to initialize NumPy")
 
 
 def main() -> int:
-    """Run the command line; where a package is missing, say which extra brings it."""
-    # Python has no stream where the shell has closed one.
+    """Run the command line; if a package is missing, print the extra that installs it."""
+    # A stream is None if the shell has closed it.
     sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))
     try:
         from posenc import cli
 
         return cli.main()
     except ModuleNotFoundError as error:
-        missing = str(error.name).partition(".")[0]
-        extra = next((extra for extra, modules in EXTRAS.items() if missing in modules), None)
+        package = str(error.name).partition(".")[0]
+        extra = next((extra for extra, modules in EXTRAS.items() if package in modules), None)
         if extra is None:
             raise
-    print(f"posenc: this needs {missing}, which is not installed: pip install 'posenc[{extra}]'", file=sys.stderr)
+    print(f"posenc: this needs {package}, which is not installed: pip install 'posenc[{extra}]'", file=sys.stderr)
     return 1
 
 

@@ -1,6 +1,6 @@
-"""Promises and what comes out of them: for whatever is held to some, such as an encoding or a task.
+"""Promises and their verdicts: checks of an encoding, a task or another subject.
 
-A promise is a function whose name is the sentence, and which raises AssertionError where the sentence is not true.
+A promise is a function whose name is a sentence, and which raises AssertionError if the sentence is false.
 """
 
 import textwrap
@@ -14,14 +14,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from posenc.foreign import near, quoted
+from posenc.foreign import quote, suggestion
 
 WORDS = ("kept", "broken", "known gap", "stale gap", "no meaning")
-"""What a promise may come out as."""
+"""The possible verdicts on a promise."""
 
 
 class NoMeaning(unittest.SkipTest):
-    """A promise says nothing about this subject; the message says why."""
+    """A promise does not apply to this subject; the message says why."""
 
 
 class KnownGap(unittest.SkipTest):
@@ -32,8 +32,8 @@ class StaleGap(AssertionError):
     """A promise is kept although the encoding declares a gap."""
 
 
-class Advised(AssertionError):
-    """A promise is broken in a way that has an advice of its own."""
+class AdvisedFailure(AssertionError):
+    """A promise is broken in a way that has its own advice."""
 
     def __init__(self, wrong: str, advice: str) -> None:
         super().__init__(wrong)
@@ -41,17 +41,17 @@ class Advised(AssertionError):
 
 
 WITHOUT_DATA = 'make constants with device="cpu", and move them where they are used: .to(x.device)'
-"""What to do where code reads, or mixes with others, a constant that it made while the default device was meta."""
+"""The advice for code that reads a constant, or mixes it with others, that it made on the meta device."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came out of one promise for one subject.
+    """The verdict on one promise of one subject.
 
-    kept     whether the promise is kept; None where it has no meaning for the subject
+    kept     whether the promise is kept; None if it does not apply to the subject
     gap      the reason of the gap that the encoding declares for it, or None
-    message  the first failure, or why there is no meaning; empty when all is well
-    advice   what to do about it, where something is to be done
+    message  the first failure, or why the promise does not apply; empty if it is kept
+    advice   what to do about a failure
     """
 
     subject: str
@@ -63,7 +63,7 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        """Whether nothing is to be done: kept without a gap, broken with one, or no meaning."""
+        """Whether the verdict needs no action: kept without a gap, broken with one, or no meaning."""
         return self.kept is None or self.kept == (self.gap is None)
 
     @property
@@ -76,36 +76,36 @@ class Verdict:
 
 
 def expect(holds: bool, words: str) -> None:
-    """Raises AssertionError, with these words, unless something holds."""
+    """Raise AssertionError, with these words, unless a condition holds."""
     if not holds:
         raise AssertionError(words)
 
 
-def name_of(function: Any) -> str:
-    """The name of a promise."""
+def promise_name(function: Any) -> str:
+    """Return the name of a promise."""
     return function.__name__
 
 
-def sentence_of(promise: str | Callable[..., None], known: Mapping[str, Callable[..., None]]) -> Callable[..., None]:
-    """The promise of a name, among those that are known.
+def sentence_of(promise: str | Callable[..., None], promises: Mapping[str, Callable[..., None]]) -> Callable[..., None]:
+    """Return the promise of a name.
 
-    Raises ValueError for a name that is none.
+    Raises ValueError for an unknown name.
     """
-    name = promise if isinstance(promise, str) else name_of(promise)
-    if name not in known:
-        raise ValueError(f"no promise named {quoted(name)}{near(name, known.keys(), listed='posenc check SPEC')}")
-    return known[name]
+    name = promise if isinstance(promise, str) else promise_name(promise)
+    if name not in promises:
+        raise ValueError(f"no promise named {quote(name)}{suggestion(name, promises.keys(), 'posenc check SPEC')}")
+    return promises[name]
 
 
 @dataclass(frozen=True)
-class Held:
-    """A subject that is held to promises.
+class Checker:
+    """Checks the promises of a subject.
 
-    subject  what the promises are given
-    name     how verdicts call it
+    subject  the argument of the promises
+    name     its name in verdicts
     modules  the names of the modules of its own code
-    advice   what to do about each promise that is broken
-    gaps     the gaps that it declares, promise -> reason; None for what cannot declare any
+    advice   promise -> what to do if it is broken
+    gaps     the gaps that it declares, promise -> reason; None for a subject that cannot declare any
     """
 
     subject: Any
@@ -114,9 +114,9 @@ class Held:
     advice: Mapping[str, str]
     gaps: Mapping[str, str] | None = None
 
-    def to(self, promise: Callable[..., None]) -> Verdict:
-        """What comes out of one promise."""
-        name = name_of(promise)
+    def verdict(self, promise: Callable[..., None]) -> Verdict:
+        """Return the verdict on one promise."""
+        name = promise_name(promise)
         gap = None if self.gaps is None else self.gaps.get(name)
         try:
             promise(self.subject)
@@ -127,23 +127,23 @@ class Held:
         except StaleGap as error:
             return Verdict(self.name, name, True, gap, str(error), "delete it from `gaps`")
         except Exception as error:
-            return Verdict(self.name, name, False, None, first_line(error), self.advised(name, error))
+            return Verdict(self.name, name, False, None, first_line(error), self.advice_for(name, error))
         return Verdict(self.name, name, True)
 
-    def to_all(
+    def verdicts(
         self,
         first: Callable[..., None],
         promises: Iterable[Callable[..., None]],
-        during: Callable[[str], AbstractContextManager[Any]],
+        context_of: Callable[[str], AbstractContextManager[Any]],
     ) -> Iterator[Verdict]:
-        """The verdicts of promises, each as soon as it is known; where the first one is broken, that is all.
+        """Yield the verdicts on promises, each as soon as it is known; only the first one if that is broken.
 
-        during  gives for the name of a promise a context to be in while it is tried
+        context_of  the name of a promise -> a context in which it is tried
         """
 
         def verdict(promise: Callable[..., None]) -> Verdict:
-            with during(name_of(promise)):
-                return self.to(promise)
+            with context_of(promise_name(promise)):
+                return self.verdict(promise)
 
         begin = verdict(first)
         if begin.word == "broken":
@@ -152,10 +152,10 @@ class Held:
         for promise in promises:
             yield begin if promise is first else verdict(promise)
 
-    def advised(self, promise: str, error: Exception) -> str:
-        """What to do about a broken promise: where the subject's own code raised something, that line comes first."""
+    def advice_for(self, promise: str, error: Exception) -> str:
+        """Return the advice for a broken promise; an error in the subject's own code comes with its line first."""
         if isinstance(error, AssertionError):
-            return error.advice if isinstance(error, Advised) else self.advice[promise]
+            return error.advice if isinstance(error, AdvisedFailure) else self.advice[promise]
         on_meta = WITHOUT_DATA if " meta " in str(error) else ""
         steps = [
             (frame.f_code, line)
@@ -167,8 +167,8 @@ class Held:
         code, line = steps[-1]
         place = f"{code.co_name}, line {line} of {Path(code.co_filename).name}"
         if isinstance(error, (ValueError, NotImplementedError)) and not on_meta:
-            declared = "" if self.gaps is None else f"; or say why not in `gaps`, under {promise}"
-            return f"serve what {place}, refuses{declared}"
+            gap_hint = "" if self.gaps is None else f"; or say why not in `gaps`, under {promise}"
+            return f"serve what {place}, refuses{gap_hint}"
         return f"look at {place}; {on_meta or self.advice[promise]}"
 
 
@@ -178,7 +178,7 @@ def first_line(error: BaseException) -> str:
 
 
 def describe(verdicts: Sequence[Verdict]) -> str:
-    """Verdicts as a table for people: one line for each promise, and a count at the end.
+    """Return verdicts as a table: one line for each promise, and a count at the end.
 
     >>> from posenc.testing import check
     >>> print(describe(check("none", ["has_a_source"])))
@@ -192,14 +192,14 @@ def describe(verdicts: Sequence[Verdict]) -> str:
         for verdict in of_subject:
             lines.append(f"  {verdict.word:<10}  {verdict.promise.replace('_', ' ')}")
             lines.extend(textwrap.wrap(verdict.message, 100, initial_indent=" " * 14, subsequent_indent=" " * 14))
-    return "\n".join([*lines, total(verdicts)])
+    return "\n".join([*lines, verdict_counts(verdicts)])
 
 
-def total(verdicts: Sequence[Verdict]) -> str:
-    """How many promises came out in which way.
+def verdict_counts(verdicts: Sequence[Verdict]) -> str:
+    """Return the number of promises with each verdict.
 
     >>> from posenc.testing import check
-    >>> total(check("none", ["has_a_source"]))
+    >>> verdict_counts(check("none", ["has_a_source"]))
     '1 promise: 1 kept'
     """
     counts = Counter(verdict.word for verdict in verdicts)

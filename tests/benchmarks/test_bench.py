@@ -20,13 +20,13 @@ from posenc.tokens.positions import Positions
 from posenc_bench import apart, compared, goals, measure, peers, plot, report, run
 from posenc_bench.cases import adding, attention, decoding, gpu, memory, models, rotation, startup, weights
 from posenc_bench.goals import Goal
-from posenc_bench.measure import FEWEST, WARM_UP, Group, Row
+from posenc_bench.measure import MIN_ROUNDS, WARM_UP, Group, Row
 
 HOME = Path(__file__).resolve().parents[2]
 
 
 class Clock:
-    """A clock that goes only when somebody works."""
+    """A clock that advances only when a call advances it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cpu = self.wall = 0.0
@@ -59,35 +59,35 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_candidates_take_turns_and_the_order_moves_on(clock: Clock) -> None:
-    taken = measure.take_turns({name: clock.work(name, 0.3) for name in "abc"}, most=5)
-    assert all(times == pytest.approx([0.3] * 5) for times in taken.values())
+    seconds = measure.take_turns({name: clock.work(name, 0.3) for name in "abc"}, max_rounds=5)
+    assert all(times == pytest.approx([0.3] * 5) for times in seconds.values())
     # The second warm-up round is left out for calls as long as these.
     rounds = ["".join(clock.done[i : i + 3]) for i in range(0, len(clock.done), 3)]
     assert rounds == ["abc", "cab", "abc", "bca", "cab", "abc"]
 
 
 def test_what_the_first_call_costs_is_not_counted(clock: Clock) -> None:
-    taken = measure.take_turns({"a": clock.work("a", 0.3, first=60.0)}, most=6)
-    assert taken["a"] == pytest.approx([0.3] * 6)
+    times = measure.take_turns({"a": clock.work("a", 0.3, first=60.0)}, max_rounds=6)
+    assert times["a"] == pytest.approx([0.3] * 6)
 
 
 def test_short_calls_are_repeated_within_a_turn_by_their_own_length(clock: Clock) -> None:
-    taken = measure.take_turns({"short": clock.work("short", 0.001), "long": clock.work("long", 0.5)}, most=5)
-    assert taken["short"] == pytest.approx([0.001] * 5)
+    times = measure.take_turns({"short": clock.work("short", 0.001), "long": clock.work("long", 0.5)}, max_rounds=5)
+    assert times["short"] == pytest.approx([0.001] * 5)
     assert clock.done.count("short") == WARM_UP + 5 * 20
     assert clock.done.count("long") == 1 + 5
 
 
 def test_no_round_begins_after_the_time_is_over_but_there_are_always_enough(clock: Clock) -> None:
-    taken = measure.take_turns({"a": clock.work("a", 100.0)}, seconds=1.0, most=50)
-    assert len(taken["a"]) == FEWEST
-    taken = measure.take_turns({"a": clock.work("a", 1.0)}, seconds=30.0, most=50)
-    assert FEWEST < len(taken["a"]) < 15
+    times = measure.take_turns({"a": clock.work("a", 100.0)}, seconds=1.0, max_rounds=50)
+    assert len(times["a"]) == MIN_ROUNDS
+    times = measure.take_turns({"a": clock.work("a", 1.0)}, seconds=30.0, max_rounds=50)
+    assert MIN_ROUNDS < len(times["a"]) < 15
 
 
 def test_one_thread_is_timed_by_its_cpu_and_several_by_the_wall(clock: Clock) -> None:
-    assert measure.take_turns({"a": clock.work("a", 0.5)}, most=5)["a"] == pytest.approx([0.5] * 5)
-    assert measure.take_turns({"a": clock.work("a", 0.5)}, clock=measure.clock_of("cpu", 2), most=5)[
+    assert measure.take_turns({"a": clock.work("a", 0.5)}, max_rounds=5)["a"] == pytest.approx([0.5] * 5)
+    assert measure.take_turns({"a": clock.work("a", 0.5)}, clock=measure.clock_of("cpu", 2), max_rounds=5)[
         "a"
     ] == pytest.approx([1.5] * 5)
 
@@ -107,10 +107,10 @@ def test_by_the_wall_the_shortest_rounds_count() -> None:
     assert measure.ratio([6.0, 2.0, 9.0, 9.0, 9.0], [1.0, 7.0, 7.0, 7.0, 7.0], wall=True)[0] == 2.0
 
 
-@pytest.mark.parametrize(("own", "limit"), [(4, 4), (5, 4), (6, 5)])
-def test_a_ratio_out_of_too_few_rounds_is_refused(own: int, limit: int) -> None:
-    with pytest.raises(ValueError, match=rf"needs 5 rounds of both, got {own} and {limit}"):
-        measure.ratio([1.0] * own, [1.0] * limit)
+@pytest.mark.parametrize(("times", "limit"), [(4, 4), (5, 4), (6, 5)])
+def test_a_ratio_out_of_too_few_rounds_is_refused(times: int, limit: int) -> None:
+    with pytest.raises(ValueError, match=rf"needs 5 rounds of both, got {times} and {limit}"):
+        measure.ratio([1.0] * times, [1.0] * limit)
 
 
 def group_of(clock: Clock, *, error: float = 0.0, kind: str = "posenc") -> Group:
@@ -121,17 +121,17 @@ def group_of(clock: Clock, *, error: float = 0.0, kind: str = "posenc") -> Group
 
 
 def test_a_row_says_all_that_was_found(clock: Clock) -> None:
-    limit, mine, theirs = measure.measure(group_of(clock, error=5e-7), most=5)
+    limit, posenc_row, peer_row = measure.measure(group_of(clock, error=5e-7), max_rounds=5)
     assert (limit.value, limit.unit, limit.kind) == (1.0, "x limit", "limit")
-    assert mine.value == pytest.approx(1.5) and mine.seconds == pytest.approx(0.6)
-    assert (mine.rounds, mine.error, mine.facts, mine.threads) == (5, 5e-7, {"tokens": 3}, 1)
-    assert (theirs.value, theirs.note) == (None, "theirs is not installed")
-    assert json.loads(json.dumps(mine.to_dict()))["seconds"] == pytest.approx(0.6)
+    assert posenc_row.value == pytest.approx(1.5) and posenc_row.seconds == pytest.approx(0.6)
+    assert (posenc_row.rounds, posenc_row.error, posenc_row.facts, posenc_row.threads) == (5, 5e-7, {"tokens": 3}, 1)
+    assert (peer_row.value, peer_row.note) == (None, "theirs is not installed")
+    assert json.loads(json.dumps(posenc_row.to_dict()))["seconds"] == pytest.approx(0.6)
 
 
 @pytest.mark.parametrize("error", [0.5, math.nan])
 def test_what_is_wrong_is_not_timed(clock: Clock, error: float) -> None:
-    _, row, _ = measure.measure(group_of(clock, error=error, kind="peer"), most=5)
+    _, row, _ = measure.measure(group_of(clock, error=error, kind="peer"), max_rounds=5)
     assert row.value is None and row.seconds is None and row.note == "wrong, so not timed"
     assert "mine" not in clock.done
 
@@ -139,22 +139,22 @@ def test_what_is_wrong_is_not_timed(clock: Clock, error: float) -> None:
 @pytest.mark.parametrize("error", [0.5, math.nan])
 def test_a_wrong_result_of_ours_ends_the_run(clock: Clock, error: float) -> None:
     with pytest.raises(RuntimeError, match=r"mine is wrong in 'a case': its error is .*, and 1.0e-03 is the most"):
-        measure.measure(group_of(clock, error=error), most=5)
+        measure.measure(group_of(clock, error=error), max_rounds=5)
 
 
 def test_threads_and_gradients_are_as_asked_and_then_as_before(clock: Clock) -> None:
-    seen, before, work = [], torch.get_num_threads(), clock.work("limit", 1.0)
+    settings, old_settings, work = [], torch.get_num_threads(), clock.work("limit", 1.0)
 
     def look() -> None:
         work()
-        seen.append((torch.get_num_threads(), torch.is_grad_enabled()))
+        settings.append((torch.get_num_threads(), torch.is_grad_enabled()))
 
     for grad in (False, True):
         group = Group("what", "case", "limit", grad=grad)
         group.add("limit", "limit", look)
-        measure.measure(group, threads=2, most=5)
-    assert set(seen[: len(seen) // 2]) == {(2, False)} and set(seen[len(seen) // 2 :]) == {(2, True)}
-    assert torch.get_num_threads() == before and torch.is_grad_enabled()
+        measure.measure(group, threads=2, max_rounds=5)
+    assert set(settings[: len(settings) // 2]) == {(2, False)} and set(settings[len(settings) // 2 :]) == {(2, True)}
+    assert torch.get_num_threads() == old_settings and torch.is_grad_enabled()
 
 
 def test_a_difference_sees_nan_wherever_it_is() -> None:
@@ -185,13 +185,13 @@ def small() -> rotation.Case:
 def test_the_oracle_of_rotations_is_the_formula(small: rotation.Case) -> None:
     x = torch.randn(1, 1, 5, 8)
     for layout, first, second in (("half", 1, 5), ("interleaved", 2, 3)):
-        out = rotation.turned(x, small, layout)
+        out = rotation.rotate_in_double(x, small, layout)
         for t in range(5):
             angle = (2 + t) * 10_000.0 ** (-1 / 4)
             a, b = x[0, 0, t, first].item(), x[0, 0, t, second].item()
             assert out[0, 0, t, first].item() == pytest.approx(a * math.cos(angle) - b * math.sin(angle))
             assert out[0, 0, t, second].item() == pytest.approx(b * math.cos(angle) + a * math.sin(angle))
-        assert torch.allclose(rotation.turned(out, small, layout, -1), x.double())
+        assert torch.allclose(rotation.rotate_in_double(out, small, layout, -1), x.double())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -200,9 +200,9 @@ def test_every_rotation_is_right_and_a_wrong_one_is_seen(
     small: rotation.Case, dtype: torch.dtype, tokens_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = replace(small, dtype=dtype, tokens_first=tokens_first)
-    found = errors(rotation.forward(case, with_peers=False, full=False))
-    assert {"rotary, into new tensors", "rotary without C, into new tensors"} <= found.keys()
-    assert max(found.values()) < (1e-5 if dtype is torch.float32 else 0.05)
+    rows = errors(rotation.forward(case, with_peers=False, full=False))
+    assert {"rotary, into new tensors", "rotary without C, into new tensors"} <= rows.keys()
+    assert max(rows.values()) < (1e-5 if dtype is torch.float32 else 0.05)
     monkeypatch.setattr(rotation, "BASE", 9_000.0)
     wrong = errors(rotation.forward(case, with_peers=False, full=False))
     assert wrong["rotary, into new tensors"] > 1e-3
@@ -210,27 +210,27 @@ def test_every_rotation_is_right_and_a_wrong_one_is_seen(
 
 def test_gradients_and_single_tokens_are_held_too(small: rotation.Case) -> None:
     assert max(errors(rotation.with_backward(small, with_peers=False, full=False)).values()) < 1e-5
-    one = replace(small, tokens=1, start=40)
-    assert max(errors(rotation.decoding(one, with_peers=False, full=False)).values()) < 1e-4
+    single_token = replace(small, tokens=1, start=40)
+    assert max(errors(rotation.decoding(single_token, with_peers=False, full=False)).values()) < 1e-4
 
 
 def test_what_is_compiled_is_left_out_and_comes_back(small: rotation.Case) -> None:
-    asked = []
+    calls = []
 
     def turn() -> None:
-        asked.append(rotation.native.load().library)
+        calls.append(rotation.native.load().library)
 
-    kept = rotation.native.load
-    rotation.uncompiled(turn)()
-    assert asked == [None] and rotation.native.load is kept
+    library = rotation.native.load
+    rotation.without_native_code(turn)()
+    assert calls == [None] and rotation.native.load is library
 
 
 def test_a_rotation_of_others_stands_in_the_same_layer(small: rotation.Case) -> None:
     q, k = small.inputs()
     at = Positions.count(5)
-    theirs = rotation.Theirs(lambda q, k: (q + 1, k + 2))
-    turned = theirs.turn_both(q, k, at, at)
-    assert turned[0].equal(q + 1) and turned[1].equal(k + 2)
+    peer = rotation.PeerRotation(lambda q, k: (q + 1, k + 2))
+    rotated_heads = peer.turn_both(q, k, at, at)
+    assert rotated_heads[0].equal(q + 1) and rotated_heads[1].equal(k + 2)
 
 
 def naive(q, k, v, bias):
@@ -254,11 +254,11 @@ def test_every_way_to_a_bias_gives_the_same_result(monkeypatch: pytest.MonkeyPat
     # FlexAttention takes half a minute to compile.
     monkeypatch.setattr(attention, "LONGEST_COMPILED", 0)
     group = attention.causal(40, backward=False, with_peers=False)
-    found = values(group)
+    rows = values(group)
     for candidate in group.candidates:
         if candidate.kind == "naive":
-            assert measure.difference(found[candidate.name], found[candidate.subject]) < 1e-4, candidate.name
-    assert set(attention.SPECS) <= found.keys()
+            assert measure.difference(rows[candidate.name], rows[candidate.subject]) < 1e-4, candidate.name
+    assert set(attention.SPECS) <= rows.keys()
     assert max(errors(group).values()) < 1e-4
 
 
@@ -282,8 +282,8 @@ def test_backward_wants_the_gradient_of_everything_that_learns() -> None:
     assert len(gradients) == 4 and all(gradient.abs().sum() > 0 for gradient in gradients)
     group = attention.causal(20, backward=True, with_peers=False, only="forgetting")
     # q, k, v; the projection of the gates stands still, the gates do not.
-    found = [gradient for gradient in values(group)["forgetting"] if gradient is not None]
-    assert len(found) == 4 and found[3].shape == (1, 8, 20)
+    nonzero = [gradient for gradient in values(group)["forgetting"] if gradient is not None]
+    assert len(nonzero) == 4 and nonzero[3].shape == (1, 8, 20)
 
 
 def test_a_name_alone_makes_that_candidate_alone() -> None:
@@ -296,8 +296,8 @@ def test_a_name_alone_makes_that_candidate_alone() -> None:
 def test_what_is_added_is_right(start: int) -> None:
     case = adding.Case(2, 7, 6, start)
     assert max(errors(adding.sinusoidal(case, with_peers=False)).values()) < 1e-5
-    assert max(errors(adding.learned(case, backward=False)).values()) < 1e-6
-    group = adding.learned(case, backward=True)
+    assert max(errors(adding.learned_table(case, backward=False)).values()) < 1e-6
+    group = adding.learned_table(case, backward=True)
     gradients = [gradient for (gradient,) in values(group).values()]
     assert all(gradient.equal(gradients[0]) for gradient in gradients[1:])
     position = torch.arange(start, start + 7).double()
@@ -310,15 +310,15 @@ def test_a_step_behind_a_cache_is_the_last_row_of_the_whole(monkeypatch: pytest.
     group = decoding.step(24)
     assert max(errors(group).values()) < 1e-5
     with torch.no_grad():
-        found = values(group)
-    assert measure.difference(found["none"], found[decoding.BY_HAND]) < 1e-5
+        rows = values(group)
+    assert measure.difference(rows["none"], rows[decoding.BY_HAND]) < 1e-5
 
 
-@pytest.mark.parametrize("fused", rest_slow([("alibi",), gpu.FUSED], 1))
+@pytest.mark.parametrize("specs", rest_slow([("alibi",), gpu.FUSED_KERNELS], 1))
 @pytest.mark.parametrize("backward", [False, True])
-def test_the_gpu_s_cases_are_right_where_there_is_none(backward, fused, small: rotation.Case, monkeypatch) -> None:
+def test_the_gpu_s_cases_are_right_where_there_is_none(backward, specs, small: rotation.Case, monkeypatch) -> None:
     """The same lines on a CPU, but for what a compiler makes of them."""
-    monkeypatch.setattr(gpu, "FUSED", fused)
+    monkeypatch.setattr(gpu, "FUSED_KERNELS", specs)
     groups = [gpu.rotation(replace(small, start=0), backward, False, "cpu")]
     if not backward:
         # FlexAttention has no backward pass there.
@@ -330,7 +330,7 @@ def test_the_gpu_s_cases_are_right_where_there_is_none(backward, fused, small: r
                     candidate.call()
                     assert candidate.error is None or candidate.error() < 0.05, candidate.name
     assert [candidate.name for candidate in groups[0].candidates] == [
-        *(rotation.CLONE, "rotary", "rotary, compiled", "by hand, compiled"),
+        *(rotation.CLONE, "rotary", "rotary, compiled", "by hand, compiled")
     ]
 
 
@@ -343,13 +343,13 @@ def test_without_a_gpu_a_row_says_so() -> None:
 
 
 def test_work_on_a_gpu_is_timed_until_it_is_done(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    waited = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(clock.wall))
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(clock.wall))
     group = group_of(clock)
     group.device = "cuda"
-    _, mine, _ = measure.measure(group, most=5)
+    _, row, _ = measure.measure(group, max_rounds=5)
     # Each turn begins and ends with nothing left to do; the wall goes three times as fast as the CPU here.
-    assert len(waited) % 2 == 0 and waited and mine.seconds == pytest.approx(1.8)
+    assert len(waits) % 2 == 0 and waits and row.seconds == pytest.approx(1.8)
 
 
 SMALL = models.Size(32, 4, 2, 12, 2, 9)
@@ -357,18 +357,18 @@ SMALL = models.Size(32, 4, 2, 12, 2, 9)
 
 @pytest.mark.slow
 def test_a_model_by_hand_is_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = models.training(SMALL, with_peers=False, compiled=False)
+    group = models.training(SMALL, with_peers=False, is_compiled=False)
     assert max(errors(group).values()) < 1e-5
     for candidate in group.candidates:
         candidate.call()
     group = models.generation(SMALL, with_peers=False)
     with torch.no_grad():
-        found = values(group)
-    assert errors(group) == {"rotary": 0.0} and found["rotary"].equal(found[models.BY_HAND])
-    assert all(ids.shape == (1, models.PROMPT + 9) for ids in found.values())
-    by_hand, ids = models.ByHand(models.made(SMALL, "rotary"), 13), torch.arange(13)[None]
+        rows = values(group)
+    assert errors(group) == {"rotary": 0.0} and rows["rotary"].equal(rows[models.BY_HAND])
+    assert all(ids.shape == (1, models.PROMPT + 9) for ids in rows.values())
+    by_hand, ids = models.ByHand(models.build_model(SMALL, "rotary"), 13), torch.arange(13)[None]
     by_hand.cos = by_hand.cos.roll(1, 0)
-    assert models.held(by_hand, ids, models.made(SMALL, "rotary")(ids).detach())() > 1e-3
+    assert models.logits_error(by_hand, ids, models.build_model(SMALL, "rotary")(ids).detach())() > 1e-3
 
 
 # Apart
@@ -384,17 +384,17 @@ def test_a_command_is_timed_whole_and_has_to_end_as_it_should(tmp_path: Path) ->
 
 
 def test_commands_are_told_with_or_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    commands = []
 
     def pretend(folder: str, *words: str, code: str = "", fails: bool = False) -> float:
-        asked.append((words or code, fails))
+        commands.append((words or code, fails))
         return 1.0 if code else 1.5
 
     monkeypatch.setattr(apart, "seconds", pretend)
-    monkeypatch.setattr(startup, "imports", lambda *given: iter(()))
+    monkeypatch.setattr(startup, "imports", lambda *arguments: iter(()))
     rows = {row.candidate: row.value for row in startup.rows("quick", with_peers=False)}
     assert rows["posenc list"] == 1.5 and rows["posenc show rotary"] == 0.5 and rows["import torch"] == 1.0
-    assert asked[0] == (startup.MADE, False) and (("show", "rotari"), True) in asked
+    assert commands[0] == (startup.BUILD_CODE, False) and (("show", "rotari"), True) in commands
 
 
 def test_a_process_of_its_own_answers_in_json(tmp_path, monkeypatch) -> None:
@@ -409,18 +409,18 @@ def test_a_process_of_its_own_answers_in_json(tmp_path, monkeypatch) -> None:
 @pytest.mark.skipif(not apart.can_see_peaks(), reason=apart.WHY_NOT)
 def test_the_peak_of_a_call_is_what_it_holds_at_once() -> None:
     def call() -> torch.Tensor:
-        many = torch.ones(16 << 20)  # 64 MiB
-        return many[:10] + torch.ones(8 << 20).sum()  # and 32 more
+        large = torch.ones(16 << 20)  # 64 MiB
+        return large[:10] + torch.ones(8 << 20).sum()  # and 32 more
 
     assert apart.peak_of(call) == pytest.approx(96, abs=8)
     assert apart.peak_of(lambda: None) < 8
 
 
 def test_memory_is_measured_for_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    measured_cases = []
 
     def pretend(code: str, name: str, cases: str, threads: int) -> list[float]:
-        asked.append(name)
+        measured_cases.append(name)
         if name == "t5_bias":
             raise RuntimeError("a process of its own failed: out of memory")
         return [65.0 if name == "alibi" else 10.0 for _ in json.loads(cases)]
@@ -428,13 +428,13 @@ def test_memory_is_measured_for_what_was_asked(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(apart, "run", pretend)
     monkeypatch.setattr(apart, "can_see_peaks", lambda: True)
     rows = {(row.candidate, row.case): row for row in memory.rows("quick", with_peers=False)}
-    assert asked == [attention.PLAIN, *memory.QUICK, memory.BY_HAND[0]]
+    assert measured_cases == [attention.PLAIN, *memory.QUICK, memory.BY_HAND[0]]
     assert rows["alibi", "T 4096: forward"].value == 65.0
     assert rows[memory.QUICK[2], "T 2048: forward and backward"].value == 10.0
     assert rows["t5_bias", "all"].note.endswith("out of memory") and rows["t5_bias", "all"].value is None
-    asked.clear()
+    measured_cases.clear()
     assert len(list(memory.rows("full", with_peers=True))) > len(list(memory.rows("full", with_peers=False)))
-    assert set(attention.SPECS) | set(memory.BY_HAND) <= set(asked)
+    assert set(attention.SPECS) | set(memory.BY_HAND) <= set(measured_cases)
     monkeypatch.setattr(apart, "can_see_peaks", lambda: False)
     (row,) = memory.rows("quick", with_peers=False)
     assert row.note == apart.WHY_NOT
@@ -488,25 +488,25 @@ def test_a_library_that_is_not_installed_is_absent_by_name(
 # Report
 
 
-def row(candidate: str, value: float | None, kind: str = "peer", **about) -> dict:
-    given = {"unit": "x limit", "low": value, "high": value, "seconds": value} | about
+def row(candidate: str, value: float | None, kind: str = "peer", **columns) -> dict:
+    values = {"unit": "x limit", "low": value, "high": value, "seconds": value} | columns
     return Row(
-        given.pop("what", "rotation"), given.pop("case", "a case"), candidate, kind, value=value, **given
+        values.pop("what", "rotation"), values.pop("case", "a case"), candidate, kind, value=value, **values
     ).to_dict()
 
 
 @pytest.fixture
-def wanted(monkeypatch: pytest.MonkeyPatch):
+def write_goals(monkeypatch: pytest.MonkeyPatch):
     """Sets what is wanted of rows, in place of goals.json."""
 
-    def of(*sentences: str, case: str = "a case", candidate: str = "ours") -> None:
-        monkeypatch.setattr(goals, "kept", lambda: {"rotation": {case: {candidate: list(sentences)}}})
+    def goals_of_case(*sentences: str, case: str = "a case", candidate: str = "ours") -> None:
+        monkeypatch.setattr(goals, "read_goals", lambda: {"rotation": {case: {candidate: list(sentences)}}})
 
-    return of
+    return goals_of_case
 
 
-def test_what_we_lose_at_is_read_from_the_rows(wanted) -> None:
-    wanted("at most 1 x limit", "at most 3 x limit", "at most 4 x what is not here")
+def test_what_we_lose_at_is_read_from_the_rows(write_goals) -> None:
+    write_goals("at most 1 x limit", "at most 3 x limit", "at most 4 x what is not here")
     rows = [
         row("limit", 1.0, "limit"),
         row("ours", 2.0, "posenc", subject="s"),
@@ -525,8 +525,8 @@ def test_what_we_lose_at_is_read_from_the_rows(wanted) -> None:
     assert report.losses(rows[3:]) == []
 
 
-def test_goals_are_told_as_they_are_said(wanted) -> None:
-    wanted("at least 20 x as fast as theirs", "error at most 2e-06", "at least 3 x as fast as another", case="a *")
+def test_goals_are_told_as_they_are_said(write_goals) -> None:
+    write_goals("at least 20 x as fast as theirs", "error at most 2e-06", "at least 3 x as fast as another", case="a *")
     rows = [row("ours", 1.0, "posenc", error=3e-6, threads=2), row("theirs", 25.0, threads=2), row("theirs", 3.0)]
     headers, lines = report.goals(rows)
     assert len(headers) == 5
@@ -538,13 +538,13 @@ def test_goals_are_told_as_they_are_said(wanted) -> None:
     assert lines[0][0] == "rotation: a case (2 threads)"
 
 
-def test_a_goal_is_judged_to_the_figures_that_are_shown(wanted) -> None:
-    wanted("at most 1.1 x limit")
-    judged = []
+def test_a_goal_is_judged_to_the_figures_that_are_shown(write_goals) -> None:
+    write_goals("at most 1.1 x limit")
+    verdicts = []
     for value in (1.1, 1.104, 1.106):
         case = [row("ours", value, "posenc"), row("limit", 1.0, "limit")]
-        judged += [verdict.met for verdict in goals.verdicts(case[0], case)]
-    assert judged == [True, True, False]
+        verdicts += [verdict.is_met for verdict in goals.verdicts(case[0], case)]
+    assert verdicts == [True, True, False]
     assert not goals.verdicts(row("ours", None, "posenc"), [])
 
 
@@ -553,9 +553,9 @@ def test_a_goal_is_judged_to_the_figures_that_are_shown(wanted) -> None:
     [
         ("at most 1.1 x plain causal SDPA", Goal(1.1, "plain causal SDPA")),
         ("at least 20 x as fast as transformers", Goal(1 / 20, "transformers")),
-        ("at most 64 MiB", Goal(64.0, of="MiB")),
-        ("at most 0.05 s of CPU", Goal(0.05, of="s of CPU")),
-        ("error at most 2e-06", Goal(2e-6, of="error")),
+        ("at most 64 MiB", Goal(64.0, quantity="MiB")),
+        ("at most 0.05 s of CPU", Goal(0.05, quantity="s of CPU")),
+        ("error at most 2e-06", Goal(2e-6, quantity="error")),
     ],
 )
 def test_a_goal_is_read_from_its_sentence_and_said_as_it_was(sentence: str, goal: Goal) -> None:
@@ -569,65 +569,70 @@ def test_a_sentence_that_says_no_goal_is_named() -> None:
 
 def test_every_goal_that_is_kept_is_of_something_that_is_measured() -> None:
     """A candidate that is renamed would leave its goal behind, never met and never missed."""
-    known = {
+    names_by_case = {
         "attention": {*attention.SPECS, *attention.ON_A_GRID},
-        "models": {*models.TRAINED, *models.GENERATED, "rotary, compiled"},
+        "models": {*models.TRAINED_TOKENS, *models.GENERATED_TOKENS, "rotary, compiled"},
         "memory": set(attention.SPECS),
         "weights": set(weights.SPECS["full"]),
         "decoding": {"rotary", "alibi", "t5_bias", "learned", "sinusoidal"},
-        "startup": {*startup.OURS, *startup.COMMANDS, *startup.WITH_TORCH},
+        "startup": {*startup.POSENC_IMPORTS, *startup.COMMANDS, *startup.WITH_TORCH},
         "adding": {"sinusoidal", "learned"},
         "rotation": of_rotation(),
     }
-    said = {what: {name for case in cases.values() for name in case} for what, cases in goals.kept().items()}
-    assert said.keys() <= set(run.WHAT) and all(names <= known[what] for what, names in said.items())
-    for cases in goals.kept().values():
+    goal_candidates = {
+        name_of_case: {name for case in cases.values() for name in case}
+        for name_of_case, cases in goals.read_goals().items()
+    }
+    assert goal_candidates.keys() <= set(run.CASE_NAMES) and all(
+        names <= names_by_case[name_of_case] for name_of_case, names in goal_candidates.items()
+    )
+    for cases in goals.read_goals().values():
         for candidates in cases.values():
             assert all(str(Goal.parse(line)) == line for lines in candidates.values() for line in lines)
 
 
 def of_rotation() -> set[str]:
     small = rotation.Case("training", 1, 1, 1, 3, 4, torch.float32)
-    made = (
+    row = (
         rotation.forward(small, False, False),
         rotation.with_backward(small, False, True),
         rotation.decoding(small, False, False),
         rotation.tables(small),
         rotation.in_a_layer(False, False, False),
     )
-    return {candidate.name for group in made for candidate in group.candidates}
+    return {candidate.name for group in row for candidate in group.candidates}
 
 
 def test_a_case_of_a_pattern_has_its_goals() -> None:
     quick = row("alibi", 1.0, "posenc", what="attention", case="T 2048: forward")
-    assert [str(goal) for goal in goals.of(quick)] == ["at most 1.1 x plain causal SDPA", "error at most 2e-06"]
-    assert [str(goal) for goal in goals.of(quick | {"case": "T 2048: forward and backward"})] == [
+    assert [str(goal) for goal in goals.goals_of(quick)] == ["at most 1.1 x plain causal SDPA", "error at most 2e-06"]
+    assert [str(goal) for goal in goals.goals_of(quick | {"case": "T 2048: forward and backward"})] == [
         "at most 1.1 x plain causal SDPA"
     ]
-    assert not list(goals.of(quick | {"candidate": "alibi by hand"}))
+    assert not list(goals.goals_of(quick | {"candidate": "alibi by hand"}))
 
 
 # Two results
 
 
-def test_two_results_are_told_apart_beyond_their_spread(tmp_path: Path, wanted) -> None:
-    wanted("at most 1.5 x limit", candidate="better")
+def test_two_results_are_told_apart_beyond_their_spread(tmp_path: Path, write_goals) -> None:
+    write_goals("at most 1.5 x limit", candidate="better")
     names = {"better": (2.0, 1.0), "worse": (1.0, 2.0), "the same": (1.0, 1.05), "hardly": (1.0, 0.95)}
-    before, after = (
+    old, new = (
         result_of([row("limit", 1.0, "limit")] + [spread_out(name, values[i]) for name, values in names.items()])
         for i in (0, 1)
     )
-    after["rows"].append(row("new", 1.0, "posenc"))
-    found = compared.pairs(before, after)
-    assert [(pair.after["candidate"], pair.word) for pair in found] == [
+    new["rows"].append(row("new", 1.0, "posenc"))
+    pairs = compared.pairs(old, new)
+    assert [(pair.after["candidate"], pair.word) for pair in pairs] == [
         ("better", "better"),
         ("worse", "worse"),
         ("the same", ""),
         ("hardly", ""),
     ]
-    page, picture = compared.save(before, after | {"commit": "abc, changed"}, tmp_path)
+    page, picture = compared.save(old, new | {"commit": "abc, changed"}, tmp_path)
     text = page.read_text()
-    assert "Of 4 rows that both have, 1 became cheaper and 1 dearer" in text
+    assert "Of 4 rows in both, 1 became cheaper and 1 dearer" in text
     assert "0.500 | better | at most 1.5 x limit: met |" in text and "After: Commit abc, changed." in text
     assert picture.stat().st_size > 1000
     assert compared.save(result_of([]), result_of([]), tmp_path) == [page]
@@ -638,17 +643,17 @@ def spread_out(name: str, value: float) -> dict:
 
 
 def test_only_rows_that_changed_most_are_drawn() -> None:
-    rows = [spread_out(f"row {i}", 1.0) for i in range(compared.MOST + 9)]
-    before = result_of(rows)
-    after = result_of([one | {"value": 1 + i / 100} for i, one in enumerate(rows)])
-    fig = compared.drawn(before, after)
-    assert fig is not None and len(fig.axes[0].get_yticks()) == compared.MOST
+    rows = [spread_out(f"row {i}", 1.0) for i in range(compared.MAX_ROWS + 9)]
+    old = result_of(rows)
+    new = result_of([row_of_pair | {"value": 1 + i / 100} for i, row_of_pair in enumerate(rows)])
+    fig = compared.change_figure(old, new)
+    assert fig is not None and len(fig.axes[0].get_yticks()) == compared.MAX_ROWS
 
 
-@pytest.mark.parametrize("given", [["--compare", "one.json"], ["rotation", "--compare", "one.json", "two.json"]])
-def test_comparing_takes_two_results_and_measures_nothing(given: list[str], capsys) -> None:
+@pytest.mark.parametrize("arguments", [["--compare", "one.json"], ["rotation", "--compare", "one.json", "two.json"]])
+def test_comparing_takes_two_results_and_measures_nothing(arguments: list[str], capsys) -> None:
     with pytest.raises(SystemExit, match="2"):
-        bench.main(given)
+        bench.main(arguments)
     assert re.search("expected 2 arguments|--compare measures nothing, got 'rotation'", capsys.readouterr().err)
 
 
@@ -736,7 +741,7 @@ def tiny(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "IN_TURNS", {"rotation": lambda shapes, with_peers: iter([group_of(clock)])})
     apart = Row("startup", "import", "import posenc", "posenc", "s", value=0.01, low=0.01, high=0.01)
     monkeypatch.setattr(run, "APART", {"startup": lambda shapes, with_peers: iter([apart])})
-    monkeypatch.setattr(run, "WHAT", ("rotation", "startup"))
+    monkeypatch.setattr(run, "CASE_NAMES", ("rotation", "startup"))
 
 
 def test_the_command_says_what_it_lost_and_where_results_lie(tiny: None, tmp_path: Path, capsys) -> None:
@@ -748,13 +753,13 @@ def test_the_command_says_what_it_lost_and_where_results_lie(tiny: None, tmp_pat
 
 
 def test_a_run_keeps_machine_versions_settings_and_rows(tiny: None, tmp_path: Path) -> None:
-    shown, said = [], []
-    result = run.bench(threads=(1, 2), show=shown.append, doing=said.append)
+    displayed_tables, messages = [], []
+    result = run.bench(threads=(1, 2), show=displayed_tables.append, doing=messages.append)
     assert [row["threads"] for row in result["rows"]] == [1, 1, 1, 2, 2, 2, 1]
     assert result["settings"] == {"what": ("rotation", "startup"), "shapes": "quick", "threads": (1, 2), "peers": True}
     assert result["versions"]["torch"] == torch.__version__ and result["hardware"]["cores"] >= 1
     assert result["kernels"] and result["began"] <= result["ended"]
-    assert len(shown) == 3 and said[1:] == ["a case, 1 thread", "a case, 2 threads", "startup"]
+    assert len(displayed_tables) == 3 and messages[1:] == ["a case, 1 thread", "a case, 2 threads", "startup"]
     whole, tables = report.save(result, tmp_path)
     assert report.read(whole)["rows"][1]["candidate"] == "mine"
     assert "## rotation: a case (2 threads)" in tables.read_text()
@@ -762,17 +767,17 @@ def test_a_run_keeps_machine_versions_settings_and_rows(tiny: None, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("options", "words"),
     [
-        ({"what": ("speed",)}, "'speed' is not measured; choose from rotation, startup"),
+        ({"names": ("speed",)}, "'speed' is not measured; choose from rotation, startup"),
         ({"shapes": "huge"}, "'huge' is not measured; choose from quick, full"),
         ({"threads": (0,)}, r"threads are whole numbers from 1, got \[0\]"),
         ({"threads": ()}, r"threads are whole numbers from 1, got \[\]"),
     ],
 )
-def test_what_cannot_be_measured_is_said(tiny: None, asked: dict, words: str) -> None:
+def test_what_cannot_be_measured_is_said(tiny: None, options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        run.bench(**asked)
+        run.bench(**options)
 
 
 @pytest.mark.parametrize(
@@ -792,7 +797,7 @@ def test_a_file_without_results_is_named(text: str, words: str, tmp_path: Path) 
 
 
 def test_every_word_that_help_names_is_measured() -> None:
-    assert run.WHAT == (
+    assert run.CASE_NAMES == (
         *("rotation", "attention", "adding", "decoding", "models", "gpu", "startup", "memory", "weights"),
     )
 
@@ -830,12 +835,12 @@ fn=(1)
 
 
 def test_only_a_library_s_own_instructions_are_counted(counts) -> None:
-    assert counts.of_functions(PROFILE, "libmine.so") == {"the walk": 11, "turn_avx2": 128}
+    assert counts.calls_of_functions(PROFILE, "libmine.so") == {"the walk": 11, "turn_avx2": 128}
 
 
 def test_more_than_the_margin_is_told(counts) -> None:
-    kept = {"a": 100, "b": 100, "c": 100}
-    assert counts.more({"a": 102, "b": 80, "c": 103, "d": 1}, kept, 0.02) == [
+    old_counts = {"a": 100, "b": 100, "c": 100}
+    assert counts.increases({"a": 102, "b": 80, "c": 103, "d": 1}, old_counts, 0.02) == [
         "c: 103, 3.0% more than the 100 that are kept",
         "d: 1, and no count is kept; run again with --update",
     ]
@@ -860,13 +865,13 @@ def test_nothing_costs_more_instructions_or_calls_than_before(counts) -> None:
     """In a process of its own: what this one has loaded, or patched, would be counted too."""
     command = [sys.executable, str(HOME / "benchmarks" / "instructions.py")]
     environment = {**apart.os.environ, "PYTHONPATH": str(HOME / "src"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    if "not compared: instructions" in done.stdout and "not compared: calls" in done.stdout:
-        pytest.skip(done.stdout)
+    process = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+    assert process.returncode == 0, process.stdout + process.stderr
+    if "not compared: instructions" in process.stdout and "not compared: calls" in process.stdout:
+        pytest.skip(process.stdout)
 
 
 def test_results_that_are_kept_can_be_read() -> None:
-    kept = sorted((HOME / "benchmarks").glob("results/*.json"))
-    for path in kept:
+    files = sorted((HOME / "benchmarks").glob("results/*.json"))
+    for path in files:
         assert report.read(path)["rows"]

@@ -24,14 +24,14 @@ def test_rows_are_saved_as_they_come_and_the_time_is_kept(tmp_path: Path, monkey
     command = ["gpu.py", "--device", "cpu", "--small", "--minutes", "0.03", "--out", str(file)]
     monkeypatch.setattr(sys, "argv", [*command, "--part", "check"])
     gpu.main()
-    checked = [row for row in rows(file) if "failed" not in row]
-    assert len(checked) > 5 and all(row["off"] == row["gradient_off"] == 0 for row in checked)
+    checks = [row for row in rows(file) if "failed" not in row]
+    assert len(checks) > 5 and all(row["off"] == row["gradient_off"] == 0 for row in checks)
     assert len(rows(file)) == 8 + len(catalogue.names())
-    before = rows(file)
+    count = rows(file)
     monkeypatch.setattr(sys, "argv", command)
     gpu.main()
     assert [json.loads(line) for line in capfd.readouterr().out.splitlines()] == rows(file)
-    machine, *parts, ratios, end = rows(file)[len(before) :]
+    machine, *parts, ratios, end = rows(file)[len(count) :]
     # A second is too short for a process that imports PyTorch.
     assert machine["what"] == "machine" and {"segments", "check"} <= {row["what"] for row in parts if "failed" in row}
     assert (ratios["what"], end) == ("ratios", end | {"what": "end", "name": "the time is over"})
@@ -39,38 +39,38 @@ def test_rows_are_saved_as_they_come_and_the_time_is_kept(tmp_path: Path, monkey
 
 def test_every_model_trains_and_answers_and_a_case_that_fails_is_a_row(tmp_path: Path, monkeypatch) -> None:
     bench = gpu.Bench(tmp_path / "rows", "cpu", gpu.SMALL._replace(lengths=(8,), tokens=8), 1)
-    monkeypatch.setattr(bench, "timed", functools.cache(lambda call: (call(), 1.0)[1]))
+    monkeypatch.setattr(bench, "seconds_of", functools.cache(lambda call: (call(), 1.0)[1]))
     for name, make in gpu.models(bench.sizes, 8).items():
         # FlexAttention has no backward pass on a CPU, and x-transformers may not be installed.
         if "FlexAttention" not in name and "x-transformers" not in name:
-            gpu.measure_model(bench, name, make, 8, compiled=False)
+            gpu.measure_model(bench, name, make, 8, is_compiled=False)
     bench.ratios(8)
-    *measured, ratios = rows(bench.file)
-    assert not [row for row in measured if "failed" in row]
-    assert {"posenc none", "transformers, Llama (rotary)"} <= {row["name"] for row in measured}
+    *names, ratios = rows(bench.file)
+    assert not [row for row in names if "failed" in row]
+    assert {"posenc none", "transformers, Llama (rotary)"} <= {row["name"] for row in names}
     assert {"by hand, none", "by hand, rotary"} <= set(ratios["training: posenc rotary"])
 
 
 def test_a_case_that_fails_gives_its_memory_back(tmp_path: Path) -> None:
-    held = []
+    references = []
 
     def fails() -> None:
-        made = torch.zeros(3)
-        held.append(weakref.ref(made))
+        tensor = torch.zeros(3)
+        references.append(weakref.ref(tensor))
         try:
             raise MemoryError("no room\nfor 3 numbers")
         except MemoryError as error:
-            kept = error  # which holds this frame
-            raise kept from None
+            cycle = error  # which holds this frame
+            raise cycle from None
 
     bench = gpu.Bench(tmp_path / "rows", "cpu", gpu.SMALL, 1)
-    bench.measured("training", "broken", fails, 8)
-    assert held[0]() is None and not bench.first
+    bench.measure_call("training", "broken", fails, 8)
+    assert references[0]() is None and not bench.first
     assert rows(bench.file)[-1]["failed"] == "MemoryError: no room for 3 numbers" and "ms" not in rows(bench.file)[-1]
 
 
 def test_no_line_of_it_fails_on_a_gpu_for_want_of_a_name_or_a_device(tmp_path: Path, monkeypatch) -> None:
-    calls = gpu_stand_in.stand_in(monkeypatch)
+    calls = gpu_stand_in.install_gpu_stand_in(monkeypatch)
     for name in ("synchronize", "reset_peak_memory_stats", "empty_cache", "memory_allocated", "max_memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda: 0)
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"allocator_settings": {"expandable_segments": True}})
@@ -81,16 +81,16 @@ def test_no_line_of_it_fails_on_a_gpu_for_want_of_a_name_or_a_device(tmp_path: P
     monkeypatch.setattr(gpu, "llama", None), monkeypatch.setattr(gpu, "x_transformers", None)
     monkeypatch.setattr(gpu.gc, "collect", lambda: 0)
     bench = gpu.Bench(tmp_path / "rows", "meta", gpu.Sizes(64, 4, 1, 101, 2048, (1100,), 36), 5)
-    monkeypatch.setattr(bench, "timed", functools.cache(lambda call: (call(), 1.0)[1]))
+    monkeypatch.setattr(bench, "seconds_of", functools.cache(lambda call: (call(), 1.0)[1]))
     for part in gpu.PARTS.values():
         part(bench)
-    done = rows(bench.file)
-    failed = [row for row in done if "failed" in row and "transformers" not in row["name"]]
-    assert not failed and done[-1]["name"] == "all rows are there"
-    ours = {f"posenc {spec}" for spec in gpu.SPECS}
-    for what in ("training", "prefill", "decode"):
-        assert ours <= {row["name"] for row in done if row["what"] == what and row["tokens"] == 1100}
-    assert {row["name"] for row in done if row["what"] == "check"} >= {*catalogue.names(), "alibi, trained"}
+    finished_rows = rows(bench.file)
+    failures = [row for row in finished_rows if "failed" in row and "transformers" not in row["name"]]
+    assert not failures and finished_rows[-1]["name"] == "all rows are there"
+    posenc_rows = {f"posenc {spec}" for spec in gpu.SPECS}
+    for kind in ("training", "prefill", "decode"):
+        assert posenc_rows <= {row["name"] for row in finished_rows if row["what"] == kind and row["tokens"] == 1100}
+    assert {row["name"] for row in finished_rows if row["what"] == "check"} >= {*catalogue.names(), "alibi, trained"}
     assert {call.kernel for call in calls} == {"sdpa", "flex", "triton"}
 
 

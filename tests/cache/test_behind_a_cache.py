@@ -1,4 +1,4 @@
-"""Tokens that come behind a cache: however their positions are given, they follow what is held."""
+"""Tokens after a cache follow the cached ones, however their positions are given."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -20,8 +20,8 @@ CACHES = {"growing": {}, "static": {"slots": SLOTS}, "rolling": {"slots": WINDOW
 
 
 @dataclass
-class Told:
-    """What the tokens' positions are by the words of the documentation, written down one token at a time."""
+class History:
+    """The tokens' positions as the documentation defines them, one token at a time."""
 
     coords: list[float] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Told:
     def take(self, coords: list[float], first: int, document: list[int] | None) -> None:
         newest = max(self.document, default=0)
         self.document += [self.document[-1] if self.document else 0] * len(coords) if document is None else [
-            newest + 1 + one for one in document
+            newest + 1 + number for number in document
         ]  # fmt: skip
         self.order += range(first, first + len(coords))
         self.coords += coords
@@ -40,49 +40,49 @@ class Told:
         return Positions(torch.tensor([self.coords])[..., None], order, torch.tensor([self.document]))
 
 
-def ids(told: Told, tokens: int, far: int) -> tuple[torch.Tensor, list[float], int, None]:
-    coords = torch.arange(tokens) * 2 + far
-    return coords, coords.tolist(), max(told.order, default=-1) + 1, None
+def ids(history: History, tokens: int, shift: int) -> tuple[torch.Tensor, list[float], int, None]:
+    coords = torch.arange(tokens) * 2 + shift
+    return coords, coords.tolist(), max(history.order, default=-1) + 1, None
 
 
-def ids_of_rows(told: Told, tokens: int, far: int):
-    given, *known = ids(told, tokens, far)
-    return given.expand(2, -1), *known
+def ids_of_rows(history: History, tokens: int, shift: int):
+    coords, *facts = ids(history, tokens, shift)
+    return coords.expand(2, -1), *facts
 
 
-def positions_of(told: Told, tokens: int, far: int):
-    given, *known = ids(told, tokens, far)
-    return Positions.of(given[None]), *known
+def positions_of(history: History, tokens: int, shift: int):
+    coords, *facts = ids(history, tokens, shift)
+    return Positions.of(coords[None]), *facts
 
 
-def on_a_line(told: Told, tokens: int, far: int):
-    return Positions.grid(tokens), [*range(tokens)], max(told.order, default=-1) + 1, None
+def on_a_line(history: History, tokens: int, shift: int):
+    return Positions.grid(tokens), [*range(tokens)], max(history.order, default=-1) + 1, None
 
 
-def packed(told: Told, tokens: int, far: int):
+def packed(history: History, tokens: int, shift: int):
     lengths = [1, tokens - 1] if tokens > 1 else [1]
     cells = [(number, coord) for number, length in enumerate(lengths) for coord in range(length)]
-    first = max(told.order, default=-1) + 1
+    first = max(history.order, default=-1) + 1
     return Positions.packed(lengths), [coord for _, coord in cells], first, [number for number, _ in cells]
 
 
-def counted(told: Told, tokens: int, far: int):
-    start = max(told.order, default=-1) + 1 + far % 3
+def counting_positions(history: History, tokens: int, shift: int):
+    start = max(history.order, default=-1) + 1 + shift % 3
     return Positions.count(tokens, start), [*range(start, start + tokens)], start, None
 
 
-def a_number(told: Told, tokens: int, far: int):
-    at, *known = counted(told, tokens, far)
-    return at.start, *known
+def start_number(history: History, tokens: int, shift: int):
+    at, *facts = counting_positions(history, tokens, shift)
+    return at.start, *facts
 
 
-def with_an_order(told: Told, tokens: int, far: int):
-    given, coords, first, _ = ids(told, tokens, far)
+def with_an_order(history: History, tokens: int, shift: int):
+    position_ids, coords, first, _ = ids(history, tokens, shift)
     order = torch.arange(first, first + tokens)[None]
-    return Positions.of(given, order=order), coords, first, None
+    return Positions.of(position_ids, order=order), coords, first, None
 
 
-WAYS = (ids, ids_of_rows, positions_of, on_a_line, packed, counted, a_number, with_an_order)
+WAYS = (ids, ids_of_rows, positions_of, on_a_line, packed, counting_positions, start_number, with_an_order)
 A_CHUNK = st.tuples(st.sampled_from(WAYS), st.integers(1, LONGEST), st.integers(0, 9))
 
 
@@ -99,14 +99,14 @@ def test_chunks_behind_a_cache_are_one_pass(
     torch.manual_seed(0)
     model = Decoder(vocab=9, dim=12, layers=2, heads=3, encoding=spec, max_len=SLOTS).double().eval()
     tokens = torch.randint(0, 9, (2, sum(size for _, size, _ in chunks)))
-    seen: Mask = MASKS["window" if cache == "rolling" else mask]
-    held, told, out = model.cache(**CACHES[cache]), Told(), []
-    for way, size, far in chunks:
-        begin = len(told.order)
-        at, coords, first, document = way(told, size, far)
-        told.take(coords, first, document)
-        out.append(model(tokens[:, begin : begin + size], positions=at, mask=seen, cache=held))
-    whole = model(tokens, positions=told.positions(), mask=seen)
+    rule: Mask = MASKS["window" if cache == "rolling" else mask]
+    model_cache, history, out = model.cache(**CACHES[cache]), History(), []
+    for way, size, shift in chunks:
+        begin = len(history.order)
+        at, coords, first, document = way(history, size, shift)
+        history.take(coords, first, document)
+        out.append(model(tokens[:, begin : begin + size], positions=at, mask=rule, cache=model_cache))
+    whole = model(tokens, positions=history.positions(), mask=rule)
     torch.testing.assert_close(torch.cat(out, 1), whole, rtol=0, atol=1e-12)
 
 
@@ -139,7 +139,7 @@ def test_an_order_that_contradicts_the_cache_is_refused(at: Positions | int, slo
     with pytest.raises(ValueError, match=r"the cache holds tokens up to order 3, and a token of order \d cannot come"):
         model(tokens[:, 4:], positions=at, cache=cache)
     assert cache.held is not None and int(cache.held.order.max()) == 3, "a refusal leaves the cache as it was"
-    # What the message says to do:
+    # The call that the message recommends:
     expected = model(tokens)[:, 4:]
     for remedy in (4, torch.tensor([4, 5]), Positions.of(torch.tensor([4, 5]))):
         torch.testing.assert_close(model(tokens[:, 4:], positions=remedy, cache=deepcopy(cache)), expected)
@@ -151,9 +151,9 @@ def test_what_comes_behind_an_image_may_be_said_by_positions_of() -> None:
         Positions.grid(2, 2).next()
     layer = Attention(12, 3, encoding="axial_rotary").double()
     x, cache = torch.randn(1, 6, 12).double(), GrowingCache()
-    after = torch.tensor([[[2, 2], [3, 3]]])
-    coords = torch.cat([Positions.grid(2, 2).coords, after], 1)
+    text = torch.tensor([[[2, 2], [3, 3]]])
+    coords = torch.cat([Positions.grid(2, 2).coords, text], 1)
     whole = layer(x, positions=Positions(coords, torch.arange(6)[None]), mask="causal")
     layer(x[:, :4], positions=Positions.grid(2, 2), mask="causal", cache=cache)
-    later = layer(x[:, 4:], positions=Positions.of(after), mask="causal", cache=cache)
+    later = layer(x[:, 4:], positions=Positions.of(text), mask="causal", cache=cache)
     torch.testing.assert_close(later, whole[:, 4:], rtol=0, atol=1e-12)

@@ -1,4 +1,4 @@
-"""KV caches: growing, static and rolling ones hold the same truth in other storage."""
+"""Growing, static and rolling KV caches give the outputs of one forward pass."""
 
 import copy
 from dataclasses import replace
@@ -23,7 +23,7 @@ def whole(layer: Attention, x: Tensor, at: Positions, mask) -> Tensor:
 
 
 def chunks(layer: Attention, x: Tensor, first: Positions, cuts: tuple[int, ...], cache: LayerCache, mask) -> Tensor:
-    """The layer's outputs when the tokens come in chunks of the given sizes; `first` places the first chunk."""
+    """Return the layer's outputs for tokens in chunks of these sizes; `first` positions the first chunk."""
     out, at, begin = [], first, 0
     for size in cuts:
         at = at if begin == 0 else at.next(size)
@@ -38,9 +38,9 @@ CACHES = {"growing": GrowingCache, "static": lambda: SlotCache(TOKENS), "roomy":
 @pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
 def test_a_packed_row_goes_on_with_its_last_document_alone(layer: Attention, make) -> None:
     x = torch.randn(BATCH, TOKENS, DIM, dtype=torch.float64)
-    got = chunks(layer, x, Positions.packed([3, 2]), (5, 1, 3), make(), masks.causal())
+    actual = chunks(layer, x, Positions.packed([3, 2]), (5, 1, 3), make(), masks.causal())
     torch.testing.assert_close(
-        got[:, 3:], whole(layer, x[:, 3:], Positions.count(6), masks.causal()), rtol=0, atol=1e-13
+        actual[:, 3:], whole(layer, x[:, 3:], Positions.count(6), masks.causal()), rtol=0, atol=1e-13
     )
 
 
@@ -67,8 +67,8 @@ def test_a_rolling_cache_keeps_the_newest_and_forgets_the_oldest() -> None:
     k = torch.arange(5.0).view(1, 1, 5, 1)
     for t in range(5):
         keys = cache.take_in(Keys(k[:, :, t : t + 1], k[:, :, t : t + 1], Positions.count(1, start=t)))
-    held = dict(zip(keys.at.order[0].tolist(), keys.k[0, 0, :, 0].tolist(), strict=True))
-    assert {order: value for order, value in held.items() if order >= 0} == {2: 2.0, 3: 3.0, 4: 4.0}
+    values = dict(zip(keys.at.order[0].tolist(), keys.k[0, 0, :, 0].tolist(), strict=True))
+    assert {order: value for order, value in values.items() if order >= 0} == {2: 2.0, 3: 3.0, 4: 4.0}
 
 
 def test_the_shapes_of_a_static_cache_never_change() -> None:
@@ -144,7 +144,7 @@ def test_a_growing_cache_knows_that_chunks_in_a_row_are_one_row() -> None:
     assert not gap.at.contiguous
 
 
-# Back, and other rows.
+# Cropping, and choosing rows of the batch.
 
 
 def alone(layer: Attention, x: Tensor, mask) -> Tensor:
@@ -155,18 +155,18 @@ def alone(layer: Attention, x: Tensor, mask) -> Tensor:
 @pytest.mark.parametrize("grad", [True, False], ids=["gradients", "none"])
 @pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
 def test_a_cache_that_was_cut_back_goes_on_as_if_the_rest_had_never_come(layer, make, grad: bool, mask) -> None:
-    x, other = torch.randn(2, BATCH, TOKENS, DIM, dtype=torch.float64)
+    x, new = torch.randn(2, BATCH, TOKENS, DIM, dtype=torch.float64)
     cache = make()
     with torch.set_grad_enabled(grad):
         chunks(layer, x, Positions.count(3), (3, 1, 3), cache, mask)
-        for kept in (5, 9, 2):
-            cache.crop(kept)
-        rest = [layer(other[:, t : t + 1], positions=Positions.count(1, t), mask=mask, cache=cache) for t in (2, 3)]
-        whole = torch.cat((x[:, :2], other[:, 2:4]), 1)
+        for length in (5, 9, 2):
+            cache.crop(length)
+        rest = [layer(new[:, t : t + 1], positions=Positions.count(1, t), mask=mask, cache=cache) for t in (2, 3)]
+        whole = torch.cat((x[:, :2], new[:, 2:4]), 1)
         torch.testing.assert_close(rest[-1], alone(layer, whole, mask)[:, 3:], rtol=0, atol=1e-13)
         cache.crop(0)
-        again = layer(other[:, :4], positions=Positions.count(4), mask=mask, cache=cache)
-        torch.testing.assert_close(again, alone(layer, other[:, :4], mask), rtol=0, atol=1e-13)
+        again = layer(new[:, :4], positions=Positions.count(4), mask=mask, cache=cache)
+        torch.testing.assert_close(again, alone(layer, new[:, :4], mask), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
@@ -176,11 +176,11 @@ def test_each_row_may_be_cut_back_to_a_number_of_its_own(layer: Attention, make)
         chunks(layer, x, Positions.count(6), (6,), cache, masks.causal())
         cache.crop(torch.tensor([2, 5]))
         later = Positions.of(torch.tensor([[2, 3], [5, 6]]), order=torch.tensor([[2, 3], [5, 6]]))
-        got = layer(x[:, 7:9], positions=later, mask=masks.causal(), cache=cache)
-        for row, kept in ((0, 2), (1, 5)):
-            whole = torch.cat((x[row : row + 1, :kept], x[row : row + 1, 7:9]), 1)
+        actual = layer(x[:, 7:9], positions=later, mask=masks.causal(), cache=cache)
+        for row, length in ((0, 2), (1, 5)):
+            whole = torch.cat((x[row : row + 1, :length], x[row : row + 1, 7:9]), 1)
             torch.testing.assert_close(
-                got[row : row + 1], alone(layer, whole, masks.causal())[:, kept:], rtol=0, atol=1e-13
+                actual[row : row + 1], alone(layer, whole, masks.causal())[:, length:], rtol=0, atol=1e-13
             )
 
 
@@ -193,16 +193,16 @@ def test_rows_that_were_chosen_go_on_as_if_they_had_been_these_from_the_start(la
         at = Positions.padded(padding)
         layer(x[:, :4], positions=at, mask=masks.causal(), cache=cache)
         layer(x[:, 4:5], positions=at.next(), mask=masks.causal(), cache=cache)
-        chosen = torch.tensor(rows)
-        cache.rows(chosen)
-        next_at = Positions.padded(padding[chosen]).next(3).rows(slice(1, 3))
+        index = torch.tensor(rows)
+        cache.rows(index)
+        next_at = Positions.padded(padding[index]).next(3).rows(slice(1, 3))
         new = torch.randn(len(rows), 2, DIM, dtype=torch.float64)
-        got = layer(new, positions=next_at, mask=masks.causal(), cache=cache)
+        actual = layer(new, positions=next_at, mask=masks.causal(), cache=cache)
         for place, row in enumerate(rows):
             first = 1 - row
             whole = torch.cat((x[row : row + 1, first:5], new[place : place + 1]), 1)
             expected = alone(layer, whole, masks.causal())[:, -2:]
-            torch.testing.assert_close(got[place : place + 1], expected, rtol=0, atol=1e-13)
+            torch.testing.assert_close(actual[place : place + 1], expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("slots", [None, 12])
@@ -216,10 +216,10 @@ def test_a_model_goes_back_and_chooses_rows_and_goes_on_by_itself(slots: int | N
         cache.crop(torch.tensor([3, 7]))
         cache.rows(torch.tensor([1, 0, 1]))
         new = torch.randint(50, (3, 2))
-        got = torch.cat([model(new[:, t : t + 1], cache=cache) for t in (0, 1)], 1)
-        for place, held in enumerate((ids[1:, :7], ids[:1, 2:5], ids[1:, :7])):
-            whole = model(torch.cat((held, new[place : place + 1]), 1))
-            torch.testing.assert_close(got[place : place + 1], whole[:, -2:], rtol=0, atol=1e-12)
+        actual = torch.cat([model(new[:, t : t + 1], cache=cache) for t in (0, 1)], 1)
+        for place, prefix in enumerate((ids[1:, :7], ids[:1, 2:5], ids[1:, :7])):
+            whole = model(torch.cat((prefix, new[place : place + 1]), 1))
+            torch.testing.assert_close(actual[place : place + 1], whole[:, -2:], rtol=0, atol=1e-12)
         cache.crop(0)
         torch.testing.assert_close(model(new, cache=cache), model(new), rtol=0, atol=1e-12)
 
@@ -233,10 +233,10 @@ def test_one_row_becomes_several_that_go_their_own_ways(slots: int | None) -> No
         model(ids, cache=cache)
         cache.rows(torch.tensor([0, 0]))
         cache.crop(torch.tensor([3, 5]))
-        got = torch.cat([model(new[:, t : t + 1], cache=cache) for t in (0, 1)], 1)
-        for row, held in enumerate((ids[:, :3], ids)):
-            whole = model(torch.cat((held, new[row : row + 1]), 1))
-            torch.testing.assert_close(got[row : row + 1], whole[:, -2:], rtol=0, atol=1e-12)
+        actual = torch.cat([model(new[:, t : t + 1], cache=cache) for t in (0, 1)], 1)
+        for row, prefix in enumerate((ids[:, :3], ids)):
+            whole = model(torch.cat((prefix, new[row : row + 1]), 1))
+            torch.testing.assert_close(actual[row : row + 1], whole[:, -2:], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
@@ -269,10 +269,10 @@ def test_rows_that_get_padding_alone_go_on_where_they_were(slots: int | None) ->
         cache = model.cache(slots=slots)
         model(ids[:, :5], padding=torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]), cache=cache)
         model(ids[:, 5:7], positions=Positions(order.clamp(min=0)[..., None], order, unit_step=True), cache=cache)
-        got = model(ids[:, 7:], cache=cache)
-        one, other = torch.cat((ids[:1, :3], ids[:1, 7:]), 1), torch.cat((ids[1:, :4], ids[1:, 5:]), 1)
-        torch.testing.assert_close(got[:1], model(one)[:, -2:], rtol=0, atol=1e-12)
-        torch.testing.assert_close(got[1:], model(other)[:, -2:], rtol=0, atol=1e-12)
+        actual = model(ids[:, 7:], cache=cache)
+        first, second = torch.cat((ids[:1, :3], ids[:1, 7:]), 1), torch.cat((ids[1:, :4], ids[1:, 5:]), 1)
+        torch.testing.assert_close(actual[:1], model(first)[:, -2:], rtol=0, atol=1e-12)
+        torch.testing.assert_close(actual[1:], model(second)[:, -2:], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("make", [GrowingCache, lambda: SlotCache(5)])
@@ -318,21 +318,21 @@ def test_what_no_cache_can_do_is_refused() -> None:
     for cache in (GrowingCache(), SlotCache(9), rolling):
         cache.take_in(Keys(k[:, :, :3], k[:, :, :3], Positions.count(3)))
         for wrong in (-1, torch.tensor([1, 2, 3]), torch.tensor([0.5]), "3", None):
-            with pytest.raises(ValueError, match="crop to a number of tokens, 0 or more, or to one for each of the 2"):
+            with pytest.raises(ValueError, match="crop to 0 or more tokens, one number or one for each of 2"):
                 cache.crop(wrong)
         for rows in ([2], [0, 2], [-1], []):
             with pytest.raises(ValueError, match="choose rows of the batch by numbers from 0 to 1"):
                 cache.rows(torch.tensor(rows, dtype=torch.long))
-    # Nothing is overwritten yet, and then the oldest is.
+    # No slot is overwritten yet; the next token overwrites the oldest.
     rolling.crop(2)
     rolling.take_in(Keys(k[:, :, :3], k[:, :, :3], Positions.count(3, 2)))
     rolling.crop(9)
     just_over = SlotCache(3, rolling=True)
     just_over.take_in(Keys(k[:, :, :2], k[:, :, :2], Positions.count(2)))
     just_over.take_in(Keys(k[:, :, :2], k[:, :, :2], Positions.count(2, 2)))
-    with pytest.raises(ValueError, match="has written over the oldest tokens"):
+    with pytest.raises(ValueError, match="has overwritten its oldest tokens"):
         just_over.crop(2)
-    with pytest.raises(ValueError, match="a rolling cache of 3 slots has written over the oldest tokens, and cannot"):
+    with pytest.raises(ValueError, match="a rolling cache of 3 slots has overwritten its oldest tokens, and cannot"):
         rolling.crop(4)
 
 
@@ -340,16 +340,16 @@ def test_what_no_cache_can_do_is_refused() -> None:
 def test_a_prefix_in_pieces_is_refused_and_one_in_the_first_chunk_of_each_row_is_right(layer, cache) -> None:
     x, mask = torch.randn(2, TOKENS, DIM, dtype=torch.float64), replace(masks.prefix(3), window=TOKENS)
     real = torch.arange(TOKENS) >= torch.tensor([[0], [4]])  # the second row begins with the second chunk
-    at, held = Positions.padded(real), cache()
+    at, layer_cache = Positions.padded(real), cache()
     expected, parts = layer(x, positions=at, mask=mask), (slice(0, 4), slice(4, 8), slice(8, 9))
-    got = torch.cat([layer(x[:, part], positions=at.rows(part), mask=mask, cache=held) for part in parts], 1)
-    torch.testing.assert_close(got[real], expected[real], rtol=0, atol=1e-12)
+    actual = torch.cat([layer(x[:, part], positions=at.rows(part), mask=mask, cache=layer_cache) for part in parts], 1)
+    torch.testing.assert_close(actual[real], expected[real], rtol=0, atol=1e-12)
     for first in (Positions.count(2), at.rows(slice(0, 2))):
-        held = cache()
-        layer(x[:, :2], positions=first, mask=mask, cache=held)
-        before = held.keys
+        layer_cache = cache()
+        layer(x[:, :2], positions=first, mask=mask, cache=layer_cache)
+        keys = layer_cache.keys
         with pytest.raises(
             ValueError, match=r"a prefix of 3 tokens came in pieces, .* give all of it in the first chunk"
         ):
-            layer(x[:, 2:4], positions=first.next(2), mask=mask, cache=held)
-        assert held.keys is before
+            layer(x[:, 2:4], positions=first.next(2), mask=mask, cache=layer_cache)
+        assert layer_cache.keys is keys

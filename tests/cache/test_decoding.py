@@ -1,5 +1,4 @@
-"""Decoding with a static cache is one compiled graph, however many tokens; a step costs its own tokens only, and what
-serves one token alone is what serves any."""
+"""Decoding with a static cache is one compiled graph, and a step computes its own tokens only."""
 
 import copy
 
@@ -20,11 +19,11 @@ CASES = [
         for padded in (False, True)
     ),
 ]
-"""A spec, and whether the prompts are padded on the left."""
+"""Specs, and whether the prompts are padded on the left."""
 
 
 class Graphs:
-    """A back-end that runs graphs as they are, and counts them."""
+    """A back-end that runs graphs unchanged, and counts them."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -38,8 +37,8 @@ def model_of(spec: str, max_len: int = 64) -> Decoder:
     return Decoder(vocab=13, dim=16, heads=4, kv_heads=2, layers=1, encoding=spec, max_len=max_len).eval()
 
 
-def decoded(model, step, cache: Cache, ids: Tensor, first: Positions, tokens: Tensor) -> Tensor:
-    """The logits of the prompt's last token and of every token after it, fed one by one."""
+def decode(model, step, cache: Cache, ids: Tensor, first: Positions, tokens: Tensor) -> Tensor:
+    """Return the logits of the prompt's last token and of each later token, fed one by one."""
     out = [model(ids, positions=first, cache=cache)[:, -1:]]
     return torch.cat(out + [step(token, cache=cache) for token in tokens], 1)
 
@@ -55,10 +54,10 @@ def test_decoding_with_a_static_cache_is_one_graph(spec: str, padded: bool) -> N
     graphs = Graphs()
     step = torch.compile(model, backend=graphs, fullgraph=True)
     with torch.no_grad():
-        expected = decoded(model, model, model.cache(), ids, first, tokens)
-        got = decoded(model, step, model.cache(slots=16), ids, first, tokens)
+        expected = decode(model, model, model.cache(), ids, first, tokens)
+        actual = decode(model, step, model.cache(slots=16), ids, first, tokens)
     assert graphs.count == 1
-    torch.testing.assert_close(got, expected, rtol=0, atol=2e-6)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-6)
 
 
 @in_one_graph
@@ -105,9 +104,9 @@ def test_eager_and_compiled_steps_may_take_turns() -> None:
             model(ids[:, :1], cache=cache)
 
 
-# What a step writes, and what it leaves alone.
+# Memory that a step writes, and memory that it leaves unchanged.
 
-MAKES = {"growing": GrowingCache, "static": lambda: SlotCache(12)}
+SPECS = {"growing": GrowingCache, "static": lambda: SlotCache(12)}
 
 
 def keys_of(k: Tensor, begin: int, end: int) -> Keys:
@@ -115,7 +114,7 @@ def keys_of(k: Tensor, begin: int, end: int) -> Keys:
     return Keys(part, part + 1, Positions.count(end - begin, begin), {"fact": part[..., 0]})
 
 
-@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+@pytest.mark.parametrize("make", SPECS.values(), ids=SPECS)
 def test_a_step_without_gradients_moves_no_key_that_is_there(make) -> None:
     k = torch.randn(2, 3, 10, 4)
     cache = make()
@@ -123,13 +122,13 @@ def test_a_step_without_gradients_moves_no_key_that_is_there(make) -> None:
         cache.take_in(keys_of(k, 0, 6))
         first = cache.take_in(keys_of(k, 6, 7))
         later = cache.take_in(keys_of(k, 7, 8))
-    for before, after in ((first.k, later.k), (first.v, later.v), (first.memo["fact"], later.memo["fact"])):
-        assert before.data_ptr() == after.data_ptr()
+    for old, new in ((first.k, later.k), (first.v, later.v), (first.memo["fact"], later.memo["fact"])):
+        assert old.data_ptr() == new.data_ptr()
     assert torch.equal(later.k[:, :, :8], k[:, :, :8]) and torch.equal(later.v[:, :, :8], k[:, :, :8] + 1)
     assert torch.equal(later.memo["fact"][:, :, :8], k[:, :, :8, 0])
 
 
-@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+@pytest.mark.parametrize("make", SPECS.values(), ids=SPECS)
 def test_with_gradients_earlier_keys_stay_as_they_were(make) -> None:
     layer = Attention(8, 2, encoding="rotary").double()
     x = torch.randn(2, 6, 8, dtype=torch.float64, requires_grad=True)
@@ -139,12 +138,12 @@ def test_with_gradients_earlier_keys_stay_as_they_were(make) -> None:
     with torch.no_grad():
         layer(x[:, 5:], positions=Positions.count(1, 5), mask=masks.causal(), cache=cache)
     upstream = torch.randn(2, 5, 8, dtype=torch.float64)
-    [got] = torch.autograd.grad(torch.cat(out, 1), x, upstream)
+    [actual] = torch.autograd.grad(torch.cat(out, 1), x, upstream)
     whole = layer(x[:, :5], mask=masks.causal())
-    torch.testing.assert_close(got, torch.autograd.grad(whole, x, upstream)[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(actual, torch.autograd.grad(whole, x, upstream)[0], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+@pytest.mark.parametrize("make", SPECS.values(), ids=SPECS)
 def test_a_cache_may_be_filled_in_one_mode_and_go_on_in_another(make) -> None:
     k = torch.randn(1, 2, 9, 4)
     cache = make()
@@ -156,25 +155,25 @@ def test_a_cache_may_be_filled_in_one_mode_and_go_on_in_another(make) -> None:
 
 
 def test_what_a_growing_cache_gave_stays_whoever_goes_on_from_it() -> None:
-    k, other = torch.randn(1, 2, 9, 4), torch.randn(1, 2, 9, 4)
+    k, k2 = torch.randn(1, 2, 9, 4), torch.randn(1, 2, 9, 4)
     cache = GrowingCache()
     with torch.no_grad():
         cache.take_in(keys_of(k, 0, 4))
         cache.take_in(keys_of(k, 4, 5))
         fork = copy.copy(cache)
         one_way, cache = cache.take_in(keys_of(k, 5, 7)), fork
-        other_way = cache.take_in(keys_of(other, 5, 7))
+        other_way = cache.take_in(keys_of(k2, 5, 7))
         twin = copy.copy(cache)
-        further, elsewhere = cache.take_in(keys_of(other, 7, 8)), twin.take_in(keys_of(k, 7, 8))
+        further, elsewhere = cache.take_in(keys_of(k2, 7, 8)), twin.take_in(keys_of(k, 7, 8))
     assert torch.equal(one_way.k, k[:, :, :7])
-    assert torch.equal(other_way.k, torch.cat((k[:, :, :5], other[:, :, 5:7]), 2))
-    assert torch.equal(further.k[:, :, 7:], other[:, :, 7:8]) and torch.equal(elsewhere.k[:, :, 7:], k[:, :, 7:8])
+    assert torch.equal(other_way.k, torch.cat((k[:, :, :5], k2[:, :, 5:7]), 2))
+    assert torch.equal(further.k[:, :, 7:], k2[:, :, 7:8]) and torch.equal(elsewhere.k[:, :, 7:], k[:, :, 7:8])
     cache.rows(torch.tensor([0]))
     with torch.no_grad():
         assert torch.equal(cache.take_in(keys_of(k, 8, 9)).k[:, :, :8], further.k)
 
 
-# One query and keys in a row
+# One query and contiguous keys
 
 
 ONE_QUERY = (
@@ -195,9 +194,9 @@ ONE_QUERY = (
 )
 
 
-def told_less(at: Positions) -> Positions:
-    """The same places, of which nobody knows beforehand that they are in a row."""
-    return at.changed(contiguous=False, extent=None)
+def without_start(at: Positions) -> Positions:
+    """Return the same positions without the fact that they are contiguous."""
+    return at.with_facts(contiguous=False, extent=None)
 
 
 @pytest.mark.parametrize("spec", ONE_QUERY)
@@ -209,12 +208,12 @@ def told_less(at: Positions) -> Positions:
 def test_one_query_and_keys_in_a_row_are_as_any_others(spec: str, where: int, keys: int, mask) -> None:
     torch.manual_seed(0)
     layer = Attention(32, heads=4, kv_heads=2, encoding=spec).double().eval()
-    query, among = torch.randn(3, 1, 32).double(), torch.randn(3, keys, 32).double()
+    query, memory = torch.randn(3, 1, 32).double(), torch.randn(3, keys, 32).double()
     at, keys_at = Positions.count(1, where + 7), Positions.count(keys, 7)
     with torch.no_grad():
-        got = layer(query, among, positions=at, key_positions=keys_at, mask=mask)
-        expected = layer(query, among, positions=told_less(at), key_positions=told_less(keys_at), mask=mask)
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+        actual = layer(query, memory, positions=at, key_positions=keys_at, mask=mask)
+        expected = layer(query, memory, positions=without_start(at), key_positions=without_start(keys_at), mask=mask)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("spec", ["alibi", "t5_bias(std=1)"])
@@ -222,24 +221,24 @@ def test_layers_that_share_an_encoding_share_its_bias_of_one_token_and_of_one_pa
     torch.manual_seed(0)
     model, ids = Decoder(vocab=13, dim=16, heads=4, layers=3, encoding=spec).eval(), torch.randint(13, (2, 9))
     (encoding,) = model.stack.encodings
-    asked, by_distance, cache = [], type(encoding).by_distance, model.cache()
+    deltas, by_distance, cache = [], type(encoding).by_distance, model.cache()
     with torch.no_grad():
         model(ids[:, :7], cache=cache)
         monkeypatch.setattr(
-            type(encoding), "by_distance", lambda self, delta: asked.append(delta) or by_distance(self, delta)
+            type(encoding), "by_distance", lambda self, delta: deltas.append(delta) or by_distance(self, delta)
         )
         model(ids[:, 7:8], cache=cache)
-        assert len(asked) == 1
-        # The next token is another pass, whatever nobody was told of.
+        assert len(deltas) == 1
+        # The next token is another pass.
         for parameter in encoding.parameters():
             parameter.data.mul_(3)
-        got = model(ids[:, 8:], cache=cache)
+        actual = model(ids[:, 8:], cache=cache)
         monkeypatch.undo()
         again = model.cache()
         for old, new in zip(cache.layers, again.layers, strict=True):
-            new.take_in(Keys(old.keys.k[:, :, :8], old.keys.v[:, :, :8], told_less(Positions.count(8))))
-        expected = model(ids[:, 8:], positions=told_less(Positions.count(1, 8)), cache=again)
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+            new.take_in(Keys(old.keys.k[:, :, :8], old.keys.v[:, :, :8], without_start(Positions.count(8))))
+        expected = model(ids[:, 8:], positions=without_start(Positions.count(1, 8)), cache=again)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
 
 
 def test_tokens_that_leave_a_gap_are_not_in_a_row() -> None:
@@ -248,12 +247,12 @@ def test_tokens_that_leave_a_gap_are_not_in_a_row() -> None:
     cache = model.cache()
     with torch.no_grad():
         model(ids[:, :5], cache=cache)
-        got = model(ids[:, 5:], positions=9, cache=cache)
+        actual = model(ids[:, 5:], positions=9, cache=cache)
         expected = model(ids, positions=torch.tensor([0, 1, 2, 3, 4, 9]))[:, 5:]
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
 
 
-# Streams, and the graph that generation may take
+# Streams, and the graph of generation
 
 
 def test_a_stream_gives_each_id_as_it_comes_and_generate_all_of_them() -> None:

@@ -1,4 +1,4 @@
-"""A call that is refused leaves every layer's cache as it was, bit for bit, and the next one is none the wiser."""
+"""A refused call leaves every layer's cache unchanged, bit for bit, and the next call is right."""
 
 import copy
 from collections.abc import Callable
@@ -25,18 +25,18 @@ def decoder(spec: str) -> Decoder:
 def facts(keys: Keys | None) -> dict[str, Tensor]:
     if keys is None:
         return {}
-    turned = {} if keys.turned is None else {"turned": keys.turned}
-    return {name: fact.clone() for name, fact in {**keys.facts(), **keys.at.tensors(), **turned}.items()}
+    rotated = {} if keys.turned is None else {"turned": keys.turned}
+    return {name: fact.clone() for name, fact in {**keys.facts(), **keys.at.tensors(), **rotated}.items()}
 
 
-def everything(cache: Cache) -> list[dict[str, Tensor]]:
+def all_facts(cache: Cache) -> list[dict[str, Tensor]]:
     return [facts(layer.keys) for layer in cache.layers]
 
 
-def same(got: list[dict[str, Tensor]], expected: list[dict[str, Tensor]]) -> bool:
+def are_equal(actual: list[dict[str, Tensor]], expected: list[dict[str, Tensor]]) -> bool:
     return all(
-        one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
-        for one, other in zip(got, expected, strict=True)
+        a.keys() == b.keys() and all(a[name].equal(b[name]) for name in a)
+        for a, b in zip(actual, expected, strict=True)
     )
 
 
@@ -45,33 +45,33 @@ class Refuses(nn.Module):
         raise ValueError("no")
 
 
-def a_layer_that_raises(model: Decoder, cache: Cache) -> None:
+def run_failing_layer(model: Decoder, cache: Cache) -> None:
     last = model.stack.blocks[-1]
-    before, last.feed_forward = last.feed_forward, Refuses()
+    feed_forward, last.feed_forward = last.feed_forward, Refuses()
     try:
         model(NEW, cache=cache)
     finally:
-        last.feed_forward = before
+        last.feed_forward = feed_forward
 
 
-def a_mask_of_another_shape(model: Decoder, cache: Cache) -> None:
+def pass_wrong_mask(model: Decoder, cache: Cache) -> None:
     model(NEW, cache=cache, mask=torch.ones(2, 3, dtype=torch.bool))
 
 
-def another_batch(model: Decoder, cache: Cache) -> None:
+def pass_other_batch(model: Decoder, cache: Cache) -> None:
     model(torch.ones(3, 2, dtype=torch.long), cache=cache)
 
 
-def a_kernel_that_does_not_serve(model: Decoder, cache: Cache) -> None:
+def use_wrong_kernel(model: Decoder, cache: Cache) -> None:
     last = model.stack.blocks[-1].attention
-    last.kernel, before = "flex", last.kernel
+    last.kernel, kernel = "flex", last.kernel
     try:
         model(NEW, cache=cache, need_weights=True)
     finally:
-        last.kernel = before
+        last.kernel = kernel
 
 
-REFUSALS = [a_layer_that_raises, a_mask_of_another_shape, another_batch, a_kernel_that_does_not_serve]
+REFUSALS = [run_failing_layer, pass_wrong_mask, pass_other_batch, use_wrong_kernel]
 
 
 @pytest.mark.parametrize("kind", CACHES)
@@ -84,16 +84,16 @@ def test_a_refused_call_of_a_model_changes_no_cache(spec: str, kind: str) -> Non
             model(IDS, cache=cache)
     except ValueError:
         pytest.skip("it does not stand in a decoder of words by itself")
-    before, at, twin = everything(cache), cache.held, copy.deepcopy(cache)
-    for refused in REFUSALS:
+    state, at, twin = all_facts(cache), cache.held, copy.deepcopy(cache)
+    for refuse in REFUSALS:
         for gradients in (False, True):
             with torch.set_grad_enabled(gradients), pytest.raises(ValueError, match=r".+"):
-                refused(model, cache)
-            assert same(everything(cache), before), refused.__name__
+                refuse(model, cache)
+            assert are_equal(all_facts(cache), state), refuse.__name__
             assert cache.held is at
     with torch.no_grad():
         torch.testing.assert_close(model(NEW, cache=cache), model(NEW, cache=twin), rtol=0, atol=0)
-    assert same(everything(cache), everything(twin))
+    assert are_equal(all_facts(cache), all_facts(twin))
 
 
 @pytest.mark.parametrize("make", [GrowingCache, lambda: SlotCache(8), lambda: SlotCache(8, rolling=True)])
@@ -103,18 +103,18 @@ def test_a_refused_call_of_a_layer_changes_no_cache(part: Callable, make: Callab
     x, mask = torch.randn(2, 4, 16), masks.window(4)
     with torch.no_grad():
         layer(x, cache=cache, mask=mask)
-        before = facts(cache.keys)
+        state = facts(cache.keys)
         with pytest.raises(ValueError, match="a mask broadcasts to"):
-            layer(x, cache=cache, mask=masks.Mask(causal=True, window=4, given=torch.ones(3, 3, dtype=torch.bool)))
-    assert same([facts(cache.keys)], [before])
+            layer(x, cache=cache, mask=masks.Mask(causal=True, window=4, tensor=torch.ones(3, 3, dtype=torch.bool)))
+    assert are_equal([facts(cache.keys)], [state])
 
 
 def test_a_horizon_that_is_missing_puts_nothing_in() -> None:
     model = Decoder(5, 16, heads=2, layers=2, encoding="rotary(schedule=dynamic_ntk(factor=2, trained_length=4))")
     cache = model.cache()
     model(IDS, cache=cache)
-    before = everything(cache)
+    state = all_facts(cache)
     with pytest.raises(ValueError, match="declare it with"):
         model(NEW, cache=cache)
-    assert same(everything(cache), before)
+    assert are_equal(all_facts(cache), state)
     model(NEW, cache=cache, positions=Positions.count(2, 4).with_horizon(6))

@@ -1,4 +1,4 @@
-"""A rolling cache holds all that its mask lets a token see, or says that it cannot, and is then as it was."""
+"""A rolling cache holds all keys that its mask shows to a token, or refuses and stays unchanged."""
 
 import pytest
 import torch
@@ -13,8 +13,8 @@ SIZES = {"vocab": 11, "dim": 16, "heads": 2, "layers": 2}
 IDS = torch.randint(11, (2, 20), generator=torch.Generator().manual_seed(0))
 
 
-def rolled(model: Decoder, cuts: list[int], cache: Cache, mask: Mask | None = None) -> torch.Tensor:
-    """The logits of tokens that come in chunks of these sizes."""
+def decode(model: Decoder, cuts: list[int], cache: Cache, mask: Mask | None = None) -> torch.Tensor:
+    """Return the logits of tokens in chunks of these sizes."""
     out, begin = [], 0
     for size in cuts:
         out.append(model(IDS[:, begin : begin + size], cache=cache, mask=mask))
@@ -44,7 +44,7 @@ def test_fewer_slots_than_the_window_are_refused(window) -> None:
     cache = model.cache(slots=8, rolling=True)
     with pytest.raises(ValueError, match=r"8 slots cannot hold a window of 9 tokens; .*window \+ chunk - 1"):
         model(IDS[:, :1], cache=cache)
-    assert cache.layers[0].keys is None  # also the layer that it would serve
+    assert cache.layers[0].keys is None  # also in the layer whose window fits
     model(IDS[:, :1], cache=cache, mask=masks.window(8))
 
 
@@ -53,7 +53,7 @@ def test_a_chunk_that_would_write_over_what_its_first_tokens_see_is_refused_and_
     model = Decoder(**SIZES, window=4).double().eval()
     cache = model.cache(slots=6, rolling=True)
     expected = model(IDS)
-    rolled(model, [5], cache)
+    decode(model, [5], cache)
     with pytest.raises(ValueError, match=r"chunk of 4 .* window of 4 needs 7 slots for it, got 6; .* at most 3"):
         model(IDS[:, 5:9], cache=cache)
     later = [model(IDS[:, begin : begin + 3], cache=cache) for begin in (5, 8, 11)]
@@ -80,13 +80,13 @@ def test_whatever_is_not_refused_is_right(window: int, slots: int, cuts: list[in
     for size in cuts:
         chunk = slice(begin, begin + size)
         try:
-            got = layer(x[:, chunk], positions=at.rows(chunk), mask=masks.window(window), cache=cache)
+            actual = layer(x[:, chunk], positions=at.rows(chunk), mask=masks.window(window), cache=cache)
         except ValueError as error:
             assert "rolling cache" in str(error)
-            held = begin and int(at.order[:, :begin].max()) + 1
-            assert slots < window + size - 1 and (slots < window or size > slots or held + size > slots)
+            length = begin and int(at.order[:, :begin].max()) + 1
+            assert slots < window + size - 1 and (slots < window or size > slots or length + size > slots)
             return
-        torch.testing.assert_close(got, expected[:, chunk], rtol=0, atol=1e-12)
+        torch.testing.assert_close(actual, expected[:, chunk], rtol=0, atol=1e-12)
         begin += size
 
 
@@ -98,8 +98,8 @@ def test_a_static_cache_that_is_full_refuses_in_every_row_and_is_as_it_was() -> 
     model(IDS[:, :4], padding=padding, cache=cache)
     with pytest.raises(ValueError, match=r"the token of order 6 has no slot in a cache of 6; .* at least 7 slots"):
         model(IDS[:, 4:7], cache=cache)
-    got = model(IDS[:, 4:6], cache=cache)
-    torch.testing.assert_close(got[1:], model(IDS[1:, :6])[:, 4:], rtol=0, atol=1e-12)
+    actual = model(IDS[:, 4:6], cache=cache)
+    torch.testing.assert_close(actual[1:], model(IDS[1:, :6])[:, 4:], rtol=0, atol=1e-12)
 
 
 def test_the_cache_of_another_model_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Saved caches: what was damaged or lies is refused in a sentence, and a full disk loses nothing."""
+"""Saved caches: a damaged or inconsistent file is refused, and a full disk loses no data."""
 
 import errno
 import json
@@ -18,7 +18,7 @@ from posenc.cache import Cache, files
 from posenc.foreign import CannotRead, whole_files
 
 
-def filled(slots: int | None = None, spec: str = "rotary", positions: Positions | None = None) -> Cache:
+def filled_cache(slots: int | None = None, spec: str = "rotary", positions: Positions | None = None) -> Cache:
     torch.manual_seed(0)
     model = Decoder(9, 24, 3, 1, encoding=spec).eval()
     cache = model.cache(slots=slots)
@@ -28,50 +28,50 @@ def filled(slots: int | None = None, spec: str = "rotary", positions: Positions 
 
 
 def parts_of(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    with safe_open(file, "pt") as found:
-        return json.loads(found.metadata()["posenc"]), load_file(file)
+    with safe_open(file, "pt") as reader:
+        return json.loads(reader.metadata()["posenc"]), load_file(file)
 
 
-def write(file: Path, told: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """A file that fits its checksum, whatever it says."""
-    save_file(tensors, file, {"posenc": json.dumps({**told, "checksum": files.checksum(told, tensors)})})
+def write(file: Path, metadata: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Write a file with a right checksum and any metadata."""
+    save_file(tensors, file, {"posenc": json.dumps({**metadata, "checksum": files.checksum(metadata, tensors)})})
 
 
 def test_files_that_are_no_caches_are_refused(tmp_path: Path) -> None:
-    file, other = tmp_path / "cache.safetensors", tmp_path / "other.safetensors"
+    file, copy = tmp_path / "cache.safetensors", tmp_path / "other.safetensors"
     with pytest.raises(ValueError, match="an empty cache has nothing to save; give it tokens first"):
         Cache(1).save(file)
     assert not file.exists()
-    filled().save(file)
+    filled_cache().save(file)
     with pytest.raises(CannotRead, match="there is no such file"):
-        Cache.load(other)
-    other.write_bytes(b"not a file of tensors")
+        Cache.load(copy)
+    copy.write_bytes(b"not a file of tensors")
     with pytest.raises(CannotRead, match="safetensors cannot read it"):
-        Cache.load(other)
-    told, tensors = parts_of(file)
-    save_file(tensors, other)
+        Cache.load(copy)
+    metadata, tensors = parts_of(file)
+    save_file(tensors, copy)
     with pytest.raises(CannotRead, match=r"it holds no cache of posenc; write one with cache.save\(file\)"):
-        Cache.load(other)
+        Cache.load(copy)
     for name, change in (("0.v", tensors["0.v"][:, :, :3]), ("at.order", tensors["at.order"][:, :3])):
-        write(other, told, tensors | {name: change.contiguous()})
+        write(copy, metadata, tensors | {name: change.contiguous()})
         with pytest.raises(CannotRead, match=r"its tensors do not fit one another .*write it anew"):
-            Cache.load(other)
+            Cache.load(copy)
     for change, words in (
-        ({"format": 1}, "it is of form 1, expected 2; write it anew"),
+        ({"format": 1}, "its format is 1, expected 2; write it anew"),
         ({"moves": ["somehow"]}, "keys move in no such way as 'somehow'"),
         ({"layers": 3}, "it says 3 layers and 1 of them"),
     ):
-        write(other, told | change, tensors)
+        write(copy, metadata | change, tensors)
         with pytest.raises(CannotRead, match=words):
-            Cache.load(other)
+            Cache.load(copy)
 
 
 def test_no_bit_that_flips_in_a_file_passes(tmp_path: Path) -> None:
     file = tmp_path / "cache.safetensors"
-    filled().save(file)
-    whole, drawn = file.read_bytes(), random.Random(0)
-    for place in sorted(drawn.sample(range(len(whole)), 200)):
-        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << drawn.randrange(8)]) + whole[place + 1 :])
+    filled_cache().save(file)
+    whole, rng = file.read_bytes(), random.Random(0)
+    for place in sorted(rng.sample(range(len(whole)), 200)):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << rng.randrange(8)]) + whole[place + 1 :])
         with pytest.raises(CannotRead):
             Cache.load(file)
 
@@ -79,19 +79,19 @@ def test_no_bit_that_flips_in_a_file_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("slots", [0, -1, 7, 10**8, 2**62])
 def test_slots_are_held_to_what_the_file_or_the_caller_allows(slots: int, tmp_path: Path) -> None:
     file = tmp_path / "cache.safetensors"
-    filled(slots=20).save(file)
+    filled_cache(slots=20).save(file)
     assert Cache.load(file).layers[0].slots == 20
-    told, tensors = parts_of(file)
-    write(file, told | {"slots": slots}, tensors)
+    metadata, tensors = parts_of(file)
+    write(file, metadata | {"slots": slots}, tensors)
     words = "its tokens do not fit its slots: .*at least 8 slots" if slots == 7 else "slots, expected 1 to"
     with pytest.raises(CannotRead, match=f"cache.safetensors.*{words}"):
         Cache.load(file)
 
 
 def test_a_caller_may_allow_more_slots_or_fewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "SPARE", 0)
+    monkeypatch.setattr(files, "SPARE_BYTES", 0)
     file = tmp_path / "cache.safetensors"
-    filled(slots=500).save(file)
+    filled_cache(slots=500).save(file)
     with pytest.raises(CannotRead, match=r"it asks for 500 slots, expected 1 to 128; say .* Cache.load\(file, slots="):
         Cache.load(file)
     assert Cache.load(file, slots=4096).layers[0].slots == 500
@@ -101,17 +101,17 @@ def test_a_caller_may_allow_more_slots_or_fewer(tmp_path: Path, monkeypatch: pyt
 
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "cache.safetensors"
-    filled().save(file)
-    before = file.read_bytes()
+    filled_cache().save(file)
+    content = file.read_bytes()
 
-    def full(*given: object) -> int:
+    def full(*args: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(whole_files.CannotWrite, match=r"cannot be written: No space left .*make room"):
-        filled(spec="alibi").save(file)
+        filled_cache(spec="alibi").save(file)
     monkeypatch.undo()
-    assert file.read_bytes() == before and [*tmp_path.iterdir()] == [file]
+    assert file.read_bytes() == content and [*tmp_path.iterdir()] == [file]
 
 
 @pytest.mark.parametrize("forget", [lambda cache: cache.drop([0]), lambda cache: cache.evict([0, 3, 7])])
@@ -119,9 +119,9 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pyte
 def test_gaps_close_behind_a_file_as_they_do_without_it(forget, as_order: bool, tmp_path: Path) -> None:
     ids = torch.tensor([[0, 1, 4, 5, 6, 7, 9, 12]])
     places = Positions.of(ids, order=ids if as_order else None)
-    cache, file = filled(positions=places), tmp_path / "cache.safetensors"
+    cache, file = filled_cache(positions=places), tmp_path / "cache.safetensors"
     cache.save(file)
-    loaded = Cache.load(file)
-    forget(cache), forget(loaded)
-    for held, other in zip(cache.held.tensors().values(), loaded.held.tensors().values(), strict=True):
-        assert torch.equal(held, other.expand_as(held))
+    copy = Cache.load(file)
+    forget(cache), forget(copy)
+    for fact, right in zip(cache.held.tensors().values(), copy.held.tensors().values(), strict=True):
+        assert torch.equal(fact, right.expand_as(fact))

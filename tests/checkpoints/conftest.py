@@ -1,4 +1,4 @@
-"""The small checkpoint that most tests of extending are given, and a text for it."""
+"""The small checkpoint and the text of most tests of extending."""
 
 from pathlib import Path
 
@@ -8,13 +8,13 @@ import tiny_llama
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a Llama of two layers."""
+    """Return the folder of a Llama of two layers."""
     return tiny_llama.save(tmp_path_factory.mktemp("checkpoints") / "tiny")
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The path of a text."""
+    """Return the path of a text."""
     path = tmp_path_factory.mktemp("texts") / "novel.txt"
     path.write_text(tiny_llama.TEXT)
     return str(path)

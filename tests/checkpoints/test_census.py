@@ -10,19 +10,19 @@ import pytest
 from tiers import rest_slow
 
 from posenc.catalogue import build
-from posenc.checkpoints.kinds.added.learned_table import EmbeddedRows
+from posenc.checkpoints.kinds.added.learned_table import ComputedEmbedding
 from posenc.checkpoints.kinds.distances.buckets import Buckets
 from posenc.checkpoints.kinds.rotary.module import RotaryModule
 
 MADE_WITH, ROWS = census.table()
 PARTS = 20
 DAYS = 400
-"""In so many days each row that takes no more than SECONDS comes out again; the few others wait for --all."""
+"""Days in which each row of at most SECONDS is computed again; the few others wait for --all."""
 SECONDS = 6
 
 
 def of_day(day: int) -> list[str]:
-    """Quick rows and dearer ones, about as many of each on every day."""
+    """Return the rows of a day: quick and slow ones in equal shares."""
     quick = [row for row in ROWS.values() if row.seconds <= SECONDS]
     return [row.name for row in sorted(quick, key=lambda row: (row.seconds, row.name))[day % DAYS :: DAYS]]
 
@@ -34,23 +34,23 @@ def of_the_installed() -> None:
 
 
 def in_a_process(*words: str) -> list[str]:
-    """What tests/census.py prints, in lines."""
+    """Return the lines that tests/census.py prints."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    made = subprocess.run([sys.executable, census.__file__, *words], capture_output=True, text=True, env=environment)
-    assert made.returncode == 0, made.stderr
-    return made.stdout.splitlines()
+    process = subprocess.run([sys.executable, census.__file__, *words], capture_output=True, text=True, env=environment)
+    assert process.returncode == 0, process.stderr
+    return process.stdout.splitlines()
 
 
-def changed(rows: list[census.Row]) -> list[str]:
+def changed_rows(rows: list[census.Row]) -> list[str]:
     return [f"{ROWS[row.name]}\n  now {row}" for row in rows if row != ROWS[row.name]]
 
 
-def renewed(rows: list[str]) -> str:
+def failure_message(rows: list[str]) -> str:
     names = " ".join(row.split("\t")[0] for row in rows)
-    told = "\n".join(rows)
+    lines = "\n".join(rows)
     return (
-        f"these rows of tests/census.tsv come out in another way:\n{told}\nwhere that is meant: python tests/census.py "
-        f"--out tests/census.tsv {names}, then python tests/census.py --page"
+        f"these rows of tests/census.tsv come out in another way:\n{lines}\nwhere that is meant: python "
+        f"tests/census.py --out tests/census.tsv {names}, then python tests/census.py --page"
     )
 
 
@@ -68,9 +68,9 @@ def test_the_page_is_what_the_table_makes():
 
 def test_some_rows_of_the_table_come_out_again_each_day():
     of_the_installed()
-    # In this process, which has most of transformers at hand by then.
-    rows = changed([census.in_time(name) for name in of_day(datetime.date.today().toordinal())])
-    assert not rows, renewed(rows)
+    # In this process, which has imported most of transformers by then.
+    rows = changed_rows([census.in_time(name) for name in of_day(datetime.date.today().toordinal())])
+    assert not rows, failure_message(rows)
 
 
 def test_every_row_but_the_dearest_has_its_day():
@@ -85,20 +85,20 @@ def test_every_row_but_the_dearest_has_its_day():
 def test_every_row_of_the_table_comes_out_again(part):
     of_the_installed()
     names = sorted(ROWS)[part::PARTS]
-    rows = [census.Row.of(line) for line in in_a_process(*names)]
+    rows = [census.Row.parse(line) for line in in_a_process(*names)]
     assert [row.name for row in rows] == names
-    rows = changed(rows)
-    assert not rows, renewed(rows)
+    rows = changed_rows(rows)
+    assert not rows, failure_message(rows)
 
 
 FAMILIES = {"qwen2_vl": 2, "qwen3_5": 5, "glm4v": 2}
-"""Architectures that are built of parts, and as many layers as have each kind."""
+"""Architectures of several parts, and a number of layers that has each layer type."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_dtype_within_changes_nothing_and_published_lengths_and_bases_are_read(name):
     pytest.importorskip("transformers")
-    assert census.unlike(name, FAMILIES[name]) == []
+    assert census.reading_faults(name, FAMILIES[name]) == []
 
 
 @pytest.mark.slow
@@ -111,24 +111,24 @@ def test_every_default_config_reads_the_same_in_half_precision_and_as_published(
 
 
 def with_another(kind, spec, monkeypatch):
-    """A kind that lets another encoding than the model's own compute it, and does not compare them."""
+    """Patch a kind: another encoding replaces the model's own without a comparison."""
     fill = kind.fill
 
-    def filled(self, model, encodings, horizon, *, same):
-        return fill(self, model, [build(spec, self.stack.shape)] * len(encodings), horizon, same=False)
+    def fill_with_another(self, model, encodings, horizon, *, exact):
+        return fill(self, model, [build(spec, self.stack.shape)] * len(encodings), horizon, exact=False)
 
-    monkeypatch.setattr(kind, "fill", filled)
+    monkeypatch.setattr(kind, "fill", fill_with_another)
 
 
 @pytest.mark.parametrize("name", rest_slow(["llama", "bert", "t5"], 2))
 def test_numbers_that_are_not_the_models_own_are_seen(name, monkeypatch):
-    assert census.of(name).verdict == "equal"
+    assert census.examine(name).verdict == "equal"
     if name == "llama":
         with_another(RotaryModule, "rotary(base=9000)", monkeypatch)
     elif name == "t5":
         with_another(Buckets, "t5_bias(max_distance=20, causal=False)", monkeypatch)
     else:
-        rows = EmbeddedRows.forward
-        monkeypatch.setattr(EmbeddedRows, "forward", lambda self, ids: rows(self, ids + 1))
-    row = census.of(name)
+        rows = ComputedEmbedding.forward
+        monkeypatch.setattr(ComputedEmbedding, "forward", lambda self, ids: rows(self, ids + 1))
+    row = census.examine(name)
     assert row.verdict == "wrong" and "attached, outputs differ" in row.reason, row

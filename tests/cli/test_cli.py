@@ -21,7 +21,7 @@ from typing import get_args, get_origin
 
 import pytest
 import torch
-from forked import Forked
+from forked import ForkedCli
 from rich.console import Console
 
 import posenc.__main__ as main
@@ -35,7 +35,7 @@ from posenc.lab.results import drawer
 from posenc.lab.runs import checkpoint, config, record
 from posenc.lab.runs import settings as settings_of_lab
 from posenc.lab.sweeps import compare, sweep
-from posenc.lab.sweeps.workers import run_one
+from posenc.lab.sweeps.workers import make_record
 
 SMALL = "--tasks repeat --seeds 1 --steps 2 --train-length 2 --dim 8 --heads 2 --layers 1".split()
 
@@ -91,18 +91,18 @@ DRAW = drawer.Drawer.__call__
 
 
 def run_in_this_process(experiments: Sequence[Experiment], folder: Path, *, log=(), show) -> sweep.Sweep:
-    found = sweep.Sweep()
+    result = sweep.Sweep()
     for run in experiments:
         key = record.key_of(run)
-        found.runs[key] = sweep.Progress(key, str(run.spec), run.task, run.seed, run.steps)
+        result.runs[key] = sweep.Progress(key, str(run.spec), run.task, run.seed, run.steps)
         try:
             if not sweep.kept_record(folder / "records" / f"{key}.json"):
-                run_one(run, key, folder / "records", lambda **changes: None, log)
+                make_record(run, key, folder / "records", lambda **changes: None, log)
         except Exception as error:
-            found.failures[key] = f"{type(error).__name__}: {error}"
-        found.runs[key].state = "failed" if key in found.failures else "done"
-    show(found)
-    return found
+            result.failures[key] = f"{type(error).__name__}: {error}"
+        result.runs[key].state = "failed" if key in result.failures else "done"
+    show(result)
+    return result
 
 
 class Answer:
@@ -141,12 +141,12 @@ def full_from_now_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def process(*arguments: str) -> subprocess.CompletedProcess:
-    given = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=given, timeout=240)
+    options = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=options, timeout=240)
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that a comparison has filled."""
     folder = tmp_path_factory.mktemp("filled")
     small = {"steps": 2, "train_length": 2, "dim": 8, "heads": 2, "layers": 1}
@@ -177,7 +177,7 @@ def test_help_of_a_verb_has_its_options_and_an_example_that_it_understands(verb:
     assert verb in ("lab", "board", "advise", "lab list") or re.search("SPEC|NAME|PATH|SHELL", answer.out)
     example = re.search(r"Example: posenc (.*)", answer.out)
     assert example is not None and example[1].startswith(verb)
-    cli.parse(shlex.split(example[1]))
+    cli.parse_command(shlex.split(example[1]))
     assert posenc(*verb.split(), "all", "--help").out == answer.out
 
 
@@ -185,10 +185,10 @@ def test_help_of_a_verb_has_its_options_and_an_example_that_it_understands(verb:
 def test_help_of_a_verb_with_very_many_options_begins_with_ten(verb: str, posenc) -> None:
     answer, first = posenc(verb, "--help"), cli.VERBS[verb].first
     starts = [rf"^\W*(--)?{name.replace('_', '-')}\b" for name in first]
-    places = [found.start() for start in starts for found in [re.search(start, answer.out, re.M | re.I)] if found]
+    places = [options.start() for start in starts for options in [re.search(start, answer.out, re.M | re.I)] if options]
     assert len(places) == len(first) >= 10 and places == sorted(places)
-    more = len(fields(cli.VERBS[verb])) - len(first)
-    assert f"{more} more options: posenc help {verb} all" in answer.out
+    all_options = len(fields(cli.VERBS[verb])) - len(first)
+    assert f"{all_options} more options: posenc help {verb} all" in answer.out
 
 
 def test_every_verb_has_a_line_of_one_screen(posenc) -> None:
@@ -206,9 +206,11 @@ def test_no_verb_is_bad_usage_and_says_what_there_is(posenc) -> None:
 
 
 def test_the_version_is_one_line_and_takes_no_torch() -> None:
-    ended = process("-c", "import sys; from posenc.cli import main; main(['--version']); print('torch' in sys.modules)")
+    result = process(
+        "-c", "import sys; from posenc.cli import main; main(['--version']); print('torch' in sys.modules)"
+    )
     python = ".".join(map(str, sys.version_info[:3]))
-    assert ended.stdout == f"posenc {__version__}, torch {torch.__version__}, Python {python}\nFalse\n", ended.stderr
+    assert result.stdout == f"posenc {__version__}, torch {torch.__version__}, Python {python}\nFalse\n", result.stderr
 
 
 @pytest.mark.parametrize(
@@ -222,15 +224,15 @@ def test_a_shell_learns_to_complete(shell: str, words: str, posenc) -> None:
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_bash_completes_verbs_and_options(posenc, here: Path) -> None:
     (here / "script").write_text(posenc("completion", "bash").out)
-    typed = "source ./script; COMP_WORDS=({}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))"
-    typed += "; _posenc; echo ${{COMPREPLY[@]}}"
-    for words, completed in (("posenc comp", "compare completion"), ("posenc list --us", "--used-by")):
-        ended = subprocess.run(["bash", "-c", typed.format(words)], capture_output=True, text=True, check=True)
-        assert sorted(ended.stdout.split()) == completed.split(), ended.stderr
+    line = "source ./script; COMP_WORDS=({}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))"
+    line += "; _posenc; echo ${{COMPREPLY[@]}}"
+    for words, completions in (("posenc comp", "compare completion"), ("posenc list --us", "--used-by")):
+        process = subprocess.run(["bash", "-c", line.format(words)], capture_output=True, text=True, check=True)
+        assert sorted(process.stdout.split()) == completions.split(), process.stderr
 
 
 def test_the_default_encodings_are_those_of_the_laboratory() -> None:
-    assert cli.parse(["compare"]).encodings == cli.parse(["order"]).specs == ENCODINGS
+    assert cli.parse_command(["compare"]).encodings == cli.parse_command(["order"]).specs == ENCODINGS
 
 
 def test_help_comes_without_torch() -> None:
@@ -241,8 +243,8 @@ def test_help_comes_without_torch() -> None:
         "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules\n"
         "import posenc; assert 'torch' not in sys.modules"
     )
-    ended = process("-c", script)
-    assert ended.returncode == 0, ended.stderr
+    result = process("-c", script)
+    assert result.returncode == 0, result.stderr
 
 
 # Mistakes
@@ -273,10 +275,7 @@ def test_a_wrong_verb_is_answered_with_the_near_one(posenc) -> None:
         ("train --rate fast --steps 3", "--rate takes a number, such as 0.5, got 'fast'"),
         ("train --steps --rate 1", "--steps takes a value, and none follows; give one, or leave --steps out"),
         ("compare --tasks --encodings", "--tasks takes a value, and none follows; give one, or leave --tasks out"),
-        (
-            "compare --label Ripple",
-            "--label takes SPEC=NAME, as in --label \"mine.py:Mine=Ripple\"; got 'Ripple'",
-        ),
+        ("compare --label Ripple", "--label takes SPEC=NAME, as in --label \"mine.py:Mine=Ripple\"; got 'Ripple'"),
         (
             "compare --label rotray=RoPE",
             f"--label names 'rotray', which is not compared; there are: {', '.join(ENCODINGS)}",
@@ -285,7 +284,10 @@ def test_a_wrong_verb_is_answered_with_the_near_one(posenc) -> None:
         ("compare --label rotary=", "a label must be one line of 1 to 40 letters, got ''"),
         ("list --json=yes", "--json takes no value, got 'yes'"),
         ("show", "something is missing; it is written posenc show [OPTIONS] SPEC; posenc help show says more"),
-        ("list a b", "'b' is too much; it is written posenc list [OPTIONS] NAME; posenc help list says more"),
+        (
+            "list a b",
+            "'b' is one argument too many; it is written posenc list [OPTIONS] NAME; posenc help list says more",
+        ),
         ("merge x", "it needs --out too; it is written posenc merge PATH ... --out PATH; posenc help merge says more"),
         (
             "advise --task x",
@@ -294,7 +296,7 @@ def test_a_wrong_verb_is_answered_with_the_near_one(posenc) -> None:
         ),
         ("compare --tasks a,b", "'a,b' is several names; put spaces between: a b"),
         ("report x --figures png,pdf", "'png,pdf' is several names; put spaces between: png pdf"),
-        ("lab", "lab has list, run, page; one has to follow"),
+        ("lab", "lab has list, run, page; name one"),
         ("lab rn", "lab has list, run, page; 'rn' is none of them; did you mean 'run'?"),
         ("completion bsh", "no completion for 'bsh'; there are: bash, zsh, fish; did you mean 'bash'?"),
     ],
@@ -306,16 +308,16 @@ def test_options_that_a_verb_cannot_take_are_answered_in_one_line(command: str, 
 
 def list_options() -> list[tuple[str, str, list[str]]]:
     """(verb, option, two values) of every option that takes several values."""
-    found = []
+    options = []
     for verb, cls in cli.VERBS.items():
-        for name, kind in arguments.options_of(cls).items():
+        for name, kind in arguments.option_types(cls).items():
             if get_origin(kind) is tuple:
                 values = {int: ["7", "9"], float: ["0.5", "0.25"]}.get(get_args(kind)[0], ["x", "y"])
-                found.append((verb, name, values))
-    return found
+                options.append((verb, name, values))
+    return options
 
 
-NEEDED = {
+REQUIRED_ARGUMENTS = {
     "report": ["m"],
     "generate": ["m"],
     "show": ["rotary"],
@@ -332,27 +334,27 @@ NEEDED = {
 def test_a_list_that_is_given_twice_adds_up(verb: str, name: str, values: list[str]) -> None:
     first, second = values
     option = "--" + name.replace("_", "-")
-    needed = NEEDED.get(verb, [])
-    other = {"generate": "--seed=1", "board": "--seconds=1"}.get(verb, "--json")
-    for written in (
-        [*needed, option, first, second],
-        [*needed, option, first, option, second],
-        [*needed, f"{option}={first}", other, f"{option}={second}"],
-        [option, first, f"--{name}", second, *needed],
-        *([[option, ",".join(values), *needed], [*needed, f"{option}={first},{second}"]] if first < "a" else []),
+    arguments = REQUIRED_ARGUMENTS.get(verb, [])
+    second_value = {"generate": "--seed=1", "board": "--seconds=1"}.get(verb, "--json")
+    for words in (
+        [*arguments, option, first, second],
+        [*arguments, option, first, option, second],
+        [*arguments, f"{option}={first}", second_value, f"{option}={second}"],
+        [option, first, f"--{name}", second, *arguments],
+        *([[option, ",".join(values), *arguments], [*arguments, f"{option}={first},{second}"]] if first < "a" else []),
     ):
-        assert list(map(str, getattr(cli.parse([verb, *written]), name))) == values, written
+        assert list(map(str, getattr(cli.parse_command([verb, *words]), name))) == values, words
 
 
 def test_commas_stand_between_numbers_and_part_nothing_else() -> None:
-    found = cli.parse(["extend", "--lengths", "256,512", "a,b"])
-    assert (found.lengths, str(found.path)) == ((256, 512), "a,b")
+    verb = cli.parse_command(["extend", "--lengths", "256,512", "a,b"])
+    assert (verb.lengths, str(verb.path)) == ((256, 512), "a,b")
     with pytest.raises(ValueError, match=r"^--lengths takes a whole number, such as 8, got '256,'$"):
-        cli.parse(["extend", "m", "--lengths", "256,"])
+        cli.parse_command(["extend", "m", "--lengths", "256,"])
 
 
 @pytest.mark.parametrize(
-    "command, found",
+    "command, expected",
     [
         ("generate --trust a b runs/x --seed 3", {"folder": Path("runs/x"), "trust": ("a", "b"), "seed": 3}),
         ("show --ids 1 2 rotary", {"spec": "rotary", "ids": (1, 2)}),
@@ -362,14 +364,17 @@ def test_commas_stand_between_numbers_and_part_nothing_else() -> None:
         ("train --log=jsonl alibi --rate 1e-3 --no-compile", {"spec": "alibi", "log": ("jsonl",), "rate": 0.001}),
     ],
 )
-def test_what_has_no_option_may_stand_anywhere(command: str, found: dict[str, object]) -> None:
-    verb = cli.parse(command.split())
-    assert {name: getattr(verb, name) for name in found} == found
+def test_what_has_no_option_may_stand_anywhere(command: str, expected: dict[str, object]) -> None:
+    verb = cli.parse_command(command.split())
+    assert {name: getattr(verb, name) for name in expected} == expected
 
 
 def test_a_list_that_is_given_twice_is_not_added_to_its_default() -> None:
-    assert cli.parse(["compare", "--encodings", "rotary", "--encodings", "alibi"]).encodings == ("rotary", "alibi")
-    assert cli.parse(["check", "rotary"]).promise == ()
+    assert cli.parse_command(["compare", "--encodings", "rotary", "--encodings", "alibi"]).encodings == (
+        "rotary",
+        "alibi",
+    )
+    assert cli.parse_command(["check", "rotary"]).promise == ()
 
 
 def test_check_holds_to_every_promise_that_is_named(posenc) -> None:
@@ -458,7 +463,7 @@ NOT_HERE = [
 
 @pytest.mark.parametrize(("command", "words"), NOT_HERE, ids=[command for command, _ in NOT_HERE])
 def test_a_device_that_is_not_here_is_one_line(command: str, words: str, posenc, monkeypatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **given: None)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **message: None)
     answer = posenc(*command.split())
     assert answer.code == 2 and re.fullmatch(f"posenc: {words}", answer.line), answer.line
 
@@ -468,7 +473,7 @@ def test_a_model_of_another_machine_generates_on_this_one(posenc, here: Path) ->
     file = here / "kept" / "step-000004" / "run.json"
     facts = json.loads(file.read_text()) | {"checksum": None}
     facts["experiment"]["device"] = "cuda:77"
-    file.write_bytes(store.sealed({name: value for name, value in facts.items() if name != "checksum"}))
+    file.write_bytes(store.dump_json({name: value for name, value in facts.items() if name != "checksum"}))
     assert posenc("generate", "kept", "--max-new-tokens", "3").code == 0
     assert "there is no device cuda:77 here" in posenc(*TRAIN[:-2], "--device", "cuda:77").line
 
@@ -481,8 +486,8 @@ def test_list_names_everything_for_people_and_as_json(posenc) -> None:
     assert answer.code == 0 and answer.err == ""
     assert all(name in answer.out for name in (*catalogue.names(), "yarn", "randomised", "recall", "sdpa", "llama3.1"))
     assert answer.out.index("BIAS THE LOGITS") < answer.out.index("alibi")
-    found = json.loads(posenc("list", "--json").out)
-    assert {"encodings", "schedules", "coordinate_maps", "tasks", "kernels", "presets", "claims"} <= set(found)
+    entries = json.loads(posenc("list", "--json").out)
+    assert {"encodings", "schedules", "coordinate_maps", "tasks", "kernels", "presets", "claims"} <= set(entries)
 
 
 def test_list_shows_one_encoding_whole(posenc) -> None:
@@ -493,11 +498,11 @@ def test_list_shows_one_encoding_whole(posenc) -> None:
 
 
 def test_whatever_list_names_can_be_asked_for(posenc) -> None:
-    found = json.loads(posenc("list", "--json").out)
+    entries = json.loads(posenc("list", "--json").out)
     for kind, word in listing.KINDS.items():
         lines = posenc("list", kind).out.splitlines()
-        assert [line.split()[0] for line in lines[1:]] == [entry["name"] for entry in found[kind]]
-        for name in (entry["name"] for entry in found[kind][::5]):
+        assert [line.split()[0] for line in lines[1:]] == [entry["name"] for entry in entries[kind]]
+        for name in (entry["name"] for entry in entries[kind][::5]):
             answer = posenc("list", name)
             assert answer.code == 0 and re.search(rf"^{word} +{re.escape(name)}$", answer.out, re.MULTILINE), answer.out
 
@@ -507,7 +512,7 @@ def test_a_name_of_two_kinds_is_told_of_both(posenc) -> None:
     assert answer.out.startswith("task ") and "\nclaim " in answer.out
     assert "symbols=26, times=1" in answer.out and "posenc lab run copy" in answer.out
     card = json.loads(posenc("list", "copy", "--json").out)
-    assert card["kind"] == "task" and [other["kind"] for other in card["also"]] == ["claim"]
+    assert card["kind"] == "task" and [second["kind"] for second in card["also"]] == ["claim"]
     assert json.loads(posenc("list", "claims", "--json").out)[0]["name"] == "alibi"
 
 
@@ -525,8 +530,8 @@ def test_list_chooses(options: str, names: list[str] | None, posenc) -> None:
     answer = posenc("list", *options.split(), "--json")
     assert (answer.code == 0) == (names is not None)
     assert names is None or [entry["name"] for entry in json.loads(answer.out)["encodings"]] == names
-    shown = posenc("list", *options.split()).out
-    assert all(name in shown for name in names or ()) and "SCHEDULES" not in shown
+    listed_names = posenc("list", *options.split()).out
+    assert all(name in listed_names for name in names or ()) and "SCHEDULES" not in listed_names
 
 
 @pytest.mark.parametrize(
@@ -553,9 +558,9 @@ def test_what_list_cannot_find_is_answered_with_what_there_is(command: str, word
 def test_list_fits_a_terminal_and_shows_more_in_a_wider_one(
     width: int, posenc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(terminal, "OUT", Console(file=(written := io.StringIO()), width=width, highlight=False))
+    monkeypatch.setattr(terminal, "STDOUT", Console(file=(stream := io.StringIO()), width=width, highlight=False))
     assert posenc("list").code == 0
-    lines = written.getvalue().splitlines()
+    lines = stream.getvalue().splitlines()
     assert max(map(len, lines)) <= width and len(lines) < 100
     (alibi,) = [line for line in lines if line.startswith("alibi ")]
     assert alibi.endswith("...") == (width == 80) and ("used by BLOOM" in alibi) == (width == 120)
@@ -566,8 +571,8 @@ def test_order_prints_a_table_or_json(posenc) -> None:
     assert (
         answer.code == 0 and answer.err == "" and "order-blind" in answer.out and "tells the order apart" in answer.out
     )
-    found = json.loads(posenc("order", "alibi", "--json").out)
-    assert list(found) == ["alibi"] and len(found["alibi"]) == 8
+    results = json.loads(posenc("order", "alibi", "--json").out)
+    assert list(results) == ["alibi"] and len(results["alibi"]) == 8
 
 
 def test_show_explains_draws_and_gives_numbers(posenc, here: Path) -> None:
@@ -578,14 +583,17 @@ def test_show_explains_draws_and_gives_numbers(posenc, here: Path) -> None:
 
 
 def test_pictures_are_opened_where_there_is_a_display(posenc, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = []
-    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
+    pages = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: pages.append(address) or True)
     monkeypatch.setenv("DISPLAY", ":0")
     answer = posenc("show", "alibi", "--tokens", "8", "--open")
     assert answer.code == 0 and answer.err == ""
-    assert opened == [(here / "runs" / "show" / "bias.png").as_uri()]
-    both = posenc("show", "alibi", "--open", "--json")
-    assert both.code == 2 and both.line == "posenc: --open shows pictures, and --json draws none; leave one of them out"
+    assert pages == [(here / "runs" / "show" / "bias.png").as_uri()]
+    two_pages = posenc("show", "alibi", "--open", "--json")
+    assert (
+        two_pages.code == 2
+        and two_pages.line == "posenc: --open shows pictures, and --json draws none; leave one of them out"
+    )
 
 
 @pytest.mark.skipif(sys.platform in ("darwin", "win32"), reason="these always have a display")
@@ -625,18 +633,18 @@ def test_check_answers_with_verdicts_and_an_exit_code(posenc) -> None:
 
 
 def test_a_broken_promise_is_answered_with_numbers_and_what_to_do(posenc, here: Path) -> None:
-    (here / "wrong.py").write_text(OWN.replace("- self.slope * abs(m - n)", "- 2 * self.slope * abs(m - n)"))
+    (here / "wrong.py").write_text(OWN_ENCODING.replace("- self.slope * abs(m - n)", "- 2 * self.slope * abs(m - n)"))
     answer = posenc("check", "wrong.py:Mine", "--promise", "has_a_source", "--promise", "says_what_the_paper_says")
     assert answer.code == 1 and answer.err == ""
-    name, kept, broken, found, todo, again, total = answer.out.splitlines()
-    assert (name, kept, broken) == ("wrong.py:Mine", "kept        has a source", "broken      says what the paper says")
-    assert re.match(r"    found: .*\d", found) and todo.startswith("    to do: compare the doors with your formula")
+    name, good, bad, message, todo, again, total = answer.out.splitlines()
+    assert (name, good, bad) == ("wrong.py:Mine", "kept        has a source", "broken      says what the paper says")
+    assert re.match(r"    found: .*\d", message) and todo.startswith("    to do: compare the doors with your formula")
     assert again == "    again: posenc check wrong.py:Mine --promise says_what_the_paper_says"
     assert total == "2 promises: 1 kept, 1 broken"
 
 
 def test_a_mistake_that_breaks_everything_is_answered_once(posenc, here: Path) -> None:
-    (here / "wrong.py").write_text(OWN.replace("delta.abs()", "delta.abs().no_such_thing()"))
+    (here / "wrong.py").write_text(OWN_ENCODING.replace("delta.abs()", "delta.abs().no_such_thing()"))
     answer = posenc("check", "wrong.py:Mine")
     assert answer.code == 1 and answer.out.splitlines()[1] == "broken      a forward pass works"
     assert answer.out.splitlines()[-1] == "1 promise: 1 broken"
@@ -649,34 +657,34 @@ def test_each_verdict_is_printed_before_the_next_promise_is_tried(posenc, monkey
     class Pipe(io.StringIO):
         """A pipe whose reader sees what was flushed, and nothing else."""
 
-        seen = ""
+        text = ""
 
         def flush(self) -> None:
-            self.seen = self.getvalue()
+            self.text = self.getvalue()
 
     pipe = Pipe()
 
     def slowly(*_):
         for promise in ("has_a_source", "every_parameter_learns"):
-            assert (promise == "has_a_source") == ("has a source" not in pipe.seen)
+            assert (promise == "has_a_source") == ("has a source" not in pipe.text)
             yield testing.Verdict("none", promise, True)
 
     monkeypatch.setattr(testing, "verdicts", slowly)
     monkeypatch.setattr(sys, "stdout", pipe)
     assert posenc("check", "none").code == 0
-    assert "every parameter learns" in pipe.seen
+    assert "every parameter learns" in pipe.text
 
 
 def test_a_gap_that_has_closed_asks_to_be_deleted(posenc, here: Path) -> None:
     gap = '    gaps = {"has_a_source": "none"}'
-    (here / "closed.py").write_text(OWN.replace("    def __init__", f"{gap}\n\n    def __init__"))
+    (here / "closed.py").write_text(OWN_ENCODING.replace("    def __init__", f"{gap}\n\n    def __init__"))
     answer = posenc("check", "closed.py:Mine", "--promise", "has_a_source")
     assert answer.code == 1 and answer.out.splitlines()[1] == "stale gap   has a source"
     assert "    to do: delete it from `gaps`\n" in answer.out
 
 
 def test_an_encoding_that_cannot_be_built_is_one_line(posenc, here: Path) -> None:
-    (here / "broken.py").write_text(OWN.replace("self.heads, self.slope = heads, slope", "self.heads = head"))
+    (here / "broken.py").write_text(OWN_ENCODING.replace("self.heads, self.slope = heads, slope", "self.heads = head"))
     for verb in ("check", "list", "show"):
         answer = posenc(verb, "broken.py:Mine")
         assert answer.code == 2
@@ -689,41 +697,41 @@ def test_an_encoding_that_cannot_be_built_is_one_line(posenc, here: Path) -> Non
 def test_compare_prints_data_on_stdout_and_progress_on_stderr(posenc, here: Path) -> None:
     answer = posenc("compare", "--encodings", "none", "--out", "out", "--json", *SMALL)
     assert answer.code == 0 and "1 of 1 runs done" in answer.err
-    found = json.loads(answer.out)
-    assert [one["encoding"] for one in found] == ["none"]
+    records = json.loads(answer.out)
+    assert [record["encoding"] for record in records] == ["none"]
     settings = json.loads((here / "out" / "settings.json").read_text())
     assert (here / "out" / "report.html").is_file() and settings["changes"]["steps"] == 2
 
 
-def test_report_writes_the_page_again_with_the_same_words(posenc, filled: Path, here: Path) -> None:
-    folder = shutil.copytree(filled, here / "copy")
+def test_report_writes_the_page_again_with_the_same_words(posenc, run_folder: Path, here: Path) -> None:
+    folder = shutil.copytree(run_folder, here / "copy")
     (folder / "report.html").unlink()
     answer = posenc("report", "copy")
     assert answer.code == 0 and answer.err == ""
     assert "alibi" in answer.out and "not learned" in answer.out and "Report: copy/report.html" in answer.out
     assert (folder / "report.html").is_file()
     # In the order in which the comparison asked for them.
-    assert [one["experiment"]["spec"] for one in json.loads(posenc("report", "copy", "--json").out)] == [
+    assert [path["experiment"]["spec"] for path in json.loads(posenc("report", "copy", "--json").out)] == [
         "none",
         "alibi",
     ]
 
 
 @pytest.mark.slow
-def test_report_writes_tables_and_figures_for_a_paper(posenc, filled: Path, here: Path, monkeypatch) -> None:
+def test_report_writes_tables_and_figures_for_a_paper(posenc, run_folder: Path, here: Path, monkeypatch) -> None:
     monkeypatch.setattr(drawer.Drawer, "__call__", DRAW)
-    folder = shutil.copytree(filled, here / "copy")
+    folder = shutil.copytree(run_folder, here / "copy")
     shutil.rmtree(folder / "figures", ignore_errors=True)
     size = "--width 3.25 --height 2.5 --no-titles --style classic".split()
     answer = posenc("report", "copy", "--figures", "pdf", "--table", "a.csv", "b.tex", *size)
     assert answer.code == 0 and "table: a.csv\ntable: b.tex\n" in answer.err
     assert (here / "a.csv").read_text().startswith("task,encoding,seed,") and "toprule" in (here / "b.tex").read_text()
-    written = list((folder / "figures").iterdir())
-    assert written and all(b"MediaBox [ 0 0 234 180 ]" in path.read_bytes() for path in written)
+    files = list((folder / "figures").iterdir())
+    assert files and all(b"MediaBox [ 0 0 234 180 ]" in path.read_bytes() for path in files)
 
 
-def damaged(where: str, content: str, filled: Path, here: Path) -> None:
-    folder = shutil.copytree(filled, here / "copy")
+def damage(where: str, content: str, run_folder: Path, here: Path) -> None:
+    folder = shutil.copytree(run_folder, here / "copy")
     next(folder.glob(where)).write_text(content)
 
 
@@ -738,8 +746,8 @@ def damaged(where: str, content: str, filled: Path, here: Path) -> None:
         ("settings.json", "copy/settings.json: it is no whole JSON .*; delete it, the records are what counts"),
     ],
 )
-def test_a_damaged_file_is_named_in_one_line(where: str, words: str, posenc, filled: Path, here: Path) -> None:
-    damaged(where, "{", filled, here)
+def test_a_damaged_file_is_named_in_one_line(where: str, words: str, posenc, run_folder: Path, here: Path) -> None:
+    damage(where, "{", run_folder, here)
     answer = posenc("report", "copy")
     assert answer.code == 2 and re.fullmatch(f"posenc: {words}", answer.line)
 
@@ -754,30 +762,30 @@ def test_a_damaged_file_is_named_in_one_line(where: str, words: str, posenc, fil
     ],
 )
 def test_settings_that_hold_something_else_are_one_line(
-    settings: dict, words: str, posenc, filled: Path, here: Path
+    settings: dict, words: str, posenc, run_folder: Path, here: Path
 ) -> None:
-    damaged("settings.json", store.sealed(settings).decode(), filled, here)
+    damage("settings.json", store.dump_json(settings).decode(), run_folder, here)
     answer = posenc("report", "copy")
     assert answer.code == 2
     assert answer.line == f"posenc: copy/settings.json: {words}; delete it, the records are what counts"
 
 
-def test_records_of_other_versions_are_told_apart(posenc, filled: Path, here: Path) -> None:
-    folder = shutil.copytree(filled, here / "copy")
+def test_records_of_other_versions_are_told_apart(posenc, run_folder: Path, here: Path) -> None:
+    folder = shutil.copytree(run_folder, here / "copy")
     path = next((folder / "records").glob("repeat-none-*"))
-    other = record.read(path)
-    other["versions"]["torch"] = "1.0"
-    record.write(other, path.parent)
+    other_record = record.read(path)
+    other_record["versions"]["torch"] = "1.0"
+    record.write(other_record, path.parent)
     answer = posenc("report", "copy")
     words = f"posenc {__version__} and torch 1.0 made none on repeat, seed 100"
     assert answer.code == 0 and words in answer.err and words in (folder / "report.html").read_text()
 
 
 def test_a_folder_in_which_another_process_is_at_work_is_refused_and_can_be_reported(
-    posenc, filled: Path, here: Path
+    posenc, run_folder: Path, here: Path
 ) -> None:
-    shutil.copytree(filled, here / "copy")
-    with store.held(here / "copy"):
+    shutil.copytree(run_folder, here / "copy")
+    with store.locked_folder(here / "copy"):
         for command in (["compare", *SMALL], TRAIN[:-2]):
             answer = posenc(*command, "--out", "copy")
             words = "another posenc is at work in 'copy'; wait until it is over, or choose another folder with --out"
@@ -786,10 +794,10 @@ def test_a_folder_in_which_another_process_is_at_work_is_refused_and_can_be_repo
 
 
 def test_a_full_disk_is_one_line_and_loses_no_record(
-    posenc, filled: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+    posenc, run_folder: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = shutil.copytree(filled, here / "copy")
-    before = {file.name: file.read_bytes() for file in (folder / "records").iterdir()}
+    folder = shutil.copytree(run_folder, here / "copy")
+    names = {file.name: file.read_bytes() for file in (folder / "records").iterdir()}
     monkeypatch.setattr(drawer.Drawer, "__call__", DRAW)
     full_from_now_on(monkeypatch)
     answer = posenc("report", "copy")
@@ -797,7 +805,7 @@ def test_a_full_disk_is_one_line_and_loses_no_record(
         r"posenc: 'copy/figures/\w.*png' cannot be written: No space left on device; what was finished before is kept;"
     )
     assert answer.code == 1 and re.fullmatch(f"{words} make room and give the same command again", answer.line)
-    assert {file.name: file.read_bytes() for file in (folder / "records").iterdir()} == before
+    assert {file.name: file.read_bytes() for file in (folder / "records").iterdir()} == names
 
 
 def test_a_disk_that_fills_up_during_a_comparison_names_the_runs(
@@ -826,18 +834,18 @@ def test_train_keeps_a_checkpoint_resumes_and_generates_from_it(posenc) -> None:
     assert (
         re.fullmatch(r"\d\d:\d\d:\d\d  going on at step 4 of 4\n", again.err) and json.loads(again.out)[-1]["step"] == 4
     )
-    said = posenc("generate", "kept", "--prompt", "ab|", "--max-new-tokens", "3")
-    assert said.code == 0 and said.out.startswith("ab|") and said.err == ""
+    text = posenc("generate", "kept", "--prompt", "ab|", "--max-new-tokens", "3")
+    assert text.code == 0 and text.out.startswith("ab|") and text.err == ""
     by_seed = [
         posenc("generate", "kept", "--prompt", "ab|", "--temperature", "2", "--seed", seed).out for seed in "0012"
     ]
     assert by_seed[0] == by_seed[1] and len(set(by_seed)) > 1
-    other = posenc(*TRAIN, "--seed", "5")
-    assert other.code == 2 and "holds a run of other settings (seed 100 -> 5)" in other.line
+    sample = posenc(*TRAIN, "--seed", "5")
+    assert sample.code == 2 and "holds a run of other settings (seed 100 -> 5)" in sample.line
     wrong = posenc("generate", "kept", "--prompt", "a b")
     assert wrong.code == 2 and "a prompt for this task is written in" in wrong.line
-    none = posenc("generate", "kept", "--max-new-tokens", "0")
-    assert none.code == 2 and none.line == "posenc: max_new_tokens must be a whole number of 1 or more, got 0"
+    refusal = posenc("generate", "kept", "--max-new-tokens", "0")
+    assert refusal.code == 2 and refusal.line == "posenc: max_new_tokens must be a whole number of 1 or more, got 0"
 
 
 def test_training_on_a_text_tells_its_bits_per_byte(posenc, here: Path) -> None:
@@ -863,16 +871,16 @@ def test_a_damaged_checkpoint_is_one_line(name: str, posenc, here: Path) -> None
 def test_generation_needs_neither_the_optimisers_nor_the_compiler(posenc, here: Path) -> None:
     posenc(*TRAIN)
     (here / "kept" / "step-000004" / "optimizer.safetensors").unlink()
-    asked = ["generate", "kept", "--prompt", "ab|", "--max-new-tokens", "3"]
-    code = f"import sys; from posenc.cli import main; print(main({asked}), 'torch._dynamo' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[-1] == "0 False", done.stderr
+    script = ["generate", "kept", "--prompt", "ab|", "--max-new-tokens", "3"]
+    code = f"import sys; from posenc.cli import main; print(main({script}), 'torch._dynamo' in sys.modules)"
+    process = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False)
+    assert process.stdout.splitlines()[-1] == "0 False", process.stderr
 
 
 @pytest.mark.parametrize("file", ["settings.toml", "step-000004"])
 def test_a_disk_that_is_full_when_a_run_writes_is_one_line(file: str, posenc, monkeypatch: pytest.MonkeyPatch) -> None:
     if file != "settings.toml":
-        monkeypatch.setattr(config, "write", lambda *given: None)
+        monkeypatch.setattr(config, "write_config", lambda *arguments: None)
     full_from_now_on(monkeypatch)
     answer = posenc(*TRAIN)
     assert answer.code == 1 and answer.out == ""
@@ -888,26 +896,26 @@ def test_a_signal_to_end_is_as_clean_as_ctrl_c(
     number = getattr(signal, name)
     plain = checkpoint.save
     monkeypatch.setattr(checkpoint, "save", lambda run, folder: (plain(run, folder), os.kill(os.getpid(), number)))
-    before = signal.getsignal(number)
+    handlers = signal.getsignal(number)
     answer = posenc(*TRAIN)
     assert answer.code == code and answer.out == ""
     words = f"posenc: ended by {name}; what was finished is kept, give the same command again"
     assert answer.err.splitlines()[-1] == words
-    assert signal.getsignal(number) is before
+    assert signal.getsignal(number) is handlers
     assert checkpoint.load(here / "kept").step == 4
 
 
-OWN = '''
+OWN_ENCODING = '''
 from posenc import Encoding
 
 
 class Mine(Encoding):
     """Subtract from each logit a number times the distance.
 
-    Source: nobody, 2026.
+    Source: a test, 2026.
     """
 
-    source = "nobody, 2026"
+    source = "a test, 2026"
 
     def __init__(self, heads: int, slope: float = 0.5) -> None:
         super().__init__()
@@ -923,17 +931,17 @@ class Mine(Encoding):
 
 def test_an_encoding_of_ones_own_is_compared_shown_ordered_and_checked(posenc, here: Path) -> None:
     (here / "path").mkdir()
-    (here / "path" / "mine.py").write_text(OWN)
-    mine = "path/mine.py:Mine(slope=0.25)"
-    compared = posenc("compare", "--encodings", mine, f"rotary + {mine}", "--out", "out", "--json", *SMALL)
-    assert compared.code == 0, compared.err
-    assert json.loads(compared.out)[0]["encoding"] == mine
-    shown = posenc("show", mine, "--tokens", "8", "--json")
-    bias = json.loads(shown.out)["bias"]
+    (here / "path" / "mine.py").write_text(OWN_ENCODING)
+    spec = "path/mine.py:Mine(slope=0.25)"
+    comparison = posenc("compare", "--encodings", spec, f"rotary + {spec}", "--out", "out", "--json", *SMALL)
+    assert comparison.code == 0, comparison.err
+    assert json.loads(comparison.out)[0]["encoding"] == spec
+    picture = posenc("show", spec, "--tokens", "8", "--json")
+    bias = json.loads(picture.out)["bias"]
     assert dict(zip(bias["distance"], bias["heads"][0], strict=True))[2] == -0.5
-    assert list(json.loads(posenc("order", mine, "--json").out)) == [mine]
-    checked = posenc("check", mine, "--promise", "says_what_the_paper_says", "a_cache_changes_nothing")
-    assert checked.out.splitlines()[-1] == "2 promises: 2 kept" and checked.code == 0 and checked.err == ""
+    assert list(json.loads(posenc("order", spec, "--json").out)) == [spec]
+    verdict = posenc("check", spec, "--promise", "says_what_the_paper_says", "a_cache_changes_nothing")
+    assert verdict.out.splitlines()[-1] == "2 promises: 2 kept" and verdict.code == 0 and verdict.err == ""
 
 
 def test_a_file_of_ones_own_that_cannot_be_imported_is_one_line(posenc, here: Path) -> None:
@@ -947,9 +955,9 @@ def test_a_file_of_ones_own_that_cannot_be_imported_is_one_line(posenc, here: Pa
 
 
 def test_errors_of_many_lines_are_told_in_one() -> None:
-    assert cli.reason(RuntimeError("size mismatch:\n\tone\n\ttwo")) == "size mismatch: one two"
-    assert cli.reason(OSError(28, "No space left on device", "a file")) == "No space left on device: 'a file'"
-    assert cli.reason(OSError(28, "No space left on device")) == "No space left on device: the output"
+    assert cli.error_line(RuntimeError("size mismatch:\n\tone\n\ttwo")) == "size mismatch: one two"
+    assert cli.error_line(OSError(28, "No space left on device", "a file")) == "No space left on device: 'a file'"
+    assert cli.error_line(OSError(28, "No space left on device")) == "No space left on device: the output"
 
 
 @pytest.mark.parametrize("fault", [lambda: int("x"), lambda: torch.zeros(2).view(3), lambda: open(b"a\0b")])
@@ -960,10 +968,10 @@ def test_a_fault_within_a_verb_stays_a_traceback(fault, posenc, monkeypatch: pyt
 
 
 def test_ctrl_c_is_one_sentence_and_130(posenc, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(self) -> int:
+    def interrupt(self) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.VERBS["list"], "run", interrupted)
+    monkeypatch.setattr(cli.VERBS["list"], "run", interrupt)
     answer = posenc("list")
     assert answer.code == 130
     assert answer.line == "posenc: interrupted; what was finished is kept, give the same command again"
@@ -978,18 +986,18 @@ def test_an_interrupt_while_python_cleans_up_behind_an_object_ends_it_too(
         def __del__(self) -> None:
             signal.raise_signal(number)
 
-    def interrupted(self) -> int:
+    def interrupt(self) -> int:
         left = Left()
         weakref.finalize(left, signal.raise_signal, number)
         del left
         time.sleep(10)
         return 0
 
-    before = sys.unraisablehook
-    monkeypatch.setattr(cli.VERBS["list"], "run", interrupted)
+    hook = sys.unraisablehook
+    monkeypatch.setattr(cli.VERBS["list"], "run", interrupt)
     began = time.monotonic()
     assert posenc("list").code == 128 + number
-    assert sys.unraisablehook is before and time.monotonic() - began < 5
+    assert sys.unraisablehook is hook and time.monotonic() - began < 5
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
@@ -997,24 +1005,24 @@ def test_an_interrupt_while_python_cleans_up_behind_an_object_ends_it_too(
 def test_an_interrupt_that_a_library_drops_is_answered_when_the_command_is_through(
     number: signal.Signals, posenc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    through = []
+    finished_names = []
 
-    def dropped(self) -> int:
+    def drop(self) -> int:
         # As C code does that forgets whatever a callback raises.
         with suppress(KeyboardInterrupt):
             signal.raise_signal(number)
-            through.append("not reached")
-        through.append("the rest")
+            finished_names.append("not reached")
+        finished_names.append("the rest")
         return 0
 
-    before = signal.getsignal(number)
-    monkeypatch.setattr(cli.VERBS["list"], "run", dropped)
-    assert posenc("list").code == 128 + number and through == ["the rest"]
-    assert signal.getsignal(number) == before
+    handler = signal.getsignal(number)
+    monkeypatch.setattr(cli.VERBS["list"], "run", drop)
+    assert posenc("list").code == 128 + number and finished_names == ["the rest"]
+    assert signal.getsignal(number) == handler
 
 
-def test_without_a_terminal_there_are_no_escape_codes(posenc, filled: Path) -> None:
-    for command in (["list"], ["order", "alibi"], ["compare", "--help"], ["report", str(filled)], ["lst"]):
+def test_without_a_terminal_there_are_no_escape_codes(posenc, run_folder: Path) -> None:
+    for command in (["list"], ["order", "alibi"], ["compare", "--help"], ["report", str(run_folder)], ["lst"]):
         answer = posenc(*command)
         assert "\x1b" not in answer.out + answer.err and len(answer.out + answer.err) > 40
 
@@ -1022,20 +1030,20 @@ def test_without_a_terminal_there_are_no_escape_codes(posenc, filled: Path) -> N
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the command is forked")
 def test_a_reader_who_has_enough_of_much_ends_it_without_a_word() -> None:
     # More than a pipe holds.
-    command = Forked("list", "--json")
+    command = ForkedCli("list", "--json")
     command.hang_up()
-    assert command.ended() == (1, "", "")
+    assert command.outcome() == (1, "", "")
 
 
 @pytest.mark.parametrize("command", [["--help"], ["compare", "--help"]])
 def test_a_reader_who_has_enough_ends_it_without_a_word(command: list[str]) -> None:
-    given = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "NO_COLOR": "1"}
-    nobody, pipe = os.pipe()
-    os.close(nobody)
+    options = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "NO_COLOR": "1"}
+    write_end, pipe = os.pipe()
+    os.close(write_end)
     with open(pipe, "wb") as out:
         whole = [sys.executable, "-m", "posenc", *command]
-        ended = subprocess.run(whole, stdout=out, stderr=subprocess.PIPE, text=True, env=given, timeout=240)
-    assert ended.returncode == 1 and ended.stderr == ""
+        process = subprocess.run(whole, stdout=out, stderr=subprocess.PIPE, text=True, env=options, timeout=240)
+    assert process.returncode == 1 and process.stderr == ""
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
@@ -1058,11 +1066,16 @@ WITH_TORCH_ALONE = [
     ("list --door bias --used-by bloom", 0, r"BIAS THE LOGITS\nalibi +", ""),
     ("list alibi --json", 0, r'\{"kind": "encoding", "name": "alibi"', ""),
     ("list --jsn", 2, "", r"posenc: list has no option '--jsn'; did you mean '--json'\?"),
-    ("list a b", 2, "", r"posenc: 'b' is too much; it is written posenc list \[OPTIONS\] NAME; posenc help list says"),
+    (
+        "list a b",
+        2,
+        "",
+        r"posenc: 'b' is one argument too many; it is written posenc list \[OPTIONS\] NAME; posenc help list says",
+    ),
     (
         "show rotary(base=500)+alibi",
         0,
-        r"rotary\(base=500\) \+ alibi\nopens by_dist.*\n\nTurn .*\n\nSubtract",
+        r"rotary\(base=500\) \+ alibi\nopens by_dist.*\n\nRotate .*\n\nSubtract",
         PICTURES,
     ),
     ("show rotary --json", 1, "", r"posenc: this needs numpy, which is not installed: pip install 'posenc\[lab\]'"),
@@ -1098,9 +1111,9 @@ print(json.dumps(answers))
     folder = tmp_path_factory.mktemp("alone")
     (folder / "answers.py").touch()
     commands = repr([command for command, *_ in WITH_TORCH_ALONE])
-    ended = process("-c", f"import os; os.chdir({str(folder)!r})\n{script.replace('COMMANDS', commands)}")
-    assert ended.returncode == 0, ended.stderr
-    return {command: Answer(*answer) for command, answer in json.loads(ended.stdout).items()}
+    result = process("-c", f"import os; os.chdir({str(folder)!r})\n{script.replace('COMMANDS', commands)}")
+    assert result.returncode == 0, result.stderr
+    return {command: Answer(*answer) for command, answer in json.loads(result.stdout).items()}
 
 
 @pytest.mark.parametrize(("command", "code", "out", "err"), WITH_TORCH_ALONE)
@@ -1144,21 +1157,21 @@ for command in COMMANDS:
         "num_hidden_layers": 1,
     }
     (here / "model" / "config.json").write_text(json.dumps(config))
-    ended = process("-c", script.replace("COMMANDS", repr([*commands])))
-    assert re.findall(r"^code (\d)$", ended.stdout, re.MULTILINE) == ["1" if m else "0" for m in commands.values()]
-    said = [line for line in ended.stderr.splitlines() if line.startswith("posenc: ")]
-    missing = [name for name in commands.values() if name]
-    assert said == [f"posenc: this needs {n}, which is not installed: pip install 'posenc[lab]'" for n in missing]
+    result = process("-c", script.replace("COMMANDS", repr([*commands])))
+    assert re.findall(r"^code (\d)$", result.stdout, re.MULTILINE) == ["1" if m else "0" for m in commands.values()]
+    output = [line for line in result.stderr.splitlines() if line.startswith("posenc: ")]
+    module = [name for name in commands.values() if name]
+    assert output == [f"posenc: this needs {n}, which is not installed: pip install 'posenc[lab]'" for n in module]
 
 
 def test_the_extras_are_those_of_the_package() -> None:
     # Part of Python from 3.11 on.
     tomllib = pytest.importorskip("tomllib")
-    declared = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     for extra, modules in main.EXTRAS.items():
-        names = [re.split("[<>=]", name)[0] for name in declared["optional-dependencies"][extra]]
+        names = [re.split("[<>=]", name)[0] for name in extras["optional-dependencies"][extra]]
         assert {name.removesuffix("-py").replace("-", "_") for name in names} == set(modules)
-    assert declared["scripts"]["posenc"] == "posenc.__main__:main"
+    assert extras["scripts"]["posenc"] == "posenc.__main__:main"
 
 
 ESCAPES = "x\x1b[31m\x1b]0;title\x07\x9b1m\u202e\r"

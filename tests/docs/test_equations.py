@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from posenc import catalogue, coordinate_maps, schedules
-from posenc.encoding.formulas import formulas_of
+from posenc.encoding.formulas import equation_lines
 
 convert = pytest.importorskip("latex2mathml.converter").convert
 
@@ -16,7 +16,7 @@ KINDS = {
     "schedule": schedules.SCHEDULES,
     "coordinate map": coordinate_maps.COORDINATE_MAPS,
 }
-ALL = [(kind, name) for kind, found in KINDS.items() for name in found]
+EQUATIONS = [(kind, name) for kind, found in KINDS.items() for name in found]
 
 FURTHER = {"for", "the", "to", "of", "in", "H"}
 """Words that need no explanation, and the number of heads."""
@@ -32,21 +32,21 @@ def symbols(latex: str) -> set[str]:
     return greek | set(re.findall(r"[A-Za-z]+", STRUCTURE.sub(" ", latex)))
 
 
-@pytest.mark.parametrize(("kind", "name"), ALL)
+@pytest.mark.parametrize(("kind", "name"), EQUATIONS)
 def test_an_equation_can_be_set_by_a_browser(kind: str, name: str) -> None:
-    formulas = formulas_of(KINDS[kind][name].equation)
+    formulas = equation_lines(KINDS[kind][name].equation)
     assert formulas, f"{name} has no equation"
     for formula in formulas:
         # What the converter does not know it passes on as it is.
         assert "\\" not in "".join(ElementTree.fromstring(convert(formula)).itertext())
 
 
-@pytest.mark.parametrize(("kind", "name"), ALL)
+@pytest.mark.parametrize(("kind", "name"), EQUATIONS)
 def test_what_an_equation_names_stands_in_the_docstring(kind: str, name: str) -> None:
     cls = KINDS[kind][name]
-    told = inspect.getdoc(cls) or ""
-    known = set(re.findall(r"[A-Za-z]+", told)) | FURTHER
-    assert {symbol for symbol in symbols(cls.equation) if symbol not in known} == set()
+    explained_names = inspect.getdoc(cls) or ""
+    names = set(re.findall(r"[A-Za-z]+", explained_names)) | FURTHER
+    assert {symbol for symbol in symbols(cls.equation) if symbol not in names} == set()
 
 
 def test_a_symbol_that_nobody_explains_is_seen() -> None:

@@ -16,8 +16,7 @@ LONG = ("ablation", "attention_maps", "extrapolation", "mini_gpt")
 
 
 @pytest.mark.parametrize(
-    "example",
-    [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in LONG), id=path.stem) for path in EXAMPLES],
+    "example", [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in LONG), id=path.stem) for path in EXAMPLES]
 )
 def test_an_example_runs_and_leaves_its_pictures(
     example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -30,14 +29,14 @@ def test_an_example_runs_and_leaves_its_pictures(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [str(example), "--quick", "--out", str(tmp_path / "out")])
     runpy.run_path(str(example), run_name="__main__")
-    said = capsys.readouterr().out
-    assert said.strip()
-    pictures = [Path(line.removeprefix("Picture: ")) for line in said.splitlines() if line.startswith("Picture: ")]
+    output = capsys.readouterr().out
+    assert output.strip()
+    pictures = [Path(line.removeprefix("Picture: ")) for line in output.splitlines() if line.startswith("Picture: ")]
     assert all(picture.parent == tmp_path / "out" and picture.stat().st_size > 1000 for picture in pictures)
     assert bool(pictures) == ("figures" in example.read_text(encoding="utf-8")), "it draws, and says where"
 
 
 def test_the_list_of_examples_is_whole() -> None:
-    listed = (HOME / "examples" / "README.md").read_text(encoding="utf-8")
+    names = (HOME / "examples" / "README.md").read_text(encoding="utf-8")
     assert EXAMPLES
-    assert {path.name for path in EXAMPLES} == set(re.findall(r"\]\((\w+\.py)\)", listed))
+    assert {path.name for path in EXAMPLES} == set(re.findall(r"\]\((\w+\.py)\)", names))

@@ -33,7 +33,7 @@ from posenc.schedules import (
     Schedule,
     YaRN,
 )
-from posenc.testing import Subject, tokens
+from posenc.testing import Subject, embeddings
 
 HOME = Path(__file__).resolve().parents[2]
 SHAPE = Shape(dim=24, heads=3, head_dim=8, max_len=32)
@@ -77,16 +77,16 @@ def test_a_cast_of_a_model_leaves_its_angles_exact(dtype: torch.dtype) -> None:
     """huggingface/transformers#25681, #29496, #29285: a cast rounded the frequencies, and positions fell together."""
     encoding = model("rotary").to(dtype).stack.encoding_of[0]
     for position in (0, 257, 1857, 8191):
-        got = encoding.query(torch.ones(1, 2, 1, 8), Positions.count(1, position))[0, 0, 0].tolist()
-        assert got == pytest.approx(turned_ones(position, plain_frequencies(8)), abs=1e-6)
+        actual = encoding.query(torch.ones(1, 2, 1, 8), Positions.count(1, position))[0, 0, 0].tolist()
+        assert actual == pytest.approx(turned_ones(position, plain_frequencies(8)), abs=1e-6)
 
 
 def test_float16_counts_past_2048_and_past_its_own_largest_number() -> None:
     """EleutherAI/gpt-neox#1003: position times frequency in float16 gave a cosine off by 0.78 at position 1857."""
     ids = [1857, 1858, 2049, 8191, 70_001]
-    got = Rotary(64).query(torch.ones(1, 1, len(ids), 64, dtype=torch.float16), Positions.of(torch.tensor(ids)))
-    assert got.dtype == torch.float16
-    for row, position in zip(got[0, 0].tolist(), ids, strict=True):
+    actual = Rotary(64).query(torch.ones(1, 1, len(ids), 64, dtype=torch.float16), Positions.of(torch.tensor(ids)))
+    assert actual.dtype == torch.float16
+    for row, position in zip(actual[0, 0].tolist(), ids, strict=True):
         # Half a unit in the last place of a number below 2.
         assert row == pytest.approx(turned_ones(position, plain_frequencies(64)), abs=2**-11 + 1e-6)
 
@@ -104,8 +104,8 @@ def test_autocast_does_not_touch_the_angles_of_an_encoding(name: str) -> None:
         expected = added_or_turned(encoding, on_axes_of(encoding, ids))
     # New positions, which hold no table from outside of autocast.
     with torch.autocast("cpu", torch.bfloat16):
-        got = added_or_turned(encoding, on_axes_of(encoding, ids))
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+        actual = added_or_turned(encoding, on_axes_of(encoding, ids))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", TURNING_OR_ADDED)
@@ -114,9 +114,9 @@ def test_bfloat16_in_gives_bfloat16_out_whatever_was_called_before(name: str) ->
     encoding = testing.make(find(name), SHAPE).bfloat16()
     fresh = added_or_turned(encoding, on_axes_of(encoding, [3, 4, 5]), torch.bfloat16)
     assert fresh.dtype == torch.bfloat16
-    warmed = on_axes_of(encoding, [3, 4, 5])
-    added_or_turned(encoding, warmed)
-    assert torch.equal(added_or_turned(encoding, warmed, torch.bfloat16), fresh)
+    used_encoding = on_axes_of(encoding, [3, 4, 5])
+    added_or_turned(encoding, used_encoding)
+    assert torch.equal(added_or_turned(encoding, used_encoding, torch.bfloat16), fresh)
 
 
 @pytest.mark.parametrize("name", ["rotary", "xpos(centre=1000)", "sinusoidal", "axial_rotary"])
@@ -170,20 +170,21 @@ def test_every_packed_document_counts_from_0_and_predicts_what_it_predicts_alone
 
 @pytest.mark.parametrize("encoding", ["rotary", "alibi", "t5_bias(std=1)", "rotary + shaw(max_distance=3)"])
 def test_the_position_of_a_token_travels_with_it_to_any_shard(encoding: str) -> None:
-    """NVIDIA/Megatron-LM#5243: with packing and a split context, later documents got the angles of the first one:
-    tokens 0, 3, 4, 7 of two documents of four stood at 0, 3, 0, 3 of the whole row."""
+    """NVIDIA/Megatron-LM#5243: with packing and a split context, later documents got the angles of the first one.
+
+    Tokens 0, 3, 4, 7 of two documents of four stood at 0, 3, 0, 3 of the whole row."""
     layer = Attention(24, 3, encoding=encoding, causal=True).eval()
     x, mask = torch.randn(1, 8, 24), masks.causal()
     one_count = Positions(torch.arange(8)[None, :, None], torch.arange(8)[None], torch.tensor([[0] * 4 + [1] * 4]))
     for at in (one_count, Positions.packed([4, 4])):
         whole = layer(x, positions=at, mask=mask)
         shards = torch.tensor([0, 3, 4, 7]), torch.tensor([1, 2, 5, 6])
-        gathered = torch.cat(shards)
-        keys_at = Positions(at.coords[:, gathered], at.order[:, gathered], at.document[:, gathered])
+        all_positions = torch.cat(shards)
+        keys_at = Positions(at.coords[:, all_positions], at.order[:, all_positions], at.document[:, all_positions])
         for shard in shards:
-            mine = Positions(at.coords[:, shard], at.order[:, shard], at.document[:, shard])
-            got = layer(x[:, shard], x[:, gathered], positions=mine, key_positions=keys_at, mask=mask)
-            torch.testing.assert_close(got, whole[:, shard], rtol=0, atol=2e-6)
+            own_positions = Positions(at.coords[:, shard], at.order[:, shard], at.document[:, shard])
+            actual = layer(x[:, shard], x[:, all_positions], positions=own_positions, key_positions=keys_at, mask=mask)
+            torch.testing.assert_close(actual, whole[:, shard], rtol=0, atol=2e-6)
     assert one_count.coords[0, shards[0], 0].tolist() == [0, 3, 4, 7]
 
 
@@ -192,14 +193,14 @@ def test_a_position_past_the_trained_length_is_served_or_refused_with_position_a
     """vllm-project/vllm#9965, meta-pytorch/torchtune, mosaicml's MPT: past a table the device asserted, the engine
     ended, or a shape did not fit. Here a request ends in numbers or in a ValueError, and the next one is served."""
     subject = Subject(name)
-    net, x = subject.net(), tokens(subject, 4)
-    before = net(x, Positions.count(4).with_horizon(6000), masks.causal())
+    net, x = subject.net(), embeddings(subject, 4)
+    state = net(x, Positions.count(4).with_horizon(6000), masks.causal())
     at = Positions.of(torch.tensor([0, 1, 2, 5000])).with_horizon(6000)
     try:
         assert net(x, at, masks.causal()).isfinite().all()
     except ValueError as error:
         assert re.search(r"position \(?5000\b", str(error)) and re.search(r"\b5001\b|scale_base", str(error))
-    assert torch.equal(net(x, Positions.count(4).with_horizon(6000), masks.causal()), before)
+    assert torch.equal(net(x, Positions.count(4).with_horizon(6000), masks.causal()), state)
 
 
 def test_a_learned_table_is_checked_before_anything_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,23 +243,23 @@ def test_the_closure_of_a_bias_is_one_that_flex_attention_takes(spec: str) -> No
     encoding, at = build(spec, SHAPE), Positions.count(9)
     q, k, v = torch.randn(3, 2, 3, 9, 8)
     keys = Keys(k, v, at)
-    got = flex_attention(q, k, v, score_mod=encoding.biases(q, at, keys)[0].closure())
+    actual = flex_attention(q, k, v, score_mod=encoding.biases(q, at, keys)[0].closure())
     expected, _ = kernels.bind("reference", encoding, scale=8**-0.5)(encoding, q, at, keys, masks.bidirectional())
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
-    without = F.scaled_dot_product_attention(q, k, v)
-    assert (got - without).abs().max() > 0.01
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
+    plain = F.scaled_dot_product_attention(q, k, v)
+    assert (actual - plain).abs().max() > 0.01
 
 
 def test_t5_looks_up_one_bucket_for_each_distance_of_tokens_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """huggingface/transformers#47014: buckets, and gradients through them, for each pair of tokens in each layer."""
-    asked: list[int] = []
+    lookups: list[int] = []
     bucket = T5Bias.bucket
-    monkeypatch.setattr(T5Bias, "bucket", lambda self, delta: (asked.append(delta.numel()), bucket(self, delta))[1])
+    monkeypatch.setattr(T5Bias, "bucket", lambda self, delta: (lookups.append(delta.numel()), bucket(self, delta))[1])
     encoding, at = T5Bias(3), Positions.count(50)
     q = torch.zeros(2, 3, 50, 8)
     encoding.bias(at)
     kernels.bind("sdpa", encoding, scale=1.0)(encoding, q, at, Keys(q, q, at), masks.causal())
-    assert asked == [99, 50]
+    assert lookups == [99, 50]
 
 
 @pytest.mark.parametrize(
@@ -281,9 +282,9 @@ def test_a_learned_bias_gets_the_same_gradients_through_every_kernel_and_every_t
     for kernel in kernels.KERNELS:
         if kernels.why_not(kernel, encoding, q=q) is not None:
             continue
-        for got, again, right in zip(slopes(kernel), slopes(kernel), expected, strict=True):
-            torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-5)
-            assert torch.equal(got, again)
+        for actual, again, right in zip(slopes(kernel), slopes(kernel), expected, strict=True):
+            torch.testing.assert_close(actual, right, rtol=1e-4, atol=1e-5)
+            assert torch.equal(actual, again)
 
 
 @pytest.mark.parametrize("spec", ["rotary", "rotary + alibi", "t5_bias(std=1)", "shaw(max_distance=3, values=False)"])
@@ -293,17 +294,18 @@ def test_weights_on_request_are_those_that_the_fused_kernel_applied(spec: str) -
     q, k = torch.randn(2, 2, 3, 9, 8)
     q, keys = encoding.query(q, at), Keys(encoding.key(k, at), torch.eye(9).expand(2, 3, 9, 9), at)
     # With the values of an identity, the output of the fused kernel is its weights.
-    applied, none = kernels.bind("sdpa", encoding, scale=0.3)(encoding, q, at, keys, masks.causal())
+    product, no_weights = kernels.bind("sdpa", encoding, scale=0.3)(encoding, q, at, keys, masks.causal())
     _, weights = kernels.bind("auto", encoding, scale=0.3, need_weights=True)(encoding, q, at, keys, masks.causal())
-    assert none is None
-    torch.testing.assert_close(weights, applied, rtol=0, atol=1e-6)
+    assert no_weights is None
+    torch.testing.assert_close(weights, product, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("encoding", [*FAMILIES, "rotary(schedule=dynamic_ntk(factor=2)) + alibi"])
 def test_no_sequence_of_lengths_offsets_dtypes_and_modes_leaves_anything_behind(encoding: str) -> None:
-    """lucidrains/rotary-embedding-torch#11, #27, #48, lucidrains/x-transformers#90, Dao-AILab/flash-attention#299: a
-    cache ignored the offset, the shape or the dtype, or was made in inference mode and could not be trained through."""
-    used, ids = model(encoding), torch.randint(13, (2, 30))
+    """lucidrains/rotary-embedding-torch#11, #27, #48, lucidrains/x-transformers#90, Dao-AILab/flash-attention#299.
+
+    A cache ignored the offset, the shape or the dtype, or was made in inference mode and could not be trained."""
+    called_encoding, ids = model(encoding), torch.randint(13, (2, 30))
 
     def call(decoder: Decoder, length: int, offset: int, dtype: torch.dtype, inference: bool) -> Tensor:
         at = Positions.count(length, offset).with_horizon(32)
@@ -319,10 +321,10 @@ def test_no_sequence_of_lengths_offsets_dtypes_and_modes_leaves_anything_behind(
     calls = [(5, 0, full, True), (30, 0, full, False), (5, 0, full, False), (5, 7, full, False)]
     calls += [(1, 29, half, True), (9, 0, half, False), (9, 0, full, True), (9, 3, half, False), (5, 0, full, False)]
     # The first cast rounds the weights, which is what a cast is for.
-    used.bfloat16().float()
-    for number, wanted in enumerate(calls):
+    called_encoding.bfloat16().float()
+    for number, expected in enumerate(calls):
         fresh = model(encoding).bfloat16().float()
-        assert torch.equal(call(used, *wanted), call(fresh, *wanted)), f"call {number}: {wanted}"
+        assert torch.equal(call(called_encoding, *expected), call(fresh, *expected)), f"call {number}: {expected}"
 
 
 @pytest.mark.parametrize("spec", rest_slow(["rotary", "alibi", "t5_bias", "sinusoidal"], 1))
@@ -341,11 +343,11 @@ def test_ten_lengths_compile_to_at_most_two_graphs(spec: str) -> None:
 
     torch._dynamo.reset()
     counter = CompileCounter()
-    compiled = torch.compile(use, backend=counter, fullgraph=True)
+    compiled_model = torch.compile(use, backend=counter, fullgraph=True)
     with torch.no_grad():
         for length in (33, 70, 129, 257, 300, 511, 40, 200, 64, 17):
             x = torch.randn(1, length, 24)
-            torch.testing.assert_close(compiled(x), use(x))
+            torch.testing.assert_close(compiled_model(x), use(x))
     torch._dynamo.reset()
     assert 1 <= counter.frame_count <= 2
 
@@ -363,9 +365,11 @@ def test_an_odd_or_tiny_rotary_width_is_refused_at_construction_or_passes_the_re
             Rotary(head_dim, partial=partial)
         return
     q = torch.randn(1, 1, 1, head_dim)
-    turned = Rotary(head_dim, partial=partial).query(q, Positions.count(1, 1))
-    assert torch.equal(turned[..., width:], q[..., width:]) and not torch.equal(turned[..., :width], q[..., :width])
-    torch.testing.assert_close(turned.norm(), q.norm())
+    rotated_x = Rotary(head_dim, partial=partial).query(q, Positions.count(1, 1))
+    assert torch.equal(rotated_x[..., width:], q[..., width:]) and not torch.equal(
+        rotated_x[..., :width], q[..., :width]
+    )
+    torch.testing.assert_close(rotated_x.norm(), q.norm())
 
 
 SCHEDULES = [
@@ -401,15 +405,18 @@ def test_no_number_of_a_schedule_is_ignored(schedule: Schedule) -> None:
         value = getattr(schedule, field.name)
         if value is None or isinstance(value, str):
             continue
-        doubled = (*value[:-1], value[-1] * 2) if isinstance(value, tuple) else value * 2
-        other = not value if isinstance(value, bool) else doubled
-        changed = spectrum(replace(schedule, **{field.name: other}))
-        assert changed.shape != plain.shape or not torch.equal(changed, plain), f"{field.name}={other} changes nothing"
+        changed_value = (*value[:-1], value[-1] * 2) if isinstance(value, tuple) else value * 2
+        new_value = not value if isinstance(value, bool) else changed_value
+        changed_schedule = spectrum(replace(schedule, **{field.name: new_value}))
+        assert changed_schedule.shape != plain.shape or not torch.equal(changed_schedule, plain), (
+            f"{field.name}={new_value} changes nothing"
+        )
 
 
 def test_tokens_past_the_trained_length_are_turned_however_their_offset_is_known() -> None:
-    """flash-attention and flash-linear-attention: past the table, tokens with offsets in a tensor stayed unturned or
-    became zeros; torchtune's docstring promises a longer cache that nothing builds."""
+    """flash-attention, flash-linear-attention: past the table, tokens with tensor offsets were not rotated or zeroed.
+
+    torchtune's docstring promises a longer cache that nothing builds."""
     encoding = model("rotary").stack.encoding_of[0]
     starts, q = torch.tensor([5000, 31]), torch.ones(2, 2, 3, 8)
     rows = encoding.query(q, Positions.of(starts[:, None] + torch.arange(3)))
@@ -434,9 +441,9 @@ def rows_of_the_guide() -> list[tuple[str, str, str]]:
 
 
 def test_every_test_that_the_guide_names_exists() -> None:
-    named = [name for *_, tests in rows_of_the_guide() for name in re.findall(r"`([\w/]+\.py::\w+)`", tests)]
-    assert len(set(named)) > 40
-    for name in named:
+    names = [name for *_, tests in rows_of_the_guide() for name in re.findall(r"`([\w/]+\.py::\w+)`", tests)]
+    assert len(set(names)) > 40
+    for name in names:
         file, function = name.split("::")
         assert re.search(rf"^def {function}\(", (HOME / file).read_text(encoding="utf-8"), re.MULTILINE), name
 
@@ -450,6 +457,6 @@ def test_every_row_of_the_guide_names_a_test_or_says_why_there_is_none() -> None
 
 
 def test_every_test_of_this_file_stands_in_the_guide() -> None:
-    mine = {name for name, value in globals().items() if name.startswith("test_") and inspect.isfunction(value)}
-    named = {name for *_, tests in rows_of_the_guide() for name in re.findall(r"known_defects\.py::(\w+)", tests)}
-    assert {name for name in mine if "guide" not in name} == named
+    names = {name for name, value in globals().items() if name.startswith("test_") and inspect.isfunction(value)}
+    guide_names = {name for *_, tests in rows_of_the_guide() for name in re.findall(r"known_defects\.py::(\w+)", tests)}
+    assert {name for name in names if "guide" not in name} == guide_names

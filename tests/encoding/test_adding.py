@@ -1,4 +1,4 @@
-"""Adding positions to embeddings: from a kept table, a slice or a look-up, it is the same addition."""
+"""Position embeddings are equal from a cached table, a slice and a look-up."""
 
 import mpmath
 import pytest
@@ -9,7 +9,7 @@ from posenc import Learned, Sinusoidal
 
 
 def oracle(tokens: int, start: int, dim: int) -> Tensor:
-    """The paper's numbers in 40 digits, interleaved, rounded to float64."""
+    """Return the paper's table in 40 digits, interleaved, rounded to float64."""
     with mpmath.workdps(40):
         rows = [
             [
@@ -27,9 +27,9 @@ def test_tokens_in_a_row_have_the_numbers_of_the_paper(tokens: int, start: int, 
     encoding, exact = Sinusoidal(dim), oracle(tokens, start, dim)
     x = torch.zeros(1, tokens, dim, dtype=torch.float64)
     torch.testing.assert_close(encoding(x, offset=start)[0], exact, rtol=0, atol=1e-15 + 3e-16 * (start + tokens))
-    # In float32 they are off by half a unit in the last place.
-    got = encoding(x.float(), offset=start)[0]
-    assert ((got.double() - exact).abs() <= 2**-25 * (1 + 1e-6)).all()
+    # In float32 the error is half a unit in the last place.
+    single = encoding(x.float(), offset=start)[0]
+    assert ((single.double() - exact).abs() <= 2**-25 * (1 + 1e-6)).all()
 
 
 @pytest.mark.parametrize("start", [0, 3])
@@ -38,6 +38,6 @@ def test_a_slice_of_a_learned_table_is_what_a_look_up_gives(start: int) -> None:
     ids = torch.arange(start, start + 6)
     assert torch.equal(encoding(x, offset=start), encoding(x, positions=ids))
     upstream = torch.randn(2, 6, 4)
-    [got] = torch.autograd.grad(encoding(x, offset=start), encoding.table, upstream)
+    [actual] = torch.autograd.grad(encoding(x, offset=start), encoding.table, upstream)
     [expected] = torch.autograd.grad(encoding(x, positions=ids), encoding.table, upstream)
-    assert torch.equal(got, expected) and got[start : start + 6].ne(0).all() and got.count_nonzero() == 24
+    assert torch.equal(actual, expected) and actual[start : start + 6].ne(0).all() and actual.count_nonzero() == 24

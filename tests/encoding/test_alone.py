@@ -1,4 +1,4 @@
-"""An encoding alone in somebody's own code: wherever a position can be given it may be said in any way."""
+"""An encoding outside this library's layers takes positions in every form."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import Tensor
 from posenc import ALiBi, Learned, LogTemperature, MixedRotary, Positions, Rotary, Shaw, Sinusoidal, XPos, catalogue
 from posenc.testing import SHAPE
 
-TURNING = [
+ROTATIONS = [
     name
     for name, cls in catalogue.ENCODINGS.items()
     if "turn" in cls.doors and catalogue.build(name, SHAPE).axes in (0, 1)
@@ -24,7 +24,7 @@ WAYS = {
 }
 
 
-def built(name: str):
+def build_double(name: str):
     torch.manual_seed(0)
     return catalogue.build(name, SHAPE).double()
 
@@ -35,9 +35,9 @@ def heads(*leading: int) -> Tensor:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", TURNING)
+@pytest.mark.parametrize("name", ROTATIONS)
 def test_queries_and_keys_are_turned_by_positions_said_in_any_way(name: str, way: str) -> None:
-    encoding = built(name)
+    encoding = build_double(name)
     x, at = heads(2, SHAPE.heads), Positions.count(T, START)
     for call, side in ((encoding.query, "query"), (encoding.key, "key")):
         torch.testing.assert_close(call(x, **WAYS[way]), encoding.turn(x, at, side), rtol=0, atol=1e-12)
@@ -51,27 +51,27 @@ def test_queries_and_keys_are_turned_by_positions_said_in_any_way(name: str, way
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 2, 3), (1, 2, 2, 3)])
 def test_heads_may_have_any_leading_axes_and_strides(leading: tuple[int, ...]) -> None:
     rope, x = Rotary(SHAPE.head_dim, partial=2 / 3).double(), heads(*leading)
-    before = x.clone()
-    turned = rope.query(x, offset=START)
-    assert turned.shape == x.shape and torch.equal(x, before)
+    copy = x.clone()
+    rotated = rope.query(x, offset=START)
+    assert rotated.shape == x.shape and torch.equal(x, copy)
     flat = rope.turn(x.reshape(-1, 1, T, SHAPE.head_dim), Positions.count(T, START), "query")
-    assert torch.equal(turned.reshape(flat.shape), flat)
-    assert all(torch.equal(one, turned) for one in rope(x, x, offset=START))
-    assert torch.equal(rope.key(x, START), turned) and torch.equal(rope(x, offset=START), turned)
+    assert torch.equal(rotated.reshape(flat.shape), flat)
+    assert all(torch.equal(tensor, rotated) for tensor in rope(x, x, offset=START))
+    assert torch.equal(rope.key(x, START), rotated) and torch.equal(rope(x, offset=START), rotated)
     if leading:
-        across = x.transpose(-2, -3).contiguous().transpose(-2, -3)  # [..., T, H, D] in memory
-        assert torch.equal(rope.query(across, offset=START), turned)
+        view = x.transpose(-2, -3).contiguous().transpose(-2, -3)  # [..., T, H, D] in memory
+        assert torch.equal(rope.query(view, offset=START), rotated)
 
 
 def test_three_axes_are_heads_or_where_positions_are_those_of_several_rows_a_batch() -> None:
     rope, x = Rotary(SHAPE.head_dim).double(), heads(3)
     ids = torch.tensor([[0, 1, 2, 3, 4], [7, 8, 9, 10, 11], [2, 4, 6, 8, 10]])
-    for row, turned in enumerate(rope.query(x, ids)):
-        assert torch.equal(turned, rope.query(x[row], ids[row]))
-    mixed = MixedRotary(3, SHAPE.head_dim, axes=1).double()
-    assert mixed.query(x).shape == x.shape
+    for row, rotated in enumerate(rope.query(x, ids)):
+        assert torch.equal(rotated, rope.query(x[row], ids[row]))
+    mixed_rope = MixedRotary(3, SHAPE.head_dim, axes=1).double()
+    assert mixed_rope.query(x).shape == x.shape
     with pytest.raises(ValueError, match="sets of heads"):
-        mixed.query(heads(4))
+        mixed_rope.query(heads(4))
 
 
 def test_one_tensor_alone_is_turned_where_no_side_is_needed() -> None:
@@ -79,8 +79,8 @@ def test_one_tensor_alone_is_turned_where_no_side_is_needed() -> None:
     assert torch.equal(Rotary(SHAPE.head_dim).double()(x), Rotary(SHAPE.head_dim).double().key(x))
     temperature = LogTemperature(4)
     assert torch.equal(temperature(x), temperature.query(x)) and torch.equal(temperature.key(x), x)
-    summed = Rotary(SHAPE.head_dim) + ALiBi(3)
-    assert torch.equal(summed(x), Rotary(SHAPE.head_dim)(x))
+    total = Rotary(SHAPE.head_dim) + ALiBi(3)
+    assert torch.equal(total(x), Rotary(SHAPE.head_dim)(x))
     with pytest.raises(
         ValueError, match=r"xpos .*turns queries and keys each in their own way; call query\(q\) or key\(k\)"
     ):

@@ -1,4 +1,4 @@
-"""What does not fit is refused in one sentence that says what was expected, what came, and what to do."""
+"""A wrong argument gets one sentence: what was expected, what came, and what to do."""
 
 import importlib.util
 import inspect
@@ -47,7 +47,7 @@ MODEL = Decoder(vocab=11, dim=16, heads=2, layers=1)
 Q = torch.randn(2, 2, 5, 8)
 
 
-def filled() -> Cache:
+def filled_cache() -> Cache:
     cache = MODEL.cache()
     MODEL(IDS, cache=cache)
     return cache
@@ -58,7 +58,7 @@ def with_nan(size: int, value: float = NAN) -> torch.Tensor:
 
 
 BLOCK = Block(16, 2, cross=True, encoding="rotary", cross_encoding="none")
-BOTH = EncoderDecoder(vocab=11, dim=16, heads=2, layers=1)
+TRANSLATOR = EncoderDecoder(vocab=11, dim=16, heads=2, layers=1)
 
 ATTENTION = {
     r"learned \+ alibi adds to embeddings, and attention": lambda: Attention(16, 2, encoding="learned + alibi"),
@@ -80,7 +80,7 @@ ATTENTION = {
     "a mask is a Mask such as .* words causal, bidirectional; got 'casual'": lambda: LAYER(X, mask="casual"),
     "a mask is a Mask such as .* got 3": lambda: LAYER(X, mask=3),
     "nan or inf in one; -inf hides a key": lambda: LAYER(X, mask=with_nan(5)),
-    "added to the logits, got nan or inf": lambda: LAYER(X, mask=Mask(causal=True, given=with_nan(5, INF))),
+    "added to the logits, got nan or inf": lambda: LAYER(X, mask=Mask(causal=True, tensor=with_nan(5, INF))),
     "encoding of a call is an Encoding, got 'alibi'": lambda: LAYER(X, encoding="alibi"),
     "need_weights is True or False, got 'x'; posenc.chosen_weights gives some": lambda: LAYER(X, need_weights="x"),
     r"positions must be a tensor, got \[0, 1, 2, 3, 4\]; make one": lambda: LAYER(X, positions=[0, 1, 2, 3, 4]),
@@ -114,7 +114,7 @@ POSITIONS = {
     "length of a document must be a whole number, got 2.5": lambda: Positions.packed([2.5]),
     "a padding mask must be a tensor": lambda: Positions.padded([[1, 1]]),
     "order must be whole numbers, got torch.float32": lambda: Positions.of(torch.arange(2), order=torch.zeros(1, 2)),
-    "of one batch, .* got coords of 2, order of 1, document of 3": lambda: Positions(
+    "have one batch size, .* got coords of 2, order of 1, document of 3": lambda: Positions(
         torch.zeros(2, 4, 1), torch.arange(4)[None], torch.zeros(3, 4)
     ),
     "coords must be a tensor, got None": lambda: Positions.count(2).with_coords(None),
@@ -127,7 +127,7 @@ POSITIONS = {
     "the declared horizon must be a number of positions, got torch.bool": lambda: Positions.count(3).with_horizon(
         torch.ones(1, dtype=torch.bool)
     ),
-    "of one batch, .* got coords of 2, order of 1, horizon of 3": lambda: Positions.of(
+    "have one batch size, .* got coords of 2, order of 1, horizon of 3": lambda: Positions.of(
         torch.zeros(2, 4), horizon=torch.ones(3)
     ),
     "number of tokens must be a whole number, got .*float32": lambda: Positions.count(2).next(numpy.float32(1.5)),
@@ -142,7 +142,7 @@ MASKS = {
     "window must be a whole number, got 1.5": lambda: masks.window(1.5),
     "window must be a whole number, got nan": lambda: masks.window(NAN),
     "prefix must be a whole number, got 1.5": lambda: masks.prefix(1.5),
-    "a given mask must be a tensor": lambda: Mask(given=[[True]]),
+    "the tensor of a mask must be a tensor": lambda: Mask(tensor=[[True]]),
 }
 
 MODELS = {
@@ -153,10 +153,10 @@ MODELS = {
     ),
     "padding must be a tensor, got 1": lambda: MODEL.generate(IDS, 2, padding=1),
     "padding must have the shape of the ids": lambda: MODEL.generate(IDS, 2, padding=torch.ones(2, 1)),
-    "memory is the pair that encode gives": lambda: BOTH(IDS, IDS, memory=X),
-    r"memory is the pair that encode gives, .* got \(\)": lambda: BOTH(IDS, IDS, memory=()),
-    "memory says where the source is": lambda: BOTH(
-        IDS, IDS, memory=BOTH.encode(IDS), source_padding=torch.ones_like(IDS)
+    "memory is the pair that encode gives": lambda: TRANSLATOR(IDS, IDS, memory=X),
+    r"memory is the pair that encode gives, .* got \(\)": lambda: TRANSLATOR(IDS, IDS, memory=()),
+    "memory says where the source is": lambda: TRANSLATOR(
+        IDS, IDS, memory=TRANSLATOR.encode(IDS), source_padding=torch.ones_like(IDS)
     ),
     "expected a spec, such as .* got None": lambda: EncoderDecoder(11, 16, 2, 1, None),
     "intermediate_size must be a whole number, got 1.5": lambda: Block(16, 2, intermediate_size=1.5),
@@ -176,10 +176,10 @@ MODELS = {
     "layers must be a whole number, got None": lambda: Cache(None),
     "layers must be a whole number of 1 or more, got 0": lambda: Cache(0),
     "rolling must be True or False, got 1": lambda: Cache(1, slots=3, rolling=1),
-    "crop to a number of tokens, .* got 1.5": lambda: filled().crop(1.5),
-    "crop to a number of tokens, .* got 'x'": lambda: filled().crop("x"),
-    r"choose rows .* of shape \[rows\], got \[1, 2\]": lambda: filled().rows([1, 2]),
-    "number of tokens must be a whole number, got None": lambda: filled().next(None),
+    "crop to 0 or more tokens, .* got 1.5": lambda: filled_cache().crop(1.5),
+    "crop to 0 or more tokens, .* got 'x'": lambda: filled_cache().crop("x"),
+    r"choose rows .* of shape \[rows\], got \[1, 2\]": lambda: filled_cache().rows([1, 2]),
+    "number of tokens must be a whole number, got None": lambda: filled_cache().next(None),
     "token ids must be a tensor": lambda: MODEL([[1, 2]]),
     "token ids must be a tensor, got .*ndarray": lambda: MODEL(IDS.numpy()),
     "token ids are whole numbers, got torch.float32": lambda: MODEL(IDS.float()),
@@ -248,22 +248,22 @@ TENSORS = {
         torch.nested.nested_tensor([X[0], X[1, :3]], layout=torch.jagged)
     ),
     "x must be dense, got a torch.sparse_coo tensor": lambda: Rotary(8)(Q.to_sparse(), Q),
-    "a given mask must be dense": lambda: LAYER(X, mask=torch.ones(5, 5).to_sparse()),
+    "the tensor of a mask must be dense": lambda: LAYER(X, mask=torch.ones(5, 5).to_sparse()),
     "one device, got x on 'cpu', k on 'meta'": lambda: Rotary(8)(Q, Q.to("meta")),
     "one device, got q on 'cpu', k on 'meta', v on": lambda: scaled_dot_product_attention(Q, Q.to("meta"), Q),
     "q and k must have one dtype, got torch.float32 and": lambda: scaled_dot_product_attention(Q, Q.double(), Q),
     "one device, got mask on 'meta', positions on": lambda: LAYER(X, mask=torch.ones(5, 5, device="meta").bool()),
-    "positions are on 'meta', where no numbers are": lambda: LAYER(X, positions=torch.ones(5, device="meta")),
+    "positions are on 'meta', which holds no numbers": lambda: LAYER(X, positions=torch.ones(5, device="meta")),
     "dtype must be a floating dtype such as torch.float32, got torch.int64": lambda: Decoder(11, dtype=torch.int64),
     "dtype must be a floating dtype .* got 'float32'": lambda: Attention(16, 2, dtype="float32"),
     "device must be a device or a word, got 3.5": lambda: Decoder(11, device=3.5),
     "dtype must be a floating dtype .* got torch.int32": lambda: ALiBi(2).bias(3, dtype=torch.int32),
     "causal must be True or False, got 1": lambda: ALiBi(2).bias(3, causal=1),
     "ids are whole numbers, got torch.int16; give them as torch.int64": lambda: MODEL(IDS.short()),
-    "zeros and ones; where 1 says .* give mask.bool": lambda: LAYER(X, mask=torch.ones(5, 5).tril()),
+    "zeros and ones; if 1 means .* give mask.bool": lambda: LAYER(X, mask=torch.ones(5, 5).tril()),
     "one of zeros and ones; ": lambda: scaled_dot_product_attention(Q, Q, Q, torch.ones(5, 5).tril()),
     "got nan or inf in one; -inf hides": lambda: scaled_dot_product_attention(Q, Q, Q, with_nan(5)),
-    "a mask is a Mask such as .* got 3": lambda: masks.both(3, torch.ones(5, 5).bool()),
+    "a mask is a Mask such as .* got 3": lambda: masks.with_tensor(3, torch.ones(5, 5).bool()),
     "padding mask is true or 1 where a token is, .* got other": lambda: MODEL(IDS, padding=with_nan(5, -INF)[:2]),
     "a padding mask is true or 1": lambda: Positions.padded(torch.tensor([[0.5, 1.0]])),
     "document must be whole": lambda: Positions(torch.zeros(1, 3, 1), torch.arange(3)[None], torch.zeros(1, 3)),
@@ -281,9 +281,9 @@ TENSORS = {
     ],
 )
 def test_a_wrong_argument_is_refused_in_a_sentence(call, words: str) -> None:
-    with pytest.raises(ValueError, match=words) as refused:
+    with pytest.raises(ValueError, match=words) as error:
         call()
-    assert len(str(refused.value)) < 400
+    assert len(str(error.value)) < 400
 
 
 def test_causal_and_bidirectional_may_be_said_as_words() -> None:
@@ -295,10 +295,10 @@ def test_causal_and_bidirectional_may_be_said_as_words() -> None:
 
 
 def test_a_model_takes_a_tensor_as_its_mask() -> None:
-    seen = torch.ones(5, 5, dtype=torch.bool).tril()
-    torch.testing.assert_close(MODEL(IDS, mask=seen), MODEL(IDS))
-    windowed = Decoder(vocab=11, dim=16, heads=2, layers=1, window=2)
-    torch.testing.assert_close(windowed(IDS, mask=seen), windowed(IDS))
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()
+    torch.testing.assert_close(MODEL(IDS, mask=mask), MODEL(IDS))
+    model = Decoder(vocab=11, dim=16, heads=2, layers=1, window=2)
+    torch.testing.assert_close(model(IDS, mask=mask), model(IDS))
 
 
 def test_a_temperature_that_is_hardly_above_zero_takes_the_likeliest() -> None:
@@ -322,11 +322,11 @@ def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
 @pytest.mark.parametrize("name", names())
 def test_every_encoding_refuses_numbers_of_another_kind(name: str) -> None:
     shape = Shape.of(16, 2, 32)
-    given = type(build(name, shape))
-    for option, parameter in inspect.signature(given.__init__).parameters.items():
+    cls = type(build(name, shape))
+    for option, parameter in inspect.signature(cls.__init__).parameters.items():
         if parameter.annotation in (int, float, bool, str):
             with pytest.raises(ValueError, match=f"{option} must be"):
-                given(**{option: object()})
+                cls(**{option: object()})
 
 
 def test_a_stranger_whose_annotations_are_strings_has_its_options_checked(tmp_path) -> None:
@@ -354,7 +354,7 @@ def test_a_number_as_positions_says_where_the_first_token_is() -> None:
     later = Positions.count(5, start=7)
     assert torch.equal(LAYER(X, positions=7, mask="causal"), LAYER(X, positions=later, mask="causal"))
     assert torch.equal(MODEL(IDS, positions=7), MODEL(IDS, positions=later))
-    for one, other in zip(Rotary(8)(Q, Q, positions=7), Rotary(8)(Q, Q, offset=7), strict=True):
-        assert torch.equal(one, other)
+    for rotated, expected in zip(Rotary(8)(Q, Q, positions=7), Rotary(8)(Q, Q, offset=7), strict=True):
+        assert torch.equal(rotated, expected)
     with pytest.raises(ValueError, match="give positions or offset=3, not both"):
         Rotary(8)(Q, Q, positions=7, offset=3)

@@ -1,4 +1,4 @@
-"""Sums of encodings, encodings on chosen heads, and who owns what in a stack of layers."""
+"""Sums of encodings, encodings on chosen heads, and the owners of parameters in a stack."""
 
 import math
 
@@ -26,13 +26,13 @@ SHAPE = Shape.of(dim=24, heads=6, max_len=32)
 DOUBLE = {"dtype": torch.float64}
 
 
-def attended(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, at: Positions, kernel: str = "auto") -> Tensor:
+def attend(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, at: Positions, kernel: str = "auto") -> Tensor:
     keys = Keys(encoding.key(k, at), v, at)
     return encoding.attend(encoding.query(q, at), at, keys, masks.causal(), bind(kernel, encoding, scale=0.5))[0]
 
 
 def by_parts(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """Causal attention with a bias, on queries and keys that are already turned."""
+    """Causal attention with a bias, for queries and keys that are already rotated."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     past = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()
@@ -53,9 +53,9 @@ def test_turns_and_biases_of_a_sum_apply_together(kernel: str) -> None:
     at = Positions.count(9)
     turned_q, turned_k = Rotary(4)(q, k)
     t5 = T5Bias(6, buckets=8, max_distance=20, std=1.0).double()
-    got = attended(Rotary(4) + ALiBi(6) + t5, q, k, v, at, kernel)
+    actual = attend(Rotary(4) + ALiBi(6) + t5, q, k, v, at, kernel)
     expected = by_parts(turned_q, turned_k, v, ALiBi(6).bias(9, dtype=torch.float64) + t5.bias(9))
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "reference"])
@@ -66,7 +66,7 @@ def test_a_bias_that_reads_the_query_sees_it_turned(kernel: str) -> None:
     bias = shaw.bias(9, q=turned_q) + ALiBi(6).bias(9, dtype=torch.float64)
     for whole in (shaw + Rotary(4) + ALiBi(6), Rotary(4) + ALiBi(6) + shaw):
         torch.testing.assert_close(
-            attended(whole, q, k, v, Positions.count(9), kernel),
+            attend(whole, q, k, v, Positions.count(9), kernel),
             by_parts(turned_q, turned_k, v, bias),
             rtol=0,
             atol=1e-6,
@@ -99,7 +99,7 @@ def test_an_attention_rule_sees_the_doors_of_the_whole() -> None:
     expected = weights @ v + torch.einsum("bhts,tsd->bhtd", weights, shaw.value_table[relative])
     whole = Rotary(4) + shaw + ALiBi(6)
     assert whole.needs_weights and not (Rotary(4) + ALiBi(6)).needs_weights
-    torch.testing.assert_close(attended(whole, q, k, v, at), expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(attend(whole, q, k, v, at), expected, rtol=0, atol=1e-6)
 
 
 def test_two_attention_rules_are_refused_and_both_named() -> None:
@@ -112,18 +112,18 @@ def test_two_attention_rules_are_refused_and_both_named() -> None:
 
 def test_the_scalar_formulas_of_a_sum_are_those_of_its_parts() -> None:
     q, k = torch.randn(2, 1, 1, 1, 4, **DOUBLE)
-    ours, theirs = q.flatten().tolist(), k.flatten().tolist()
+    query, key = q.flatten().tolist(), k.flatten().tolist()
     whole, at, keys_at = Rotary(4) + ALiBi(2), Positions.count(1, 7), Positions.count(1, 3)
     turned_q, turned_k = Rotary(4).query(q, at).flatten(), Rotary(4).key(k, keys_at).flatten()
-    assert whole.formula_query(ours, 7.0, 1) == pytest.approx(turned_q.tolist())
-    assert whole.formula_key(theirs, 3.0, 1) == pytest.approx(turned_k.tolist())
+    assert whole.formula_query(query, 7.0, 1) == pytest.approx(turned_q.tolist())
+    assert whole.formula_key(key, 3.0, 1) == pytest.approx(turned_k.tolist())
     logit = 0.5 * float(turned_q @ turned_k) - 4 * ALiBi(2).slopes[1]
-    assert whole.formula_logit(ours, theirs, 7.0, 3.0, 1, 0.5) == pytest.approx(logit)
-    turned_back = RotaryValues(4).formula_value(ours, 7.0, 3.0, 2)
-    assert (ALiBi(2) + RotaryValues(4)).formula_value(ours, 7.0, 3.0, 2) == turned_back != ours[2]
-    # Shares of 3/4 and 1/2, of which the nearer key takes its own first.
-    keys = [Token(theirs, float(t), t) for t in range(2)]
-    weights = (StickBreaking() + ALiBi(2)).formula_weights([math.log(3), 0.0], Token(ours, 2.0, 2), keys)
+    assert whole.formula_logit(query, key, 7.0, 3.0, 1, 0.5) == pytest.approx(logit)
+    turned_back = RotaryValues(4).formula_value(query, 7.0, 3.0, 2)
+    assert (ALiBi(2) + RotaryValues(4)).formula_value(query, 7.0, 3.0, 2) == turned_back != query[2]
+    # Shares of 3/4 and 1/2, and the nearer key takes its share first.
+    keys = [Token(key, float(t), t) for t in range(2)]
+    weights = (StickBreaking() + ALiBi(2)).formula_weights([math.log(3), 0.0], Token(query, 2.0, 2), keys)
     assert weights == pytest.approx([3 / 8, 1 / 2])
 
 
@@ -131,14 +131,14 @@ def test_the_scalar_formula_of_a_sum_has_the_logits_that_one_part_makes_by_itsel
     query = Token([1.0, 0.0], 2.0, 2)
     facts = [([0.0, 1.0], 0.5), ([1.0, 0.0], 1.0), ([1.0, 0.0], 0.5)]
     keys = [Token([1.0, 2.0], float(t), t, {"path_direction": w, "path_strength": b}) for t, (w, b) in enumerate(facts)]
-    # The reflection of token 2 halves the query on its way, that of token 1 leaves nothing of it.
+    # The reflection of token 2 halves the query, and that of token 1 makes it zero.
     slope = ALiBi(1).slopes[0]
     expected = [0.0 - 2 * slope, 1.0 - slope, 2.0]
     assert (ALiBi(1) + PaTH(5, 1, 2)).formula_logits(query, keys, 0, 2.0) == pytest.approx(expected)
 
 
 class Facts(Encoding):
-    """Remembers something under a fixed name."""
+    """Memoises a tensor under a fixed name."""
 
     def remember(self, x, at):
         return {"fact": x[:, None]}
@@ -166,13 +166,13 @@ def test_what_parts_remember_lies_together_and_a_name_belongs_to_one() -> None:
 def test_chosen_heads_are_turned_and_biased_and_the_others_have_no_position(kernel: str) -> None:
     q, k, v = qkv()
     at = Positions.count(9)
-    got = attended(build("on(rotary + alibi, heads=(4, 1, 2))", SHAPE), q, k, v, at, kernel)
+    actual = attend(build("on(rotary + alibi, heads=(4, 1, 2))", SHAPE), q, k, v, at, kernel)
     turned_q, turned_k = (x.clone() for x in (q, k))
-    chosen = [4, 1, 2]
-    turned_q[:, chosen], turned_k[:, chosen] = Rotary(4)(q[:, chosen], k[:, chosen])
+    heads = [4, 1, 2]
+    turned_q[:, heads], turned_k[:, heads] = Rotary(4)(q[:, heads], k[:, heads])
     bias = torch.zeros(1, 6, 9, 9, **DOUBLE)
-    bias[:, chosen] = ALiBi(3).bias(9, dtype=torch.float64)
-    torch.testing.assert_close(got, by_parts(turned_q, turned_k, v, bias), rtol=0, atol=1e-6)
+    bias[:, heads] = ALiBi(3).bias(9, dtype=torch.float64)
+    torch.testing.assert_close(actual, by_parts(turned_q, turned_k, v, bias), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "reference"])
@@ -180,26 +180,26 @@ def test_biases_that_read_the_query_work_on_chosen_heads_in_any_mixture(kernel: 
     q, k, v = qkv()
     whole = build("on(alibi + shaw(values=False, max_distance=2, std=1), heads=(5, 0)) + alibi", SHAPE).double()
     assert isinstance(whole, Compose) and isinstance(whole.parts[0], OnHeads)
-    inside = whole.parts[0].encoding
-    assert isinstance(inside, Compose)
+    inner = whole.parts[0].encoding
+    assert isinstance(inner, Compose)
     bias = ALiBi(6).bias(9, dtype=torch.float64).repeat(2, 1, 1, 1)
-    bias[:, [5, 0]] += ALiBi(2).bias(9, dtype=torch.float64) + inside.parts[1].bias(9, q=q[:, [5, 0]])
+    bias[:, [5, 0]] += ALiBi(2).bias(9, dtype=torch.float64) + inner.parts[1].bias(9, q=q[:, [5, 0]])
     torch.testing.assert_close(
-        attended(whole, q, k, v, Positions.count(9), kernel), by_parts(q, k, v, bias), rtol=0, atol=1e-6
+        attend(whole, q, k, v, Positions.count(9), kernel), by_parts(q, k, v, bias), rtol=0, atol=1e-6
     )
 
 
 def test_shared_key_heads_are_turned_when_all_their_queries_are() -> None:
     q, k, v = qkv(kv_heads=3)
-    got = attended(build("on(rotary, heads=(2, 3))", SHAPE), q, k, v, Positions.count(9))
+    actual = attend(build("on(rotary, heads=(2, 3))", SHAPE), q, k, v, Positions.count(9))
     turned_q, turned_k = q.clone(), k.clone()
     turned_q[:, 2:4], turned_k[:, 1:2] = Rotary(4)(q[:, 2:4], k[:, 1:2])
-    torch.testing.assert_close(got, by_parts(turned_q, turned_k, v, torch.zeros(())), rtol=0, atol=1e-12)
+    torch.testing.assert_close(actual, by_parts(turned_q, turned_k, v, torch.zeros(())), rtol=0, atol=1e-12)
     with pytest.raises(
         ValueError,
         match=r"2 query heads share each key head, so the chosen heads must come in whole groups of 2, got \(0, 3\)",
     ):
-        attended(build("on(rotary, heads=(0, 3))", SHAPE), q, k, v, Positions.count(9))
+        attend(build("on(rotary, heads=(0, 3))", SHAPE), q, k, v, Positions.count(9))
 
 
 @pytest.mark.parametrize("heads", [(), (0, 0), (6,), (-1, 2)])
@@ -229,7 +229,7 @@ def test_the_bias_of_chosen_heads_is_where_the_distances_are() -> None:
     assert bias is not None and bias.device.type == "meta" and bias.shape == (4, 5)
 
 
-# Who owns what
+# Owners of parameters
 
 
 def parameters(model: torch.nn.Module) -> int:
@@ -237,28 +237,28 @@ def parameters(model: torch.nn.Module) -> int:
 
 
 def assert_saves(model: torch.nn.Module) -> None:
-    """What safetensors asks for: every name its own storage."""
+    """Check what safetensors needs: each name has its own storage."""
     state = model.state_dict()
     assert len({t.untyped_storage().data_ptr() for t in state.values()}) == len(state)
 
 
 def test_equal_specs_share_one_instance_and_their_parameters_count_once() -> None:
-    owned, per_layer = build_layers(("t5_bias", "none", "t5_bias + rotary"), SHAPE, 7)
-    assert [e.spec_name for e in owned] == ["t5_bias", "none", "rotary"]
+    encodings, per_layer = build_layers(("t5_bias", "none", "t5_bias + rotary"), SHAPE, 7)
+    assert [e.spec_name for e in encodings] == ["t5_bias", "none", "rotary"]
     assert per_layer[0] is per_layer[3] is per_layer[6] and isinstance(per_layer[2], Compose)
     assert per_layer[2].parts[0] is per_layer[0] and per_layer[5].parts[1] is per_layer[2].parts[1]
 
 
 def test_encodings_of_the_layer_are_built_for_each() -> None:
-    owned, per_layer = build_layers("shaw + alibi", SHAPE, 3)
-    assert [str(e) for e in owned] == ["shaw", "alibi", "shaw", "shaw"]
+    encodings, per_layer = build_layers("shaw + alibi", SHAPE, 3)
+    assert [str(e) for e in encodings] == ["shaw", "alibi", "shaw", "shaw"]
     assert len({id(e.parts[0]) for e in per_layer}) == 3 and len({id(e.parts[1]) for e in per_layer}) == 1
 
 
 def test_encodings_of_the_layer_stay_so_on_chosen_heads_and_inside_sums() -> None:
     for spec in ("on(shaw(values=False), heads=(0, 1))", "on(shaw(values=False) + alibi, heads=(0, 1))"):
-        owned, per_layer = build_layers(spec, SHAPE, 3)
-        assert len(owned) == 3 and len({id(e) for e in per_layer}) == 3
+        encodings, per_layer = build_layers(spec, SHAPE, 3)
+        assert len(encodings) == 3 and len({id(e) for e in per_layer}) == 3
 
 
 @pytest.mark.parametrize(
@@ -316,10 +316,10 @@ def test_a_cycled_model_uses_each_layers_own_encoding() -> None:
 
 def test_what_adds_to_embeddings_adds_once_however_many_layers_name_it() -> None:
     model = Decoder(vocab=7, dim=24, heads=6, layers=4, encoding=("sinusoidal", "sinusoidal + rotary"))
-    assert [str(e) for e in model.stack.added] == ["sinusoidal"]
+    assert [str(e) for e in model.stack.input_encodings] == ["sinusoidal"]
     ids = torch.randint(7, (2, 9))
-    got = model.embedding(ids, positions=Positions.count(9), encodings=model.stack.added)
-    torch.testing.assert_close(got, model.embedding.token(ids) + Sinusoidal(24).table(9), rtol=0, atol=0)
+    actual = model.embedding(ids, positions=Positions.count(9), encodings=model.stack.input_encodings)
+    torch.testing.assert_close(actual, model.embedding.token(ids) + Sinusoidal(24).table(9), rtol=0, atol=0)
 
 
 def test_a_block_alone_applies_every_part_of_a_sum() -> None:
@@ -336,12 +336,12 @@ def test_heads_that_become_wider_are_refused_beside_others() -> None:
         OnHeads(Polar(2, 8), (0, 1), of=4).query(x)
 
 
-@pytest.mark.parametrize("other", ["polar", "rotary", "rotary + shaw(values=False)", "selective_rotary"])
+@pytest.mark.parametrize("encoding", ["polar", "rotary", "rotary + shaw(values=False)", "selective_rotary"])
 @pytest.mark.parametrize("temperature", ["log_temperature", "scalable_softmax", "step_temperature(interval=3)"])
-def test_a_temperature_multiplies_the_logit_wherever_it_is_written(other: str, temperature: str) -> None:
+def test_a_temperature_multiplies_the_logit_wherever_it_is_written(encoding: str, temperature: str) -> None:
     torch.manual_seed(0)
     x, layer = torch.randn(1, 9, 24, dtype=torch.float64), Attention(24, 6).double()
-    first, *others = build(f"{temperature} + {other}", SHAPE).double().parts
-    before, behind = (layer(x, encoding=Compose(*parts)) for parts in ((first, *others), (*others, first)))
-    torch.testing.assert_close(before, behind, rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(before, layer(x, encoding=Compose(*others)))
+    first, *rest = build(f"{temperature} + {encoding}", SHAPE).double().parts
+    leading, trailing = (layer(x, encoding=Compose(*parts)) for parts in ((first, *rest), (*rest, first)))
+    torch.testing.assert_close(leading, trailing, rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(leading, layer(x, encoding=Compose(*rest)))

@@ -1,4 +1,4 @@
-"""Distance maps: ReRoPE, Self-Extend and dual chunk attention show encodings other distances than the true ones."""
+"""Distance maps: ReRoPE, Self-Extend and dual chunk attention give encodings changed distances."""
 
 import mpmath
 import pytest
@@ -24,9 +24,9 @@ SHAPE = Shape(dim=16, heads=2, head_dim=8, max_len=32)
 
 
 def distances(encoding: Encoding, T: int) -> list[list[int]]:
-    """The mapped distances of T tokens in a row as the fast path has them, read from an ALiBi whose slope is 1/16."""
-    nothing, at = torch.zeros(1, 1, T, 4), Positions.count(T)
-    values = total(encoding.biases(nothing, at, Keys(nothing, nothing, at)), torch.float32)
+    """Return the mapped distances of T contiguous tokens. The fast path's ALiBi bias, of slope 1/16, tells them."""
+    zeros, at = torch.zeros(1, 1, T, 4), Positions.count(T)
+    values = total(encoding.biases(zeros, at, Keys(zeros, zeros, at)), torch.float32)
     assert values is not None
     return (values[0, 0] / -ALiBi(1).slopes[0]).round(decimals=4).tolist()
 
@@ -54,14 +54,14 @@ def test_dual_chunk_gives_the_matrix_of_the_paper() -> None:
         [9, 8, 7, 6, 5, 4, 4, 3, 2, 1, 0, 0],
         [9, 8, 7, 6, 5, 4, 5, 4, 3, 2, 1, 0],
     ]
-    found = distances(DualChunk(ALiBi(1), chunk=6, longest=10), 12)
-    for row, (got, want) in enumerate(zip(found[6:], expected, strict=True)):
-        assert got[: row + 7] == want[: row + 7]
+    matrix = distances(DualChunk(ALiBi(1), chunk=6, longest=10), 12)
+    for row, (actual, want) in enumerate(zip(matrix[6:], expected, strict=True)):
+        assert actual[: row + 7] == want[: row + 7]
 
 
 def test_dual_chunk_shows_no_distance_of_the_trained_length_or_more() -> None:
-    found = distances(DualChunk(ALiBi(1), chunk=6, longest=10), 60)
-    assert max(max(row) for row in found) == 9
+    matrix = distances(DualChunk(ALiBi(1), chunk=6, longest=10), 60)
+    assert max(max(row) for row in matrix) == 9
 
 
 def test_self_extend_reaches_the_published_length_and_no_further() -> None:
@@ -72,7 +72,7 @@ def test_self_extend_reaches_the_published_length_and_no_further() -> None:
 
 
 @pytest.mark.parametrize(
-    "mapped",
+    "wrap",
     [
         lambda inner: ReRoPE(inner, window=5),
         lambda inner: ReRoPE(inner, window=5, leak=3.0),
@@ -80,8 +80,8 @@ def test_self_extend_reaches_the_published_length_and_no_further() -> None:
         lambda inner: DualChunk(inner, chunk=7, longest=9),
     ],
 )
-def test_the_logits_of_rotary_are_those_of_mpmath(mapped) -> None:
-    encoding = mapped(Rotary(6, base=50.0))
+def test_the_logits_of_rotary_are_those_of_mpmath(wrap) -> None:
+    encoding = wrap(Rotary(6, base=50.0))
     T = 23
     q, k = torch.randn(1, 1, T, 6, dtype=torch.float64), torch.randn(1, 1, T, 6, dtype=torch.float64)
     at = Positions.count(T)
@@ -128,17 +128,17 @@ def test_a_map_that_changes_nothing_is_the_encoding_itself() -> None:
     at, mask = Positions.count(12), masks.causal()
     q, k, v = (torch.randn(1, 2, 12, 8, dtype=torch.float64) for _ in range(3))
     inner = Rotary(8)
-    turned = Keys(inner.key(k, at), v, at)
-    plain = kernels.bind("reference", inner, scale=0.4)(inner, inner.query(q, at), at, turned, mask)[0]
-    unchanged = (
+    keys = Keys(inner.key(k, at), v, at)
+    plain = kernels.bind("reference", inner, scale=0.4)(inner, inner.query(q, at), at, keys, mask)[0]
+    encodings = (
         ReRoPE(inner, window=20),
         ReRoPE(inner, window=3, leak=1.0),
         SelfExtend(inner, window=3, group=1),
         DualChunk(inner, chunk=20),
     )
-    for encoding in unchanged:
-        got = encoding.attend(q, at, Keys(k, v, at), mask, kernels.bind("reference", encoding, scale=0.4))[0]
-        torch.testing.assert_close(got, plain, atol=1e-12, rtol=0)
+    for encoding in encodings:
+        actual = encoding.attend(q, at, Keys(k, v, at), mask, kernels.bind("reference", encoding, scale=0.4))[0]
+        torch.testing.assert_close(actual, plain, atol=1e-12, rtol=0)
 
 
 def test_all_that_lies_past_the_window_of_rerope_is_a_bag() -> None:
@@ -147,8 +147,8 @@ def test_all_that_lies_past_the_window_of_rerope_is_a_bag() -> None:
     kernel = kernels.bind("sdpa", encoding, scale=0.4)
     out = encoding.attend(q, at, Keys(k, v, at), masks.causal(), kernel)[0][0, 0, -1]
     order = torch.tensor([5, 0, 3, 1, 4, 2, 6, 7, 8, 9])
-    moved = encoding.attend(q, at, Keys(k[:, :, order], v[:, :, order], at), masks.causal(), kernel)[0][0, 0, -1]
-    torch.testing.assert_close(moved, out, atol=1e-12, rtol=0)
+    permuted_out = encoding.attend(q, at, Keys(k[:, :, order], v[:, :, order], at), masks.causal(), kernel)[0][0, 0, -1]
+    torch.testing.assert_close(permuted_out, out, atol=1e-12, rtol=0)
 
 
 def test_a_spec_builds_it_and_its_text_is_the_spec() -> None:
@@ -177,5 +177,5 @@ def test_bad_arguments_are_refused_with_the_reason(make, message: str) -> None:
 def test_a_map_opens_the_doors_that_what_it_maps_needs_and_no_other() -> None:
     doors = {"alibi": {"biases"}, "rotary": {"attend"}, "rotary + alibi": {"attend", "biases"}}
     for inner, expected in doors.items():
-        mapped = build(f"rerope({inner}, window=4)", Shape(dim=12, heads=2, head_dim=6, max_len=9))
-        assert mapped.doors == expected
+        encoding = build(f"rerope({inner}, window=4)", Shape(dim=12, heads=2, head_dim=6, max_len=9))
+        assert encoding.doors == expected

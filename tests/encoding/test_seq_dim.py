@@ -1,4 +1,4 @@
-"""Tokens on another axis than the last but one: said by seq_dim, and equal to the transposed call to the bit."""
+"""`seq_dim` names the axis of the tokens, and the result is bit-equal to the transposed call."""
 
 import pytest
 import torch
@@ -7,36 +7,36 @@ from posenc import ALiBi, Rotary, Shape, Shaw, Sinusoidal, build
 from posenc.catalogue import names
 
 SHAPE = Shape.of(64, 4, 32)
-BUILT = {name: build(name, SHAPE) for name in names()}
-ADDED = [name for name, encoding in BUILT.items() if "embed" in encoding.doors]
-TURNED = [name for name, encoding in BUILT.items() if "turn" in encoding.doors and "remember" not in encoding.doors]
+ENCODINGS = {name: build(name, SHAPE) for name in names()}
+EMBEDDINGS = [name for name, encoding in ENCODINGS.items() if "embed" in encoding.doors]
+ROTATING = [name for name, e in ENCODINGS.items() if "turn" in e.doors and "remember" not in e.doors]
 
 
-def placed(name: str) -> dict:
-    """Positions for 6 tokens, on as many axes as an encoding reads."""
-    axes = BUILT[name].axes
+def options(name: str) -> dict:
+    """Return positions for 6 tokens, on as many axes as an encoding reads."""
+    axes = ENCODINGS[name].axes
     return {} if axes < 2 else {"positions": torch.arange(6)[:, None].expand(6, axes)[None]}
 
 
-@pytest.mark.parametrize("name", ADDED)
+@pytest.mark.parametrize("name", EMBEDDINGS)
 def test_embeddings_with_the_sequence_first(name: str) -> None:
-    encoding, x = BUILT[name], torch.randn(6, 3, 64)
-    expected = encoding(x.transpose(0, 1), **placed(name))
+    encoding, x = ENCODINGS[name], torch.randn(6, 3, 64)
+    expected = encoding(x.transpose(0, 1), **options(name))
     for axis in (0, -3):
-        assert torch.equal(encoding(x, seq_dim=axis, **placed(name)).transpose(0, 1), expected)
-    assert torch.equal(encoding(x.transpose(0, 1), seq_dim=1, **placed(name)), expected)
+        assert torch.equal(encoding(x, seq_dim=axis, **options(name)).transpose(0, 1), expected)
+    assert torch.equal(encoding(x.transpose(0, 1), seq_dim=1, **options(name)), expected)
     windows = torch.randn(2, 5, 6, 64)
-    torch.testing.assert_close(encoding(windows, **placed(name))[1, 2:3], encoding(windows[1, 2:3], **placed(name)))
+    torch.testing.assert_close(encoding(windows, **options(name))[1, 2:3], encoding(windows[1, 2:3], **options(name)))
 
 
-@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("name", ROTATING)
 def test_heads_behind_the_tokens(name: str) -> None:
-    encoding, q, k = BUILT[name], torch.randn(2, 6, 4, 16), torch.randn(2, 6, 4, 16)
-    at = placed(name)
+    encoding, q, k = ENCODINGS[name], torch.randn(2, 6, 4, 16), torch.randn(2, 6, 4, 16)
+    at = options(name)
     expected = encoding(q.transpose(1, 2), k.transpose(1, 2), **at)
     for axis in (1, -3):
-        for got, same in zip(encoding(q, k, seq_dim=axis, **at), expected, strict=True):
-            assert torch.equal(got.transpose(1, 2), same)
+        for actual, right in zip(encoding(q, k, seq_dim=axis, **at), expected, strict=True):
+            assert torch.equal(actual.transpose(1, 2), right)
     assert torch.equal(encoding.query(q, seq_dim=1, **at).transpose(1, 2), encoding.query(q.transpose(1, 2), **at))
     assert torch.equal(encoding.key(k, seq_dim=1, **at).transpose(1, 2), encoding.key(k.transpose(1, 2), **at))
     first = encoding(q.permute(1, 0, 2, 3), k.permute(1, 0, 2, 3), seq_dim=0, **at)
@@ -70,11 +70,11 @@ def test_an_offset_is_one_for_each_row_or_for_all() -> None:
             lambda: Rotary(4)(torch.zeros(2, 6, 4, 4), torch.zeros(2, 6, 2, 4)),
             r"heads \[B, T, H, D\] say seq_dim=1",
         ),
-        (lambda: Rotary(4)(*[torch.zeros(2, 6, 4, 4)] * 2, torch.arange(6)), "say by seq_dim=... which axis holds"),
+        (lambda: Rotary(4)(*[torch.zeros(2, 6, 4, 4)] * 2, torch.arange(6)), "the axis of the tokens by seq_dim=..."),
         (lambda: Rotary(4)(*[torch.zeros(2, 6, 4, 4)] * 2, seq_dim=3), r"before its channels, 0 to 2, got 3 for shape"),
         (lambda: Rotary(4)(*[torch.zeros(2, 6, 4, 4)] * 2, seq_dim=-1), "seq_dim must be an axis of x"),
         (lambda: Rotary(4)(*[torch.zeros(2, 6, 4, 4)] * 2, seq_dim="1"), "seq_dim must be a whole number, got '1'"),
-        (lambda: Sinusoidal(16)(torch.zeros(6, 3, 16), positions=torch.arange(6)), "say by seq_dim=..."),
+        (lambda: Sinusoidal(16)(torch.zeros(6, 3, 16), positions=torch.arange(6)), "by seq_dim=..."),
         (
             lambda: Rotary(4)(*[torch.zeros(2, 4, 6, 4)] * 2, offset=torch.tensor([1, 2, 3])),
             "of 3 rows for a batch of 2",

@@ -1,6 +1,6 @@
-"""Calls that people write by habit: each is answered in a sentence that names ours, and advice that names a call works.
+"""A call by another library's names gets an error that gives ours; the call that it names works.
 
-Every row is a call, what its error says, and where it names a working call, that call.
+Each row is a call, a pattern of its error, and the working call if the error names one.
 """
 
 import re
@@ -32,7 +32,7 @@ from posenc import (
 
 X, Q, K = torch.zeros(1, 6, 16), torch.zeros(2, 4, 6, 16), torch.zeros(2, 2, 6, 16)
 IDS, MODEL, LAYER = torch.zeros(1, 6, dtype=torch.long), Decoder(11, 16, 4, 1).eval(), Attention(16, 4)
-BOTH = EncoderDecoder(11, 16, 4, 1)
+TRANSLATOR = EncoderDecoder(11, 16, 4, 1)
 SHAPE, ROTARY = Shape.of(64, 4, 32), Rotary(16)
 PADDING = torch.tensor([[1, 1, 1, 1, 0, 0]])
 SEGMENTS = torch.tensor([[1, 1, 2, 2, 2, 0]])
@@ -84,7 +84,7 @@ CALLS: dict[str, Row] = {
     "weights of a block": (lambda: Block(16, 4)(X, weights=True), "mean 'need_weights'", None),
     "weights of a decoder": (lambda: MODEL(IDS, weights=True), "Decoder.* mean 'need_weights'", None),
     "weights of an encoder": (lambda: Encoder(11, 16, 4, 1)(IDS, weights=True), "mean 'need_weights'", None),
-    "weights of both": (lambda: BOTH(IDS, IDS, weights=True), "mean 'need_weights'", None),
+    "weights of both": (lambda: TRANSLATOR(IDS, IDS, weights=True), "mean 'need_weights'", None),
     "is_causal of a call": (lambda: LAYER(X, is_causal=True), "mask='causal'", lambda: LAYER(X, mask="causal")),
     "key_padding_mask": (
         lambda: LAYER(X, key_padding_mask=PADDING == 0),
@@ -105,11 +105,11 @@ CALLS: dict[str, Row] = {
         lambda: MODEL.generate(IDS, max_new_tokens=2),
     ),
     "tokens of a stream": (lambda: MODEL.stream(IDS, tokens=2), "mean 'max_new_tokens'", None),
-    "tokens of both": (lambda: BOTH.generate(IDS, IDS, tokens=2), "mean 'max_new_tokens'", None),
+    "tokens of both": (lambda: TRANSLATOR.generate(IDS, IDS, tokens=2), "mean 'max_new_tokens'", None),
     "tokens of a call": (lambda: MODEL(tokens=IDS), "mean 'ids'", None),
     "stop": (lambda: MODEL.generate(IDS, 2, stop=3), "'eos_token_id'", lambda: MODEL.generate(IDS, 2, eos_token_id=3)),
     "stop of a stream": (lambda: MODEL.stream(IDS, 2, stop=3), "mean 'eos_token_id'", None),
-    "stop of both": (lambda: BOTH.generate(IDS, IDS, 2, stop=3), "mean 'eos_token_id'", None),
+    "stop of both": (lambda: TRANSLATOR.generate(IDS, IDS, 2, stop=3), "mean 'eos_token_id'", None),
     "a number of tokens is missing": (lambda: MODEL.generate(IDS), "whole number of 1 or more, got None", None),
     "a layer without an encoding": (
         lambda: Attention(16, 4, encoding=None)(X),
@@ -166,7 +166,7 @@ CALLS: dict[str, Row] = {
         "give boundaries as cu_seqlens=",
         lambda: Positions.packed(cu_seqlens=[0, 2, 5]),
     ),
-    "a segment in two places": (lambda: Positions.packed(torch.tensor([[1, 2, 1]])), "stand together", None),
+    "a segment in two places": (lambda: Positions.packed(torch.tensor([[1, 2, 1]])), "must be adjacent", None),
     "time stamps": (
         lambda: Sinusoidal(16)(X[:, :2], positions=torch.tensor([[1_700_000_000.0, 1_700_000_001.0]])),
         "subtract the first of them before they are float32, or give float64",
@@ -184,11 +184,11 @@ CALLS: dict[str, Row] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_by_habit_is_answered_in_a_sentence(name: str) -> None:
     call, words, right = CALLS[name]
-    with pytest.raises((TypeError, ValueError, AttributeError)) as raised:
+    with pytest.raises((TypeError, ValueError, AttributeError)) as error:
         call()
-    message = str(raised.value)
+    message = str(error.value)
     assert re.search(words, message) and "\n" not in message
-    # Python's own words for a wrong call name nothing of ours.
+    # Python's own errors for a wrong call do not name the right argument.
     assert not re.search(r"unexpected keyword|positional arguments? but|object is not subscriptable", message)
     if right is not None:
         with warnings.catch_warnings():
@@ -207,13 +207,13 @@ def test_every_word_of_the_tables_means_something_that_there_is() -> None:
 
     functions = (Attention, Block, Decoder, Encoder, EncoderDecoder, TokenPositionEmbedding, Attention.forward)
     functions += (MODEL.forward, MODEL.stream, posenc.Encoding.forward, EncoderDecoder.forward)
-    known = set(words.names_of(*functions, *(posenc.catalogue.find(name) for name in posenc.names())))
-    known |= {"factor", "prefix", "train_length"}
-    for word, ours in words.MEANT.items():
-        assert {name.partition("=")[0] for name in ours} <= known, word
-    for word, (ours,) in words.CLASSES.items():
+    options = set(words.names_of(*functions, *(posenc.catalogue.find(name) for name in posenc.names())))
+    options |= {"factor", "prefix", "train_length"}
+    for word, names in words.OPTIONS_BY_WORD.items():
+        assert {name.partition("=")[0] for name in names} <= options, word
+    for word, (names,) in words.CLASSES_BY_WORD.items():
         target: Any = posenc
-        for part in ours.split("."):
+        for part in names.split("."):
             target = getattr(target, part)
         assert not hasattr(posenc, word)
 
@@ -222,13 +222,13 @@ def test_every_word_of_the_tables_means_something_that_there_is() -> None:
 def test_a_table_loads_under_any_name(name: str) -> None:
     table = Sinusoidal(16).table(9)
     Sinusoidal(16).load_state_dict({name: table})
-    for own, given in (
+    for encoding, state in (
         (Learned(16, 9), table),
         (LearnedGrid(16, grid=(3, 3)), table),
         (Learned(16, 9), table[0]),
     ):
-        own.load_state_dict({name: given})
-        assert torch.equal(own.table, table[0])
+        encoding.load_state_dict({name: state})
+        assert torch.equal(encoding.table, table[0])
     with pytest.raises(RuntimeError, match=r"size mismatch for table: .*\[9, 16\].*\[8, 16\]"):
         Learned(16, 8).load_state_dict({name: table})
     with pytest.raises(RuntimeError, match="Unexpected key"):
@@ -242,5 +242,5 @@ def test_segments_are_documents() -> None:
     layer = Attention(16, 4, encoding="rotary + alibi", causal=True)
     torch.testing.assert_close(layer(x, positions=at)[:, 2:5], layer(x[:, 2:5]))
     lengths = Positions.packed([2, 3])
-    for same in (Positions.packed(torch.tensor([2, 3])), Positions.packed(cu_seqlens=[0, 2, 5])):
-        assert all(torch.equal(fact, same.tensors()[name]) for name, fact in lengths.tensors().items())
+    for positions in (Positions.packed(torch.tensor([2, 3])), Positions.packed(cu_seqlens=[0, 2, 5])):
+        assert all(torch.equal(fact, positions.tensors()[name]) for name, fact in lengths.tensors().items())

@@ -22,7 +22,7 @@ def authors_slopes(heads: int) -> list[float]:
     return authors_slopes(power) + authors_slopes(2 * power)[0::2][: heads - power]
 
 
-PINNED = {
+PINNED_SLOPES = {
     8: [2.0**-h for h in range(1, 9)],
     12: [2.0**-h for h in range(1, 9)] + [0.707107, 0.353553, 0.176777, 0.088388],
     6: [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125],
@@ -30,17 +30,17 @@ PINNED = {
 }
 
 
-@pytest.mark.parametrize("heads", PINNED)
+@pytest.mark.parametrize("heads", PINNED_SLOPES)
 def test_slopes_are_the_pinned_ones(heads: int) -> None:
-    assert ALiBi(heads).slopes == pytest.approx(PINNED[heads], abs=5e-7)
+    assert ALiBi(heads).slopes == pytest.approx(PINNED_SLOPES[heads], abs=5e-7)
 
 
 @pytest.mark.parametrize("heads", range(1, 34))
 def test_slopes_follow_the_authors_recipe_for_any_number_of_heads(heads: int) -> None:
     assert ALiBi(heads).slopes == pytest.approx(authors_slopes(heads), rel=1e-12)
     zero = [0.0]
-    got = [-ALiBi(heads).formula_logit(zero, zero, 1.0, 0.0, head, 1.0) for head in range(heads)]
-    assert got == pytest.approx(authors_slopes(heads), rel=1e-12)
+    actual = [-ALiBi(heads).formula_logit(zero, zero, 1.0, 0.0, head, 1.0) for head in range(heads)]
+    assert actual == pytest.approx(authors_slopes(heads), rel=1e-12)
 
 
 def expected_bias(heads: int, m: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
@@ -68,9 +68,9 @@ def test_queries_and_keys_may_stand_on_different_fractional_and_negative_places(
         torch.tensor([[0.5, 100.25], [-3.0, 7.0]], dtype=torch.float64),
         torch.tensor([0.0, 2.5, 1e6], dtype=torch.float64),
     )
-    got = ALiBi(3).bias(m, n)
-    assert got.shape == (2, 3, 2, 3)
-    torch.testing.assert_close(got, expected_bias(3, m, n.expand(2, 3)).float(), rtol=1e-6, atol=0)
+    actual = ALiBi(3).bias(m, n)
+    assert actual.shape == (2, 3, 2, 3)
+    torch.testing.assert_close(actual, expected_bias(3, m, n.expand(2, 3)).float(), rtol=1e-6, atol=0)
     exact = ALiBi(3).bias(m, n, dtype=torch.float64)
     torch.testing.assert_close(exact, expected_bias(3, m, n.expand(2, 3)), rtol=1e-14, atol=0)
 
@@ -83,20 +83,16 @@ def test_a_distance_of_a_million_is_exact() -> None:
 @pytest.mark.parametrize("mask", [masks.causal(), masks.window(4), masks.prefix(3), masks.bidirectional()])
 @pytest.mark.parametrize(
     "at",
-    [
-        Positions.count(9),
-        Positions.of(torch.tensor([0.0, 2.5, 3, 8, 9, 10, 1, 0, 4])),
-        Positions.packed([4, 5]),
-    ],
+    [Positions.count(9), Positions.of(torch.tensor([0.0, 2.5, 3, 8, 9, 10, 1, 0, 4])), Positions.packed([4, 5])],
     ids=["counted", "fractional", "packed"],
 )
 def test_the_bias_alone_makes_attention_with_torchs_own_kernel(at: Positions, mask: Mask) -> None:
     encoding = ALiBi(3)
     q, k, v = (torch.randn(2, 3, 9, 8) for _ in range(3))
-    got = F.scaled_dot_product_attention(q, k, v, attn_mask=encoding.bias(at, mask=mask))
+    actual = F.scaled_dot_product_attention(q, k, v, attn_mask=encoding.bias(at, mask=mask))
     kernel = bind("reference", encoding, scale=8**-0.5)
     expected, _ = kernel(encoding, q, at, Keys(k, v, at), mask)
-    torch.testing.assert_close(got, expected, rtol=0, atol=2e-6)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-6)
 
 
 def test_padded_keys_are_forbidden_in_the_bias_without_being_asked() -> None:
@@ -107,8 +103,8 @@ def test_padded_keys_are_forbidden_in_the_bias_without_being_asked() -> None:
 
 
 def test_a_floating_mask_is_added_to_the_bias() -> None:
-    added = torch.randn(3, 3)
-    torch.testing.assert_close(ALiBi(2).bias(3, mask=added), ALiBi(2).bias(3) + added, rtol=0, atol=0)
+    mask = torch.randn(3, 3)
+    torch.testing.assert_close(ALiBi(2).bias(3, mask=mask), ALiBi(2).bias(3) + mask, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -137,12 +133,12 @@ def test_bias_max_is_the_exponent_of_the_last_slope_of_a_power_of_two(heads: int
 
 
 def test_the_falcon_form_divides_the_bias_too() -> None:
-    whole, divided = ALiBi(3), ALiBi(3, form="falcon", head_dim=16)
-    torch.testing.assert_close(divided.bias(9), whole.bias(9) / 4, rtol=1e-6, atol=0)
+    whole, falcon = ALiBi(3), ALiBi(3, form="falcon", head_dim=16)
+    torch.testing.assert_close(falcon.bias(9), whole.bias(9) / 4, rtol=1e-6, atol=0)
     zero = [0.0]
-    assert divided.formula_logit(zero, zero, 7.0, 3.0, 0, 1.0) == pytest.approx(-0.0625 * 4 / 4)
+    assert falcon.formula_logit(zero, zero, 7.0, 3.0, 0, 1.0) == pytest.approx(-0.0625 * 4 / 4)
     learned = ALiBi(3, form="falcon", head_dim=16, learned=True)
-    torch.testing.assert_close(learned.bias(9), divided.bias(9), rtol=1e-6, atol=0)
+    torch.testing.assert_close(learned.bias(9), falcon.bias(9), rtol=1e-6, atol=0)
 
 
 def test_the_asymmetric_form_brings_the_past_half_a_position_nearer() -> None:
@@ -166,8 +162,8 @@ def test_learned_slopes_start_as_the_published_ones_and_follow_their_logarithm()
 
 
 def test_learned_slopes_are_shared_by_all_layers() -> None:
-    owned, used = build_layers("alibi(learned=True)", Shape(12, 3, 4, 21), 3)
-    assert len(owned) == 1 and used == owned * 3
+    modules, by_layer = build_layers("alibi(learned=True)", Shape(12, 3, 4, 21), 3)
+    assert len(modules) == 1 and by_layer == modules * 3
 
 
 def test_chosen_heads_have_the_slopes_of_so_many_heads() -> None:
@@ -195,25 +191,25 @@ def test_blooms_bias_by_the_keys_place_is_the_same_to_a_causal_softmax(heads: in
 def test_half_precision_stays_near_double_where_bloom_and_falcon_collapse() -> None:
     # peers.md, 3a row 6: of 64 different biases of the last keys, bfloat16 of slope times place leaves 5.
     slope, place = ALiBi(8).slopes[0], torch.arange(4096)
-    collapsed = (slope * place).to(torch.bfloat16)
-    assert collapsed[-64:].unique().numel() == 5
-    assert (collapsed.double() - collapsed[-1].double() - slope * (place - 4095)).abs()[-64:].max() == 4.5
+    bloom = (slope * place).to(torch.bfloat16)
+    assert bloom[-64:].unique().numel() == 5
+    assert (bloom.double() - bloom[-1].double() - slope * (place - 4095)).abs()[-64:].max() == 4.5
     assert (slope * torch.arange(512)).to(torch.bfloat16)[-64:].unique().numel() == 33
     at = Positions.count(1, start=4095)
-    ours = ALiBi(8).bfloat16().bias(at, Positions.count(4096))[0, 0, 0, -64:]
-    assert ours.unique().numel() == 64 and ours.tolist() == [-0.5 * d for d in range(63, -1, -1)]
+    actual = ALiBi(8).bfloat16().bias(at, Positions.count(4096))[0, 0, 0, -64:]
+    assert actual.unique().numel() == 64 and actual.tolist() == [-0.5 * d for d in range(63, -1, -1)]
 
 
 def test_no_kernel_needs_the_whole_bias_given_by_hand() -> None:
     # peers.md, 3a rows 22 and 23: tokens in a row have 2 T - 1 distances, of which T are seen.
-    asked = []
+    sizes = []
 
     class Counting(ALiBi):
         def by_distance(self, delta: torch.Tensor) -> torch.Tensor:
-            asked.append(delta.numel())
+            sizes.append(delta.numel())
             return super().by_distance(delta)
 
     encoding, at = Counting(3), Positions.count(50)
     q = torch.zeros(2, 3, 50, 4)
     bind("sdpa", encoding, scale=0.5)(encoding, q, at, Keys(q, q, at), masks.causal())
-    assert asked == [50]
+    assert sizes == [50]

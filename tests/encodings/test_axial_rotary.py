@@ -29,7 +29,7 @@ def frequencies_of(kind: str, width: int, axis: int, axes: int, base: float, res
     return [mpmath.pi * 2 ** (mpmath.mpf(j) / steps * (mpmath.log(resolution, 2) - 1)) for j in range(n)]
 
 
-def turned(
+def rotated(
     x: Tensor,
     places: Tensor,
     widths: tuple[int, ...],
@@ -76,29 +76,29 @@ def test_queries_and_keys_are_turned_as_published(
     places = PLACES[:, : len(widths)]
     got_q, got_k = encoding(q, k, positions=places[None])
     oracle = {"layout": layout, "kind": kind, **options}
-    torch.testing.assert_close(got_q, turned(q, places, widths, **oracle), rtol=0, atol=1e-12)
-    torch.testing.assert_close(got_k, turned(k, places, widths, **oracle), rtol=0, atol=1e-12)
+    torch.testing.assert_close(got_q, rotated(q, places, widths, **oracle), rtol=0, atol=1e-12)
+    torch.testing.assert_close(got_k, rotated(k, places, widths, **oracle), rtol=0, atol=1e-12)
     assert torch.equal(got_q[..., sum(widths) :], q[..., sum(widths) :])
 
 
 @settings(max_examples=25, deadline=None)
 @given(
     pairs=st.lists(st.integers(1, 4), min_size=1, max_size=4),
-    passed=st.integers(0, 3),
+    rest=st.integers(0, 3),
     base=st.floats(1.01, 1e6),
     layout=st.sampled_from(HALF),
     where=st.floats(-1e4, 1e4),
 )
 def test_any_split_over_any_number_of_axes_follows_the_formula(
-    pairs: list[int], passed: int, base: float, layout: str, where: float
+    pairs: list[int], rest: int, base: float, layout: str, where: float
 ) -> None:
     widths = tuple(2 * n for n in pairs)
-    head_dim = sum(widths) + passed
+    head_dim = sum(widths) + rest
     encoding = AxialRotary(head_dim, axes=len(widths), base=base, split=widths, layout=layout)
     places = torch.tensor([[where / (axis + 1) for axis in range(len(widths))]], dtype=torch.float64)
     q = torch.randn(1, 2, 1, head_dim, dtype=torch.float64)
-    got, _ = encoding(q, q, positions=places[None])
-    torch.testing.assert_close(got, turned(q, places, widths, layout, base=base), rtol=0, atol=1e-9)
+    actual, _ = encoding(q, q, positions=places[None])
+    torch.testing.assert_close(actual, rotated(q, places, widths, layout, base=base), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("layout", HALF)
@@ -107,8 +107,8 @@ def test_with_one_axis_it_is_rotary(layout: str, head_dim: int, split: tuple[int
     encoding = AxialRotary(head_dim, axes=1, base=10_000.0, split=split, layout=layout)
     rotary = Rotary(head_dim, layout=layout.removesuffix("_by_axis"), partial=encoding.widths[0] / head_dim)
     q = torch.randn(2, 3, 7, head_dim, dtype=torch.float64)
-    for mine, other in zip(encoding(q, q, offset=90), rotary(q, q, offset=90), strict=True):
-        torch.testing.assert_close(mine, other, rtol=0, atol=1e-14)
+    for actual, expected in zip(encoding(q, q, offset=90), rotary(q, q, offset=90), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-14)
     torch.testing.assert_close(encoding.wavelengths, rotary.wavelengths, rtol=1e-14, atol=0)
 
 
@@ -139,7 +139,7 @@ def test_height_and_width_of_an_image_that_is_not_square_are_not_swapped() -> No
         rows[0, 0, :4], rows[1, 0, :4]
     )
     assert torch.equal(rows[:1, :, 4:].expand(2, 5, 4), rows[..., 4:]) and rows[0, :, 4:].unique(dim=0).shape[0] == 5
-    torch.testing.assert_close(encoding.query(q, at), turned(q, at.coords[0].double(), (4, 4), "half_by_axis"))
+    torch.testing.assert_close(encoding.query(q, at), rotated(q, at.coords[0].double(), (4, 4), "half_by_axis"))
 
 
 def test_the_layouts_are_one_encoding_up_to_an_order_of_channels() -> None:
@@ -150,20 +150,20 @@ def test_the_layouts_are_one_encoding_up_to_an_order_of_channels() -> None:
     }
     for layout, order in orders.items():
         for x in (q, k):
-            mine = AxialRotary(14, layout=layout).query(x, at)[..., order]
-            assert torch.equal(mine, AxialRotary(14, layout="interleaved").query(x[..., order], at))
+            actual = AxialRotary(14, layout=layout).query(x, at)[..., order]
+            assert torch.equal(actual, AxialRotary(14, layout="interleaved").query(x[..., order], at))
 
 
 def test_gemma_4_turns_the_channels_of_each_axis_in_halves_of_their_own() -> None:
     """Angles h h w w: the two channels of a pair lie two apart in a head of eight."""
     q = torch.eye(8, dtype=torch.float64)[:, None, None]  # [8, 1, 1, 8]: one channel each
-    got = AxialRotary(8, layout="half_by_axis").query(q, Positions.of(torch.tensor([[[3, 5]]]))).squeeze()
+    actual = AxialRotary(8, layout="half_by_axis").query(q, Positions.of(torch.tensor([[[3, 5]]]))).squeeze()
     angles = {0: 3.0, 1: 0.3, 4: 5.0, 5: 0.5}  # base 100 over 4 channels: frequencies 1 and 0.1
     expected = torch.zeros(8, 8, dtype=torch.float64)
     for c, angle in angles.items():
         expected[c, c] = expected[c + 2, c + 2] = math.cos(angle)
         expected[c, c + 2], expected[c + 2, c] = math.sin(angle), -math.sin(angle)
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-15)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-15)
 
 
 def test_pixtral_deals_one_spectrum_to_rows_and_columns_in_turn() -> None:
@@ -193,7 +193,7 @@ def test_half_precision_is_the_exact_result_rounded_once(dtype: torch.dtype) -> 
     places = torch.tensor([[0.0, 0], [255, 257], [65_535, 3], [2.5, 999_999]], dtype=torch.float64)
     q = torch.randn(1, 2, 4, 16).to(dtype)
     for layout in HALF:
-        got, _ = AxialRotary(16, layout=layout)(q, q, positions=places[None])
-        exact = turned(q, places, (8, 8), layout)
-        assert got.dtype == dtype
-        assert bool(((got.double() - exact).abs() <= exact.abs() * torch.finfo(dtype).eps / 2 + 1e-6).all())
+        actual, _ = AxialRotary(16, layout=layout)(q, q, positions=places[None])
+        exact = rotated(q, places, (8, 8), layout)
+        assert actual.dtype == dtype
+        assert bool(((actual.double() - exact).abs() <= exact.abs() * torch.finfo(dtype).eps / 2 + 1e-6).all())

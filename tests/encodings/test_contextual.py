@@ -11,16 +11,16 @@ from posenc.encoding.formulas import Token
 from posenc.encoding.keys import Keys
 from posenc.encodings.content_biases.contextual import Contextual
 
-COUNTED = Positions.count(7)
+IN_ORDER = Positions.count(7)
 
 
-def published(encoding: Contextual, q: Tensor, k: Tensor, at: Positions, keys_at: Positions) -> Tensor:
+def published_logits(encoding: Contextual, q: Tensor, k: Tensor, at: Positions, keys_at: Positions) -> Tensor:
     """q_i . e(p_ij), divided or not, written out pair by pair, [B, H, T, S]."""
     group, root = q.shape[1] // k.shape[1], math.sqrt(q.shape[-1])
     B, H, T, S = *q.shape[:3], k.shape[2]
     table = encoding.table.detach()
     i, j = at.order.expand(B, -1), keys_at.order.expand(B, -1)
-    seen = masks.causal().allowed(at, keys_at).expand(B, 1, T, S)[:, 0]
+    visible = masks.causal().allowed(at, keys_at).expand(B, 1, T, S)[:, 0]
     bias = torch.zeros(B, H, T, S, dtype=q.dtype)
     for b in range(B):
         for h in range(H):
@@ -28,7 +28,7 @@ def published(encoding: Contextual, q: Tensor, k: Tensor, at: Positions, keys_at
                 gates = torch.sigmoid(k[b, h // group] @ q[b, h, t] / root).tolist()
                 rows = (table @ q[b, h, t]).tolist()
                 for s in range(S):
-                    later = [c for c in range(S) if seen[b, t, c] and j[b, s] <= j[b, c] <= i[b, t]]
+                    later = [c for c in range(S) if visible[b, t, c] and j[b, s] <= j[b, c] <= i[b, t]]
                     p = min(math.fsum(gates[c] for c in later), encoding.positions - 1)
                     low, high = math.floor(p), math.ceil(p)
                     at_low, at_high = rows[low], rows[high]
@@ -44,7 +44,7 @@ def random(heads: int = 3, kv_heads: int = 3, tokens: int = 7, keys: int = 7) ->
     )
 
 
-def perturbed(positions: int = 4, divided: bool = True) -> Contextual:
+def perturbed_encoding(positions: int = 4, divided: bool = True) -> Contextual:
     encoding = Contextual(4, positions=positions, divided=divided).double()
     torch.nn.init.normal_(encoding.table)
     return encoding
@@ -53,8 +53,8 @@ def perturbed(positions: int = 4, divided: bool = True) -> Contextual:
 ORDER = torch.tensor([[4, 0, 6, 2, 1, 5, 3]])
 INTERLEAVED = Positions(torch.arange(7)[None, :, None], torch.arange(7)[None], torch.arange(7)[None] % 2)
 PLACES = {
-    "counted": (COUNTED, COUNTED),
-    "later queries": (Positions.count(7, 3), COUNTED),
+    "counted": (IN_ORDER, IN_ORDER),
+    "later queries": (Positions.count(7, 3), IN_ORDER),
     "out of order, anywhere": (Positions(ORDER[..., None], ORDER), Positions(ORDER[..., None] * 0.5, ORDER)),
     "padded": (2 * (Positions.padded(torch.tensor([[0, 1, 1, 0, 1, 1, 1], [1] * 7])),)),
     "packed": (2 * (Positions.packed([3, 4]),)),
@@ -67,33 +67,33 @@ PLACES = {
 @pytest.mark.parametrize("kv_heads", [3, 1])
 def test_each_key_stands_where_the_query_counts_it(place: str, divided: bool, kv_heads: int) -> None:
     at, keys_at = PLACES[place]
-    encoding, (q, k) = perturbed(divided=divided), random(kv_heads=kv_heads)
-    got = encoding.bias(at, keys_at, q=q, k=k)
-    expected = published(encoding, q, k, at, keys_at)
-    seen = masks.bidirectional().allowed(at, keys_at).expand_as(got)
-    torch.testing.assert_close(got[seen], expected[seen], rtol=0, atol=1e-12)
+    encoding, (q, k) = perturbed_encoding(divided=divided), random(kv_heads=kv_heads)
+    actual = encoding.bias(at, keys_at, q=q, k=k)
+    expected = published_logits(encoding, q, k, at, keys_at)
+    visible = masks.bidirectional().allowed(at, keys_at).expand_as(actual)
+    torch.testing.assert_close(actual[visible], expected[visible], rtol=0, atol=1e-12)
 
 
 def test_a_gate_belongs_to_the_pair_and_not_to_the_token() -> None:
     q, k = random()
-    position = perturbed(positions=50).position(q, COUNTED, Keys(k, k, COUNTED))
+    position = perturbed_encoding(positions=50).position(q, IN_ORDER, Keys(k, k, IN_ORDER))
     # With one gate for each token, two queries would count the tokens that both see alike.
-    between = position[:, :, :, 0] - position[:, :, :, 1]
-    assert (between[:, :, 2:].amax(-1) - between[:, :, 2:].amin(-1)).min() > 0.05
-    again = perturbed(positions=50).position(q, COUNTED, Keys(k, k, COUNTED))
-    own = (q * k).sum(-1).div(2).sigmoid()
-    torch.testing.assert_close(again.diagonal(dim1=2, dim2=3), own, rtol=0, atol=1e-12)
+    difference = position[:, :, :, 0] - position[:, :, :, 1]
+    assert (difference[:, :, 2:].amax(-1) - difference[:, :, 2:].amin(-1)).min() > 0.05
+    again = perturbed_encoding(positions=50).position(q, IN_ORDER, Keys(k, k, IN_ORDER))
+    gates = (q * k).sum(-1).div(2).sigmoid()
+    torch.testing.assert_close(again.diagonal(dim1=2, dim2=3), gates, rtol=0, atol=1e-12)
 
 
 def test_open_gates_count_every_token_and_closed_gates_none() -> None:
     q, encoding = torch.full((1, 1, 7, 4), 30.0), Contextual(4, positions=5)
-    for sign, expected in ((1, (COUNTED.order.T - COUNTED.order + 1).clamp(0, 4)), (-1, torch.zeros(7, 7))):
-        position = encoding.position(q, COUNTED, Keys(sign * q, q, COUNTED))[0, 0]
+    for sign, expected in ((1, (IN_ORDER.order.T - IN_ORDER.order + 1).clamp(0, 4)), (-1, torch.zeros(7, 7))):
+        position = encoding.position(q, IN_ORDER, Keys(sign * q, q, IN_ORDER))[0, 0]
         torch.testing.assert_close(position, expected.float(), rtol=0, atol=1e-6)
 
 
 def test_a_key_after_the_query_stands_at_position_zero() -> None:
-    encoding, (q, k) = perturbed(), random()
+    encoding, (q, k) = perturbed_encoding(), random()
     bias = encoding.bias(7, q=q, k=k)
     zero = (q @ encoding.table[0] / 2)[..., None].expand_as(bias)
     future = torch.ones(7, 7, dtype=torch.bool).triu(1)
@@ -112,8 +112,8 @@ def test_the_scalar_formula_is_the_published_one() -> None:
     query = Token([1.0, -1.0], 2.0, 2)
     # Gates of a half each: the counts are 1.5, 1 and 0.5, and 0 after the query.
     keys = [Token([0.5, 0.5], 0.0, order) for order in (0, 1, 2, 3)]
-    added = [-0.5, -1.0, 0.0, 1.0]
-    assert encoding.formula_logits(query, keys, 0, 7.0) == pytest.approx([a / math.sqrt(2) for a in added])
+    biases = [-0.5, -1.0, 0.0, 1.0]
+    assert encoding.formula_logits(query, keys, 0, 7.0) == pytest.approx([a / math.sqrt(2) for a in biases])
 
 
 def test_a_thousand_half_open_gates_are_all_counted_in_half_precision() -> None:

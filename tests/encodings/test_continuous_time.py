@@ -31,8 +31,8 @@ def test_a_time_is_a_line_and_waves(size: int | None) -> None:
     expected = torch.tensor([[float(value) for value in row] for row in rows], dtype=torch.float64)
     x = torch.randn(2, len(TIMES), 5, dtype=torch.float64)
     torch.testing.assert_close(encoding(x, positions=at) - x, expected.expand(2, -1, -1), rtol=1e-12, atol=1e-8)
-    got = [[encoding.formula_added(p, c) for c in range(5)] for p in TIMES]
-    torch.testing.assert_close(torch.tensor(got, dtype=torch.float64), expected, rtol=1e-12, atol=1e-8)
+    actual = [[encoding.formula_added(p, c) for c in range(5)] for p in TIMES]
+    torch.testing.assert_close(torch.tensor(actual, dtype=torch.float64), expected, rtol=1e-12, atol=1e-8)
 
 
 def test_adding_a_projection_is_what_concatenating_before_a_linear_layer_does() -> None:
@@ -47,8 +47,8 @@ def test_adding_a_projection_is_what_concatenating_before_a_linear_layer_does() 
         on_x, on_time = joint.weight[:, :4], joint.weight[:, 4:]
         assert encoding.project is not None
         encoding.project.copy_(torch.linalg.solve(on_x, on_time))
-    concatenated = joint(torch.cat((x, plain.encode(at)), -1))
-    torch.testing.assert_close(encoding(x, positions=at) @ on_x.T, concatenated, rtol=1e-9, atol=1e-9)
+    expected = joint(torch.cat((x, plain.encode(at)), -1))
+    torch.testing.assert_close(encoding(x, positions=at) @ on_x.T, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_the_line_is_of_order_one_at_the_trained_length_and_waves_start_in_radians_per_position() -> None:
@@ -73,6 +73,6 @@ def test_wavelengths_are_those_of_the_waves() -> None:
 def test_whole_times_do_not_give_zeros_and_late_ones_stay_exact_in_float32() -> None:
     encoding = ContinuousTime(16, 64)
     places = torch.tensor([1_000_000, 1_000_001])
-    got = encoding(torch.zeros(1, 2, 16), positions=places)
+    actual = encoding(torch.zeros(1, 2, 16), positions=places)
     exact = encoding.encode(Positions.of(places.double()))
-    assert torch.equal(got, exact.float()) and float(got.detach().abs().sum()) > 1
+    assert torch.equal(actual, exact.float()) and float(actual.detach().abs().sum()) > 1

@@ -47,33 +47,33 @@ def test_the_network_corrects_every_pair_from_all_heads(kernel: str, kv_heads: i
     v = attention.split(attention.v_proj(x), kv_heads).repeat_interleave(3 // kv_heads, 1)
     bias = ALiBi(3).bias(6, dtype=torch.float64).expand(2, -1, -1, -1)
     logits = pair_by_pair(encoding, (q @ k.mT / 2).detach(), bias)
-    seen = torch.ones(6, 6, dtype=torch.bool).tril()
-    expected = logits.masked_fill(~seen, -torch.inf).softmax(-1) @ v
+    visible = torch.ones(6, 6, dtype=torch.bool).tril()
+    expected = logits.masked_fill(~visible, -torch.inf).softmax(-1) @ v
     expected = attention.o_proj(expected.transpose(1, 2).flatten(2))
     torch.testing.assert_close(attention(x, mask=masks.causal()), expected, rtol=0, atol=1e-7)
 
 
 def test_another_bias_beside_it_is_added_and_not_seen_by_the_network() -> None:
-    seen: list[Tensor] = []
+    calls: list[Tensor] = []
     attention = Attention(12, 3, encoding="alibi + dape(alibi)").double()
     (encoding,) = (module for module in attention.modules() if isinstance(module, DAPE))
     corrections = encoding.corrections
-    encoding.corrections = lambda pairs: seen.append(pairs) or corrections(pairs)  # type: ignore[method-assign]
+    encoding.corrections = lambda pairs: calls.append(pairs) or corrections(pairs)  # type: ignore[method-assign]
     x = torch.randn(1, 5, 12, dtype=torch.float64)
     _, weights = attention(x, mask=masks.causal(), need_weights=True)
-    (pairs,) = seen
+    (pairs,) = calls
     torch.testing.assert_close(pairs[:, 3:], ALiBi(3).bias(5, dtype=torch.float64), rtol=0, atol=0)
     total = pairs[:, :3] + 2 * pairs[:, 3:] + corrections(pairs)
     total = total.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -torch.inf)
     torch.testing.assert_close(weights, total.softmax(-1), rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("wrapped", [Shaw(4, max_distance=2, values=False), Forgetting(12, 3)])
-def test_biases_that_read_queries_or_gates_can_be_adapted(wrapped) -> None:
-    attention = Attention(12, 3, encoding=DAPE(wrapped, heads=3))
+@pytest.mark.parametrize("bias", [Shaw(4, max_distance=2, values=False), Forgetting(12, 3)])
+def test_biases_that_read_queries_or_gates_can_be_adapted(bias) -> None:
+    attention = Attention(12, 3, encoding=DAPE(bias, heads=3))
     out = attention(torch.randn(1, 5, 12), mask=masks.causal())
     out.sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in wrapped.parameters())
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in bias.parameters())
 
 
 def test_far_biases_reach_the_network_unrounded_in_bfloat16() -> None:
@@ -88,7 +88,7 @@ def test_one_head_has_no_formula() -> None:
         DAPE(ALiBi(2), heads=2).formula_logit([1.0], [1.0], 1, 0, 0, 1.0)
 
 
-@pytest.mark.parametrize("wrapped", [Rotary(4), NoPE(), Shaw(4), Learned(12, 8), StickBreaking()])
-def test_only_a_bias_can_be_adapted(wrapped) -> None:
+@pytest.mark.parametrize("encoding", [Rotary(4), NoPE(), Shaw(4), Learned(12, 8), StickBreaking()])
+def test_only_a_bias_can_be_adapted(encoding) -> None:
     with pytest.raises(ValueError, match=r"dape adapts a bias and nothing else, as in dape\(kerple\); .* opens "):
-        DAPE(wrapped, heads=3)
+        DAPE(encoding, heads=3)

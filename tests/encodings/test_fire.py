@@ -14,7 +14,7 @@ from posenc.encoding.biases import ByDistance
 from posenc.encodings.content_biases.fire import Fire, Pieces
 
 
-def published(encoding: Fire, m: Tensor, n: Tensor) -> Tensor:
+def formula(encoding: Fire, m: Tensor, n: Tensor) -> Tensor:
     """[H, T, S] in float64: the quotient first, then the whole network for every pair."""
     c, multiplier = encoding.c.double(), encoding.multiplier.double()
     distance = (m[:, None] - n).abs().double()
@@ -44,19 +44,19 @@ def test_straight_pieces_give_what_the_network_gives(
         for parameter in encoding.parameters():
             parameter += torch.randn_like(parameter)
     m, n = torch.tensor(places, dtype=torch.float64), torch.tensor([0.0, 1.5, *places], dtype=torch.float64)
-    torch.testing.assert_close(bias(encoding, m, n), published(encoding, m, n), rtol=1e-11, atol=1e-11)
-    got = [encoding.formula_logit([0.0], [0.0], a, 1.5, 1, 1.0) for a in places]
-    torch.testing.assert_close(torch.tensor(got).double(), published(encoding, m, n)[1, :, 1], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(bias(encoding, m, n), formula(encoding, m, n), rtol=1e-11, atol=1e-11)
+    actual = [encoding.formula_logit([0.0], [0.0], a, 1.5, 1, 1.0) for a in places]
+    torch.testing.assert_close(torch.tensor(actual).double(), formula(encoding, m, n)[1, :, 1], rtol=1e-6, atol=1e-6)
 
 
 def test_gradients_are_those_of_the_network() -> None:
     encoding = Fire(3, width=7, length=10.0).double()
     m, n = torch.arange(30), torch.arange(25)
     upstream = torch.randn(3, 30, 25, dtype=torch.float64)
-    ours = torch.autograd.grad((bias(encoding, m, n) * upstream).sum(), list(encoding.parameters()))
-    theirs = torch.autograd.grad((published(encoding, m, n) * upstream).sum(), list(encoding.parameters()))
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-10)
+    grads = torch.autograd.grad((bias(encoding, m, n) * upstream).sum(), list(encoding.parameters()))
+    expected_grads = torch.autograd.grad((formula(encoding, m, n) * upstream).sum(), list(encoding.parameters()))
+    for actual, expected in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
 def test_neurons_without_a_slope_are_constants() -> None:
@@ -65,7 +65,7 @@ def test_neurons_without_a_slope_are_constants() -> None:
         encoding.hidden.weight[:, 0] = torch.tensor([0.0, -0.0, 0.0, 1.0])
         encoding.hidden.bias.copy_(torch.tensor([1.0, 2.0, -1.0, 0.0]))
     m = torch.arange(9)
-    torch.testing.assert_close(bias(encoding, m, m), published(encoding, m, m), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(bias(encoding, m, m), formula(encoding, m, m), rtol=1e-12, atol=1e-12)
 
 
 def by_hand(**options: float) -> Fire:
@@ -110,16 +110,16 @@ def test_before_the_length_it_is_a_function_of_the_distance_and_the_same(multipl
         q, k = torch.zeros(2, 3, tokens, 4).double(), torch.zeros(2, 3, 30, 4).double()
         (bias,) = encoding.biases(q, at, Keys(k, k, keys_at))
         assert type(bias) is way
-        exact = published(encoding, at.coords[0, :, 0], keys_at.coords[0, :, 0])
+        exact = formula(encoding, at.coords[0, :, 0], keys_at.coords[0, :, 0])
         upstream = torch.randn(2, 3, tokens, 30).double()
-        theirs = torch.autograd.grad((exact * upstream).sum(), list(encoding.parameters()))
+        expected_grads = torch.autograd.grad((exact * upstream).sum(), list(encoding.parameters()))
         forms = [bias] if way is Pieces else [bias, bias.pairs(q, Keys(k, k, keys_at))]
         for form in forms:
-            got = form.dense(torch.float64).expand(2, -1, -1, -1)
-            torch.testing.assert_close(got, exact.expand(2, -1, -1, -1), rtol=1e-11, atol=1e-11)
-            ours = torch.autograd.grad((got * upstream).sum(), list(encoding.parameters()))
-            for mine, other in zip(ours, theirs, strict=True):
-                torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-9)
+            actual = form.dense(torch.float64).expand(2, -1, -1, -1)
+            torch.testing.assert_close(actual, exact.expand(2, -1, -1, -1), rtol=1e-11, atol=1e-11)
+            grads = torch.autograd.grad((actual * upstream).sum(), list(encoding.parameters()))
+            for grad, expected in zip(grads, expected_grads, strict=True):
+                torch.testing.assert_close(grad, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_where_queries_stand_is_known_of_padding_and_documents_too() -> None:
@@ -134,8 +134,8 @@ def test_where_queries_stand_is_known_of_padding_and_documents_too() -> None:
         assert type(bias) is way
         for row in range(at.coords.shape[0]):
             coords = at.coords[row, :, 0]
-            got = bias.dense(torch.float64).expand(2, -1, -1, -1)[row]
-            torch.testing.assert_close(got, published(encoding, coords, coords), rtol=1e-5, atol=1e-6)
+            actual = bias.dense(torch.float64).expand(2, -1, -1, -1)[row]
+            torch.testing.assert_close(actual, formula(encoding, coords, coords), rtol=1e-5, atol=1e-6)
 
 
 def test_rows_that_share_positions_share_the_bias_and_others_do_not() -> None:
@@ -148,24 +148,24 @@ def test_rows_that_share_positions_share_the_bias_and_others_do_not() -> None:
     rows = Positions.of(torch.stack([torch.arange(5) * k for k in range(1, 5)]))
     whole = encoding.bias(rows, q=q)
     for row in range(4):
-        torch.testing.assert_close(whole[row], published(encoding, rows.coords[row, :, 0], rows.coords[row, :, 0]))
+        torch.testing.assert_close(whole[row], formula(encoding, rows.coords[row, :, 0], rows.coords[row, :, 0]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_queries_of_any_dtype_get_the_same_bias(dtype: torch.dtype) -> None:
     encoding, m = Fire(3), torch.arange(50)
-    got = bias(encoding, m, m, dtype)
-    assert got.dtype == dtype
-    exact = published(encoding, m, m).to(dtype)
-    torch.testing.assert_close(got, exact, rtol=0.01 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
+    actual = bias(encoding, m, m, dtype)
+    assert actual.dtype == dtype
+    exact = formula(encoding, m, m).to(dtype)
+    torch.testing.assert_close(actual, exact, rtol=0.01 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
 
 
 def test_memory_does_not_grow_with_the_width() -> None:
-    saved = []
+    sizes = []
     encoding, q = Fire(2, width=64, length=100.0), torch.zeros(1, 2, 150, 2)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
         encoding.bias(150, q=q)
-    assert max(saved) == 2 * 150 * 150
+    assert max(sizes) == 2 * 150 * 150
 
 
 def test_every_layer_has_its_own_unless_shared() -> None:

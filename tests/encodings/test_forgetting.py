@@ -20,11 +20,11 @@ def written_out(gates: Tensor, at: Positions, keys_at: Positions) -> Tensor:
     for b in range(B):
         for t in range(T):
             for s in range(S):
-                between = [k for k in range(S) if j[b][s] < j[b][k] <= i[b][t] and j[b][k] >= 0]
+                path = [k for k in range(S) if j[b][s] < j[b][k] <= i[b][t] and j[b][k] >= 0]
                 if at.document is not None and keys_at.document is not None:
-                    between = [k for k in between if keys_at.document[0, k] == at.document[0, t]]
+                    path = [k for k in path if keys_at.document[0, k] == at.document[0, t]]
                 for h in range(H):
-                    bias[b, h, t, s] = math.fsum(gates[b, h, k].item() for k in between)
+                    bias[b, h, t, s] = math.fsum(gates[b, h, k].item() for k in path)
     return bias
 
 
@@ -34,13 +34,13 @@ def bias_of(encoding: Forgetting, gates: Tensor, at: Positions, keys_at: Positio
     return encoding.biases(q, at, Keys(k, k, keys_at, {"forgetting": gates}))[0].dense(gates.dtype)
 
 
-COUNTED = Positions.count(9)
-SHUFFLED = torch.tensor([[4, 0, 8, 2, 6, 1, 7, 3, 5]])
+IN_ORDER = Positions.count(9)
+SHUFFLED_ORDER = torch.tensor([[4, 0, 8, 2, 6, 1, 7, 3, 5]])
 INTERLEAVED = Positions(torch.arange(9)[None, :, None], torch.arange(9)[None], torch.arange(9)[None] % 2)
 PLACES = {
-    "counted": (COUNTED, COUNTED),
-    "a later query": (Positions.count(2, 7), COUNTED),
-    "out of order, anywhere": (COUNTED, Positions(SHUFFLED[..., None] * 0.5 - 3, SHUFFLED)),
+    "counted": (IN_ORDER, IN_ORDER),
+    "a later query": (Positions.count(2, 7), IN_ORDER),
+    "out of order, anywhere": (IN_ORDER, Positions(SHUFFLED_ORDER[..., None] * 0.5 - 3, SHUFFLED_ORDER)),
     "padded inside": (2 * (Positions.padded(torch.tensor([[0, 1, 1, 0, 1, 1, 1, 0, 1], [1] * 9])),)),
     "packed": (2 * (Positions.packed([4, 5]),)),
     "documents in turns": (2 * (INTERLEAVED,)),
@@ -51,16 +51,16 @@ PLACES = {
 def test_the_gates_between_key_and_query_are_added_up(place: str) -> None:
     at, keys_at = PLACES[place]
     gates = torch.nn.functional.logsigmoid(torch.randn(2, 3, 9, dtype=torch.float64))
-    got = bias_of(Forgetting(5, 3), gates, at, keys_at)
-    seen = masks.bidirectional().allowed(at, keys_at).expand_as(got)
-    torch.testing.assert_close(got[seen], written_out(gates, at, keys_at)[seen], rtol=0, atol=1e-12)
+    actual = bias_of(Forgetting(5, 3), gates, at, keys_at)
+    visible = masks.bidirectional().allowed(at, keys_at).expand_as(actual)
+    torch.testing.assert_close(actual[visible], written_out(gates, at, keys_at)[visible], rtol=0, atol=1e-12)
 
 
 def test_a_gate_forgets_half_at_first_and_less_than_a_hundredth_when_it_starts_at_five() -> None:
     x = torch.randn(1, 1, 6)
-    for start, kept in ((0.0, 0.5), (5.0, 0.993307)):
+    for start, share in ((0.0, 0.5), (5.0, 0.993307)):
         gate = Forgetting(6, 2, start=start, std=0.0).remember(x, Positions.count(1))["forgetting"]
-        assert gate.exp().flatten().tolist() == pytest.approx([kept, kept], abs=1e-6)
+        assert gate.exp().flatten().tolist() == pytest.approx([share, share], abs=1e-6)
 
 
 def test_gates_are_the_log_sigmoid_of_one_token_alone() -> None:
@@ -87,11 +87,11 @@ def test_the_sum_is_added_to_the_scaled_logit_and_does_not_multiply_the_weight()
 def test_a_token_that_the_mask_hides_is_forgotten_through_all_the_same() -> None:
     attention = Attention(12, 3, encoding=Forgetting(12, 3, std=1.0)).double()
     x = torch.randn(1, 4, 12, dtype=torch.float64)
-    seen = torch.tensor([True, False, True, True]).expand(4, 4).tril()
-    _, before = attention(x, mask=seen, need_weights=True)
+    visible = torch.tensor([True, False, True, True]).expand(4, 4).tril()
+    _, weights = attention(x, mask=visible, need_weights=True)
     x[:, 1] += 1
-    _, after = attention(x, mask=seen, need_weights=True)
-    assert not before[..., 1].any() and (before - after)[:, :, 3].abs().max() > 1e-3
+    _, changed_weights = attention(x, mask=visible, need_weights=True)
+    assert not weights[..., 1].any() and (weights - changed_weights)[:, :, 3].abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("way", ["bfloat16", "float16", "autocast"])
@@ -113,6 +113,6 @@ def test_almost_open_gates_are_not_rounded_shut_in_half_precision(way: str) -> N
 def test_near_keys_keep_their_precision_after_a_hundred_thousand_tokens() -> None:
     at = Positions.count(100_000)
     gates = torch.full((1, 1, 100_000), -math.log(2))
-    near = bias_of(Forgetting(4, 1), gates, at.rows(slice(99_999, 100_000)), at)[0, 0, 0]
+    bias = bias_of(Forgetting(4, 1), gates, at.rows(slice(99_999, 100_000)), at)[0, 0, 0]
     # A running sum of -69,315 in float32 has steps of 0.0078.
-    assert near[-4:].tolist() == pytest.approx([-3 * math.log(2), -2 * math.log(2), -math.log(2), 0], rel=1e-6)
+    assert bias[-4:].tolist() == pytest.approx([-3 * math.log(2), -2 * math.log(2), -math.log(2), 0], rel=1e-6)

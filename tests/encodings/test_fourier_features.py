@@ -20,12 +20,12 @@ def bands_by_hand(kind: str, K: int, top: float) -> list:
     return [mpmath.mpf(2) ** (mpmath.mpf(k) * (mpmath.log(top, 2) - 1) / (K - 1)) for k in range(K)]
 
 
-def banded(place, dim: int, n: int, kind: str, top: float, centres: bool) -> list[float]:
+def banded_features(place, dim: int, n: int, kind: str, top: float, centres: bool) -> list[float]:
     with mpmath.workdps(50):
-        us = [(2 * mpmath.mpf(p) + 1) / n - 1 if centres else 2 * mpmath.mpf(p) / max(n - 1, 1) - 1 for p in place]
+        coords = [(2 * mpmath.mpf(p) + 1) / n - 1 if centres else 2 * mpmath.mpf(p) / max(n - 1, 1) - 1 for p in place]
         bands = bands_by_hand(kind, math.ceil(dim / (2 * len(place))), top)
         row = []
-        for u in us:
+        for u in coords:
             row += [mpmath.sin(mpmath.pi * f * u) for f in bands] + [mpmath.cos(mpmath.pi * f * u) for f in bands]
         return [float(value) for value in row[:dim]]
 
@@ -48,9 +48,9 @@ def test_bands_follow_the_formula(
     if (axes - 1) * 2 * math.ceil(dim / (2 * axes)) >= dim:
         return
     encoding = FourierFeatures(dim, n, axes=axes, kind=kind, max_freq=top, centres=centres)
-    expected = banded(place, dim, n, kind, n if top is None else top, centres)
-    got = encoding.encode(Positions.of(torch.tensor([[place]], dtype=torch.float64))).flatten()
-    assert got.tolist() == pytest.approx(expected, abs=1e-8)
+    expected = banded_features(place, dim, n, kind, n if top is None else top, centres)
+    actual = encoding.encode(Positions.of(torch.tensor([[place]], dtype=torch.float64))).flatten()
+    assert actual.tolist() == pytest.approx(expected, abs=1e-8)
     at = place[0] if axes == 1 else tuple(place)
     assert [encoding.formula_added(at, c) for c in range(dim)] == pytest.approx(expected, abs=1e-8)
 
@@ -83,13 +83,13 @@ def test_gaussian_features_are_waves_along_drawn_directions(
 ) -> None:
     encoding = FourierFeatures(dim, 9, axes=axes, kind="gaussian", scale=2.5, seed=seed, centres=centres)
     K = math.ceil(dim / 2)
-    drawn = torch.randn(axes * K, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).view(axes, K)
+    directions = torch.randn(axes * K, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).view(axes, K)
     place = [data.draw(st.floats(-5, 20, width=32)) for _ in range(axes)]
-    us = [(2 * p + 1) / 9 - 1 if centres else 2 * p / 8 - 1 for p in place]
-    turns = [math.fsum(u * 2.5 * drawn[a, k].item() for a, u in enumerate(us)) for k in range(K)]
+    coords = [(2 * p + 1) / 9 - 1 if centres else 2 * p / 8 - 1 for p in place]
+    turns = [math.fsum(u * 2.5 * directions[a, k].item() for a, u in enumerate(coords)) for k in range(K)]
     expected = ([math.sin(2 * math.pi * t) for t in turns] + [math.cos(2 * math.pi * t) for t in turns])[:dim]
-    got = encoding.encode(Positions.of(torch.tensor([[place]], dtype=torch.float64))).flatten()
-    assert got.tolist() == pytest.approx(expected, abs=1e-11)
+    actual = encoding.encode(Positions.of(torch.tensor([[place]], dtype=torch.float64))).flatten()
+    assert actual.tolist() == pytest.approx(expected, abs=1e-11)
 
 
 def test_gaussian_frequencies_have_the_asked_deviation_and_leave_the_global_state_alone() -> None:
@@ -103,7 +103,7 @@ def test_gaussian_frequencies_have_the_asked_deviation_and_leave_the_global_stat
     )
     with torch.device("meta"):
         meta = FourierFeatures(4000, 9, axes=2, kind="gaussian", scale=3.0)
-    assert meta.drawn == encoding.drawn
+    assert meta.random_frequencies == encoding.random_frequencies
 
 
 @pytest.mark.parametrize("axes", [1, 2])
@@ -131,8 +131,8 @@ def test_learned_features_are_a_small_network_on_waves(axes: int) -> None:
                     for row, b in zip(encoding.outer.weight.tolist(), encoding.outer.bias.tolist(), strict=True)
                 ]
             )
-    got = encoding.encode(Positions.of(place))[0]
-    torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-13)
+    actual = encoding.encode(Positions.of(place))[0]
+    torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-13)
 
 
 def test_learned_frequencies_start_normal_with_the_asked_deviation() -> None:

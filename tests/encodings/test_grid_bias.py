@@ -42,11 +42,7 @@ def test_every_pair_inside_the_window_reads_its_own_row(window: tuple[int, ...])
     assert bias[0].unique().numel() == math.prod(2 * n - 1 for n in window)
 
 
-@given(
-    seed=st.integers(0, 10_000),
-    window=st.lists(st.integers(1, 4), min_size=1, max_size=3),
-    whole=st.booleans(),
-)
+@given(seed=st.integers(0, 10_000), window=st.lists(st.integers(1, 4), min_size=1, max_size=3), whole=st.booleans())
 def test_fractions_mix_the_rows_around_them_and_far_distances_read_the_edge(
     seed: int, window: list[int], whole: bool
 ) -> None:
@@ -56,11 +52,11 @@ def test_fractions_mix_the_rows_around_them_and_far_distances_read_the_edge(
     m, n = (m.round().long(), n.round().long()) if whole else (m, n)
     bias = encoding.bias(m, n, dtype=torch.float64)[0]
     for i, j in itertools.product(range(3), range(4)):
-        one, other = tuple(m[0, i].tolist()), tuple(n[0, j].tolist())
-        expected = by_hand(encoding, one, other, 1)
+        p, r = tuple(m[0, i].tolist()), tuple(n[0, j].tolist())
+        expected = by_hand(encoding, p, r, 1)
         assert bias[1, i, j].item() == pytest.approx(expected, abs=1e-12)
-        one, other = (one, other) if axes > 1 else (one[0], other[0])
-        assert encoding.formula_logit([0.0], [0.0], one, other, 1, 1.0) == pytest.approx(expected, abs=1e-12)
+        p, r = (p, r) if axes > 1 else (p[0], r[0])
+        assert encoding.formula_logit([0.0], [0.0], p, r, 1, 1.0) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(("old", "new"), [((7, 7), (12, 12)), ((7, 7), (4, 9)), ((5,), (8,)), ((2, 3, 4), (3, 3, 2))])
@@ -69,11 +65,11 @@ def test_resampling_is_torchs_linear_interpolation(old: tuple[int, ...], new: tu
     picture = encoding.table.T.reshape(1, 3, *(2 * n - 1 for n in old))
     mode = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(old)]
     expected = F.interpolate(picture, [2 * n - 1 for n in new], mode=mode, align_corners=False).reshape(3, -1).T
-    before = encoding.table.detach().clone()
-    other = encoding.resampled(*new)
-    torch.testing.assert_close(other.table, expected, rtol=0, atol=1e-12)
-    assert other.window == new and encoding.table.equal(before) and other.table.dtype == torch.float64
-    assert other.table.requires_grad and str(other) == f"grid_bias(window={new}, std=1.0)"
+    table = encoding.table.detach().clone()
+    twin = encoding.resampled(*new)
+    torch.testing.assert_close(twin.table, expected, rtol=0, atol=1e-12)
+    assert twin.window == new and encoding.table.equal(table) and twin.table.dtype == torch.float64
+    assert twin.table.requires_grad and str(twin) == f"grid_bias(window={new}, std=1.0)"
 
 
 def test_resampling_to_the_same_window_changes_nothing_and_the_middle_stays() -> None:

@@ -12,7 +12,7 @@ from posenc import Positions
 from posenc.encodings.rotations.image_rotary import ImageRotary, augmented, normalised_grid
 
 
-def turned(x: Tensor, places: Tensor, base: float, layout: str) -> Tensor:
+def rotated(x: Tensor, places: Tensor, base: float, layout: str) -> Tensor:
     """x [B, H, T, D] times unit complex numbers, pair by pair, at places [T, A]."""
     axes = places.shape[1]
     n = x.shape[-1] // (2 * axes)
@@ -33,8 +33,8 @@ def test_queries_and_keys_are_turned_as_published(layout: str, head_dim: int, ax
     at = normalised_grid(*(3, 4, 2)[:axes])
     q, k = (torch.randn(2, heads, at.tokens, head_dim, dtype=torch.float64) for heads in (3, 1))
     got_q, got_k = ImageRotary(head_dim, axes=axes, base=base, layout=layout)(q, k, positions=at)
-    torch.testing.assert_close(got_q, turned(q, at.coords[0], base, layout), rtol=0, atol=1e-13)
-    torch.testing.assert_close(got_k, turned(k, at.coords[0], base, layout), rtol=0, atol=1e-13)
+    torch.testing.assert_close(got_q, rotated(q, at.coords[0], base, layout), rtol=0, atol=1e-13)
+    torch.testing.assert_close(got_k, rotated(k, at.coords[0], base, layout), rtol=0, atol=1e-13)
 
 
 def test_the_periods_of_two_axes_are_base_to_the_4k_over_d() -> None:
@@ -68,11 +68,11 @@ def test_every_image_is_centred_and_stays_inside_whatever_its_size(sizes: list[i
 def test_the_same_seed_gives_the_same_positions_and_the_global_random_state_is_untouched() -> None:
     at, state = normalised_grid(3, 4), torch.get_rng_state()
     options = {"shift": 0.3, "jitter": 1.5, "rescale": 2.0}
-    one, again, other = (augmented(at, seed=seed, **options) for seed in (1, 1, 2))
-    assert torch.equal(one.coords, again.coords) and not torch.equal(one.coords, other.coords)
+    first, again, another_seed = (augmented(at, seed=seed, **options) for seed in (1, 1, 2))
+    assert torch.equal(first.coords, again.coords) and not torch.equal(first.coords, another_seed.coords)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(at.coords, normalised_grid(3, 4).coords)
-    assert one.coords.dtype == torch.float64 and torch.equal(one.order, at.order) and one.contiguous
+    assert first.coords.dtype == torch.float64 and torch.equal(first.order, at.order) and first.contiguous
 
 
 def test_without_shift_jitter_and_rescale_nothing_moves() -> None:
@@ -84,11 +84,11 @@ def test_augmentation_is_one_shift_and_one_stretch_for_each_axis() -> None:
     at = normalised_grid(3, 4)
     stretches, shifts = [], []
     for seed in range(300):
-        got = augmented(at, seed=seed, shift=0.25, jitter=1.5, rescale=2.0).coords[0]
+        actual = augmented(at, seed=seed, shift=0.25, jitter=1.5, rescale=2.0).coords[0]
         first, last = at.coords[0, 0], at.coords[0, -1]
-        stretch = (got[-1] - got[0]) / (last - first)
-        shift = got[0] / stretch - first
-        torch.testing.assert_close(got, (at.coords[0] + shift) * stretch, rtol=0, atol=1e-12)
+        stretch = (actual[-1] - actual[0]) / (last - first)
+        shift = actual[0] / stretch - first
+        torch.testing.assert_close(actual, (at.coords[0] + shift) * stretch, rtol=0, atol=1e-12)
         stretches.append(stretch.log())
         shifts.append(shift)
     shift, stretch = torch.stack(shifts), torch.stack(stretches)
@@ -104,10 +104,10 @@ def test_augmentation_is_one_shift_and_one_stretch_for_each_axis() -> None:
 
 def test_rows_with_coordinates_of_their_own_get_draws_of_their_own() -> None:
     at = Positions.of(normalised_grid(2, 2).coords.expand(3, 4, 2))
-    got = augmented(at, seed=1, shift=0.5).coords
-    assert (got - at.coords)[:, 0].unique(dim=0).shape[0] == 3
-    assert torch.equal(got - at.coords, (got - at.coords)[:, :1].expand(3, 4, 2)) or torch.allclose(
-        got - at.coords, (got - at.coords)[:, :1].expand(3, 4, 2), atol=1e-15
+    actual = augmented(at, seed=1, shift=0.5).coords
+    assert (actual - at.coords)[:, 0].unique(dim=0).shape[0] == 3
+    assert torch.equal(actual - at.coords, (actual - at.coords)[:, :1].expand(3, 4, 2)) or torch.allclose(
+        actual - at.coords, (actual - at.coords)[:, :1].expand(3, 4, 2), atol=1e-15
     )
 
 

@@ -13,11 +13,11 @@ from posenc.encodings.content_biases.inkling import Inkling
 from posenc.kernels import bind
 
 
-def made(dim: int = 6, heads: int = 3, max_distance: int = 4, rank: int = 2) -> Inkling:
+def build_inkling(dim: int = 6, heads: int = 3, max_distance: int = 4, rank: int = 2) -> Inkling:
     return Inkling(dim, heads, max_distance=max_distance, rank=rank, std=1.0).double()
 
 
-def chosen(encoding: Inkling, x: Tensor, m: Tensor, n: Tensor) -> Tensor:
+def expected_bias(encoding: Inkling, x: Tensor, m: Tensor, n: Tensor) -> Tensor:
     """The bias [B, H, T, S] of tokens x [B, T, dim], in scalars."""
     mixture = encoding.to_mixture(x).tolist()
     profiles = [[*row, 0.0] for row in encoding.profiles.tolist()]
@@ -41,8 +41,8 @@ def chosen(encoding: Inkling, x: Tensor, m: Tensor, n: Tensor) -> Tensor:
 def logits(encoding: Inkling, x: Tensor, at: Positions, keys_at: Positions) -> Tensor:
     """What comes out for queries and keys of zeros."""
     zeros = [x.new_zeros(x.shape[0], encoding.heads, n, 4) for n in (at.tokens, keys_at.tokens)]
-    own = encoding.remember(x, at)
-    keys = Keys(zeros[1], zeros[1], keys_at, {}, own)
+    memo = encoding.remember(x, at)
+    keys = Keys(zeros[1], zeros[1], keys_at, {}, memo)
     return bind("reference", encoding, scale=0.25).logits(encoding, zeros[0], at, keys, masks.bidirectional())
 
 
@@ -56,9 +56,9 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_token_mixes_the_profiles_of_the_past(case: str) -> None:
     m, n = CASES[case]
-    encoding, x = made(), torch.randn(2, len(m), 6, dtype=torch.float64)
-    got = logits(encoding, x, Positions.of(m), Positions.of(n))
-    torch.testing.assert_close(got, chosen(encoding, x, m, n), rtol=0, atol=1e-12)
+    encoding, x = build_inkling(), torch.randn(2, len(m), 6, dtype=torch.float64)
+    actual = logits(encoding, x, Positions.of(m), Positions.of(n))
+    torch.testing.assert_close(actual, expected_bias(encoding, x, m, n), rtol=0, atol=1e-12)
 
 
 @settings(max_examples=25, deadline=None)
@@ -69,10 +69,10 @@ def test_a_token_mixes_the_profiles_of_the_past(case: str) -> None:
     places=st.lists(st.integers(0, 60).map(lambda quarter: quarter / 4), min_size=1, max_size=5),
 )
 def test_any_configuration_gives_the_same(heads: int, max_distance: int, rank: int, places: list[float]) -> None:
-    encoding, at = made(5, heads, max_distance, rank), torch.tensor(places)
+    encoding, at = build_inkling(5, heads, max_distance, rank), torch.tensor(places)
     x = torch.randn(1, len(places), 5, dtype=torch.float64)
-    got = logits(encoding, x, Positions.of(at), Positions.of(at))
-    torch.testing.assert_close(got, chosen(encoding, x, at, at), rtol=0, atol=1e-12)
+    actual = logits(encoding, x, Positions.of(at), Positions.of(at))
+    torch.testing.assert_close(actual, expected_bias(encoding, x, at, at), rtol=0, atol=1e-12)
 
 
 def attention(encoding: Inkling, kv_heads: int = 3) -> Attention:
@@ -82,28 +82,29 @@ def attention(encoding: Inkling, kv_heads: int = 3) -> Attention:
 
 @pytest.mark.parametrize("kv_heads", [3, 1])
 def test_the_asking_token_decides_also_in_cross_attention(kv_heads: int) -> None:
-    encoding = made()
+    encoding = build_inkling()
     layer = attention(encoding, kv_heads)
-    x, other = torch.randn(2, 3, 6, dtype=torch.float64), torch.randn(2, 7, 6, dtype=torch.float64)
+    x, other_x = torch.randn(2, 3, 6, dtype=torch.float64), torch.randn(2, 7, 6, dtype=torch.float64)
     m, n = torch.tensor([4, 9, 6]), torch.arange(7)
     q = layer.split(layer.q_proj(x), 3)
-    k, v = (layer.split(to(other), kv_heads).repeat_interleave(3 // kv_heads, 1) for to in (layer.k_proj, layer.v_proj))
-    weights = (q @ k.transpose(-1, -2) / 2 + chosen(encoding, x, m, n)).softmax(-1)
+    k, v = (layer.split(proj(other_x), kv_heads) for proj in (layer.k_proj, layer.v_proj))
+    k, v = (heads.repeat_interleave(3 // kv_heads, 1) for heads in (k, v))
+    weights = (q @ k.transpose(-1, -2) / 2 + expected_bias(encoding, x, m, n)).softmax(-1)
     expected = layer.o_proj((weights @ v).transpose(1, 2).flatten(2))
-    got = layer(x, other, positions=m, key_positions=n)
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+    actual = layer(x, other_x, positions=m, key_positions=n)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 def test_the_bias_alone_cannot_be_asked_and_says_so() -> None:
     with pytest.raises(ValueError, match="reads what it remembers of tokens; use it in Attention"):
-        made().bias(3, q=torch.zeros(1, 3, 3, 4))
+        build_inkling().bias(3, q=torch.zeros(1, 3, 3, 4))
 
 
 def test_it_learns_a_mixture_and_profiles_and_no_bias() -> None:
-    assert [name for name, _ in made().named_parameters()] == ["profiles", "to_mixture.weight"]
+    assert [name for name, _ in build_inkling().named_parameters()] == ["profiles", "to_mixture.weight"]
 
 
 def test_mixtures_of_half_precision_are_taken_in_single() -> None:
-    encoding, at, x = made().bfloat16(), Positions.count(2), torch.randn(1, 2, 6).bfloat16()
+    encoding, at, x = build_inkling().bfloat16(), Positions.count(2), torch.randn(1, 2, 6).bfloat16()
     keys = Keys(torch.zeros(1, 3, 2, 4), torch.zeros(1, 3, 2, 4), at, {}, encoding.remember(x, at))
     assert encoding.mixture(torch.zeros(1, 3, 2, 4), keys).dtype == torch.float32

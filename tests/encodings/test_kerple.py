@@ -86,11 +86,11 @@ def test_the_gradient_at_no_distance_is_finite(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["log", "power"])
 def test_the_released_code_adds_after_the_scaling_and_the_paper_divides_too(kind: str) -> None:
     q = [1.0, 2.0]
-    released = with_values(kind, [0.7], [0.4])
+    released_code = with_values(kind, [0.7], [0.4])
     paper = with_values(kind, [0.7], [0.4], form="paper", head_dim=25)
-    torch.testing.assert_close(paper.bias(9), released.bias(9) / 5)
+    torch.testing.assert_close(paper.bias(9), released_code.bias(9) / 5)
     bias = exact(kind, 0.7, 0.4, 3.0)
-    assert released.formula_logit(q, q, 5.0, 2.0, 0, 0.2) == pytest.approx(0.2 * 5 + bias)
+    assert released_code.formula_logit(q, q, 5.0, 2.0, 0, 0.2) == pytest.approx(0.2 * 5 + bias)
     assert paper.formula_logit(q, q, 5.0, 2.0, 0, 0.2) == pytest.approx((5 + bias) / 5)
 
 

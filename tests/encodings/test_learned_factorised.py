@@ -12,7 +12,7 @@ from posenc.encodings.added.learned_factorised import LearnedFactorised
 from posenc.encodings.added.learned_grid import LearnedGrid
 
 
-def added(encoding: LearnedFactorised, positions) -> torch.Tensor:
+def added_vectors(encoding: LearnedFactorised, positions) -> torch.Tensor:
     tokens = positions.tokens if isinstance(positions, Positions) else positions.shape[-1 if encoding.fold else 1]
     return encoding(torch.zeros(1, tokens, encoding.dim, dtype=torch.float64), positions=positions)[0]
 
@@ -29,21 +29,21 @@ def test_folded_positions_run_row_by_row(grid: tuple, combine: str) -> None:
     encoding = LearnedFactorised(7, grid=grid, combine=combine).double()
     cells = Positions.grid(*grid).coords[0].tolist()
     expected = torch.stack([vector(encoding, cell) for cell in cells])
-    assert torch.equal(added(encoding, Positions.count(len(cells))), expected)
+    assert torch.equal(added_vectors(encoding, Positions.count(len(cells))), expected)
     apart = LearnedFactorised(7, grid=grid, combine=combine, fold=False).double()
     apart.load_state_dict(encoding.state_dict())
-    assert torch.equal(added(apart, Positions.grid(*grid)), expected)
+    assert torch.equal(added_vectors(apart, Positions.grid(*grid)), expected)
 
 
 @settings(max_examples=25, deadline=None)
 @given(p=st.floats(0, 11, width=32), combine=st.sampled_from(["concatenated", "summed"]))
 def test_between_folded_positions_the_two_neighbours_are_mixed(p: float, combine: str) -> None:
     encoding = LearnedFactorised(5, grid=(3, 4), combine=combine).double()
-    below = int(p)
-    pair = [vector(encoding, divmod(q, 4)) for q in (below, min(below + 1, 11))]
-    expected = (1 - (p - below)) * pair[0] + (p - below) * pair[1]
-    got = added(encoding, torch.tensor([p], dtype=torch.float64))[0]
-    assert got.tolist() == pytest.approx(expected.tolist(), abs=1e-15)
+    low = int(p)
+    pair = [vector(encoding, divmod(q, 4)) for q in (low, min(low + 1, 11))]
+    expected = (1 - (p - low)) * pair[0] + (p - low) * pair[1]
+    actual = added_vectors(encoding, torch.tensor([p], dtype=torch.float64))[0]
+    assert actual.tolist() == pytest.approx(expected.tolist(), abs=1e-15)
     assert [encoding.formula_added(p, c) for c in range(5)] == pytest.approx(expected.tolist(), abs=1e-15)
 
 
@@ -53,11 +53,11 @@ def test_between_cells_each_axis_is_mixed_by_itself(r: float, c: float, combine:
     encoding = LearnedFactorised(5, grid=(3, 4), combine=combine, fold=False).double()
     rows = []
     for table, p in zip(encoding.tables, (r, c), strict=True):
-        below = int(p)
-        rows.append((1 - (p - below)) * table[below] + (p - below) * table[min(below + 1, len(table) - 1)])
+        low = int(p)
+        rows.append((1 - (p - low)) * table[low] + (p - low) * table[min(low + 1, len(table) - 1)])
     expected = torch.cat(rows) if combine == "concatenated" else rows[0] + rows[1]
-    got = added(encoding, torch.tensor([[[r, c]]], dtype=torch.float64))[0]
-    assert got.tolist() == pytest.approx(expected.tolist(), abs=1e-15)
+    actual = added_vectors(encoding, torch.tensor([[[r, c]]], dtype=torch.float64))[0]
+    assert actual.tolist() == pytest.approx(expected.tolist(), abs=1e-15)
     assert [encoding.formula_added((r, c), k) for k in range(5)] == pytest.approx(expected.tolist(), abs=1e-15)
 
 
@@ -83,13 +83,13 @@ def test_resampling_a_table_of_each_axis_is_resampling_the_whole_grid(antialias:
     encoding = LearnedFactorised(6, grid=(5, 3), combine="summed", fold=False).double()
     whole = LearnedGrid(6, grid=(5, 3)).double()
     with torch.no_grad():
-        whole.table.copy_(added(encoding, Positions.grid(5, 3)))
+        whole.table.copy_(added_vectors(encoding, Positions.grid(5, 3)))
     twin = encoding.resampled(3, 7, antialias=antialias)
     assert twin.sizes == (3, 7) and twin.combine == "summed"
     expected = whole.resampled(3, 7, antialias=antialias).table
-    torch.testing.assert_close(added(twin, Positions.grid(3, 7)), expected, rtol=0, atol=1e-14)
-    rounded = encoding.float().resampled(3, 7, antialias=antialias)
-    torch.testing.assert_close(added(rounded, Positions.grid(3, 7)).double(), expected, rtol=0, atol=1e-7)
+    torch.testing.assert_close(added_vectors(twin, Positions.grid(3, 7)), expected, rtol=0, atol=1e-14)
+    half = encoding.float().resampled(3, 7, antialias=antialias)
+    torch.testing.assert_close(added_vectors(half, Positions.grid(3, 7)).double(), expected, rtol=0, atol=1e-7)
 
 
 def test_folded_tables_do_not_resample_and_say_why() -> None:
@@ -130,19 +130,19 @@ def test_any_number_of_tokens_may_be_trained_on() -> None:
 )
 def test_out_of_the_tables_is_an_error_with_position_sizes_and_remedy(fold: bool, place: list, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        added(LearnedFactorised(4, grid=(5, 3), fold=fold).double(), torch.tensor(place))
+        added_vectors(LearnedFactorised(4, grid=(5, 3), fold=fold).double(), torch.tensor(place))
 
 
 def test_clamp_reads_the_last_rows() -> None:
     encoding = LearnedFactorised(4, grid=(5, 3), overrun="clamp").double()
-    assert torch.equal(added(encoding, torch.tensor([14, 15, 900])), vector(encoding, (4, 2)).expand(3, 4))
+    assert torch.equal(added_vectors(encoding, torch.tensor([14, 15, 900])), vector(encoding, (4, 2)).expand(3, 4))
     apart = LearnedFactorised(4, grid=(5, 3), fold=False, overrun="clamp").double()
-    assert torch.equal(added(apart, torch.tensor([[[2, 9]]]))[0], vector(apart, (2, 2)))
+    assert torch.equal(added_vectors(apart, torch.tensor([[[2, 9]]]))[0], vector(apart, (2, 2)))
 
 
 def test_in_a_compiled_graph_what_is_out_of_reach_is_nan_and_the_rest_right() -> None:
     encoding = LearnedFactorised(4, grid=(2, 3)).double()
     run = torch.compile(lambda x, at: encoding(x, positions=at), backend="eager", fullgraph=True)
-    got = run(torch.zeros(1, 3, 4, dtype=torch.float64), torch.tensor([5, 6, 1]))
-    assert got[0, 1].isnan().all()
-    assert torch.equal(got[0, [0, 2]], torch.stack((vector(encoding, (1, 2)), vector(encoding, (0, 1)))))
+    actual = run(torch.zeros(1, 3, 4, dtype=torch.float64), torch.tensor([5, 6, 1]))
+    assert actual[0, 1].isnan().all()
+    assert torch.equal(actual[0, [0, 2]], torch.stack((vector(encoding, (1, 2)), vector(encoding, (0, 1)))))

@@ -12,16 +12,16 @@ from posenc import Positions
 from posenc.encodings.added.learned_grid import LearnedGrid
 
 
-def added(encoding: LearnedGrid, positions) -> torch.Tensor:
+def added_vectors(encoding: LearnedGrid, positions) -> torch.Tensor:
     tokens = positions.tokens if isinstance(positions, Positions) else positions.shape[1]
     return encoding(torch.zeros(1, tokens, encoding.dim, dtype=torch.float64), positions=positions)[0]
 
 
 def test_every_cell_reads_its_row_with_the_last_axis_fastest() -> None:
     encoding = LearnedGrid(3, grid=(2, 3, 4)).double()
-    assert torch.equal(added(encoding, Positions.grid(2, 3, 4)), encoding.table)
+    assert torch.equal(added_vectors(encoding, Positions.grid(2, 3, 4)), encoding.table)
     cell = torch.tensor([[[1, 2, 3], [0, 1, 2]]])
-    assert torch.equal(added(encoding, cell), encoding.table[[1 * 12 + 2 * 4 + 3, 1 * 4 + 2]])
+    assert torch.equal(added_vectors(encoding, cell), encoding.table[[1 * 12 + 2 * 4 + 3, 1 * 4 + 2]])
 
 
 def test_prefix_tokens_come_first_and_stand_outside_the_grid() -> None:
@@ -30,8 +30,8 @@ def test_prefix_tokens_come_first_and_stand_outside_the_grid() -> None:
     assert at.coords[0].tolist() == [[-1, -1], [-2, -2], [0, 0], [0, 1], [1, 0], [1, 1]]
     assert at.order.tolist() == [[0, 1, 2, 3, 4, 5]]
     # The table lies as ViT's pos_embed does: one row for each token of [CLS] + patches.
-    assert torch.equal(added(encoding, at), encoding.table)
-    assert torch.equal(added(encoding, at.with_coords(at.coords.double())), encoding.table)
+    assert torch.equal(added_vectors(encoding, at), encoding.table)
+    assert torch.equal(added_vectors(encoding, at.with_coords(at.coords.double())), encoding.table)
 
 
 @settings(max_examples=25, deadline=None)
@@ -43,10 +43,10 @@ def test_between_cells_the_nearest_ones_are_mixed_along_each_axis(
     place = [data.draw(st.floats(0, n - 1, width=32)) for n in sizes]
     expected = encoding.table[prefix:].detach().view(*sizes, 2)
     for p in place:
-        below = int(p)
-        expected = (1 - (p - below)) * expected[below] + (p - below) * expected[min(below + 1, len(expected) - 1)]
-    got = added(encoding, torch.tensor([[place]], dtype=torch.float64))[0]
-    assert got.tolist() == pytest.approx(expected.tolist(), abs=1e-14)
+        low = int(p)
+        expected = (1 - (p - low)) * expected[low] + (p - low) * expected[min(low + 1, len(expected) - 1)]
+    actual = added_vectors(encoding, torch.tensor([[place]], dtype=torch.float64))[0]
+    assert actual.tolist() == pytest.approx(expected.tolist(), abs=1e-14)
     assert [encoding.formula_added(tuple(place), c) for c in range(2)] == pytest.approx(expected.tolist(), abs=1e-14)
 
 
@@ -100,17 +100,14 @@ def test_a_flat_table_stays_flat_and_the_antialias_flag_changes_a_shrunk_one() -
     assert float((sharp - smooth).abs().max()) > 1e-3
     torch.nn.init.constant_(encoding.table, 0.7)
     for antialias in (True, False):
-        got = encoding.resampled(17, 5, antialias=antialias).table
-        torch.testing.assert_close(got, torch.full_like(got, 0.7), rtol=0, atol=1e-12)
+        actual = encoding.resampled(17, 5, antialias=antialias).table
+        torch.testing.assert_close(actual, torch.full_like(actual, 0.7), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        (
-            [[2, 0]],
-            r"position \(2, 0\) is out of .* 2 x 3 cells; for an image of such cells use resampled\(3, 3\)",
-        ),
+        ([[2, 0]], r"position \(2, 0\) is out of .* 2 x 3 cells; for an image of such cells use resampled\(3, 3\)"),
         ([[0, 1], [1, 5]], r"position \(1, 5\) .* use resampled\(2, 6\), or choose overrun='clamp'"),
         ([[0.0, 2.5]], r"position \(0.0, 2.5\) is out of the learned grid"),
         ([[-0.5, 0.0]], r"position \(-0.5, 0.0\) is out of the learned grid .*; shift the positions"),
@@ -118,34 +115,34 @@ def test_a_flat_table_stays_flat_and_the_antialias_flag_changes_a_shrunk_one() -
 )
 def test_out_of_the_grid_is_an_error_with_place_size_and_remedy(place: list, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        added(LearnedGrid(4, grid=(2, 3)).double(), torch.tensor([place]))
+        added_vectors(LearnedGrid(4, grid=(2, 3)).double(), torch.tensor([place]))
 
 
 def test_a_prefix_token_that_does_not_exist_is_refused() -> None:
     at = LearnedGrid(4, grid=(2, 3), prefix=2).positions()
     with pytest.raises(ValueError, match="cells and the 1 prefix tokens from -1 to -1; shift the positions"):
-        added(LearnedGrid(4, grid=(2, 3), prefix=1).double(), at)
+        added_vectors(LearnedGrid(4, grid=(2, 3), prefix=1).double(), at)
 
 
 def test_clamp_reads_the_border() -> None:
     encoding = LearnedGrid(4, grid=(2, 3), prefix=1, overrun="clamp").double()
-    got = added(encoding, torch.tensor([[[9.0, 0.5], [1.0, 99.0], [5.0, 5.0]]], dtype=torch.float64))
-    torch.testing.assert_close(got[0], encoding.table[1 + 3 : 1 + 5].mean(0), rtol=0, atol=1e-15)
-    assert torch.equal(got[1:], encoding.table[[6, 6]])
+    actual = added_vectors(encoding, torch.tensor([[[9.0, 0.5], [1.0, 99.0], [5.0, 5.0]]], dtype=torch.float64))
+    torch.testing.assert_close(actual[0], encoding.table[1 + 3 : 1 + 5].mean(0), rtol=0, atol=1e-15)
+    assert torch.equal(actual[1:], encoding.table[[6, 6]])
     with pytest.raises(ValueError, match="shift the positions"):
-        added(encoding, torch.tensor([[[-0.25, 0.0]]]))
+        added_vectors(encoding, torch.tensor([[[-0.25, 0.0]]]))
 
 
 @in_one_graph
 def test_in_a_compiled_graph_what_is_out_of_reach_is_nan_and_the_rest_right() -> None:
     encoding = LearnedGrid(4, grid=(2, 3), prefix=1).double()
     run = torch.compile(lambda x, at: encoding(x, positions=at), backend="eager", fullgraph=True)
-    got = run(
+    actual = run(
         torch.zeros(1, 4, 4, dtype=torch.float64), torch.tensor([[[1.0, 2.0], [1.0, 3.0], [-1.0, -1.0], [0.0, 0.5]]])
     )
-    assert got[0, 1].isnan().all()
+    assert actual[0, 1].isnan().all()
     expected = torch.stack((encoding.table[6], encoding.table[0], encoding.table[1:3].mean(0)))
-    torch.testing.assert_close(got[0, [0, 2, 3]], expected, rtol=0, atol=1e-15)
+    torch.testing.assert_close(actual[0, [0, 2, 3]], expected, rtol=0, atol=1e-15)
 
 
 def test_resampling_needs_a_size_for_each_axis() -> None:

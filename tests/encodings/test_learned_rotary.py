@@ -16,13 +16,13 @@ from posenc.encodings.rotations.rotary import Rotary
 LAYOUTS = ["half", "interleaved"]
 
 
-def moved(encoding: LearnedRotary, by: float = 0.3) -> LearnedRotary:
+def shift_at_random(encoding: LearnedRotary, std: float = 0.3) -> LearnedRotary:
     with torch.no_grad():
-        encoding.shift += by * torch.randn_like(encoding.shift)
+        encoding.shift += std * torch.randn_like(encoding.shift)
     return encoding
 
 
-def turned(x: Tensor, places: list[float], shift: Tensor, *, base: float, layout: str) -> Tensor:
+def rotated(x: Tensor, places: list[float], shift: Tensor, *, base: float, layout: str) -> Tensor:
     """x [B, H, T, D] turned by base^(-2k/D) e^shift, with 40 digits; shift [D/2] or [H, D/2]."""
     shift = shift.detach()
     d, out = x.shape[-1], x.double().clone()
@@ -30,8 +30,8 @@ def turned(x: Tensor, places: list[float], shift: Tensor, *, base: float, layout
         for h in range(x.shape[1]):
             for k in range(d // 2):
                 first, second = (k, k + d // 2) if layout == "half" else (2 * k, 2 * k + 1)
-                own = float(shift[h, k] if shift.dim() == 2 else shift[k])
-                frequency = mpmath.mpf(base) ** (-mpmath.mpf(2 * k) / d) * mpmath.exp(own)
+                log_scale = float(shift[h, k] if shift.dim() == 2 else shift[k])
+                frequency = mpmath.mpf(base) ** (-mpmath.mpf(2 * k) / d) * mpmath.exp(log_scale)
                 cos = torch.tensor([float(mpmath.cos(p * frequency)) for p in places], dtype=torch.float64)
                 sin = torch.tensor([float(mpmath.sin(p * frequency)) for p in places], dtype=torch.float64)
                 a, b = x[:, h, :, first].double(), x[:, h, :, second].double()
@@ -55,23 +55,24 @@ PLACES = [0.0, 1.0, 2.5, -7.0, 4095.0]
     base=st.floats(1.01, 1e6),
     layout=st.sampled_from(LAYOUTS),
     per_head=st.booleans(),
-    by=st.floats(0, 1),
+    std=st.floats(0, 1),
 )
 def test_queries_and_keys_are_turned_by_the_frequencies_as_they_stand(
-    pairs: int, base: float, layout: str, per_head: bool, by: float
+    pairs: int, base: float, layout: str, per_head: bool, std: float
 ) -> None:
-    encoding = moved(LearnedRotary(2 * pairs, heads=3, base=base, layout=layout, per_head=per_head).double(), by)
+    encoding = LearnedRotary(2 * pairs, heads=3, base=base, layout=layout, per_head=per_head).double()
+    encoding = shift_at_random(encoding, std)
     q = torch.randn(2, 3, 5, 2 * pairs, dtype=torch.float64)
-    got, _ = encoding(q, q, positions=torch.tensor(PLACES, dtype=torch.float64))
-    torch.testing.assert_close(got, turned(q, PLACES, encoding.shift, base=base, layout=layout), rtol=0, atol=1e-9)
+    actual, _ = encoding(q, q, positions=torch.tensor(PLACES, dtype=torch.float64))
+    torch.testing.assert_close(actual, rotated(q, PLACES, encoding.shift, base=base, layout=layout), rtol=0, atol=1e-9)
 
 
 def test_a_position_of_a_million_is_right_to_a_millionth() -> None:
-    places, encoding = [999_999.0, 1_000_000.0], moved(LearnedRotary(32))
+    places, encoding = [999_999.0, 1_000_000.0], shift_at_random(LearnedRotary(32))
     q = torch.randn(2, 2, 2, 32)
-    got, _ = encoding(q, q, positions=torch.tensor([int(p) for p in places]))
-    expected = turned(q, places, encoding.shift, base=1e4, layout="half")
-    assert got.dtype == torch.float32 and (got.double() - expected).abs().max().item() < 1e-6
+    actual, _ = encoding(q, q, positions=torch.tensor([int(p) for p in places]))
+    expected = rotated(q, places, encoding.shift, base=1e4, layout="half")
+    assert actual.dtype == torch.float32 and (actual.double() - expected).abs().max().item() < 1e-6
 
 
 def test_a_table_with_a_gradient_serves_two_steps_with_the_same_positions() -> None:
@@ -80,23 +81,23 @@ def test_a_table_with_a_gradient_serves_two_steps_with_the_same_positions() -> N
         encoding.query(q, at).square().sum().backward()
         with torch.no_grad():
             encoding.shift += 0.1
-    after = encoding.query(q, at)
-    assert torch.equal(after, encoding.query(q, Positions.count(5)))
-    assert not torch.equal(after, LearnedRotary(8).query(q, at))
+    second_step = encoding.query(q, at)
+    assert torch.equal(second_step, encoding.query(q, Positions.count(5)))
+    assert not torch.equal(second_step, LearnedRotary(8).query(q, at))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_heads_of_their_own_frequencies_share_keys_as_if_each_had_its_own(kv_heads: int) -> None:
-    grouped = Attention(16, heads=4, head_dim=4, kv_heads=kv_heads).double()
+    grouped_query = Attention(16, heads=4, head_dim=4, kv_heads=kv_heads).double()
     full = Attention(16, heads=4, head_dim=4).double()
-    encoding = moved(LearnedRotary(4, heads=4, base=50.0, per_head=True).double())
-    state = grouped.state_dict()
+    encoding = shift_at_random(LearnedRotary(4, heads=4, base=50.0, per_head=True).double())
+    state = grouped_query.state_dict()
     for name in ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"):
         state[name] = state[name].unflatten(0, (kv_heads, -1)).repeat_interleave(4 // kv_heads, 0).flatten(0, 1)
     full.load_state_dict(state)
     x = torch.randn(2, 7, 16, dtype=torch.float64)
-    got, expected = (layer(x, mask=masks.causal(), encoding=encoding) for layer in (grouped, full))
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+    actual, expected = (layer(x, mask=masks.causal(), encoding=encoding) for layer in (grouped_query, full))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 def test_frequencies_and_wavelengths_are_those_of_now() -> None:

@@ -13,7 +13,7 @@ from posenc.catalogue import build_layers
 from posenc.encodings.distance_biases.log_grid_bias import LogGridBias
 
 
-def published(encoding: LogGridBias, delta: Tensor) -> Tensor:
+def published_bias(encoding: LogGridBias, delta: Tensor) -> Tensor:
     """[..., H] from distances [..., A], in float64."""
     x = delta.double() / (encoding.window - 1) * 8
     x = torch.sign(x) * torch.log2(x.abs() + 1) / math.log2(8)
@@ -33,11 +33,11 @@ def test_the_bias_is_the_networks(seed: int, window: int, axes: int, width: int,
     encoding = LogGridBias(3, window=window, axes=axes, width=width).double()
     m, n = torch.rand(1, 4, axes, dtype=torch.float64) * 60, torch.rand(1, 5, axes, dtype=torch.float64) * 60
     m, n = (m.round().long(), n.round().long()) if whole else (m, n)
-    expected = published(encoding, m[0, :, None] - n[0]).permute(2, 0, 1)
+    expected = published_bias(encoding, m[0, :, None] - n[0]).permute(2, 0, 1)
     torch.testing.assert_close(encoding.bias(m, n, dtype=torch.float64)[0], expected, rtol=1e-12, atol=1e-12)
-    one, other = (tuple(p) if axes > 1 else p[0] for p in (m[0, 3].tolist(), n[0, 2].tolist()))
-    got = encoding.formula_logit([0.0], [0.0], one, other, 1, 1.0)
-    assert got == pytest.approx(expected[1, 3, 2].item(), rel=1e-11)
+    query_place, key_place = (tuple(p) if axes > 1 else p[0] for p in (m[0, 3].tolist(), n[0, 2].tolist()))
+    actual = encoding.formula_logit([0.0], [0.0], query_place, key_place, 1, 1.0)
+    assert actual == pytest.approx(expected[1, 3, 2].item(), rel=1e-11)
 
 
 def passing_on() -> LogGridBias:

@@ -12,26 +12,26 @@ from posenc.encodings.temperatures.log_temperature import LogTemperature
 
 def factors(encoding: LogTemperature, at: Positions, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """What the queries at these positions are multiplied by, [B, T]."""
-    ones = torch.ones(at.order.shape[0], 2, at.tokens, 4, dtype=dtype)
-    turned = encoding.query(ones, at)
-    assert turned.dtype == dtype and turned[..., :1].equal(turned[..., 1:2])
-    return turned[:, 0, :, 0]
+    queries = torch.ones(at.order.shape[0], 2, at.tokens, 4, dtype=dtype)
+    scaled_q = encoding.query(queries, at)
+    assert scaled_q.dtype == dtype and scaled_q[..., :1].equal(scaled_q[..., 1:2])
+    return scaled_q[:, 0, :, 0]
 
 
 def test_it_is_the_logarithm_of_the_tokens_seen_over_that_of_the_trained_length() -> None:
     at = Positions.of(torch.tensor([0, 1, 31, 1023, 4095, 1_048_575, 10**12]))
-    got = factors(LogTemperature(1024), at)[0].tolist()
+    actual = factors(LogTemperature(1024), at)[0].tolist()
     with mpmath.workdps(40):
         expected = [float(mpmath.log(p + 1) / mpmath.log(1024)) for p in at.coords[0, :, 0].tolist()]
-    assert got == pytest.approx(expected, rel=1e-15)
-    assert got[:6] == pytest.approx([0, 0.1, 0.5, 1, 1.2, 2])
+    assert actual == pytest.approx(expected, rel=1e-15)
+    assert actual[:6] == pytest.approx([0, 0.1, 0.5, 1, 1.2, 2])
 
 
 def test_with_a_floor_of_one_the_trained_length_is_left_as_it_was() -> None:
     # Su's form: q log(n)/log(L), nowhere below 1 (ReRoPE).
-    got = factors(LogTemperature(512, least=1.0), Positions.count(2048))[0]
-    assert (got[:512] == 1).all() and (got[512:] > 1).all() and (got.diff() >= 0).all()
-    assert got[2047].item() == pytest.approx(11 / 9)
+    actual = factors(LogTemperature(512, least=1.0), Positions.count(2048))[0]
+    assert (actual[:512] == 1).all() and (actual[512:] > 1).all() and (actual.diff() >= 0).all()
+    assert actual[2047].item() == pytest.approx(11 / 9)
 
 
 def test_fractional_and_negative_positions_have_a_temperature() -> None:

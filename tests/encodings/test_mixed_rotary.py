@@ -15,7 +15,7 @@ from posenc.encodings.rotations.mixed_rotary import MixedRotary
 from posenc.encodings.rotations.rotary import Rotary
 
 
-def turned(x: Tensor, places: Tensor, frequencies: Tensor, layout: str) -> Tensor:
+def rotated(x: Tensor, places: Tensor, frequencies: Tensor, layout: str) -> Tensor:
     """x [B, H, T, D] times unit complex numbers at places [T, A], with frequencies [H, P, A]."""
     out, pairs = x.double().clone(), frequencies.shape[1]
     for h in range(x.shape[1]):
@@ -33,10 +33,10 @@ def test_queries_and_keys_are_turned_as_published(layout: str, head_dim: int, ax
     encoding = MixedRotary(3, head_dim, axes=axes, layout=layout)
     places = torch.randn(5, axes, dtype=torch.float64) * 10
     q, k = torch.randn(2, 3, 5, head_dim, dtype=torch.float64), torch.randn(2, 3, 5, head_dim, dtype=torch.float64)
-    got = encoding(q, k, positions=places[None])
-    own = encoding.frequencies.detach().double()
-    for x, y in zip((q, k), got, strict=True):
-        torch.testing.assert_close(y, turned(x, places, own, layout), rtol=0, atol=1e-13)
+    actual = encoding(q, k, positions=places[None])
+    frequencies = encoding.frequencies.detach().double()
+    for x, y in zip((q, k), actual, strict=True):
+        torch.testing.assert_close(y, rotated(x, places, frequencies, layout), rtol=0, atol=1e-13)
 
 
 def test_the_initial_magnitudes_are_ten_to_the_minus_4k_over_d_along_two_perpendicular_directions() -> None:
@@ -64,12 +64,12 @@ def test_initial_directions_are_uniform() -> None:
 @settings(max_examples=25, deadline=None)
 def test_any_number_of_axes_gets_perpendicular_directions(head_dim: int, axes: int, heads: int) -> None:
     f = MixedRotary(heads, head_dim, axes=axes, dtype=torch.float64).frequencies.detach()
-    pairs, each = head_dim // 2, math.ceil(head_dim // 2 / axes)
+    pairs, per_axis = head_dim // 2, math.ceil(head_dim // 2 / axes)
     assert f.shape == (heads, pairs, axes)
     angle = f @ f.mT
     for i in range(pairs):
         for j in range(pairs):
-            size = 10 ** (-axes * (i % each + j % each) / pairs) if i // each == j // each else 0.0
+            size = 10 ** (-axes * (i % per_axis + j % per_axis) / pairs) if i // per_axis == j // per_axis else 0.0
             torch.testing.assert_close(
                 angle[:, i, j], torch.full((heads,), size, dtype=torch.float64), rtol=0, atol=1e-13
             )
@@ -77,27 +77,27 @@ def test_any_number_of_axes_gets_perpendicular_directions(head_dim: int, axes: i
 
 def test_with_one_axis_it_starts_as_rotary() -> None:
     q = torch.randn(1, 2, 7, 8, dtype=torch.float64)
-    mixed = MixedRotary(2, 8, axes=1, base=10_000.0, dtype=torch.float64)
-    torch.testing.assert_close(mixed(q, q)[0], Rotary(8)(q, q)[0], rtol=0, atol=1e-13)
+    encoding = MixedRotary(2, 8, axes=1, base=10_000.0, dtype=torch.float64)
+    torch.testing.assert_close(encoding(q, q)[0], Rotary(8)(q, q)[0], rtol=0, atol=1e-13)
 
 
 def test_with_directions_along_the_axes_it_is_axial_rotary() -> None:
-    axial, mixed = AxialRotary(8, base=50.0), MixedRotary(2, 8, dtype=torch.float64)
+    axial, encoding = AxialRotary(8, base=50.0), MixedRotary(2, 8, dtype=torch.float64)
     with torch.no_grad():
-        mixed.frequencies.zero_()
+        encoding.frequencies.zero_()
         for axis in range(2):
-            mixed.frequencies[:, 2 * axis : 2 * axis + 2, axis] = axial.spectrum(axis)
+            encoding.frequencies[:, 2 * axis : 2 * axis + 2, axis] = axial.spectrum(axis)
     q, at = torch.randn(1, 2, 6, 8, dtype=torch.float64), Positions.grid(2, 3)
-    torch.testing.assert_close(mixed.query(q, at), axial.query(q, at), rtol=0, atol=1e-14)
+    torch.testing.assert_close(encoding.query(q, at), axial.query(q, at), rtol=0, atol=1e-14)
 
 
 def test_angles_are_exact_although_the_parameter_is_rounded() -> None:
     encoding = MixedRotary(2, 8).bfloat16()
     places = torch.tensor([[1000.0, 999.0], [255.0, 257.0]], dtype=torch.float64)
     q = torch.randn(1, 2, 2, 8).bfloat16()
-    exact = turned(q, places, encoding.frequencies.detach().double(), "half")
-    got = encoding(q, q, positions=places[None])[0]
-    assert bool(((got.double() - exact).abs() <= exact.abs() * torch.finfo(torch.bfloat16).eps / 2 + 1e-6).all())
+    exact = rotated(q, places, encoding.frequencies.detach().double(), "half")
+    actual = encoding(q, q, positions=places[None])[0]
+    assert bool(((actual.double() - exact).abs() <= exact.abs() * torch.finfo(torch.bfloat16).eps / 2 + 1e-6).all())
 
 
 @pytest.mark.parametrize(("groups", "kv_heads"), [(None, 4), (2, 2), (2, 4), (1, 1), (1, 2)])
@@ -115,12 +115,12 @@ def test_with_groups_for_the_key_heads_a_cache_and_grouped_queries_work(groups: 
 
 def test_query_heads_turn_as_the_key_head_that_they_share() -> None:
     encoding = MixedRotary(6, 8, groups=2, dtype=torch.float64)
-    many = MixedRotary(6, 8, dtype=torch.float64)
+    six_sets = MixedRotary(6, 8, dtype=torch.float64)
     with torch.no_grad():
-        many.frequencies.copy_(encoding.frequencies.repeat_interleave(3, 0))
+        six_sets.frequencies.copy_(encoding.frequencies.repeat_interleave(3, 0))
     q, k, at = torch.randn(1, 6, 4, 8).double(), torch.randn(1, 2, 4, 8).double(), Positions.grid(2, 2)
-    assert torch.equal(encoding.query(q, at), many.query(q, at))
-    assert torch.equal(encoding.key(k, at).repeat_interleave(3, 1), many.key(k.repeat_interleave(3, 1), at))
+    assert torch.equal(encoding.query(q, at), six_sets.query(q, at))
+    assert torch.equal(encoding.key(k, at).repeat_interleave(3, 1), six_sets.key(k.repeat_interleave(3, 1), at))
 
 
 def test_only_several_sets_of_frequencies_leave_a_gap() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.encodings.distance_biases.mlp_bias import MLPBias
 
 
-def published(encoding: MLPBias, delta: Tensor) -> Tensor:
+def published_bias(encoding: MLPBias, delta: Tensor) -> Tensor:
     """[..., H] from distances [..., A], in float64, by torch's own layers."""
     x = delta.double()
     if encoding.log:
@@ -35,11 +35,11 @@ def test_the_bias_is_the_networks(seed: int, depth: int, width: int, axes: int, 
     encoding = MLPBias(3, width=width, depth=depth, log=log, axes=axes).double()
     m, n = torch.rand(1, 4, axes, dtype=torch.float64) * 60, torch.rand(1, 5, axes, dtype=torch.float64) * 60
     m, n = (m.round().long(), n.round().long()) if whole else (m, n)
-    expected = published(encoding, m[0, :, None] - n[0]).permute(2, 0, 1)
+    expected = published_bias(encoding, m[0, :, None] - n[0]).permute(2, 0, 1)
     torch.testing.assert_close(encoding.bias(m, n, dtype=torch.float64)[0], expected, rtol=1e-11, atol=1e-11)
-    one, other = (tuple(p) if axes > 1 else p[0] for p in (m[0, 3].tolist(), n[0, 2].tolist()))
-    got = encoding.formula_logit([0.0], [0.0], one, other, 1, 1.0)
-    assert got == pytest.approx(expected[1, 3, 2].item(), rel=1e-9, abs=1e-10)
+    query_place, key_place = (tuple(p) if axes > 1 else p[0] for p in (m[0, 3].tolist(), n[0, 2].tolist()))
+    actual = encoding.formula_logit([0.0], [0.0], query_place, key_place, 1, 1.0)
+    assert actual == pytest.approx(expected[1, 3, 2].item(), rel=1e-9, abs=1e-10)
 
 
 def test_distances_are_exact_in_half_precision() -> None:

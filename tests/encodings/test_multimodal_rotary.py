@@ -14,7 +14,7 @@ from posenc.schedules import SCHEDULES, Linear, YaRN
 ORDERS, LAYOUTS = ["chunked", "interleaved", "time_last"], ["half", "interleaved"]
 
 
-def turned(x: Tensor, places: Tensor, owner: list[int], base: float, layout: str = "half") -> Tensor:
+def rotated(x: Tensor, places: Tensor, owner: list[int], base: float, layout: str = "half") -> Tensor:
     """x [B, H, T, D] times unit complex numbers at places [T, A]; pair k reads axis owner[k]."""
     out, pairs = x.double().clone(), len(owner)
     for k, axis in enumerate(owner):
@@ -40,12 +40,12 @@ def test_each_pair_reads_the_axis_that_owns_it(order: str, layout: str) -> None:
     encoding = MultimodalRotary(16, base=1000.0, sections=SECTIONS[order], order=order, layout=layout)
     at = text_and_grids(3, (2, 2, 3), 2)
     q, k = torch.randn(2, 3, at.tokens, 16).double(), torch.randn(2, 1, at.tokens, 16).double()
-    for x, got in zip((q, k), encoding(q, k, positions=at), strict=True):
-        expected = turned(x, at.coords[0], OWNERS[order], 1000.0, layout)
-        torch.testing.assert_close(got, expected, rtol=0, atol=1e-13)
+    for x, actual in zip((q, k), encoding(q, k, positions=at), strict=True):
+        expected = rotated(x, at.coords[0], OWNERS[order], 1000.0, layout)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-13)
         for token, place in enumerate(at.coords[0].tolist()):
             formula = encoding.formula_query(x[0, 0, token].tolist(), tuple(place))
-            assert formula == pytest.approx(got[0, 0, token].tolist(), rel=0, abs=1e-12)
+            assert formula == pytest.approx(actual[0, 0, token].tolist(), rel=0, abs=1e-12)
 
 
 def test_qwen2_vl_splits_64_pairs_into_runs_of_16_24_and_24() -> None:
@@ -84,8 +84,8 @@ def test_any_number_of_sections_follows_the_formula(sections: list[int], place: 
     owner = [axis for axis, n in enumerate(sections) for _ in range(n)]
     places = torch.tensor([[place * (axis + 1) for axis in range(axes)]], dtype=torch.float64)
     q = torch.randn(1, 1, 1, 2 * pairs, dtype=torch.float64)
-    got, _ = MultimodalRotary(2 * pairs, sections=tuple(sections))(q, q, positions=places[None])
-    torch.testing.assert_close(got, turned(q, places, owner, 10_000.0), rtol=0, atol=1e-9)
+    actual, _ = MultimodalRotary(2 * pairs, sections=tuple(sections))(q, q, positions=places[None])
+    torch.testing.assert_close(actual, rotated(q, places, owner, 10_000.0), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -135,7 +135,7 @@ def test_grids_may_have_other_axes_than_three() -> None:
     at = text_and_grids(1, (2, 1, 1, 2))
     assert at.axes == 4
     encoding, q = MultimodalRotary(16, sections=(2, 2, 2, 2)), torch.randn(1, 1, 5, 16, dtype=torch.float64)
-    expected = turned(q, at.coords[0], [0, 0, 1, 1, 2, 2, 3, 3], 10_000.0)
+    expected = rotated(q, at.coords[0], [0, 0, 1, 1, 2, 2, 3, 3], 10_000.0)
     torch.testing.assert_close(encoding.query(q, at), expected, rtol=0, atol=1e-13)
     assert text_and_grids(3).coords.tolist() == [[[0] * 3, [1] * 3, [2] * 3]]
 
@@ -144,9 +144,9 @@ def test_grids_may_have_other_axes_than_three() -> None:
 def test_half_precision_is_the_exact_result_rounded_once(dtype: torch.dtype) -> None:
     places = torch.tensor([[0, 0, 0], [255, 257, 4095], [99_999, 1, 65_535]])
     q = torch.randn(1, 2, 3, 16).to(dtype)
-    got, exact = MultimodalRotary(16)(q, q, positions=places[None])[0], turned(q, places, OWNERS["chunked"], 10_000.0)
-    assert got.dtype == dtype
-    assert bool(((got.double() - exact).abs() <= exact.abs() * torch.finfo(dtype).eps / 2 + 1e-6).all())
+    out, exact = MultimodalRotary(16)(q, q, positions=places[None])[0], rotated(q, places, OWNERS["chunked"], 10_000.0)
+    assert out.dtype == dtype
+    assert bool(((out.double() - exact).abs() <= exact.abs() * torch.finfo(dtype).eps / 2 + 1e-6).all())
 
 
 def test_sections_that_an_error_proposes_work() -> None:

@@ -14,12 +14,12 @@ from posenc.encodings.rules.path import PaTH
 from posenc.kernels import bind
 from posenc.tokens.masks import Mask
 
-COUNTED = Positions.count(7)
+IN_ORDER = Positions.count(7)
 ORDER = torch.tensor([[4, 0, 6, 2, 1, 5, 3]])
 INTERLEAVED = Positions(torch.arange(7)[None, :, None], torch.arange(7)[None], torch.arange(7)[None] % 2)
 PLACES = {
-    "counted": (COUNTED, COUNTED),
-    "later queries": (Positions.count(3, 4), COUNTED),
+    "counted": (IN_ORDER, IN_ORDER),
+    "later queries": (Positions.count(3, 4), IN_ORDER),
     "out of order, anywhere": (Positions(ORDER[..., None], ORDER), Positions(ORDER[..., None] * 0.5, ORDER)),
     "padded": (2 * (Positions.padded(torch.tensor([[0, 1, 1, 0, 1, 1, 1], [1] * 7])),)),
     "packed": (2 * (Positions.packed([3, 4]),)),
@@ -45,7 +45,7 @@ def weights_of(
     return weights
 
 
-def multiplied(q: Tensor, k: Tensor, memo: dict[str, Tensor], at: Positions, keys_at: Positions) -> Tensor:
+def logits_by_products(q: Tensor, k: Tensor, memo: dict[str, Tensor], at: Positions, keys_at: Positions) -> Tensor:
     """k_j^T H_{j+1} ... H_i q_i with every matrix written out, [B, H, T, S]."""
     w, beta = memo["path_direction"], memo["path_strength"]
     B, H, T = q.shape[:3]
@@ -57,9 +57,9 @@ def multiplied(q: Tensor, k: Tensor, memo: dict[str, Tensor], at: Positions, key
             for t in range(T):
                 for s in range(7):
                     product = torch.eye(4, dtype=q.dtype)
-                    for one in sorted(range(7), key=lambda one: j[b][one]):
-                        if together[b, t, one] and j[b][s] < j[b][one] <= i[b][t]:
-                            share = beta[b, h, one] * torch.outer(w[b, h, one], w[b, h, one])
+                    for token in sorted(range(7), key=lambda token: j[b][token]):
+                        if together[b, t, token] and j[b][s] < j[b][token] <= i[b][t]:
+                            share = beta[b, h, token] * torch.outer(w[b, h, token], w[b, h, token])
                             product = product @ (torch.eye(4, dtype=q.dtype) - share)
                     logits[b, h, t, s] = k[b, h * k.shape[1] // H, s] @ product @ q[b, h, t]
     return logits
@@ -68,7 +68,7 @@ def multiplied(q: Tensor, k: Tensor, memo: dict[str, Tensor], at: Positions, key
 @functools.cache
 def multiplied_at(place: str, kv_heads: int) -> tuple:
     q, k, memo = random(kv_heads=kv_heads, queries=PLACES[place][0].tokens)
-    return q, k, memo, multiplied(q, k, memo, *PLACES[place])
+    return q, k, memo, logits_by_products(q, k, memo, *PLACES[place])
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -81,32 +81,32 @@ def test_a_key_reaches_the_query_through_the_reflections_between(
     monkeypatch.setattr(path, "BLOCK", block)
     at, keys_at = PLACES[place]
     q, k, memo, logits = multiplied_at(place, kv_heads)
-    allowed = mask.allowed(at, keys_at)
-    expected = (0.6 * logits).masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num()
+    visible = mask.allowed(at, keys_at)
+    expected = (0.6 * logits).masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num()
     torch.testing.assert_close(weights_of(q, k, memo, at, keys_at, mask), expected, rtol=0, atol=1e-12)
 
 
 def test_gradients_go_through_blocks_as_through_one(monkeypatch) -> None:
     q, k, memo = random()
     leaves = [x.requires_grad_() for x in (q, k, *memo.values())]
-    found = []
+    grads = []
     for block in (2, 64):
         monkeypatch.setattr(path, "BLOCK", block)
-        weights = weights_of(q, k, memo, COUNTED, COUNTED, masks.causal())
-        found.append(torch.autograd.grad(weights.square().sum(), leaves))
-    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+        weights = weights_of(q, k, memo, IN_ORDER, IN_ORDER, masks.causal())
+        grads.append(torch.autograd.grad(weights.square().sum(), leaves))
+    torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-12)
 
 
 def test_keys_turned_in_place_token_by_token_give_the_same() -> None:
     q, k, memo = random()
-    w, beta, held = memo["path_direction"], memo["path_strength"], k.clone()
-    weights = weights_of(q, k, memo, COUNTED, COUNTED, masks.causal())
+    w, beta, cached_k = memo["path_direction"], memo["path_strength"], k.clone()
+    weights = weights_of(q, k, memo, IN_ORDER, IN_ORDER, masks.causal())
     for t in range(7):
         # Every earlier key loses its share of the new token's direction; the new key joins unturned.
-        past = held[:, :, :t]
+        past = cached_k[:, :, :t]
         share = beta[:, :, t, None] * (past @ w[:, :, t, :, None])[..., 0]
-        held[:, :, :t] = past - share[..., None] * w[:, :, t, None]
-        row = (0.6 * (held[:, :, : t + 1] @ q[:, :, t, :, None])[..., 0]).softmax(-1)
+        cached_k[:, :, :t] = past - share[..., None] * w[:, :, t, None]
+        row = (0.6 * (cached_k[:, :, : t + 1] @ q[:, :, t, :, None])[..., 0]).softmax(-1)
         torch.testing.assert_close(weights[:, :, t, : t + 1], row, rtol=0, atol=1e-12)
 
 
@@ -116,9 +116,9 @@ def test_other_biases_are_added_and_turned_queries_are_used() -> None:
     assert encoding is not None
     x = torch.randn(2, 7, 12, dtype=torch.float64)
     _, weights = attention(x, mask=masks.causal(), need_weights=True)
-    q, k = (attention.split(to(x), 3) for to in (attention.q_proj, attention.k_proj))
-    q, k = encoding.query(q, COUNTED), encoding.key(k, COUNTED)
-    logits = 0.5 * multiplied(q, k, encoding.remember(x, COUNTED), COUNTED, COUNTED)
+    q, k = (attention.split(project(x), 3) for project in (attention.q_proj, attention.k_proj))
+    q, k = encoding.query(q, IN_ORDER), encoding.key(k, IN_ORDER)
+    logits = 0.5 * logits_by_products(q, k, encoding.remember(x, IN_ORDER), IN_ORDER, IN_ORDER)
     logits = logits + encoding.bias(7, causal=True, dtype=torch.float64)
     torch.testing.assert_close(weights, logits.softmax(-1), rtol=0, atol=1e-7)
 
@@ -150,9 +150,9 @@ def test_a_zero_embedding_has_a_finite_gradient() -> None:
 def test_a_path_of_five_hundred_reflections_is_not_lost_in_half_precision(dtype: torch.dtype) -> None:
     attention = Attention(16, 2, encoding="path").to(dtype)
     x = torch.randn(1, 500, 16).to(dtype)
-    got, exact = attention(x, mask=masks.causal()), attention.double()(x.double(), mask=masks.causal())
-    assert got.dtype == dtype
-    assert (got.double() - exact).norm() / exact.norm() < 4 * torch.finfo(dtype).eps
+    actual, exact = attention(x, mask=masks.causal()), attention.double()(x.double(), mask=masks.causal())
+    assert actual.dtype == dtype
+    assert (actual.double() - exact).norm() / exact.norm() < 4 * torch.finfo(dtype).eps
 
 
 def test_the_scalar_formula_walks_back_from_the_query() -> None:

@@ -13,15 +13,15 @@ from posenc.encodings.rotations.polar import Polar
 from posenc.kernels import bind
 
 
-def published(q: list[float], k: list[float], m: float, n: float, base: float, delta: list[float]) -> float:
+def published_logit(q: list[float], k: list[float], m: float, n: float, base: float, delta: list[float]) -> float:
     """Re of the sum over channels of conj(softplus(q) e^{i m f}) softplus(k) e^{i (n f + delta)}, 30 digits."""
     with mpmath.workdps(30):
         d, total = len(q), mpmath.mpf(0)
         for c in range(d):
             frequency = mpmath.mpf(base) ** (-mpmath.mpf(c) / d)
-            asking = mpmath.log1p(mpmath.exp(q[c])) * mpmath.expj(mpmath.mpf(m) * frequency)
-            asked = mpmath.log1p(mpmath.exp(k[c])) * mpmath.expj(mpmath.mpf(n) * frequency + mpmath.mpf(delta[c]))
-            total += (mpmath.conj(asking) * asked).real
+            query = mpmath.log1p(mpmath.exp(q[c])) * mpmath.expj(mpmath.mpf(m) * frequency)
+            key = mpmath.log1p(mpmath.exp(k[c])) * mpmath.expj(mpmath.mpf(n) * frequency + mpmath.mpf(delta[c]))
+            total += (mpmath.conj(query) * key).real
         return float(total)
 
 
@@ -36,13 +36,13 @@ def test_logits_are_the_published_ones(d: int, base: float, m: float, n: float, 
     encoding = Polar(3, d, base=base, phases=phases).double()
     q, k = (3 * torch.randn(1, 3, 1, d, dtype=torch.float64) for _ in range(2))
     at, keys_at = (Positions.of(torch.tensor([p], dtype=torch.float64)) for p in (m, n))
-    got = (encoding.query(q, at) @ encoding.key(k, keys_at).transpose(-1, -2)).flatten().tolist()
+    actual = (encoding.query(q, at) @ encoding.key(k, keys_at).transpose(-1, -2)).flatten().tolist()
     delta = torch.zeros(3, d) if encoding.delta is None else encoding.delta
     for head in range(3):
-        one, other = q[0, head, 0].tolist(), k[0, head, 0].tolist()
-        expected = published(one, other, m, n, base, delta[head].tolist())
-        assert got[head] == pytest.approx(expected, abs=1e-10 * d)
-        assert encoding.formula_logit(one, other, m, n, head, 1.0) == pytest.approx(expected, abs=1e-10 * d)
+        query, key = q[0, head, 0].tolist(), k[0, head, 0].tolist()
+        expected = published_logit(query, key, m, n, base, delta[head].tolist())
+        assert actual[head] == pytest.approx(expected, abs=1e-10 * d)
+        assert encoding.formula_logit(query, key, m, n, head, 1.0) == pytest.approx(expected, abs=1e-10 * d)
 
 
 def test_there_is_a_frequency_for_each_channel() -> None:
@@ -71,9 +71,9 @@ def test_the_scale_is_that_of_the_head_as_projected() -> None:
     layer = Attention(16, 2, encoding="polar").double()
     x = torch.randn(1, 6, 16, dtype=torch.float64)
     _, weights = layer(x, mask=masks.causal(), need_weights=True)
-    q, k = (layer.split(to(x), 2).tolist() for to in (layer.q_proj, layer.k_proj))
+    q, k = (layer.split(project(x), 2).tolist() for project in (layer.q_proj, layer.k_proj))
     for head in range(2):
-        logits = [published(q[0][head][5], k[0][head][j], 5, j, 1e4, [0.0] * 8) * 8**-0.5 for j in range(6)]
+        logits = [published_logit(q[0][head][5], k[0][head][j], 5, j, 1e4, [0.0] * 8) * 8**-0.5 for j in range(6)]
         expected = torch.tensor(logits, dtype=torch.float64).softmax(-1)
         torch.testing.assert_close(weights[0, head, 5], expected, rtol=0, atol=1e-12)
 
@@ -82,27 +82,27 @@ def test_a_shared_key_meets_the_phase_of_each_query_head() -> None:
     encoding = Polar(4, 6, phases="uniform").double()
     at = Positions.of(torch.tensor([3, 0, 7]))
     q, k = torch.randn(1, 4, 3, 6, dtype=torch.float64), torch.randn(1, 2, 3, 6, dtype=torch.float64)
-    got = encoding.query(q, at) @ encoding.key(k, at).repeat_interleave(2, 1).transpose(-1, -2)
+    actual = encoding.query(q, at) @ encoding.key(k, at).repeat_interleave(2, 1).transpose(-1, -2)
     for head in range(4):
         for i, m in enumerate((3, 0, 7)):
             for j, n in enumerate((3, 0, 7)):
-                one, other = q[0, head, i].tolist(), k[0, head // 2, j].tolist()
-                expected = published(one, other, m, n, 1e4, encoding.delta[head].tolist())
-                assert got[0, head, i, j].item() == pytest.approx(expected, abs=1e-12)
+                query, key = q[0, head, i].tolist(), k[0, head // 2, j].tolist()
+                expected = published_logit(query, key, m, n, 1e4, encoding.delta[head].tolist())
+                assert actual[0, head, i, j].item() == pytest.approx(expected, abs=1e-12)
 
 
 def test_phases_are_held_between_minus_one_turn_and_zero() -> None:
     q, k = torch.randn(2, 1, 1, 5, 4, dtype=torch.float64)
-    edge, beyond = Polar(1, 4).double(), Polar(1, 4).double()
-    for inside, outside in ((0.0, 1.3), (-2 * math.pi, -9.0)):
+    edge, past_edge = Polar(1, 4).double(), Polar(1, 4).double()
+    for bound, start in ((0.0, 1.3), (-2 * math.pi, -9.0)):
         with torch.no_grad():
-            edge.delta.fill_(inside)
-            beyond.delta.fill_(outside)
-        torch.testing.assert_close(beyond.query(q, Positions.count(5)), edge.query(q, Positions.count(5)))
-        (slope,) = torch.autograd.grad(beyond.query(q, Positions.count(5)).sum(), beyond.delta)
+            edge.delta.fill_(bound)
+            past_edge.delta.fill_(start)
+        torch.testing.assert_close(past_edge.query(q, Positions.count(5)), edge.query(q, Positions.count(5)))
+        (slope,) = torch.autograd.grad(past_edge.query(q, Positions.count(5)).sum(), past_edge.delta)
         assert not slope.any()
-        one, other = q[0, 0, 3].tolist(), k[0, 0, 1].tolist()
-        assert beyond.formula_logit(one, other, 3, 1, 0, 1.0) == edge.formula_logit(one, other, 3, 1, 0, 1.0)
+        query, key = q[0, 0, 3].tolist(), k[0, 0, 1].tolist()
+        assert past_edge.formula_logit(query, key, 3, 1, 0, 1.0) == edge.formula_logit(query, key, 3, 1, 0, 1.0)
 
 
 def test_a_phase_at_the_edge_still_learns() -> None:
@@ -132,11 +132,11 @@ def test_the_mean_logit_of_random_tokens_is_large_and_falls_with_distance() -> N
     encoding = Polar(1, 64, phases="none").double()
     q, k = torch.randn(2, 1, 1, 20_000, 64, dtype=torch.float64)
     at = Positions.of(torch.zeros(20_000, dtype=torch.long))
-    asking = encoding.query(q, at)
+    queries = encoding.query(q, at)
     means = []
     for distance in (0, 10, 100, 1000):
         keys = encoding.key(k, Positions.of(torch.full((20_000,), distance)))
-        means.append((asking * keys).sum(-1).mean().item() / 8)
+        means.append((queries * keys).sum(-1).mean().item() / 8)
     expected = [mean**2 * (encoding.frequencies * d).cos().sum().item() / 8 for d in (0, 10, 100, 1000)]
     assert means == pytest.approx(expected, abs=0.02)
     assert means[0] == pytest.approx(5.2, abs=0.05) and means == sorted(means, reverse=True)

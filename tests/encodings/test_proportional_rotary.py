@@ -17,7 +17,7 @@ LAYOUTS = ["half", "interleaved"]
 PLACES = [0.0, 1.0, 2.5, -7.0, 4095.0, 1_000_000.0]
 
 
-def turned(x: Tensor, places: list[float], *, pairs: int, base: float, layout: str) -> Tensor:
+def rotated(x: Tensor, places: list[float], *, pairs: int, base: float, layout: str) -> Tensor:
     """x [B, H, T, D] with its first pairs turned, by angles of 40 digits; the denominator is the whole head's."""
     d, out = x.shape[-1], x.double().clone()
     with mpmath.workdps(40):
@@ -32,10 +32,10 @@ def turned(x: Tensor, places: list[float], *, pairs: int, base: float, layout: s
 
 
 def test_the_pinned_frequencies_of_gemma_4() -> None:
-    got = ProportionalRotary(128, partial=0.25, base=1e6).frequencies
-    assert got.shape == (64,) and float(got[10]) == pytest.approx(1.154782e-01, rel=5e-7)
-    assert torch.equal(got[16:], torch.zeros(48, dtype=torch.float64)) and float(got[15]) > 0
-    assert got[:16].tolist() == pytest.approx([1e6 ** (-2 * k / 128) for k in range(16)], rel=1e-14)
+    actual = ProportionalRotary(128, partial=0.25, base=1e6).frequencies
+    assert actual.shape == (64,) and float(actual[10]) == pytest.approx(1.154782e-01, rel=5e-7)
+    assert torch.equal(actual[16:], torch.zeros(48, dtype=torch.float64)) and float(actual[15]) > 0
+    assert actual[:16].tolist() == pytest.approx([1e6 ** (-2 * k / 128) for k in range(16)], rel=1e-14)
     assert int(ProportionalRotary(256, partial=0.5).frequencies.count_nonzero()) == 64
 
 
@@ -44,11 +44,13 @@ def test_the_pinned_frequencies_of_gemma_4() -> None:
 def test_the_fast_pairs_are_turned_and_the_others_pass(layout: str, d: int, share: float, pairs: int) -> None:
     encoding = ProportionalRotary(d, partial=share, base=100.0, layout=layout)
     q, k = torch.randn(2, 3, 6, d, dtype=torch.float64), torch.randn(2, 1, 6, d, dtype=torch.float64)
-    got = encoding(q, k, positions=torch.tensor(PLACES, dtype=torch.float64))
-    for ours, x in zip(got, (q, k), strict=True):
-        torch.testing.assert_close(ours, turned(x, PLACES, pairs=pairs, base=100.0, layout=layout), rtol=0, atol=1e-8)
+    sides = encoding(q, k, positions=torch.tensor(PLACES, dtype=torch.float64))
+    for actual, x in zip(sides, (q, k), strict=True):
+        torch.testing.assert_close(
+            actual, rotated(x, PLACES, pairs=pairs, base=100.0, layout=layout), rtol=0, atol=1e-8
+        )
     still = [c for k in range(pairs, d // 2) for c in ((k, k + d // 2) if layout == "half" else (2 * k, 2 * k + 1))]
-    assert torch.equal(got[0][..., still], q[..., still])
+    assert torch.equal(sides[0][..., still], q[..., still])
 
 
 @given(
@@ -61,10 +63,10 @@ def test_the_fast_pairs_are_turned_and_the_others_pass(layout: str, d: int, shar
 def test_any_share_follows_the_paper(pairs: int, partial: float, base: float, layout: str, p: float) -> None:
     d, turning = 2 * pairs, max(math.floor(pairs * partial + 1e-9), 1)
     q = torch.randn(1, 1, 1, d, dtype=torch.float64)
-    got, _ = ProportionalRotary(d, partial=partial, base=base, layout=layout)(
+    actual, _ = ProportionalRotary(d, partial=partial, base=base, layout=layout)(
         q, q, positions=torch.tensor([p], dtype=torch.float64)
     )
-    torch.testing.assert_close(got, turned(q, [p], pairs=turning, base=base, layout=layout), rtol=0, atol=1e-9)
+    torch.testing.assert_close(actual, rotated(q, [p], pairs=turning, base=base, layout=layout), rtol=0, atol=1e-9)
 
 
 def test_a_share_of_one_is_rotary_and_a_smaller_one_is_not_partial_rotary() -> None:
@@ -87,8 +89,8 @@ def test_a_schedule_sees_the_whole_head_and_its_temperature_warms_all_of_it() ->
     encoding = ProportionalRotary(32, partial=0.5, schedule=schedule)
     assert torch.equal(encoding.frequencies[:8], Rotary(32, schedule=schedule).frequencies[:8])
     q = torch.randn(1, 1, 3, 32, dtype=torch.float64)
-    got, _ = encoding(q, q)
-    torch.testing.assert_close(got[..., 8:16], q[..., 8:16] * schedule.temperature, rtol=1e-14, atol=0)
+    actual, _ = encoding(q, q)
+    torch.testing.assert_close(actual[..., 8:16], q[..., 8:16] * schedule.temperature, rtol=1e-14, atol=0)
 
 
 def test_pairs_that_stand_still_have_no_end_to_their_wavelength() -> None:

@@ -53,7 +53,7 @@ def test_numbers_out_of_bounds_and_without_end(name: str) -> None:
                 make(cls, SHAPE, **{option: value})
 
 
-REFUSED = {
+REFUSALS = {
     "alibi": {
         "form must be one of symmetric, asymmetric, falcon, got 'bloom'; BLOOM and MPT are symm": {"form": "bloom"},
         r"form 'falcon' divides the bias by sqrt\(head_dim\); give head_dim": {"form": "falcon", "head_dim": None},
@@ -96,10 +96,7 @@ REFUSED = {
     "learned_factorised": {
         r"tables need their sizes: give grid=\(rows, columns\), or max_len": {"max_len": None},
         r"grid must give the rows of two tables or more, as in \(64, 64\), got \(3,\)": {"grid": (3,)},
-        r"widths must be 2 numbers .* that add up to dim=15, got \(4, 4\)": {
-            "grid": (3, 2),
-            "widths": (4, 4),
-        },
+        r"widths must be 2 numbers .* that add up to dim=15, got \(4, 4\)": {"grid": (3, 2), "widths": (4, 4)},
         r"widths must be 2 numbers .* got \(15, 0\)": {"grid": (3, 2), "widths": (15, 0)},
         "widths must be 16 numbers of 1 or more that add up to dim=15": {"grid": (1,) * 16},
         "summed tables all have dim=15": {"grid": (3, 2), "widths": (7, 8), "combine": "summed"},
@@ -144,9 +141,7 @@ REFUSED = {
         r"yarn needs factor by name, as in yarn\(factor=4\)": {"schedule": "yarn"},
         "yarn compares wavelengths with the trained length": {"schedule": YaRN(2)},
     },
-    "sinusoidal": {
-        "dim=4 leaves no channel for the last of axes=5; give dim=10": {"dim": 4, "axes": 5},
-    },
+    "sinusoidal": {"dim=4 leaves no channel for the last of axes=5; give dim=10": {"dim": 4, "axes": 5}},
     "t5_bias": {
         "causal buckets must be divisible by 2, got 31": {"buckets": 31},
         "causal buckets must be divisible by 2, got 0": {"buckets": 0},
@@ -158,10 +153,10 @@ REFUSED = {
 """What is said -> the options of which it is said."""
 
 
-@pytest.mark.parametrize(("name", "words"), [(name, words) for name, cases in REFUSED.items() for words in cases])
+@pytest.mark.parametrize(("name", "words"), [(name, words) for name, cases in REFUSALS.items() for words in cases])
 def test_options_that_make_no_encoding(name: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        make(find(name), SHAPE, **REFUSED[name][words])
+        make(find(name), SHAPE, **REFUSALS[name][words])
 
 
 BY_PAIRS = (
@@ -182,7 +177,7 @@ UNSEEN = {
 """Sizes of which some encodings, as they are by default, keep nothing."""
 
 
-def called(encoding: Encoding, at: Positions, dim: int, heads: int, head_dim: int) -> None:
+def call_doors(encoding: Encoding, at: Positions, dim: int, heads: int, head_dim: int) -> None:
     """Use an encoding on four tokens in a model of these sizes."""
     x = encoding.embed(torch.zeros(1, 4, dim), at)
     Attention(dim, heads, head_dim=head_dim, encoding=None, causal=True)(x, positions=at, encoding=encoding)
@@ -192,14 +187,14 @@ def called(encoding: Encoding, at: Positions, dim: int, heads: int, head_dim: in
 def test_other_sizes_and_axes_than_it_was_built_for(name: str) -> None:
     encoding, sizes = make(find(name), SHAPE), {"dim": SHAPE.dim, "heads": SHAPE.heads, "head_dim": SHAPE.head_dim}
     at = Positions.grid(4, *[1] * (max(1, encoding.axes) - 1))
-    called(encoding, at, **sizes)
+    call_doors(encoding, at, **sizes)
     for option in sizes.keys() & inspect.signature(type(encoding).__init__).parameters:
         if UNSEEN.get(name) != option:
             with pytest.raises(ValueError, match=f"(built for|among 3).* got .* build it with (groups|{option})="):
-                called(encoding, at, **sizes | {option: 2 * sizes[option]})
+                call_doors(encoding, at, **sizes | {option: 2 * sizes[option]})
     if encoding.axes > 1:
         with pytest.raises(ValueError, match=f"{name}.* reads {encoding.axes} axes, got positions with 1 axis"):
-            called(encoding, Positions.count(4), **sizes)
+            call_doors(encoding, Positions.count(4), **sizes)
     if encoding.reads_keys and "remember" not in encoding.doors:
         with pytest.raises(ValueError, match="reads the keys; give k"):
             encoding.bias(4, q=torch.zeros(1, SHAPE.heads, 4, SHAPE.head_dim))

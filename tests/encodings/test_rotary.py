@@ -13,15 +13,7 @@ from posenc import Attention, Positions, XPos, masks
 from posenc.cache import GrowingCache, SlotCache
 from posenc.encoding.formulas import Token
 from posenc.encodings.rotations.rotary import Rotary
-from posenc.schedules import (
-    DynamicLinear,
-    DynamicNTK,
-    DynamicYaRN,
-    LongRoPE,
-    Resonance,
-    Schedule,
-    YaRN,
-)
+from posenc.schedules import DynamicLinear, DynamicNTK, DynamicYaRN, LongRoPE, Resonance, Schedule, YaRN
 
 LAYOUTS = ["half", "interleaved"]
 
@@ -30,7 +22,7 @@ def pairs_of(width: int, layout: str) -> list[tuple[int, int]]:
     return [(k, k + width // 2) if layout == "half" else (2 * k, 2 * k + 1) for k in range(width // 2)]
 
 
-def turned(
+def rotated(
     x: Tensor, places: list[float], *, width: int | None = None, base: float = 10_000.0, layout: str = "half"
 ) -> Tensor:
     """x [B, H, T, D] turned pair by pair with angles of 40 digits, in float64."""
@@ -56,27 +48,27 @@ def test_queries_and_keys_are_turned_as_published(layout: str, head_dim: int, pa
     width = round(head_dim * partial)
     q, k = torch.randn(2, 3, 6, head_dim, dtype=torch.float64), torch.randn(2, 1, 6, head_dim, dtype=torch.float64)
     got_q, got_k = encoding(q, k, positions=torch.tensor(PLACES, dtype=torch.float64))
-    torch.testing.assert_close(got_q, turned(q, PLACES, width=width, layout=layout), rtol=0, atol=1e-10)
-    torch.testing.assert_close(got_k, turned(k, PLACES, width=width, layout=layout), rtol=0, atol=1e-10)
+    torch.testing.assert_close(got_q, rotated(q, PLACES, width=width, layout=layout), rtol=0, atol=1e-10)
+    torch.testing.assert_close(got_k, rotated(k, PLACES, width=width, layout=layout), rtol=0, atol=1e-10)
     assert torch.equal(got_q[..., width:], q[..., width:])
 
 
 @given(
     pairs=st.integers(1, 9),
-    passed=st.integers(0, 5),
+    rest=st.integers(0, 5),
     base=st.floats(1.01, 1e8),
     layout=st.sampled_from(LAYOUTS),
     p=st.floats(-1e6, 1e6),
 )
 def test_any_base_width_and_position_follow_the_formula(
-    pairs: int, passed: int, base: float, layout: str, p: float
+    pairs: int, rest: int, base: float, layout: str, p: float
 ) -> None:
-    width, head_dim = 2 * pairs, 2 * pairs + passed
+    width, head_dim = 2 * pairs, 2 * pairs + rest
     encoding = Rotary(head_dim, base=base, layout=layout, partial=width / head_dim)
     assert encoding.width == width
     q = torch.randn(1, 1, 1, head_dim, dtype=torch.float64)
-    got, _ = encoding(q, q, positions=torch.tensor([p], dtype=torch.float64))
-    torch.testing.assert_close(got, turned(q, [p], width=width, base=base, layout=layout), rtol=0, atol=1e-8)
+    out, _ = encoding(q, q, positions=torch.tensor([p], dtype=torch.float64))
+    torch.testing.assert_close(out, rotated(q, [p], width=width, base=base, layout=layout), rtol=0, atol=1e-8)
 
 
 def test_every_share_that_makes_whole_pairs_is_taken_as_meant() -> None:
@@ -92,9 +84,9 @@ def test_a_position_of_a_million_is_right_to_a_millionth(layout: str, base: floa
     # Others take angles in float32: cosines are off by 1.4e-4 at 4,000 positions, and by 2.5e-2 at a million.
     places = [4095.0, 131_071.0, 999_999.0, 1_000_000.0, 1_000_001.0]
     q = torch.randn(4, 8, 5, 64)
-    got, _ = Rotary(64, base=base, layout=layout)(q, q, positions=torch.tensor([int(p) for p in places]))
-    assert got.dtype == torch.float32
-    assert (got.double() - turned(q, places, base=base, layout=layout)).abs().max().item() < 1e-6
+    actual, _ = Rotary(64, base=base, layout=layout)(q, q, positions=torch.tensor([int(p) for p in places]))
+    assert actual.dtype == torch.float32
+    assert (actual.double() - rotated(q, places, base=base, layout=layout)).abs().max().item() < 1e-6
 
 
 EVERYWHERE = [0, 1, 2, 255, 256, 257, 2047, 2048, 2049, 4095, 65_535, 65_536, 99_999, 131_071, 1_000_000]
@@ -103,19 +95,19 @@ EVERYWHERE = [0, 1, 2, 255, 256, 257, 2047, 2048, 2049, 4095, 65_535, 65_536, 99
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_in_every_dtype_the_error_is_what_its_roundings_explain(dtype: torch.dtype) -> None:
     q = torch.randn(4, 8, len(EVERYWHERE), 64).to(dtype)
-    got, _ = Rotary(64)(q, q, positions=torch.tensor(EVERYWHERE))
-    exact = turned(q, [float(p) for p in EVERYWHERE])
+    actual, _ = Rotary(64)(q, q, positions=torch.tensor(EVERYWHERE))
+    exact = rotated(q, [float(p) for p in EVERYWHERE])
     norm = torch.hypot(exact[..., :32], exact[..., 32:]).repeat(1, 1, 1, 2)
-    error = (got.double() - exact).abs() / (torch.finfo(dtype).eps * norm)
+    error = (actual.double() - exact).abs() / (torch.finfo(dtype).eps * norm)
     # In units of the pair's norm: the result is rounded once, to half a unit.
-    assert got.dtype == dtype and float(error.max()) <= 0.501
+    assert actual.dtype == dtype and float(error.max()) <= 0.501
 
 
 def test_in_float64_the_error_is_that_of_the_angle_alone() -> None:
     q = torch.randn(2, 2, len(EVERYWHERE), 64, dtype=torch.float64)
-    got, _ = Rotary(64)(q, q, positions=torch.tensor(EVERYWHERE))
-    off = (got - turned(q, [float(p) for p in EVERYWHERE])).abs().amax((0, 1, 3))
-    assert all(error <= 4 * 2.0**-52 * (p + 2) for error, p in zip(off.tolist(), EVERYWHERE, strict=True))
+    actual, _ = Rotary(64)(q, q, positions=torch.tensor(EVERYWHERE))
+    errors = (actual - rotated(q, [float(p) for p in EVERYWHERE])).abs().amax((0, 1, 3))
+    assert all(error <= 4 * 2.0**-52 * (p + 2) for error, p in zip(errors.tolist(), EVERYWHERE, strict=True))
 
 
 @pytest.mark.parametrize("partial", [1.0, 0.5])
@@ -151,9 +143,9 @@ def test_strides_change_nothing() -> None:
     assert torch.equal(
         encoding.query(backwards, Positions.count(9)), encoding.query(backwards.contiguous(), Positions.count(9))
     )
-    spread = torch.randn(1, 1, 1, 8).expand(2, 3, 9, 8)
+    expanded_x = torch.randn(1, 1, 1, 8).expand(2, 3, 9, 8)
     assert torch.equal(
-        encoding.query(spread, Positions.count(9)), encoding.query(spread.contiguous(), Positions.count(9))
+        encoding.query(expanded_x, Positions.count(9)), encoding.query(expanded_x.contiguous(), Positions.count(9))
     )
 
 
@@ -185,21 +177,21 @@ def test_a_temperature_multiplies_queries_and_keys_and_so_logits_by_its_square()
 def test_the_formula_of_a_query_turns_it_absolutely_and_warms_it(layout: str) -> None:
     encoding = Rotary(10, base=50.0, layout=layout, partial=0.6, schedule=YaRN(4, trained_length=64))
     q, k = (torch.randn(1, 1, 1, 10, dtype=torch.float64) for _ in range(2))
-    ours, theirs = q.flatten().tolist(), k.flatten().tolist()
+    q_values, k_values = q.flatten().tolist(), k.flatten().tolist()
     for m in (0.0, 2.5, -7.0, 1000.0):
         at = Positions.of(torch.tensor([m], dtype=torch.float64))
-        assert encoding.formula_query(ours, m) == pytest.approx(encoding.query(q, at).flatten().tolist(), abs=1e-12)
+        assert encoding.formula_query(q_values, m) == pytest.approx(encoding.query(q, at).flatten().tolist(), abs=1e-12)
         product = math.fsum(
-            a * b for a, b in zip(encoding.formula_query(ours, m), encoding.formula_query(theirs, 3), strict=True)
+            a * b for a, b in zip(encoding.formula_query(q_values, m), encoding.formula_query(k_values, 3), strict=True)
         )
-        assert encoding.formula_logit(ours, theirs, m, 3, 0, 0.3) == pytest.approx(0.3 * product, abs=1e-12)
+        assert encoding.formula_logit(q_values, k_values, m, 3, 0, 0.3) == pytest.approx(0.3 * product, abs=1e-12)
 
 
 @pytest.mark.parametrize("head_dim", range(3, 40, 2))
 def test_the_share_that_an_error_proposes_works(head_dim: int) -> None:
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError) as error:
         Rotary(head_dim)
-    assert Rotary(head_dim, partial=float(str(refused.value).rpartition("partial=")[2])).width == head_dim - 1
+    assert Rotary(head_dim, partial=float(str(error.value).rpartition("partial=")[2])).width == head_dim - 1
 
 
 def test_one_call_refuses_queries_and_keys_of_different_tokens() -> None:
@@ -217,13 +209,13 @@ def test_one_tensor_may_be_turned_alone_where_queries_and_keys_are_turned_alike(
         XPos(8)(q)
 
 
-TRAINED = 16
+TRAINED_LENGTH = 16
 BY_LENGTH = [
-    DynamicLinear(trained_length=TRAINED),
-    DynamicNTK(2, trained_length=TRAINED),
-    DynamicYaRN(trained_length=TRAINED),
-    LongRoPE(4, (1.0, 1.1, 1.3, 1.5), (1.0, 2.0, 4.0, 8.0), TRAINED, short_mscale=1.0, long_mscale=1.2),
-    Resonance(DynamicNTK(2, trained_length=TRAINED)),
+    DynamicLinear(trained_length=TRAINED_LENGTH),
+    DynamicNTK(2, trained_length=TRAINED_LENGTH),
+    DynamicYaRN(trained_length=TRAINED_LENGTH),
+    LongRoPE(4, (1.0, 1.1, 1.3, 1.5), (1.0, 2.0, 4.0, 8.0), TRAINED_LENGTH, short_mscale=1.0, long_mscale=1.2),
+    Resonance(DynamicNTK(2, trained_length=TRAINED_LENGTH)),
 ]
 by_length = pytest.mark.parametrize("schedule", BY_LENGTH, ids=repr)
 
@@ -257,15 +249,15 @@ def test_a_long_neighbour_does_not_change_a_short_row(schedule: Schedule) -> Non
 @pytest.mark.parametrize("cache", [GrowingCache, lambda: SlotCache(60)], ids=["growing", "static"])
 def test_cached_keys_stay_right_when_the_horizon_moves(schedule: Schedule, cache) -> None:
     # transformers keeps keys that were turned for another base, llama.cpp a mixture of LongRoPE's two lists.
-    layer, x, held = attention(schedule), tokens(2, 48), cache()
+    layer, x, kv_cache = attention(schedule), tokens(2, 48), cache()
     for start, end, horizon in ((0, 9, 9), (9, 16, 16), (16, 17, 17), (17, 40, 40), (40, 48, 200), (47, 48, 48)):
-        held = cache() if start == 47 else held
+        kv_cache = cache() if start == 47 else kv_cache
         first = 0 if start == 47 else start
         at = Positions.count(end - first, first).with_horizon(horizon)
-        got = layer(x[:, first:end], positions=at, mask=masks.causal(), cache=held)
+        actual = layer(x[:, first:end], positions=at, mask=masks.causal(), cache=kv_cache)
         whole = Positions.count(end).with_horizon(horizon)
         expected = layer(x[:, :end], positions=whole, mask=masks.causal())[:, first:]
-        torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 @by_length
@@ -287,25 +279,25 @@ def test_the_positions_of_one_sequence_do_not_depend_on_how_far_it_has_come(sche
 
 @by_length
 def test_a_horizon_that_nobody_declared_is_asked_for(schedule: Schedule) -> None:
-    encoding, q = Rotary(8, schedule=schedule), torch.randn(1, 1, TRAINED + 1, 8)
-    words = rf"declare it with positions.with_horizon\(horizon\).* \(up to {TRAINED} positions that are counted"
+    encoding, q = Rotary(8, schedule=schedule), torch.randn(1, 1, TRAINED_LENGTH + 1, 8)
+    words = rf"declare it with positions.with_horizon\(horizon\).* \(up to {TRAINED_LENGTH} positions that are counted"
     with pytest.raises(ValueError, match=words):
         encoding(q, q)
     with pytest.raises(ValueError, match=words):
         encoding.query(q[:, :, :3], Positions.of(torch.arange(3)))
     with pytest.raises(ValueError, match=words):
-        encoding(q[:, :, :1], q[:, :, :1], offset=TRAINED)
+        encoding(q[:, :, :1], q[:, :, :1], offset=TRAINED_LENGTH)
 
 
 @by_length
 def test_within_the_trained_length_nothing_has_to_be_declared(schedule: Schedule) -> None:
-    encoding, q = Rotary(8, schedule=schedule), torch.randn(1, 1, TRAINED, 8)
-    declared = encoding.query(q, Positions.count(TRAINED).with_horizon(TRAINED))
-    assert torch.equal(encoding(q, q)[0], declared)
-    padded = Positions.padded(torch.ones(1, TRAINED))
-    assert torch.equal(encoding.query(q, padded), declared)
+    encoding, q = Rotary(8, schedule=schedule), torch.randn(1, 1, TRAINED_LENGTH, 8)
+    rotated_q = encoding.query(q, Positions.count(TRAINED_LENGTH).with_horizon(TRAINED_LENGTH))
+    assert torch.equal(encoding(q, q)[0], rotated_q)
+    padded = Positions.padded(torch.ones(1, TRAINED_LENGTH))
+    assert torch.equal(encoding.query(q, padded), rotated_q)
     assert encoding.frequencies.shape == encoding.wavelengths.shape == (4,)
-    expected = encoding.spectrum(torch.tensor([TRAINED]))[0][0]
+    expected = encoding.spectrum(torch.tensor([TRAINED_LENGTH]))[0][0]
     assert torch.equal(encoding.frequencies, expected)
 
 
@@ -313,12 +305,12 @@ def test_within_the_trained_length_nothing_has_to_be_declared(schedule: Schedule
 def test_the_formula_reads_the_horizon_of_the_query(schedule: Schedule) -> None:
     encoding = Rotary(8, base=50.0, schedule=schedule)
     q, k = (torch.randn(1, 1, 1, 8, dtype=torch.float64) for _ in range(2))
-    for horizon in (9, TRAINED, 17, 300):
+    for horizon in (9, TRAINED_LENGTH, 17, 300):
         at, keys_at = (Positions.of(torch.tensor([p]), horizon=horizon) for p in (12, 5))
         expected = float((encoding.query(q, at) * encoding.key(k, keys_at)).sum())
         query = Token(q.flatten().tolist(), 12, 0, horizon=horizon)
-        got = encoding.formula_logits(query, [Token(k.flatten().tolist(), 5, 0)], 0, 1.0)
-        assert got == pytest.approx([expected], abs=1e-11)
+        actual = encoding.formula_logits(query, [Token(k.flatten().tolist(), 5, 0)], 0, 1.0)
+        assert actual == pytest.approx([expected], abs=1e-11)
     with pytest.raises(NotImplementedError, match="turns a query by its horizon"):
         encoding.formula_query(q.flatten().tolist(), 3.0)
 

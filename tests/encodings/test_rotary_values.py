@@ -38,9 +38,9 @@ def written_out(weights: Tensor, v: Tensor, m: Tensor, n: Tensor, encoding: Rota
     width = encoding.width
     turn = rotation(angles(n[None, :] - m[:, None], width, encoding.base), encoding.layout)  # [T, S, r, r]
     first = encoding.head_dim - width if encoding.trailing else 0
-    inside = slice(first, first + width)
+    channels = slice(first, first + width)
     out = weights @ v
-    out[..., inside] = torch.einsum("bhts,tsij,bhsj->bhti", weights, turn, v[..., inside])
+    out[..., channels] = torch.einsum("bhts,tsij,bhsj->bhti", weights, turn, v[..., channels])
     return out
 
 
@@ -72,19 +72,19 @@ def test_values_are_turned_by_their_distance(
     assert not torch.allclose(out, plain)
     # The scalar formula says the same of one value.
     for channel in range(size[0]):
-        got = sum(
+        actual = sum(
             weights[0, 1, 4, j].item()
             * encoding.formula_value(v[0, 1, j].tolist(), place[4].item(), place[j].item(), channel)
             for j in range(9)
         )
-        assert got == pytest.approx(out[0, 1, 4, channel].item(), abs=1e-11)
+        assert actual == pytest.approx(out[0, 1, 4, channel].item(), abs=1e-11)
 
 
 def test_the_kernel_sees_turned_values() -> None:
-    encoding, seen = RotaryValues(4, layout="interleaved"), {}
+    encoding, calls = RotaryValues(4, layout="interleaved"), {}
 
     def kernel(encoding, q, at, keys, mask, *, scale, dropout, need_weights):
-        seen["v"] = keys.v
+        calls["v"] = keys.v
         return keys.v[:, :, -1:].expand_as(q), None
 
     v = torch.tensor([1.0, 0, 1, 0]).expand(1, 1, 3, 4).double()
@@ -92,7 +92,7 @@ def test_the_kernel_sees_turned_values() -> None:
     bound = replace(bind("sdpa", encoding, scale=1.0), kernel=kernel)
     out, _ = encoding.attend(v, at, Keys(v, v, at), masks.causal(), bound)
     expected = [[math.cos(p), math.sin(p), math.cos(p / 100), math.sin(p / 100)] for p in range(3)]
-    torch.testing.assert_close(seen["v"][0, 0], torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(calls["v"][0, 0], torch.tensor(expected, dtype=torch.float64))
     # What the kernel gives is the value at 2: turned back, it is seen from 0, 1 and 2.
     expected = [[math.cos(p), math.sin(p), math.cos(p / 100), math.sin(p / 100)] for p in (2, 1, 0)]
     torch.testing.assert_close(out[0, 0], torch.tensor(expected, dtype=torch.float64))
@@ -102,11 +102,11 @@ def test_the_kernel_sees_turned_values() -> None:
 @pytest.mark.parametrize("bias", [False, True])
 def test_with_rotary_it_is_roper(kernel: str, bias: bool) -> None:
     rotary, values = Rotary(8), RotaryValues(8, partial=0.5)
-    both: Compose = rotary + values + ALiBi(3) if bias else rotary + values
-    layer = Attention(24, 3, head_dim=8, encoding=both, kernel=kernel).double()
+    encoding: Compose = rotary + values + ALiBi(3) if bias else rotary + values
+    layer = Attention(24, 3, head_dim=8, encoding=encoding, kernel=kernel).double()
     x = torch.randn(2, 9, 24, dtype=torch.float64)
-    got = layer(x, mask=masks.causal())
-    q, k, v = (layer.split(to(x), 3) for to in (layer.q_proj, layer.k_proj, layer.v_proj))
+    actual = layer(x, mask=masks.causal())
+    q, k, v = (layer.split(project(x), 3) for project in (layer.q_proj, layer.k_proj, layer.v_proj))
     place = torch.arange(9, dtype=torch.float64)
     turn = rotation(angles(place, 8, 1e4), "half")
     q, k = (torch.einsum("tij,bhtj->bhti", turn, x) for x in (q, k))
@@ -116,7 +116,7 @@ def test_with_rotary_it_is_roper(kernel: str, bias: bool) -> None:
         logits = logits - slopes * (place[:, None] - place).abs()
     weights = logits.masked_fill(~torch.ones(9, 9).tril().bool(), -torch.inf).softmax(-1)
     expected = layer.o_proj(written_out(weights, v, place, place, values).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 def test_two_rules_of_attention_cannot_be_added() -> None:

@@ -38,9 +38,9 @@ def test_pinned_values() -> None:
 def test_the_bias_is_the_compressed_sum_of_cosines(heads: int, half: int, base: float, m: float, n: float) -> None:
     encoding = Sandwich(heads, width=2 * half, base=base)
     places = [torch.tensor([p], dtype=torch.float64) for p in (m, n)]
-    got = encoding.bias(*places, dtype=torch.float64)[0, :, 0, 0].tolist()
+    actual = encoding.bias(*places, dtype=torch.float64)[0, :, 0, 0].tolist()
     total = exact(m - n, 2 * half, base)
-    for head, value in enumerate(got):
+    for head, value in enumerate(actual):
         expected = total * heads / (8 * (head + 1))
         assert value == pytest.approx(expected, abs=1e-7 * heads)
         assert encoding.formula_logit([0.0], [0.0], m, n, head, 1.0) == pytest.approx(expected, abs=1e-7 * heads)
@@ -54,9 +54,9 @@ def test_the_sum_is_the_inner_product_of_sinusoidal_embeddings() -> None:
 
 
 def test_counting_cosines_from_one_as_the_papers_equation_does_slows_each_by_one_step() -> None:
-    ours = Sandwich(8).by_distance(torch.tensor(100.0, dtype=torch.float64) * 10_000 ** (-2 / 128))[0].item()
-    assert ours == pytest.approx(exact(100, 128, 1e4, first=1), rel=1e-12)
-    assert ours - exact(100, 128, 1e4) == pytest.approx(0.137631, abs=1e-6)
+    actual = Sandwich(8).by_distance(torch.tensor(100.0, dtype=torch.float64) * 10_000 ** (-2 / 128))[0].item()
+    assert actual == pytest.approx(exact(100, 128, 1e4, first=1), rel=1e-12)
+    assert actual - exact(100, 128, 1e4) == pytest.approx(0.137631, abs=1e-6)
 
 
 def test_wavelengths_run_from_two_pi() -> None:

@@ -19,7 +19,7 @@ def test_the_base_of_the_softmax_is_a_power_of_the_number_of_tokens(constant: bo
         torch.nn.init.normal_(encoding.offset)
     x = torch.randn(2, 7, 12, dtype=torch.float64)
     _, weights = attention(x, mask=masks.causal(), need_weights=True)
-    q, k = (attention.split(to(x), 3).detach() for to in (attention.q_proj, attention.k_proj))
+    q, k = (attention.split(project(x), 3).detach() for project in (attention.q_proj, attention.k_proj))
     for h in range(3):
         s = encoding.strength[h].item()
         b = encoding.offset[h].item() if encoding.offset is not None else 0.0
@@ -36,17 +36,17 @@ def test_one_large_logit_keeps_its_weight_however_many_small_ones_come() -> None
         assert factor == pytest.approx(0.43 * math.log(n), rel=1e-6)
         logits = torch.full((n,), -2.0, dtype=torch.float64)
         logits[-1] = 3
-        plain, scaled = logits.softmax(0)[-1].item(), (factor * logits).softmax(0)[-1].item()
-        assert scaled > 0.92 and plain == pytest.approx(1 / (1 + (n - 1) * math.exp(-5)))
-    assert plain < 0.002 and scaled > 0.999
+        plain, sharp = logits.softmax(0)[-1].item(), (factor * logits).softmax(0)[-1].item()
+        assert sharp > 0.92 and plain == pytest.approx(1 / (1 + (n - 1) * math.exp(-5)))
+    assert plain < 0.002 and sharp > 0.999
 
 
 def test_each_head_has_its_own_factor_and_starts_at_the_given_one() -> None:
     encoding = ScalableSoftmax(3, start=0.2)
     with torch.no_grad():
         encoding.strength += torch.arange(3)
-    got = encoding.query(torch.ones(1, 3, 1, 2), Positions.count(1, 19))[0, :, 0, 0]
-    torch.testing.assert_close(got, math.log(20) * torch.tensor([0.2, 1.2, 2.2]))
+    actual = encoding.query(torch.ones(1, 3, 1, 2), Positions.count(1, 19))[0, :, 0, 0]
+    torch.testing.assert_close(actual, math.log(20) * torch.tensor([0.2, 1.2, 2.2]))
     assert [p.numel() for p in ScalableSoftmax(3, constant=True).parameters()] == [3, 3]
     model = Decoder(vocab=5, dim=12, heads=3, layers=2, encoding="rotary + scalable_softmax")
     assert [tuple(p.shape) for name, p in model.named_parameters() if "strength" in name] == [(3,)] * 2
@@ -56,8 +56,8 @@ def test_the_first_query_is_left_with_the_constant_alone() -> None:
     encoding = ScalableSoftmax(1, constant=True)
     torch.nn.init.constant_(encoding.get_parameter("offset"), 0.75)
     at = Positions.of(torch.tensor([-3.0, 0.0, 0.5]))
-    got = encoding.query(torch.ones(1, 1, 3, 1), at)[0, 0, :, 0].tolist()
-    assert got == pytest.approx([0.75, 0.75, 0.75 + 0.43 * math.log(1.5)])
+    actual = encoding.query(torch.ones(1, 1, 3, 1), at)[0, 0, :, 0].tolist()
+    assert actual == pytest.approx([0.75, 0.75, 0.75 + 0.43 * math.log(1.5)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

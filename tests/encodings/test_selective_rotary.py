@@ -1,5 +1,6 @@
 """Selective RoPE, against running sums and turns written out token by token."""
 
+import cmath
 import math
 
 import pytest
@@ -23,24 +24,24 @@ def asked_for(encoding: SelectiveRotary, x: list[float], head: int) -> list[floa
     size = math.sqrt(math.fsum(c * c for c in x) / encoding.heads + 1e-6)
     x, pairs = [c / size for c in x], encoding.head_dim // 2
 
-    def through(linears: torch.nn.Sequential, x: list[float]) -> list[float]:
+    def apply_linears(linears: torch.nn.Sequential, x: list[float]) -> list[float]:
         for linear in linears:
             shift = [0.0] * linear.out_features if linear.bias is None else linear.bias.tolist()
             rows = linear.weight.tolist()
             x = [math.fsum(w * c for w, c in zip(row, x, strict=True)) + b for row, b in zip(rows, shift, strict=True)]
         return x
 
-    out = through(encoding.to_angle, x)[head * pairs : (head + 1) * pairs]
+    out = apply_linears(encoding.to_angle, x)[head * pairs : (head + 1) * pairs]
     if encoding.log_drift is not None:
         out = [phi + math.exp(step) for phi, step in zip(out, encoding.log_drift[head].tolist(), strict=True)]
     if encoding.gate == "head":
-        gate = through(encoding.to_gate, x)[head]
+        gate = apply_linears(encoding.to_gate, x)[head]
         out = [phi / (1 + math.exp(-gate)) for phi in out]
     if encoding.gate == "pair":
-        gates = through(encoding.to_gate, x)[head * pairs : (head + 1) * pairs]
+        gates = apply_linears(encoding.to_gate, x)[head * pairs : (head + 1) * pairs]
         out = [phi / (1 + math.exp(-gate)) for phi, gate in zip(out, gates, strict=True)]
-    published = [encoding.temperature * encoding.base ** (-2 * k / encoding.head_dim) for k in range(pairs)]
-    temperatures = published if encoding.temperatures is None else encoding.temperatures.tolist()
+    spectrum = [encoding.temperature * encoding.base ** (-2 * k / encoding.head_dim) for k in range(pairs)]
+    temperatures = spectrum if encoding.temperatures is None else encoding.temperatures.tolist()
     return [phi * t for phi, t in zip(out, temperatures, strict=True)]
 
 
@@ -51,8 +52,8 @@ def written_out(
     T, H, d = x.shape[0], encoding.heads, encoding.head_dim
     q = layer.split(layer.q_proj(x[None]), H)[0].tolist()
     group = H // layer.kv_heads
-    k, v = (layer.split(to(x[None]), layer.kv_heads)[0].tolist() for to in (layer.k_proj, layer.v_proj))
-    asked = [[asked_for(encoding, token, head) for token in x.tolist()] for head in range(H)]
+    k, v = (layer.split(project(x[None]), layer.kv_heads)[0].tolist() for project in (layer.k_proj, layer.v_proj))
+    steps = [[asked_for(encoding, token, head) for token in x.tolist()] for head in range(H)]
     out = torch.zeros(T, H, d, dtype=torch.float64)
     for i in range(T):
         if order[i] < 0:
@@ -61,21 +62,21 @@ def written_out(
             turn = []
             for t in range(T):
                 so_far = [s for s in range(T) if 0 <= order[s] <= order[t] and document[s] == document[t]]
-                turn.append([math.fsum(asked[h][s][p] for s in so_far) for p in range(d // 2)])
+                turn.append([math.fsum(steps[h][s][p] for s in so_far) for p in range(d // 2)])
 
-            def turned(z: list[float], by: list[float]) -> list[complex]:
+            def rotate(z: list[float], turns: list[float]) -> list[complex]:
                 half = encoding.layout == "half"
                 pairs = [(z[p], z[p + d // 2]) if half else (z[2 * p], z[2 * p + 1]) for p in range(d // 2)]
-                return [complex(*pair) * complex(math.cos(a), math.sin(a)) for pair, a in zip(pairs, by, strict=True)]
+                return [complex(*pair) * cmath.rect(1, a) for pair, a in zip(pairs, turns, strict=True)]
 
-            seen = [j for j in range(T) if order[j] >= 0 and document[j] == document[i]]
+            visible = [j for j in range(T) if order[j] >= 0 and document[j] == document[i]]
             if mask.causal:
-                seen = [j for j in seen if order[j] <= order[i]]
-            asking = turned(q[h][i], turn[i])
-            keys = [turned(k[h // group][j], turn[j]) for j in seen]
-            logits = [math.fsum((a * b.conjugate()).real for a, b in zip(asking, key, strict=True)) for key in keys]
+                visible = [j for j in visible if order[j] <= order[i]]
+            rotated_q = rotate(q[h][i], turn[i])
+            keys = [rotate(k[h // group][j], turn[j]) for j in visible]
+            logits = [math.fsum((a * b.conjugate()).real for a, b in zip(rotated_q, key, strict=True)) for key in keys]
             weights = torch.tensor([logit * layer.scale for logit in logits], dtype=torch.float64).softmax(0)
-            values = torch.tensor([v[h // group][j] for j in seen], dtype=torch.float64)
+            values = torch.tensor([v[h // group][j] for j in visible], dtype=torch.float64)
             out[i, h] = weights @ values
     return layer.o_proj(out.flatten(1))
 
@@ -102,10 +103,10 @@ def test_it_is_what_the_paper_says_in_any_order_packed_and_padded(options: str, 
     order, document = [3, 0, -1, 1, 5, 4, 2, 7, 6], [0, 0, 0, 0, 1, 1, 0, 1, 1]
     at = Positions(torch.tensor([order])[..., None], torch.tensor([order]), torch.tensor([document]))
     for mask in (masks.causal(), masks.bidirectional()):
-        got = layer(x, positions=at, mask=mask)[0]
+        actual = layer(x, positions=at, mask=mask)[0]
         expected = written_out(layer, encoding, x[0], order, document, mask)
         real = torch.tensor(order) >= 0
-        torch.testing.assert_close(got[real], expected[real], rtol=0, atol=1e-12)
+        torch.testing.assert_close(actual[real], expected[real], rtol=0, atol=1e-12)
 
 
 def test_angles_are_those_of_the_released_code_where_all_slices_have_one_length() -> None:
@@ -139,16 +140,16 @@ def test_coordinates_are_not_read() -> None:
 def test_a_token_turns_what_comes_after_it_and_nothing_before() -> None:
     layer = Attention(24, 3, encoding="selective_rotary").double()
     x = torch.randn(1, 9, 24, dtype=torch.float64)
-    other = x.clone()
-    other[:, 4] = torch.randn(24)
+    changed_x = x.clone()
+    changed_x[:, 4] = torch.randn(24)
     _, weights = layer(x, mask=masks.causal(), need_weights=True)
-    _, changed = layer(other, mask=masks.causal(), need_weights=True)
-    torch.testing.assert_close(changed[:, :, :4], weights[:, :, :4], rtol=0, atol=1e-12)
+    _, new_w = layer(changed_x, mask=masks.causal(), need_weights=True)
+    torch.testing.assert_close(new_w[:, :, :4], weights[:, :, :4], rtol=0, atol=1e-12)
     # Between two later tokens nothing has changed, so their logits differ as before.
-    for w in (weights, changed):
+    for w in (weights, new_w):
         assert (w[:, :, 8, 6] / w[:, :, 8, 5]).allclose(weights[:, :, 8, 6] / weights[:, :, 8, 5])
     # But from before it to after it the turn is another.
-    assert not (changed[:, :, 8, 3] / changed[:, :, 8, 5]).allclose(weights[:, :, 8, 3] / weights[:, :, 8, 5])
+    assert not (new_w[:, :, 8, 3] / new_w[:, :, 8, 5]).allclose(weights[:, :, 8, 3] / weights[:, :, 8, 5])
 
 
 def test_sums_over_a_long_sequence_stay_exact() -> None:
@@ -159,35 +160,35 @@ def test_sums_over_a_long_sequence_stay_exact() -> None:
     assert memo["selective_rotary"].dtype == torch.float32
     q = torch.tensor([1.0, 0.0]).expand(1, 1, 1, 2)
     at = Positions.count(1, T - 1)
-    seen = {}
+    calls = {}
 
     def kernel(encoding, q, at, keys, mask, **options):
-        seen["q"], seen["k"] = q, keys.k
+        calls["q"], calls["k"] = q, keys.k
         return q, None
 
     bound = bind("sdpa", encoding, scale=1.0)
     object.__setattr__(bound, "kernel", kernel)
     keys = Keys(q.expand(1, 1, T, 2), q.expand(1, 1, T, 2), Positions.count(T), memo)
     encoding.attend(q, at, keys, masks.causal(), bound)
-    assert seen["q"][0, 0, 0].tolist() == pytest.approx([math.cos(T), math.sin(T)], abs=2e-7)
-    assert seen["k"][0, 0, 999].tolist() == pytest.approx([math.cos(1000), math.sin(1000)], abs=2e-7)
+    assert calls["q"][0, 0, 0].tolist() == pytest.approx([math.cos(T), math.sin(T)], abs=2e-7)
+    assert calls["k"][0, 0, 999].tolist() == pytest.approx([math.cos(1000), math.sin(1000)], abs=2e-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_angles_of_a_half_precision_model_are_those_of_its_numbers(dtype: torch.dtype) -> None:
     encoding = SelectiveRotary(24, 3, 8, drift=True, gate="pair", learned_temperature=True).to(dtype)
     x = torch.randn(2, 50, 24).to(dtype)
-    got = angles(encoding, x)
-    assert got.dtype == torch.float32
+    actual = angles(encoding, x)
+    assert actual.dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
-        assert angles(encoding, x).equal(got)
-    torch.testing.assert_close(got.double(), angles(encoding.double(), x.double()), rtol=1e-5, atol=1e-6)
+        assert angles(encoding, x).equal(actual)
+    torch.testing.assert_close(actual.double(), angles(encoding.double(), x.double()), rtol=1e-5, atol=1e-6)
 
 
 def test_the_formula_counts_the_tokens_between_in_either_direction() -> None:
     encoding = SelectiveRotary(dim=2, heads=1, head_dim=2)
-    asked = {0: 0.5, 1: 0.25, 2: -2.0, 3: 1.0}
-    tokens = {o: Token([1.0, 0.0], o, o, {"selective_rotary": [a]}) for o, a in asked.items()}
+    steps = {0: 0.5, 1: 0.25, 2: -2.0, 3: 1.0}
+    tokens = {o: Token([1.0, 0.0], o, o, {"selective_rotary": [a]}) for o, a in steps.items()}
     keys = [tokens[o] for o in (2, 0, 3, 1)]
     logits = encoding.formula_logits(tokens[2], keys, 0, 2.0)
     expected = [0.0, 0.25 - 2.0, -1.0, -2.0]

@@ -17,7 +17,7 @@ CAUSAL = masks.causal()
 
 
 def naive(
-    encoding: Shaw, q: Tensor, k: Tensor, v: Tensor, m: Tensor, n: Tensor, allowed: Tensor, scale: float
+    encoding: Shaw, q: Tensor, k: Tensor, v: Tensor, m: Tensor, n: Tensor, visible: Tensor, scale: float
 ) -> Tensor:
     """z_i = sum_j A_ij (v_j + b_ij) with logits q_i . k_j scale + q_i . a_ij / sqrt(D); every vector written out."""
     group = q.shape[1] // k.shape[1]
@@ -27,14 +27,14 @@ def naive(
     ) + encoding.max_distance  # [T, S]
 
     def vectors(table: Tensor) -> Tensor:
-        below = relative.floor().long()
-        above = (below + 1).clamp(max=2 * encoding.max_distance)
-        share = (relative - below)[..., None]
-        return (1 - share) * table[below] + share * table[above]  # [T, S, D]
+        low = relative.floor().long()
+        high = (low + 1).clamp(max=2 * encoding.max_distance)
+        share = (relative - low)[..., None]
+        return (1 - share) * table[low] + share * table[high]  # [T, S, D]
 
-    added = torch.einsum("bhtd,tsd->bhts", q, vectors(encoding.key_table)) / q.shape[-1] ** 0.5
-    logits = torch.einsum("bhtd,bhsd->bhts", q, k) * scale + added
-    weights = logits.masked_fill(~allowed, -torch.inf).softmax(-1)
+    bias = torch.einsum("bhtd,tsd->bhts", q, vectors(encoding.key_table)) / q.shape[-1] ** 0.5
+    logits = torch.einsum("bhtd,bhsd->bhts", q, k) * scale + bias
+    weights = logits.masked_fill(~visible, -torch.inf).softmax(-1)
     out = weights @ v
     if encoding.value_table is not None:
         out = out + torch.einsum("bhts,tsd->bhtd", weights, vectors(encoding.value_table))
@@ -64,9 +64,9 @@ def test_keys_and_values_get_the_vector_of_their_clipped_distance(
     at = Positions.of(m.long() if whole else m)
     keys_at = at if torch.equal(m, n) else Positions.of(n.long() if whole else n)
     out, _ = encoding.attend(q, at, Keys(k, v, keys_at), mask, bind("reference", encoding, scale=scale))
-    allowed = mask.allowed(at, keys_at)
+    visible = mask.allowed(at, keys_at)
     torch.testing.assert_close(
-        out, naive(encoding, q, k, v, m.double(), n.double(), allowed, scale), rtol=0, atol=1e-12
+        out, naive(encoding, q, k, v, m.double(), n.double(), visible, scale), rtol=0, atol=1e-12
     )
 
 
@@ -98,13 +98,13 @@ def test_mutual_compares_the_keys_with_the_same_vectors(case: str, kv_heads: int
     alone.load_state_dict(encoding.state_dict())
     q = torch.randn(2, 6, len(m), 5, dtype=torch.float64)
     k = torch.randn(2, kv_heads, len(n), 5, dtype=torch.float64)
-    got = encoding.bias(m, n, q=q, k=k)
+    actual = encoding.bias(m, n, q=q, k=k)
     # Seen from a key, the same vector stands at the opposite distance.
-    turned = Shaw(5, max_distance=3, values=False, std=1.0).double()
+    key_encoding = Shaw(5, max_distance=3, values=False, std=1.0).double()
     with torch.no_grad():
-        turned.key_table.copy_(encoding.key_table.flip(0))
-    of_keys = turned.bias(n, m, q=k).transpose(-1, -2).repeat_interleave(6 // kv_heads, 1)
-    torch.testing.assert_close(got, alone.bias(m, n, q=q) + of_keys, rtol=0, atol=1e-12)
+        key_encoding.key_table.copy_(encoding.key_table.flip(0))
+    of_keys = key_encoding.bias(n, m, q=k).transpose(-1, -2).repeat_interleave(6 // kv_heads, 1)
+    torch.testing.assert_close(actual, alone.bias(m, n, q=q) + of_keys, rtol=0, atol=1e-12)
 
 
 def test_mutual_needs_the_keys_and_says_so() -> None:
@@ -140,10 +140,10 @@ IN_BLOCKS = {
     "far from all keys": (
         Positions.count(6, 90),
         Positions.count(23),
-        Mask(causal=True, given=torch.arange(6)[:, None] % 3 != 1),
+        Mask(causal=True, tensor=torch.arange(6)[:, None] % 3 != 1),
     ),
-    "hidden keys": (Positions.count(23), Positions.count(23), Mask(given=torch.arange(23) % 5 != torch.zeros(23, 1))),
-    "nothing seen": (Positions.count(5), Positions.count(23), Mask(given=torch.arange(5)[:, None] % 2 == 0)),
+    "hidden keys": (Positions.count(23), Positions.count(23), Mask(tensor=torch.arange(23) % 5 != torch.zeros(23, 1))),
+    "nothing seen": (Positions.count(5), Positions.count(23), Mask(tensor=torch.arange(5)[:, None] % 2 == 0)),
 }
 
 
@@ -158,9 +158,9 @@ def test_vectors_are_added_to_values_in_blocks_as_from_all_weights(case: str, sp
     upstream, leaves = torch.randn_like(q), [q, k, v, *encoding.parameters()]
 
     def ask(kernel: str) -> list[Tensor]:
-        bound = bind(kernel, encoding, scale=0.4, seen=(seen := set()))
+        bound = bind(kernel, encoding, scale=0.4, served=(kernels_used := set()))
         out, weights = encoding.attend(q, at, Keys(k, v, keys_at), mask, bound)
-        assert weights is None and kernel in seen
+        assert weights is None and kernel in kernels_used
         return [out, *torch.autograd.grad(out, leaves, upstream)]
 
     with SIZES.set_to(rows_of_values=4, rows_backwards=3, narrowest=5, pairs_backwards=1, far=1, keys_for_vectors=1):
@@ -181,27 +181,27 @@ def test_vectors_are_added_in_half_precision_as_well() -> None:
 
 def test_where_vectors_cannot_be_added_in_blocks_the_weights_are_read() -> None:
     encoding, q = Shaw(4, max_distance=3), torch.randn(1, 2, 9, 4)
-    row, shuffled = Positions.count(9), Positions.of(torch.randperm(9))
+    row, out_of_order = Positions.count(9), Positions.of(torch.randperm(9))
     short = row.rows(slice(0, 8))
 
-    def in_blocks(q: Tensor, at: Positions, keys_at: Positions, mask: Mask = CAUSAL, **asked) -> bool:
+    def in_blocks(q: Tensor, at: Positions, keys_at: Positions, mask: Mask = CAUSAL, **options) -> bool:
         k = torch.randn(len(q), 2, keys_at.tokens, 4)
-        bound = bind(asked.pop("kernel", "auto"), encoding, scale=0.5, seen=(seen := set()), **asked)
+        bound = bind(options.pop("kernel", "auto"), encoding, scale=0.5, served=(kernels_used := set()), **options)
         encoding.attend(q, at, Keys(k, k, keys_at), mask, bound)
-        return "blocked" in seen
+        return "blocked" in kernels_used
 
     with SIZES.set_to(keys_for_vectors=9):
         assert in_blocks(q, row, row)
-        assert not in_blocks(q, shuffled, shuffled)
+        assert not in_blocks(q, out_of_order, out_of_order)
         assert not in_blocks(q, row, row, Mask(causal=True, prefix=3))
         assert not in_blocks(q[:, :, :8], short, short)
         assert not in_blocks(q[:, :, :1], row.rows(slice(0, 1)), row)
         assert not in_blocks(q[:0], row, row)
-        for asked in ({"kernel": "reference"}, {"dropout": 0.1}, {"need_weights": True}):
-            assert not in_blocks(q, row, row, **asked)
+        for options in ({"kernel": "reference"}, {"dropout": 0.1}, {"need_weights": True}):
+            assert not in_blocks(q, row, row, **options)
     with pytest.raises(ValueError, match="reads the attention weights, which attention in blocks does not return"):
         bound = bind("blocked", encoding, scale=0.5)
-        encoding.attend(q, shuffled, Keys(q, q, shuffled), masks.causal(), bound)
+        encoding.attend(q, out_of_order, Keys(q, q, out_of_order), masks.causal(), bound)
 
 
 def test_many_small_weights_in_half_precision_are_all_counted() -> None:

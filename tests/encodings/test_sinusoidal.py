@@ -18,7 +18,7 @@ from posenc.lab.description.shift import shift_matrix
 PLACES = [0.0, 1.0, 5001.0, 1e6, 0.25, 2.75, -3.0, -1234.5]
 
 
-def published(p: float, dim: int, base: float, layout: str, endpoint: bool) -> list[float]:
+def formula(p: float, dim: int, base: float, layout: str, endpoint: bool) -> list[float]:
     """The encoding of one position with 50 digits, from the paper's formula and tensor2tensor's."""
     with mpmath.workdps(50):
         pairs = -(-dim // 2) if layout == "interleaved" else dim // 2
@@ -38,9 +38,9 @@ def published(p: float, dim: int, base: float, layout: str, endpoint: bool) -> l
 def test_every_position_is_right_in_all_layouts_and_with_both_exponents(layout: str, endpoint: bool, dim: int) -> None:
     encoding = Sinusoidal(dim, layout=layout, endpoint=endpoint)
     x = torch.zeros(2, len(PLACES), dim)
-    expected = torch.tensor([published(p, dim, 10_000, layout, endpoint) for p in PLACES])
-    got = encoding(x, positions=torch.tensor(PLACES, dtype=torch.float64))
-    torch.testing.assert_close(got, expected.expand_as(x), rtol=0, atol=1e-7)
+    expected = torch.tensor([formula(p, dim, 10_000, layout, endpoint) for p in PLACES])
+    actual = encoding(x, positions=torch.tensor(PLACES, dtype=torch.float64))
+    torch.testing.assert_close(actual, expected.expand_as(x), rtol=0, atol=1e-7)
 
 
 @given(
@@ -52,16 +52,16 @@ def test_every_position_is_right_in_all_layouts_and_with_both_exponents(layout: 
 )
 def test_any_width_and_base_follow_the_formula(dim: int, base: float, layout: str, endpoint: bool, p: int) -> None:
     at = Positions.of(torch.tensor([p], dtype=torch.float64))
-    got = Sinusoidal(dim, base=base, layout=layout, endpoint=endpoint).encode(at)
-    expected = torch.tensor([[published(p, dim, base, layout, endpoint)]], dtype=torch.float64)
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-8)
+    actual = Sinusoidal(dim, base=base, layout=layout, endpoint=endpoint).encode(at)
+    expected = torch.tensor([[formula(p, dim, base, layout, endpoint)]], dtype=torch.float64)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-8)
 
 
 def test_the_scalar_formula_in_the_file_is_the_published_one() -> None:
     for dim, layout, endpoint in itertools.product((1, 5, 6), ("interleaved", "concatenated"), (False, True)):
         encoding = Sinusoidal(dim, base=300.0, layout=layout, endpoint=endpoint)
-        got = [encoding.formula_added(12.5, channel) for channel in range(dim)]
-        assert got == pytest.approx(published(12.5, dim, 300.0, layout, endpoint), abs=1e-13)
+        actual = [encoding.formula_added(12.5, channel) for channel in range(dim)]
+        assert actual == pytest.approx(formula(12.5, dim, 300.0, layout, endpoint), abs=1e-13)
 
 
 @pytest.mark.parametrize(("dim", "longest"), [(64, 47_117), (128, 54_410), (512, 60_611)])
@@ -99,9 +99,9 @@ def test_a_shift_is_a_matrix_that_does_not_depend_on_the_position(
     encoding = Sinusoidal(dim, base=500.0, layout=layout, endpoint=endpoint)
     matrix = shift_matrix(encoding, k).tolist()
     for p in (0.0, 3.0, 1e5):
-        before, after = (published(m, dim, 500.0, layout, endpoint) for m in (p, p + k))
-        turned = [math.fsum(a * b for a, b in zip(row, before, strict=True)) for row in matrix]
-        assert turned == pytest.approx(after, abs=1e-9)
+        encoding_p, encoding_p_plus_k = (formula(m, dim, 500.0, layout, endpoint) for m in (p, p + k))
+        product = [math.fsum(a * b for a, b in zip(row, encoding_p, strict=True)) for row in matrix]
+        assert product == pytest.approx(encoding_p_plus_k, abs=1e-9)
 
 
 def test_an_odd_interleaved_width_has_no_shift_and_says_why() -> None:
@@ -114,12 +114,12 @@ def test_an_odd_interleaved_width_has_no_shift_and_says_why() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_the_result_follows_the_dtype_of_the_input_and_is_rounded_once(dtype: torch.dtype) -> None:
     places = torch.tensor([0, 3, 257, 5001, 999_999])
-    got = Sinusoidal(10)(torch.zeros(1, 5, 10, dtype=dtype), positions=places)
-    exact = torch.tensor([published(float(p), 10, 10_000, "interleaved", False) for p in places], dtype=torch.float64)
-    assert got.dtype == dtype
+    actual = Sinusoidal(10)(torch.zeros(1, 5, 10, dtype=dtype), positions=places)
+    exact = torch.tensor([formula(float(p), 10, 10_000, "interleaved", False) for p in places], dtype=torch.float64)
+    assert actual.dtype == dtype
     # Half a unit in the last place of numbers up to 1; in float64 the angle of a million carries 1e-10 itself.
-    allowed = torch.finfo(dtype).eps / 4 if dtype != torch.float64 else 1e-9
-    assert (got[0].double() - exact).abs().max().item() <= allowed * (1 + 1e-6)
+    tolerance = torch.finfo(dtype).eps / 4 if dtype != torch.float64 else 1e-9
+    assert (actual[0].double() - exact).abs().max().item() <= tolerance * (1 + 1e-6)
 
 
 def test_a_table_is_given_for_positions_or_a_number_of_tokens() -> None:
@@ -152,26 +152,26 @@ class Tutorial(nn.Module):
 @pytest.mark.parametrize("shape", ["[T, D]", "[1, T, D]", "[T, 1, D]"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_a_table_that_a_tutorial_module_saved_loads_and_is_dropped(shape: str, dtype: torch.dtype) -> None:
-    saved = {"pe": Tutorial(32).pe_of_shape(shape).to(dtype)}
+    state = {"pe": Tutorial(32).pe_of_shape(shape).to(dtype)}
     encoding = Sinusoidal(32)
-    assert encoding.load_state_dict(saved) == ([], [])
-    assert not encoding.state_dict() and set(saved) == {"pe"}
+    assert encoding.load_state_dict(state) == ([], [])
+    assert not encoding.state_dict() and set(state) == {"pe"}
 
 
 def test_a_saved_table_loads_inside_a_model_and_with_an_odd_width() -> None:
     model = nn.ModuleDict({"position": Sinusoidal(7), "output": nn.Linear(7, 2)})
-    saved = model.state_dict() | {"position.pe": Tutorial(7, 50).pe}
-    assert model.load_state_dict(saved) == ([], [])
+    state = model.state_dict() | {"position.pe": Tutorial(7, 50).pe}
+    assert model.load_state_dict(state) == ([], [])
 
 
 @pytest.mark.parametrize("shape", ["[T, D]", "[1, T, D]", "[T, 1, D]"])
 @pytest.mark.parametrize("options", [{"layout": "concatenated"}, {"endpoint": True}, {"base": 500.0}])
 def test_a_table_of_other_options_is_refused(options: dict[str, Any], shape: str) -> None:
     table = Sinusoidal(32, **options).table(100)[0]
-    saved = {"pe": {"[T, D]": table, "[1, T, D]": table[None], "[T, 1, D]": table[:, None]}[shape]}
+    state = {"pe": {"[T, D]": table, "[1, T, D]": table[None], "[T, 1, D]": table[:, None]}[shape]}
     with pytest.raises(RuntimeError, match=r"pe: expected the rows of sinusoidal.*, got others; build what they are"):
-        Sinusoidal(32).load_state_dict(saved)
-    Sinusoidal(32, **options).load_state_dict(saved)
+        Sinusoidal(32).load_state_dict(state)
+    Sinusoidal(32, **options).load_state_dict(state)
 
 
 @pytest.mark.parametrize("shape", [(9, 30), (1, 9, 30), (2, 9, 32), (32,), ()])
@@ -183,9 +183,9 @@ def test_a_table_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
 def published_on_axes(place: tuple[float, ...], dim: int, base: float, layout: str, endpoint: bool) -> list[float]:
     """The encoding on several axes: c channels for each, behind one another, cut to dim."""
     c = 2 * math.ceil(dim / (2 * len(place)))
-    rows = [published(p, c, base, "concatenated", endpoint) for p in place]
+    rows = [formula(p, c, base, "concatenated", endpoint) for p in place]
     if layout == "interleaved":
-        rows = [published(p, c, base, "interleaved", endpoint) for p in place]
+        rows = [formula(p, c, base, "interleaved", endpoint) for p in place]
     if layout == "sines_first":
         rows = [row[: c // 2] for row in rows] + [row[c // 2 :] for row in rows]
     if layout == "cosines_first":
@@ -213,8 +213,8 @@ def test_on_several_axes_each_has_its_own_channels(
     place = tuple(data.draw(st.lists(st.floats(-1000, 1000, width=32), min_size=axes, max_size=axes)))
     encoding = Sinusoidal(dim, base=base, layout=layout, endpoint=endpoint, axes=axes)
     expected = published_on_axes(place, dim, base, layout, endpoint)
-    got = encoding.encode(Positions.of(torch.tensor([[place]], dtype=torch.float64)))
-    assert got.flatten().tolist() == pytest.approx(expected, abs=1e-10)
+    actual = encoding.encode(Positions.of(torch.tensor([[place]], dtype=torch.float64)))
+    assert actual.flatten().tolist() == pytest.approx(expected, abs=1e-10)
     assert [encoding.formula_added(place, c) for c in range(dim)] == pytest.approx(expected, abs=1e-10)
 
 
@@ -223,19 +223,19 @@ def test_a_width_that_does_not_divide_leaves_fewer_channels_to_the_last_axis(dim
     encoding = Sinusoidal(dim, axes=axes)
     assert encoding.width == c and len(encoding.frequencies) == c // 2
     step = torch.eye(axes, dtype=torch.float64)[:, None]
-    moved = encoding.encode(Positions.of(step)) - encoding.encode(Positions.of(torch.zeros_like(step)))
+    difference = encoding.encode(Positions.of(step)) - encoding.encode(Positions.of(torch.zeros_like(step)))
     for axis in range(axes):
-        channels = moved[axis, 0].nonzero().flatten().tolist()
+        channels = difference[axis, 0].nonzero().flatten().tolist()
         assert channels[0] == axis * c and channels[-1] <= min((axis + 1) * c, dim) - 1
 
 
 def test_sines_first_is_concatenated_on_one_axis_and_another_order_on_two() -> None:
-    one, two = Positions.of(torch.tensor([3.0, 7.5])), Positions.grid(2, 3)
-    first, behind = (Sinusoidal(8, layout="sines_first"), Sinusoidal(8, layout="concatenated"))
-    assert torch.equal(first.encode(one), behind.encode(one))
-    first, behind = (Sinusoidal(8, layout="sines_first", axes=2), Sinusoidal(8, layout="concatenated", axes=2))
-    assert torch.equal(first.encode(two)[..., [0, 1, 4, 5, 2, 3, 6, 7]], behind.encode(two))
-    assert not torch.equal(first.encode(two), behind.encode(two))
+    one_axis, two = Positions.of(torch.tensor([3.0, 7.5])), Positions.grid(2, 3)
+    first, concat = (Sinusoidal(8, layout="sines_first"), Sinusoidal(8, layout="concatenated"))
+    assert torch.equal(first.encode(one_axis), concat.encode(one_axis))
+    first, concat = Sinusoidal(8, layout="sines_first", axes=2), Sinusoidal(8, layout="concatenated", axes=2)
+    assert torch.equal(first.encode(two)[..., [0, 1, 4, 5, 2, 3, 6, 7]], concat.encode(two))
+    assert not torch.equal(first.encode(two), concat.encode(two))
 
 
 def test_what_belongs_to_one_axis_says_so_on_two() -> None:
@@ -248,9 +248,9 @@ def test_what_belongs_to_one_axis_says_so_on_two() -> None:
 def test_a_scale_is_learned_and_starts_where_the_encoding_has_norm_root_half() -> None:
     encoding = Sinusoidal(32, scaled=True, dtype=torch.float64)
     assert dict(encoding.named_parameters())["scale"].item() == pytest.approx(32**-0.5, rel=1e-15)
-    got = encoding(torch.zeros(1, 5, 32, dtype=torch.float64))
-    torch.testing.assert_close(got.norm(dim=-1), torch.full((1, 5), 0.5**0.5, dtype=torch.float64), rtol=1e-14, atol=0)
-    got.sum().backward()
+    out = encoding(torch.zeros(1, 5, 32, dtype=torch.float64))
+    torch.testing.assert_close(out.norm(dim=-1), torch.full((1, 5), 0.5**0.5, dtype=torch.float64), rtol=1e-14, atol=0)
+    out.sum().backward()
     expected = Sinusoidal(32).table(5, dtype=torch.float64)
     assert encoding.scale is not None and encoding.scale.grad is not None
     assert encoding.scale.grad.item() == pytest.approx(expected.sum().item(), rel=1e-12)
@@ -261,8 +261,8 @@ def test_a_scaled_encoding_is_rounded_once() -> None:
     encoding = Sinusoidal(48, scaled=True).bfloat16()
     assert encoding.scale is not None
     exact = Sinusoidal(48).table(300, dtype=torch.float64) * encoding.scale.double()
-    got = encoding(torch.zeros(1, 300, 48, dtype=torch.bfloat16))
-    assert torch.equal(got, exact.float().to(torch.bfloat16))
+    actual = encoding(torch.zeros(1, 300, 48, dtype=torch.bfloat16))
+    assert torch.equal(actual, exact.float().to(torch.bfloat16))
 
 
 @pytest.mark.parametrize("axes", [1, 2])
@@ -271,5 +271,5 @@ def test_whole_positions_of_any_type_do_not_give_zeros(axes: int) -> None:
     places = torch.arange(12).view(1, 6, 2)[..., :axes]
     encoding, x = Sinusoidal(8, axes=axes), torch.zeros(1, 6, 8)
     for dtype in (torch.int32, torch.int64, torch.int16, torch.uint8):
-        got = encoding(x, positions=places.to(dtype))
-        assert torch.equal(got, encoding(x, positions=places.double())) and float(got.abs().sum()) > 10
+        actual = encoding(x, positions=places.to(dtype))
+        assert torch.equal(actual, encoding(x, positions=places.double())) and float(actual.abs().sum()) > 10

@@ -15,11 +15,11 @@ from posenc.encodings.temperatures.step_temperature import FORMS, StepTemperatur
 def factors(encoding: StepTemperature, positions: list[float]) -> list[float]:
     """What queries at these positions are multiplied by."""
     ids = torch.tensor(positions, dtype=torch.float64 if any(p % 1 or p < 0 for p in positions) else torch.int64)
-    ones = torch.ones(1, 2, len(positions), 4, dtype=torch.float64)
-    return encoding.query(ones, Positions.of(ids))[0, 1, :, 2].tolist()
+    queries = torch.ones(1, 2, len(positions), 4, dtype=torch.float64)
+    return encoding.query(queries, Positions.of(ids))[0, 1, :, 2].tolist()
 
 
-PINNED = {
+PINNED_TEMPERATURES = {
     # 1 + 0.1 ln(1 + floor((p + 1) / 8192)): the first step stands one position before the interval.
     "llama4": (8192, {0: 1, 8190: 1, 8191: 1.0693147, 8192: 1.0693147, 16383: 1.1098612, 1_048_575: 1.4859812}),
     # 1 + 0.1 ln(1 + floor(p / L))
@@ -31,13 +31,13 @@ PINNED = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_temperatures_are_the_pinned_ones(form: str) -> None:
-    interval, pinned = PINNED[form]
+    interval, temperatures = PINNED_TEMPERATURES[form]
     encoding = StepTemperature(interval=interval, form=form)
-    assert factors(encoding, list(pinned)) == pytest.approx(list(pinned.values()), abs=5e-8)
-    assert [encoding.temperature(p) for p in pinned] == pytest.approx(list(pinned.values()), abs=5e-8)
+    assert factors(encoding, list(temperatures)) == pytest.approx(list(temperatures.values()), abs=5e-8)
+    assert [encoding.temperature(p) for p in temperatures] == pytest.approx(list(temperatures.values()), abs=5e-8)
 
 
-def published(form: str, p: int, interval: int, strength: float) -> float:
+def published_temperature(form: str, p: int, interval: int, strength: float) -> float:
     with mpmath.workdps(40):
         if form == "llama4":
             return float(1 + mpmath.mpf(strength) * mpmath.log(1 + (p + 1) // interval))
@@ -56,9 +56,9 @@ def test_any_interval_and_position_is_the_published_formula(
     form: str, interval: int, strength: float, positions: list[int]
 ) -> None:
     # Positions at the edges themselves, where a rounded quotient would fall on the wrong side.
-    below = [p // interval * interval for p in positions]
-    positions = [*positions, *below, *(p + interval - 1 for p in below)]
-    expected = [published(form, p, interval, strength) for p in positions]
+    starts = [p // interval * interval for p in positions]
+    positions = [*positions, *starts, *(p + interval - 1 for p in starts)]
+    expected = [published_temperature(form, p, interval, strength) for p in positions]
     encoding = StepTemperature(interval=interval, strength=strength, form=form)
     assert factors(encoding, positions) == pytest.approx(expected, rel=1e-12)
     assert [encoding.temperature(p) for p in positions] == pytest.approx(expected, rel=1e-12)
@@ -67,15 +67,15 @@ def test_any_interval_and_position_is_the_published_formula(
 def test_llama_steps_one_position_before_ministral_and_inkling_does_not_step() -> None:
     llama, ministral, inkling = (StepTemperature(interval=4, form=form) for form in FORMS)
     steps = [[round(tau, 6) for tau in factors(encoding, list(range(9)))] for encoding in (llama, ministral, inkling)]
-    one, two = round(1 + 0.1 * math.log(2), 6), round(1 + 0.1 * math.log(3), 6)
-    assert steps[0] == [1, 1, 1, one, one, one, one, two, two]
-    assert steps[1] == [1, 1, 1, 1, one, one, one, one, two]
-    assert steps[2][:4] == [1, 1, 1, 1] and steps[2][7] == one and len(set(steps[2][3:])) == 6
+    step_1, step_2 = round(1 + 0.1 * math.log(2), 6), round(1 + 0.1 * math.log(3), 6)
+    assert steps[0] == [1, 1, 1, step_1, step_1, step_1, step_1, step_2, step_2]
+    assert steps[1] == [1, 1, 1, 1, step_1, step_1, step_1, step_1, step_2]
+    assert steps[2][:4] == [1, 1, 1, 1] and steps[2][7] == step_1 and len(set(steps[2][3:])) == 6
 
 
 def test_fractional_and_negative_positions_have_a_temperature() -> None:
-    got = factors(StepTemperature(interval=2, strength=1.0), [-7.5, 0.5, 1.5, 3.5])
-    assert got == pytest.approx([1, 1, 1 + math.log(2), 1 + math.log(3)])
+    actual = factors(StepTemperature(interval=2, strength=1.0), [-7.5, 0.5, 1.5, 3.5])
+    assert actual == pytest.approx([1, 1, 1 + math.log(2), 1 + math.log(3)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -36,11 +36,11 @@ BIDIRECTIONAL = {-128: 15, -64: 14, -16: 10, -8: 8, -1: 1, 0: 0, 1: 17, 8: 24, 6
 CAUSAL = {-127: 31, -64: 26, -20: 17, -16: 16, -8: 8, 0: 0, 1: 0, 5: 0, 500: 0}
 
 
-@pytest.mark.parametrize(("causal", "pinned"), [(False, BIDIRECTIONAL), (True, CAUSAL)])
-def test_buckets_are_the_pinned_ones(causal: bool, pinned: dict[int, int]) -> None:
+@pytest.mark.parametrize(("causal", "buckets"), [(False, BIDIRECTIONAL), (True, CAUSAL)])
+def test_buckets_are_the_pinned_ones(causal: bool, buckets: dict[int, int]) -> None:
     # The pins are by key minus query.
-    delta = torch.tensor([-relative for relative in pinned])
-    assert T5Bias(2, causal=causal).bucket(delta).tolist() == list(pinned.values())
+    delta = torch.tensor([-relative for relative in buckets])
+    assert T5Bias(2, causal=causal).bucket(delta).tolist() == list(buckets.values())
 
 
 SIZES = [(32, 128), (32, 17), (64, 256), (8, 20), (16, 9), (12, 100), (20, 1000), (4, 50), (2, 2), (100, 3000)]
@@ -53,8 +53,8 @@ def test_every_whole_distance_falls_into_the_exact_bucket(buckets: int, max_dist
     buckets = buckets if causal else buckets + buckets % 4
     reach = min(5 * max_distance, 640)
     deltas = [*range(-reach, reach + 1), -5 * max_distance, 5 * max_distance, max_distance, max_distance - 1]
-    got = T5Bias(1, buckets=buckets, max_distance=max_distance, causal=causal).bucket(torch.tensor(deltas)).tolist()
-    assert got == [exact_bucket(delta, buckets, max_distance, causal) for delta in deltas]
+    actual = T5Bias(1, buckets=buckets, max_distance=max_distance, causal=causal).bucket(torch.tensor(deltas)).tolist()
+    assert actual == [exact_bucket(delta, buckets, max_distance, causal) for delta in deltas]
 
 
 @given(
@@ -66,8 +66,8 @@ def test_every_whole_distance_falls_into_the_exact_bucket(buckets: int, max_dist
 def test_random_sizes_fall_into_the_exact_buckets(quarter: int, room: int, causal: bool, deltas: list[int]) -> None:
     buckets = 4 * quarter
     max_distance = buckets // 2 + room
-    got = T5Bias(1, buckets=buckets, max_distance=max_distance, causal=causal).bucket(torch.tensor(deltas)).tolist()
-    assert got == [exact_bucket(delta, buckets, max_distance, causal) for delta in deltas]
+    actual = T5Bias(1, buckets=buckets, max_distance=max_distance, causal=causal).bucket(torch.tensor(deltas)).tolist()
+    assert actual == [exact_bucket(delta, buckets, max_distance, causal) for delta in deltas]
 
 
 @given(
@@ -82,20 +82,20 @@ def test_a_fraction_falls_into_the_bucket_that_the_formula_gives_it(
     buckets = 4 * quarter
     max_distance = buckets // 2 + room
     deltas = torch.tensor(eighths, dtype=torch.float64) / 8
-    got = T5Bias(1, buckets=buckets, max_distance=max_distance, causal=causal).bucket(deltas).tolist()
-    assert got == [exact_bucket(Fraction(n, 8), buckets, max_distance, causal) for n in eighths]
+    actual = T5Bias(1, buckets=buckets, max_distance=max_distance, causal=causal).bucket(deltas).tolist()
+    assert actual == [exact_bucket(Fraction(n, 8), buckets, max_distance, causal) for n in eighths]
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_the_bias_is_the_table_read_by_bucket_and_head(causal: bool) -> None:
     encoding = T5Bias(3, buckets=8, max_distance=20, causal=causal, std=1.0).double()
     at, keys_at = torch.tensor([5, 40, 0]), torch.tensor([0, 6, 39, 41])
-    got = encoding.bias(at, keys_at)
+    actual = encoding.bias(at, keys_at)
     expected = [
         [[encoding.table[exact_bucket(int(m - n), 8, 20, causal), h].item() for n in keys_at] for m in at]
         for h in range(3)
     ]
-    assert got.shape == (1, 3, 3, 4) and got[0].tolist() == expected
+    assert actual.shape == (1, 3, 3, 4) and actual[0].tolist() == expected
     square = [
         [[encoding.table[exact_bucket(m - n, 8, 20, causal), h].item() for n in range(9)] for m in range(9)]
         for h in range(3)
@@ -107,8 +107,8 @@ def test_the_bias_is_the_table_read_by_bucket_and_head(causal: bool) -> None:
 def test_the_scalar_formula_in_the_file_uses_the_exact_buckets(causal: bool) -> None:
     encoding = T5Bias(2, buckets=32, max_distance=128, causal=causal, std=1.0).double()
     for distance in [*range(-260, 261, 3), -128, 128, 127, 16, -16, 32, 64]:
-        got = encoding.formula_logit([2.0], [3.0], float(distance), 0.0, 1, 0.5)
-        assert got == pytest.approx(3.0 + encoding.table[exact_bucket(distance, 32, 128, causal), 1].item(), abs=1e-14)
+        out = encoding.formula_logit([2.0], [3.0], float(distance), 0.0, 1, 0.5)
+        assert out == pytest.approx(3.0 + encoding.table[exact_bucket(distance, 32, 128, causal), 1].item(), abs=1e-14)
 
 
 def test_the_default_table_starts_as_no_position_at_all() -> None:

@@ -14,7 +14,7 @@ from posenc.encodings.content_biases.transformer_xl import TransformerXL
 from posenc.kernels import bind
 
 
-def made(dim: int = 10, heads: int = 3, head_dim: int = 4, **options) -> TransformerXL:
+def build_txl(dim: int = 10, heads: int = 3, head_dim: int = 4, **options) -> TransformerXL:
     return TransformerXL(dim, heads, head_dim, std=1.0, **options).double()
 
 
@@ -59,15 +59,15 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_logit_is_the_sum_of_the_four_published_terms(case: str, dim: int, options: dict) -> None:
     m, n = (x.double() for x in CASES[case])
-    encoding = made(dim, **options)
+    encoding = build_txl(dim, **options)
     q = torch.randn(2, 3, len(m), 4, dtype=torch.float64)
     for kv_heads, scale in ((3, 0.5), (1, 1.0)):
         k = torch.randn(2, kv_heads, len(n), 4, dtype=torch.float64)
         at, keys_at = Positions.of(m), Positions.of(n)
         kernel = bind("reference", encoding, scale=scale)
-        got = kernel.logits(encoding, q, at, Keys(k, k, keys_at), masks.bidirectional())
+        actual = kernel.logits(encoding, q, at, Keys(k, k, keys_at), masks.bidirectional())
         torch.testing.assert_close(
-            got, four_terms(encoding, q, k, m, n, scale), rtol=0, atol=1e-8 if m.max() > 1e5 else 1e-12
+            actual, four_terms(encoding, q, k, m, n, scale), rtol=0, atol=1e-8 if m.max() > 1e5 else 1e-12
         )
 
 
@@ -81,59 +81,59 @@ def test_a_logit_is_the_sum_of_the_four_published_terms(case: str, dim: int, opt
     places=st.lists(st.floats(-50, 50), min_size=1, max_size=5),
 )
 def test_any_configuration_gives_the_four_terms(dim, heads, head_dim, max_distance, layout, places) -> None:
-    encoding = made(dim, heads, head_dim, max_distance=max_distance, layout=layout)
+    encoding = build_txl(dim, heads, head_dim, max_distance=max_distance, layout=layout)
     m, n = torch.tensor(places, dtype=torch.float64), torch.tensor([*places, 0.3], dtype=torch.float64)
     q, k = (torch.randn(1, heads, len(x), head_dim, dtype=torch.float64) for x in (m, n))
-    got = encoding.bias(m, n, q=q, k=k)
-    torch.testing.assert_close(got, four_terms(encoding, q, k, m, n, 0.0), rtol=0, atol=1e-11)
+    actual = encoding.bias(m, n, q=q, k=k)
+    torch.testing.assert_close(actual, four_terms(encoding, q, k, m, n, 0.0), rtol=0, atol=1e-11)
 
 
 def test_the_authors_shift_of_tensors_gives_the_same() -> None:
     """Appendix B: queries times all distances S-1 down to 0, padded by a column and read in another shape."""
     T, S = 5, 8  # three tokens of the segment before, then five
-    encoding = made(6, 2, 3)
+    encoding = build_txl(6, 2, 3)
     q, k = torch.randn(1, 2, T, 3, dtype=torch.float64), torch.randn(1, 2, S, 3, dtype=torch.float64)
     far = sinusoid(torch.arange(S - 1, -1, -1), 6) @ encoding.weight.T
     product = torch.einsum("bhte,jhe->bhtj", q + encoding.distance_bias[:, None], far.view(S, 2, 3))
-    shifted = torch.nn.functional.pad(product, (1, 0)).reshape(1, 2, S + 1, T)[:, :, 1:].reshape(1, 2, T, S)
-    expected = (shifted + (encoding.content_bias[:, None] * k).sum(-1)[:, :, None]) / 3**0.5
-    got = encoding.bias(torch.arange(3, 8), torch.arange(8), q=q, k=k)
+    relative_shift = torch.nn.functional.pad(product, (1, 0)).reshape(1, 2, S + 1, T)[:, :, 1:].reshape(1, 2, T, S)
+    expected = (relative_shift + (encoding.content_bias[:, None] * k).sum(-1)[:, :, None]) / 3**0.5
+    actual = encoding.bias(torch.arange(3, 8), torch.arange(8), q=q, k=k)
     past = torch.ones(T, S, dtype=torch.bool).tril(S - T)
-    torch.testing.assert_close(got[..., past], expected[..., past], rtol=0, atol=1e-12)
+    torch.testing.assert_close(actual[..., past], expected[..., past], rtol=0, atol=1e-12)
 
 
 def test_a_far_sinusoid_is_the_one_that_fifty_digits_give() -> None:
-    encoding, m, n = made(8, 1, 8), 987_654, 123_456
+    encoding, m, n = build_txl(8, 1, 8), 987_654, 123_456
     with torch.no_grad():
         encoding.content_bias.zero_()
         encoding.distance_bias.zero_()
         encoding.weight.copy_(torch.eye(8))
     q = torch.eye(8, dtype=torch.float64)[None, None]
-    got = encoding.bias(torch.full((8,), m), torch.tensor([n]), q=q, k=q[:, :, :1])[0, 0, :, 0] * 8**0.5
+    actual = encoding.bias(torch.full((8,), m), torch.tensor([n]), q=q, k=q[:, :, :1])[0, 0, :, 0] * 8**0.5
     with mpmath.workdps(50):
         angles = [(m - n) / mpmath.mpf(10_000) ** (mpmath.mpf(2 * k) / 8) for k in range(4)]
         expected = [float(wave(angle)) for wave in (mpmath.sin, mpmath.cos) for angle in angles]
-    assert got.tolist() == pytest.approx(expected, abs=1e-9)
+    assert actual.tolist() == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.bfloat16, 0.02)])
 def test_in_blocks_max_distance_holds_too(dtype: torch.dtype, tolerance: float) -> None:
-    encoding, at = made(max_distance=3.5).to(dtype), Positions.count(40)
+    encoding, at = build_txl(max_distance=3.5).to(dtype), Positions.count(40)
     q, k, v = torch.randn(3, 1, encoding.heads, 40, encoding.head_dim).to(dtype)
-    blocked, reference = (
+    in_blocks, reference = (
         bind(kernel, encoding, scale=0.4)(encoding, q, at, Keys(k, v, at), masks.causal())[0]
         for kernel in ("blocked", "reference")
     )
-    torch.testing.assert_close(blocked, reference, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(in_blocks, reference, rtol=tolerance, atol=tolerance)
 
 
 def test_the_layouts_differ_by_the_order_of_the_projections_columns() -> None:
-    one, other = made(7), made(7, layout="interleaved")
-    other.load_state_dict(one.state_dict())
+    sines_first, interleaved = build_txl(7), build_txl(7, layout="interleaved")
+    interleaved.load_state_dict(sines_first.state_dict())
     with torch.no_grad():
-        other.weight.copy_(one.weight[:, [0, 4, 1, 5, 2, 6, 3]])
+        interleaved.weight.copy_(sines_first.weight[:, [0, 4, 1, 5, 2, 6, 3]])
     q = torch.randn(1, 3, 9, 4, dtype=torch.float64)
-    torch.testing.assert_close(one.bias(9, q=q, k=q), other.bias(9, q=q, k=q), rtol=0, atol=1e-12)
+    torch.testing.assert_close(sines_first.bias(9, q=q, k=q), interleaved.bias(9, q=q, k=q), rtol=0, atol=1e-12)
 
 
 def test_wavelengths_run_from_two_pi_towards_the_base() -> None:

@@ -14,7 +14,7 @@ from posenc.encodings.rotations.rotary import Rotary
 from posenc.encodings.rotations.xpos import XPos
 
 
-def published(
+def published_logit(
     q: list[float], k: list[float], m: float, n: float, base: float, gamma: float, scale_base: float
 ) -> float:
     """The sum over pairs (2k, 2k + 1) of zeta^((m - n)/scale_base) Re[q conj(k) e^{i (m - n) frequency}], 40 digits."""
@@ -48,11 +48,11 @@ def test_logits_are_the_published_ones(
 ) -> None:
     encoding = XPos(d, base=base, layout="interleaved", scale_base=scale_base, gamma=gamma, centre=centre)
     q, k = (torch.randn(1, 1, 1, d, dtype=torch.float64) for _ in range(2))
-    got = logits(encoding, q, k, *(torch.tensor([p], dtype=torch.float64) for p in (m, n))).item()
-    expected = published(q.flatten().tolist(), k.flatten().tolist(), m, n, base, gamma, scale_base)
+    actual = logits(encoding, q, k, *(torch.tensor([p], dtype=torch.float64) for p in (m, n))).item()
+    expected = published_logit(q.flatten().tolist(), k.flatten().tolist(), m, n, base, gamma, scale_base)
     # float64 holds an angle of 3,000 radians, and an exponent of some dozens, to 1e-12.
     growth = max(1.0, (gamma / (1 + gamma)) ** ((m - n) / scale_base))
-    assert got == pytest.approx(expected, abs=1e-10 * growth * d)
+    assert actual == pytest.approx(expected, abs=1e-10 * growth * d)
     formula = encoding.formula_logit(q.flatten().tolist(), k.flatten().tolist(), m, n, 0, 1.0)
     assert formula == pytest.approx(expected, abs=1e-10 * growth * d)
 
@@ -65,20 +65,20 @@ def test_the_factors_are_those_of_the_released_code() -> None:
 
 def test_a_distance_of_scale_base_costs_each_pair_its_factor() -> None:
     encoding = XPos(8, layout="interleaved")
-    one, other = torch.zeros(2, 1, 1, 1, 8, dtype=torch.float64)
+    query, key = torch.zeros(2, 1, 1, 1, 8, dtype=torch.float64)
     for pair, zeta in enumerate(encoding.zetas):
-        one.zero_()[..., 2 * pair] = 1
-        other.zero_()[..., 2 * pair] = 1
-        got = logits(encoding, one, other, torch.tensor([512]), torch.tensor([0])).item()
-        assert got == pytest.approx(zeta * math.cos(512 * encoding.frequencies[pair].item()))
+        query.zero_()[..., 2 * pair] = 1
+        key.zero_()[..., 2 * pair] = 1
+        actual = logits(encoding, query, key, torch.tensor([512]), torch.tensor([0])).item()
+        assert actual == pytest.approx(zeta * math.cos(512 * encoding.frequencies[pair].item()))
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_without_decay_it_is_rotary(layout: str) -> None:
     q, k = (torch.randn(2, 3, 9, 8, dtype=torch.float64) for _ in range(2))
-    got = XPos(8, layout=layout, scale_base=1e15)(q, k)
-    for one, other in zip(got, Rotary(8, layout=layout)(q, k), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    rotated = XPos(8, layout=layout, scale_base=1e15)(q, k)
+    for actual, expected in zip(rotated, Rotary(8, layout=layout)(q, k), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 def test_the_centre_changes_no_logit() -> None:
@@ -90,14 +90,14 @@ def test_the_centre_changes_no_logit() -> None:
 
 
 def test_keys_ahead_grow_with_their_distance() -> None:
-    one = torch.zeros(1, 1, 1, 2, dtype=torch.float64)
-    one[..., 0] = 1
+    vector = torch.zeros(1, 1, 1, 2, dtype=torch.float64)
+    vector[..., 0] = 1
     # The only pair of a head of two channels is the fastest one; at a whole number of turns its cosine is one.
     ahead = torch.tensor([2 * math.pi * 652], dtype=torch.float64)
     assert ahead.item() == pytest.approx(4096.6, abs=0.1)
-    got = logits(XPos(2), one, one, torch.tensor([0]), ahead).item()
-    assert got == pytest.approx(math.exp(1.252763 * ahead.item() / 512), rel=1e-5)
-    assert got == pytest.approx(22_500, rel=0.01)
+    actual = logits(XPos(2), vector, vector, torch.tensor([0]), ahead).item()
+    assert actual == pytest.approx(math.exp(1.252763 * ahead.item() / 512), rel=1e-5)
+    assert actual == pytest.approx(22_500, rel=0.01)
 
 
 REACH = {torch.float32: 33_994, torch.bfloat16: 33_994, torch.float16: 2_266, torch.float64: 287_819}
@@ -154,10 +154,10 @@ def test_half_precision_is_near_double_where_it_is_served() -> None:
         at = torch.tensor(places)
         encoding = XPos(8)
         for side, x in ((encoding.query, q), (encoding.key, k)):
-            got, exact = side(x, Positions.of(at)).double(), side(x.double(), Positions.of(at))
+            actual, exact = side(x, Positions.of(at)).double(), side(x.double(), Positions.of(at))
             # The norm of a pair: one of its channels may be as near to zero as it likes.
             size = exact.abs().amax((0, 1), keepdim=True)
-            assert ((got - exact).abs() <= 2 * torch.finfo(dtype).eps * size).all()
+            assert ((actual - exact).abs() <= 2 * torch.finfo(dtype).eps * size).all()
 
 
 def test_the_gap_in_half_precision_is_declared_where_it_is() -> None:

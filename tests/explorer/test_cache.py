@@ -1,4 +1,4 @@
-"""The cache of the page beside posenc's own: tokens, places, words of refusals, and the code that the page shows."""
+"""The cache view agrees with posenc's cache: tokens, positions, error messages, and the code that it shows."""
 
 import math
 import random
@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from explorer.whole import settle
+from explorer.page_actions import settle
 from playwright.sync_api import expect
 
 from posenc import Decoder
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 TOKENS, DOCUMENT = "ABCDEFGHIJKLMNOP", "wxyz"
 
 
-def model_of(spec: str) -> Decoder:
+def decoder(spec: str) -> Decoder:
     torch.manual_seed(0)
     return Decoder(vocab=64, dim=64, heads=4, layers=1, encoding=spec, max_len=128).eval()
 
@@ -32,20 +32,20 @@ def ids(text: str) -> torch.Tensor:
 LETTERS = {ord(letter) % 64: letter for letter in TOKENS + DOCUMENT}
 
 
-class Held:
-    """A real cache, whose values say which token is which."""
+class RealCache:
+    """A cache of posenc, with the value vector of each token to tell the tokens apart."""
 
     def __init__(self, spec: str) -> None:
-        self.model = model_of(spec)
+        self.model = decoder(spec)
         self.cache, self.document = self.model.cache(), self.model.cache()
         with torch.no_grad():
             self.model(ids(TOKENS), cache=self.cache)
             self.model(ids(DOCUMENT), cache=self.document)
-        value, given = (cache.layers[0].keys.v[0, 0].clone() for cache in (self.cache, self.document))
-        self.known = list(zip(TOKENS + DOCUMENT, torch.cat((value, given)), strict=True))
+        value, document_value = (cache.layers[0].keys.v[0, 0].clone() for cache in (self.cache, self.document))
+        self.token_values = list(zip(TOKENS + DOCUMENT, torch.cat((value, document_value)), strict=True))
 
-    def do(self, line: str) -> str:
-        """Run a line of the page; what it raises."""
+    def run_line(self, line: str) -> str:
+        """Run a line of the page, and return its error's message or an empty string."""
         try:
             exec(line, {"cache": self.cache, "document": self.document})
         except ValueError as error:
@@ -53,52 +53,52 @@ class Held:
         return ""
 
     def rows(self) -> list[list]:
-        """Token, where it stands, where its key was turned first; in their order."""
+        """Return (token, position, position at which its key was first rotated) in order of position."""
         keys = self.cache.layers[0].keys
         if keys is None:
             return []
         first = keys.at.coords if keys.turned is None else keys.turned
-        found = []
+        rows = []
         for n, place in enumerate(keys.at.order[0].tolist()):
             if place >= 0:
-                token = next(name for name, value in self.known if torch.equal(value, keys.v[0, 0, n]))
-                found.append([token, place, int(first[0, n, 0])])
-        return sorted(found, key=lambda row: row[1])
+                token = next(name for name, value in self.token_values if torch.equal(value, keys.v[0, 0, n]))
+                rows.append([token, place, int(first[0, n, 0])])
+        return sorted(rows, key=lambda row: row[1])
 
 
-def said(page):
+def sentence(page):
     return page.locator("#cache .said").inner_text().replace("\N{MINUS SIGN}", "-")
 
 
-def rows_of(page):
-    """The rows of "The numbers"."""
+def table_rows(page):
+    """Return the rows of the table "The numbers"."""
     if page.locator("#cache .numbers").count() == 0:
         return []
     if not page.locator("#cache .numbers[open]").count():
         page.locator("#cache .numbers > summary").click()
     page.locator("#cache .numbers tbody tr").first.wait_for()
-    found = page.locator("#cache .numbers tbody").evaluate(
+    cells = page.locator("#cache .numbers tbody").evaluate(
         "(body) => [...body.rows].map((row) => [...row.cells].map((cell) => cell.textContent))"
     )
-    return [[token, *(float(number) for number in numbers)] for token, *numbers in found]
+    return [[token, *(float(number) for number in numbers)] for token, *numbers in cells]
 
 
-def code_of(page):
-    """The lines of the page behind those that fill the cache, and what each is said to raise."""
-    filled, more, *lines = page.locator("#cache pre").inner_text().split("\n")
-    assert (filled, more) == ("cache = model.cache()", "model(tokens, cache=cache)")
+def code_lines(page):
+    """Return each line of code after the two that fill the cache, with the error that the page promises."""
+    first, second, *lines = page.locator("#cache pre").inner_text().split("\n")
+    assert (first, second) == ("cache = model.cache()", "model(tokens, cache=cache)")
     return [(line.partition("  # ")[0], line.partition("  # ValueError: ")[2]) for line in lines]
 
 
-def drawn(chance):
-    """An operation in the page's words."""
+def random_operation(chance):
+    """Return a random cache operation as the address writes it."""
     a, b = sorted(chance.sample(range(22), 2))
-    by, sinks, window = chance.choice((-20, -5, -2, 1, 3, 9)), chance.randint(0, 3), chance.randint(2, 6)
+    shift, sinks, window = chance.choice((-20, -5, -2, 1, 3, 9)), chance.randint(0, 3), chance.randint(2, 6)
     return chance.choice(
         (
             f"drop-{a}-{min(b, a + 5)}",
-            f"move-{a}-{b}-{by}",
-            f"move-0-99-{by}",
+            f"move-{a}-{b}-{shift}",
+            f"move-0-99-{shift}",
             f"crop-{6 + a}",
             f"splice-{a}",
             f"evict-{sinks}-{window}",
@@ -110,56 +110,56 @@ def drawn(chance):
 @pytest.mark.parametrize(
     "spec", ["rotary", "learned", "alibi", "rotary(schedule=dynamic_ntk(factor=2))", "rotary + xpos"]
 )
-def test_any_operations_leave_what_they_leave_in_a_cache_of_posenc(opened, spec):
-    chance, page = random.Random(spec), opened(spec, address="#cache")
-    refused = set()
+def test_any_operations_leave_what_they_leave_in_a_cache_of_posenc(visit, spec):
+    chance, page = random.Random(spec), visit(spec, address="#cache")
+    problems = set()
     for _ in range(10):
-        done = ".".join(drawn(chance) for _ in range(6))
-        page.evaluate("(hash) => (location.hash = hash)", f"#cache?only=true&cache.done={done}")
+        operations = ".".join(random_operation(chance) for _ in range(6))
+        page.evaluate("(hash) => (location.hash = hash)", f"#cache?only=true&cache.done={operations}")
         expect(page.locator("#cache pre")).to_have_text(re.compile(r"(\n.*){7}"))
-        real = Held(spec)
-        for line, problem in code_of(page):
-            assert real.do(line) == problem, (done, line)
-            refused.add(re.split(r"[,;\d]", problem)[0].strip())
-        assert [row[:3] for row in rows_of(page)] == real.rows(), done
+        real = RealCache(spec)
+        for line, problem in code_lines(page):
+            assert real.run_line(line) == problem, (operations, line)
+            problems.add(re.split(r"[,;\d]", problem)[0].strip())
+        assert [row[:3] for row in table_rows(page)] == real.rows(), operations
         page.evaluate("(hash) => (location.hash = hash)", "#cache?only=true")
         expect(page.locator("#cache pre")).not_to_contain_text("cache.")
-    fixed = {"tokens would stand elsewhere"}
+    fixed_keys = {"tokens would stand elsewhere"}
     clashes = {"a token would come to order -", "two tokens of a row would have order", "the cache holds"}
-    assert refused - {""} >= (fixed if spec in ("learned", "rotary + xpos") else clashes)
+    assert problems - {""} >= (fixed_keys if spec in ("learned", "rotary + xpos") else clashes)
 
 
-def test_every_spec_of_a_page_says_what_becomes_of_its_keys(opened):
-    page = opened(address="#cache")
-    found = {
+def test_every_spec_of_a_page_says_what_becomes_of_its_keys(visit):
+    page = visit(address="#cache")
+    cells = {
         row.locator("th").inner_text(): row.locator("td").all_inner_texts()
         for row in page.locator("#cache .ways tr").all()
     }
-    assert {name: way for name, (way, _) in found.items()} == {spec: build(spec, SHAPE).moves for spec in SPECS}
-    assert [name for name, (_, words) in found.items() if words == "keys are turned by the difference"] == ["rotary"]
+    assert {name: way for name, (way, _) in cells.items()} == {spec: build(spec, SHAPE).moves for spec in SPECS}
+    assert [name for name, (_, words) in cells.items() if words == "keys are turned by the difference"] == ["rotary"]
 
 
-def test_angles_are_those_by_which_a_moved_key_differs(opened):
-    page = opened("rotary(base=500)", address="#cache?cache.done=move-0-16-5&position=9&pair=3")
+def test_angles_are_those_by_which_a_moved_key_differs(visit):
+    page = visit("rotary(base=500)", address="#cache?cache.done=move-0-16-5&position=9&pair=3")
     spectrum = build("rotary(base=500)", SHAPE).spectrum()[0].flatten()
-    row = rows_of(page)[4]
+    row = table_rows(page)[4]
     assert row[:4] == ["E", 9, 4, 5]
     assert row[4:] == pytest.approx((5 * spectrum).tolist(), rel=1e-5)
-    assert said(page).endswith(
+    assert sentence(page).endswith(
         f"pair 3 is turned by 5 \N{MULTIPLICATION SIGN} {spectrum[3]:.4g} = {5 * spectrum[3]:.4g} rad."
     )
-    # The library's own key, before and behind the move.
-    held = Held("rotary(base=500)")
-    layer = held.cache.layers[0]
-    before = layer.keys.k[0, 0, 4, [3, 11]].tolist()
-    held.cache.move(by=5)
-    after = layer.placed(layer.keys, build("rotary(base=500)", SHAPE)).k[0, 0, 4, [3, 11]].tolist()
-    angle = math.atan2(*reversed(after)) - math.atan2(*reversed(before))
+    # posenc's key before and after the move.
+    real = RealCache("rotary(base=500)")
+    layer = real.cache.layers[0]
+    key_before = layer.keys.k[0, 0, 4, [3, 11]].tolist()
+    real.cache.move(by=5)
+    key_after = layer.rotated_keys(layer.keys, build("rotary(base=500)", SHAPE)).k[0, 0, 4, [3, 11]].tolist()
+    angle = math.atan2(*reversed(key_after)) - math.atan2(*reversed(key_before))
     assert angle % (2 * math.pi) == pytest.approx(row[7], abs=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("spec", "way", "in_rows", "turned", "angles"),
+    ("spec", "way", "in_rows", "keys_turn", "angles"),
     [
         ("rotary", "exact", True, True, True),
         ("on(rotary, heads=(0, 1))", "exact", True, True, False),
@@ -170,43 +170,40 @@ def test_angles_are_those_by_which_a_moved_key_differs(opened):
         ("axial_rotary", "exact", False, False, False),
     ],
 )
-def test_what_the_page_is_told_of_an_encoding(spec, way, in_rows, turned, angles):
-    found = moves.of(build(spec, SHAPE), SHAPE)
-    assert (found["way"], found["in_rows"], found["turned"], found["angles"] is not None) == (
-        way,
-        in_rows,
-        turned,
-        angles,
-    )
-    assert found["refusal"] == ""
+def test_what_the_page_is_told_of_an_encoding(spec, way, in_rows, keys_turn, angles):
+    key_moves = moves.key_moves(build(spec, SHAPE), SHAPE)
+    facts = (key_moves["way"], key_moves["in_rows"], key_moves["turned"], key_moves["angles"] is not None)
+    assert facts == (way, in_rows, keys_turn, angles)
+    assert key_moves["refusal"] == ""
 
 
-def test_buttons_do_it_and_take_it_back(opened):
-    page = opened("rotary", address="#cache")
+def test_buttons_do_it_and_take_it_back(visit):
+    page = visit("rotary", address="#cache")
     button = page.locator("#cache .operations").get_by_role("button")
     button.filter(has_text="drop 5\N{EN DASH}12").click()
-    assert "8 tokens are held, 3 keys are turned again. P stands at 7, and its key was turned first at 15" in said(page)
+    state = "8 tokens are held, 3 keys are turned again. P stands at 7, and its key was turned first at 15"
+    assert state in sentence(page)
     assert page.locator("#cache .turned").count() == 3
     button.filter(has_text="splice wxyz at 5").click()
-    assert "12 tokens are held, 7 keys are turned again" in said(page)
+    assert "12 tokens are held, 7 keys are turned again" in sentence(page)
     button.filter(has_text="undo").click()
-    assert "8 tokens are held" in said(page)
+    assert "8 tokens are held" in sentence(page)
     button.filter(has_text="start anew").click()
-    assert "16 tokens are held, 0 keys are turned again" in said(page)
+    assert "16 tokens are held, 0 keys are turned again" in sentence(page)
     expect(button.filter(has_text="undo")).to_be_disabled()
 
 
-def test_a_refusal_is_said_in_the_words_of_the_library(opened):
-    page = opened("learned", address="#cache?cache.done=drop-5-13")
-    assert said(page).startswith(
-        f"Refused: {moves.of(build('learned', SHAPE), SHAPE)['refusal']}. learned (recomputed): 16"
+def test_a_refusal_is_said_in_the_words_of_the_library(visit):
+    page = visit("learned", address="#cache?cache.done=drop-5-13")
+    assert sentence(page).startswith(
+        f"Refused: {moves.key_moves(build('learned', SHAPE), SHAPE)['refusal']}. learned (recomputed): 16"
     )
     page.locator("#cache .operations").get_by_role("button", name="the same, in place").click()
-    assert said(page).startswith("learned (recomputed): 6 tokens are held, 0 of them elsewhere")
+    assert sentence(page).startswith("learned (recomputed): 6 tokens are held, 0 of them elsewhere")
 
 
-def test_keys_and_fingers_choose_a_range(opened):
-    page = opened("rotary", address="#cache", width=390)
+def test_keys_and_fingers_choose_a_range(visit):
+    page = visit("rotary", address="#cache", width=390)
     row = page.locator("#cache svg.row")
     row.focus()
     page.keyboard.press("Home")
@@ -221,14 +218,14 @@ def test_keys_and_fingers_choose_a_range(opened):
 
 
 @pytest.mark.parametrize(
-    "done", ["drop-5", "drop-5-13-2", "burn-1", "move-1-2-1e9", "crop--3", "drop-1-2." * 13 + "drop-1-2"]
+    "operations", ["drop-5", "drop-5-13-2", "burn-1", "move-1-2-1e9", "crop--3", "drop-1-2." * 13 + "drop-1-2"]
 )
-def test_operations_of_the_address_that_are_none_are_left(opened, done):
-    assert "16 tokens are held" in said(opened("rotary", address=f"#cache?cache.done={done}"))
+def test_operations_of_the_address_that_are_none_are_left(visit, operations):
+    assert "16 tokens are held" in sentence(visit("rotary", address=f"#cache?cache.done={operations}"))
 
 
-def test_an_address_that_is_typed_while_the_page_writes_its_own_is_read(opened):
-    page = opened("rotary", address="#cache")
+def test_an_address_that_is_typed_while_the_page_writes_its_own_is_read(visit):
+    page = visit("rotary", address="#cache")
     page.evaluate(
         """async () => {
             const due = [], later = window.setTimeout;
@@ -243,16 +240,16 @@ def test_an_address_that_is_typed_while_the_page_writes_its_own_is_read(opened):
     expect(page.locator("#cache .said")).to_contain_text("3 tokens are held")
 
 
-def test_all_may_be_forgotten_and_something_comes_in_its_place(opened):
-    page = opened("rotary", address="#cache?cache.done=crop-0.evict-2-4")
-    assert "0 tokens are held" in said(page)
+def test_all_may_be_forgotten_and_something_comes_in_its_place(visit):
+    page = visit("rotary", address="#cache?cache.done=crop-0.evict-2-4")
+    assert "0 tokens are held" in sentence(page)
     page.locator("#cache .operations").get_by_role("button", name="splice wxyz at 0").click()
-    assert "4 tokens are held, 0 keys are turned again" in said(page)
+    assert "4 tokens are held, 0 keys are turned again" in sentence(page)
 
 
-def test_encodings_of_several_axes_alone_have_no_row(opened):
-    page = opened("axial_rotary", address="#cache")
-    assert said(page) == "No encoding of this page reads places along one axis."
+def test_encodings_of_several_axes_alone_have_no_row(visit):
+    page = visit("axial_rotary", address="#cache")
+    assert sentence(page) == "No encoding of this page reads places along one axis."
     assert page.locator("#cache .ways td").all_inner_texts() == [
         "exact",
         "places along several axes, which this row has not",

@@ -1,4 +1,4 @@
-"""The clock of the page: what its hands say, and what moves them."""
+"""The clock view: its hands agree with posenc's angles, and its controls move them."""
 
 import math
 
@@ -10,11 +10,11 @@ from posenc import Rotary, Sinusoidal
 pytestmark = pytest.mark.slow
 
 
-def said(page):
+def sentence(page):
     return page.locator("#clock .said").inner_text()
 
 
-def go(page, address):
+def set_address(page, address):
     page.evaluate("address => { location.hash = address }", address)
     page.wait_for_timeout(50)
 
@@ -23,61 +23,61 @@ def slider(page, name):
     return page.locator("#clock").get_by_role("slider", name=name, exact=True)
 
 
-def test_it_counts_the_pairs_that_complete_a_turn(opened):
-    page = opened("sinusoidal", address="#clock")
+def test_it_counts_the_pairs_that_complete_a_turn(visit):
+    page = visit("sinusoidal", address="#clock")
     for dim, base, length in ((128, 10_000, 4096), (128, 500_000, 4096), (64, 100, 12)):
-        go(page, f"#clock?clock.dim={dim}&clock.base={base}&clock.length={length}")
+        set_address(page, f"#clock?clock.dim={dim}&clock.base={base}&clock.length={length}")
         complete = int((Rotary(dim, base=float(base)).wavelengths <= length).sum())
-        assert f"{complete} of {dim // 2} pairs complete a turn within {length:,} positions" in said(page)
-        found = page.evaluate("([d, b]) => posenc.formulas.wavelengths(d, b)", [dim, base])
-        assert found == pytest.approx(Sinusoidal(dim, base=float(base)).wavelengths.tolist(), rel=1e-6)
+        assert f"{complete} of {dim // 2} pairs complete a turn within {length:,} positions" in sentence(page)
+        actual = page.evaluate("([d, b]) => posenc.formulas.wavelengths(d, b)", [dim, base])
+        assert actual == pytest.approx(Sinusoidal(dim, base=float(base)).wavelengths.tolist(), rel=1e-6)
 
 
-def test_hands_stand_at_position_times_frequency(opened):
-    page = opened("sinusoidal", address="#clock?position=3&pair=1&clock.dim=8")
+def test_hands_stand_at_position_times_frequency(visit):
+    page = visit("sinusoidal", address="#clock?position=3&pair=1&clock.dim=8")
     angle = 3 * 10_000 ** (-2 / 8)
-    for encoding, to in (
+    for encoding, expected in (
         ("sinusoidal", (math.sin(angle), math.cos(angle))),
         ("rotary", (math.cos(angle), math.sin(angle))),
     ):
         page.locator("#clock").get_by_label("encoding").select_option(encoding)
         hand = page.locator("#clock .hand").nth(1)
         x, y = float(hand.get_attribute("x2")), -float(hand.get_attribute("y2"))
-        assert (x / math.hypot(x, y), y / math.hypot(x, y)) == pytest.approx(to, abs=1e-9)
+        assert (x / math.hypot(x, y), y / math.hypot(x, y)) == pytest.approx(expected, abs=1e-9)
 
 
-def test_keys_move_from_pair_to_pair_and_the_slider_moves_the_hands(opened):
-    page = opened("sinusoidal", address="#clock?position=12&pair=2")
+def test_keys_move_from_pair_to_pair_and_the_slider_moves_the_hands(visit):
+    page = visit("sinusoidal", address="#clock?position=12&pair=2")
     page.get_by_label("A clock for each of 32 pairs").press("ArrowRight")
-    assert "pair 3 has made" in said(page)
+    assert "pair 3 has made" in sentence(page)
     page.get_by_label("The fingerprints of positions").press("ArrowRight")
-    assert "pair 4 has made" in said(page)
+    assert "pair 4 has made" in sentence(page)
     slider(page, "position").press("ArrowRight")
-    assert "Position 13: pair 4" in said(page)
+    assert "Position 13: pair 4" in sentence(page)
     slider(page, "other position").press("ArrowRight")
     table = Sinusoidal(64).table(14)[0]
-    assert f"with that of position 6 is {float(table[13] @ table[6]) / 32:.4g}." in said(page)
-    # What does not fit is the last that does, and an odd width is none.
-    go(page, "#clock?position=4000&clock.length=50&pair=500&clock.dim=17")
-    assert "Position 49: pair 31 has made" in said(page)
+    assert f"with that of position 6 is {float(table[13] @ table[6]) / 32:.4g}." in sentence(page)
+    # A setting out of range becomes the last in range, and an odd width is ignored.
+    set_address(page, "#clock?position=4000&clock.length=50&pair=500&clock.dim=17")
+    assert "Position 49: pair 31 has made" in sentence(page)
 
 
-def test_a_finger_chooses_a_pair_and_nothing_is_wider_than_the_phone(opened):
-    page = opened("sinusoidal", address="#clock", whole=True, width=360)
+def test_a_finger_chooses_a_pair_and_nothing_is_wider_than_the_phone(visit):
+    page = visit("sinusoidal", address="#clock", all_views=True, width=360)
     page.locator("#clock").get_by_text("pair 5", exact=True).tap()
-    assert "pair 5 has made" in said(page)
+    assert "pair 5 has made" in sentence(page)
     for view in ("clock", "arrows", "shift", "similarity"):
         page.wait_for_selector(f"#{view} .said")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
 
 
-def test_play_moves_the_position_until_it_is_stopped(opened):
-    page = opened("sinusoidal", address="#clock?position=12")
+def test_play_moves_the_position_until_it_is_stopped(visit):
+    page = visit("sinusoidal", address="#clock?position=12")
     page.locator("#clock").get_by_role("button", name="Play").click()
     page.wait_for_timeout(400)
-    assert said(page) == "The hands move."
+    assert sentence(page) == "The hands move."
     page.locator("#clock").get_by_role("button", name="Stop").click()
-    before = said(page)
-    assert "Position 12:" not in before
+    last_sentence = sentence(page)
+    assert "Position 12:" not in last_sentence
     page.wait_for_timeout(300)
-    assert said(page) == before
+    assert sentence(page) == last_sentence

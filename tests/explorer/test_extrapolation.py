@@ -1,4 +1,4 @@
-"""Curves beyond the trained length: the scores of the records, and what has none."""
+"""The extrapolation view: scores of the records beyond the trained length, and models without a score."""
 
 import re
 
@@ -25,24 +25,24 @@ SCORES = {
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     records = repeat(SCORES) + repeat({"rotary": (1.0, 1.0, 1.0, 0.7), "alibi": (0.9, 0.0, 0.0, 0.0)}, first_seed=1)
-    for one in records:
-        record.write(complete(one), folder / "records")
+    for item in records:
+        record.write(with_training_options(item), folder / "records")
     return folder
 
 
-def complete(made):
-    """With what a record on disk has besides."""
-    made["experiment"] |= {"warmup": 5, "weight_decay": 0.0, "evaluate_every": 50}
-    return made
+def with_training_options(item):
+    """Add the training options that a record on disk has."""
+    item["experiment"] |= {"warmup": 5, "weight_decay": 0.0, "evaluate_every": 50}
+    return item
 
 
-def said(page):
+def sentence(page):
     return page.locator("#extrapolation .said").inner_text()
 
 
-def test_scores_are_those_of_the_records(opened, run):
-    page = opened(run=run, address="#extrapolation?extrapolation.length=15")
-    assert said(page) == (
+def test_scores_are_those_of_the_records(visit, run):
+    page = visit(run=run, address="#extrapolation?extrapolation.length=15")
+    assert sentence(page) == (
         "repeat, exact match, %, at 15 (trained to 10): alibi 25 %; rotary 87.5 % (75 to 100). Not learned: none."
     )
     assert "none: 40 % exact match at the trained length" in page.locator("#extrapolation .apart").inner_text()
@@ -50,8 +50,8 @@ def test_scores_are_those_of_the_records(opened, run):
     assert "1 of 2 learned" in page.locator("#extrapolation fieldset").inner_text()
 
 
-def test_arrow_keys_go_from_length_to_length(opened, run):
-    page = opened(run=run, address="#extrapolation")
+def test_arrow_keys_go_from_length_to_length(visit, run):
+    page = visit(run=run, address="#extrapolation")
     plot = page.get_by_label("exact match, % of 2 encodings at 4 lengths, repeat")
     plot.focus()
     for key, length in (
@@ -62,95 +62,95 @@ def test_arrow_keys_go_from_length_to_length(opened, run):
         ("ArrowRight", 20),
     ):
         page.keyboard.press(key)
-        assert f"at {length} (trained" in said(page)
+        assert f"at {length} (trained" in sentence(page)
     box = plot.bounding_box()
     page.mouse.move(box["x"] + 56, box["y"] + 100)
-    assert "at 10 (trained" in said(page)
+    assert "at 10 (trained" in sentence(page)
 
 
-def test_encodings_are_hidden_and_sorted_by_keys(opened, run):
-    page = opened(run=run, address="#extrapolation")
+def test_encodings_are_hidden_and_sorted_by_keys(visit, run):
+    page = visit(run=run, address="#extrapolation")
     names = page.locator("#extrapolation fieldset label span")
     assert names.all_inner_texts() == ["alibi", "rotary"]
     page.locator("#extrapolation").get_by_label("order").select_option("score")
     assert names.all_inner_texts() == ["rotary", "alibi"]
     page.locator("#extrapolation").get_by_label("rotary").focus()
     page.keyboard.press("Space")
-    assert "alibi 0 %. Not" in said(page)
+    assert "alibi 0 %. Not" in sentence(page)
     from playwright.sync_api import expect
 
     expect(page).to_have_url(re.compile(r"extrapolation\.hidden=2"))
 
 
-def test_the_page_of_a_run_shows_its_encodings(opened, run):
-    page = opened(run=run, address="#order")
+def test_the_page_of_a_run_shows_its_encodings(visit, run):
+    page = visit(run=run, address="#order")
     assert page.locator("#order svg g > text:first-of-type").all_text_contents() == ["no position", "alibi", "rotary"]
 
 
-def test_infinite_perplexity_is_said_and_not_drawn(opened, tmp_path):
+def test_infinite_perplexity_is_said_and_not_drawn(visit, tmp_path):
     records = comparison(("text",), seeds=1, encodings=("alibi", "rotary"))
     records[1]["lengths"][3]["perplexity_ratio"] = float("inf")
-    for one in records:
-        record.write(complete(one), tmp_path / "records")
-    page = opened(run=tmp_path, address="#extrapolation")
-    assert said(page).endswith("alibi 0.984; rotary ∞.")
+    for item in records:
+        record.write(with_training_options(item), tmp_path / "records")
+    page = visit(run=tmp_path, address="#extrapolation")
+    assert sentence(page).endswith("alibi 0.984; rotary ∞.")
     assert page.locator("#extrapolation svg circle").count() == 1
 
 
-def test_a_run_never_runs_the_code_that_its_specs_name(tmp_path, written):
+def test_a_run_never_runs_the_code_that_its_specs_name(tmp_path, write_page):
     ran, code = tmp_path / "ran", tmp_path / "mine.py"
     code.write_text(f"open({str(ran)!r}, 'w')")
     spec = f"{code}:Mine"
-    one = complete(repeat({spec: SCORES["alibi"]})[0]) | {"key": "mine"}
-    record.write(one, tmp_path / "records")
-    text = written(run=tmp_path).read_text()
+    item = with_training_options(repeat({spec: SCORES["alibi"]})[0]) | {"key": "mine"}
+    record.write(item, tmp_path / "records")
+    text = write_page(run=tmp_path).read_text()
     assert not ran.exists() and '"labels":["' in text and "mine.py:Mine" in text
 
 
 @pytest.mark.parametrize(
-    ("spec", "taken"), [("rotary + alibi", True), ("learned(max_len=10_000_000_000)", False), ("rotary(", False)]
+    ("spec", "is_built"), [("rotary + alibi", True), ("learned(max_len=10_000_000_000)", False), ("rotary(", False)]
 )
-def test_what_a_record_may_ask_for_is_bounded(spec, taken):
-    assert trained.builds(spec, SHAPE) is taken
+def test_what_a_record_may_ask_for_is_bounded(spec, is_built):
+    assert trained.can_build(spec, SHAPE) is is_built
 
 
-def test_a_damaged_record_is_named(tmp_path, written):
+def test_a_damaged_record_is_named(tmp_path, write_page):
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / "one.json").write_text("{}")
     with pytest.raises(CannotRead, match=r"one\.json"):
-        written(run=tmp_path)
+        write_page(run=tmp_path)
     with pytest.raises(ValueError, match=r"no records in .*make some with posenc compare"):
-        written(run=tmp_path / "elsewhere")
+        write_page(run=tmp_path / "elsewhere")
 
 
 def test_a_model_that_is_too_large_is_left_out_by_name(monkeypatch):
-    monkeypatch.setattr(sections, "MOST_WEIGHTS", 2 * 8 * 100)
-    found = sections.of(repeat(SCORES))["attention"]
-    assert [m["label"] for t in found["tasks"] for m in t["models"]] == ["alibi"]
-    assert found["left_out"] == ["none on repeat", "rotary on repeat"]
+    monkeypatch.setattr(sections, "MAX_WEIGHTS", 2 * 8 * 100)
+    attention = sections.record_sections(repeat(SCORES))["attention"]
+    assert [m["label"] for t in attention["tasks"] for m in t["models"]] == ["alibi"]
+    assert attention["left_out"] == ["none on repeat", "rotary on repeat"]
 
 
 def test_what_training_made_is_of_the_run_that_learned_and_saw_most():
-    made = comparison(("repeat", "text"), seeds=2, encodings=("learned",))
-    unlearned = with_scores(made[0], 0.5, 0, 0, 0) | {"trained_tokens": 1_000}
-    found = sections.trained([unlearned, *made])["learned"]
-    assert (found["task"], found["seed"], len(found["added"])) == ("text", 0, 128)
-    assert found["bias"] is None
+    records = comparison(("repeat", "text"), seeds=2, encodings=("learned",))
+    failed_run = with_scores(records[0], 0.5, 0, 0, 0) | {"trained_tokens": 1_000}
+    picture = sections.trained_pictures([failed_run, *records])["learned"]
+    assert (picture["task"], picture["seed"], len(picture["added"])) == ("text", 0, 128)
+    assert picture["bias"] is None
 
 
 def test_the_report_has_the_views_and_asks_for_nothing(browser, tmp_path):
     path = report.write(comparison(("repeat",), seeds=2, encodings=("none", "rotary")), tmp_path)
-    page, heard = browser.new_page(), []
-    page.on("console", lambda message: heard.append(message.text))
-    page.on("pageerror", lambda error: heard.append(str(error)))
-    page.on("request", lambda request: heard.append(request.url) if not request.url.startswith("data:") else None)
+    page, messages = browser.new_page(), []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("request", lambda request: messages.append(request.url) if not request.url.startswith("data:") else None)
     page.goto(path.as_uri())
     page.wait_for_selector("[data-view=attention] .said")
     assert page.locator("[data-view=extrapolation] .said").inner_text().startswith("repeat, exact match, %, at 20")
-    assert heard == [path.as_uri()]
+    assert messages == [path.as_uri()]
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe: pip install posenc[test]")
     page.evaluate("() => document.querySelectorAll('details').forEach((one) => (one.open = true))")
     tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
-    found = axe.Axe().run(page, options={"runOnly": tags, "resultTypes": ["violations"]}).response["violations"]
-    assert [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found] == []
+    violations = axe.Axe().run(page, options={"runOnly": tags, "resultTypes": ["violations"]}).response["violations"]
+    assert [(violation["id"], [node["html"][:200] for node in violation["nodes"]]) for violation in violations] == []
     page.close()

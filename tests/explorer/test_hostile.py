@@ -1,7 +1,7 @@
-"""What others named, in a page: it is shown as text, and never runs."""
+"""Names from users are shown in a page as text, and never run."""
 
 import pytest
-from explorer.whole import settle, with_data
+from explorer.page_actions import settle, with_data
 from tiers import rest_slow
 
 HOSTILE = {
@@ -13,9 +13,9 @@ HOSTILE = {
 
 
 @pytest.fixture
-def named(opened, browser, written, tmp_path):
-    """A page on which each text that somebody may choose is followed by a hostile one."""
-    contexts, said = [], []
+def hostile_page(visit, browser, write_page, tmp_path):
+    """A page with a hostile text after each text that a user may choose."""
+    contexts, messages = [], []
 
     def start(words, width=1400):
         def change(data):
@@ -29,12 +29,12 @@ def named(opened, browser, written, tmp_path):
                     opened_door[part] += words
 
         file = tmp_path / "page.html"
-        file.write_text(with_data(written("rotary", "alibi", "sinusoidal").read_text(encoding="utf-8"), change))
+        file.write_text(with_data(write_page("rotary", "alibi", "sinusoidal").read_text(encoding="utf-8"), change))
         contexts.append(browser.new_context(viewport={"width": width, "height": 900}))
         page = contexts[-1].new_page()
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("dialog", lambda dialog: said.append(dialog.message))
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("dialog", lambda dialog: messages.append(dialog.message))
         page.goto(file.as_uri())
         settle(page)
         return page
@@ -42,12 +42,12 @@ def named(opened, browser, written, tmp_path):
     yield start
     for context in contexts:
         context.close()
-    assert said == []
+    assert messages == []
 
 
 @pytest.mark.parametrize("words", rest_slow(HOSTILE.values(), 1), ids=HOSTILE)
-def test_a_hostile_name_is_text(named, words):
-    page = named(words, width=360)
+def test_a_hostile_name_is_text(hostile_page, words):
+    page = hostile_page(words, width=360)
     page.get_by_text("What to ask").click()
     for chip in page.locator("header fieldset input").all():
         chip.check(force=True)
@@ -56,13 +56,13 @@ def test_a_hostile_name_is_text(named, words):
     assert page.locator(":is(#explorer, [data-view]) :is(script, img, iframe, object, embed)").count() == 0
     assert page.locator("[role=alert]").count() == 0
     assert page.evaluate("() => document.scrollingElement.scrollWidth <= innerWidth")
-    shown = page.locator("header fieldset bdi").first.text_content()
-    assert shown.replace("\ufffd", "\ud800") == "rotary" + words  # half a letter may be shown as a mark
+    label = page.locator("header fieldset bdi").first.text_content()
+    assert label.replace("\ufffd", "\ud800") == "rotary" + words  # half a letter may be shown as a mark
     assert page.locator("header details code bdi").text_content().startswith("posenc explore rotary alibi sinusoidal")
 
 
 @pytest.mark.slow
-def test_a_hostile_name_of_a_file_is_text(opened, tmp_path):
+def test_a_hostile_name_of_a_file_is_text(visit, tmp_path):
     folder = tmp_path / "<script>window.hit=1<" / "script>"
     folder.mkdir(parents=True)
     file = folder / "mine\u202e.py"
@@ -71,7 +71,7 @@ def test_a_hostile_name_of_a_file_is_text(opened, tmp_path):
         '    """<script>window.hit=1</script> as an idea."""\n\n'
         '    source = "</script><img src=x onerror=window.hit=1>"\n'
     )
-    page = opened(f"{file}:Mine")
+    page = visit(f"{file}:Mine")
     settle(page)
     assert page.evaluate("() => window.hit") is None
     assert page.locator("#explorer img").count() == 0

@@ -1,4 +1,4 @@
-"""The lessons and pages that the views name are there."""
+"""The lessons and pages that the views name exist."""
 
 from pathlib import Path
 
@@ -10,15 +10,15 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_every_view_names_a_lesson_by_its_place_and_files_or_a_page(kept):
-    page = kept()
-    places = {f"src/posenc/lessons/{one.name}.md": f"posenc lesson {one.place}" for one in lessons()}
-    named = {}
+def test_every_view_names_a_lesson_by_its_place_and_files_or_a_page(shared_page):
+    page = shared_page()
+    places = {f"src/posenc/lessons/{lesson.name}.md": f"posenc lesson {lesson.place}" for lesson in lessons()}
+    lesson_files = {}
     for view in page.evaluate("() => posenc.names"):
-        *lesson, more = page.locator(f"#{view} > details").last.locator("code").all_text_contents()
-        assert (ROOT / more).is_file(), view
+        *lesson, page_path = page.locator(f"#{view} > details").last.locator("code").all_text_contents()
+        assert (ROOT / page_path).is_file(), view
         if lesson:
             command, file = lesson
             assert places[file] == command, view
-            named[view] = file
-    assert set(page.evaluate("() => posenc.names")) - set(named) == {"cache", "precision"}
+            lesson_files[view] = file
+    assert set(page.evaluate("() => posenc.names")) - set(lesson_files) == {"cache", "precision"}

@@ -1,4 +1,4 @@
-"""The whole page, as a person meets it: every view that there is, at every size, by eye, keys and touch, on paper."""
+"""The whole page, with all its views: at every size, by mouse, keys and touch, and in print."""
 
 import contextlib
 import json
@@ -7,7 +7,7 @@ import time
 from xml.etree import ElementTree
 
 import pytest
-from explorer.whole import said, settle, views_of, with_data
+from explorer.page_actions import settle, view_sentences, views_with_numbers, with_data
 from matplotlib.colors import to_rgb
 from tiers import rest_slow
 
@@ -29,7 +29,7 @@ TOO_WIDE = """() => {
     }
 }"""
 
-FAINT = """() => {
+LOW_CONTRAST = """() => {
     const numbers = (text) => (text.match(/-?[\\d.]+(e-?\\d+)?/g) ?? []).map(Number);
     const parsed = (text) => {
         const [r, g, b, a = 1] = numbers(text.replace("srgb", ""));
@@ -84,8 +84,8 @@ TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 
 
 @pytest.mark.slow
-def test_each_view_begins_with_its_picture_and_two_controls_and_a_phone_keeps_it_in_sight(opened):
-    page = opened(width=390)
+def test_each_view_begins_with_its_picture_and_two_controls_and_a_phone_keeps_it_in_sight(visit):
+    page = visit(width=390)
     page.reload()
     names = page.evaluate("() => posenc.names")
     assert names[0] == "block" and len(names) == page.locator("nav li").count()
@@ -103,23 +103,23 @@ def test_each_view_begins_with_its_picture_and_two_controls_and_a_phone_keeps_it
             assert picture["bottom"] <= place["top"] and (view == "block" or picture["top"] >= 0), view
 
 
-def test_an_encoding_has_its_colour_of_the_figures(kept):
-    shown = kept().locator("header label", has_text="rotary").locator("i")
+def test_an_encoding_has_its_colour_of_the_figures(shared_page):
+    swatch = shared_page().locator("header label", has_text="rotary").locator("i")
     red, green, blue = (round(255 * part) for part in to_rgb(figures.color("rotary")))
-    assert shown.evaluate("(one) => getComputedStyle(one).borderTopColor") == f"rgb({red}, {green}, {blue})"
+    assert swatch.evaluate("(one) => getComputedStyle(one).borderTopColor") == f"rgb({red}, {green}, {blue})"
 
 
-def test_a_view_without_numbers_is_not_there(opened, written, tmp_path):
-    page, file = opened("rotary"), tmp_path / "page.html"
-    file.write_text(with_data(written("rotary").read_text(), lambda data: data["sections"].pop("attention")))
+def test_a_view_without_numbers_is_not_there(visit, write_page, tmp_path):
+    page, file = visit("rotary"), tmp_path / "page.html"
+    file.write_text(with_data(write_page("rotary").read_text(), lambda data: data["sections"].pop("attention")))
     page.goto(f"{file.as_uri()}#attention")
     assert "attention" not in page.locator("section").evaluate_all("(all) => all.map((one) => one.id)")
     assert "Attention" not in page.locator("nav").inner_text() and page.locator("#block svg.drawing").is_visible()
 
 
 @pytest.mark.slow
-def test_nothing_is_wider_than_the_window_whatever_that_is(kept):
-    page = kept()
+def test_nothing_is_wider_than_the_window_whatever_that_is(shared_page):
+    page = shared_page()
     for width in (3840, 768, 360, 1400):
         page.set_viewport_size({"width": width, "height": 900})
         settle(page)
@@ -130,16 +130,16 @@ def test_nothing_is_wider_than_the_window_whatever_that_is(kept):
 @pytest.mark.parametrize(
     ("width", "look"), [(1400, "light"), (1400, "dark"), pytest.param(360, "dark", marks=pytest.mark.slow)]
 )
-def test_letters_and_lines_can_be_told_from_the_paper(kept, width, look):
-    page = kept(width)
+def test_letters_and_lines_can_be_told_from_the_paper(shared_page, width, look):
+    page = shared_page(width)
     page.get_by_label("Colours").select_option(look)
     settle(page)
-    assert page.evaluate(FAINT) == []
+    assert page.evaluate(LOW_CONTRAST) == []
 
 
 @pytest.mark.slow
-def test_a_reader_chooses_light_or_dark_whatever_the_system_is(opened):
-    page = opened("none", dark=True)
+def test_a_reader_chooses_light_or_dark_whatever_the_system_is(visit):
+    page = visit("none", dark=True)
     colour = "() => getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(colour)
     page.get_by_label("Colours").select_option("light")
@@ -148,60 +148,60 @@ def test_a_reader_chooses_light_or_dark_whatever_the_system_is(opened):
 
 
 @pytest.mark.parametrize("look", rest_slow(["light", "dark", "only"], 1))
-def test_a_screen_reader_finds_its_way(opened, kept, look):
+def test_a_screen_reader_finds_its_way(visit, shared_page, look):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe: pip install posenc[test]")
-    page = opened() if look == "only" else kept()
+    page = visit() if look == "only" else shared_page()
     if look == "dark":
         page.get_by_label("Colours").select_option("dark")
     # Tables of thousands of cells would take a minute.
     opening = "(open) => document.querySelectorAll('details:not(.numbers)').forEach((one) => (one.open = open))"
     page.evaluate(opening, True)
-    # What is dark differs from what is light by its colours.
+    # The dark page differs from the light one by its colours alone.
     rules = ["color-contrast"] if look == "dark" else TAGS
     report = axe.Axe().run(page, options={"runOnly": rules, "resultTypes": ["violations"]})
     page.evaluate(opening, False)
-    found = [
-        f"{one['id']}: {one['help']}: {[node['html'][:200] for node in one['nodes']]}"
-        for one in report.response["violations"]
+    violations = [
+        f"{violation['id']}: {violation['help']}: {[node['html'][:200] for node in violation['nodes']]}"
+        for violation in report.response["violations"]
     ]
-    assert found == []
+    assert violations == []
 
 
 @pytest.mark.slow
-def test_every_slider_is_moved_by_keys(kept):
-    page = kept()
-    for view in views_of(page):
+def test_every_slider_is_moved_by_keys(shared_page):
+    page = shared_page()
+    for view in views_with_numbers(page):
         for slider in page.locator(f"#{view} input[type=range]:visible:enabled").all():
-            before = slider.input_value()
+            start = slider.input_value()
             slider.press("ArrowRight")
-            if slider.input_value() == before:
+            if slider.input_value() == start:
                 slider.press("ArrowLeft")
-            assert slider.input_value() != before, f"{view}: {slider.evaluate('(one) => one.labels[0].textContent')}"
+            assert slider.input_value() != start, f"{view}: {slider.evaluate('(one) => one.labels[0].textContent')}"
 
 
 @pytest.mark.slow
-def test_every_drawing_that_can_be_pointed_at_is_moved_by_a_finger_and_by_keys(kept):
-    page = kept(360)
+def test_every_drawing_that_can_be_pointed_at_is_moved_by_a_finger_and_by_keys(shared_page):
+    page = shared_page(360)
     now = """() => JSON.stringify([posenc.settingsNow(),
         [...document.querySelectorAll(".said")].map((sentence) => sentence.textContent)])"""
-    for view in views_of(page):
-        for drawing in page.locator(f"#{view} svg.drawing[role=application]").all():
-            drawing.scroll_into_view_if_needed()
-            box = drawing.bounding_box()
-            seen = []
-            for across, down in ((0.2, 0.3), (0.4, 0.45), (0.65, 0.6)):
-                drawing.tap(position={"x": across * box["width"], "y": down * box["height"]}, force=True)
-                seen.append(page.evaluate(now))
-            assert len(set(seen)) > 1, f"{view}: a finger on {drawing.get_attribute('aria-label')}"
-            drawing.focus()
+    for view in views_with_numbers(page):
+        for plot in page.locator(f"#{view} svg.drawing[role=application]").all():
+            plot.scroll_into_view_if_needed()
+            box = plot.bounding_box()
+            states = []
+            for x, y in ((0.2, 0.3), (0.4, 0.45), (0.65, 0.6)):
+                plot.tap(position={"x": x * box["width"], "y": y * box["height"]}, force=True)
+                states.append(page.evaluate(now))
+            assert len(set(states)) > 1, f"{view}: a finger on {plot.get_attribute('aria-label')}"
+            plot.focus()
             for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft", "ArrowUp"):
                 page.keyboard.press(key)
-                seen.append(page.evaluate(now))
-            assert len(set(seen[2:])) > 1, f"{view}: arrow keys in {drawing.get_attribute('aria-label')}"
+                states.append(page.evaluate(now))
+            assert len(set(states[2:])) > 1, f"{view}: arrow keys in {plot.get_attribute('aria-label')}"
 
 
-def test_what_is_pointed_at_in_one_view_is_pointed_at_in_all(kept):
-    page = kept()
+def test_what_is_pointed_at_in_one_view_is_pointed_at_in_all(shared_page):
+    page = shared_page()
     places = """(name) => [...document.querySelectorAll("section label")]
         .filter((label) => label.querySelector("input[type=range]") && label.innerText.split(" ")[0] === name)
         .map((label) => label.querySelector("input"))
@@ -211,26 +211,25 @@ def test_what_is_pointed_at_in_one_view_is_pointed_at_in_all(kept):
         sliders = page.evaluate(places, name)
         for view, *_ in sliders:
             page.locator(f"#{view} label", has_text=re.compile(f"^{name} ")).locator("input").first.press("ArrowLeft")
-            wanted = page.evaluate("() => posenc.settingsNow()")[name]
-            found = page.evaluate(places, name)
-            assert [value for _, value, *_ in found] == [min(most, max(least, wanted)) for *_, most, least in found], (
-                view
-            )
+            setting = page.evaluate("() => posenc.settingsNow()")[name]
+            moved_sliders = page.evaluate(places, name)
+            expected = [min(high, max(low, setting)) for *_, high, low in moved_sliders]
+            assert [value for _, value, *_ in moved_sliders] == expected, view
 
 
 @pytest.mark.slow
-def test_an_address_shows_what_it_was_copied_from(kept, opened):
-    page = kept()
-    for view in views_of(page):
+def test_an_address_shows_what_it_was_copied_from(shared_page, visit):
+    page = shared_page()
+    for view in views_with_numbers(page):
         for control in page.query_selector_all(f"#{view} :is(input, select):not([disabled])"):
             if not control.evaluate("(one) => one.isConnected && one.checkVisibility()"):
                 continue  # another control took its place
             if control.evaluate("(one) => one.localName") == "select":
-                others = control.evaluate(
+                choices = control.evaluate(
                     "(one) => [...one.options].map((o) => o.value).filter((v) => v !== one.value)"
                 )
-                if others:
-                    control.select_option(others[-1])
+                if choices:
+                    control.select_option(choices[-1])
             elif control.get_attribute("type") == "checkbox":
                 control.click()
             else:
@@ -240,43 +239,43 @@ def test_an_address_shows_what_it_was_copied_from(kept, opened):
         page.evaluate("() => location.hash"),
         page.evaluate("() => posenc.settingsNow()"),
         page.evaluate(CONTROLS),
-        said(page),
+        view_sentences(page),
     )
-    other = opened(address=address, whole=True)
-    settle(other)
-    assert other.evaluate("() => posenc.settingsNow()") == settings
-    assert other.evaluate(CONTROLS) == controls
-    assert said(other) == sentences
+    copy = visit(address=address, all_views=True)
+    settle(copy)
+    assert copy.evaluate("() => posenc.settingsNow()") == settings
+    assert copy.evaluate(CONTROLS) == controls
+    assert view_sentences(copy) == sentences
 
 
 @pytest.mark.slow
-def test_a_link_that_sets_what_stands_under_more_opens_it(browser, written):
+def test_a_link_that_sets_what_stands_under_more_opens_it(browser, write_page):
     page = browser.new_page()
     for address, is_open in (("#arrows?position=40", False), ("#arrows?arrows.layout=interleaved", True)):
         page.goto("about:blank")
-        page.goto(f"{written().as_uri()}{address}")
+        page.goto(f"{write_page().as_uri()}{address}")
         settle(page)
         assert page.locator("#arrows details.more").evaluate("(details) => details.open") is is_open, address
     page.close()
 
 
 @pytest.mark.slow
-def test_an_address_that_says_nonsense_is_a_page_all_the_same(opened):
-    page = opened()
-    views = views_of(page)
+def test_an_address_that_says_nonsense_is_a_page_all_the_same(visit):
+    page = visit()
+    views = views_with_numbers(page)
     names = page.evaluate("() => Object.keys(posenc.settingsNow())")
     for value in ("-1", "1e9", "0.5", "", "%FF<script>window.hit=1</script>"):
         page.evaluate("(hash) => (location.hash = hash)", f"#nowhere?{'&'.join(f'{name}={value}' for name in names)}")
         settle(page)
-        failed = "(all) => all.map((one) => `${one.closest('section').id}: ${one.textContent}`)"
-        assert page.locator("section [role=alert]").evaluate_all(failed) == [], value
-        assert views_of(page) == views, value
+        alert_texts = "(all) => all.map((one) => `${one.closest('section').id}: ${one.textContent}`)"
+        assert page.locator("section [role=alert]").evaluate_all(alert_texts) == [], value
+        assert views_with_numbers(page) == views, value
         assert page.evaluate("() => location.hash").startswith(f"#{views[0]}"), value
     assert page.evaluate("() => window.hit") is None
 
 
-def downloaded(page, button):
-    """What a button saves. Chromium holds back every eleventh download of a page that saves many in a row."""
+def download_from(page, button):
+    """Return the download that a button starts; Chromium holds back each eleventh of many in a row."""
     from playwright.sync_api import TimeoutError as Late
 
     for patience in (4_000, 60_000):
@@ -288,35 +287,36 @@ def downloaded(page, button):
 
 
 @pytest.mark.slow
-def test_every_view_is_saved_as_a_drawing_a_picture_and_numbers(kept, tmp_path):
-    page = kept()
-    for view in views_of(page):
-        for what in ("SVG", "PNG", "Data"):
-            download = downloaded(page, page.locator(f"#{view} .tools button", has_text=re.compile(f"^{what}$")))
+def test_every_view_is_saved_as_a_drawing_a_picture_and_numbers(shared_page, tmp_path):
+    page = shared_page()
+    for view in views_with_numbers(page):
+        for format_name in ("SVG", "PNG", "Data"):
+            button = page.locator(f"#{view} .tools button", has_text=re.compile(f"^{format_name}$"))
+            download = download_from(page, button)
             file = tmp_path / download.suggested_filename
             download.save_as(file)
             assert file.stem == f"posenc-{view}"
-            if what == "SVG":
+            if format_name == "SVG":
                 root = ElementTree.parse(file).getroot()
                 parts = {part.tag.rpartition("}")[2] for part in root.iter()}
                 assert float(root.attrib["width"]) > 200 and float(root.attrib["height"]) > 50, view
                 assert parts & {"path", "image", "circle", "line", "rect"} and "text" in parts, view
                 assert "var(" not in file.read_text() and "color(" not in file.read_text(), view
-            elif what == "PNG":
+            elif format_name == "PNG":
                 head = file.read_bytes()[:24]
                 assert head[:8] == b"\x89PNG\r\n\x1a\n"
                 assert int.from_bytes(head[16:20], "big") > 600 and int.from_bytes(head[20:24], "big") > 150, view
                 assert len(set(file.read_bytes())) > 50, view
             else:
-                saved = json.loads(file.read_text())
-                assert saved["view"] == view and saved["said"] == said(page)[view]
-                assert saved["rows"] and {len(row) for row in saved["rows"]} == {len(saved["columns"])}, view
+                data = json.loads(file.read_text())
+                assert data["view"] == view and data["said"] == view_sentences(page)[view]
+                assert data["rows"] and {len(row) for row in data["rows"]} == {len(data["columns"])}, view
 
 
 @pytest.mark.slow
-def test_numbers_stand_in_a_table_that_keys_reach(kept):
-    page = kept()
-    for view in views_of(page):
+def test_numbers_stand_in_a_table_that_keys_reach(shared_page):
+    page = shared_page()
+    for view in views_with_numbers(page):
         page.locator(f"#{view} .numbers > summary").press("Enter")
         table = page.locator(f"#{view} .numbers [role=region]")
         table.wait_for()
@@ -327,28 +327,28 @@ def test_numbers_stand_in_a_table_that_keys_reach(kept):
 
 
 @pytest.mark.slow
-def test_nothing_moves_by_itself_for_who_asked_for_that(kept):
-    page = kept()
+def test_nothing_moves_by_itself_for_who_asked_for_that(shared_page):
+    page = shared_page()
     page.emulate_media(reduced_motion="reduce")
     settle(page)
-    # What a screen reader is told comes half a second after the page rests.
+    # The text for screen readers comes half a second after the page rests.
     page.wait_for_timeout(800)
-    shown = "() => document.querySelector('main').innerHTML"
-    before = page.evaluate(shown)
+    html = "() => document.querySelector('main').innerHTML"
+    first_html = page.evaluate(html)
     page.wait_for_timeout(400)
-    assert page.evaluate(shown) == before
+    assert page.evaluate(html) == first_html
     assert page.evaluate("() => document.getAnimations().length") == 0
     page.emulate_media(reduced_motion="null")
 
 
 @pytest.mark.slow
-def test_paper_has_the_drawings_and_no_buttons(kept):
-    page = kept()
+def test_paper_has_the_drawings_and_no_buttons(shared_page):
+    page = shared_page()
     page.get_by_label("Colours").select_option("dark")
     page.emulate_media(media="print")
-    for hidden in ("nav", ".skip", ".tools", "section input", "header input", "header details"):
-        shown = "(all) => all.filter((one) => one.checkVisibility()).map((one) => one.closest('section')?.id)"
-        assert page.locator(hidden).evaluate_all(shown) == [], hidden
+    for selector in ("nav", ".skip", ".tools", "section input", "header input", "header details"):
+        visible_views = "(all) => all.filter((one) => one.checkVisibility()).map((one) => one.closest('section')?.id)"
+        assert page.locator(selector).evaluate_all(visible_views) == [], selector
     assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.locator("svg.drawing").first.is_visible()
     paper = page.pdf(format="A4")
@@ -356,18 +356,18 @@ def test_paper_has_the_drawings_and_no_buttons(kept):
     page.emulate_media(media="null")
 
 
-def test_the_page_asks_for_nothing_but_itself_and_is_small_and_quick(opened, browser, written):
-    file = written()
+def test_the_page_asks_for_nothing_but_itself_and_is_small_and_quick(visit, browser, write_page):
+    file = write_page()
     assert file.stat().st_size < 3_000_000
     context = browser.new_context()
-    page, asked = context.new_page(), []
-    page.on("request", lambda request: asked.append(request.url))
-    began = time.monotonic()
+    page, requests = context.new_page(), []
+    page.on("request", lambda request: requests.append(request.url))
+    start = time.monotonic()
     page.goto(file.as_uri(), wait_until="commit")
     page.locator("section select").first.select_option("rotary")
-    took = time.monotonic() - began
+    seconds = time.monotonic() - start
     settle(page)
     context.close()
-    assert [url for url in asked if not url.startswith("data:")] == [file.as_uri()]
-    # 0.3 s where nothing else runs; other processes of a test run may hold this one up.
-    assert took < 8
+    assert [url for url in requests if not url.startswith("data:")] == [file.as_uri()]
+    # 0.3 s on an idle machine; other processes of a test run slow it down.
+    assert seconds < 8

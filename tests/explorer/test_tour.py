@@ -1,9 +1,9 @@
-"""From view to view: by letters, buttons, links and the browser's own back and forward; one at a time, or all."""
+"""Moving between views: by letters, buttons, links and the browser's back and forward; one at a time, or all."""
 
 import re
 
 import pytest
-from explorer.whole import settle
+from explorer.page_actions import settle
 from playwright.sync_api import expect
 
 # A view in a browser takes seconds; test_page.py opens all of them once.
@@ -11,11 +11,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def tour(kept):
-    """A page and its views; one view has nowhere to go."""
+def tour(shared_page):
+    """The shared page and its views' names; the test is skipped if there is one view."""
 
     def start():
-        page = kept()
+        page = shared_page()
         names = page.evaluate("() => posenc.names")
         if len(names) < 2:
             pytest.skip("the page has one view")
@@ -61,12 +61,12 @@ def test_who_speaks_to_the_machine_turns_the_letters_off(tour):
 
 def test_buttons_say_where_one_is_and_end_at_the_ends(tour):
     page, names = tour()
-    before, after = (page.get_by_role("button", name=f"{which} view") for which in ("Previous", "Next"))
-    expect(before).to_be_disabled()
-    after.focus()
+    previous_button, next_button = (page.get_by_role("button", name=f"{label} view") for label in ("Previous", "Next"))
+    expect(previous_button).to_be_disabled()
+    next_button.focus()
     for _ in names[1:]:
         page.keyboard.press("Enter")
-    expect(after).to_be_disabled()
+    expect(next_button).to_be_disabled()
     expect(page.locator("nav")).to_contain_text(f"{len(names)} of {len(names)}")
 
 
@@ -89,11 +89,11 @@ def test_the_last_view_stays_the_one_that_was_asked_for(tour):
     assert current(page) == names[-1]
 
 
-def test_one_view_at_a_time(opened):
-    page = opened()
+def test_one_view_at_a_time(visit):
+    page = visit()
     names = page.evaluate("() => posenc.names")
     for name in names:
-        assert [one for one in names if page.locator(f"#{one}").is_visible()] == [name]
+        assert [view for view in names if page.locator(f"#{view}").is_visible()] == [name]
         expect(page.locator("nav")).to_contain_text(f"{names.index(name) + 1} of {len(names)}")
         expect(page.locator(f"#{name} .inside")).to_be_visible()
         if name != names[-1]:
@@ -105,8 +105,8 @@ def test_one_view_at_a_time(opened):
     assert "only=false" in page.evaluate("() => location.hash")
 
 
-def test_an_encoding_is_pointed_at_from_the_head_of_the_page(opened):
-    page = opened("rotary", "alibi")
+def test_an_encoding_is_pointed_at_from_the_head_of_the_page(visit):
+    page = visit("rotary", "alibi")
     page.get_by_label("alibi").first.check(force=True)
     expect(page).to_have_url(re.compile("encoding=alibi"))
     page.get_by_label("each view's own").check(force=True)
@@ -114,8 +114,8 @@ def test_an_encoding_is_pointed_at_from_the_head_of_the_page(opened):
     assert "encoding" not in page.evaluate("() => location.hash")
 
 
-def test_only_the_view_that_the_reader_is_in_speaks_and_once_it_rests(kept):
-    page = kept()
+def test_only_the_view_that_the_reader_is_in_speaks_and_once_it_rests(shared_page):
+    page = shared_page()
     page.evaluate(
         "() => { window.spoken = []; for (const place of document.querySelectorAll('[aria-live]')) "
         "new MutationObserver(() => spoken.push(place.textContent)).observe(place, "

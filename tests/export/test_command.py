@@ -9,20 +9,20 @@ import torch
 
 from posenc import cli
 from posenc.export import export
-from posenc.lab.runs.single_run import train_one
+from posenc.lab.runs.single_run import train_run
 
 
 @pytest.mark.slow
 def test_a_trained_folder_is_exported_and_says_what_it_was_trained_on(tmp_path: Path, capsys) -> None:
-    train_one("rotary", "copy", 100, tmp_path / "run", 1, lambda words: None, steps=1, train_length=4, layers=1)
+    train_run("rotary", "copy", 100, tmp_path / "run", 1, lambda words: None, steps=1, train_length=4, layers=1)
     path = tmp_path / "model.pt2"
     assert cli.main(["export", str(tmp_path / "run"), "--out", str(path)]) == 0
     assert f"Model: {path}" in capsys.readouterr().out
     torch.export.load(path, extra_files=(files := {"about.json": ""}))
-    about = json.loads(files["about.json"])
-    assert (about["task"], about["trained_length"], about["encoding"]) == ("copy", "4", "rotary(base=1000.0)")
-    mapped = {"map": "interpolated(factor=2)", "steps": 1, "train_length": 4, "layers": 1}
-    train_one("rotary", "copy", 100, tmp_path / "mapped", 1, lambda words: None, **mapped)
+    metadata = json.loads(files["about.json"])
+    assert (metadata["task"], metadata["trained_length"], metadata["encoding"]) == ("copy", "4", "rotary(base=1000.0)")
+    options = {"map": "interpolated(factor=2)", "steps": 1, "train_length": 4, "layers": 1}
+    train_run("rotary", "copy", 100, tmp_path / "mapped", 1, lambda words: None, **options)
     assert cli.main(["export", str(tmp_path / "mapped"), "--out", str(path)]) == 2
     assert "an exported graph counts its tokens 0, 1, 2, ..., and the model of" in capsys.readouterr().err
 

@@ -44,13 +44,13 @@ class ByHand:
                 past[name] = torch.zeros([batch, value.shape[1], 0, *value.shape[3:]])
         return past
 
-    def __call__(self, **given: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        found = self.session.run(self.outputs, {name: x.numpy() for name, x in given.items()})
-        named = {name: torch.from_numpy(x) for name, x in zip(self.outputs, found, strict=True)}
-        return named.pop("logits"), {name.replace("present", "past"): x for name, x in named.items()}
+    def __call__(self, **inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        outputs = self.session.run(self.outputs, {name: x.numpy() for name, x in inputs.items()})
+        by_name = {name: torch.from_numpy(x) for name, x in zip(self.outputs, outputs, strict=True)}
+        return by_name.pop("logits"), {name.replace("present", "past"): x for name, x in by_name.items()}
 
-    def step(self, ids: Tensor, positions: Tensor, past: dict[str, Tensor], **more: Tensor) -> Any:
-        return self(ids=ids.contiguous(), positions=positions.contiguous(), **past, **more)
+    def step(self, ids: Tensor, positions: Tensor, past: dict[str, Tensor], **extra_inputs: Tensor) -> Any:
+        return self(ids=ids.contiguous(), positions=positions.contiguous(), **past, **extra_inputs)
 
 
 def greedily(graph: ByHand, ids: Tensor, at: Tensor, tokens: int) -> Tensor:
@@ -63,32 +63,32 @@ def greedily(graph: ByHand, ids: Tensor, at: Tensor, tokens: int) -> Tensor:
     return ids
 
 
-def told(path: Path) -> dict[str, str]:
+def metadata_of(path: Path) -> dict[str, str]:
     """What a .pt2 file says of itself."""
     torch.export.load(path, extra_files=(files := {"about.json": ""}))
     return json.loads(files["about.json"])
 
 
-def close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
-def holds(path: Path, model: Decoder, *, declared: bool = False) -> None:
+def holds(path: Path, model: Decoder, *, with_horizon: bool = False) -> None:
     """Whole, in two chunks, and step by step, at lengths that the graph was not written down with; and greedily."""
     graph = ByHand(path)
     for tokens in LENGTHS:
         ids, at = torch.randint(11, (3, tokens)), torch.arange(tokens).repeat(3, 1)
-        more = {"horizon": torch.full((3,), tokens)} if declared else {}
-        expected = model(ids, positions=Positions.count(tokens).with_horizon(tokens if declared else None))
-        close(graph.step(ids, at, graph.empty(3), **more)[0], expected)
-        past, found = graph.empty(3), []
+        horizon = {"horizon": torch.full((3,), tokens)} if with_horizon else {}
+        expected = model(ids, positions=Positions.count(tokens).with_horizon(tokens if with_horizon else None))
+        close(graph.step(ids, at, graph.empty(3), **horizon)[0], expected)
+        past, pieces = graph.empty(3), []
         cuts = [0, *range(tokens // 2, tokens - 3), tokens] if tokens == 7 else [0, tokens // 2, tokens]
         for here in (slice(a, b) for a, b in pairwise(cuts) if a < b):
-            logits, past = graph.step(ids[:, here], at[:, here], past, **more)
-            found.append(logits)
-        close(torch.cat(found, 1), expected)
-    if declared:
+            logits, past = graph.step(ids[:, here], at[:, here], past, **horizon)
+            pieces.append(logits)
+        close(torch.cat(pieces, 1), expected)
+    if with_horizon:
         return
     ids = torch.randint(11, (2, 5))
     assert greedily(graph, ids, torch.arange(5).repeat(2, 1), 12).equal(model.generate(ids, 12))
@@ -104,13 +104,13 @@ def holds(path: Path, model: Decoder, *, declared: bool = False) -> None:
 )
 def test_an_onnx_decoder_says_what_its_model_says(spec: str, sizes: dict, tmp_path: Path) -> None:
     model, path = decoder(spec, **sizes), tmp_path / "model.onnx"
-    done = export(model, path, about={"task": "copy"})
-    assert done.difference < 1e-5 and done.lengths == LENGTHS
+    result = export(model, path, about={"task": "copy"})
+    assert result.difference < 1e-5 and result.lengths == LENGTHS
     holds(path, model)
-    about = ByHand(path).session.get_modelmeta().custom_metadata_map
-    assert about["encoding"] == str(model.stack.encoding_of[0]) and about["task"] == "copy" and about["vocab"] == "11"
-    assert json.loads(about["sizes"])["dim"] == 24 and about["torch"] == torch.__version__
-    assert json.loads(about["inputs"]) == list(ByHand(path).inputs)
+    facts = ByHand(path).session.get_modelmeta().custom_metadata_map
+    assert facts["encoding"] == str(model.stack.encoding_of[0]) and facts["task"] == "copy" and facts["vocab"] == "11"
+    assert json.loads(facts["sizes"])["dim"] == 24 and facts["torch"] == torch.__version__
+    assert json.loads(facts["inputs"]) == list(ByHand(path).inputs)
     assert ByHand(path).inputs["past.0.key"].shape[::2] == ["batch", "past"]
     # Prompts of different length, padded on the left.
     ids, padding = torch.randint(11, (2, 6)), torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
@@ -121,7 +121,7 @@ def test_an_onnx_decoder_says_what_its_model_says(spec: str, sizes: dict, tmp_pa
 @pytest.mark.slow
 def test_a_horizon_is_an_input_where_the_encoding_depends_on_one(tmp_path: Path) -> None:
     model = decoder("rotary(schedule=dynamic_ntk(trained_length=16))", layers=1)
-    holds(export(model, tmp_path / "model.onnx").path, model, declared=True)
+    holds(export(model, tmp_path / "model.onnx").path, model, with_horizon=True)
 
 
 @pytest.mark.slow
@@ -135,32 +135,33 @@ def test_a_pt2_file_runs_without_posenc_and_holds_no_operator_of_posenc(tmp_path
     for tokens in LENGTHS:
         ids, at = torch.randint(11, (1, tokens)), torch.arange(tokens)[None]
         close(graph(ids, at, at[:, :0], heads, heads, heads, heads)[0], model(ids))
-    about = told(path)
-    assert (about["encoding"], about["axes"], about["kind"]) == ("rotary + alibi", "1", "decoder")
-    assert json.loads(about["inputs"])[:3] == ["ids", "positions", "past_positions"]
+    metadata = metadata_of(path)
+    assert (metadata["encoding"], metadata["axes"], metadata["kind"]) == ("rotary + alibi", "1", "decoder")
+    assert json.loads(metadata["inputs"])[:3] == ["ids", "positions", "past_positions"]
 
 
 @pytest.mark.slow
 def test_encoders_and_encoder_decoders_are_exported_whole(tmp_path: Path) -> None:
     sizes = Config(dim=24, heads=4, layers=1, max_len=256)
-    for made in (Encoder(11, sizes, encoding="t5_bias"), Tagger(11, sizes, encoding="axial_rotary")):
-        done = export(made, tmp_path / "encoder.pt2")
-        assert done.lengths == LENGTHS and json.loads(done.about["inputs"]) == ["ids", "positions"]
+    for encoder in (Encoder(11, sizes, encoding="t5_bias"), Tagger(11, sizes, encoding="axial_rotary")):
+        result = export(encoder, tmp_path / "encoder.pt2")
+        assert result.lengths == LENGTHS and json.loads(result.about["inputs"]) == ["ids", "positions"]
     ids, grid = torch.randint(11, (2, 12)), Positions.grid(3, 4).coords.repeat(2, 1, 1)
-    close(torch.export.load(done.path).module()(ids, grid), made.eval()(ids, positions=Positions.of(grid)))
-    both = EncoderDecoder(11, sizes, encoding="sinusoidal").eval()
-    done = export(both, tmp_path / "both.pt2")
-    assert json.loads(done.about["inputs"]) == ["source", "source_positions", "ids", "positions"]
-    graph, at, source = torch.export.load(done.path).module(), torch.arange(12).repeat(2, 1), torch.randint(11, (2, 5))
-    close(graph(source, at[:, :5], ids, at), both(source, ids))
-    close(graph(source, torch.tensor([[0, 1, 2, -1, -1]] * 2), ids, at), both(source[:, :3], ids))
+    close(torch.export.load(result.path).module()(ids, grid), encoder.eval()(ids, positions=Positions.of(grid)))
+    model = EncoderDecoder(11, sizes, encoding="sinusoidal").eval()
+    result = export(model, tmp_path / "both.pt2")
+    assert json.loads(result.about["inputs"]) == ["source", "source_positions", "ids", "positions"]
+    graph, at = torch.export.load(result.path).module(), torch.arange(12).repeat(2, 1)
+    source = torch.randint(11, (2, 5))
+    close(graph(source, at[:, :5], ids, at), model(source, ids))
+    close(graph(source, torch.tensor([[0, 1, 2, -1, -1]] * 2), ids, at), model(source[:, :3], ids))
 
 
 @pytest.mark.slow
 def test_a_decoder_on_a_grid_is_told_where_its_tokens_are(tmp_path: Path) -> None:
     model = decoder("grid_bias(window=(3, 3))", layers=1)
     path = export(model, tmp_path / "model.pt2").path
-    assert told(path)["axes"] == "2"
+    assert metadata_of(path)["axes"] == "2"
     graph, ids, at = torch.export.load(path).module(), torch.randint(11, (1, 9)), Positions.grid(3, 3)
     heads = torch.zeros(1, 4, 0, 6)
     first, *past = graph(ids[:, :4], at.coords[:, :4], at.coords[:, :0], heads, heads)
@@ -205,34 +206,34 @@ class Lacks(Encoding):
 def test_a_file_serves_one_row_and_several(tmp_path: Path) -> None:
     model, file = decoder("dape(alibi)", layers=1), tmp_path / "model.pt2"
     export(model, file)
-    run, graph = equality.opened(file, graph_of(model)), graph_of(model)
+    run, graph = equality.load_run(file, graph_of(model)), graph_of(model)
     for rows in (1, 2, 5):
         ids = torch.randint(11, (rows, 6))
-        for logits in equality.answers(run, graph, ids, torch.arange(6).expand(rows, -1)):
+        for logits in equality.file_logits(run, graph, ids, torch.arange(6).expand(rows, -1)):
             torch.testing.assert_close(logits, model(ids), atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow
 def test_a_file_that_fails_for_some_sizes_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = posenc.export.opened
+    load_run = posenc.export.opened
 
     def of_several(file: Path, graph: Any) -> Any:
-        run = opened(file, graph)
+        run = load_run(file, graph)
 
-        def guarded(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        def fails_for_some(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             assert len(inputs["ids"]) > 1, "Guard failed: ids.size()[0] != 1"
             return run(inputs)
 
-        return guarded
+        return fails_for_some
 
-    monkeypatch.setattr(posenc.export, "opened", of_several)
+    monkeypatch.setattr(posenc.export, "load_run", of_several)
     words = "rotary cannot be exported to .pt2: its graph serves calls of some sizes and fails at others"
     with pytest.raises(CannotExport, match=words):
         export(decoder("rotary"), tmp_path / "model.pt2")
     assert not [*tmp_path.iterdir()]
 
 
-class Tagged(torch.nn.Module):
+class Output(torch.nn.Module):
     """A table of tokens as a model that returns what `form` makes of its logits."""
 
     def __init__(self, form: Any) -> None:
@@ -246,15 +247,15 @@ class Tagged(torch.nn.Module):
 @pytest.mark.parametrize("form", [lambda x: (x, x), lambda x: {"logits": x}, lambda x: None])
 def test_a_model_that_gives_no_tensor_is_refused_with_the_remedy(form: Any, tmp_path: Path) -> None:
     words = (
-        r"gives one tensor, its logits, and a Tagged gives a (tuple|dict|NoneType); wrap it in a module that returns"
+        r"gives one tensor, its logits, and a Output gives a (tuple|dict|NoneType); wrap it in a module that returns"
     )
     with pytest.raises(ValueError, match=words):
-        export(Tagged(form), tmp_path / "model.pt2")
+        export(Output(form), tmp_path / "model.pt2")
 
 
 def test_nothing_is_printed_above_a_refusal(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
-    with pytest.raises(CannotExport, match=r"^Tagged cannot be exported to \.pt2: its computation goes by the numbers"):
-        export(Tagged(lambda x: x + 1 if x.sum() > 0 else x), tmp_path / "model.pt2")
+    with pytest.raises(CannotExport, match=r"^Output cannot be exported to \.pt2: its computation goes by the numbers"):
+        export(Output(lambda x: x + 1 if x.sum() > 0 else x), tmp_path / "model.pt2")
     assert capfd.readouterr() == ("", "")
 
 
@@ -307,7 +308,7 @@ def test_the_table_of_the_guide_names_every_encoding() -> None:
 @pytest.mark.parametrize("form", write_exports.FORMS)
 @pytest.mark.parametrize("name", catalogue.names())
 def test_the_table_of_the_guide_is_what_is_found(name: str, form: str, tmp_path: Path) -> None:
-    said = write_exports.rows()[name][write_exports.FORMS.index(form)]
-    found = write_exports.found(name, form, tmp_path)
+    expected = write_exports.rows()[name][write_exports.FORMS.index(form)]
+    actual = write_exports.export_result(name, form, tmp_path)
     # The last digit of a difference is the machine's.
-    assert found.partition(", ")[2] == said.partition(", ")[2] and (", up to" in said or found == said)
+    assert actual.partition(", ")[2] == expected.partition(", ")[2] and (", up to" in expected or actual == expected)

@@ -22,12 +22,12 @@ from posenc.lab.runs import checkpoint as checkpoints
 from posenc.lab.runs import record, single_run, train
 from posenc.lab.runs import settings as settings_of_lab
 from posenc.lab.sweeps import compare
-from posenc.lab.sweeps.workers import run_one
-from posenc.specs.syntax import files_in, split
+from posenc.lab.sweeps.workers import make_record
+from posenc.specs.syntax import code_files, split
 
 SHAPE = Shape.of(dim=16, heads=2, max_len=8)
 
-MINE = '''
+USER_MODULE = '''
 from pathlib import Path
 
 from posenc import Encoding
@@ -51,7 +51,7 @@ class Mine(Encoding):
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with mine.py, which leaves the file `ran` behind when it is run."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(MINE.format(ran=str(tmp_path / "ran")))
+    (tmp_path / "mine.py").write_text(USER_MODULE.format(ran=str(tmp_path / "ran")))
     return tmp_path / "ran"
 
 
@@ -72,12 +72,12 @@ def facts_of(folder: Path) -> Path:
     return folder / store.generations(folder)[-1] / "run.json"
 
 
-def planted(value: object, path: str) -> object:
+def plant(value: object, path: str) -> object:
     """The value with a spec of one's own file in place of each string, and of each name."""
     if isinstance(value, dict):
-        return {name: planted(one, path) for name, one in value.items()}
+        return {name: plant(item, path) for name, item in value.items()}
     if isinstance(value, list):
-        return [planted(one, path) for one in value]
+        return [plant(item, path) for item in value]
     return path if isinstance(value, str) else value
 
 
@@ -86,10 +86,10 @@ def with_one_string_planted(value: object, path: str) -> list:
     if isinstance(value, str):
         return [path]
     if isinstance(value, dict):
-        return [{**value, n: one} for n, kept in value.items() for one in with_one_string_planted(kept, path)]
+        return [{**value, n: new} for n, item in value.items() for new in with_one_string_planted(item, path)]
     if isinstance(value, list):
-        every = [(place, one) for place, kept in enumerate(value) for one in with_one_string_planted(kept, path)]
-        return [[*value[:place], one, *value[place + 1 :]] for place, one in every]
+        cases = [(place, new) for place, item in enumerate(value) for new in with_one_string_planted(item, path)]
+        return [[*value[:place], new, *value[place + 1 :]] for place, new in cases]
     return []
 
 
@@ -99,10 +99,10 @@ def with_one_string_planted(value: object, path: str) -> list:
 def test_a_run_that_names_code_runs_none_and_says_what_to_type(ran: Path, tmp_path: Path) -> None:
     checkpoint(tmp_path / "run", ran)
     digest = hashlib.sha256(Path("mine.py").read_bytes()).hexdigest()
-    with pytest.raises(CannotRead) as refused:
+    with pytest.raises(CannotRead) as error:
         single_run.continue_prompt(Path("run"), "a|", 1, 0.0, None, 0)
-    said, _, command = str(refused.value).rpartition(": posenc ")
-    assert said == (
+    sentence, _, command = str(error.value).rpartition(": posenc ")
+    assert sentence == (
         f"{facts_of(Path('run'))}: it asks for code from the file 'mine.py' (SHA-256 {digest[:16]} in the run, "
         f"SHA-256 {digest[:16]} here), and none is run that you have not named yourself; read the file, and if you "
         f"trust it"
@@ -114,9 +114,9 @@ def test_a_run_that_names_code_runs_none_and_says_what_to_type(ran: Path, tmp_pa
 @pytest.mark.parametrize("command", [["generate", "run"], ["train", "rotary", "--task", "copy", "--out", "run"]])
 def test_no_verb_runs_the_code_that_a_folder_brings(command, ran: Path, tmp_path: Path, capsys) -> None:
     checkpoints.save(train.start(small("rotary")), tmp_path / "run")
-    facts = store.read_json(facts_of(tmp_path / "run"))
+    facts = store.read_checked_json(facts_of(tmp_path / "run"))
     facts["experiment"]["spec"] = "rotary + run/evil.py:Mine"
-    facts_of(tmp_path / "run").write_bytes(store.sealed(facts))
+    facts_of(tmp_path / "run").write_bytes(store.dump_json(facts))
     (tmp_path / "mine.py").rename(tmp_path / "run" / "evil.py")
     assert cli.main(command) == 2
     assert "it asks for code from the file 'run/evil.py'" in capsys.readouterr().err and not ran.exists()
@@ -124,8 +124,8 @@ def test_no_verb_runs_the_code_that_a_folder_brings(command, ran: Path, tmp_path
 
 def test_the_person_who_names_the_file_gets_the_run(ran: Path, tmp_path: Path, capsys) -> None:
     checkpoint(tmp_path / "run", ran)
-    for named in ("mine.py", "./mine.py", str(tmp_path / "mine.py"), "mine.py:Mine"):
-        assert cli.main(["generate", "run", "--prompt", "a|", "--max-new-tokens", "1", "--trust", named]) == 0
+    for trusted_name in ("mine.py", "./mine.py", str(tmp_path / "mine.py"), "mine.py:Mine"):
+        assert cli.main(["generate", "run", "--prompt", "a|", "--max-new-tokens", "1", "--trust", trusted_name]) == 0
         answer = capsys.readouterr()
         assert answer.out.startswith("a|") and answer.err == ""
 
@@ -134,34 +134,34 @@ def test_a_trusted_file_is_the_same_file_under_any_name_and_no_other_under_its_n
     ran: Path, tmp_path: Path, capsys
 ) -> None:
     checkpoint(tmp_path / "run", ran)
-    mine = tmp_path / "mine.py"
+    user_file = tmp_path / "mine.py"
     (tmp_path / "link.py").symlink_to("mine.py")
-    (tmp_path / "copy.py").write_text(mine.read_text())
-    (tmp_path / "evil.py").write_text(mine.read_text() + "# another\n")
+    (tmp_path / "copy.py").write_text(user_file.read_text())
+    (tmp_path / "evil.py").write_text(user_file.read_text() + "# another\n")
     (tmp_path / "sub").mkdir()
 
-    def answer(*trusted: str) -> tuple[int, str]:
-        ended = cli.main(["generate", "run", "--prompt", "a|", "--max-new-tokens", "1", "--trust", *trusted])
-        return ended, capsys.readouterr().err
+    def answer(*files: str) -> tuple[int, str]:
+        status = cli.main(["generate", "run", "--prompt", "a|", "--max-new-tokens", "1", "--trust", *files])
+        return status, capsys.readouterr().err
 
-    for same in ("link.py", "sub/../mine.py", "copy.py link.py"):
-        assert answer(*same.split()) == (0, "")
-    ended, said = answer("copy.py")
-    assert ended == 2 and "none is run that you have not named yourself" in said
-    ended, said = answer("mine.py", "nowhere.py")
-    assert ended == 2 and said == "posenc: nowhere.py: there is no such file\n"
-    # Now the name leads to another file: whoever trusts the name hears of it, whoever trusted the file is asked again.
-    mine.rename(tmp_path / "original.py")
-    mine.symlink_to("evil.py")
-    for named in ("mine.py", "evil.py"):
-        ended, said = answer(named)
-        assert ended == 0 and said.startswith("mine.py is not what it was for this run (SHA-256 ")
-    ended, said = answer("original.py")
-    assert ended == 2 and "it asks for code from the file 'mine.py'" in said
-    mine.unlink()
-    mine.symlink_to("mine.py")
-    ended, said = answer("mine.py")
-    assert ended == 2 and said.startswith("posenc: mine.py: it cannot be opened (") and said.count("\n") == 1
+    for is_same in ("link.py", "sub/../mine.py", "copy.py link.py"):
+        assert answer(*is_same.split()) == (0, "")
+    status, message = answer("copy.py")
+    assert status == 2 and "none is run that you have not named yourself" in message
+    status, message = answer("mine.py", "nowhere.py")
+    assert status == 2 and message == "posenc: nowhere.py: there is no such file\n"
+    # Now the name leads to another file: a user who trusts the name is told, one who trusted the file is asked again.
+    user_file.rename(tmp_path / "original.py")
+    user_file.symlink_to("evil.py")
+    for trusted_name in ("mine.py", "evil.py"):
+        status, message = answer(trusted_name)
+        assert status == 0 and message.startswith("mine.py is not what it was for this run (SHA-256 ")
+    status, message = answer("original.py")
+    assert status == 2 and "it asks for code from the file 'mine.py'" in message
+    user_file.unlink()
+    user_file.symlink_to("mine.py")
+    status, message = answer("mine.py")
+    assert status == 2 and message.startswith("posenc: mine.py: it cannot be opened (") and message.count("\n") == 1
 
 
 def test_what_a_trusted_file_imports_comes_from_where_python_looks_and_never_from_the_run(
@@ -183,7 +183,7 @@ def test_a_file_that_has_changed_is_said(ran: Path, tmp_path: Path, capsys) -> N
     assert "mine.py is not what it was for this run (SHA-256 " in capsys.readouterr().err
     again = ["train", "mine.py:Mine", "--task", "copy", "--out", "run", "--steps", "1", "--dim", "16"]
     assert cli.main(again) == 2
-    assert "then, " in (said := capsys.readouterr().err) and "put the old file back, or choose another folder" in said
+    assert "then, " in (err := capsys.readouterr().err) and "put the old file back, or choose another folder" in err
 
 
 def test_a_path_of_a_run_means_the_file_that_was_named_or_none(ran: Path, tmp_path: Path, monkeypatch) -> None:
@@ -194,7 +194,7 @@ def test_a_path_of_a_run_means_the_file_that_was_named_or_none(ran: Path, tmp_pa
     (tmp_path / "elsewhere" / "mine.py").write_text("raise SystemExit('the wrong file')")
     monkeypatch.chdir(tmp_path / "elsewhere")
     with pytest.raises(CannotRead, match=r"it asks for code from the file 'mine.py'"):
-        single_run.continue_prompt(tmp_path / "run", "a|", 1, 0.0, None, 0, own=["original.py"])
+        single_run.continue_prompt(tmp_path / "run", "a|", 1, 0.0, None, 0, trusted_files=["original.py"])
     assert not ran.exists()
 
 
@@ -204,10 +204,10 @@ def test_the_same_command_goes_on_and_a_worker_gets_the_same_trust(ran: Path, tm
     assert cli.main(again) == 0 and cli.main(again) == 0
     assert "going on at step 2 of 2" in capsys.readouterr().err
     experiment = small("mine.py:Mine")
-    run_one(experiment, "key", tmp_path / "records", lambda **news: None)
+    make_record(experiment, "key", tmp_path / "records", lambda **news: None)
     (tmp_path / "mine.py").write_text((tmp_path / "mine.py").read_text() + "# another\n")
     with pytest.raises(ValueError, match=r"mine.py is not what it was for this run"):
-        run_one(experiment, "key", tmp_path / "records", lambda **news: None)
+        make_record(experiment, "key", tmp_path / "records", lambda **news: None)
 
 
 def test_runs_and_records_carry_the_hash_of_the_file(ran: Path, tmp_path: Path) -> None:
@@ -228,10 +228,10 @@ def test_a_spec_anywhere_in_what_was_read_runs_nothing(ran: Path, tmp_path: Path
     run = train.train(train.start(small("rotary")))
     checkpoints.save(run, tmp_path / "run")
     file = facts_of(tmp_path / "run")
-    facts = store.read_json(file)
+    facts = store.read_checked_json(file)
     for data in with_one_string_planted(facts, "mine.py:Mine"):
         # Who can write a folder can write its checksums too.
-        file.write_bytes(store.sealed(data))
+        file.write_bytes(store.dump_json(data))
         try:
             checkpoints.load(tmp_path / "run")
         except ValueError:
@@ -242,12 +242,12 @@ def test_a_spec_anywhere_in_what_was_read_runs_nothing(ran: Path, tmp_path: Path
 @pytest.mark.slow
 def test_a_report_runs_nothing_that_records_and_settings_name(ran: Path, tmp_path: Path) -> None:
     run = train.train(train.start(small("rotary")))
-    found = json.loads(json.dumps(record.of(run, 0.0)))
+    run_record = json.loads(json.dumps(record.run_record(run, 0.0)))
     settings = json.loads(json.dumps(settings_of_lab.Settings(("rotary",), ("copy",)).to_dict()))
-    for data in (planted(found, "mine.py:Mine"), *with_one_string_planted(found, "mine.py:Mine")):
-        for chosen in (planted(settings, "mine.py:Mine"), settings):
+    for data in (plant(run_record, "mine.py:Mine"), *with_one_string_planted(run_record, "mine.py:Mine")):
+        for config in (plant(settings, "mine.py:Mine"), settings):
             try:
-                report.write(settings_of_lab.in_reading_order([data], chosen), tmp_path / "out", chosen)
+                report.write(settings_of_lab.sort_by_settings([data], config), tmp_path / "out", config)
             except (ValueError, KeyError, TypeError):
                 pass
     assert not ran.exists()
@@ -305,16 +305,16 @@ def test_a_spec_that_was_read_may_name_only_what_a_person_has_named(ran: Path) -
         "on(mine.py:Mine, heads=0)",
     ):
         with pytest.raises(CannotRead, match=r"'mine.py:Mine', and code that a file names is run only where you name"):
-            parse(spec, own=())
+            parse(spec, trusted_files=())
     assert not ran.exists()
-    assert parse("rotary + mine.py:Mine", own=["./mine.py"]).parts[1].name == "mine.py:Mine" and ran.exists()
+    assert parse("rotary + mine.py:Mine", trusted_files=["./mine.py"]).parts[1].name == "mine.py:Mine" and ran.exists()
 
 
 # Paths in specs
 
 
 @pytest.mark.parametrize(
-    ("path", "written"),
+    ("path", "source"),
     [
         ("mine.py", "{}:Mine"),
         ("a folder with spaces/mine.py", "{}:Mine"),
@@ -324,16 +324,16 @@ def test_a_spec_that_was_read_may_name_only_what_a_person_has_named(ran: Path) -
         ("päth=日本/mine.py", "{}:Mine"),
     ],
 )
-def test_any_path_can_be_named_and_is_printed_as_it_is_read(path: str, written: str, ran: Path, tmp_path: Path) -> None:
+def test_any_path_can_be_named_and_is_printed_as_it_is_read(path: str, source: str, ran: Path, tmp_path: Path) -> None:
     (tmp_path / path).parent.mkdir(exist_ok=True)
     (tmp_path / path).write_text((tmp_path / "mine.py").read_text())
-    spec = written.format(path)
+    spec = source.format(path)
     for whole in (spec, f"{spec}(step=3.0)", f" rotary +{spec} + alibi"):
-        made = build(whole, SHAPE)
-        assert files_in(whole) == [path] and repr(build(repr(made), SHAPE)) == repr(made)
+        encoding = build(whole, SHAPE)
+        assert code_files(whole) == [path] and repr(build(repr(encoding), SHAPE)) == repr(encoding)
     assert parse(f"rerope({spec}(step=2), window=3)").parts[0].name == f"{path}:Mine"
     assert split(f"rotary(base=3), {spec}(step=2),none") == ["rotary(base=3)", f"{spec}(step=2)", "none"]
-    assert Decoder(5, dim=16, heads=2, layers=1, encoding=spec).stack.added[0].step == 1.0
+    assert Decoder(5, dim=16, heads=2, layers=1, encoding=spec).stack.input_encodings[0].step == 1.0
 
 
 @pytest.mark.parametrize("spec", ["_path_0", "rotary + _path_3", "_path_x(a=1)", "mine.py:Mine + _path_0"])
@@ -359,7 +359,7 @@ def test_what_a_file_holds_now_is_what_is_run(ran: Path, tmp_path: Path) -> None
     assert first(x)[0, 0, 0] == 1 and second(x)[0, 0, 0] == -1
 
 
-BROKEN = {
+BROKEN_MODULES = {
     "forgets its base": ("    def __init__(self):\n        pass", "mine.py:Mine: its __init__ has to begin with super"),
     "leaves at once": ("    raise SystemExit(0)", "'mine.py' could not be imported: SystemExit: 0"),
     "leaves silently": ("    import sys; sys.exit()", "'mine.py' could not be imported: SystemExit"),
@@ -376,51 +376,51 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("verb", ["order", "show", "check", "train", "compare"])
-@pytest.mark.parametrize("what", BROKEN)
+@pytest.mark.parametrize("fault", BROKEN_MODULES)
 def test_a_broken_file_of_ones_own_is_one_sentence_for_every_verb(
-    verb, what, ran, tmp_path, capsys, monkeypatch
+    verb, fault, ran, tmp_path, capsys, monkeypatch
 ) -> None:
-    source, words = BROKEN[what]
+    source, words = BROKEN_MODULES[fault]
     (tmp_path / "mine.py").write_text(f"from posenc import Encoding\n\n\nclass Mine(Encoding):\n    'x'\n{source}\n")
     monkeypatch.setattr(compare, "run_all", lambda runs, *_, **__: train.train(train.start(runs[0])))
     sizes = ["--steps", "1", "--dim", "16", "--heads", "2", "--train-length", "2"]
-    more = {
+    extra = {
         "check": ["--promise", "a_cache_changes_nothing"],
         "show": ["--tokens", "4", "--dim", "16", "--heads", "2"],
         "train": ["--task", "copy", *sizes],
         "compare": ["--tasks", "copy", *sizes],
     }
     arguments = ["compare", "--encodings", "mine.py:Mine"] if verb == "compare" else [verb, "mine.py:Mine"]
-    ended = cli.main([*arguments, *more.get(verb, [])])
+    status = cli.main([*arguments, *extra.get(verb, [])])
     answer = capsys.readouterr()
-    if verb in ("check", "show") and ended != 2:
+    if verb in ("check", "show") and status != 2:
         # Promises tell of errors themselves, and pictures need not call what is broken.
-        assert what in ("leaves later", "knows no name", "returns nothing")
+        assert fault in ("leaves later", "knows no name", "returns nothing")
         return
-    assert ended == 2 and len(answer.err.splitlines()) == 1 and len(answer.err) < 600
+    assert status == 2 and len(answer.err.splitlines()) == 1 and len(answer.err) < 600
     assert answer.err.startswith("posenc: ") and words in answer.err
 
 
 @pytest.mark.parametrize("wrong", ["int('x')", "raise ValueError('heads must be even')"])
 def test_a_value_error_of_a_file_of_ones_own_is_told_with_its_line(wrong: str, tmp_path) -> None:
     (tmp_path / "mine.py").write_text(f"def make():\n    {wrong}\n")
-    make = code.imported(str(tmp_path / "mine.py")).make
+    make = code.import_file(str(tmp_path / "mine.py")).make
     with pytest.raises(ValueError, match=r"'mine.py:Mine' fails, in line 2 of '.*mine.py': ValueError: (inv|heads m)"):
-        with code.own_errors(["order", "mine.py:Mine"]):
+        with code.user_code_errors(["order", "mine.py:Mine"]):
             make()
 
 
 def test_errors_of_ours_stay_what_they_are() -> None:
-    with pytest.raises(ArithmeticError), code.own_errors(["order", "rotary"]):
+    with pytest.raises(ArithmeticError), code.user_code_errors(["order", "rotary"]):
         raise ArithmeticError
-    with pytest.raises(SystemExit), code.own_errors(["order", "rotary"]):
+    with pytest.raises(SystemExit), code.user_code_errors(["order", "rotary"]):
         raise SystemExit(0)
     home = catalogue.ENCODINGS.home
     assert issubclass(catalogue.find(f"{home}/rotations/rotary.py:Rotary"), Encoding)
 
 
 @pytest.mark.parametrize(
-    ("source", "module", "meant"),
+    ("source", "module", "is_for_user"),
     [
         ("raise ValueError('a sentence')", "posenc.lab.runs.train", True),
         ("raise ValueError('a sentence')", f"{code.MODULES}mine_1", True),
@@ -442,11 +442,11 @@ def test_errors_of_ours_stay_what_they_are() -> None:
         ),
     ],
 )
-def test_an_error_is_meant_for_a_person_where_code_of_ours_or_theirs_began_it(source, module, meant) -> None:
-    with pytest.raises((ValueError, RuntimeError)) as found:
+def test_an_error_is_meant_for_a_person_where_code_of_ours_or_theirs_began_it(source, module, is_for_user) -> None:
+    with pytest.raises((ValueError, RuntimeError)) as error:
         exec(source, {"__name__": module})
-    assert code.is_meant(found.value) is meant
+    assert code.is_for_user(error.value) is is_for_user
 
 
 def test_an_error_that_nobody_raised_is_not_meant() -> None:
-    assert not code.is_meant(ValueError("never raised"))
+    assert not code.is_for_user(ValueError("never raised"))

@@ -12,7 +12,7 @@ import pytest
 import posenc
 from posenc import foreign
 from posenc.foreign import CannotRead
-from posenc.foreign.text import markdown, markdown_code
+from posenc.foreign.text import escape_markdown, markdown_code
 
 
 @pytest.mark.parametrize(
@@ -36,15 +36,15 @@ def test_what_is_no_sound_json_gets_a_sentence_that_names_the_file(text, words):
 
 
 def test_json_keeps_its_values_and_loses_its_control_characters():
-    given = {
+    values = {
         "deep": {"list": [1, 2.5, None, True, "tab\tand\nnewline"]},
         "largest": 10**39,
         "model\x1b[31m": "a\x9bb\u202ec",
     }
     mark = "\N{REPLACEMENT CHARACTER}"
-    expected = given | {f"model{mark}[31m": f"a{mark}b{mark}c"}
+    expected = values | {f"model{mark}[31m": f"a{mark}b{mark}c"}
     del expected["model\x1b[31m"]
-    assert foreign.parse_json(json.dumps(given)) == expected
+    assert foreign.parse_json(json.dumps(values)) == expected
 
 
 def test_a_name_that_stands_twice_is_found_in_linear_time():
@@ -122,8 +122,8 @@ def test_a_value_of_the_form_passes():
 @pytest.mark.parametrize("number", [0, 11, True, 2.0, "3", None, 10**30])
 def test_a_count_out_of_bounds_is_refused(number):
     with pytest.raises(CannotRead, match="layers: expected a whole number from 1 to 10, got"):
-        foreign.count(number, "layers", most=10)
-    assert foreign.count(10, "layers", most=10) == 10
+        foreign.bounded_count(number, "layers", limit=10)
+    assert foreign.bounded_count(10, "layers", limit=10) == 10
 
 
 @pytest.mark.parametrize("sizes", [[-1], [True], [2.0], ["2"], [1] * 17, [1 << 24, (1 << 24) + 1], (2,), None])
@@ -140,7 +140,7 @@ def test_only_regular_files_of_bounded_size_are_read(tmp_path):
     (tmp_path / "cut.gz").write_bytes(gzip.compress(b"x" * 10)[:-1])
     (tmp_path / "plain.gz").write_bytes(b"x" * 10)
     (tmp_path / "whole.gz").write_bytes(gzip.compress(b"x" * 10))
-    assert foreign.read(tmp_path / "whole.gz", most=10) == b"x" * 10
+    assert foreign.read(tmp_path / "whole.gz", limit=10) == b"x" * 10
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for path, words in (
         (tmp_path, "expected a file, got a folder"),
@@ -156,24 +156,24 @@ def test_only_regular_files_of_bounded_size_are_read(tmp_path):
         (tmp_path / "plain.gz", "it is no whole gzip file"),
     ):
         with pytest.raises(CannotRead) as error:
-            foreign.read(path, most=10)
+            foreign.read(path, limit=10)
         assert words in str(error.value)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
 def test_a_link_out_of_its_folder_is_not_followed(tmp_path):
-    folder, outside = tmp_path / "model", tmp_path / "secret"
+    folder, secret = tmp_path / "model", tmp_path / "secret"
     folder.mkdir()
-    outside.write_text("{}")
-    (folder / "out.json").symlink_to(outside)
+    secret.write_text("{}")
+    (folder / "out.json").symlink_to(secret)
     (folder / "real.json").write_text('{"a": 1}')
     (folder / "in.json").symlink_to("real.json")
-    assert foreign.read_json(folder / "in.json", within=folder) == {"a": 1}
+    assert foreign.read_json(folder / "in.json", folder=folder) == {"a": 1}
     assert foreign.read_json(folder / "out.json") == {}, "a file that a person names may be a link"
     with pytest.raises(CannotRead, match="outside its folder"):
-        foreign.read_json(folder / "out.json", within=folder)
+        foreign.read_json(folder / "out.json", folder=folder)
     with pytest.raises(CannotRead, match="outside its folder"):
-        foreign.files_of(folder)
+        foreign.regular_files(folder)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
@@ -184,41 +184,41 @@ def test_the_links_of_a_hubs_cache_are_followed_to_its_own_files_only(tmp_path):
     (blobs / "0a").write_text("{}")
     (snapshot / "config.json").symlink_to("../../blobs/0a")
     (snapshot / "other.json").symlink_to("/etc/hostname")
-    assert foreign.read_json(snapshot / "config.json", within=snapshot) == {}
+    assert foreign.read_json(snapshot / "config.json", folder=snapshot) == {}
     with pytest.raises(CannotRead, match="outside its folder"):
-        foreign.read_json(snapshot / "other.json", within=snapshot)
+        foreign.read_json(snapshot / "other.json", folder=snapshot)
     (tmp_path / "models--a--b").rename(tmp_path / "mine")
     with pytest.raises(CannotRead, match="outside its folder"):
-        foreign.read_json(tmp_path / "mine/snapshots/main/config.json", within=tmp_path / "mine/snapshots/main")
+        foreign.read_json(tmp_path / "mine/snapshots/main/config.json", folder=tmp_path / "mine/snapshots/main")
 
 
 def test_what_fails_while_a_file_is_open_is_said_of_that_file(tmp_path):
     (tmp_path / "a").touch()
     for error, words in ((OSError(5, "Input/output error"), "Input/output error"), (OSError("no disk"), "no disk")):
-        with pytest.raises(CannotRead) as found, foreign.opened(tmp_path / "a"):
+        with pytest.raises(CannotRead) as caught_error, foreign.open_regular(tmp_path / "a"):
             raise error
-        assert str(found.value) == f"{tmp_path / 'a'}: it cannot be opened ({words})"
+        assert str(caught_error.value) == f"{tmp_path / 'a'}: it cannot be opened ({words})"
 
 
 def test_the_file_that_an_error_names_stays_and_is_filled_in_where_none_is_named():
-    for file, named in (("inner", "inner"), (None, "outer")):
+    for file, expected in (("inner", "inner"), (None, "outer")):
         with pytest.raises(CannotRead) as error, foreign.naming("outer"):
             raise CannotRead("it is wrong", file=file, field="key", remedy="mend it")
-        assert str(error.value) == f"{named}: key: it is wrong; mend it"
+        assert str(error.value) == f"{expected}: key: it is wrong; mend it"
 
 
 def test_lines_are_read_one_at_a_time_and_bounded(tmp_path):
     file = tmp_path / "lines"
     file.write_text("one\ntwo\n" + "x" * 50)
-    found = foreign.lines(file, most=20)
-    assert [next(found), next(found)] == ["one\n", "two\n"]
+    text_lines = foreign.lines(file, limit=20)
+    assert [next(text_lines), next(text_lines)] == ["one\n", "two\n"]
     with pytest.raises(CannotRead, match="a line of more than 20 bytes"):
-        next(found)
+        next(text_lines)
 
 
 def test_a_message_quotes_little_and_obeys_nothing():
     for value in ("a\x1b" * 5_000, [0] * 10_000, 10**5_000, {n: "x" * 90 for n in range(150)}, "\ud800" * 10):
-        words = foreign.quoted(value)
+        words = foreign.quote(value)
         assert len(words) <= 230 and words.isprintable()
     error = CannotRead("wrong\x1b]0;title\x07", file="f\n\x1b" * 200, field="k\u202e", remedy="do this")
     assert "\x1b" not in str(error) and "\u202e" not in str(error) and len(str(error)) < 300
@@ -227,16 +227,16 @@ def test_a_message_quotes_little_and_obeys_nothing():
 
 
 def test_what_a_library_refuses_is_quoted_whole_on_one_line_up_to_500_letters():
-    with pytest.raises(CannotRead) as caught, foreign.reading_with("library", file="f"):
+    with pytest.raises(CannotRead) as error, foreign.reading_with("library", file="f"):
         raise ValueError("no\n" + "x" * 480)
-    assert str(caught.value) == f"f: library cannot read it (ValueError: no {'x' * 480})"
-    with pytest.raises(CannotRead) as caught, foreign.reading_with("library"):
+    assert str(error.value) == f"f: library cannot read it (ValueError: no {'x' * 480})"
+    with pytest.raises(CannotRead) as error, foreign.reading_with("library"):
         raise ValueError("x" * 10_000)
-    assert len(str(caught.value)) < 560 and "xxx...)" in str(caught.value)
+    assert len(str(error.value)) < 560 and "xxx...)" in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "written"),
+    ("text", "expected"),
     [
         ("](http://x)<b>|a_b*`\n# c", r"\](http://x)\<b\>\|a\_b\*\` # c"),
         ("# a title", r"\# a title"),
@@ -246,8 +246,8 @@ def test_what_a_library_refuses_is_quoted_whole_on_one_line_up_to_500_letters():
         ("a\x1b[0mb", "a\N{REPLACEMENT CHARACTER}\\[0mb"),
     ],
 )
-def test_markdown_shows_what_it_is_given(text, written):
-    assert markdown(text) == written
+def test_markdown_shows_what_it_is_given(text, expected):
+    assert escape_markdown(text) == expected
 
 
 def test_markdown_shows_code_whatever_is_in_it():
@@ -260,7 +260,7 @@ def test_a_long_number_behind_a_long_word_is_found():
         foreign.expression("a" * 50 + "(x=%s)" % ("9" * 400))
 
 
-OWN = {
+ALLOWED_LINES = {
     "huggingface.py": ["json.loads(text)", "json.loads(json.dumps("],
     "load.py": ["json.loads(self.config.to_json_string())"],
     "clock.py": ["status.read_text("],
@@ -272,9 +272,9 @@ OWN = {
 def test_files_of_a_checkpoint_come_in_through_the_boundary_alone():
     for file in sorted((Path(posenc.__file__).parent / "checkpoints").rglob("*.py")):
         for line in file.read_text(encoding="utf-8").splitlines():
-            if found := re.search(r"json\.loads?\(|\.read_text\(|\.read_bytes\(|(?<![\w.])open\(", line):
-                known = any(part in line for part in OWN.get(file.name, []))
-                assert known or "def open(" in line, f"{file.name} has {found.group()} of its own: {line.strip()}"
+            if match := re.search(r"json\.loads?\(|\.read_text\(|\.read_bytes\(|(?<![\w.])open\(", line):
+                is_allowed = any(part in line for part in ALLOWED_LINES.get(file.name, []))
+                assert is_allowed or "def open(" in line, f"{file.name} has {match.group()} of its own: {line.strip()}"
 
 
 def test_a_list_may_be_bounded() -> None:

@@ -12,10 +12,10 @@ from posenc.foreign.gguf import TYPES, read_gguf
 
 gguf = pytest.importorskip("gguf")
 
-WRITTEN = [gguf.GGUFEndian.LITTLE, gguf.GGUFEndian.BIG]
+BYTE_ORDERS = [gguf.GGUFEndian.LITTLE, gguf.GGUFEndian.BIG]
 
 
-def refused(path, data: bytes) -> str:
+def refusal(path, data: bytes) -> str:
     path.write_bytes(data)
     with pytest.raises(CannotRead) as error:
         read_gguf(path)
@@ -23,7 +23,7 @@ def refused(path, data: bytes) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("order", WRITTEN)
+@pytest.mark.parametrize("order", BYTE_ORDERS)
 def test_what_the_package_writes_is_read_key_by_key_and_tensor_by_tensor(order, tmp_path):
     values = {
         "a.uint8": 200,
@@ -53,40 +53,40 @@ def test_what_the_package_writes_is_read_key_by_key_and_tensor_by_tensor(order, 
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    found = read_gguf(path)
-    assert found.order == order.name.lower()
-    assert {name: found.values[name] for name in values} == values
-    assert found.values["a.float32"] == numpy.float32(0.1).item() and found.values["a.float64"] == 0.1
-    assert found.values["a.words"] == ["x", "", "yz"] and found.values["a.numbers"] == [1, -2, 3]
-    assert found.values["a.flags"] == [True, False] and found.values["general.architecture"] == "llama"
-    lies = found.tensors["plain"]
-    assert (lies.stored, lies.shape, lies.nbytes) == ("F32", (3, 4), 48)
+    read_back = read_gguf(path)
+    assert read_back.order == order.name.lower()
+    assert {name: read_back.values[name] for name in values} == values
+    assert read_back.values["a.float32"] == numpy.float32(0.1).item() and read_back.values["a.float64"] == 0.1
+    assert read_back.values["a.words"] == ["x", "", "yz"] and read_back.values["a.numbers"] == [1, -2, 3]
+    assert read_back.values["a.flags"] == [True, False] and read_back.values["general.architecture"] == "llama"
+    lies = read_back.tensors["plain"]
+    assert (lies.type_name, lies.shape, lies.nbytes) == ("F32", (3, 4), 48)
     data = path.read_bytes()[lies.start : lies.start + lies.nbytes]
     assert numpy.frombuffer(data, "<f4" if order.name == "LITTLE" else ">f4").tolist() == list(range(12))
-    assert (found.tensors["blocks"].stored, found.tensors["blocks"].shape) == ("Q8_0", (2, 32))
+    assert (read_back.tensors["blocks"].type_name, read_back.tensors["blocks"].shape) == ("Q8_0", (2, 32))
 
 
 def test_the_sizes_of_blocks_are_those_of_the_package():
-    theirs = {kind.value: (kind.name, *gguf.GGML_QUANT_SIZES[kind]) for kind in gguf.GGMLQuantizationType}
-    assert {number: TYPES[number] for number in TYPES if number in theirs} == {
-        number: theirs[number] for number in theirs if number in TYPES
+    package_types = {kind.value: (kind.name, *gguf.GGML_QUANT_SIZES[kind]) for kind in gguf.GGMLQuantizationType}
+    assert {number: TYPES[number] for number in TYPES if number in package_types} == {
+        number: package_types[number] for number in package_types if number in TYPES
     }
-    assert set(TYPES) <= set(theirs)
+    assert set(TYPES) <= set(package_types)
 
 
 def test_version_2_is_read_as_version_3_is_and_version_1_is_refused(tmp_path):
     (tmp_path / "a").write_bytes(header(key("a.b", 4, struct.pack("<I", 7)), version=2))
     assert read_gguf(tmp_path / "a").values == {"a.b": 7}
-    assert "it has version 1 of the format, and posenc reads 2 and 3; convert the original" in refused(
+    assert "it has version 1 of the format, and posenc reads 2 and 3; convert the original" in refusal(
         tmp_path / "b", header(version=1)
     )
 
 
 @pytest.mark.parametrize("kind", [0, 5, 8, 9, 12])
-@pytest.mark.parametrize("claimed", [200_000_000, 1 << 40, 1 << 63, (1 << 64) - 1])
-def test_an_array_that_claims_more_items_than_there_are_bytes_is_refused(claimed, kind, tmp_path):
-    words = refused(tmp_path / "a", header(key("a.b", 9, array(kind, claimed, bytes(100)))))
-    assert f"a.b: it claims {claimed:,} items, and 1" in words and "bytes are left in the file; it is no whole" in words
+@pytest.mark.parametrize("claim", [200_000_000, 1 << 40, 1 << 63, (1 << 64) - 1])
+def test_an_array_that_claims_more_items_than_there_are_bytes_is_refused(claim, kind, tmp_path):
+    words = refusal(tmp_path / "a", header(key("a.b", 9, array(kind, claim, bytes(100)))))
+    assert f"a.b: it claims {claim:,} items, and 1" in words and "bytes are left in the file; it is no whole" in words
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_an_array_that_claims_more_items_than_there_are_bytes_is_refused(claimed
     ],
 )  # fmt: skip
 def test_what_cannot_be_true_is_refused_by_name(data, words, tmp_path):
-    assert words in refused(tmp_path / "a", data)
+    assert words in refusal(tmp_path / "a", data)
 
 
 def test_arrays_may_stand_four_deep(tmp_path):
@@ -130,11 +130,11 @@ def test_arrays_may_stand_four_deep(tmp_path):
 
 def test_a_header_is_bounded_whatever_the_file_holds(tmp_path, monkeypatch):
     monkeypatch.setattr("posenc.foreign.gguf.LONGEST_HEADER", 1_000)
-    words = refused(tmp_path / "a", header(key("a", 8, text("x" * 2_000)), data=100))
+    words = refusal(tmp_path / "a", header(key("a", 8, text("x" * 2_000)), data=100))
     assert "a: its header is longer than 1,000 bytes, the most that posenc reads" in words
     monkeypatch.setattr("posenc.foreign.gguf.MOST_ITEMS", 10)
-    many = [key(name, 9, array(0, 6, bytes(6))) for name in "ab"]
-    assert "b: with its 6 items the arrays hold more than 10 together" in refused(tmp_path / "b", header(*many))
+    keys = [key(name, 9, array(0, 6, bytes(6))) for name in "ab"]
+    assert "b: with its 6 items the arrays hold more than 10 together" in refusal(tmp_path / "b", header(*keys))
 
 
 def test_names_lose_their_control_characters_and_tokens_keep_theirs(tmp_path):
@@ -142,14 +142,14 @@ def test_names_lose_their_control_characters_and_tokens_keep_theirs(tmp_path):
     tokens = array(8, 2, text("\x1b[31m") + text("\x00"))
     keys = [key("a\x1b", 8, text("\x1b]0;title\x07")), key("tokenizer.ggml.tokens", 9, tokens)]
     path.write_bytes(header(*keys, tensors=[tensor("t\x9b", (0,))]))
-    found, mark = read_gguf(path), "\N{REPLACEMENT CHARACTER}"
-    assert found.values == {f"a{mark}": f"{mark}]0;title{mark}", "tokenizer.ggml.tokens": ["\x1b[31m", "\x00"]}
-    assert list(found.tensors) == [f"t{mark}"]
+    read_back, mark = read_gguf(path), "\N{REPLACEMENT CHARACTER}"
+    assert read_back.values == {f"a{mark}": f"{mark}]0;title{mark}", "tokenizer.ggml.tokens": ["\x1b[31m", "\x00"]}
+    assert list(read_back.tensors) == [f"t{mark}"]
 
 
 def test_a_type_that_is_newer_than_the_list_is_told_and_not_guessed(tmp_path):
     (tmp_path / "a").write_bytes(header(tensors=[tensor("t", (7, 5), kind=99)]))
-    assert read_gguf(tmp_path / "a").tensors["t"].stored == "type 99"
+    assert read_gguf(tmp_path / "a").tensors["t"].type_name == "type 99"
     assert read_gguf(tmp_path / "a").tensors["t"].nbytes is None
 
 
@@ -159,7 +159,7 @@ def test_every_cut_of_a_file_is_refused(tmp_path):
     (tmp_path / "whole").write_bytes(whole)
     assert set(read_gguf(tmp_path / "whole").tensors) == {"t", "u"}
     for cut in range(len(whole)):
-        refused(tmp_path / "cut", whole[:cut])
+        refusal(tmp_path / "cut", whole[:cut])
 
 
 def test_a_vocabulary_is_read_once_and_costs_little_for_each_byte(tmp_path):
@@ -169,12 +169,12 @@ def test_a_vocabulary_is_read_once_and_costs_little_for_each_byte(tmp_path):
     (tmp_path / "a").write_bytes(header(key("tokenizer.ggml.tokens", 9, array(8, count, tokens))))
     reads = []
 
-    class Counted(foreign.gguf.Reader):
+    class CountingReader(foreign.gguf.Reader):
         def take(self, size, field):
             reads.append(size)
             return super().take(size, field)
 
     with open(tmp_path / "a", "rb") as file:
-        found = Counted(file, tmp_path / "a").header()
-    assert found.values["tokenizer.ggml.tokens"][-1] == "token 9999"
+        read_back = CountingReader(file, tmp_path / "a").header()
+    assert read_back.values["tokenizer.ggml.tokens"][-1] == "token 9999"
     assert len(reads) < 2 * count + 20 and sum(reads) <= len(tokens) + 200

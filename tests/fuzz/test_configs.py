@@ -1,4 +1,4 @@
-"""Hostile configs: whatever stands in a config.json or params.json, it is read, or refused in one short sentence."""
+"""Hostile configs: every config.json or params.json is read, or refused with one short message."""
 
 import copy
 import json
@@ -7,10 +7,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from fuzz.driver import hold, short_and_long
+from fuzz.driver import run_cases, short_and_long
 
-from posenc.checkpoints.inspection.inspect import in_json, inspect
-from posenc.checkpoints.inspection.portrait import words
+from posenc.checkpoints.inspection.inspect import inspect, reading_as_json
+from posenc.checkpoints.inspection.portrait import describe_reading
 
 pytest.importorskip("transformers")
 
@@ -32,7 +32,7 @@ GPT = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size":
 
 WHISPER = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "num_mel_bins": 4, "max_source_positions": 8}
 
-SOUND: dict[str, dict[str, Any]] = {
+SOUND_CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **TINY, "rope_theta": 5e5, "rope_scaling": LLAMA3, "architectures": ["X"]},
     "qwen2": {"model_type": "qwen2", **TINY, **KINDS, "rope_scaling": YARN, "use_sliding_window": True},
     "phi3": {"model_type": "phi3", **TINY, "rope_scaling": LONGROPE, "pad_token_id": 0},
@@ -56,7 +56,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "unknown": {"model_type": "nonesuch", **TINY, "rope_theta": 1e4, "rope_scaling": YARN},
     "meta": {"dim": 32, "n_layers": 2, "n_heads": 2, "rope_theta": 5e5, "use_scaled_rope": True, "max_seq_len": 64},
 }
-"""A sound configuration of each kind of position code, and of each reader."""
+"""A valid configuration for each kind of positional encoding, and for each reader."""
 
 RUBBISH = [
     *(None, True, False, 0, -1, 1, 3, 0.5, 1e8, 10**8, 10**9, -(10**9), 1e29, 10**39, 10**400, 1e308, -1e308, 5e-324),
@@ -64,35 +64,37 @@ RUBBISH = [
     *([], {}, [[]], [1] * 50_000, ["x", None, 3], {"a": {"b": [{}]}}, {"rope_type": "yarn"}, [10**9, -1], "yarn"),
     *(2048, 1 << 20, (1 << 22) - 1, 1 << 24, 1 << 31, (1 << 63) - 1, "linear", {"full_attention": {"factor": 2}}),
 ]
-"""Values that stand where others are due: of every kind, and of every size."""
+"""Wrong values of every type and size."""
 
 
-def broken(seed: int) -> dict[str, Any]:
-    """A sound configuration with one to three faults: values replaced, keys dropped, renamed, nested or doubled."""
-    of = Random(seed)
-    config = copy.deepcopy(of.choice(list(SOUND.values())))
-    for _ in range(of.choice((1, 1, 1, 2, 3))):
-        within = config
-        while (inner := [one for one in within.values() if isinstance(one, dict) and one]) and of.random() < 0.5:
-            within = of.choice(inner)
-        if not within:
+def faulty_config(seed: int) -> dict[str, Any]:
+    """Return a valid configuration with one to three faults: wrong values, or keys dropped, renamed, nested, copied."""
+    random = Random(seed)
+    config = copy.deepcopy(random.choice(list(SOUND_CONFIGS.values())))
+    for _ in range(random.choice((1, 1, 1, 2, 3))):
+        part = config
+        while (
+            inner := [value for value in part.values() if isinstance(value, dict) and value]
+        ) and random.random() < 0.5:
+            part = random.choice(inner)
+        if not part:
             continue
-        key = of.choice(list(within))
-        fault = of.choice(("value", "value", "value", "value", "item", "drop", "rename", "nest", "copy"))
+        key = random.choice(list(part))
+        fault = random.choice(("value", "value", "value", "value", "item", "drop", "rename", "nest", "copy"))
         if fault == "value":
-            within[key] = copy.deepcopy(of.choice(RUBBISH))
-        elif fault == "item" and isinstance(within[key], list):
-            within[key] = [*within[key], copy.deepcopy(of.choice(RUBBISH))]
+            part[key] = copy.deepcopy(random.choice(RUBBISH))
+        elif fault == "item" and isinstance(part[key], list):
+            part[key] = [*part[key], copy.deepcopy(random.choice(RUBBISH))]
         elif fault == "drop":
-            del within[key]
+            del part[key]
         elif fault == "rename":
-            within[of.choice(("hidden_size", "rope_theta", "head_dim", "x" * 300, "\x1b]0;"))] = within.pop(key)
+            part[random.choice(("hidden_size", "rope_theta", "head_dim", "x" * 300, "\x1b]0;"))] = part.pop(key)
         elif fault == "nest":
-            within[key] = {key: within[key]}
+            part[key] = {key: part[key]}
         else:
-            other = of.choice(list(SOUND.values()))
-            taken = of.choice(list(other))
-            within[taken] = copy.deepcopy(other[taken])
+            donor = random.choice(list(SOUND_CONFIGS.values()))
+            donor_key = random.choice(list(donor))
+            part[donor_key] = copy.deepcopy(donor[donor_key])
     return config
 
 
@@ -101,12 +103,12 @@ def test_a_broken_config_is_read_or_refused_in_a_sentence(seeds: range, tmp_path
     file = tmp_path / "config.json"
 
     def read(seed: int) -> None:
-        """Read it and say it, as the command does."""
-        file.write_text(json.dumps(broken(seed)))
+        """Read it and describe it, as the command does."""
+        file.write_text(json.dumps(faulty_config(seed)))
         reading = inspect(file)
-        said = words(reading)
-        assert len(said) < 200_000 and not set(said) & set("\x1b\x07\x00\ud800"), said[:500]
-        json.dumps(in_json(reading))
+        text = describe_reading(reading)
+        assert len(text) < 200_000 and not set(text) & set("\x1b\x07\x00\ud800"), text[:500]
+        json.dumps(reading_as_json(reading))
 
-    found = hold(read, seeds, cpu=20, memory=1 << 30)
-    assert found["read"] and found["refused"]
+    counts = run_cases(read, seeds, cpu=20, memory=1 << 30)
+    assert counts["read"] and counts["refused"]

@@ -1,4 +1,4 @@
-"""Options of every verb with values of any make: done, or refused in one short sentence, and never a traceback."""
+"""Every command with random options and values succeeds, or fails with one short message and no traceback."""
 
 import contextlib
 import io
@@ -7,7 +7,7 @@ from random import Random
 from typing import get_type_hints
 
 import pytest
-from fuzz.driver import hold, short_and_long
+from fuzz.driver import run_cases, short_and_long
 
 from posenc import cli, testing
 from posenc.cli import arguments
@@ -16,11 +16,11 @@ from posenc.lab.description import pictures
 from posenc.lab.runs import train
 from posenc.lab.sweeps import compare
 
-EVERY = [verb for verb in cli.VERBS if verb not in ("board", "list", "order")]
-QUICK = [verb for verb in EVERY if verb not in ("extend", "convert", "inspect", "show")]
-"""Without the verbs that import transformers or draw pictures."""
+ALL_VERBS = [verb for verb in cli.VERBS if verb not in ("board", "list", "order")]
+QUICK_VERBS = [verb for verb in ALL_VERBS if verb not in ("extend", "convert", "inspect", "show")]
+"""The verbs that neither import transformers nor draw figures."""
 
-SHORT = 40
+SHORT_SEEDS = 40
 
 NUMBERS = ("0", "1", "2", "3", "8", "16", "-1", "2147483647", "2147483648", "9" * 23, "9" * 400, "-" + "9" * 30)
 FLOATS = ("0.5", "nan", "inf", "-inf", "1e308", "1e-320", "1e999", "1_000", "0x10", "1e3")
@@ -60,58 +60,58 @@ WORDS = (
 
 @pytest.fixture(autouse=True)
 def nothing_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What costs time or writes far away is left out; everything that looks at options before it is not."""
+    """Stop each command after it has read its options, before it trains or writes outside of the folder."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("some words\n")
     (tmp_path / "mine.py").write_text("from posenc import Encoding\nclass Mine(Encoding):\n    'x'\n")
     monkeypatch.chdir(tmp_path)
     stop = ValueError("understood")
 
-    def done(*_, **__):
+    def stop_here(*_, **__):
         raise stop
 
-    stopped = (compare, "run_all"), (train, "train"), (testing, "verdicts"), (pictures.Drawn, "save")
-    for module, name in stopped:
-        monkeypatch.setattr(module, name, done)
+    slow_functions = (compare, "run_all"), (train, "train"), (testing, "verdicts"), (pictures.Gallery, "save")
+    for module, name in slow_functions:
+        monkeypatch.setattr(module, name, stop_here)
 
 
 def value(random: Random, kind: str) -> str:
-    near = {"int": NUMBERS, "float": (*NUMBERS, *FLOATS)}.get(kind, WORDS)
-    return random.choice(near if random.random() < 0.85 else (*NUMBERS, *FLOATS, *WORDS))
+    candidates = {"int": NUMBERS, "float": (*NUMBERS, *FLOATS)}.get(kind, WORDS)
+    return random.choice(candidates if random.random() < 0.85 else (*NUMBERS, *FLOATS, *WORDS))
 
 
 def command(random: Random, verb: str) -> list[str]:
-    """A verb with a few of its options, each with a value of its kind, of another, or none."""
-    given = [verb]
-    chosen = get_type_hints(cli.VERBS[verb])
-    options = arguments.options_of(cli.VERBS[verb])
-    for name in random.sample(list(chosen), min(len(chosen), random.choice((1, 2, 2, 3, 5)))):
-        words = str(chosen[name])
+    """Return a verb with a few of its options, each with values of its type, of another type, or none."""
+    words_of_command = [verb]
+    types = get_type_hints(cli.VERBS[verb])
+    options = arguments.option_types(cli.VERBS[verb])
+    for name in random.sample(list(types), min(len(types), random.choice((1, 2, 2, 3, 5)))):
+        words = str(types[name])
         kind = "bool" if "bool" in words else "int" if "int" in words else "float" if "float" in words else "word"
         values = [value(random, kind) for _ in range(random.choice((0, 1, 1, 1, 2)) if kind != "bool" else 0)]
-        given += [arguments.flag(name), *values] if name in options else values
-    return given
+        words_of_command += [arguments.flag(name), *values] if name in options else values
+    return words_of_command
 
 
-def answer(typed: list[str]) -> int:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+def run_command(command_words: list[str]) -> int:
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         try:
-            code = cli.main(typed)
-        except SystemExit as left:
-            code = left.code
-    said = err.getvalue()
-    assert code in (0, 1, 2) and visible(said) == said and len(said) < 20_000, (code, said)
-    assert code == 0 or said, "it failed without a word"
+            code = cli.main(command_words)
+        except SystemExit as exit_error:
+            code = exit_error.code
+    message = stderr.getvalue()
+    assert code in (0, 1, 2) and visible(message) == message and len(message) < 20_000, (code, message)
+    assert code == 0 or message, "it failed without a word"
     if code:
-        raise ValueError(said.splitlines()[-1][:900])
+        raise ValueError(message.splitlines()[-1][:900])
     return code
 
 
-@short_and_long(SHORT, 1_000)
+@short_and_long(SHORT_SEEDS, 1_000)
 def test_whatever_its_options_a_verb_ends_well_or_says_why(seeds):
     def read(seed):
         random = Random(seed)
-        answer(command(random, random.choice(QUICK if seed < SHORT else EVERY)))
+        run_command(command(random, random.choice(QUICK_VERBS if seed < SHORT_SEEDS else ALL_VERBS)))
 
-    assert hold(read, seeds, refused=ValueError, cpu=30.0, memory=2 << 30)["refused"]
+    assert run_cases(read, seeds, errors=ValueError, cpu=30.0, memory=2 << 30)["refused"]

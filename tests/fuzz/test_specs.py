@@ -1,15 +1,15 @@
-"""Specs of any make: each is parsed and built, or refused in one sentence; in time that grows with its letters only."""
+"""Random specs are parsed and built, or refused with one message, in time linear in their length."""
 
 import inspect
 from random import Random
 
 import pytest
-from fuzz.driver import hold, mutated, short_and_long
+from fuzz.driver import mutate, run_cases, short_and_long
 
 from posenc import Shape, build, catalogue
 from posenc.catalogue import parse
 from posenc.schedules import SCHEDULES
-from posenc.specs.syntax import files_in, in_quotes, split
+from posenc.specs.syntax import code_files, quote_paths, split
 
 SHAPE = Shape.of(dim=16, heads=2, max_len=8)
 
@@ -39,32 +39,32 @@ VALUES = (
 NAMES = (*catalogue.names(), "on", "_path_0", "rotery", "x", "mine.py:Mine", "'mine.py:Mine'", "a b/mine.py:Mine")
 
 
-def value(random: Random) -> str:
+def random_value(random: Random) -> str:
     if random.random() < 0.2:
         name = random.choice(list(SCHEDULES))
-        return f"{name}({options(random, list(inspect.signature(SCHEDULES[name]).parameters))})"
+        return f"{name}({random_options(random, list(inspect.signature(SCHEDULES[name]).parameters))})"
     return random.choice(VALUES)
 
 
-def options(random: Random, known: list[str]) -> str:
-    names = [random.choice([*known, "x"]) for _ in range(random.choice((0, 1, 1, 2, 3)))]
-    return ", ".join(f"{name}={value(random)}" for name in names)
+def random_options(random: Random, known_names: list[str]) -> str:
+    names = [random.choice([*known_names, "x"]) for _ in range(random.choice((0, 1, 1, 2, 3)))]
+    return ", ".join(f"{name}={random_value(random)}" for name in names)
 
 
-def grown(random: Random, depth: int = 0) -> str:
-    """A spec by the grammar, with names and values that are mostly wrong."""
+def random_spec(random: Random, depth: int = 0) -> str:
+    """Return a spec by the grammar, with names and values that are mostly wrong."""
     name = random.choice(NAMES)
     if depth < 4 and random.random() < 0.2:
-        return random.choice((" + ", "+", ", ", " - ")).join(grown(random, depth + 1) for _ in range(2))
+        return random.choice((" + ", "+", ", ", " - ")).join(random_spec(random, depth + 1) for _ in range(2))
     if depth < 4 and random.random() < 0.15:
-        return f"on({grown(random, depth + 1)}, heads={value(random)})"
-    inside = [grown(random, depth + 1)] if depth < 4 and random.random() < 0.2 else []
-    known = list(catalogue.options_of(name)) if name in catalogue.names() else []
-    given = ", ".join([*inside, *filter(None, [options(random, known)])])
-    return f"{name}({given})" if given or random.random() < 0.3 else name
+        return f"on({random_spec(random, depth + 1)}, heads={random_value(random)})"
+    parts = [random_spec(random, depth + 1)] if depth < 4 and random.random() < 0.2 else []
+    option_names = list(catalogue.options_of(name)) if name in catalogue.names() else []
+    arguments = ", ".join([*parts, *filter(None, [random_options(random, option_names)])])
+    return f"{name}({arguments})" if arguments or random.random() < 0.3 else name
 
 
-SOUND = (
+SOUND_SPECS = (
     "rotary(base=500_000, schedule=yarn(factor=4, truncate=False), layout=interleaved) + alibi",
     "on(rotary + t5_bias(buckets=8), heads=(0, 1)) + learned(overrun=clamp)",
     "rerope(rotary(schedule=longrope(short_factor=(1, 2, 3, 4), long_factor=(1, 2, 3, 4))), window=512)",
@@ -74,8 +74,8 @@ SOUND = (
 )
 
 
-def whole(spec: str) -> None:
-    for door in (parse, files_in, split, in_quotes):
+def read_spec(spec: str) -> None:
+    for door in (parse, code_files, split, quote_paths):
         try:
             door(spec)
         except ValueError:
@@ -85,23 +85,22 @@ def whole(spec: str) -> None:
 
 @short_and_long(100)
 def test_a_spec_by_the_grammar_is_built_or_refused(seeds):
-    found = hold(lambda seed: whole(grown(Random(seed))), seeds, refused=ValueError)
-    assert found["read"] and found["refused"]
+    counts = run_cases(lambda seed: read_spec(random_spec(Random(seed))), seeds, errors=ValueError)
+    assert counts["read"] and counts["refused"]
 
 
 @short_and_long(600)
 def test_a_spec_with_faults_is_built_or_refused(seeds):
     def read(seed):
         random = Random(seed)
-        whole(
-            mutated(random, random.choice(SOUND).encode()).decode(errors=random.choice(("replace", "surrogateescape")))
-        )
+        data = mutate(random, random.choice(SOUND_SPECS).encode())
+        read_spec(data.decode(errors=random.choice(("replace", "surrogateescape"))))
 
-    found = hold(read, seeds, refused=ValueError)
-    assert found["read"] and found["refused"]
+    counts = run_cases(read, seeds, errors=ValueError)
+    assert counts["read"] and counts["refused"]
 
 
-LONG = {
+LONG_SPECS = {
     "a word": "a" * 20_000,
     "a path": "a" * 19_000 + ".py:B",
     "many paths": "+".join(["a.py:B"] * 2_800),
@@ -125,6 +124,6 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("of", LONG)
-def test_a_long_spec_is_answered_in_time_that_grows_with_its_letters(of):
-    assert hold(lambda spec: whole(spec), [LONG[of]], refused=ValueError, cpu=2.0) == {"refused": 1}
+@pytest.mark.parametrize("label", LONG_SPECS)
+def test_a_long_spec_is_answered_in_time_that_grows_with_its_letters(label):
+    assert run_cases(lambda spec: read_spec(spec), [LONG_SPECS[label]], errors=ValueError, cpu=2.0) == {"refused": 1}

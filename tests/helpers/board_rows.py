@@ -1,4 +1,4 @@
-"""Rows of a board as the laboratory writes them, made up: what each encoding does on each task is said by its reach."""
+"""Made-up rows of a board, as the lab writes them; a reach sets each encoding's result on each task."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from posenc.lab.experiments.recipes import FIRST_SEED
 
 FACTORS = (1.2, 1.5, 2.0, 4.0, 8.0, 16.0)
 
-# task -> encoding -> the multiple to which it carries (0: not learned), of the first seed, the second, ...
+# task -> encoding -> reach of each seed: the largest solved multiple of the length (0: not learned).
 BOARD: dict[str, dict[str, tuple[float, ...]]] = {
     "copy": {
         "none": (0, 0, 0, 0, 0),
@@ -46,16 +46,16 @@ STEPS = {"none": 900, "rotary": 400, "alibi": 700, "t5_bias": 600, "learned": 50
 
 
 def row(task: str, spec: str, seed: int, reach: float, **changes: Any) -> dict[str, Any]:
-    """One row: exact up to its reach, and wrong beyond; of text, R flat and then doubled."""
+    """Return a row: exact up to its reach, and wrong beyond; for text, the perplexity ratio is 1, then 2."""
     text = task == "text"
-    trained = 32 if text else 10
+    train_length = 32 if text else 10
     lengths: list[dict[str, Any]] = []
     for factor in (1.0, *FACTORS):
         fine = reach >= factor
         scores: dict[str, Any] = {"exact_match": 0.99 if fine else 0.02, "token_accuracy": 0.99, "sequences": 512}
         if text:
             scores = {"bits_per_byte": 2.5 if fine else 3.5, "perplexity_ratio": 1.0 if fine else 2.0}
-        lengths.append({"length": round(trained * factor), "factor": factor} | scores)
+        lengths.append({"length": round(train_length * factor), "factor": factor} | scores)
     learned = reach > 0
     exact = 0.998 if learned else 0.3
     in_distribution = {"exact_match": exact, "token_accuracy": exact}
@@ -67,7 +67,7 @@ def row(task: str, spec: str, seed: int, reach: float, **changes: Any) -> dict[s
             "task": task,
             "text": None,
             "seed": seed,
-            "train_length": trained,
+            "train_length": train_length,
             "test_lengths": [entry["length"] for entry in lengths[1:]],
             "layers": 2,
             "dim": 64,
@@ -106,7 +106,7 @@ def row(task: str, spec: str, seed: int, reach: float, **changes: Any) -> dict[s
 
 
 def rows() -> list[dict[str, Any]]:
-    """A whole small board of five seeds."""
+    """Return the rows of a small board with five seeds."""
     return [
         row(task, spec, FIRST_SEED + place, reach)
         for task, by_spec in BOARD.items()

@@ -1,4 +1,4 @@
-"""The blocks of code in the texts, and running them."""
+"""Find and run the code blocks of the documentation."""
 
 import re
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 HOME = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-IN_PYTHON = ("python", "{code-cell}")
+PYTHON_LABELS = ("python", "{code-cell}")
 
 
 def name(path: Path) -> str:
@@ -14,9 +14,9 @@ def name(path: Path) -> str:
 
 
 def blocks(path: Path, *, python: bool) -> list[str]:
-    """The code blocks of a text, those in Python or all others."""
-    found = BLOCK.findall(path.read_text(encoding="utf-8"))
-    return [code for language, code in found if (language in IN_PYTHON) == python]
+    """Return the code blocks of a text: those in Python, or all others."""
+    code_blocks = BLOCK.findall(path.read_text(encoding="utf-8"))
+    return [code for language, code in code_blocks if (language in PYTHON_LABELS) == python]
 
 
 def prose(path: Path) -> str:
@@ -24,7 +24,7 @@ def prose(path: Path) -> str:
 
 
 def run(path: Path) -> None:
-    """The Python of a text, from top to bottom."""
+    """Run the Python blocks of a text in order, in one namespace."""
     namespace = {"__name__": "a_text"}
     for place, code in enumerate(blocks(path, python=True)):
         exec(compile(code, f"{name(path)}, Python block {place + 1}", "exec"), namespace)

@@ -1,4 +1,4 @@
-"""Records as the lab writes them, made up: what a small comparison really looks like, without training anything."""
+"""Made-up records, as the lab writes them: a realistic small comparison without training."""
 
 import copy
 import functools
@@ -43,26 +43,26 @@ SLOPES = (0.25, 0.0625, 0.015625, 0.00390625)
 
 
 def record(spec="rotary", task="repeat", seed=0, **changes):
-    """One record. `changes` replaces whole top-level entries."""
-    return pickle.loads(pickled(spec, task, seed)) | changes
+    """Return a record; `changes` replaces whole top-level entries."""
+    return pickle.loads(pickled_record(spec, task, seed)) | changes
 
 
 @functools.cache
-def pickled(spec, task, seed):
-    """A record that many tests are given, each a copy of its own."""
+def pickled_record(spec, task, seed):
+    """Return a pickled record, so that each test gets a separate copy."""
     chance = random.Random(f"{spec} {task} {seed}")
     text = task == "text"
-    trained, tested = (64, [128, 256, 512]) if text else (10, [12, 15, 20])
+    train_length, test_lengths = (64, [128, 256, 512]) if text else (10, [12, 15, 20])
     steps = 800 if text else 1000
-    made = {
+    entries = {
         "schema": 2,
         "key": f"{task}-{spec}-seed{seed}-1a2b3c4d",
         "experiment": {
             "spec": spec,
             "task": task,
             "seed": seed,
-            "train_length": trained,
-            "test_lengths": tested,
+            "train_length": train_length,
+            "test_lengths": test_lengths,
             "layers": 2,
             "dim": 64,
             "heads": 4,
@@ -105,21 +105,21 @@ def pickled(spec, task, seed):
         },
         "order": order(spec),
         "attention": attention(task, chance),
-        "pictures": pictures(spec, trained),
+        "pictures": pictures(spec, train_length),
     }
-    made |= text_scores(spec, chance) if text else exact_scores(spec, task, chance)
+    entries |= text_scores(spec, chance) if text else exact_scores(spec, task, chance)
     if spec == "none":
-        made["ablation"] |= {"removed": None, "shuffled": None, "shifted": None, "swapped": None}
-    return pickle.dumps(made)
+        entries["ablation"] |= {"removed": None, "shuffled": None, "shifted": None, "swapped": None}
+    return pickle.dumps(entries)
 
 
 def depths(task):
-    """What a hidden key is found by, for the one task that hides one: less the longer, and least in the middle."""
-    places, found = (0.0, 0.25, 0.5, 0.75, 1.0), (1.0, 0.9, 0.6, 0.8, 1.0)
+    """Return the scores by depth of pass_key's hidden key: lower for longer sequences, lowest in the middle."""
+    places, shares = (0.0, 0.25, 0.5, 0.75, 1.0), (1.0, 0.9, 0.6, 0.8, 1.0)
     return [
         {"length": length, "depth": place, "exact_match": share / at, "token_accuracy": 0.9, "sequences": 128}
         for at, length in enumerate((10, 12, 15, 20) if task == "pass_key" else (), 1)
-        for place, share in zip(places, found, strict=True)
+        for place, share in zip(places, shares, strict=True)
     ]
 
 
@@ -222,7 +222,7 @@ def attention(task, chance):
     T = len(tokens)
 
     def maps(sharp):
-        out = []
+        layers_of_maps = []
         for layer in range(2):
             heads = []
             for head in range(4):
@@ -234,58 +234,58 @@ def attention(task, chance):
                     ]
                     rows.append([round(x / sum(raw), 4) for x in raw])
                 heads.append(rows)
-            out.append(heads)
-        return out
+            layers_of_maps.append(heads)
+        return layers_of_maps
 
     return {"tokens": tokens, "with": maps(2.2), "without": maps(0.4)}
 
 
-def pictures(spec, trained):
-    dim, T = 64, 2 * trained
-    out = {"added": None, "wavelengths": None, "bias": None, "rotation": None}
+def pictures(spec, train_length):
+    dim, T = 64, 2 * train_length
+    entries = {"added": None, "wavelengths": None, "bias": None, "rotation": None}
     if spec == "sinusoidal":
         rates = [10_000 ** (-2 * m / dim) for m in range(dim // 2)]
-        out["added"] = [[f(p * rate) for rate in rates for f in (math.sin, math.cos)] for p in range(T)]
-        out["wavelengths"] = [2 * math.pi / rate for rate in rates]
+        entries["added"] = [[f(p * rate) for rate in rates for f in (math.sin, math.cos)] for p in range(T)]
+        entries["wavelengths"] = [2 * math.pi / rate for rate in rates]
     elif spec == "learned":
-        chance = random.Random(trained)
-        out["added"] = [[chance.gauss(0, 0.6 if p < trained else 0.02) for _ in range(dim)] for p in range(T)]
+        chance = random.Random(train_length)
+        entries["added"] = [[chance.gauss(0, 0.6 if p < train_length else 0.02) for _ in range(dim)] for p in range(T)]
     elif spec == "rotary":
         rates = [100 ** (-2 * m / 16) for m in range(8)]
-        out["wavelengths"] = [2 * math.pi / rate for rate in rates]
-        out["rotation"] = [sum(math.cos(n * rate) for rate in rates) / 8 for n in range(2 * trained + 1)]
+        entries["wavelengths"] = [2 * math.pi / rate for rate in rates]
+        entries["rotation"] = [sum(math.cos(n * rate) for rate in rates) / 8 for n in range(2 * train_length + 1)]
     elif spec == "alibi":
-        out["bias"] = {
-            "distance": list(range(2 * trained + 1)),
-            "heads": [[-s * n for n in range(2 * trained + 1)] for s in SLOPES],
+        entries["bias"] = {
+            "distance": list(range(2 * train_length + 1)),
+            "heads": [[-s * n for n in range(2 * train_length + 1)] for s in SLOPES],
         }
     elif spec == "t5_bias":
-        bucket = [min(n, 8 + int(4 * math.log(max(n, 8) / 8))) for n in range(2 * trained + 1)]
-        out["bias"] = {
-            "distance": list(range(2 * trained + 1)),
+        bucket = [min(n, 8 + int(4 * math.log(max(n, 8) / 8))) for n in range(2 * train_length + 1)]
+        entries["bias"] = {
+            "distance": list(range(2 * train_length + 1)),
             "heads": [[math.sin(h + b / 3) - b / 5 for b in bucket] for h in range(4)],
         }
-    return out
+    return entries
 
 
 def comparison(tasks=("repeat", "copy", "text"), seeds=3, encodings=ENCODINGS):
     return [record(spec, task, seed) for task in tasks for spec in encodings for seed in range(seeds)]
 
 
-def with_scores(made, *scores):
-    """A copy of a record with other exact matches at its lengths, the trained one first."""
-    made = copy.deepcopy(made)
-    for entry, score in zip(made["lengths"], scores, strict=True):
+def with_scores(entries, *scores):
+    """Return a copy of a record with other exact matches at its lengths, the trained one first."""
+    entries = copy.deepcopy(entries)
+    for entry, score in zip(entries["lengths"], scores, strict=True):
         entry["exact_match"] = score
-    made["in_distribution"]["exact_match"] = scores[0]
-    made["learned"] = scores[0] >= 0.99
-    if not made["learned"]:
-        made["steps_to_learned"] = made["cpu_s_to_learned"] = None
-    return made
+    entries["in_distribution"]["exact_match"] = scores[0]
+    entries["learned"] = scores[0] >= 0.99
+    if not entries["learned"]:
+        entries["steps_to_learned"] = entries["cpu_s_to_learned"] = None
+    return entries
 
 
 def repeat(scores, seeds=1, first_seed=0, **changes):
-    """Records of one task from {encoding: exact match at 10, 12, 15, 20}."""
+    """Return records of the task repeat from {encoding: exact match at 10, 12, 15, 20}."""
     return [
         with_scores(record(spec, "repeat", seed, **changes), *score)
         for spec, score in scores.items()

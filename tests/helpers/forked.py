@@ -1,7 +1,7 @@
-"""The command line in processes forked from this one: to be killed or interrupted, without an import of torch for each.
+"""Run commands in forked processes, which tests kill or interrupt; a fork does not import torch again.
 
-How to use it: `Forked("compare", "--out", folder)` starts a command, `until` waits for something that it does, `kill`
-reaches it and its workers, which are forked too, and `ended` waits for all of them.
+How to use it: `ForkedCli("compare", "--out", folder)` starts a command, `wait_for` waits for a condition, `kill` sends
+a signal to it and its workers, which are forked too, and `outcome` waits for all of them.
 """
 
 import multiprocessing
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
-# Which torch imports at the first step of an optimiser, and each child would by itself.
+# torch imports it at the first step of an optimiser; without this line each child would.
 import torch._dynamo  # noqa: F401
 
 from posenc import cli
@@ -23,59 +23,59 @@ from posenc import cli
 FORKS = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
 
 
-class Forked:
-    """A command in a process of its own, the first of a group; `environment` is added to this one's."""
+class ForkedCli:
+    """A command in a new process, the leader of a process group; `environment` is added to this process's."""
 
     def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         pipes = [os.pipe(), os.pipe()]
         with warnings.catch_warnings():
-            # The suite's own threads wait for their pipes, and the child never runs them.
+            # The warning is about threads; the suite's only wait for pipes, and the child never runs them.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process = os.fork()
         if self.process == 0:
             os.environ.update(environment or {})
-            live(arguments, pipes)
+            run_as_child(arguments, pipes)
         self.streams = [read for read, _ in pipes]
         for _, write in pipes:
             os.close(write)
         self.code: int | None = None
 
     def poll(self) -> int | None:
-        """How it ended, as in subprocess; None while it has not."""
+        """Return the exit code as in subprocess, or None while the command runs."""
         if self.code is None:
             process, status = os.waitpid(self.process, os.WNOHANG)
             self.code = os.waitstatus_to_exitcode(status) if process else None
         return self.code
 
-    def until(self, true: Callable[[], object]) -> None:
+    def wait_for(self, true: Callable[[], object]) -> None:
         while not true():
-            assert self.poll() is None, f"it ended too early: {self.ended()}"
+            assert self.poll() is None, f"it ended too early: {self.outcome()}"
             time.sleep(0.02)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal to it and to all its workers, as a terminal does."""
+        """Send a signal to the command and all its workers, as a terminal does."""
         if self.poll() is None:
             os.killpg(self.process, number)
 
     def hang_up(self) -> None:
-        """Read no more of stdout."""
+        """Close the reading end of stdout."""
         os.close(self.streams[0])
         self.streams[0] = os.open(os.devnull, os.O_RDONLY)
 
-    def ended(self) -> tuple[int, str, str]:
-        """(exit code, stdout, stderr), when the last process that could write there is gone."""
-        said = []
+    def outcome(self) -> tuple[int, str, str]:
+        """Wait for the command and its workers, and return (exit code, stdout, stderr)."""
+        outputs = []
         for stream in self.streams:
             with open(stream, encoding="utf-8") as pipe:
-                said.append(pipe.read())
+                outputs.append(pipe.read())
         while self.poll() is None:
             time.sleep(0.02)
         assert self.code is not None
-        return self.code, said[0], said[1]
+        return self.code, outputs[0], outputs[1]
 
 
-def live(arguments: tuple[str, ...], pipes: list[tuple[int, int]]) -> NoReturn:
-    """The child's life: that of `posenc`, whatever this process had done to signals and streams."""
+def run_as_child(arguments: tuple[str, ...], pipes: list[tuple[int, int]]) -> NoReturn:
+    """Run `posenc` in the child, with default signal handlers and new streams."""
     code = 70
     try:
         os.setsid()

@@ -1,10 +1,10 @@
-"""What memory a computation takes at once."""
+"""Measure the largest tensor of a computation."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Largest(TorchDispatchMode):
+class LargestTensor(TorchDispatchMode):
     """The largest tensor that was made (bytes)."""
 
     size = 0

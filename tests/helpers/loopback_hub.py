@@ -1,4 +1,4 @@
-"""A hub on the loopback: a server that answers what huggingface_hub asks for, and remembers each request."""
+"""A Hugging Face hub on the loopback: a server that answers huggingface_hub and records each request."""
 
 import hashlib
 import json
@@ -14,13 +14,13 @@ import pytest
 
 @dataclass
 class Hub:
-    """What the server holds and has been asked.
+    """The server's contents and the requests that it received.
 
     repositories  "owner/name" -> file -> bytes
     commits       "owner/name" -> revision -> its commit
-    gated         repositories whose licence nobody has accepted
-    cut           file -> after how many of its bytes every download breaks off
-    asked         the paths of requests, in their order
+    gated         repositories whose licence the user has not accepted
+    cut           file -> number of bytes after which every download breaks off
+    requests      the paths of requests, in order
     """
 
     endpoint: str = ""
@@ -28,17 +28,17 @@ class Hub:
     commits: dict[str, dict[str, str]] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
     cut: dict[str, int] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
 
-    def put(self, repository: str, files: dict[str, bytes]) -> str:
-        """Adds a repository; its commit."""
+    def add_repository(self, repository: str, files: dict[str, bytes]) -> str:
+        """Add a repository and return its commit."""
         commit = hashlib.sha1(repository.encode()).hexdigest()
         self.repositories[repository] = files
         self.commits[repository] = {"main": commit, "v1": commit, commit: commit}
         return commit
 
-    def files_asked(self) -> set[str]:
-        return {path.rpartition("/")[2] for path in self.asked if "/resolve/" in path}
+    def requested_files(self) -> set[str]:
+        return {path.rpartition("/")[2] for path in self.requests if "/resolve/" in path}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -56,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, body: bool) -> None:
         path = self.path.partition("?")[0]
-        self.hub.asked.append(path)
+        self.hub.requests.append(path)
         words = path.strip("/").split("/")
         api = words[0] == "api"
         repository = "/".join(words[2:4] if api else words[:2])
@@ -68,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         if commit is None:
             return self.refuse(404, "RevisionNotFound", body)
         if api and "tree" in words:
-            return self.json([self.described(name, data) for name, data in files.items()], body)
+            return self.json([self.file_entry(name, data) for name, data in files.items()], body)
         if api:
             siblings = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
             return self.json({"id": repository, "sha": commit, "siblings": siblings}, body)
@@ -79,14 +79,14 @@ class Handler(BaseHTTPRequestHandler):
             return self.refuse(404, "EntryNotFound", body)
         return self.file(name, files[name], commit, body)
 
-    def described(self, name: str, data: bytes) -> dict[str, Any]:
+    def file_entry(self, name: str, data: bytes) -> dict[str, Any]:
         return {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
 
     def refuse(self, code: int, why: str, body: bool) -> None:
         self.json({"error": why}, body, code, {"X-Error-Code": why})
 
-    def json(self, said: Any, body: bool, code: int = 200, headers: dict[str, str] | None = None) -> None:
-        self.send(code, json.dumps(said).encode(), headers or {}, body)
+    def json(self, answer: Any, body: bool, code: int = 200, headers: dict[str, str] | None = None) -> None:
+        self.send(code, json.dumps(answer).encode(), headers or {}, body)
 
     def file(self, name: str, data: bytes, commit: str, body: bool) -> None:
         headers = {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
@@ -112,8 +112,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def served(monkeypatch: pytest.MonkeyPatch, home: Any) -> Generator[Hub]:
-    """A running hub, which huggingface_hub of this process asks, with its cache in a new folder."""
+def running_hub(monkeypatch: pytest.MonkeyPatch, home: Any) -> Generator[Hub]:
+    """Run a hub and point this process's huggingface_hub at it, with its cache in a new folder."""
     from huggingface_hub import constants
 
     hub = Hub()

@@ -1,4 +1,4 @@
-"""What released models say of positions in their config.json, with few layers and two heads of their true width."""
+"""The position settings of released models' config.json, with few layers and two heads of the true width."""
 
 import json
 import os
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 
-def small(model_type: str, wide: int, longest: int, layers: int = 2, **said: Any) -> dict[str, Any]:
-    """Two heads of their true width, few layers, and what is published of positions."""
+def small(model_type: str, wide: int, longest: int, layers: int = 2, **options: Any) -> dict[str, Any]:
+    """Return a config with two heads of their true width, few layers, and the published position settings."""
     sizes = {"model_type": model_type, "hidden_size": 2 * wide, "num_attention_heads": 2, "vocab_size": 32}
     sizes |= {"num_key_value_heads": 2, "num_hidden_layers": layers, "intermediate_size": 16, "pad_token_id": 0}
-    return sizes | {"max_position_embeddings": longest} | said
+    return sizes | {"max_position_embeddings": longest} | options
 
 
 LLAMA3 = {"high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192}
@@ -21,11 +21,11 @@ YARN_4 = {"factor": 4.0, "original_max_position_embeddings": 32768}
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 LISTS = {"short_factor": [1 + k / 48 for k in range(48)], "long_factor": [1 + k * 1.3 for k in range(48)]}
 LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
-ROUTED = {"n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 8}
+MOE = {"n_routed_experts": 2, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 8}
 VISION = {"depth": 1, "hidden_size": 16, "num_heads": 2, "patch_size": 4, "intermediate_size": 16}
 VISION |= {"num_position_embeddings": 16, "deepstack_visual_indexes": []}
 
-PUBLISHED: dict[str, dict[str, Any]] = {
+PUBLISHED_CONFIGS: dict[str, dict[str, Any]] = {
     "Llama 3.1": small(
         "llama", 128, 131072, rope_theta=5e5, rope_scaling={"factor": 8.0, "rope_type": "llama3", **LLAMA3}
     ),
@@ -33,7 +33,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "llama", 64, 131072, head_dim=64, rope_theta=5e5, rope_scaling={"factor": 32.0, "rope_type": "llama3", **LLAMA3}
     ),
     "Qwen2.5": small("qwen2", 128, 32768, rope_theta=1e6, sliding_window=131072, use_sliding_window=False),
-    # The recipe of its card leaves max_position_embeddings as it is; others say the longer length there.
+    # The recipe of its model card leaves max_position_embeddings unchanged; other configs have the extended length.
     "Qwen2.5 by its recipe": small("qwen2", 128, 32768, rope_theta=1e6, rope_scaling={"type": "yarn", **YARN_4}),
     "Qwen2.5 with YaRN": small("qwen2", 64, 131072, rope_theta=1e6, rope_scaling={"type": "yarn", **YARN_4}),
     "Qwen3": small("qwen3", 128, 40960, head_dim=128, rope_theta=1e6, sliding_window=None, use_sliding_window=False),
@@ -55,7 +55,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **{"original_max_position_embeddings": 4096, "rope_theta": 1e4, "partial_rotary_factor": 0.75},
         rope_scaling={"type": "longrope", **LISTS},
     ),
-    # The factor is not that of the two lengths, which transformers 4 goes by.
+    # The factor is not the ratio of the two lengths, which transformers 4 uses.
     "Llama with LongRoPE": small(
         *("llama", 96, 65536),
         **{"rope_theta": 1e4, "head_dim": 96},
@@ -63,7 +63,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     ),
     "DeepSeek-V3": small(
         *("deepseek_v3", 64, 163840),
-        **{"first_k_dense_replace": 1, "rope_theta": 10000, **LATENT, **ROUTED},
+        **{"first_k_dense_replace": 1, "rope_theta": 10000, **LATENT, **MOE},
         rope_scaling={"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0, **YARN},
     ),
     "Gemma 3": small(
@@ -107,23 +107,23 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         **{"global_rope_theta": 160000.0, "local_rope_theta": 160000.0, "local_attention": 128},
     ),
 }
-"""The keys as their authors have them, but for the sizes and the lists of LongRoPE, whose numbers are made up."""
+"""The published keys; the sizes and the numbers in LongRoPE's lists are made up."""
 
 
-def rotaries_in(
+def installed_rotaries(
     python: str, folder: Path, configs: Sequence[dict[str, Any]], lengths: Sequence[list[int]]
 ) -> list[dict[str, Any]]:
-    """What the transformers of a Python makes of configs at some lengths each, in a process of its own."""
-    asked = {"folders": [str(folder / str(number)) for number in range(len(configs))], "lengths": list(lengths)}
-    for where, config in zip(asked["folders"], configs, strict=True):
+    """Return the rotary tables that a Python's transformers computes for configs at some lengths, in a new process."""
+    request = {"folders": [str(folder / str(number)) for number in range(len(configs))], "lengths": list(lengths)}
+    for where, config in zip(request["folders"], configs, strict=True):
         Path(where).mkdir()
         Path(where, "config.json").write_text(json.dumps(config))
-    done = subprocess.run(
+    result = subprocess.run(
         [python, Path(__file__).with_name("rotary_in_transformers.py")],
-        input=json.dumps(asked),
+        input=json.dumps(request),
         capture_output=True,
         text=True,
         env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    assert result.returncode == 0, result.stderr[-2000:]
+    return json.loads(result.stdout)

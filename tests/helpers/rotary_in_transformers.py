@@ -1,6 +1,6 @@
-"""What the installed transformers, 4 or 5, makes of configs: run by the Python that has it, and nothing else of ours.
+"""Print the rotary tables that the installed transformers, 4 or 5, computes for configs; runs without posenc.
 
-Given on standard input: {"folders": [a folder with a config.json each], "lengths": [[tokens, ...], one list each]}.
+Standard input: {"folders": [a folder with a config.json each], "lengths": [[tokens, ...], pair list each]}.
 Printed: for each folder and length the rotary of each layer, {"frequencies": [...], "temperature": x}; or its "error".
 """
 
@@ -13,15 +13,15 @@ import torch
 
 
 def rotary_of(model: Any, config: Any, layer: int) -> tuple[Any, str]:
-    """The rotary module of a layer, and the prefix of its buffers: versions differ in where they keep them."""
+    """Return the rotary module of a layer and the prefix of its buffers, in any version's layout."""
     modules = {
         path: module
         for path, module in model.named_modules()
         if "vis" not in path and any("inv_freq" in name for name in buffers(module))
     }
-    own = [module for path, module in modules.items() if re.search(rf"(^|\.){layer}\.", path)]
-    if own:
-        return own[0], ""
+    layer_modules = [module for path, module in modules.items() if re.search(rf"(^|\.){layer}\.", path)]
+    if layer_modules:
+        return layer_modules[0], ""
     kind = (getattr(config, "layer_types", None) or ["full_attention"] * (layer + 1))[layer]
     for path, module in modules.items():
         if f"{kind}_inv_freq" in buffers(module):
@@ -45,7 +45,7 @@ def rotaries(folder: str, lengths: list[int]) -> dict[str, Any]:
     config._attn_implementation = "eager"
     model = transformers.AutoModel.from_config(config).eval()
     config = config.get_text_config()
-    found: dict[str, Any] = {}
+    layers_by_length: dict[str, Any] = {}
     for length in lengths:
         layers = []
         for layer in range(config.num_hidden_layers):
@@ -56,11 +56,11 @@ def rotaries(folder: str, lengths: list[int]) -> dict[str, Any]:
             frequencies = getattr(module, f"{prefix}inv_freq")
             temperature = getattr(module, f"{prefix}attention_scaling", getattr(module, "attention_scaling", 1.0))
             layers.append({"frequencies": frequencies.tolist(), "temperature": float(temperature)})
-        found[str(length)] = layers
-    return found
+        layers_by_length[str(length)] = layers
+    return layers_by_length
 
 
-def tried(folder: str, lengths: list[int]) -> dict[str, Any]:
+def rotaries_or_error(folder: str, lengths: list[int]) -> dict[str, Any]:
     try:
         return rotaries(folder, lengths)
     except Exception as error:
@@ -68,5 +68,5 @@ def tried(folder: str, lengths: list[int]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    asked = json.load(sys.stdin)
-    print(json.dumps([tried(*one) for one in zip(asked["folders"], asked["lengths"], strict=True)]))
+    request = json.load(sys.stdin)
+    print(json.dumps([rotaries_or_error(*pair) for pair in zip(request["folders"], request["lengths"], strict=True)]))

@@ -1,4 +1,4 @@
-"""A Llama of two layers with random weights, and a tokenizer of single characters: a whole checkpoint of 100 kB."""
+"""A Llama of two layers with random weights, and a tokenizer of single characters: a complete checkpoint of 100 kB."""
 
 import string
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-TRAINED = 96
+TRAINED_LENGTH = 96
 CHARACTERS = [*string.printable, "[UNK]"]
 WORDS = (
     "It was a bright cold day in April, and the clocks were striking thirteen. Winston Smith, his chin nuzzled into "
@@ -19,9 +19,9 @@ def config(**changes: Any) -> Any:
     from transformers import LlamaConfig
 
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    sizes |= {"num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": TRAINED}
-    given = {"vocab_size": len(CHARACTERS), "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
-    return LlamaConfig(**{**sizes, **given, "initializer_range": 0.15, **changes})
+    sizes |= {"num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": TRAINED_LENGTH}
+    options = {"vocab_size": len(CHARACTERS), "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+    return LlamaConfig(**{**sizes, **options, "initializer_range": 0.15, **changes})
 
 
 def model(**changes: Any) -> Any:
@@ -44,7 +44,7 @@ def tokenizer() -> Any:
 
 
 def save(folder: Path) -> Path:
-    """The whole checkpoint, in Hugging Face's form."""
+    """Save the complete checkpoint in Hugging Face's format."""
     from posenc.checkpoints.formats.load import quietly
 
     with quietly():

@@ -13,7 +13,7 @@ from posenc import Shape, catalogue
 
 HOME = Path(posenc.__file__).parent
 FILES = {file.relative_to(HOME).with_suffix("").as_posix(): file for file in sorted(HOME.rglob("*.py"))}
-SHIPPED = [Path(name).name for name in FILES if name.startswith("encodings/") and not name.endswith("__init__")]
+PACKAGE_FILES = [Path(name).name for name in FILES if name.startswith("encodings/") and not name.endswith("__init__")]
 
 
 def room_of(module: str) -> str:
@@ -68,13 +68,13 @@ def names_of_encodings(module: str) -> Iterator[str]:
     words = set(re.findall(r"[A-Za-z_]\w*", code))
     yield from words & set(catalogue.ENCODINGS.class_names)
     # "none", "learned" and "path" are also plain words; as strings they would be names.
-    yield from words & (set(SHIPPED) - {"none", "learned", "path"})
-    yield from set(re.findall(r"'(\w+)'", code)) & set(SHIPPED)
+    yield from words & (set(PACKAGE_FILES) - {"none", "learned", "path"})
+    yield from set(re.findall(r"'(\w+)'", code)) & set(PACKAGE_FILES)
 
 
 def test_no_encoding_is_known_by_name_outside_its_own_file() -> None:
-    named = {module: sorted(names_of_encodings(module)) for module in FILES if room_of(module) in NAMELESS}
-    assert not {module: names for module, names in named.items() if names}
+    faults = {module: sorted(names_of_encodings(module)) for module in FILES if room_of(module) in NAMELESS}
+    assert not {module: names for module, names in faults.items() if names}
 
 
 def test_sizes_come_in_one_order_and_options_by_name() -> None:
@@ -106,7 +106,7 @@ def test_there_is_no_room_for_everything() -> None:
 
 
 def test_an_encoding_file_holds_one_encoding_with_its_source_and_formula() -> None:
-    for name in SHIPPED:
+    for name in PACKAGE_FILES:
         cls = catalogue.find(name)
         # What was never a paper names where it can be read.
         assert re.search(r"arXiv:\d{4}\.\d{4,5}|\.(com|ai|fm)/\S", cls.source), name
@@ -117,15 +117,15 @@ FOR_PEOPLE = ("lab", "checkout", "checkpoints", "explorer", "export", "lessons",
 
 
 def test_the_library_needs_torch_and_nothing_else() -> None:
-    needed = {}
+    modules = {}
     for module, file in FILES.items():
         if room_of(module) in (*FOR_PEOPLE, "__init__", "__main__"):
             continue
         # The contract suite is for those who test; a GPU's compiler comes with PyTorch where there is a GPU.
-        allowed = {"pytest", "hypothesis", "mpmath"} if room_of(module) == "testing" else set()
-        allowed |= {"triton"} if module == "kernels/rotation/rotate_pairs_triton" else set()
+        permitted = {"pytest", "hypothesis", "mpmath"} if room_of(module) == "testing" else set()
+        permitted |= {"triton"} if module == "kernels/rotation/rotate_pairs_triton" else set()
         # A kernel that is served by name alone, and says where its package is missing.
-        allowed |= {"flash_attn"} if module == "kernels/flash" else set()
-        if others := facts_of(file)[0] - {"posenc", "torch", *sys.stdlib_module_names} - allowed:
-            needed[module] = others
-    assert not needed
+        permitted |= {"flash_attn"} if module == "kernels/flash" else set()
+        if extra := facts_of(file)[0] - {"posenc", "torch", *sys.stdlib_module_names} - permitted:
+            modules[module] = extra
+    assert not modules

@@ -30,14 +30,14 @@ LINES = {path.relative_to(HOME): lines_of(path) for path in sorted(HOME.rglob("*
 def test_each_room_keeps_its_budget() -> None:
     rooms: Counter[str] = Counter()
     for path, lines in LINES.items():
-        own = len(path.parts) > 1 and path.parts[0] in BUDGETS["rooms"]
-        rooms[path.parts[0] if own else "core"] += lines
-    over = {
+        lines_by_room = len(path.parts) > 1 and path.parts[0] in BUDGETS["rooms"]
+        rooms[path.parts[0] if lines_by_room else "core"] += lines
+    excess = {
         room: f"{lines:,} of {BUDGETS['rooms'][room]['lines']:,}"
         for room, lines in rooms.items()
         if lines > BUDGETS["rooms"][room]["lines"]
     }
-    assert not over, f"more lines than the budget: {TO_DO}"
+    assert not excess, f"more lines than the budget: {TO_DO}"
     assert set(rooms) == set(BUDGETS["rooms"]), "a budget of a room that is not there"
 
 
@@ -47,10 +47,10 @@ def test_the_whole_keeps_its_budget() -> None:
 
 
 def test_tracked_data_keeps_its_budget() -> None:
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
+    tracked_files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if tracked_files.returncode:
         pytest.skip("not a checkout of git")
-    files = [ROOT / name for name in listed.stdout.split("\0") if name.endswith(DATA)]
+    files = [ROOT / name for name in tracked_files.stdout.split("\0") if name.endswith(DATA)]
     assert sum(lines_of(file) for file in files if file.exists()) <= BUDGETS["data"], TO_DO
 
 

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from posenc.foreign.code import imported
+from posenc.foreign.code import import_file
 from posenc.kernels.rotation import native
 from posenc.lab.board import costs, rows, run
 
 ROOT = Path(__file__).parents[2]
-hatch_build = imported(str(ROOT / "hatch_build.py"))
+hatch_build = import_file(str(ROOT / "hatch_build.py"))
 
 
 @pytest.fixture
@@ -24,24 +24,24 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def hook(root: Path, said: list[str]) -> SimpleNamespace:
-    return SimpleNamespace(root=str(root), app=SimpleNamespace(display_warning=said.append))
+def hook(root: Path, messages: list[str]) -> SimpleNamespace:
+    return SimpleNamespace(root=str(root), app=SimpleNamespace(display_warning=messages.append))
 
 
 def test_the_build_and_the_loader_mean_the_same_file() -> None:
     assert native.LIBRARY.name == hatch_build.LIBRARY and native.LIBRARY.parent.parts[-4:] == hatch_build.FOLDER.parts
-    ignored = (ROOT / ".gitignore").read_text().splitlines()
-    assert f"/{hatch_build.FOLDER}/*.so" in ignored
+    patterns = (ROOT / ".gitignore").read_text().splitlines()
+    assert f"/{hatch_build.FOLDER}/*.so" in patterns
 
 
 @pytest.mark.skipif(not hatch_build.compilers(), reason="no C compiler here")
 @pytest.mark.slow  # CI runs it in an environment made by pip
 def test_a_wheel_holds_the_library_and_says_its_platform(root: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     data = {"artifacts": [], "force_include": {}}
-    hatch_build.CustomBuildHook.initialize(hook(root, said), "standard", data)
+    hatch_build.CustomBuildHook.initialize(hook(root, messages), "standard", data)
     library = root / hatch_build.FOLDER / hatch_build.LIBRARY
-    assert not said and data["artifacts"] == [str(hatch_build.FOLDER / hatch_build.LIBRARY)]
+    assert not messages and data["artifacts"] == [str(hatch_build.FOLDER / hatch_build.LIBRARY)]
     assert data["pure_python"] is False and data["tag"] == hatch_build.platform_tag()
     assert data["tag"].startswith("py3-none-") and not {"-", "."} & set(data["tag"].removeprefix("py3-none-"))
     assert ctypes.CDLL(str(library)).posenc_interface() == native.INTERFACE
@@ -67,12 +67,12 @@ def test_without_a_compiler_the_wheel_is_pure(
         monkeypatch.setattr(hatch_build.shutil, "which", lambda name: None)
     else:
         monkeypatch.setenv("CC", compiler)
-    said: list[str] = []
+    messages: list[str] = []
     data = {"artifacts": [], "force_include": {}}
-    hatch_build.CustomBuildHook.initialize(hook(root, said), "standard", data)
+    hatch_build.CustomBuildHook.initialize(hook(root, messages), "standard", data)
     assert data == {"artifacts": [], "force_include": {}} and not old.exists()
     with pytest.raises(AssertionError, match=f"^posenc is installed without compiled code: {reason}"):
-        raise AssertionError(*said)
+        raise AssertionError(*messages)
 
 
 @pytest.mark.slow  # CI runs it in an environment made by pip
@@ -82,8 +82,8 @@ def test_a_wheel_brings_the_rows_of_the_board_and_an_editable_install_reads_them
         (root / "docs" / "board" / name).write_text("")
     data = {"artifacts": [], "force_include": {}}
     hatch_build.CustomBuildHook.initialize(hook(root, []), "standard", data)
-    included = {Path(source).name: into for source, into in data["force_include"].items()}
-    assert included == {name: f"posenc/lab/board/committed/{name}" for name in (rows.FILE, costs.FILE)}
+    files = {Path(source).name: target for source, target in data["force_include"].items()}
+    assert files == {name: f"posenc/lab/board/committed/{name}" for name in (rows.FILE, costs.FILE)}
     assert run.IN_WHEEL.parts[-4:] == Path(hatch_build.BOARD_IN_WHEEL).parts and run.COMMITTED == run.IN_CHECKOUT
     editable = {"artifacts": [], "force_include": {}}
     hatch_build.CustomBuildHook.initialize(hook(root, []), "editable", editable)
@@ -95,11 +95,11 @@ def test_what_an_index_shows_leads_to_no_file_of_the_checkout(tmp_path: Path) ->
     shutil.copy(ROOT / "README.md", tmp_path)
     metadata: dict = {}
     hatch_build.ReadmeHook.update(SimpleNamespace(root=str(tmp_path)), metadata)
-    shown = metadata["readme"]["text"]
+    readme = metadata["readme"]["text"]
     assert metadata["readme"]["content-type"] == "text/markdown"
-    assert re.search(r"\]\((?!https?:)", text) and not re.search(r"\]\((?!https?:)", shown)
+    assert re.search(r"\]\((?!https?:)", text) and not re.search(r"\]\((?!https?:)", readme)
     # The words stay.
-    assert "ARCHITECTURE.md" in shown and "files from elsewhere" in shown
+    assert "ARCHITECTURE.md" in readme and "files from elsewhere" in readme
     assert hatch_build.for_an_index("[a paper](https://a.paper)") == "[a paper](https://a.paper)"
 
 

@@ -34,7 +34,7 @@ OWN_PROCESS = "a command, a run or a worker, which has its process to itself"
 OWN_OBJECTS = "sets attributes of objects that it has made, or that it was given to change"
 THREAD = "of this thread alone"
 OWN_NAMES = "names of posenc's own in transformers' registries, where nothing is replaced: docs/decisions/0018"
-ALLOWED = {
+EXCEPTIONS = {
     "lab/experiments/*": {r"torch\.manual_seed": OWN_PROCESS},
     "lab/runs/*": {
         r"torch\.set_num_threads": OWN_PROCESS,
@@ -47,7 +47,7 @@ ALLOWED = {
         r"torch\.random\.fork_rng": "the state is put back as it was",
     },
     "lab/results/figures/*": {
-        r"warnings\.\w+": "letters that a font lacks: matplotlib takes no such wish but by a filter of warnings",
+        r"warnings\.\w+": "letters that a font lacks: matplotlib takes no such wish but by a filter of warnings"
     },
     "cli/__init__.py": {r"signal\.signal": OWN_PROCESS, r"sys\.unraisablehook": OWN_PROCESS},
     "__main__.py": {r"warnings\.\w+": OWN_PROCESS},
@@ -59,25 +59,23 @@ ALLOWED = {
         r"setattr|delattr": OWN_OBJECTS,
         r"Attention(Mask)?Interface\.register": OWN_NAMES,
     },
-    "checkpoints/live/register.py": {
-        r"ROPE_INIT_FUNCTIONS": OWN_NAMES,
-    },
+    "checkpoints/live/register.py": {r"ROPE_INIT_FUNCTIONS": OWN_NAMES},
     "checkpoints/kinds/kind.py": {r"setattr": OWN_OBJECTS},
     "checkpoints/live/cached_positions.py": {r"setattr": OWN_OBJECTS},
 }
 """Where such a call may stand all the same, and why."""
 
 
-def dotted(node: ast.expr) -> str:
+def dotted_name(node: ast.expr) -> str:
     """What unparse gives, which takes its time."""
     if isinstance(node, ast.Name):
         return node.id
-    return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ast.unparse(node)
+    return f"{dotted_name(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ast.unparse(node)
 
 
-def imported(every: list[ast.AST]) -> set[str]:
+def imported_names(modules: list[ast.AST]) -> set[str]:
     """The names that a file's imports bind, those of functions too."""
-    nodes = [node for node in every if isinstance(node, (ast.Import, ast.ImportFrom))]
+    nodes = [node for node in modules if isinstance(node, (ast.Import, ast.ImportFrom))]
     return {(alias.asname or alias.name).partition(".")[0] for node in nodes for alias in node.names}
 
 
@@ -88,11 +86,11 @@ def changes_of(path: Path) -> list[tuple[int, str]]:
 
 def changes(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """What in a file may change something of the whole process: line, and what is called or assigned to."""
-    every = list(ast.walk(tree))
-    names = imported(every)
-    for node in every:
-        if isinstance(node, ast.Call) and CALLS.search(called := dotted(node.func)):
-            yield node.lineno, called
+    statements = list(ast.walk(tree))
+    names = imported_names(statements)
+    for node in statements:
+        if isinstance(node, ast.Call) and CALLS.search(call_name := dotted_name(node.func)):
+            yield node.lineno, call_name
         targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else [getattr(node, "target", None)]
         for target in targets:
             root = target
@@ -102,19 +100,19 @@ def changes(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield root.lineno, ast.unparse(target)
 
 
-def allowed(file: str, what: str) -> bool:
-    rules = [rule for place, rule in ALLOWED.items() if Path(file).match(place)]
-    return any(re.match(pattern, what) for rule in rules for pattern in rule)
+def is_exception(file: str, change: str) -> bool:
+    rules = [rule for place, rule in EXCEPTIONS.items() if Path(file).match(place)]
+    return any(re.match(pattern, change) for rule in rules for pattern in rule)
 
 
 def test_no_file_changes_what_the_whole_process_shares() -> None:
-    found = [
-        f"{file}:{line}: {what}"
+    faults = [
+        f"{file}:{line}: {change}"
         for path in sorted(SOURCE.rglob("*.py"))
-        for line, what in changes_of(path)
-        if not allowed(file := path.relative_to(SOURCE).as_posix(), what)
+        for line, change in changes_of(path)
+        if not is_exception(file := path.relative_to(SOURCE).as_posix(), change)
     ]
-    assert not found, "\n".join(found)
+    assert not faults, "\n".join(faults)
 
 
 @pytest.mark.parametrize(
@@ -139,11 +137,11 @@ def test_the_search_finds_what_it_should(text: str) -> None:
 
 
 def test_every_exception_is_used() -> None:
-    for place, rule in ALLOWED.items():
+    for place, rule in EXCEPTIONS.items():
         files = [path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).match(place)]
-        found = [what for path in files for _, what in changes_of(path)]
+        uses = [change for path in files for _, change in changes_of(path)]
         for pattern in rule:
-            assert any(re.match(pattern, what) for what in found), f"{place}: {pattern} allows nothing"
+            assert any(re.match(pattern, change) for change in uses), f"{place}: {pattern} allows nothing"
 
 
 @contextmanager
@@ -151,12 +149,12 @@ def another_thread_builds() -> Iterator[None]:
     """Every module that another thread makes meanwhile has its weights, its dtype and its random numbers."""
     llama = importlib.import_module("transformers.models.llama.modeling_llama")
     logger = logging.getLogger("transformers.posenc_watches")
-    rotary, done, wrong = llama.apply_rotary_pos_emb, threading.Event(), list[str]()
+    rotary, stop, wrong = llama.apply_rotary_pos_emb, threading.Event(), list[str]()
     linear, built = nn.Linear.forward, 0
 
     def build() -> None:
         nonlocal built
-        while not done.wait(0.001):
+        while not stop.wait(0.001):
             # So large that a skeleton would have a shape alone in its place.
             weight = nn.Linear(2100, 2100).weight
             built += 1
@@ -174,7 +172,7 @@ def another_thread_builds() -> Iterator[None]:
     try:
         yield
     finally:
-        done.set()
+        stop.set()
         builder.join()
     assert built and not wrong, wrong[:3]
 
@@ -187,7 +185,7 @@ def test_threads_build_models_while_configs_are_read() -> None:
     config |= {"num_hidden_layers": 2, "vocab_size": 4096}
     with another_thread_builds():
         for turn in range(2):
-            huggingface.cached.cache_clear()
+            huggingface.read_json_text.cache_clear()
             reading = configs.read(config | {"rope_theta": 500.0 + turn})
             assert reading.parts[0].layers[1].spec == f"rotary(base={500 + turn})" and not reading.not_covered
 
@@ -199,50 +197,50 @@ def test_threads_build_models_while_checkpoints_are_inspected_attached_to_and_co
     model, folder = tiny_llama.model(), tiny_llama.save(tmp_path / "tiny")
     ids = torch.arange(8)[None]
     with another_thread_builds(), torch.inference_mode():
-        before = model(ids).logits
+        state = model(ids).logits
         for spec in ("alibi", "rotary(base=500.0)"):
             checkpoints.attach(model, spec)
             model(ids)
             checkpoints.detach(model)
-        assert torch.equal(model(ids).logits, before)
+        assert torch.equal(model(ids).logits, state)
         assert checkpoints.inspect(folder).parts
-        convert.convert(folder, tmp_path / "new", convert.Request(layout="interleaved"))
+        convert.convert(folder, tmp_path / "new", convert.ConversionRequest(layout="interleaved"))
 
 
 def test_reading_a_config_draws_no_random_numbers() -> None:
     pytest.importorskip("transformers")
     configs = importlib.import_module("posenc.checkpoints.inspection.configs")
-    before = torch.get_rng_state()
+    state = torch.get_rng_state()
     configs.read({"model_type": "vit", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2})
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_transformers_is_quiet_in_the_thread_that_reads_alone() -> None:
     pytest.importorskip("transformers.utils.logging").get_logger("transformers")
     load = importlib.import_module("posenc.checkpoints.formats.load")
-    heard: list[str] = []
+    messages: list[str] = []
     library, logger = logging.getLogger("transformers"), logging.getLogger("transformers.posenc_hears")
     listener = logging.Handler()
-    listener.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    listener.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     library.addHandler(listener)
     try:
         with load.quietly():
             logger.warning("hidden")
             logger.error("an error")
-            other = threading.Thread(target=logger.warning, args=("of another thread",))
-            other.start()
-            other.join()
+            thread = threading.Thread(target=logger.warning, args=("of another thread",))
+            thread.start()
+            thread.join()
         logger.warning("afterwards")
     finally:
         library.removeHandler(listener)
-    assert heard == ["an error", "of another thread", "afterwards"]
+    assert messages == ["an error", "of another thread", "afterwards"]
 
 
 def test_sizes_of_blocks_are_those_of_one_thread() -> None:
-    seen = []
+    sizes = []
     with SIZES.set_to(rows=3):
-        other = threading.Thread(target=lambda: seen.append(SIZES.rows))
-        other.start()
-        other.join()
+        thread = threading.Thread(target=lambda: sizes.append(SIZES.rows))
+        thread.start()
+        thread.join()
         assert SIZES.rows == 3
-    assert seen == [256] and SIZES.rows == 256
+    assert sizes == [256] and SIZES.rows == 256

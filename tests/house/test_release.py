@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from posenc.foreign.code import imported
+from posenc.foreign.code import import_file
 
 ROOT = Path(__file__).parents[2]
-release = imported(str(ROOT / "release.py"))
+release = import_file(str(ROOT / "release.py"))
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def changed(file: Path, old: str, new: str) -> None:
+def change_file(file: Path, old: str, new: str) -> None:
     text = file.read_text(encoding="utf-8")
     assert old in text
     file.write_text(text.replace(old, new), encoding="utf-8")
@@ -29,7 +29,7 @@ def changed(file: Path, old: str, new: str) -> None:
 def test_the_files_of_the_project_say_one_version(root: Path) -> None:
     version = release.check_versions(root)
     assert f'version = "{version}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    changed(root / "CITATION.cff", f"version: {version}", "version: 7.0")
+    change_file(root / "CITATION.cff", f"version: {version}", "version: 7.0")
     with pytest.raises(
         ValueError, match=rf"pyproject\.toml says version {version}, CITATION\.cff says 7\.0; make them"
     ):
@@ -44,7 +44,7 @@ def test_a_version_has_to_stand_in_the_changelog(root: Path) -> None:
     ):
         release.check_versions(root)
     (root / f"docs/changes/{version}.md").touch()
-    changed(root / "CHANGELOG.md", f"(docs/changes/{version}.md)", "")
+    change_file(root / "CHANGELOG.md", f"(docs/changes/{version}.md)", "")
     with pytest.raises(ValueError, match="has no link to"):
         release.check_versions(root)
 
@@ -56,10 +56,10 @@ def test_a_file_without_a_version_is_named(root: Path) -> None:
 
 
 def test_nothing_is_published_and_it_says_how_a_person_does(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(release, "run", lambda *command, **more: pytest.fail(f"ran {command}"))
+    monkeypatch.setattr(release, "run", lambda *command, **options: pytest.fail(f"ran {command}"))
     assert release.main([]) == 2
-    said = capsys.readouterr().err
-    assert "run.py release publishes nothing" in said and "twine upload" in said
+    output = capsys.readouterr().err
+    assert "run.py release publishes nothing" in output and "twine upload" in output
 
 
 def test_it_tries_the_wheel_and_never_the_checkout(tmp_path: Path, monkeypatch) -> None:
@@ -77,14 +77,16 @@ def test_it_tries_the_wheel_and_never_the_checkout(tmp_path: Path, monkeypatch) 
     assert release.main(["--dry-run", "--into", str(tmp_path / "dist")]) == 0
     words = [command for command, _ in ran]
     order = ["-m build", "twine check --strict", "pip install", "posenc compare", "kernels.status()", "-m pytest"]
-    assert [next(n for n, one in enumerate(words) if part in one) for part in order] == list(range(len(order)))
-    tried = [(command, folder) for command, folder in ran if "posenc compare" in command or "pytest -q" in command]
-    assert all(c.startswith("clean-python") and f and ROOT not in (f, *f.parents) for c, f in tried)
-    assert not any("upload" in one for one in words)
+    assert [next(n for n, first_command in enumerate(words) if part in first_command) for part in order] == list(
+        range(len(order))
+    )
+    commands = [(command, folder) for command, folder in ran if "posenc compare" in command or "pytest -q" in command]
+    assert all(c.startswith("clean-python") and f and ROOT not in (f, *f.parents) for c, f in commands)
+    assert not any("upload" in first_command for first_command in words)
 
 
 def test_a_step_that_fails_ends_it_in_one_line(monkeypatch, capsys) -> None:
-    def fail(*command: object, **more: object) -> None:
+    def fail(*command: object, **arguments: object) -> None:
         raise subprocess.CalledProcessError(1, "build")
 
     monkeypatch.setattr(release, "run", fail)
@@ -94,6 +96,6 @@ def test_a_step_that_fails_ends_it_in_one_line(monkeypatch, capsys) -> None:
 
 def test_a_folder_with_another_release_is_refused(tmp_path: Path, monkeypatch, capsys) -> None:
     (tmp_path / "old.whl").touch()
-    monkeypatch.setattr(release, "run", lambda *command, **more: pytest.fail(f"ran {command}"))
+    monkeypatch.setattr(release, "run", lambda *command, **options: pytest.fail(f"ran {command}"))
     assert release.main(["--dry-run", "--into", str(tmp_path)]) == 1
     assert "is not empty; name a folder for this release alone" in capsys.readouterr().err

@@ -41,8 +41,8 @@ def project(tmp_path: Path) -> Path:
 
 def test_without_a_verb_the_verbs_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main([]) == 2
-    shown = capsys.readouterr().out
-    assert all(f"run.py {verb}" in shown for verb in ("demo", "test", "check", "sanitize", "mutate", "VERB"))
+    output = capsys.readouterr().out
+    assert all(f"run.py {verb}" in output for verb in ("demo", "test", "check", "sanitize", "mutate", "VERB"))
 
 
 @pytest.mark.parametrize("word", ["-h", "--help", "help"])
@@ -109,30 +109,30 @@ def test_an_extra_that_the_verb_needs_is_asked_for() -> None:
 
 
 def test_the_extras_of_a_verb_are_those_of_the_project() -> None:
-    declared = pytest.importorskip("tomllib").loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    named = {extra for extras in run.EXTRAS_FOR.values() for extra in extras.split(",")}
-    assert named <= set(declared["project"]["optional-dependencies"])
+    declared_extras = pytest.importorskip("tomllib").loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    names = {extra for extras in run.EXTRAS_FOR.values() for extra in extras.split(",")}
+    assert names <= set(declared_extras["project"]["optional-dependencies"])
     assert set(run.EXTRAS_FOR) <= {*run.SCRIPTS, *VERBS, "test", "check", "sanitize", "docs"}
 
 
 def test_an_environment_that_has_more_than_a_verb_needs_serves_it_and_one_that_has_less_gets_the_rest(
-    finished, monkeypatch: pytest.MonkeyPatch
+    environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    installs = []
     monkeypatch.setattr(run, "succeeds", lambda command, quiet: True)
 
     def install(choices) -> None:
-        asked.append(choices.extras)
+        installs.append(choices.extras)
         run.write_stamp(choices.folder, run.finished_stamp(choices))
 
     monkeypatch.setattr(run, "install", install)
     for verb in ("demo", "check", "demo", "test", "export", "demo", "test", "list"):
-        run.set_up(finished._replace(extras=run.EXTRAS_FOR.get(verb, "lab")))
-    assert asked == ["dev,docs,hf,lab,onnx,peers,test"]
-    run.write_stamp(finished.folder, run.finished_stamp(finished._replace(extras="lab")))
+        run.set_up(environment._replace(extras=run.EXTRAS_FOR.get(verb, "lab")))
+    assert installs == ["dev,docs,hf,lab,onnx,peers,test"]
+    run.write_stamp(environment.folder, run.finished_stamp(environment._replace(extras="lab")))
     for verb in ("demo", "inspect", "demo", "list"):
-        run.set_up(finished._replace(extras=run.EXTRAS_FOR.get(verb, "lab")))
-    assert asked[1:] == ["hf,lab"]
+        run.set_up(environment._replace(extras=run.EXTRAS_FOR.get(verb, "lab")))
+    assert installs[1:] == ["hf,lab"]
 
 
 def test_an_old_python_is_told_what_it_takes() -> None:
@@ -189,10 +189,10 @@ def test_all_lifts_the_selection_unless_one_is_given() -> None:
     assert run.pytest_arguments(["--all", "-m", "slow"], 2)[-2:] == ["-m", "slow"]
 
 
-@pytest.mark.parametrize("given", [["-n", "3"], ["-n3"], ["-n=3"], ["--numprocesses", "3"], ["--numprocesses=3"]])
-def test_a_number_of_workers_that_was_asked_for_stays(given: list[str]) -> None:
-    assert run.names_workers(given)
-    assert run.pytest_arguments(given, None) == ["pytest", *given]
+@pytest.mark.parametrize("arguments", [["-n", "3"], ["-n3"], ["-n=3"], ["--numprocesses", "3"], ["--numprocesses=3"]])
+def test_a_number_of_workers_that_was_asked_for_stays(arguments: list[str]) -> None:
+    assert run.names_workers(arguments)
+    assert run.pytest_arguments(arguments, None) == ["pytest", *arguments]
 
 
 def test_other_options_name_no_workers() -> None:
@@ -200,21 +200,23 @@ def test_other_options_name_no_workers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("variables_in", "expected"),
     [({"PYTHONDONTWRITEBYTECODE": "1"}, "bytecode"), ({}, None), ({"PYTHONPYCACHEPREFIX": "mine"}, "mine")],
 )
 def test_what_tests_compile_is_kept_and_never_beside_sources_where_that_is_not_wanted(
-    given: dict[str, str], expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variables_in: dict[str, str], expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
+    for name, value in variables_in.items():
         monkeypatch.setenv(name, value)
-    used: list[dict[str, str]] = []
-    monkeypatch.setattr(run, "run_to_the_end", lambda command, folder, environment: used.append(environment))
+    variables: list[dict[str, str]] = []
+    monkeypatch.setattr(run, "run_to_the_end", lambda command, folder, environment: variables.append(environment))
     run.run_tests([], tmp_path / "bin" / "python")
-    assert "PYTHONDONTWRITEBYTECODE" not in used[0]
-    assert used[0].get("PYTHONPYCACHEPREFIX") == (str(tmp_path / "bytecode") if expected == "bytecode" else expected)
+    assert "PYTHONDONTWRITEBYTECODE" not in variables[0]
+    assert variables[0].get("PYTHONPYCACHEPREFIX") == (
+        str(tmp_path / "bytecode") if expected == "bytecode" else expected
+    )
 
 
 def test_every_check_runs_and_the_failed_ones_are_named(
@@ -228,7 +230,7 @@ def test_every_check_runs_and_the_failed_ones_are_named(
 
     monkeypatch.setattr(run, "run_to_the_end", fake)
     assert run.check([], Path("python")) == 1
-    assert len(ran) == 4
+    assert len(ran) == 5
     assert "failed: ruff check, ruff format --check" in capsys.readouterr().err
 
 
@@ -267,7 +269,7 @@ def test_the_stamp_stays_when_nothing_changed(project: Path) -> None:
 
 
 @pytest.fixture
-def finished(project: Path) -> run.Choices:
+def environment(project: Path) -> run.Choices:
     """An environment that was set up, made of empty files."""
     choices = run.read_choices({}, "test", project)
     packages = choices.folder / ("Lib" if run.os.name == "nt" else "lib/python3.11") / "site-packages"
@@ -280,30 +282,30 @@ def finished(project: Path) -> run.Choices:
     return choices
 
 
-@pytest.mark.parametrize("gone", ["pyvenv.cfg", "rich", "rich-14.0.dist-info", "python"])
+@pytest.mark.parametrize("lost_path", ["pyvenv.cfg", "rich", "rich-14.0.dist-info", "python"])
 def test_an_environment_that_lost_something_is_made_anew(
-    gone: str, finished, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    lost_path: str, environment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(run, "succeeds", lambda command, quiet: True)
-    assert run.is_ready(finished) and run.is_worth_keeping(finished)
-    (path,) = [path for path in finished.folder.rglob("*") if path.name == gone]
-    path.rename(finished.folder / "elsewhere")
-    assert not run.is_ready(finished) and not run.is_worth_keeping(finished)
-    name = re.sub("-14.0", "", gone)
+    assert run.is_ready(environment) and run.is_worth_keeping(environment)
+    (path,) = [path for path in environment.folder.rglob("*") if path.name == lost_path]
+    path.rename(environment.folder / "elsewhere")
+    assert not run.is_ready(environment) and not run.is_worth_keeping(environment)
+    name = re.sub("-14.0", "", lost_path)
     assert f"is damaged: {name} is gone" in capsys.readouterr().err
 
 
-def test_packages_that_were_added_or_updated_by_hand_are_no_damage(finished) -> None:
-    (info,) = finished.folder.rglob("rich-14.0.dist-info")
+def test_packages_that_were_added_or_updated_by_hand_are_no_damage(environment) -> None:
+    (info,) = environment.folder.rglob("rich-14.0.dist-info")
     info.rename(info.with_name("rich-15.0.dist-info"))
     (info.parent / "more").mkdir()
-    assert run.is_ready(finished)
+    assert run.is_ready(environment)
 
 
-def test_an_environment_of_an_older_stamp_is_brought_up_to_date(finished, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_of_an_older_stamp_is_brought_up_to_date(environment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "succeeds", lambda command, quiet: True)
-    run.write_stamp(finished.folder, run.stamp_text(finished))
-    assert not run.is_ready(finished) and run.is_worth_keeping(finished)
+    run.write_stamp(environment.folder, run.stamp_text(environment))
+    assert not run.is_ready(environment) and run.is_worth_keeping(environment)
 
 
 def test_an_environment_where_no_folder_can_be_made_is_one_sentence(project: Path) -> None:
@@ -319,21 +321,21 @@ def test_a_request_to_end_is_handed_on(name: str) -> None:
     number = getattr(run.signal, name)
     # The command asks its parent to end, and ends when the request comes back.
     script = f"import os, signal; os.kill(os.getppid(), {int(number)}); signal.pause()"
-    before = run.signal.getsignal(number)
+    handler = run.signal.getsignal(number)
     assert run.run_to_the_end([run.sys.executable, "-c", script]) == 128 + number
-    assert run.signal.getsignal(number) is before
+    assert run.signal.getsignal(number) is handler
 
 
 def test_an_unfinished_or_moved_environment_is_not_kept(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "succeeds", lambda command, quiet: True)  # its interpreter runs
     choices = run.read_choices({}, "test", project)
     choices.folder.mkdir()
-    moved = choices._replace(folder=project / "before")
+    new_place = choices._replace(folder=project / "before")
     older = choices._replace(torch="torch==2.12.0")
-    for stamp, kept in ((run.UNFINISHED, False), (run.stamp_text(moved), False), (run.stamp_text(older), True)):
+    for stamp, is_kept in ((run.UNFINISHED, False), (run.stamp_text(new_place), False), (run.stamp_text(older), True)):
         run.write_stamp(choices.folder, stamp)
         assert not run.is_ready(choices)
-        assert run.is_worth_keeping(choices) == kept
+        assert run.is_worth_keeping(choices) == is_kept
 
 
 def test_an_environment_whose_interpreter_is_gone_is_not_kept(project: Path) -> None:
@@ -352,11 +354,11 @@ def test_only_an_environment_is_erased(tmp_path: Path) -> None:
         run.erase(somebodys)
     assert (somebodys / "chapter1.tex").exists()
 
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "pyvenv.cfg").write_text("")
-    run.erase(broken)
-    assert not broken.exists()
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "pyvenv.cfg").write_text("")
+    run.erase(folder)
+    assert not folder.exists()
 
 
 def test_another_torch_takes_the_place_of_the_pinned_one(project: Path) -> None:
@@ -366,9 +368,9 @@ def test_another_torch_takes_the_place_of_the_pinned_one(project: Path) -> None:
 
 def test_uv_looks_where_pip_was_told_to_look() -> None:
     pip = {"PIP_FIND_LINKS": "wheels more-wheels", "PIP_INDEX_URL": "https://index.example/simple"}
-    given = run.uv_environment(pip)
-    assert given["UV_FIND_LINKS"] == "wheels,more-wheels"
-    assert given["UV_DEFAULT_INDEX"] == "https://index.example/simple"
+    variables = run.uv_environment(pip)
+    assert variables["UV_FIND_LINKS"] == "wheels,more-wheels"
+    assert variables["UV_DEFAULT_INDEX"] == "https://index.example/simple"
     assert run.uv_environment({**pip, "UV_FIND_LINKS": "own"})["UV_FIND_LINKS"] == "own"
     assert run.uv_environment({}) == {}
 

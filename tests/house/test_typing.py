@@ -24,7 +24,7 @@ posenc.Rotary("wide")
 posenc.Rotary(64, layuot="half")
 """
 
-SAID = [
+EXPECTED_MESSAGES = [
     "6: Revealed type: `Rotary`",
     "7: Revealed type: `int`",
     "8: Revealed type: `Mask`",
@@ -40,9 +40,9 @@ def test_the_stub_names_what_there_is() -> None:
 
 def test_every_encoding_is_a_public_name() -> None:
     assert set(catalogue.ENCODINGS.class_names) < set(posenc.__all__)
-    everything: dict[str, object] = {}
-    exec("from posenc import *", everything)
-    assert set(posenc.__all__) <= set(everything)
+    names: dict[str, object] = {}
+    exec("from posenc import *", names)
+    assert set(posenc.__all__) <= set(names)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ty") is None, reason="ty, the type checker, is not installed")
@@ -53,4 +53,4 @@ def test_a_type_checker_knows_encodings_and_misses_what_does_not_exist(tmp_path:
     ran = subprocess.run([*ty, *where, "use.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert ran.stderr == ""
     lines = [line.removeprefix("use.py:").partition(" ") for line in ran.stdout.splitlines() if line.startswith("use")]
-    assert [f"{place.split(':')[0]}: {said.partition(' ')[2]}" for place, _, said in lines] == SAID
+    assert [f"{place.split(':')[0]}: {output.partition(' ')[2]}" for place, _, output in lines] == EXPECTED_MESSAGES

@@ -10,7 +10,7 @@ import torch
 import write_hand_outs
 from tiers import rest_slow
 from torch import Tensor
-from write_hand_outs import SHAPE, SPECS, TOKENS, built, positions_of
+from write_hand_outs import SHAPE, SPECS, TOKENS, build_all, positions_of
 
 import posenc
 from posenc import Attention, Encoding, Positions, Shape, hand_out, hand_outs, masks
@@ -49,7 +49,7 @@ def products(q: Tensor, k: Tensor, scale: float = SCALE) -> Tensor:
     return scale * (q @ k.transpose(-1, -2))
 
 
-def of_flash_attention(handed: Any, q: Tensor, k: Tensor) -> Tensor:
+def of_flash_attention(hand_out_of: Any, q: Tensor, k: Tensor) -> Tensor:
     """apply_rotary_emb_torch and attention_ref of flash-attention's tests: x cos + rotate_half(x) sin; left, right."""
 
     def apply(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
@@ -63,9 +63,9 @@ def of_flash_attention(handed: Any, q: Tensor, k: Tensor) -> Tensor:
             half = torch.cat((-head[..., width // 2 :], head[..., : width // 2]), -1)
         return torch.cat((head * cos[:, None] + half * sin[:, None], rest), -1)
 
-    if handed.apply_rotary_emb is not None:
-        q, k = (apply(x.transpose(1, 2), **handed.apply_rotary_emb).transpose(1, 2) for x in (q, k))
-    return flash_logits(q, k, **handed.flash_attn_func)
+    if hand_out_of.apply_rotary_emb is not None:
+        q, k = (apply(x.transpose(1, 2), **hand_out_of.apply_rotary_emb).transpose(1, 2) for x in (q, k))
+    return flash_logits(q, k, **hand_out_of.flash_attn_func)
 
 
 def flash_logits(
@@ -83,38 +83,38 @@ def flash_logits(
     return logits.masked_fill(hidden, -math.inf)
 
 
-def of_flex_attention(handed: Any, q: Tensor, k: Tensor) -> Tensor:
+def of_flex_attention(target: Any, q: Tensor, k: Tensor) -> Tensor:
     """The closures, each called with scalars for one pair of tokens under vmap, as FlexAttention calls them."""
-    if handed.turn is not None:
-        q, k = handed.turn(q, k)
-    logits, told = products(q, k), handed.flex_attention
+    if target.turn is not None:
+        q, k = target.turn(q, k)
+    logits, call = products(q, k), target.flex_attention
     at = torch.cartesian_prod(*(torch.arange(n) for n in logits.shape)).unbind(1)
-    found = logits.flatten() if told["score_mod"] is None else torch.vmap(told["score_mod"])(logits.flatten(), *at)
-    seen = torch.vmap(told["block_mask"].mask_mod)(*at)
-    return found.masked_fill(~seen, -math.inf).view_as(logits)
+    flat = logits.flatten() if call["score_mod"] is None else torch.vmap(call["score_mod"])(logits.flatten(), *at)
+    visible = torch.vmap(call["block_mask"].mask_mod)(*at)
+    return flat.masked_fill(~visible, -math.inf).view_as(logits)
 
 
-def of_liger(handed: Any, q: Tensor, k: Tensor) -> Tensor:
+def of_liger(target: Any, q: Tensor, k: Tensor) -> Tensor:
     """y = [x1, x2] * [cos, cos] + [-x2, x1] * [sin, sin], the kernel's comment; it reads the left half of tables."""
-    cos, sin = (handed.liger_rotary_pos_emb[name] for name in ("cos", "sin"))
+    cos, sin = (target.liger_rotary_pos_emb[name] for name in ("cos", "sin"))
     assert cos.shape[-1] == sin.shape[-1] == D and cos.dim() == 3
     # Hugging Face's function, which takes the same, reads the right half too.
     assert all(table[..., : D // 2].equal(table[..., D // 2 :]) for table in (cos, sin))
     cos, sin = cos[:, None, :, : D // 2], sin[:, None, :, : D // 2]
 
-    def turned(x: Tensor) -> Tensor:
+    def rotate(x: Tensor) -> Tensor:
         x1, x2 = x[..., : D // 2], x[..., D // 2 :]
         return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1)
 
-    return causal(products(turned(q), turned(k)))
+    return causal(products(rotate(q), rotate(k)))
 
 
-def of_transformer_engine(handed: Any, q: Tensor, k: Tensor) -> Tensor:
+def of_transformer_engine(target: Any, q: Tensor, k: Tensor) -> Tensor:
     """_apply_rotary_pos_emb_base for t [s, b, h, d] and freqs [s, 1, 1, d2]: t cos(freqs) + rotated t sin(freqs)."""
-    freqs, interleaved = (handed.apply_rotary_pos_emb[name] for name in ("freqs", "interleaved"))
+    freqs, interleaved = (target.apply_rotary_pos_emb[name] for name in ("freqs", "interleaved"))
     assert freqs.dtype == torch.float32 and freqs.shape[:3] == (q.shape[2], 1, 1)
 
-    def turned(x: Tensor) -> Tensor:
+    def rotate(x: Tensor) -> Tensor:
         t = x.permute(2, 0, 1, 3)
         t, rest = t[..., : freqs.shape[-1]], t[..., freqs.shape[-1] :]
         if interleaved:
@@ -124,7 +124,7 @@ def of_transformer_engine(handed: Any, q: Tensor, k: Tensor) -> Tensor:
             rotated = torch.cat((-second, first), -1)
         return torch.cat((t * freqs.cos() + rotated * freqs.sin(), rest), -1).permute(1, 2, 0, 3)
 
-    return causal(products(turned(q), turned(k), handed.DotProductAttention["softmax_scale"]))
+    return causal(products(rotate(q), rotate(k), target.DotProductAttention["softmax_scale"]))
 
 
 def looked_up(x: Tensor, positions: Tensor, cache: Tensor, head_size: int, neox: bool) -> Tensor:
@@ -147,25 +147,25 @@ def in_rows(x: Tensor, tokens: int) -> Tensor:
     return x.view(BATCH, tokens, H, D).transpose(1, 2)
 
 
-def of_flashinfer(handed: Any, q: Tensor, k: Tensor) -> Tensor:
-    told = handed.apply_rope_with_cos_sin_cache
-    assert told["cos_sin_cache"].dtype == torch.float32, "it refuses any other"
-    positions = told["positions"] if len(told["positions"]) > q.shape[2] else told["positions"].repeat(BATCH)
+def of_flashinfer(target: Any, q: Tensor, k: Tensor) -> Tensor:
+    call = target.apply_rope_with_cos_sin_cache
+    assert call["cos_sin_cache"].dtype == torch.float32, "it refuses any other"
+    positions = call["positions"] if len(call["positions"]) > q.shape[2] else call["positions"].repeat(BATCH)
     q, k = (
         in_rows(
-            looked_up(in_one_row(x), positions, told["cos_sin_cache"], told["head_size"], told["is_neox"]), q.shape[2]
+            looked_up(in_one_row(x), positions, call["cos_sin_cache"], call["head_size"], call["is_neox"]), q.shape[2]
         )
         for x in (q, k)
     )
     return causal(products(q, k))
 
 
-def of_vllm(handed: Any, q: Tensor, k: Tensor) -> Tensor:
-    layer, slopes = handed.RotaryEmbedding, handed.Attention["alibi_slopes"]
+def of_vllm(target: Any, q: Tensor, k: Tensor) -> Tensor:
+    layer, slopes = target.RotaryEmbedding, target.Attention["alibi_slopes"]
     if layer is not None:
         assert layer["cos_sin_cache"].shape == (layer["max_position_embeddings"], layer["rotary_dim"])
         assert layer["cos_sin_cache"].dtype == layer["dtype"]
-        positions = handed.forward["positions"]
+        positions = target.forward["positions"]
         positions = positions if len(positions) > q.shape[2] else positions.repeat(BATCH)
         q, k = (
             in_rows(
@@ -182,41 +182,41 @@ def of_vllm(handed: Any, q: Tensor, k: Tensor) -> Tensor:
     return causal(logits)
 
 
-def of_mlx(handed: Any, q: Tensor, k: Tensor) -> Tensor:
+def of_mlx(target: Any, q: Tensor, k: Tensor) -> Tensor:
     """The fallback of mlx.core.fast.rope: theta = (t + offset) scale / freqs, in float32."""
     dims, traditional, base, scale, offset, freqs = (
-        handed.rope[name] for name in ("dims", "traditional", "base", "scale", "offset", "freqs")
+        target.rope[name] for name in ("dims", "traditional", "base", "scale", "offset", "freqs")
     )
     assert base is None and freqs.shape == (dims // 2,) and freqs.dtype == torch.float32
     theta = ((torch.arange(q.shape[2], dtype=torch.float32) + offset) * scale)[:, None] * freqs.reciprocal()
     cos, sin = theta.cos(), theta.sin()
 
-    def turned(x: Tensor) -> Tensor:
+    def rotate(x: Tensor) -> Tensor:
         x1, x2 = (x[..., :dims:2], x[..., 1:dims:2]) if traditional else (x[..., : dims // 2], x[..., dims // 2 : dims])
         outs = x1 * cos - x2 * sin, x1 * sin + x2 * cos
         out = torch.stack(outs, -1).flatten(-2) if traditional else torch.cat(outs, -1)
         return torch.cat((out, x[..., dims:]), -1)
 
-    return causal(products(turned(q), turned(k), handed.scaled_dot_product_attention["scale"]))
+    return causal(products(rotate(q), rotate(k), target.scaled_dot_product_attention["scale"]))
 
 
-def of_onnx(handed: Any, q: Tensor, k: Tensor) -> Tensor:
+def of_onnx(target: Any, q: Tensor, k: Tensor) -> Tensor:
     """The operator's description: real = cos x1 - sin x2, imag = sin x1 + cos x2, with caches at position_ids."""
-    told = handed.RotaryEmbedding
-    width = told["rotary_embedding_dim"] or D
-    cos, sin = (told[name][told["position_ids"]][:, None] for name in ("cos_cache", "sin_cache"))
+    call = target.RotaryEmbedding
+    width = call["rotary_embedding_dim"] or D
+    cos, sin = (call[name][call["position_ids"]][:, None] for name in ("cos_cache", "sin_cache"))
     assert cos.shape[-1] == width // 2
 
-    def turned(x: Tensor) -> Tensor:
+    def rotate_half_of(x: Tensor) -> Tensor:
         rotate, rest = x[..., :width], x[..., width:]
-        x1, x2 = (rotate[..., ::2], rotate[..., 1::2]) if told["interleaved"] else rotate.chunk(2, -1)
+        x1, x2 = (rotate[..., ::2], rotate[..., 1::2]) if call["interleaved"] else rotate.chunk(2, -1)
         real, imag = cos * x1 - sin * x2, sin * x1 + cos * x2
         out = (
-            torch.stack((real, imag), -1).reshape(rotate.shape) if told["interleaved"] else torch.cat((real, imag), -1)
+            torch.stack((real, imag), -1).reshape(rotate.shape) if call["interleaved"] else torch.cat((real, imag), -1)
         )
         return torch.cat((out, rest), -1)
 
-    return causal(products(turned(q), turned(k)))
+    return causal(products(rotate_half_of(q), rotate_half_of(k)))
 
 
 FORMULAS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
@@ -246,7 +246,7 @@ WARM = {"rotary(partial=0.5), yarn"}
 SEVERAL_AXES = {"multimodal_rotary", "axial_rotary"}
 SLOPES = {"alibi", "alibi(form=falcon)", "on(alibi, heads=0)", "rotary + alibi", "none"}
 OTHERWISE = {"xpos", "on(rotary, heads=0)", "rotary + log_temperature", "t5_bias", "kerple"}
-EXPRESSED = {
+TARGET_SUPPORT = {
     "flash_attention": WITH_TABLES | SOME_CHANNELS | WARM | SEVERAL_AXES | SLOPES,
     "flashinfer": WITH_TABLES | SOME_CHANNELS | WARM,
     "flex_attention": WITH_TABLES | SOME_CHANNELS | WARM | SEVERAL_AXES | SLOPES | OTHERWISE,
@@ -259,38 +259,38 @@ EXPRESSED = {
 """What each target is able to say; all else of SPECS it has to refuse."""
 
 
-def same(found: Tensor, expected: Tensor, atol: float = 1e-6) -> None:
+def agree(actual: Tensor, expected: Tensor, atol: float = 1e-6) -> None:
     """The same logits up to what a softmax does not see, in float32."""
-    assert found.dtype == torch.float32
-    found = found.double().log_softmax(-1)
-    assert found.isneginf().equal(expected.isneginf())
-    seen = ~expected.isneginf()
-    torch.testing.assert_close(found[seen], expected[seen], rtol=1e-6, atol=atol)
+    assert actual.dtype == torch.float32
+    actual = actual.double().log_softmax(-1)
+    assert actual.isneginf().equal(expected.isneginf())
+    visible = ~expected.isneginf()
+    torch.testing.assert_close(actual[visible], expected[visible], rtol=1e-6, atol=atol)
 
 
 def test_every_target_has_a_formula_and_is_named_after_its_file() -> None:
-    assert set(TARGETS) == set(FORMULAS) == set(EXPRESSED)
+    assert set(TARGETS) == set(FORMULAS) == set(TARGET_SUPPORT)
     assert hand_outs.FlashAttention is TARGETS["flash_attention"] and "FlashAttention" in dir(hand_outs)
 
 
 @pytest.mark.parametrize(("target", "name"), [(target, name) for target in FORMULAS for name in SPECS])
 def test_a_target_has_our_logits_or_refuses(target: str, name: str) -> None:
-    at, encoding = positions_of(name), built(name)
-    if name not in EXPRESSED[target]:
+    at, encoding = positions_of(name), build_all(name)
+    if name not in TARGET_SUPPORT[target]:
         with pytest.raises(ValueError, match=rf"^{TARGETS[target].title} {TARGETS[target].takes}, got .+: .+; .+"):
             hand_out(encoding, to=target, shape=SHAPE, positions=at)
         return
-    handed = hand_out(encoding, to=target, shape=SHAPE, positions=at)
+    result = hand_out(encoding, to=target, shape=SHAPE, positions=at)
     q, k = heads(1), heads(2)
-    same(FORMULAS[target](handed, q, k), our_logits(encoding, q, k, at))
+    agree(FORMULAS[target](result, q, k), our_logits(encoding, q, k, at))
 
 
 def test_the_guide_has_the_table() -> None:
-    written = write_hand_outs.GUIDE.read_text(encoding="utf-8").partition(write_hand_outs.BEGIN)[2]
-    assert written.partition(write_hand_outs.END)[0].strip() == write_hand_outs.table().strip(), write_hand_outs.COMMAND
+    text = write_hand_outs.GUIDE.read_text(encoding="utf-8").partition(write_hand_outs.BEGIN)[2]
+    assert text.partition(write_hand_outs.END)[0].strip() == write_hand_outs.table().strip(), write_hand_outs.COMMAND
 
 
-PLACED = {
+POSITIONS = {
     "further on": lambda: Positions.count(TOKENS, 5),
     "ids in any order": lambda: Positions.of(torch.randperm(40, generator=torch.Generator().manual_seed(0))[:TOKENS]),
     "packed": lambda: Positions.packed([10, 14]),
@@ -310,10 +310,10 @@ PLACES = {
 
 @pytest.mark.parametrize(("place", "target"), [(place, target) for place in PLACES for target in sorted(PLACES[place])])
 def test_tokens_may_stand_anywhere(place: str, target: str) -> None:
-    at, encoding = PLACED[place](), built("rotary")
-    handed = hand_out(encoding, to=target, shape=SHAPE, positions=at)
+    at, encoding = POSITIONS[place](), build_all("rotary")
+    result = hand_out(encoding, to=target, shape=SHAPE, positions=at)
     q, k = heads(3), heads(4)
-    same(FORMULAS[target](handed, q, k), our_logits(encoding, q, k, at), atol=5e-6 if target == "mlx" else 1e-6)
+    agree(FORMULAS[target](result, q, k), our_logits(encoding, q, k, at), atol=5e-6 if target == "mlx" else 1e-6)
 
 
 @pytest.mark.parametrize("name", ["alibi", "t5_bias", "rotary"])
@@ -321,13 +321,13 @@ def test_tokens_may_stand_anywhere(place: str, target: str) -> None:
     "mask", [masks.window(5), masks.window(5, causal=False), masks.bidirectional(), masks.prefix(7)]
 )
 def test_masks_are_handed_out_with_the_bias(name: str, mask: masks.Mask) -> None:
-    at, encoding = Positions.count(TOKENS), built(name)
+    at, encoding = Positions.count(TOKENS), build_all(name)
     q, k = heads(5), heads(6)
     for target in ["flex_attention"] + ["flash_attention"] * (name != "t5_bias" and not mask.prefix):
-        handed = hand_out(encoding, to=target, shape=SHAPE, positions=at, mask=mask)
-        if target == "flex_attention" and handed.flex_attention["block_mask"] is None:
-            handed.flex_attention["block_mask"] = Everybody
-        same(FORMULAS[target](handed, q, k), our_logits(encoding, q, k, at, mask))
+        result = hand_out(encoding, to=target, shape=SHAPE, positions=at, mask=mask)
+        if target == "flex_attention" and result.flex_attention["block_mask"] is None:
+            result.flex_attention["block_mask"] = Everybody
+        agree(FORMULAS[target](result, q, k), our_logits(encoding, q, k, at, mask))
 
 
 class Everybody:
@@ -342,15 +342,15 @@ class Everybody:
 def test_flex_attention_itself_takes_what_is_handed_out(name: str) -> None:
     from torch.nn.attention.flex_attention import flex_attention
 
-    encoding = built(name)
-    handed = hand_out(encoding, to="flex_attention", shape=SHAPE)
+    encoding = build_all(name)
+    result = hand_out(encoding, to="flex_attention", shape=SHAPE)
     q, k = heads(7, SHAPE.max_len), heads(8, SHAPE.max_len)
     expected = our_logits(encoding, q, k, Positions.count(SHAPE.max_len))
-    if handed.turn is not None:
-        q, k = handed.turn(q, k)
+    if result.turn is not None:
+        q, k = result.turn(q, k)
     # The output for values that are unit vectors are the weights.
     values = torch.eye(SHAPE.max_len).expand(BATCH, H, -1, -1).contiguous()
-    weights = flex_attention(q, k, values, **handed.flex_attention)
+    weights = flex_attention(q, k, values, **result.flex_attention)
     torch.testing.assert_close(weights.double(), expected.exp(), rtol=0, atol=1e-6)
 
 
@@ -359,119 +359,119 @@ def test_flex_attention_itself_takes_what_is_handed_out(name: str) -> None:
 def test_the_operator_of_onnx_itself_takes_what_is_handed_out(name: str) -> None:
     from onnx.reference.ops.op_rotary_embedding import rotary_embedding
 
-    at, encoding = positions_of(name), built(name)
-    told = hand_out(encoding, to="onnx", shape=SHAPE, positions=at).RotaryEmbedding
-    told = {key: value.numpy() if isinstance(value, Tensor) else value for key, value in told.items()}
+    at, encoding = positions_of(name), build_all(name)
+    arguments = hand_out(encoding, to="onnx", shape=SHAPE, positions=at).RotaryEmbedding
+    arguments = {key: value.numpy() if isinstance(value, Tensor) else value for key, value in arguments.items()}
     q, k = heads(9), heads(10)
-    whole = [torch.from_numpy(rotary_embedding(x.numpy(), **told)) for x in (q, k)]
-    same(causal(products(*whole)), our_logits(encoding, q, k, at))
+    whole = [torch.from_numpy(rotary_embedding(x.numpy(), **arguments)) for x in (q, k)]
+    agree(causal(products(*whole)), our_logits(encoding, q, k, at))
     flat = q.transpose(1, 2).flatten(2)
-    assert torch.from_numpy(rotary_embedding(flat.numpy(), **told)).equal(whole[0].transpose(1, 2).flatten(2))
+    assert torch.from_numpy(rotary_embedding(flat.numpy(), **arguments)).equal(whole[0].transpose(1, 2).flatten(2))
 
 
 def test_tables_are_rounded_once() -> None:
     """cos and sin of a position far away, against Python's own in float64."""
     far = 1_000_003
     for dtype in (torch.float32, torch.bfloat16):
-        told = hand_out("rotary", to="flash_attention", shape=SHAPE, positions=torch.tensor([far]), dtype=dtype)
+        result = hand_out("rotary", to="flash_attention", shape=SHAPE, positions=torch.tensor([far]), dtype=dtype)
         expected = [math.cos(far * 10_000 ** (-2 * pair / D)) for pair in range(D // 2)]
-        assert told.apply_rotary_emb["cos"][0].equal(torch.tensor(expected, dtype=torch.float64).to(dtype))
+        assert result.apply_rotary_emb["cos"][0].equal(torch.tensor(expected, dtype=torch.float64).to(dtype))
 
 
 def test_slopes_are_those_of_the_heads_and_of_what_was_learned() -> None:
-    learned = built("alibi")
+    learned = build_all("alibi")
     shape = Shape(dim=48, heads=3, head_dim=16, max_len=16)
-    given = hand_out(learned, to="vllm", shape=shape).Attention["alibi_slopes"]
-    assert given == [2.0**-4, 2.0**-8, 2.0**-2]
-    trained = posenc.build("alibi(learned=True)", shape)
+    slopes_at_first = hand_out(learned, to="vllm", shape=shape).Attention["alibi_slopes"]
+    assert slopes_at_first == [2.0**-4, 2.0**-8, 2.0**-2]
+    encoding = posenc.build("alibi(learned=True)", shape)
     with torch.no_grad():
-        trained.log_slopes.copy_(torch.tensor([0.5, 0.25, 2.0]).log())
-    slopes = hand_out(trained, to="flash_attention", shape=shape).flash_attn_func["alibi_slopes"]
+        encoding.log_slopes.copy_(torch.tensor([0.5, 0.25, 2.0]).log())
+    slopes = hand_out(encoding, to="flash_attention", shape=shape).flash_attn_func["alibi_slopes"]
     torch.testing.assert_close(slopes, torch.tensor([0.5, 0.25, 2.0]))
     assert not slopes.requires_grad
 
 
-def refused(spec: str | Encoding, to: str, message: str, **more: Any) -> None:
+def refuses(spec: str | Encoding, to: str, message: str, **options: Any) -> None:
     with pytest.raises(ValueError, match=message):
-        hand_out(spec, to=to, shape=more.pop("shape", SHAPE), **more)
+        hand_out(spec, to=to, shape=options.pop("shape", SHAPE), **options)
 
 
 def test_refusals_say_what_came_and_what_to_do() -> None:
     table = "FlashAttention turns queries and keys by one table, and subtracts a slope times the distance, got "
-    refused(
+    refuses(
         "t5_bias", "flash_attention", table + r"t5_bias\(causal=True\): it adds another function .*'flex_attention'$"
     )
-    refused("alibi(form=asymmetric)", "flash_attention", "it adds another function of the distance")
-    refused("xpos", "flash_attention", r"xpos: it turns by other rules than one table .*; turn them before by q, k = ")
-    refused("rotary + xpos", "flash_attention", "rotary and xpos turn by other rules")
-    refused(
+    refuses("alibi(form=asymmetric)", "flash_attention", "it adds another function of the distance")
+    refuses("xpos", "flash_attention", r"xpos: it turns by other rules than one table .*; turn them before by q, k = ")
+    refuses("rotary + xpos", "flash_attention", "rotary and xpos turn by other rules")
+    refuses(
         "rotary + alibi", "liger", r"Liger turns whole heads in the half layout, got .*alibi biases logits; hand out "
     )
-    refused("rotary(layout=interleaved)", "liger", "it pairs neighbouring channels; reorder .*--layout half")
-    refused("rotary(partial=0.25)", "liger", "it turns 4 of 16 channels; take to='flash_attention'")
-    refused("sinusoidal + rotary", "mlx", "sinusoidal adds to the embeddings; call it on them, and hand out the rest")
-    refused("fire", "flex_attention", r"it biases logits by more than a distance; run it in posenc.Attention\(")
-    refused("path", "vllm", "it replaces the attention rule; run it in posenc.Attention$")
-    refused("none", "onnx", "nothing turns; leave the call out")
+    refuses("rotary(layout=interleaved)", "liger", "it pairs neighbouring channels; reorder .*--layout half")
+    refuses("rotary(partial=0.25)", "liger", "it turns 4 of 16 channels; take to='flash_attention'")
+    refuses("sinusoidal + rotary", "mlx", "sinusoidal adds to the embeddings; call it on them, and hand out the rest")
+    refuses("fire", "flex_attention", r"it biases logits by more than a distance; run it in posenc.Attention\(")
+    refuses("path", "vllm", "it replaces the attention rule; run it in posenc.Attention$")
+    refuses("none", "onnx", "nothing turns; leave the call out")
     warm = "rotary(partial=0.5, schedule=yarn(factor=4))"
-    refused(warm, "mlx", "the 8 channels that turn are multiplied by a temperature of 1.13863, and the other 8 are not")
-    refused(warm, "transformer_engine", "take a target with tables of cosines and sines, such as flash_attention$")
+    refuses(warm, "mlx", "the 8 channels that turn are multiplied by a temperature of 1.13863, and the other 8 are not")
+    refuses(warm, "transformer_engine", "take a target with tables of cosines and sines, such as flash_attention$")
 
 
 def test_positions_that_a_target_cannot_say_are_refused() -> None:
-    fractions, rows = PLACED["fractions"](), PLACED["rows of their own"]()
-    refused(
+    fractions, rows = POSITIONS["fractions"](), POSITIONS["rows of their own"]()
+    refuses(
         "rotary",
         "vllm",
         "asked for by whole positions on one axis, and these have fractions; take a target with",
         positions=fractions,
     )
-    refused(
+    refuses(
         "rotary", "mlx", r"positions are counted up by one .*; give positions=Positions.count\(", positions=fractions
     )
-    refused("rotary", "mlx", "in every row alike, and these are others", positions=rows)
-    refused("alibi", "flash_attention", "positions are counted up by one", positions=fractions)
-    refused(
+    refuses("rotary", "mlx", "in every row alike, and these are others", positions=rows)
+    refuses("alibi", "flash_attention", "positions are counted up by one", positions=fractions)
+    refuses(
         "rotary", "flash_attention", "the 2 rows of the batch have positions or horizons of their own", positions=rows
     )
-    refused(
-        "rotary", "flash_attention", "padding or several documents, .*; hand out each", positions=PLACED["packed"]()
+    refuses(
+        "rotary", "flash_attention", "padding or several documents, .*; hand out each", positions=POSITIONS["packed"]()
     )
     padded = Positions.padded(torch.tensor([[0, 1, 1]]))
-    refused("rotary", "flash_attention", "padding or several documents", positions=padded)
-    refused("axial_rotary", "onnx", "axial_rotary reads 2 axes, got positions with 1 axis")
-    refused("grid_bias", "flex_attention", "grid_bias reads 2 axes, got positions with 1 axis")
+    refuses("rotary", "flash_attention", "padding or several documents", positions=padded)
+    refuses("axial_rotary", "onnx", "axial_rotary reads 2 axes, got positions with 1 axis")
+    refuses("grid_bias", "flex_attention", "grid_bias reads 2 axes, got positions with 1 axis")
 
 
 def test_a_horizon_has_to_be_declared_beyond_the_trained_length() -> None:
     spec = "rotary(schedule=dynamic_ntk(factor=4))"
     for target in FORMULAS:
-        refused(spec, target, "declare it with positions.with_horizon", positions=40)
-    several = Positions.count(4).with_horizon(torch.tensor([20, 30]))
+        refuses(spec, target, "declare it with positions.with_horizon", positions=40)
+    two_horizons = Positions.count(4).with_horizon(torch.tensor([20, 30]))
     for target in ("vllm", "flashinfer", "onnx"):
-        refused(spec, target, "each row of the batch declares a horizon of its own", positions=several)
+        refuses(spec, target, "each row of the batch declares a horizon of its own", positions=two_horizons)
     for target in ("flash_attention", "transformer_engine", "mlx"):
-        refused(spec, target, "the 2 rows of the batch have positions or horizons of their own", positions=several)
+        refuses(spec, target, "the 2 rows of the batch have positions or horizons of their own", positions=two_horizons)
 
 
 def test_what_a_target_does_not_take_is_refused() -> None:
-    refused("rotary", "flash", "no target named 'flash'; there are: flash_attention, ")
-    refused(
+    refuses("rotary", "flash", "no target named 'flash'; there are: flash_attention, ")
+    refuses(
         "rotary", "liger", "Liger is handed what turns queries and keys, and no mask; give the mask to", mask="causal"
     )
-    refused("rotary", "flashinfer", "FlashInfer takes tables in float32, got torch.bfloat16", dtype=torch.bfloat16)
-    refused("rotary", "flash_attention", "dtype must be a floating dtype", dtype=torch.int32)
-    refused("rotary", "flash_attention", "an encoding is built for a Shape, got 16", shape=16)
-    refused(
+    refuses("rotary", "flashinfer", "FlashInfer takes tables in float32, got torch.bfloat16", dtype=torch.bfloat16)
+    refuses("rotary", "flash_attention", "dtype must be a floating dtype", dtype=torch.int32)
+    refuses("rotary", "flash_attention", "an encoding is built for a Shape, got 16", shape=16)
+    refuses(
         "rotary",
         "flash_attention",
         "the mask has a prefix, and no more than a window is taken",
         mask=masks.prefix(3),
     )
-    seen = torch.ones(16, 16, dtype=torch.bool)
-    refused("rotary", "flash_attention", "the mask has a tensor of its own, .*; take to='flex_attention'", mask=seen)
-    refused(posenc.Rotary(32), "vllm", "rotary is built for heads of 32 channels, got 16; build it with head_dim=16")
-    refused(posenc.ALiBi(2), "vllm", "2 heads")
+    visible = torch.ones(16, 16, dtype=torch.bool)
+    refuses("rotary", "flash_attention", "the mask has a tensor of its own, .*; take to='flex_attention'", mask=visible)
+    refuses(posenc.Rotary(32), "vllm", "rotary is built for heads of 32 channels, got 16; build it with head_dim=16")
+    refuses(posenc.ALiBi(2), "vllm", "2 heads")
 
 
 class Bent(Rotations):
@@ -489,17 +489,17 @@ class Bent(Rotations):
         return (torch.stack((angle.cos(), angle.sin())) / (1 + self.fading * pair)).to(dtype)
 
 
-@pytest.mark.parametrize("own", [Bent(), Bent(power=0.5), Bent(fading=0.1)])
-def test_a_rotation_of_ones_own_is_expressed_or_refused(own: Rotations) -> None:
+@pytest.mark.parametrize("encoding", [Bent(), Bent(power=0.5), Bent(fading=0.1)])
+def test_a_rotation_of_ones_own_is_expressed_or_refused(encoding: Rotations) -> None:
     at, q, k = Positions.count(TOKENS), heads(11), heads(12)
-    expected = our_logits(own, q, k, at)
+    expected = our_logits(encoding, q, k, at)
     tables = set(FORMULAS) - {"mlx", "transformer_engine"}
-    for target in tables if own.power != 1 or own.fading else FORMULAS:
-        same(FORMULAS[target](hand_out(own, to=target, shape=SHAPE, positions=at), q, k), expected)
-    if own.power != 1:
-        refused(own, "mlx", "the angle of a pair is no multiple of the position; take a target with tables")
-    if own.fading:
-        refused(own, "transformer_engine", "pairs are stretched by different factors; take a target with tables")
+    for target in tables if encoding.power != 1 or encoding.fading else FORMULAS:
+        agree(FORMULAS[target](hand_out(encoding, to=target, shape=SHAPE, positions=at), q, k), expected)
+    if encoding.power != 1:
+        refuses(encoding, "mlx", "the angle of a pair is no multiple of the position; take a target with tables")
+    if encoding.fading:
+        refuses(encoding, "transformer_engine", "pairs are stretched by different factors; take a target with tables")
 
 
 class Past(Encoding):
@@ -510,21 +510,21 @@ class Past(Encoding):
 
 
 def test_slopes_are_asked_for_at_the_distances_that_a_mask_lets_meet() -> None:
-    told = hand_out(Past(), to="flash_attention", shape=SHAPE).flash_attn_func
-    assert told["alibi_slopes"].tolist() == [0.5] * H
-    refused(Past(), "flash_attention", "it adds another function of the distance", mask="bidirectional")
+    arguments = hand_out(Past(), to="flash_attention", shape=SHAPE).flash_attn_func
+    assert arguments["alibi_slopes"].tolist() == [0.5] * H
+    refuses(Past(), "flash_attention", "it adds another function of the distance", mask="bidirectional")
 
 
 def test_masks_are_written_as_flash_attention_writes_them() -> None:
-    def told(mask: masks.MaskLike, shape: Shape = SHAPE) -> dict[str, Any]:
+    def mask_arguments(mask: masks.MaskLike, shape: Shape = SHAPE) -> dict[str, Any]:
         return hand_out("rotary", to="flash_attention", shape=shape, mask=mask).flash_attn_func
 
-    assert told(masks.window(5)) == {"causal": True, "window_size": (4, 0)}
-    assert told(masks.window(5, causal=False)) == {"causal": False, "window_size": (4, 4)}
-    assert told("bidirectional") == {"causal": False, "window_size": (-1, -1)}
-    assert told(None) == told("causal") == {"causal": True, "window_size": (-1, -1)}
+    assert mask_arguments(masks.window(5)) == {"causal": True, "window_size": (4, 0)}
+    assert mask_arguments(masks.window(5, causal=False)) == {"causal": False, "window_size": (4, 4)}
+    assert mask_arguments("bidirectional") == {"causal": False, "window_size": (-1, -1)}
+    assert mask_arguments(None) == mask_arguments("causal") == {"causal": True, "window_size": (-1, -1)}
     encoder = Shape(dim=48, heads=3, head_dim=16, max_len=16, causal=False)
-    assert told(None, encoder)["causal"] is False
+    assert mask_arguments(None, encoder)["causal"] is False
     assert hand_out("rotary", to="flex_attention", shape=encoder).flex_attention["block_mask"] is None
 
 
@@ -532,8 +532,8 @@ def test_a_cache_goes_as_far_as_the_model_and_says_where_tokens_are() -> None:
     """Logits do not see where the first token is; what is handed out does."""
     assert hand_out("rotary", to="mlx", shape=SHAPE, positions=Positions.count(3, 5)).rope["offset"] == 5
     for far, rows in ((7, SHAPE.max_len), (40, 41)):
-        handed = hand_out("rotary", to="vllm", shape=SHAPE, positions=torch.tensor([3, far]), dtype=torch.bfloat16)
-        assert handed.forward["positions"].tolist() == [3, far]
-        assert handed.RotaryEmbedding["cos_sin_cache"].shape == (rows, D)
-        assert handed.RotaryEmbedding["cos_sin_cache"].dtype == torch.bfloat16
-        assert handed.RotaryEmbedding["cos_sin_cache"][1, 0] == torch.tensor(math.cos(1), dtype=torch.bfloat16)
+        result = hand_out("rotary", to="vllm", shape=SHAPE, positions=torch.tensor([3, far]), dtype=torch.bfloat16)
+        assert result.forward["positions"].tolist() == [3, far]
+        assert result.RotaryEmbedding["cos_sin_cache"].shape == (rows, D)
+        assert result.RotaryEmbedding["cos_sin_cache"].dtype == torch.bfloat16
+        assert result.RotaryEmbedding["cos_sin_cache"][1, 0] == torch.tensor(math.cos(1), dtype=torch.bfloat16)

@@ -1,35 +1,33 @@
-"""What a GPU is asked for, proved without one: which kernel serves, in which dtype, and what is held meanwhile."""
+"""Kernels, dtypes and memory on a GPU, checked on the meta device."""
 
 from typing import Any
 
 import gpu_stand_in
 import pytest
 import torch
-from tiers import THIRD, of_these_slow, rest_slow
+from tiers import THIRD, rest_slow, slow_by_ending
 
 from posenc import ALiBi, Decoder, Encoder, NoPE, Positions, Shape, catalogue, kernels, masks
 
 TOKENS, DIM, HEADS = 8192, 512, 8
-FUSED = ("alibi", "t5_bias", "kerple", "sandwich", "mlp_bias", "forgetting", "deberta", "fire", "inkling", "tupe")
-FUSED += ("grid_bias", "log_grid_bias", "rerope", "self_extend", "dual_chunk")
+FLEX_SPECS = ("alibi", "t5_bias", "kerple", "sandwich", "mlp_bias", "forgetting", "deberta", "fire", "inkling", "tupe")
+FLEX_SPECS += ("grid_bias", "log_grid_bias", "rerope", "self_extend", "dual_chunk")
 SUMS = ("alibi(learned=True)", "alibi + t5_bias", "rotary + alibi", "alibi + forgetting", "on(alibi, heads=(0, 2))")
 LONGROPE = f"longrope(factor=4, short_factor={(1.0,) * 32}, long_factor={(2.0,) * 32})"
-SCHEDULED = ("rotary(schedule=yarn(factor=4))", "proportional_rotary(schedule=llama3(factor=4))")
-SCHEDULED += ("rotary(schedule=dynamic_ntk(factor=2))", f"rotary(schedule={LONGROPE})")
+SCHEDULES = ("rotary(schedule=yarn(factor=4))", "proportional_rotary(schedule=llama3(factor=4))")
+SCHEDULES += ("rotary(schedule=dynamic_ntk(factor=2))", f"rotary(schedule={LONGROPE})")
 
 IN_ROWS = {"contextual": 12, "dape": 10, "path": 4, "shaw": 4, "stick_breaking": 2, "transformer_xl": 5}
-"""What does not fuse, or has a rule that reads all weights: pairs are written out, of some queries at a time. With how
-much of what is held without them a prompt of 4,096 tokens holds at most."""
+"""Memory of 4,096 tokens at most, as a multiple of "none", where pairs are computed for some queries at a time."""
 
-MORE = {"polar": 1.7, "selective_rotary": 2.9, "mixed_rotary": 1.7, "log_grid_bias": 2.8, "deberta": 6.2}
-MORE |= {"inkling": 7.4, "tupe": 1.6, "rerope": 2.2, "self_extend": 2.2, "dual_chunk": 3.1}
-"""Encodings of content, with a table for each head, a network at each distance or turned several times, that hold more
-than 1.3 of what a step holds without them."""
+MEMORY_RATIOS = {"polar": 1.7, "selective_rotary": 2.9, "mixed_rotary": 1.7, "log_grid_bias": 2.8, "deberta": 6.2}
+MEMORY_RATIOS |= {"inkling": 7.4, "tupe": 1.6, "rerope": 2.2, "self_extend": 2.2, "dual_chunk": 3.1}
+"""Memory of a step at most, as a multiple of "none", where it is over 1.3."""
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[gpu_stand_in.Served]:
-    return gpu_stand_in.stand_in(monkeypatch)
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[gpu_stand_in.KernelCall]:
+    return gpu_stand_in.install_gpu_stand_in(monkeypatch)
 
 
 def axes_of(spec: str) -> int:
@@ -38,27 +36,27 @@ def axes_of(spec: str) -> int:
 
 def memory(
     spec: str, dtype: torch.dtype, work: str, *, tokens: int = TOKENS, layers: int = 2, **options: Any
-) -> gpu_stand_in.Memory:
-    """What some layers hold in a step of training, for a prompt, or for a token behind it."""
-    made: dict[str, Any] = {"device": "meta", "dtype": dtype}
-    given = {name: options.pop(name) for name in ("positions", "mask") if name in options}
+) -> gpu_stand_in.MemoryMeter:
+    """Measure the memory of some layers in a training step, a prefill or a decoding step."""
+    factory: dict[str, Any] = {"device": "meta", "dtype": dtype}
+    call = {name: options.pop(name) for name in ("positions", "mask") if name in options}
     if axes_of(spec) > 1:
-        model = Encoder(50, DIM, HEADS, layers, spec, max_len=256, **made, **options)
-        given["positions"] = Positions.grid(64, tokens // 64, device="meta")
+        model = Encoder(50, DIM, HEADS, layers, spec, max_len=256, **factory, **options)
+        call["positions"] = Positions.grid(64, tokens // 64, device="meta")
     else:
-        model = Decoder(50, DIM, HEADS, layers, spec, max_len=2 * TOKENS, **made, **options)
+        model = Decoder(50, DIM, HEADS, layers, spec, max_len=2 * TOKENS, **factory, **options)
     model.train(work == "train")
     ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")
     with torch.set_grad_enabled(work == "train"):
         if work == "decode":
-            given["cache"] = model.cache()
-            model(ids, **given)
+            call["cache"] = model.cache()
+            model(ids, **call)
             ids = ids[:, :1]
-        with gpu_stand_in.Memory() as held:
-            out = model(ids, **given)
+        with gpu_stand_in.MemoryMeter() as meter:
+            out = model(ids, **call)
             if work == "train":
                 out.sum().backward()
-    return held
+    return meter
 
 
 WORK = [(work, dtype) for work in ("train", "prefill", "decode") for dtype in (torch.bfloat16, torch.float32)]
@@ -68,21 +66,21 @@ WORK = [(work, dtype) for work in ("train", "prefill", "decode") for dtype in (t
 def test_no_matrix_of_pairs_is_made_and_nothing_is_widened_or_copied(case: tuple[str, torch.dtype], calls) -> None:
     work, dtype = case
     plain = memory("none", dtype, work)
-    # What it draws on the CPU is moved once for each device, and kept there.
+    # Its random numbers come from the CPU, once for each device.
     memory("fourier_rotary", dtype, "prefill", tokens=1)
-    for spec in [*catalogue.names(), *SUMS, *SCHEDULED]:
+    for spec in [*catalogue.names(), *SUMS, *SCHEDULES]:
         if spec in IN_ROWS or (work == "decode" and axes_of(spec) > 1):
             continue
         calls.clear()
-        held = memory(spec, dtype, work)
-        fused = work != "decode" and (spec in FUSED or spec in SUMS)
+        meter = memory(spec, dtype, work)
+        in_flex = work != "decode" and (spec in FLEX_SPECS or spec in SUMS)
         attention = [call for call in calls if call.kernel != "triton"]
-        attention = attention if fused else attention[-2:]
-        assert {(call.kernel, *call.dtypes) for call in attention} == {("flex" if fused else "sdpa", dtype)}, spec
+        attention = attention if in_flex else attention[-2:]
+        assert {(call.kernel, *call.dtypes) for call in attention} == {("flex" if in_flex else "sdpa", dtype)}, spec
         # Each query of inkling has a number for 1,024 distances: no fewer than 8,192 queries of one head have keys.
-        assert held.largest < (2 if spec == "inkling" else 1) * TOKENS * TOKENS, spec
-        assert held.peak <= MORE.get(spec, 1.3) * plain.peak, (spec, held.peak / plain.peak)
-        assert not held.from_cpu, spec
+        assert meter.largest < (2 if spec == "inkling" else 1) * TOKENS * TOKENS, spec
+        assert meter.peak <= MEMORY_RATIOS.get(spec, 1.3) * plain.peak, (spec, meter.peak / plain.peak)
+        assert not meter.from_cpu, spec
 
 
 @torch.no_grad()
@@ -91,11 +89,11 @@ def test_neither_given_ids_nor_the_places_in_a_cache_are_read(calls) -> None:
     for spec in catalogue.names()[THIRD::3]:
         if axes_of(spec) == 1:
             model = Decoder(50, 64, 4, 1, spec, max_len=2048, device="meta")
-            for cache, given in ((model.cache(slots=50), None), (model.cache(), ids), (model.cache(slots=50), ids)):
-                model(ids, cache=cache, positions=given)
-                with gpu_stand_in.Memory() as held:
-                    model(ids[:, :2], cache=cache, positions=None if given is None else given[:, :2])
-                assert not held.from_cpu, spec
+            for cache, positions in ((model.cache(slots=50), None), (model.cache(), ids), (model.cache(slots=50), ids)):
+                model(ids, cache=cache, positions=positions)
+                with gpu_stand_in.MemoryMeter() as meter:
+                    model(ids[:, :2], cache=cache, positions=None if positions is None else positions[:, :2])
+                assert not meter.from_cpu, spec
 
 
 @torch.no_grad()
@@ -126,34 +124,35 @@ def test_a_gpu_stops_at_what_a_cpu_refuses(monkeypatch) -> None:
 
 @pytest.mark.parametrize("work", ["prefill", "decode"])
 def test_a_layer_turns_queries_and_keys_in_one_launch_each(work: str, calls) -> None:
-    asked = {}
+    launches = {}
     for spec in ("none", "rotary"):
-        one, two = (memory(spec, torch.bfloat16, work, tokens=512, layers=layers).operators for layers in (1, 2))
-        asked[spec] = two - one
-    # No number is computed besides: a view of the table, and room for what both launches write.
-    assert asked["rotary"] <= asked["none"] + 3 and asked["none"] <= 51, asked
+        single, double = (memory(spec, torch.bfloat16, work, tokens=512, layers=layers).operators for layers in (1, 2))
+        launches[spec] = double - single
+    # Nothing else is computed: a view of the table, and the outputs of both launches.
+    assert launches["rotary"] <= launches["none"] + 3 and launches["none"] <= 51, launches
     assert [call.kernel for call in calls[-3:]] == ["triton", "triton", "sdpa"]
 
 
-@pytest.mark.parametrize("spec", of_these_slow(IN_ROWS, ("path",)))
+@pytest.mark.parametrize("spec", slow_by_ending(IN_ROWS, ("path",)))
 def test_what_does_not_fuse_is_written_out_for_some_queries_at_a_time(spec: str, calls) -> None:
-    held, plain = (memory(name, torch.bfloat16, "prefill", tokens=4096) for name in (spec, "none"))
-    assert not held.from_cpu
-    assert held.largest <= HEADS // 2 * 4096 * 4096 and held.peak <= IN_ROWS[spec] * plain.peak, held.peak / plain.peak
+    meter, plain = (memory(name, torch.bfloat16, "prefill", tokens=4096) for name in (spec, "none"))
+    assert not meter.from_cpu
+    assert meter.largest <= HEADS // 2 * 4096 * 4096
+    assert meter.peak <= IN_ROWS[spec] * plain.peak, meter.peak / plain.peak
 
 
 def test_the_proof_sees_a_matrix_of_pairs_and_queries_that_are_widened(calls, monkeypatch) -> None:
     monkeypatch.setattr(kernels, "AUTO_ON_CUDA", ("sdpa", "reference"))
-    held = memory("alibi", torch.bfloat16, "prefill")
-    assert held.largest >= HEADS * TOKENS * TOKENS and calls[0].beside[0][0] == (1, HEADS, TOKENS, TOKENS)
+    meter = memory("alibi", torch.bfloat16, "prefill")
+    assert meter.largest >= HEADS * TOKENS * TOKENS and calls[0].other_inputs[0][0] == (1, HEADS, TOKENS, TOKENS)
     calls.clear()
-    made = torch.zeros(1, HEADS, 4, 64, device="meta", dtype=torch.bfloat16)
-    torch.nn.functional.scaled_dot_product_attention(made.float(), made.float(), made.float())
+    q = torch.zeros(1, HEADS, 4, 64, device="meta", dtype=torch.bfloat16)
+    torch.nn.functional.scaled_dot_product_attention(q.float(), q.float(), q.float())
     assert calls[0].dtypes == {torch.float32}
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "options",
     [
         {"mask": masks.window(300)},
         {"mask": masks.prefix(40)},
@@ -163,27 +162,27 @@ def test_the_proof_sees_a_matrix_of_pairs_and_queries_that_are_widened(calls, mo
     ],
     ids=str,
 )
-def test_masks_sinks_and_soft_caps_are_fused(asked: dict[str, Any], calls) -> None:
+def test_masks_sinks_and_soft_caps_are_fused(options: dict[str, Any], calls) -> None:
     for spec in ("none", "rotary", "alibi"):
         calls.clear()
-        held = memory(spec, torch.bfloat16, "train", **asked)
+        meter = memory(spec, torch.bfloat16, "train", **options)
         assert {call.kernel for call in calls} - {"triton"} == {"flex"}, spec
-        assert held.largest < TOKENS * TOKENS
+        assert meter.largest < TOKENS * TOKENS
 
 
 def test_a_bias_at_given_ids_is_spread_for_some_queries_at_a_time(calls) -> None:
-    given = Positions.of(torch.zeros(1, TOKENS, dtype=torch.long, device="meta"))
+    at = Positions.of(torch.zeros(1, TOKENS, dtype=torch.long, device="meta"))
     plain = memory("none", torch.bfloat16, "train")
     for spec in ("alibi", "fire", "rotary + t5_bias"):
-        held = memory(spec, torch.bfloat16, "train", positions=given)
-        assert held.largest < TOKENS * TOKENS and held.peak < 4 * plain.peak, held.peak / plain.peak
+        meter = memory(spec, torch.bfloat16, "train", positions=at)
+        assert meter.largest < TOKENS * TOKENS and meter.peak < 4 * plain.peak, meter.peak / plain.peak
 
 
 def test_short_sequences_take_one_mask_in_the_dtype_of_the_queries(calls) -> None:
     for spec in ("alibi", "forgetting", "t5_bias"):
         memory(spec, torch.bfloat16, "train", tokens=512)
         assert {call.kernel for call in calls} == {"sdpa"}
-        assert {dtype for _, dtype in calls[0].beside} == {torch.bfloat16}
+        assert {dtype for _, dtype in calls[0].other_inputs} == {torch.bfloat16}
 
 
 def test_the_choice_takes_the_device_as_an_argument() -> None:

@@ -1,4 +1,4 @@
-"""Attention in blocks: against the readable kernel in float64, values and gradients, wherever tokens may stand."""
+"""Blocked attention has the values and gradients of the readable kernel in float64, at all positions."""
 
 import copy
 import math
@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from largest import Largest
+from largest import LargestTensor
 from tiers import rest_slow
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,7 +16,7 @@ from posenc.encoding.base import Encoding
 from posenc.encoding.keys import Keys
 from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.cpu import blocked, plan
-from posenc.kernels.cpu.biases.distances import anti_diagonals, run_of
+from posenc.kernels.cpu.biases.distances import anti_diagonals, run_length
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 
@@ -44,27 +44,27 @@ def padding(*rows: tuple[int, int]) -> torch.Tensor:
     return torch.tensor([[1] * 41]).repeat(len(rows), 1).scatter(1, torch.tensor(rows), 0)
 
 
-def shuffled() -> Positions:
+def shuffled_positions() -> Positions:
     at = Positions.count(41)
     there = torch.stack((torch.randperm(41, generator=torch.Generator().manual_seed(2)), torch.arange(41)))
     return Positions(at.coords[0][there], at.order[0][there])
 
 
-LEFT = torch.ones(2, 41).masked_fill(torch.arange(41) < torch.tensor([[17], [0]]), 0)
+LEFT_PADDING = torch.ones(2, 41).masked_fill(torch.arange(41) < torch.tensor([[17], [0]]), 0)
 PLACES = {
     "counted": Positions.count(41),
     "later": Positions.count(41, start=7),
     "given as ids": Positions.of(torch.arange(3, 44)),
     "moved": Positions.count(41).with_coords(Positions.count(41).coords + 5),
-    "padded left": Positions.padded(LEFT),
-    "padded right": Positions.padded(LEFT.flip(1)),
+    "padded left": Positions.padded(LEFT_PADDING),
+    "padded right": Positions.padded(LEFT_PADDING.flip(1)),
     "padded inside": Positions.padded(padding((3, 20), (0, 33))),
-    "nothing but padding": Positions.padded(LEFT * torch.tensor([[0], [1]])),
+    "nothing but padding": Positions.padded(LEFT_PADDING * torch.tensor([[0], [1]])),
     "packed": Positions.packed([11, 1, 22, 7]),
     "documents that return": Positions(
         Positions.count(41).coords, Positions.count(41).order, torch.tensor([[0] * 9 + [1] * 20 + [0] * 12])
     ),
-    "shuffled": shuffled(),
+    "shuffled": shuffled_positions(),
     "fractional": Positions.of(torch.linspace(-3, 17, 41, dtype=torch.float64)),
     "far apart": Positions.of(torch.arange(41) ** 3),
 }
@@ -76,7 +76,7 @@ RULES = {
     "prefix": masks.prefix(13),
     "prefix and window": Mask(causal=True, prefix=13, window=9),
 }
-SMALL = {
+BLOCK_SIZES = {
     "whole": {"pairs_of_a_grid": 0},
     "small": {
         "rows": 7,
@@ -92,10 +92,10 @@ SMALL = {
 
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch):
-    """Sets how large blocks may be, so that few tokens make many of them."""
+    """Return a function that limits the sizes of blocks, so that few tokens make many of them."""
 
-    def set_to(which: str) -> None:
-        for name, value in SMALL[which].items():
+    def set_to(size: str) -> None:
+        for name, value in BLOCK_SIZES[size].items():
             monkeypatch.setattr(SIZES, name, value)
 
     return set_to
@@ -106,26 +106,26 @@ def heads(*shape: int) -> torch.Tensor:
 
 
 def both_kernels(encoding, at, keys_at, mask, *, kv_heads: int = 2, width: int = WIDTH, kernel: str = "blocked"):
-    """The output and all gradients of the readable kernel and of another one, for the same numbers."""
+    """Return the outputs and gradients of the readable and another kernel, for the same inputs."""
     torch.manual_seed(0)
     q, k, v = heads(2, HEADS, at.tokens, WIDTH), *(heads(2, kv_heads, keys_at.tokens, w) for w in (WIDTH, width))
-    upstream, found = heads(2, HEADS, at.tokens, width), []
-    given = mask.given if mask.given is not None and mask.given.requires_grad else None
+    upstream, results = heads(2, HEADS, at.tokens, width), []
+    bias = mask.tensor if mask.tensor is not None and mask.tensor.requires_grad else None
     for name in ("reference", kernel):
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
         out, _ = kernels.bind(name, encoding, scale=0.4)(encoding, leaves[0], at, Keys(*leaves[1:], keys_at), mask)
-        wanted = [*leaves, *encoding.parameters(), *([] if given is None else [given])]
-        slopes = torch.autograd.grad(out, wanted, upstream, allow_unused=True)
-        zero = [torch.zeros_like(leaf) for leaf in wanted]
-        found.append([out, *(z if slope is None else slope for z, slope in zip(zero, slopes, strict=True))])
-    return found
+        inputs = [*leaves, *encoding.parameters(), *([] if bias is None else [bias])]
+        slopes = torch.autograd.grad(out, inputs, upstream, allow_unused=True)
+        zero = [torch.zeros_like(leaf) for leaf in inputs]
+        results.append([out, *(z if slope is None else slope for z, slope in zip(zero, slopes, strict=True))])
+    return results
 
 
-def same(found, what: str = "", tolerance: float = 1e-9) -> None:
-    for index, (expected, got) in enumerate(zip(*found, strict=True)):
-        said = f"{what}, {'output' if not index else f'gradient {index}'}"
+def check(results, case: str = "", tolerance: float = 1e-9) -> None:
+    for index, (expected, actual) in enumerate(zip(*results, strict=True)):
+        message = f"{case}, {'output' if not index else f'gradient {index}'}"
         torch.testing.assert_close(
-            got, expected, rtol=tolerance, atol=tolerance, msg=lambda m, said=said: f"{said}: {m}"
+            actual, expected, rtol=tolerance, atol=tolerance, msg=lambda m, message=message: f"{message}: {m}"
         )
 
 
@@ -133,23 +133,23 @@ EVERYWHERE = [(name, "small", place) for name in ENCODINGS for place in PLACES]
 EVERYWHERE += [(name, "whole", place) for name in ("t5", "shaw") for place in PLACES]
 
 
-def right_there(name: str, size: str, place: str, rules: list[str], sizes) -> None:
+def compare_at(name: str, size: str, place: str, rules: list[str], sizes) -> None:
     sizes(size)
     encoding, at = learned(ENCODINGS[name]), PLACES[place]
     for rule in rules:
-        same(both_kernels(encoding, at, at, RULES[rule]), rule)
+        check(both_kernels(encoding, at, at, RULES[rule]), rule)
 
 
 @pytest.mark.parametrize(("number", "case"), list(enumerate(EVERYWHERE)), ids=str)
 def test_it_is_right_wherever_tokens_stand(number: int, case: tuple[str, str, str], sizes) -> None:
-    # One of the six rules: with 8 times 13 places, each rule meets every place and every encoding.
-    right_there(*case, [list(RULES)[number % 6]], sizes)
+    # One of the six rules: over 8 times 13 layouts, each rule meets every layout and every encoding.
+    compare_at(*case, [list(RULES)[number % 6]], sizes)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "case"), list(enumerate(EVERYWHERE)), ids=str)
 def test_it_is_right_wherever_tokens_stand_by_the_other_rules(number: int, case: tuple[str, str, str], sizes) -> None:
-    right_there(*case, [rule for place, rule in enumerate(RULES) if place != number % 6], sizes)
+    compare_at(*case, [rule for place, rule in enumerate(RULES) if place != number % 6], sizes)
 
 
 @pytest.mark.parametrize("name", rest_slow(["none", "t5", "shaw"], 2))
@@ -159,7 +159,7 @@ def test_queries_may_stand_elsewhere_than_keys(name: str, sizes) -> None:
     packed = Positions.packed([11, 1, 22, 7])
     pairs = [
         (Positions.count(9, start=30), Positions.count(39)),  # a chunk behind a cache
-        (Positions.count(9, start=3), Positions.count(41, start=20)),  # some of them see nothing
+        (Positions.count(9, start=3), Positions.count(41, start=20)),  # some of them see no key
         (Positions.count(30), Positions.count(8, start=25)),
         (packed.rows(slice(20, 41)), packed),
         (PLACES["padded left"].rows(slice(30, 41)), PLACES["padded left"]),
@@ -170,7 +170,7 @@ def test_queries_may_stand_elsewhere_than_keys(name: str, sizes) -> None:
     ]
     for number, (at, keys_at) in enumerate(pairs, turn):
         for rule in list(RULES)[number % 2 :: 2]:
-            same(both_kernels(encoding, at, keys_at, RULES[rule]), rule)
+            check(both_kernels(encoding, at, keys_at, RULES[rule]), rule)
 
 
 @pytest.mark.parametrize("name", rest_slow(["alibi", "shaw", "none"], 2))
@@ -179,31 +179,31 @@ def test_given_masks_count_and_learn(name: str, place: str, sizes) -> None:
     sizes("small")
     torch.manual_seed(4)
     encoding, at = learned(ENCODINGS[name]), PLACES[place]
-    seen = torch.rand(2, 1, 41, 41) < 0.5
-    seen[0, :, 5:9] = False
-    added = torch.randn(1, HEADS, 41, 41).double()
+    visible = torch.rand(2, 1, 41, 41) < 0.5
+    visible[0, :, 5:9] = False
+    bias = torch.randn(1, HEADS, 41, 41).double()
     masks_given = (
-        seen,
-        seen[0, 0],
-        torch.where(seen, added, -math.inf),
-        added[:, :, :1].clone().requires_grad_(),
-        added[0, 0, :, :1].clone().requires_grad_(),
-        added.clone().requires_grad_(),
+        visible,
+        visible[0, 0],
+        torch.where(visible, bias, -math.inf),
+        bias[:, :, :1].clone().requires_grad_(),
+        bias[0, 0, :, :1].clone().requires_grad_(),
+        bias.clone().requires_grad_(),
     )
-    for number, given in enumerate(masks_given, len(name) + len(place)):
-        rule = Mask(causal=True, window=9, given=given) if number % 2 else Mask(given=given)
-        same(both_kernels(encoding, at, at, rule), str(list(given.shape)))
+    for number, tensor in enumerate(masks_given, len(name) + len(place)):
+        rule = Mask(causal=True, window=9, tensor=tensor) if number % 2 else Mask(tensor=tensor)
+        check(both_kernels(encoding, at, at, rule), str(list(tensor.shape)))
 
 
 def test_no_weight_of_the_backward_pass_is_too_small_for_a_normal_number(monkeypatch) -> None:
-    found: list[torch.Tensor] = []
+    powers: list[torch.Tensor] = []
     exp2_ = torch.Tensor.exp2_
-    monkeypatch.setattr(torch.Tensor, "exp2_", lambda x: found.append(exp2_(x).clone()) or x)
+    monkeypatch.setattr(torch.Tensor, "exp2_", lambda x: powers.append(exp2_(x).clone()) or x)
     at = Positions.count(600)
     q, k = (torch.randn(1, HEADS, 600, WIDTH, requires_grad=True) for _ in range(2))
     encoding = ALiBi(HEADS)
     kernels.bind("blocked", encoding, scale=1.0)(encoding, q, at, Keys(k, k, at), masks.causal())[0].sum().backward()
-    least = torch.cat([weights.flatten() for weights in found])
+    least = torch.cat([weights.flatten() for weights in powers])
     assert 0 < least[least > 0].min() < 1e-20 and least[least > 0].min() > 1e-25 and bool((least == 0).any())
 
 
@@ -232,7 +232,7 @@ def test_a_grid_has_a_bias_of_all_axes(place: str, size: str, rule: str, sizes) 
     q = heads(2, HEADS, at.tokens, WIDTH)
     expected = ("blocked", "distances looked up")
     assert kernels.served_by(encoding, q, at, Keys(q, q, at), RULES[rule]) == expected
-    same(both_kernels(encoding, at, at, RULES[rule]))
+    check(both_kernels(encoding, at, at, RULES[rule]))
 
 
 @pytest.mark.parametrize(
@@ -241,11 +241,11 @@ def test_a_grid_has_a_bias_of_all_axes(place: str, size: str, rule: str, sizes) 
     ids=str,
 )
 def test_runs_of_keys_are_as_long_as_divides_all(numbers, run: int) -> None:
-    assert run_of(torch.tensor([list(numbers)])) == run
+    assert run_length(torch.tensor([list(numbers)])) == run
 
 
 def test_queries_of_one_grid_meet_keys_of_another() -> None:
-    same(both_kernels(learned(LogGridBias(HEADS)), Positions.grid(3, 2), Positions.grid(4, 6), masks.bidirectional()))
+    check(both_kernels(learned(LogGridBias(HEADS)), Positions.grid(3, 2), Positions.grid(4, 6), masks.bidirectional()))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
@@ -253,17 +253,17 @@ def test_queries_of_one_grid_meet_keys_of_another() -> None:
 def test_heads_may_be_shared_and_values_of_another_width(kv_heads: int, width: int, sizes) -> None:
     sizes("small")
     at = Positions.count(41)
-    same(both_kernels(learned(ENCODINGS["alibi"]), at, at, masks.causal(), kv_heads=kv_heads, width=width))
+    check(both_kernels(learned(ENCODINGS["alibi"]), at, at, masks.causal(), kv_heads=kv_heads, width=width))
 
 
 def test_any_strides_will_do() -> None:
     at, encoding = Positions.count(41), ALiBi(HEADS)
     q, k, v = (heads(41, WIDTH, HEADS, 2).permute(3, 2, 0, 1) for _ in range(3))
-    expected, got = (
+    expected, actual = (
         kernels.bind(name, encoding, scale=1.0)(encoding, q, at, Keys(k, v, at), masks.causal())[0]
         for name in ("reference", "blocked")
     )
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -272,19 +272,19 @@ def test_lower_precision_is_off_by_rounding_only(name: str, dtype: torch.dtype) 
     torch.manual_seed(0)
     at, encoding = Positions.count(300), learned(ENCODINGS[name])
     q, k, v, upstream = (heads(1, HEADS, 300, 8 if name != "shaw" else WIDTH).to(dtype) for _ in range(4))
-    found = []
+    results = []
     for cast in (torch.float64, dtype):
         leaves = [x.to(cast).requires_grad_() for x in (q, k, v)]
         encoding = encoding.to(cast if name == "shaw" else torch.float64)
-        which = "reference" if cast == torch.float64 else "blocked"
-        out, _ = kernels.bind(which, encoding, scale=0.4)(
+        kernel = "reference" if cast == torch.float64 else "blocked"
+        out, _ = kernels.bind(kernel, encoding, scale=0.4)(
             encoding, leaves[0], at, Keys(*leaves[1:], at), masks.causal()
         )
         assert out.dtype == cast
-        found.append([out, *torch.autograd.grad(out, leaves, upstream.to(cast))])
-    for expected, got in zip(*found, strict=True):
-        off = (got.double() - expected).square().mean().sqrt() / expected.square().mean().sqrt()
-        assert off < 8 * torch.finfo(dtype).eps
+        results.append([out, *torch.autograd.grad(out, leaves, upstream.to(cast))])
+    for expected, actual in zip(*results, strict=True):
+        error = (actual.double() - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+        assert error < 8 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("encoding", rest_slow([ALiBi(2), T5Bias(2, std=1.0), Sandwich(2)], 2), ids=str)
@@ -306,20 +306,20 @@ def test_gradients_in_float32_stay_within_three_millionths(name: str, place: str
     torch.manual_seed(0)
     encoding, at = learned(ENCODINGS[name]).double(), PLACES[place]
     q, k, v, upstream = (heads(2, HEADS, at.tokens, WIDTH).float() for _ in range(4))
-    found = []
+    gradients = []
     for dtype in (torch.float64, torch.float32):
-        # A copy in float32 has the same numbers only where they had been rounded before.
-        mine = copy.deepcopy(encoding).float().to(dtype)
+        # A copy in float32 is equal only if the numbers were rounded before.
+        twin = copy.deepcopy(encoding).float().to(dtype)
         leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
-        which = "reference" if dtype == torch.float64 else "blocked"
-        out, _ = kernels.bind(which, mine, scale=0.4)(mine, leaves[0], at, Keys(*leaves[1:], at), masks.window(30))
-        found.append(torch.autograd.grad(out, [*leaves, *mine.parameters()], upstream.to(dtype)))
-    for number, (expected, got) in enumerate(zip(*found, strict=True)):
-        off = float((got.double() - expected).norm() / expected.norm())
-        assert off < 3e-6, f"gradient {number} is off by {off:.2g}"
+        kernel = "reference" if dtype == torch.float64 else "blocked"
+        out, _ = kernels.bind(kernel, twin, scale=0.4)(twin, leaves[0], at, Keys(*leaves[1:], at), masks.window(30))
+        gradients.append(torch.autograd.grad(out, [*leaves, *twin.parameters()], upstream.to(dtype)))
+    for number, (expected, actual) in enumerate(zip(*gradients, strict=True)):
+        error = float((actual.double() - expected).norm() / expected.norm())
+        assert error < 3e-6, f"gradient {number} is off by {error:.2g}"
 
 
-# What is gone through
+# Planned blocks
 
 
 @pytest.mark.parametrize("narrow", [False, True])
@@ -327,24 +327,24 @@ def test_a_bias_that_many_rows_share_has_its_gradient_in_bfloat16(narrow: bool, 
     if narrow:  # keys of a block come in several pieces
         monkeypatch.setattr(SIZES, "pairs_backwards", 1)
         monkeypatch.setattr(SIZES, "narrowest", 64)
-    found = {}
+    gradients = {}
     x = torch.randn(1, 300, 32, generator=torch.Generator().manual_seed(1)) + 3.0
     slopes = torch.randn(1, 300, 32, generator=torch.Generator().manual_seed(2))
     for kernel, dtype in (("reference", torch.float64), ("blocked", torch.bfloat16)):
         torch.manual_seed(0)
         layer = Attention(32, 2, encoding="mlp_bias", kernel=kernel).to(dtype)
         (layer(x.to(dtype), mask="causal").double() * slopes).sum().backward()
-        found[kernel] = [p.grad.double() for p in layer.encoding.parameters()]
-    for expected, got in zip(found["reference"], found["blocked"], strict=True):
-        # What is added to all logits alike has a gradient of 0, and rounding is all of it.
+        gradients[kernel] = [p.grad.double() for p in layer.encoding.parameters()]
+    for expected, actual in zip(gradients["reference"], gradients["blocked"], strict=True):
+        # A term that all logits share has a gradient of 0, so that its error is rounding.
         if expected.norm() > 1e-9:
-            assert (got - expected).norm() < 0.04 * expected.norm()
+            assert (actual - expected).norm() < 0.04 * expected.norm()
 
 
 def pairs(at: Positions, mask: Mask, places: bool = True) -> tuple[int, int]:
-    """How many pairs the blocks hold, and how many see each other."""
-    found = plan.plan_for(at, at, mask, len(at.order), HEADS, by_coords=places)
-    return sum(math.prod(block.size) for block in found.blocks(8)), int(mask.allowed(at, at).sum())
+    """Return the number of pairs in the blocks, and of visible pairs."""
+    work = plan.plan_for(at, at, mask, len(at.order), HEADS, by_coords=places)
+    return sum(math.prod(block.size) for block in work.blocks(8)), int(mask.allowed(at, at).sum())
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -352,24 +352,24 @@ def pairs(at: Positions, mask: Mask, places: bool = True) -> tuple[int, int]:
 def test_every_pair_that_sees_is_in_one_block(place: str, rule: str) -> None:
     at, mask = PLACES[place], RULES[rule]
     for places in (True, False):
-        found = plan.plan_for(at, at, mask, 2, HEADS, by_coords=places)
-        covered, allowed = torch.zeros(2, 41, 41, dtype=torch.long), mask.allowed(at, at)[:, 0].expand(2, -1, -1)
-        for block in found.blocks(7):
-            covered[block] += 1
-            if found.runs is not None and not mask.prefix:
-                assert found.open(block) == bool(allowed[block].all())
-        assert covered.max() <= 1
-        assert covered[allowed].all()
+        work = plan.plan_for(at, at, mask, 2, HEADS, by_coords=places)
+        counts, visible = torch.zeros(2, 41, 41, dtype=torch.long), mask.allowed(at, at)[:, 0].expand(2, -1, -1)
+        for block in work.blocks(7):
+            counts[block] += 1
+            if work.runs is not None and not mask.prefix:
+                assert work.open(block) == bool(visible[block].all())
+        assert counts.max() <= 1
+        assert counts[visible].all()
 
 
 def test_what_nobody_sees_is_left_out() -> None:
-    causal, both = masks.causal(), masks.bidirectional()
+    causal, full = masks.causal(), masks.bidirectional()
     assert pairs(Positions.count(64), causal) == (64 * 36, 64 * 65 // 2)
     assert pairs(Positions.count(64), masks.window(8))[0] == 8 * 8 + 7 * 8 * 15
-    assert pairs(Positions.packed([16] * 4), both) == (4 * 256, 4 * 256)
-    assert pairs(Positions.padded(torch.ones(1, 64).index_fill(1, torch.arange(48), 0)), both) == (256, 256)
-    # Documents of a token each are not worth a call.
-    assert plan.plan_for(Positions.packed([1] * 9), Positions.packed([1] * 9), both, 1, 1, by_coords=True).runs is None
+    assert pairs(Positions.packed([16] * 4), full) == (4 * 256, 4 * 256)
+    assert pairs(Positions.padded(torch.ones(1, 64).index_fill(1, torch.arange(48), 0)), full) == (256, 256)
+    # Documents of one token each are not worth a call.
+    assert plan.plan_for(Positions.packed([1] * 9), Positions.packed([1] * 9), full, 1, 1, by_coords=True).runs is None
 
 
 @pytest.mark.parametrize("name", rest_slow(["alibi", "shaw", "t5", "none"], 2))
@@ -379,12 +379,12 @@ def test_no_tensor_grows_with_the_square_of_the_tokens(name: str, sizes) -> None
     for T in (80, 160):
         at = Positions.count(T)
         leaves = [heads(1, HEADS, T, WIDTH).requires_grad_() for _ in range(3)]
-        with Largest() as seen:
+        with LargestTensor() as meter:
             out, _ = kernels.bind("blocked", encoding, scale=1.0)(
                 encoding, leaves[0], at, Keys(*leaves[1:], at), masks.window(20)
             )
             torch.autograd.grad(out.sum(), [*leaves, *encoding.parameters()])
-        largest.append(seen.size)
+        largest.append(meter.size)
     assert largest[1] <= (6 if name == "shaw" else 4) * leaves[0].nbytes and largest[1] <= 2.1 * largest[0]
 
 
@@ -417,21 +417,21 @@ def test_anti_diagonals_are_summed(n: int, m: int) -> None:
     torch.testing.assert_close(anti_diagonals(x), expected)
 
 
-# How it is used
+# Use by layers
 
 
 def test_attention_over_some_keys_each_is_merged_into_attention_over_all() -> None:
     logits, values = torch.randn(2, 3, 4, 9, dtype=torch.float64), torch.randn(2, 3, 9, 5, dtype=torch.float64)
-    logits[0, 0, 1, :5] = -math.inf  # sees nothing of the first keys
-    logits[1, 1, 2] = -math.inf  # sees nothing at all
+    logits[0, 0, 1, :5] = -math.inf  # sees none of the first keys
+    logits[1, 1, 2] = -math.inf  # sees no key at all
     parts = []
-    for some in (slice(0, 5), slice(5, 7), slice(7, 9)):
-        taken = logits[..., some].softmax(-1).nan_to_num() @ values[:, :, some]
-        parts.append((taken, logits[..., some].logsumexp(-1)))
-    out, sums = blocked.merged(parts)
+    for span in (slice(0, 5), slice(5, 7), slice(7, 9)):
+        part = logits[..., span].softmax(-1).nan_to_num() @ values[:, :, span]
+        parts.append((part, logits[..., span].logsumexp(-1)))
+    out, sums = blocked.merge_parts(parts)
     torch.testing.assert_close(out, logits.softmax(-1).nan_to_num() @ values, rtol=0, atol=1e-14)
     total = logits.exp().sum(-1)
-    torch.testing.assert_close(sums, total.log(), rtol=0, atol=1e-14)  # of nothing: -inf
+    torch.testing.assert_close(sums, total.log(), rtol=0, atol=1e-14)  # over no keys: -inf
 
 
 def test_a_graph_may_be_gone_through_twice() -> None:
@@ -472,18 +472,18 @@ def test_autocast_decides_the_dtype_forwards_and_backwards() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("options", "words"),
     [
         ({"need_weights": True}, "attention in blocks returns no attention weights; use kernel='reference' or 'auto'"),
         ({"dropout": 0.1}, "attention in blocks has no dropout, got 0.1; use kernel='sdpa' or 'auto', or dropout=0"),
         ({"q": torch.empty(1, 1, 1, 1, device="meta")}, "is for the CPU, got queries on 'meta'; use kernel='sdpa'"),
     ],
 )
-def test_what_it_cannot_do_it_says(asked: dict, words: str) -> None:
-    assert words in str(kernels.why_not("blocked", NoPE(), **asked))
+def test_what_it_cannot_do_it_says(options: dict, words: str) -> None:
+    assert words in str(kernels.why_not("blocked", NoPE(), **options))
     with pytest.raises(ValueError, match=r"kernel 'blocked' cannot do this: .*attention in blocks"):
-        kernels.choose("blocked", NoPE(), **asked)
-    assert kernels.choose("auto", NoPE(), **asked) != "blocked"
+        kernels.choose("blocked", NoPE(), **options)
+    assert kernels.choose("auto", NoPE(), **options) != "blocked"
 
 
 @pytest.mark.parametrize("set_before", [False, True])
@@ -497,20 +497,20 @@ def test_numbers_below_the_normal_ones_are_0_within_a_call_and_as_they_were_behi
     def are_0() -> bool:
         return sys.float_info.min / 2 == 0.0
 
-    within, fused = [], blocked.fused
+    flags, original = [], blocked.fused_block
 
-    def watched(*given, **options):
-        within.append(are_0())
+    def watch(*args, **options):
+        flags.append(are_0())
         if fails:
             raise RuntimeError("no memory")
-        return fused(*given, **options)
+        return original(*args, **options)
 
-    monkeypatch.setattr(blocked, "fused", watched)
+    monkeypatch.setattr(blocked, "fused_block", watch)
     attention = Attention(12, 4, encoding="alibi", kernel="blocked")
     try:
         with pytest.raises(RuntimeError, match="no memory") if fails else nullcontext():
             attention(torch.randn(1, 5, 12), mask=masks.causal())
-        assert are_0() == set_before and within == [True]
+        assert are_0() == set_before and flags == [True]
     finally:
         torch.set_flush_denormal(False)
 
@@ -536,18 +536,18 @@ def loss_of(attention: Attention):
 @pytest.mark.parametrize("mask", [masks.causal(), masks.bidirectional(), masks.window(6)])
 def test_keys_and_values_of_different_widths_need_no_matrix_either(width: int, mask: Mask) -> None:
     at = Positions.count(41)
-    same(both_kernels(NoPE(), at, at, mask, width=width, kernel="auto"))
+    check(both_kernels(NoPE(), at, at, mask, width=width, kernel="auto"))
     q, k, v = heads(1, 2, 41, WIDTH), heads(1, 2, 41, WIDTH), heads(1, 2, 41, width)
-    seen = []
+    operators = []
 
     class See(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(func.__name__)
+            operators.append(func.__name__)
             return func(*args, **(kwargs or {}))
 
     with torch.no_grad(), See():
         kernels.bind("sdpa", NoPE(), scale=0.4)(NoPE(), q, at, Keys(k, v, at), mask)
-    assert any("flash" in name for name in seen) and not any("softmax" in name for name in seen)
+    assert any("flash" in name for name in operators) and not any("softmax" in name for name in operators)
 
 
 @pytest.mark.parametrize(
@@ -558,7 +558,7 @@ def test_keys_and_values_of_different_widths_need_no_matrix_either(width: int, m
         (ALiBi(HEADS), Positions.count(1, 8), masks.causal()),
         (NoPE(), Positions.count(9).rows(slice(5, None)), masks.causal()),
     ],
-    ids=["plain causal", "everything seen", "one query", "the last few"],
+    ids=["plain causal", "everything operators", "one query", "the last few"],
 )
 def test_one_fused_call_is_chosen_where_it_needs_no_matrix_and_no_named_kernel_is_replaced(
     encoding, at: Positions, mask: Mask, monkeypatch
@@ -577,13 +577,13 @@ def test_one_fused_call_is_chosen_where_it_needs_no_matrix_and_no_named_kernel_i
 
 
 def test_the_last_of_many_tokens_are_attended_to_in_blocks(sizes) -> None:
-    at, asking = Positions.count(9), Positions.count(9).rows(slice(5, None))
-    for causal, served in ((masks.causal(), "sdpa"), (masks.window(8), "blocked")):
+    at, tail = Positions.count(9), Positions.count(9).rows(slice(5, None))
+    for causal, kernel in ((masks.causal(), "sdpa"), (masks.window(8), "blocked")):
         q, k = heads(1, HEADS, 4, WIDTH), heads(1, HEADS, 9, WIDTH)
-        assert kernels.served_by(NoPE(), q, asking, Keys(k, k, at), causal)[0] == served
+        assert kernels.served_by(NoPE(), q, tail, Keys(k, k, at), causal)[0] == kernel
     sizes("small")
-    assert kernels.served_by(NoPE(), q, asking, Keys(k, k, at), masks.causal())[0] == "blocked"
-    same(both_kernels(NoPE(), asking, at, masks.causal(), kernel="sdpa"))
+    assert kernels.served_by(NoPE(), q, tail, Keys(k, k, at), masks.causal())[0] == "blocked"
+    check(both_kernels(NoPE(), tail, at, masks.causal(), kernel="sdpa"))
 
 
 def test_blocked_by_name_says_what_it_cannot_do_in_a_graph(monkeypatch) -> None:
@@ -598,7 +598,7 @@ def test_blocked_by_name_says_what_it_cannot_do_in_a_graph(monkeypatch) -> None:
         kernels.bind("blocked", NoPE(), scale=1.0)(NoPE(), q[:0], at, Keys(q[:0], q[:0], at), masks.causal())
 
 
-# In a graph that is being compiled
+# In a compiled graph
 
 
 @pytest.mark.parametrize(
@@ -622,9 +622,9 @@ def test_what_a_graph_holds_is_right_under_every_mask(name: str, at: Positions, 
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     encoding = learned(ENCODINGS[name])
     for rule, mask in RULES.items():
-        same(both_kernels(encoding, at, at, mask, kernel="auto"), rule)
-        same(both_kernels(encoding, at, at.rows(slice(0, 30)), mask, kernel="auto"), f"{rule}, fewer keys")
-        same(both_kernels(encoding, at.rows(slice(11, None)), at, mask, kernel="auto"), f"{rule}, fewer queries")
+        check(both_kernels(encoding, at, at, mask, kernel="auto"), rule)
+        check(both_kernels(encoding, at, at.rows(slice(0, 30)), mask, kernel="auto"), f"{rule}, fewer keys")
+        check(both_kernels(encoding, at.rows(slice(11, None)), at, mask, kernel="auto"), f"{rule}, fewer queries")
 
 
 @pytest.mark.parametrize(
@@ -640,9 +640,9 @@ def test_a_compiled_layer_uses_the_operator(spec: str, mask: Mask) -> None:
         return graph
 
     torch._dynamo.reset()
-    compiled = torch.compile(attention, backend=look, fullgraph=True)
+    compiled_layer = torch.compile(attention, backend=look, fullgraph=True)
     x = heads(1, 11, 12)
-    torch.testing.assert_close(compiled(x, mask=mask), attention(x, mask=mask), rtol=0, atol=1e-12)
+    torch.testing.assert_close(compiled_layer(x, mask=mask), attention(x, mask=mask), rtol=0, atol=1e-12)
     in_blocks = spec != "none" or mask.window is not None
     assert len(graphs) == 1 and ("attend_in_a_row" in graphs[0]) == in_blocks
     torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""Biases that read content, in blocks: against the whole matrix of the same bias, values and gradients, float64."""
+"""Content biases in blocks have the values and gradients of the whole matrix, in float64."""
 
 import itertools
 import math
@@ -22,38 +22,38 @@ from posenc.kernels.cpu.biases.products import Columns
 from posenc.tokens.positions import Positions
 
 SHAPE = Shape(dim=10, heads=3, head_dim=4, max_len=64)
-CAUSAL, BOTH, WINDOW = masks.causal(), masks.bidirectional(), masks.window(6)
+CAUSAL, BIDIRECTIONAL, WINDOW = masks.causal(), masks.bidirectional(), masks.window(6)
 NEARBY = masks.window(4, causal=False)
 
 PRODUCTS, LEVELS, PAIRS, DISTANCES = "products in a row", "levels in a row", "pairs", "distances in a row"
-FACTORED, COUNTS = "factored", "counts in a row"
+FACTORS, COUNTS = "factored", "counts in a row"
 WAYS = {
     "shaw(values=False, max_distance=3)": (PRODUCTS,),
     "shaw(values=False, max_distance=3, mutual=True)": (PAIRS,),
     "transformer_xl": (PRODUCTS, PRODUCTS),
     "inkling(max_distance=5, rank=3)": (PRODUCTS,),
     "deberta(buckets=6, max_distance=9)": (PRODUCTS, PRODUCTS),
-    "tupe": (FACTORED,),
+    "tupe": (FACTORS,),
     "forgetting": (LEVELS,),
     "fire(length=5)": (PAIRS,),
     "contextual(positions=4)": (COUNTS,),
-    "fire + tupe": (FACTORED, DISTANCES),
+    "fire + tupe": (FACTORS, DISTANCES),
     "transformer_xl(max_distance=2) + forgetting + alibi": (PRODUCTS, PRODUCTS, LEVELS, DISTANCES),
     "on(deberta(buckets=6, max_distance=9), heads=(0, 2)) + on(alibi, heads=(2, 1))": (PRODUCTS, PRODUCTS, DISTANCES),
     "inkling(max_distance=40, rank=3)": (PRODUCTS,),
     "transformer_xl(max_distance=4.5, layout=interleaved)": (PRODUCTS, PRODUCTS),
     "deberta(buckets=6, max_distance=9, terms=position_to_content)": (PRODUCTS,),
     "deberta(buckets=6, max_distance=9, mirror=False)": (PRODUCTS, PRODUCTS),
-    "on(tupe, heads=(0, 2))": (FACTORED,),
+    "on(tupe, heads=(0, 2))": (FACTORS,),
     "on(shaw(values=False), heads=(0, 2))": (PRODUCTS,),
     "on(transformer_xl, heads=(1,)) + forgetting": (PRODUCTS, PRODUCTS, LEVELS),
 }
-"""How each is evaluated where tokens stand in a row; the first twelve differ most."""
+"""Evaluation of each spec for contiguous tokens; the first twelve differ most."""
 
 
 @pytest.fixture(autouse=True)
-def few_keys_are_far():
-    """Far keys, and few queries at a time, at sizes that a test can afford."""
+def small_sizes():
+    """Use far keys, and few queries at a time, at sizes of a test."""
     with SIZES.set_to(far=1, pairs_of_content=250):
         yield
 
@@ -67,7 +67,7 @@ def encoding_for(spec: str) -> Encoding:
 
 
 class Case:
-    """Queries and keys of an encoding, with what it remembers of them; every leaf wants a gradient."""
+    """Queries and keys of an encoding, with their memo; every leaf requires a gradient."""
 
     def __init__(self, spec: str, at: Positions, keys_at: Positions, batch: int = 2, kv_heads: int = 3) -> None:
         self.encoding, self.at, self.keys_at = encoding_for(spec), at, keys_at
@@ -82,9 +82,9 @@ class Case:
         self.leaves = [self.q, self.k, self.x, self.y, *self.encoding.parameters()]
 
     def keys(self) -> Keys:
-        own = self.encoding.remember(self.x, self.at)
+        facts = self.encoding.remember(self.x, self.at)
         memo = self.encoding.remember(self.y, self.keys_at)
-        return Keys(self.k, self.k, self.keys_at, memo, own)
+        return Keys(self.k, self.k, self.keys_at, memo, facts)
 
     def dense(self) -> torch.Tensor:
         bias = total(self.encoding.biases(self.q, self.at, self.keys()), torch.float64)
@@ -97,44 +97,44 @@ class Case:
             return self.dense()
 
     def in_blocks(self, mask):
-        """How the bias is had in blocks, and the plan of blocks."""
+        """Return the bias in blocks, and the plan of blocks."""
         keys = self.keys()
-        return blocked.how(self.encoding.biases(self.q, self.at, keys), self.q, self.at, keys, mask)
+        return blocked.plan_biases(self.encoding.biases(self.q, self.at, keys), self.q, self.at, keys, mask)
 
 
 def blocks_of(plan, rows: int, by_row: bool = False):
-    """The blocks of so many queries that a kernel goes through, or each row of the batch by itself."""
+    """Yield a kernel's blocks of so many queries, or those of each row of the batch."""
     for block in plan.blocks(rows):
         step = 1 if by_row else block.batch.stop - block.batch.start
         for first in range(block.batch.start, block.batch.stop, step):
             yield block._replace(batch=slice(first, first + step))
 
 
-def last_first(x: torch.Tensor) -> torch.Tensor:
+def flip_rows(x: torch.Tensor) -> torch.Tensor:
     return x.flip(2)
 
 
-IN_A_ROW = {
-    "itself": (Positions.count(13), Positions.count(13), (CAUSAL, BOTH, WINDOW, NEARBY)),
+CONTIGUOUS = {
+    "itself": (Positions.count(13), Positions.count(13), (CAUSAL, BIDIRECTIONAL, WINDOW, NEARBY)),
     "a short last block": (Positions.count(18), Positions.count(18), (CAUSAL,)),
     "behind a cache": (Positions.count(5, 12), Positions.count(17), (CAUSAL, WINDOW)),
-    "before the last keys": (Positions.count(5, 3), Positions.count(19), (CAUSAL, BOTH)),
+    "before the last keys": (Positions.count(5, 3), Positions.count(19), (CAUSAL, BIDIRECTIONAL)),
     "one query": (Positions.count(1, 5), Positions.count(6), (CAUSAL,)),
-    "few keys": (Positions.count(9), Positions.count(4), (BOTH,)),
+    "few keys": (Positions.count(9), Positions.count(4), (BIDIRECTIONAL,)),
     "keys of a later start": (Positions.count(9, 4), Positions.count(8, 6), (CAUSAL, WINDOW)),
 }
 
 
-def anywhere():
+def scattered_cases():
     torch.manual_seed(11)
     padded = Positions.padded(torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 1, 1, 1, 1, 0]]))
     yield "padding", padded, padded
     packed = Positions.packed([4, 1, 5])
     yield "packing", packed, packed
     yield "fractional", Positions.of(torch.rand(2, 8) * 9), Positions.of(torch.rand(2, 11) * 9)
-    shuffled = Positions.of(torch.randperm(9))
+    permuted_at = Positions.of(torch.randperm(9))
     yield "one place for all rows of queries", Positions.of(torch.rand(8) * 9), Positions.of(torch.rand(2, 11) * 9)
-    yield "shuffled", shuffled, shuffled
+    yield "shuffled", permuted_at, permuted_at
 
 
 def values_of(bias, plan, case: Case, rows: int, in_parts: bool, by_row: bool = False) -> torch.Tensor:
@@ -145,7 +145,7 @@ def values_of(bias, plan, case: Case, rows: int, in_parts: bool, by_row: bool = 
                 keys = slice(first, min(first + 5, block.keys.stop))
                 values = bias.block(block._replace(keys=keys))
                 there = out[block.batch, :, block.rows, keys]
-                there.copy_(last_first(values.expand(there.shape)))
+                there.copy_(flip_rows(values.expand(there.shape)))
             continue
         stop = block.keys.start
         for part in bias.parts(block):
@@ -154,21 +154,21 @@ def values_of(bias, plan, case: Case, rows: int, in_parts: bool, by_row: bool = 
             values = out.new_zeros(out[block.batch, :, block.rows, part.keys].shape)
             values += 0 if part.bias is None else part.bias
             values += 0 if part.shift is None else part.shift[..., None]
-            out[block.batch, :, block.rows, part.keys] = last_first(values)
+            out[block.batch, :, block.rows, part.keys] = flip_rows(values)
         assert stop == block.keys.stop, "parts hold every key"
     return out
 
 
-def same_values(got: torch.Tensor, case: Case, mask, masked: bool) -> None:
-    allowed = mask.allowed(case.at, case.keys_at).expand(got.shape)
-    assert not bool(got[allowed].isnan().any()), "every key that is seen is in a block"
-    # The softmax does not see what all keys of a head share.
-    difference = (got - case.whole).where(allowed, torch.nan).flatten(2)
-    shared = difference.nanmedian(-1, keepdim=True).values.nanmean(0)
-    assert float((difference - shared).abs().nan_to_num().max()) < 1e-11
+def same_values(actual: torch.Tensor, case: Case, mask, masked: bool) -> None:
+    visible = mask.allowed(case.at, case.keys_at).expand(actual.shape)
+    assert not bool(actual[visible].isnan().any()), "every key that is seen is in a block"
+    # The softmax ignores a term that all keys of a head share.
+    difference = (actual - case.whole).where(visible, torch.nan).flatten(2)
+    offset = difference.nanmedian(-1, keepdim=True).values.nanmean(0)
+    assert float((difference - offset).abs().nan_to_num().max()) < 1e-11
     if masked:
-        met = ~got.isnan()
-        assert bool((got[met & ~allowed] == -math.inf).all()), "what is not seen is -inf"
+        in_block = ~actual.isnan()
+        assert bool((actual[in_block & ~visible] == -math.inf).all()), "what is not seen is -inf"
 
 
 def slopes_of(case: Case, outputs, upstreams) -> list[torch.Tensor]:
@@ -176,42 +176,42 @@ def slopes_of(case: Case, outputs, upstreams) -> list[torch.Tensor]:
     return [torch.zeros_like(leaf) if slope is None else slope for slope, leaf in zip(slopes, case.leaves, strict=True)]
 
 
-def with_room(x: torch.Tensor) -> torch.Tensor:
-    """The same with as many zeros behind each row as there are rows."""
+def pad_rows(x: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with as many zeros after each row as there are rows."""
     return torch.nn.functional.pad(x, (0, x.shape[2]))[..., : x.shape[3]]
 
 
 def same_gradients(case: Case, mask, rows: int, by_row: bool = False) -> None:
     torch.manual_seed(7)
-    dense, allowed = case.dense(), mask.allowed(case.at, case.keys_at)
-    upstream = torch.randn_like(dense).masked_fill(~allowed, 0.0)
+    dense, visible = case.dense(), mask.allowed(case.at, case.keys_at)
+    upstream = torch.randn_like(dense).masked_fill(~visible, 0.0)
     expected = slopes_of(case, [dense], [upstream])
     bias, plan = case.in_blocks(mask)
     gradient = BiasGradient(bias)
     for block in blocks_of(plan, rows, by_row):
-        # As a kernel does on its way back, a few keys at a time, wherever the parts of the way there ended.
+        # As a kernel's backward pass does, a few keys at a time, wherever the forward pass cut its blocks.
         for first in range(block.keys.start, block.keys.stop, 5):
             keys = slice(first, min(first + 5, block.keys.stop))
-            piece = with_room(last_first(upstream[block.batch, :, block.rows, keys]))
+            piece = pad_rows(flip_rows(upstream[block.batch, :, block.rows, keys]))
             with torch.no_grad():
                 gradient.add(block._replace(keys=keys), piece)
             piece.fill_(math.nan)
     ends = [(i, t) for i, t in zip(bias.inputs, gradient.total(), strict=True) if t is not None and i.requires_grad]
     assert all(i.shape == t.shape and i.dtype == t.dtype for i, t in ends)
-    got = slopes_of(case, [i for i, _ in ends], [t for _, t in ends])
-    for one, other in zip(got, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+    actual = slopes_of(case, [i for i, _ in ends], [t for _, t in ends])
+    for left, right in zip(actual, expected, strict=True):
+        torch.testing.assert_close(left, right, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("spec", rest_slow(WAYS, 12))
 def test_blocks_of_tokens_in_a_row_are_those_of_the_matrix(spec):
-    for name, (at, keys_at, rules) in IN_A_ROW.items():
+    for name, (at, keys_at, rules) in CONTIGUOUS.items():
         case = Case(spec, at, keys_at)
         for mask in rules:
             bias, plan = case.in_blocks(mask)
             expected = WAYS[spec] if mask.causal else tuple(PAIRS if way == LEVELS else way for way in WAYS[spec])
             assert sorted(bias.names) == sorted(expected), f"{spec}, {name}: {bias.names}"
-            assert bias.masked
+            assert bias.hides_masked
             with torch.no_grad():
                 for in_parts in (False, True):
                     same_values(values_of(bias, plan, case, 4, in_parts), case, mask, True)
@@ -220,17 +220,17 @@ def test_blocks_of_tokens_in_a_row_are_those_of_the_matrix(spec):
 @pytest.mark.parametrize("spec", rest_slow(WAYS, 12))
 def test_gradients_of_tokens_in_a_row_are_those_of_the_matrix(spec):
     for name in ("itself", "behind a cache"):
-        at, keys_at, rules = IN_A_ROW[name]
+        at, keys_at, rules = CONTIGUOUS[name]
         for mask in rules[:2]:
             same_gradients(Case(spec, at, keys_at), mask, rows=4)
 
 
 @pytest.mark.parametrize("spec", rest_slow(WAYS, 12))
 def test_padding_packing_and_odd_positions_are_evaluated_on_each_block(spec):
-    for number, (_, at, keys_at) in enumerate(anywhere(), len(spec)):
+    for number, (_, at, keys_at) in enumerate(scattered_cases(), len(spec)):
         case = Case(spec, at, keys_at)
         bias, plan = case.in_blocks(CAUSAL)
-        assert set(bias.names) <= {PAIRS, FACTORED, DISTANCES, "distances looked up"}
+        assert set(bias.names) <= {PAIRS, FACTORS, DISTANCES, "distances looked up"}
         with torch.no_grad():
             same_values(values_of(bias, plan, case, 4, True, by_row=True), case, CAUSAL, False)
         same_gradients(case, CAUSAL, rows=4, by_row=number % 2 == 0)
@@ -248,10 +248,10 @@ def test_rows_of_a_batch_and_shared_key_heads_may_go_one_by_one(spec):
 @pytest.mark.parametrize("spec", ["forgetting", "fire(length=5)", "shaw(values=False, max_distance=3, mutual=True)"])
 def test_gradients_go_to_the_parameters_that_were_used_whatever_stands_there_now(spec):
     case = Case(spec, Positions.count(7), Positions.count(7))
-    used = {name: p.detach().clone().requires_grad_() for name, p in case.encoding.named_parameters()}
-    case.leaves = [case.q, case.k, *used.values()]
+    parameters = {name: p.detach().clone().requires_grad_() for name, p in case.encoding.named_parameters()}
+    case.leaves = [case.q, case.k, *parameters.values()]
 
-    class Asked(torch.nn.Module):
+    class Wrapper(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.encoding = case.encoding
@@ -259,29 +259,29 @@ def test_gradients_go_to_the_parameters_that_were_used_whatever_stands_there_now
         def forward(self, ask):
             return ask()
 
-    def ask(what):
-        return torch.func.functional_call(Asked(), {f"encoding.{name}": p for name, p in used.items()}, (what,))
+    def ask(call):
+        return torch.func.functional_call(Wrapper(), {f"encoding.{name}": p for name, p in parameters.items()}, (call,))
 
     with torch.no_grad():
         for parameter in case.encoding.parameters():
             parameter += torch.randn_like(parameter)
-    allowed = CAUSAL.allowed(case.at, case.keys_at)
+    visible = CAUSAL.allowed(case.at, case.keys_at)
     dense = ask(case.dense)
-    upstream = torch.randn_like(dense).masked_fill(~allowed, 0.0)
+    upstream = torch.randn_like(dense).masked_fill(~visible, 0.0)
     expected = slopes_of(case, [dense], [upstream])
     bias, plan = ask(lambda: case.in_blocks(CAUSAL))
     gradient = BiasGradient(bias)
     for block in plan.blocks(3):
         with torch.no_grad():
-            gradient.add(block, last_first(upstream[block.batch, :, block.rows, block.keys]))
+            gradient.add(block, flip_rows(upstream[block.batch, :, block.rows, block.keys]))
     ends = [(i, t) for i, t in zip(bias.inputs, gradient.total(), strict=True) if t is not None and i.requires_grad]
-    for one, other in zip(slopes_of(case, [i for i, _ in ends], [t for _, t in ends]), expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+    for left, right in zip(slopes_of(case, [i for i, _ in ends], [t for _, t in ends]), expected, strict=True):
+        torch.testing.assert_close(left, right, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("start", [-4.0, 0.0, 3.0, 8.0], ids=["closed", "half", "open", "wide open"])
 def test_sums_of_gates_are_as_exact_far_away_as_near(start):
-    """In float32, weights within 2e-6 of those of float64 sums, for gates that add up to 8 or to 16,000."""
+    """Float32 weights are within 2e-6 of those of float64 sums, for gate sums of 8 or 16,000."""
     T, H = 4096, 2
     torch.manual_seed(1)
     gates = torch.nn.functional.logsigmoid(torch.randn(1, H, T) + start)
@@ -289,7 +289,7 @@ def test_sums_of_gates_are_as_exact_far_away_as_near(start):
     encoding = build("forgetting", Shape(dim=8, heads=H, head_dim=4, max_len=T))
     at = Positions.count(T)
     keys = Keys(q, q, at, {"forgetting": gates}, {})
-    bias, _ = blocked.how(encoding.biases(q, at, keys), q, at, keys, CAUSAL)
+    bias, _ = blocked.plan_biases(encoding.biases(q, at, keys), q, at, keys, CAUSAL)
     assert bias.names == (LEVELS,)
     sums = gates.double().cumsum(-1)
     with torch.no_grad():
@@ -305,8 +305,8 @@ def test_sums_of_gates_are_as_exact_far_away_as_near(start):
             ).flip(2)
             exact = (sums[..., rows, None] - sums[:, :, None, : rows.stop]).masked_fill(logits == -math.inf, -math.inf)
             assert logits.dtype == torch.float64 and float((logits.softmax(-1) - exact.softmax(-1)).abs().max()) < 2e-6
-            near = exact > -20
-            assert float((logits - exact)[near].abs().max()) < 4e-6, "where a weight is left"
+            weighty = exact > -20
+            assert float((logits - exact)[weighty].abs().max()) < 4e-6, "where a weight is left"
 
 
 def test_look_ups_and_products_on_grids_are_those_of_single_pairs():
@@ -331,8 +331,8 @@ def test_look_ups_and_products_on_grids_are_those_of_single_pairs():
 
 def test_values_of_few_pairs_are_not_computed_again_in_the_backward_pass(monkeypatch):
     case = Case("deberta(buckets=6, max_distance=9)", Positions.count(14), Positions.count(14))
-    biases, given = case.encoding.biases(case.q, case.at, case.keys()), (case.q, case.at, case.keys(), BOTH)
+    biases, args = case.encoding.biases(case.q, case.at, case.keys()), (case.q, case.at, case.keys(), BIDIRECTIONAL)
     with SIZES.set_to(far=99):
-        out, _ = blocked.attend(biases, *given, scale=0.5, dropout=0.0, need_weights=False)
+        out, _ = blocked.attend(biases, *args, scale=0.5, dropout=0.0, need_weights=False)
     monkeypatch.setattr(Columns, "block", None)
     assert slopes_of(case, [out], [torch.ones_like(out)])

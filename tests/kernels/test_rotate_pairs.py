@@ -1,4 +1,4 @@
-"""The rotation operator: every way of computing it against complex numbers in float64."""
+"""Every implementation of the rotation operator agrees with complex numbers in float64."""
 
 import itertools
 import random
@@ -13,28 +13,28 @@ from torch.utils.checkpoint import checkpoint
 from posenc import Rotary, kernels
 from posenc.kernels.rotation import native, rotate_pairs_triton
 from posenc.kernels.rotation import rotate_pairs as operator
-from posenc.kernels.rotation.rotate_pairs import rotate_both, rotate_pairs, rotation_dtype, turned
+from posenc.kernels.rotation.rotate_pairs import rotate_both, rotate_pairs, rotate_readably, rotation_dtype
 
 LAYOUTS = ["half", "interleaved"]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-COMPILED = native.load()
-WAYS = ["readable", *native.INSTRUCTION_SETS[: COMPILED.instruction_set + 1 if COMPILED.library else 0]]
+NATIVE = native.load()
+WAYS = ["readable", *native.INSTRUCTION_SETS[: NATIVE.instruction_set + 1 if NATIVE.library else 0]]
 
 
 def forget_plans() -> None:
-    operator.plan.cache_clear()
+    operator.rotation_plan.cache_clear()
     operator.plan_for_both.cache_clear()
 
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Each set of compiled routines that this machine can run, and PyTorch's own operators."""
+    """Select each instruction set of this machine, and PyTorch's own operators."""
     forget_plans()
-    found = native.Native(None, why_not="not asked for")
+    library = native.Native(None, why_not="not asked for")
     if request.param != "readable":
-        found = native.Native(COMPILED.library, native.INSTRUCTION_SETS.index(request.param))
-    monkeypatch.setattr(native, "load", lambda: found)
-    monkeypatch.setattr(native, "ENOUGH_FOR_AVX512", 0)
+        library = native.Native(NATIVE.library, native.INSTRUCTION_SETS.index(request.param))
+    monkeypatch.setattr(native, "load", lambda: library)
+    monkeypatch.setattr(native, "MIN_CHANNELS_FOR_AVX512", 0)
     yield request.param
     forget_plans()
 
@@ -44,33 +44,33 @@ def tables(x: Tensor, pairs: int, batch: int = 1, heads: int = 1) -> tuple[Tenso
     return (1.5 * angle.cos()).to(rotation_dtype(x)), (1.5 * angle.sin()).to(rotation_dtype(x))
 
 
-def by_complex_numbers(x: Tensor, cos: Tensor, sin: Tensor, layout: str, inverse: bool = False) -> Tensor:
-    """In float64: the other channels pass."""
+def rotate_exactly(x: Tensor, cos: Tensor, sin: Tensor, layout: str, inverse: bool = False) -> Tensor:
+    """Rotate in float64; the other channels pass."""
     P = cos.shape[-1]
     out = x.double().clone()
     first = slice(0, P) if layout == "half" else slice(0, 2 * P, 2)
     second = slice(P, 2 * P) if layout == "half" else slice(1, 2 * P, 2)
-    by = torch.complex(cos.double(), -sin.double() if inverse else sin.double())
-    pair = torch.complex(out[..., first], out[..., second]) * by
+    factor = torch.complex(cos.double(), -sin.double() if inverse else sin.double())
+    pair = torch.complex(out[..., first], out[..., second]) * factor
     out[..., first], out[..., second] = pair.real, pair.imag
     return out
 
 
-def heads(B: int, H: int, T: int, D: int, lie: str, dtype: torch.dtype) -> Tensor:
-    """Heads [B, H, T, D] that lie in memory in one of several ways."""
-    if lie == "bhtd":
+def heads(B: int, H: int, T: int, D: int, storage: str, dtype: torch.dtype) -> Tensor:
+    """Return heads [B, H, T, D] in one of several memory layouts."""
+    if storage == "bhtd":
         return torch.randn(B, H, T, D).to(dtype)
-    if lie == "bthd":
+    if storage == "bthd":
         return torch.randn(B, T, H, D).to(dtype).transpose(1, 2)
-    if lie == "part of a wider one":
+    if storage == "part of a wider one":
         return torch.randn(B, T, H, 2 * D + 1).to(dtype).transpose(1, 2)[..., 1 : D + 1]
-    if lie == "channels apart":
+    if storage == "channels apart":
         return torch.randn(B, H, D, T).to(dtype).transpose(2, 3)
     return torch.randn(B, 1, T, D).to(dtype).expand(B, H, T, D)
 
 
-LIES = ["bhtd", "bthd", "part of a wider one", "channels apart", "one head for all"]
-# Sizes [B, H, T, D], pairs P, and whether rows of the batch and heads have tables of their own. 37 pairs leave a rest
+STORAGES = ["bhtd", "bthd", "part of a wider one", "channels apart", "one head for all"]
+# Sizes [B, H, T, D], pairs P, and whether batch rows and heads have separate tables. 37 pairs leave a rest
 # after any vector, and 300 tokens after any block.
 SIZES = [
     ((2, 3, 9, 11), 4, False, False),
@@ -84,25 +84,25 @@ SIZES = [
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_result_is_the_exact_one_rounded_once(way: str, dtype: torch.dtype, layout: str) -> None:
-    for (B, H, T, D), P, rows, own in SIZES:
-        for lie in LIES:
+    for (B, H, T, D), P, rows, per_head in SIZES:
+        for storage in STORAGES:
             for inverse in (False, True):
-                x = heads(B, H, T, D, lie, dtype)
-                before = x.clone()
-                cos, sin = tables(x, P, B if rows else 1, H if own else 1)
-                exact = by_complex_numbers(x, cos, sin, layout, inverse)
-                got = rotate_pairs(x, cos, sin, layout, inverse=inverse)
+                x = heads(B, H, T, D, storage, dtype)
+                copy = x.clone()
+                cos, sin = tables(x, P, B if rows else 1, H if per_head else 1)
+                exact = rotate_exactly(x, cos, sin, layout, inverse)
+                actual = rotate_pairs(x, cos, sin, layout, inverse=inverse)
                 # The gradient of the inverse rotation is the rotation.
                 leaf = torch.zeros_like(x).requires_grad_()
                 (slope,) = torch.autograd.grad(rotate_pairs(leaf, cos, sin, layout, inverse=not inverse), leaf, x)
                 # In half units of the dtype, at the size of the larger channel; float64 rounds three times itself.
                 unit = torch.finfo(dtype).eps / 2 * exact.abs().clamp(min=torch.finfo(dtype).tiny)
                 slack = 3e-7 * 9 if dtype in (torch.bfloat16, torch.float16) else 2e-15 * 9
-                case = f"{way} {dtype} {layout} {lie} {(B, H, T, D)} {P} {inverse}"
-                for result in (got, slope):
+                case = f"{way} {dtype} {layout} {storage} {(B, H, T, D)} {P} {inverse}"
+                for result in (actual, slope):
                     assert bool(((result.double() - exact).abs() <= unit * 1.001 + slack).all()), case
                     assert result.dtype == dtype and torch.equal(result[..., 2 * P :], x[..., 2 * P :]), case
-                assert torch.equal(x, before), case
+                assert torch.equal(x, copy), case
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -114,23 +114,23 @@ def test_queries_and_keys_in_one_call_are_turned_as_in_two(way: str, layout: str
         assert all(map(torch.equal, rotate_both(q, k, table, layout), expected))
 
 
-@pytest.mark.parametrize("wanted", ["q k", "q", "k", "table", "q k table"])
-def test_queries_and_keys_turned_at_once_have_the_gradients_of_each(way: str, wanted: str) -> None:
-    given = {"q": heads(2, 6, 5, 10, "bthd", torch.float64), "k": heads(2, 2, 5, 10, "bhtd", torch.float64)}
-    given["table"] = torch.stack(tables(given["q"], 4))
-    leaves = {name: x.requires_grad_(name in wanted.split()) for name, x in given.items()}
+@pytest.mark.parametrize("names", ["q k", "q", "k", "table", "q k table"])
+def test_queries_and_keys_turned_at_once_have_the_gradients_of_each(way: str, names: str) -> None:
+    tensors = {"q": heads(2, 6, 5, 10, "bthd", torch.float64), "k": heads(2, 2, 5, 10, "bhtd", torch.float64)}
+    tensors["table"] = torch.stack(tables(tensors["q"], 4))
+    leaves = {name: x.requires_grad_(name in names.split()) for name, x in tensors.items()}
 
     def gradients(turn: Callable[..., tuple[Tensor, Tensor]]) -> list[Tensor]:
         q, k = turn(leaves["q"], leaves["k"], leaves["table"])
-        assert q.requires_grad == bool({"q", "table"} & set(wanted.split()))
-        asked = [leaves[name] for name in wanted.split()]
-        first = torch.autograd.grad(q.square().sum() + (k**3).sum(), asked, create_graph=True)
-        return [q, k, *first, *torch.autograd.grad(sum(x.square().sum() for x in first), asked)]
+        assert q.requires_grad == bool({"q", "table"} & set(names.split()))
+        inputs = [leaves[name] for name in names.split()]
+        first = torch.autograd.grad(q.square().sum() + (k**3).sum(), inputs, create_graph=True)
+        return [q, k, *first, *torch.autograd.grad(sum(x.square().sum() for x in first), inputs)]
 
-    got = gradients(lambda q, k, table: rotate_both(q, k, table, "half"))
-    expected = gradients(lambda q, k, table: (turned(q, *table, "half"), turned(k, *table, "half")))
-    for one, other in zip(got, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    actual = gradients(lambda q, k, table: rotate_both(q, k, table, "half"))
+    expected = gradients(lambda q, k, table: (rotate_readably(q, *table, "half"), rotate_readably(k, *table, "half")))
+    for left, right in zip(actual, expected, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -143,17 +143,17 @@ def test_compiled_code_has_a_plan_for_heads_as_attention_makes_them(dtype: torch
 
 @pytest.mark.parametrize("best", native.INSTRUCTION_SETS)
 def test_few_channels_are_turned_without_avx512(monkeypatch: pytest.MonkeyPatch, best: str) -> None:
-    found = native.Native(COMPILED.library, native.INSTRUCTION_SETS.index(best))
-    monkeypatch.setattr(native, "load", lambda: found)
-    few = "AVX2" if best == "AVX-512" else best
-    for tokens, expected in ((1, few), (7, few), (8, best), (4096, best)):
+    library = native.Native(NATIVE.library, native.INSTRUCTION_SETS.index(best))
+    monkeypatch.setattr(native, "load", lambda: library)
+    narrow = "AVX2" if best == "AVX-512" else best
+    for tokens, expected in ((1, narrow), (7, narrow), (8, best), (4096, best)):
         forget_plans()
         q, k = torch.empty(1, 32, tokens, 128), torch.empty(1, 8, tokens, 128)
         table = torch.empty(2, 1, 1, tokens, 64, dtype=torch.float64)
         facts = ((x.dtype, x.shape, x.stride()) for x in (q, k))
         plan = operator.plan_for_both(*itertools.chain(*facts), table.dtype, table.shape, table.stride(), "half")
         assert plan is not None and native.INSTRUCTION_SETS[plan.q.set] == expected
-        assert tokens > 7 or native.INSTRUCTION_SETS[plan.k.set] == few
+        assert tokens > 7 or native.INSTRUCTION_SETS[plan.k.set] == narrow
     forget_plans()
 
 
@@ -166,10 +166,10 @@ def test_every_number_of_half_precision_is_rounded_as_pytorch_does(way: str, dty
         x = x.unflatten(-1, (64, 2)).transpose(-1, -2).flatten(-2)
     for factor in (1.0, 1 + 2.0**-8, 1 + 2.0**-9, 1 - 2.0**-12, 3.0, 2.0**-16):
         cos = torch.full((1, 1, x.shape[2], 64), factor)
-        got = rotate_pairs(x, cos, torch.zeros_like(cos), layout)
+        actual = rotate_pairs(x, cos, torch.zeros_like(cos), layout)
         a, expected = (
             y.unflatten(-1, (2, 64))[..., 0, :] if layout == "half" else y[..., ::2]
-            for y in (got, (x.float() * factor).to(dtype))
+            for y in (actual, (x.float() * factor).to(dtype))
         )
         assert bool(((a == expected) | (a.isnan() & expected.isnan())).all()), factor
 
@@ -181,8 +181,8 @@ def test_what_is_not_finite_stays_where_the_readable_form_has_it(way: str, dtype
     x[0, 0, 1, 3], x[0, 1, 2, 21], x[0, 1, 4, 39] = float("nan"), float("inf"), -float("inf")
     cos, sin = tables(x, 20)
     cos[0, 0, 5, 7] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)  # NaN as CUDA writes it
-    got, expected = rotate_pairs(x, cos, sin, layout), turned(x, cos, sin, layout)
-    assert torch.equal(got.isnan(), expected.isnan()) and torch.equal(got.isinf(), expected.isinf())
+    actual, expected = rotate_pairs(x, cos, sin, layout), rotate_readably(x, cos, sin, layout)
+    assert torch.equal(actual.isnan(), expected.isnan()) and torch.equal(actual.isinf(), expected.isinf())
 
 
 def test_many_threads_turn_what_one_does(way: str) -> None:
@@ -205,8 +205,8 @@ def test_many_threads_turn_what_one_does(way: str) -> None:
 @pytest.mark.parametrize("inverse", rest_slow([True, False], 1))
 def test_gradients_of_any_order_are_those_of_small_steps(way: str, layout: str, inverse: bool) -> None:
     x = torch.randn(2, 2, 1, 5, dtype=torch.float64, requires_grad=True)
-    for rows, own in ((1, 1), (2, 2), (1, 2)):
-        angle = torch.randn(rows, own, 1, 2, dtype=torch.float64)
+    for rows, per_head in ((1, 1), (2, 2), (1, 2)):
+        angle = torch.randn(rows, per_head, 1, 2, dtype=torch.float64)
         cos, sin = angle.cos().requires_grad_(), angle.sin().requires_grad_()
 
         def function(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -219,25 +219,25 @@ def test_gradients_of_any_order_are_those_of_small_steps(way: str, layout: str, 
 
 
 def projection(x: Tensor, weight: Tensor) -> Tensor:
-    """Heads [2, 3, 5, 8] as attention makes them."""
+    """Return heads [2, 3, 5, 8] in attention's memory layout."""
     return (x @ weight).unflatten(-1, (3, 8)).transpose(1, 2)
 
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_heads_of_another_width_are_refused_however_they_are_turned(way: str, grad: bool) -> None:
     q, k = torch.randn(1, 2, 5, 12, requires_grad=grad), torch.randn(1, 2, 5, 8, requires_grad=grad)
-    for given in ((q, q), (q, k), (k, q)):
+    for tensors in ((q, q), (q, k), (k, q)):
         with pytest.raises(ValueError, match="is built for heads of 8 channels, got 12"):
-            Rotary(8)(*given)
+            Rotary(8)(*tensors)
 
 
 def test_nothing_but_the_tables_is_kept_for_the_gradient(way: str) -> None:
-    kept: list[Tensor] = []
+    tensors: list[Tensor] = []
     q = torch.randn(2, 3, 5, 8, requires_grad=True)
     cos, sin = tables(q, 4)
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: tensors.append(x) or x, lambda x: x):
         rotate_pairs(q, cos, sin, "half")
-    assert [x.data_ptr() for x in kept] == [cos.data_ptr(), sin.data_ptr()]
+    assert [x.data_ptr() for x in tensors] == [cos.data_ptr(), sin.data_ptr()]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -253,7 +253,7 @@ def test_a_checkpoint_computes_it_again(way: str, reentrant: bool) -> None:
     torch.testing.assert_close(weight.grad, expected, rtol=0, atol=1e-12)
 
 
-# Where PyTorch has to see every step
+# Transforms that trace every step
 
 
 def test_functional_transforms_and_tracing_see_every_step(way: str) -> None:
@@ -263,13 +263,13 @@ def test_functional_transforms_and_tracing_see_every_step(way: str) -> None:
     def turn(x: Tensor) -> Tensor:
         return rotate_pairs(x, cos, sin, "half")
 
-    expected = turned(x, cos, sin, "half")
+    expected = rotate_readably(x, cos, sin, "half")
     close = {"rtol": 0, "atol": 1e-13}
     torch.testing.assert_close(torch.func.vmap(turn)(x[None])[0], expected, **close)
     gradient = torch.func.grad(lambda x: turn(x).square().sum())(x)
-    torch.testing.assert_close(gradient, 2 * turned(expected, cos, sin, "half", inverse=True), **close)
-    traced = torch.fx.experimental.proxy_tensor.make_fx(turn)(torch.zeros_like(x))
-    torch.testing.assert_close(traced(x), expected, **close)
+    torch.testing.assert_close(gradient, 2 * rotate_readably(expected, cos, sin, "half", inverse=True), **close)
+    graph = torch.fx.experimental.proxy_tensor.make_fx(turn)(torch.zeros_like(x))
+    torch.testing.assert_close(graph(x), expected, **close)
     assert rotate_pairs(*(t.to("meta") for t in (x, cos, sin)), "half").shape == x.shape
     with torch._subclasses.FakeTensorMode() as mode:
         fake = rotate_pairs(*(mode.from_tensor(t) for t in (x, cos, sin)), "half")
@@ -277,7 +277,7 @@ def test_functional_transforms_and_tracing_see_every_step(way: str) -> None:
 
 
 def test_forward_derivatives_are_left_to_the_readable_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Taking one costs seconds, which torch spends on importing what it needs for it.
+    # The first takes seconds of imports in torch.
     assert operator.is_plain(torch.zeros(1))
     monkeypatch.setattr(torch.autograd.forward_ad, "_current_level", 0)
     assert not operator.is_plain(torch.zeros(1))
@@ -298,11 +298,11 @@ def test_a_compiled_model_is_one_graph_with_one_operator(way: str, monkeypatch: 
     def turn(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return rotate_both(q, k, table, "half")
 
-    got = torch.compile(turn, backend=backend, fullgraph=True)(q, k)
-    for x, y in zip(got, (q, k), strict=True):
-        torch.testing.assert_close(x, turned(y, *table, "half"), rtol=1e-6, atol=1e-6)
-    gradient = torch.autograd.grad(got[0].sum(), q)[0]
-    torch.testing.assert_close(gradient, turned(torch.ones_like(q), *table, "half", inverse=True))
+    actual = torch.compile(turn, backend=backend, fullgraph=True)(q, k)
+    for x, y in zip(actual, (q, k), strict=True):
+        torch.testing.assert_close(x, rotate_readably(y, *table, "half"), rtol=1e-6, atol=1e-6)
+    gradient = torch.autograd.grad(actual[0].sum(), q)[0]
+    torch.testing.assert_close(gradient, rotate_readably(torch.ones_like(q), *table, "half", inverse=True))
     (graph,) = graphs
     assert ("posenc.rotate_pairs" in graph.code) == (way != "readable")
 
@@ -331,9 +331,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 def test_the_status_says_what_serves(fresh: pytest.MonkeyPatch) -> None:
     expected = "compiled code: " if native.LIBRARY.exists() else "no compiled code, it was not compiled"
     assert expected in kernels.status()["rotate_pairs on cpu"]
-    for reason, said in ((None, "Triton"), ("it is Sunday", "PyTorch's own operators: it is Sunday")):
+    for reason, status in ((None, "Triton"), ("it is Sunday", "PyTorch's own operators: it is Sunday")):
         fresh.setattr(rotate_pairs_triton, "why_not", lambda reason=reason: reason)
-        assert kernels.status()["rotate_pairs on cuda"] == said
+        assert kernels.status()["rotate_pairs on cuda"] == status
 
 
 @pytest.mark.parametrize(
@@ -348,23 +348,25 @@ def test_the_status_says_what_serves(fresh: pytest.MonkeyPatch) -> None:
 def test_without_the_library_it_works_and_says_why(
     fresh: pytest.MonkeyPatch, change: dict[str, object], reason: str
 ) -> None:
-    if "INTERFACE" in change and COMPILED.library is None:
+    if "INTERFACE" in change and NATIVE.library is None:
         pytest.skip("nothing was compiled here")
     for name, value in change.items():
         fresh.setattr(native, name, value)
-    found = native.load()
-    assert found.library is None
+    library = native.load()
+    assert library.library is None
     with pytest.raises(AssertionError, match=reason):
-        raise AssertionError(found.why_not)
-    assert f"PyTorch's own operators: no compiled code, {found.why_not}" == native.status()
+        raise AssertionError(library.why_not)
+    assert f"PyTorch's own operators: no compiled code, {library.why_not}" == native.status()
     x = torch.randn(2, 3, 5, 8)
     cos, sin = tables(x, 4)
-    torch.testing.assert_close(rotate_pairs(x, cos, sin, "half"), turned(x, cos, sin, "half"), rtol=0, atol=2e-7)
+    torch.testing.assert_close(
+        rotate_pairs(x, cos, sin, "half"), rotate_readably(x, cos, sin, "half"), rtol=0, atol=2e-7
+    )
 
 
 @pytest.mark.parametrize("times", [8, pytest.param(100, marks=pytest.mark.slow)])
 def test_no_size_or_stride_reads_or_writes_beside_its_rows(way: str, times: int) -> None:
-    """Heads cut out of a larger tensor, any sizes and gaps: only what is to turn changes; `run.py sanitize` watches."""
+    """Only the rotated view of a larger tensor changes, at any sizes and gaps; `run.py sanitize` checks it."""
     draw = random.Random(times)
     for layout, dtype, inverse in times * [*itertools.product(LAYOUTS, DTYPES, (False, True))]:
         B, H, T, P = draw.randint(1, 3), draw.randint(1, 4), draw.randint(1, 40), draw.randint(1, 40)
@@ -374,8 +376,8 @@ def test_no_size_or_stride_reads_or_writes_beside_its_rows(way: str, times: int)
         x = whole[1:, :H, -T:, : 2 * P + draw.randint(0, whole.shape[3] - 2 * P)]
         x = x if draw.random() < 0.5 else x.transpose(0, 1) if draw.random() < 0.5 else x[:, :, ::2]
         cos, sin = tables(x, P, draw.choice([1, x.shape[0]]), draw.choice([1, x.shape[1]]))
-        before, exact = whole.clone(), by_complex_numbers(x, cos, sin, layout, inverse)
-        got = rotate_pairs(x, cos, sin, layout, inverse=inverse)
+        copy, exact = whole.clone(), rotate_exactly(x, cos, sin, layout, inverse)
+        actual = rotate_pairs(x, cos, sin, layout, inverse=inverse)
         case = f"{way} {tuple(x.shape)} {x.stride()} {P} {layout} {dtype}"
-        torch.testing.assert_close(got.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-5, msg=case)
-        assert torch.equal(whole, before), case
+        torch.testing.assert_close(actual.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-5, msg=case)
+        assert torch.equal(whole, copy), case

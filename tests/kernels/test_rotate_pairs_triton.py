@@ -1,4 +1,4 @@
-"""The Triton rotation: in Triton's interpreter on the CPU, compiled for a GPU, and on one where there is one."""
+"""The Triton rotation, in the CPU interpreter, compiled for a GPU, and on a GPU if present."""
 
 from collections.abc import Iterator
 
@@ -36,8 +36,8 @@ def tables(x: Tensor, pairs: int, *, rows: int = 1, heads: int = 1) -> tuple[Ten
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
-    """In float64, each pair as a complex number."""
+def rotate_in_float64(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """Rotate in float64, each pair as a complex number."""
     width = 2 * cos.shape[-1]
     pair = x[..., :width].double()
     half = layout == "half"
@@ -48,14 +48,14 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     return torch.cat((pair, x[..., width:].double()), -1)
 
 
-def check(got: Tensor, exact: Tensor) -> None:
-    """One rounding of the exact result, beside that of float32 arithmetic where the result is half precision."""
-    epsilon = torch.finfo(got.dtype).eps
-    # The interpreter cuts to bfloat16, a GPU rounds.
-    rounding = epsilon if got.dtype == torch.bfloat16 and got.device.type == "cpu" else epsilon / 2
+def check(actual: Tensor, exact: Tensor) -> None:
+    """Allow one rounding of the exact result, and float32 arithmetic for half precision."""
+    epsilon = torch.finfo(actual.dtype).eps
+    # The interpreter truncates to bfloat16, a GPU rounds.
+    rounding = epsilon if actual.dtype == torch.bfloat16 and actual.device.type == "cpu" else epsilon / 2
     arithmetic = 2.0**-22 if epsilon > 1e-6 else 2.0**-51 if epsilon < 1e-9 else 2.0**-50
-    allowed = rounding * exact.abs() + arithmetic * (1 + exact.abs().amax())
-    assert bool(((got.double() - exact).abs() <= allowed).all())
+    tolerance = rounding * exact.abs() + arithmetic * (1 + exact.abs().amax())
+    assert bool(((actual.double() - exact).abs() <= tolerance).all())
 
 
 @pytest.mark.parametrize("dtype", rest_slow([torch.float32, torch.float64, torch.bfloat16, torch.float16], 1))
@@ -64,13 +64,13 @@ def test_pairs_turn_into_new_memory_in_place_and_back(device: str, layout: str, 
     for shape, pairs in SHAPES:
         x = torch.randn(shape, device=device).to(dtype)
         cos, sin = tables(x, pairs)
-        before, out = x.clone(), torch.full_like(x, torch.nan)
+        copy, out = x.clone(), torch.full_like(x, torch.nan)
         assert rotate_into(out, x, cos, sin, layout) is out
-        assert torch.equal(x, before)
-        check(out, turned(x, cos, sin, layout))
+        assert torch.equal(x, copy)
+        check(out, rotate_in_float64(x, cos, sin, layout))
         assert torch.equal(out[..., 2 * pairs :], x[..., 2 * pairs :])
         assert torch.equal(rotate_into(x, x, cos, sin, layout), out)
-        check(rotate_into(x, x, cos, sin, layout, inverse=True), turned(out, cos, -sin, layout))
+        check(rotate_into(x, x, cos, sin, layout, inverse=True), rotate_in_float64(out, cos, -sin, layout))
 
 
 @pytest.mark.parametrize("layout", rest_slow(["interleaved", "half"], 1))
@@ -79,27 +79,27 @@ def test_any_strides_will_do(device: str, layout: str) -> None:
     memory = torch.randn(B, T, H, D, device=device)
     wide = torch.randn(B, H, T, 2 * D, device=device)
     one_row = torch.randn(1, H, 1, D, device=device).expand(B, H, T, D)
-    # The last has heads of 7 channels, apart from each other in memory.
+    # The last has heads of 7 channels, with gaps in memory.
     for x in (memory.transpose(1, 2), wide[..., ::2], one_row, memory.permute(0, 3, 2, 1)):
         cos, sin = tables(x, min(pairs, x.shape[3] // 2))
         out = torch.empty(*x.shape[:2], x.shape[3], x.shape[2], device=device).transpose(2, 3)
-        check(rotate_into(out, x, cos, sin, layout), turned(x, cos, sin, layout))
-    # In place, nothing is written beside the view.
-    kept, view = wide.clone(), wide[..., ::2]
+        check(rotate_into(out, x, cos, sin, layout), rotate_in_float64(x, cos, sin, layout))
+    # In place, only the view is written.
+    copy, view = wide.clone(), wide[..., ::2]
     cos, sin = tables(view, pairs)
     rotate_into(view, view, cos, sin, layout)
-    assert torch.equal(wide[..., 1::2], kept[..., 1::2])
-    check(view, turned(kept[..., ::2], cos, sin, layout))
+    assert torch.equal(wide[..., 1::2], copy[..., 1::2])
+    check(view, rotate_in_float64(copy[..., ::2], cos, sin, layout))
 
 
 @pytest.mark.parametrize("rows, heads", [(1, 1), (1, 5), (3, 1), (3, 5)])
 def test_each_row_and_head_may_have_tables_of_its_own(device: str, rows: int, heads: int) -> None:
     x = torch.randn(3, 5, 6, 8, device=device)
     cos, sin = tables(x, 4, rows=rows, heads=heads)
-    # Tables laid out otherwise than each other, and tokens apart from their pairs.
+    # Tables of different layouts, with gaps between tokens.
     sin = sin.transpose(2, 3).contiguous().transpose(2, 3)
     for layout in ("half", "interleaved"):
-        check(rotate_into(torch.empty_like(x), x, cos, sin, layout), turned(x, cos, sin, layout))
+        check(rotate_into(torch.empty_like(x), x, cos, sin, layout), rotate_in_float64(x, cos, sin, layout))
 
 
 def test_what_is_not_a_number_stays_in_its_pair(device: str) -> None:
@@ -115,7 +115,7 @@ def test_what_is_not_a_number_stays_in_its_pair(device: str) -> None:
 def test_it_compiles_for_a_gpu_to_wide_reads_without_any_exchange(
     interleaved: bool, elements: str, table: str, monkeypatch: pytest.MonkeyPatch, tmp_path
 ) -> None:
-    """What the interpreter cannot see, checked without a GPU: valid for the compiler, and as little memory traffic."""
+    """The compiler accepts the kernel without a GPU, and memory traffic is minimal."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -125,15 +125,15 @@ def test_it_compiles_for_a_gpu_to_wide_reads_without_any_exchange(
     rotate_pairs_triton.program.cache_clear()
     program = rotate_pairs_triton.program()
     rotate_pairs_triton.program.cache_clear()
-    fixed = {"P": 64, "D": 160, "INTERLEAVED": interleaved, "INVERSE": False, "PER_HEAD": False}
-    fixed |= {"HEADS": 4, "ROWS": 16, "PAIRS": 64, "PASSED": 32, "out_d": 1, "x_d": 1, "cos_p": 1, "sin_p": 1}
+    constants = {"P": 64, "D": 160, "INTERLEAVED": interleaved, "INVERSE": False, "PER_HEAD": False}
+    constants |= {"HEADS": 4, "ROWS": 16, "PAIRS": 64, "PASSED": 32, "out_d": 1, "x_d": 1, "cos_p": 1, "sin_p": 1}
     pointers = {"out": f"*{elements}", "x": f"*{elements}", "cos": f"*{table}", "sin": f"*{table}"}
-    signature = {name: "constexpr" if name in fixed else pointers.get(name, "i32") for name in program.arg_names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(signature) if name not in fixed}
-    made = triton.compile(ASTSource(program, signature, fixed, aligned), target=GPUTarget("cuda", 90, 32))
-    moves = [line for line in made.asm["ptx"].splitlines() if "ld.global" in line or "st.global" in line]
+    signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in program.arg_names}
+    attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(signature) if name not in constants}
+    kernel = triton.compile(ASTSource(program, signature, constants, attributes), target=GPUTarget("cuda", 90, 32))
+    moves = [line for line in kernel.asm["ptx"].splitlines() if "ld.global" in line or "st.global" in line]
     assert moves and all(".global.v" in line for line in moves)
-    assert made.metadata.shared == 0 and "cubin" in made.asm
+    assert kernel.metadata.shared == 0 and "cubin" in kernel.asm
 
 
 def test_why_not_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Kernels note the logarithm of each query's sum of exponentials, with gradients, for who goes on with other keys."""
+"""Kernels return each query's log-sum-exp with gradients, so that other keys can be merged."""
 
 import math
 from dataclasses import replace
@@ -34,15 +34,15 @@ PLACES: dict[str, tuple[Positions, Positions, Mask]] = {
 
 def encoding_of(spec: str) -> Encoding:
     torch.manual_seed(2)
-    made = build(spec, Shape(18, 3, 6, 64)).double()
+    encoding = build(spec, Shape(18, 3, 6, 64)).double()
     with torch.no_grad():
-        for parameter in made.parameters():
+        for parameter in encoding.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
-    return made
+    return encoding
 
 
-def found(name: str, encoding: Encoding, at: Positions, keys_at: Positions, mask: Mask) -> list[Tensor]:
-    """Output, sums, and gradients of both in queries, keys, values and parameters."""
+def run_kernel(name: str, encoding: Encoding, at: Positions, keys_at: Positions, mask: Mask) -> list[Tensor]:
+    """Return the output, the sums, and gradients of both in queries, keys, values and parameters."""
     torch.manual_seed(3)
     q, k, v = (
         torch.randn(2, 3, where.tokens, 6, dtype=torch.float64, requires_grad=True) for where in (at, keys_at, keys_at)
@@ -62,10 +62,10 @@ def found(name: str, encoding: Encoding, at: Positions, keys_at: Positions, mask
 @pytest.mark.parametrize("spec", SPECS)
 def test_attention_in_blocks_notes_the_sums_of_the_readable_kernel(spec: str, place: str) -> None:
     encoding = encoding_of(spec)
-    for got, wanted in zip(
-        found("auto", encoding, *PLACES[place]), found("reference", encoding, *PLACES[place]), strict=True
+    for actual, expected in zip(
+        run_kernel("auto", encoding, *PLACES[place]), run_kernel("reference", encoding, *PLACES[place]), strict=True
     ):
-        torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-11)
 
 
 def test_the_sums_are_those_of_the_logits() -> None:
@@ -75,41 +75,41 @@ def test_the_sums_are_those_of_the_logits() -> None:
     logits = 0.4 * q @ k.mT - torch.tensor([1 / 16, 1 / 256, 1 / 4]).view(3, 1, 1) * (
         at.coords[:, None, :, None, 0] - at.coords[:, None, None, :, 0]
     )
-    seen = (at.order[:, None, :, None] >= at.order[:, None, None, :]) & (at.order[:, None, None, :] >= 0)
-    wanted = logits.exp().masked_fill(~seen, 0.0).sum(-1).log()
-    assert wanted.isneginf().any()
-    got = found("blocked", encoding, at, keys_at, mask)[1]
-    torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
+    visible = (at.order[:, None, :, None] >= at.order[:, None, None, :]) & (at.order[:, None, None, :] >= 0)
+    expected = logits.exp().masked_fill(~visible, 0.0).sum(-1).log()
+    assert expected.isneginf().any()
+    actual = run_kernel("blocked", encoding, at, keys_at, mask)[1]
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 def test_heads_that_look_no_further_than_they_reach_have_sums_too() -> None:
     at, encoding = Positions.count(700), build("alibi", Shape(18, 3, 6, 64))
     torch.manual_seed(4)
     q, k, v = (torch.randn(1, 3, 700, 6) for _ in range(3))
-    noted = []
+    results = []
     for name in ("blocked", "reference"):
         sums: list[Tensor] = []
         encoding.attend(
             q, at, Keys(k, v, at), masks.causal(), replace(kernels.bind(name, encoding, scale=0.4), sums=sums)
         )
-        noted += sums
-    torch.testing.assert_close(noted[0], noted[1], rtol=0, atol=1e-5)
+        results += sums
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-5)
 
 
 def test_a_head_whose_reach_ends_before_the_keys_has_no_sum_of_them() -> None:
-    """Keys far behind, which a steep head leaves out, count nothing beside near ones."""
-    encoding, far, near = build("alibi", Shape(18, 3, 6, 64)), Positions.count(512), Positions.count(512, 9_000)
+    """Distant keys, which a steep head skips, have no weight beside near ones."""
+    encoding, far, near_at = build("alibi", Shape(18, 3, 6, 64)), Positions.count(512), Positions.count(512, 9_000)
     torch.manual_seed(4)
     q, k, v, far_k, far_v = (torch.randn(1, 3, 512, 6) for _ in range(5))
     parts = []
-    for at, keys in ((near, Keys(k, v, near)), (near, Keys(far_k, far_v, far))):
+    for at, keys in ((near_at, Keys(k, v, near_at)), (near_at, Keys(far_k, far_v, far))):
         sums: list[Tensor] = []
         kernel = replace(kernels.bind("blocked", encoding, scale=0.4), sums=sums)
         out, _ = encoding.attend(q, at, keys, masks.causal(), kernel)
         parts.append((out, sums[0]))
     shares = torch.stack([total for _, total in parts]).softmax(0)
-    got = sum(share[..., None] * out for share, (out, _) in zip(shares, parts, strict=True))
-    torch.testing.assert_close(got, parts[0][0], rtol=0, atol=1e-6)
+    actual = sum(share[..., None] * out for share, (out, _) in zip(shares, parts, strict=True))
+    torch.testing.assert_close(actual, parts[0][0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile.*")
@@ -117,14 +117,14 @@ def test_flex_notes_its_sums() -> None:
     encoding, (at, keys_at, mask) = encoding_of("alibi"), PLACES["padded"]
     torch.manual_seed(3)
     q, k, v = (torch.randn(2, 3, 9, 6, dtype=torch.float64) for _ in range(3))
-    noted = []
+    results = []
     with torch.no_grad():
         for name in ("flex", "reference"):
             sums: list[Tensor] = []
             kernel = replace(kernels.bind(name, encoding, scale=0.4), sums=sums)
             encoding.attend(q, at, Keys(k, v, keys_at), mask, kernel)
-            noted += sums
-    torch.testing.assert_close(noted[0], noted[1].to(noted[0].dtype), rtol=0, atol=1e-6)
+            results += sums
+    torch.testing.assert_close(results[0], results[1].to(results[0].dtype), rtol=0, atol=1e-6)
 
 
 def test_sdpa_says_that_it_has_none() -> None:

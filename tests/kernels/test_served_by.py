@@ -1,4 +1,4 @@
-"""Which evaluator serves each encoding: a table, so that nothing falls off the fast path unseen."""
+"""A table of each encoding's evaluator, so that losing the fast path is noticed."""
 
 import pytest
 import torch
@@ -9,12 +9,12 @@ from posenc.encoding.base import Encoding
 from posenc.encodings.content_biases.deberta import DeBERTa
 from posenc.kernels.block_sizes import SIZES
 from posenc.model.attention import Call
-from posenc.testing import SHAPE, Subject, count, on_axes
+from posenc.testing import SHAPE, Subject, arange, on_axes
 
 PLAIN = ("sdpa",)
 DISTANCES, PRODUCTS, LEVELS = "distances in a row", "products in a row", "levels in a row"
 
-SERVED = {
+WAYS = {
     "alibi": ("blocked", DISTANCES),
     "contextual": ("blocked", "counts in a row"),
     "dape": ("blocked", "dense", DISTANCES),
@@ -37,9 +37,9 @@ SERVED = {
     "transformer_xl": ("blocked", PRODUCTS),
     "tupe": ("blocked", "factored"),
 }
-"""What serves tokens in a row that see the past; attention without a bias is one call of PyTorch's own."""
+"""Kernels and ways of causal, contiguous tokens; attention without a bias is one call of sdpa."""
 
-JOINED = {
+SUM_WAYS = {
     "shaw(values=False)": ("blocked", PRODUCTS),
     "deberta(terms=content_to_position)": ("blocked", PRODUCTS),
     "rotary + alibi": ("blocked", DISTANCES),
@@ -55,8 +55,8 @@ JOINED = {
 
 
 @torch.no_grad()
-def served(encoding: Encoding, at: Positions) -> tuple[str, ...]:
-    """What serves a layer with an encoding, for tokens at these positions that see the past."""
+def evaluator(encoding: Encoding, at: Positions) -> tuple[str, ...]:
+    """Return the kernel and ways of an encoding's causal attention at these positions."""
     layer = Attention(SHAPE.dim, heads=SHAPE.heads, head_dim=SHAPE.head_dim, encoding=encoding).double()
     x = torch.randn(1, at.tokens, SHAPE.dim, dtype=torch.float64)
     q, keys = layer.queries_and_keys(x, None, None, Call(at, at, masks.causal(), encoding))
@@ -64,21 +64,21 @@ def served(encoding: Encoding, at: Positions) -> tuple[str, ...]:
         return kernels.served_by(encoding, q, at, keys, masks.causal())
 
 
-@pytest.mark.parametrize("spec", [*catalogue.names(), *JOINED])
+@pytest.mark.parametrize("spec", [*catalogue.names(), *SUM_WAYS])
 def test_what_serves_is_what_the_table_says(spec: str) -> None:
     net = Subject(spec).net()
-    for encoding in net.used:
-        expected = JOINED.get(spec) or SERVED.get(spec, PLAIN)
-        assert served(encoding, on_axes(count(9), net.axes)) == expected
+    for encoding in net.layer_encodings:
+        expected = SUM_WAYS.get(spec) or WAYS.get(spec, PLAIN)
+        assert evaluator(encoding, on_axes(arange(9), net.axes)) == expected
 
 
 def test_anywhere_else_distances_are_looked_up_and_closures_asked() -> None:
     q = torch.zeros(1, SHAPE.heads, 9, SHAPE.head_dim)
-    shuffled, fractional = Positions.of(torch.randperm(9)), Positions.of(torch.rand(9))
+    permuted_at, fractional = Positions.of(torch.randperm(9)), Positions.of(torch.rand(9))
     for spec, at, expected in (
-        ("alibi", shuffled, ("blocked", "distances looked up")),
+        ("alibi", permuted_at, ("blocked", "distances looked up")),
         ("alibi", fractional, ("blocked", "pairs")),
-        ("shaw(values=False)", shuffled, ("blocked", "pairs")),
+        ("shaw(values=False)", permuted_at, ("blocked", "pairs")),
     ):
         with SIZES.set_to(pairs_of_a_grid=0):
             assert kernels.served_by(catalogue.build(spec, SHAPE), q, at, Keys(q, q, at), masks.causal()) == expected
@@ -86,24 +86,24 @@ def test_anywhere_else_distances_are_looked_up_and_closures_asked() -> None:
 
 @pytest.mark.parametrize("spec", ["alibi", "contextual", "deberta", "rerope"])
 def test_one_mask_serves_few_pairs_and_rows_in_which_tokens_stand_elsewhere(spec: str) -> None:
-    encoding, few = catalogue.build(spec, SHAPE), ("sdpa" if spec != "rerope" else "blocked")
+    encoding, small = catalogue.build(spec, SHAPE), ("sdpa" if spec != "rerope" else "blocked")
     padded = Positions.padded(torch.arange(120) >= torch.arange(12)[:, None])
-    for at, rows, expected in ((count(60), 4, few), (padded, 12, few), (count(130), 12, "blocked")):
+    for at, rows, expected in ((arange(60), 4, small), (padded, 12, small), (arange(130), 12, "blocked")):
         q = torch.zeros(rows, SHAPE.heads, at.tokens, SHAPE.head_dim)
         assert kernels.served_by(encoding, q, at, Keys(q, q, at), masks.causal())[0] == expected
 
 
 def test_many_keys_get_their_vectors_in_blocks() -> None:
-    (encoding,) = Subject("shaw").net().used
-    assert served(encoding, count(SIZES.keys_for_vectors)) == ("blocked", PRODUCTS)
+    (encoding,) = Subject("shaw").net().layer_encodings
+    assert evaluator(encoding, arange(SIZES.keys_for_vectors)) == ("blocked", PRODUCTS)
 
 
 @pytest.mark.parametrize(
     "spec", ["deberta", "on(deberta, heads=(0, 2))", "deberta + alibi", "on(deberta, heads=(0, 2)) + forgetting"]
 )
 def test_what_is_computed_for_every_token_is_computed_once_for_a_call(spec: str, monkeypatch) -> None:
-    calls, compared = [], DeBERTa.compared
-    monkeypatch.setattr(DeBERTa, "compared", lambda self, *given: calls.append(1) or compared(self, *given))
+    calls, table_logits = [], DeBERTa.table_logits
+    monkeypatch.setattr(DeBERTa, "table_logits", lambda self, *args: calls.append(1) or table_logits(self, *args))
     layer = Attention(SHAPE.dim, SHAPE.heads, head_dim=SHAPE.head_dim, encoding=catalogue.build(spec, SHAPE))
     with SIZES.set_to(rows=2, pairs=20, pairs_of_content=20, pairs_of_a_grid=0):
         layer(torch.zeros(1, 9, SHAPE.dim), positions=Positions.count(9))
@@ -130,18 +130,18 @@ def test_a_named_kernel_serves_or_says_why_not() -> None:
 
 @pytest.mark.parametrize("name", catalogue.names())
 def test_a_sum_is_served_as_its_parts_are(name: str) -> None:
-    """Numbers could agree, only slower."""
-    net, (alibi,) = Subject(name).net(), Subject("alibi").net().used
-    (encoding,), at = net.used, on_axes(count(9), net.axes)
-    kernel, *ways = served(encoding, at)
+    """A sum keeps its parts' evaluators; a slower path would give the same values."""
+    net, (alibi,) = Subject(name).net(), Subject("alibi").net().layer_encodings
+    (encoding,), at = net.layer_encodings, on_axes(arange(9), net.axes)
+    kernel, *ways = evaluator(encoding, at)
     if net.axes in (0, 1):
         # Attention without a matrix of all pairs is one call of sdpa, and with a bias it goes through blocks.
-        among = ("blocked", *sorted({*ways, *served(alibi, at)[1:]})) if kernel in ("blocked", "sdpa") else (kernel,)
-        assert served(encoding + alibi, at) == among
-    # Turned heads may be of another width than those beside them.
+        right = ("blocked", *sorted({*ways, *evaluator(alibi, at)[1:]})) if kernel in ("blocked", "sdpa") else (kernel,)
+        assert evaluator(encoding + alibi, at) == right
+    # Rotated heads may have another width than the others.
     if encoding.doors and not encoding.doors & {"embed", "turn", "attend", "remember"}:
-        (on_some,) = Subject(f"on({encoding}, heads=(0, {SHAPE.heads - 1}))").net().used
-        assert served(on_some, at) == (kernel, *ways)
+        (on_some,) = Subject(f"on({encoding}, heads=(0, {SHAPE.heads - 1}))").net().layer_encodings
+        assert evaluator(on_some, at) == (kernel, *ways)
 
 
 @pytest.mark.parametrize(
@@ -163,20 +163,20 @@ def test_layers_share_a_bias_of_few_pairs_and_give_the_gradients_of_the_referenc
             block.attention.kernel = kernel
         return torch.autograd.grad(model(ids, positions=at).square().mean(), list(model.parameters()))
 
-    got = gradients("auto")
+    actual = gradients("auto")
     if not spec.startswith("on"):
         assert set(calls) == {distances} and len(calls) == len(model.stack.encodings)
     expected = gradients("reference")
-    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
     model.stack.activation_checkpointing = True
     torch.testing.assert_close(gradients("auto"), expected, rtol=1e-9, atol=1e-12)
     model.stack.activation_checkpointing = False
     for block in model.stack.blocks[1:]:
 
-        def twice(x: torch.Tensor, forward=block.forward, **given) -> torch.Tensor:
-            return checkpoint(lambda x: forward(x, **given), x, use_reentrant=True)
+        def twice(x: torch.Tensor, forward=block.forward, **options) -> torch.Tensor:
+            return checkpoint(lambda x: forward(x, **options), x, use_reentrant=True)
 
         block.forward = twice
     model(ids, positions=at).square().mean().backward()
-    for parameter, wanted in zip(model.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, wanted, rtol=1e-9, atol=1e-12)
+    for parameter, right in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, right, rtol=1e-9, atol=1e-12)

@@ -1,4 +1,4 @@
-"""The promises of tasks: those that ship keep them, and a task that breaks one is told which, and why."""
+"""The promises of tasks: tasks that ship keep them, and each broken one is reported with its reason."""
 
 import random
 import re
@@ -8,13 +8,13 @@ from types import MappingProxyType
 
 import pytest
 import torch
-from tiers import a_third_each_day, rest_slow
+from tiers import daily_third, rest_slow
 from torch import Generator
 
 from posenc.lab import checking
 from posenc.lab.tasks import TASKS, Batch, Symbols, Task, prompt_and_answer, random_symbols
 from posenc.tokens.positions import Positions
-from posenc.verdicts import name_of
+from posenc.verdicts import promise_name
 
 OPTIONS = [
     "addition(padded=False)",
@@ -32,11 +32,11 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("promise", checking.PROMISES, ids=name_of)
-@pytest.mark.parametrize("spec", a_third_each_day(TASKS) + rest_slow(OPTIONS, 0))
+@pytest.mark.parametrize("promise", checking.PROMISES, ids=promise_name)
+@pytest.mark.parametrize("spec", daily_third(TASKS) + rest_slow(OPTIONS, 0))
 def test_a_task_that_ships_keeps_every_promise(spec: str, promise) -> None:
-    verdict, *more = checking.check(spec, [promise])
-    assert not more and verdict.good, verdict.message
+    verdict, *further = checking.check(spec, [promise])
+    assert not further and verdict.good, verdict.message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Unmade(Good):
         return super().batch(length, rows, generator).ids
 
 
-class Nothing(Good):
+class EmptyTask(Good):
     def lengths(self, longest: int) -> list[int]:
         return []
 
@@ -104,7 +104,7 @@ class WithASource(Good):
         return Batch(batch.ids, batch.targets, batch.answer, source=batch.ids)
 
 
-class Miscounted(Good):
+class WrongLength(Good):
     def tokens(self, length: int) -> int:
         return 2 * length
 
@@ -162,14 +162,14 @@ class OutOfNothing(Good):
         return prompt_and_answer(first, second)
 
 
-class Unshifted(Good):
+class OwnTokenAnswer(Good):
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
         batch = super().batch(length, rows, generator)
         return Batch(batch.ids, batch.ids, batch.answer)
 
 
 class Neighbours(Good):
-    """What an encoder sees at each token, moved by one letter, is what it is to say there: nothing else is needed."""
+    """An encoder's answer at each token follows from that token alone: the next letter."""
 
     reads = "encoder"
 
@@ -200,7 +200,7 @@ class ToldByThePlace(Good):
 
 
 class ToldByPadding(Good):
-    """How many tokens are padding tells the answer, which is a token or two."""
+    """The number of padding tokens reveals the answer, of one or two tokens."""
 
     reads = "encoder"
 
@@ -241,7 +241,7 @@ class Unequal(Good):
 
 
 class WithoutASource(Good):
-    """Say the prompt again, and nobody knows who wanted it first."""
+    """Say the prompt again, without a source."""
 
 
 class Terse(Good):
@@ -251,7 +251,7 @@ class Terse(Good):
     """
 
 
-class Translated(Good):
+class OtherAlphabet(Good):
     """The prompt is a source of its own, and what is said begins again with BOS.
 
     Source: this test.
@@ -285,7 +285,7 @@ class InBits(Good):
 
 @dataclass(frozen=True, kw_only=True)
 class Bare(Task):
-    """A task that says nothing that it need not say: whether a token is even.
+    """A task without optional members: whether a token is even.
 
     Source: this test.
     """
@@ -297,14 +297,14 @@ class Bare(Task):
         return Batch(ids, ids % 2, torch.ones(length, dtype=torch.bool))
 
 
-class Other:
+class NoTask:
     """No task."""
 
 
-BROKEN = {
+BAD = {
     "a_batch_can_be_made": [
         (Unmade, r"batch\(4, 2, generator\) gave Tensor, expected a Batch"),
-        (Nothing, r"lengths\(4\) is empty, so there is nothing to train on"),
+        (EmptyTask, r"lengths\(4\) is empty, so there is nothing to train on"),
     ],
     "batches_are_as_promised": [
         (OfAWrongKind, "reads is 'writer', expected one of decoder, encoder, encoder_decoder"),
@@ -316,7 +316,7 @@ BROKEN = {
         (WithASource, "a decoder was given source of batch.*; an encoder_decoder reads one"),
     ],
     "lengths_are_as_said": [
-        (Miscounted, r"a sequence of length 1 has 4 tokens, and tokens\(1\) says 2"),
+        (WrongLength, r"a sequence of length 1 has 4 tokens, and tokens\(1\) says 2"),
         (Backwards, r"lengths\(4\) are \[2, 1\], expected different ones from 1 to 4, shortest first"),
         (NoFurther, r"beyond is \(1.5, 1\), expected multiples of the trained length above 1"),
         (ShortInSecret, r"a sequence of length 5 has 10 tokens, and tokens\(5\) says 12"),
@@ -335,7 +335,7 @@ BROKEN = {
         (OutOfNothing, r"length 1 .* up to token 2, '\^[abc]\|', .* '[abc]' and '[abc]'")
     ],
     "the_answer_does_not_stand_there": [
-        (Unshifted, "in 2000 of 2000 sequences of length 4, each id is what is to be said"),
+        (OwnTokenAnswer, "in 2000 of 2000 sequences of length 4, each id equals its target"),
         (Neighbours, r"one token alone answers 1000 of 1000 .* where chance\(4\) is 0.0123"),
     ],
     "chance_is_what_a_guess_answers": [
@@ -362,21 +362,21 @@ BROKEN = {
 
 
 def test_each_promise_is_broken_by_a_task_of_its_own() -> None:
-    assert list(BROKEN) == [name_of(one) for one in checking.PROMISES]
+    assert list(BAD) == [promise_name(promise) for promise in checking.PROMISES]
 
 
 @pytest.mark.parametrize(
     "cls, promise, message",
-    [pytest.param(cls, promise, message, id=cls.__name__) for promise in BROKEN for cls, message in BROKEN[promise]],
+    [pytest.param(cls, promise, message, id=cls.__name__) for promise in BAD for cls, message in BAD[promise]],
 )
 def test_a_broken_promise_is_told(cls: type[Task], promise: str, message: str) -> None:
     verdict = checking.check(f"{__file__}:{cls.__name__}", [promise])[0]
     assert (verdict.promise, verdict.word) == (promise, "broken")
     assert re.search(message, verdict.message), verdict.message
-    assert {name_of(one): advice for one, advice in checking.PROMISES.items()}[promise] in verdict.advice
+    assert {promise_name(one): advice for one, advice in checking.PROMISES.items()}[promise] in verdict.advice
 
 
-@pytest.mark.parametrize("cls", [Good, Translated])
+@pytest.mark.parametrize("cls", [Good, OtherAlphabet])
 def test_a_task_of_ones_own_keeps_all(cls: type[Task]) -> None:
     verdicts = checking.check(f"{__file__}:{cls.__name__}")
     assert [verdict.message for verdict in verdicts if verdict.word != "kept"] == []
@@ -424,10 +424,10 @@ def test_an_unknown_promise_lists_the_known_ones() -> None:
         checking.check("copy", ["has_a_sauce"])
 
 
-@pytest.mark.parametrize("right, tried, share, exact", [(3, 4, 0.5, 5 / 16), (0, 4, 0.5, 1.0), (4, 4, 0.1, 1e-4)])
-def test_the_binomial_tail_is_that_of_a_few_coins(right: int, tried: int, share: float, exact: float) -> None:
-    assert checking.at_least(right, tried, share) == pytest.approx(exact)
+@pytest.mark.parametrize("right, trials, share, exact", [(3, 4, 0.5, 5 / 16), (0, 4, 0.5, 1.0), (4, 4, 0.1, 1e-4)])
+def test_the_binomial_tail_is_that_of_a_few_coins(right: int, trials: int, share: float, exact: float) -> None:
+    assert checking.binomial_tail(right, trials, share) == pytest.approx(exact)
 
 
 def test_nothing_is_answered_by_a_share_of_nothing() -> None:
-    assert checking.at_least(1, 1000, 0.0) == 0.0 and checking.at_least(999, 1000, 1.0) == 1.0
+    assert checking.binomial_tail(1, 1000, 0.0) == 0.0 and checking.binomial_tail(999, 1000, 1.0) == 1.0

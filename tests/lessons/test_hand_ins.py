@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from posenc import cli
 from posenc.cli import lesson as verb
 from posenc.lab.experiments.recipes import FIRST_SEED
-from posenc.lab.runs.single_run import train_one
+from posenc.lab.runs.single_run import train_run
 from posenc.lessons import Lesson, lesson_of
-from posenc.lessons._hand_ins import tensors
+from posenc.lessons._hand_ins import read_tensors
 
 STORY = (
     "The hands of a clock tell where in the day we are. " * 40 + "Each token has a place, and each place a vector. "
@@ -21,7 +21,7 @@ STORY = (
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def work_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the solutions of all lessons, the runs and the files that they make, and a text."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "story.txt").write_text(STORY)
@@ -29,11 +29,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"lesson_{number}.py").write_text(lesson_of(str(number)).solutions)
     small = {"train_length": 6, "batch": 32, "evaluate_every": 300, "test_lengths": (7,)}
     for spec, steps in (("sinusoidal", 300), ("none", 2)):
-        train_one(spec, "repeat", FIRST_SEED, folder / spec, None, print, steps=steps, **small)
-    given = {name: str(folder / name) for name in ("sinusoidal", "maps.pt", "scores.json", "curve.csv")}
-    solution(6)["save_maps"](given["sinusoidal"], given["maps.pt"])
-    solution(9)["save_scores"](given["sinusoidal"], given["scores.json"])
-    solution(10)["save_curve"](given["sinusoidal"], given["curve.csv"])
+        train_run(spec, "repeat", FIRST_SEED, folder / spec, None, print, steps=steps, **small)
+    arguments = {name: str(folder / name) for name in ("sinusoidal", "maps.pt", "scores.json", "curve.csv")}
+    solution(6)["save_maps"](arguments["sinusoidal"], arguments["maps.pt"])
+    solution(9)["save_scores"](arguments["sinusoidal"], arguments["scores.json"])
+    solution(10)["save_curve"](arguments["sinusoidal"], arguments["curve.csv"])
     solution(7)["train_gpt"](str(folder / "story.txt"), str(folder / "gpt.pt"), steps=60)
     solution(8)["train_reverser"](str(folder / "reverser.pt"))
     return folder
@@ -59,9 +59,9 @@ RIGHT = {
 
 
 @pytest.fixture
-def handed_in(made: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """`handed_in(8, "mine.py:Mine --weights a.pt")`: the exit code and the output, beside what `made` made."""
-    for path in made.iterdir():
+def handed_in(work_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """`handed_in(8, "mine.py:Mine --weights a.pt")`: the exit code and output, beside the files of `work_folder`."""
+    for path in work_folder.iterdir():
         (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("POSENC_CACHE", str(tmp_path / "cache"))
@@ -228,8 +228,8 @@ NUMBERS = [
 
 @pytest.mark.parametrize(("number", "change", "words"), NUMBERS)
 def test_numbers_that_are_wrong_are_told_what_is_wrong(number: int, change: Callable, words: str, handed_in) -> None:
-    known = tensors({6: "maps.pt", 9: "scores.json", 10: "curve.csv"}[number])
-    torch.save({name: torch.as_tensor(value) for name, value in change(known).items()}, "mine.pt")
+    messages = read_tensors({6: "maps.pt", 9: "scores.json", 10: "curve.csv"}[number])
+    torch.save({name: torch.as_tensor(value) for name, value in change(messages).items()}, "mine.pt")
     code, out = handed_in(number, "mine.pt --run sinusoidal")
     assert code == 1 and words in out, out
 
@@ -248,7 +248,7 @@ def test_a_run_is_taken_where_a_model_is(handed_in) -> None:
     )
 
 
-REFUSED = [
+REFUSALS = [
     (1, "sinusoidal", "lesson 1 takes answers (.py, .ipynb) alone, got 'sinusoidal'"),
     (1, "lesson_2.py --weights gpt.pt", "--weights has no use here"),
     (8, "lesson_8.py:Reverser", "'lesson_8.py:Reverser' needs --weights; this lesson takes a run's folder, or"),
@@ -270,7 +270,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("number", "command", "words"), REFUSED)
+@pytest.mark.parametrize(("number", "command", "words"), REFUSALS)
 def test_what_a_lesson_does_not_take_is_refused(number: int, command: str, words: str, handed_in) -> None:
     torch.save(torch.nn.Linear(2, 2), "whole.pt")
     code, out = handed_in(number, command)
@@ -288,8 +288,8 @@ def test_a_weights_file_runs_no_code(handed_in) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_never_answers_is_stopped(made: Path, monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:
-    monkeypatch.setattr(verb, "LIMIT", 8)
+def test_a_model_that_never_answers_is_stopped(work_folder, monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:
+    monkeypatch.setattr(verb, "CHECK_SECONDS", 8)
     (tmp_path / "mine.py").write_text("def mine(x):\n    while True: pass\n")
     assert cli.main(["lesson", "11", "--check", f"{tmp_path / 'mine.py'}:mine"]) == 2
     assert "was stopped after 8 seconds; look for a loop" in capsys.readouterr().err

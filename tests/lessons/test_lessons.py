@@ -12,7 +12,7 @@ import nbformat
 import pytest
 import torch
 from matplotlib import pyplot
-from write_outputs import written
+from write_outputs import write_output
 
 from posenc import cli, lessons
 from posenc.cli import lesson as verb
@@ -20,15 +20,15 @@ from posenc.lessons import Lesson, lesson_of
 from posenc.lessons._cells import PICTURE
 from posenc.verdicts import Verdict
 
-ALL = lessons.lessons()
-each = pytest.mark.parametrize("lesson", ALL, ids=lambda lesson: lesson.name)
+LESSONS = lessons.lessons()
+for_each_lesson = pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
 
 
 def test_the_course_is_numbered_without_gaps() -> None:
-    assert [lesson.place for lesson in ALL] == list(range(1, len(ALL) + 1))
+    assert [lesson.place for lesson in LESSONS] == list(range(1, len(LESSONS) + 1))
 
 
-@each
+@for_each_lesson
 def test_a_lesson_has_a_formula_its_faults_and_two_exercises(lesson: Lesson) -> None:
     text = lesson.text
     assert re.findall("^# .+", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE) == [f"# {lesson.title}"]
@@ -38,25 +38,25 @@ def test_a_lesson_has_a_formula_its_faults_and_two_exercises(lesson: Lesson) -> 
         "Exercises",
     ]
     exercises = text.partition("## Exercises")[2]
-    asked = 2 + hasattr(lesson.module, "HAND_IN")
-    assert re.findall(r"^\*\*(\d)\.\*\*", exercises, re.MULTILINE) == ["1", "2", "3"][:asked]
+    questions = 2 + hasattr(lesson.module, "HAND_IN")
+    assert re.findall(r"^\*\*(\d)\.\*\*", exercises, re.MULTILINE) == ["1", "2", "3"][:questions]
     assert len(lesson.module.EXERCISES) == 2
-    assert exercises.count("<details><summary>Solution</summary>") == exercises.count("</details>") == asked
+    assert exercises.count("<details><summary>Solution</summary>") == exercises.count("</details>") == questions
     assert f"posenc lesson {lesson.place} --check mine.py" in exercises
 
 
-@each
+@for_each_lesson
 def test_the_solutions_pass_the_lessons_own_checks(lesson: Lesson, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(lesson.solutions)
     assert [(verdict.word, verdict.message) for verdict in lesson.check(tmp_path / "mine.py")] == [("kept", "")] * 2
 
 
-@each
+@for_each_lesson
 def test_a_file_without_answers_is_told_so(lesson: Lesson, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("")
-    found = list(lesson.check(tmp_path / "mine.py"))
-    assert [verdict.good for verdict in found] == [False, False]
-    assert all(re.fullmatch(r"there is no \w+ in it yet", verdict.message) and verdict.advice for verdict in found)
+    verdicts = list(lesson.check(tmp_path / "mine.py"))
+    assert [verdict.good for verdict in verdicts] == [False, False]
+    assert all(re.fullmatch(r"there is no \w+ in it yet", verdict.message) and verdict.advice for verdict in verdicts)
 
 
 LONG = ("choosing", "beyond_the_trained_length", "taking_position_away", "stretching", "two_axes")
@@ -64,21 +64,24 @@ LONG = ("choosing", "beyond_the_trained_length", "taking_position_away", "stretc
 
 
 @pytest.mark.parametrize(
-    "lesson", [pytest.param(lesson, marks=[pytest.mark.slow] * (lesson.name in LONG), id=lesson.name) for lesson in ALL]
+    "lesson",
+    [pytest.param(lesson, marks=[pytest.mark.slow] * (lesson.name in LONG), id=lesson.name) for lesson in LESSONS],
 )
 def test_the_code_of_a_lesson_runs_in_under_a_minute_and_gives_what_a_terminal_shows(
     lesson: Lesson, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    before, threads, began = matplotlib.get_backend(), torch.get_num_threads(), time.process_time()
+    start, threads, began = matplotlib.get_backend(), torch.get_num_threads(), time.process_time()
     try:
-        outputs = written(lesson)
+        outputs = write_output(lesson)
     finally:
         torch.set_num_threads(threads)
-        pyplot.switch_backend(before)
+        pyplot.switch_backend(start)
     assert time.process_time() - began < 60 and PICTURE in outputs
-    kept = (lessons.HERE / f"{lesson.name}.out").read_text(encoding="utf-8")
-    assert without_numbers(outputs) == without_numbers(kept), "write them again: python tests/write_outputs.py"
+    committed_outputs = (lessons.HERE / f"{lesson.name}.out").read_text(encoding="utf-8")
+    assert without_numbers(outputs) == without_numbers(committed_outputs), (
+        "write them again: python tests/write_outputs.py"
+    )
 
 
 def without_numbers(text: str) -> list[str]:
@@ -86,20 +89,20 @@ def without_numbers(text: str) -> list[str]:
     return re.sub(r"[-+]?\d[\d.,e+-]*", " # ", text).split()
 
 
-@each
+@for_each_lesson
 def test_a_lesson_is_a_notebook_that_opens(lesson: Lesson) -> None:
     notebook = nbformat.reads(lesson.notebook, as_version=4)
     nbformat.validate(notebook)
-    *shown, answers, check = notebook.cells
-    assert [cell.source for cell in shown[:-1]] == [cell.source for cell in lesson.cells[:-1]]
-    assert "Solution" not in shown[-1].source and "mine.py" not in shown[-1].source
+    *cells, answers, check = notebook.cells
+    assert [cell.source for cell in cells[:-1]] == [cell.source for cell in lesson.cells[:-1]]
+    assert "Solution" not in cells[-1].source and "mine.py" not in cells[-1].source
     assert answers.source.startswith(f"%%writefile lesson_{lesson.place}.py\n")
     assert check.source == f"!posenc lesson {lesson.place} --check lesson_{lesson.place}.py"
     assert notebook.cells[0].source.startswith(f"# {lesson.title}")
     assert not any("{code-cell}" in cell.source or "kernelspec" in cell.source for cell in notebook.cells)
 
 
-@each
+@for_each_lesson
 def test_what_a_terminal_shows_has_no_notebook_form_and_no_solutions(lesson: Lesson) -> None:
     text = lesson.readable
     assert text.startswith(f"# {lesson.title}\n")
@@ -122,7 +125,7 @@ def test_options_of_a_cell_are_not_its_code() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("result", "words"),
     [
         ("text", "f\\(1\\) gives a str, and no numbers"),
         ([1.0, 2.0], "f\\(1\\) has the shape \\[2\\], not \\[3\\]"),
@@ -130,16 +133,16 @@ def test_options_of_a_cell_are_not_its_code() -> None:
         ([1.0, 2.0, 4.0], "f\\(1\\) differs in 1 of 3 numbers; the first stands at \\[2\\]: 4, not 3"),
     ],
 )
-def test_an_answer_is_told_how_it_differs(given: object, words: str) -> None:
-    wanted = torch.tensor([1.0, 2.0, 3.0])
+def test_an_answer_is_told_how_it_differs(result: object, words: str) -> None:
+    expected = torch.tensor([1.0, 2.0, 3.0])
     with pytest.raises(AssertionError, match=f"^{words}$"):
-        lessons.same("f(1)", given, wanted, {"they are turned round": wanted.flip(0)})
+        lessons.compare("f(1)", result, expected, {"they are turned round": expected.flip(0)})
 
 
 def test_single_numbers_are_compared_too_and_rounding_is_no_difference() -> None:
-    lessons.same("f(1)", 1 / 3, torch.tensor(1 / 3))
+    lessons.compare("f(1)", 1 / 3, torch.tensor(1 / 3))
     with pytest.raises(AssertionError, match=r"^f\(1\) is 2, not 3$"):
-        lessons.same("f(1)", 2, 3.0)
+        lessons.compare("f(1)", 2, 3.0)
 
 
 # The command line
@@ -163,7 +166,7 @@ def posenc(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyte
 def test_the_lessons_are_listed_in_their_order(posenc) -> None:
     code, out, err = posenc("lesson")
     rows = [line.split(maxsplit=1) for line in out.splitlines()[1:-1]]
-    assert (code, err) == (0, "") and rows == [[str(lesson.place), lesson.title] for lesson in ALL]
+    assert (code, err) == (0, "") and rows == [[str(lesson.place), lesson.title] for lesson in LESSONS]
 
 
 def test_a_lesson_is_read_by_its_number_and_by_its_name(posenc) -> None:
@@ -202,7 +205,7 @@ def test_answers_run_process_result_of_their_own_which_ends_in_time(
     answers: str, limit: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(verb, "LIMIT", limit)
+    monkeypatch.setattr(verb, "CHECK_SECONDS", limit)
     (tmp_path / "mine.py").write_text(answers)
     assert cli.main(["lesson", "1", "--check", "mine.py"]) == 2
     out, err = capfd.readouterr()
@@ -284,14 +287,14 @@ def test_a_file_that_holds_no_answers_is_one_line(file: str, content: str, words
 
 
 def test_a_page_is_made_once_and_opened_with_pictures_and_formulas(posenc, tmp_path: Path, monkeypatch) -> None:
-    opened, run = [], []
+    pages, run = [], []
     monkeypatch.setenv("DISPLAY", ":0")
-    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
+    monkeypatch.setattr(webbrowser, "open", lambda address: pages.append(address) or True)
     monkeypatch.setattr(verb, "process_result", lambda lesson: run.append(lesson) or lesson.page())
     for _ in range(2):
         assert posenc("lesson 1 --open") == (0, "", "")
     (page,) = (tmp_path / "cache" / "lessons").iterdir()
-    assert opened == [page.as_uri()] * 2 and run == [lesson_of("1")]
+    assert pages == [page.as_uri()] * 2 and run == [lesson_of("1")]
     text = page.read_text()
     assert "<math" in text and 'src="data:image/png;base64,' in text and '<pre class="output">' in text
     assert not re.search(r"https?://(?!www\.w3\.org)|Solution|\$\$", text)
@@ -301,7 +304,7 @@ def test_a_page_is_made_once_and_opened_with_pictures_and_formulas(posenc, tmp_p
     ("command", "words"),
     [
         ("lesson 1 --weights a.pt", "--weights, --run and --text belong to what is handed in; give --check too"),
-        ("lesson 99", f"no lesson '99'; they go from 1 to {len(ALL)}: posenc lesson"),
+        ("lesson 99", f"no lesson '99'; they go from 1 to {len(LESSONS)}: posenc lesson"),
         ("lesson order_is_lots", "no lesson 'order_is_lots'; did you mean 'order_is_lost'?"),
         ("lesson --check mine.py", "--check needs to know of which lesson, such as: posenc lesson 1 --check"),
         ("lesson --check ''", "--check needs to know of which lesson, such as: posenc lesson 1 --check"),
@@ -318,6 +321,6 @@ def test_what_cannot_be_done_is_told(command: str, words: str, posenc) -> None:
 
 def test_a_verdict_of_a_lesson_is_one_of_all_verdicts(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def attend(x):\n    return x.nothing\n")
-    found = next(iter(lesson_of("1").check(tmp_path / "mine.py")))
-    assert isinstance(found, Verdict) and found.word == "broken" and found.message.startswith("AttributeError: ")
-    assert found.advice.startswith("look at attend, line 2 of mine.py; attend(x) is softmax")
+    verdict = next(iter(lesson_of("1").check(tmp_path / "mine.py")))
+    assert isinstance(verdict, Verdict) and verdict.word == "broken" and verdict.message.startswith("AttributeError: ")
+    assert verdict.advice.startswith("look at attend, line 2 of mine.py; attend(x) is softmax")

@@ -177,13 +177,13 @@ WRONG_ROTARY = [
 ]
 
 
-def told(lesson: int, promise: str, answers: str, folder: Path) -> str:
+def check_messages(lesson: int, promise: str, answers: str, folder: Path) -> str:
     """What is said about one exercise of a file of answers."""
     path = folder / "mine.py"
     path.write_text(IMPORTS + answers)
-    found = {verdict.promise: verdict for verdict in lesson_of(str(lesson)).check(path)}
-    assert found[promise].word == "broken"
-    return found[promise].message
+    messages = {verdict.promise: verdict for verdict in lesson_of(str(lesson)).check(path)}
+    assert messages[promise].word == "broken"
+    return messages[promise].message
 
 
 @pytest.mark.parametrize(
@@ -192,13 +192,13 @@ def told(lesson: int, promise: str, answers: str, folder: Path) -> str:
 def test_a_wrong_answer_is_told_what_is_wrong(
     exercise: tuple[int, str], answer: str, words: str, tmp_path: Path
 ) -> None:
-    assert words in told(*exercise, answer, tmp_path)
+    assert words in check_messages(*exercise, answer, tmp_path)
 
 
 @pytest.mark.parametrize(("changes", "words"), WRONG_ROTARY)
 def test_a_wrong_rotation_is_told_what_is_wrong(changes: dict[str, str], words: str, tmp_path: Path) -> None:
     answer = ROTARY.format(**AS_ASKED | changes)
-    assert words in told(11, "rotary_turns_neighbouring_channels", answer, tmp_path)
+    assert words in check_messages(11, "rotary_turns_neighbouring_channels", answer, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["", ".to(x.dtype)"])

@@ -17,18 +17,18 @@ from posenc.tokens.masks import Mask, mask_for
 
 
 def by_hand(
-    q: Tensor, k: Tensor, v: Tensor, added: Tensor | None = None, scale: float | None = None
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention one query at a time, in Python numbers; -inf in `added` forbids; an empty row is zero."""
     B, H, T, D = q.shape
     S, group = k.shape[2], H // k.shape[1]
     scale = 1 / math.sqrt(D) if scale is None else scale
-    added = torch.zeros(B, H, T, S) if added is None else added.expand(B, H, T, S)
+    bias = torch.zeros(B, H, T, S) if bias is None else bias.expand(B, H, T, S)
     weights = torch.zeros(B, H, T, S, dtype=torch.float64)
     for b, h, i in itertools.product(range(B), range(H), range(T)):
-        more, query = added[b, h, i].tolist(), q[b, h, i].double()
+        biases, query = bias[b, h, i].tolist(), q[b, h, i].double()
         products = (query * k[b, h // group].double()).tolist()
-        logits = {j: scale * math.fsum(products[j]) + more[j] for j in range(S) if more[j] != -math.inf}
+        logits = {j: scale * math.fsum(products[j]) + biases[j] for j in range(S) if biases[j] != -math.inf}
         top = max(logits.values(), default=0.0)
         total = math.fsum(math.exp(x - top) for x in logits.values())
         weights[b, h, i] = torch.tensor(
@@ -60,24 +60,24 @@ def test_it_is_attention(kv_heads: int, scale: float | None) -> None:
 @pytest.mark.parametrize("shape", [(5, 9), (2, 1, 5, 9), (2, 3, 5, 9), (1, 3, 1, 9), (5, 1)])
 def test_boolean_and_additive_masks_do_what_torchs_do(shape: tuple[int, ...]) -> None:
     q, k, v = heads(2, 3, 5, 7), heads(2, 3, 9, 7), heads(2, 3, 9, 7)
-    seen = torch.rand(shape) > 0.4
-    seen[..., 0] = True
-    added = torch.randn(shape, dtype=torch.float64)
-    for mask in (seen, added, added.masked_fill(~seen, -math.inf)):
+    visible = torch.rand(shape) > 0.4
+    visible[..., 0] = True
+    bias = torch.randn(shape, dtype=torch.float64)
+    for mask in (visible, bias, bias.masked_fill(~visible, -math.inf)):
         out, weights = scaled_dot_product_attention(q, k, v, mask)
         torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, attn_mask=mask), rtol=0, atol=1e-13)
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 5, dtype=torch.float64), rtol=0, atol=1e-13)
-    forbidden = torch.where(seen, 0.0, -math.inf)
+    forbidden = torch.where(visible, 0.0, -math.inf)
     torch.testing.assert_close(
-        scaled_dot_product_attention(q, k, v, seen)[0], by_hand(q, k, v, forbidden)[0], rtol=0, atol=1e-13
+        scaled_dot_product_attention(q, k, v, visible)[0], by_hand(q, k, v, forbidden)[0], rtol=0, atol=1e-13
     )
 
 
 @pytest.mark.parametrize("kind", ["boolean", "additive"])
 def test_a_row_that_may_see_nothing_gives_zeros_without_nan_in_values_and_gradients(kind: str) -> None:
     q, k, v = (heads(1, 2, 3, 4).requires_grad_() for _ in range(3))
-    seen = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
-    mask = seen if kind == "boolean" else torch.where(seen, 0.5, -math.inf)
+    visible = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
+    mask = visible if kind == "boolean" else torch.where(visible, 0.5, -math.inf)
     out, weights = scaled_dot_product_attention(q, k, v, mask)
     assert not out[:, :, 1].any() and not weights[:, :, 1].any()
     out.sum().backward()
@@ -100,9 +100,9 @@ def test_dropout_zeroes_its_share_of_the_weights_and_scales_the_rest() -> None:
     q, k, v = heads(1, 8, 64, 4), heads(1, 8, 64, 4), heads(1, 8, 64, 4)
     plain = scaled_dot_product_attention(q, k, v)[1]
     out, weights = scaled_dot_product_attention(q, k, v, dropout=0.25)
-    kept = weights != 0
-    assert kept.double().mean().item() == pytest.approx(0.75, abs=0.01)
-    torch.testing.assert_close(weights[kept], plain[kept] / 0.75, rtol=1e-12, atol=0)
+    is_kept = weights != 0
+    assert is_kept.double().mean().item() == pytest.approx(0.75, abs=0.01)
+    torch.testing.assert_close(weights[is_kept], plain[is_kept] / 0.75, rtol=1e-12, atol=0)
     torch.testing.assert_close(out, weights @ v, rtol=0, atol=1e-13)
 
 
@@ -151,7 +151,7 @@ MASKS = {
     "window": masks.window(2),
     "prefix": masks.prefix(3),
     "boolean": mask_for(torch.tensor([[True, False, True, True, False]] * 3 + [[False] * 5] + [[True] * 5])),
-    "additive": Mask(causal=True, given=torch.linspace(-2, 2, 25, dtype=torch.float64).view(5, 5)),
+    "additive": Mask(causal=True, tensor=torch.linspace(-2, 2, 25, dtype=torch.float64).view(5, 5)),
     "additive with gaps": mask_for(
         torch.tensor([[0.0, -math.inf, 1.0, 2.0, -1.0]] * 4 + [[-math.inf] * 5], dtype=torch.float64)
     ),
@@ -171,14 +171,14 @@ def bias_of(encoding, q: Tensor, at: Positions) -> Tensor:
 @functools.cache
 def under_every_mask(kv_heads: int, place: str, encoding: str) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
     """Queries, keys, values, and what comes out by hand."""
-    at, which = PLACES[place], ENCODINGS[encoding]
+    at, encoding_object = PLACES[place], ENCODINGS[encoding]
     q, k, v = heads(2, 6, 5, 4), heads(2, kv_heads, 5, 4), heads(2, kv_heads, 5, 4)
-    bias, found = bias_of(which, q, at), {}
+    bias, expected = bias_of(encoding_object, q, at), {}
     for name, mask in MASKS.items():
-        added = mask.split()[1]
-        whole = (bias if added is None else bias + added).masked_fill(~mask.allowed(at, at), -math.inf)
-        found[name] = by_hand(q, k, v, whole, 0.5)[0]
-    return q, k, v, found
+        mask_bias = mask.split()[1]
+        whole = (bias if mask_bias is None else bias + mask_bias).masked_fill(~mask.allowed(at, at), -math.inf)
+        expected[name] = by_hand(q, k, v, whole, 0.5)[0]
+    return q, k, v, expected
 
 
 @pytest.mark.parametrize("kernel", ["reference", "sdpa", "blocked"])
@@ -186,25 +186,25 @@ def under_every_mask(kv_heads: int, place: str, encoding: str) -> tuple[Tensor, 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_every_kernel_is_right_under_every_mask(kernel: str, kv_heads: int, place: str, encoding: str) -> None:
-    at, which = PLACES[place], ENCODINGS[encoding]
+    at, encoding_object = PLACES[place], ENCODINGS[encoding]
     q, k, v, expected = under_every_mask(kv_heads, place, encoding)
     for name, mask in MASKS.items():
-        out, none = kernels.bind(kernel, which, scale=0.5)(which, q, at, Keys(k, v, at), mask)
+        out, weights = kernels.bind(kernel, encoding_object, scale=0.5)(encoding_object, q, at, Keys(k, v, at), mask)
         torch.testing.assert_close(out, expected[name], rtol=0, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
-        assert none is None
+        assert weights is None
 
 
 @pytest.mark.parametrize("kernel", ["reference", "sdpa", "blocked"])
 @pytest.mark.parametrize("encoding", [NoPE(), ALiBi(2)], ids=str)
-@pytest.mark.parametrize("given", [None, "boolean", "additive"])
+@pytest.mark.parametrize("form", [None, "boolean", "additive"])
 def test_rows_without_keys_are_zero_in_values_and_gradients_in_every_kernel(
-    kernel: str, encoding, given: str | None
+    kernel: str, encoding, form: str | None
 ) -> None:
     at = Positions.padded(torch.tensor([[0, 1, 1], [0, 0, 0], [1, 1, 1]]))
-    seen = torch.tensor([[True] * 3, [False] * 3, [True] * 3])
+    visible = torch.tensor([[True] * 3, [False] * 3, [True] * 3])
     mask = Mask(
         causal=True,
-        given=None if given is None else seen if given == "boolean" else torch.where(seen, 0.0, -math.inf).double(),
+        tensor={None: None, "boolean": visible}.get(form, torch.where(visible, 0.0, -math.inf).double()),
     )
     q, k, v = (heads(3, 2, 3, 4).requires_grad_() for _ in range(3))
     out, _ = kernels.bind(kernel, encoding, scale=0.5)(encoding, q, at, Keys(k, v, at), mask)
@@ -270,8 +270,8 @@ def layer(**options) -> Attention:
     return Attention(12, 6, **({"encoding": "none"} | options)).double()
 
 
-def projected(
-    attention: Attention, query: Tensor, key: Tensor, value: Tensor, added: Tensor | None = None
+def reference(
+    attention: Attention, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The layer written out: project, split, attend by hand, join, project."""
 
@@ -281,9 +281,9 @@ def projected(
 
     q = split(query, attention.q_proj, attention.heads)
     k, v = split(key, attention.k_proj, attention.kv_heads), split(value, attention.v_proj, attention.kv_heads)
-    out, weights = by_hand(q, k, v, added, attention.scale)
-    joined = out.permute(0, 2, 1, 3).reshape(*query.shape[:2], -1)
-    return F.linear(joined, attention.o_proj.weight, attention.o_proj.bias), weights
+    out, weights = by_hand(q, k, v, bias, attention.scale)
+    merged_heads = out.permute(0, 2, 1, 3).reshape(*query.shape[:2], -1)
+    return F.linear(merged_heads, attention.o_proj.weight, attention.o_proj.bias), weights
 
 
 @pytest.mark.parametrize("kernel", ["auto", "blocked", "sdpa", "reference"])
@@ -294,18 +294,18 @@ def test_self_attention_is_right(kernel: str, options: dict) -> None:
     attention, x = layer(kernel=kernel, **options), torch.randn(2, 5, 12, dtype=torch.float64)
     past = torch.full((5, 5), -math.inf).triu(1)
     torch.testing.assert_close(
-        attention(x, mask=masks.causal()), projected(attention, x, x, x, past)[0], rtol=0, atol=1e-12
+        attention(x, mask=masks.causal()), reference(attention, x, x, x, past)[0], rtol=0, atol=1e-12
     )
-    torch.testing.assert_close(attention(x), projected(attention, x, x, x)[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(attention(x), reference(attention, x, x, x)[0], rtol=0, atol=1e-12)
 
 
 def test_cross_attention_takes_three_different_inputs() -> None:
     attention = layer(kv_heads=3)
     query, key, value = (torch.randn(2, n, 12, dtype=torch.float64) for n in (5, 7, 7))
     torch.testing.assert_close(
-        attention(query, key, value), projected(attention, query, key, value)[0], rtol=0, atol=1e-12
+        attention(query, key, value), reference(attention, query, key, value)[0], rtol=0, atol=1e-12
     )
-    torch.testing.assert_close(attention(query, key), projected(attention, query, key, key)[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(attention(query, key), reference(attention, query, key, key)[0], rtol=0, atol=1e-12)
 
 
 def test_in_cross_attention_each_side_has_positions_of_its_own() -> None:
@@ -313,8 +313,8 @@ def test_in_cross_attention_each_side_has_positions_of_its_own() -> None:
     query, key = torch.randn(2, 3, 12, dtype=torch.float64), torch.randn(2, 4, 12, dtype=torch.float64)
     m, n = torch.tensor([9.0, 0.5, 3.0]), torch.tensor([[0.0, 1, 2, 3], [5, 5, 6, 80]])
     bias = torch.tensor(ALiBi(6).slopes, dtype=torch.float64)[:, None, None] * -(m[:, None] - n[:, None, None, :]).abs()
-    got = attention(query, key, positions=m, key_positions=n)
-    torch.testing.assert_close(got, projected(attention, query, key, key, bias)[0], rtol=0, atol=1e-6)
+    actual = attention(query, key, positions=m, key_positions=n)
+    torch.testing.assert_close(actual, reference(attention, query, key, key, bias)[0], rtol=0, atol=1e-6)
 
 
 def test_weights_come_on_request_and_sum_to_one() -> None:
@@ -327,7 +327,7 @@ def test_weights_come_on_request_and_sum_to_one() -> None:
 
 def test_weights_are_those_that_were_applied() -> None:
     attention, x = layer(kv_heads=2), torch.randn(2, 5, 12, dtype=torch.float64)
-    torch.testing.assert_close(attention(x, need_weights=True)[1], projected(attention, x, x, x)[1], rtol=0, atol=1e-12)
+    torch.testing.assert_close(attention(x, need_weights=True)[1], reference(attention, x, x, x)[1], rtol=0, atol=1e-12)
 
 
 def test_dropout_acts_in_training_only() -> None:
@@ -335,24 +335,24 @@ def test_dropout_acts_in_training_only() -> None:
     assert not torch.equal(attention(x), attention(x))
     assert (attention(x, need_weights=True)[1] == 0).any()
     attention.eval()
-    torch.testing.assert_close(attention(x), projected(attention, x, x, x)[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(attention(x), reference(attention, x, x, x)[0], rtol=0, atol=1e-12)
 
 
 def test_a_tensor_may_be_given_as_mask() -> None:
     attention, x = layer(), torch.randn(2, 5, 12, dtype=torch.float64)
-    seen = torch.ones(5, 5, dtype=torch.bool).tril()
+    visible = torch.ones(5, 5, dtype=torch.bool).tril()
     expected = attention(x, mask=masks.causal())
-    torch.testing.assert_close(attention(x, mask=seen), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(attention(x, mask=visible), expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(
-        attention(x, mask=torch.where(seen, 0.0, -math.inf).double()), expected, rtol=0, atol=1e-12
+        attention(x, mask=torch.where(visible, 0.0, -math.inf).double()), expected, rtol=0, atol=1e-12
     )
 
 
 def test_an_encoding_may_come_with_the_call() -> None:
     attention, x = Attention(12, 6, encoding=None).double(), torch.randn(1, 5, 12, dtype=torch.float64)
-    own = layer(encoding="alibi")
-    own.load_state_dict(attention.state_dict())
-    torch.testing.assert_close(attention(x, encoding=ALiBi(6)), own(x), rtol=0, atol=0)
+    expected_layer = layer(encoding="alibi")
+    expected_layer.load_state_dict(attention.state_dict())
+    torch.testing.assert_close(attention(x, encoding=ALiBi(6)), expected_layer(x), rtol=0, atol=0)
     with pytest.raises(
         ValueError,
         match="this layer has no encoding of its own; pass one to the call, or build it without encoding=None",
@@ -392,7 +392,7 @@ X = torch.zeros(2, 5, 12, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("inputs", "words"),
     [
         ({"query": X[..., :8]}, r"query must have shape \[batch, tokens, 12\], got \[2, 5, 8\]"),
         ({"query": X[0]}, r"query must have shape \[batch, tokens, 12\], got \[5, 12\]"),
@@ -412,14 +412,14 @@ X = torch.zeros(2, 5, 12, dtype=torch.float64)
         ({"query": X, "mask": torch.ones(4, 5, dtype=torch.bool)}, r"a mask broadcasts to \[2, 6, 5, 5\]"),
     ],
 )
-def test_inputs_that_do_not_fit_are_refused(given: dict, words: str) -> None:
+def test_inputs_that_do_not_fit_are_refused(inputs: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        layer()(**given)
+        layer()(**inputs)
 
 
 def test_a_layer_prints_what_it_is() -> None:
-    said = "dim=12, heads=6, kv_heads=2, head_dim=2, kernel='auto', scale=0.7071067811865476, softcap=None"
-    assert said in repr(layer(kv_heads=2))
+    text = "dim=12, heads=6, kv_heads=2, head_dim=2, kernel='auto', scale=0.7071067811865476, softcap=None"
+    assert text in repr(layer(kv_heads=2))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

@@ -11,7 +11,7 @@ from posenc import Attention, Block, Decoder, Encoder, EncoderDecoder, Encoding,
 from posenc.cache import GrowingCache, SlotCache
 
 X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(3))
-CHANGED = torch.cat((X[:, :5], 7 - 3 * X[:, 5:]), 1)
+CHANGED_X = torch.cat((X[:, :5], 7 - 3 * X[:, 5:]), 1)
 SPECS = ("none", "rotary", "alibi", "t5_bias", "shaw", "forgetting", "rotary + alibi")
 TRIL = torch.ones(9, 9, dtype=torch.bool).tril()
 MASKS = {
@@ -29,31 +29,31 @@ MASKS = {
 @pytest.mark.parametrize("make", [Attention, Block])
 def test_no_output_of_a_causal_layer_depends_on_a_later_token(make, spec: str, mask) -> None:
     layer = make(16, 4, encoding=spec, causal=True).eval()
-    assert torch.allclose(layer(X, mask=mask)[:, :5], layer(CHANGED, mask=mask)[:, :5], atol=1e-6)
+    assert torch.allclose(layer(X, mask=mask)[:, :5], layer(CHANGED_X, mask=mask)[:, :5], atol=1e-6)
     both_ways = make(16, 4, encoding=spec).eval()
-    assert not torch.allclose(both_ways(X)[:, :5], both_ways(CHANGED)[:, :5], atol=1e-3)
+    assert not torch.allclose(both_ways(X)[:, :5], both_ways(CHANGED_X)[:, :5], atol=1e-3)
 
 
 def test_a_causal_layer_without_a_mask_is_one_under_a_causal_mask() -> None:
     layer = Attention(16, 4, encoding="rotary", causal=True)
     expected = layer(X)
-    for given in ((X, X), (X, X, X)):
-        assert torch.equal(layer(*given), expected)
+    for inputs in ((X, X), (X, X, X)):
+        assert torch.equal(layer(*inputs), expected)
     assert torch.equal(layer(X, mask=masks.causal()), expected)
-    seen = (torch.rand(9, 9, generator=torch.Generator().manual_seed(1)) < 0.7) | torch.eye(9).bool()
-    torch.testing.assert_close(layer(X, mask=seen), layer(X, mask=seen & TRIL))
+    visible = (torch.rand(9, 9, generator=torch.Generator().manual_seed(1)) < 0.7) | torch.eye(9).bool()
+    torch.testing.assert_close(layer(X, mask=visible), layer(X, mask=visible & TRIL))
     assert not torch.equal(layer(X, mask=masks.prefix(4))[:, 0], expected[:, 0])
 
 
 def test_attention_to_another_sequence_is_never_causal() -> None:
-    layer, other = Attention(16, 4, causal=True), CHANGED[:, 3:]
-    out = layer(X, other)
-    later = torch.cat((other[:, :-1], other[:, -1:] + 1), 1)
+    layer, memory = Attention(16, 4, causal=True), CHANGED_X[:, 3:]
+    out = layer(X, memory)
+    later = torch.cat((memory[:, :-1], memory[:, -1:] + 1), 1)
     assert not torch.allclose(layer(X, later)[:, 0], out[:, 0])
     model = EncoderDecoder(11, 16, 4, 1).eval()
     source, target = torch.randint(11, (1, 6)), torch.randint(11, (1, 4))
-    [seen] = model(source, target, need_weights=True)[1]
-    assert bool((seen["cross"] > 0).all()) and not seen["self"].triu(1).any()
+    [weights] = model(source, target, need_weights=True)[1]
+    assert bool((weights["cross"] > 0).all()) and not weights["self"].triu(1).any()
 
 
 @pytest.mark.parametrize("make", [GrowingCache, lambda: SlotCache(12)])
@@ -87,11 +87,11 @@ class OneWay(Encoding):
         self.causal = causal
 
 
-def told(layer, *given, **named) -> list[str]:
-    with warnings.catch_warnings(record=True) as caught:
+def warnings_of(layer, *args, **kwargs) -> list[str]:
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
-        layer(*given, **named), layer(*given, **named)
-    return [str(warning.message) for warning in caught]
+        layer(*args, **kwargs), layer(*args, **kwargs)
+    return [str(warning.message) for warning in records]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def told(layer, *given, **named) -> list[str]:
     ],
 )
 def test_an_encoding_for_the_other_direction_is_told_of_once(layer, mask, words: str | None) -> None:
-    messages = told(layer(), X, mask=mask)
+    messages = warnings_of(layer(), X, mask=mask)
     if words is None:
         assert messages == []
     else:
@@ -121,20 +121,20 @@ def test_an_encoding_for_the_other_direction_is_told_of_once(layer, mask, words:
 
 def test_a_model_tells_of_it_once_too() -> None:
     ids = torch.randint(11, (1, 9))
-    assert told(Decoder(11, 16, 4, 2, encoding="t5_bias"), ids) == []
-    assert told(Encoder(11, 16, 4, 2, encoding="t5_bias"), ids) == []
-    [message] = told(Encoder(11, 16, 4, 2, encoding="t5_bias"), ids, mask="causal")
+    assert warnings_of(Decoder(11, 16, 4, 2, encoding="t5_bias"), ids) == []
+    assert warnings_of(Encoder(11, 16, 4, 2, encoding="t5_bias"), ids) == []
+    [message] = warnings_of(Encoder(11, 16, 4, 2, encoding="t5_bias"), ids, mask="causal")
     assert "hides the future" in message
 
 
 IDS = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
 
 
-@pytest.mark.parametrize("of", ["attention", "model"])
-def test_ids_that_begin_again_are_told_of_once_and_packed_ones_are_not(of: str) -> None:
-    layer, x = (Attention(16, 4), X) if of == "attention" else (Decoder(11, 16, 4, 2), torch.randint(11, (1, 9)))
-    [message] = told(layer, x, positions=IDS)
+@pytest.mark.parametrize("subject", ["attention", "model"])
+def test_ids_that_begin_again_are_told_of_once_and_packed_ones_are_not(subject: str) -> None:
+    layer, x = (Attention(16, 4), X) if subject == "attention" else (Decoder(11, 16, 4, 2), torch.randint(11, (1, 9)))
+    [message] = warnings_of(layer, x, positions=IDS)
     assert "Positions.packed(lengths)" in message
     quiet: list[Positions | Tensor] = [Positions.packed([4, 5]), torch.arange(9), torch.tensor([[0] * 3 + [*range(6)]])]
     for at in (*quiet, IDS.double(), torch.tensor([3, 1, 4, 0, 5, 9, 2, 6, 8])):
-        assert told(layer, x, positions=at) == []
+        assert warnings_of(layer, x, positions=at) == []

@@ -14,8 +14,8 @@ from posenc import Attention, Block, Config, Decoder, Encoder, EncoderDecoder, T
 SMALL = Config(
     dim=16, heads=4, layers=3, kv_heads=2, intermediate_size=24, norm_first=False, window=(3, None), max_len=9
 )
-ONE_BY_ONE = {one.name: getattr(SMALL, one.name) for one in fields(SMALL)}
-WITHOUT = {
+ONE_BY_ONE = {field.name: getattr(SMALL, field.name) for field in fields(SMALL)}
+LACKING = {
     Attention: {
         "layers", "window", "intermediate_size", "feed_forward", "norm_first", "branch_norm", "parallel_residual",
         "residual_scale", "embedding_norm", "output_softcap",
@@ -35,21 +35,21 @@ def same_model(a: nn.Module, b: nn.Module) -> bool:
 @pytest.mark.parametrize("module", MODULES)
 def test_sizes_one_by_one_and_sizes_together_make_the_same(module: type[nn.Module]) -> None:
     first = FIRST.get(module, ())
-    known = {name: value for name, value in ONE_BY_ONE.items() if name not in WITHOUT.get(module, ())}
+    options = {name: value for name, value in ONE_BY_ONE.items() if name not in LACKING.get(module, ())}
     whole = module(*first, SMALL, encoding="rotary")
-    assert same_model(whole, module(*first, **known, encoding="rotary"))
+    assert same_model(whole, module(*first, **options, encoding="rotary"))
     assert same_model(whole, module(*first, dim=SMALL, encoding="rotary"))
     with pytest.raises(ValueError, match=r"a Config or its options one by one, got a Config and dropout, kv_heads; "):
         module(*first, SMALL, encoding="rotary", kv_heads=4, dropout=0.5)
-    changed = module(*first, replace(SMALL, kv_heads=4, dropout=0.5), encoding="rotary")
-    assert not same_model(changed, whole)
+    other_model = module(*first, replace(SMALL, kv_heads=4, dropout=0.5), encoding="rotary")
+    assert not same_model(other_model, whole)
 
 
 @pytest.mark.parametrize("module", [Decoder, Encoder, EncoderDecoder])
 def test_positional_arguments_come_as_vocab_sizes_and_encoding(module: type[nn.Module]) -> None:
-    spread = module(11, 16, 4, 3, "alibi", norm_first=True)
-    assert same_model(spread, module(11, Config(16, 4, 3), encoding="alibi"))
-    assert spread.config == Config(16, 4, 3) and spread.vocab == 11
+    model = module(11, 16, 4, 3, "alibi", norm_first=True)
+    assert same_model(model, module(11, Config(16, 4, 3), encoding="alibi"))
+    assert model.config == Config(16, 4, 3) and model.vocab == 11
 
 
 def test_a_model_of_given_sizes_runs() -> None:
@@ -57,8 +57,8 @@ def test_a_model_of_given_sizes_runs() -> None:
     torch.manual_seed(0)
     whole = Decoder(11, SMALL, encoding="rotary + alibi")
     torch.manual_seed(0)
-    spread = Decoder(11, **ONE_BY_ONE, encoding="rotary + alibi")
-    assert torch.equal(whole(ids), spread(ids))
+    model = Decoder(11, **ONE_BY_ONE, encoding="rotary + alibi")
+    assert torch.equal(whole(ids), model(ids))
 
 
 def test_the_original_is_post_norm_unless_its_sizes_say_otherwise() -> None:
@@ -71,8 +71,8 @@ def test_the_original_is_post_norm_unless_its_sizes_say_otherwise() -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_the_signature_names_every_size_for_help_and_completion(module: type[nn.Module]) -> None:
     parameters = inspect.signature(module).parameters
-    assert {one.name for one in fields(Config)} - WITHOUT.get(module, set()) <= set(parameters)
-    assert not WITHOUT.get(module, set()) & set(parameters) and "sizes" not in parameters
+    assert {option.name for option in fields(Config)} - LACKING.get(module, set()) <= set(parameters)
+    assert not LACKING.get(module, set()) & set(parameters) and "sizes" not in parameters
     assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     leading = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
     in_models = ["vocab", "dim", "heads", "layers", "encoding"]
@@ -115,10 +115,7 @@ def test_an_option_that_there_is_not_is_refused_with_the_nearest_one(make, words
         ({"norm": "middle"}, "norm must be one of layer, rms, got 'middle'"),
         ({"norm": "post"}, "norm says which norm, and norm_first=False is what 'post' was"),
         ({"norm_eps": 0.0}, "norm_eps must be above 0, got 0.0"),
-        (
-            {"feed_forward": "swish"},
-            "feed_forward must be one of gelu, gelu_tanh, relu, relu2, swiglu, geglu, geglu_t",
-        ),
+        ({"feed_forward": "swish"}, "feed_forward must be one of gelu, gelu_tanh, relu, relu2, swiglu, geglu, geglu_t"),
         ({"qk_norm": "all"}, "qk_norm must be True, False or 'joined', got 'all'"),
         ({"init": "zeros"}, "init must be one of torch, normal, gpt2, small, xavier, got 'zeros'"),
         ({"softcap": 0}, "softcap must be above 0, got 0"),
@@ -154,12 +151,12 @@ def test_sizes_are_sizes_and_stay_as_they_are() -> None:
 def test_windows_hold_in_both_stacks_of_an_encoder_decoder_and_not_between_them() -> None:
     model = EncoderDecoder(11, dim=16, heads=2, layers=1, window=2).eval()
     ids = torch.randint(11, (1, 6))
-    [seen] = model(ids, ids, need_weights=True)[1]
-    assert not seen["self"].tril(-2).any() and bool((seen["cross"] > 0).all())
-    moved = ids.clone()
-    moved[0, 0] = (ids[0, 0] + 1) % 11
-    near, far = model.encode(ids)[0], model.encode(moved)[0]
-    assert torch.equal(near[:, 2:], far[:, 2:]) and not torch.equal(near[:, 1], far[:, 1])
+    [weights] = model(ids, ids, need_weights=True)[1]
+    assert not weights["self"].tril(-2).any() and bool((weights["cross"] > 0).all())
+    changed_ids = ids.clone()
+    changed_ids[0, 0] = (ids[0, 0] + 1) % 11
+    hidden, far = model.encode(ids)[0], model.encode(changed_ids)[0]
+    assert torch.equal(hidden[:, 2:], far[:, 2:]) and not torch.equal(hidden[:, 1], far[:, 1])
 
 
 # What a module prints
@@ -216,7 +213,7 @@ NOT_PRINTED = {"device", "dtype"}
 
 
 @functools.cache
-def printed(module: type[nn.Module], option: str = "") -> str:
+def repr_of(module: type[nn.Module], option: str = "") -> str:
     """With the other value of one option."""
     names = inspect.signature(module).parameters
     return repr(module(**{name: two[name == option] for name, two in OPTIONS[module].items() if name in names}))
@@ -232,15 +229,15 @@ def printed(module: type[nn.Module], option: str = "") -> str:
     ],
 )
 def test_modules_that_differ_in_one_option_differ_in_print(module: type[nn.Module], option: str) -> None:
-    assert printed.__wrapped__(module, option) == printed(module, option) != printed(module)
+    assert repr_of.__wrapped__(module, option) == repr_of(module, option) != repr_of(module)
 
 
 def test_which_layer_has_which_encoding_is_printed() -> None:
-    one, other = (
+    first, uniform = (
         Decoder(11, dim=16, heads=2, layers=3, encoding=cycle)
         for cycle in (("rotary", "none"), ("rotary", "none", "none"))
     )
-    assert "encoding=('rotary', 'none', 'rotary'), window=None" in repr(one) and repr(one) != repr(other)
+    assert "encoding=('rotary', 'none', 'rotary'), window=None" in repr(first) and repr(first) != repr(uniform)
     assert "encoding='alibi', window=(3, None)\n" in repr(Decoder(11, 16, 2, 2, "alibi", window=(3, None)))
 
 
@@ -253,10 +250,10 @@ def test_weights_are_a_tensor_of_a_layer_and_a_tuple_of_a_model_with_both_attent
     for layer in (Attention(**options), Block(**options)):
         assert layer(x, mask=masks.causal(), need_weights=True)[1].shape == shape
     for model in (Decoder(11, layers=3, **options), Encoder(11, layers=3, **options)):
-        seen = model(ids, need_weights=True)[1]
-        assert type(seen) is tuple and [weights.shape for weights in seen] == [shape] * 3
-    both = Block(**options, cross=True, cross_encoding="none")(x, memory=x, need_weights=True)[1]
-    seen = EncoderDecoder(11, layers=3, **options)(ids, ids, need_weights=True)[1]
-    assert type(seen) is tuple and len(seen) == 3
-    for of_layer in (both, *seen):
+        weights_of_layers = model(ids, need_weights=True)[1]
+        assert type(weights_of_layers) is tuple and [weights.shape for weights in weights_of_layers] == [shape] * 3
+    cross_weights = Block(**options, cross=True, cross_encoding="none")(x, memory=x, need_weights=True)[1]
+    weights_of_layers = EncoderDecoder(11, layers=3, **options)(ids, ids, need_weights=True)[1]
+    assert type(weights_of_layers) is tuple and len(weights_of_layers) == 3
+    for of_layer in (cross_weights, *weights_of_layers):
         assert {name: weights.shape for name, weights in of_layer.items()} == {"self": shape, "cross": shape}

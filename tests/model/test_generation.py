@@ -5,11 +5,11 @@ import torch
 from tiers import rest_slow
 
 from posenc import Decoder
-from posenc.model.seeding import seeded
+from posenc.model.seeding import local_seed
 
 
 def model_of(encoding="rotary", *, vocab: int = 7, seed: int = 0, layers: int = 2, max_len: int = 64) -> Decoder:
-    with seeded(seed):
+    with local_seed(seed):
         model = Decoder(vocab, 8, heads=2, layers=layers, encoding=encoding, max_len=max_len).double().eval()
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.5)
@@ -20,42 +20,42 @@ def model_of(encoding="rotary", *, vocab: int = 7, seed: int = 0, layers: int = 
 
 
 def test_samples_are_drawn_as_from_prompts_that_are_repeated_and_the_prompt_is_computed_once() -> None:
-    model, ids, seen = model_of(), torch.randint(7, (2, 4)), []
+    model, ids, shapes = model_of(), torch.randint(7, (2, 4)), []
     padding = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
-    handle = model.register_forward_hook(lambda module, given, out: seen.append(tuple(given[0].shape)))
-    got = model.generate(ids, 6, samples=3, temperature=1.0, seed=4, padding=padding)
+    handle = model.register_forward_hook(lambda module, args, out: shapes.append(tuple(args[0].shape)))
+    out = model.generate(ids, 6, samples=3, temperature=1.0, seed=4, padding=padding)
     handle.remove()
-    assert seen == [(2, 4)] + [(6, 1)] * 5
-    repeated = ids.repeat_interleave(3, 0), padding.repeat_interleave(3, 0)
-    assert torch.equal(got.flatten(0, 1), model.generate(repeated[0], 6, temperature=1.0, seed=4, padding=repeated[1]))
-    assert got.shape == (2, 3, 10) and not torch.equal(got[0, 0], got[0, 1])
+    assert shapes == [(2, 4)] + [(6, 1)] * 5
+    expected = ids.repeat_interleave(3, 0), padding.repeat_interleave(3, 0)
+    assert torch.equal(out.flatten(0, 1), model.generate(expected[0], 6, temperature=1.0, seed=4, padding=expected[1]))
+    assert out.shape == (2, 3, 10) and not torch.equal(out[0, 0], out[0, 1])
 
 
 def test_samples_go_through_a_static_cache_as_through_one_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ids, slots = model_of(), torch.randint(7, (2, 4)), []
     make = model.cache
     model.cache = lambda **sizes: slots.append(sizes) or make(**sizes)
-    asked = {"max_new_tokens": 5, "samples": 3, "temperature": 1.0}
-    expected = model.generate(ids, **asked)
+    options = {"max_new_tokens": 5, "samples": 3, "temperature": 1.0}
+    expected = model.generate(ids, **options)
     # What is compiled computes the same; here its cache is asked.
     monkeypatch.setattr(torch, "compile", lambda step, dynamic: step)
-    assert torch.equal(model.generate(ids, compiled=True, **asked), expected)
+    assert torch.equal(model.generate(ids, compiled=True, **options), expected)
     assert slots == [{}, {"slots": 256}] and list(model.graphs) == [(6, 256, True)]
 
 
-@pytest.mark.parametrize("asked", [{}, {"eos_token_id": "its fifth"}], ids=str)
-def test_prompts_of_different_lengths_give_what_each_gives_alone(asked: dict) -> None:
+@pytest.mark.parametrize("options", [{}, {"eos_token_id": "its fifth"}], ids=str)
+def test_prompts_of_different_lengths_give_what_each_gives_alone(options: dict) -> None:
     model, prompts = model_of("t5_bias"), [torch.randint(7, (n,)) for n in (3, 1, 5)]
-    if "eos_token_id" in asked:
-        asked = {"eos_token_id": int(model.generate(prompts[0][None], 5)[0, -1])}
-    got = model.generate(prompts, 8, **asked)
-    for prompt, text in zip(prompts, got, strict=True):
-        assert torch.equal(text, model.generate(prompt[None], 8, **asked)[0])
+    if "eos_token_id" in options:
+        options = {"eos_token_id": int(model.generate(prompts[0][None], 5)[0, -1])}
+    actual = model.generate(prompts, 8, **options)
+    for prompt, text in zip(prompts, actual, strict=True):
+        assert torch.equal(text, model.generate(prompt[None], 8, **options)[0])
 
 
 def test_samples_of_prompts_of_different_lengths_are_a_list_too() -> None:
-    got = model_of().generate([torch.tensor([1]), torch.tensor([1, 2])], 3, samples=2, temperature=1.0)
-    assert [tuple(texts.shape) for texts in got] == [(2, 4), (2, 5)] and got[1][:, :2].tolist() == [[1, 2]] * 2
+    actual = model_of().generate([torch.tensor([1]), torch.tensor([1, 2])], 3, samples=2, temperature=1.0)
+    assert [tuple(texts.shape) for texts in actual] == [(2, 4), (2, 5)] and actual[1][:, :2].tolist() == [[1, 2]] * 2
 
 
 # Sinks and a window
@@ -69,19 +69,19 @@ def test_behind_sinks_the_newest_tokens_stand_as_if_nothing_had_been_between(enc
     prompt, caches = torch.randint(7, (1, 6)), []
     make = model.cache
     model.cache = lambda **sizes: caches.append(make(**sizes)) or caches[-1]
-    got = model.generate(prompt, 40, sinks=sinks, window=window)
+    actual = model.generate(prompt, 40, sinks=sinks, window=window)
     first = 4 if sinks is None else sinks
-    text = held = prompt[0].tolist()
+    text = kept_ids = prompt[0].tolist()
     for _ in range(40):
         with torch.no_grad():
-            new = int(model(torch.tensor([held]))[0, -1].argmax())
+            new = int(model(torch.tensor([kept_ids]))[0, -1].argmax())
         text = [*text, new]
-        if len(held) >= first + window:
-            held = [*held[:first], *held[len(held) - (window - max(1, window // 8)) :]]
-        held = [*held, new]
-    assert got[0].tolist() == text
+        if len(kept_ids) >= first + window:
+            kept_ids = [*kept_ids[:first], *kept_ids[len(kept_ids) - (window - max(1, window // 8)) :]]
+        kept_ids = [*kept_ids, new]
+    assert actual[0].tolist() == text
     assert caches[0].held.tokens <= held_at_most
-    assert type(caches[0].held).__name__ == "Counted" and caches[0].held.start == 0
+    assert type(caches[0].held).__name__ == "CountedPositions" and caches[0].held.start == 0
 
 
 def test_rows_of_different_lengths_forget_what_each_forgets_alone() -> None:
@@ -105,7 +105,7 @@ def test_memory_is_bounded_however_long_the_text_is() -> None:
 # What is refused
 
 MODEL, IDS = model_of(), torch.tensor([[1, 2, 3]])
-REFUSED = {
+REFUSALS = {
     "samples must be a whole number of 1 or more, got 0": lambda: MODEL.generate(IDS, 2, samples=0),
     "samples of it are all the same; give temperature above 0": lambda: MODEL.generate(IDS, 2, samples=2),
     "sinks stay where .* give window": lambda: MODEL.generate(IDS, 2, sinks=2),
@@ -127,10 +127,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("words", REFUSED)
+@pytest.mark.parametrize("words", REFUSALS)
 def test_what_excludes_each_other_is_refused(words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        REFUSED[words]()
+        REFUSALS[words]()
 
 
 def test_no_rows_give_no_rows() -> None:
@@ -138,7 +138,7 @@ def test_no_rows_give_no_rows() -> None:
 
 
 def test_dropout_is_off_meanwhile_and_on_again() -> None:
-    with seeded(0):
+    with local_seed(0):
         model = Decoder(7, 8, heads=2, layers=1, dropout=0.5).train()
     texts = {tuple(model.generate(IDS, 6)[0].tolist()) for _ in range(4)}
     assert len(texts) == 1 and model.training

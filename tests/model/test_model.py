@@ -39,8 +39,8 @@ def ids_of(batch: int, tokens: int) -> Tensor:
 
 
 def layer_norm(x: Tensor, norm: torch.nn.LayerNorm) -> Tensor:
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
+    deviation = x - x.mean(-1, keepdim=True)
+    return deviation / (deviation.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
 
 
 def attention_by_hand(layer, x: Tensor, y: Tensor, causal: bool) -> Tensor:
@@ -49,17 +49,13 @@ def attention_by_hand(layer, x: Tensor, y: Tensor, causal: bool) -> Tensor:
     def split(z: Tensor, linear, heads: int) -> Tensor:
         return (z @ linear.weight.T + linear.bias).view(*z.shape[:2], heads, -1).permute(0, 2, 1, 3)
 
-    q, k, v = (
-        split(x, layer.q_proj, 3),
-        split(y, layer.k_proj, layer.kv_heads),
-        split(y, layer.v_proj, layer.kv_heads),
-    )
+    q, k, v = split(x, layer.q_proj, 3), split(y, layer.k_proj, layer.kv_heads), split(y, layer.v_proj, layer.kv_heads)
     k, v = (z.repeat_interleave(3 // layer.kv_heads, 1) for z in (k, v))
     logits = q @ k.mT / math.sqrt(q.shape[-1])
     if causal:
         logits = logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).triu(1), -math.inf)
-    joined = (logits.softmax(-1) @ v).permute(0, 2, 1, 3).reshape(*x.shape[:2], -1)
-    return joined @ layer.o_proj.weight.T + layer.o_proj.bias
+    merged_heads = (logits.softmax(-1) @ v).permute(0, 2, 1, 3).reshape(*x.shape[:2], -1)
+    return merged_heads @ layer.o_proj.weight.T + layer.o_proj.bias
 
 
 def feed_forward_by_hand(block: Block, x: Tensor) -> Tensor:
@@ -79,7 +75,7 @@ def block_by_hand(block: Block, x: Tensor, memory: Tensor | None = None, causal:
     return x
 
 
-def shaken(module: torch.nn.Module) -> torch.nn.Module:
+def perturb(module: torch.nn.Module) -> torch.nn.Module:
     """The module with norms that are not the identity."""
     for p in module.parameters():
         torch.nn.init.normal_(p, mean=0.2, std=0.5)
@@ -93,7 +89,7 @@ def test_a_block_is_attention_and_feed_forward_with_residuals_and_norms(
     norm_first: bool, cross: bool, kv_heads: int
 ) -> None:
     options = {"cross_encoding": "none"} if cross else {}
-    block = shaken(
+    block = perturb(
         Block(
             12,
             3,
@@ -115,7 +111,7 @@ def test_a_block_is_attention_and_feed_forward_with_residuals_and_norms(
 
 
 def test_a_block_alone_adds_its_own_encoding_and_one_in_a_stack_does_not() -> None:
-    block = shaken(Block(12, 3, encoding="sinusoidal"))
+    block = perturb(Block(12, 3, encoding="sinusoidal"))
     x = torch.randn(2, 5, 12, dtype=torch.float64)
     expected = block_by_hand(block, Sinusoidal(12)(x, offset=3), causal=False)
     torch.testing.assert_close(block(x, positions=torch.arange(3, 8)), expected, rtol=0, atol=1e-10)
@@ -127,9 +123,9 @@ def test_a_block_alone_adds_its_own_encoding_and_one_in_a_stack_does_not() -> No
 def test_a_block_gives_the_weights_of_both_attentions() -> None:
     block = Block(12, 3, cross=True, encoding="rotary", cross_encoding="none")
     x, memory = torch.randn(2, 5, 12), torch.randn(2, 4, 12)
-    out, seen = block(x, memory=memory, mask=masks.causal(), need_weights=True)
-    assert {name: tuple(w.shape) for name, w in seen.items()} == {"self": (2, 3, 5, 5), "cross": (2, 3, 5, 4)}
-    torch.testing.assert_close(seen["cross"].sum(-1), torch.ones(2, 3, 5))
+    out, weights = block(x, memory=memory, mask=masks.causal(), need_weights=True)
+    assert {name: tuple(w.shape) for name, w in weights.items()} == {"self": (2, 3, 5, 5), "cross": (2, 3, 5, 4)}
+    torch.testing.assert_close(weights["cross"].sum(-1), torch.ones(2, 3, 5))
     torch.testing.assert_close(out, block(x, memory=memory, mask=masks.causal()), rtol=0, atol=1e-5)
 
 
@@ -158,11 +154,11 @@ def test_the_embedding_is_dropout_of_scale_times_token_plus_position() -> None:
     embedding = TokenPositionEmbedding(11, 24, "sinusoidal", scale=True, dropout=0.5).double()
     ids = ids_of(2, 9)
     whole = embedding.token.weight[ids] * math.sqrt(24) + Sinusoidal(24).table(9, dtype=torch.float64)
-    dropped = embedding(ids)
-    kept = dropped != 0
-    assert 0.3 < kept.double().mean().item() < 0.7
+    out = embedding(ids)
+    is_kept = out != 0
+    assert 0.3 < is_kept.double().mean().item() < 0.7
     # The position is dropped with its token: what is left is twice the sum.
-    torch.testing.assert_close(dropped[kept], 2 * whole[kept], rtol=0, atol=1e-12)
+    torch.testing.assert_close(out[is_kept], 2 * whole[is_kept], rtol=0, atol=1e-12)
     torch.testing.assert_close(embedding.eval()(ids), whole, rtol=0, atol=1e-12)
     plain = TokenPositionEmbedding(11, 24, "none")
     assert torch.equal(plain(ids), plain.token.weight[ids])
@@ -222,7 +218,7 @@ def test_ids_and_encodings_that_do_not_fit_are_refused(make, words: str) -> None
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("tie_output", [False, True])
 def test_a_decoder_is_embedding_blocks_norm_and_output(norm_first: bool, tie_output: bool) -> None:
-    model = shaken(
+    model = perturb(
         Decoder(**SMALL, encoding="sinusoidal", norm_first=norm_first, tie_output=tie_output, scale_tokens=True)
     )
     ids = ids_of(2, 9)
@@ -237,8 +233,8 @@ def test_a_decoder_is_embedding_blocks_norm_and_output(norm_first: bool, tie_out
 def test_six_layers_are_the_default() -> None:
     assert len(Decoder(vocab=5, dim=8, heads=2).stack.blocks) == 6
     assert len(Encoder(vocab=5, dim=8, heads=2).stack.blocks) == 6
-    both = EncoderDecoder(vocab=5, dim=8, heads=2)
-    assert len(both.encoder.blocks) == len(both.decoder.blocks) == 6
+    model = EncoderDecoder(vocab=5, dim=8, heads=2)
+    assert len(model.encoder.blocks) == len(model.decoder.blocks) == 6
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -246,8 +242,8 @@ def test_six_layers_are_the_default() -> None:
 def test_chunks_through_a_cache_give_the_logits_of_one_pass(encoding: str, slots: int | None) -> None:
     model, ids = decoder(encoding), ids_of(2, 9)
     cache = model.cache(slots=slots)
-    got = torch.cat([model(ids[:, a:b], cache=cache) for a, b in ((0, 4), (4, 5), (5, 9))], 1)
-    torch.testing.assert_close(got, model(ids), rtol=0, atol=1e-6)
+    actual = torch.cat([model(ids[:, a:b], cache=cache) for a, b in ((0, 4), (4, 5), (5, 9))], 1)
+    torch.testing.assert_close(actual, model(ids), rtol=0, atol=1e-6)
 
 
 def greedy(model: Decoder, ids: Tensor, tokens: int) -> Tensor:
@@ -284,9 +280,9 @@ def test_ids_of_positions_may_be_given_token_by_token_with_a_cache() -> None:
 def test_padding_belongs_to_rows_and_changes_no_other_logits() -> None:
     model, ids = decoder("rotary + alibi"), ids_of(2, 6)
     padding = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 0]])
-    got = model(ids, padding=padding)
-    torch.testing.assert_close(got[:1], model(ids[:1]), rtol=0, atol=1e-6)
-    torch.testing.assert_close(got[1:, 2:5], model(ids[1:, 2:5]), rtol=0, atol=1e-6)
+    actual = model(ids, padding=padding)
+    torch.testing.assert_close(actual[:1], model(ids[:1]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(actual[1:, 2:5], model(ids[1:, 2:5]), rtol=0, atol=1e-6)
 
 
 def test_logits_may_be_asked_for_some_tokens_only() -> None:
@@ -311,26 +307,26 @@ def test_a_stop_id_ends_its_row_and_the_generation_when_all_have_ended() -> None
     model, ids = decoder(), ids_of(4, 3)
     free = model.generate(ids, 12)
     stop = int(free[0, 5])
-    stopped = model.generate(ids, 12, eos_token_id=stop)
+    texts = model.generate(ids, 12, eos_token_id=stop)
     ends = []
     for row in range(4):
-        after = free[row, 3:].tolist()
-        end = after.index(stop) if stop in after else None
+        new_ids = free[row, 3:].tolist()
+        end = new_ids.index(stop) if stop in new_ids else None
         ends.append(12 if end is None else end + 1)
         expected = free[row, 3:] if end is None else torch.cat((free[row, 3 : 4 + end], torch.full((11 - end,), stop)))
-        assert torch.equal(stopped[row, 3:], expected[: stopped.shape[1] - 3])
-    assert stopped.shape[1] == 3 + max(ends)
+        assert torch.equal(texts[row, 3:], expected[: texts.shape[1] - 3])
+    assert texts.shape[1] == 3 + max(ends)
 
 
 def test_drawn_tokens_follow_the_seed_the_temperature_and_the_k_likeliest() -> None:
     model, ids = decoder(), ids_of(1, 3).expand(400, 3)
-    drawn = model.generate(ids, 1, temperature=1.0, seed=3)[:, -1]
-    assert torch.equal(drawn, model.generate(ids, 1, temperature=1.0, seed=3)[:, -1])
-    assert not torch.equal(drawn, model.generate(ids, 1, temperature=1.0, seed=4)[:, -1])
+    ids_drawn = model.generate(ids, 1, temperature=1.0, seed=3)[:, -1]
+    assert torch.equal(ids_drawn, model.generate(ids, 1, temperature=1.0, seed=3)[:, -1])
+    assert not torch.equal(ids_drawn, model.generate(ids, 1, temperature=1.0, seed=4)[:, -1])
     logits = model(ids[:1])[0, -1]
     for temperature in (0.5, 2.0):
-        drawn = model.generate(ids, 1, temperature=temperature)[:, -1]
-        share = torch.bincount(drawn, minlength=11) / 400
+        ids_drawn = model.generate(ids, 1, temperature=temperature)[:, -1]
+        share = torch.bincount(ids_drawn, minlength=11) / 400
         torch.testing.assert_close(share.double(), (logits / temperature).softmax(-1).detach(), rtol=0, atol=0.08)
     likeliest = set(logits.topk(3).indices.tolist())
     assert set(model.generate(ids, 1, temperature=5.0, top_k=3)[:, -1].tolist()) == likeliest
@@ -358,12 +354,12 @@ def test_generation_is_without_dropout_and_leaves_every_part_as_it_was(make) -> 
     expected = generate(model.eval(), ids)
     model.train()
     model.embedding.eval()
-    before = [module.training for module in model.modules()]
+    modes = [module.training for module in model.modules()]
     assert torch.equal(generate(model, ids), expected)
-    assert [module.training for module in model.modules()] == before
+    assert [module.training for module in model.modules()] == modes
     with pytest.raises(ValueError, match="token ids must lie in"):
         generate(model, ids + 11)
-    assert [module.training for module in model.modules()] == before
+    assert [module.training for module in model.modules()] == modes
 
 
 IDS = torch.zeros(2, 3, dtype=torch.long)
@@ -421,7 +417,7 @@ def test_a_stack_needs_layers_and_knows_its_options() -> None:
 
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_an_encoder_sees_in_both_directions(norm_first: bool) -> None:
-    model = shaken(Encoder(**SMALL, norm_first=norm_first))
+    model = perturb(Encoder(**SMALL, norm_first=norm_first))
     ids = ids_of(2, 9)
     x = model.embedding.token.weight[ids] + Sinusoidal(24).table(9, dtype=torch.float64)
     for block in model.stack.blocks:
@@ -440,8 +436,8 @@ def test_an_encoder_may_scale_its_tokens() -> None:
 
 def test_an_encoder_does_not_look_at_padding() -> None:
     model, ids = Encoder(**SMALL, encoding="t5_bias(std=1)").double(), ids_of(2, 6)
-    got = model(ids, padding=torch.tensor([[0, 0, 1, 1, 1, 0], [1] * 6]))
-    torch.testing.assert_close(got[:1, 2:5], model(ids[:1, 2:5]), rtol=0, atol=1e-12)
+    actual = model(ids, padding=torch.tensor([[0, 0, 1, 1, 1, 0], [1] * 6]))
+    torch.testing.assert_close(actual[:1, 2:5], model(ids[:1, 2:5]), rtol=0, atol=1e-12)
 
 
 def test_an_encoder_builds_its_biases_for_both_directions() -> None:
@@ -454,7 +450,7 @@ def test_an_encoder_builds_its_biases_for_both_directions() -> None:
 
 @pytest.mark.parametrize("norm_first", [True, False])
 def test_an_encoder_decoder_is_both_with_cross_attention(norm_first: bool) -> None:
-    model = shaken(EncoderDecoder(**SMALL, norm_first=norm_first))
+    model = perturb(EncoderDecoder(**SMALL, norm_first=norm_first))
     source, target = ids_of(2, 7), ids_of(2, 5)
     table, x = model.embedding.token.weight, {}
     for name, ids, stack, memory in (
@@ -471,7 +467,8 @@ def test_an_encoder_decoder_is_both_with_cross_attention(norm_first: bool) -> No
 def test_the_original_is_post_norm_scaled_tied_and_sinusoidal() -> None:
     model = EncoderDecoder(**SMALL)
     assert model.output is None and model.embedding.scale and not model.encoder.blocks[0].config.norm_first
-    assert [str(e) for e in model.encoder.added] == ["sinusoidal"] and str(model.decoder.cross_encoding_of[0]) == "none"
+    assert [str(e) for e in model.encoder.input_encodings] == ["sinusoidal"]
+    assert str(model.decoder.cross_encoding_of[0]) == "none"
 
 
 def attentive(encoding: str) -> EncoderDecoder:
@@ -525,9 +522,9 @@ def test_chunks_of_an_encoder_decoder_through_a_cache_give_the_logits_of_one_pas
 
 
 def test_an_encoder_decoder_gives_the_weights_of_both_attentions() -> None:
-    logits, seen = EncoderDecoder(**SMALL)(ids_of(2, 6), ids_of(2, 4), need_weights=True)
+    logits, weights_of_layers = EncoderDecoder(**SMALL)(ids_of(2, 6), ids_of(2, 4), need_weights=True)
     assert logits.shape == (2, 4, 11)
-    assert [{name: tuple(w.shape) for name, w in layer.items()} for layer in seen] == [
+    assert [{name: tuple(w.shape) for name, w in layer.items()} for layer in weights_of_layers] == [
         {"self": (2, 3, 4, 4), "cross": (2, 3, 4, 6)}
     ] * 2
 
@@ -536,8 +533,8 @@ def test_an_encoding_between_two_sequences_reads_both_sides_positions() -> None:
     model = EncoderDecoder(**SMALL, encoding="none", cross_encoding="alibi").double().eval()
     source, target = ids_of(1, 6), ids_of(1, 4)
     here = model(source, target)
-    moved = model(source, target, positions=torch.arange(50, 54), source_positions=torch.arange(50, 56))
-    torch.testing.assert_close(moved, here, rtol=0, atol=1e-6)
+    shifted_logits = model(source, target, positions=torch.arange(50, 54), source_positions=torch.arange(50, 56))
+    torch.testing.assert_close(shifted_logits, here, rtol=0, atol=1e-6)
     assert not torch.allclose(model(source, target, positions=torch.arange(50, 54)), here)
 
 
@@ -561,12 +558,12 @@ def test_a_model_trains() -> None:
     def loss() -> Tensor:
         return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
-    before = loss().item()
+    first_loss = loss().item()
     for _ in range(30):
         optimizer.zero_grad()
         loss().backward()
         optimizer.step()
-    assert loss().item() < 0.1 * before
+    assert loss().item() < 0.1 * first_loss
 
 
 def test_positions_of_every_kind_reach_every_layer() -> None:
@@ -585,15 +582,15 @@ def test_nothing_of_a_spec_is_ignored() -> None:
 
 def test_windows_are_cycled_over_the_layers() -> None:
     torch.manual_seed(0)
-    mixed = Decoder(7, dim=16, heads=2, layers=3, encoding=("rotary", "none"), window=(3, None)).double().eval()
-    assert mixed.stack.window_of == (3, None, 3)
-    assert [str(encoding) for encoding in mixed.stack.encoding_of] == ["rotary", "none", "rotary"]
+    model = Decoder(7, dim=16, heads=2, layers=3, encoding=("rotary", "none"), window=(3, None)).double().eval()
+    assert model.stack.window_of == (3, None, 3)
+    assert [str(encoding) for encoding in model.stack.encoding_of] == ["rotary", "none", "rotary"]
     ids = torch.randint(7, (2, 9))
-    _, weights = mixed(ids, need_weights=True)
+    _, weights = model(ids, need_weights=True)
     order = torch.arange(9)
-    near = (order[:, None] - order).abs() < 3
-    for layer, seen in enumerate(weights):
-        assert bool((seen[..., ~near] == 0).all()) is (layer != 1)
+    in_window = (order[:, None] - order).abs() < 3
+    for layer, layer_weights in enumerate(weights):
+        assert bool((layer_weights[..., ~in_window] == 0).all()) is (layer != 1)
 
 
 def test_windows_of_layers_hold_with_a_cache_and_within_a_given_mask() -> None:
@@ -616,56 +613,56 @@ def test_impossible_windows_are_refused(window, words: str) -> None:
 
 
 def test_hooks_of_blocks_and_attentions_see_every_layer_of_a_model() -> None:
-    model, seen = EncoderDecoder(**SMALL), []
+    model, calls = EncoderDecoder(**SMALL), []
     for name, module in model.named_modules():
         if type(module) in (Attention, Block):
-            module.register_forward_hook(lambda module, given, out, name=name: seen.append((name, out.shape)))
+            module.register_forward_hook(lambda module, args, out, name=name: calls.append((name, out.shape)))
     model(ids_of(2, 6), ids_of(2, 4))
     of_layer = [("attention", 4), ("cross_attention", 4), ("", 4)]
     expected = [(f"encoder.blocks.{layer}{part}", 6) for layer in (0, 1) for part in (".attention", "")]
     expected += [(f"decoder.blocks.{layer}.{part}".rstrip("."), n) for layer in (0, 1) for part, n in of_layer]
-    assert seen == [(name, (2, tokens, 24)) for name, tokens in expected]
+    assert calls == [(name, (2, tokens, 24)) for name, tokens in expected]
 
 
 def test_some_tokens_of_an_encoder_decoder_are_those_of_all() -> None:
     model, source, target = EncoderDecoder(**SMALL, encoding="rotary").double(), ids_of(2, 6), ids_of(2, 4)
-    some = model(source, target, only=slice(1, 3))
-    torch.testing.assert_close(some, model(source, target)[:, 1:3], rtol=0, atol=1e-12)
+    actual = model(source, target, only=slice(1, 3))
+    torch.testing.assert_close(actual, model(source, target)[:, 1:3], rtol=0, atol=1e-12)
 
 
 # What a pass costs in Python
 
 
-def calls_of(model: Decoder, ids: Tensor, until: str = "") -> Counter[str]:
+def calls_of(model: Decoder, ids: Tensor, last_call: str = "") -> Counter[str]:
     """How often a pass calls each function of ours, up to a function of PyTorch's, once tables are kept."""
-    home, found, arrived = str(Path(posenc.__file__).parent), Counter(), False
+    home, counts, is_done = str(Path(posenc.__file__).parent), Counter(), False
 
-    def count(frame: FrameType, event: str, of: object) -> None:
-        nonlocal arrived
-        arrived = arrived or (event == "c_call" and getattr(of, "__name__", "") == until)
-        if event == "call" and not arrived and frame.f_code.co_filename.startswith(home):
-            found[frame.f_code.co_name] += 1
+    def count(frame: FrameType, event: str, called_object: object) -> None:
+        nonlocal is_done
+        is_done = is_done or (event == "c_call" and getattr(called_object, "__name__", "") == last_call)
+        if event == "call" and not is_done and frame.f_code.co_filename.startswith(home):
+            counts[frame.f_code.co_name] += 1
 
     model(ids)
-    before = sys.getprofile()
+    profiler = sys.getprofile()
     sys.setprofile(count)
     try:
         model(ids)
     finally:
-        sys.setprofile(before)
-    assert arrived is bool(until)
-    return found
+        sys.setprofile(profiler)
+    assert is_done is bool(last_call)
+    return counts
 
 
-@pytest.mark.parametrize(("encoding", "most"), [("none", 72), ("rotary", 102)])
-def test_few_calls_lie_between_a_model_and_its_first_attention(encoding: str, most: int) -> None:
+@pytest.mark.parametrize(("encoding", "limit"), [("none", 72), ("rotary", 102)])
+def test_few_calls_lie_between_a_model_and_its_first_attention(encoding: str, limit: int) -> None:
     model = Decoder(17, 32, 4, 1, encoding=encoding)
-    found = calls_of(model, ids_of(2, 9), until="scaled_dot_product_attention")
-    assert found.total() <= most, found.most_common()
+    counts = calls_of(model, ids_of(2, 9), last_call="scaled_dot_product_attention")
+    assert counts.total() <= limit, counts.most_common()
 
 
 def test_a_pass_looks_once_at_what_it_is_given_and_its_layers_take_it_as_it_is() -> None:
-    found = calls_of(Decoder(17, 32, 4, 3), ids_of(2, 9))
-    once = ("where", "positions_for", "check_ids", "mask_for", "check_weights")
-    assert {name: found[name] for name in once} == dict.fromkeys(once, 1)
-    assert found["call_for"] == 0
+    counts = calls_of(Decoder(17, 32, 4, 3), ids_of(2, 9))
+    once = ("locate", "positions_for", "check_token_ids", "mask_for", "check_weights")
+    assert {name: counts[name] for name in once} == dict.fromkeys(once, 1)
+    assert counts["call_for"] == 0

@@ -49,18 +49,18 @@ def test_a_feed_forward_layer_is_what_its_formula_says(kind: str) -> None:
 
 
 def test_a_gated_layer_has_as_many_parameters_as_a_plain_one() -> None:
-    plain, gated = (
+    plain, swiglu = (
         sum(p.numel() for p in Block(96, heads=4, feed_forward=kind, bias=False).feed_forward.parameters())
         for kind in ("gelu", "swiglu")
     )
-    assert plain == gated == 8 * 96 * 96
+    assert plain == swiglu == 8 * 96 * 96
 
 
 def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def turned(x: Tensor) -> Tensor:
+def rotate(x: Tensor) -> Tensor:
     """RoPE, base 10,000, first half with second half, as complex numbers: x [B, H, T, D]."""
     half = x.shape[-1] // 2
     angle = torch.arange(x.shape[2])[:, None] * 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
@@ -78,8 +78,8 @@ def llama(block: Block, x: Tensor, eps: float) -> Tensor:
     )
     if layer.q_norm is not None:
         q, k = rms(q, layer.q_norm.weight, eps), rms(k, layer.k_norm.weight, eps)
-    k, v = (keys.repeat_interleave(heads // layer.kv_heads, 1) for keys in (turned(k), v))
-    logits = turned(q) @ k.mT / math.sqrt(layer.head_dim)
+    k, v = (keys.repeat_interleave(heads // layer.kv_heads, 1) for keys in (rotate(k), v))
+    logits = rotate(q) @ k.mT / math.sqrt(layer.head_dim)
     logits = logits.masked_fill(torch.ones_like(logits, dtype=torch.bool).triu(1), -math.inf)
     x = x + (logits.softmax(-1) @ v).transpose(1, 2).flatten(2) @ layer.o_proj.weight.T
     y, ff = rms(x, block.feed_forward_norm.weight, eps), block.feed_forward
@@ -96,11 +96,11 @@ def test_a_block_is_llama_s(qk_norm: bool) -> None:
         torch.nn.init.normal_(parameter, mean=0.2, std=0.5)
     x = torch.randn(2, 7, 24, dtype=torch.float64, requires_grad=True)
     leaves = [x, *block.parameters()]
-    ours, theirs = block(x, mask=masks.causal()), llama(block, x, 1e-6)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
-    upstream = torch.randn_like(ours)
-    for mine, other in zip(*(torch.autograd.grad(y, leaves, upstream) for y in (ours, theirs)), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-9)
+    actual, expected = block(x, mask=masks.causal()), llama(block, x, 1e-6)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-9)
+    upstream = torch.randn_like(actual)
+    for grad, exact in zip(*(torch.autograd.grad(y, leaves, upstream) for y in (actual, expected)), strict=True):
+        torch.testing.assert_close(grad, exact, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -128,31 +128,31 @@ def test_biases_are_where_they_are_asked_for_and_nowhere_else() -> None:
 
 def test_a_state_dict_of_the_old_names_is_loaded_and_one_of_unknown_names_is_not() -> None:
     torch.manual_seed(0)
-    model, other = (Decoder(11, 16, 2, 2, "learned") for _ in range(2))
+    model, twin = (Decoder(11, 16, 2, 2, "learned") for _ in range(2))
     state = {}
     for name, value in model.state_dict().items():
         for new, old in OLD.items():
             name = name.replace(new, old)
         state[name] = value
     assert sum("to_query" in name or ".0." in name for name in state) > 4 and "q_proj" not in " ".join(state)
-    before = list(state)
-    other.load_state_dict(state)
-    assert list(state) == before
+    names = list(state)
+    twin.load_state_dict(state)
+    assert list(state) == names
     ids = torch.randint(11, (1, 6))
-    assert torch.equal(model(ids), other(ids))
+    assert torch.equal(model(ids), twin(ids))
     state["stack.blocks.0.attention.to_nothing.weight"] = torch.zeros(1)
     with pytest.raises(RuntimeError, match=r"Unexpected key\(s\).*to_nothing"):
-        other.load_state_dict(state)
+        twin.load_state_dict(state)
 
 
 def test_a_layer_alone_loads_its_old_names_and_leaves_those_of_an_encoding() -> None:
-    layer, other = (Attention(12, 3, encoding="tupe", max_len=9).double() for _ in range(2))
+    layer, twin = (Attention(12, 3, encoding="tupe", max_len=9).double() for _ in range(2))
     state = {f"to_query.{name}": value for name, value in layer.q_proj.state_dict().items()}
     state |= {name: value for name, value in layer.state_dict().items() if not name.startswith("q_proj")}
     assert "encoding.to_query.weight" in state
-    other.load_state_dict(state)
+    twin.load_state_dict(state)
     x = torch.randn(1, 5, 12, dtype=torch.float64)
-    assert torch.equal(layer(x), other(x))
+    assert torch.equal(layer(x), twin(x))
 
 
 def test_the_settings_of_an_old_run_are_read_by_their_new_names() -> None:
@@ -187,8 +187,8 @@ def test_a_soft_cap_holds_on_every_kernel_with_its_gradient_and_comes_before_bia
         expected = torch.autograd.grad(plain(x).square().sum(), [x, *plain.q_proj.parameters()])
         by_hand = plain(x)
     torch.testing.assert_close(layer(x), by_hand, rtol=0, atol=1e-12)
-    got = torch.autograd.grad(layer(x).square().sum(), [x, *layer.q_proj.parameters()])
-    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+    actual = torch.autograd.grad(layer(x).square().sum(), [x, *layer.q_proj.parameters()])
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-10)
     assert float((plain(x) - by_hand).abs().max().detach()) > 1e-4
 
 
@@ -215,8 +215,8 @@ def test_residual_branches_are_scaled_and_read_what_their_names_say() -> None:
     y = x + 0.5 * block.attention(block.attention_norm(x))
     torch.testing.assert_close(block(x), y + 0.5 * block.feed_forward(block.feed_forward_norm(y)))
     block = Block(16, 2, parallel_residual=True, cross=True).double()
-    across = block.cross_attention(block.cross_norm(x), x)
-    expected = x + block.attention(block.attention_norm(x)) + across + block.feed_forward(block.feed_forward_norm(x))
+    cross_out = block.cross_attention(block.cross_norm(x), x)
+    expected = x + block.attention(block.attention_norm(x)) + cross_out + block.feed_forward(block.feed_forward_norm(x))
     torch.testing.assert_close(block(x, memory=x), expected)
 
 
@@ -245,18 +245,18 @@ def test_weights_begin_with_the_deviation_that_init_names(init: str, inner: floa
 def test_two_hundred_steps_go_as_those_of_a_llama_written_by_hand() -> None:
     torch.manual_seed(2)
     options = {"norm": "rms", "norm_eps": 1e-6, "feed_forward": "swiglu", "bias": False, "kv_heads": 2}
-    ours, theirs = (Decoder(13, 24, 4, 2, "rotary", **options).double() for _ in range(2))
-    theirs.load_state_dict(ours.state_dict())
+    decoder, reference = (Decoder(13, 24, 4, 2, "rotary", **options).double() for _ in range(2))
+    reference.load_state_dict(decoder.state_dict())
 
     def by_hand(ids: Tensor) -> Tensor:
-        x = theirs.embedding.token.weight[ids]
-        for block in theirs.stack.blocks:
+        x = reference.embedding.token.weight[ids]
+        for block in reference.stack.blocks:
             x = llama(block, x, 1e-6)
-        return rms(x, theirs.stack.final_norm.weight, 1e-6) @ theirs.output.weight.T
+        return rms(x, reference.stack.final_norm.weight, 1e-6) @ reference.output.weight.T
 
     rows = torch.randint(13, (200, 2, 9))
     curves = []
-    for model, logits_of in ((ours, ours), (theirs, by_hand)):
+    for model, logits_of in ((decoder, decoder), (reference, by_hand)):
         optimizer, losses = torch.optim.AdamW(model.parameters(), 1e-3), []
         for ids in rows:
             loss = cross_entropy(logits_of(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())

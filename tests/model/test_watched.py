@@ -28,8 +28,8 @@ def note(records: Records, results: object) -> None:
                 records.append((result, result.detach().clone()))
 
 
-def changed(records: Records) -> list[int]:
-    return [index for index, (held, was) in enumerate(records) if not torch.equal(held.detach(), was)]
+def changed_records(records: Records) -> list[int]:
+    return [index for index, (tensor, was) in enumerate(records) if not torch.equal(tensor.detach(), was)]
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def test_what_a_recorder_kept_of_a_model_stays_as_it_was(watch: Callable, spec: 
         with watch(records):
             assert torch.allclose(model(ids), expected, atol=1e-6)
     assert len(records) >= 9
-    assert not changed(records)
+    assert not changed_records(records)
 
 
 @pytest.mark.parametrize("make", [GrowingCache, lambda: SlotCache(12), lambda: SlotCache(12, rolling=True)])
@@ -81,7 +81,7 @@ def test_keys_that_a_watched_cache_gave_stay_as_they_were(make: Callable, watch:
             x = torch.randn(2, 1, 16)
             layer(x, positions=torch.tensor([token]), cache=cache, mask=masks.window(5))
             note(records, (cache.keys.k, cache.keys.v, cache.keys.at.coords.float()))
-    assert not changed(records)
+    assert not changed_records(records)
 
 
 @pytest.mark.parametrize("spec", ["rotary", "sinusoidal"])
@@ -107,10 +107,10 @@ def test_a_device_context_watches_nobody_and_a_mode_does() -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("spec", ["rotary", "alibi", "learned"])
 def test_a_model_that_is_traced_gives_what_it_gave(spec: str) -> None:
-    model, (ids, others) = Decoder(vocab=11, dim=16, heads=2, layers=1, encoding=spec), torch.randint(11, (2, 2, 6))
+    model, (ids, other_ids) = Decoder(vocab=11, dim=16, heads=2, layers=1, encoding=spec), torch.randint(11, (2, 2, 6))
     with torch.no_grad():
-        traced = torch.jit.trace(model, (ids,), check_trace=False)
-        torch.testing.assert_close(traced(others), model(others))
+        graph = torch.jit.trace(model, (ids,), check_trace=False)
+        torch.testing.assert_close(graph(other_ids), model(other_ids))
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])

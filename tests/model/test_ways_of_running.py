@@ -29,9 +29,9 @@ def test_an_empty_batch_gives_an_empty_result(spec: str) -> None:
         assert model(ids[:, :1], cache=cache, mask=mask).shape == (0, 1, 11)
     logits.sum().backward()
     assert Encoder(**SIZES, encoding=spec)(ids).shape == (0, 5, 16)
-    both = EncoderDecoder(**SIZES, encoding=spec)
-    assert both(ids, ids[:, :3]).shape == (0, 3, 11)
-    assert both.generate(ids, ids[:, :1], 3).shape == (0, 4)
+    encoder_decoder = EncoderDecoder(**SIZES, encoding=spec)
+    assert encoder_decoder(ids, ids[:, :3]).shape == (0, 3, 11)
+    assert encoder_decoder.generate(ids, ids[:, :1], 3).shape == (0, 4)
 
 
 def test_generation_of_no_rows_gives_no_rows() -> None:
@@ -73,8 +73,8 @@ def test_a_model_can_be_planned_with_fake_tensors(spec: str, dtype: torch.dtype 
         model, ids = Decoder(**SIZES, encoding=spec, dtype=dtype), torch.zeros(2, 5, dtype=torch.long)
         assert model(ids, padding=torch.ones_like(ids)).shape == (2, 5, 11)
         assert {p.dtype for p in model.parameters()} == {dtype or torch.float32}
-        both = EncoderDecoder(**SIZES, encoding=spec, cross_encoding="t5_bias", device="meta")
-        assert {p.device.type for p in both.parameters()} == {"meta"}
+        encoder_decoder = EncoderDecoder(**SIZES, encoding=spec, cross_encoding="t5_bias", device="meta")
+        assert {p.device.type for p in encoder_decoder.parameters()} == {"meta"}
 
 
 class Plain(Encoding):
@@ -89,53 +89,53 @@ class Plain(Encoding):
 
 
 def test_an_encoding_is_made_or_moved_where_the_model_is() -> None:
-    own = f"{__file__}:Plain"
+    class_path = f"{__file__}:Plain"
     for spec in (
-        own,
+        class_path,
         Plain(2),
         "alibi(learned=True)",
         "dape(kerple)",
         "on(t5_bias, heads=(1,)) + shaw",
-        f"dape({own})",
+        f"dape({class_path})",
     ):
-        for made in (
+        for module in (
             Attention(16, 2, encoding=spec, dtype=torch.float64, device="meta"),
             Decoder(**SIZES, encoding=spec, dtype=torch.float64, device="meta"),
         ):
-            assert {(p.dtype, p.device.type) for p in made.parameters()} == {(torch.float64, "meta")}
+            assert {(p.dtype, p.device.type) for p in module.parameters()} == {(torch.float64, "meta")}
 
 
 def lengths(least: int) -> dict[int, torch.export.Dim]:
     return {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens", min=least, max=32)}
 
 
-def exported(spec: str) -> None:
+def check_export(spec: str) -> None:
     model = Decoder(**SIZES, encoding=spec).eval()
-    if any(one.axes > 1 for one in model.stack.encodings):
+    if any(encoding.axes > 1 for encoding in model.stack.encodings):
         pytest.skip("it reads several axes, and ids stand on one")
 
-    def given(batch: int, tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
+    def inputs(batch: int, tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
         ids = torch.randint(11, (batch, tokens))
         return ids, {"padding": torch.arange(tokens) >= torch.arange(batch)[:, None] % tokens}
 
-    ids, padding = given(3, 7)
+    ids, padding = inputs(3, 7)
     dynamic = {"ids": lengths(3), "padding": lengths(3)}
     graph = torch.export.export(model, (ids,), padding, strict=False, dynamic_shapes=dynamic).module()
     for batch, tokens in ((3, 7), (1, 3), (5, 32)):
-        ids, padding = given(batch, tokens)
+        ids, padding = inputs(batch, tokens)
         torch.testing.assert_close(graph(ids, **padding), model(ids, **padding), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", ["rotary + alibi", "tupe"])
 def test_an_exported_model_serves_batches_and_lengths_of_any_size(spec: str) -> None:
-    exported(spec)
+    check_export(spec)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", catalogue.names())
 def test_every_model_that_is_exported_serves_batches_and_lengths_of_any_size(spec: str) -> None:
-    exported(spec)
+    check_export(spec)
 
 
 @pytest.mark.parametrize("spec", ["kerple", "tupe", "forgetting"])
@@ -147,22 +147,22 @@ def test_a_graph_of_the_operators_trains_what_the_model_trains(spec: str) -> Non
 
     graph, x = make_fx(run)(torch.randn(2, 6, 16, dtype=torch.float64)), torch.randn(2, 6, 16, dtype=torch.float64)
     parameters = list(layer.parameters())
-    got, expected = (torch.autograd.grad(way(x).square().sum(), parameters) for way in (graph, run))
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
+    actual, expected = (torch.autograd.grad(way(x).square().sum(), parameters) for way in (graph, run))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_networks_of_one_shape_are_run_as_one_with_vmap(spec: str) -> None:
     layers = [Block(16, 2, encoding=spec, max_len=32, causal=True).double() for _ in range(3)]
     x, at = torch.randn(2, 5, 16, dtype=torch.float64), torch.arange(5)
-    stacked, _ = torch.func.stack_module_state(layers)  # parameters that want gradients, for a bias as well
+    stacked_state, _ = torch.func.stack_module_state(layers)  # parameters that want gradients, for a bias as well
 
     def run(parameters: dict[str, Tensor]) -> Tensor:
         return torch.func.functional_call(layers[0], parameters, (x,), {"positions": at, "mask": masks.causal()})
 
-    got = torch.func.vmap(run)(stacked)
+    actual = torch.func.vmap(run)(stacked_state)
     expected = torch.stack([layer(x, positions=at, mask=masks.causal()) for layer in layers])
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 def test_a_kernel_that_cannot_be_transformed_says_so_and_auto_takes_one_that_can() -> None:
@@ -177,8 +177,8 @@ def test_a_kernel_that_cannot_be_transformed_says_so_and_auto_takes_one_that_can
     with forward_ad.dual_level():
         slope = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, x), mask=masks.causal())).tangent
     step = 1e-6
-    measured = (layer(x * (1 + step), mask=masks.causal()) - layer(x * (1 - step), mask=masks.causal())) / (2 * step)
-    torch.testing.assert_close(slope, measured, rtol=0, atol=1e-8)
+    numeric = (layer(x * (1 + step), mask=masks.causal()) - layer(x * (1 - step), mask=masks.causal())) / (2 * step)
+    torch.testing.assert_close(slope, numeric, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("schedule", ["dynamic_ntk()", "dynamic_yarn()"])
@@ -189,10 +189,10 @@ def test_within_the_trained_length_a_schedule_by_length_needs_no_length_behind_a
     ids, cache = torch.randint(11, (2, 12)), model.cache(**options)
     with torch.no_grad():
         expected = model(ids)
-        got = [model(ids[:, :5], cache=cache), *(model(ids[:, t : t + 1], cache=cache) for t in range(5, 12))]
-    torch.testing.assert_close(torch.cat(got, 1), expected, rtol=0, atol=1e-12)
+        actual = [model(ids[:, :5], cache=cache), *(model(ids[:, t : t + 1], cache=cache) for t in range(5, 12))]
+    torch.testing.assert_close(torch.cat(actual, 1), expected, rtol=0, atol=1e-12)
     late = Positions.count(1, start=32)
-    with pytest.raises(ValueError, match="nobody said so"):
+    with pytest.raises(ValueError, match="no length is declared"):
         model(ids[:, :1], positions=late)
 
 

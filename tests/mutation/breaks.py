@@ -1,6 +1,6 @@
-"""Deliberate breaks of a source file, one at a time: each is a mistake that somebody could make, and a test should see.
+"""Mutants of a source file: each has one mistake that a programmer could make, and that a test should catch.
 
-What talks to people is left alone (docstrings, raised errors, assertions, formatted text), and so are annotations.
+Docstrings, raised errors, assertions, formatted text and annotations are never changed.
 """
 
 import ast
@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 Change = tuple[str, ast.AST, str, str]
-"""Kind, the node that is replaced, its new text, and what was done, in words."""
+"""Kind, the node that is replaced, its new text, and a description of the change."""
 
 COMPARISONS = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
@@ -23,8 +23,8 @@ OPERATORS = {
     ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "%", ast.Mod: "//", ast.Pow: "*",
     ast.BitAnd: "|", ast.BitOr: "&", ast.BitXor: "&", ast.LShift: ">>", ast.RShift: "<<",
 }  # fmt: skip
-IN_ORDER = (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.MatMult)
-NAMES = dict(
+NONCOMMUTATIVE = (ast.Sub, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.MatMult)
+COUNTERPARTS = dict(
     pair
     for a, b in (
         ("sin", "cos"), ("sinh", "cosh"), ("min", "max"), ("amin", "amax"), ("minimum", "maximum"),
@@ -34,102 +34,103 @@ NAMES = dict(
     )
     for pair in ((a, b), (b, a))
 )  # fmt: skip
-DROPPED = set(
+PASS_THROUGH = set(
     "to type_as float double half bfloat16 long int bool detach clone contiguous abs clamp clip neg flip roll "
     "transpose permute squeeze unsqueeze masked_fill flatten unflatten sort sorted sqrt square reversed copy tril triu "
     "requires_grad_ eval item nan_to_num".split()
 )
-"""Calls that hand on what they were given: x.to(dtype) becomes x, sorted(x) becomes x."""
-COMMUTES = {"min", "max", "minimum", "maximum", "add", "mul", "gcd", "promote_types", "transpose"}
+"""Calls that are replaced by their operand: x.to(dtype) becomes x, sorted(x) becomes x."""
+SYMMETRIC_CALLS = {"min", "max", "minimum", "maximum", "add", "mul", "gcd", "promote_types", "transpose"}
 LAST_RESORT = {"number", "truth"}
-"""Kinds that are taken where a function offers no other."""
+"""Kinds that are chosen only where a function offers no other."""
 
 
 class Mutant(NamedTuple):
-    """One break. `function` is its dotted name, empty outside of functions; `nth` tells equal breaks in it apart."""
+    """One break; `number` tells equal breaks in one function apart."""
 
     file: str
-    function: str
-    starts: int  # the function's first line, with its decorators
-    ends: int
+    function: str  # its dotted name, empty outside of functions
+    first_line: int  # the function's first line, with its decorators
+    last_line: int
     line: int
     kind: str
-    what: str
-    nth: int
+    description: str
+    number: int
     span: tuple[int, int]  # bytes of the file
     text: str
-    keeps: bool  # the function is called once and its result kept
+    is_cached: bool  # the function's results are memoised
 
     @property
     def name(self) -> str:
-        """What stays the same when lines move."""
-        again = f" (number {self.nth + 1})" if self.nth else ""
-        return f"{self.file} {self.function or 'outside'}: {self.what}{again}"
+        """A name that stays the same when lines move."""
+        suffix = f" (number {self.number + 1})" if self.number else ""
+        return f"{self.file} {self.function or 'outside'}: {self.description}{suffix}"
 
-    def broken(self, source: str) -> str:
-        whole = source.encode()
-        return (whole[: self.span[0]] + self.text.encode() + whole[self.span[1] :]).decode()
+    def apply_to(self, source: str) -> str:
+        source_bytes = source.encode()
+        return (source_bytes[: self.span[0]] + self.text.encode() + source_bytes[self.span[1] :]).decode()
 
 
-def mutants(file: str, source: str) -> list[Mutant]:
-    """Every break of a file, in its order."""
+def find_mutants(file: str, source: str) -> list[Mutant]:
+    """Return every break of a file, in order of the source."""
     lines = [0]
     for line in source.encode().splitlines(keepends=True):
         lines.append(lines[-1] + len(line))
-    found = []
-    seen: Counter[tuple[str, str]] = Counter()
-    for function, owner, (kind, node, text, what) in walk(ast.parse(source), "", None):
+    breaks = []
+    counts: Counter[tuple[str, str]] = Counter()
+    for function, owner, (kind, node, text, description) in walk_changes(ast.parse(source), "", None):
         span = (lines[node.lineno - 1] + node.col_offset, lines[node.end_lineno - 1] + node.end_col_offset)
-        first = min([owner.lineno, *(one.lineno for one in owner.decorator_list)]) if owner else 0
-        keeps = any("cache" in ast.unparse(one) for one in owner.decorator_list) if owner else False
-        nth = seen[function, what]
-        seen[function, what] += 1
-        last = owner.end_lineno if owner else len(lines)
-        found.append(Mutant(file, function, first, last, node.lineno, kind, what, nth, span, text, keeps))
-    return found
+        decorators = owner.decorator_list if owner else []
+        first_line = min([owner.lineno, *(decorator.lineno for decorator in decorators)]) if owner else 0
+        is_cached = any("cache" in ast.unparse(decorator) for decorator in decorators)
+        number = counts[function, description]
+        counts[function, description] += 1
+        place = (file, function, first_line, owner.end_lineno if owner else len(lines), node.lineno)
+        breaks.append(Mutant(*place, kind, description, number, span, text, is_cached))
+    return breaks
 
 
-def sample(found: Iterable[Mutant], each: int, seed: int = 0) -> list[Mutant]:
-    """At most `each` breaks of every function, of as many kinds as there are; the first of all functions come first."""
+def sample(candidates: Iterable[Mutant], per_function: int, seed: int = 0) -> list[Mutant]:
+    """Return at most `per_function` breaks of each function, of varied kinds; all functions' first ones come first."""
     functions: dict[tuple[str, str], list[Mutant]] = defaultdict(list)
-    for mutant in found:
+    for mutant in candidates:
         functions[mutant.file, mutant.function].append(mutant)
-    rounds: list[list[Mutant]] = [[] for _ in range(each)]
+    rounds: list[list[Mutant]] = [[] for _ in range(per_function)]
     for candidates in functions.values():
-        taken: Counter[str] = Counter()
-        for one in rounds:
+        kind_counts: Counter[str] = Counter()
+        for group in rounds:
             if candidates:
-                key = lambda m: (m.kind in LAST_RESORT, taken[m.kind], digest(f"{seed} {m.name}"))  # noqa: B023, E731
+                key = lambda m: (m.kind in LAST_RESORT, kind_counts[m.kind], digest(f"{seed} {m.name}"))  # noqa: B023, E731
                 best = min(candidates, key=key)
                 candidates.remove(best)
-                taken[best.kind] += 1
-                one.append(best)
-    return [mutant for one in rounds for mutant in one]
+                kind_counts[best.kind] += 1
+                group.append(best)
+    return [mutant for group in rounds for mutant in group]
 
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def walk(node: ast.AST, function: str, owner: ast.AST | None) -> Iterator[tuple[str, ast.AST | None, Change]]:
-    """Every change below a node, with the function that it stands in."""
+def walk_changes(node: ast.AST, function: str, owner: ast.AST | None) -> Iterator[tuple[str, ast.AST | None, Change]]:
+    """Yield every change below a node, with its function's name and node."""
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list", "type_comment", "bases"):
             continue
         for child in value if isinstance(value, list) else [value]:
-            if not isinstance(child, ast.AST) or is_said(child):
+            if not isinstance(child, ast.AST) or is_for_readers(child):
                 continue
-            inside, name = owner, function
+            child_owner, name = owner, function
             if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 name = f"{function}.{child.name}".lstrip(".")
-                inside = None if isinstance(child, ast.ClassDef) else child
+                child_owner = None if isinstance(child, ast.ClassDef) else child
             for change in changes(child, node, field):
-                yield name, inside, change
-            yield from walk(child, name, inside)
+                yield name, child_owner, change
+            yield from walk_changes(child, name, child_owner)
 
 
-def is_said(node: ast.AST) -> bool:
-    """Whether a node is there for people or for type checkers."""
+def is_for_readers(node: ast.AST) -> bool:
+    """Whether a node serves only readers or type checkers."""
     if isinstance(node, (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom, ast.Global, ast.Nonlocal)):
         return True
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -141,84 +142,83 @@ def is_said(node: ast.AST) -> bool:
 
 def changes(node: ast.AST, parent: ast.AST, field: str) -> Iterator[Change]:
     if isinstance(node, ast.Call):
-        yield from of_a_call(node)
+        yield from call_changes(node)
     elif isinstance(node, ast.Compare):
         for i, operator in enumerate(node.ops):
-            symbols = [COMPARISONS[type(operator)] if i == j else symbol(one) for j, one in enumerate(node.ops)]
-            pieces = zip(["", *symbols], map(ast.unparse, map(bracketed, [node.left, *node.comparators])), strict=True)
-            yield turned("comparison", node, f"({' '.join(' '.join(pair).strip() for pair in pieces)})")
+            symbols = [COMPARISONS[type(operator)] if i == j else symbol(op) for j, op in enumerate(node.ops)]
+            pieces = zip(["", *symbols], map(ast.unparse, map(bracket, [node.left, *node.comparators])), strict=True)
+            yield replace("comparison", node, f"({' '.join(' '.join(pair).strip() for pair in pieces)})")
     elif isinstance(node, ast.BinOp):
-        left, right = ast.unparse(bracketed(node.left)), ast.unparse(bracketed(node.right))
+        left, right = ast.unparse(bracket(node.left)), ast.unparse(bracket(node.right))
         if type(node.op) in OPERATORS:
-            yield turned("operator", node, f"(({left}) {OPERATORS[type(node.op)]} ({right}))")
-        if isinstance(node.op, IN_ORDER) and left != right:
-            yield turned("order", node, f"(({right}) {symbol(node.op)} ({left}))")
+            yield replace("operator", node, f"(({left}) {OPERATORS[type(node.op)]} ({right}))")
+        if isinstance(node.op, NONCOMMUTATIVE) and left != right:
+            yield replace("order", node, f"(({right}) {symbol(node.op)} ({left}))")
     elif isinstance(node, ast.AugAssign) and type(node.op) in OPERATORS:
         text = f"{ast.unparse(node.target)} {OPERATORS[type(node.op)]}= {ast.unparse(node.value)}"
-        yield turned("operator", node, text)
+        yield replace("operator", node, text)
     elif isinstance(node, ast.BoolOp):
         for i, value in enumerate(node.values):
-            rest = [one for one in node.values if one is not value]
-            joined = f" {symbol(node.op)} ".join(f"({ast.unparse(one)})" for one in rest)
-            yield "condition", node, f"({joined})", f"without {short(value)} in {short(node)}"
+            rest = [f"({ast.unparse(operand)})" for operand in node.values if operand is not value]
+            text = f"({f' {symbol(node.op)} '.join(rest)})"
+            yield "condition", node, text, f"without {short(value)} in {short(node)}"
             if not i:
-                other = " or " if isinstance(node.op, ast.And) else " and "
-                yield turned("condition", node, f"({other.join(f'({ast.unparse(v)})' for v in node.values)})")
+                joiner = " or " if isinstance(node.op, ast.And) else " and "
+                yield replace("condition", node, f"({joiner.join(f'({ast.unparse(v)})' for v in node.values)})")
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
         if not isinstance(node.operand, ast.Constant):
-            yield turned("sign", node, f"({ast.unparse(node.operand)})")
+            yield replace("sign", node, f"({ast.unparse(node.operand)})")
     elif isinstance(node, (ast.If, ast.IfExp)):
-        yield from of_a_branch(node)
+        yield from branch_changes(node)
     elif isinstance(node, ast.Constant) and not isinstance(parent, (ast.Index, ast.FormattedValue)):
         if isinstance(node.value, bool):
-            yield turned("truth", node, str(not node.value))
+            yield replace("truth", node, str(not node.value))
         elif isinstance(node.value, (int, float)):
-            yield turned("number", node, f"({node.value + 1!r})")
+            yield replace("number", node, f"({node.value + 1!r})")
     elif isinstance(node, ast.Slice):
         for bound in (node.lower, node.upper):
             if bound is not None and not isinstance(bound, ast.Constant):
-                yield turned("bound", bound, f"({ast.unparse(bound)}) + 1")
+                yield replace("bound", bound, f"({ast.unparse(bound)}) + 1")
     elif isinstance(node, ast.Tuple) and isinstance(node.ctx, ast.Load) and field != "slice":
-        names = all(isinstance(one, ast.Constant) and isinstance(one.value, str) for one in node.elts)
-        for one in node.elts if len(node.elts) > 1 and not names else ():
-            rest = "".join(f"{ast.unparse(other)}, " for other in node.elts if other is not one)
-            yield "part", node, f"({rest.rstrip()})", f"without {short(one)} in {short(node)}"
+        names = all(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in node.elts)
+        for part in node.elts if len(node.elts) > 1 and not names else ():
+            rest = "".join(f"{ast.unparse(element)}, " for element in node.elts if element is not part)
+            yield "part", node, f"({rest.rstrip()})", f"without {short(part)} in {short(node)}"
     elif isinstance(node, ast.Attribute) and node.attr in ("T", "mT", "real"):
-        yield turned("call", node, ast.unparse(node.value))
-    elif field in ("body", "orelse", "finalbody") and is_a_step(node):
+        yield replace("call", node, ast.unparse(node.value))
+    elif field in ("body", "orelse", "finalbody") and is_removable(node):
         yield "statement", node, "pass", f"without the statement {short(node)}"
 
 
-def of_a_call(node: ast.Call) -> Iterator[Change]:
-    callee = ast.unparse(node.func)
+def call_changes(node: ast.Call) -> Iterator[Change]:
+    callee = ast.unparse(node.func).rpartition(".")[2]
     for i, keyword in enumerate(node.keywords):
         rest = ast.Call(node.func, node.args, [*node.keywords[:i], *node.keywords[i + 1 :]])
-        named = f"{keyword.arg}=" if keyword.arg else f"**{short(keyword.value)}"
-        yield "keyword", node, ast.unparse(rest), f"{short(node.func)}(...) without {named}"
-    last = callee.rpartition(".")[2]
-    plain = [i for i, one in enumerate(node.args) if not isinstance(one, ast.Starred)]
-    for i, j in [] if last in COMMUTES else pairwise(plain):
+        description = f"{keyword.arg}=" if keyword.arg else f"**{short(keyword.value)}"
+        yield "keyword", node, ast.unparse(rest), f"{short(node.func)}(...) without {description}"
+    positions = [i for i, argument in enumerate(node.args) if not isinstance(argument, ast.Starred)]
+    for i, j in [] if callee in SYMMETRIC_CALLS else pairwise(positions):
         if ast.dump(node.args[i]) != ast.dump(node.args[j]):
-            swapped = list(node.args)
-            swapped[i], swapped[j] = swapped[j], swapped[i]
-            text = ast.unparse(ast.Call(node.func, swapped, node.keywords))
+            arguments = list(node.args)
+            arguments[i], arguments[j] = arguments[j], arguments[i]
+            text = ast.unparse(ast.Call(node.func, arguments, node.keywords))
             yield "arguments", node, text, f"{short(node)} with arguments {i + 1} and {j + 1} swapped"
-    if last in NAMES:
-        other = copy.copy(node.func)
-        setattr(other, "attr" if isinstance(other, ast.Attribute) else "id", NAMES[last])
-        yield turned("name", node, ast.unparse(ast.Call(other, node.args, node.keywords)))
-    if last in DROPPED and isinstance(node.func, ast.Attribute):
+    if callee in COUNTERPARTS:
+        counterpart = copy.copy(node.func)
+        setattr(counterpart, "attr" if isinstance(counterpart, ast.Attribute) else "id", COUNTERPARTS[callee])
+        yield replace("name", node, ast.unparse(ast.Call(counterpart, node.args, node.keywords)))
+    if callee in PASS_THROUGH and isinstance(node.func, ast.Attribute):
         yield (
             "call",
             node,
-            ast.unparse(bracketed(node.func.value)),
-            f"without .{last}(...) after {short(node.func.value)}",
+            ast.unparse(bracket(node.func.value)),
+            f"without .{callee}(...) after {short(node.func.value)}",
         )
-    elif last in DROPPED and node.args:
-        yield "call", node, ast.unparse(bracketed(node.args[0])), f"without {last}(...) around {short(node.args[0])}"
+    elif callee in PASS_THROUGH and node.args:
+        yield "call", node, ast.unparse(bracket(node.args[0])), f"without {callee}(...) around {short(node.args[0])}"
 
 
-def of_a_branch(node: ast.If | ast.IfExp) -> Iterator[Change]:
+def branch_changes(node: ast.If | ast.IfExp) -> Iterator[Change]:
     if isinstance(node, ast.IfExp):
         for arm in (node.body, node.orelse):
             yield "branch", node, f"({ast.unparse(arm)})", f"always {short(arm)} in {short(node)}"
@@ -228,17 +228,17 @@ def of_a_branch(node: ast.If | ast.IfExp) -> Iterator[Change]:
         yield "branch", node.test, "True", f"always: if {short(node.test)}"
 
 
-def is_a_step(node: ast.AST) -> bool:
-    """Whether a statement can be left out and the names that follow still exist."""
+def is_removable(node: ast.AST) -> bool:
+    """Whether a statement can be removed without making a later name undefined."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Call)
     if isinstance(node, ast.AugAssign):
         return True
     if isinstance(node, ast.Assign):
         target = ast.unparse(node.targets[0])
-        # x = f(x), or something kept in a place that exists without it
-        again = re.search(rf"(?<![\w.]){re.escape(target)}(?!\w)", ast.unparse(node.value)) is not None
-        return again or isinstance(node.targets[0], ast.Subscript)
+        # x = f(x), or an assignment to an item of an existing container
+        reads_target = re.search(rf"(?<![\w.]){re.escape(target)}(?!\w)", ast.unparse(node.value)) is not None
+        return reads_target or isinstance(node.targets[0], ast.Subscript)
     return False
 
 
@@ -251,20 +251,20 @@ def symbol(operator: ast.AST) -> str:
     return ast.unparse(ast.BinOp(ast.Name("a"), operator, ast.Name("b"))).split()[1]
 
 
-def bracketed(node: ast.AST) -> ast.AST:
-    """An expression whose text may stand beside an operator or a dot."""
+def bracket(node: ast.AST) -> ast.AST:
+    """Return an expression whose text may stand beside an operator or a dot."""
     simple = (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant, ast.Tuple, ast.List)
     return node if isinstance(node, simple) else ast.Name(f"({ast.unparse(node)})")
 
 
-def turned(kind: str, node: ast.AST, text: str) -> Change:
-    return kind, node, text, f"{short(node)} becomes {shortened(ast.unparse(ast.parse(text)))}"
+def replace(kind: str, node: ast.AST, text: str) -> Change:
+    return kind, node, text, f"{short(node)} becomes {shorten(ast.unparse(ast.parse(text)))}"
 
 
 def short(node: ast.AST) -> str:
-    return shortened(ast.unparse(node))
+    return shorten(ast.unparse(node))
 
 
-def shortened(text: str, longest: int = 70) -> str:
+def shorten(text: str, longest: int = 70) -> str:
     text = " ".join(text.split())
     return text if len(text) <= longest else f"{text[: longest // 2]} ... {text[-longest // 2 :]}"

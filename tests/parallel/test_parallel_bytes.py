@@ -1,4 +1,4 @@
-"""What a sequence cut over ranks sends, counted where it is sent, is what the guide says that it is."""
+"""A sequence sharded over ranks sends as many bytes as the guide says."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import on_ranks
+from ranks import run_on_ranks
 from tiers import rest_slow
 
 from posenc import Attention, Positions, masks
@@ -27,46 +27,46 @@ RANKS, TOKENS = 2, 32
 def table() -> list[tuple[str, bool, str, int, int]]:
     rows = ROW.findall(GUIDE.read_text(encoding="utf-8"))
     return [
-        (spec, bool(packed), way, *(int(one.replace(",", "")) for one in sizes)) for spec, packed, way, *sizes in rows
+        (spec, bool(packed), way, *(int(size.replace(",", "")) for size in sizes)) for spec, packed, way, *sizes in rows
     ]
 
 
 class Counter:
-    """How many bytes a call sends beside what it does."""
+    """Counts the bytes that a function sends, and calls it."""
 
-    def __init__(self, call: Callable[..., Any], sent: Callable[..., int]) -> None:
-        self.call, self.sent, self.total = call, sent, 0
+    def __init__(self, call: Callable[..., Any], size_of: Callable[..., int]) -> None:
+        self.call, self.size_of, self.total = call, size_of, 0
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        self.total += self.sent(*given)
-        return self.call(*given, **named)
-
-
-def passed_on(operations: list) -> int:
-    return sum(one.tensor.numel() * one.tensor.element_size() for one in operations if one.op is dist.isend)
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.total += self.size_of(*args)
+        return self.call(*args, **options)
 
 
-def counted(rank: int, rows: list[tuple[str, bool, str, int, int]], found: str) -> None:
-    messages = dist.batch_isend_irecv = Counter(dist.batch_isend_irecv, passed_on)
+def message_bytes(operations: list) -> int:
+    return sum(op.tensor.numel() * op.tensor.element_size() for op in operations if op.op is dist.isend)
+
+
+def count_bytes(rank: int, rows: list[tuple[str, bool, str, int, int]], file: str) -> None:
+    messages = dist.batch_isend_irecv = Counter(dist.batch_isend_irecv, message_bytes)
     totals = dist.all_gather = Counter(dist.all_gather, lambda _, x: x.numel() * x.element_size())
     counts = []
     for spec, packed, exchange, *_ in rows:
         layer = Attention(32, 32, kv_heads=8, head_dim=128, encoding=spec, max_len=TOKENS, dtype=torch.bfloat16)
         shards = shard_sequence(layer, exchange=exchange)
-        # What the ranks know of one another's positions is told once for all layers.
+        # The ranks exchange their positions once for all layers.
         at = shards.cut(Positions.packed([TOKENS // 2] * 2) if packed else Positions.count(TOKENS))
         x = shards.cut(torch.randn(1, TOKENS, 32, dtype=torch.bfloat16)).requires_grad_()
         layer(x.detach(), positions=at, mask=masks.causal())
-        before = messages.total, totals.total
+        start = messages.total, totals.total
         out = layer(x, positions=at, mask=masks.causal())
-        forwards, of_sums = messages.total - before[0], totals.total - before[1]
+        forwards, of_sums = messages.total - start[0], totals.total - start[1]
         out.sum().backward()
-        backwards = messages.total - before[0] - forwards
+        backwards = messages.total - start[0] - forwards
         if exchange == "gather":
             forwards, of_sums = (RANKS - 1) * of_sums, 0
         counts.append((forwards, backwards, of_sums))
     if rank == 0:
-        Path(found).write_text(json.dumps(counts))
+        Path(file).write_text(json.dumps(counts))
 
 
 @pytest.mark.parametrize("part", rest_slow([0, 1], 1))
@@ -74,14 +74,14 @@ def test_the_guide_says_how_many_bytes_go_round(tmp_path: Path, part: int) -> No
     rows, here = table()[part::2], TOKENS // RANKS
     assert len(rows) > 4
     file = tmp_path / "counts.json"
-    on_ranks(RANKS, counted, tmp_path, rows, str(file))
+    run_on_ranks(RANKS, count_bytes, tmp_path, rows, str(file))
     for (spec, _, way, of_keys, of_gradients), counts in zip(rows, json.loads(file.read_text()), strict=True):
         forwards, backwards, of_sums = counts
-        # Keys go round to all but this rank, once more backwards; their gradients come home over all.
+        # Keys go to all other ranks, and again in the backward pass; their gradients return over all ranks.
         assert forwards == (RANKS - 1) * here * of_keys, f"{spec}: {forwards / here / (RANKS - 1)} bytes"
         again, hops = (of_keys, RANKS) if way == "ring" else (0, RANKS - 1)
-        wanted = ((RANKS - 1) * again + hops * of_gradients) * here
+        expected = ((RANKS - 1) * again + hops * of_gradients) * here
         gradients = (backwards / here - (RANKS - 1) * again) / hops
-        assert backwards == wanted, f"{spec}: gradients of {gradients} bytes"
-        # Of sums a number for each chunk and head goes round, however many tokens there are.
+        assert backwards == expected, f"{spec}: gradients of {gradients} bytes"
+        # Of log-sum-exps one number for each chunk and head is sent, for any number of tokens.
         assert of_sums in (0, 2 * 32 * 8, 2 * 32 * 64 * 8), f"{spec}: {of_sums}"

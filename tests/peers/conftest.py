@@ -1,4 +1,4 @@
-"""Other libraries that ship the same encodings: they judge ours, and where they are wrong ours is asserted."""
+"""Other libraries with the same encodings are the reference; a known defect of theirs is asserted as a difference."""
 
 import importlib
 import importlib.util
@@ -11,12 +11,12 @@ import pytest
 
 @pytest.fixture
 def timm_layer() -> Iterator[Callable[[str], types.ModuleType]]:
-    """A module of timm.layers, loaded without the package around it, which needs a torchvision that fits torch."""
-    found = importlib.util.find_spec("timm")
-    if found is None or not found.submodule_search_locations:
+    """Import a module of timm.layers without timm itself, which needs a torchvision that fits torch."""
+    spec = importlib.util.find_spec("timm")
+    if spec is None or not spec.submodule_search_locations:
         pytest.skip("timm is not installed; run.py installs it beside the peers extra")
-    root = found.submodule_search_locations[0]
-    before = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "timm"}
+    root = spec.submodule_search_locations[0]
+    old_modules = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "timm"}
     for name, folder in (("timm", root), ("timm.layers", f"{root}/layers")):
         package = types.ModuleType(name)
         package.__path__ = [folder]
@@ -24,4 +24,4 @@ def timm_layer() -> Iterator[Callable[[str], types.ModuleType]]:
     yield lambda name: importlib.import_module(f"timm.layers.{name}")
     for name in [name for name in sys.modules if name.split(".")[0] == "timm"]:
         del sys.modules[name]
-    sys.modules.update(before)
+    sys.modules.update(old_modules)

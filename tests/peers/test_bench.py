@@ -1,4 +1,4 @@
-"""The peers that the benchmark measures do what they are measured for."""
+"""The peers that the benchmark measures compute the same as posenc."""
 
 import pytest
 import torch
@@ -17,18 +17,18 @@ def test_a_peer_that_is_installed_turns_as_we_do(name: str, small: rotation.Case
     q, k = small.inputs()
     ids = torch.arange(2, 7)
     try:
-        theirs = peers.ROTATIONS[name](3, 8, ids, torch.float32, 10_000.0)
-    except peers.Absent as reason:
+        peer = peers.ROTATIONS[name](3, 8, ids, torch.float32, 10_000.0)
+    except peers.AbsentPeer as reason:
         pytest.skip(str(reason))
-    for x, out in zip((q, k), theirs.rotate(q, k), strict=True):
-        assert measure.difference(out, rotation.turned(x, small, theirs.layout)) < 1e-5
+    for x, out in zip((q, k), peer.rotate(q, k), strict=True):
+        assert measure.difference(out, rotation.rotate_in_double(x, small, peer.layout)) < 1e-5
 
 
 def test_their_sinusoids_and_slopes_are_ours() -> None:
     group = adding.sinusoidal(adding.Case(2, 7, 6), with_peers=True)
-    theirs = [candidate for candidate in group.candidates if candidate.kind == "peer"]
-    assert theirs or group.absent
-    assert all(candidate.error() < 1e-5 for candidate in theirs)
+    candidates = [candidate for candidate in group.candidates if candidate.kind == "peer"]
+    assert candidates or group.absent
+    assert all(candidate.error() < 1e-5 for candidate in candidates)
     group = attention.causal(9, backward=False, with_peers=True, only="x-transformers: alibi")
     assert all(candidate.error() < 1e-5 for candidate in group.candidates if candidate.kind == "peer")
     assert len(group.candidates) + len(group.absent) == 2

@@ -1,6 +1,6 @@
-"""The pages for those who come from another library: theirs and ours, compared as the page says.
+"""The code of the pages for users of another library runs.
 
-The site's build runs them too (run.py docs), so that these are slow tests.
+The site's build runs it too (run.py docs), so that these are slow tests.
 """
 
 import pytest

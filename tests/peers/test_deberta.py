@@ -14,11 +14,11 @@ pytest.importorskip("transformers", reason="transformers is not installed; it co
 @pytest.mark.parametrize(
     ("buckets", "max_distance", "wrong"),
     [
-        (256, 512, {}),  # what is released
+        (256, 512, {}),  # the released models
         (512, 1024, {}),
         (32, 128, {}),
         (8, 33, {}),
-        # Their logarithms are of float32: just past an edge, the distance falls into the bucket before.
+        # transformers' logarithms are float32: a distance just past an edge falls into the previous bucket.
         (128, 1793, {453: (101, 102)}),
         (256, 2945, {686: (196, 197)}),
     ],
@@ -27,20 +27,20 @@ def test_buckets_are_theirs_but_for_rounding_at_the_edges(buckets: int, max_dist
     from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
     delta = torch.arange(-2 * max_distance, 2 * max_distance + 1)
-    theirs = make_log_bucket_position(delta, buckets, max_distance).long().clamp(-buckets, buckets - 1)
-    got = DeBERTa(4, 1, 4, buckets=buckets, max_distance=max_distance).bucket(delta).clamp(-buckets, buckets - 1)
-    differ = {d: (a, b) for d, a, b in zip(delta.tolist(), theirs.tolist(), got.tolist(), strict=True) if a != b}
+    reference = make_log_bucket_position(delta, buckets, max_distance).long().clamp(-buckets, buckets - 1)
+    actual = DeBERTa(4, 1, 4, buckets=buckets, max_distance=max_distance).bucket(delta).clamp(-buckets, buckets - 1)
+    differ = {d: (a, b) for d, a, b in zip(delta.tolist(), reference.tolist(), actual.tolist(), strict=True) if a != b}
     assert differ == wrong | {-d: (-a, -b) for d, (a, b) in wrong.items()}
     half, power = buckets // 2, buckets // 2 - 1
     for distance, (_, bucket) in wrong.items():
-        # In whole numbers: past the edge of the bucket before, and not past its own.
-        before, own = ((max_distance - 1) ** s * half**power for s in (bucket - half - 1, bucket - half))
-        assert distance**power * half ** (bucket - half - 1) > before
-        assert distance**power * half ** (bucket - half) <= own
+        # In whole numbers: past the edge of the previous bucket, and not past its own.
+        lower_edge, upper_edge = ((max_distance - 1) ** s * half**power for s in (bucket - half - 1, bucket - half))
+        assert distance**power * half ** (bucket - half - 1) > lower_edge
+        assert distance**power * half ** (bucket - half) <= upper_edge
 
 
-def loaded(layer: torch.nn.Module, table: Tensor, **options) -> DeBERTa:
-    """Ours with the weights of a layer of version 2."""
+def load_weights(layer: torch.nn.Module, table: Tensor, **options) -> DeBERTa:
+    """Return a DeBERTa with the weights of a layer of version 2."""
     heads, head_dim = layer.num_attention_heads, layer.attention_head_size
     encoding = DeBERTa(table.shape[1], heads, head_dim, buckets=layer.pos_ebd_size, mirror=False, **options)
     share = layer.share_att_key
@@ -79,19 +79,19 @@ def test_version_2_gives_the_same_with_rows_not_mirrored(kinds: list, terms: str
     torch.manual_seed(0)
     layer = DisentangledSelfAttention(config)
     table, T = torch.randn(12, 12, dtype=torch.float64), 40
-    encoding = loaded(layer, table, max_distance=20, terms=terms)
+    encoding = load_weights(layer, table, max_distance=20, terms=terms)
     layer = layer.double()
     q, k = (torch.randn(2, 3, T, 4, dtype=torch.float64) for _ in range(2))
-    theirs = layer.disentangled_attention_bias(q.flatten(0, 1), k.flatten(0, 1), None, table, 1 + len(kinds))
-    got, theirs = encoding.bias(T, q=q, k=k), theirs.view(2, 3, T, T)
-    # Theirs has a bias of W_K, which is the same for all keys of a query; and its square root is of float32.
-    theirs, got = (x - x.mean(-1, keepdim=True) for x in (theirs, got))
-    torch.testing.assert_close(got, theirs, rtol=1e-6, atol=1e-7)
+    reference = layer.disentangled_attention_bias(q.flatten(0, 1), k.flatten(0, 1), None, table, 1 + len(kinds))
+    actual, reference = encoding.bias(T, q=q, k=k), reference.view(2, 3, T, T)
+    # transformers has a bias in W_K, the same for all keys of a query, and a float32 square root.
+    reference, actual = (x - x.mean(-1, keepdim=True) for x in (reference, actual))
+    torch.testing.assert_close(actual, reference, rtol=1e-6, atol=1e-7)
     if terms != "content_to_position":
         paper = DeBERTa(12, 3, 4, buckets=6, max_distance=20, terms=terms).double()
         paper.load_state_dict(encoding.state_dict())
         far = paper.bias(T, q=q, k=k)
-        assert (far - far.mean(-1, keepdim=True) - theirs).abs().max() > 0.1
+        assert (far - far.mean(-1, keepdim=True) - reference).abs().max() > 0.1
 
 
 def test_version_1_gives_the_same_with_rows_not_mirrored() -> None:
@@ -117,18 +117,18 @@ def test_version_1_gives_the_same_with_rows_not_mirrored() -> None:
         encoding.to_query.load_state_dict(layer.pos_q_proj.state_dict())
     for T in (5, 20):
         q, k = (torch.randn(2, 3, T, 4, dtype=torch.float64) for _ in range(2))
-        # Version 1 divides the query before it comes here.
-        theirs = layer.disentangled_att_bias(q / 12**0.5, k, build_relative_position(q, k), table, 3)
-        torch.testing.assert_close(encoding.bias(T, q=q, k=k), theirs, rtol=1e-6, atol=1e-7)
+        # Version 1 divides the query by the scale first.
+        reference = layer.disentangled_att_bias(q / 12**0.5, k, build_relative_position(q, k), table, 3)
+        torch.testing.assert_close(encoding.bias(T, q=q, k=k), reference, rtol=1e-6, atol=1e-7)
 
 
 def test_theirs_swaps_two_arguments_when_queries_are_fewer_than_keys() -> None:
-    """build_rpos is declared (..., buckets, max), called (..., max, buckets): its buckets are not those of training."""
+    """build_rpos is declared (..., buckets, max) and called (..., max, buckets): buckets differ from training's."""
     import inspect
 
-    from transformers.models.deberta_v2 import modeling_deberta_v2 as theirs
+    from transformers.models.deberta_v2 import modeling_deberta_v2 as peer
 
-    assert list(inspect.signature(theirs.build_rpos).parameters)[3:] == ["position_buckets", "max_relative_positions"]
-    called = inspect.getsource(theirs.DisentangledSelfAttention.disentangled_attention_bias).split("build_rpos(")[1]
-    words = [word.strip(" ,\n") for word in called.split(")")[0].split("\n") if word.strip()]
+    assert list(inspect.signature(peer.build_rpos).parameters)[3:] == ["position_buckets", "max_relative_positions"]
+    call = inspect.getsource(peer.DisentangledSelfAttention.disentangled_attention_bias).split("build_rpos(")[1]
+    words = [word.strip(" ,\n") for word in call.split(")")[0].split("\n") if word.strip()]
     assert words[3:5] == ["self.max_relative_positions", "self.position_buckets"]

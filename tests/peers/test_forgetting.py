@@ -1,4 +1,4 @@
-"""Data-dependent ALiBi of x-transformers is forgetting attention, until it meets a cache."""
+"""Forgetting against the data-dependent ALiBi of x-transformers: equal without a KV cache, different with it."""
 
 import pytest
 import torch
@@ -14,21 +14,21 @@ def x_transformers():
     return x_transformers
 
 
-def ours_and_theirs(heads: int = 4, dim: int = 12):
-    theirs = x_transformers().DataDependentAlibi(dim, heads).double()
-    ours = Forgetting(dim, heads, start=5.0).double()
-    linear = theirs.to_forget_gates[0]
-    # Theirs starts open by the same bias; wider weights make the gates differ.
-    assert linear.bias.eq(ours.start).all() and ours.offset.eq(5.0).all()
+def layer_pair(heads: int = 4, dim: int = 12):
+    peer = x_transformers().DataDependentAlibi(dim, heads).double()
+    encoding = Forgetting(dim, heads, start=5.0).double()
+    linear = peer.to_forget_gates[0]
+    # Both start with the same gate bias; random weights make the gates differ.
+    assert linear.bias.eq(encoding.start).all() and encoding.offset.eq(5.0).all()
     torch.nn.init.normal_(linear.weight)
     torch.nn.init.normal_(linear.bias)
     with torch.no_grad():
-        ours.weight.copy_(linear.weight)
-        ours.offset.copy_(linear.bias)
-    return ours, theirs
+        encoding.weight.copy_(linear.weight)
+        encoding.offset.copy_(linear.bias)
+    return encoding, peer
 
 
-def bias_of(encoding: Forgetting, x: torch.Tensor, at: Positions) -> torch.Tensor:
+def dense_bias(encoding: Forgetting, x: torch.Tensor, at: Positions) -> torch.Tensor:
     keys_at = Positions.count(x.shape[1])
     q = torch.zeros(x.shape[0], encoding.heads, at.tokens, 4, dtype=x.dtype)
     k = torch.zeros(x.shape[0], 1, x.shape[1], 4, dtype=x.dtype)
@@ -37,18 +37,18 @@ def bias_of(encoding: Forgetting, x: torch.Tensor, at: Positions) -> torch.Tenso
 
 
 def test_the_past_has_the_same_bias() -> None:
-    ours, theirs = ours_and_theirs()
+    encoding, peer = layer_pair()
     x = torch.randn(2, 9, 12, dtype=torch.float64)
-    torch.testing.assert_close(bias_of(ours, x, Positions.count(9)).tril(), theirs(x).tril(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(dense_bias(encoding, x, Positions.count(9)).tril(), peer(x).tril(), rtol=0, atol=1e-12)
 
 
 def test_decoding_one_token_keeps_the_gates_of_all_before_it() -> None:
-    ours, theirs = ours_and_theirs()
+    encoding, peer = layer_pair()
     x = torch.randn(1, 9, 12, dtype=torch.float64)
-    last = bias_of(ours, x, Positions.count(1, 8))
-    torch.testing.assert_close(last, theirs(x)[:, :, 8:], rtol=0, atol=1e-12)
-    # Known difference: x-transformers takes the gates of the new token alone, a bias of 0 for every cached key.
-    assert not theirs(x[:, 8:]).any() and last[..., :8].abs().min() > 1e-3
+    last = dense_bias(encoding, x, Positions.count(1, 8))
+    torch.testing.assert_close(last, peer(x)[:, :, 8:], rtol=0, atol=1e-12)
+    # Known difference: x-transformers uses the new token's gates alone, a bias of 0 for every cached key.
+    assert not peer(x[:, 8:]).any() and last[..., :8].abs().min() > 1e-3
 
 
 def test_their_logits_change_with_a_cache() -> None:
@@ -58,6 +58,6 @@ def test_their_logits_change_with_a_cache() -> None:
     model, ids = model.double().eval(), torch.randint(0, 11, (1, 40))
     with torch.no_grad():
         _, cache = model(ids[:, :-1], return_intermediates=True)
-        off = (model(ids, cache=cache)[:, -1] - model(ids)[:, -1]).abs().max()
-    # Recorded so that a repaired release is noticed: then this difference is none any more.
-    assert off > 1e-3
+        difference = (model(ids, cache=cache)[:, -1] - model(ids)[:, -1]).abs().max()
+    # This fails when a release repairs the defect.
+    assert difference > 1e-3

@@ -9,7 +9,7 @@ from posenc.encodings.content_biases.inkling import Inkling
 from posenc.kernels import bind
 
 
-def ours(encoding: Inkling, x: Tensor, at: Positions, keys_at: Positions) -> Tensor:
+def reference_logits(encoding: Inkling, x: Tensor, at: Positions, keys_at: Positions) -> Tensor:
     zeros = [x.new_zeros(x.shape[0], encoding.heads, n, 4) for n in (at.tokens, keys_at.tokens)]
     keys = Keys(zeros[1], zeros[1], keys_at, {}, encoding.remember(x, at))
     return bind("reference", encoding, scale=1.0).logits(encoding, zeros[0], at, keys, masks.bidirectional())
@@ -21,29 +21,29 @@ def test_transformers_gives_the_same(extent: int, T: int, S: int) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed; it comes with the peers extra")
     from transformers.models.inkling.modeling_inkling import InklingRelativeLogits
 
-    theirs = InklingRelativeLogits(5, extent).double()
-    torch.nn.init.normal_(theirs.proj)
+    peer = InklingRelativeLogits(5, extent).double()
+    torch.nn.init.normal_(peer.proj)
     encoding = Inkling(7, 3, max_distance=extent, rank=5).double()
     with torch.no_grad():
-        encoding.profiles.copy_(theirs.proj)
+        encoding.profiles.copy_(peer.proj)
     x, at, keys_at = torch.randn(2, T, 7).double(), Positions.count(T, S - T), Positions.count(S)
     mixture = encoding.to_mixture(x).view(2, T, 3, 5)
-    expected = theirs(mixture, at.coords[0, :, 0], keys_at.coords[0, :, 0])
-    torch.testing.assert_close(ours(encoding, x, at, keys_at), expected, rtol=0, atol=1e-12)
+    expected = peer(mixture, at.coords[0, :, 0], keys_at.coords[0, :, 0])
+    torch.testing.assert_close(reference_logits(encoding, x, at, keys_at), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("T", "S"), [(9, 9), (3, 12)])
 def test_x_transformers_gives_the_same_without_its_bias_on_the_mixture(T: int, S: int) -> None:
     module = pytest.importorskip("x_transformers.x_transformers", reason="the peers extra is not installed")
-    theirs = module.RelativeProjPositionalBias(7, 3, num_distance_basis=5, max_dist=4).double()
+    peer = module.RelativeProjPositionalBias(7, 3, num_distance_basis=5, max_dist=4).double()
     encoding = Inkling(7, 3, max_distance=4, rank=5).double()
     with torch.no_grad():
-        encoding.profiles.copy_(theirs.distance_bank)
-        encoding.to_mixture.weight.copy_(theirs.to_distance_weights[0].weight)
+        encoding.profiles.copy_(peer.distance_bank)
+        encoding.to_mixture.weight.copy_(peer.to_distance_weights[0].weight)
     x, at, keys_at = torch.randn(2, T, 7).double(), Positions.count(T, S - T), Positions.count(S)
-    got, with_bias = ours(encoding, x, at, keys_at), theirs(x, S)
-    # Their Linear has a bias, and the released models' has none: every token then gets a profile besides its own.
-    assert (got - with_bias).abs().max() > 1e-3
+    actual, with_bias = reference_logits(encoding, x, at, keys_at), peer(x, S)
+    # x-transformers' Linear has a bias, unlike the released models: it adds a profile to every token's own.
+    assert (actual - with_bias).abs().max() > 1e-3
     with torch.no_grad():
-        theirs.to_distance_weights[0].bias.zero_()
-    torch.testing.assert_close(got, theirs(x, S), rtol=0, atol=1e-12)
+        peer.to_distance_weights[0].bias.zero_()
+    torch.testing.assert_close(actual, peer(x, S), rtol=0, atol=1e-12)

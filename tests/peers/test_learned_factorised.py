@@ -1,4 +1,4 @@
-"""Factorised tables against Reformer's axial position embeddings."""
+"""LearnedFactorised against Reformer's axial position embeddings."""
 
 import types
 
@@ -33,15 +33,15 @@ def axial(training: bool):
 @pytest.mark.parametrize("training", [False, True])
 def test_reformer_agrees_on_every_position(training: bool) -> None:
     layer, encoding = axial(training)
-    theirs = layer(torch.arange(24)[None])
-    assert torch.equal(encoding(torch.zeros(1, 24, 8)), theirs)
+    reference = layer(torch.arange(24)[None])
+    assert torch.equal(encoding(torch.zeros(1, 24, 8)), reference)
 
 
 def test_reformer_agrees_on_ids_in_any_order_and_refuses_to_train_on_fewer() -> None:
     layer, encoding = axial(False)
     ids = torch.tensor([[23, 0, 7], [5, 6, 1]])
     assert torch.equal(encoding(torch.zeros(2, 3, 8), positions=ids), layer(ids))
-    # Known difference: theirs trains on 24 tokens only.
+    # Known difference: Reformer trains on exactly 24 tokens.
     with pytest.raises(ValueError, match="If training, make sure"):
         layer.train()(ids)
     assert encoding.train()(torch.zeros(2, 3, 8), positions=ids).shape == (2, 3, 8)

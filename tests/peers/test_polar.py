@@ -1,4 +1,4 @@
-"""PoPE, against x_transformers, which shares one set of phases among its layers."""
+"""Polar (PoPE) against x_transformers, which shares one set of phases among its layers."""
 
 import math
 from types import ModuleType
@@ -16,38 +16,38 @@ def peer() -> ModuleType:
 
 
 def pair(peer: ModuleType, heads: int) -> tuple[torch.nn.Module, Polar]:
-    """Theirs and ours with the same random phases, some of them out of range."""
-    theirs, ours = peer.PolarEmbedding(8, heads), Polar(heads, 8)
+    """Return x_transformers' embedding and Polar with the same random phases, some of them out of range."""
+    embedding, encoding = peer.PolarEmbedding(8, heads), Polar(heads, 8)
     with torch.no_grad():
-        theirs.learned_bias.uniform_(-8.0, 2.0)
-        ours.delta.copy_(theirs.learned_bias[:, 0])
-    return theirs, ours
+        embedding.learned_bias.uniform_(-8.0, 2.0)
+        encoding.delta.copy_(embedding.learned_bias[:, 0])
+    return embedding, encoding
 
 
-def logits(peer: ModuleType, theirs: torch.nn.Module, q: Tensor, k: Tensor, at: Tensor) -> Tensor:
-    angles, phases = theirs(at)
+def logits(peer: ModuleType, embedding: torch.nn.Module, q: Tensor, k: Tensor, at: Tensor) -> Tensor:
+    angles, phases = embedding(at)
     keys = peer.apply_polar_pos_emb(k, angles + phases)
     return peer.apply_polar_pos_emb(q, angles) @ keys.transpose(-1, -2)
 
 
-# Their angles are float32 products, ours float64: far away theirs lose digits.
+# x_transformers' angles are float32 products, posenc's float64: at large positions the former lose digits.
 @pytest.mark.parametrize(("first", "tolerance"), [(0, 1e-5), (2_000, 2e-3), (100_000, 0.1)])
 def test_logits_are_theirs(peer: ModuleType, first: int, tolerance: float) -> None:
-    theirs, ours = pair(peer, 3)
+    embedding, encoding = pair(peer, 3)
     q, k = torch.randn(2, 2, 3, 9, 8)
     at = torch.arange(first, first + 9)
-    asking, asked = ours(q, k, positions=at)
-    got, expected = asking @ asked.transpose(-1, -2), logits(peer, theirs, q, k, at)
-    torch.testing.assert_close(got, expected, rtol=0, atol=tolerance)
-    asking, asked = ours.double()(q.double(), k.double(), positions=at)
-    torch.testing.assert_close(got.double(), asking @ asked.transpose(-1, -2), rtol=0, atol=1e-5)
+    rotated_q, rotated_k = encoding(q, k, positions=at)
+    actual, expected = rotated_q @ rotated_k.transpose(-1, -2), logits(peer, embedding, q, k, at)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
+    rotated_q, rotated_k = encoding.double()(q.double(), k.double(), positions=at)
+    torch.testing.assert_close(actual.double(), rotated_q @ rotated_k.transpose(-1, -2), rtol=0, atol=1e-5)
 
 
 def test_without_phases_queries_and_keys_are_theirs_too(peer: ModuleType) -> None:
-    theirs, q = peer.PolarEmbedding(8, 3), torch.randn(2, 3, 9, 8)
-    angles, _ = theirs(torch.arange(9))
-    got, _ = Polar(3, 8, phases="none")(q, q)
-    torch.testing.assert_close(got, peer.apply_polar_pos_emb(q, angles), rtol=0, atol=1e-5)
+    embedding, q = peer.PolarEmbedding(8, 3), torch.randn(2, 3, 9, 8)
+    angles, _ = embedding(torch.arange(9))
+    actual, _ = Polar(3, 8, phases="none")(q, q)
+    torch.testing.assert_close(actual, peer.apply_polar_pos_emb(q, angles), rtol=0, atol=1e-5)
 
 
 def test_the_scale_of_their_attention_is_that_of_the_head_as_projected(peer: ModuleType) -> None:
@@ -55,15 +55,15 @@ def test_the_scale_of_their_attention_is_that_of_the_head_as_projected(peer: Mod
 
 
 def test_fewer_key_heads_fail_there_and_work_here(peer: ModuleType) -> None:
-    theirs, ours = pair(peer, 4)
+    embedding, encoding = pair(peer, 4)
     q, k = torch.randn(1, 4, 9, 8), torch.randn(1, 2, 9, 8)
     with pytest.raises(RuntimeError, match="must match the size"):
-        logits(peer, theirs, q, k, torch.arange(9))
-    repeated = k.repeat_interleave(2, 1)
-    asking, asked = ours(q, k)
-    got = asking @ asked.repeat_interleave(2, 1).transpose(-1, -2)
-    expected = logits(peer, theirs, q, repeated, torch.arange(9))
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+        logits(peer, embedding, q, k, torch.arange(9))
+    repeated_k = k.repeat_interleave(2, 1)
+    rotated_q, rotated_k = encoding(q, k)
+    actual = rotated_q @ rotated_k.repeat_interleave(2, 1).transpose(-1, -2)
+    expected = logits(peer, embedding, q, repeated_k, torch.arange(9))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
 def test_uniform_phases_cannot_be_built_there_and_can_here(peer: ModuleType) -> None:

@@ -22,12 +22,12 @@ def test_wav2vec2_bert_gives_the_same_with_equal_clips_on_both_sides(clip: int) 
         scaling=5**-0.5,
     )
     q, k = (torch.randn(2, 3, 9, 5, dtype=torch.float64) for _ in range(2))
-    _, theirs = _apply_relative_key_position_encoding(module, q, k)
-    torch.testing.assert_close(encoding.bias(9, q=q), theirs, rtol=0, atol=1e-13)
+    _, reference = _apply_relative_key_position_encoding(module, q, k)
+    torch.testing.assert_close(encoding.bias(9, q=q), reference, rtol=0, atol=1e-13)
 
 
 def test_its_released_clips_of_64_and_8_are_not_ours() -> None:
-    """They see 64 frames back and 8 ahead: rows that ours would need 64 of on each side."""
+    """The released models clip at 64 frames back and 8 ahead; Shaw has one clip for both sides."""
     from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import _apply_relative_key_position_encoding
 
     encoding = Shaw(5, max_distance=64, values=False, std=1.0).double()
@@ -39,11 +39,11 @@ def test_its_released_clips_of_64_and_8_are_not_ours() -> None:
         scaling=5**-0.5,
     )
     q, k = (torch.randn(1, 1, 30, 5, dtype=torch.float64) for _ in range(2))
-    _, theirs = _apply_relative_key_position_encoding(module, q, k)
-    near = torch.ones(30, 30, dtype=torch.bool).tril(8)
-    got = encoding.bias(30, q=q)
-    torch.testing.assert_close(got[..., near], theirs[..., near], rtol=0, atol=1e-13)
-    # Repeating the last row ahead makes ours theirs.
+    _, reference = _apply_relative_key_position_encoding(module, q, k)
+    visible = torch.ones(30, 30, dtype=torch.bool).tril(8)
+    actual = encoding.bias(30, q=q)
+    torch.testing.assert_close(actual[..., visible], reference[..., visible], rtol=0, atol=1e-13)
+    # With the last row ahead repeated, both agree.
     with torch.no_grad():
         encoding.key_table[64 + 9 :] = encoding.key_table[64 + 8]
-    torch.testing.assert_close(encoding.bias(30, q=q), theirs, rtol=0, atol=1e-13)
+    torch.testing.assert_close(encoding.bias(30, q=q), reference, rtol=0, atol=1e-13)

@@ -56,13 +56,13 @@ def spectrum(
     return frequencies[0].tolist(), float(temperature)
 
 
-def turns_ramp(wavelength, trained, slow, fast):
-    r = trained / wavelength
+def turns_ramp(wavelength, length, slow, fast):
+    r = length / wavelength
     return mpf(0) if r < slow else mpf(1) if r > fast else (r - slow) / (fast - slow)
 
 
-def pairs_ramp(k, base, width, trained, fast, slow, truncate):
-    low, high = (width * mpmath.log(trained / (2 * mpmath.pi * n)) / (2 * mpmath.log(base)) for n in (fast, slow))
+def pairs_ramp(k, base, width, length, fast, slow, truncate):
+    low, high = (width * mpmath.log(length / (2 * mpmath.pi * n)) / (2 * mpmath.log(base)) for n in (fast, slow))
     if truncate:
         low, high = mpmath.floor(low), mpmath.ceil(high)
     low, high = (min(max(end, 0), width - 1) for end in (low, high))
@@ -81,8 +81,8 @@ def oracle(schedule: Schedule, base: float, width: int, length: float | None) ->
     match schedule:
         case Linear(s):
             return [t / mpf(s) for t in theta], 1
-        case DynamicLinear(trained):
-            return [t / max(mpf(1), mpf(length) / trained) for t in theta], 1
+        case DynamicLinear(trained_length):
+            return [t / max(mpf(1), mpf(length) / trained_length) for t in theta], 1
         case NTK(s):
             return [(b * mpf(s) ** (w / (w - 2))) ** (-2 * k / w) for k in pairs], 1
         case NTKFixed(s):
@@ -91,45 +91,45 @@ def oracle(schedule: Schedule, base: float, width: int, length: float | None) ->
         case NTKMixed(s, power):
             a = mpmath.log(s) / (w / 2) ** mpf(power)
             return [t / mpmath.exp(a * mpf(k + 1) ** mpf(power)) for k, t in enumerate(theta)], 1
-        case DynamicNTK(f, trained):
-            growth = mpf(f) * max(mpf(length), trained) / trained - (mpf(f) - 1)
+        case DynamicNTK(f, trained_length):
+            growth = mpf(f) * max(mpf(length), trained_length) / trained_length - (mpf(f) - 1)
             return [(b * growth ** (w / (w - 2))) ** (-2 * k / w) for k in pairs], 1
-        case NTKByParts(s, trained, slow, fast) | Llama3(s, trained, slow, fast):
-            keep = [turns_ramp(x, trained, mpf(slow), mpf(fast)) for x in wave]
+        case NTKByParts(s, trained_length, slow, fast) | Llama3(s, trained_length, slow, fast):
+            keep = [turns_ramp(x, trained_length, mpf(slow), mpf(fast)) for x in wave]
             return [(1 - g) * t / mpf(s) + g * t for g, t in zip(keep, theta, strict=True)], 1
-        case PartNTK(s, trained):
+        case PartNTK(s, trained_length):
             out = []
             for k, t in enumerate(theta):
-                near = pairs_ramp(k, b, w, trained, mpf("1.25"), mpf("0.75"), True)
-                far = pairs_ramp(k, b, w, trained, mpf(16), mpf(2), True)
+                keep_1 = pairs_ramp(k, b, w, trained_length, mpf("1.25"), mpf("0.75"), True)
+                far = pairs_ramp(k, b, w, trained_length, mpf(16), mpf(2), True)
                 aware = (b * mpf(s) ** (w / (w - 2))) ** (-2 * k / w)
-                out.append((t / mpf(s) * (1 - near) + aware * near) * (1 - far) + t * far)
+                out.append((t / mpf(s) * (1 - keep_1) + aware * keep_1) * (1 - far) + t * far)
             return out, 1
-        case YaRN(s, trained, fast, slow, truncate, ramp):
+        case YaRN(s, trained_length, fast, slow, truncate, ramp):
             keep = [
-                turns_ramp(wave[k], trained, mpf(slow), mpf(fast))
+                turns_ramp(wave[k], trained_length, mpf(slow), mpf(fast))
                 if ramp == "turns"
-                else pairs_ramp(k, b, w, trained, mpf(fast), mpf(slow), truncate)
+                else pairs_ramp(k, b, w, trained_length, mpf(fast), mpf(slow), truncate)
                 for k in pairs
             ]
             return [(1 - g) * t / mpf(s) + g * t for g, t in zip(keep, theta, strict=True)], mscale_of(mpf(s))
-        case DynamicYaRN(least, trained, fast, slow, truncate):
-            s = max(mpf(least), mpf(length) / trained)
-            keep = [pairs_ramp(k, b, w, trained, mpf(fast), mpf(slow), truncate) for k in pairs]
+        case DynamicYaRN(least, trained_length, fast, slow, truncate):
+            s = max(mpf(least), mpf(length) / trained_length)
+            keep = [pairs_ramp(k, b, w, trained_length, mpf(fast), mpf(slow), truncate) for k in pairs]
             return [(1 - g) * t / s + g * t for g, t in zip(keep, theta, strict=True)], mscale_of(s)
-        case LongRoPE(s, short, long, trained):
-            divisors = long if length > trained else short
+        case LongRoPE(s, short, long, trained_length):
+            divisors = long if length > trained_length else short
             return [t / mpf(d) for t, d in zip(theta, divisors, strict=True)], mpmath.sqrt(
-                1 + mpmath.log(s) / mpmath.log(trained)
+                1 + mpmath.log(s) / mpmath.log(trained_length)
             )
         case Resonance(None):
             return [2 * mpmath.pi / mpmath.nint(x) for x in wave], 1
-        case Clipped(None, trained, soft):
-            count = sum(x > trained for x in wave)
+        case Clipped(None, trained_length, soft):
+            count = sum(x > trained_length for x in wave)
             fade = [mpf(1)] * (len(theta) - count)
             for j in range(count):
-                own = (1 + mpmath.cos(mpmath.pi * j / (count - 1))) / 2 if count > 1 else mpf(1)
-                fade.append(own if soft else mpf(0))
+                mscale = (1 + mpmath.cos(mpmath.pi * j / (count - 1))) / 2 if count > 1 else mpf(1)
+                fade.append(mscale if soft else mpf(0))
             return [t * c for t, c in zip(theta, fade, strict=True)], 1
     raise AssertionError(schedule)
 
@@ -144,22 +144,22 @@ betas = st.tuples(st.floats(0.1, 4), st.floats(4.1, 64))
 def schedules(draw, kind: type[Schedule]) -> tuple[Schedule, int]:
     """A schedule of a kind with any numbers, and a rotary width that it serves."""
     pairs, (slow, fast) = draw(st.integers(2, 24)), draw(betas)
-    s, trained = draw(factors), draw(lengths)
+    s, length = draw(factors), draw(lengths)
     options = {
         Linear: (s,),
-        DynamicLinear: (trained,),
+        DynamicLinear: (length,),
         NTK: (s,),
         NTKFixed: (s,),
         NTKMixed: (s, draw(st.floats(0, 2))),
-        DynamicNTK: (s, trained),
-        NTKByParts: (s, trained, slow, fast),
-        PartNTK: (s, trained),
-        YaRN: (s, trained, fast, slow, draw(st.booleans()), draw(st.sampled_from(RAMPS))),
-        DynamicYaRN: (s, trained, fast, slow, draw(st.booleans())),
-        Llama3: (s, trained, slow, fast),
-        LongRoPE: (s, *(tuple(draw(st.lists(divisors, min_size=pairs, max_size=pairs))) for _ in range(2)), trained),
+        DynamicNTK: (s, length),
+        NTKByParts: (s, length, slow, fast),
+        PartNTK: (s, length),
+        YaRN: (s, length, fast, slow, draw(st.booleans()), draw(st.sampled_from(RAMPS))),
+        DynamicYaRN: (s, length, fast, slow, draw(st.booleans())),
+        Llama3: (s, length, slow, fast),
+        LongRoPE: (s, *(tuple(draw(st.lists(divisors, min_size=pairs, max_size=pairs))) for _ in range(2)), length),
         Resonance: (),
-        Clipped: (None, trained, draw(st.booleans())),
+        Clipped: (None, length, draw(st.booleans())),
     }
     return kind(*options[kind]), 2 * pairs
 
@@ -168,17 +168,17 @@ def schedules(draw, kind: type[Schedule]) -> tuple[Schedule, int]:
 def test_every_schedule_is_what_its_paper_says(kind: type[Schedule]) -> None:
     """So are the scalar formulas in the file, to which the contract holds everything else."""
 
-    @given(drawn=schedules(kind), base=st.floats(2, 1e8), length=lengths)
-    def ask(drawn, base: float, length: int) -> None:
-        schedule, width = drawn
+    @given(case=schedules(kind), base=st.floats(2, 1e8), length=lengths)
+    def ask(case, base: float, length: int) -> None:
+        schedule, width = case
         with mpmath.workdps(30):
             frequencies, temperature = oracle(schedule, base, width, length)
             expected = [float(f) for f in frequencies]
-        got, warm = spectrum(schedule, base=base, width=width, horizon=length)
-        assert got == pytest.approx(expected, rel=1e-9, abs=1e-300)
+        actual, warm = spectrum(schedule, base=base, width=width, horizon=length)
+        assert actual == pytest.approx(expected, rel=1e-9, abs=1e-300)
         assert warm == pytest.approx(float(temperature), rel=1e-12)
-        published, warm = schedule.formula(plain(base, width), base=base, width=width, horizon=length)
-        assert published == pytest.approx(expected, rel=1e-8, abs=1e-300)
+        formula, warm = schedule.formula(plain(base, width), base=base, width=width, horizon=length)
+        assert formula == pytest.approx(expected, rel=1e-8, abs=1e-300)
         assert warm == pytest.approx(float(temperature), rel=1e-12)
 
     ask()
@@ -186,9 +186,9 @@ def test_every_schedule_is_what_its_paper_says(kind: type[Schedule]) -> None:
 
 def test_yarn_has_the_pinned_frequencies_ramp_and_temperature() -> None:
     schedule = YaRN(8, trained_length=4096)
-    got, temperature = spectrum(schedule)
-    pinned = {0: 1.0, 28: 1.299512e-02, 36: 2.595421e-03, 63: 1.443477e-05}
-    assert {k: got[k] for k in pinned} == pytest.approx(pinned, rel=5e-7)
+    actual, temperature = spectrum(schedule)
+    expected = {0: 1.0, 28: 1.299512e-02, 36: 2.595421e-03, 63: 1.443477e-05}
+    assert {k: actual[k] for k in expected} == pytest.approx(expected, rel=5e-7)
     assert schedule.ends(1e4, 128) == (20, 46)
     assert temperature == pytest.approx(1.207944, abs=5e-7)
 
@@ -196,11 +196,11 @@ def test_yarn_has_the_pinned_frequencies_ramp_and_temperature() -> None:
 @pytest.mark.parametrize("ramp", RAMPS)
 def test_yarn_keeps_the_fast_pairs(ramp: str) -> None:
     # LitGPT's ramp is inverted: it divides the fast pairs and keeps the slow ones (Lightning-AI/litgpt#2202).
-    got, _ = spectrum(YaRN(8, trained_length=4096, ramp=ramp))
-    assert got[:20] == pytest.approx(plain()[:20], rel=1e-14)
-    assert got[46:] == pytest.approx([f / 8 for f in plain()[46:]], rel=1e-14)
-    kept = [a / b for a, b in zip(got, plain(), strict=True)]
-    assert kept == sorted(kept, reverse=True)
+    actual, _ = spectrum(YaRN(8, trained_length=4096, ramp=ramp))
+    assert actual[:20] == pytest.approx(plain()[:20], rel=1e-14)
+    assert actual[46:] == pytest.approx([f / 8 for f in plain()[46:]], rel=1e-14)
+    shares = [a / b for a, b in zip(actual, plain(), strict=True)]
+    assert shares == sorted(shares, reverse=True)
 
 
 @pytest.mark.parametrize(("base", "length"), [(10.0, 32_768), (1e4, 1), (2.0, 5)])
@@ -208,12 +208,12 @@ def test_a_ramp_that_lies_outside_the_pairs_does_not_run_backwards(base: float, 
     schedule = YaRN(4, trained_length=length)
     low, high = schedule.ends(base, 16)
     assert 0 <= low < high
-    got, _ = spectrum(schedule, base=base, width=16)
+    actual, _ = spectrum(schedule, base=base, width=16)
     turns = [length * f / (2 * math.pi) for f in plain(base, 16)]
     if min(turns) > 32:
-        assert got == pytest.approx(plain(base, 16), rel=1e-14)
+        assert actual == pytest.approx(plain(base, 16), rel=1e-14)
     else:
-        assert got[1:] == pytest.approx([f / 4 for f in plain(base, 16)[1:]], rel=1e-14)
+        assert actual[1:] == pytest.approx([f / 4 for f in plain(base, 16)[1:]], rel=1e-14)
 
 
 def released_yarn(frequencies: list[float], factor: float, length: int, base: float, width: int) -> list[float]:
@@ -230,14 +230,14 @@ def released_yarn(frequencies: list[float], factor: float, length: int, base: fl
 @given(base=st.floats(2, 1e8), length=st.integers(1, 1 << 20), width=st.integers(2, 64).map(lambda n: 2 * n))
 def test_the_formula_of_yarn_is_the_released_one_but_for_a_ramp_outside_the_pairs(base, length, width) -> None:
     frequencies = plain(base, width)
-    got, _ = YaRN(4, trained_length=length).formula(frequencies, base=base, width=width)
-    released = released_yarn(frequencies, 4, length, base, width)
+    actual, _ = YaRN(4, trained_length=length).formula(frequencies, base=base, width=width)
+    released_code = released_yarn(frequencies, 4, length, base, width)
     turns = [length * base ** (-2 * pair / width) / (2 * math.pi) for pair in (0, width - 1)]
     # The ends are rounded outwards: a ramp within one pair of the edge still meets it.
     if turns[0] * base ** (2 / width) > 1 and turns[1] < 32:
-        assert got == pytest.approx(released, rel=1e-12)
+        assert actual == pytest.approx(released_code, rel=1e-12)
     elif turns[0] * base ** (2 / width) < 0.99 or turns[1] * base ** (-2 / width) > 32.1:
-        assert got != pytest.approx(released, rel=1e-3)
+        assert actual != pytest.approx(released_code, rel=1e-3)
     assert "released code runs it backwards" in (YaRN.__doc__ or "")
 
 
@@ -286,11 +286,11 @@ def test_the_attention_factor_of_every_known_configuration(config: str) -> None:
 def test_the_two_rules_of_mscale_part_where_one_number_is_missing_and_nowhere_else() -> None:
     for mscale in (None, 0.0, 0.707, 1.0):
         for all_dim in (None, 0.0, 0.707, 1.0):
-            one, other = (
+            together, apart = (
                 YaRN(40, mscale=mscale, mscale_all_dim=all_dim, mscale_rule=rule).temperature for rule in MSCALE_RULES
             )
             both_or_default = bool(mscale and all_dim) or (mscale in (None, 1.0) and not all_dim)
-            assert (one == pytest.approx(other, rel=1e-15)) == both_or_default
+            assert (together == pytest.approx(apart, rel=1e-15)) == both_or_default
 
 
 def test_the_scale_factor_is_what_rotation_cannot_do_with_the_scale_of_attention() -> None:
@@ -304,18 +304,18 @@ def test_the_scale_factor_is_what_rotation_cannot_do_with_the_scale_of_attention
 
 
 def test_llama3_has_the_pinned_frequencies() -> None:
-    got, temperature = spectrum(Llama3(8, trained_length=8192), base=5e5)
-    pinned = {28: 3.211446e-03, 32: 5.248460e-04, 36: 7.784655e-05, 63: 3.068926e-07}
-    assert {k: got[k] for k in pinned} == pytest.approx(pinned, rel=5e-7)
+    actual, temperature = spectrum(Llama3(8, trained_length=8192), base=5e5)
+    expected = {28: 3.211446e-03, 32: 5.248460e-04, 36: 7.784655e-05, 63: 3.068926e-07}
+    assert {k: actual[k] for k in expected} == pytest.approx(expected, rel=5e-7)
     assert temperature == 1.0
 
 
 @pytest.mark.parametrize("make", [lambda n: Llama3(16, n, low=1.0, high=1.0), lambda n: NTKByParts(16, n, 1.0, 1.0)])
 def test_equal_bounds_make_a_step_and_no_division_by_zero(make) -> None:
     # Llama 4 has low = high = 1.
-    got, _ = spectrum(make(8192), base=5e5)
+    actual, _ = spectrum(make(8192), base=5e5)
     expected = [f if 8192 * f / (2 * math.pi) >= 1 else f / 16 for f in plain(5e5)]
-    assert got == pytest.approx(expected, rel=1e-14)
+    assert actual == pytest.approx(expected, rel=1e-14)
 
 
 @pytest.mark.parametrize("schedule", [NTK(2), DynamicNTK(2, trained_length=8)], ids=repr)
@@ -329,8 +329,8 @@ def test_ntk_needs_two_pairs(schedule: Schedule) -> None:
 
 def test_a_static_table_is_the_dynamic_one_at_a_fixed_horizon() -> None:
     # vLLM's "dynamic" NTK is one table for its longest text (vllm-project/vllm#3488): both have a name here.
-    fixed, _ = spectrum(NTK(4 * 8 - 3))
-    assert spectrum(DynamicNTK(4, trained_length=2048), horizon=8 * 2048)[0] == pytest.approx(fixed, rel=1e-12)
+    static, _ = spectrum(NTK(4 * 8 - 3))
+    assert spectrum(DynamicNTK(4, trained_length=2048), horizon=8 * 2048)[0] == pytest.approx(static, rel=1e-12)
 
 
 LONG = LongRoPE(32, (1.0, 1.05, 1.1), (1.0, 4.0, 30.0), trained_length=4096)
@@ -340,15 +340,15 @@ def test_longrope_has_a_list_and_a_temperature_for_short_and_for_long() -> None:
     default = math.sqrt(1 + math.log(32) / math.log(4096))
     assert default == pytest.approx(1.190238, abs=1e-6)  # Phi-3, 4096 to 131,072
     for length, divisors in ((1, LONG.short_factor), (4096, LONG.short_factor), (4097, LONG.long_factor)):
-        got, warm = spectrum(LONG, width=6, horizon=length)
-        assert got == pytest.approx([f / d for f, d in zip(plain(width=6), divisors, strict=True)], rel=1e-14)
+        actual, warm = spectrum(LONG, width=6, horizon=length)
+        assert actual == pytest.approx([f / d for f, d in zip(plain(width=6), divisors, strict=True)], rel=1e-14)
         assert warm == pytest.approx(default, rel=1e-14)
-    own = dataclasses.replace(LONG, short_mscale=1.0, long_mscale=1.25)
-    assert [spectrum(own, width=6, horizon=n)[1] for n in (4096, 4097)] == [1.0, 1.25]
+    with_mscales = dataclasses.replace(LONG, short_mscale=1.0, long_mscale=1.25)
+    assert [spectrum(with_mscales, width=6, horizon=n)[1] for n in (4096, 4097)] == [1.0, 1.25]
     half = dataclasses.replace(LONG, long_mscale=1.25)
     assert [spectrum(half, width=6, horizon=n)[1] for n in (4096, 4097)] == pytest.approx([default, 1.25], rel=1e-14)
-    both = dataclasses.replace(LONG, attention_factor=1.5)
-    assert [spectrum(both, width=6, horizon=n)[1] for n in (4096, 4097)] == [1.5, 1.5]
+    with_factor = dataclasses.replace(LONG, attention_factor=1.5)
+    assert [spectrum(with_factor, width=6, horizon=n)[1] for n in (4096, 4097)] == [1.5, 1.5]
     assert spectrum(dataclasses.replace(LONG, factor=1), width=6, horizon=9)[1] == 1.0
 
 
@@ -378,9 +378,9 @@ def test_every_sequence_gets_its_own_frequencies(schedule: Schedule) -> None:
     horizons = torch.tensor([10, 64, 100, 1000])
     together, warm = schedule(start, base=1e4, width=8, horizon=horizons)
     for row, length in enumerate(horizons):
-        alone, own = schedule(start, base=1e4, width=8, horizon=length[None])
+        alone, temperature = schedule(start, base=1e4, width=8, horizon=length[None])
         assert torch.equal(together[row : row + 1], alone)
-        assert torch.equal(torch.as_tensor(warm).expand(4)[row], torch.as_tensor(own).expand(1)[0])
+        assert torch.equal(torch.as_tensor(warm).expand(4)[row], torch.as_tensor(temperature).expand(1)[0])
     assert torch.equal(together[0], together[1]) and not torch.equal(together[1], together[3])
 
 
@@ -395,8 +395,8 @@ def test_a_schedule_by_horizon_does_not_guess_one(schedule: Schedule) -> None:
 
 def test_resonance_rounds_what_another_schedule_gives_and_keeps_its_temperature() -> None:
     inner = YaRN(8, trained_length=4096, mscale=1.0, mscale_all_dim=0.5)
-    got, warm = spectrum(Resonance(inner))
-    assert got == pytest.approx([2 * math.pi / round(2 * math.pi / f) for f in spectrum(inner)[0]], rel=1e-14)
+    actual, warm = spectrum(Resonance(inner))
+    assert actual == pytest.approx([2 * math.pi / round(2 * math.pi / f) for f in spectrum(inner)[0]], rel=1e-14)
     assert warm == inner.temperature and Resonance(inner).scale_factor == inner.scale_factor
     assert not Resonance(inner).by_horizon
 
@@ -410,11 +410,11 @@ def test_a_schedule_around_another_has_its_lengths_and_its_scale(outer) -> None:
 
 
 def test_clipped_fades_the_slow_pairs_like_the_authors_code() -> None:
-    got, warm = spectrum(Clipped(pairs=20), base=5e5)
+    actual, warm = spectrum(Clipped(pairs=20), base=5e5)
     taper = [0.5 * (1 + math.cos(math.pi * j / 19)) for j in range(20)]
-    assert got[:44] == plain(5e5)[:44] and warm == 1.0
-    assert got[44:] == pytest.approx([f * t for f, t in zip(plain(5e5)[44:], taper, strict=True)], abs=1e-20)
-    assert got[44] == plain(5e5)[44] and got[63] == 0.0
+    assert actual[:44] == plain(5e5)[:44] and warm == 1.0
+    assert actual[44:] == pytest.approx([f * t for f, t in zip(plain(5e5)[44:], taper, strict=True)], abs=1e-20)
+    assert actual[44] == plain(5e5)[44] and actual[63] == 0.0
     hard, _ = spectrum(Clipped(pairs=20, soft=False), base=5e5)
     assert hard == [*plain(5e5)[:44], *[0.0] * 20]
     assert spectrum(Clipped(pairs=0))[0] == plain()
@@ -423,8 +423,8 @@ def test_clipped_fades_the_slow_pairs_like_the_authors_code() -> None:
 
 def test_clipped_follows_another_schedule_but_counts_by_plain_wavelengths() -> None:
     inner = YaRN(8, trained_length=4096)
-    got, warm = spectrum(Clipped(trained_length=4096, soft=False, inner=inner))
-    assert got == spectrum(inner)[0][:46] + [0.0] * 18 and warm == inner.temperature
+    actual, warm = spectrum(Clipped(trained_length=4096, soft=False, inner=inner))
+    assert actual == spectrum(inner)[0][:46] + [0.0] * 18 and warm == inner.temperature
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -452,8 +452,8 @@ def test_the_trained_length_is_filled_in_from_the_model(name: str) -> None:
 
 
 def test_a_schedule_inside_another_learns_the_trained_length_too() -> None:
-    filled = Resonance(YaRN(2)).with_trained_length(50)
-    assert filled == Resonance(YaRN(2, trained_length=50))
+    schedule = Resonance(YaRN(2)).with_trained_length(50)
+    assert schedule == Resonance(YaRN(2, trained_length=50))
     assert Clipped(inner=DynamicNTK(2)).with_trained_length(50) == Clipped(
         trained_length=50, inner=DynamicNTK(2, trained_length=50)
     )
@@ -613,10 +613,10 @@ def test_every_number_of_every_schedule_must_be_a_number(name: str) -> None:
 
 @pytest.mark.parametrize("make", [Rotary, ProportionalRotary, MultimodalRotary])
 def test_a_schedule_may_be_given_as_a_spec_says_it(make: type) -> None:
-    told, given = make(64, schedule="linear(factor=2)"), make(64, schedule=Linear(2))
-    assert told.schedule == given.schedule and repr(told) == repr(given)
+    from_spec, from_object = make(64, schedule="linear(factor=2)"), make(64, schedule=Linear(2))
+    assert from_spec.schedule == from_object.schedule and repr(from_spec) == repr(from_object)
     q = torch.randn(1, 1, 3, 64)
-    assert told.query(q, Positions.count(3, start=9)).equal(given.query(q, Positions.count(3, start=9)))
+    assert from_spec.query(q, Positions.count(3, start=9)).equal(from_object.query(q, Positions.count(3, start=9)))
     assert make(64, schedule=None).schedule is None
     for wrong, words in (
         ("linaer(factor=2)", r"no schedule named 'linaer'; did you mean 'linear'\?"),
@@ -631,7 +631,7 @@ def test_a_schedule_may_be_given_as_a_spec_says_it(make: type) -> None:
 
 
 def test_what_a_message_recommends_is_taken() -> None:
-    with pytest.raises(ValueError, match="such as") as refused:
+    with pytest.raises(ValueError, match="such as") as error:
         Rotary(64, schedule=4)
-    advice = str(refused.value).partition("such as ")[2].partition(", got")[0]
+    advice = str(error.value).partition("such as ")[2].partition(", got")[0]
     assert Rotary(64, schedule=advice).schedule == Linear(4)

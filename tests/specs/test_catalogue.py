@@ -12,7 +12,7 @@ import posenc
 import posenc.encodings
 from posenc import Compose, Encoding, Shape, build, catalogue, foreign, names
 from posenc.catalogue import Node, parse
-from posenc.encoding.base import settings_of
+from posenc.encoding.base import spec_options
 from posenc.encoding.chosen_heads import OnHeads
 from posenc.encodings.added.learned import Learned
 from posenc.encodings.added.sinusoidal import Sinusoidal
@@ -20,10 +20,10 @@ from posenc.encodings.distance_biases.t5_bias import T5Bias
 from posenc.encodings.rotations.rotary import Rotary
 from posenc.schedules import Linear, YaRN
 from posenc.specs import syntax
-from posenc.specs.words import CLASSES
+from posenc.specs.words import CLASSES_BY_WORD
 
 SHAPE = Shape.of(dim=48, heads=6, max_len=96)
-SHIPPED = {
+CLASSES = {
     "alibi": "ALiBi",
     "learned": "Learned",
     "none": "NoPE",
@@ -37,14 +37,14 @@ SHIPPED = {
 def test_the_names_are_those_of_the_files() -> None:
     files = (Path(posenc.__file__).parent / "encodings").rglob("*.py")
     assert list(names()) == sorted(file.stem for file in files if file.stem != "__init__")
-    assert set(SHIPPED) <= set(names())
+    assert set(CLASSES) <= set(names())
 
 
 def test_classes_are_found_by_name_and_by_class_name() -> None:
-    assert SHIPPED.items() <= {name: cls.__name__ for name, cls in catalogue.ENCODINGS.items()}.items()
-    assert {cls: name for name, cls in SHIPPED.items()}.items() <= catalogue.ENCODINGS.class_names.items()
+    assert CLASSES.items() <= {name: cls.__name__ for name, cls in catalogue.ENCODINGS.items()}.items()
+    assert {cls: name for name, cls in CLASSES.items()}.items() <= catalogue.ENCODINGS.class_names.items()
     assert posenc.Rotary is Rotary is catalogue.find("rotary") and Rotary.spec_name == "rotary"
-    assert set(SHIPPED.values()) <= set(dir(posenc))
+    assert set(CLASSES.values()) <= set(dir(posenc))
 
 
 def test_a_class_that_does_not_exist_is_an_attribute_error() -> None:
@@ -82,9 +82,9 @@ def test_a_schedule_is_a_value() -> None:
 
 
 def test_chosen_heads_are_numbers() -> None:
-    inside = (Node("rotary"),)
+    nodes = (Node("rotary"),)
     assert (
-        parse("on(rotary, heads=(0, 2))") == parse("on(rotary, heads=[0, 2])") == Node("on", parts=inside, heads=(0, 2))
+        parse("on(rotary, heads=(0, 2))") == parse("on(rotary, heads=[0, 2])") == Node("on", parts=nodes, heads=(0, 2))
     )
     assert parse("on(rotary, heads=3)").heads == (3,)
     assert parse("on(rotary + alibi, heads=(0,)) + t5_bias").parts[0].parts[0] == parse("rotary + alibi")
@@ -163,9 +163,9 @@ def test_what_is_not_a_spec_is_refused_with_the_reason(spec: str, words: str) ->
     ],
 )  # fmt: skip
 def test_what_is_too_large_is_answered_with_a_short_sentence(spec: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words) as refused:
+    with pytest.raises(ValueError, match=words) as error:
         build(spec, SHAPE)
-    assert len(str(refused.value)) < 1_200 and foreign.visible(str(refused.value)) == str(refused.value)
+    assert len(str(error.value)) < 1_200 and foreign.visible(str(error.value)) == str(error.value)
 
 
 @pytest.mark.parametrize("spec", [3, None, ["rotary"], b"rotary"])
@@ -189,14 +189,12 @@ def test_what_a_spec_leaves_open_is_taken_from_the_shape_of_the_model() -> None:
 
 def test_what_a_spec_says_wins_over_hints_and_hints_over_the_shape() -> None:
     hints = {"learned": {"max_len": 7, "std": 0.5}, "rotary": {"base": 50.0}}
-    hinted = build("learned", SHAPE, hints=hints)
-    assert isinstance(hinted, Learned) and hinted.max_len == 7 and hinted.std == 0.5
-    said = build("learned(max_len=9)", SHAPE, hints=hints)
-    assert isinstance(said, Learned) and said.max_len == 9 and said.std == 0.5
-    inside = build("on(rotary, heads=(0, 1)) + alibi", SHAPE, hints=hints)
-    assert (
-        isinstance(inside, Compose) and isinstance(inside.parts[0], OnHeads) and inside.parts[0].encoding.base == 50.0
-    )
+    from_hints = build("learned", SHAPE, hints=hints)
+    assert isinstance(from_hints, Learned) and from_hints.max_len == 7 and from_hints.std == 0.5
+    from_spec = build("learned(max_len=9)", SHAPE, hints=hints)
+    assert isinstance(from_spec, Learned) and from_spec.max_len == 9 and from_spec.std == 0.5
+    inner = build("on(rotary, heads=(0, 1)) + alibi", SHAPE, hints=hints)
+    assert isinstance(inner, Compose) and isinstance(inner.parts[0], OnHeads) and inner.parts[0].encoding.base == 50.0
 
 
 def test_an_encoding_on_chosen_heads_is_built_for_that_many() -> None:
@@ -234,7 +232,7 @@ def test_what_the_constructor_refuses_is_said_with_the_name(spec: str, words: st
 @pytest.mark.parametrize(
     "spec",
     [
-        *SHIPPED,
+        *CLASSES,
         "rotary(base=500000)",
         "rotary(layout=interleaved, partial=0.5)",
         "rotary(schedule=yarn(factor=4)) + alibi",
@@ -256,7 +254,7 @@ def test_a_printed_spec_builds_the_same_again(spec: str) -> None:
 def test_a_spec_prints_only_what_was_changed() -> None:
     assert str(build("rotary(base=10000.0, layout=interleaved)", SHAPE)) == "rotary(layout='interleaved')"
     assert str(build("rotary(schedule=linear(factor=2))", SHAPE)) == "rotary(schedule=linear(factor=2))"
-    assert settings_of(Rotary(8, schedule=Linear(2)))["schedule"] == Linear(2)
+    assert spec_options(Rotary(8, schedule=Linear(2)))["schedule"] == Linear(2)
 
 
 def test_options_and_parameters_of_an_encoding_can_be_listed() -> None:
@@ -291,7 +289,7 @@ def test_an_encoding_is_built_for_a_shape_alone() -> None:
 
 
 def test_words_in_quotes_are_options_or_files_of_ones_own_but_no_encodings() -> None:
-    assert syntax.files_in("rotary(layout='half') + path/mine.py:Mine") == ["path/mine.py"]
+    assert syntax.code_files("rotary(layout='half') + path/mine.py:Mine") == ["path/mine.py"]
     with pytest.raises(ValueError, match="\"'half'\" in \"'half' \\+ rotary\" is not an encoding"):
         parse("'half' + rotary")
 
@@ -308,7 +306,7 @@ def test_a_spec_has_at_most_so_many_letters() -> None:
 # One's own module
 
 
-MINE = '''
+USER_MODULE = '''
 """Counts tokens in the first channel."""
 
 import torch
@@ -329,36 +327,36 @@ class {name}(Encoding):
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> str:
+def user_file(tmp_path: Path) -> str:
     file = tmp_path / "some folder-1".replace(" ", "_") / "mine.py"
     file.parent.mkdir()
-    file.write_text(MINE.format(name="Counter"), encoding="utf-8")
+    file.write_text(USER_MODULE.format(name="Counter"), encoding="utf-8")
     return str(file)
 
 
-def test_ones_own_module_is_named_by_path_and_class(mine: str) -> None:
-    encoding = build(f"{mine}:Counter(step=3) + rotary", SHAPE)
+def test_ones_own_module_is_named_by_path_and_class(user_file: str) -> None:
+    encoding = build(f"{user_file}:Counter(step=3) + rotary", SHAPE)
     assert isinstance(encoding, Compose)
     assert encoding.parts[0].dim == 48 and encoding.parts[0].step == 3
     assert encoding(torch.zeros(1, 2, 48))[0, :, 0].tolist() == [0.0, 3.0]
-    assert repr(encoding) == f"{mine}:Counter(step=3) + rotary"
+    assert repr(encoding) == f"{user_file}:Counter(step=3) + rotary"
     assert repr(build(repr(encoding), SHAPE)) == repr(encoding)
-    assert repr(build(f"{mine}:Counter", SHAPE)) == f"{mine}:Counter"
+    assert repr(build(f"{user_file}:Counter", SHAPE)) == f"{user_file}:Counter"
 
 
-def test_ones_own_module_goes_into_a_model_like_any_other(mine: str) -> None:
-    model = posenc.Decoder(vocab=5, dim=48, heads=6, layers=2, encoding=f"{mine}:Counter(step=0.5)")
-    assert [str(own) for own in model.stack.added] == [f"{mine}:Counter(step=0.5)"]
+def test_ones_own_module_goes_into_a_model_like_any_other(user_file: str) -> None:
+    model = posenc.Decoder(vocab=5, dim=48, heads=6, layers=2, encoding=f"{user_file}:Counter(step=0.5)")
+    assert [str(encoding) for encoding in model.stack.input_encodings] == [f"{user_file}:Counter(step=0.5)"]
 
 
-def test_a_relative_path_will_do(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(Path(mine).parent)
+def test_a_relative_path_will_do(user_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(user_file).parent)
     assert repr(build("mine.py:Counter", SHAPE)) == "mine.py:Counter"
 
 
-def test_what_is_wrong_with_ones_own_module_is_said(mine: str, tmp_path: Path) -> None:
+def test_what_is_wrong_with_ones_own_module_is_said(user_file: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"mine.py' has no encoding named 'Conter'; it has: Counter"):
-        build(f"{mine}:Conter", SHAPE)
+        build(f"{user_file}:Conter", SHAPE)
     with pytest.raises(
         ValueError,
         match=r"no file '.*gone.py' to take 'Counter' from; a spec of your own module is path/to/file.py:Class",
@@ -367,14 +365,14 @@ def test_what_is_wrong_with_ones_own_module_is_said(mine: str, tmp_path: Path) -
     with pytest.raises(
         ValueError, match=r"mine.py:Counter has no option 'stop'; it has: dim, step; did you mean 'step'"
     ):
-        build(f"{mine}:Counter(stop=2)", SHAPE)
-    broken = tmp_path / "broken.py"
-    broken.write_text("import nothing_of_this_name\n")
+        build(f"{user_file}:Counter(stop=2)", SHAPE)
+    broken_file = tmp_path / "broken.py"
+    broken_file.write_text("import nothing_of_this_name\n")
     with pytest.raises(
         ValueError,
         match=r"broken.py' could not be imported: ModuleNotFoundError: No module named 'nothing_of_this_name'",
     ):
-        build(f"{broken}:Counter", SHAPE)
+        build(f"{broken_file}:Counter", SHAPE)
     plain = tmp_path / "plain.py"
     plain.write_text("class Counter: ...\n")
     with pytest.raises(
@@ -390,7 +388,7 @@ def test_a_file_must_hold_exactly_one_encoding() -> None:
     with pytest.raises(
         ValueError, match=r"encodings/several.py must hold exactly one encoding, .*; found \['One', 'Two'\]"
     ):
-        catalogue.ENCODINGS.only(module)
+        catalogue.ENCODINGS.class_of_module(module)
 
 
 def test_a_new_file_among_the_encodings_is_found_with_no_other_edit(
@@ -398,23 +396,23 @@ def test_a_new_file_among_the_encodings_is_found_with_no_other_edit(
 ) -> None:
     home = tmp_path / "encodings"
     shutil.copytree(Path(*posenc.encodings.__path__), home)
-    (home / "counter.py").write_text(MINE.format(name="Tally"), encoding="utf-8")
+    (home / "counter.py").write_text(USER_MODULE.format(name="Tally"), encoding="utf-8")
     monkeypatch.setattr(posenc.encodings, "__path__", [str(home)])
     try:
         assert "counter" in names() and "Tally" in dir(posenc)
         encoding = build("counter(step=2) + rotary", SHAPE)
         assert str(encoding) == "counter(step=2) + rotary" and str(posenc.Tally(8)) == "counter"
         model = posenc.Decoder(vocab=5, dim=48, heads=6, layers=2, encoding=("counter", "counter + alibi"))
-        assert [str(own) for own in model.stack.added] == ["counter"]
+        assert [str(adding) for adding in model.stack.input_encodings] == ["counter"]
     finally:
         sys.modules.pop("posenc.encodings.counter", None)
 
 
-@pytest.mark.parametrize("word", CLASSES)
+@pytest.mark.parametrize("word", CLASSES_BY_WORD)
 def test_a_class_of_others_in_place_of_a_spec_is_answered_with_what_it_is_here(word: str) -> None:
-    meant = catalogue.ENCODINGS.class_names.get(CLASSES[word][0], f"posenc.{CLASSES[word][0]}")
+    name = catalogue.ENCODINGS.class_names.get(CLASSES_BY_WORD[word][0], f"posenc.{CLASSES_BY_WORD[word][0]}")
     with pytest.raises(
-        ValueError, match=rf"^no encoding named '{word}'; did you mean '{meant}'\? posenc list encodings"
+        ValueError, match=rf"^no encoding named '{word}'; did you mean '{name}'\? posenc list encodings"
     ):
         build(word, SHAPE)
 
@@ -426,7 +424,7 @@ def test_an_encoding_that_is_given_goes_where_its_layer_is_made() -> None:
 
 
 def test_wavelengths_are_exact_and_the_shortest_comes_first() -> None:
-    waves = {name: made for name in names() if (made := build(name, SHAPE).wavelengths) is not None}
+    waves = {name: w for name in names() if (w := build(name, SHAPE).wavelengths) is not None}
     assert {"rotary", "rotary_values", "fourier_rotary", "sandwich", "sinusoidal"} <= waves.keys()
     for name, lengths in waves.items():
         finite = lengths[lengths.isfinite()]
@@ -438,6 +436,6 @@ def test_wavelengths_are_exact_and_the_shortest_comes_first() -> None:
 
 def test_what_each_layer_learns_for_itself_and_what_all_layers_share_is_as_published() -> None:
     # One table for all layers: T5, and whatever is added to embeddings once; TUPE shares its table, too.
-    shared = {"learned", "learned_factorised", "learned_grid", "continuous_time", "t5_bias", "tupe"}
-    learning = [made for made in (build(name, SHAPE) for name in names()) if list(made.parameters())]
-    assert {made.spec_name for made in learning if not made.per_layer} == shared
+    shared_by_layers = {"learned", "learned_factorised", "learned_grid", "continuous_time", "t5_bias", "tupe"}
+    learning = [encoding for encoding in (build(name, SHAPE) for name in names()) if list(encoding.parameters())]
+    assert {encoding.spec_name for encoding in learning if not encoding.per_layer} == shared_by_layers

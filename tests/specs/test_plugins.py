@@ -88,15 +88,15 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
 
 
 @pytest.fixture(autouse=True)
-def forgotten():
+def clear_caches():
     yield
     plugins.plugins_in.cache_clear()
 
 
 def test_an_encoding_of_a_package_is_built_by_its_name(install) -> None:
     install("a-package", "posenc.encodings", "far_off = far_off_module:Mine", "far_off_module", ENCODING)
-    built = catalogue.build("rotary(base=50) + far_off", SHAPE)
-    assert repr(built) == "rotary(base=50) + far_off"
+    encoding = catalogue.build("rotary(base=50) + far_off", SHAPE)
+    assert repr(encoding) == "rotary(base=50) + far_off"
     assert type(catalogue.build("far_off", SHAPE)).__module__ == "far_off_module"
     assert "far_off" not in catalogue.names()  # which are those that ship
 
@@ -106,8 +106,8 @@ def test_a_schedule_and_a_task_of_a_package_go_where_those_that_ship_go(install)
     install("of-tasks", "posenc.tasks", "again = again_module:Again", "again_module", TASK)
     assert repr(catalogue.build("rotary(schedule=halved(factor=4))", SHAPE)) == "rotary(schedule=halved(factor=4))"
     frequencies = torch.ones(2, dtype=torch.float64)
-    halved = schedules.schedule_of("halved")
-    assert halved is not None and halved(frequencies, base=10.0, width=4)[0].tolist() == [0.5, 0.5]
+    schedule = schedules.schedule_of("halved")
+    assert schedule is not None and schedule(frequencies, base=10.0, width=4)[0].tolist() == [0.5, 0.5]
     assert repr(tasks.task_of("again(symbols=5)")) == "again(symbols=5)"
 
 
@@ -130,9 +130,9 @@ def test_a_broken_plugin_is_named_and_breaks_no_other(install, capsys) -> None:
         catalogue.find("wreck")
     assert catalogue.build("far_off", SHAPE).spec_name == "far_off"
     assert main(["list"]) == 0
-    said = capsys.readouterr().out
-    assert "wreck                encoding of a-wreck 1.0" in said
-    assert "far_off              encoding of a-package 1.0" in said
+    output = capsys.readouterr().out
+    assert "wreck                encoding of a-wreck 1.0" in output
+    assert "far_off              encoding of a-package 1.0" in output
     assert main(["list", "wreck"]) == 2
     assert "cannot be imported" in capsys.readouterr().err
 
@@ -152,9 +152,9 @@ def test_a_broken_plugin_is_named_and_breaks_no_other(install, capsys) -> None:
 )
 def test_what_is_no_encoding_is_refused_with_its_package(install, points: str, name: str, message: str) -> None:
     install("an-odd-one", "posenc.encodings", points, "odd_module", ODD)
-    with pytest.raises(ValueError, match=message) as told:
+    with pytest.raises(ValueError, match=message) as error:
         catalogue.find(name)
-    assert "an-odd-one 1.0" in str(told.value)
+    assert "an-odd-one 1.0" in str(error.value)
 
 
 def test_two_packages_of_one_name_are_both_named(install) -> None:
@@ -190,18 +190,18 @@ def test_other_groups_are_not_read(install) -> None:
 
 def test_the_example_package_keeps_the_contract_once_it_is_installed(tmp_path: Path, monkeypatch) -> None:
     """Its wheel is built and laid into a folder, as an installer does."""
-    built = tmp_path / "dist"
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(built)]
+    folder = tmp_path / "dist"
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     ran = subprocess.run(command, cwd=ROOT / "examples" / "plugin", capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
-    (wheel,) = built.glob("*.whl")
+    (wheel,) = folder.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "target")
     monkeypatch.syspath_prepend(str(tmp_path / "target"))
     plugins.plugins_in.cache_clear()
     (plugin,) = plugins.plugins_in("posenc.encodings").values()
     assert (plugin.name, plugin.package) == ("slow_fade", "posenc-slow-fade 1.0")
-    asked = ["says_what_the_paper_says", "a_cache_changes_nothing", "the_spec_round_trips", "has_a_source"]
-    verdicts = testing.check("slow_fade(start=3)", asked)
-    assert [verdict.word for verdict in verdicts] == ["kept"] * len(asked), testing.describe(verdicts)
+    promises = ["says_what_the_paper_says", "a_cache_changes_nothing", "the_spec_round_trips", "has_a_source"]
+    verdicts = testing.check("slow_fade(start=3)", promises)
+    assert [verdict.word for verdict in verdicts] == ["kept"] * len(promises), testing.describe(verdicts)
     with pytest.raises(ValueError, match=r"start must be a finite number above 0 \(positions\), got -1"):
         catalogue.build("slow_fade(start=-1)", SHAPE)

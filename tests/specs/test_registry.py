@@ -32,7 +32,7 @@ from posenc.schedules import Schedule
 class {name}(Schedule):
     """Divide every frequency by a number.
 
-    Source: nobody.
+    Source: none.
     """
 
     example = "added(factor=4)"
@@ -60,7 +60,7 @@ from posenc.coordinate_maps import CoordinateMap
 class {name}(CoordinateMap):
     """Leave places free between tokens.
 
-    Source: nobody.
+    Source: none.
     """
 
     also_called = ("gappy",)
@@ -87,15 +87,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # What ships
 
 
-@pytest.mark.parametrize(("found", "package"), [(SCHEDULES, schedules), (COORDINATE_MAPS, coordinate_maps)])
-def test_the_names_are_those_of_the_files(found: Registry, package) -> None:
+@pytest.mark.parametrize(("registry", "package"), [(SCHEDULES, schedules), (COORDINATE_MAPS, coordinate_maps)])
+def test_the_names_are_those_of_the_files(registry: Registry, package) -> None:
     files = {file.stem for file in Path(*package.__path__).glob("[!_]*.py")}
-    assert list(found) == sorted(files) and len(found) == len(files) and "_schedule" not in found
-    for name, cls in found.items():
-        assert cls.spec_name == name and found.find(name) is cls and getattr(package, cls.__name__) is cls
+    assert list(registry) == sorted(files) and len(registry) == len(files) and "_schedule" not in registry
+    for name, cls in registry.items():
+        assert cls.spec_name == name and registry.find(name) is cls and getattr(package, cls.__name__) is cls
         assert cls.__name__ in dir(package) and "Source:" in (cls.__doc__ or "")
     with pytest.raises(KeyError):
-        found["nothing"]
+        registry["nothing"]
     with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'Nothing'"):
         _ = package.Nothing
 
@@ -117,7 +117,7 @@ def test_a_new_file_is_found_with_no_other_edit(folder: str, source: str, spec: 
             assert (
                 repr(build(f"rotary(schedule={spec})", SHAPE)) == "rotary(schedule=added(factor=4, trained_length=8))"
             )
-            assert any("schedule=added(" in one for one in testing.variants("rotary"))
+            assert any("schedule=added(" in variant for variant in testing.variants("rotary"))
     finally:
         sys.modules.pop(f"posenc.{folder}.added", None)
 
@@ -135,15 +135,15 @@ FREQUENCIES = ["slow.py:Slow(factor=2)", "linear(factor=2)"]
 
 @pytest.mark.parametrize("name", ["rotary", "proportional_rotary", "multimodal_rotary"])
 def test_a_schedule_of_ones_own_goes_wherever_one_that_ships_goes(name: str) -> None:
-    own, ships = (
+    encoding, ships = (
         build(f"{name}(schedule={schedule})", Shape(dim=128, heads=2, head_dim=64, max_len=8))
         for schedule in FREQUENCIES
     )
-    assert own.schedule.trained_length == 8 and own.wavelengths.equal(ships.wavelengths)
+    assert encoding.schedule.trained_length == 8 and encoding.wavelengths.equal(ships.wavelengths)
     q = torch.randn(1, 2, 3, 64)
-    assert own.query(q, Positions.count(3, start=9)).equal(ships.query(q, Positions.count(3, start=9)))
-    told = type(own)(64, schedule=FREQUENCIES[0])
-    assert told.schedule.factor == 2 and told.wavelengths.equal(own.wavelengths)
+    assert encoding.query(q, Positions.count(3, start=9)).equal(ships.query(q, Positions.count(3, start=9)))
+    rebuilt = type(encoding)(64, schedule=FREQUENCIES[0])
+    assert rebuilt.schedule.factor == 2 and rebuilt.wavelengths.equal(encoding.wavelengths)
 
 
 def test_a_schedule_of_ones_own_is_printed_as_it_is_read() -> None:
@@ -224,7 +224,7 @@ def test_a_run_with_a_schedule_of_ones_own_is_gone_on_with_where_its_file_is_nam
 
 
 def test_a_map_is_written_as_it_is_printed() -> None:
-    for cls, needed in (
+    for cls, options in (
         ("randomised", "longest=2048"),
         ("randomised_continuous", "longest=8.0, even=True"),
         ("shifted", "by=-0.5"),
@@ -238,13 +238,13 @@ def test_a_map_is_written_as_it_is_printed() -> None:
         ("gaps.py:Gaps", "step=5"),
         ("gaps.py:Gaps", ""),
     ):
-        made = map_of(f"{cls}({needed})")
-        assert isinstance(made, CoordinateMap) and repr(made) == str(made) == f"{cls}({needed})"
-        assert map_of(repr(made)) == made and map_of(made) is made and hash(map_of(repr(made))) == hash(made)
+        rule = map_of(f"{cls}({options})")
+        assert isinstance(rule, CoordinateMap) and repr(rule) == str(rule) == f"{cls}({options})"
+        assert map_of(repr(rule)) == rule and map_of(rule) is rule and hash(map_of(repr(rule))) == hash(rule)
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("value", "words"),
     [
         (
             "interpolate(factor=4)",
@@ -266,23 +266,23 @@ def test_a_map_is_written_as_it_is_printed() -> None:
         (None, "a coordinate map must be one of posenc.coordinate_maps, such as .* got None"),
     ],
 )
-def test_what_is_no_map_is_refused_with_the_reason(given, words: str) -> None:
+def test_what_is_no_map_is_refused_with_the_reason(value, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        map_of(given)
+        map_of(value)
 
 
 @pytest.mark.parametrize("spec", ["sinusoidal", "rotary", "alibi", "t5_bias", "learned(overrun=clamp)"])
 def test_a_map_of_ones_own_goes_wherever_one_that_ships_goes(spec: str) -> None:
     at = Positions.packed([2, 4])
-    own, ships = map_of("gaps.py:Gaps(step=2)")(at), map_of("interpolated(factor=0.5)")(at)
-    assert own.coords.tolist() == ships.coords.tolist() and own.order is at.order and own.document is at.document
+    out, ships = map_of("gaps.py:Gaps(step=2)")(at), map_of("interpolated(factor=0.5)")(at)
+    assert out.coords.tolist() == ships.coords.tolist() and out.order is at.order and out.document is at.document
     net, x = testing.Subject(spec).net(), torch.randn(1, 6, testing.SHAPE.dim, dtype=torch.float64)
-    assert net(x, own).equal(net(x, ships)) and not net(x, own).equal(net(x, at))
+    assert net(x, out).equal(net(x, ships)) and not net(x, out).equal(net(x, at))
 
 
 def test_the_overview_names_what_ships_alone() -> None:
-    from posenc.lab.description.describe import others
+    from posenc.lab.description.describe import build_other_kinds
 
-    assert [item["name"] for item in others()["coordinate_maps"]] == list(COORDINATE_MAPS)
+    assert [item["name"] for item in build_other_kinds()["coordinate_maps"]] == list(COORDINATE_MAPS)
     assert not any(isinstance(name, str) and ":" in name for name in (*SCHEDULES, *catalogue.names()))
     assert issubclass(SCHEDULES["yarn"], Schedule)

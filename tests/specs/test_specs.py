@@ -12,7 +12,7 @@ from posenc.coordinate_maps import map_of
 from posenc.foreign import CannotRead
 from posenc.lab.experiments.experiment import Experiment
 from posenc.schedules import schedule_of
-from posenc.specs.syntax import files_in, in_quotes, split, tree_of, written
+from posenc.specs.syntax import code_files, path_literal, quote_paths, split, tree_of
 
 LEAVES_A_TRACE = "from pathlib import Path\n\nPath({!r}).touch()\n"
 
@@ -52,11 +52,11 @@ ENCODINGS_OF_ONES_OWN = [
 
 @pytest.mark.parametrize("spec", ENCODINGS_OF_ONES_OWN)
 def test_a_spec_that_was_read_runs_no_code_however_it_names_it(spec: str, ran: Path) -> None:
-    assert files_in(spec) == ["mine.py"]
+    assert code_files(spec) == ["mine.py"]
     with pytest.raises(
         CannotRead, match=r"it names code to run, 'mine.py:Mine', and code that a file names is run only"
     ):
-        parse(spec, own=())
+        parse(spec, trusted_files=())
     with pytest.raises(
         CannotRead, match=r"it asks for code from the file 'mine.py'.*none is run that you have not named"
     ):
@@ -65,7 +65,7 @@ def test_a_spec_that_was_read_runs_no_code_however_it_names_it(spec: str, ran: P
         names_no_code(spec)
     assert not ran.exists()
     with pytest.raises(ValueError, match=r"mine.py' has no (encoding|schedule) named 'Mine'"):
-        Experiment.from_dict({"spec": spec, "task": "copy"}, own=["./mine.py"])
+        Experiment.from_dict({"spec": spec, "task": "copy"}, trusted_files=["./mine.py"])
         # Words are left to the constructor.
         build(spec, Shape.of(16, 2, 8))
     assert ran.exists()
@@ -75,24 +75,24 @@ def test_a_spec_that_was_read_runs_no_code_however_it_names_it(spec: str, ran: P
 def test_a_schedule_or_a_map_that_was_read_runs_no_code(spec: str, ran: Path) -> None:
     for read in (schedule_of, map_of):
         with pytest.raises(CannotRead, match=r"it names code to run, 'mine.py:Mine'"):
-            read(spec, own=())
+            read(spec, trusted_files=())
         with pytest.raises(CannotRead, match=r"it names code to run, 'mine.py:Mine'"):
-            read(spec, own=["other.py"])
+            read(spec, trusted_files=["other.py"])
     assert not ran.exists()
     with pytest.raises(
         ValueError, match=r"mine.py' has no schedule named 'Mine'; it has: no subclass of posenc.schedules"
     ):
-        schedule_of(spec, own=["mine.py"])
+        schedule_of(spec, trusted_files=["mine.py"])
     assert ran.exists()
 
 
 def test_what_only_looks_like_a_path_names_no_file() -> None:
     for spec in ("rotary(layout='half')", "rotary(layout='it is (no spec')", "'mine.py'", "rotary + 'a.pyc:Mine'"):
-        assert files_in(spec) == []
+        assert code_files(spec) == []
 
 
 @pytest.mark.parametrize(
-    ("spec", "quoted"),
+    ("spec", "quotes"),
     [
         ("mine.py:Mine", "'mine.py:Mine'"),
         ("rotary(schedule=a b/mine.py:Mine(factor=2))", "rotary(schedule='a b/mine.py:Mine'(factor=2))"),
@@ -103,12 +103,13 @@ def test_what_only_looks_like_a_path_names_no_file() -> None:
         ("rerope('step=3/mine.py:Mine')", "rerope('step=3/mine.py:Mine')"),
     ],
 )
-def test_a_path_may_stand_wherever_a_name_does(spec: str, quoted: str) -> None:
-    assert in_quotes(spec) == quoted and ast.unparse(tree_of(spec)) == ast.unparse(ast.parse(quoted, mode="eval").body)
+def test_a_path_may_stand_wherever_a_name_does(spec: str, quotes: str) -> None:
+    assert quote_paths(spec) == quotes
+    assert ast.unparse(tree_of(spec)) == ast.unparse(ast.parse(quotes, mode="eval").body)
 
 
 @pytest.mark.parametrize(
-    ("path", "printed"),
+    ("path", "expected"),
     [
         ("a b/mine.py", "a b/mine.py:Mine"),
         ("a+b/mine.py", "'a+b/mine.py:Mine'"),
@@ -116,8 +117,8 @@ def test_a_path_may_stand_wherever_a_name_does(spec: str, quoted: str) -> None:
         ("1=a/mine.py", "1=a/mine.py:Mine"),
     ],
 )
-def test_a_path_is_printed_as_it_is_read_again_wherever_it_stands(path: str, printed: str) -> None:
-    assert written(f"{path}:Mine") == printed
-    for spec in (printed, f"rerope({printed})", f"rotary(schedule={printed}(factor=2), base=3)"):
-        assert files_in(spec) == [path]
-    assert split(f"{printed}, rotary") == [printed, "rotary"]
+def test_a_path_is_printed_as_it_is_read_again_wherever_it_stands(path: str, expected: str) -> None:
+    assert path_literal(f"{path}:Mine") == expected
+    for spec in (expected, f"rerope({expected})", f"rotary(schedule={expected}(factor=2), base=3)"):
+        assert code_files(spec) == [path]
+    assert split(f"{expected}, rotary") == [expected, "rotary"]

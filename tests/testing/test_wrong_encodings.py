@@ -1,6 +1,6 @@
-"""The contract catches wrong encodings: each mutant here is one likely mistake, listed with the promise that sees it.
+"""The contract catches wrong encodings: each mutant has one likely mistake, listed with the promise that catches it.
 
-A right encoding of the difficult kind, forgetting attention, stands beside them and keeps every promise.
+A correct encoding of a difficult kind, forgetting attention, keeps every promise.
 """
 
 import itertools
@@ -32,7 +32,7 @@ from posenc.tokens.shared_tables import once
 
 
 class Slope(Encoding):
-    """Subtract a twentieth of the distance from each logit: right, and what most mutants start from.
+    """Subtract a twentieth of the distance from each logit: correct, and the base of most mutants.
 
     Source: none, 2024.
     """
@@ -53,7 +53,7 @@ class Slope(Encoding):
 
 
 class Turn(Encoding):
-    """Turn all pairs of channels by the position: right, and what the other mutants start from."""
+    """Rotate all pairs of channels by the position: correct, and the base of the other mutants."""
 
     source = "made for this test, 2024"
 
@@ -79,22 +79,22 @@ class BiasByTensorLength(Slope):
 
 
 class AnglesInTheInputsDtype(Turn):
-    """Takes the angle in the dtype of the heads, and bfloat16 cannot count past 256."""
+    """Computes the angle in the dtype of the heads; bfloat16 cannot count past 256."""
 
     def angle(self, x: Tensor, at: Positions) -> Tensor:
         return super().angle(x, at).to(x.dtype)
 
 
 class BackwardsInHalfPrecision(Turn):
-    """Gives the right numbers, and in half precision their gradient the wrong way round."""
+    """Returns the right numbers, with a gradient of the wrong sign in half precision."""
 
     def turn(self, x: Tensor, at: Positions, side: str) -> Tensor:
-        out = super().turn(x, at, side)
-        return 2 * out.detach() - out if x.dtype.itemsize == 2 else out
+        rotated = super().turn(x, at, side)
+        return 2 * rotated.detach() - rotated if x.dtype.itemsize == 2 else rotated
 
 
 class AnglesByMatrixProduct(Turn):
-    """Takes the angle as a matrix product, which autocast takes in half precision; kept with the positions."""
+    """Computes the angle as a matrix product, in half precision under autocast, and caches it with the positions."""
 
     def angle(self, x: Tensor, at: Positions) -> Tensor:
         return self.once(self.product, at, x.shape[-1] // 2, x.dtype)
@@ -107,7 +107,7 @@ class AnglesByMatrixProduct(Turn):
 
 
 class KeyByHand(Turn):
-    """Keeps its angles with the positions, under a key that lacks an option."""
+    """Caches its angles with the positions, under a key that lacks an option."""
 
     def __init__(self, rate: float = 1.0) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class KeyByHand(Turn):
 
 
 class LongestSoFar(Turn):
-    """Stretches positions by the longest sequence of any call so far, like a dynamic schedule with a state."""
+    """Scales positions by the longest sequence of any call so far, like a dynamic schedule with state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,14 +132,14 @@ class LongestSoFar(Turn):
 
 
 class PositionByIndex(Turn):
-    """Counts the tokens of the tensor, instead of asking where they are."""
+    """Counts the tokens of the tensor, instead of reading their positions."""
 
     def angle(self, x: Tensor, at: Positions) -> Tensor:
         return torch.arange(x.shape[2]).double()[None, None, :, None].expand(1, 1, -1, x.shape[-1] // 2)
 
 
 class AddsByOrder(Encoding):
-    """Adds by the order in the row, which does not begin anew with each packed document."""
+    """Adds by the order in the row, which does not restart with each packed document."""
 
     source = "made for this test, 2024"
 
@@ -148,22 +148,22 @@ class AddsByOrder(Encoding):
 
 
 class LeaksTheFuture(Turn):
-    """Centres keys on their mean over all tokens of the call."""
+    """Subtracts from keys their mean over all tokens of the call."""
 
     def turn(self, x: Tensor, at: Positions, side: str) -> Tensor:
         return super().turn(x - x.mean(2, keepdim=True) if side == "key" else x, at, side)
 
 
 class CentreOfTheTensor(Turn):
-    """Grows queries with the distance from the middle of the tensor, as a published rotary layer does for xPos."""
+    """Scales queries by the distance from the middle of the tensor, as a published rotary layer does for xPos."""
 
     def turn(self, x: Tensor, at: Positions, side: str) -> Tensor:
-        out = super().turn(x, at, side)
-        return out * 1.1 ** ((at.coords - at.tokens // 2)[:, None] / 5).to(x.dtype) if side == "query" else out
+        rotated = super().turn(x, at, side)
+        return rotated * 1.1 ** ((at.coords - at.tokens // 2)[:, None] / 5).to(x.dtype) if side == "query" else rotated
 
 
 class LearnsTwiceAsFast(Slope):
-    """A learned slope whose gradient is twice what a step of it changes."""
+    """A learned slope with twice its true gradient."""
 
     def __init__(self, heads: int) -> None:
         super().__init__(heads)
@@ -175,7 +175,7 @@ class LearnsTwiceAsFast(Slope):
 
 
 class DeafParameter(Slope):
-    """Its parameter enters detached."""
+    """Detaches its parameter."""
 
     def __init__(self, heads: int) -> None:
         super().__init__(heads)
@@ -186,15 +186,15 @@ class DeafParameter(Slope):
 
 
 class WrongFrequency(Rotary):
-    """Lets the exponent run over the whole head instead of its pairs; the formula is the paper's."""
+    """Computes the exponent over the whole head instead of its pairs; the formula is the paper's."""
 
-    def spectrum(self, *given: Any, **options: Any) -> tuple[Tensor, Any]:
-        plain, temperature = super().spectrum(*given, **options)
+    def spectrum(self, *arguments: Any, **options: Any) -> tuple[Tensor, Any]:
+        plain, temperature = super().spectrum(*arguments, **options)
         return plain.sqrt(), temperature
 
 
 class WrongClamp(Slope):
-    """Clips the distance where the formula does not, further away than a short test reaches."""
+    """Clips the distance, unlike the formula, beyond the length of a short test."""
 
     def by_distance(self, delta: Tensor) -> Tensor:
         return super().by_distance(delta.clamp(-40, 40))
@@ -207,16 +207,16 @@ class InvertedSign(Slope):
         return super().by_distance(delta.clamp(min=0))
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
-        class Turned(ByDistance):
+        class TransposedBias(ByDistance):
             def dense(self, dtype: torch.dtype) -> Tensor:
-                exchanged = ByDistance(self.encoding, self.keys_at, self.at, self.heads)
-                return exchanged.dense(dtype).transpose(-1, -2)
+                reverse = ByDistance(self.encoding, self.keys_at, self.at, self.heads)
+                return reverse.dense(dtype).transpose(-1, -2)
 
-        return [Turned(self, at, keys.at, None if q is None else q.shape[1])]
+        return [TransposedBias(self, at, keys.at, None if q is None else q.shape[1])]
 
 
 class ForgetsAnOption(Slope):
-    """Keeps its option in another form than it was given, so that its text builds something else."""
+    """Stores its option with another value, so that its spec builds another encoding."""
 
     def __init__(self, heads: int, rate: float = 1.0) -> None:
         super().__init__(heads)
@@ -227,7 +227,7 @@ class ForgetsAnOption(Slope):
 
 
 class HidesAnOption(Slope):
-    """Keeps its option under another name, so that it has no text at all."""
+    """Stores its option under another name, so that it has no spec."""
 
     def __init__(self, heads: int, rate: float = 1.0) -> None:
         super().__init__(heads)
@@ -235,7 +235,7 @@ class HidesAnOption(Slope):
 
 
 class ChangesItsInput(Turn):
-    """Turns queries in place."""
+    """Rotates queries in place."""
 
     def turn(self, x: Tensor, at: Positions, side: str) -> Tensor:
         with torch.no_grad():
@@ -250,7 +250,7 @@ class DrawsAtRandom(Slope):
 
 
 class TableAsState(Turn):
-    """Holds its frequencies in a buffer, which casts round and `to_empty` leaves empty."""
+    """Stores its frequencies in a buffer, which casts round and `to_empty` leaves empty."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,14 +261,14 @@ class TableAsState(Turn):
 
 
 class LongestOfTheBatch(Turn):
-    """Stretches all rows by the largest position of the batch."""
+    """Scales all rows by the largest position of the batch."""
 
     def angle(self, x: Tensor, at: Positions) -> Tensor:
         return super().angle(x, at) / (1 + at.coords.amax())
 
 
 class KeysByHead(Turn):
-    """Turns keys by the number of their head, as if there were as many key heads as query heads."""
+    """Rotates keys by the number of their head, as if there were as many key heads as query heads."""
 
     def turn(self, x: Tensor, at: Positions, side: str) -> Tensor:
         factor = torch.arange(1, x.shape[1] + 1, device=x.device)[None, :, None, None]
@@ -278,35 +278,35 @@ class KeysByHead(Turn):
 
 
 class LooksAtTheData(Turn):
-    """Asks a tensor for a Python number in the middle of the graph."""
+    """Reads a Python number from a tensor in the middle of the graph."""
 
     def angle(self, x: Tensor, at: Positions) -> Tensor:
         return super().angle(x, at) * (1 if at.coords.max().item() < 1e9 else 2)
 
 
 class FrequenciesAnywhere(Turn):
-    """Makes its frequencies on whichever device new tensors lie on."""
+    """Creates its frequencies on the default device."""
 
     def angle(self, x: Tensor, at: Positions) -> Tensor:
         return super().angle(x, at) * torch.ones(x.shape[-1] // 2).to(x.device)
 
 
 class ReadsTheFirstRow(Turn):
-    """Asks the first row of a batch for what all share."""
+    """Reads the first row of a batch for all rows."""
 
     def angle(self, x: Tensor, at: Positions) -> Tensor:
         return super().angle(x, at) * torch.ones_like(x[0, 0, 0, 0])
 
 
 class CompilesForEveryLength(Slope):
-    """Walks over the tokens in Python."""
+    """Iterates over the tokens in Python."""
 
     def by_distance(self, delta: Tensor) -> Tensor:
         return torch.stack([super(CompilesForEveryLength, self).by_distance(row) for row in delta.unbind(-1)], -1)
 
 
 class AcceptsAnything(Encoding):
-    """Takes embeddings of any width and any number, and does something."""
+    """Accepts embeddings of any width and any rate."""
 
     source = "made for this test, 2024"
 
@@ -319,13 +319,13 @@ class AcceptsAnything(Encoding):
 
 
 class WithoutASource(Turn):
-    """Says nothing about where it comes from."""
+    """Names no source."""
 
     source = ""
 
 
 class Forgetting(Encoding):
-    """Multiply what a query sees of a key by all forget gates between the two.
+    """Multiply the attention of a query to a key by all forget gates between the two.
 
     logit(i, j) = scale * q_i . k_j + sum of log f_l over the tokens l with j < l <= i in order, f = sigmoid(x W + b)
 
@@ -346,35 +346,36 @@ class Forgetting(Encoding):
             gate = F.linear(x.to(dtype), self.gate.weight.to(dtype), self.gate.bias.to(dtype))
         return {"log_forget": F.logsigmoid(gate).transpose(1, 2)}
 
-    def before(self, at: Positions, keys_at: Positions) -> Tensor:
-        """Which keys [B or 1, T, S] come no later than a token, in its own document."""
+    def visible_keys(self, at: Positions, keys_at: Positions) -> Tensor:
+        """Return a mask [B or 1, T, S] of the keys that come no later than a token, in its document."""
         order = keys_at.order[:, None, :]
-        before = (order <= at.order[:, :, None]) & (order >= 0)
+        earlier = (order <= at.order[:, :, None]) & (order >= 0)
         same_document = True if at.document is None else keys_at.document[:, None, :] == at.document[:, :, None]
-        return before & same_document
+        return earlier & same_document
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         return [Pairs(self.score_mod, q, at, keys)]
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
         forget = keys.memo["log_forget"][:, :, None, :]
-        own, others = ((forget * self.before(x, keys.at)[:, None].to(forget.dtype)).sum(-1) for x in (at, keys.at))
-        # The query's own total cancels in the softmax; it keeps the bias of near keys small enough for bfloat16.
-        return lambda score, b, h, i, j: score + (own[b, h, i] - others[b, h, j]).to(score.dtype)
+        visible = (self.visible_keys(x, keys.at)[:, None].to(forget.dtype) for x in (at, keys.at))
+        total, key_total = ((forget * mask).sum(-1) for mask in visible)
+        # The query's total cancels in the softmax; it keeps the bias of near keys small enough for bfloat16.
+        return lambda score, b, h, i, j: score + (total[b, h, i] - key_total[b, h, j]).to(score.dtype)
 
 
 class ForgettingByIndex(Forgetting):
-    """The same with a running sum over the tensor, blind to padding and to where a cache put a token.
+    """Uses a prefix sum over the tensor, which ignores padding and a token's position in a cache.
 
-    Packing does not see it: the documents before add the same to all keys of a document, and that cancels.
+    Packing does not catch it: earlier documents add the same to all keys of a document, which cancels.
     """
 
-    def before(self, at: Positions, keys_at: Positions) -> Tensor:
+    def visible_keys(self, at: Positions, keys_at: Positions) -> Tensor:
         return torch.ones(1, at.tokens, keys_at.tokens, dtype=torch.bool).tril(keys_at.tokens - at.tokens)
 
 
 class ForgettingInTheCall(Forgetting):
-    """The same with a running sum over the tokens of each call, so that it begins anew with every chunk."""
+    """Uses a prefix sum over the tokens of each call, which restarts with every chunk."""
 
     def remember(self, x: Tensor, at: Positions) -> dict[str, Tensor]:
         return {name: fact.cumsum(-1) for name, fact in super().remember(x, at).items()}
@@ -384,15 +385,15 @@ class ForgettingInTheCall(Forgetting):
         return lambda score, b, h, i, j: score - total[b, h, j].to(score.dtype)
 
 
-class TurnsWhatIsTurned(Rotary):
-    """Moves a key by turning it again to its new place, as if it had not been turned before."""
+class RotatesTwice(Rotary):
+    """Moves a key by rotating it to its new position, as if it had not been rotated before."""
 
-    def moved(self, k, before, after):
-        return self.rotated(k, after)
+    def moved(self, k, old_at, new_at):
+        return self.rotated(k, new_at)
 
 
 class WithoutHeads(Slope):
-    """Gives one number for each distance, and no axis for heads."""
+    """Returns one number for each distance, without an axis for heads."""
 
     def by_distance(self, delta: Tensor) -> Tensor:
         return super().by_distance(delta)[0]
@@ -406,35 +407,35 @@ class GivesNothing(Slope):
 
 
 class AddsInDouble(Encoding):
-    """Adds its positions in double precision, whatever comes in."""
+    """Adds its positions in double precision for every input dtype."""
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         return x + at.coords.double()
 
 
 class WidensQueries(Turn):
-    """Makes queries wider, and leaves keys as they are."""
+    """Widens queries, but not keys."""
 
     def turn(self, x: Tensor, at: Positions, side: str) -> Tensor:
-        turned = super().turn(x, at, side)
-        return torch.cat((turned, x), -1) if side == "query" else turned
+        rotated = super().turn(x, at, side)
+        return torch.cat((rotated, x), -1) if side == "query" else rotated
 
 
 class WithAHole(Slope):
-    """Has no number for distance 0."""
+    """Returns NaN for distance 0."""
 
     def by_distance(self, delta: Tensor) -> Tensor:
         return super().by_distance(delta).masked_fill(delta == 0, math.nan)
 
 
 class Misspelt(Slope):
-    """Asks its parent for something else."""
+    """Calls a misspelt method of its parent."""
 
     def by_distance(self, delta: Tensor) -> Tensor:
         return super().by_distence(delta)  # type: ignore[unresolved-attribute]
 
 
-CAUGHT = [
+CASES = [
     (WithoutHeads, testing.a_forward_pass_works, "gave shape [9] for distances [9] and 3 heads, expected shape [3, 9]"),
     (GivesNothing, testing.a_forward_pass_works, "by_distance of GivesNothing gave NoneType for distances [9]"),
     (AddsInDouble, testing.a_forward_pass_works, "gave torch.float64 for torch.float32; give the dtype that came in"),
@@ -480,16 +481,16 @@ CAUGHT = [
     (ForgettingByIndex, testing.the_future_is_invisible, "in another place"),
     (ForgettingByIndex, testing.a_cache_changes_nothing, "rolling cache"),
     (ForgettingByIndex, testing.left_padding_changes_nothing, "padded batch"),
-    (TurnsWhatIsTurned, testing.a_moved_key_is_the_key_of_its_new_place, "tokens behind crop, growing cache, moved"),
+    (RotatesTwice, testing.a_moved_key_is_the_key_of_its_new_place, "tokens behind crop, growing cache, moved"),
     (ForgettingInTheCall, testing.a_cache_changes_nothing, "growing cache"),
 ]
 
 
-@pytest.mark.parametrize("mutant, promise, said", CAUGHT, ids=lambda x: getattr(x, "__name__", ""))
-def test_a_wrong_encoding_is_caught(mutant, promise, said: str) -> None:
+@pytest.mark.parametrize("mutant, promise, message", CASES, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_wrong_encoding_is_caught(mutant, promise, message: str) -> None:
     (verdict,) = check(mutant, [promise])
     assert (verdict.kept, verdict.word) == (False, "broken")
-    assert said in verdict.message
+    assert message in verdict.message
 
 
 def test_facts_are_remembered_of_tokens_and_where_they_are_alone() -> None:
@@ -534,11 +535,11 @@ def test_advice_where_an_encoding_refuses_is_to_serve_or_to_say_why_not() -> Non
 def test_advice_where_numbers_differ_is_that_of_the_promise() -> None:
     (verdict,) = check(PositionByIndex, ["a_cache_changes_nothing"])
     assert verdict.advice == testing.ADVICE["a_cache_changes_nothing"]
-    assert set(testing.ADVICE) == {testing.name_of(promise) for promise in PROMISES}
+    assert set(testing.ADVICE) == {testing.promise_name(promise) for promise in PROMISES}
 
 
 class Slopes(Slope):
-    """Multiplies by slopes in single precision, which one distance is not wide enough to widen."""
+    """Multiplies by slopes in single precision; a scalar distance does not promote the product."""
 
     def by_distance(self, delta: Tensor) -> Tensor:
         slopes = torch.tensor([0.3] * self.heads, dtype=torch.float32, device=delta.device)
@@ -549,7 +550,7 @@ class Slopes(Slope):
 
 
 class Half(Encoding):
-    """Turns pairs of channels, states no formula, and makes its frequencies where everything new is made."""
+    """Rotates pairs of channels, has no formula, and creates its frequencies on the default device."""
 
     def turn(self, x: Tensor, at: Positions, side: str) -> Tensor:
         angle = at.coords[:, None, :, :1] * torch.arange(x.shape[-1] // 2).double()
@@ -559,39 +560,39 @@ class Half(Encoding):
 
 
 class Waves(Encoding):
-    """Adds sines whose frequencies were made where everything new is made."""
+    """Adds sines whose frequencies are on the default device."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.ones = torch.ones(dim)
+        self.rates = torch.ones(dim)
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
-        return x + torch.sin(at.coords[..., :1] * self.ones.to(x.device)).to(x.dtype)
+        return x + torch.sin(at.coords[..., :1] * self.rates.to(x.device)).to(x.dtype)
 
 
 SINGLE = r"got -?[\d.]+, expected -?\d\.\d{9,}; float32 inside by_distance$"
 NO_FORMULA, ELSEWHERE = "opens {}, and no formula_... method says what it does", 'make constants with device="cpu"'
-FORMULA, MOVES, RUNS = "says_what_the_paper_says", "casts_and_copies_change_nothing", "every_way_of_running_is_served"
+FORMULA, CASTS, RUNS = "says_what_the_paper_says", "casts_and_copies_change_nothing", "every_way_of_running_is_served"
 
 
 @pytest.mark.parametrize(
-    ("mine", "promise", "found", "advice"),
+    ("encoding", "promise", "message", "advice"),
     [
         (Slopes, "evaluators_and_kernels_agree", SINGLE, "where float64 or whole numbers come in, compute in float64"),
         (Half, FORMULA, NO_FORMULA.format("turn"), r"write formula_query\(self, q, position, head=0\), and formula_"),
         (Half, RUNS, "on device meta", rf"look at turn, line \d+ of test_wrong_encodings.py; {ELSEWHERE}"),
         (Waves, FORMULA, NO_FORMULA.format("embed"), r"write formula_added\(self, position, channel\): what "),
-        (Waves, MOVES, "Cannot copy out of meta tensor; no data!", rf"look at embed, line \d+ of .*; {ELSEWHERE}"),
+        (Waves, CASTS, "Cannot copy out of meta tensor; no data!", rf"look at embed, line \d+ of .*; {ELSEWHERE}"),
     ],
 )
-def test_what_a_user_meets_first_is_told_with_its_cause(mine, promise: str, found: str, advice: str) -> None:
-    (verdict,) = check(mine, [promise])
-    assert verdict.word == "broken" and re.search(found, verdict.message), verdict.message
+def test_what_a_user_meets_first_is_told_with_its_cause(encoding, promise: str, message: str, advice: str) -> None:
+    (verdict,) = check(encoding, [promise])
+    assert verdict.word == "broken" and re.search(message, verdict.message), verdict.message
     assert re.match(advice, verdict.advice), verdict.advice
 
 
 @pytest.mark.parametrize(
-    ("got", "expected", "said"),
+    ("actual", "expected", "ending"),
     [
         (1.0, 2.0, "got 1, expected 2"),
         (1.0, 1.0 + 2**-30, "got 1, expected 1.0000000009313226"),
@@ -599,11 +600,11 @@ def test_what_a_user_meets_first_is_told_with_its_cause(mine, promise: str, foun
         (torch.tensor(1, dtype=torch.int64), 2.5, "got 1 (torch.int64), expected 2.5 (torch.float64)"),
     ],
 )
-def test_two_numbers_that_differ_are_printed_differently(got, expected: float, said: str) -> None:
-    got = torch.as_tensor(got, dtype=getattr(got, "dtype", torch.float64))
+def test_two_numbers_that_differ_are_printed_differently(actual, expected: float, ending: str) -> None:
+    actual = torch.as_tensor(actual, dtype=getattr(actual, "dtype", torch.float64))
     with pytest.raises(AssertionError) as error:
-        testing.same(got, torch.tensor(expected, dtype=torch.float64), "x", 1e-12)
-    assert str(error.value).endswith(said)
+        testing.agree(actual, torch.tensor(expected, dtype=torch.float64), "x", 1e-12)
+    assert str(error.value).endswith(ending)
 
 
 def test_a_bias_without_an_axis_for_heads_is_told_from_one_for_other_heads() -> None:
@@ -616,16 +617,16 @@ def test_a_bias_without_an_axis_for_heads_is_told_from_one_for_other_heads() -> 
 
 
 def test_a_verdict_comes_as_soon_as_it_is_known() -> None:
-    during = []
+    promises = []
 
     @contextmanager
-    def noted(promise: str) -> Generator[None]:
-        during.append(promise)
+    def note_promise(promise: str) -> Generator[None]:
+        promises.append(promise)
         yield
 
-    tried = testing.verdicts(Slope, ["has_a_source", "every_parameter_learns"], noted)
-    assert next(tried).promise == "has_a_source" and during == ["a_forward_pass_works", "has_a_source"]
-    assert [verdict.word for verdict in tried] == ["no meaning"] and during[-1] == "every_parameter_learns"
+    verdicts = testing.verdicts(Slope, ["has_a_source", "every_parameter_learns"], note_promise)
+    assert next(verdicts).promise == "has_a_source" and promises == ["a_forward_pass_works", "has_a_source"]
+    assert [verdict.word for verdict in verdicts] == ["no meaning"] and promises[-1] == "every_parameter_learns"
 
 
 @pytest.mark.parametrize("spec", ["alibi(learned=True)", "kerple"])
@@ -634,64 +635,64 @@ def test_gradients_of_distances_the_wrong_way_round_in_half_precision_are_caught
 ) -> None:
     take_slopes = DistancesInRow.take_slopes
 
-    def turned_round(self: DistancesInRow, block, upstream: Tensor, *sums: Tensor) -> None:
-        before = [one.clone() for one in sums]
+    def reverse_slopes(self: DistancesInRow, block, upstream: Tensor, *sums: Tensor) -> None:
+        old_sums = [total.clone() for total in sums]
         take_slopes(self, block, upstream, *sums)
-        # What comes from half precision is in float32, and what it is held to in float64.
+        # Gradients of half precision are in float32, and their reference in float64.
         if upstream.dtype == torch.float32:
-            for was, one in zip(before, sums, strict=True):
-                one.copy_(2 * was - one)
+            for old, total in zip(old_sums, sums, strict=True):
+                total.copy_(2 * old - total)
 
-    monkeypatch.setattr(DistancesInRow, "take_slopes", turned_round)
+    monkeypatch.setattr(DistancesInRow, "take_slopes", reverse_slopes)
     (verdict,) = check(spec, [testing.half_precision_stays_near_double])
     assert verdict.word == "broken" and "at a cosine of -" in verdict.message
 
 
 def test_every_promise_has_been_seen_broken() -> None:
-    assert {getattr(one, "values", one)[1] for one in CAUGHT} == set(PROMISES)
+    assert {getattr(case, "values", case)[1] for case in CASES} == set(PROMISES)
 
 
 def test_every_function_that_is_made_a_promise_is_checked() -> None:
-    assert {testing.name_of(promise) for promise in PROMISES} == set(SENTENCES)
+    assert {testing.promise_name(promise) for promise in PROMISES} == set(SENTENCES)
     assert all(getattr(testing, name) in PROMISES for name in SENTENCES)
 
 
-# A graph of each is compiled by --all: their kinds are compiled in every run, and the file below. What else takes its
-# time is asked of one in every run.
+# Graphs of all three are compiled by --all: every run compiles encodings of their kinds, and the file below. The other
+# slow promises are checked for one of them in every run.
 SLOW = dict.fromkeys(
     (testing.evaluators_and_kernels_agree, testing.every_way_of_running_is_served, testing.a_cache_changes_nothing),
     (Turn, Forgetting),
 ) | {testing.compiles_to_one_graph: (Slope, Turn, Forgetting)}
-RIGHT = [
+RIGHT_CASES = [
     pytest.param(promise, right, marks=[pytest.mark.slow] * (right in SLOW.get(promise, ())))
     for promise, right in itertools.product(PROMISES, (Slope, Turn, Forgetting))
 ]
 
 
-@pytest.mark.parametrize(("promise", "right"), RIGHT)
+@pytest.mark.parametrize(("promise", "right"), RIGHT_CASES)
 def test_a_right_encoding_of_ones_own_keeps_every_promise(promise, right) -> None:
     promise(right)
 
 
 @pytest.mark.slow
 def test_forgetting_beside_another_encoding_keeps_every_promise() -> None:
-    def both(shape):
+    def forgetting_and_rotary(shape):
         return Forgetting(shape.dim, shape.heads) + Rotary(shape.head_dim)
 
-    verdicts = check(both, [p for p in PROMISES if p is not testing.compiles_to_one_graph])
+    verdicts = check(forgetting_and_rotary, [p for p in PROMISES if p is not testing.compiles_to_one_graph])
     assert [v.word for v in verdicts if v.word not in ("kept", "no meaning")] == [], describe(verdicts)
 
 
 class Honest(PositionByIndex):
-    """Declares what it cannot do."""
+    """Declares its gaps."""
 
     gaps: ClassVar = {"a_cache_changes_nothing": "it counts the tokens of the tensor", "has_a_source": "it has none"}
 
 
 def test_a_declared_gap_must_be_one() -> None:
-    known, stale = check(Honest, ["a_cache_changes_nothing", "has_a_source"])
-    assert (known.word, known.good, known.gap) == ("known gap", True, "it counts the tokens of the tensor")
-    assert (stale.word, stale.good) == ("stale gap", False)
+    known_gap, stale_gap = check(Honest, ["a_cache_changes_nothing", "has_a_source"])
+    assert (known_gap.word, known_gap.good, known_gap.gap) == ("known gap", True, "it counts the tokens of the tensor")
+    assert (stale_gap.word, stale_gap.good) == ("stale gap", False)
     with pytest.raises(AssertionError, match="delete it from `gaps`"):
         testing.has_a_source(Honest)
     with pytest.raises(testing.KnownGap, match="counts the tokens"):
@@ -699,15 +700,15 @@ def test_a_declared_gap_must_be_one() -> None:
 
 
 def test_a_gap_that_what_is_around_an_encoding_closes_is_no_stale_one() -> None:
-    (declared,) = check("mixed_rotary", ["a_cache_changes_nothing"])
-    assert declared.word == "known gap"
+    (gap,) = check("mixed_rotary", ["a_cache_changes_nothing"])
+    assert gap.word == "known gap"
     (verdict,) = check("on(mixed_rotary, heads=(0, 2))", ["a_cache_changes_nothing"])
     assert verdict.word == "kept", verdict
 
 
 def test_a_gap_in_no_promise_is_an_error() -> None:
     class Elsewhere(Turn):
-        """Declares a gap in something else."""
+        """Declares a gap in an unknown promise."""
 
         gaps: ClassVar = {"packing": "a reason"}
 
@@ -726,10 +727,10 @@ def test_a_table_of_verdicts_names_what_is_broken() -> None:
     assert table.splitlines()[-1] == "2 promises: 1 broken, 1 no meaning"
 
 
-@pytest.mark.parametrize("given", [Turn(), 3, ()])
-def test_a_subject_is_something_to_build(given) -> None:
+@pytest.mark.parametrize("source", [Turn(), 3, ()])
+def test_a_subject_is_something_to_build(source) -> None:
     with pytest.raises(ValueError, match="a subject"):
-        Subject(given)
+        Subject(source)
 
 
 def test_an_unknown_promise_names_the_known_ones() -> None:
@@ -739,7 +740,7 @@ def test_an_unknown_promise_names_the_known_ones() -> None:
 
 @pytest.mark.slow
 def test_a_right_encoding_from_a_file_of_its_own_keeps_every_promise(tmp_path: Path) -> None:
-    """Compilation, and the text that builds it again, go through the module that the path was loaded as."""
+    """Compilation and the spec find it through the module that the path was loaded as."""
     (tmp_path / "mine.py").write_text(
         "import torch\n"
         "from posenc import Encoding\n"

@@ -1,4 +1,4 @@
-"""Masks: who may see whom."""
+"""Masks: which keys each query may attend to."""
 
 import pytest
 import torch
@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posenc import Positions, masks
-from posenc.tokens.masks import Mask, both, check_mask, mask_for
+from posenc.tokens.masks import Mask, check_mask, mask_for, with_tensor
 
 
 def rows(mask: Mask, at: Positions, keys_at: Positions | None = None) -> list[str]:
-    """The mask of the first row of the batch as one word for each query: x where it may see."""
-    allowed = mask.allowed(at, at if keys_at is None else keys_at)
-    return ["".join("x" if seen else "." for seen in row) for row in allowed[0, 0].tolist()]
+    """Return the mask of the batch's first row, a string for each query: x where a key is visible."""
+    visible = mask.allowed(at, at if keys_at is None else keys_at)
+    return ["".join("x" if is_visible else "." for is_visible in row) for row in visible[0, 0].tolist()]
 
 
 def test_causal_sees_itself_and_the_past() -> None:
@@ -31,8 +31,12 @@ def test_a_window_of_n_holds_n_tokens_the_query_included() -> None:
 
 def test_a_mask_within_a_window_keeps_the_narrower_of_both() -> None:
     at = Positions.count(4)
-    assert rows(masks.causal().within(2), at) == rows(masks.window(2), at)
-    assert rows(masks.window(3).within(2), at) == rows(masks.window(2).within(3), at) == rows(masks.window(2), at)
+    assert rows(masks.causal().with_window(2), at) == rows(masks.window(2), at)
+    assert (
+        rows(masks.window(3).with_window(2), at)
+        == rows(masks.window(2).with_window(3), at)
+        == rows(masks.window(2), at)
+    )
 
 
 def test_a_prefix_sees_itself_in_both_directions_and_nothing_later() -> None:
@@ -64,9 +68,9 @@ def test_coordinates_do_not_decide_who_sees_whom() -> None:
 
 def test_each_row_of_a_batch_has_its_own_mask() -> None:
     at = Positions.padded(torch.tensor([[0, 1, 1], [1, 1, 0]]))
-    allowed = masks.causal().allowed(at, at)
-    assert allowed.shape == (2, 1, 3, 3)
-    assert allowed[1, 0].tolist() == [[True, False, False], [True, True, False], [False, False, False]]
+    visible = masks.causal().allowed(at, at)
+    assert visible.shape == (2, 1, 3, 3)
+    assert visible[1, 0].tolist() == [[True, False, False], [True, True, False], [False, False, False]]
 
 
 @given(
@@ -80,7 +84,7 @@ def test_each_row_of_a_batch_has_its_own_mask() -> None:
 def test_every_rule_says_what_it_says_in_words(tokens, start, causal, prefix, window, present) -> None:
     keys_at = Positions.padded(torch.tensor([present[: tokens + start]]))
     at = keys_at.rows(slice(start, None))
-    allowed = Mask(causal=causal, window=window, prefix=prefix).allowed(at, keys_at)
+    visible = Mask(causal=causal, window=window, prefix=prefix).allowed(at, keys_at)
     orders = keys_at.order[0].tolist()
 
     def sees(i: int, j: int) -> bool:
@@ -90,30 +94,30 @@ def test_every_rule_says_what_it_says_in_words(tokens, start, causal, prefix, wi
         far = window is not None and abs(i - j) >= window
         return not ahead and not far
 
-    assert allowed[0, 0].tolist() == [[sees(i, j) for j in orders] for i in orders[start:]]
+    assert visible[0, 0].tolist() == [[sees(i, j) for j in orders] for i in orders[start:]]
 
 
 def test_a_boolean_tensor_adds_to_the_rule() -> None:
     given_mask = torch.tensor([[True, True, True], [False, True, True], [True, False, True]])
-    assert rows(both(masks.causal(), given_mask), Positions.count(3)) == ["x..", ".x.", "x.x"]
+    assert rows(with_tensor(masks.causal(), given_mask), Positions.count(3)) == ["x..", ".x.", "x.x"]
 
 
 def test_a_floating_tensor_is_added_and_forbids_where_it_is_minus_infinity() -> None:
-    added = torch.tensor([[0.0, 1.5], [-torch.inf, 2.0]])
-    mask = mask_for(added)
+    bias = torch.tensor([[0.0, 1.5], [-torch.inf, 2.0]])
+    mask = mask_for(bias)
     at = Positions.count(2)
     assert rows(mask, at) == ["xx", ".x"]
-    seen, rest = mask.split()
-    assert rows(seen, at) == ["xx", ".x"] and seen.given is not None and seen.given.dtype == torch.bool
+    rule, rest = mask.split()
+    assert rows(rule, at) == ["xx", ".x"] and rule.tensor is not None and rule.tensor.dtype == torch.bool
     assert rest is not None and rest.tolist() == [[0.0, 1.5], [0.0, 2.0]]
-    said = mask_for(added == 0)
-    assert said.split() == (said, None)
+    boolean = mask_for(bias == 0)
+    assert boolean.split() == (boolean, None)
 
 
 def test_a_given_mask_may_differ_by_batch_and_head() -> None:
     given_mask = torch.rand(2, 3, 4, 5) > 0.5
-    allowed = mask_for(given_mask).allowed(Positions.count(4), Positions.count(5))
-    assert torch.equal(allowed, given_mask)
+    visible = mask_for(given_mask).allowed(Positions.count(4), Positions.count(5))
+    assert torch.equal(visible, given_mask)
 
 
 @pytest.mark.parametrize("shape", [(4, 5), (1, 5), (4, 1), (5,), (), (2, 1, 4, 5), (2, 3, 1, 1)])
@@ -156,29 +160,29 @@ def test_a_rule_is_true_or_false_and_what_is_no_mask_is_refused() -> None:
 
 
 def test_numbers_that_are_not_all_zeros_and_ones_are_added() -> None:
-    added = torch.tensor([[0.0, 0.5], [1.0, 0.0]])
-    assert mask_for(added).given is added
-    with pytest.raises(ValueError, match=r"got one of zeros and ones; where 1 says .* give mask\.bool\(\)"):
-        mask_for(added.round())
+    bias = torch.tensor([[0.0, 0.5], [1.0, 0.0]])
+    assert mask_for(bias).tensor is bias
+    with pytest.raises(ValueError, match=r"got one of zeros and ones; if 1 means .* give mask\.bool\(\)"):
+        mask_for(bias.round())
 
 
 def test_a_mask_on_another_device_is_refused_by_its_name() -> None:
     at, elsewhere = Positions.of(torch.arange(2)), torch.ones(2, 2, dtype=torch.bool, device="meta")
     with pytest.raises(ValueError, match="all have to be on one device, got mask on 'meta', positions on 'cpu'"):
-        mask_for(elsewhere).fitting(at, at)
+        mask_for(elsewhere).checked_tensor(at, at)
 
 
 def test_a_rule_takes_one_given_tensor() -> None:
-    one = torch.ones(2, 2, dtype=torch.bool)
-    assert both(masks.causal(), None) == masks.causal() or both(masks.causal(), None).causal
-    with pytest.raises(ValueError, match="already carries a given tensor; combine the two tensors before"):
-        both(both(masks.causal(), one), one)
+    tensor = torch.ones(2, 2, dtype=torch.bool)
+    assert with_tensor(masks.causal(), None) == masks.causal() or with_tensor(masks.causal(), None).causal
+    with pytest.raises(ValueError, match="already carries a tensor; combine the two tensors first"):
+        with_tensor(with_tensor(masks.causal(), tensor), tensor)
 
 
 def test_nothing_given_means_that_all_see_all() -> None:
     rule = masks.causal()
     assert mask_for(rule) is rule
-    assert not mask_for(None).causal and mask_for(None).given is None
+    assert not mask_for(None).causal and mask_for(None).tensor is None
 
 
 ALL_POSITIONS = [
@@ -192,7 +196,7 @@ ALL_POSITIONS = [
     Positions.grid(2, 2),
     Positions.count(4).rows(slice(2, None)),
     Positions.count(6, start=1),
-    Positions.packed([4]).changed(contiguous=True, unit_step=True),
+    Positions.packed([4]).with_facts(contiguous=True, unit_step=True),
 ]
 
 
@@ -200,31 +204,31 @@ ALL_POSITIONS = [
 @pytest.mark.parametrize("keys_at", ALL_POSITIONS)
 @pytest.mark.parametrize("mask", [masks.causal(), masks.bidirectional(), masks.window(2), masks.prefix(2)])
 def test_what_is_known_without_looking_is_true(mask: Mask, at: Positions, keys_at: Positions) -> None:
-    allowed = mask.allowed(at, keys_at)
+    visible = mask.allowed(at, keys_at)
     if mask.sees_everything(at, keys_at):
-        assert allowed.all()
+        assert visible.all()
     if mask.is_plain_causal(at, keys_at):
-        assert torch.equal(allowed[0, 0], torch.ones(at.tokens, keys_at.tokens, dtype=torch.bool).tril())
-    before = mask.keys_before(at, keys_at)
-    if before is not None:
-        assert allowed[0, 0].sum(-1).tolist() == [min(keys_at.tokens, i + before + 1) for i in range(at.tokens)]
-        assert torch.equal(allowed[0, 0], torch.ones(at.tokens, keys_at.tokens, dtype=torch.bool).tril(before))
+        assert torch.equal(visible[0, 0], torch.ones(at.tokens, keys_at.tokens, dtype=torch.bool).tril())
+    count = mask.keys_before(at, keys_at)
+    if count is not None:
+        assert visible[0, 0].sum(-1).tolist() == [min(keys_at.tokens, i + count + 1) for i in range(at.tokens)]
+        assert torch.equal(visible[0, 0], torch.ones(at.tokens, keys_at.tokens, dtype=torch.bool).tril(count))
 
 
 def test_how_many_keys_come_before_the_last_tokens_is_known() -> None:
     all_tokens, last = Positions.count(6, start=1), Positions.count(6, start=1).rows(slice(4, None))
     assert masks.causal().keys_before(last, all_tokens) == 4
     assert masks.causal().keys_before(all_tokens, all_tokens) == 0
-    # The first query sees nothing; nobody knows where padded tokens begin; another document is not seen.
+    # The first query sees no key; the start of padded tokens is unknown; another document is masked.
     assert masks.causal().keys_before(all_tokens, last) is None
     assert masks.causal().keys_before(last, Positions.padded(torch.ones(1, 6))) is None
-    packed = Positions.packed([6]).changed(contiguous=True, unit_step=True)
+    packed = Positions.packed([6]).with_facts(contiguous=True, unit_step=True)
     assert masks.causal().keys_before(packed, packed) is None
     for rule in (
         masks.bidirectional(),
         masks.window(2),
         masks.prefix(1),
-        both("causal", torch.ones(6, dtype=torch.bool)),
+        with_tensor("causal", torch.ones(6, dtype=torch.bool)),
     ):
         assert rule.keys_before(last, all_tokens) is None
 

@@ -1,4 +1,4 @@
-"""Positions: where, when and whose each token is."""
+"""Positions: each token's coordinates, order and document."""
 
 import copy
 import pickle
@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from posenc import Positions
-from posenc.cache.held import last_of
+from posenc.cache.cached_positions import last_positions
 from posenc.tokens.positions import distance, positions_for
-from posenc.tokens.shared_tables import check_versions, once, versions
+from posenc.tokens.shared_tables import all_versions, check_versions, once
 
 
 def test_count_starts_where_it_is_told() -> None:
@@ -154,11 +154,11 @@ def test_positions_that_do_not_count_by_one_know_no_next(at: Positions) -> None:
 
 
 def test_ids_behind_what_is_held_are_ordered_after_it() -> None:
-    held = Positions.padded(torch.tensor([[0, 1, 1], [1, 1, 1]]))
-    at = Positions.of(torch.tensor([8.5, 3.0])).behind(held)
+    cached_at = Positions.padded(torch.tensor([[0, 1, 1], [1, 1, 1]]))
+    at = Positions.of(torch.tensor([8.5, 3.0])).appended_to(cached_at)
     assert at.order.tolist() == [[2, 3], [3, 4]]
     assert at.coords.flatten().tolist() == [8.5, 3.0]
-    packed = Positions.of(torch.tensor([9])).behind(Positions.packed([1, 2]))
+    packed = Positions.of(torch.tensor([9])).appended_to(Positions.packed([1, 2]))
     assert packed.document is not None and packed.document.tolist() == [[1]]
 
 
@@ -167,36 +167,36 @@ def test_a_slice_of_rows_keeps_everything_about_its_tokens() -> None:
     assert part.coords[0, :, 0].tolist() == [1, 0, 1] and part.order.tolist() == [[1, 2, 3]]
     assert part.document is not None and part.document.tolist() == [[0, 1, 1]]
     assert not part.contiguous and part.extent == 3
-    chosen = Positions.count(5).rows(torch.tensor([3, 1]))
-    assert chosen.order.tolist() == [[3, 1]] and not chosen.contiguous
+    rows = Positions.count(5).rows(torch.tensor([3, 1]))
+    assert rows.order.tolist() == [[3, 1]] and not rows.contiguous
 
 
 def test_all_rows_are_the_same_tokens() -> None:
     at = Positions.count(4, 2)
     assert at.rows(slice(None)) is at and at.rows(slice(0, 9)) is at and at.rows(slice(-4, None)) is at
-    for other in (slice(1, None), slice(None, -1), slice(None, None, 2), torch.arange(4)):
-        assert at.rows(other) is not at
-    # A chunk has its place among others.
+    for index in (slice(1, None), slice(None, -1), slice(None, None, 2), torch.arange(4)):
+        assert at.rows(index) is not at
+    # A chunk keeps its order.
     loose = Positions.grid(4)
     assert loose.loose and not loose.rows(slice(None)).loose
 
 
 def test_other_coordinates_leave_order_and_document_alone_and_drop_what_no_longer_holds() -> None:
     at = Positions.packed([2, 1])
-    moved = at.with_coords(at.coords[..., 0] * 0.5)
-    assert moved.coords[..., 0].tolist() == [[0.0, 0.5, 0.0]]
-    assert moved.order is at.order and moved.document is at.document
-    assert moved.extent is None and not moved.unit_step
+    halves = at.with_coords(at.coords[..., 0] * 0.5)
+    assert halves.coords[..., 0].tolist() == [[0.0, 0.5, 0.0]]
+    assert halves.order is at.order and halves.document is at.document
+    assert halves.extent is None and not halves.unit_step
 
 
 def test_a_horizon_is_declared_for_all_sequences_or_for_each() -> None:
     at = Positions.count(3)
     assert at.horizon is None
-    every, each = at.with_horizon(9).horizon, at.with_horizon(torch.tensor([4, 5])).horizon
-    assert every is not None and every.tolist() == [9]
-    assert each is not None and each.tolist() == [4, 5]
-    declared = Positions.of(torch.arange(3), horizon=6).horizon
-    assert declared is not None and declared.tolist() == [6]
+    single, per_row = at.with_horizon(9).horizon, at.with_horizon(torch.tensor([4, 5])).horizon
+    assert single is not None and single.tolist() == [9]
+    assert per_row is not None and per_row.tolist() == [4, 5]
+    horizon = Positions.of(torch.arange(3), horizon=6).horizon
+    assert horizon is not None and horizon.tolist() == [6]
 
 
 def test_positions_move_to_a_device_with_all_their_fields() -> None:
@@ -205,10 +205,10 @@ def test_positions_move_to_a_device_with_all_their_fields() -> None:
 
 
 def test_a_table_is_made_once_for_each_key_and_mode() -> None:
-    made: list[str] = []
+    builds: list[str] = []
 
     def make(name: str):
-        return lambda: (made.append(name), torch.tensor(len(made)))[1]
+        return lambda: (builds.append(name), torch.tensor(len(builds)))[1]
 
     at = Positions.count(3)
     first = once(at, "a", make("a"))
@@ -217,14 +217,14 @@ def test_a_table_is_made_once_for_each_key_and_mode() -> None:
     with torch.inference_mode():
         # A tensor made here could not be saved for backward later.
         once(at, "a", make("inference"))
-    assert made == ["a", "b", "inference"]
+    assert builds == ["a", "b", "inference"]
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda at: at.changed(extent=9),
-        lambda at: at.batch_rows(torch.tensor([0])).changed(),
+        lambda at: at.with_facts(extent=9),
+        lambda at: at.batch_rows(torch.tensor([0])).with_facts(),
         lambda at: at.with_horizon(3),
         lambda at: at.with_coords(at.coords),
         lambda at: at.rows(slice(0, 2)),
@@ -268,25 +268,25 @@ def test_positions_of_other_tokens_are_refused() -> None:
 
 
 def test_a_distance_is_positive_for_keys_in_the_past() -> None:
-    signed = distance(Positions.of(torch.tensor([5, 2])), Positions.of(torch.tensor([[0, 3, 9], [1, 1, 1]])), "a test")
-    assert signed.tolist() == [[[5, 2, -4], [2, -1, -7]], [[4, 4, 4], [1, 1, 1]]]
+    delta = distance(Positions.of(torch.tensor([5, 2])), Positions.of(torch.tensor([[0, 3, 9], [1, 1, 1]])), "a test")
+    assert delta.tolist() == [[[5, 2, -4], [2, -1, -7]], [[4, 4, 4], [1, 1, 1]]]
 
 
 def test_counted_positions_make_their_tensors_when_they_are_read() -> None:
     at, expected = positions_for(3, None, offset=5), Positions.count(3, 5)
     assert not {"coords", "order"} & set(vars(at))
-    before = versions(at)
+    versions = all_versions(at)
     assert not {"coords", "order"} & set(vars(at))
     assert (at.tokens, at.start, at.axes, at.extent) == (3, 5, 1, 8)
-    for other in (at, copy.deepcopy(at), pickle.loads(pickle.dumps(at)), at.to("cpu"), at.with_horizon(9)):
-        assert torch.equal(other.coords, expected.coords) and torch.equal(other.order, expected.order)
-        assert (other.tokens, other.start) == (3, 5)
+    for positions in (at, copy.deepcopy(at), pickle.loads(pickle.dumps(at)), at.to("cpu"), at.with_horizon(9)):
+        assert torch.equal(positions.coords, expected.coords) and torch.equal(positions.order, expected.order)
+        assert (positions.tokens, positions.start) == (3, 5)
     assert at.rows(slice(1, 3)).coords.flatten().tolist() == [6, 7]
     assert at.next().coords.flatten().tolist() == [8]
-    check_versions(before, at)
+    check_versions(versions, at)
     at.coords.add_(1)
     with pytest.raises(RuntimeError, match="changed in place after the forward pass; give each call its own"):
-        check_versions(before, at)
+        check_versions(versions, at)
     with pytest.raises(AttributeError, match="nothing_like_it"):
         _ = at.nothing_like_it
     with pytest.raises(ValueError, match="at least one token, got 0"):
@@ -304,10 +304,10 @@ def test_rows_that_share_one_order_go_on_each_from_its_own_coords_and_document()
     coords = torch.tensor([[0, 1], [5, 6]])[..., None]
     document = torch.tensor([[0, 0], [3, 3]])
     at = Positions(coords, torch.arange(2)[None], document, unit_step=True)
-    after = at.next(2)
-    assert after.coords[..., 0].tolist() == [[2, 3], [7, 8]]
-    assert after.document.tolist() == [[0, 0], [3, 3]] and after.order.tolist() == [[2, 3]]
-    later = Positions.of(torch.arange(3)).behind(at)
+    next_at = at.next(2)
+    assert next_at.coords[..., 0].tolist() == [[2, 3], [7, 8]]
+    assert next_at.document.tolist() == [[0, 0], [3, 3]] and next_at.order.tolist() == [[2, 3]]
+    later = Positions.of(torch.arange(3)).appended_to(at)
     assert later.document.tolist() == [[0] * 3, [3] * 3] and later.order.tolist() == [[2, 3, 4]]
-    last = last_of(at)
+    last = last_positions(at)
     assert last.coords[..., 0].tolist() == [[1], [6]] and last.document.tolist() == [[0], [3]]

@@ -52,9 +52,9 @@ def groups(shapes: str, with_peers: bool) -> Iterator[Group]:
     """Every case, made when its turn comes."""
     for case in CASES[shapes]:
         yield sinusoidal(case, with_peers)
-        yield learned(case, backward=False)
+        yield learned_table(case, backward=False)
         if shapes == "full":
-            yield learned(case, backward=True)
+            yield learned_table(case, backward=True)
 
 
 def sinusoidal(case: Case, with_peers: bool) -> Group:
@@ -64,8 +64,8 @@ def sinusoidal(case: Case, with_peers: bool) -> Group:
 
     def add(name: str, kind: str, call: Callable[[], Tensor], rows: Tensor = right) -> None:
         tolerance = 1e-6 if kind == "posenc" else 1e-2
-        wanted = x.double() + rows
-        group.add(name, kind, call, error=lambda: difference(call(), wanted), tolerance=tolerance)
+        expected = x.double() + rows
+        group.add(name, kind, call, error=lambda: difference(call(), expected), tolerance=tolerance)
 
     last = case.start + case.tokens
     table = torch.zeros(max(ROWS, last), case.dim)
@@ -74,26 +74,26 @@ def sinusoidal(case: Case, with_peers: bool) -> Group:
     encoding = build("sinusoidal", Shape.of(case.dim, 1, ROWS))
     add("sinusoidal", "posenc", lambda: encoding(x, offset=case.start))
     add("by hand, sinusoids made in each call", "naive", lambda: x + by_hand(case))
-    for name, make in THEIRS.items() if with_peers and not case.start else ():
+    for name, make in PEERS.items() if with_peers and not case.start else ():
         try:
-            theirs = make(case.dim)
-        except peers.Absent as reason:
+            peer_candidates = make(case.dim)
+        except peers.AbsentPeer as reason:
             group.absent[name] = str(reason)
             continue
         # x-transformers' sines come first, then its cosines.
         order = torch.cat((right[:, ::2], right[:, 1::2]), -1) if name == "x-transformers" else right
-        add(name, "peer", add_to(x, theirs), rows=order)
+        add(name, "peer", add_to(x, peer_candidates), rows=order)
     return group
 
 
-THEIRS = {
+PEERS = {
     "positional-encodings": peers.sinusoidal_of_positional_encodings,
     "x-transformers": peers.sinusoidal_of_x_transformers,
 }
 
 
-def add_to(x: Tensor, theirs: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
-    return lambda: x + theirs(x)
+def add_to(x: Tensor, module: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
+    return lambda: x + module(x)
 
 
 def by_hand(case: Case) -> Tensor:
@@ -102,7 +102,7 @@ def by_hand(case: Case) -> Tensor:
     return torch.stack((angles.sin(), angles.cos()), -1).flatten(-2)
 
 
-def learned(case: Case, backward: bool) -> Group:
+def learned_table(case: Case, backward: bool) -> Group:
     """A trained table: our own, and a look-up of the same rows."""
     passes = "forward and backward" if backward else "forward"
     facts = {"x": [case.batch, case.tokens, case.dim], "pass": passes}

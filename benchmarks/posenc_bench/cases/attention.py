@@ -41,7 +41,7 @@ AT_EVERY_LENGTH = (
     "self_extend(rotary)",
     "path",
 )
-OTHERS = (
+OTHER_LENGTHS = (
     "none",
     "rotary",
     "xpos",
@@ -62,7 +62,7 @@ OTHERS = (
     "stick_breaking",
     "dape(kerple)",
 )
-SPECS = (*AT_EVERY_LENGTH, *OTHERS)
+SPECS = (*AT_EVERY_LENGTH, *OTHER_LENGTHS)
 """The encodings that are measured. A quick run takes the others at one length."""
 ONE_LENGTH = 1024
 
@@ -90,8 +90,8 @@ def groups(shapes: str, with_peers: bool) -> Iterator[Group]:
             yield causal(tokens, backward, with_peers, shapes=shapes)
         for grid in GRIDS[shapes]:
             yield on_a_grid(grid, backward)
-        for asked, tokens in LAST:
-            yield of_the_last(asked, tokens, backward)
+        for count, tokens in LAST:
+            yield last_queries(count, tokens, backward)
 
 
 @dataclass(frozen=True)
@@ -99,17 +99,17 @@ class Case:
     """q, k, v [1, HEADS, tokens, HEAD_DIM], and the embeddings x [1, tokens, dim] that some encodings read.
 
     grid   the cells of an image, all of which see one another; () for tokens in a row, which see those before
-    asked  how many tokens are answered for, the last ones; None for all
+    queries  how many tokens are answered for, the last ones; None for all
     """
 
     tokens: int
     backward: bool
     grid: tuple[int, ...] = ()
-    asked: int | None = None
+    queries: int | None = None
 
     @property
     def rows(self) -> slice | None:
-        return None if self.asked is None else slice(self.tokens - self.asked, self.tokens)
+        return None if self.queries is None else slice(self.tokens - self.queries, self.tokens)
 
     @property
     def mask(self) -> masks.Mask:
@@ -132,7 +132,7 @@ class Case:
 class Subject:
     """One encoding at work on the inputs of a case."""
 
-    def __init__(self, spec: str, case: Case, given: tuple[Tensor, Tensor, Tensor]) -> None:
+    def __init__(self, spec: str, case: Case, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
         torch.manual_seed(2)
         shape = Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, case.tokens)
         self.encoding = build(spec, shape)
@@ -140,35 +140,35 @@ class Subject:
             # A table that starts at zero would hide a mistake.
             if not parameter.any():
                 torch.nn.init.normal_(parameter, std=0.3)
-        self.case, (self.q, self.k, self.v) = case, given
-        memo = remembered(self.encoding, case)
+        self.case, (self.q, self.k, self.v) = case, inputs
+        memo = remembered_facts(self.encoding, case)
         self.memo = {name: fact.requires_grad_(case.backward) for name, fact in memo.items()}
 
     def call(self, kernel: str = "auto") -> Tensor:
         """One forward pass, as in a layer between its projections: queries and keys turned, and attention."""
-        given = (self.q, self.k, self.v)
-        return self.attended(self.encoding, kernel, given, self.memo, self.case.positions(), self.case.rows)
+        mask = (self.q, self.k, self.v)
+        return self.attend(self.encoding, kernel, mask, self.memo, self.case.positions(), self.case.rows)
 
-    def attended(
+    def attend(
         self,
         encoding: Encoding,
         kernel: str,
-        given: tuple[Tensor, Tensor, Tensor],
+        inputs: tuple[Tensor, Tensor, Tensor],
         memo: dict[str, Tensor],
         at: Positions,
         rows: slice | None,
     ) -> Tensor:
         """What these rows of queries get, or all."""
-        q, k, v = given
+        q, k, v = inputs
         if not encoding.turns_when_attending:
             q, k = encoding.turn_both(q, k, at, at)
-        asking, facts = at, memo
+        queries, facts = at, memo
         if rows is not None:
-            q, asking = q[:, :, rows], at.rows(rows)
+            q, queries = q[:, :, rows], at.rows(rows)
             facts = {name: fact[:, :, rows] for name, fact in memo.items()}
         keys = Keys(k, v, at, memo, facts)
         bound = kernels.bind(kernel, encoding, scale=HEAD_DIM**-0.5)
-        return attend_in_rows(encoding, q, asking, keys, self.case.mask, bound)[0]
+        return attend_in_rows(encoding, q, queries, keys, self.case.mask, bound)[0]
 
     def wanting_gradients(self) -> list[Tensor]:
         return [self.q, self.k, self.v, *self.encoding.parameters(), *self.memo.values()]
@@ -176,20 +176,20 @@ class Subject:
     @torch.no_grad()
     def error(self, call: Callable[[], Tensor]) -> float:
         """The largest difference from the readable kernel in float64, over some rows of queries."""
-        out, tokens = call(), self.case.tokens
+        output, tokens = call(), self.case.tokens
         encoding = copy.deepcopy(self.encoding).double()
-        memo = remembered(encoding, self.case, torch.float64)
-        given = (self.q.double(), self.k.double(), self.v.double())
+        memo = remembered_facts(encoding, self.case, torch.float64)
+        inputs = (self.q.double(), self.k.double(), self.v.double())
         errors = []
-        some = (slice(0, 32), slice(tokens // 2, tokens // 2 + 32), slice(tokens - 32, tokens))
-        for rows in some if self.case.rows is None else (self.case.rows,):
-            right = self.attended(encoding, "reference", given, memo, self.case.positions(), rows)
-            errors.append(difference(out[:, :, rows] if self.case.rows is None else out, right))
+        row_slice = (slice(0, 32), slice(tokens // 2, tokens // 2 + 32), slice(tokens - 32, tokens))
+        for rows in row_slice if self.case.rows is None else (self.case.rows,):
+            right = self.attend(encoding, "reference", inputs, memo, self.case.positions(), rows)
+            errors.append(difference(output[:, :, rows] if self.case.rows is None else output, right))
         return difference(torch.tensor(errors), torch.zeros(len(errors)))
 
 
 @torch.no_grad()
-def remembered(encoding: Encoding, case: Case, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def remembered_facts(encoding: Encoding, case: Case, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
     """What an encoding remembers of the tokens."""
     if "remember" not in encoding.doors:
         return {}
@@ -199,19 +199,19 @@ def remembered(encoding: Encoding, case: Case, dtype: torch.dtype = torch.float3
 def causal(tokens: int, backward: bool, with_peers: bool, *, shapes: str = "full", only: str = "") -> Group:
     """Every encoding, or `only` the candidate of a name, on the same queries, keys and values of one length."""
     case = Case(tokens, backward)
-    group, given = begun(f"T {tokens}", PLAIN, case)
-    for spec in SPECS if only else measured_at(tokens, shapes):
+    group, mask = start_group(f"T {tokens}", PLAIN, case)
+    for spec in SPECS if only else specs_at(tokens, shapes):
         if only and not only_of(spec, only):
             continue
-        subject = Subject(spec, case, given)
+        subject = Subject(spec, case, mask)
         if only in ("", spec):
             add(group, subject, spec, "posenc", subject.call, spec, RIGHT)
-        for name, kind, make in by_hand(subject, with_peers, compiled=shapes == "full" and not (backward or only)):
+        for name, kind, make in by_hand(subject, with_peers, is_compiled=shapes == "full" and not (backward or only)):
             if only not in ("", name) or (shapes == "quick" and kind == "naive" and name not in QUICK):
                 continue
             try:
                 add(group, subject, name, kind, make(), spec, ROUGH)
-            except peers.Absent as reason:
+            except peers.AbsentPeer as reason:
                 group.absent[name] = str(reason)
     return group
 
@@ -219,61 +219,61 @@ def causal(tokens: int, backward: bool, with_peers: bool, *, shapes: str = "full
 def on_a_grid(grid: tuple[int, ...], backward: bool) -> Group:
     """The encodings of images, on the cells of one, all of which see one another."""
     case = Case(math.prod(grid), backward, grid)
-    group, given = begun(" x ".join(map(str, grid)), PLAIN_GRID, case)
+    group, inputs = start_group(" x ".join(map(str, grid)), PLAIN_GRID, case)
     for spec in ON_A_GRID:
-        subject = Subject(spec, case, given)
+        subject = Subject(spec, case, inputs)
         add(group, subject, spec, "posenc", subject.call, spec, RIGHT)
     return group
 
 
-def of_the_last(asked: int, tokens: int, backward: bool) -> Group:
+def last_queries(count: int, tokens: int, backward: bool) -> Group:
     """A model's last block, which computes only what is asked: a few queries behind the keys of all tokens."""
-    case = Case(tokens, backward, asked=asked)
-    group, given = begun(f"the last {asked} of {tokens}", PLAIN_LAST, case)
+    case = Case(tokens, backward, queries=count)
+    group, inputs = start_group(f"the last {count} of {tokens}", PLAIN_LAST, case)
     for spec in OF_THE_LAST:
-        subject = Subject(spec, case, given)
+        subject = Subject(spec, case, inputs)
         add(group, subject, spec, "posenc", subject.call, spec, RIGHT)
     return group
 
 
-def begun(size: str, limit: str, case: Case) -> tuple[Group, tuple[Tensor, Tensor, Tensor]]:
+def start_group(size: str, limit: str, case: Case) -> tuple[Group, tuple[Tensor, Tensor, Tensor]]:
     """A group with plain attention alone, and the queries, keys and values that all of its candidates get."""
     passes = "forward and backward" if case.backward else "forward"
     facts = {"tokens": case.tokens, "heads": HEADS, "head_dim": HEAD_DIM, "dtype": "float32", "pass": passes}
     group = Group("attention", f"{size}: {passes}", limit, facts=facts, grad=case.backward)
-    given = case.inputs()
-    q, k, v = given
-    seen = None
+    inputs = case.inputs()
+    q, k, v = inputs
+    tokens = None
     if case.rows is not None:
-        q, seen = q[:, :, case.rows], torch.ones(case.tokens, case.tokens, dtype=torch.bool).tril()[case.rows]
-    causal = seen is None and not case.grid
-    plain = functools.partial(F.scaled_dot_product_attention, q, k, v, seen, is_causal=causal)
-    group.add(limit, "limit", both_ways(plain, given, case))
-    return group, given
+        q, tokens = q[:, :, case.rows], torch.ones(case.tokens, case.tokens, dtype=torch.bool).tril()[case.rows]
+    causal = tokens is None and not case.grid
+    plain = functools.partial(F.scaled_dot_product_attention, q, k, v, tokens, is_causal=causal)
+    group.add(limit, "limit", with_gradients(plain, inputs, case))
+    return group, inputs
 
 
 def add(
     group: Group, subject: Subject, name: str, kind: str, call: Callable[[], Tensor], spec: str, tolerance: float
 ) -> None:
     error = functools.partial(subject.error, call)
-    timed = both_ways(call, subject.wanting_gradients(), subject.case)
-    group.add(name, kind, timed, error=error, tolerance=tolerance, subject=spec)
+    candidate = with_gradients(call, subject.wanting_gradients(), subject.case)
+    group.add(name, kind, candidate, error=error, tolerance=tolerance, subject=spec)
 
 
-def both_ways(call: Callable[[], Tensor], wanting: Iterable[Tensor], case: Case) -> Callable[[], Any]:
+def with_gradients(call: Callable[[], Tensor], leaves: Iterable[Tensor], case: Case) -> Callable[[], Any]:
     """The call, with the gradients of what wants them where the case has a backward pass."""
     if not case.backward:
         return call
-    wanting = tuple(wanting)
-    rows = case.tokens if case.asked is None else case.asked
+    leaves = tuple(leaves)
+    rows = case.tokens if case.queries is None else case.queries
     upstream = torch.randn(1, HEADS, rows, HEAD_DIM, generator=torch.Generator().manual_seed(3))
-    return lambda: torch.autograd.grad(call(), wanting, upstream, allow_unused=True)
+    return lambda: torch.autograd.grad(call(), leaves, upstream, allow_unused=True)
 
 
-def measured_at(tokens: int, shapes: str) -> tuple[str, ...]:
+def specs_at(tokens: int, shapes: str) -> tuple[str, ...]:
     """The encodings that a run measures at one length."""
-    others = tokens <= LONGEST_OF_OTHERS if shapes == "full" else tokens == ONE_LENGTH
-    return SPECS if others else AT_EVERY_LENGTH
+    is_measured = tokens <= LONGEST_OF_OTHERS if shapes == "full" else tokens == ONE_LENGTH
+    return SPECS if is_measured else AT_EVERY_LENGTH
 
 
 def only_of(spec: str, name: str) -> bool:
@@ -284,7 +284,7 @@ def only_of(spec: str, name: str) -> bool:
 ByHand = tuple[str, str, Callable[[], Callable[[], Tensor]]]
 
 
-def by_hand(subject: Subject, with_peers: bool, compiled: bool) -> Iterator[ByHand]:
+def by_hand(subject: Subject, with_peers: bool, is_compiled: bool) -> Iterator[ByHand]:
     """Other ways to the same result: the bias as a matrix, and what libraries have."""
     spec, tokens = str(subject.encoding).partition("(")[0], subject.case.tokens
     q, k, v = subject.q, subject.k, subject.v
@@ -301,18 +301,18 @@ def by_hand(subject: Subject, with_peers: bool, compiled: bool) -> Iterator[ByHa
 
     matrix = {"alibi": alibi_matrix, "t5_bias": t5_matrix, "sandwich": sandwich_matrix}.get(spec)
     if matrix is not None:
-        made = matrix(subject.encoding, tokens)
-        yield f"{spec} by hand, matrix made in each call", "naive", lambda: lambda: softmax(made())
+        peer = matrix(subject.encoding, tokens)
+        yield f"{spec} by hand, matrix made in each call", "naive", lambda: lambda: softmax(peer())
         name = f"{spec} as attn_mask made in each call"
-        yield name, "naive", lambda: lambda: as_mask(made()[None].masked_fill(future, -math.inf))
+        yield name, "naive", lambda: lambda: as_mask(peer()[None].masked_fill(future, -math.inf))
 
     def alibi_kept() -> Callable[[], Tensor]:
-        kept = alibi_matrix(subject.encoding, tokens)()[None].masked_fill(future, -math.inf)
-        return lambda: as_mask(kept)
+        bias = alibi_matrix(subject.encoding, tokens)()[None].masked_fill(future, -math.inf)
+        return lambda: as_mask(bias)
 
     def alibi_of_x_transformers() -> Callable[[], Tensor]:
-        theirs = peers.alibi_of_x_transformers(HEADS)
-        return lambda: softmax(theirs(tokens))
+        peer_bias = peers.alibi_of_x_transformers(HEADS)
+        return lambda: softmax(peer_bias(tokens))
 
     if spec == "alibi":
         yield "alibi as attn_mask kept", "naive", alibi_kept
@@ -320,7 +320,7 @@ def by_hand(subject: Subject, with_peers: bool, compiled: bool) -> Iterator[ByHa
         yield "x-transformers: alibi", "peer", alibi_of_x_transformers
     if str(subject.encoding).startswith("shaw") and not subject.encoding.needs_weights:
         yield "shaw by hand, gathered from q R^T", "naive", lambda: lambda: shaw_by_hand(subject, future)
-    if spec in ("alibi", "t5_bias") and compiled and tokens <= LONGEST_COMPILED:
+    if spec in ("alibi", "t5_bias") and is_compiled and tokens <= LONGEST_COMPILED:
         yield f"flex_attention compiled: {spec}", "peer", lambda: flex(subject)
 
 
@@ -335,7 +335,7 @@ def alibi_matrix(encoding: Any, tokens: int) -> Callable[[], Tensor]:
 
 
 def t5_matrix(encoding: Any, tokens: int) -> Callable[[], Tensor]:
-    def made() -> Tensor:
+    def matrix() -> Tensor:
         exact = encoding.buckets // 2
         past = distances(tokens).clamp(min=0)
         share = torch.log(past.float().clamp(min=1) / exact) / math.log(encoding.max_distance / exact)
@@ -343,7 +343,7 @@ def t5_matrix(encoding: Any, tokens: int) -> Callable[[], Tensor]:
         bucket = torch.where(past < exact, past, far)
         return t5_table(encoding)[bucket].permute(2, 0, 1)
 
-    return made
+    return matrix
 
 
 def t5_table(encoding: Any) -> Tensor:
@@ -353,14 +353,14 @@ def t5_table(encoding: Any) -> Tensor:
 
 
 def sandwich_matrix(encoding: Any, tokens: int) -> Callable[[], Tensor]:
-    def made() -> Tensor:
+    def matrix() -> Tensor:
         # As published: the products of sinusoids.
         angles = torch.arange(tokens, dtype=torch.float64)[:, None] * 2 * math.pi / encoding.wavelengths
         waves = torch.cat((angles.sin(), angles.cos()), -1).float()
         share = torch.tensor([encoding.heads / (8 * h) for h in range(1, encoding.heads + 1)])
         return share[:, None, None] * (waves @ waves.T)
 
-    return made
+    return matrix
 
 
 def shaw_by_hand(subject: Any, future: Tensor) -> Tensor:
@@ -368,8 +368,8 @@ def shaw_by_hand(subject: Any, future: Tensor) -> Tensor:
     encoding, q = subject.encoding, subject.q
     (table,) = encoding.parameters()
     index = encoding.max_distance - distances(subject.case.tokens).clamp(-encoding.max_distance, encoding.max_distance)
-    near = (q @ table.T).gather(-1, index.expand(*q.shape[:2], -1, -1))
-    logits = (q @ subject.k.transpose(-1, -2) + near) / math.sqrt(HEAD_DIM)
+    offsets = (q @ table.T).gather(-1, index.expand(*q.shape[:2], -1, -1))
+    logits = (q @ subject.k.transpose(-1, -2) + offsets) / math.sqrt(HEAD_DIM)
     return logits.masked_fill(future, -math.inf).softmax(-1) @ subject.v
 
 
@@ -386,5 +386,5 @@ def flex(subject: Subject) -> Callable[[], Tensor]:
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return score + values[h, torch.clamp(i - j, min=0)]
 
-    compiled: Any = torch.compile(flex_attention, dynamic=False)
-    return lambda: compiled(subject.q, subject.k, subject.v, score_mod=score_mod, block_mask=block_mask)
+    compiled_flex: Any = torch.compile(flex_attention, dynamic=False)
+    return lambda: compiled_flex(subject.q, subject.k, subject.v, score_mod=score_mod, block_mask=block_mask)

@@ -35,39 +35,39 @@ def step(slots: int) -> Group:
     group = Group("decoding", f"one step of a layer, {slots} slots", BY_HAND, facts={"slots": slots})
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, 1, DIM, generator=generator)
-    before = torch.randn(1, place, DIM, generator=generator)
+    prompt = torch.randn(1, place, DIM, generator=generator)
     torch.manual_seed(0)
     layers = {spec: Attention(DIM, HEADS, encoding=spec, max_len=slots, causal=True).eval() for spec in SPECS}
     for layer in layers.values():
         layer.load_state_dict(layers["none"].state_dict(), strict=False)
     layer = layers["none"]
     with torch.no_grad():
-        keys, values = (room(layer, project(before), slots) for project in (layer.k_proj, layer.v_proj))
-    seen = (torch.arange(slots) <= place)[None, None, None]
+        keys, values = (room(layer, project(prompt), slots) for project in (layer.k_proj, layer.v_proj))
+    tokens = (torch.arange(slots) <= place)[None, None, None]
     here = torch.tensor([place])
 
     def by_hand() -> Tensor:
         q, k, v = (layer.split(project(x), HEADS) for project in (layer.q_proj, layer.k_proj, layer.v_proj))
         keys.index_copy_(2, here, k)
         values.index_copy_(2, here, v)
-        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=tokens)
         return layer.o_proj(out.transpose(1, 2).flatten(2))
 
     group.add(BY_HAND, "limit", by_hand)
-    for spec, own in layers.items():
+    for spec, posenc_cache in layers.items():
         cache = SlotCache(slots)
         with torch.no_grad():
-            whole = own(torch.cat((before, x), 1), mask=masks.causal())[:, -1:]
-            own(before, cache=cache, mask=masks.causal())
-        call = once(own, x, place, cache)
+            whole = posenc_cache(torch.cat((prompt, x), 1), mask=masks.causal())[:, -1:]
+            posenc_cache(prompt, cache=cache, mask=masks.causal())
+        call = once(posenc_cache, x, place, cache)
         group.add(spec, "posenc", call, error=lambda call=call, whole=whole: difference(call(), whole), tolerance=1e-4)
     return group
 
 
-def room(layer: Attention, projected: Tensor, slots: int) -> Tensor:
+def room(layer: Attention, projection: Tensor, slots: int) -> Tensor:
     """Projected tokens [1, T, DIM] as heads in so many slots."""
-    held = layer.split(projected, HEADS)
-    return F.pad(held, (0, 0, 0, slots - held.shape[2]))
+    tokens = layer.split(projection, HEADS)
+    return F.pad(tokens, (0, 0, 0, slots - tokens.shape[2]))
 
 
 def once(layer: Attention, x: Tensor, place: int, cache: SlotCache) -> Callable[[], Tensor]:
@@ -107,7 +107,7 @@ def in_a_process_of_its_own() -> None:
     model = Decoder(16, dim=32, heads=4, layers=1, encoding=sys.argv[1], max_len=prompt + STEPS).eval()
     cache = model.cache(slots=prompt + STEPS)
     logits = model(torch.randint(16, (1, prompt)), cache=cache)
-    compiled = torch.compile(model, backend=keep, fullgraph=True)
+    is_compiled = torch.compile(model, backend=keep, fullgraph=True)
     for _ in range(STEPS):
-        logits = compiled(logits[:, -1:].argmax(-1), cache=cache)
+        logits = is_compiled(logits[:, -1:].argmax(-1), cache=cache)
     print(json.dumps(len(graphs)))

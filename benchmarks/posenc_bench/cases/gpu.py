@@ -18,8 +18,8 @@ from posenc.encoding.base import Encoding, Shape
 from posenc.encoding.keys import Keys
 from posenc.tokens.positions import Positions
 from posenc_bench import peers
-from posenc_bench.cases.rotation import BASE, CLONE, TOLERANCE, some_heads, turned, word
-from posenc_bench.cases.rotation import Case as Rotated
+from posenc_bench.cases.rotation import BASE, CLONE, TOLERANCE, rotate_in_double, some_heads, word
+from posenc_bench.cases.rotation import Case as RotationCase
 from posenc_bench.measure import Group, Row, difference
 
 PLAIN = "plain causal SDPA"
@@ -29,7 +29,7 @@ WHY_NOT = "there is no CUDA device"
 LENGTHS = {"quick": (1024, 4096, 16384), "full": (1024, 4096, 16384, 65536)}
 LONGEST_AS_MATRIX = 4096
 """Beyond it a matrix of all pairs takes gigabytes."""
-FUSED = (
+FUSED_KERNELS = (
     "none",
     "alibi",
     "t5_bias",
@@ -61,13 +61,13 @@ def groups(shapes: str, with_peers: bool, device: str = "cuda") -> Iterator[Grou
     for dtype in (torch.bfloat16, torch.float32):
         for shape in SHAPES[shapes]:
             for backward in (False, True):
-                yield rotation(Rotated(*shape, dtype), backward, with_peers, device)
+                yield rotation(RotationCase(*shape, dtype), backward, with_peers, device)
     for tokens in LENGTHS[shapes]:
         for backward in (False, True):
             yield attention(tokens, backward, device)
 
 
-def rotation(case: Rotated, backward: bool, with_peers: bool, device: str) -> Group:
+def rotation(case: RotationCase, backward: bool, with_peers: bool, device: str) -> Group:
     """q and k turned into new tensors, by Triton and by PyTorch's compiler."""
     passes = "forward and backward" if backward else "forward"
     facts = case.facts | {"pass": passes}
@@ -82,13 +82,13 @@ def rotation(case: Rotated, backward: bool, with_peers: bool, device: str) -> Gr
 
     def add(name: str, kind: str, turn: Callable[[Tensor, Tensor], Any]) -> None:
         def error() -> float:
-            given, way = (upstream, -1) if backward else ((q, k), 1)
-            right = [turned(some_heads(x).cpu(), case, "half", way) for x in given]
+            inputs, way = (upstream, -1) if backward else ((q, k), 1)
+            right = [rotate_in_double(some_heads(x).cpu(), case, "half", way) for x in inputs]
             # Liger turns in place.
             here = [x.detach().clone().requires_grad_(backward) for x in (q, k)]
-            found = turn(*here)
-            found = torch.autograd.grad(found, here, upstream) if backward else found
-            return difference([some_heads(x).cpu() for x in found], right)
+            outputs = turn(*here)
+            outputs = torch.autograd.grad(outputs, here, upstream) if backward else outputs
+            return difference([some_heads(x).cpu() for x in outputs], right)
 
         group.add(name, kind, both_ways(turn), error=error, tolerance=TOLERANCE[case.dtype])
 
@@ -100,7 +100,7 @@ def rotation(case: Rotated, backward: bool, with_peers: bool, device: str) -> Gr
     for name, make in {"transformers": peers.transformers, "Liger": peers.liger}.items() if with_peers else ():
         try:
             add(name, "peer", make(*made_for).rotate)
-        except peers.Absent as reason:
+        except peers.AbsentPeer as reason:
             group.absent[name] = str(reason)
     by_hand = peers.by_hand(*made_for).rotate
     add("by hand, compiled", "naive", torch.compile(by_hand))
@@ -125,27 +125,27 @@ def attention(tokens: int, backward: bool, device: str) -> Group:
 
         group.add(name, kind, once, error=error, tolerance=0.1, subject=spec)
 
-    def attended(encoding: Encoding, memo: dict[str, Tensor], kernel: str) -> Tensor:
+    def attend(encoding: Encoding, memo: dict[str, Tensor], kernel: str) -> Tensor:
         at = Positions.count(tokens, device=device)
         keys = Keys(k, v, at, memo, memo)
         bound = kernels.bind(kernel, encoding, scale=HEAD_DIM**-0.5)
         return encoding.attend(q, at, keys, masks.causal(), bound)[0]
 
     add(PLAIN, "limit", lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
-    for spec in FUSED:
+    for spec in FUSED_KERNELS:
         torch.manual_seed(2)
         encoding = build(spec, Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, tokens)).to(device).requires_grad_(False)
         memo = {}
         if "remember" in encoding.doors:
             memo = {"forgetting": -torch.rand(1, HEADS, tokens, generator=generator).to(device)}
-        call = functools.partial(attended, encoding, memo)
+        call = functools.partial(attend, encoding, memo)
 
         def error(call: Callable[[str], Tensor] = call) -> float:
             with torch.no_grad():
                 return difference(call("flex")[:, :, -64:].cpu(), call("sdpa")[:, :, -64:].cpu())
 
-        known = tokens <= LONGEST_AS_MATRIX
-        add(f"{spec}, flex", "posenc", functools.partial(call, "flex"), spec, error if known else None)
-        if known:
+        specs = tokens <= LONGEST_AS_MATRIX
+        add(f"{spec}, flex", "posenc", functools.partial(call, "flex"), spec, error if specs else None)
+        if specs:
             add(f"{spec}, sdpa", "posenc", functools.partial(call, "sdpa"), spec)
     return group

@@ -37,8 +37,8 @@ def rows(shapes: str, with_peers: bool, threads: int = 1) -> Iterator[Row]:
         for (tokens, backward), peak in zip(cases, peaks, strict=True):
             passes = "forward and backward" if backward else "forward"
             facts = {"tokens": tokens, "pass": passes}
-            about = ("memory", f"T {tokens}: {passes}", name, kind, "MiB beyond the inputs", threads)
-            yield Row(*about, peak, peak, peak, rounds=1, facts=facts, subject=subject)
+            columns = ("memory", f"T {tokens}: {passes}", name, kind, "MiB beyond the inputs", threads)
+            yield Row(*columns, peak, peak, peak, rounds=1, facts=facts, subject=subject)
 
 
 CODE = "from posenc_bench.cases import memory; memory.in_a_process_of_its_own()"
@@ -58,6 +58,6 @@ def peak(name: str, tokens: int, backward: bool) -> float:
     with torch.set_grad_enabled(backward):
         group = attention.causal(tokens, backward, name == OF_A_PEER, only=name)
         if name in group.absent:
-            raise peers.Absent(group.absent[name])
+            raise peers.AbsentPeer(group.absent[name])
         call = next(candidate.call for candidate in group.candidates if candidate.name == name)
         return apart.peak_of(call)

@@ -16,8 +16,8 @@ from posenc_bench.measure import Group, difference
 BY_HAND = "by hand, plain PyTorch, rotary"
 VOCAB = 256
 PROMPT = 16
-TRAINED = ("none", "rotary", "alibi", "t5_bias", "sinusoidal")
-GENERATED = ("none", "rotary", "alibi", "t5_bias", "shaw", "forgetting")
+TRAINED_TOKENS = ("none", "rotary", "alibi", "t5_bias", "sinusoidal")
+GENERATED_TOKENS = ("none", "rotary", "alibi", "t5_bias", "shaw", "forgetting")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Size:
 
     tokens     a row of a batch in training
     batch      rows in training
-    generated  tokens behind a prompt
+    new_tokens tokens behind a prompt
     """
 
     dim: int
@@ -34,14 +34,14 @@ class Size:
     layers: int
     tokens: int
     batch: int
-    generated: int
+    new_tokens: int
 
     def __str__(self) -> str:
         return f"width {self.dim}, {self.layers} layers"
 
     @property
     def slots(self) -> int:
-        return PROMPT + self.generated
+        return PROMPT + self.new_tokens
 
 
 SIZES = {
@@ -53,11 +53,11 @@ SIZES = {
 def groups(shapes: str, with_peers: bool) -> Iterator[Group]:
     """Every size, in training and in generation, made when its turn comes."""
     for size in SIZES[shapes]:
-        yield training(size, with_peers, compiled=shapes == "full")
+        yield training(size, with_peers, is_compiled=shapes == "full")
         yield generation(size, with_peers)
 
 
-def made(size: Size, spec: str) -> Decoder:
+def build_model(size: Size, spec: str) -> Decoder:
     torch.manual_seed(0)
     return Decoder(VOCAB, dim=size.dim, heads=size.heads, layers=size.layers, max_len=1024, encoding=spec)
 
@@ -86,15 +86,15 @@ class ByHand(nn.Module):
     @torch.no_grad()
     def generate(self, ids: Tensor, tokens: int) -> Tensor:
         """Greedy, through a static cache."""
-        kept = torch.zeros(2, len(self.blocks), ids.shape[0], self.heads, ids.shape[1] + tokens, self.head_dim)
-        caches = list(zip(*kept, strict=True))
-        new, start, out = ids, 0, [ids]
+        cache = torch.zeros(2, len(self.blocks), ids.shape[0], self.heads, ids.shape[1] + tokens, self.head_dim)
+        caches = list(zip(*cache, strict=True))
+        new, start, output_ids = ids, 0, [ids]
         for _ in range(tokens):
             logits = self(new, start, caches)
             start += new.shape[1]
             new = logits[:, -1:].argmax(-1)
-            out.append(new)
-        return torch.cat(out, 1)
+            output_ids.append(new)
+        return torch.cat(output_ids, 1)
 
 
 class ByHandBlock(nn.Module):
@@ -105,8 +105,8 @@ class ByHandBlock(nn.Module):
         dim = block.attention.dim
         self.to_all = nn.Linear(dim, 3 * dim)
         with torch.no_grad():
-            self.to_all.weight.copy_(torch.cat([one.weight for one in projections]))
-            self.to_all.bias.copy_(torch.cat([one.bias for one in projections]))
+            self.to_all.weight.copy_(torch.cat([projection.weight for projection in projections]))
+            self.to_all.bias.copy_(torch.cat([projection.bias for projection in projections]))
         self.to_output, self.feed_forward = block.attention.o_proj, block.feed_forward
         self.attention_norm, self.feed_forward_norm = block.attention_norm, block.feed_forward_norm
 
@@ -118,7 +118,7 @@ class ByHandBlock(nn.Module):
             part.view(B, T, self.heads, self.head_dim).transpose(1, 2)
             for part in self.to_all(self.attention_norm(x)).chunk(3, -1)
         )
-        q, k = (turned(part, *tables) for part in (q, k))
+        q, k = (rotate(part, *tables) for part in (q, k))
         if cache is not None:
             keys, values = cache
             keys[:, :, here], values[:, :, here] = k, v
@@ -128,30 +128,30 @@ class ByHandBlock(nn.Module):
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat((-second, first), -1) * sin
 
 
-def training(size: Size, with_peers: bool, compiled: bool) -> Group:
+def training(size: Size, with_peers: bool, is_compiled: bool) -> Group:
     """Forward, backward and a step of fused AdamW."""
     case = f"{size}: a training step, {size.batch} x {size.tokens} tokens"
     group = Group("models", case, BY_HAND, facts={"dim": size.dim, "tokens": size.tokens}, grad=True)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(VOCAB, (size.batch, size.tokens + 1), generator=generator)
-    by_hand = ByHand(made(size, "rotary"), ids.shape[1])
-    right = made(size, "rotary")(ids).detach()
-    group.add(BY_HAND, "limit", step(by_hand, ids), error=held(by_hand, ids, right), tolerance=1e-3)
-    for spec in TRAINED:
-        group.add(spec, "posenc", step(made(size, spec), ids))
-    if compiled:
-        group.add("rotary, compiled", "posenc", step(cast(Any, torch.compile(made(size, "rotary"))), ids))
+    by_hand = ByHand(build_model(size, "rotary"), ids.shape[1])
+    right = build_model(size, "rotary")(ids).detach()
+    group.add(BY_HAND, "limit", step(by_hand, ids), error=logits_error(by_hand, ids, right), tolerance=1e-3)
+    for spec in TRAINED_TOKENS:
+        group.add(spec, "posenc", step(build_model(size, spec), ids))
+    if is_compiled:
+        group.add("rotary, compiled", "posenc", step(cast(Any, torch.compile(build_model(size, "rotary"))), ids))
         group.add(f"{BY_HAND}, compiled", "naive", step(cast(Any, torch.compile(by_hand)), ids))
     add_llama(group, with_peers, size, lambda llama: step(lambda ids: llama(ids).logits, ids, llama))
     return group
 
 
-def held(model: Callable[[Tensor], Tensor], ids: Tensor, right: Tensor) -> Callable[[], float]:
+def logits_error(model: Callable[[Tensor], Tensor], ids: Tensor, right: Tensor) -> Callable[[], float]:
     return lambda: difference(model(ids).detach(), right)
 
 
@@ -172,29 +172,31 @@ def step(model: Callable[[Tensor], Tensor], ids: Tensor, module: nn.Module | Non
 
 def generation(size: Size, with_peers: bool) -> Group:
     """Tokens behind a prompt, one at a time, greedy."""
-    case = f"{size}: {size.generated} tokens generated"
-    group = Group("models", case, BY_HAND, facts={"dim": size.dim, "tokens": size.generated})
+    case = f"{size}: {size.new_tokens} tokens generated"
+    group = Group("models", case, BY_HAND, facts={"dim": size.dim, "tokens": size.new_tokens})
     ids = torch.randint(VOCAB, (1, PROMPT), generator=torch.Generator().manual_seed(0))
-    by_hand = ByHand(made(size, "rotary"), size.slots).eval()
-    group.add(BY_HAND, "limit", lambda: by_hand.generate(ids, size.generated))
-    for spec in GENERATED:
-        model = made(size, spec).eval()
+    by_hand = ByHand(build_model(size, "rotary"), size.slots).eval()
+    group.add(BY_HAND, "limit", lambda: by_hand.generate(ids, size.new_tokens))
+    for spec in GENERATED_TOKENS:
+        model = build_model(size, spec).eval()
 
         def call(model: Decoder = model) -> Tensor:
-            return model.generate(ids, size.generated)
+            return model.generate(ids, size.new_tokens)
 
-        error = (lambda call=call: others(call(), by_hand.generate(ids, size.generated))) if spec == "rotary" else None
-        # Where two ids are as likely within rounding, either may come, and others after it.
-        group.add(spec, "posenc", call, error=error, tolerance=size.generated / 2)
-    model = made(size, "rotary").eval()  # another one, since a graph that is there serves whoever asks next
+        def error(call: Callable[[], Tensor] = call) -> float:
+            return differing_ids(call(), by_hand.generate(ids, size.new_tokens))
+
+        # If two ids are equally likely within rounding, either may come, and different ones after it.
+        group.add(spec, "posenc", call, error=error if spec == "rotary" else None, tolerance=size.new_tokens / 2)
+    model = build_model(size, "rotary").eval()  # a new one, since a compiled graph would serve the next call too
     if hasattr(model, "stream"):  # not in versions before it
-        group.add("rotary, compiled", "posenc", lambda: model.generate(ids, size.generated, compiled=True))
-    options = {"max_new_tokens": size.generated, "min_new_tokens": size.generated, "do_sample": False}
+        group.add("rotary, compiled", "posenc", lambda: model.generate(ids, size.new_tokens, compiled=True))
+    options = {"max_new_tokens": size.new_tokens, "min_new_tokens": size.new_tokens, "do_sample": False}
     add_llama(group, with_peers, size, lambda llama: lambda: llama.generate(ids, pad_token_id=0, **options))
     return group
 
 
-def others(ids: Tensor, right: Tensor) -> float:
+def differing_ids(ids: Tensor, right: Tensor) -> float:
     """How many ids are not those of another run."""
     return float((ids != right).sum())
 
@@ -206,7 +208,7 @@ def add_llama(group: Group, with_peers: bool, size: Size, call: Callable[[Any], 
     name = "transformers: Llama"
     try:
         llama = peers.llama(VOCAB, size.dim, size.heads, size.layers)
-    except peers.Absent as reason:
+    except peers.AbsentPeer as reason:
         group.absent[name] = str(reason)
         return
     group.add(name, "peer", call(llama.train() if group.grad else llama.eval()))

@@ -92,15 +92,15 @@ def rotary(head_dim: int, layout: str = "half", base: float = BASE) -> Encoding:
     return build(f"rotary(base={base}, layout='{layout}')", Shape.of(head_dim, 1, 1))
 
 
-def uncompiled(turn: Callable[..., Any]) -> Callable[..., Any]:
+def without_native_code(turn: Callable[..., Any]) -> Callable[..., Any]:
     """The same where nothing was compiled: with PyTorch's own operators."""
-    nothing = native.Native(None, why_not="the benchmark leaves it out")
+    empty_library = native.Native(None, why_not="the benchmark leaves it out")
 
-    def call(*given: Any, **options: Any) -> Any:
+    def call(*inputs: Any, **options: Any) -> Any:
         load = native.load
-        native.load = lambda: nothing  # ty: ignore[invalid-assignment]
+        native.load = lambda: empty_library  # ty: ignore[invalid-assignment]
         try:
-            return turn(*given, **options)
+            return turn(*inputs, **options)
         finally:
             native.load = load
 
@@ -117,9 +117,9 @@ def forward(case: Case, with_peers: bool, full: bool) -> Group:
     group.add(CLONE, "limit", lambda: (q.clone(), k.clone()))
     turn = partial(rotary(case.head_dim), positions=at)
     add_rotation(group, "rotary, into new tensors", "posenc", case, turn, "half", (q, k))
-    add_rotation(group, "rotary without C, into new tensors", "posenc", case, uncompiled(turn), "half", (q, k))
-    interleaved = partial(rotary(case.head_dim, "interleaved"), positions=at)
-    add_rotation(group, "rotary, interleaved, into new tensors", "posenc", case, interleaved, "interleaved", (q, k))
+    add_rotation(group, "rotary without C, into new tensors", "posenc", case, without_native_code(turn), "half", (q, k))
+    pairs = partial(rotary(case.head_dim, "interleaved"), positions=at)
+    add_rotation(group, "rotary, interleaved, into new tensors", "posenc", case, pairs, "interleaved", (q, k))
     if full:
         add_rotation(group, "rotary, compiled", "posenc", case, torch.compile(turn), "half", (q, k))
     add_others(group, case, (q, k), with_peers, full)
@@ -132,14 +132,14 @@ def with_backward(case: Case, with_peers: bool, full: bool) -> Group:
     group = Group("rotation", f"{case}: forward and backward", TWO_COPIES, facts=facts, grad=True, heap=heap_of(case))
     q, k = (x.requires_grad_() for x in case.inputs())
     upstream = case.inputs(seed=1)
-    kept = [torch.empty_like(x, requires_grad=False) for x in (q, k)]
+    inputs = [torch.empty_like(x, requires_grad=False) for x in (q, k)]
     with torch.no_grad():
         plain = (q.detach(), k.detach())
 
     def two_copies() -> None:
         for _ in range(2):
-            for into, x in zip(kept, plain, strict=True):
-                into.copy_(x)
+            for target, x in zip(inputs, plain, strict=True):
+                target.copy_(x)
 
     def both_ways(turn: Callable[..., tuple[Tensor, Tensor]]) -> Callable[[], Any]:
         return lambda: torch.autograd.grad(turn(q, k), (q, k), upstream)
@@ -148,7 +148,7 @@ def with_backward(case: Case, with_peers: bool, full: bool) -> Group:
         # The gradient is the upstream one turned back.
         return lambda: difference(
             [some_heads(x) for x in torch.autograd.grad(turn(q, k), (q, k), upstream)],
-            [turned(some_heads(x), case, layout, -1) for x in upstream],
+            [rotate_in_double(some_heads(x), case, layout, -1) for x in upstream],
         )
 
     def add(name: str, kind: str, turn: Callable[..., Any], layout: str) -> None:
@@ -159,11 +159,11 @@ def with_backward(case: Case, with_peers: bool, full: bool) -> Group:
     group.add(TWO_COPIES, "limit", two_copies)
     add("rotary", "posenc", partial(rotary(case.head_dim), positions=at), "half")
     add("rotary, interleaved", "posenc", partial(rotary(case.head_dim, "interleaved"), positions=at), "interleaved")
-    add("rotary without C", "posenc", uncompiled(partial(rotary(case.head_dim), positions=at)), "half")
+    add("rotary without C", "posenc", without_native_code(partial(rotary(case.head_dim), positions=at)), "half")
     if full:
         add("rotary, compiled", "posenc", torch.compile(partial(rotary(case.head_dim), positions=at)), "half")
-    for name, kind, made in others(group, case, with_peers, full):
-        add(name, kind, made.rotate, made.layout)
+    for name, kind, outputs in peer_rotations(group, case, with_peers, full):
+        add(name, kind, outputs.rotate, outputs.layout)
     return group
 
 
@@ -180,15 +180,15 @@ def decoding(case: Case, with_peers: bool, full: bool) -> Group:
     # As in a layer of a model, whose pass has made its positions; so are the tables that a peer is given.
     in_a_model = partial(rope.turn_both, at=at, keys_at=at)
     add_rotation(group, "rotary, positions given", "posenc", case, in_a_model, "half", (q, k))
-    add_rotation(group, "rotary without C", "posenc", case, uncompiled(turn), "half", (q, k))
+    add_rotation(group, "rotary without C", "posenc", case, without_native_code(turn), "half", (q, k))
     add_others(group, case, (q, k), with_peers, full)
     return group
 
 
 def tables(case: Case) -> Group:
     """What it costs to make the tables: once for each forward pass, and from nothing."""
-    kept = "rotary, tables kept"
-    group = Group("rotation", f"tables of {case.tokens} x {case.head_dim}", kept, facts=case.facts)
+    with_cached_tables = "rotary, tables kept"
+    group = Group("rotation", f"tables of {case.tokens} x {case.head_dim}", with_cached_tables, facts=case.facts)
     q, k = case.inputs()
     rope, at = rotary(case.head_dim), Positions.count(case.tokens)
     bases = iter(range(10_000, 10_000_000))
@@ -202,7 +202,7 @@ def tables(case: Case) -> Group:
         anew = Positions.count(case.tokens)
         rope.turn_both(q, k, anew, anew)
 
-    group.add(kept, "limit", lambda: rope.turn_both(q, k, at, at))
+    group.add(with_cached_tables, "limit", lambda: rope.turn_both(q, k, at, at))
     group.add("rotary, positions new in each call", "posenc", each_forward)
     group.add("rotary, tables from nothing", "posenc", from_nothing)
     return group
@@ -213,8 +213,8 @@ def in_a_layer(backward: bool, with_peers: bool, full: bool) -> Group:
     batch, heads, tokens, head_dim = 2, 12, 1024, 64
     case = Case("layer", batch, heads, heads, tokens, head_dim, torch.float32)
     passes = "forward and backward" if backward else "forward"
-    without = "attention without rotation"
-    group = Group("rotation", f"a layer of attention, float32: {passes}", without, grad=backward)
+    bare = "attention without rotation"
+    group = Group("rotation", f"a layer of attention, float32: {passes}", bare, grad=backward)
     group.facts = case.facts | {"pass": passes}
     at = Positions.count(tokens)
     x = torch.randn(batch, tokens, heads * head_dim, generator=torch.Generator().manual_seed(0), requires_grad=backward)
@@ -223,20 +223,20 @@ def in_a_layer(backward: bool, with_peers: bool, full: bool) -> Group:
 
     def call(encoding: Encoding) -> Callable[[], Any]:
         def once() -> Any:
-            out = layer(x, positions=at, mask=masks.causal(), encoding=encoding)
-            return torch.autograd.grad(out.sum(), (x, *layer.parameters())) if backward else out
+            output = layer(x, positions=at, mask=masks.causal(), encoding=encoding)
+            return torch.autograd.grad(output.sum(), (x, *layer.parameters())) if backward else output
 
         return once
 
-    group.add(without, "limit", call(Encoding()))
+    group.add(bare, "limit", call(Encoding()))
     group.add("rotary", "posenc", call(rotary(head_dim)))
-    for name, kind, made in others(group, case, with_peers, full):
-        group.add(name, kind, call(Theirs(made.rotate)))
+    for name, kind, rotary_layer in peer_rotations(group, case, with_peers, full):
+        group.add(name, kind, call(PeerRotation(rotary_layer.rotate)))
     return group
 
 
-class Theirs(Encoding):
-    """Somebody else's rotation, as an encoding of ours: the layer around it stays the same."""
+class PeerRotation(Encoding):
+    """A peer's rotation as an encoding of posenc, inside the same layer."""
 
     def __init__(self, rotate: peers.Rotate) -> None:
         super().__init__()
@@ -246,7 +246,7 @@ class Theirs(Encoding):
         return self.rotate(q, k)
 
 
-def others(group: Group, case: Case, with_peers: bool, full: bool) -> Iterator[tuple[str, str, peers.Rotation]]:
+def peer_rotations(group: Group, case: Case, with_peers: bool, full: bool) -> Iterator[tuple[str, str, peers.Rotation]]:
     """The rotations of every peer that is installed, and the one that people write by hand.
 
     The tables take peers no time worth telling but where there is one token: `full` asks for them everywhere.
@@ -258,14 +258,14 @@ def others(group: Group, case: Case, with_peers: bool, full: bool) -> Iterator[t
             continue
         try:
             yield name, "peer", make(*made_for)
-        except peers.Absent as reason:
+        except peers.AbsentPeer as reason:
             group.absent[name] = str(reason)
     yield "by hand, tables made in each call", "naive", peers.by_hand(*made_for)
 
 
-def add_others(group: Group, case: Case, given: tuple[Tensor, Tensor], with_peers: bool, full: bool) -> None:
-    for name, kind, made in others(group, case, with_peers, full):
-        add_rotation(group, name, kind, case, made.rotate, made.layout, given)
+def add_others(group: Group, case: Case, inputs: tuple[Tensor, Tensor], with_peers: bool, full: bool) -> None:
+    for name, kind, rotation in peer_rotations(group, case, with_peers, full):
+        add_rotation(group, name, kind, case, rotation.rotate, rotation.layout, inputs)
 
 
 def add_rotation(
@@ -281,7 +281,9 @@ def add_rotation(
     q, k = heads
 
     def error() -> float:
-        return difference([some_heads(x) for x in rotate(q, k)], [turned(some_heads(x), case, layout) for x in heads])
+        return difference(
+            [some_heads(x) for x in rotate(q, k)], [rotate_in_double(some_heads(x), case, layout) for x in heads]
+        )
 
     group.add(name, kind, lambda: rotate(q, k), error=error, tolerance=TOLERANCE[case.dtype])
 
@@ -297,7 +299,7 @@ def some_heads(x: Tensor) -> Tensor:
     return x[-1:, [0, -1]]
 
 
-def turned(x: Tensor, case: Case, layout: str, way: int = 1) -> Tensor:
+def rotate_in_double(x: Tensor, case: Case, layout: str, way: int = 1) -> Tensor:
     """x [B, H, T, D] turned in float64, complex numbers standing for pairs; `way` -1 turns back."""
     x = x.detach().double()
     half = case.head_dim // 2

@@ -5,10 +5,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 
 from posenc_bench import apart, peers
-from posenc_bench.measure import FEWEST, Row
+from posenc_bench.measure import MIN_ROUNDS, Row
 
-OURS = {"import posenc": "import posenc", "import posenc, make a Rotary": "import posenc; posenc.Rotary(64)"}
-THEIRS = {
+POSENC_IMPORTS = {"import posenc": "import posenc", "import posenc, make a Rotary": "import posenc; posenc.Rotary(64)"}
+PEER_IMPORTS = {
     "rotary-embedding-torch": "import rotary_embedding_torch",
     "positional-encodings": "import positional_encodings.torch_encodings",
     "x-transformers": "import x_transformers",
@@ -29,7 +29,7 @@ WITH_TORCH = {
     "posenc show rotary": ("show", "rotary"),
     "posenc generate, one token": ("generate", "run", "--max-new-tokens", "1"),
 }
-MADE = ("train", "rotary", "--task", "copy", "--steps", "2", "--out", "run")
+BUILD_CODE = ("train", "rotary", "--task", "copy", "--steps", "2", "--out", "run")
 """The run that generates."""
 
 
@@ -37,63 +37,67 @@ def rows(shapes: str, with_peers: bool, threads: int = 1) -> Iterator[Row]:
     """A row for each import and each command, of the shortest rounds: what disturbs one only ever makes it longer."""
     yield from imports(shapes, with_peers, threads)
     with tempfile.TemporaryDirectory() as folder:
-        apart.seconds(folder, *MADE)
-        yield from commands("commands that need no torch", COMMANDS, folder, threads, beyond=False)
-        yield from commands("commands, beyond import torch", WITH_TORCH, folder, threads, beyond=True)
+        apart.seconds(folder, *BUILD_CODE)
+        yield from commands("commands that need no torch", COMMANDS, folder, threads, baseline=False)
+        yield from commands("commands, beyond import torch", WITH_TORCH, folder, threads, baseline=True)
 
 
 def imports(shapes: str, with_peers: bool, threads: int) -> Iterator[Row]:
-    asked, absent = dict(OURS), {}
+    modules, absent = dict(POSENC_IMPORTS), {}
     if with_peers:
-        installed = peers.versions()
-        absent = {name: f"{name} is not installed" for name in THEIRS if name not in installed}
-        asked |= {name: code for name, code in THEIRS.items() if name in installed and shapes == "full"}
+        available = peers.versions()
+        absent = {name: f"{name} is not installed" for name in PEER_IMPORTS if name not in available}
+        modules |= {name: code for name, code in PEER_IMPORTS.items() if name in available and shapes == "full"}
     torch: list[float] = []
 
     def once(code: str) -> float:
-        of_torch, beyond = apart.run(CODE.format(code))
+        of_torch, baseline = apart.run(CODE.format(code))
         torch.append(of_torch)
-        return beyond
+        return baseline
 
-    taken = in_turns({name: lambda code=code: once(code) for name, code in asked.items()})
+    times = in_turns({name: lambda code=code: once(code) for name, code in modules.items()})
     # The first round is dropped of torch too.
-    for name, own in {TORCH: torch[len(asked) :], **taken}.items():
-        kind = "limit" if name == TORCH else "posenc" if name in OURS else "peer"
-        yield row("import", name, kind, own, threads)
+    for name, posenc_times in {TORCH: torch[len(modules) :], **times}.items():
+        kind = "limit" if name == TORCH else "posenc" if name in POSENC_IMPORTS else "peer"
+        yield row("import", name, kind, posenc_times, threads)
     for name, reason in absent.items():
         yield Row("startup", "import", name, "peer", "", threads, note=reason)
 
 
 def commands(
-    case: str, asked: Mapping[str, tuple[str, ...]], folder: str, threads: int, *, beyond: bool
+    case: str, command_lines: Mapping[str, tuple[str, ...]], folder: str, threads: int, *, baseline: bool
 ) -> Iterator[Row]:
     """CPU seconds of whole processes, or what comes `beyond` the import of torch in the same round."""
     torch = "import torch"
     calls = {
         name: lambda name=name, words=words: apart.seconds(folder, *words, fails=name == MISSPELT)
-        for name, words in asked.items()
+        for name, words in command_lines.items()
     }
-    taken = in_turns({torch: lambda: apart.seconds(folder, code="import torch"), **calls})
-    for name, own in taken.items():
-        seconds = [a - b for a, b in zip(own, taken[torch], strict=True)] if beyond and name != torch else own
+    times = in_turns({torch: lambda: apart.seconds(folder, code="import torch"), **calls})
+    for name, posenc_times in times.items():
+        seconds = (
+            [a - b for a, b in zip(posenc_times, times[torch], strict=True)]
+            if baseline and name != torch
+            else posenc_times
+        )
         yield row(case, name, "limit" if name == torch else "posenc", seconds, threads)
 
 
 def in_turns(calls: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
     """What each call answers, round by round; the first fills the disk's cache and writes compiled files."""
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(1 + FEWEST):
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(1 + MIN_ROUNDS):
         for name, call in calls.items():
             value = call()
             if turn:
-                taken[name].append(value)
-    return taken
+                times[name].append(value)
+    return times
 
 
-def row(case: str, name: str, kind: str, taken: list[float], threads: int) -> Row:
-    low, _, high = statistics.quantiles(taken, n=4, method="inclusive")
-    about = ("startup", case, name, kind, "s of CPU", threads)
-    return Row(*about, min(taken), low, high, statistics.median(taken), len(taken))
+def row(case: str, name: str, kind: str, times: list[float], threads: int) -> Row:
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+    columns = ("startup", case, name, kind, "s of CPU", threads)
+    return Row(*columns, min(times), low, high, statistics.median(times), len(times))
 
 
 CODE = """

@@ -14,27 +14,24 @@ from posenc_bench.measure import Row
 TOKENS, DIM, HEADS = 16384, 512, 8
 SPECS = {"quick": ("alibi",), "full": ("rotary", "alibi", "t5_bias", "shaw(values=False)", "forgetting", "fire")}
 
-ASKED = {
-    "64 rows": slice(-64, None),
-    "64 rows far apart": slice(0, None, TOKENS // 64),
-}
+QUESTIONS = {"64 rows": slice(-64, None), "64 rows far apart": slice(0, None, TOKENS // 64)}
 """What is asked for beside the output of a layer, in all heads."""
 
 
 def rows(shapes: str, with_peers: bool, threads: int = 1) -> Iterator[Row]:
     """A row for each encoding and question; each has a process of its own."""
-    for asked in ASKED:
+    for question in QUESTIONS:
         for spec in SPECS[shapes]:
-            about = ("weights", f"T {TOKENS}: {asked}", spec, "posenc", "MiB beyond layer and input", threads)
+            columns = ("weights", f"T {TOKENS}: {question}", spec, "posenc", "MiB beyond layer and input", threads)
             if not apart.can_see_peaks():
-                yield Row(*about, note=apart.WHY_NOT)
+                yield Row(*columns, note=apart.WHY_NOT)
                 continue
             try:
-                peak = apart.run(CODE, spec, asked, threads=threads)
+                peak = apart.run(CODE, spec, question, threads=threads)
             except RuntimeError as error:
-                yield Row(*about, note=str(error))
+                yield Row(*columns, note=str(error))
                 continue
-            yield Row(*about, peak, peak, peak, rounds=1, facts={"tokens": TOKENS})
+            yield Row(*columns, peak, peak, peak, rounds=1, facts={"tokens": TOKENS})
 
 
 CODE = "from posenc_bench.cases import weights; weights.in_a_process_of_its_own()"
@@ -43,9 +40,9 @@ CODE = "from posenc_bench.cases import weights; weights.in_a_process_of_its_own(
 @torch.no_grad()
 def in_a_process_of_its_own() -> None:
     """Print the peak of the spec and the question that the command line names."""
-    spec, asked = sys.argv[1], ASKED[sys.argv[2]]
+    spec, question = sys.argv[1], QUESTIONS[sys.argv[2]]
     torch.set_num_threads(1)
     layer = Attention(DIM, HEADS, encoding=spec, max_len=TOKENS, causal=True).eval()
     x = torch.randn(1, TOKENS, DIM)
     layer(x[:, :64], mask=masks.causal())
-    print(json.dumps(apart.peak_of(lambda: chosen_weights(layer, x, mask=masks.causal(), rows=asked))))
+    print(json.dumps(apart.peak_of(lambda: chosen_weights(layer, x, mask=masks.causal(), rows=question))))

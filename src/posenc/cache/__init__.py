@@ -1,8 +1,8 @@
-"""KV caches: Keys that take in the next tokens. Growing, static and rolling ones differ in storage, not in truth."""
+"""KV caches: growing, static and rolling ones differ in storage and give the same results."""
 
 from posenc.cache.growing import GrowingCache
-from posenc.cache.layer import LayerCache, held_by, unchanged_if_refused
-from posenc.cache.of_model import Cache
+from posenc.cache.layer import LayerCache, positions_in_cache, rollback_on_error
+from posenc.cache.model_cache import Cache
 from posenc.cache.slots import SlotCache
 
-__all__ = ["Cache", "GrowingCache", "LayerCache", "SlotCache", "held_by", "unchanged_if_refused"]
+__all__ = ["Cache", "GrowingCache", "LayerCache", "SlotCache", "positions_in_cache", "rollback_on_error"]

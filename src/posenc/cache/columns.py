@@ -1,62 +1,62 @@
-"""Keys without the columns that hold no token."""
+"""Compaction: remove the columns of keys that hold no token."""
 
 from dataclasses import replace
 
 from torch import Tensor
 
-from posenc.cache.memory import index_of
-from posenc.cache.operations import noticed
+from posenc.cache.memory import expanded_index
+from posenc.cache.operations import with_inferred_fields
 from posenc.encoding.keys import Keys
 from posenc.tokens.positions import Positions
 from posenc.tokens.shared_tables import once
 
 
 def compact(keys: Keys) -> Keys | None:
-    """The keys of the tokens that are still held; None where none is."""
-    columns, at = once(keys.at, (left,), lambda: left(keys.at))
+    """Return the keys without empty columns; None if no token is left."""
+    columns, at = once(keys.at, (remaining_columns,), lambda: remaining_columns(keys.at))
     if at is None:
         return None
-    return replace(keys if columns is None else chosen_columns(keys, columns), at=at)
+    return replace(keys if columns is None else keys_of_columns(keys, columns), at=at)
 
 
-def left(at: Positions) -> tuple[slice | Tensor | None, Positions | None]:
-    """Which of the S columns of tokens are still to be held, None for all; and what stands in them, None for nothing.
+def remaining_columns(at: Positions) -> tuple[slice | Tensor | None, Positions | None]:
+    """Return the columns to keep (None: all) and their positions (None: no token is left).
 
-    Where all rows forgot the same tokens these columns go; else the tokens of each row move together.
+    If all rows dropped the same tokens, those columns are removed; otherwise each row closes up its own gaps.
     """
-    held = at.order >= 0
-    most = int(held.sum(1).max())
-    if most == 0:
+    is_held = at.order >= 0
+    longest = int(is_held.sum(1).max())
+    if longest == 0:
         return None, None
-    if most == at.tokens:
-        return None, noticed(at)
-    if bool((held == held[:1]).all()):
-        index = held[:1].nonzero()[:, 1]
-        if int(index[-1]) == most - 1:
-            columns: slice | Tensor = slice(0, most)
+    if longest == at.tokens:
+        return None, with_inferred_fields(at)
+    if bool((is_held == is_held[:1]).all()):
+        shared_columns = is_held[:1].nonzero()[:, 1]
+        if int(shared_columns[-1]) == longest - 1:
+            columns: slice | Tensor = slice(0, longest)
         else:
-            columns = index[None]
+            columns = shared_columns[None]
     else:
-        columns = (~held).byte().argsort(dim=1, stable=True)[:, :most]
-    return columns, noticed(at_columns(at, columns))
+        columns = (~is_held).byte().argsort(dim=1, stable=True)[:, :longest]
+    return columns, with_inferred_fields(positions_of_columns(at, columns))
 
 
-def at_columns(at: Positions, columns: slice | Tensor) -> Positions:
-    """Where some tokens stand, a slice or numbers [B or 1, n]."""
-    facts = {name: of_columns(fact, columns, 1) for name, fact in at.tensors().items() if name != "horizon"}
-    return at.changed(**facts, contiguous=False, extent=None)
+def positions_of_columns(at: Positions, columns: slice | Tensor) -> Positions:
+    """Return the positions of some columns: a slice or indices [B or 1, n]."""
+    facts = {name: fact_columns(fact, columns, 1) for name, fact in at.tensors().items() if name != "horizon"}
+    return at.with_facts(**facts, contiguous=False, extent=None)
 
 
-def chosen_columns(keys: Keys, columns: slice | Tensor) -> Keys:
-    """The keys of some tokens, a slice or numbers [B or 1, n]; where they are is left to the caller."""
-    turned = None if keys.turned is None else of_columns(keys.turned, columns, 1)
-    return replace(keys.each(lambda name, fact: of_columns(fact, columns, 2)), turned=turned)
+def keys_of_columns(keys: Keys, columns: slice | Tensor) -> Keys:
+    """Return the keys of some columns, a slice or indices [B or 1, n]; the caller sets the positions."""
+    rotated_at = None if keys.turned is None else fact_columns(keys.turned, columns, 1)
+    return replace(keys.each(lambda name, fact: fact_columns(fact, columns, 2)), turned=rotated_at)
 
 
-def of_columns(fact: Tensor, index: slice | Tensor, axis: int) -> Tensor:
-    """Some tokens, a slice or numbers [B or 1, n], of a fact that has them along an axis behind that of the rows."""
+def fact_columns(fact: Tensor, index: slice | Tensor, axis: int) -> Tensor:
+    """Return some columns, a slice or indices [B or 1, n], of a fact whose tokens lie along `axis`, 1 or later."""
     if isinstance(index, slice):
         return fact[(slice(None),) * axis + (index,)]
     if index.shape[0] == 1:
         return fact.index_select(axis, index[0])
-    return fact.take_along_dim(index_of(index, fact, axis), axis)
+    return fact.take_along_dim(expanded_index(index, fact, axis), axis)

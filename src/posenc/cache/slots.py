@@ -1,4 +1,4 @@
-"""Keys in a fixed number of slots, static and rolling."""
+"""The cache with a fixed number of slots, static or rolling. A rolling one forgets in `take_in`."""
 
 from dataclasses import replace
 
@@ -6,34 +6,33 @@ import torch
 from torch import Tensor
 
 from posenc import checks
+from posenc.cache.cached_positions import check_behind, check_rows, document_ids, joint_extent, order_span
 from posenc.cache.columns import compact
-from posenc.cache.held import check_behind, check_rows, documents, larger, span
-from posenc.cache.layer import LayerCache, turned_of
-from posenc.cache.memory import memory, scatter_in_place, scattered, slot_values
-from posenc.cache.operations import cropped, extent_of
+from posenc.cache.layer import LayerCache, turned_coords
+from posenc.cache.memory import new_memory, scatter, scatter_in_place, slot_values
+from posenc.cache.operations import crop_positions, extent_of
 from posenc.encoding.keys import Keys
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
-from posenc.tokens.watched import gpu_checks, is_watched, may_be_read
+from posenc.tokens.watched import assert_on_gpu, is_watched, may_be_read
 
 
 class SlotCache(checks.ChecksArguments, LayerCache):
-    """Keys in a fixed number of slots: shapes never change, so that decoding is one compiled graph.
+    """A cache with a fixed number of slots: shapes never change, so decoding is one compiled graph.
 
-    The token whose order is n lies in slot n; in a rolling cache in slot n modulo the slots, over the oldest. Padding
-    has order -1 and goes to one extra slot, which no query ever sees.
+    The token of order n lies in slot n. In a rolling cache it lies in slot n % slots, and overwrites (forgets) the
+    token of order n - slots. Padding has order -1 and goes to one extra slot, which no query ever sees.
 
-    Without gradients the slots are written in place, so that a step costs what its tokens cost, however many slots
-    there are: the keys that an earlier `extend` gave are then the same memory, and hold the new tokens too. Gradients,
-    and whoever follows what is computed, may need the earlier keys as they were: with them every step makes new ones.
+    Without gradients, slots are written in place, so the cost of a step does not depend on the number of slots, and
+    keys from an earlier `extend` share the memory and see the new tokens. With gradients, modes or transforms, every
+    step makes new tensors.
 
-    slots    how many tokens are held
-    rolling  whether the newest tokens overwrite the oldest; only right under a window mask: hold at least
+    slots    number of tokens in the cache
+    rolling  whether the newest tokens overwrite the oldest; only right under a window mask, with at least
              window + chunk - 1 slots for chunks of that many tokens
 
-    Raises ValueError when tokens come that no slot is left for; inside a compiled graph, where data cannot be looked
-    at, the write itself is out of range and fails. Attention has it raised, too, where a rolling cache has no slots for
-    all that its mask lets a token see.
+    Raises ValueError for tokens without a slot (inside a compiled graph the write itself fails), and in attention for a
+    rolling cache with too few slots for the window of the mask.
     """
 
     def __init__(self, slots: int, *, rolling: bool = False) -> None:
@@ -41,115 +40,116 @@ class SlotCache(checks.ChecksArguments, LayerCache):
             raise ValueError(f"a cache needs at least one slot, got {slots}")
         super().__init__()
         self.slots, self.rolling = slots, rolling
-        # Whether the memory of keys is this cache's alone, and not saved for a gradient.
+        # Whether no other cache shares the memory of the keys, and no gradient needs it.
         self.exclusive = True
 
     def take_in(self, new: Keys) -> Keys:
         self.check_room(new.at)
         if self.keys is not None:
             check_rows(self.keys, new)
-        recording = torch.is_grad_enabled() or (not torch.compiler.is_compiling() and is_watched())
-        in_place = (self.exclusive or self.keys is None) and not recording
+        needs_copies = torch.is_grad_enabled() or (not torch.compiler.is_compiling() and is_watched())
+        in_place = (self.exclusive or self.keys is None) and not needs_copies
         log = self.undo_log if in_place and self.keys is not None else None
 
-        def scatter(into: Tensor, slot: Tensor, new: Tensor, axis: int, empty: int = 0) -> Tensor:
-            if log is not None and slot.shape[0] in (1, into.shape[0]):
-                log.append((into, slot, slot_values(into, slot, axis) if self.rolling else empty, axis))
-            return (scatter_in_place if in_place else scattered)(into, slot, new, axis)
+        def write_slots(target: Tensor, slot: Tensor, new: Tensor, axis: int, empty: int = 0) -> Tensor:
+            if log is not None and slot.shape[0] in (1, target.shape[0]):
+                log.append((target, slot, slot_values(target, slot, axis) if self.rolling else empty, axis))
+            return (scatter_in_place if in_place else scatter)(target, slot, new, axis)
 
         keys = self.empty_like(new) if self.keys is None else self.keys
         order, slot = new.at.order, self.slot_of(new.at.order)
         one_document = keys.at.document is None and new.at.document is None
         at = Positions(
-            coords=scatter(keys.at.coords, slot, new.at.coords, 1),
-            order=scatter(keys.at.order, slot, order, 1, -1),
-            document=None if one_document else scatter(documents(keys.at), slot, documents(new.at), 1),
+            coords=write_slots(keys.at.coords, slot, new.at.coords, 1),
+            order=write_slots(keys.at.order, slot, order, 1, -1),
+            document=None if one_document else write_slots(document_ids(keys.at), slot, document_ids(new.at), 1),
             horizon=new.at.horizon,
             unit_step=new.at.unit_step and keys.at.unit_step,
             # A number that changes with every token would compile a graph anew.
-            extent=None if torch.compiler.is_compiling() else larger(keys.at.extent, new.at.extent),
+            extent=None if torch.compiler.is_compiling() else joint_extent(keys.at.extent, new.at.extent),
         )
-        turned = None
+        rotated_at = None
         if keys.turned is not None or new.turned is not None:
-            # In memory of its own: where they stand is written beside it.
-            before = keys.at.coords.clone() if keys.turned is None else keys.turned
-            turned = scatter(before, slot, turned_of(new), 1)
-        settled = None if turned is None else self.settled_of(self.keys)
-        memo = {name: scatter(keys.memo[name], slot, fact, 2) for name, fact in new.memo.items()}
-        k, v = scatter(keys.k, slot, new.k, 2), scatter(keys.v, slot, new.v, 2)
-        self.stored = Keys(k, v, at, memo, turned=turned, moves=new.moves)
-        if settled is not None:
-            self.settled = self.stored, scatter(settled, slot, new.k, 2)
-        self.exclusive = not recording
-        return self.stored
+            # A copy, because the scatter into `coords` above may share this memory.
+            old_turned = keys.at.coords.clone() if keys.turned is None else keys.turned
+            rotated_at = write_slots(old_turned, slot, turned_coords(new), 1)
+        rotated_k = None if rotated_at is None else self.current_k_of(self.keys)
+        memo = {name: write_slots(keys.memo[name], slot, fact, 2) for name, fact in new.memo.items()}
+        k, v = write_slots(keys.k, slot, new.k, 2), write_slots(keys.v, slot, new.v, 2)
+        self.stored_keys = Keys(k, v, at, memo, turned=rotated_at, moves=new.moves)
+        if rotated_k is not None:
+            self.current_k = self.stored_keys, write_slots(rotated_k, slot, new.k, 2)
+        self.exclusive = not needs_copies
+        return self.stored_keys
 
     def slot_of(self, order: Tensor) -> Tensor:
-        """The slot of tokens of some order, [B or 1, T]."""
-        # A slot that does not exist must not be the one for padding.
+        """Return the slots [B or 1, T] of tokens: order % slots if rolling, so new tokens overwrite old ones."""
+        # An order beyond the slots must fail, not land in the slot for padding.
         slot = order % self.slots if self.rolling else torch.where(order < self.slots, order, order + 1)
         return torch.where(order < 0, self.slots, slot)
 
     def crop(self, tokens: int | Tensor) -> None:
         if self.rolling and self.keys is not None and int(self.keys.at.order.max()) >= self.slots:
-            if cropped(self.keys.at, tokens, self.batch) is not self.keys.at:
+            if crop_positions(self.keys.at, tokens, self.batch) is not self.keys.at:
                 raise ValueError(
-                    f"a rolling cache of {self.slots} slots has written over the oldest tokens, and cannot go back; "
-                    f"use a cache that grows, or a static one"
+                    f"a rolling cache of {self.slots} slots has overwritten its oldest tokens, and cannot go back; "
+                    f"use a growing cache, or a static one"
                 )
         super().crop(tokens)
 
     def store(self, keys: Keys) -> None:
         slot = self.slot_of(keys.at.order)
-        here = torch.arange(self.slots + 1, device=slot.device)
-        if slot.shape[1] == self.slots + 1 and bool(((slot == here) | (keys.at.order < 0)).all()):
-            self.hold(replace(keys, at=keys.at.changed(extent=extent_of(keys.at))))
+        own_slot = torch.arange(self.slots + 1, device=slot.device)
+        if slot.shape[1] == self.slots + 1 and bool(((slot == own_slot) | (keys.at.order < 0)).all()):
+            self.set_keys(replace(keys, at=keys.at.with_facts(extent=extent_of(keys.at))))
             return
-        held = compact(keys)
-        if held is None:
-            self.stored = None
+        remaining = compact(keys)
+        if remaining is None:
+            self.stored_keys = None
             return
-        if self.rolling and (wide := span(held.at)[0]) > self.slots:
+        if self.rolling and (order_range := order_span(remaining.at)[0]) > self.slots:
             raise ValueError(
-                f"a rolling cache of {self.slots} slots holds as many tokens in a row, and these are {wide} apart; "
-                f"forget more of them, or use a cache that grows"
+                f"a rolling cache of {self.slots} slots holds as many adjacent tokens, and these span {order_range}; "
+                f"drop more of them, or use a growing cache"
             )
-        fresh = SlotCache(self.slots, rolling=self.rolling)
-        self.hold(fresh.take_in(held))
+        empty_cache = SlotCache(self.slots, rolling=self.rolling)
+        self.set_keys(empty_cache.take_in(remaining))
 
     def __copy__(self) -> "SlotCache":
-        """A cache that goes its own way from here: whichever writes first has memory of its own."""
+        """Return an independent cache: the first of the two to write copies the memory."""
         twin = SlotCache(self.slots, rolling=self.rolling)
-        twin.stored, twin.settled, twin.exclusive, self.exclusive = self.stored, self.settled, False, False
+        twin.stored_keys, twin.current_k = self.stored_keys, self.current_k
+        twin.exclusive = self.exclusive = False
         return twin
 
-    def hold(self, keys: Keys) -> None:
-        # What is written into inference mode's own tensors leaves no trace.
-        self.stored, self.exclusive = keys, self.exclusive and not keys.k.is_inference()
+    def set_keys(self, keys: Keys) -> None:
+        # Writes to tensors made in inference mode are not tracked by version counters.
+        self.stored_keys, self.exclusive = keys, self.exclusive and not keys.k.is_inference()
 
     def empty_like(self, new: Keys) -> Keys:
-        def room(x: Tensor, axis: int, fill: int = 0) -> Tensor:
+        def empty_fact(x: Tensor, axis: int, fill: int = 0) -> Tensor:
             shape = list(x.shape)
             shape[0], shape[axis] = new.k.shape[0], self.slots + 1
-            return memory(x, shape, x.dtype).fill_(fill)
+            return new_memory(x, shape, x.dtype).fill_(fill)
 
         at = Positions(
-            coords=room(new.at.coords, 1),
-            order=room(new.at.order, 1, -1),
-            document=None if new.at.document is None else room(new.at.document, 1),
+            coords=empty_fact(new.at.coords, 1),
+            order=empty_fact(new.at.order, 1, -1),
+            document=None if new.at.document is None else empty_fact(new.at.document, 1),
             unit_step=new.at.unit_step,
             extent=0,
         )
-        return replace(new.each(lambda name, fact: room(fact, 2)), at=at, query_memo={}, turned=None)
+        return replace(new.each(lambda name, fact: empty_fact(fact, 2)), at=at, query_memo={}, turned=None)
 
     def check(self, at: Positions, mask: Mask) -> None:
-        """Raises ValueError unless these tokens come behind what it holds, with slots for all that they may see."""
+        """Raise ValueError unless these tokens come behind the cached ones, and all that they see has slots."""
         self.check_room(at)
         check_behind(self.keys, at, mask)
         if not self.rolling:
             return
         if mask.window is None:
             raise ValueError(
-                f"a rolling cache of {self.slots} slots forgets what came before, and the mask has no window; give "
+                f"a rolling cache of {self.slots} slots forgets older tokens, and the mask has no window; give "
                 f"mask=masks.window(size) of at most {self.slots} tokens, or a cache that is not rolling"
             )
         if self.slots < mask.window:
@@ -157,12 +157,12 @@ class SlotCache(checks.ChecksArguments, LayerCache):
                 f"a rolling cache of {self.slots} slots cannot hold a window of {mask.window} tokens; give it at least "
                 f"window + chunk - 1 slots"
             )
-        chunk, last = span(at)
+        chunk, last = order_span(at)
         if self.slots >= mask.window + chunk - 1 or (self.keys is None and chunk <= self.slots):
             return
         if last is None or last >= self.slots:
             raise ValueError(
-                f"a chunk of {chunk} tokens writes over tokens that its first ones see: a rolling cache under a window "
+                f"a chunk of {chunk} tokens overwrites tokens that its first ones see: a rolling cache under a window "
                 f"of {mask.window} needs {mask.window + chunk - 1} slots for it, got {self.slots}; give it as many, or "
                 f"feed chunks of at most {self.slots - mask.window + 1}"
             )
@@ -177,7 +177,9 @@ class SlotCache(checks.ChecksArguments, LayerCache):
             return
         extent = at.extent if at.contiguous and at.unit_step else None
         if extent is None and may_be_read(at.order):
-            if gpu_checks(at.order, lambda: at.order < self.slots, f"a token has no slot in a cache of {self.slots}"):
+            if assert_on_gpu(
+                at.order, lambda: at.order < self.slots, f"a token has no slot in a cache of {self.slots}"
+            ):
                 return
             extent = int(at.order.max()) + 1
         if extent is not None and extent > self.slots:

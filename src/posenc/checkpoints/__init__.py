@@ -1,10 +1,9 @@
 """Real checkpoints: read which position encoding a model has, run it through our modules, convert it, extend it.
 
-Names are imported when they are first asked for; transformers, gguf and safetensors only where they are needed.
+Names are imported at first access; transformers, gguf and safetensors where they are needed.
 """
 
 import importlib
-from typing import Any
 
 HOMES = {
     "Layer": "vocabulary.reading",
@@ -22,7 +21,7 @@ HOMES = {
 __all__ = sorted(HOMES)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in HOMES:
         raise AttributeError(f"module 'posenc.checkpoints' has no attribute '{name}'")
     return getattr(importlib.import_module(f"posenc.checkpoints.{HOMES[name]}"), name)

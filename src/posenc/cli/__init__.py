@@ -1,11 +1,10 @@
-"""The command line: verbs over the library and the laboratory. It parses, calls and prints; the work is done elsewhere.
+"""The command line: verbs over the library and the laboratory. It parses, calls other rooms and prints.
 
-A verb is a dataclass with `run`, which gives the exit code where it is not 0, in the file of what it is about; `verbs`
-names them all, and here they are called, and their errors end. Help must come at once, so everything that imports torch
-is imported inside `run`.
+A verb is a dataclass with a method `run`, which returns the exit code (None: 0). `verbs` lists them all; this module
+calls them and reports their errors. Help must be fast, so everything that imports torch is imported inside `run`.
 
-Data goes to stdout, progress to stderr. Exit codes: 0 done, 1 it failed, 2 bad usage (an option, a spec
-or a file that cannot be taken, or nothing at all), 130 interrupted, 128 + n ended by signal n.
+Data goes to stdout, progress to stderr. Exit codes: 0 success, 1 failure, 2 bad usage (a wrong option, spec or file, or
+no arguments), 130 interrupted, 128 + n ended by signal n.
 """
 
 import os
@@ -18,44 +17,44 @@ from contextlib import contextmanager, suppress
 from typing import cast
 
 from posenc import __version__
-from posenc.cli.arguments import HELP, check_names, parse
+from posenc.cli.arguments import HELP, check_names, parse_command
 from posenc.cli.help import show_help
 from posenc.cli.published import LAB
 from posenc.cli.verbs import VERBS, overview
-from posenc.foreign import one_line, quoted
-from posenc.foreign.code import is_meant, own_errors
-from posenc.foreign.text import shortened
+from posenc.foreign import one_line, quote
+from posenc.foreign.code import is_for_user, user_code_errors
+from posenc.foreign.text import shorten
 
-__all__ = ["LAB", "VERBS", "main", "parse"]
+__all__ = ["LAB", "VERBS", "main", "parse_command"]
 
-LONGEST = 1_000
-"""The letters of an error's one line."""
+MAX_ERROR_LETTERS = 1_000
+"""The longest error line (letters)."""
 
-AGAIN = 0.02
-"""Seconds until an interrupt that Python dropped is raised again."""
+RESEND_SECONDS = 0.02
+"""Seconds until an interrupt that Python dropped is sent again."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one verb; returns the exit code.
+    """Run one verb, and return the exit code.
 
-    A user's mistake, and what the system refuses, is answered in one line; a fault of posenc's stays a traceback.
+    A user's mistake or a system error is printed as one line; a fault of posenc stays a traceback.
     """
-    given = sys.argv[1:] if arguments is None else arguments
+    command = sys.argv[1:] if arguments is None else arguments
     try:
         try:
-            return answered(given)
+            return run_command(command)
         finally:
-            # Whoever has stopped reading is heard of here, and not when Python ends.
+            # A closed pipe raises here, and not when Python exits.
             sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has enough; without this, Python would complain when it flushes at the end.
+        # The reader closed the pipe; without this, Python would complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, RuntimeError, OSError) as error:
-        # An error with a number comes from the system.
-        if not is_meant(error) and not getattr(error, "errno", None):
+        # An error with an errno comes from the system.
+        if not is_for_user(error) and not getattr(error, "errno", None):
             raise
-        print(f"posenc: {reason(error)}", file=sys.stderr)
+        print(f"posenc: {error_line(error)}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     except KeyboardInterrupt as end:
         number = end.args[0] if end.args else signal.SIGINT
@@ -64,30 +63,30 @@ def main(arguments: list[str] | None = None) -> int:
         return 128 + number
 
 
-def answered(given: list[str]) -> int:
-    """What the arguments ask for, done; returns the exit code."""
-    if not given:
+def run_command(arguments: list[str]) -> int:
+    """Run the command of these arguments, and return the exit code."""
+    if not arguments:
         print(overview(), file=sys.stderr)
         return 2
-    if given[0] == "help":
-        given = [*given[1:], "--help"]
-    if given[0] in HELP:
+    if arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
+    if arguments[0] in HELP:
         print(overview())
         return 0
-    if given[0] == "--version":
+    if arguments[0] == "--version":
         print(version())
         return 0
-    if any(argument in HELP for argument in given):
-        show_help(given)
+    if any(argument in HELP for argument in arguments):
+        show_help(arguments)
         return 0
-    verb = parse(given)
+    verb = parse_command(arguments)
     check_names(verb)
-    with own_errors(given), ended_like_ctrl_c():
+    with user_code_errors(arguments), signals_as_interrupts():
         return verb.run() or 0
 
 
 def version() -> str:
-    """What a report of a fault has to name."""
+    """Return the versions that a bug report has to name."""
     from importlib import metadata
 
     torch = "no torch"
@@ -97,61 +96,60 @@ def version() -> str:
 
 
 @contextmanager
-def ended_like_ctrl_c() -> Generator[None]:
-    """A request to end, or a terminal that closes, is KeyboardInterrupt too, with the signal's number.
+def signals_as_interrupts() -> Generator[None]:
+    """Raise KeyboardInterrupt with the signal's number for SIGINT, SIGTERM and SIGHUP.
 
-    What ignores them, as nohup does, goes on ignoring them. Where one arrives while Python cleans up behind an object,
-    Python reports it and goes on; it is then asked for again, a moment later. Where C code drops one without a word,
-    the command ends as interrupted when it is through.
+    Signals that are ignored, as under nohup, stay ignored. Python drops an exception that is raised in a finaliser; the
+    signal is then sent again a moment later. If C code drops it silently, the command ends as interrupted at its end.
     """
-    came: list[int] = []
-    again: list[threading.Timer] = []
+    numbers: list[int] = []
+    timers: list[threading.Timer] = []
 
     def end(number: int, frame: object) -> None:
-        came.append(number)
+        numbers.append(number)
         raise KeyboardInterrupt(number)
 
-    def dropped(what: "sys.UnraisableHookArgs") -> None:
-        if not isinstance(what.exc_value, KeyboardInterrupt):
-            report(what)
+    def resend(unraisable: "sys.UnraisableHookArgs") -> None:
+        if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+            report(unraisable)
             return
-        number = what.exc_value.args[0] if what.exc_value.args else signal.SIGINT
-        # From another thread: here, it would be raised in this very function and be dropped with it.
-        again.append(threading.Timer(AGAIN, interrupt, (number,)))
-        again[-1].start()
+        number = unraisable.exc_value.args[0] if unraisable.exc_value.args else signal.SIGINT
+        # Sent from another thread: raised here, it would be dropped as well.
+        timers.append(threading.Timer(RESEND_SECONDS, interrupt, (number,)))
+        timers[-1].start()
 
-    asked = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    signals = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
     if threading.current_thread() is not threading.main_thread():
-        asked = []
-    before = {number: signal.getsignal(number) for number in asked}
-    ours = [number for number in asked if before[number] in (signal.SIG_DFL, signal.default_int_handler)]
-    for number in ours:
+        signals = []
+    handlers = {number: signal.getsignal(number) for number in signals}
+    replaced = [number for number in signals if handlers[number] in (signal.SIG_DFL, signal.default_int_handler)]
+    for number in replaced:
         signal.signal(number, end)
-    report, sys.unraisablehook = sys.unraisablehook, dropped
+    report, sys.unraisablehook = sys.unraisablehook, resend
     try:
         yield
-        if came:
-            raise KeyboardInterrupt(came[-1])
+        if numbers:
+            raise KeyboardInterrupt(numbers[-1])
     finally:
-        # One is enough; another would meet whoever runs behind the command.
-        for timer in again:
+        # A second signal would reach the caller's next command.
+        for timer in timers:
             timer.cancel()
         sys.unraisablehook = report
-        for number in ours:
-            signal.signal(number, before[number])
+        for number in replaced:
+            signal.signal(number, handlers[number])
 
 
 def interrupt(number: int) -> None:
-    """Send a signal to the main thread, which wakes it where it sleeps."""
+    """Send a signal to the main thread, which also wakes it from a sleep."""
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(cast(int, threading.main_thread().ident), number)
     else:
         signal.raise_signal(number)
 
 
-def reason(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
-        # Without a name it was what we print.
-        return f"{error.strerror}: {quoted(error.filename) if error.filename else 'the output'}"
+        # An error without a file name came from stdout.
+        return f"{error.strerror}: {quote(error.filename) if error.filename else 'the output'}"
     # Some of torch's messages run over many lines.
-    return shortened(one_line(str(error)), LONGEST)
+    return shorten(one_line(str(error)), MAX_ERROR_LETTERS)

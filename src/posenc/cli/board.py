@@ -1,4 +1,4 @@
-"""`posenc board` and `posenc advise`: every encoding on every task, and what that says to a question."""
+"""`posenc board` and `posenc advise`: results of every encoding on every task, and advice from them."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from posenc.cli.options import Folder, Names, Number, OneSpec, Specs, Taking, Whole
+from posenc.cli.options import Folder, Names, Number, OneSpec, Specs, Value, Whole
 
 
 @dataclass(kw_only=True)
@@ -15,8 +15,8 @@ class Board:
 
     Example: posenc board --encodings mine.py:Mine --tasks copy recall --out runs/board
 
-    An encoding is run on the tasks that it has a meaning for. Rows that are there, in the folder or in the repository's
-    own board, are never made again: the same command goes on where it stopped. Ctrl-C loses the runs in hand.
+    An encoding runs on the tasks that make sense for it. Rows in the folder or in the repository's own board are never
+    computed again: the same command continues where it stopped. Ctrl-C loses the unfinished runs.
     """
 
     tasks: Names = ()
@@ -24,9 +24,9 @@ class Board:
     encodings: Specs = ()
     """Specs, with commas between where layers differ; path/to/mine.py:Mine for your own. Default: all."""
     seconds: Number = None
-    """Begin no run after so many seconds."""
+    """Start no run after this many seconds."""
     workers: Whole = None
-    """Runs at once. Default: one for each core."""
+    """Runs at the same time. Default: one per core."""
     out: Path = Path("runs/board")
     """The folder for rows and pages; docs/board in the repository is its own board."""
 
@@ -48,45 +48,45 @@ class Advise:
 
     Example: posenc advise --task "find a fact in a long document" --train-length 512 --test-length 2048
 
-    It answers from the nearest tasks of the board, with five rows of it, and says what was not measured.
+    The answer comes from the most similar tasks of the board, with five of its rows, and names what was not measured.
     """
 
-    task: Annotated[str, Taking("TEXT")]
-    """A task of the board, or what your model has to do, in words."""
+    task: Annotated[str, Value("TEXT")]
+    """A task of the board, or your own task in words."""
     train_length: int
-    """How long your sequences are in training."""
+    """The length of your sequences in training."""
     test_length: int
-    """How long they get afterwards."""
+    """Their length after training."""
     bidirectional: bool = False
-    """Whether every token sees all tokens, as in encoders. Default: only those before it."""
+    """Every token sees all tokens, as in encoders. Default: only earlier tokens."""
     axes: int = 1
     """1 for sequences, 2 for images."""
     encoding: OneSpec = None
-    """The encoding that you have, to hear whether to keep it."""
+    """Your present encoding, to learn whether to keep it."""
     rows: Folder = None
     """The folder of a board. Default: the repository's own."""
     all: bool = False
-    """Print every encoding that carries, and what becomes of the others."""
+    """Print every encoding that reaches your length, and the results of the others."""
     json: bool = False
     """Print the answer as JSON."""
 
     def run(self) -> None:
         from posenc.cli import terminal
         from posenc.lab.board import costs, rows, run
-        from posenc.lab.board.advice import MOST_ROWS, NOT_MEASURED, Question, advise, nearest
+        from posenc.lab.board.advice import MAX_ROWS, NOT_MEASURED, Question, advise, nearest_tasks
 
-        asked = (self.task, self.train_length, self.test_length, not self.bidirectional, self.axes, self.encoding)
+        query = (self.task, self.train_length, self.test_length, not self.bidirectional, self.axes, self.encoding)
         folder = self.rows or run.COMMITTED
-        question = Question(*asked)
-        # Of all rows those are read that are asked for.
-        found = advise(question, rows.there(folder, partial(nearest, question)), costs.read(folder))
+        question = Question(*query)
+        # Read only the rows that the question needs.
+        advice = advise(question, rows.read_existing(folder, partial(nearest_tasks, question)), costs.read(folder))
         if self.json:
-            print(json.dumps(asdict(found)))
+            print(json.dumps(asdict(advice)))
             return
-        most = None if self.all else MOST_ROWS
-        terminal.say(found.answer)
-        if found.table:
-            terminal.table(found.headings, found.table[:most])
-        terminal.say("\n".join([*(found.sentences if self.all else found.sentences[:1]), NOT_MEASURED]))
-        if len(found.table) > MOST_ROWS and not self.all:
-            terminal.say(f"{len(found.table) - MOST_ROWS} more: --all")
+        max_rows = None if self.all else MAX_ROWS
+        terminal.say(advice.answer)
+        if advice.table:
+            terminal.table(advice.headings, advice.table[:max_rows])
+        terminal.say("\n".join([*(advice.sentences if self.all else advice.sentences[:1]), NOT_MEASURED]))
+        if len(advice.table) > MAX_ROWS and not self.all:
+            terminal.say(f"{len(advice.table) - MAX_ROWS} more: --all")

@@ -1,11 +1,11 @@
-"""`posenc inspect`, `doctor`, `extend` and `convert`: models that others have trained."""
+"""`posenc inspect`, `doctor`, `extend` and `convert`: pretrained models."""
 
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from posenc.cli.options import File, Files, Name, Names, Positional, Source, Taking, Whole, Wholes
+from posenc.cli.options import File, Files, Name, Names, Positional, Source, Value, Whole, Wholes
 
 
 @dataclass
@@ -14,9 +14,9 @@ class Inspect:
 
     Example: posenc inspect path/to/model --out pictures
 
-    It says too what was not understood, and what contradicts itself. It reads Hugging Face folders and configs, Meta's
-    params.json, and GGUF files. Nothing is unpickled or run. The exit code is 1 where nothing of positions was found,
-    and where a key names an encoding that no layer has.
+    It also lists unknown keys and contradictions. It reads Hugging Face folders and configs, Meta's params.json, and
+    GGUF files. It unpickles and runs nothing. The exit code is 1 if it finds no position encoding, or if a key names an
+    encoding that no layer has.
     """
 
     path: Positional[Source]
@@ -24,39 +24,39 @@ class Inspect:
     out: File = None
     """A folder for pictures: spectrum, similarity of learned tables, curves of biases."""
     json: bool = False
-    """Print what was read as JSON."""
+    """Print the result as JSON."""
 
     def run(self) -> int:
         from posenc.checkpoints.files.hub import commit_of
         from posenc.checkpoints.formats import load
         from posenc.checkpoints.inspection import portrait
-        from posenc.checkpoints.inspection.inspect import in_json, inspect
+        from posenc.checkpoints.inspection.inspect import inspect, reading_as_json
         from posenc.checkpoints.vocabulary.reading import UNHEARD
         from posenc.cli import terminal
 
-        where = load.find(self.path, weights=False)
+        where = load.find_checkpoint(self.path, weights=False)
         reading = inspect(where)
         if self.json:
             commit = commit_of(where)
-            print(json.dumps(in_json(reading) | ({"commit": commit} if commit else {})))
+            print(json.dumps(reading_as_json(reading) | ({"commit": commit} if commit else {})))
         else:
-            terminal.say(portrait.words(reading))
+            terminal.say(portrait.describe_reading(reading))
             terminal.say()
-            terminal.table(*portrait.understood(reading))
+            terminal.table(*portrait.understood_keys(reading))
         if self.out:
-            for picture in portrait.save(reading, self.path, Path(self.out)):
+            for picture in portrait.save_pictures(reading, self.path, Path(self.out)):
                 terminal.note(f"Picture: {picture}")
         return 0 if reading.parts and UNHEARD not in str(reading.contradictions) else 1
 
 
 @dataclass
 class Doctor:
-    """Say which known defects hit a model, and what mends.
+    """Say which known defects affect a model, and the remedy.
 
     Example: posenc doctor path/to/model
 
-    Each is measured on a small random model of its kind with the installed transformers, and again with what mends it.
-    docs/guides/known-defects.md says where each was reported. The exit code is 0 where what was tried is clear, else 1.
+    Each is measured on a small random model of its kind with the installed transformers, and again with the remedy.
+    docs/guides/known-defects.md says where each was reported. The exit code is 0 if no defect was found, else 1.
     """
 
     path: Positional[Source]
@@ -68,24 +68,24 @@ class Doctor:
         from posenc.checkpoints.doctor import examine
         from posenc.cli import terminal
 
-        with terminal.doing("measuring ..."):
-            found = list(examine.examine(self.path))
+        with terminal.show_status("measuring ..."):
+            findings = list(examine.examine(self.path))
         if self.json:
-            print(json.dumps(examine.in_json(self.path, found)))
+            print(json.dumps(examine.report_json(self.path, findings)))
         else:
-            for line in (*examine.in_words(found), examine.total(found)):
+            for line in (*examine.report_lines(findings), examine.summary_line(findings)):
                 terminal.say(line)
-        return 0 if {one.word for one in found} - {"no concern"} == {"clear"} else 1
+        return 0 if {finding.verdict for finding in findings} - {"no concern"} == {"clear"} else 1
 
 
 @dataclass
 class Extend:
-    """Stretch the context of a checkpoint, by measuring.
+    """Extend the context of a checkpoint, by measuring.
 
     Example: posenc extend HuggingFaceTB/SmolLM2-135M --factor 2 --out runs/extend
 
-    Each method is measured on your text, and the winner is written as a checkpoint. A long run shows the time left;
-    Ctrl-C loses no finished pass, and the same command goes on where it stopped.
+    Each method is measured on your text, and the best one is written as a checkpoint. A long run shows the time left;
+    Ctrl-C loses no finished pass, and the same command continues where it stopped.
     """
 
     first = "path factor method text measures lengths device plan out json".split()
@@ -102,27 +102,27 @@ class Extend:
     measures: Names = ()
     """perplexity, one-key, several-keys, masked; the first decides. Default: all that fit, but several-keys."""
     replace: bool = False
-    """Put another schedule in place of the one that a scaled model has, from the length before any scaling."""
+    """Replace the schedule of an already scaled model, from its length before scaling."""
     text: Files = ()
     """Text files to measure on. Default: the Python language reference."""
     samples: Whole = None
-    """How many windows of the target length, documents or trials are measured. Default: by the measure."""
+    """The number of windows of the target length, documents or trials. Default: by the measure."""
     lengths: Wholes = ()
     """More lengths to measure at (tokens), besides the trained one, the target and some in between."""
     start: Whole = None
-    """The token of the text that is read first. Default: 2000, less in a short text."""
+    """The first token of the text to read. Default: 2000, less in a short text."""
     chunk: int = 1024
-    """How many tokens go through the model at once: fewer take less memory."""
-    dtype: Annotated[str, Taking("NAME")] = "float32"
-    """float32 or bfloat16: half the memory, and on processors that multiply it less time, on others far more."""
-    device: Annotated[str, Taking("NAME")] = "cpu"
+    """Tokens per forward pass: fewer take less memory."""
+    dtype: Annotated[str, Value("NAME")] = "float32"
+    """float32 or bfloat16: half the memory; faster on processors that support it, far slower on others."""
+    device: Annotated[str, Value("NAME")] = "cpu"
     """cpu, cuda, cuda:1, mps; or auto: spread by accelerate over GPUs, CPU and disk."""
-    cache: Annotated[str, Taking("NAME")] = "device"
-    """Where keys and values are kept: device, or cpu, from where they go to a CUDA device layer by layer."""
+    cache: Annotated[str, Value("NAME")] = "device"
+    """Where keys and values are stored: device, or cpu, from where they go to a CUDA device layer by layer."""
     longrope_factors: File = None
     """A JSON file with the searched short_factor and long_factor of longrope."""
     plan: bool = False
-    """What memory the run would take, by the config alone, and run nothing."""
+    """Estimate the memory of the run from the config alone, and run nothing."""
     out: Path = Path("runs/extend")
     """The folder for measurements, report and checkpoint."""
     json: bool = False
@@ -134,43 +134,43 @@ class Extend:
         from posenc.checkpoints.extension.settings import Settings
         from posenc.checkpoints.formats import load
         from posenc.cli import terminal
-        from posenc.lab.views.page import finite
+        from posenc.lab.views.page import json_value
         from posenc.specs import syntax
 
         load.without_bars()
-        said: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}
-        for name, given in (("methods", self.method), ("measures", self.measures)):
-            said[name] = tuple(one for several in given for one in syntax.split(several))
-        said["factors"] = self.longrope_factors
-        settings = Settings(**said)
+        options: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Settings) if hasattr(self, f.name)}
+        for name, texts in (("methods", self.method), ("measures", self.measures)):
+            options[name] = tuple(name_or_spec for text in texts for name_or_spec in syntax.split(text))
+        options["factors"] = self.longrope_factors
+        settings = Settings(**options)
         if self.plan:
-            return self.planned(settings)
+            return self.print_plan(settings)
         record = extend(settings, self.out, say=terminal.progress)
         if self.json:
-            print(json.dumps(finite(record)))
+            print(json.dumps(json_value(record)))
             return
-        for caption, table in report.in_short(record):
+        for caption, table in report.short_tables(record):
             terminal.say(caption)
             terminal.table(*table)
             terminal.say()
-        for words in report.sentences(record):
+        for words in report.summary_sentences(record):
             terminal.say(f"{words}\n")
         if record["written"]["path"]:
             terminal.say(f"Checkpoint: {record['written']['path']}")
         terminal.say(f"Report: {self.out / 'report.html'}")
 
-    def planned(self, settings: Any) -> None:
-        from posenc.checkpoints.extension.extend import foreseen
+    def print_plan(self, settings: Any) -> None:
+        from posenc.checkpoints.extension.extend import memory_plan
         from posenc.checkpoints.measures import memory
         from posenc.cli import terminal
 
-        plan = foreseen(settings)
+        plan = memory_plan(settings)
         if self.json:
             print(json.dumps(plan))
         else:
-            terminal.table(*memory.table(plan))
+            terminal.table(*memory.memory_table(plan))
             terminal.say()
-            for words in memory.sentences(plan):
+            for words in memory.plan_sentences(plan):
                 terminal.say(words)
 
 
@@ -180,43 +180,43 @@ class Convert:
 
     Example: posenc convert path/to/model --out path/to/new --layout interleaved
 
-    What may change: rotary's layout, and the length of learned tables. The source is never written to, and the new
-    folder appears when it is whole. A GGUF file becomes a folder in Hugging Face's form.
+    It changes the layout of RoPE (rotary), and the length of learned tables. The source is never changed, and the new
+    folder appears only when it is complete. A GGUF file becomes a folder in Hugging Face's format.
     """
 
     path: Positional[Source]
     """A folder in Hugging Face's form (a model or a LoRA adapter), a GGUF file, or a model of the hub as owner/name."""
     out: Path
-    """The new folder; it must not exist."""
+    """The new folder; it must not exist yet."""
     layout: Name = None
-    """half or interleaved: which channels of queries and keys turn together."""
+    """half or interleaved: which channels of queries and keys form a pair."""
     stored: Name = None
-    """The layout that the weights are in, where the config is wrong about it."""
+    """The layout of the weights, if the config is wrong about it."""
     max_length: Whole = None
-    """How many positions a learned table should have."""
+    """The new number of positions of a learned table."""
     grid: Wholes = ()
-    """How many cells, as rows and columns, a learned table of an image should have."""
+    """The new number of rows and columns of an image model's learned table."""
     interpolate: Name = None
     """linear, cubic or nearest. Default: linear for positions, cubic for a grid."""
     base: File = None
     """The folder or config.json of the model that an adapter belongs to."""
     shard_gigabytes: float = 2.0
-    """How large a file of tensors may grow; as much is held in memory."""
+    """The largest size of a file of tensors, which is also the memory it needs."""
     json: bool = False
-    """Print what was done as JSON."""
+    """Print the changes as JSON."""
 
     def run(self) -> None:
-        from posenc.checkpoints.conversion.convert import Request, convert
+        from posenc.checkpoints.conversion.convert import ConversionRequest, convert
         from posenc.cli import terminal
 
-        asked = {f.name: getattr(self, f.name) for f in fields(Request) if f.name != "grid"}
-        request = Request(**asked, grid=self.grid or None)
+        fields_of_request = {f.name: getattr(self, f.name) for f in fields(ConversionRequest) if f.name != "grid"}
+        request = ConversionRequest(**fields_of_request, grid=self.grid or None)
         size = int(self.shard_gigabytes * 1e9)
-        with terminal.doing(f"converting {self.path} ..."):
-            done = convert(self.path, self.out, request, base=self.base, shard_bytes=size)
+        with terminal.show_status(f"converting {self.path} ..."):
+            conversion = convert(self.path, self.out, request, base=self.base, shard_bytes=size)
         if self.json:
-            told = {"folder": str(done.folder), "done": done.done, "notes": done.notes}
-            print(json.dumps(told | ({"commit": done.commit} if done.commit else {})))
+            summary = {"folder": str(conversion.folder), "done": conversion.changes, "notes": conversion.notes}
+            print(json.dumps(summary | ({"commit": conversion.commit} if conversion.commit else {})))
             return
-        for words in (*done.done, *done.notes, f"Checkpoint: {done.folder}"):
+        for words in (*conversion.changes, *conversion.notes, f"Checkpoint: {conversion.folder}"):
             terminal.say(words)

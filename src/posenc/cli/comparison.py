@@ -1,4 +1,4 @@
-"""`posenc compare`, `posenc merge` and `posenc report`: which encoding, and the page that answers."""
+"""`posenc compare`, `posenc merge` and `posenc report`: train with each encoding, and report."""
 
 import json
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from posenc.cli.options import Labels, Name, Names, Number, Numbers, Paths, Positional, RunOptions, Specs, Taking, Whole
-from posenc.foreign import quoted
+from posenc.cli.options import Labels, Name, Names, Number, Numbers, Paths, Positional, RunOptions, Specs, Value, Whole
+from posenc.foreign import quote
 from posenc.lab.default_encodings import ENCODINGS
 from posenc.specs.syntax import split
 
@@ -19,7 +19,7 @@ class Compare(RunOptions):
 
     Example: posenc compare --encodings none rotary "rotary + alibi" mine.py:Mine --tasks repeat copy --seeds 3
 
-    The answer is one table and one report. Ctrl-C loses no finished run: the same command goes on where it stopped.
+    The result is one table and one report. Ctrl-C loses no finished run: the same command continues where it stopped.
     """
 
     first = "encodings tasks text label seeds steps train_length test_lengths layers out".split()
@@ -28,24 +28,24 @@ class Compare(RunOptions):
     """Specs to compare; "all" stands for every encoding that reads a sequence, path/to/mine.py:Mine for your own."""
     tasks: Names = ()
     """Tasks, such as copy "recall(symbols=16)" path/to/mine.py:Mine; posenc list has all. Default: the preset's."""
-    preset: Annotated[str, Taking("NAME")] = "default"
+    preset: Annotated[str, Value("NAME")] = "default"
     """default: repeat with three seeds, and text with one. full: six tasks, three seeds."""
     label: Labels = ()
-    """What tables and figures call an encoding; a class of your own may say it itself: label = "Ripple"."""
+    """The name of an encoding in tables and figures; your own class may set it: label = "Ripple"."""
     log: Names = ()
-    """Loggers to tell of each run: jsonl, tensorboard, wandb, or path/to/mine.py:Mine."""
+    """Loggers of each run: jsonl, tensorboard, wandb, or path/to/mine.py:Mine."""
     seeds: Whole = None
-    """How many seeds; more of them later keep the runs that are there. Default: what the preset says."""
+    """The number of seeds; a later command with more seeds keeps the finished runs. Default: the preset's."""
     seed_from: Whole = None
     """The first seed. Default: 100; recipes were searched on those below."""
     rates: Numbers = ()
-    """Learning rates to choose from, for each encoding on each task, by its loss on seeds of its own."""
+    """Learning rates to choose from, per encoding and task, by the loss on separate seeds."""
     maps: Specs = ()
     """Coordinate maps of the positions in training, such as none "randomised(longest=64)"; every encoding with each."""
     stretch: Specs = ()
     """Frequency schedules beyond the trained length, such as none "yarn(factor=2)"; rotary with each."""
-    shard: Annotated[str | None, Taking("NUMBER/COUNT")] = None
-    """NUMBER/COUNT, from 0/COUNT on: run this part only, into a folder of its own; then posenc merge."""
+    shard: Annotated[str | None, Value("NUMBER/COUNT")] = None
+    """NUMBER/COUNT, from 0/COUNT on: run only this part, into its own folder; then posenc merge."""
     out: Path = Path("runs/compare")
     """The folder for records, figures and report."""
     json: bool = False
@@ -54,43 +54,43 @@ class Compare(RunOptions):
     def run(self) -> int:
         from posenc.cli import terminal
         from posenc.lab.results import summary
-        from posenc.lab.runs.settings import Settings, not_for
+        from posenc.lab.runs.settings import Settings, encodings_of_other_axes
         from posenc.lab.sweeps.compare import compare
         from posenc.lab.sweeps.shards import Shard, run_shard
 
-        shard = None if self.shard is None else Shard.of(self.shard)
+        shard = None if self.shard is None else Shard.parse(self.shard)
         if shard and self.json:
             raise ValueError("--json prints the records of all runs, and a shard has its own; leave one of them out")
 
-        if "all" in self.encodings and (grids := not_for(1)):
+        if "all" in self.encodings and (grids := encodings_of_other_axes(1)):
             why = "left out of all where the tokens are a sequence, because they need a grid"
             terminal.note(f"{why}: {', '.join(grids)}")
-        given = {"task_names": self.tasks, "maps": self.maps, "stretches": self.stretch, "rates": self.rates}
-        asked: dict[str, Any] = {name: value or None for name, value in given.items()} | {"seeds": self.seeds}
-        labels, changes = labels_asked(self.label), self.changes()
+        lists = {"task_names": self.tasks, "maps": self.maps, "stretches": self.stretch, "rates": self.rates}
+        overrides: dict[str, Any] = {name: value or None for name, value in lists.items()} | {"seeds": self.seeds}
+        labels, changes = parse_labels(self.label), self.changes()
         settings = Settings(
-            self.encodings, preset=self.preset, seed_from=self.seed_from, labels=labels, changes=changes, **asked
+            self.encodings, preset=self.preset, seed_from=self.seed_from, labels=labels, changes=changes, **overrides
         )
         with terminal.live() as show:
             if shard:
                 sweep, folder = run_shard(settings, shard, self.out, log=self.log, show=show)
-                terminal.say(f"{sweep.done} runs of shard {self.shard}: {folder}")
+                terminal.say(f"{sweep.done_count} runs of shard {self.shard}: {folder}")
             else:
                 records, page, sweep = compare(settings, self.out, log=self.log, show=show)
                 failures = [sweep.runs[key].failure(reason) for key, reason in sweep.failures.items()]
-                answer(records, page, summary.shown(records), failures, as_json=self.json)
+                print_answer(records, page, summary.records_for_display(records), failures, as_json=self.json)
         if sweep.failures:
             terminal.note(f"{len(sweep.failures)} of {len(sweep.runs)} runs failed; the same command tries them again")
         return 1 if sweep.failures else 0
 
 
-def labels_asked(words: tuple[str, ...]) -> dict[str, str]:
+def parse_labels(words: tuple[str, ...]) -> dict[str, str]:
     """Spec -> label. Raises ValueError for what is not written SPEC=NAME."""
     labels = {}
     for word in words:
         spec, equals, label = word.rpartition("=")
         if not equals:
-            raise ValueError(f'--label takes SPEC=NAME, as in --label "mine.py:Mine=Ripple"; got {quoted(word)}')
+            raise ValueError(f'--label takes SPEC=NAME, as in --label "mine.py:Mine=Ripple"; got {quote(word)}')
         labels[" / ".join(split(spec))] = label
     return labels
 
@@ -101,11 +101,11 @@ class Merge:
 
     Example: posenc merge runs/compare/shard-* --out runs/compare
 
-    The shards stay as they are, and the same command again adds what is new. Then posenc report has them all.
+    The shards do not change, and the same command adds new records later. Then run posenc report.
     """
 
     folders: Positional[Paths]
-    """The folders of shards, what holds them, or others that posenc compare has filled with the same settings."""
+    """Folders of shards, their parent folder, or other folders of posenc compare with the same settings."""
     out: Path
     """The folder for the records of all."""
 
@@ -113,11 +113,11 @@ class Merge:
         from posenc.cli import terminal
         from posenc.lab.sweeps.shards import merge
 
-        done = merge(self.folders, self.out)
-        terminal.say(f"{done.new} records are new in {self.out}, {done.there} were there.")
-        for words in done.damaged:
+        result = merge(self.folders, self.out)
+        terminal.say(f"{result.new} records are new in {self.out}, {result.existing} were there.")
+        for words in result.read_errors:
             terminal.note(f"left out: {words}")
-        return 1 if done.damaged else 0
+        return 1 if result.read_errors else 0
 
 
 @dataclass
@@ -126,29 +126,29 @@ class Report:
 
     Example: posenc report runs/compare --figures pdf --style paper.mplstyle --width 3.25 --table results.csv copy.tex
 
-    The figures of the page are drawn again from the records, which stay as they are.
+    The figures of the page are drawn again from the records, which do not change.
     """
 
     folder: Positional[Path]
-    """A folder that posenc compare has filled."""
+    """A folder of posenc compare."""
     table: Paths = ()
     """Files to write: .csv, .parquet, .jsonl (a row for each run and length); .tex, .md (tables of each task)."""
     columns: Names = ()
-    """The columns of .tex and .md, by what stands above them, such as sliding R seeds. Default: all."""
+    """The columns of .tex and .md, by their headings, such as sliding R seeds. Default: all."""
     label: Labels = ()
-    """What tables and figures call an encoding, in place of what the comparison said."""
+    """The name of an encoding in tables and figures, instead of the comparison's."""
     figures: Names = ("png",)
-    """What the files of the figures are: pdf, svg, png."""
+    """File formats of the figures: pdf, svg, png."""
     style: Name = None
-    """A matplotlib style for the files of the figures: a file or a name. Default: as in the page."""
+    """A matplotlib style of the figures: a file or a name. Default: the page's."""
     width: Number = None
-    """Their width (inches); a column of a paper has some 3.25."""
+    """Width of the figures (inches); a column of a paper has about 3.25."""
     height: Number = None
-    """Their height (inches)."""
+    """Height of the figures (inches)."""
     titles: bool = True
-    """Whether they have titles."""
+    """Draw titles on the figures."""
     svg_text: bool = False
-    """Keep the words of SVGs as text, which needs the font where they are shown. Default: as shapes."""
+    """Keep the text of SVGs as text, which needs the same font on the reader's machine. Default: as shapes."""
     json: bool = False
     """Print the records as JSON instead of words and tables."""
 
@@ -158,37 +158,42 @@ class Report:
         from posenc.lab.results import report, summary, tables
         from posenc.lab.results.drawer import Files
         from posenc.lab.runs import record
-        from posenc.lab.runs.settings import check_labels, in_reading_order, read_settings, with_labels
+        from posenc.lab.runs.settings import check_labels, read_settings, sort_by_settings, with_labels
 
-        forms = [tables.form_of(path, self.columns) for path in self.table]
+        forms = [tables.serializer(path, self.columns) for path in self.table]
         if self.columns and not forms:
             raise ValueError("--columns chooses those of --table, and no table is asked for; add --table results.tex")
         files = Files(self.figures, self.style, self.width, self.height, self.titles, self.svg_text)
         settings = read_settings(self.folder)
-        records = in_reading_order(record.for_summaries(self.folder), settings)
-        check_labels(labels := labels_asked(self.label), [summary.spec_of(run) for run in records])
+        records = sort_by_settings(record.summary_records(self.folder), settings)
+        check_labels(labels := parse_labels(self.label), [summary.spec_of(run) for run in records])
         records = with_labels(records, labels)
         failures = list(record.failures(self.folder).values())
-        shown = summary.shown(records)
+        display_records = summary.records_for_display(records)
         with ExitStack() as stack:
-            # While a comparison is at work there, what it has finished is reported.
+            # While a comparison runs there, the report covers its finished runs.
             with suppress(store.InUse):
-                stack.enter_context(store.held(self.folder))
-            page = report.write(records, self.folder, settings, failures, files, shown)
-        answer(records, page, shown, failures, as_json=self.json)
+                stack.enter_context(store.locked_folder(self.folder))
+            page = report.write(records, self.folder, settings, failures, files, display_records)
+        print_answer(records, page, display_records, failures, as_json=self.json)
         for path in self.table:
             terminal.note(f"table: {tables.write(records, path, self.columns, failures)}")
-        for words, *_ in summary.legible(failures, summary.MOST_OF_A_SENTENCE):
+        for words, *_ in summary.for_display(failures, summary.MAX_SENTENCE_LETTERS):
             terminal.note(f"failed: {words}")
 
 
-def answer(
-    records: list[dict[str, Any]], page: Path, shown: list[dict[str, Any]], failures: Sequence[Any], *, as_json: bool
+def print_answer(
+    records: list[dict[str, Any]],
+    page: Path,
+    display_records: list[dict[str, Any]],
+    failures: Sequence[Any],
+    *,
+    as_json: bool,
 ) -> None:
-    """Print what records say and where their pages are, or the records themselves; and what tells them apart.
+    """Print the answer of the records and the paths of their pages, or the records themselves.
 
-    shown     the same records as people are shown them
-    failures  of the runs that have none
+    display_records  the same records, rounded and labelled for display
+    failures         of the runs without a record
     """
     from posenc.cli import terminal
     from posenc.explorer.page import explore
@@ -196,14 +201,14 @@ def answer(
     from posenc.lab.results import summary
     from posenc.lab.runs import record
 
-    for words in record.told_apart(shown):
+    for words in record.version_differences(display_records):
         terminal.note(words)
     if as_json:
         print(json.dumps(records))
         return
-    terminal.say(summary.answer(shown))
+    terminal.say(summary.answer(display_records))
     terminal.say()
-    terminal.tables(summary.tables(shown, failures))
+    terminal.tables(summary.plain_tables(display_records, failures))
     terminal.say(f"Report: {page}")
-    touched = store.write(page.with_name("explorer.html"), explore(run=page.parent, records=shown).encode())
-    terminal.say(f"Explorer: {touched}")
+    explorer = store.write(page.with_name("explorer.html"), explore(run=page.parent, records=display_records).encode())
+    terminal.say(f"Explorer: {explorer}")

@@ -1,4 +1,4 @@
-"""`posenc list`, `show`, `order` and `check`: what there is, seen from near, and held to its promises."""
+"""`posenc list`, `show`, `order` and `check`: the catalogue, one encoding in detail, and its tests."""
 
 import json
 import shlex
@@ -6,93 +6,92 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from posenc.cli.options import Comparison, Names, Numbers, Positional, Specs, Taking, Texts, Whole, Wholes
-from posenc.foreign import quoted
+from posenc.cli.options import Comparison, Names, Numbers, Positional, Specs, Texts, Value, Whole, Wholes
+from posenc.foreign import quote
 from posenc.lab.default_encodings import ENCODINGS
 from posenc.lab.description import listing
 
 
 @dataclass
 class List:
-    """List the encodings, and all that goes with them.
+    """List the encodings, schedules, tasks and other parts.
 
     Example: posenc list --door bias --used-by t5
 
-    posenc list NAME says all that is known of a name: an encoding, as a spec too, a schedule, a coordinate map, a task,
-    a kernel, a preset, a claim. posenc list schedules has a line for each schedule, and so for the others.
+    posenc list NAME describes an encoding (or a spec), a schedule, a coordinate map, a task, a kernel, a preset or a
+    claim. posenc list schedules has a line for each schedule; the other kinds work alike.
     """
 
-    name: Positional[Annotated[str, Taking("NAME")]] = ""
-    """What to tell of: a name, a spec, or a kind such as schedules."""
+    name: Positional[Annotated[str, Value("NAME")]] = ""
+    """A name, a spec, or a kind such as schedules."""
     axes: Whole = None
-    """Only encodings that read positions of so many axes: 1 for sequences, 2 for images."""
-    door: Annotated[str, Taking("NAME")] = ""
+    """Only encodings whose positions have this number of axes: 1 for sequences, 2 for images."""
+    door: Annotated[str, Value("NAME")] = ""
     """Only encodings that open this door: embed, turn, bias, attend, remember."""
-    used_by: Annotated[str, Taking("TEXT")] = ""
-    """Only encodings that models of this name use."""
+    used_by: Annotated[str, Value("TEXT")] = ""
+    """Only encodings that models with this name use."""
     pager: bool = True
-    """Whether what is longer than the screen goes through PAGER, or less."""
+    """Show text longer than the screen in PAGER, or in less."""
     json: bool = False
     """Print JSON."""
 
     def run(self) -> None:
-
-        asked = {"axes": self.axes, "door": self.door, "used_by": self.used_by}
-        given = [f"--{name.replace('_', '-')}" for name, value in asked.items() if value not in (None, "")]
-        if self.name and given:
-            raise ValueError(f"{given[0]} chooses among all encodings, and {quoted(self.name)} is named; leave one out")
+        filters = {"axes": self.axes, "door": self.door, "used_by": self.used_by}
+        flags = [f"--{name.replace('_', '-')}" for name, value in filters.items() if value not in (None, "")]
+        if self.name and flags:
+            raise ValueError(f"{flags[0]} chooses among all encodings, and {quote(self.name)} is named; leave one out")
         if self.name in listing.KINDS:
             return self.show_kind(self.name)
-        return self.show_card() if self.name else self.show_all(asked, everything=not given)
+        return self.show_card() if self.name else self.show_all(filters, with_parts=not flags)
 
     def show_card(self) -> None:
-        """Print what is known of one name."""
+        """Print the description of one name."""
         from posenc.cli import terminal
 
         card = listing.card(self.name)
         if self.json:
             print(json.dumps(card))
             return
-        for number, one in enumerate([card, *card["also"]]):
+        for number, entry in enumerate([card, *card["also"]]):
             if number:
                 terminal.say()
-            terminal.table([one["kind"], one["name"]], listing.card_in_words(one))
-            if one.get("lesson"):
-                terminal.say(f"\n{one['lesson']}")
+            terminal.table([entry["kind"], entry["name"]], listing.card_rows(entry))
+            if entry.get("lesson"):
+                terminal.say(f"\n{entry['lesson']}")
 
     def show_kind(self, kind: str) -> None:
-        """Print a line for each of a kind."""
+        """Print a line for each part of a kind."""
         from posenc.cli import terminal
 
-        entries = listing.overview()[kind]
+        items = listing.load_overview()[kind]
         if self.json:
-            print(json.dumps(entries))
+            print(json.dumps(items))
             return
-        terminal.pages(terminal.index(kind.replace("_", " "), list(map(listing.lined, entries))), pager=self.pager)
+        terminal.pages(terminal.index(kind.replace("_", " "), list(map(listing.listing_line, items))), pager=self.pager)
 
-    def show_all(self, asked: dict[str, Any], *, everything: bool) -> None:
-        """Print a line for each encoding that is asked for; with everything the names of what goes with them too."""
+    def show_all(self, filters: dict[str, Any], *, with_parts: bool) -> None:
+        """Print a line for each encoding that passes the filters; `with_parts` adds the names of all other parts."""
         from posenc.cli import terminal
 
-        found = listing.overview()
-        found["encodings"] = listing.chosen(found["encodings"], **asked)
-        if everything:
-            found["plugins"] = listing.installed()
+        catalogue = listing.load_overview()
+        catalogue["encodings"] = listing.select(catalogue["encodings"], **filters)
+        if with_parts:
+            catalogue["plugins"] = listing.installed_plugins()
         if self.json:
-            print(json.dumps(found))
+            print(json.dumps(catalogue))
             return
         lines = list[str]()
-        for title, entries in listing.groups_of(found, found["encodings"]):
+        for title, entries in listing.by_group(catalogue, catalogue["encodings"]):
             lines += [*terminal.index(title, entries), ""]
-        if everything:
+        if with_parts:
             for kind in [kind for kind in listing.KINDS if kind != "encodings"]:
-                names = ", ".join(one["name"] for one in found[kind])
-                lines += [*terminal.in_lines(kind.replace("_", " ").upper(), names), ""]
-            for one in found["plugins"]:
-                one["idea"] = "; ".join(filter(None, [f"{one['kind']} of {one['package']}", one.pop("problem")]))
-            if found["plugins"]:
-                lines += [*terminal.index("plug-ins", list(map(listing.lined, found["plugins"]))), ""]
-        lines.append("posenc list NAME says all that is known of a name.")
+                names = ", ".join(item["name"] for item in catalogue[kind])
+                lines += [*terminal.wrap(kind.replace("_", " ").upper(), names), ""]
+            for item in catalogue["plugins"]:
+                item["idea"] = "; ".join(filter(None, [f"{item['kind']} of {item['package']}", item.pop("problem")]))
+            if catalogue["plugins"]:
+                lines += [*terminal.index("plug-ins", list(map(listing.listing_line, catalogue["plugins"]))), ""]
+        lines.append("posenc list NAME describes one of them.")
         terminal.pages(lines, pager=self.pager)
 
 
@@ -103,10 +102,10 @@ class Show:
     Example: posenc show "rotary(base=500)" --tokens 128 --out pictures
     """
 
-    spec: Positional[Annotated[str, Taking("SPEC")]]
+    spec: Positional[Annotated[str, Value("SPEC")]]
     """The encoding, as a spec."""
     tokens: int = 64
-    """How many positions to draw."""
+    """The number of positions to draw."""
     dim: int = 64
     """Width of the model (channels)."""
     heads: int = 4
@@ -114,17 +113,17 @@ class Show:
     words: Texts = ("the", "dog", "bit", "the", "man")
     """The words of the worked example, for encodings that add to embeddings."""
     ids: Wholes = ()
-    """The id of each of these words. Default: counted as they come."""
+    """The id of each of these words. Default: in the order of first appearance."""
     vectors: Numbers = ()
-    """Their token vectors, one behind another for each id from 0 on. Default: random."""
+    """Their token vectors, one after another for ids 0, 1, ... Default: random."""
     shift: int = 1
     """The k of the shift matrix M_k with PE(p + k) = M_k PE(p), for sinusoidal."""
     comparison: Comparison = None
-    """A folder that compare has filled: what its runs of this encoding have learned is drawn too."""
+    """A folder of posenc compare: also draw what its runs of this encoding learned."""
     out: Path = Path("runs/show")
     """The folder for the pictures."""
     open: bool = False
-    """Open the pictures with what this desktop opens pictures with."""
+    """Open the pictures in the desktop's viewer."""
     json: bool = False
     """Print the numbers behind the pictures as JSON."""
 
@@ -134,23 +133,23 @@ class Show:
 
         if self.open and self.json:
             raise ValueError("--open shows pictures, and --json draws none; leave one of them out")
-        given = {name: getattr(self, name) for name in ("tokens", "dim", "heads", "words", "shift", "ids", "vectors")}
+        values = {name: getattr(self, name) for name in ("tokens", "dim", "heads", "words", "shift", "ids", "vectors")}
         try:
-            shown = describe.show(self.spec, trained=self.comparison, **given)
-        except ModuleNotFoundError as missing:
+            picture_set = describe.show(self.spec, runs_folder=self.comparison, **values)
+        except ModuleNotFoundError as error:
             if self.json:
                 raise
-            terminal.say(describe.in_words(describe.at_standard_shape(self.spec)[0]))
-            terminal.note(f"pictures and numbers need {missing.name}: pip install 'posenc[lab]'")
+            terminal.say(describe.lesson_text(describe.at_standard_shape(self.spec)[0]))
+            terminal.note(f"pictures and numbers need {error.name}: pip install 'posenc[lab]'")
             return
         if self.json:
-            print(json.dumps(shown.facts))
+            print(json.dumps(picture_set.facts))
             return
-        terminal.say(shown.text)
-        for title, headers, rows in shown.tables:
+        terminal.say(picture_set.text)
+        for title, headers, rows in picture_set.tables:
             terminal.say()
             terminal.table(headers, rows, title)
-        paths = shown.save(self.out)
+        paths = picture_set.save(self.out)
         terminal.say()
         for path in paths:
             terminal.say(f"Picture: {path}")
@@ -172,26 +171,26 @@ class Order:
 
     def run(self) -> None:
         from posenc.cli import terminal
-        from posenc.lab.description.describe import reading_of_order
+        from posenc.lab.description.describe import order_table
         from posenc.lab.evaluation.order import order_tests
 
-        found = {spec: order_tests(spec) for spec in self.specs}
+        results = {spec: order_tests(spec) for spec in self.specs}
         if self.json:
-            print(json.dumps(found))
+            print(json.dumps(results))
             return
-        terminal.table(*reading_of_order(found))
+        terminal.table(*order_table(results))
 
 
 @dataclass
 class Check:
-    """Hold an encoding or a task to all that posenc promises.
+    """Test an encoding or a task against posenc's promises.
 
     Example: posenc check path/to/mine.py:Mine
 
-    The exit code is 1 where a promise is broken, or a gap that is declared has closed.
+    The exit code is 1 if a promise is broken, or if a declared gap has closed.
     """
 
-    spec: Positional[Annotated[str, Taking("SPEC")]]
+    spec: Positional[Annotated[str, Value("SPEC")]]
     """The encoding or the task, as a spec or path/to/file.py:Class."""
     promise: Names = ()
     """Only these promises, by their names. Default: all."""
@@ -203,20 +202,20 @@ class Check:
         from posenc.cli import terminal
         from posenc.lab import checking
 
-        found = []
-        holds = checking if checking.names_a_task(self.spec) else testing
-        tried = holds.verdicts(
-            self.spec, self.promise or None, lambda promise: terminal.doing(f"{promise.replace('_', ' ')} ...")
+        verdicts = []
+        checker = checking if checking.names_a_task(self.spec) else testing
+        stream = checker.verdicts(
+            self.spec, self.promise or None, lambda promise: terminal.show_status(f"{promise.replace('_', ' ')} ...")
         )
         if not self.json:
             terminal.say(self.spec)
-        for verdict in tried:
-            found.append(verdict)
+        for verdict in stream:
+            verdicts.append(verdict)
             if not self.json:
-                again = f"posenc check {shlex.quote(verdict.subject)} --promise {verdict.promise}"
-                terminal.verdict(verdict, again)
+                command = f"posenc check {shlex.quote(verdict.subject)} --promise {verdict.promise}"
+                terminal.verdict(verdict, command)
         if self.json:
-            print(json.dumps([asdict(verdict) for verdict in found]))
+            print(json.dumps([asdict(verdict) for verdict in verdicts]))
         else:
-            terminal.say(testing.total(found))
-        return 0 if all(verdict.good for verdict in found) else 1
+            terminal.say(testing.verdict_counts(verdicts))
+        return 0 if all(verdict.good for verdict in verdicts) else 1

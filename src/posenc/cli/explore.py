@@ -1,26 +1,26 @@
-"""`posenc explore`: a page that shows encodings and a run, and that people can touch."""
+"""`posenc explore`: an interactive page of encodings and a run."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from posenc.cli.options import Comparison, Positional, Specs, Taking
+from posenc.cli.options import Comparison, Positional, Specs, Value
 
 
 @dataclass
 class Explore:
-    """Write a page of encodings to touch: a file that moves.
+    """Write an interactive page of encodings as one file.
 
     Example: posenc explore rotary alibi --run runs/compare
 
-    The page needs no network and nothing beside itself.
+    The page needs no network and no other file.
     """
 
     specs: Positional[Specs] = ()
-    """The encodings. Default: the best known."""
+    """The encodings. Default: the best-known ones."""
     comparison: Comparison = None
-    """A comparison's folder: its curves, its trained tables, where its models look. Default: a small one that ships."""
-    out: Annotated[Path, Taking("PATH")] = Path("runs/explorer.html")
+    """A folder of posenc compare: its curves, trained tables and attention. Default: a small one that ships."""
+    out: Annotated[Path, Value("PATH")] = Path("runs/explorer.html")
     """The file to write."""
     open: bool = False
     """Open the page in the browser."""
@@ -30,7 +30,7 @@ class Explore:
         from posenc.explorer.page import explore
         from posenc.lab import store
 
-        with terminal.doing("computing ..."):
+        with terminal.show_status("computing ..."):
             text = explore(self.specs, run=self.comparison)
         store.write(self.out, text.encode())
         terminal.say(f"Explorer: {self.out}")

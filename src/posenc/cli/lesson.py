@@ -1,4 +1,4 @@
-"""`posenc lesson`: the course, and what it says of one's answers."""
+"""`posenc lesson`: the course, and the check of a learner's answers."""
 
 import importlib
 import shlex
@@ -9,39 +9,39 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import posenc
-from posenc.cli.options import File, Positional, Taking
-from posenc.foreign import quoted
-from posenc.foreign.text import told
+from posenc.cli.options import File, Positional, Value
+from posenc.foreign import quote
+from posenc.foreign.text import error_text
 from posenc.foreign.whole_files import users_cache, write
 
 if TYPE_CHECKING:
     from posenc import lessons as course
 
-LIMIT = 60
-"""Seconds that what is handed in may take."""
+CHECK_SECONDS = 60
+"""The time limit of an answer's code (seconds)."""
 
 
 @dataclass
 class Lesson:
-    """Read a lesson of the course, or have answers checked.
+    """Read a lesson of the course, or check your answers.
 
     Example: posenc lesson 1 --check mine.py
 
-    posenc lesson alone lists them. What goes into a pipe is Markdown.
+    posenc lesson alone lists them. In a pipe the lesson is Markdown.
     """
 
-    lesson: Positional[Annotated[str, Taking("LESSON")]] = ""
+    lesson: Positional[Annotated[str, Value("LESSON")]] = ""
     """Its number or its name. Default: the list of all."""
     check: File = None
-    """What you made: answers (.py, .ipynb), or what the lesson's last exercise asks for. Code in it is run."""
+    """Your work: answers (.py, .ipynb), or the file of the lesson's last exercise. Code in it is run."""
     weights: File = None
-    """Of a model of yours, path/to/mine.py:Class, the trained weights: a state dict, .safetensors or .pt."""
-    run_folder: Annotated[str | None, Taking("PATH", name="run")] = None
-    """Of numbers that you measured, the folder of the run of which they are."""
+    """The trained weights of your model path/to/mine.py:Class: a state dict, .safetensors or .pt."""
+    run_folder: Annotated[str | None, Value("PATH", name="run")] = None
+    """The folder of the run in which you measured your numbers."""
     text: File = None
-    """Of a language model of yours, the text that it was trained on."""
+    """The text on which your language model was trained."""
     open: bool = False
-    """Open the lesson in the browser, with pictures and formulas. The first time its code is run for that."""
+    """Open the lesson in the browser, with pictures and formulas. The first time, its code is run for this."""
     notebook: File = None
     """Write the lesson as a Jupyter notebook, such as lesson.ipynb."""
     solutions: bool = False
@@ -60,7 +60,7 @@ class Lesson:
         if self.check is None and not (self.weights is self.run_folder is self.text is None):
             raise ValueError("--weights, --run and --text belong to what is handed in; give --check too")
         if not self.lesson:
-            terminal.table(["lesson", ""], [[str(one.place), one.title] for one in lessons()])
+            terminal.table(["lesson", ""], [[str(entry.place), entry.title] for entry in lessons()])
             terminal.say("Read one: posenc lesson 1")
             return 0
         lesson = lesson_of(self.lesson)
@@ -73,42 +73,42 @@ class Lesson:
             if path.suffix != ".ipynb":
                 raise ValueError(f"a notebook's name ends in .ipynb, got {self.notebook!r}")
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Whoever has worked in it loses nothing.
+            # Never overwrite a notebook with answers.
             with path.open("x", encoding="utf-8") as file:
                 file.write(lesson.notebook)
             terminal.say(f"Notebook: {path} (pip install jupyter opens it)")
             command = f"posenc lesson {lesson.place} --check {shlex.quote(str(path))}"
             terminal.say(f"Answer in its last cells, or in others, and then: {command}")
         elif self.solutions:
-            terminal.data(lesson.solutions.rstrip("\n"))
+            terminal.write_text(lesson.solutions.rstrip("\n"))
         else:
             terminal.markdown(lesson.readable)
         return 0
 
     def show_verdicts(self, lesson: "course.Lesson", hand_in: "course.HandIn") -> int:
-        """Print what comes out for each exercise, or for each promise of what is handed in."""
+        """Print the verdict on each exercise, or on each promise of the work handed in."""
         from posenc.cli import terminal
 
         verdicts = process_result(lesson, hand_in)
-        again = was_checked(lesson, hand_in.what)
+        second_try = was_checked(lesson, hand_in.what)
         for verdict in verdicts:
             terminal.say(f"{'right' if verdict.good else 'not yet':<10}  {verdict.promise.replace('_', ' ')}")
             if not verdict.good:
                 terminal.say(f"    found: {verdict.message}")
-            if not verdict.good and again:
+            if not verdict.good and second_try:
                 terminal.say(f"    to do: {verdict.advice}")
         right = sum(verdict.good for verdict in verdicts)
         terminal.say(f"{right} of {len(verdicts)} right")
         if right < len(verdicts):
-            more = "" if again else "; the second time it says what to do"
-            given = {"check": hand_in.what, "weights": hand_in.weights, "run": hand_in.run, "text": hand_in.text}
-            options = [f"--{name} {shlex.quote(value)}" for name, value in given.items() if value is not None]
-            terminal.say(f"Again: posenc lesson {self.lesson} {' '.join(options)}{more}")
+            hint = "" if second_try else "; the second time it says what to do"
+            inputs = {"check": hand_in.what, "weights": hand_in.weights, "run": hand_in.run, "text": hand_in.text}
+            options = [f"--{name} {shlex.quote(value)}" for name, value in inputs.items() if value is not None]
+            terminal.say(f"Again: posenc lesson {self.lesson} {' '.join(options)}{hint}")
         return 0 if right == len(verdicts) else 1
 
 
 def page_of(lesson: "course.Lesson") -> Path:
-    """The page of a lesson in the user's cache, made there where it is not yet, or the lesson was another one."""
+    """Return the page of a lesson in the user's cache, after writing it if it is missing or outdated."""
     from posenc.cli import terminal
 
     digest = sha256(f"{lesson.text}{posenc.__version__}".encode()).hexdigest()[:16]
@@ -116,14 +116,14 @@ def page_of(lesson: "course.Lesson") -> Path:
     if not path.exists():
         for module in ("matplotlib", "jinja2", "markdown_it", "latex2mathml"):
             importlib.import_module(module)
-        with terminal.doing(f"running the code of lesson {lesson.place} ..."):
+        with terminal.show_status(f"running the code of lesson {lesson.place} ..."):
             text = process_result(lesson)
         write(path, text.encode())
     return path
 
 
 def was_checked(lesson: Any, path: str) -> bool:
-    """Whether the answers in this file were checked before; noted in the user's cache, and true where it cannot be."""
+    """Return whether this file was checked before, by a note in the user's cache; True if none can be written."""
     try:
         note = users_cache() / "answers" / sha256(f"{lesson.name} {Path(path).absolute()}".encode()).hexdigest()
         note.parent.mkdir(parents=True, exist_ok=True)
@@ -134,8 +134,10 @@ def was_checked(lesson: Any, path: str) -> bool:
 
 
 def process_result(lesson: "course.Lesson", hand_in: "course.HandIn | None" = None) -> Any:
-    """The verdicts on what is handed in, made in a process of their own, or the page of the lesson. Raises as
-    `Lesson.check` does, and where what is handed in goes on for ever, or ends that process."""
+    """Return the verdicts on the work handed in, or the lesson's page, computed in a separate process.
+
+    Raises as `Lesson.check` does, and if the work runs longer than the limit, or ends its process.
+    """
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, TimeoutError
     from concurrent.futures.process import BrokenProcessPool
@@ -145,18 +147,18 @@ def process_result(lesson: "course.Lesson", hand_in: "course.HandIn | None" = No
     with ProcessPoolExecutor(*alone) as process:
         future = process.submit(lesson.page) if hand_in is None else process.submit(lesson.check, hand_in)
         try:
-            return future.result(LIMIT if hand_in else None)
+            return future.result(CHECK_SECONDS if hand_in else None)
         except ValueError as error:
             raise ValueError(str(error)) from error
         except TimeoutError:
-            wrong = f"was stopped after {LIMIT} seconds; look for a loop in it that never ends"
+            wrong = f"was stopped after {CHECK_SECONDS} seconds; look for a loop in it that never ends"
         except BrokenProcessPool:
             wrong = "ended its own process; look for what does so, such as os._exit, or takes all memory"
         except (KeyboardInterrupt, SystemExit) as error:
             if not future.done():
                 raise
-            wrong = f"could not be checked, because it raises {told(error)}; take that out"
+            wrong = f"could not be checked, because it raises {error_text(error)}; take that out"
         finally:
             for child in multiprocessing.active_children():
                 child.kill()
-    raise ValueError(f"{quoted(hand_in.what if hand_in else lesson.name)} {wrong}")
+    raise ValueError(f"{quote(hand_in.what if hand_in else lesson.name)} {wrong}")

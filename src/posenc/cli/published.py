@@ -1,11 +1,11 @@
-"""`posenc lab`: published claims run again."""
+"""`posenc lab`: runs published claims again."""
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from posenc.cli.options import Positional, Taking
+from posenc.cli.options import Positional, Value
 
 
 @dataclass
@@ -35,36 +35,36 @@ class LabRun:
 
     Example: posenc lab run alibi --seed-from 200
 
-    Ctrl-C loses no finished run: the same command goes on where it stopped. Exit code 0 whatever the verdict is.
+    Ctrl-C loses no finished run: the same command continues where it stopped. The exit code is 0 for any verdict.
     """
 
-    name: Positional[Annotated[str, Taking("NAME")]]
-    """The claim; posenc lab list has all, path/to/mine.py:Mine is one of your own."""
-    tier: Annotated[str, Taking("NAME")] = "cpu"
+    name: Positional[Annotated[str, Value("NAME")]]
+    """The claim; posenc lab list names all, path/to/mine.py:Mine is your own."""
+    tier: Annotated[str, Value("NAME")] = "cpu"
     """cpu: minutes on two cores. gpu: larger models, minutes on an accelerator."""
     seed_from: int = 100
     """The first seed; recipes were searched on those below 100."""
     out: Path = Path("runs/published")
-    """The folder for records, report and verdict; claims in one folder share the runs that they have in common."""
+    """The folder for records, report and verdict; claims in one folder share equal runs."""
     json: bool = False
     """Print the verdict as JSON instead of tables."""
 
     def run(self) -> None:
         from posenc.cli import terminal
-        from posenc.lab.reproduction.reproduce import file_of, reproduce
-        from posenc.lab.reproduction.reproduced import criteria_table, numbers_table, told
+        from posenc.lab.reproduction.reproduce import reproduce, verdict_file
+        from posenc.lab.reproduction.reproduced import criteria_table, numbers_table, seeds_text
 
         with terminal.live() as show:
             verdict = reproduce(self.name, self.out, tier=self.tier, seed_from=self.seed_from, show=show)
         if self.json:
             print(json.dumps(verdict))
             return
-        terminal.say(f"{verdict['says']} ({verdict['source']}); {told(verdict)}\n")
+        terminal.say(f"{verdict['says']} ({verdict['source']}); {seeds_text(verdict)}\n")
         terminal.table(*numbers_table(verdict))
         terminal.say()
         terminal.table(*criteria_table(verdict))
         terminal.say(f"\n{verdict['verdict'].capitalize()}: {verdict['why']}.")
-        terminal.say(f"\nVerdict: {self.out / file_of(verdict)}\nReport: {self.out / 'report.html'}")
+        terminal.say(f"\nVerdict: {self.out / verdict_file(verdict)}\nReport: {self.out / 'report.html'}")
 
 
 @dataclass
@@ -75,14 +75,14 @@ class LabPage:
     """
 
     folder: Positional[Path]
-    """A folder with the JSON files of posenc lab run, as they are or compressed (.json.gz)."""
+    """A folder with the JSON files of posenc lab run, plain or compressed (.json.gz)."""
 
     def run(self) -> None:
         from posenc.cli import terminal
         from posenc.lab import store
-        from posenc.lab.reproduction.reproduced import PAGE, page
+        from posenc.lab.reproduction.reproduced import PAGE, verdict_page
 
-        terminal.say(f"Page: {store.write(self.folder / PAGE, page(self.folder).encode())}")
+        terminal.say(f"Page: {store.write(self.folder / PAGE, verdict_page(self.folder).encode())}")
 
 
 LAB = {"list": LabList, "run": LabRun, "page": LabPage}
@@ -92,13 +92,13 @@ LAB = {"list": LabList, "run": LabRun, "page": LabPage}
 class Lab:
     """Run published results again: reproduced or refuted.
 
-    list lists the published claims, run runs one again, page writes the page of a folder of verdicts.
+    `list` lists the published claims, `run` runs one again, `page` writes the page of a folder of verdicts.
 
     Example: posenc lab run repeat
     """
 
-    verb: Positional[Annotated[Any, Taking("list | run | page")]]
-    """What to do; posenc help lab run says what run takes."""
+    verb: Positional[Annotated[Any, Value("list | run | page")]]
+    """The action; posenc help lab run explains the options of run."""
 
     def run(self) -> int:
         return self.verb.run()

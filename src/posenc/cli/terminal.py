@@ -1,7 +1,7 @@
-"""What a person sees in the terminal: live progress on stderr, tables on stdout.
+"""Terminal output: live progress on stderr, tables on stdout.
 
-Everything goes through `shown`, which leaves nothing that a terminal would obey: names come from files of others too.
-Where rich is not installed, everything is plain text.
+All text goes through `terminal_text`, which removes control characters: names may come from foreign files. Without
+rich, everything is plain text.
 """
 
 import math
@@ -16,25 +16,25 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posenc.foreign import shortened, visible
+from posenc.foreign import shorten, visible
 
 if TYPE_CHECKING:
     from posenc.lab.sweeps.sweep import Progress, Sweep
     from posenc.testing import Verdict
 
-# A file or a pipe has no width unless COLUMNS says one: rows go out whole.
+# A file or a pipe has no width unless COLUMNS gives one: rows are not wrapped.
 WIDTH = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 300
 
 
-class Plain:
-    """What is used here of rich's Console, where rich is not installed."""
+class PlainConsole:
+    """The used part of rich's Console, for when rich is not installed."""
 
     is_terminal = False
 
-    def __init__(self, *, stderr: bool = False, width: int | None = None, **unused: Any) -> None:
+    def __init__(self, *, stderr: bool = False, width: int | None = None, **ignored_options: Any) -> None:
         self.stderr, self.width = stderr, width or shutil.get_terminal_size().columns
 
-    def print(self, words: str, **unused: Any) -> None:
+    def print(self, words: str, **ignored_options: Any) -> None:
         print(words, file=sys.stderr if self.stderr else sys.stdout)
 
 
@@ -42,19 +42,19 @@ def console(**options: Any) -> Any:
     try:
         from rich.console import Console
     except ModuleNotFoundError:
-        return Plain(**options)
+        return PlainConsole(**options)
     return Console(highlight=False, **options)
 
 
-OUT, ERR = console(width=WIDTH), console(stderr=True)
+STDOUT, STDERR = console(width=WIDTH), console(stderr=True)
 
-SOON, SELDOM = 10, 60
-"""Seconds between two lines of progress in a log: where something has ended, and where nothing has."""
+FAST_SECONDS, SLOW_SECONDS = 10, 60
+"""Seconds between two lines of progress in a log: after a run has ended, and otherwise."""
 
 
-def shown(words: object, style: str = "") -> Any:
-    """Words as a terminal shows them letter by letter: no markup, and no control characters."""
-    if isinstance(OUT, Plain):
+def terminal_text(words: object, style: str = "") -> Any:
+    """Return words without markup and control characters."""
+    if isinstance(STDOUT, PlainConsole):
         return visible(str(words))
     from rich.text import Text
 
@@ -63,15 +63,15 @@ def shown(words: object, style: str = "") -> Any:
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
     """Print a table on stdout."""
-    if isinstance(OUT, Plain):
-        lines = [list(map(shown, line)) for line in (headers, *rows)]
+    if isinstance(STDOUT, PlainConsole):
+        lines = [list(map(terminal_text, line)) for line in (headers, *rows)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         say("\n".join([*filter(None, [title]), *("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)]))
         return
     from rich.table import Table
 
-    drawn = Table(
-        title=None if title is None else shown(title),
+    rich_table = Table(
+        title=None if title is None else terminal_text(title),
         title_justify="left",
         title_style="bold",
         header_style="bold",
@@ -80,151 +80,155 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], title: str | No
         padding=(0, 2, 0, 0),
     )
     for header in headers:
-        drawn.add_column(shown(header), overflow="fold")
+        rich_table.add_column(terminal_text(header), overflow="fold")
     for row in rows:
-        drawn.add_row(*map(shown, row))
-    if OUT.is_terminal:
-        OUT.print(drawn)
+        rich_table.add_row(*map(terminal_text, row))
+    if STDOUT.is_terminal:
+        STDOUT.print(rich_table)
         return
-    with OUT.capture() as kept:
-        OUT.print(drawn)
-    # A file keeps the blanks that fill the last column.
-    OUT.print(shown("\n".join(line.rstrip() for line in kept.get().splitlines())), soft_wrap=True)
+    with STDOUT.capture() as capture:
+        STDOUT.print(rich_table)
+    # A file would keep the blanks that fill the last column.
+    STDOUT.print(terminal_text("\n".join(line.rstrip() for line in capture.get().splitlines())), soft_wrap=True)
 
 
 def index(title: str, entries: Sequence[tuple[str, str]]) -> list[str]:
-    """Names under a title, each on one line with as much of its words as the terminal is wide."""
+    """Return lines of names under a title, each with its words, cut to the width of the terminal."""
     widest = max([19, *(len(name) for name, _ in entries)])
-    return [title.upper(), *(shortened(f"{name:<{widest}}  {words}", OUT.width) for name, words in entries)]
+    return [title.upper(), *(shorten(f"{name:<{widest}}  {words}", STDOUT.width) for name, words in entries)]
 
 
-def in_lines(name: str, words: str) -> list[str]:
-    """A name and words that need more than the width of the terminal, on as many lines as they take."""
-    return textwrap.wrap(words, OUT.width, initial_indent=f"{name:<19}  ", subsequent_indent=" " * 21)
+def wrap(name: str, words: str) -> list[str]:
+    """Return a name and its words, wrapped to the width of the terminal."""
+    return textwrap.wrap(words, STDOUT.width, initial_indent=f"{name:<19}  ", subsequent_indent=" " * 21)
 
 
 def pages(lines: Iterable[str], *, pager: bool = True) -> None:
-    """Print lines on stdout; through the user's pager where that is a terminal with fewer lines.
+    """Print lines on stdout, through a pager if the terminal has fewer lines.
 
-    The pager is what PAGER says, else less.
+    The pager is PAGER, else less.
     """
-    text = shown("\n".join(lines))
-    with OUT.pager() if pager and OUT.is_terminal and len(text.plain.splitlines()) >= OUT.height else nullcontext():
-        OUT.print(text, soft_wrap=True)
+    text = terminal_text("\n".join(lines))
+    with (
+        STDOUT.pager()
+        if pager and STDOUT.is_terminal and len(text.plain.splitlines()) >= STDOUT.height
+        else nullcontext()
+    ):
+        STDOUT.print(text, soft_wrap=True)
 
 
-def verdict(found: "Verdict", again: str) -> None:
-    """Print what came out of one promise on stdout, as soon as it is known; what is broken with what to do.
+def verdict(result: "Verdict", command: str) -> None:
+    """Print the verdict on one promise on stdout, with advice if it is broken.
 
-    again  the command that tries it once more
+    command  repeats the test
     """
-    promise = found.promise.replace("_", " ")
-    if found.good:
-        say(f"{found.word:<10}  {promise:<40}  {found.message}".rstrip())
+    promise = result.promise.replace("_", " ")
+    if result.good:
+        say(f"{result.word:<10}  {promise:<40}  {result.message}".rstrip())
         return
-    say(f"{found.word:<10}  {promise}")
-    say(f"    found: {found.message}")
-    say(f"    to do: {found.advice}")
-    say(f"    again: {again}")
+    say(f"{result.word:<10}  {promise}")
+    say(f"    found: {result.message}")
+    say(f"    to do: {result.advice}")
+    say(f"    again: {command}")
 
 
 def markdown(text: str) -> None:
-    """Print Markdown on stdout: set for reading where that is a terminal, through its pager, else as it is."""
-    if not OUT.is_terminal:
-        data(text)
+    """Print Markdown on stdout: formatted and paged in a terminal, else unchanged."""
+    if not STDOUT.is_terminal:
+        write_text(text)
         return
     from rich.markdown import Markdown
 
-    with OUT.pager() if text.count("\n") >= OUT.height else nullcontext():
-        OUT.print(Markdown(visible(text), hyperlinks=False))
+    with STDOUT.pager() if text.count("\n") >= STDOUT.height else nullcontext():
+        STDOUT.print(Markdown(visible(text), hyperlinks=False))
 
 
-def tables(found: Iterable[tuple[Sequence[str], Sequence[Sequence[str]], str]]) -> None:
-    """Print tables on stdout, each with its headers, its lines and its title."""
-    for headers, lines, title in found:
+def tables(entries: Iterable[tuple[Sequence[str], Sequence[Sequence[str]], str]]) -> None:
+    """Print tables on stdout, each with its headers, rows and title."""
+    for headers, lines, title in entries:
         table(headers, lines, title)
         say()
 
 
 @contextmanager
-def doing(words: str) -> Generator[None]:
-    """Say on stderr what is being done, in a terminal only, and take it away when it is done."""
-    if not ERR.is_terminal:
+def show_status(words: str) -> Generator[None]:
+    """Show on stderr what is being done, in a terminal only, and remove it at the end."""
+    if not STDERR.is_terminal:
         yield
         return
-    with ERR.status(shown(words)):
+    with STDERR.status(terminal_text(words)):
         yield
 
 
 def say(words: str = "") -> None:
-    """Print plain words on stdout."""
-    OUT.print(shown(words), soft_wrap=True)
+    """Print plain text on stdout."""
+    STDOUT.print(terminal_text(words), soft_wrap=True)
 
 
 def note(words: str) -> None:
-    """Print plain words on stderr."""
-    ERR.print(shown(words), soft_wrap=True)
+    """Print plain text on stderr."""
+    STDERR.print(terminal_text(words), soft_wrap=True)
 
 
 def progress(words: str) -> None:
-    """Say on stderr how far something is; in a log, which is read later, with the time of day."""
-    note(words if ERR.is_terminal else f"{time.strftime('%H:%M:%S')}  {words}")
+    """Print progress on stderr; in a log with the time of day."""
+    note(words if STDERR.is_terminal else f"{time.strftime('%H:%M:%S')}  {words}")
 
 
 def open_page(page: Path | str) -> None:
-    """Open a file or an address in the reader's browser; where there is no desktop, say where it is."""
+    """Open a file or an address in the browser; without a desktop, print the address."""
     address = page if isinstance(page, str) else page.resolve().as_uri()
     desktop = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
     if not (desktop and webbrowser.open(address)):
-        copied = "" if isinstance(page, str) else f", or copy {page} to where there is one"
-        note(f"No browser opened here: open {address} in one{copied}")
+        hint = "" if isinstance(page, str) else f", or copy {page} to where there is one"
+        note(f"No browser opened here: open {address} in one{hint}")
 
 
-def data(text: str) -> None:
-    """Print a text on stdout as it is; what a terminal would obey is left out where stdout is one."""
+def write_text(text: str) -> None:
+    """Print a text on stdout unchanged, but without control characters in a terminal."""
     print(visible(text) if sys.stdout.isatty() else text)
 
 
 @contextmanager
 def live() -> Generator[Callable[["Sweep"], None]]:
-    """A function that shows how a sweep stands: one line that changes in a terminal, else lines with the time of day.
+    """Yield a function that shows the progress of a sweep.
 
-    Such a line comes when runs have ended, at most every ten seconds, and once in a minute in any case. Of a run that
-    fails there is a line at once.
+    In a terminal it is one line that changes; in a log a line with the time of day, at most every ten seconds after
+    runs have ended and every minute otherwise. A failed run gets a line at once.
     """
-    last, done, told = -math.inf, 0, set[tuple[str, str]]()
+    last, last_count, failure_keys = -math.inf, 0, set[tuple[str, str]]()
 
     def line(sweep: "Sweep") -> None:
-        nonlocal last, done
-        for key, reason in sweep.failures.items() - told:
+        nonlocal last, last_count
+        for key, reason in sweep.failures.items() - failure_keys:
             progress(f"failed: {sweep.runs[key].failure(reason).words}")
-            told.add((key, reason))
+            failure_keys.add((key, reason))
         if status is not None:
-            status.update(shown(standing(sweep)))
+            status.update(terminal_text(progress_text(sweep)))
             return
-        over = sweep.done + len(sweep.failures)
-        if time.monotonic() - last < (SOON if over > done else SELDOM) and over < len(sweep.runs):
+        count = sweep.done_count + len(sweep.failures)
+        if time.monotonic() - last < (FAST_SECONDS if count > last_count else SLOW_SECONDS) and count < len(sweep.runs):
             return
-        last, done = time.monotonic(), over
-        progress(standing(sweep))
+        last, last_count = time.monotonic(), count
+        progress(progress_text(sweep))
 
-    with ERR.status("") if ERR.is_terminal else nullcontext() as status:
+    with STDERR.status("") if STDERR.is_terminal else nullcontext() as status:
         yield line
 
 
-def standing(sweep: "Sweep") -> str:
-    """How many runs are over, how long the rest will take, and which are running."""
+def progress_text(sweep: "Sweep") -> str:
+    """Return how many runs are done, the time left, and the running ones as text."""
     from posenc.lab.results.summary import duration
 
-    left, failed = sweep.seconds_left(), len(sweep.failures)
-    when = f", {failed} failed" if failed else ""
-    when += "" if left is None or sweep.done + failed == len(sweep.runs) else f", about {duration(left)} left"
-    running = "; ".join(words(run) for run in sweep.runs.values() if run.state in ("running", "measuring"))
-    return f"{sweep.done} of {len(sweep.runs)} runs done{when}  {running}".rstrip()
+    left, failures = sweep.seconds_left(), len(sweep.failures)
+    when = f", {failures} failed" if failures else ""
+    when += "" if left is None or sweep.done_count + failures == len(sweep.runs) else f", about {duration(left)} left"
+    running = "; ".join(describe_run(run) for run in sweep.runs.values() if run.state in ("running", "measuring"))
+    return f"{sweep.done_count} of {len(sweep.runs)} runs done{when}  {running}".rstrip()
 
 
-def words(run: "Progress") -> str:
-    """One run in words."""
+def describe_run(run: "Progress") -> str:
+    """Return one run as text."""
     loss = "" if run.loss is None else f" loss {run.loss:.3f}"
     score = "" if run.score is None else f" exact match {run.score:.1%}"
     if run.score is not None and run.task == "text":

@@ -1,11 +1,11 @@
-"""`posenc train` and `posenc generate`: one model, and what it says."""
+"""`posenc train` and `posenc generate`: one model, and its text."""
 
 import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from posenc.cli.options import Files, Folder, Name, Names, Number, OneSpec, Positional, RunOptions, Taking, Texts, Whole
+from posenc.cli.options import Files, Folder, Name, Names, Number, OneSpec, Positional, RunOptions, Texts, Value, Whole
 
 
 @dataclass(kw_only=True)
@@ -14,14 +14,14 @@ class Train(RunOptions):
 
     Example: posenc train rotary --task text --steps 2000 --out runs/mine
 
-    The checkpoint is safetensors, and the same command goes on where it stopped.
+    The checkpoint is safetensors, and the same command continues where it stopped.
     """
 
     first = "spec task text steps train_length layers dim heads device out".split()
 
-    spec: Positional[Annotated[str, Taking("SPEC")]] = "rotary"
+    spec: Positional[Annotated[str, Value("SPEC")]] = "rotary"
     """The encoding; several with commas between are cycled over the layers: "rotary,none"."""
-    task: Annotated[str, Taking("NAME")] = "text"
+    task: Annotated[str, Value("NAME")] = "text"
     """A task, such as copy or path/to/mine.py:Mine; posenc list has all."""
     seed: int = 100
     """Seed of weights and data."""
@@ -30,31 +30,31 @@ class Train(RunOptions):
     stretch: OneSpec = None
     """A frequency schedule beyond the trained length, such as "yarn(factor=2)"."""
     warmup: Whole = None
-    """Steps over which the rate rises to the highest."""
+    """Steps over which the rate rises to its highest value."""
     final_rate: Number = None
-    """The share of the highest rate that a cosine falls to."""
+    """The final rate of a cosine, as a share of the highest."""
     weight_decay: Number = None
     """Weight decay of AdamW."""
     clip: Number = None
-    """The largest norm of the gradient, 1.0 where nothing is said; 0 shortens none."""
+    """Gradient clipping (norm). Default: 1.0; 0: none."""
     curriculum: Number = None
-    """The share of the training over which lengths grow from 2 to the trained length."""
+    """The share of the training in which lengths grow from 2 to the trained length."""
     cool_down: Whole = None
-    """Steps over which a run ends once its task is learned; 0 trains to the end."""
+    """Steps to continue, with a falling rate, after the task is learned; 0 trains to the end."""
     evaluate_every: Whole = None
     """Steps between two points of the learning curve, each with an evaluation, a checkpoint and samples."""
     samples: Texts = ()
     """Prompts that the model continues at every point of the curve, such as "def " "import "."""
     sample_tokens: int = 100
-    """How many tokens a sample has at most."""
+    """The most tokens of a sample."""
     accumulation: int = 1
-    """In how many parts the batch of a step goes through the model, one after another, to save memory."""
+    """Gradient accumulation: the parts of a step's batch, one after another, to save memory."""
     activation_checkpointing: bool = False
-    """Compute the insides of blocks again in the backward pass instead of keeping them, to save memory."""
+    """Recompute the activations of blocks in the backward pass instead of storing them, to save memory."""
     parallel: Name = None
-    """Under torchrun, ddp (each process holds the model) or fsdp (a shard of it). Default: ddp."""
+    """Under torchrun, ddp (each process has the whole model) or fsdp (a shard of it). Default: ddp."""
     keep: int = 2
-    """How many of the last checkpoints are kept."""
+    """The number of latest checkpoints to keep."""
     config: Folder = None
     """A .toml file of settings by the names of these flags, such as the settings.toml of a run; flags win."""
     out: Path = Path("runs/train")
@@ -62,7 +62,7 @@ class Train(RunOptions):
     threads: Whole = None
     """Threads to compute with (default: all cores)."""
     log: Names = ()
-    """Loggers to tell of the run: jsonl, tensorboard, wandb, or path/to/mine.py:Mine."""
+    """Loggers of the run: jsonl, tensorboard, wandb, or path/to/mine.py:Mine."""
     json: bool = False
     """Print the learning curve as JSON."""
 
@@ -70,21 +70,21 @@ class Train(RunOptions):
         from posenc.cli import terminal
         from posenc.lab.experiments.execution import Execution
         from posenc.lab.experiments.experiment import Experiment
-        from posenc.lab.runs.single_run import train_one
+        from posenc.lab.runs.single_run import train_run
 
-        execution = Execution(**{one.name: getattr(self, one.name) for one in fields(Execution)})
-        settings = {one.name for one in fields(Experiment)} & {one.name for one in fields(Train)}
-        own = settings - {one.name for one in fields(RunOptions)} - {"spec", "task", "seed"}
-        changes = self.changes() | {name: value for name in own if (value := getattr(self, name)) is not None}
-        given: dict[str, Any] = {"log": self.log, "execution": execution, **changes}
-        run = train_one(self.spec, self.task, self.seed, self.out, self.threads, terminal.progress, **given)
+        execution = Execution(**{field.name: getattr(self, field.name) for field in fields(Execution)})
+        settings = {field.name for field in fields(Experiment)} & {field.name for field in fields(Train)}
+        train_only = settings - {field.name for field in fields(RunOptions)} - {"spec", "task", "seed"}
+        changes = self.changes() | {name: value for name in train_only if (value := getattr(self, name)) is not None}
+        options: dict[str, Any] = {"log": self.log, "execution": execution, **changes}
+        run = train_run(self.spec, self.task, self.seed, self.out, self.threads, terminal.progress, **options)
         if not run.ranks.first:
             return
         if self.json:
             print(json.dumps(run.curve))
         else:
             terminal.say(f"Checkpoint: {self.out} ({run.experiment.spec} on {run.experiment.task}, step {run.step})")
-            terminal.say(f"Go on with: posenc generate {self.out}")
+            terminal.say(f"Next: posenc generate {self.out}")
 
 
 @dataclass
@@ -96,22 +96,22 @@ class Generate:
 
     folder: Positional[Path]
     """The folder of the checkpoint."""
-    prompt: Annotated[str, Taking("TEXT")] = ""
-    """What to continue: text, or for a task on symbols letters and the separator, as in cab|"""
+    prompt: Annotated[str, Value("TEXT")] = ""
+    """The prompt: text, or for a task on symbols letters and the separator, as in cab|"""
     max_new_tokens: int = 200
-    """How many tokens at most."""
+    """The most new tokens."""
     temperature: float = 0.0
-    """0 takes the likeliest token, 1 draws from the model's own distribution."""
+    """0 takes the likeliest token, 1 samples from the model's own distribution."""
     top_k: Whole = None
-    """Draw among the k likeliest only."""
+    """Sample only from the k likeliest tokens."""
     seed: int = 0
-    """Seed of the draw."""
+    """Seed of the sampling."""
     trust: Files = ()
-    """Files of your own, such as path/to/mine.py, whose code the checkpoint may ask for. No other code is run."""
+    """Your own files, such as path/to/mine.py, whose code the checkpoint may run. No other code is run."""
 
     def run(self) -> None:
         from posenc.cli import terminal
         from posenc.lab.runs.single_run import continue_prompt
 
-        given = (self.max_new_tokens, self.temperature, self.top_k, self.seed)
-        terminal.data(continue_prompt(self.folder, self.prompt, *given, self.trust, terminal.note))
+        arguments = (self.max_new_tokens, self.temperature, self.top_k, self.seed)
+        terminal.write_text(continue_prompt(self.folder, self.prompt, *arguments, self.trust, terminal.note))

@@ -1,4 +1,4 @@
-"""The verbs, those that people begin with first. Who adds one adds it to GROUPS, and nowhere else."""
+"""All verbs, in the order in which people need them. A new verb is added to GROUPS, and nowhere else."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,10 +10,10 @@ from posenc.cli.encodings import Check, List, Order, Show
 from posenc.cli.explore import Explore
 from posenc.cli.export import Export
 from posenc.cli.lesson import Lesson
-from posenc.cli.options import Positional, Taking
+from posenc.cli.options import Positional, Value
 from posenc.cli.published import Lab
 from posenc.cli.training import Generate, Train
-from posenc.foreign import near, quoted
+from posenc.foreign import quote, suggestion
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -24,7 +24,7 @@ class Completion:
 
     Example: posenc completion bash
 
-    How a shell learns it:
+    To install it:
 
     bash: eval "$(posenc completion bash)" in ~/.bashrc
 
@@ -33,16 +33,16 @@ class Completion:
     fish: posenc completion fish > ~/.config/fish/completions/posenc.fish
     """
 
-    shell: Positional[Annotated[str, Taking("SHELL")]]
+    shell: Positional[Annotated[str, Value("SHELL")]]
     """bash, zsh or fish."""
 
     def run(self) -> None:
         if self.shell not in SHELLS:
-            hint = near(self.shell, SHELLS)
-            raise ValueError(f"no completion for {quoted(self.shell)}; there are: {', '.join(SHELLS)}{hint}")
-        from posenc.cli.arguments import flag, options_of
+            hint = suggestion(self.shell, SHELLS)
+            raise ValueError(f"no completion for {quote(self.shell)}; there are: {', '.join(SHELLS)}{hint}")
+        from posenc.cli.arguments import flag, option_types
 
-        flags = {verb: [*map(flag, options_of(cls))] for verb, cls in VERBS.items()}
+        flags = {verb: [*map(flag, option_types(cls))] for verb, cls in VERBS.items()}
         if self.shell == "fish":
             print(f"complete -c posenc -n __fish_use_subcommand -f -a '{' '.join(VERBS)}'")
             for verb, options in flags.items():
@@ -72,10 +72,10 @@ VERBS = {cls.__name__.lower(): cls for group in GROUPS.values() for cls in group
 
 
 def overview() -> str:
-    """Every verb on one line of one screen."""
-    lines = ["posenc: positional encodings. posenc help VERB says what it takes; --version"]
+    """Return the list of verbs, one line each."""
+    lines = ["posenc: positional encodings. posenc help VERB explains a verb; --version"]
     for group, verbs in GROUPS.items():
         for cls in verbs:
-            about = (cls.__doc__ or "").partition("\n")[0]
-            lines.append(f"{group if cls is verbs[0] else '':<12} {cls.__name__.lower():<11} {about}")
+            description = (cls.__doc__ or "").partition("\n")[0]
+            lines.append(f"{group if cls is verbs[0] else '':<12} {cls.__name__.lower():<11} {description}")
     return "\n".join(lines)

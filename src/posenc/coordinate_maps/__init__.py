@@ -1,20 +1,20 @@
-"""Coordinate maps: where tokens stand, changed before any encoding sees them.
+"""Coordinate maps: functions that change the positions of tokens before any encoding reads them.
 
-A map moves the coordinates of every document and leaves alone who is padding, what comes before what, which document a
-token belongs to, and the declared horizon. So every encoding can be trained on random, shifted, skipped or
-task-given positions without knowing of it. Maps look at data; like a tokenizer they run before the model and outside a
-compiled graph. A sequence that is decoded step by step is mapped once and whole, and its steps take their rows.
+A map changes the coordinates of every document; padding, order, document and declared horizon of a token stay. So every
+encoding can be trained on random, shifted, skipped or task-specific positions. Maps read data: like a tokenizer they
+run before the model, outside a compiled graph. To decode step by step, map the whole sequence once and take the rows of
+each step.
 
     at = Randomised(longest=2048)(Positions.count(40))
     model(ids, positions=at)
 
-What is random is drawn for each row, and for each document in it, and never from the global random state. Without a
-generator the draw is that of the map's seed, the same at every call; a training run hands one generator to all its
-calls, so that every step is another draw. Positions of one row that a whole batch shares are one draw that it shares,
-unless token ids of more rows are given.
+Random numbers are drawn for each row, and for each document in it, and never from the global random state. Without a
+generator they come from the map's seed, the same at every call; a training run passes one generator to all calls, so
+that every step draws anew. A batch that shares one row of positions shares its draw, unless token ids of more rows are
+given.
 
-One file each, and the file's name is the name in specs, as in `randomised(longest=2048)`. One of your own is written by
-its path: `path/to/mine.py:Mine(longest=2048)`.
+Each map is one file, whose name is its name in specs, as in `randomised(longest=2048)`. Name a map of your own by its
+path: `path/to/mine.py:Mine(longest=2048)`.
 """
 
 from collections.abc import Collection
@@ -27,24 +27,24 @@ from posenc.specs.registry import Registry
 __all__ = ["COORDINATE_MAPS", "CoordinateMap", "map_of"]
 
 COORDINATE_MAPS = Registry(__name__, CoordinateMap, "posenc.coordinate_maps.CoordinateMap", "interpolated(factor=4)")
-"""The maps that ship, by their names in specs; each is imported when it is first asked for."""
+"""The maps of posenc, by their names in specs; each is imported at its first use."""
 
 
-def map_of(given: CoordinateMap | str, own: Collection[str | Path] | None = None) -> CoordinateMap:
-    """The coordinate map that a caller gave: one of these, or as it is written in a spec.
+def map_of(value: CoordinateMap | str, trusted_files: Collection[str | Path] | None = None) -> CoordinateMap:
+    """Return a coordinate map, which the caller gives as an object or as a spec.
 
-    own  the files whose code may be run, for a spec that was read from elsewhere; None for one that a person gave
+    trusted_files  the files whose code a spec from a file may run; None for a spec that the caller wrote
 
-    Raises ValueError for what is neither, and for options that it does not have; CannotRead for code of other files.
+    Raises ValueError for any other value and for unknown options; CannotRead for code of other files.
 
     >>> map_of("interpolated(factor=4)")
     interpolated(factor=4)
     """
-    return COORDINATE_MAPS.given(given, own)
+    return COORDINATE_MAPS.resolve(value, trusted_files)
 
 
 def __getattr__(name: str) -> Any:
-    """A map by its class name, imported now."""
+    """Import and return the map of a class name."""
     return COORDINATE_MAPS.by_class_name(name)
 
 

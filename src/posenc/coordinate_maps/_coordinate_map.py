@@ -1,4 +1,4 @@
-"""What a coordinate map is: who is placed together, and what each draw comes from."""
+"""The base class of coordinate maps: it maps document by document, each with random numbers of its own."""
 
 import math
 from collections.abc import Iterator
@@ -10,36 +10,36 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.specs.registry import Named
+from posenc.specs.registry import SpecObject
 from posenc.tokens.positions import Positions
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoordinateMap(Named):
-    """Base of the maps: frozen numbers, printed as they are written in a spec. A subclass places one document."""
+class CoordinateMap(SpecObject):
+    """Base of the maps: a frozen dataclass, printed as its spec. A subclass places one document."""
 
     reads_ids: ClassVar[bool] = False
 
     seed = 0
 
-    def evaluated(self) -> "CoordinateMap | None":
-        """The map that evaluation takes where training takes this one; None: tokens as they stand."""
+    def for_evaluation(self) -> "CoordinateMap | None":
+        """Return the map to evaluate with after training with this one; None for unchanged positions."""
         return self
 
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
-        """The new coordinates [n, A] of one document's tokens, from the old ones, in their causal order.
+        """Return the new coordinates [n, A] of one document's tokens from their old ones, in causal order.
 
-        ids [n] are the token ids, where the map reads them.
+        ids [n] are the token ids, if the map reads them.
         """
         raise NotImplementedError
 
     def __call__(
         self, at: Positions, ids: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Positions:
-        """The same tokens elsewhere; padding stays where it is.
+        """Return the positions with mapped coordinates; padding stays where it is.
 
         ids        token ids [T] or [B, T], for the maps that read them
-        generator  what to draw from (on the CPU); default: a fresh one from the map's seed
+        generator  source of random numbers (on the CPU); default: a fresh one from the map's seed
         Raises ValueError for missing ids, or ids that do not fit the positions.
         """
         rows = max(at.order.shape[0], at.coords.shape[0])
@@ -55,26 +55,26 @@ class CoordinateMap(Named):
         rows = max(rows, tokens.shape[0])
         old, tokens = at.coords.cpu().expand(rows, -1, -1), tokens.expand(rows, -1)
         master = torch.Generator("cpu").manual_seed(self.seed) if generator is None else generator
-        placed = []
+        pieces = []
         for row in range(rows):
-            # Each row, and each document in it, has a stream of its own: a neighbour's length changes no draw.
+            # Each row, and each document in it, has a generator of its own: a neighbour's length changes no draw.
             stream = branch(master)
             for document in documents(at, row):
-                placed.append((row, document, self.place(old[row, document], tokens[row, document], branch(stream))))
-        coords = old.to(reduce(torch.promote_types, (new.dtype for _, _, new in placed), old.dtype)).clone()
-        for row, document, new in placed:
+                pieces.append((row, document, self.place(old[row, document], tokens[row, document], branch(stream))))
+        coords = old.to(reduce(torch.promote_types, (new.dtype for _, _, new in pieces), old.dtype)).clone()
+        for row, document, new in pieces:
             coords[row, document] = new.to(coords.dtype)
         return at.with_coords(coords.to(at.coords.device))
 
 
 def branch(generator: torch.Generator) -> torch.Generator:
-    """A generator of its own, seeded by one draw from another."""
+    """Return a new generator, seeded by one draw from another."""
     seed = torch.randint(2**62, (), generator=generator, device="cpu")
     return torch.Generator("cpu").manual_seed(int(seed))
 
 
 def documents(at: Positions, row: int) -> Iterator[Tensor]:
-    """The token indices of every document of a row, each in causal order, without padding."""
+    """Yield the token indices of each document of a row, in causal order, without padding."""
     order = at.order[row if at.order.shape[0] > 1 else 0].cpu()
     tokens = order.argsort(stable=True)
     tokens = tokens[order[tokens] >= 0]
@@ -83,25 +83,25 @@ def documents(at: Positions, row: int) -> Iterator[Tensor]:
             yield tokens
         return
     document = at.document[row if at.document.shape[0] > 1 else 0].cpu()[tokens]
-    for one in dict.fromkeys(document.tolist()):
-        yield tokens[document == one]
+    for number in dict.fromkeys(document.tolist()):
+        yield tokens[document == number]
 
 
-def one_axis(who: CoordinateMap, coords: Tensor, longest: float = math.inf) -> None:
-    """Raises ValueError for a document [n, axes] of more axes than one, or of more tokens than `longest`."""
+def check_one_axis(owner: CoordinateMap, coords: Tensor, longest: float = math.inf) -> None:
+    """Raise ValueError for a document [n, axes] of more than one axis, or of more than `longest` tokens."""
     n, axes = coords.shape
     if axes != 1:
-        raise ValueError(f"{who} counts along one axis, got positions with {axes} axes")
+        raise ValueError(f"{owner} counts along one axis, got positions with {axes} axes")
     if n > longest:
         raise ValueError(
-            f"{who} has {longest} positions, too few for a document of {n} tokens; choose longest={n} or more"
+            f"{owner} has {longest} positions, too few for a document of {n} tokens; choose longest={n} or more"
         )
 
 
-def in_runs(ids: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
-    """Which of the tokens [n] are digits, and how many digits stand before each one in its number."""
+def digit_places(ids: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
+    """Return which tokens [n] are digits, and how many digits precede each in its number."""
     digit = (ids >= first) & (ids < first + count)
     token = torch.arange(len(ids), device="cpu")
-    # The last token that was no digit is where a number's count begins.
+    # A number's count begins after the last token that is no digit.
     last = torch.where(digit, -1, token).cummax(0).values
     return digit, token - last - 1

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.coordinate_maps._coordinate_map import CoordinateMap, in_runs, one_axis
+from posenc.coordinate_maps._coordinate_map import CoordinateMap, check_one_axis, digit_places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +44,11 @@ class Abacus(CoordinateMap):
     def __post_init__(self) -> None:
         self.hold(checks.whole, first_digit=0, digits=1, most=0, seed=0)
 
-    def evaluated(self) -> "Abacus":
+    def for_evaluation(self) -> "Abacus":
         return replace(self, most=0)
 
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
-        one_axis(self, coords)
-        digit, place = in_runs(ids, self.first_digit, self.digits)
+        check_one_axis(self, coords)
+        digit, place = digit_places(ids, self.first_digit, self.digits)
         offset = torch.randint(self.most + 1, (), generator=draw, device="cpu")
         return torch.where(digit, place + 1 + offset, 0)[:, None]

@@ -48,15 +48,15 @@ class Augmented(CoordinateMap):
         self.hold(checks.number, shift=0, jitter=0, scale=1)
         self.hold(checks.whole, seed=0)
 
-    def evaluated(self) -> None:
+    def for_evaluation(self) -> None:
         return None
 
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
         n, axes = coords.shape
 
-        def between(most: float, *shape: int) -> Tensor:
-            return most * (2 * torch.rand(*shape, generator=draw, dtype=torch.float64, device="cpu") - 1)
+        def uniform(limit: float, *shape: int) -> Tensor:
+            return limit * (2 * torch.rand(*shape, generator=draw, dtype=torch.float64, device="cpu") - 1)
 
         # The jitter comes last: the draws of a document's start do not depend on its length.
-        shift, stretch = between(self.shift, 1, axes), between(math.log(self.scale), 1, 1).exp()
-        return (coords.double() + shift + between(self.jitter, n, axes)) * stretch
+        shift, stretch = uniform(self.shift, 1, axes), uniform(math.log(self.scale), 1, 1).exp()
+        return (coords.double() + shift + uniform(self.jitter, n, axes)) * stretch

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.coordinate_maps._coordinate_map import CoordinateMap, in_runs, one_axis
+from posenc.coordinate_maps._coordinate_map import CoordinateMap, check_one_axis, digit_places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +55,15 @@ class Coupled(CoordinateMap):
             raise ValueError(f"coupled: equals must be no digit, got the id {self.equals} of one")
 
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
-        one_axis(self, coords)
-        digit, place = in_runs(ids, self.first_digit, self.digits)
-        _, from_end = in_runs(ids.flip(0), self.first_digit, self.digits)
-        behind = (ids == self.equals).cumsum(0) > 0
-        significance = torch.where(behind, place, from_end.flip(0))
+        check_one_axis(self, coords)
+        digit, place = digit_places(ids, self.first_digit, self.digits)
+        _, from_end = digit_places(ids.flip(0), self.first_digit, self.digits)
+        in_result = (ids == self.equals).cumsum(0) > 0
+        significance = torch.where(in_result, place, from_end.flip(0))
         longest = int(torch.where(digit, significance, -1).max()) + 1
         if longest > self.width:
             raise ValueError(
                 f"{self} holds numbers of {self.width} digits, got one of {longest}; choose width={longest}"
             )
-        ones = self.width + 1 + torch.randint(self.most + 1, (), generator=draw, device="cpu")
-        return torch.where(digit, ones - significance, ones + 1)[:, None]
+        units = self.width + 1 + torch.randint(self.most + 1, (), generator=draw, device="cpu")
+        return torch.where(digit, units - significance, units + 1)[:, None]

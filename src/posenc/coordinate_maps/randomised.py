@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.coordinate_maps._coordinate_map import CoordinateMap, one_axis
+from posenc.coordinate_maps._coordinate_map import CoordinateMap, check_one_axis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,5 +40,5 @@ class Randomised(CoordinateMap):
         self.hold(checks.whole, longest=1, seed=0)
 
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
-        one_axis(self, coords, self.longest)
+        check_one_axis(self, coords, self.longest)
         return torch.randperm(self.longest, generator=draw, device="cpu")[: len(coords)].sort().values[:, None]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.coordinate_maps._coordinate_map import CoordinateMap, one_axis
+from posenc.coordinate_maps._coordinate_map import CoordinateMap, check_one_axis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +48,11 @@ class RandomisedContinuous(CoordinateMap):
         self.hold(checks.kind, even=bool)
         self.hold(checks.whole, trained_length=1, seed=0)
 
-    def evaluated(self) -> "RandomisedContinuous":
+    def for_evaluation(self) -> "RandomisedContinuous":
         return replace(self, even=True)
 
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
-        one_axis(self, coords)
+        check_one_axis(self, coords)
         n = len(coords)
         if self.even:
             share = (2 * torch.arange(n, dtype=torch.float64, device="cpu") + 1) / (2 * max(self.trained_length, n))

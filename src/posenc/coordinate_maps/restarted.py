@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.coordinate_maps._coordinate_map import CoordinateMap, one_axis
+from posenc.coordinate_maps._coordinate_map import CoordinateMap, check_one_axis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Restarted(CoordinateMap):
         self.hold(checks.whole, separator=0)
 
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
-        one_axis(self, coords)
+        check_one_axis(self, coords)
         token = torch.arange(len(ids), device="cpu")
         begins = torch.where(torch.cat((ids.new_zeros(1), (ids == self.separator)[:-1].long())) == 1, token, 0)
         return (token - begins.cummax(0).values)[:, None]

@@ -35,9 +35,9 @@ class Shifted(CoordinateMap):
         self.hold(checks.number, by=None)
 
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
-        moved = coords + self.by if self.by % 1 else coords + int(self.by)
-        if not moved.is_floating_point() and int(moved.min()) < 0:
+        shifted_coords = coords + self.by if self.by % 1 else coords + int(self.by)
+        if not shifted_coords.is_floating_point() and int(shifted_coords.min()) < 0:
             raise ValueError(
                 f"{self} moves position {int(coords.min())} below 0; give floating positions if that is meant"
             )
-        return moved
+        return shifted_coords

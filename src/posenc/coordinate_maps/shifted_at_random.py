@@ -37,7 +37,7 @@ class ShiftedAtRandom(CoordinateMap):
     def __post_init__(self) -> None:
         self.hold(checks.whole, most=0, seed=0)
 
-    def evaluated(self) -> None:
+    def for_evaluation(self) -> None:
         return None
 
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:

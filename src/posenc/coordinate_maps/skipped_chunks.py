@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.coordinate_maps._coordinate_map import CoordinateMap, one_axis
+from posenc.coordinate_maps._coordinate_map import CoordinateMap, check_one_axis
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,17 +43,17 @@ class SkippedChunks(CoordinateMap):
     def __post_init__(self) -> None:
         self.hold(checks.whole, longest=1, chunks=1, seed=0)
 
-    def evaluated(self) -> None:
+    def for_evaluation(self) -> None:
         return None
 
     def place(self, coords: Tensor, ids: Tensor, draw: torch.Generator) -> Tensor:
-        one_axis(self, coords, self.longest)
+        check_one_axis(self, coords, self.longest)
         n = len(coords)
         # Cuts between tokens: where one falls, the gap before this token opens.
         cuts = 1 + torch.randperm(n - 1, generator=draw, device="cpu")[: self.chunks - 1].sort().values
-        at, skipped = torch.arange(n, device="cpu"), 0
+        at, total_gap = torch.arange(n, device="cpu"), 0
         for cut in cuts.tolist():
-            further = int(torch.randint(skipped, self.longest - n + 1, (), generator=draw, device="cpu")) - skipped
-            skipped += further
-            at[cut:] += further
+            gap = int(torch.randint(total_gap, self.longest - n + 1, (), generator=draw, device="cpu")) - total_gap
+            total_gap += gap
+            at[cut:] += gap
         return at[:, None]

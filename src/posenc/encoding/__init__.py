@@ -1,1 +1,1 @@
-"""How position enters attention: the base class with its doors, biases, keys and formulas."""
+"""The base class of encodings with its doors, biases, keys and formulas."""

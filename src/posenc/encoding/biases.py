@@ -1,8 +1,8 @@
-"""Biases as values: what door 3 of an encoding gives, and what kernels dispatch on.
+"""Biases as values: door 3 of an encoding returns them, and kernels dispatch on their types.
 
-A bias is a number for each query, key and head, added to the scaled logit. It comes in eight forms, and each says all
-that any kernel may ask: what it is made of, how it is had on a whole grid, and how it is put on chosen heads. In the
-list of biases stands as well what a rule adds to values (ValueVectors).
+A bias is a number for each query, key and head, added to the scaled logit. Each of the eight types holds its inputs,
+evaluates on a whole grid, and maps to some heads of a model. ValueVectors, which a rule adds to values, is passed in
+the same list.
 
 ByDistance   a function of the signed distance alone (ALiBi, T5)
 Pairs        a closure for each pair of tokens (CoPE, FIRE)
@@ -10,8 +10,8 @@ Products     such a closure that for whole distances is a sum of dot products wi
 Levels       such a closure that is a difference of two levels (forgetting)
 Counts       such a closure that looks up a sum of gates between the two tokens (CoPE)
 Factored     a dot product of a vector of the query and one of the key (TUPE)
-Dense        numbers for all pairs (a floating mask, what a rule of door 4 has computed)
-Branched     other queries and keys for some of the pairs (distance maps of rotary)
+Dense        numbers for all pairs (a floating mask, logits computed by a rule of door 4)
+BranchedLogits     other queries and keys for some of the pairs (distance maps of rotary)
 """
 
 import math
@@ -27,60 +27,60 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.keys import Keys
-from posenc.encoding.score_mods import ScoreMod, at_token, dot_products, index_grids, looked_up, of_heads, placed_on
+from posenc.encoding.score_mods import ScoreMod, at_token, dot_products, head_values, heads_mod, index_grids, table_mod
 from posenc.tokens.positions import Positions, distance
-from posenc.tokens.shared_tables import numbers
-from posenc.tokens.watched import is_watched, is_written_down, may_be_read
+from posenc.tokens.shared_tables import number_tensor
+from posenc.tokens.watched import is_traced, is_watched, may_be_read
 
-Own = TypeVar("Own", bound="Bias")
+BiasType = TypeVar("BiasType", bound="Bias")
 
 BIASES = frozenset({"by_distance", "biases"})
-"""The two ways into door 3."""
+"""The two methods of door 3."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Bias:
-    """What all forms have in common.
+    """Base of all biases.
 
-    chosen   which heads of the model the bias is for, one for each of its own; None: its heads are the model's
-    of       how many heads the model has, where some are chosen
+    head_numbers  the heads of the model that the bias is for, one for each of its own; None: all
+    total_heads   number of heads of the model, if the bias is for some
     """
 
-    chosen: tuple[int, ...] | None = None
-    of: int = 0
+    head_numbers: tuple[int, ...] | None = None
+    total_heads: int = 0
 
-    def on(self: Own, heads: Sequence[int], of: int) -> Own:
-        """The same bias on these of `of` heads; the others have none."""
-        chosen = tuple(heads) if self.chosen is None else tuple(heads[head] for head in self.chosen)
-        return replace(self, chosen=chosen, of=of)
+    def on_heads(self: BiasType, heads: Sequence[int], total_heads: int) -> BiasType:
+        """Return the same bias on these of `total_heads` heads; the others have none."""
+        heads_of_model = tuple(heads) if self.head_numbers is None else tuple(heads[head] for head in self.head_numbers)
+        return replace(self, head_numbers=heads_of_model, total_heads=total_heads)
 
-    def spread(self, values: Tensor, axis: int) -> Tensor:
-        """Values of the bias's heads as values of the model's: 0 for heads without it; one that heads share stays."""
-        if self.chosen is None:
+    def to_model_heads(self, values: Tensor, axis: int) -> Tensor:
+        """Return values for the heads of the model: 0 for heads without the bias; a shared row stays shared."""
+        if self.head_numbers is None:
             return values
-        if values.shape[axis] == 1 != len(self.chosen):
-            values = values.expand(*(len(self.chosen) if i == axis else -1 for i in range(values.dim())))
-        return among_heads(values, axis, self.chosen, self.of)
+        if values.shape[axis] == 1 != len(self.head_numbers):
+            values = values.expand(*(len(self.head_numbers) if dim == axis else -1 for dim in range(values.dim())))
+        return spread_heads(values, axis, self.head_numbers, self.total_heads)
 
     @property
     def module(self) -> nn.Module | None:
-        """Whose parameters the bias reads beside the tensors that it holds."""
+        """Return the module whose parameters the bias reads, beside its own tensors."""
         return None
 
     def closure(self) -> ScoreMod:
-        """The bias pair by pair, as FlexAttention has it."""
+        """Return the bias as a FlexAttention closure of one pair."""
         raise NotImplementedError
 
-    def fused(self, dtype: torch.dtype) -> ScoreMod:
-        """The closure of sums and entries of tables alone, as a fused GPU kernel takes it."""
+    def fused_closure(self, dtype: torch.dtype) -> ScoreMod:
+        """Return a closure of sums and table entries alone, which a fused GPU kernel accepts."""
         return self.closure()
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """The bias on the whole grid, [1 or B, 1 or H, 1 or T, S], without any mask."""
+        """Return the bias on the whole grid, [1 or B, 1 or H, 1 or T, S], without a mask."""
         raise NotImplementedError
 
     def added_to(self, logits: Tensor) -> Tensor:
-        """The logits [B, H, T, S] with the bias."""
+        """Return the logits [B, H, T, S] with the bias."""
         return self.closure()(logits, *index_grids(logits))
 
 
@@ -88,10 +88,10 @@ class Bias:
 class ByDistance(Bias):
     """A function of the signed distance alone: bias(h, i, j) = f_h(m_i - n_j).
 
-    encoding      what has the function, of distances [...], or [..., A] where its `axes` are not 1
-    at, keys_at   where queries and keys are
-    heads         how many heads there are to be; None where nobody knows
-    function      the name of its method
+    encoding      the module with the function of distances [...], or [..., A] if its `axes` are not 1
+    at, keys_at   positions of queries and keys
+    heads         number of query heads, if known
+    function      name of the method
     """
 
     encoding: Any
@@ -109,36 +109,36 @@ class ByDistance(Bias):
         return self.encoding.axes
 
     def values(self, delta: Tensor) -> Tensor:
-        """The bias [H, ...] at distances [...], or [..., A].
+        """Return the bias [H, ...] at distances [...], or [..., A].
 
-        Raises ValueError unless there is a row for each query head: one row would broadcast unseen.
+        Raises ValueError unless there is a row for each query head: a single row would broadcast silently.
         """
         values = getattr(self.encoding, self.function)(delta)
-        check_heads(self.encoding, values, delta.dim() - (self.axes != 1), self.heads)
-        return self.spread(values, 0)
+        check_head_rows(self.encoding, values, delta.dim() - (self.axes != 1), self.heads)
+        return self.to_model_heads(values, 0)
 
-    def along(self, delta: Tensor) -> Tensor:
-        """The bias [H, n] at distances [n] on one axis, or [n, A] on several."""
+    def values_on_axis(self, delta: Tensor) -> Tensor:
+        """Return the bias [H, n] at distances [n] on one axis, or [n, A] on several."""
         return self.values(delta if self.axes == 1 or delta.dim() > 1 else delta[:, None])
 
     def closure(self) -> ScoreMod:
-        m, n = (where.coordinates(self.axes, self.encoding) for where in (self.at, self.keys_at))
+        m, n = (positions.coordinates(self.axes, self.encoding) for positions in (self.at, self.keys_at))
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             values = self.values(at_token(m, b, i) - at_token(n, b, j))
-            return score + of_heads(values, h).to(score.dtype)
+            return score + head_values(values, h).to(score.dtype)
 
         return score_mod
 
-    def fused(self, dtype: torch.dtype) -> ScoreMod:
-        axes, known = self.at.axes, distances_between(self.at, self.keys_at)
-        lowest, highest = known or (0, 0)
+    def fused_closure(self, dtype: torch.dtype) -> ScoreMod:
+        axes, ends = self.at.axes, distances_between(self.at, self.keys_at)
+        lowest, highest = ends or (0, 0)
         size = highest - lowest + 1
-        if known is None or self.axes not in (0, axes) or size**axes > self.at.tokens * self.keys_at.tokens:
-            return looked_up(self.dense(dtype))
+        if ends is None or self.axes not in (0, axes) or size**axes > self.at.tokens * self.keys_at.tokens:
+            return table_mod(self.dense(dtype))
         delta = torch.arange(highest, lowest - 1, -1, device=self.at.device)
-        table = self.along(torch.cartesian_prod(*[delta] * axes)).to(dtype)
-        of_queries, of_keys = entry_numbers(self.at, self.keys_at, [(highest, size)] * axes)
+        table = self.values_on_axis(torch.cartesian_prod(*[delta] * axes)).to(dtype)
+        of_queries, of_keys = table_indices(self.at, self.keys_at, [(highest, size)] * axes)
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return score + table[h, at_token(of_queries, b, i) + at_token(of_keys, b, j)].to(score.dtype)
@@ -147,7 +147,7 @@ class ByDistance(Bias):
 
     @cached_property
     def grids(self) -> dict[Any, Tensor]:
-        """What was computed on the whole grid, for layers that share the bias; a copy starts with none."""
+        """Return the cached grids, by dtype and gradient mode, for layers that share the bias; copies start empty."""
         return {}
 
     def dense(self, dtype: torch.dtype) -> Tensor:
@@ -158,14 +158,14 @@ class ByDistance(Bias):
             self.grids[key] = self.on_grid(dtype)
         return self.grids[key]
 
-    def in_sight(self, before: int, dtype: torch.dtype) -> Tensor:
-        """The bias [1, H, T, S] of tokens in a row, -inf but for the keys 0..i + before of query i; for axes of 1."""
+    def in_sight(self, keys_ahead: int, dtype: torch.dtype) -> Tensor:
+        """Return the bias [1, H, T, S] of contiguous tokens on one axis; -inf but for keys 0..i + keys_ahead."""
         T, S, device = self.at.tokens, self.keys_at.tokens, self.at.device
-        key = before, dtype, torch.is_grad_enabled()
+        key = keys_ahead, dtype, torch.is_grad_enabled()
         if key not in self.grids:
-            vector = self.along(torch.arange(before + T - 1, -1, -1, device=device)).to(dtype)
+            vector = self.values_on_axis(torch.arange(keys_ahead + T - 1, -1, -1, device=device)).to(dtype)
             vector = F.pad(vector, (0, 1), value=-math.inf)
-            index = places_in_row(T, S, device).clamp(max=before + T).expand(vector.shape[0], T, S)
+            index = distance_indices(T, S, device).clamp(max=keys_ahead + T).expand(vector.shape[0], T, S)
             grid = vector[:, None].expand(-1, T, -1).gather(-1, index)[None]
             if is_watched():
                 return grid
@@ -174,16 +174,16 @@ class ByDistance(Bias):
 
     def on_grid(self, dtype: torch.dtype) -> Tensor:
         at, keys_at = self.at, self.keys_at
-        met = met_by_one_query(at, keys_at) if self.axes <= 1 else None
-        if met is not None:
-            return self.along(whole(met, at.device)).to(dtype)[None, :, None]
+        distances = one_query_range(at, keys_at) if self.axes <= 1 else None
+        if distances is not None:
+            return self.values_on_axis(distance_tensor(distances, at.device)).to(dtype)[None, :, None]
         offset = steps_between(at, keys_at) if self.axes <= 1 else None
         if offset is not None:
-            # T queries and S keys in a row are only T + S - 1 distances apart; a gather spreads them into the matrix.
-            # (Unfold would too, but it compiles anew for every length, and its gradient is slower.)
+            # T contiguous queries and S keys have only T + S - 1 distances; a gather spreads them into the matrix.
+            # (Unfold would too, but it recompiles for every length, and its gradient is slower.)
             T, S, device = at.tokens, keys_at.tokens, at.order.device
-            vector = self.along(torch.arange(offset + T - 1, offset - S, -1, device=device))  # [H, T + S - 1]
-            index = places_in_row(T, S, device).expand(vector.shape[0], T, S)
+            vector = self.values_on_axis(torch.arange(offset + T - 1, offset - S, -1, device=device))  # [H, T + S - 1]
+            index = distance_indices(T, S, device).expand(vector.shape[0], T, S)
             return vector.to(dtype)[:, None].expand(-1, T, -1).gather(-1, index)[None]  # [1, H, T, S]
         values = self.looked_up()
         if values is None:
@@ -191,44 +191,44 @@ class ByDistance(Bias):
         return values.movedim(0, 1).to(dtype)
 
     def looked_up(self) -> Tensor | None:
-        """The bias [H, B or 1, T, S], each whole distance evaluated once; None where not fewer."""
+        """Return the bias [H, B or 1, T, S] from a table of whole distances; None if the table is larger."""
         at, keys_at = self.at, self.keys_at
         if not (at.axes == keys_at.axes == self.axes and at.coords.is_cpu and may_be_read(at.coords, keys_at.coords)):
             return None
         distances = whole_distances(at, keys_at)
         if distances is None or math.prod(map(len, distances)) > at.tokens * keys_at.tokens:
             return None
-        of_queries, of_keys = entry_numbers(at, keys_at, [(met.start, len(met)) for met in distances])
+        of_queries, of_keys = table_indices(at, keys_at, [(axis.start, len(axis)) for axis in distances])
         index = of_queries[:, :, None] + of_keys[:, None]
-        table = self.along(torch.cartesian_prod(*(whole(met, at.device) for met in distances)))
+        table = self.values_on_axis(torch.cartesian_prod(*(distance_tensor(axis, at.device) for axis in distances)))
         return table.index_select(1, index.flatten()).unflatten(1, index.shape)
 
     def pairs(self, q: Tensor, keys: Keys) -> "Pairs":
-        """The same bias pair by pair, for what cannot be tabulated."""
+        """Return the same bias as a closure, for distances that cannot be tabulated."""
         keys = Keys(keys.k, keys.k, self.keys_at)
-        q = q if self.chosen is None else q[:, list(self.chosen)]
-        closure = partial(closure_by_distance, function=self.function)
+        q = q if self.head_numbers is None else q[:, list(self.head_numbers)]
+        closure = partial(distance_closure, function=self.function)
         bias = Pairs(MethodType(closure, self.encoding), q, self.at, keys, reads_between=False)
-        return replace(bias, chosen=self.chosen, of=self.of)
+        return replace(bias, head_numbers=self.head_numbers, total_heads=self.total_heads)
 
 
-def closure_by_distance(encoding: Any, q: Tensor, at: Positions, keys: Keys, *, function: str) -> ScoreMod:
-    """What `ByDistance.pairs` is made of."""
+def distance_closure(encoding: Any, q: Tensor, at: Positions, keys: Keys, *, function: str) -> ScoreMod:
+    """Return the closure behind `ByDistance.pairs`."""
     return ByDistance(encoding, at, keys.at, heads=q.shape[1], function=function).closure()
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs(Bias):
-    """A closure for each pair of tokens, for what needs more than a distance.
+    """A closure for each pair of tokens, for a bias that needs more than a distance.
 
-    score_mod      a method of a module: (q, at, keys) -> closure. It reads nothing but these and the module's own
-                   constants and parameters, and so can be asked for some queries and keys alone
+    score_mod      a method of a module: (q, at, keys) -> closure. It reads these and the module's own constants and
+                   parameters alone, so it can be called for a block of queries and keys
     q              queries [B, H, T, D]
-    at             where they are
-    keys           keys, with facts of tokens that cost more than a pair should: `memo` of keys, `query_memo` of queries
-    facts          adds such facts to keys, when pairs are to be evaluated; None where there are none to add
-    reads_between  whether the closure reads, for a query and a key, the keys between the two as well, and so is given
-                   them. Say False where each pair stands alone: it then costs less in blocks
+    at             their positions
+    keys           keys, with precomputed facts of tokens: `memo` of keys, `query_memo` of queries
+    facts          adds facts to keys just before pairs are evaluated; None: no facts to add
+    reads_between  whether the closure of a query and a key also reads the keys between them. False if pairs are
+                   independent: blocks then cost less
     """
 
     score_mod: Callable[[Tensor, Positions, Keys], ScoreMod]
@@ -242,37 +242,38 @@ class Pairs(Bias):
     def module(self) -> nn.Module:
         return module_of(self.score_mod)
 
-    def known(self) -> Keys:
-        """The keys with all facts that the closure reads."""
+    def full_keys(self) -> Keys:
+        """Return the keys with all facts that the closure reads."""
         return self.keys if self.facts is None else self.facts(self.keys)
 
     def closure(self) -> ScoreMod:
-        return self.placed(self.score_mod(self.q, self.at, self.known()))
+        return self.on_model_heads(self.score_mod(self.q, self.at, self.full_keys()))
 
-    def placed(self, modify: ScoreMod) -> ScoreMod:
-        """A closure of the bias's heads as one of the model's."""
-        return modify if self.chosen is None else placed_on(self.chosen, self.of, modify, self.q.device)
+    def on_model_heads(self, modify: ScoreMod) -> ScoreMod:
+        """Return a closure of the bias's heads as a closure of the model's heads."""
+        heads = self.head_numbers
+        return modify if heads is None else heads_mod(heads, self.total_heads, modify, self.q.device)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        nothing = self.q.new_zeros((*self.q.shape[:3], self.keys.at.tokens), dtype=dtype)
-        return self.spread(self.score_mod(self.q, self.at, self.known())(nothing, *index_grids(nothing)), 1)
+        zeros = self.q.new_zeros((*self.q.shape[:3], self.keys.at.tokens), dtype=dtype)
+        return self.to_model_heads(self.score_mod(self.q, self.at, self.full_keys())(zeros, *index_grids(zeros)), 1)
 
     def backwards(self, module: nn.Module, q: Tensor, at: Positions, keys: Keys, dtype: torch.dtype) -> Tensor:
-        """The bias [B, H, n, m] of some tokens, last query first, by a module that stands in for its own."""
+        """Return the bias [B, H, n, m] of some tokens, last query first, evaluated by a copy of its module."""
         modify = MethodType(cast(MethodType, self.score_mod).__func__, module)(q, at, keys)
-        nothing = q.new_zeros((*q.shape[:3], keys.at.tokens), dtype=dtype)
-        return self.spread(modify(nothing, *index_grids(nothing, backwards=True)), 1)
+        zeros = q.new_zeros((*q.shape[:3], keys.at.tokens), dtype=dtype)
+        return self.to_model_heads(modify(zeros, *index_grids(zeros, backwards=True)), 1)
 
 
 class DotProducts(NamedTuple):
-    """Dot products with a vector of the distance, in float32 at least: bias(i, j) = asked_i . vectors[m_i - n_j].
+    """Dot products with a vector of the distance, in float32 at least: bias(i, j) = factors_i . vectors[m_i - n_j].
 
-    asked    [B, H, T, C]    what each query is multiplied with
-    vectors  [1 or H, n, C]  that of each distance that was asked for, in their order; or one for all of them
-    of_keys  whether it is keys that are multiplied, asked [B, H, S, C]: bias(i, j) = asked_j . vectors[m_i - n_j]
+    factors  [B, H, T, C]    one vector of each query
+    vectors  [1 or H, n, C]  one of each requested distance, in order; or one for all of them
+    of_keys  whether keys are multiplied, factors [B, H, S, C]: bias(i, j) = factors_j . vectors[m_i - n_j]
     """
 
-    asked: Tensor
+    factors: Tensor
     vectors: Tensor
     of_keys: bool = False
 
@@ -281,8 +282,8 @@ class DotProducts(NamedTuple):
 class Products(Pairs):
     """A closure that for whole distances is a sum of dot products with vectors of the distance.
 
-    products     the whole distances that tokens in a row meet -> DotProducts, one or more
-    same_beyond  the distance (positions) from which on, either way, the vectors are the same; None where they never are
+    products     whole distances, a range of contiguous tokens -> DotProducts, one or more
+    same_beyond  the distance (positions) from which on, either way, the vectors are equal; None: never
     """
 
     products: Callable[[range], Sequence[DotProducts]] = field(kw_only=True)
@@ -290,63 +291,63 @@ class Products(Pairs):
     reads_between: bool = False
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        met = met_by_one_query(self.at, self.keys.at)
-        if met is not None:
-            return self.of_one_query(met).to(dtype)
-        # In a graph the distances would be numbers of one length alone.
-        in_graph = torch.compiler.is_compiling() or is_written_down()
+        distances = one_query_range(self.at, self.keys.at)
+        if distances is not None:
+            return self.of_one_query(distances).to(dtype)
+        # In a graph the distances would be constants of one length.
+        in_graph = torch.compiler.is_compiling() or is_traced()
         offset = None if in_graph else steps_between(self.at, self.keys.at)
         return super().dense(dtype) if offset is None else self.in_row(offset).to(dtype)
 
     def in_row(self, offset: int) -> Tensor:
-        """The bias [B, H, T, S] of tokens in a row: each is multiplied with every vector once, and pairs look it up."""
+        """Return the bias [B, H, T, S] of contiguous tokens: each token times every vector once, then a gather."""
         T, S, device = self.at.tokens, self.keys.at.tokens, self.q.device
-        index, added = places_in_row(T, S, device), torch.zeros((), device=device)
-        for asked, vectors, of_keys in self.dot_products(range(offset + T - 1, offset - S, -1)):
-            products, place = asked @ vectors.transpose(-1, -2), index.mT if of_keys else index
+        index, bias = distance_indices(T, S, device), torch.zeros((), device=device)
+        for factors, vectors, of_keys in self.dot_products(range(offset + T - 1, offset - S, -1)):
+            products, place = factors @ vectors.transpose(-1, -2), index.mT if of_keys else index
             place = place.clamp(max=products.shape[-1] - 1)
             values = products.gather(-1, place.expand(*products.shape[:2], *place.shape))
-            added = added + (values.mT if of_keys else values)
-        return added
+            bias = bias + (values.mT if of_keys else values)
+        return bias
 
-    def of_one_query(self, met: range) -> Tensor:
-        """The bias [B, H, 1, S] of one query, from the vectors of near keys: those of the first stand for farther."""
-        far, near = beyond(met, self.same_beyond)
-        added = None
-        for asked, vectors, of_keys in self.dot_products(near):
+    def of_one_query(self, distances: range) -> Tensor:
+        """Return the bias [B, H, 1, S] of one query; the vector of the first near key serves all farther ones."""
+        far, near_distances = split_far(distances, self.same_beyond)
+        bias = None
+        for factors, vectors, of_keys in self.dot_products(near_distances):
             if of_keys:
-                first = (asked[:, :, :far] * vectors[:, :1]).sum(-1)
-                values = torch.cat((first, (asked[:, :, far:] * vectors).sum(-1)), -1)[:, :, None]
+                first = (factors[:, :, :far] * vectors[:, :1]).sum(-1)
+                values = torch.cat((first, (factors[:, :, far:] * vectors).sum(-1)), -1)[:, :, None]
             else:
-                values = asked @ vectors.transpose(-1, -2)
+                values = factors @ vectors.transpose(-1, -2)
                 values = torch.cat((values[..., :1].expand(-1, -1, -1, far), values), -1) if far else values
-            added = values if added is None else added + values
-        assert added is not None
-        return added
+            bias = values if bias is None else bias + values
+        assert bias is not None
+        return bias
 
     def dot_products(self, distances: range) -> list[DotProducts]:
-        """What there is to multiply for these distances, for the heads of the model."""
-        found = list(self.products(distances))
-        if self.chosen is None:
-            return found
+        """Return the terms for these distances, for the heads of the model."""
+        terms = list(self.products(distances))
+        if self.head_numbers is None:
+            return terms
         return [
             term._replace(
-                asked=self.spread(term.asked, 1),
-                vectors=term.vectors if term.vectors.shape[0] == 1 else self.spread(term.vectors, 0),
+                factors=self.to_model_heads(term.factors, 1),
+                vectors=term.vectors if term.vectors.shape[0] == 1 else self.to_model_heads(term.vectors, 0),
             )
-            for term in found
+            for term in terms
         ]
 
 
 @dataclass(frozen=True, eq=False)
 class Counts(Pairs):
-    """A closure that reads, in a table of each query, how many of the tokens from a key to the query are counted.
+    """A closure that reads a table of each query at the sum of gates from a key to the query.
 
     bias(i, j) = table_i[min(sum of sigmoid(rate * q_i . k_l) over order_j <= order_l <= order_i, last entry)], read by
     linear interpolation between entries.
 
     rate   factor of q . k in the gates
-    table  the queries [B, H, T, D] -> their tables [B, H, T, entries], in float32 at least
+    table  queries [B, H, T, D] -> their tables [B, H, T, entries], in float32 at least
     """
 
     rate: float = field(kw_only=True)
@@ -355,9 +356,9 @@ class Counts(Pairs):
 
 @dataclass(frozen=True, eq=False)
 class Levels(Pairs):
-    """A closure that, for a key no later than its query in the same document, is a difference of levels.
+    """A closure that is a difference of levels for keys no later than their query in the same document.
 
-    bias(i, j) = of_queries_i - of_keys_j, in float64 where the device has it. What other keys get the closure says.
+    bias(i, j) = of_queries_i - of_keys_j, in float64 if the device has it. The closure defines the other keys.
 
     of_queries  [B, H, T]
     of_keys     [B, H, S]
@@ -368,15 +369,15 @@ class Levels(Pairs):
     reads_between: bool = False
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        met = met_by_one_query(self.at, self.keys.at)
-        if met is None or met[-1] < 0:
+        distances = one_query_range(self.at, self.keys.at)
+        if distances is None or distances[-1] < 0:
             return super().dense(dtype)
         of_query, of_keys = self.levels()
         return (of_query[..., None] - of_keys[:, :, None]).to(dtype)
 
     def levels(self) -> tuple[Tensor, Tensor]:
-        """The levels of queries and of keys, for the heads of the model."""
-        return self.spread(self.of_queries, 1), self.spread(self.of_keys, 1)
+        """Return the levels of queries and of keys, for the heads of the model."""
+        return self.to_model_heads(self.of_queries, 1), self.to_model_heads(self.of_keys, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -391,8 +392,8 @@ class Factored(Bias):
     of_keys: Tensor
 
     def factors(self) -> tuple[Tensor, Tensor]:
-        """The vectors of queries and of keys, for the heads of the model."""
-        return self.spread(self.of_queries, 1), self.spread(self.of_keys, 1)
+        """Return the vectors of queries and of keys, for the heads of the model."""
+        return self.to_model_heads(self.of_queries, 1), self.to_model_heads(self.of_keys, 1)
 
     def closure(self) -> ScoreMod:
         of_queries, of_keys = self.factors()
@@ -403,7 +404,7 @@ class Factored(Bias):
         return score_mod
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        return self.spread(self.of_queries @ self.of_keys.transpose(-1, -2), 1).to(dtype)
+        return self.to_model_heads(self.of_queries @ self.of_keys.transpose(-1, -2), 1).to(dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -416,11 +417,11 @@ class Dense(Bias):
     logits: Tensor
 
     def closure(self) -> ScoreMod:
-        return looked_up(self.dense(self.logits.dtype))
+        return table_mod(self.dense(self.logits.dtype))
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         logits = self.logits[(None,) * (4 - self.logits.dim())]
-        return self.spread(logits, 1).to(dtype)
+        return self.to_model_heads(logits, 1).to(dtype)
 
     def added_to(self, logits: Tensor) -> Tensor:
         return logits + self.dense(logits.dtype)
@@ -431,7 +432,7 @@ class Branch(NamedTuple):
 
     q      [B, H, T, D]
     k      [B, KV, S, D]
-    holds  (m, n) -> whether it is for a query at m and a key at n; both are coordinates that broadcast
+    holds  (m, n) -> whether the branch is for a query at m and a key at n; both are coordinates that broadcast
     """
 
     q: Tensor
@@ -440,16 +441,16 @@ class Branch(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Branched(Bias):
-    """Other queries and keys for some of the pairs, as what their product has more than the kernel's own.
+class BranchedLogits(Bias):
+    """Other queries and keys for some of the pairs, as the difference of their product from the kernel's own.
 
-    bias(i, j) = scale * (q'_i . k'_j - q_i . k_j), of the first branch that holds for i and j; 0 where none does
+    bias(i, j) = scale * (q'_i . k'_j - q_i . k_j), of the first branch that holds for i and j; 0 if none does
 
     q, k         the kernel's own queries [B, H, T, D] and keys [B, KV, S, D]
-    branches     the others
-    at, keys_at  where queries and keys are, on one axis
+    branches     the other queries and keys
+    at, keys_at  positions of queries and keys, on one axis
     scale        factor of the logits
-    name         what the branches are known by: others are for other pairs
+    name         a name of the partition into branches, as a cache key
     """
 
     q: Tensor
@@ -461,47 +462,47 @@ class Branched(Bias):
     name: str
 
     def closure(self) -> ScoreMod:
-        return looked_up(self.dense(torch.promote_types(self.q.dtype, torch.float32)))
+        return table_mod(self.dense(torch.promote_types(self.q.dtype, torch.float32)))
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        own = product(self.q, self.k) * self.scale
-        mapped = own
-        everything = slice(None)
-        for branch, here in zip(self.branches, self.holding(everything, everything, everything), strict=True):
-            mapped = torch.where(here[:, None], product(branch.q, branch.k) * self.scale, mapped)
-        return self.spread((mapped - own).to(dtype), 1)
+        base = product(self.q, self.k) * self.scale
+        logits = base
+        all_tokens = slice(None)
+        for branch, is_here in zip(self.branches, self.branch_masks(all_tokens, all_tokens, all_tokens), strict=True):
+            logits = torch.where(is_here[:, None], product(branch.q, branch.k) * self.scale, logits)
+        return self.to_model_heads((logits - base).to(dtype), 1)
 
     def branch_of(self, m: Tensor, n: Tensor) -> Tensor:
-        """The number of the branch for queries at m and keys at n, from 1; 0 where none holds."""
+        """Return the number of the branch for queries at m and keys at n, from 1; 0 for none."""
         number = torch.zeros_like(m - n, dtype=torch.long)
         for place, branch in reversed(list(enumerate(self.branches, 1))):
             number = torch.where(branch.holds(m, n), place, number)
         return number
 
-    def holding(self, batch: slice, rows: slice, keys: slice) -> list[Tensor]:
-        """For each branch the pairs that it is for, boolean [1 or b, n, m]: no pair is in two."""
-        m, n = (where.axis("a distance map") for where in (self.at, self.keys_at))
+    def branch_masks(self, batch: slice, rows: slice, keys: slice) -> list[Tensor]:
+        """Return a mask [1 or b, n, m] of the pairs of each branch; no pair is in two."""
+        m, n = (positions.axis("a distance map") for positions in (self.at, self.keys_at))
         m, n = (coords if coords.shape[0] == 1 else coords[batch] for coords in (m, n))
-        if all(where.extent is not None and where.extent < 1 << 31 for where in (self.at, self.keys_at)):
-            # Half the memory to go through.
+        if all(positions.extent is not None and positions.extent < 1 << 31 for positions in (self.at, self.keys_at)):
+            # int32 halves the memory traffic.
             m, n = (coords if coords.is_floating_point() else coords.int() for coords in (m, n))
         m, n = m[:, rows, None], n[:, None, keys]
-        left, found = None, []
+        is_free, masks = None, []
         for branch in self.branches:
-            here = branch.holds(m, n)
-            here = here if left is None else here & left
-            left = ~here if left is None else left & ~here
-            found.append(here)
-        return found
+            is_here = branch.holds(m, n)
+            is_here = is_here if is_free is None else is_here & is_free
+            is_free = ~is_here if is_free is None else is_free & ~is_here
+            masks.append(is_here)
+        return masks
 
 
 @dataclass(frozen=True, eq=False)
 class ValueVectors(Bias):
-    """No number: what a rule adds to values by their distance, z_i = sum_j A_ij (v_j + vector(m_i - n_j)).
+    """Vectors that a rule adds to values by distance, z_i = sum_j A_ij (v_j + vector(m_i - n_j)); no bias.
 
-    vectors      the whole distances that tokens in a row meet -> their vectors [1 or H, R, E], in their order
+    vectors      whole distances, a range of contiguous tokens -> their vectors [1 or H, R, E]
     same_beyond  the distance (positions) from which on, either way, the vector is the same
-    by_pairs     the same attention, output and weights, by a rule that reads the weights of all pairs
+    by_pairs     computes the same output and weights by a rule that reads all weights
     """
 
     vectors: Callable[[range], Tensor]
@@ -510,7 +511,7 @@ class ValueVectors(Bias):
 
 
 def whole_distances(at: Positions, keys_at: Positions) -> tuple[range, ...] | None:
-    """The distances on each axis, far keys first, of tokens anywhere; None unless coordinates are whole."""
+    """Return the range of distances on each axis, far keys first; None unless coordinates are whole."""
     coords, keys = at.coords, keys_at.coords
     if coords.is_floating_point() or keys.is_floating_point() or not (coords.numel() and keys.numel()):
         return None
@@ -519,15 +520,15 @@ def whole_distances(at: Positions, keys_at: Positions) -> tuple[range, ...] | No
     return tuple(range(highest[a] - first[a], lowest[a] - last[a] - 1, -1) for a in range(coords.shape[-1]))
 
 
-def whole(distances: range, device: torch.device | None) -> Tensor:
-    """Whole distances as a tensor [n]."""
+def distance_tensor(distances: range, device: torch.device | None) -> Tensor:
+    """Return a range of distances as a tensor [n]."""
     return torch.arange(distances.start, distances.stop, distances.step, device=device)
 
 
-def entry_numbers(at: Positions, keys_at: Positions, axes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """A number of each query [B or 1, T] and of each key: their sum says where a pair's distance stands among all.
+def table_indices(at: Positions, keys_at: Positions, axes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """Return a number of each query [B or 1, T] and key [B or 1, S] whose sum is a pair's index in the table.
 
-    axes  of each the greatest distance, which stands first, and how many there are
+    axes  for each axis the greatest distance, which comes first in the table, and the number of distances
     """
     of_queries = of_keys = torch.zeros((), dtype=torch.long, device=at.device)
     for axis, (farthest, size) in enumerate(axes):
@@ -536,23 +537,23 @@ def entry_numbers(at: Positions, keys_at: Positions, axes: Sequence[tuple[int, i
     return of_queries, of_keys
 
 
-def places_in_row(queries: int, keys: int, device: torch.device | None) -> Tensor:
-    """Where the distance of each pair stands among the distances of tokens in a row, far keys first, [T, S]."""
+def distance_indices(queries: int, keys: int, device: torch.device | None) -> Tensor:
+    """Return the index [T, S] of each pair's distance among those of contiguous tokens, far keys first."""
     return queries - 1 - torch.arange(queries, device=device)[:, None] + torch.arange(keys, device=device)
 
 
 def steps_between(at: Positions, keys_at: Positions) -> int | None:
-    """How far the first query stands behind the first key, where both count up by one; None where it is not known."""
+    """Return first query position minus first key position, if both count up by one; None if unknown."""
     if at is keys_at:
         return 0 if at.contiguous and at.unit_step else None
-    # In a graph that is being compiled it would be a number of one call alone.
+    # In a compiled graph it would be a constant of one call.
     if at.start is None or keys_at.start is None or torch.compiler.is_compiling():
         return None
     return at.start - keys_at.start
 
 
 def distances_between(at: Positions, keys_at: Positions) -> tuple[int, int] | None:
-    """The lowest and the highest distance (whole positions) on any axis, known without looking at data, or None."""
+    """Return the lowest and highest distance (positions) on any axis, known without reading tensors, or None."""
     if at.start is not None and keys_at.start is not None:
         first = at.start - keys_at.start
         return first - keys_at.tokens + 1, first + at.tokens - 1
@@ -562,10 +563,10 @@ def distances_between(at: Positions, keys_at: Positions) -> tuple[int, int] | No
     return 1 - keys_at.extent, at.extent - 1
 
 
-def met_by_one_query(at: Positions, keys_at: Positions) -> range | None:
-    """The distances of one query to keys in a row, first key first; None for more queries, or where it is not known.
+def one_query_range(at: Positions, keys_at: Positions) -> range | None:
+    """Return the distances of one query to contiguous keys, first key first; None for more queries, or unknown.
 
-    In a graph that is being compiled they would be numbers of one token alone.
+    In a compiled graph they would be constants of one token, so it is None there.
     """
     if at.tokens != 1 or at.start is None or keys_at.start is None or torch.compiler.is_compiling():
         return None
@@ -573,46 +574,46 @@ def met_by_one_query(at: Positions, keys_at: Positions) -> range | None:
     return range(first, first - keys_at.tokens, -1)
 
 
-def beyond(met: range, same_beyond: int | None) -> tuple[int, range]:
-    """How many first keys have what the next one has, and the distances of the others; there is always one."""
-    far = 0 if same_beyond is None else min(max(met.start - same_beyond, 0), len(met) - 1)
-    return far, met[far:]
+def split_far(distances: range, same_beyond: int | None) -> tuple[int, range]:
+    """Return the number of far keys with the vector of the next key, and the other distances, at least one."""
+    far = 0 if same_beyond is None else min(max(distances.start - same_beyond, 0), len(distances) - 1)
+    return far, distances[far:]
 
 
-def among_heads(values: Tensor, axis: int, heads: Sequence[int], of: int) -> Tensor:
-    """Values of some heads, along an axis, as values of all `of` heads: 0 for the others."""
-    shape = [of if i == axis else size for i, size in enumerate(values.shape)]
-    return values.new_zeros(shape).index_copy(axis, numbers(heads, torch.long, values.device), values)
+def spread_heads(values: Tensor, axis: int, heads: Sequence[int], total_heads: int) -> Tensor:
+    """Return values of some heads, along an axis, as values of all heads: 0 for the others."""
+    shape = [total_heads if dim == axis else size for dim, size in enumerate(values.shape)]
+    return values.new_zeros(shape).index_copy(axis, number_tensor(heads, torch.long, values.device), values)
 
 
 def product(q: Tensor, k: Tensor) -> Tensor:
-    """q k^T [B, H, T, S] in float32 at least, where several query heads may share a key head."""
+    """Return q k^T [B, H, T, S] in float32 at least; several query heads may share a key head."""
     k = k if k.shape[1] == q.shape[1] else k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     dtype = torch.promote_types(q.dtype, torch.float32)
     return q.to(dtype) @ k.to(dtype).transpose(-1, -2)
 
 
 def total(biases: Sequence[Bias], dtype: torch.dtype) -> Tensor | None:
-    """The sum of biases on the whole grid, [1 or B, 1 or H, 1 or T, S]; None where there are none."""
+    """Return the sum of biases on the whole grid, [1 or B, 1 or H, 1 or T, S]; None without biases."""
     return reduce(torch.add, (bias.dense(dtype) for bias in biases)) if biases else None
 
 
-def check_heads(who: object, values: Tensor, axes: int, heads: int | None) -> None:
-    """Raises ValueError unless a bias [H, ...] at distances of so many axes has a row for each query head."""
+def check_head_rows(encoding: object, values: Tensor, axes: int, heads: int | None) -> None:
+    """Raise ValueError unless a bias [H, ...] at distances of `axes` axes has a row for each query head."""
     if values.dim() != axes + 1:
         number = heads or "H"
         raise ValueError(
-            f"{who} gave a bias of shape {list(values.shape)}, expected [{number}, ...]: an axis of {number} heads, "
-            f"then those of the distances, as in values.expand({number}, *delta.shape)"
+            f"{encoding} gave a bias of shape {list(values.shape)}, expected [{number}, ...]: an axis of {number} "
+            f"heads, then those of the distances, as in values.expand({number}, *delta.shape)"
         )
     if heads is not None:
-        checks.built_for(who, "heads", values.shape[0], heads, "{} heads")
+        checks.built_for(encoding, "heads", values.shape[0], heads, "{} heads")
 
 
 def module_of(method: Callable) -> nn.Module:
-    """The module that a method is of: another one may stand in for it.
+    """Return the module of a bound method.
 
-    Raises ValueError for a function that is no method of a module, which would hide what it reads.
+    Raises ValueError for any other function, whose parameters would be unknown.
     """
     module = getattr(method, "__self__", None)
     if not isinstance(module, nn.Module):
@@ -623,5 +624,5 @@ def module_of(method: Callable) -> nn.Module:
 def facts_of(
     keys: Keys, *, memo: Mapping[str, Tensor] | None = None, query_memo: Mapping[str, Tensor] | None = None
 ) -> Keys:
-    """Keys with more facts of the key tokens (`memo`), and of the query tokens (`query_memo`)."""
+    """Return keys with more facts of the key tokens (`memo`) and the query tokens (`query_memo`)."""
     return replace(keys, memo={**keys.memo, **(memo or {})}, query_memo={**keys.query_memo, **(query_memo or {})})

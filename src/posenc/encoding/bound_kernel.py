@@ -1,4 +1,4 @@
-"""A kernel with what one attention layer asks of it, as door 4 of an encoding gets it."""
+"""A kernel bound to the settings of one attention layer, as door 4 of an encoding receives it."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from posenc.tokens.watched import is_recomputed
 
 
 class GivesBiases(Hashable, Protocol):
-    """What a kernel reads of an encoding: which of its doors are open, and its biases."""
+    """The part of an encoding that a kernel reads: its open doors and its biases."""
 
     doors: frozenset[str]
 
@@ -27,20 +27,19 @@ class GivesBiases(Hashable, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class BoundKernel:
-    """A kernel with what one attention layer asks of it, as door 4 gets it.
+    """A kernel bound to the settings of one attention layer, as door 4 receives it.
 
     kernel          (biases, q, at, keys, mask, *, scale, dropout, need_weights, sinks=None) -> output, weights or None
     logits_on_grid  (biases, q, at, keys, *, scale) -> [B, H, T, S], for other rules than the softmax
-    take_values     (weights [B, H, T, S], v, dropout) -> (output, the weights as applied)
+    take_values     (weights [B, H, T, S], v, dropout) -> (output, weights after dropout)
     scale           factor of the logits
     dropout         share of the weights dropped
-    need_weights    whether the weights are wanted
-    beside          the other parts of a sum that the calling encoding is a part of: their biases are added too
-    shared          biases that the layers of one pass share, by what they are made of; None: no layer shares any
-    sums            where to note the logarithm of each query's sum of exponentials, [B, H, T], -inf for a query that
-                    sees no key; None: nobody goes on with it
-    sinks           of each head a logit [H] that takes part in the softmax and has no value; None: no head has one
-    softcap         what the scaled products are drawn below, before biases are added; None: they are as they are
+    need_weights    whether to return the weights
+    other_parts     the other parts of a sum of encodings; their biases are added too
+    shared_biases   biases shared by the layers of a pass, by their inputs; None: not shared
+    sums            if a list, append the log-sum-exp [B, H, T] (-inf for empty rows)
+    sinks           a logit [H] of each head that takes part in the softmax and has no value; None: no sinks
+    softcap         cap of the scaled products, before biases are added; None: no cap
     """
 
     kernel: Callable[..., tuple[Tensor, Tensor | None]]
@@ -49,8 +48,8 @@ class BoundKernel:
     scale: float
     dropout: float
     need_weights: bool
-    beside: tuple[GivesBiases, ...] = ()
-    shared: dict[Hashable, list[Bias]] | None = None
+    other_parts: tuple[GivesBiases, ...] = ()
+    shared_biases: dict[Hashable, list[Bias]] | None = None
     sums: list[Tensor] | None = None
     sinks: Tensor | None = None
     softcap: float | None = None
@@ -66,36 +65,36 @@ class BoundKernel:
         biases: Sequence[Bias] | None = None,
         need_weights: bool | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Plain attention with the encoding's biases, or with those that it gives, and of what stands beside it."""
-        mask, added = self.added(encoding, q, at, keys, mask, biases)
-        wanted = self.need_weights if need_weights is None else need_weights
-        asked: dict[str, Any] = {"scale": self.scale, "dropout": self.dropout, "need_weights": wanted}
+        """Compute softmax attention with the encoding's biases, or the given ones, and those of the other parts."""
+        mask, all_biases = self.mask_and_biases(encoding, q, at, keys, mask, biases)
+        with_weights = self.need_weights if need_weights is None else need_weights
+        options: dict[str, Any] = {"scale": self.scale, "dropout": self.dropout, "need_weights": with_weights}
         if self.sums is not None:
-            asked["sums"] = self.sums
+            options["sums"] = self.sums
         if self.sinks is not None:
-            asked["sinks"] = self.sinks
-        return self.kernel(added, q, at, keys, mask, **asked)
+            options["sinks"] = self.sinks
+        return self.kernel(all_biases, q, at, keys, mask, **options)
 
     def logits(self, encoding: GivesBiases, q: Tensor, at: Positions, keys: Keys, mask: Mask) -> Tensor:
-        """The scaled logits [B, H, T, S] in float32 at least, with all biases and what the mask adds.
+        """Return the scaled logits [B, H, T, S] in float32 at least, with all biases and a floating mask.
 
-        What the mask forbids is not marked in them; `mask.allowed(at, keys.at)` says it.
-        Raises ValueError where an encoding has a rule of its own, and heads have sinks.
+        Hidden keys are not marked in them; see `mask.allowed(at, keys.at)`.
+        Raises ValueError for an encoding with its own rule if heads have sinks.
         """
         if self.sinks is not None:
             raise ValueError(
                 f"{encoding} weighs keys by a rule of its own, and sinks take part in the softmax; build the attention "
                 f"with sinks=False, or take another encoding"
             )
-        mask, added = self.added(encoding, q, at, keys, mask)
-        return self.logits_on_grid(added, q, at, keys, scale=self.scale)
+        mask, all_biases = self.mask_and_biases(encoding, q, at, keys, mask)
+        return self.logits_on_grid(all_biases, q, at, keys, scale=self.scale)
 
     def finish(self, weights: Tensor, keys: Keys) -> tuple[Tensor, Tensor | None]:
-        """The output [B, H, T, E] of an attention rule's own weights [B, H, T, S], with dropout, and the weights."""
-        out, applied = self.take_values(weights, keys.v, dropout=self.dropout)
-        return out, applied if self.need_weights else None
+        """Return the output [B, H, T, E] of an attention rule's own weights [B, H, T, S], and the weights."""
+        output, dropped_weights = self.take_values(weights, keys.v, dropout=self.dropout)
+        return output, dropped_weights if self.need_weights else None
 
-    def added(
+    def mask_and_biases(
         self,
         encoding: GivesBiases,
         q: Tensor,
@@ -104,27 +103,27 @@ class BoundKernel:
         mask: Mask,
         biases: Sequence[Bias] | None = None,
     ) -> tuple[Mask, list[Bias]]:
-        """Who may see whom, and all that is added to the logits."""
-        given = None
-        if mask.given is not None:
-            check_mask(mask.given, q.shape[2], keys.k.shape[2], q.shape[0], q.shape[1])
-            mask, given = mask.split()
-        added = [] if biases is None else list(biases)
-        asked = self.beside if biases is not None else (encoding, *self.beside)
-        for part in asked:
+        """Return the boolean mask, and all biases to add to the logits."""
+        mask_bias = None
+        if mask.tensor is not None:
+            check_mask(mask.tensor, q.shape[2], keys.k.shape[2], q.shape[0], q.shape[1])
+            mask, mask_bias = mask.split()
+        all_biases = [] if biases is None else list(biases)
+        parts = self.other_parts if biases is not None else (encoding, *self.other_parts)
+        for part in parts:
             if not part.doors.isdisjoint(BIASES):
-                added += self.biases(part, q, at, keys)
+                all_biases += self.biases(part, q, at, keys)
         if self.softcap is not None:
-            added.insert(0, SoftCap(self.softcap, self.scale).bias(encoding, q, at, keys, added))
-        return mask, added if given is None else [*added, Dense(given)]
+            all_biases.insert(0, SoftCap(self.softcap, self.scale).bias(encoding, q, at, keys, all_biases))
+        return mask, all_biases if mask_bias is None else [*all_biases, Dense(mask_bias)]
 
     def biases(self, part: GivesBiases, q: Tensor, at: Positions, keys: Keys) -> list[Bias]:
-        """The biases of a part; those of distances alone are the same in every layer where the tokens are the same."""
-        if self.shared is None or "biases" in part.doors or is_recomputed():
+        """Return the biases of a part; biases of the distance alone are shared by layers with the same tokens."""
+        if self.shared_biases is None or "biases" in part.doors or is_recomputed():
             with without_autocast(q):
                 return part.biases(q, at, keys)
         key = part, at, keys.at, q.shape[:2]
-        if key not in self.shared:
+        if key not in self.shared_biases:
             with without_autocast(q):
-                self.shared[key] = part.biases(q, at, keys)
-        return self.shared[key]
+                self.shared_biases[key] = part.biases(q, at, keys)
+        return self.shared_biases[key]

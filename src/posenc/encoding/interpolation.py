@@ -1,7 +1,6 @@
-"""Tables read between their rows: by linear interpolation, along one axis or several.
+"""Linear interpolation between the rows of a table, along one axis or several.
 
-A place is a row, whole or fractional. Whole places, of any dtype, give the entries of their rows to the bit; a place
-that is NaN gives NaN.
+A place is a row, whole or fractional. Whole places, of any dtype, give the entries of their rows exactly; NaN stays.
 """
 
 import itertools
@@ -12,57 +11,57 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posenc.tokens.shared_tables import numbers
+from posenc.tokens.shared_tables import number_tensor
 
 
 def neighbours(place: Tensor) -> tuple[Tensor, Tensor]:
-    """The row below each place, and how far the place lies from it towards the next: from 0 to 1, or NaN."""
-    below = place.floor()
-    return below.nan_to_num(0.0).long(), place - below
+    """Return the row below each place, and the fraction of the way to the next row: 0 to 1, or NaN."""
+    floor = place.floor()
+    return floor.nan_to_num(0.0).long(), place - floor
 
 
-def interpolated(read: Callable[[Tensor], Tensor], place: Tensor, last: int) -> Tensor:
-    """What `read` gives for rows of a table, from places [...]: the entries of the two rows around each, mixed.
+def interpolate(read: Callable[[Tensor], Tensor], place: Tensor, last: int) -> Tensor:
+    """Return the entries of a table at places [...], interpolated between the two rows around each.
 
     read  rows -> entries, of the same shape or with channels behind it
-    last  the last row: it stands above itself
+    last  the last row, which is its own upper neighbour
     """
     if not place.is_floating_point():
         return read(place)
-    below, share = neighbours(place)
-    first, second = read(below), read((below + 1).clamp(max=last))
+    floor, share = neighbours(place)
+    first, second = read(floor), read((floor + 1).clamp(max=last))
     share = share.to(first.dtype)
     return torch.lerp(first, second, share if share.dim() == first.dim() else share[..., None])
 
 
-def interpolated_on_axes(read: Callable[[Tensor], Tensor], place: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same from places [..., A] on several axes: the entries [..., C] of the 2^A cells around each, mixed.
+def interpolate_on_axes(read: Callable[[Tensor], Tensor], place: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the entries [..., C] interpolated between the 2^A cells around each place [..., A].
 
-    read   cells [..., A] -> entries; it decides what lies past the last cell of an axis
-    dtype  of the shares: half precision would round each of them
+    read   cells [..., A] -> entries; it handles cells past the end of an axis
+    dtype  of the weights: half precision would round each of them
     """
     if not place.is_floating_point():
         return read(place)
-    below, share = neighbours(place)
+    floor, share = neighbours(place)
     share = share.to(dtype)
     total: Tensor | float = 0.0
     for corner in itertools.product((0, 1), repeat=place.shape[-1]):
-        up = numbers(corner, torch.long, place.device)
-        total = total + torch.where(up == 1, share, 1 - share).prod(-1, keepdim=True) * read(below + up)
+        is_upper = number_tensor(corner, torch.long, place.device)
+        total = total + torch.where(is_upper == 1, share, 1 - share).prod(-1, keepdim=True) * read(floor + is_upper)
     assert isinstance(total, Tensor)
     return total
 
 
-def matrix_of(old: int, new: int, **how: Any) -> Tensor:
-    """The matrix [new, old], float64, of torch.nn.functional.interpolate with these options: the mode, and so on."""
-    # What resampling makes of unit vectors is the matrix that resamples everything.
+def resampling_matrix(old: int, new: int, **how: Any) -> Tensor:
+    """Return the matrix [new, old], float64, of torch.nn.functional.interpolate with these options."""
+    # Resampling is linear, so resampled unit vectors are the columns of its matrix.
     return F.interpolate(torch.eye(old, dtype=torch.float64, device="cpu")[None, None], (new, old), **how)[0, 0]
 
 
 def resample(table: Tensor, matrices: Sequence[Tensor]) -> Tensor:
-    """A table [prod(old sizes), dim] over a grid, the last axis running fastest, resampled along each axis.
+    """Return a table [prod(old sizes), dim] over a grid, last axis fastest, resampled along each axis.
 
-    matrices   [new, old] for each axis, as `matrix_of` gives them
+    matrices   [new, old] for each axis, from `resampling_matrix`
 
     In float64, rounded once to the table's dtype.
     """
@@ -73,9 +72,9 @@ def resample(table: Tensor, matrices: Sequence[Tensor]) -> Tensor:
 
 
 def adopt_table(state_dict: dict[str, Any], prefix: str, encoding: Any) -> None:
-    """Call the one table [rows, dim] under a prefix of a state dict, as wide as an encoding, with axes of 1, `table`.
+    """Rename the one table [rows, dim] under a prefix of a state dict, as wide as the encoding, to `table`.
 
-    Models have it under names of their own: pe, pos_embed, wpe.weight. Where several would do, none is taken.
+    Models have their own names for it: pe, pos_embed, wpe.weight. Axes of 1 go; if several fit, none is renamed.
     """
     names = [
         name

@@ -1,4 +1,4 @@
-"""Keys: what is remembered of the tokens one may attend to."""
+"""Keys: the keys, values and remembered facts of tokens, with their positions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,17 +11,15 @@ from posenc.tokens.positions import Positions
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """What is remembered of the tokens one may attend to.
+    """The keys, values and remembered facts of tokens, with their positions.
 
     k, v        [B, KV, S, D]     keys and values; KV divides the number of query heads
     at          Positions of the S tokens; order -1 marks an empty cache slot
-    turned      [B or 1, S, A]    the coordinates where keys were turned, of tokens that were moved since; None: where
-                they are
-    moves       what becomes of a key whose token moves, as the encoding has it (`Encoding.moves`)
-    memo        name -> [B, heads or 1, S, ...]   what encodings asked to remember of each token
+    turned      [B or 1, S, A]    coordinates at which keys were rotated, if tokens moved since; None: as in `at`
+    moves       how a key follows its token (`Encoding.moves`)
+    memo        name -> [B, heads or 1, S, ...]   facts of key tokens, from `Encoding.remember`
     query_memo  name -> [B, heads or 1, T, ...]   the same facts of the query tokens
-    summed      names of facts that are running sums along the sequence already, in both memos: where these are some of
-                its keys only, nobody could sum them up from what is there
+    prefix_sums  memo entries that are prefix sums already (sequence parallel: a shard cannot sum them itself)
     """
 
     k: Tensor
@@ -29,19 +27,19 @@ class Keys:
     at: Positions
     memo: Mapping[str, Tensor] = field(default_factory=dict)
     query_memo: Mapping[str, Tensor] = field(default_factory=dict)
-    summed: frozenset[str] = frozenset()
+    prefix_sums: frozenset[str] = frozenset()
     turned: Tensor | None = None
     moves: str = "exact"
 
     def facts(self) -> dict[str, Tensor]:
-        """What is remembered of each token beside where it is, [B, heads or 1, S, ...], by names."""
+        """Return k, v and the memo, [B, heads or 1, S, ...], by name."""
         return {"k": self.k, "v": self.v, **{f"memo {name}": fact for name, fact in self.memo.items()}}
 
     def to(self, device: torch.device | str) -> "Keys":
-        turned = None if self.turned is None else self.turned.to(device)
-        return replace(self.each(lambda name, fact: fact.to(device)), at=self.at.to(device), turned=turned)
+        turned_coords = None if self.turned is None else self.turned.to(device)
+        return replace(self.each(lambda name, fact: fact.to(device)), at=self.at.to(device), turned=turned_coords)
 
     def each(self, change: Callable[[str, Tensor], Tensor]) -> "Keys":
-        """The same keys with every fact of tokens changed, by its name and value as `facts` has them."""
+        """Return the same keys with `change(name, value)` applied to each of `facts`."""
         memo = {name: change(f"memo {name}", fact) for name, fact in self.memo.items()}
         return replace(self, k=change("k", self.k), v=change("v", self.v), memo=memo)

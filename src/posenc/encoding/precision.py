@@ -1,4 +1,4 @@
-"""In which precision is computed: float64 where a device has it, and never what autocast would round to."""
+"""Precision: float64 on devices that have it, and no rounding by autocast."""
 
 import sys
 from collections.abc import Generator
@@ -14,21 +14,21 @@ def has_float64(device: torch.device) -> bool:
 
 
 def exact(x: Tensor) -> Tensor:
-    """x in float64, on the CPU where its own device has no float64: angles are taken so."""
+    """Return x in float64, on the CPU if its device has no float64; angles are computed from it."""
     return x.to(x.device if has_float64(x.device) else "cpu").double()
 
 
 def most_exact(x: Tensor) -> Tensor:
-    """x on its own device, in float64 where the device has it."""
+    """Return x on its own device, in float64 if the device has it."""
     return x.double() if has_float64(x.device) else x
 
 
 AUTOCASTS = tuple(filter(torch.amp.is_autocast_available, ("cpu", "cuda", "mps", "xpu", "hpu", "mtia", "maia", "xla")))
-"""The devices that autocast knows, asked for once: the compilers before torch 2.13 cannot ask."""
+"""The devices of autocast, read once at import: compilers before torch 2.13 cannot read them in a graph."""
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
-    """Where what is computed with x keeps its dtype: autocast would round it to half precision."""
+    """Return a context in which operations on x keep their dtype instead of autocast's half precision."""
     device = x.device.type
     if device in AUTOCASTS and torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)
@@ -37,18 +37,18 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
 
 @contextmanager
 def without_tiny_numbers() -> Generator[None]:
-    """Where numbers below the normal ones (2^-126 in float32) are 0, in this thread alone.
+    """Flush subnormal numbers (below 2^-126 in float32) to 0, in this thread alone.
 
-    A softmax leaves many of them under steep biases, and a product with them takes many times as long.
+    A softmax leaves many of them under steep biases, and products with them are many times slower.
 
     >>> with without_tiny_numbers():
     ...     sys.float_info.min / 2
     0.0
     """
-    # PyTorch does not tell how the thread is set; its divisions do.
-    before = sys.float_info.min / 2 == 0.0
+    # PyTorch has no getter for the setting, so a division shows it.
+    was_set = sys.float_info.min / 2 == 0.0
     torch.set_flush_denormal(True)
     try:
         yield
     finally:
-        torch.set_flush_denormal(before)
+        torch.set_flush_denormal(was_set)

@@ -1,7 +1,7 @@
-"""Biases pair by pair: closures as FlexAttention has them, and what they are written with.
+"""Closures of biases, as in FlexAttention, and their building blocks.
 
 A closure takes a scaled logit and four indices, (score, b, h, i, j) -> score, and is elementwise in them. FlexAttention
-asks it for one scalar at a time; everybody else for the grids of `index_grids` at once.
+calls it with scalars; other kernels with the grids of `index_grids`.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,13 +10,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from posenc.tokens.shared_tables import numbers
+from posenc.tokens.shared_tables import number_tensor
 
 ScoreMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-def in_turn(mods: Sequence[ScoreMod]) -> ScoreMod | None:
-    """The closure that applies each of these to the score; None where there are none."""
+def chain_mods(mods: Sequence[ScoreMod]) -> ScoreMod | None:
+    """Return the closure that applies each of these to the score; None without any."""
     if not mods:
         return None
 
@@ -28,23 +28,22 @@ def in_turn(mods: Sequence[ScoreMod]) -> ScoreMod | None:
     return score_mod
 
 
-def of_heads(values: Tensor, h: Tensor) -> Tensor:
-    """Values by distance [H, ...] of the heads h, ready to be added to scores.
+def head_values(values: Tensor, h: Tensor) -> Tensor:
+    """Return values by distance [H, ...] of the heads h, in the shape of scores.
 
-    FlexAttention asks for one scalar at a time; everybody else for the grid of h [H, 1, 1], whose values are [H, T, S],
-    or [H, B, 1, T, S] where each row of the batch has its own.
+    In FlexAttention h is a scalar; elsewhere the grid [H, 1, 1], whose values are [H, T, S], or [H, B, 1, T, S] if
+    each row of the batch has its own.
     """
     if h.dim() == 0:
         return values[h]
-    picked = values[h.flatten()]
-    return picked if picked.dim() == 3 else picked.squeeze(2).movedim(0, 1)
+    rows = values[h.flatten()]
+    return rows if rows.dim() == 3 else rows.squeeze(2).movedim(0, 1)
 
 
 def look_up(table: Tensor, *index: Tensor) -> Tensor:
-    """table[index]. For whole grids by gathers, whose gradients are several times cheaper than those of indexing.
+    """Return table[index]; for grids by gathers, whose gradients are several times cheaper than those of indexing.
 
-    Each index is a scalar, as FlexAttention has it; or each but the last is a grid of `index_grids`, and the last
-    is another one, or differs from pair to pair.
+    Each index is a scalar, or each is a grid of `index_grids`; the last may also differ from pair to pair.
     """
     *token, last = index
     if all(i.dim() == 0 for i in index):
@@ -59,45 +58,46 @@ def look_up(table: Tensor, *index: Tensor) -> Tensor:
 
 
 def dot_products(queries: Tensor, keys: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-    """queries[b, h, i] . keys[b, h, j] for facts [B, H, T, C] and [B, H, S, C], whose batch or heads may be 1: shared.
+    """Return queries[b, h, i] . keys[b, h, j] for facts [B or 1, H or 1, T, C] and [B or 1, H or 1, S, C].
 
-    As `look_up`, for scalars and for whole grids.
+    The indices are scalars or grids, as in `look_up`.
     """
 
-    def of(facts: Tensor, token: Tensor) -> Tensor:
+    def rows_of(facts: Tensor, token: Tensor) -> Tensor:
         row, head = (i.new_zeros(()) if size == 1 else i for size, i in zip(facts.shape[:2], (b, h), strict=True))
         return facts[row, head, token] if token.dim() == 0 else at_grids(facts, row, head, token)
 
     if i.dim() == 0:
-        return (of(queries, i) * of(keys, j)).sum(-1)
-    return of(queries, i) @ of(keys, j).transpose(-1, -2)
+        return (rows_of(queries, i) * rows_of(keys, j)).sum(-1)
+    return rows_of(queries, i) @ rows_of(keys, j).transpose(-1, -2)
 
 
 def at_grids(table: Tensor, *grids: Tensor) -> Tensor:
-    """The table with each of its first axes at the indices of a grid of `index_grids`."""
+    """Return the table with its first axes indexed by grids of `index_grids`."""
     for axis, grid in enumerate(grids):
         table = table.index_select(axis, grid.flatten())
     return table
 
 
 def _gather(rows: Tensor, column: Tensor) -> Tensor:
-    """One entry of the last axis for each column; the other axes broadcast."""
+    """Gather along the last axis; the other axes broadcast."""
     # torch.broadcast_shapes would import the symbolic machinery of the compiler.
     shape = torch.broadcast_tensors(rows[..., :1], column[..., :1])[0].shape[:-1]
     return rows.expand(*shape, -1).gather(-1, column.expand(*shape, -1))
 
 
 def index_grids(score: Tensor, *, backwards: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The indices b, h, i, j of a score tensor [B, H, T, S] as grids that broadcast to it; or last query first."""
+    """Return the indices b, h, i, j of a score tensor [B, H, T, S] as broadcastable grids; or last query first."""
     b, h, i, j = (torch.arange(n, device=score.device) for n in score.shape)
     i = i.flip(0) if backwards else i
     return b[:, None, None, None], h[:, None, None], i[:, None], j
 
 
-def placed_on(heads: Sequence[int], of: int, modify: ScoreMod, device: torch.device) -> ScoreMod:
-    """A closure of some heads as one of the model's heads: the others keep their score."""
-    chosen = numbers(heads, torch.long, device)
-    place = torch.full((of,), -1, device=device).index_copy(0, chosen, torch.arange(len(heads), device=device))
+def heads_mod(heads: Sequence[int], total_heads: int, modify: ScoreMod, device: torch.device) -> ScoreMod:
+    """Return a closure of some heads as a closure of all heads; the others keep their score."""
+    numbers = number_tensor(heads, torch.long, device)
+    own_number = torch.arange(len(heads), device=device)
+    place = torch.full((total_heads,), -1, device=device).index_copy(0, numbers, own_number)
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return torch.where(place[h] >= 0, modify(score, b, place[h].clamp(min=0), i, j), score)
@@ -105,25 +105,25 @@ def placed_on(heads: Sequence[int], of: int, modify: ScoreMod, device: torch.dev
     return score_mod
 
 
-def looked_up(table: Tensor) -> ScoreMod:
-    """The closure that adds table[b, h, i, j]; an axis of one entry stands for all."""
+def table_mod(table: Tensor) -> ScoreMod:
+    """Return the closure that adds table[b, h, i, j]; axes of one entry broadcast."""
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return score + entry(table, b, h, i, j).to(score.dtype)
+        return score + table_entry(table, b, h, i, j).to(score.dtype)
 
     return score_mod
 
 
-def entry(table: Tensor, *index: Tensor) -> Tensor:
-    """table[index], where an axis of one entry stands for all."""
-    return table[tuple(first(i) if size == 1 else i for size, i in zip(table.shape, index, strict=True))]
+def table_entry(table: Tensor, *index: Tensor) -> Tensor:
+    """Return table[index]; axes of one entry broadcast."""
+    return table[tuple(first_index(i) if size == 1 else i for size, i in zip(table.shape, index, strict=True))]
 
 
 def at_token(facts: Tensor, b: Tensor, token: Tensor) -> Tensor:
-    """The facts [B or 1, T, ...] of tokens: rows that share them are not told apart, so that a grid has one for all."""
-    return facts[first(b) if facts.shape[0] == 1 else b, token]
+    """Return the facts [B or 1, T, ...] of a token; a fact that all rows share ignores b, so a grid has one row."""
+    return facts[first_index(b) if facts.shape[0] == 1 else b, token]
 
 
-def first(index: Tensor) -> Tensor | int:
-    """The first entry: among scalars one too, since older torch takes no gradient of a view; in a grid it is read."""
+def first_index(index: Tensor) -> Tensor | int:
+    """Return index 0: a tensor for scalars, since older torch has no gradient of a view, else a number."""
     return 0 if index.dim() else index.new_zeros(())

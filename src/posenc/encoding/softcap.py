@@ -1,18 +1,18 @@
-"""Soft-caps of logits: the scaled products of queries and keys are drawn below a cap, before biases are added."""
+"""Soft-caps of logits: scaled products of queries and keys are capped by a tanh, before biases are added."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from posenc.encoding.biases import Bias, Branched, Pairs, product
+from posenc.encoding.biases import Bias, BranchedLogits, Pairs, product
 from posenc.encoding.keys import Keys
-from posenc.encoding.score_mods import ScoreMod, looked_up
+from posenc.encoding.score_mods import ScoreMod, table_mod
 from posenc.tokens.positions import Positions
 
 
-def capped(logits: Tensor, softcap: float | None) -> Tensor:
-    """c tanh(logits / c), or the logits where there is no cap."""
+def apply_softcap(logits: Tensor, softcap: float | None) -> Tensor:
+    """Return c tanh(logits / c), or the logits without a cap."""
     return logits if softcap is None else softcap * (logits / softcap).tanh()
 
 
@@ -30,26 +30,26 @@ class SoftCap(nn.Module):
         self.cap, self.scale = cap, scale
 
     def forward(self, logits: Tensor) -> Tensor:
-        return capped(logits, self.cap)
+        return apply_softcap(logits, self.cap)
 
-    def bias(self, encoding: object, q: Tensor, at: Positions, keys: Keys, others: Sequence[Bias]) -> "Capped":
-        """The cap as a bias, which goes before the others. Raises ValueError where these change the products."""
-        if any(isinstance(bias, Branched) for bias in others):
+    def bias(self, encoding: object, q: Tensor, at: Positions, keys: Keys, biases: Sequence[Bias]) -> "SoftCapBias":
+        """Return the cap as a bias, to go before the others. Raises ValueError if these change the products."""
+        if any(isinstance(bias, BranchedLogits) for bias in biases):
             raise ValueError(
                 f"{encoding} has other products for some of the pairs, which a soft-cap does not reach; leave out "
                 f"softcap, or take another encoding"
             )
-        return Capped(self.difference, q, at, Keys(keys.k, keys.k, keys.at), reads_between=False)
+        return SoftCapBias(self.difference, q, at, Keys(keys.k, keys.k, keys.at), reads_between=False)
 
     def difference(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        """c tanh(s / c) - s, for kernels that add it to the product."""
+        """Return the closure that adds c tanh(s / c) - s, for kernels that add it to the product."""
         logits = product(q, keys.k) * self.scale
-        return looked_up(self(logits) - logits)
+        return table_mod(self(logits) - logits)
 
 
 @dataclass(frozen=True, eq=False)
-class Capped(Pairs):
-    """A soft-cap, the first of all biases: kernels with the product at hand cap that."""
+class SoftCapBias(Pairs):
+    """A soft-cap as the first of all biases; its closure caps the score itself."""
 
     def closure(self) -> ScoreMod:
         cap = self.module

@@ -1,1 +1,1 @@
-"""One page that shows encodings and a run, and that people can touch."""
+"""One interactive page of encodings and a run."""

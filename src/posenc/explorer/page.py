@@ -1,4 +1,4 @@
-"""The explorer's page: what is asked for, as numbers, in one file."""
+"""The explorer's page: its encodings and run as numbers, in one file."""
 
 import shlex
 from collections.abc import Sequence
@@ -13,66 +13,68 @@ from posenc.lab.appearance import places
 from posenc.lab.description import describe, listing
 from posenc.lab.results import summary
 from posenc.lab.views import page
-from posenc.lab.views.sections import OF_ENCODINGS, order
+from posenc.lab.views.sections import ENCODING_SECTIONS, order
 
 TEMPLATE = Path(__file__).with_name("explorer.html.jinja")
 
 SPECS = ("none", "sinusoidal", "learned", "rotary", "alibi", "t5_bias", "kerple", "fire", "sandwich", "shaw")
-"""The encodings of a page that was asked for none."""
+"""The default encodings of a page."""
 
 SHAPE = Shape.of(64, 4, 128)
-"""The model that encodings are shown for: dim 64, 4 heads, trained length 128."""
+"""The model of the shown encodings: dim 64, 4 heads, trained length 128."""
 
 
-def explore(chosen: Sequence[str] = (), *, run: Path | None = None, records: Sequence[summary.Record] = ()) -> str:
-    """The page as HTML: of these encodings, and of what was trained, where a run is given.
+def explore(specs: Sequence[str] = (), *, run: Path | None = None, records: Sequence[summary.Record] = ()) -> str:
+    """Return the explorer as HTML, for these encodings and a run.
 
-    chosen      specs; none for a choice of the best known
+    specs       specs of encodings; empty for the best-known ones
     run         the folder of a comparison
-    records     those of the folder, as people are shown them, where they have been read
+    records     the folder's records for display, if the caller has read them
 
-    Raises ValueError for a spec that is none, CannotRead for a run that is none.
+    Raises ValueError for an invalid spec, CannotRead for an invalid run.
 
     >>> page = explore(["rotary", "alibi"])
     >>> page.startswith("<!doctype html>"), len(page) < 3_000_000
     (True, True)
     """
-    asked = ["posenc", "explore", *chosen, *(["--run", str(run)] if run else [])]
-    known = trained.of_records(records) if records else trained.of(run) if run else trained.example()
-    shown = [spec for spec in known["specs"] if run and trained.builds(spec, SHAPE)]
-    specs = tuple(dict.fromkeys(chosen or shown or SPECS))
+    command = ["posenc", "explore", *specs, *(["--run", str(run)] if run else [])]
+    training = trained.data_of_records(records) if records else trained.read_run(run) if run else trained.read_example()
+    buildable = [spec for spec in training["specs"] if run and trained.can_build(spec, SHAPE)]
+    specs = tuple(dict.fromkeys(specs or buildable or SPECS))
+    sections = {"axes": picture.offset_maps(specs, SHAPE), "doors": door_table(specs)}
+    sections["order"] = order.without_position(SHAPE)
     data = {
         "schema": page.SCHEMA,
         "version": posenc.__version__,
-        "command": shlex.join(asked),
+        "command": shlex.join(command),
         "title": "posenc explorer",
-        "encodings": [encoding_of(spec, known["trained"].get(spec)) for spec in specs],
-        "places": places([*specs, *known["sections"]["run"]["labels"], *catalogue.names()]),
-        "sections": known["sections"]
-        | {"axes": picture.on_two_axes(specs, SHAPE), "doors": opened(specs), "order": order.without_position(SHAPE)},
+        "encodings": [encoding_data(spec, training["trained"].get(spec)) for spec in specs],
+        "places": places([*specs, *training["sections"]["run"]["labels"], *catalogue.names()]),
+        "sections": training["sections"] | sections,
     }
-    return page.template(TEMPLATE).render(title=data["title"], script=page.script(), numbers=page.numbers(data))
+    return page.template(TEMPLATE).render(title=data["title"], script=page.script(), numbers=page.data_element(data))
 
 
-def encoding_of(spec: str, trained: Any) -> dict[str, Any]:
-    """One encoding of the page, and what training made of it."""
+def encoding_data(spec: str, training: Any) -> dict[str, Any]:
+    """Return the data of one encoding, with its trained form."""
     encoding = catalogue.build(spec, SHAPE)
+    sections = {name: section(encoding, SHAPE) for name, section in ENCODING_SECTIONS.items()}
     return {
         "name": spec,
         "spec": str(encoding),
         "doors": sorted(encoding.doors),
-        "sections": {name: of(encoding, SHAPE) for name, of in OF_ENCODINGS.items()} | {"trained": trained},
+        "sections": sections | {"trained": training},
     }
 
 
-def opened(chosen: Sequence[str]) -> list[dict[str, Any]]:
-    """The chosen encodings and the whole catalogue: the doors that each opens, and what a KV cache holds for it.
+def door_table(specs: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the open doors and the KV cache's contents, of these encodings and of the catalogue.
 
-    >>> [entry["doors"] for entry in opened(["rotary + alibi"]) if entry["name"] in ("rotary + alibi", "learned")]
+    >>> [entry["doors"] for entry in door_table(["rotary + alibi"]) if entry["name"] in ("rotary + alibi", "learned")]
     [['by_distance', 'turn'], ['embed']]
     """
-    by_name = {entry["name"]: entry for entry in listing.overview()["encodings"]}
-    entries = {spec: by_name.get(spec) or describe.entry(spec) for spec in [*chosen, *by_name]}
+    by_name = {entry["name"]: entry for entry in listing.load_overview()["encodings"]}
+    entries = {spec: by_name.get(spec) or describe.encoding_card_or_problem(spec) for spec in [*specs, *by_name]}
     return [
         {"name": spec, "cache": entry["cache"]["words"]} | {key: entry[key] for key in ("doors", "group", "idea")}
         for spec, entry in entries.items()

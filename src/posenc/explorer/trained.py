@@ -1,4 +1,4 @@
-"""What was trained, for the page: the records of a comparison, or the small example that ships."""
+"""Training results for the page: the records of a comparison, or the small example that ships."""
 
 import json
 from collections.abc import Sequence
@@ -9,45 +9,46 @@ from posenc import catalogue
 from posenc.encoding.base import Shape
 from posenc.lab.results import sections, summary
 from posenc.lab.runs import record
-from posenc.lab.runs.settings import in_reading_order, read_settings
+from posenc.lab.runs.settings import read_settings, sort_by_settings
 
 EXAMPLE = Path(__file__).with_name("example.json")
-"""What `of` gave for a comparison; tests/write_explorer_example.py writes it."""
+"""The result of `read_run` for a comparison; tests/write_explorer_example.py writes it."""
 
-MOST_PARAMETERS = 10_000_000
-"""Of an encoding that a record asks for."""
+MAX_PARAMETERS = 10_000_000
+"""The most parameters of an encoding that a record names."""
 
 
-def of(run: Path) -> dict[str, Any]:
-    """What the records of a folder have for a page.
+def read_run(run: Path) -> dict[str, Any]:
+    """Return the page's data from the records of a folder.
 
-    Raises ValueError where there are no records, CannotRead where one is damaged.
+    Raises ValueError if there are no records, CannotRead if one is damaged.
     """
-    return of_records(summary.shown(in_reading_order(record.for_summaries(run), read_settings(run))))
+    records = sort_by_settings(record.summary_records(run), read_settings(run))
+    return data_of_records(summary.records_for_display(records))
 
 
-def of_records(records: Sequence[summary.Record]) -> dict[str, Any]:
-    """What records, as people are shown them, have for a page: sections, what training made of each spec, the specs."""
-    asked = [record["experiment"]["spec"] for record in records]
+def data_of_records(records: Sequence[summary.Record]) -> dict[str, Any]:
+    """Return the page's data from records for display: sections, trained encodings and specs."""
+    specs = [record["experiment"]["spec"] for record in records]
     return {
-        "specs": list(dict.fromkeys(spec for spec in asked if isinstance(spec, str))),
-        "sections": sections.of(records),
-        "trained": sections.trained(records),
+        "specs": list(dict.fromkeys(spec for spec in specs if isinstance(spec, str))),
+        "sections": sections.record_sections(records),
+        "trained": sections.trained_pictures(records),
     }
 
 
-def example() -> dict[str, Any]:
-    """The same of the comparison that ships."""
+def read_example() -> dict[str, Any]:
+    """Return the data of the comparison that ships."""
     return json.loads(EXAMPLE.read_text(encoding="utf-8"))
 
 
-def builds(spec: str, shape: Shape) -> bool:
-    """Whether a spec that was read from a record gives an encoding of the page, without running code that it names.
+def can_build(spec: str, shape: Shape) -> bool:
+    """Return whether a spec from a record can be built, without running code that it names.
 
-    Nor one so large that a record of a few letters would ask for all memory.
+    A spec of a few letters may also name an encoding that needs all memory; MAX_PARAMETERS refuses it.
     """
     try:
-        catalogue.parse(spec, own=())
-        return catalogue.parameters_of(catalogue.build(spec, shape, device="meta")) <= MOST_PARAMETERS
+        catalogue.parse(spec, trusted_files=())
+        return catalogue.parameters_of(catalogue.build(spec, shape, device="meta")) <= MAX_PARAMETERS
     except ValueError:
         return False

@@ -1,4 +1,4 @@
-"""Graphs as files: torch.export's .pt2 and ONNX, with what they are about; and how a refusal is told."""
+"""Write graphs as torch.export's .pt2 or ONNX, with metadata, and explain why one cannot be written."""
 
 import inspect
 import io
@@ -14,65 +14,64 @@ from typing import Any
 import torch
 
 from posenc.export.graphs import BATCH, PAST, SOURCE, TOKENS, Graph
-from posenc.foreign import near, one_line
-from posenc.foreign.text import shortened
-from posenc.lab.results.frames import needed
+from posenc.foreign import one_line, suggestion
+from posenc.foreign.text import shorten
+from posenc.lab.results.frames import import_library
 
 FORMS = {".onnx": "ONNX", ".pt2": "torch.export"}
-"""The ending of a file -> what it holds."""
+"""File extension -> format."""
 
 EXTRA = "onnx"
-"""The extra of posenc that brings what ONNX needs."""
+"""The extra of posenc that installs the packages for ONNX."""
 
 ABOUT = "about.json"
-"""The file within a .pt2 that says what it is."""
+"""The file with the metadata within a .pt2."""
 
 LARGEST = 2_000_000_000
-"""The bytes that fit into one ONNX file."""
+"""The size limit of one ONNX file (bytes)."""
 
 
 class CannotExport(ValueError):
-    """A model of which no graph can be written down, with the encodings that it has and the reason."""
+    """A model that cannot be exported; the message names its encodings and the reason."""
 
 
-def form_of(path: Path) -> str:
-    """The ending of a file to be written. Raises ValueError for one that is none of ours."""
+def file_format(path: Path) -> str:
+    """Return the extension of a file to write. Raises ValueError for an unknown one."""
     if path.suffix not in FORMS:
-        raise ValueError(
-            f"a model is exported to a file ending in .onnx or .pt2, got '{path.name}'{near(path.suffix, tuple(FORMS))}"
-        )
+        hint = suggestion(path.suffix, tuple(FORMS))
+        raise ValueError(f"a model is exported to a file ending in .onnx or .pt2, got '{path.name}'{hint}")
     return path.suffix
 
 
 def require(form: str) -> None:
-    """Raises ModuleNotFoundError, with the extra to install, where a form needs what is not there."""
+    """Raise ModuleNotFoundError, with the extra to install, if a package for the format is missing."""
     if form == ".onnx":
         for module in ("onnx", "onnxscript", "onnxruntime"):
-            needed(module, EXTRA)
+            import_library(module, EXTRA)
 
 
-def written_down(graph: Graph) -> torch.export.ExportedProgram:
-    """The graph in PyTorch's own operators, of any batch and length."""
+def exported_program(graph: Graph) -> torch.export.ExportedProgram:
+    """Return the graph in PyTorch's own operators, for any batch and length."""
     sizes = {name: torch.export.Dim(name) for name in (BATCH, TOKENS, PAST, SOURCE)}
     shapes: list[Any] = [{axis: sizes[size] for axis, size in graph.free[name].items()} for name in graph.inputs]
     parameters = inspect.signature(graph.module.forward).parameters.values()
-    named = sum(one.kind is not one.VAR_POSITIONAL for one in parameters)
-    if named < len(shapes):
-        shapes[named:] = [tuple(shapes[named:])]
+    named_count = sum(parameter.kind is not parameter.VAR_POSITIONAL for parameter in parameters)
+    if named_count < len(shapes):
+        shapes[named_count:] = [tuple(shapes[named_count:])]
     with torch.no_grad(), quiet():
-        given = tuple(graph.inputs.values())
-        return torch.export.export(graph.module, given, dynamic_shapes=tuple(shapes), strict=False)
+        inputs = tuple(graph.inputs.values())
+        return torch.export.export(graph.module, inputs, dynamic_shapes=tuple(shapes), strict=False)
 
 
-def write(program: torch.export.ExportedProgram, graph: Graph, path: Path, about: Mapping[str, str]) -> None:
-    """Write a graph to a file that nobody else reads yet, in the form of its ending."""
-    if form_of(path) == ".pt2":
-        torch.export.save(program, path, extra_files={ABOUT: json.dumps(about)})
+def write(program: torch.export.ExportedProgram, graph: Graph, path: Path, metadata: Mapping[str, str]) -> None:
+    """Write a graph to a new file, in the format of its extension."""
+    if file_format(path) == ".pt2":
+        torch.export.save(program, path, extra_files={ABOUT: json.dumps(metadata)})
         return
     with torch.no_grad(), quiet():
         from posenc.export.onnx_operators import TRANSLATIONS
 
-        made = torch.onnx.export(
+        onnx_program = torch.onnx.export(
             program,
             (),
             dynamo=True,
@@ -81,52 +80,52 @@ def write(program: torch.export.ExportedProgram, graph: Graph, path: Path, about
             output_names=[*graph.outputs],
             custom_translation_table=TRANSLATIONS,
         )
-    assert made is not None
+    assert onnx_program is not None
     if sum(tensor.nbytes for tensor in program.state_dict.values()) > LARGEST:
         raise CannotExport(f"an ONNX file holds at most {LARGEST:,} bytes, and the weights are more; export to .pt2")
-    name_sizes(made.model, graph)
-    spell_out_booleans(made.model)
-    made.model.metadata_props.update(about)
-    path.write_bytes(made.model_proto.SerializeToString())
+    name_sizes(onnx_program.model, graph)
+    spell_out_booleans(onnx_program.model)
+    onnx_program.model.metadata_props.update(metadata)
+    path.write_bytes(onnx_program.model_proto.SerializeToString())
 
 
 def name_sizes(model: Any, graph: Graph) -> None:
-    """Call the free sizes of inputs and outputs by their names, where torch has numbered them."""
+    """Name the free sizes of inputs and outputs, which torch has numbered."""
     names: dict[str, str] = {}
-    for given in model.graph.inputs:
-        for axis, size in graph.free[given.name].items():
-            names[given.shape[axis].value] = size
+    for graph_input in model.graph.inputs:
+        for axis, size in graph.free[graph_input.name].items():
+            names[graph_input.shape[axis].value] = size
     for value in (*model.graph.inputs, *model.graph.outputs):
         for axis, size in enumerate(value.shape):
             if not isinstance(size, int):
-                value.shape[axis] = re.sub(r"\w+", lambda found: names.get(found[0], found[0]), size.value)
+                value.shape[axis] = re.sub(r"\w+", lambda match: names.get(match[0], match[0]), size.value)
 
 
 def spell_out_booleans(model: Any) -> None:
-    """Choices between booleans as and, or and not: onnxruntime chooses between numbers only."""
-    ir = needed("onnx_ir", EXTRA)
+    """Replace Where on booleans by And, Or and Not, since onnxruntime has Where for numbers only."""
+    ir = import_library("onnx_ir", EXTRA)
     for node in list(model.graph):
         if node.op_type != "Where" or node.outputs[0].dtype != ir.DataType.BOOL:
             continue
-        chosen, one, other = node.inputs
-        first, left = ir.node("And", [chosen, one]), ir.node("Not", [chosen])
-        second = ir.node("And", [left.outputs[0], other])
-        either = ir.node("Or", [first.outputs[0], second.outputs[0]])
-        new = [first, left, second, either]
-        ir.convenience.replace_nodes_and_values(model.graph, node, [node], new, node.outputs, either.outputs)
+        condition, if_true, if_false = node.inputs
+        first, left = ir.node("And", [condition, if_true]), ir.node("Not", [condition])
+        second = ir.node("And", [left.outputs[0], if_false])
+        result = ir.node("Or", [first.outputs[0], second.outputs[0]])
+        new = [first, left, second, result]
+        ir.convenience.replace_nodes_and_values(model.graph, node, [node], new, node.outputs, result.outputs)
 
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """torch without its warnings of what it does itself, and without the graphs that it prints where it fails."""
-    before = logging.root.manager.disable
+    """Silence torch's warnings of its own code, and the graphs that it prints for errors."""
+    disabled_level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(before)
+        logging.disable(disabled_level)
 
 
 REASONS = (
@@ -138,13 +137,13 @@ REASONS = (
     (r"NOT_IMPLEMENTED .* for (\w+)\(", "onnxruntime has no {0} in its dtype; export model.float(), or to .pt2"),
     (r"## Exception summary\s+<class '[\w.]+'>: (.+)", "{0}"),
 )
-"""What torch says -> what it means."""
+"""Pattern of torch's message -> its meaning."""
 
 
 def reason_of(error: BaseException) -> str:
-    """Why torch did not write a graph down, in one sentence."""
-    said = str(error)
+    """Return why torch could not export a graph, in one sentence."""
+    message = str(error)
     for pattern, meaning in REASONS:
-        if found := re.search(pattern, said):
-            return meaning.format(*found.groups())
-    return shortened(one_line(said.partition("\n")[0]), 300)
+        if match := re.search(pattern, message):
+            return meaning.format(*match.groups())
+    return shorten(one_line(message.partition("\n")[0]), 300)

@@ -1,7 +1,7 @@
-"""What becomes of a model as a graph: tensors in, tensors out, and nothing that ties it to a length.
+"""Models as graphs from tensors to tensors, for any length.
 
-Positions are an input, and no graph counts tokens by itself: so a step behind a cache is the same computation as the
-whole sequence, whatever the lengths of both.
+Positions are an input, and no graph counts tokens by itself: so a step with a cache is the same computation as the
+whole sequence, for any lengths of both.
 """
 
 import inspect
@@ -20,21 +20,21 @@ from posenc.model.encoder_decoder import EncoderDecoder
 from posenc.tokens.positions import Positions
 
 BATCH, TOKENS, PAST, SOURCE = "batch", "tokens", "past", "source"
-"""The sizes that are free in a graph."""
+"""The names of the free sizes of a graph."""
 
 EXAMPLE = {BATCH: 2, TOKENS: 4, PAST: 3, SOURCE: 5}
-"""The sizes that a graph is written down with: none is 0 or 1, and no two are alike: torch would make a rule of it."""
+"""The sizes that a graph is traced with: no 0 or 1, and no two equal, since torch would specialise on them."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A module that takes and gives tensors alone, and the names of both.
+    """A module from tensors to tensors, and their names.
 
-    kind     decoder, whole or translation: what is asked how, as the guide tells it
-    module   what is written down, around the model
-    inputs   name -> an example, in the order in which the module takes them
-    free     name -> axis -> which of the free sizes it has
-    outputs  their names, in order
+    kind     decoder, whole or translation: the signature, as in the guide
+    module   the module to trace, around the model
+    inputs   name -> an example, in the order of the module's arguments
+    free     name -> axis -> name of its free size
+    outputs  the names of the outputs, in order
     """
 
     kind: str
@@ -45,29 +45,28 @@ class Graph:
 
     @property
     def axes(self) -> int:
-        """How many coordinates a position has."""
+        """The number of coordinates of a position."""
         positions = self.inputs["positions"]
         return 1 if positions.dim() == 2 else positions.shape[2]
 
     def answer(self, ids: Tensor, positions: Tensor, source: Tensor | None = None) -> Tensor:
-        """The model itself, asked in its own way: ids [B, T], positions as in `inputs` (and a source [B, S]) -> logits.
+        """Return the model's own logits for ids [B, T], positions as in `inputs` (and a source [B, S]).
 
-        It does not go through the forward pass of `module`, which it judges.
+        It does not use the forward pass of `module`, since it is the reference for it.
         """
-        declared = ids.shape[1] if self.module.horizon else None
-        counted = Positions.count(ids.shape[1]) if positions.dim() == 2 else Positions.of(positions)
-        at = counted.with_horizon(declared)
+        horizon = ids.shape[1] if self.module.horizon else None
+        positions_in_order = Positions.count(ids.shape[1]) if positions.dim() == 2 else Positions.of(positions)
+        at = positions_in_order.with_horizon(horizon)
         if source is None:
             return self.module.model(ids, positions=at)
-        of_source = Positions.count(source.shape[1]).with_horizon(declared)
+        of_source = Positions.count(source.shape[1]).with_horizon(horizon)
         return self.module.model(source, ids, positions=at, source_positions=of_source)
 
 
-def placed(positions: Tensor, first: int = 0) -> Positions:
-    """The positions [B, T] or [B, T, A] of a graph as Positions; below 0 is padding.
+def positions_of(positions: Tensor, first: int = 0) -> Positions:
+    """Return positions [B, T] or [B, T, A] of a graph as Positions; below 0 is padding.
 
-    On one axis a position says both where a token is and when it came; tokens on several axes come as they stand,
-    behind the first ones.
+    On one axis a position is also the order of its token; on several axes the order is that of the tensor.
     """
     if positions.dim() == 2:
         return Positions(positions.clamp(min=0)[..., None], positions.clamp(min=-1), unit_step=True)
@@ -76,18 +75,18 @@ def placed(positions: Tensor, first: int = 0) -> Positions:
 
 
 class Whole(nn.Module):
-    """A model that is asked once: ids and where they are, to what it says of each."""
+    """A model as one pass over whole sequences: ids and positions to logits."""
 
     def __init__(self, model: nn.Module, horizon: bool) -> None:
         super().__init__()
         self.model, self.horizon = model, horizon
 
     def forward(self, ids: Tensor, positions: Tensor, *horizon: Tensor) -> Tensor:
-        return self.model(ids, positions=placed(positions).with_horizon(horizon[0] if self.horizon else None))
+        return self.model(ids, positions=positions_of(positions).with_horizon(horizon[0] if self.horizon else None))
 
 
 class Translation(nn.Module):
-    """An encoder-decoder that is asked once: a source and the target so far."""
+    """An encoder-decoder as one pass over a source and the target so far."""
 
     def __init__(self, model: EncoderDecoder, horizon: bool) -> None:
         super().__init__()
@@ -96,15 +95,15 @@ class Translation(nn.Module):
     def forward(
         self, source: Tensor, source_positions: Tensor, ids: Tensor, positions: Tensor, *horizon: Tensor
     ) -> Tensor:
-        declared = horizon[0] if self.horizon else None
-        at, source_at = (placed(one).with_horizon(declared) for one in (positions, source_positions))
+        horizon_value = horizon[0] if self.horizon else None
+        at, source_at = (positions_of(coords).with_horizon(horizon_value) for coords in (positions, source_positions))
         return self.model(source, ids, positions=at, source_positions=source_at)
 
 
 class Step(nn.Module):
-    """A decoder that goes on behind what its layers remember, which may be nothing.
+    """A decoder as a step that continues from a cache, which may be empty.
 
-    memo  for each layer the names of what its encoding remembers beside keys and values
+    memo  for each layer the names of its encoding's facts beside keys and values
     """
 
     def __init__(self, model: Decoder, memo: Sequence[Sequence[str]], horizon: bool) -> None:
@@ -112,32 +111,32 @@ class Step(nn.Module):
         self.model, self.memo, self.horizon = model, memo, horizon
 
     def forward(self, ids: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        declared, (past_positions, *past) = (rest[0], rest[1:]) if self.horizon else (None, rest)
-        cache, held = self.model.cache(), placed(past_positions)
+        horizon_value, (past_positions, *past) = (rest[0], rest[1:]) if self.horizon else (None, rest)
+        cache, past_at = self.model.cache(), positions_of(past_positions)
         facts = iter(past)
         for layer, names in zip(cache.layers, self.memo, strict=True):
             k, v = next(facts), next(facts)
-            layer.take_in(Keys(k, v, held, {name: next(facts) for name in names}))
-        at = placed(positions, past_positions.shape[1]).with_horizon(declared)
+            layer.take_in(Keys(k, v, past_at, {name: next(facts) for name in names}))
+        at = positions_of(positions, past_positions.shape[1]).with_horizon(horizon_value)
         logits = self.model(ids, positions=at, cache=cache)
-        return logits, torch.cat((past_positions, positions), 1), *remembered(cache).values()
+        return logits, torch.cat((past_positions, positions), 1), *cache_tensors(cache).values()
 
 
-def remembered(cache: Cache) -> dict[str, Tensor]:
-    """What the layers of a cache remember, layer by layer, by its name: keys, values, and the facts of encodings."""
-    found = {}
+def cache_tensors(cache: Cache) -> dict[str, Tensor]:
+    """Return the tensors of a cache by name, layer by layer: keys, values, and the facts of encodings."""
+    tensors = {}
     for number, layer in enumerate(cache.layers):
         assert layer.keys is not None
         facts = {"key": layer.keys.k, "value": layer.keys.v, **layer.keys.memo}
-        found |= {f"{number}.{name}": fact for name, fact in facts.items()}
-    return found
+        tensors |= {f"{number}.{name}": fact for name, fact in facts.items()}
+    return tensors
 
 
 def graph_of(model: nn.Module, *, cached: bool | None = None) -> Graph:
-    """The graph of a model: of a decoder one with a cache, unless `cached` is False; of others the whole pass.
+    """Return the graph of a model: of a decoder with a cache, unless `cached` is False; of others the whole pass.
 
-    Raises ValueError where a cache is asked for of a model that has none, for a model that is called otherwise, and
-    what the model itself raises for positions of which nothing is known but their numbers.
+    Raises ValueError for a cache of a model without one, for a model with another signature, and what the model raises
+    for positions that are known only as tensors.
     """
     if "positions" not in inspect.signature(model.forward).parameters:
         raise ValueError(
@@ -152,35 +151,35 @@ def graph_of(model: nn.Module, *, cached: bool | None = None) -> Graph:
     make = step_of if isinstance(model, Decoder) and cached is not False else whole_of
     try:
         return make(cast(Any, model), axes, False)
-    except ValueError as missing:
-        # The model says without a declared horizon that something is missing.
+    except ValueError as first_error:
+        # A model that needs a declared horizon raises without one.
         try:
             return make(cast(Any, model), axes, True)
         except ValueError:
-            raise missing from None
+            raise first_error from None
 
 
 def step_of(model: Decoder, axes: int, horizon: bool) -> Graph:
     batch, tokens, past = EXAMPLE[BATCH], EXAMPLE[TOKENS], EXAMPLE[PAST]
-    cache, places = model.cache(), cells(batch, past + tokens, axes).split((past, tokens), 1)
-    before, positions = (place.contiguous() for place in places)
-    declared = {"horizon": torch.full((batch,), past + tokens)} if horizon else {}
+    cache, places = model.cache(), example_positions(batch, past + tokens, axes).split((past, tokens), 1)
+    past_positions, positions = (place.contiguous() for place in places)
+    horizons = {"horizon": torch.full((batch,), past + tokens)} if horizon else {}
     with torch.no_grad():
-        at = placed(before).with_horizon(declared.get("horizon"))
+        at = positions_of(past_positions).with_horizon(horizons.get("horizon"))
         model(torch.zeros(batch, past, dtype=torch.long), positions=at, cache=cache)
-    held = remembered(cache)
+    past_tensors = cache_tensors(cache)
     inputs = {
         "ids": torch.zeros(batch, tokens, dtype=torch.long),
         "positions": positions,
-        **declared,
-        "past_positions": before,
-        **{f"past.{name}": fact for name, fact in held.items()},
+        **horizons,
+        "past_positions": past_positions,
+        **{f"past.{name}": fact for name, fact in past_tensors.items()},
     }
     free = {name: {0: BATCH, 2: PAST} for name in inputs}
-    free |= {name: {0: BATCH, 1: TOKENS} for name in ("ids", "positions")} | {name: {0: BATCH} for name in declared}
+    free |= {name: {0: BATCH, 1: TOKENS} for name in ("ids", "positions")} | {name: {0: BATCH} for name in horizons}
     free |= {"past_positions": {0: BATCH, 1: PAST}}
     memo = [list(layer.keys.memo) if layer.keys is not None else [] for layer in cache.layers]
-    outputs = ["logits", "present_positions", *(f"present.{name}" for name in held)]
+    outputs = ["logits", "present_positions", *(f"present.{name}" for name in past_tensors)]
     return Graph("decoder", Step(model, memo, horizon), inputs, free, outputs)
 
 
@@ -193,7 +192,7 @@ def whole_of(model: nn.Module, axes: int, horizon: bool) -> Graph:
     for name, size in sizes.items():
         where = "positions" if name == "ids" else f"{name}_positions"
         inputs[name] = torch.zeros(batch, EXAMPLE[size], dtype=torch.long)
-        inputs[where] = cells(batch, EXAMPLE[size], axes)
+        inputs[where] = example_positions(batch, EXAMPLE[size], axes)
         free |= {name: {0: BATCH, 1: size}, where: {0: BATCH, 1: size}}
     if horizon:
         inputs["horizon"], free["horizon"] = torch.full((batch,), EXAMPLE[SOURCE]), {0: BATCH}
@@ -207,8 +206,8 @@ def whole_of(model: nn.Module, axes: int, horizon: bool) -> Graph:
     return Graph(kind, module, inputs, free, ["logits"])
 
 
-def cells(batch: int, tokens: int, axes: int) -> Tensor:
-    """Positions [B, T]: 0, 1, 2, ...; on several axes the first cells of a grid, [B, T, A]."""
+def example_positions(batch: int, tokens: int, axes: int) -> Tensor:
+    """Return positions [B, T]: 0, 1, 2, ...; on several axes the first cells of a grid, [B, T, A]."""
     count, side = torch.arange(tokens), 1
     if axes == 1:
         return count.repeat(batch, 1)
@@ -218,5 +217,5 @@ def cells(batch: int, tokens: int, axes: int) -> Tensor:
 
 
 def encodings_of(model: nn.Module) -> list[Encoding]:
-    """The encodings that a model uses."""
+    """Return the encodings of a model."""
     return [module for module in model.modules() if isinstance(module, Encoding)]

@@ -1,14 +1,13 @@
-"""The boundary for what others wrote: the only door by which files, settings and strings from elsewhere come in.
+"""Readers of untrusted input: every file, setting and string from elsewhere passes through this package.
 
-Everything behind it is bounded before it is read, looped over or allocated; nothing that comes in names code to
-import, unless a person names the same file (`code`); and whatever is wrong is told by one error, `CannotRead`, which
-names the file, the field and what to do.
+Each reader bounds its input before it reads, loops or allocates. Input cannot name code to import, unless the user
+names the same file (`code`). Every fault raises one error, `CannotRead`, which names the file, the field and a remedy.
 """
 
-from posenc.foreign.files import files_of, lines, opened, read, regular
-from posenc.foreign.text import CannotRead, naming, near, one_line, quoted, reading_with, shortened, visible
+from posenc.foreign.files import lines, open_regular, read, regular_file, regular_files
+from posenc.foreign.text import CannotRead, naming, one_line, quote, reading_with, shorten, suggestion, visible
 from posenc.foreign.values import (
-    count,
+    bounded_count,
     expression,
     form_of,
     matches,
@@ -16,12 +15,12 @@ from posenc.foreign.values import (
     read_json,
     read_toml,
     shape,
-    written,
-    written_toml,
+    toml_text,
+    unparse,
 )
 
 __all__ = [
-    "CannotRead", "count", "expression", "files_of", "form_of", "lines", "matches", "naming", "near", "one_line",
-    "opened", "parse_json", "quoted", "read", "read_json", "read_toml", "reading_with", "regular", "shape",
-    "shortened", "visible", "written", "written_toml",
+    "CannotRead", "bounded_count", "expression", "form_of", "lines", "matches", "naming", "one_line", "open_regular",
+    "parse_json", "quote", "read", "read_json", "read_toml", "reading_with", "regular_file", "regular_files", "shape",
+    "shorten", "suggestion", "toml_text", "unparse", "visible",
 ]  # fmt: skip

@@ -1,8 +1,8 @@
-"""Code from a file of somebody's own, named as path/to/file.py:Class: the only door by which posenc runs any.
+"""Import classes from users' files, named as path/to/file.py:Class: the only place where posenc runs such code.
 
-A person's word opens it: a name in their own program or on their command line. A name that was read from a file (a run,
-a record, a config) opens it only where the person has named the same file too, so whoever reads such names says which
-files those are, and the default is none.
+A class path in a user's program or on the command line is trusted. One that was read from a file (a run, a record, a
+config) is trusted only if the user also names that file: the caller passes these files as `trusted_files`, by default
+none.
 """
 
 import hashlib
@@ -20,17 +20,17 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from posenc.foreign.files import read
-from posenc.foreign.text import CannotRead, quoted, shortened, told
+from posenc.foreign.text import CannotRead, error_text, quote, shorten
 
 T = TypeVar("T")
 
-OWN = re.compile(r"\.py:[^\W\d]")
+CLASS_PATH = re.compile(r"\.py:[^\W\d]")
 MODULES = "posenc_user_"
-OURS = ("posenc", "posenc_bench")
+OUR_PACKAGES = ("posenc", "posenc_bench")
 """The packages of this repository."""
 
 
-def is_own(name: str) -> bool:
+def is_class_path(name: str) -> bool:
     """Whether a name is path/to/file.py:Class."""
     path, _, class_name = name.rpartition(":")
     return path.endswith(".py") and class_name.isidentifier()
@@ -38,56 +38,56 @@ def is_own(name: str) -> bool:
 
 def file_of(name: str) -> str:
     """The file of path/to/file.py:Class, as it is written; of a path alone, the path."""
-    return name.rpartition(":")[0] if is_own(name) else name
+    return name.rpartition(":")[0] if is_class_path(name) else name
 
 
 def sha256(path: str | Path) -> str:
-    """The SHA-256 of a file of one's own. Raises CannotRead."""
+    """Return the SHA-256 of a file. Raises CannotRead."""
     return hashlib.sha256(read(path)).hexdigest()
 
 
-def is_named(path: str | Path, own: Collection[str | Path]) -> bool:
-    """Whether a file is one of those that a person named: the same file, and not only one that is called the same."""
+def is_trusted(path: str | Path, trusted_files: Collection[str | Path]) -> bool:
+    """Whether a file is one of the trusted files: the same file, not only one of the same name."""
     # Unlike `Path.resolve`, this takes links that lead in a circle.
-    return os.path.realpath(path) in {os.path.realpath(file_of(str(file))) for file in own}
+    return os.path.realpath(path) in {os.path.realpath(file_of(str(file))) for file in trusted_files}
 
 
-def check_named(name: str, own: Collection[str | Path]) -> None:
-    """Raises CannotRead for path/to/file.py:Class, read from elsewhere, where no person has named the file too."""
-    if not is_named(file_of(name), own):
+def check_trusted(name: str, trusted_files: Collection[str | Path]) -> None:
+    """Raise CannotRead for a class path, read from a file, whose own file is not trusted."""
+    if not is_trusted(file_of(name), trusted_files):
         raise CannotRead(
-            f"it names code to run, {quoted(name)}, and code that a file names is run only where you name it too"
+            f"it names code to run, {quote(name)}, and code that a file names is run only where you name it too"
         )
 
 
 def load(name: str, kind: type[T], word: str, public: str) -> type[T]:
-    """The class that path/to/file.py:Class names, a subclass of `kind`; what the file holds now is what is run.
+    """Import the class of path/to/file.py:Class, a subclass of `kind`, from the present content of the file.
 
-    word, public  what one of that kind is called in errors, and how a file calls their base: "posenc.Encoding"
+    word, public  names of such a class and of its base in errors: "encoding", "posenc.Encoding"
 
     Raises ValueError for a file that is missing, cannot be imported, or has no such class.
     """
     path, _, class_name = name.rpartition(":")
     if not os.path.isfile(path):  # which answers for any name, too long ones too
         raise ValueError(
-            f"no file {quoted(path)} to take {quoted(class_name)} from; a spec of your own module is "
+            f"no file {quote(path)} to take {quote(class_name)} from; a spec of your own module is "
             f"path/to/file.py:Class, with quotes around it where a part of the path is one of + ( ) ,"
         )
-    module = imported(path)
-    found = getattr(module, class_name, None)
-    if inspect.isclass(found) and issubclass(found, kind):
-        return found
-    others = [n for n, c in vars(module).items() if inspect.isclass(c) and issubclass(c, kind) and c is not kind]
+    module = import_file(path)
+    attribute = getattr(module, class_name, None)
+    if inspect.isclass(attribute) and issubclass(attribute, kind):
+        return attribute
+    choices = [n for n, c in vars(module).items() if inspect.isclass(c) and issubclass(c, kind) and c is not kind]
     raise ValueError(
-        f"{quoted(path)} has no {word} named {quoted(class_name)}; "
-        f"it has: {shortened(', '.join(others)) or f'no subclass of {public}'}"
+        f"{quote(path)} has no {word} named {quote(class_name)}; "
+        f"it has: {shorten(', '.join(choices)) or f'no subclass of {public}'}"
     )
 
 
-def imported(path: str, source: bytes | None = None) -> ModuleType:
-    """The module of a file, run once for each content that it has had.
+def import_file(path: str, source: bytes | None = None) -> ModuleType:
+    """Return the module of a file, imported once for each content of the file.
 
-    source  the Python to run, where the file is none itself; default: what is in it
+    source  the Python to run, where the file itself holds none; default: its content
 
     Raises ValueError for what cannot be run, CannotRead for what is no file.
     """
@@ -97,7 +97,7 @@ def imported(path: str, source: bytes | None = None) -> ModuleType:
     name = f"{MODULES}{file.stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
-    # Named, because Python has a loader for names in .py only.
+    # Passed explicitly, because Python has a loader for names in .py only.
     loader = importlib.machinery.SourceFileLoader(name, str(file))
     spec = importlib.util.spec_from_file_location(name, file, loader=loader)
     assert spec is not None
@@ -110,60 +110,60 @@ def imported(path: str, source: bytes | None = None) -> ModuleType:
         del sys.modules[name]
         if isinstance(error, KeyboardInterrupt):
             raise
-        raise ValueError(f"{quoted(path)} could not be imported: {told(error)}") from error
+        raise ValueError(f"{quote(path)} could not be imported: {error_text(error)}") from error
     return module
 
 
 def origin(error: BaseException) -> str:
-    """The name of the module in which an error began; nothing for one that was never raised."""
+    """Return the name of the module that raised an error; empty for one that was never raised."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return str(frames[-1].f_globals.get("__name__")) if frames else ""
 
 
-def is_ours(error: BaseException) -> bool:
-    """Whether an error began in a package of this repository."""
-    return origin(error).partition(".")[0] in OURS
+def is_from_posenc(error: BaseException) -> bool:
+    """Whether a package of this repository raised an error."""
+    return origin(error).partition(".")[0] in OUR_PACKAGES
 
 
-def is_meant(error: BaseException) -> bool:
-    """Whether a person was meant to read an error: it began in posenc, or in a file of their own.
+def is_for_user(error: BaseException) -> bool:
+    """Whether an error is written for the user: posenc or the user's own file raised it.
 
-    What another library raises is a fault of the code that called it, and its message speaks of our insides.
+    An error of another library is a fault of the code that called it, and its message speaks of our internals.
     """
-    return is_ours(error) or origin(error).startswith(MODULES)
+    return is_from_posenc(error) or origin(error).startswith(MODULES)
 
 
 @contextmanager
-def own_errors(names: Sequence[str]) -> Generator[None]:
-    """What code of one's own does wrong, in whatever way, becomes a ValueError of one line that says where.
+def user_code_errors(names: Sequence[str]) -> Generator[None]:
+    """Turn any error of a user's code into a ValueError of one line that says where it happened.
 
-    names  what a person typed; where no file of their own is among it, errors stay as they are
+    names  what the user typed; errors stay as they are if none of it is a class path
     """
     try:
         yield
     except (OSError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        own = [name for name in names if OWN.search(name)]
-        if not own or (isinstance(error, ValueError) and is_ours(error)):
+        class_paths = [name for name in names if CLASS_PATH.search(name)]
+        if not class_paths or (isinstance(error, ValueError) and is_from_posenc(error)):
             raise
-        raise ValueError(f"{quoted(', '.join(own))} {failure(error, MODULES)}") from error
+        raise ValueError(f"{quote(', '.join(class_paths))} {failure_text(error, MODULES)}") from error
 
 
-def failure(error: BaseException, module: str) -> str:
-    """What is said of an error of another's code: the last line in modules whose names begin so, and the error."""
+def failure_text(error: BaseException, module: str) -> str:
+    """Return the message for an error of a user's code: its last line in a module of this prefix, and the error."""
     where = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if str(frame.f_globals.get("__name__")).startswith(module):
-            where = f", in line {line} of {quoted(frame.f_code.co_filename)}"
-    return f"fails{where}: {told(error)}"
+            where = f", in line {line} of {quote(frame.f_code.co_filename)}"
+    return f"fails{where}: {error_text(error)}"
 
 
 def instance(cls: type[T], options: Mapping[str, Any]) -> T:
-    """An instance of a class; whatever the constructor of one that does not ship raises becomes a ValueError."""
+    """Return an instance of a class; any error of a constructor outside posenc becomes a ValueError."""
     try:
         return cls(**options)
     except Exception as error:
-        if cls.__module__.partition(".")[0] in OURS or isinstance(error, ValueError) or is_ours(error):
+        if cls.__module__.partition(".")[0] in OUR_PACKAGES or isinstance(error, ValueError) or is_from_posenc(error):
             raise
-        raise ValueError(f"{cls.__name__} {failure(error, cls.__module__)}") from error
+        raise ValueError(f"{cls.__name__} {failure_text(error, cls.__module__)}") from error

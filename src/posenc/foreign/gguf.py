@@ -1,7 +1,7 @@
-"""The header of a GGUF file: its keys, and where its tensors lie. Every count is held to the bytes that are left.
+"""Read the header of a GGUF file: its keys, and the offsets of its tensors.
 
-Nothing is looped over or allocated that the file has no bytes for, and a header is bounded itself: reading one takes
-some 100 nanoseconds for each of its bytes at most, and some 10 bytes of memory, whatever it claims.
+Every count is checked against the bytes that are left, before it is looped over or allocated by. A header has a size
+limit of its own: reading it takes at most some 100 nanoseconds and 10 bytes of memory for each of its bytes.
 
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, and what llama.cpp makes of it.
 """
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from posenc.foreign.files import opened
-from posenc.foreign.text import CannotRead, quoted, visible
+from posenc.foreign.files import open_regular
+from posenc.foreign.text import CannotRead, quote, visible
 from posenc.foreign.values import shape
 
 LONGEST_HEADER = 64 << 20
@@ -38,7 +38,7 @@ REMEDY = "it is no whole GGUF file; download it again"
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
 
-# The number that a file has for it, how many values make a block, and the bytes of a block; from ggml.h.
+# Number of a type -> its name, values in a block, and bytes of a block; from ggml.h.
 TYPES = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20),
     6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40),
@@ -50,18 +50,17 @@ TYPES = {
     30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
     40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18),
 }  # fmt: skip
-"""What tensors are stored as; a file may have others, which are newer than this list."""
+"""The types of tensors; a file may have newer ones."""
 
 
 @dataclass(frozen=True)
-class Lies:
-    """Where a tensor lies: what it is stored as ("Q4_1"; "type 99" where that is not known), shape, first byte, bytes.
+class Extent:
+    """Where a tensor lies: its type ("Q4_1", or "type 99" if unknown), shape, first byte, and number of bytes.
 
-    The shape begins with the axis that changes slowest, the other way round than in the file. The number of bytes is
-    None where the type is not known.
+    The shape begins with the axis that changes slowest, in reverse of the file. `nbytes` is None for an unknown type.
     """
 
-    stored: str
+    type_name: str
     shape: tuple[int, ...]
     start: int
     nbytes: int | None
@@ -69,30 +68,30 @@ class Lies:
 
 @dataclass(frozen=True)
 class Header:
-    """What a GGUF file says before its tensors.
+    """The header of a GGUF file.
 
     values   its keys, general.architecture and so on; strings without control characters, but for the tokenizer's
-    tensors  name -> where it lies, in the order of the file
+    tensors  name -> its place, in the order of the file
     order    of the bytes of its numbers: "little" or "big"
     """
 
     values: Mapping[str, Any]
-    tensors: Mapping[str, Lies]
+    tensors: Mapping[str, Extent]
     order: Literal["little", "big"]
 
 
-def read_gguf(path: str | Path, within: str | Path | None = None) -> Header:
-    """The header of a GGUF file, every claim in it checked against the size of the file.
+def read_gguf(path: str | Path, folder: str | Path | None = None) -> Header:
+    """Return the header of a GGUF file, with every count checked against the size of the file.
 
-    Raises CannotRead as `opened` does, for what is no whole GGUF file, for version 1, for keys and tensors that are
-    there twice, and for tensors that the file has no room for.
+    Raises CannotRead as `open_regular` does, for an incomplete or other file, for version 1, for duplicate keys and
+    tensors, and for tensors that reach past the end of the file.
     """
-    with opened(path, within) as file:
+    with open_regular(path, folder) as file:
         return Reader(file, Path(path)).header()
 
 
 class Reader:
-    """A header that is read from its first byte to its last, and never beyond the end of the file."""
+    """Reads a header from its first byte to its last, and never beyond the end of the file."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self.file, self.path = file, path
@@ -125,34 +124,34 @@ class Reader:
             (kind,) = self.numbers("I", key)
             values[key] = self.value(kind, key)
         self.claims(tensors, "tensors", 24)
-        told = [self.tensor() for _ in range(tensors)]
-        return Header(values, self.placed(told, values), self.order)
+        entries = [self.tensor() for _ in range(tensors)]
+        return Header(values, self.extents(entries, values), self.order)
 
     def take(self, count: int, field: str) -> bytes:
         self.claims(count, "bytes", 1, field)
         self.left -= count
-        found = self.file.read(count)
-        if len(found) < count:
+        data = self.file.read(count)
+        if len(data) < count:
             raise self.wrong("the file became shorter while it was read", field)
-        return found
+        return data
 
-    def claims(self, count: int, what: str, least: int, field: str = "") -> None:
-        """Hold a claimed number of things to the bytes that are left, of which each takes so many at least."""
+    def claims(self, count: int, noun: str, least: int, field: str = "") -> None:
+        """Check a claimed count against the bytes that are left, at `least` bytes for each item."""
         if count * least <= self.left:
             return
         if self.whole < self.size:
             raise self.wrong(f"its header is longer than {LONGEST_HEADER:,} bytes, the most that posenc reads", field)
-        raise self.wrong(f"it claims {count:,} {what}, and {self.left:,} bytes are left in the file", field)
+        raise self.wrong(f"it claims {count:,} {noun}, and {self.left:,} bytes are left in the file", field)
 
     def numbers(self, form: str, field: str) -> tuple[Any, ...]:
         form = ("<" if self.order == "little" else ">") + form
         return struct.unpack(form, self.take(struct.calcsize(form), field))
 
-    def text(self, field: str, most: int = LONGEST_TEXT) -> str:
+    def text(self, field: str, limit: int = LONGEST_TEXT) -> str:
         (length,) = self.numbers("Q", field)
         self.claims(length, "bytes", 1, field)
-        if length > most:
-            raise self.wrong(f"a text of {length:,} bytes, of which at most {most:,} are read", field, remedy="")
+        if length > limit:
+            raise self.wrong(f"a text of {length:,} bytes, of which at most {limit:,} are read", field, remedy="")
         try:
             return self.take(length, field).decode()
         except UnicodeDecodeError as error:
@@ -165,9 +164,9 @@ class Reader:
         if kind in SCALARS:
             return self.numbers(SCALARS[kind], key)[0]
         if kind == STRING:
-            # Tokens are what they are, and nobody prints them.
-            found = self.text(key)
-            return found if key.startswith("tokenizer.") else visible(found)
+            # Tokens keep their control characters, since they are never printed.
+            text = self.text(key)
+            return text if key.startswith("tokenizer.") else visible(text)
         if kind == ARRAY:
             return self.array(key, depth + 1)
         raise self.wrong(f"its value is of type {kind}, which the format does not have", key)
@@ -194,30 +193,32 @@ class Reader:
         kind, offset = self.numbers("IQ", name)
         return name, kind, sizes, offset
 
-    def placed(self, told: list[tuple[str, int, tuple[int, ...], int]], values: Mapping[str, Any]) -> dict[str, Lies]:
-        """Where the tensors lie in the file; raises for those that do not fit into it, or into each other's way."""
+    def extents(
+        self, rows: list[tuple[str, int, tuple[int, ...], int]], values: Mapping[str, Any]
+    ) -> dict[str, Extent]:
+        """Return the place of each tensor. Raises CannotRead for one past the end of the file, or on another one."""
         alignment = values.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-            raise self.wrong(f"expected a power of two, got {quoted(alignment)}", "general.alignment")
+            raise self.wrong(f"expected a power of two, got {quote(alignment)}", "general.alignment")
         data = math.ceil((self.whole - self.left) / alignment) * alignment
-        found: dict[str, Lies] = {}
-        for name, kind, sizes, offset in told:
-            stored, values_in, bytes_of = TYPES.get(kind, (f"type {kind}", 1, None))
-            if name in found:
+        by_name: dict[str, Extent] = {}
+        for name, kind, sizes, offset in rows:
+            type_name, values_in, bytes_of = TYPES.get(kind, (f"type {kind}", 1, None))
+            if name in by_name:
                 raise self.wrong("the tensor is there twice", name)
             if offset % alignment:
                 raise self.wrong(f"it begins at byte {offset}, which is no multiple of the alignment {alignment}", name)
             if sizes and sizes[-1] % values_in:
-                raise self.wrong(f"its rows have {sizes[-1]} values, and {stored} has blocks of {values_in}", name)
+                raise self.wrong(f"its rows have {sizes[-1]} values, and {type_name} has blocks of {values_in}", name)
             size = None if bytes_of is None else math.prod(sizes) // values_in * bytes_of
             if data + offset + (size or 0) > self.size:
-                needs = f"{list(sizes)} of {stored} from byte {data + offset:,}"
+                needs = f"{list(sizes)} of {type_name} from byte {data + offset:,}"
                 raise self.wrong(f"the tensor {needs} does not lie in the file, which has {self.size:,}", name)
-            found[name] = Lies(stored, sizes, data + offset, size)
-        end, before = 0, ""
-        for name, lies in sorted(found.items(), key=lambda item: (item[1].start, item[1].nbytes or 0)):
+            by_name[name] = Extent(type_name, sizes, data + offset, size)
+        end, previous = 0, ""
+        for name, lies in sorted(by_name.items(), key=lambda item: (item[1].start, item[1].nbytes or 0)):
             if lies.start < end and lies.nbytes:
-                raise self.wrong(f"its bytes are also those of {quoted(before)}", name)
+                raise self.wrong(f"its bytes are also those of {quote(previous)}", name)
             if lies.nbytes:
-                end, before = lies.start + lies.nbytes, name
-        return found
+                end, previous = lies.start + lies.nbytes, name
+        return by_name

@@ -1,4 +1,4 @@
-"""Text from elsewhere, made fit to be shown; and the one error of everything that comes from elsewhere."""
+"""Make untrusted text safe to print; and CannotRead, the error for all untrusted input."""
 
 import difflib
 import re
@@ -8,14 +8,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-QUOTED = 200
-"""The letters of a foreign text that a message quotes at most."""
+QUOTE_LENGTH = 200
+"""The most letters of an untrusted text in a message."""
 
-REFUSAL = 500
-"""The letters of what a library says that a message quotes at most: such a refusal is read whole."""
+ERROR_LENGTH = 500
+"""The most letters of a library's error in a message: enough to show it whole."""
 
-SENTENCE = 800
-"""The letters that are kept of what a message says is wrong, whatever it quotes."""
+SENTENCE_LENGTH = 800
+"""The most letters of what a message says is wrong."""
 
 # What moves a cursor, changes colours or the direction of writing, or is no character at all. Tabs and newlines stay.
 CONTROLS = re.compile(
@@ -24,10 +24,10 @@ CONTROLS = re.compile(
 
 
 class CannotRead(ValueError):
-    """Something from elsewhere that cannot be taken; the message says what was found and what to do.
+    """Untrusted input that cannot be used; the message says what was found and what to do.
 
-    wrong   what was expected and what came
-    file    the file that it stands in, or None
+    wrong   what was expected and what was found
+    file    the file that holds it, or None
     field   the key, tensor or option that is wrong, or ""
     remedy  what to do about it, or ""
 
@@ -36,14 +36,14 @@ class CannotRead(ValueError):
 
     def __init__(self, wrong: str, *, file: str | Path | None = None, field: str = "", remedy: str = "") -> None:
         self.wrong, self.file, self.field, self.remedy = wrong, file, field, remedy
-        where = ": ".join(shortened(str(part)) for part in (file, field) if part)
-        wrong = shortened(wrong, SENTENCE)
+        where = ": ".join(shorten(str(part)) for part in (file, field) if part)
+        wrong = shorten(wrong, SENTENCE_LENGTH)
         super().__init__(visible((f"{where}: {wrong}" if where else wrong) + (f"; {remedy}" if remedy else "")))
 
 
 @contextmanager
 def naming(file: str | Path, remedy: str = "") -> Generator[None]:
-    """Whatever cannot be read within names the file and the remedy, where it names none."""
+    """Add the file and the remedy to every CannotRead of the block that lacks them."""
     try:
         yield
     except CannotRead as error:
@@ -55,32 +55,33 @@ def naming(file: str | Path, remedy: str = "") -> Generator[None]:
 
 @contextmanager
 def reading_with(library: str, *, file: str | Path | None = None, field: str = "", remedy: str = "") -> Generator[None]:
-    """Whatever a library raises over what others wrote becomes one sentence, which names the file, field and remedy.
+    """Turn any error of a library on untrusted input into a CannotRead with the file, field and remedy.
 
-    Only calls of the library belong within: an error of ours stays what it is.
+    Put only calls of the library into the block: an error of our own code would be turned as well.
     """
     try:
         yield
     except CannotRead:
         raise
-    # Broken files make a library raise whatever comes first; one that is written in Rust panics, which is no Exception.
+    # A broken file can make a library raise anything; one that is written in Rust panics, which is no Exception.
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise CannotRead(f"{library} cannot read it ({told(error)})", file=file, field=field, remedy=remedy) from error
+        wrong = f"{library} cannot read it ({error_text(error)})"
+        raise CannotRead(wrong, file=file, field=field, remedy=remedy) from error
 
 
-def told(error: BaseException) -> str:
-    """The kind of an error and what it says, in one line of some 500 letters at most."""
+def error_text(error: BaseException) -> str:
+    """Return the type and message of an error in one line of at most some 500 letters."""
     words = ""
     # The words of an error may themselves be an error.
     with suppress(Exception):
-        words = shortened(one_line(str(error)), REFUSAL)
+        words = shorten(one_line(str(error)), ERROR_LENGTH)
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
 def visible(text: str) -> str:
-    """The text without what a terminal would obey: each control character, and each lone surrogate, becomes one mark.
+    """Return the text with each control character and lone surrogate replaced by one mark, safe for a terminal.
 
     >>> visible("llama\\x1b[31m")
     'llama\N{REPLACEMENT CHARACTER}[31m'
@@ -89,54 +90,54 @@ def visible(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The visible text on one line, each run of blanks as one."""
+    """Return the visible text on one line, each run of whitespace as one space."""
     return " ".join(visible(text).split())
 
 
-def quoted(value: Any, most: int = QUOTED) -> str:
-    """A value as a message quotes it: its repr, visible, of some 200 letters at most, whatever its size.
+def quote(value: Any, length: int = QUOTE_LENGTH) -> str:
+    """Return the repr of a value for a message: visible, and of at most some 200 letters whatever its size.
 
-    >>> quoted("a" * 1000, most=20)
+    >>> quote("a" * 1000, length=20)
     "'aaaaaaaaa... (1000 letters)"
     """
-    if isinstance(value, (str, bytes)) and len(value) > most:
-        return f"{one_line(repr(value[:most]))[: most // 2]}... ({len(value)} letters)"
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**most:
-        return f"a number of more than {most} digits"
-    if isinstance(value, (list, tuple, dict, set)) and len(value) > most:
+    if isinstance(value, (str, bytes)) and len(value) > length:
+        return f"{one_line(repr(value[:length]))[: length // 2]}... ({len(value)} letters)"
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**length:
+        return f"a number of more than {length} digits"
+    if isinstance(value, (list, tuple, dict, set)) and len(value) > length:
         return f"a {type(value).__name__} of {len(value)} items"
-    return shortened(one_line(repr(value)), most)
+    return shorten(one_line(repr(value)), length)
 
 
-def near(word: object, known: Collection[str] | Mapping[str, str], listed: str = "") -> str:
-    """A hint at the known word that is nearest, or nothing; a mapping says what to give for each word.
+def suggestion(word: object, words: Collection[str] | Mapping[str, str], list_command: str = "") -> str:
+    """Return a hint at the nearest of the words, or an empty text; a mapping gives the answer for each word.
 
-    listed  what lists all that is known, where it is too much for a message
+    list_command  the command that lists all words, if they are too many for a message
 
-    >>> near("Rotery", ["alibi", "rotary"])
+    >>> suggestion("Rotery", ["alibi", "rotary"])
     "; did you mean 'rotary'?"
     """
-    said = known if isinstance(known, Mapping) else {name: name for name in known}
-    lowered = {name.lower(): meant for name, meant in said.items()}
-    close = difflib.get_close_matches(str(word).lower(), lowered, 1)
-    hint = f"; did you mean '{lowered[close[0]]}'?" if close else ""
-    return f"{hint or ';'} {listed} has all" if listed else hint
+    answers = words if isinstance(words, Mapping) else {name: name for name in words}
+    by_lower_case = {name.lower(): answer for name, answer in answers.items()}
+    close = difflib.get_close_matches(str(word).lower(), by_lower_case, 1)
+    hint = f"; did you mean '{by_lower_case[close[0]]}'?" if close else ""
+    return f"{hint or ';'} {list_command} has all" if list_command else hint
 
 
-def shortened(text: str, most: int = QUOTED) -> str:
-    """The text, or its beginning where it is longer than a message should quote."""
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+def shorten(text: str, length: int = QUOTE_LENGTH) -> str:
+    """Return the text, cut if it is too long for a message."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
-def markdown(text: str) -> str:
-    """The text as Markdown shows it letter by letter, in a sentence or in the cell of a table."""
+def escape_markdown(text: str) -> str:
+    """Return the text escaped for Markdown, for a sentence or the cell of a table."""
     plain = re.sub(r"([\\`*_{}\[\]<>|~&$]|^[-+=#])", r"\\\1", one_line(unicodedata.normalize("NFC", text)))
     # At the beginning of a line this would number a list.
     return re.sub(r"^(\d+)([.)])(?=\s|$)", r"\1\\\2", plain)
 
 
 def markdown_code(text: str) -> str:
-    """The text as Markdown shows code, within a line."""
+    """Return the text as inline code of Markdown."""
     plain = one_line(text)
     fence = "`" * (1 + max(map(len, re.findall("`+", plain)), default=0))
     return f"{fence} {plain} {fence}" if len(fence) > 1 else f"`{plain}`"

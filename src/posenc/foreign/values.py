@@ -1,4 +1,4 @@
-"""Values from elsewhere: JSON, TOML and expressions, bounded in size, depth and digits, and held to a form."""
+"""Parse untrusted JSON, TOML and expressions, bounded in size, depth and digits, and check their form."""
 
 import ast
 import importlib
@@ -15,50 +15,50 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from posenc.foreign.files import MOST_BYTES, read, text_of
-from posenc.foreign.text import CONTROLS, CannotRead, quoted, visible
+from posenc.foreign.text import CONTROLS, CannotRead, quote, visible
 
 DEPTH = 100
-"""How deep lists and dictionaries may stand within each other."""
+"""The deepest nesting of lists and dictionaries."""
 
 MOST_ITEMS = 2_000_000
 """The items of all lists and dictionaries of a JSON text, counted by its commas and brackets, in strings too: an empty
 list takes two letters of the text and 64 bytes of memory. Indices of the largest models' tensors have some 200,000."""
 
 DIGITS = 40
-"""The digits of a whole number; the longest that released files hold, a tokenizer's 10^30, has 31."""
+"""The most digits of a whole number; the longest of released files, a tokenizer's 10^30, has 31."""
 
 MOST_AXES = 16
 MOST_NUMBERS = 1 << 48
 """The axes of a tensor, and the numbers that it may claim to hold: no file has as many."""
 
 LETTERS = 20_000
-"""The length of a Python-like expression."""
+"""The most letters of a Python-like expression."""
 
 MOST_SETTINGS = 1 << 20
-"""The size of a TOML file of settings (bytes)."""
+"""The size limit of a TOML file of settings (bytes)."""
 
 
-def read_json(path: str | Path, *, within: str | Path | None = None, most: int = MOST_BYTES) -> dict[str, Any]:
-    """The dictionary in a JSON file. Raises CannotRead as `regular`, `read` and `parse_json` do."""
-    return parse_json(read(path, within=within, most=most), path)
+def read_json(path: str | Path, *, folder: str | Path | None = None, limit: int = MOST_BYTES) -> dict[str, Any]:
+    """Return the dictionary in a JSON file. Raises CannotRead as `regular_file`, `read` and `parse_json` do."""
+    return parse_json(read(path, folder=folder, limit=limit), path)
 
 
 def parse_json(text: str | bytes, file: str | Path | None = None) -> dict[str, Any]:
-    """The dictionary in a JSON text, its strings without control characters; in time linear in the text.
+    """Return the dictionary in a JSON text, its strings without control characters; in time linear in the text.
 
-    Raises CannotRead, naming the file, for what is no JSON or no dictionary, a name that stands twice in one
-    dictionary, whole numbers of more than 40 digits, more than 2,000,000 items, and what is nested more than 100 deep.
+    Raises CannotRead, naming the file, for invalid JSON, for no dictionary, a name twice in one dictionary, whole
+    numbers of more than 40 digits, more than 2,000,000 items, and more than 100 levels of nesting.
     NaN and Infinity are read, as Python writes them.
     """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if not clean and CONTROLS.search("".join(found)):
-            found = {visible(key): value for key, value in pairs}
-        if len(found) < len(pairs):
+        entries = dict(pairs)
+        if not clean and CONTROLS.search("".join(entries)):
+            entries = {visible(key): value for key, value in pairs}
+        if len(entries) < len(pairs):
             twice = Counter(visible(key) for key, _ in pairs).most_common(1)[0][0]
-            raise CannotRead(f"it names {quoted(twice)} twice", file=file)
-        return found
+            raise CannotRead(f"it names {quote(twice)} twice", file=file)
+        return entries
 
     def whole(digits: str) -> int:
         if len(digits) > DIGITS + 1:
@@ -66,89 +66,89 @@ def parse_json(text: str | bytes, file: str | Path | None = None) -> dict[str, A
         return int(digits)
 
     text = text_of(text, file) if isinstance(text, bytes) else text
-    opened = sum(map(text.count, "[{"))
-    if opened + text.count(",") > MOST_ITEMS:
+    bracket_count = sum(map(text.count, "[{"))
+    if bracket_count + text.count(",") > MOST_ITEMS:
         raise CannotRead(f"it holds more than {MOST_ITEMS:,} items, which is more than posenc takes", file=file)
-    # A board has thousands of short texts, with nothing to clean: JSON has other control characters as escapes alone.
-    clean = opened <= DEPTH and text.isascii() and "\\" not in text and "\x7f" not in text
+    # A board has thousands of short texts, with nothing to clean: JSON writes other control characters as escapes.
+    clean = bracket_count <= DEPTH and text.isascii() and "\\" not in text and "\x7f" not in text
     try:
-        found = json.loads(text, object_pairs_hook=once, parse_int=whole)
+        document = json.loads(text, object_pairs_hook=once, parse_int=whole)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise CannotRead(f"it is no whole JSON ({error.msg}, {where})", file=file) from None
     except RecursionError:
         raise CannotRead(f"it is nested more than {DEPTH} deep", file=file) from None
-    if not isinstance(found, dict):
-        raise CannotRead(f"expected a dictionary, got {quoted(found, 80)}", file=file)
-    return found if clean else cleaned(found, file)
+    if not isinstance(document, dict):
+        raise CannotRead(f"expected a dictionary, got {quote(document, 80)}", file=file)
+    return document if clean else visible_strings(document, file)
 
 
 NO_TEXT = {int, float, bool, NoneType}
-"""The types of JSON in which there is nothing to clean."""
+"""The types of JSON that hold no text."""
 
 
-def cleaned(value: Any, file: str | Path | None = None, depth: int = 0) -> Any:
-    """The value with every string made visible, changed in place. Raises CannotRead where it is nested too deep."""
+def visible_strings(value: Any, file: str | Path | None = None, depth: int = 0) -> Any:
+    """Make every string of a value visible, in place. Raises CannotRead for a value that is nested too deep."""
     if depth > DEPTH:
         raise CannotRead(f"it is nested more than {DEPTH} deep", file=file)
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, (dict, list)):
         if depth == DEPTH or not set(map(type, value.values() if isinstance(value, dict) else value)) <= NO_TEXT:
-            for key, one in value.items() if isinstance(value, dict) else enumerate(value):
-                value[key] = cleaned(one, file, depth + 1)
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                value[key] = visible_strings(item, file, depth + 1)
     return value
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The dictionary in a TOML file.
+    """Return the dictionary in a TOML file.
 
-    Raises CannotRead, naming the file, for what is no TOML, and for more than a MiB of it; ModuleNotFoundError on
-    Python 3.10 without tomli, which the extra `lab` brings there.
+    Raises CannotRead, naming the file, for invalid TOML and for more than a MiB; ModuleNotFoundError on Python 3.10
+    without tomli, which the extra `lab` installs there.
     """
     toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    text = text_of(read(path, most=MOST_SETTINGS), path)
+    text = text_of(read(path, limit=MOST_SETTINGS), path)
     try:
-        return cleaned(toml.loads(text), path)
+        return visible_strings(toml.loads(text), path)
     except toml.TOMLDecodeError as error:
         raise CannotRead(f"it is no TOML ({error})", file=path) from None
     except RecursionError:
         raise CannotRead("it is nested too deep", file=path) from None
 
 
-def written_toml(facts: Mapping[str, Any]) -> str:
-    """Words, numbers, truth values and lists of them, by name, as TOML.
+def toml_text(facts: Mapping[str, Any]) -> str:
+    """Return texts, numbers, booleans and lists of them, by name, as TOML.
 
-    >>> print(written_toml({"task": "copy", "rate": 1e-05, "compile": False, "window": [4, 0]}), end="")
+    >>> print(toml_text({"task": "copy", "rate": 1e-05, "compile": False, "window": [4, 0]}), end="")
     task = "copy"
     rate = 1e-05
     compile = false
     window = [4, 0]
     """
     # JSON writes each of these as TOML does, but for one control character.
-    said = {name: json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") for name, value in facts.items()}
-    return "".join(f"{name} = {value}\n" for name, value in said.items())
+    values = {name: json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") for name, value in facts.items()}
+    return "".join(f"{name} = {value}\n" for name, value in values.items())
 
 
-def written(tree: ast.expr) -> str:
-    """A part of an expression as a message quotes it."""
-    return quoted(ast.unparse(tree))
+def unparse(tree: ast.expr) -> str:
+    """Return the source of a part of an expression, for a message."""
+    return quote(ast.unparse(tree))
 
 
-def expression(text: str, what: str = "expression", remedy: str = "") -> ast.expr:
-    """The syntax tree of one Python-like expression, which is parsed and never evaluated; in time linear in it.
+def expression(text: str, noun: str = "expression", remedy: str = "") -> ast.expr:
+    """Return the syntax tree of a Python-like expression, without evaluating it; in time linear in its length.
 
-    what, remedy  what it is called in errors, and what they say is to be done
+    noun, remedy  its name and the remedy in errors
 
-    Raises CannotRead for more than 20,000 letters, numbers of more than 40 digits, what is nested more than 100 deep,
-    and what is no expression.
+    Raises CannotRead for invalid syntax, more than 20,000 letters, numbers of more than 40 digits, and more than 100
+    levels of nesting.
     """
 
     def wrong(words: str) -> CannotRead:
-        return CannotRead(f"{quoted(text)} {words}", remedy=remedy)
+        return CannotRead(f"{quote(text)} {words}", remedy=remedy)
 
     if len(text) > LETTERS:
-        raise wrong(f"is longer than {LETTERS:,} letters, the most that a {what} may have")
+        raise wrong(f"is longer than {LETTERS:,} letters, the most that a {noun} may have")
     for run in re.findall(rf"[0-9a-fA-FxX_]{{{DIGITS + 1},}}", text):
         digits = run.replace("_", "")
         if len(digits) > DIGITS and digits[0].isdigit():
@@ -156,83 +156,82 @@ def expression(text: str, what: str = "expression", remedy: str = "") -> ast.exp
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except SyntaxError as error:
-        raise wrong(f"is no {what} ({error.msg})") from None
+        raise wrong(f"is no {noun} ({error.msg})") from None
     except (MemoryError, RecursionError):
-        raise wrong(f"is nested too deep to be a {what}") from None
+        raise wrong(f"is nested too deep to be a {noun}") from None
     except ValueError as error:
-        raise wrong(f"is no {what} ({error})") from None
+        raise wrong(f"is no {noun} ({error})") from None
     level: list[ast.AST] = [tree]
     depth = 0
     while level:
         level, depth = [child for node in level for child in ast.iter_child_nodes(node)], depth + 1
         if depth > DEPTH:
-            raise wrong(f"is nested too deep to be a {what}")
+            raise wrong(f"is nested too deep to be a {noun}")
     return tree
 
 
 def matches(value: Any, form: Any, *, file: str | Path | None = None, field: str = "") -> None:
-    """Hold a value to a form; raises CannotRead, naming the field, where it has another.
+    """Check the form of a value; raises CannotRead, naming the field, for another form.
 
-    A form is a type; a tuple of forms, any of which will do; a list with one form, for a list of such, and with a
-    number behind it, for a list of at most so many; a dictionary from names to forms, all of which must be there, and
-    no other name unless a name ends in "?" (may be missing) or is "*" (any name). `float` takes whole numbers too,
-    `int` no truth values, None is itself, and Any anything.
-    A text has at most 20,000 letters.
+    A form is a type; a tuple of alternative forms; a list [form] for a list of such, or [form, n] for at most n of
+    them; or a dictionary from names to forms. All of its names are required and no others allowed, but for names that
+    end in "?" (optional) and "*" (any name). `float` takes whole numbers too, `int` no booleans; None matches itself,
+    and Any everything. A text has at most 20,000 letters.
 
     >>> matches({"step": 3, "curve": [0.5]}, {"step": int, "curve": [float]})
     >>> matches({"step": "x"}, {"step": int}, file="run.json")
     Traceback (most recent call last):
     posenc.foreign.text.CannotRead: run.json: step: expected int, got 'x'
     """
-    if found := misfit(value, form):
-        wrong, inside = found
-        raise CannotRead(wrong, file=file, field=field + inside if field else inside.removeprefix("."))
+    if problem := misfit(value, form):
+        wrong, place = problem
+        raise CannotRead(wrong, file=file, field=field + place if field else place.removeprefix("."))
 
 
 def misfit(value: Any, form: Any) -> tuple[str, str] | None:
-    """What is wrong with a value and where in it, as ".curve[3].loss"; None where it has the form.
+    """Return what is wrong with a value and where in it, as ".curve[3].loss"; None if it has the form.
 
-    Records are thousands of numbers: a list of such is looked at in one go, and only a wrong one is put into words.
+    Records hold thousands of numbers: a list of them is checked by its types, and item by item only if one is wrong.
     """
     if isinstance(value, str) and len(value) > LETTERS:
         return f"it has {len(value):,} letters, and at most {LETTERS:,} are read", ""
     if not fits(value, form):
-        return f"expected {in_words(form)}, got {quoted(value, 80)}", ""
+        return f"expected {describe_form(form)}, got {quote(value, 80)}", ""
     if isinstance(form, tuple):
-        return misfit(value, next(one for one in form if fits(value, one)))
+        return misfit(value, next(option for option in form if fits(value, option)))
     if isinstance(form, list):
         if form[1:] and len(value) > form[1]:
             return f"expected at most {form[1]:,} entries, got {len(value):,}", ""
         kinds = dict(zip(map(type, value), value, strict=True))
-        if not all(kind in NO_TEXT and fits(one, form[0]) for kind, one in kinds.items()):
-            for place, one in enumerate(value):
-                if found := misfit(one, form[0]):
-                    return found[0], f"[{place}]{found[1]}"
+        if not all(kind in NO_TEXT and fits(option, form[0]) for kind, option in kinds.items()):
+            for place, option in enumerate(value):
+                if problem := misfit(option, form[0]):
+                    return problem[0], f"[{place}]{problem[1]}"
     return misfit_of_fields(value, form) if isinstance(form, dict) else None
 
 
 def misfit_of_fields(value: dict[str, Any], form: dict[str, Any]) -> tuple[str, str] | None:
-    known, needed = names_of(tuple(form))
-    if "*" not in form and (others := [name for name in value if name not in known]):
-        return f"there is no such field as {quoted(others[0])}", ""
-    if missing := [name for name in needed if name not in value]:
-        return f"the field {missing[0]} is missing", ""
-    for name, one in value.items():
-        inside = form[known.get(name, "*")] if name != "*" else Any
-        if not (type(one) in NO_TEXT and fits(one, inside)) and (found := misfit(one, inside)):
-            return found[0], f".{name}{found[1]}"
+    spellings, obligatory = field_names(tuple(form))
+    if "*" not in form and (unknown := [name for name in value if name not in spellings]):
+        return f"there is no such field as {quote(unknown[0])}", ""
+    if absent := [name for name in obligatory if name not in value]:
+        return f"the field {absent[0]} is missing", ""
+    for name, entry in value.items():
+        field_form = form[spellings.get(name, "*")] if name != "*" else Any
+        if not (type(entry) in NO_TEXT and fits(entry, field_form)) and (problem := misfit(entry, field_form)):
+            return problem[0], f".{name}{problem[1]}"
     return None
 
 
 @lru_cache
-def names_of(spelled: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
-    """The names in a form: what each is spelled there, and those that must be there."""
-    known = {name.removesuffix("?"): name for name in spelled}
-    return known, [name for name, said in known.items() if name != "*" and not said.endswith("?")]
+def field_names(spellings: tuple[str, ...]) -> tuple[dict[str, str], list[str]]:
+    """Return the names in a form with their spellings there, and the required names."""
+    names = {name.removesuffix("?"): name for name in spellings}
+    return names, [name for name, spelling in names.items() if name != "*" and not spelling.endswith("?")]
 
 
 def fits(value: Any, form: Any) -> bool:
-    """Whether a value is of a form's kind, its insides not looked at."""
+    """Whether a value is of a form's type, without a look at its items."""
     if type(value) is form or form is Any:
         return True
     if isinstance(form, tuple):
@@ -245,54 +244,54 @@ def fits(value: Any, form: Any) -> bool:
 
 
 def form_of(cls: Any) -> dict[str, Any]:
-    """The form of a dataclass as JSON has it, for `matches`; fields with a default may be missing.
+    """Return the form of a dataclass in JSON, for `matches`; fields with a default are optional.
 
-    Fields are str, int, float, bool, None, tuples of one kind, and any of several of these.
+    Fields are str, int, float, bool, None, tuples of one type, and unions of these.
     """
     hints = get_type_hints(cls)
-    needed = {one.name: one.default is MISSING and one.default_factory is MISSING for one in fields(cls)}
-    return {f"{name}{'' if needed[name] else '?'}": form_of_hint(hints[name]) for name in needed}
+    is_required = {field.name: field.default is MISSING and field.default_factory is MISSING for field in fields(cls)}
+    return {f"{name}{'' if is_required[name] else '?'}": form_of_hint(hints[name]) for name in is_required}
 
 
 def form_of_hint(hint: Any) -> Any:
-    inside = get_args(hint)
+    arguments = get_args(hint)
     if get_origin(hint) in (Union, UnionType):
-        return tuple(map(form_of_hint, inside))
+        return tuple(map(form_of_hint, arguments))
     if get_origin(hint) is tuple:
-        return [form_of_hint(inside[0])]
+        return [form_of_hint(arguments[0])]
     return None if hint is NoneType else hint
 
 
-def in_words(form: Any) -> str:
+def describe_form(form: Any) -> str:
     if isinstance(form, tuple):
-        return " or ".join(in_words(one) for one in form)
+        return " or ".join(describe_form(option) for option in form)
     if isinstance(form, list):
-        return f"a list of {in_words(form[0])}"
+        return f"a list of {describe_form(form[0])}"
     if isinstance(form, dict):
         return "a dictionary"
     return "nothing" if form is None else getattr(form, "__name__", str(form))
 
 
-def count(value: Any, what: str, *, file: str | Path | None = None, least: int = 1, most: int) -> int:
-    """A whole number from elsewhere that something will be looped over or allocated by, between sane bounds.
+def bounded_count(value: Any, field: str, *, file: str | Path | None = None, least: int = 1, limit: int) -> int:
+    """Return an untrusted whole number, for loops and allocations, if it lies between `least` and `limit`.
 
-    Raises CannotRead, naming the field `what`.
+    Raises CannotRead, naming the field.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= limit:
         raise CannotRead(
-            f"expected a whole number from {least:,} to {most:,}, got {quoted(value, 60)}", file=file, field=what
+            f"expected a whole number from {least:,} to {limit:,}, got {quote(value, 60)}", file=file, field=field
         )
     return value
 
 
-def shape(value: Any, what: str, *, file: str | Path | None = None) -> tuple[int, ...]:
-    """The shape of a tensor from elsewhere, bounded so that nothing overflows that is computed from it.
+def shape(value: Any, field: str, *, file: str | Path | None = None) -> tuple[int, ...]:
+    """Return an untrusted shape of a tensor, bounded so that no product of its sizes overflows.
 
-    Raises CannotRead, naming the tensor `what`, unless it is a list of at most 16 whole numbers of 0 or more, with a
-    product of at most 2^48, in which an axis of nothing counts as one of 1.
+    Raises CannotRead, naming the tensor `field`, unless it is a list of at most 16 whole numbers of 0 or more, with a
+    product of at most 2^48, in which an axis of size 0 counts as 1.
     """
-    whole = isinstance(value, list) and len(value) <= MOST_AXES and all(type(one) is int and one >= 0 for one in value)
-    if not whole or math.prod(max(one, 1) for one in value) > MOST_NUMBERS:
-        most = f"at most {MOST_AXES} axes and {MOST_NUMBERS:,} numbers"
-        raise CannotRead(f"expected a shape of {most}, got {quoted(value, 80)}", file=file, field=what)
+    whole = isinstance(value, list) and len(value) <= MOST_AXES and all(type(n) is int and n >= 0 for n in value)
+    if not whole or math.prod(max(n, 1) for n in value) > MOST_NUMBERS:
+        limits = f"at most {MOST_AXES} axes and {MOST_NUMBERS:,} numbers"
+        raise CannotRead(f"expected a shape of {limits}, got {quote(value, 80)}", file=file, field=field)
     return tuple(value)

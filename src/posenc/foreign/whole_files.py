@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: written under a temporary name, then put in place in one step."""
+"""Write files atomically: under a temporary name first, then renamed in one step."""
 
 import errno
 import os
@@ -9,26 +9,26 @@ from pathlib import Path
 
 
 class CannotWrite(OSError):
-    """What could not be written, why, and what to do; everything that was there before is still there."""
+    """A file that cannot be written: the message says why and what to do. Existing files are unchanged."""
 
     reason: str
 
     @classmethod
-    def of(cls, path: Path, cause: OSError) -> "CannotWrite":
+    def from_error(cls, path: Path, cause: OSError) -> "CannotWrite":
         full = cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         todo = "make room and give the same command again" if full else "choose another folder"
         reason = cause.reason if isinstance(cause, CannotWrite) else cause.strerror or str(cause)
-        made = cls(f"'{path}' cannot be written: {reason}; what was finished before is kept; {todo}")
-        made.errno, made.reason = cause.errno, reason
-        return made
+        error = cls(f"'{path}' cannot be written: {reason}; what was finished before is kept; {todo}")
+        error.errno, error.reason = cause.errno, reason
+        return error
 
 
 def write(path: Path, data: bytes) -> Path:
-    """Write a file, whole or not at all: nobody ever reads half of it, and when this returns it is on the disk.
+    """Write a file atomically: no reader ever sees half of it, and it is on the disk on return.
 
     Raises CannotWrite.
     """
-    with told(path):
+    with write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = temporary_name(path)
         try:
@@ -43,13 +43,13 @@ def write(path: Path, data: bytes) -> Path:
 
 
 def put(path: Path, pieces: Iterable[bytes | bytearray]) -> None:
-    """Write a new file, piece by piece; for a folder that is not there yet."""
-    with told(path):
+    """Write a new file piece by piece, in a folder that no reader sees yet."""
+    with write_errors(path):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
         for piece in pieces:
             left = memoryview(piece)
-            with told(path):
+            with write_errors(path):
                 while left:
                     left = left[os.write(file, left) :]
     finally:
@@ -57,19 +57,19 @@ def put(path: Path, pieces: Iterable[bytes | bytearray]) -> None:
 
 
 def to_disk(path: Path) -> None:
-    """Return when a file or folder is on the disk, not only on its way there."""
+    """Flush a file or folder to the disk."""
     if os.name == "nt" and path.is_dir():  # which Windows does not open
         return
-    with told(path):
-        opened = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+    with write_errors(path):
+        descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
         try:
-            os.fsync(opened)
+            os.fsync(descriptor)
         except OSError as error:
-            # Some network drives cannot bring a folder to disk by itself.
+            # Some network drives cannot flush a folder by itself.
             if not (path.is_dir() and error.errno in (errno.EINVAL, errno.ENOTSUP)):
                 raise
         finally:
-            os.close(opened)
+            os.close(descriptor)
 
 
 def temporary_name(path: Path) -> Path:
@@ -77,18 +77,18 @@ def temporary_name(path: Path) -> Path:
 
 
 @contextmanager
-def told(path: Path) -> Generator[None]:
-    """What the system says while a path is written becomes CannotWrite."""
+def write_errors(path: Path) -> Generator[None]:
+    """Turn an OSError while a path is written into CannotWrite."""
     try:
         yield
     except OSError as error:
-        raise CannotWrite.of(path, error) from None
+        raise CannotWrite.from_error(path, error) from None
 
 
 def users_cache() -> Path:
-    """The folder for what can be made again: POSENC_CACHE, or posenc in XDG_CACHE_HOME or ~/.cache.
+    """Return the cache folder: POSENC_CACHE, or posenc in XDG_CACHE_HOME or ~/.cache.
 
-    Raises RuntimeError where no home folder is known.
+    Raises RuntimeError if the home folder is unknown.
     """
     environ = os.environ
     cache = environ.get("POSENC_CACHE") or Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "posenc")

@@ -1,4 +1,4 @@
-"""What a target is, and what all of them ask of an encoding."""
+"""The base class of targets, and the parts of an encoding that they read."""
 
 import math
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from posenc import checks
 from posenc.encoding.base import Encoding, Shape, parts_of
-from posenc.encoding.biases import check_heads
+from posenc.encoding.biases import check_head_rows
 from posenc.encodings.rotations import Rotations
-from posenc.kernels.flash import slopes_in
+from posenc.kernels.flash import linear_slopes
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 
@@ -25,7 +25,7 @@ INSTEAD = {
     "attend": ("replaces the attention rule", "run it in posenc.Attention"),
     "remember": ("remembers facts of each token", "run it in posenc.Attention"),
 }
-"""What an encoding does through a door that a target lacks, and what to do instead."""
+"""Door -> what an encoding does through it, and the remedy if a target lacks it."""
 
 WITH_TABLES = "take a target with tables of cosines and sines, such as flash_attention"
 WITH_ROWS = "take a target with a row for each token: flash_attention, liger or transformer_engine"
@@ -33,38 +33,38 @@ WITH_ROWS = "take a target with a row for each token: flash_attention, liger or 
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """Base of what is handed out: a field for each function of the target, with the arguments of one call.
+    """Base of a hand-out: a field for each function of the target, with the arguments of one call.
 
-    A field is called as the function, and holds a dict of its own arguments; or None, where no such call is needed.
+    A field has the name of the function, and holds a dict of its arguments; or None, if no call is needed.
     """
 
     title: ClassVar[str]
-    """What the target is called."""
+    """The name of the target."""
 
     takes: ClassVar[str]
-    """What it takes of an encoding, as errors say it."""
+    """What it takes of an encoding, for errors."""
 
     doors: ClassVar[frozenset[str]] = frozenset({"turn"})
-    """The doors of an encoding that it has."""
+    """The doors of an encoding that it supports."""
 
     takes_mask: ClassVar[bool] = False
-    """Whether it is told who may see whom."""
+    """Whether it takes a mask."""
 
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-    """The dtypes that its tables may have."""
+    """The dtypes of its tables."""
 
     @classmethod
-    def of(cls, wanted: "Wanted") -> "Target":
-        """What is handed out for an encoding. Raises ValueError, by `Wanted.refuse`, where the target cannot say it."""
+    def from_request(cls, request: "HandOutRequest") -> "Target":
+        """Return the hand-out of an encoding. Raises ValueError, by `request.refuse`, if it cannot be expressed."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Rotation:
-    """Cosines and sines by which the pairs of the first channels of a head turn, those of all heads alike.
+class RotationTable:
+    """The rotation of the first channels of a head, the same for all heads.
 
     cos, sin  [B or 1, T, pairs] in float64, times the temperature
-    layout    which channels form a pair, as posenc.encoding.channel_pairs has it
+    layout    which channels form a pair, as in posenc.encoding.channel_pairs
     """
 
     cos: Tensor
@@ -73,7 +73,7 @@ class Rotation:
 
     @property
     def width(self) -> int:
-        """How many channels turn."""
+        """The number of channels that rotate."""
         return 2 * self.cos.shape[-1]
 
     @property
@@ -81,27 +81,27 @@ class Rotation:
         return self.layout == "interleaved"
 
     def cos_then_sin(self, dtype: torch.dtype) -> Tensor:
-        """The table of one row of a batch as inference engines keep it, [T, 2 pairs]."""
+        """Return the table of one row of a batch as inference engines store it, [T, 2 pairs]."""
         return torch.cat((self.cos[0], self.sin[0]), -1).to(dtype)
 
     @property
     def angles(self) -> Tensor:
-        """The angle of each pair, from -pi to pi (radians): whole turns are left out, which keeps far ones exact."""
+        """The angle of each pair, from -pi to pi (radians); without whole turns, so that far positions stay exact."""
         return torch.atan2(self.sin, self.cos)
 
     @property
     def sizes(self) -> Tensor:
-        """What each pair is multiplied with: the temperature."""
+        """The factor of each pair: the temperature."""
         return torch.hypot(self.cos, self.sin)
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """An encoding that is handed out, and what was said of it.
+class HandOutRequest:
+    """The arguments of `hand_out`, checked.
 
-    target    who is to take it
-    encoding  built for the shape
-    at        where the tokens are
+    target    the target
+    encoding  the encoding, built for the shape
+    at        the positions of the tokens
     mask      who may see whom
     dtype     of tables
     """
@@ -114,49 +114,49 @@ class Wanted:
     dtype: torch.dtype
 
     def refuse(self, why: str, remedy: str) -> NoReturn:
-        """Raises ValueError: what the target takes, what came, why that is not the same, and what to do."""
+        """Raise ValueError with what the target takes, what it got, the difference, and the remedy."""
         raise ValueError(f"{self.target.title} {self.target.takes}, got {self.encoding}: {why}; {remedy}")
 
     def check_doors(self) -> list[Encoding]:
-        """The parts of the encoding, each of which does only what the target has a door for."""
+        """Return the parts of the encoding. Raises ValueError for a part with a door that the target lacks."""
         parts = parts_of(self.encoding)
         for part in parts:
             for door in sorted(part.doors - self.target.doors, key=list(INSTEAD).index):
                 does, remedy = INSTEAD[door]
-                self.refuse(f"{self.called(part)} {does}", remedy)
+                self.refuse(f"{self.subject(part)} {does}", remedy)
             self.at.coordinates(part.axes, part)
         return parts
 
-    def called(self, *parts: Encoding) -> str:
-        """Parts of the encoding as a sentence about it calls them."""
+    def subject(self, *parts: Encoding) -> str:
+        """Return the subject of a sentence about parts of the encoding."""
         return "it" if parts == (self.encoding,) else " and ".join(map(str, parts))
 
     def turning(self) -> Rotations | None:
-        """The part that turns queries and keys; None where none does."""
+        """Return the part that rotates queries and keys; None without one."""
         turning = [part for part in self.check_doors() if "turn" in part.doors]
         if not turning:
             return None
         part = turning[0]
         if len(turning) > 1 or not isinstance(part, Rotations):
             self.refuse(
-                f"{self.called(*turning)} {'turns' if len(turning) == 1 else 'turn'} by other rules than one table of "
+                f"{self.subject(*turning)} {'turns' if len(turning) == 1 else 'turn'} by other rules than one table of "
                 f"cosines and sines for the queries and keys of all heads",
                 "turn them before by q, k = encoding(q, k)",
             )
         checks.built_for(part, "head_dim", part.head_dim, self.shape.head_dim, "heads of {} channels")
         return part
 
-    def rotation(self, at: Positions | None = None) -> Rotation:
-        """How the tokens turn, those of some other positions where they are given; refused where none do."""
+    def rotation(self, at: Positions | None = None) -> RotationTable:
+        """Return the rotation of the tokens, or at other positions. Raises ValueError if nothing rotates."""
         part = self.turning()
         if part is None:
             self.refuse("nothing turns", "leave the call out")
         at = self.at if at is None else at
         cos, sin = part.table(at.to("cpu"), torch.float64, torch.device("cpu"))[:, :, 0]
-        return Rotation(cos.to(at.order.device), sin.to(at.order.device), part.layout)
+        return RotationTable(cos.to(at.order.device), sin.to(at.order.device), part.layout)
 
-    def shared_rotation(self) -> Rotation:
-        """How the tokens turn, in every row of a batch alike."""
+    def shared_rotation(self) -> RotationTable:
+        """Return the rotation of the tokens, the same for every row of a batch."""
         rotation = self.rotation()
         if rotation.cos.shape[0] > 1:
             self.refuse(
@@ -166,23 +166,23 @@ class Wanted:
             )
         return rotation
 
-    def rotation_by_position(self) -> tuple[Rotation, Tensor]:
-        """How tokens at 0, 1, 2, ... turn, and the ids [B or 1, T] of ours among them."""
+    def rotation_by_position(self) -> tuple[RotationTable, Tensor]:
+        """Return the rotation at 0, 1, 2, ..., and the position ids [B or 1, T] of the tokens."""
         coords = self.at.coords
         if coords.shape[-1] != 1 or coords.is_floating_point():
-            found = f"{coords.shape[-1]} axes" if coords.shape[-1] != 1 else "fractions"
+            problem = f"{coords.shape[-1]} axes" if coords.shape[-1] != 1 else "fractions"
             self.refuse(
-                f"rows of its table are asked for by whole positions on one axis, and these have {found}", WITH_ROWS
+                f"rows of its table are asked for by whole positions on one axis, and these have {problem}", WITH_ROWS
             )
         ids = coords[..., 0]
-        counted = Positions.count(max(int(ids.max()) + 1, self.shape.max_len), device=ids.device)
-        rotation = self.rotation(counted.with_horizon(self.at.horizon))
+        counting = Positions.count(max(int(ids.max()) + 1, self.shape.max_len), device=ids.device)
+        rotation = self.rotation(counting.with_horizon(self.at.horizon))
         if rotation.cos.shape[0] > 1:
             self.refuse("each row of the batch declares a horizon of its own", "hand out each row by itself")
         return rotation, ids
 
     def first_of_count(self) -> int:
-        """Where the first token is, of tokens that count up by one in every row of a batch alike."""
+        """Return the first position, of tokens that count up by one in every row of a batch."""
         coords = self.at.coords[..., 0]
         if self.at.axes != 1 or coords.shape[0] > 1 or bool((coords.diff() != 1).any()) or coords[0, 0] % 1:
             self.refuse(
@@ -192,36 +192,36 @@ class Wanted:
         return int(coords[0, 0])
 
     def slopes(self) -> Tensor | None:
-        """The slope [H] of each head, where all that is added to a logit is -slope |distance|; None for nothing.
+        """Return the slope [H] of each head, for a bias of -slope |distance|; None without a bias.
 
-        It is asked of the numbers, at every distance that tokens may meet.
+        It is read from the values of the bias, at every distance that tokens may have.
         """
-        biased = [part for part in self.check_doors() if "by_distance" in part.doors]
-        if not biased:
+        biases = [part for part in self.check_doors() if "by_distance" in part.doors]
+        if not biases:
             return None
         self.first_of_count()
         reach = max(self.at.tokens, self.shape.max_len, 2)
         first = 0 if self.mask.causal else 1 - reach
         delta = torch.arange(first, reach, dtype=torch.float64, device=self.at.order.device)
         values = delta.new_zeros(self.shape.heads, len(delta))
-        for part in biased:
-            added = part.by_distance(delta)
-            assert added is not None
-            check_heads(part, added, 1, self.shape.heads)
-            values = values + added
-        slopes = slopes_in(values, delta)
+        for part in biases:
+            bias = part.by_distance(delta)
+            assert bias is not None
+            check_head_rows(part, bias, 1, self.shape.heads)
+            values = values + bias
+        slopes = linear_slopes(values, delta)
         if slopes is None or not slopes.any():
             self.refuse(
-                f"{self.called(*biased)} {'adds' if len(biased) == 1 else 'add'} another function of the distance, or "
+                f"{self.subject(*biases)} {'adds' if len(biases) == 1 else 'add'} another function of the distance, or "
                 f"nothing at all before training",
                 "take to='flex_attention'",
             )
         return slopes
 
-    def scale(self, rotation: Rotation) -> float:
-        """The factor of the logits, head_dim^-1/2, times the square of the temperature: for a target without tables.
+    def scale(self, rotation: RotationTable) -> float:
+        """Return the factor of the logits, head_dim^-1/2 times the temperature squared, for a target without tables.
 
-        Refused where only some channels have the temperature.
+        Raises ValueError if only some channels have the temperature.
         """
         temperature = rotation.sizes.mean().item()
         if not torch.allclose(rotation.sizes, rotation.sizes.mean(), rtol=1e-9):

@@ -3,21 +3,21 @@
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.hand_outs._target import Target, Wanted
-from posenc.kernels.flash import seen_by
+from posenc.hand_outs._target import HandOutRequest, Target
+from posenc.kernels.flash import mask_options
 
 
 @dataclass(frozen=True, eq=False)
 class FlashAttention(Target):
-    """What FlashAttention takes: heads are [B, T, H, D], and queries and keys are turned before its attention.
+    """The arguments of FlashAttention: heads are [B, T, H, D], and queries and keys are rotated before its attention.
 
     logit(i, j) = softmax_scale q_i . k_j - alibi_slope_h |i + S - T - j|   for T queries on S keys
 
     apply_rotary_emb  cos, sin [T, r/2], a row for each token, and interleaved; for the first r channels of a head
-    flash_attn_func   causal; window_size, how many tokens each sees on its left and right besides itself, -1 for all;
-                      alibi_slopes [H] in float32, where there are any
+    flash_attn_func   causal; window_size, the tokens that each sees on its left and right besides itself, -1 for all;
+                      alibi_slopes [H] in float32, if any
 
-    Tokens of its attention stand by the order in which they lie: no padding, and one document in each row.
+    Its attention counts tokens in the order of the tensor: no padding, and one document in each row.
     Source: Dao-AILab/flash-attention, apply_rotary_emb in flash_attn/layers/rotary.py at 09d422b1, flash_attn_func in
     flash_attn/flash_attn_interface.py at 00530025.
 
@@ -36,29 +36,29 @@ class FlashAttention(Target):
     flash_attn_func: dict[str, Any]
 
     @classmethod
-    def of(cls, wanted: Wanted) -> "FlashAttention":
-        slopes = wanted.slopes()
-        return cls(table_of(wanted), window_of(wanted) | ({} if slopes is None else {"alibi_slopes": slopes}))
+    def from_request(cls, request: HandOutRequest) -> "FlashAttention":
+        slopes = request.slopes()
+        return cls(table_of(request), window_of(request) | ({} if slopes is None else {"alibi_slopes": slopes}))
 
 
-def table_of(wanted: Wanted) -> dict[str, Any] | None:
-    if wanted.turning() is None:
+def table_of(request: HandOutRequest) -> dict[str, Any] | None:
+    if request.turning() is None:
         return None
-    rotation = wanted.shared_rotation()
-    cos, sin = (table[0].to(wanted.dtype) for table in (rotation.cos, rotation.sin))
+    rotation = request.shared_rotation()
+    cos, sin = (table[0].to(request.dtype) for table in (rotation.cos, rotation.sin))
     return {"cos": cos, "sin": sin, "interleaved": rotation.interleaved}
 
 
-def window_of(wanted: Wanted) -> dict[str, Any]:
-    at, mask = wanted.at, wanted.mask
-    if mask.prefix or mask.given is not None:
-        wanted.refuse(
+def window_of(request: HandOutRequest) -> dict[str, Any]:
+    at, mask = request.at, request.mask
+    if mask.prefix or mask.tensor is not None:
+        request.refuse(
             f"the mask has {'a prefix' if mask.prefix else 'a tensor of its own'}, and no more than a window is taken",
             "take to='flex_attention'",
         )
     if at.document is not None or not (at.contiguous or at.loose):
-        wanted.refuse(
+        request.refuse(
             "the positions have padding or several documents, and tokens are taken in the order in which they lie",
             "hand out each document by itself, or take to='flex_attention'",
         )
-    return seen_by(mask)
+    return mask_options(mask)

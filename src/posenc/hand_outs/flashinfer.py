@@ -5,23 +5,23 @@ from typing import Any
 
 import torch
 
-from posenc.hand_outs._target import Target, Wanted
+from posenc.hand_outs._target import HandOutRequest, Target
 
 
 @dataclass(frozen=True, eq=False)
 class FlashInfer(Target):
-    """What FlashInfer's rotary kernel takes: queries and keys are [tokens, H D], all sequences in one row.
+    """The arguments of FlashInfer's rotary (RoPE) kernel: queries and keys are [tokens, H D], all sequences in one row.
 
     apply_rope_with_cos_sin_cache  positions [tokens]; head_size; cos_sin_cache [max, r] in float32, the cosines of the
                                    r/2 pairs, then their sines; is_neox, whether the layout is half
 
-    The cache has a row for each position up to the trained length, or the highest that was asked for.
+    The cache has a row for each position up to the trained length, or to the highest position.
     Source: flashinfer-ai/flashinfer, apply_rope_with_cos_sin_cache in flashinfer/rope.py at 0151f647.
 
     >>> from posenc import Shape, hand_out
     >>> handed = hand_out("rotary", to="flashinfer", shape=Shape.of(dim=64, heads=4, max_len=128), positions=3)
-    >>> told = handed.apply_rope_with_cos_sin_cache
-    >>> told["cos_sin_cache"].shape, told["positions"], told["is_neox"]
+    >>> call = handed.apply_rope_with_cos_sin_cache
+    >>> call["cos_sin_cache"].shape, call["positions"], call["is_neox"]
     (torch.Size([128, 16]), tensor([0, 1, 2], dtype=torch.int32), True)
     """
 
@@ -32,13 +32,13 @@ class FlashInfer(Target):
     apply_rope_with_cos_sin_cache: dict[str, Any]
 
     @classmethod
-    def of(cls, wanted: Wanted) -> "FlashInfer":
-        rotation, ids = wanted.rotation_by_position()
+    def from_request(cls, request: HandOutRequest) -> "FlashInfer":
+        rotation, ids = request.rotation_by_position()
         return cls(
             {
                 "positions": ids.flatten().int(),
-                "head_size": wanted.shape.head_dim,
-                "cos_sin_cache": rotation.cos_then_sin(wanted.dtype),
+                "head_size": request.shape.head_dim,
+                "cos_sin_cache": rotation.cos_then_sin(request.dtype),
                 "is_neox": not rotation.interleaved,
             }
         )

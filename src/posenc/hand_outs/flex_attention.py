@@ -1,4 +1,4 @@
-"""FlexAttention: a closure for the biases, a mask in blocks, and how q and k are turned before."""
+"""FlexAttention: a closure for the biases, a block mask, and a function that rotates q and k first."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,22 +8,22 @@ import torch
 from torch import Tensor
 
 from posenc.encoding.keys import Keys
-from posenc.encoding.score_mods import in_turn
-from posenc.hand_outs._target import Target, Wanted
+from posenc.encoding.score_mods import chain_mods
+from posenc.hand_outs._target import HandOutRequest, Target
 from posenc.kernels.flex import block_mask, in_float32
 from posenc.tokens.positions import Positions
 
 
 @dataclass(frozen=True, eq=False)
 class FlexAttention(Target):
-    """What PyTorch's FlexAttention takes: heads are [B, H, T, D], and queries and keys are turned before it.
+    """The arguments of PyTorch's FlexAttention: heads are [B, H, T, D], and queries and keys are rotated before it.
 
     logit(b, h, i, j) = score_mod(scale q_i . k_j, b, h, i, j) where mask_mod(b, h, i, j) of the block_mask holds
 
-    turn            (q, k) -> (q, k) [B, H, T, D], by posenc itself, since FlexAttention turns nothing; or None
-    flex_attention  score_mod, None where nothing is added; block_mask, None where all see all
+    turn            (q, k) -> (q, k) [B, H, T, D], by posenc, since FlexAttention rotates nothing; or None
+    flex_attention  score_mod, None without a bias; block_mask, None if all see all
 
-    Whole distances are looked up in a table, so the closure fuses. It is made for these tokens: T of them, on as many.
+    Whole distances are looked up in a table, so the closure fuses. It serves these tokens only, T queries on T keys.
     Source: PyTorch 2.13, flex_attention and create_block_mask in torch/nn/attention/flex_attention.py.
 
     >>> from posenc import Shape, hand_out
@@ -42,31 +42,31 @@ class FlexAttention(Target):
     flex_attention: dict[str, Any]
 
     @classmethod
-    def of(cls, wanted: Wanted) -> "FlexAttention":
-        biased = [part for part in wanted.check_doors() if "by_distance" in part.doors]
-        # What reads distances alone reads no queries and keys.
-        nothing, at = some_heads(wanted, wanted.at), wanted.at
-        keys = Keys(nothing, nothing, at)
-        mods = [bias.fused(nothing.dtype) for part in biased for bias in part.biases(nothing, at, keys)]
-        mask = block_mask(wanted.mask, at, at)
-        return cls(turning(wanted), {"score_mod": in_float32(in_turn(mods)), "block_mask": mask})
+    def from_request(cls, request: HandOutRequest) -> "FlexAttention":
+        parts = [part for part in request.check_doors() if "by_distance" in part.doors]
+        # A bias by distance reads neither queries nor keys.
+        placeholder, at = some_heads(request, request.at), request.at
+        keys = Keys(placeholder, placeholder, at)
+        mods = [bias.fused_closure(placeholder.dtype) for part in parts for bias in part.biases(placeholder, at, keys)]
+        mask = block_mask(request.mask, at, at)
+        return cls(turning(request), {"score_mod": in_float32(chain_mods(mods)), "block_mask": mask})
 
 
-def turning(wanted: Wanted) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
-    if "turn" not in wanted.encoding.doors:
+def turning(request: HandOutRequest) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+    if "turn" not in request.encoding.doors:
         return None
-    # What cannot be turned is refused now, and not when the tokens come.
-    last = wanted.at.rows(slice(wanted.at.tokens - 1, None))
-    wanted.encoding.turn_both(some_heads(wanted, last), some_heads(wanted, last), last, last)
+    # One token is rotated now, so that errors come from here and not from the first call.
+    last = request.at.rows(slice(request.at.tokens - 1, None))
+    request.encoding.turn_both(some_heads(request, last), some_heads(request, last), last, last)
 
     def turn(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        return wanted.encoding.turn_both(q, k, wanted.at, wanted.at)
+        return request.encoding.turn_both(q, k, request.at, request.at)
 
     return turn
 
 
-def some_heads(wanted: Wanted, at: Positions) -> Tensor:
-    """Queries or keys [B or 1, H, T, D] of tokens somewhere, which take no memory."""
+def some_heads(request: HandOutRequest, at: Positions) -> Tensor:
+    """Return placeholders of queries or keys [B or 1, H, T, D], which take no memory."""
     rows = max(fact.shape[0] for fact in at.tensors().values())
-    nothing = torch.zeros((), device=at.order.device)
-    return nothing.expand(rows, wanted.shape.heads, at.tokens, wanted.shape.head_dim)
+    zero = torch.zeros((), device=at.order.device)
+    return zero.expand(rows, request.shape.heads, at.tokens, request.shape.head_dim)

@@ -5,18 +5,18 @@ from typing import Any
 
 import torch
 
-from posenc.hand_outs._target import Target, Wanted
+from posenc.hand_outs._target import HandOutRequest, Target
 
 
 @dataclass(frozen=True, eq=False)
 class Liger(Target):
-    """What Liger's rotary kernel takes: queries and keys are [B, H, T, D], and turn in the half layout, whole heads.
+    """The arguments of Liger's rotary (RoPE) kernel: queries and keys [B, H, T, D], whole heads in the half layout.
 
     (a, b) -> (a cos - b sin,  b cos + a sin)   for channels a = k, b = k + D/2
 
     liger_rotary_pos_emb  cos, sin [B or 1, T, D]: the numbers of the D/2 pairs, twice, as Hugging Face's Llama has them
 
-    It writes into the q and k that it is given. Hugging Face's own apply_rotary_pos_emb takes the same arguments.
+    It overwrites its q and k. Hugging Face's own apply_rotary_pos_emb takes the same arguments.
     Source: linkedin/Liger-Kernel, liger_rotary_pos_emb in src/liger_kernel/transformers/rope.py at 00fb8bf2.
 
     >>> from posenc import Shape, hand_out
@@ -31,17 +31,17 @@ class Liger(Target):
     liger_rotary_pos_emb: dict[str, Any]
 
     @classmethod
-    def of(cls, wanted: Wanted) -> "Liger":
-        rotation = wanted.rotation()
+    def from_request(cls, request: HandOutRequest) -> "Liger":
+        rotation = request.rotation()
         if rotation.interleaved:
-            wanted.refuse(
+            request.refuse(
                 "it pairs neighbouring channels",
                 "reorder the channels of the weights by `posenc convert --layout half`, and hand out that layout",
             )
-        if rotation.width != wanted.shape.head_dim:
-            wanted.refuse(
-                f"it turns {rotation.width} of {wanted.shape.head_dim} channels",
+        if rotation.width != request.shape.head_dim:
+            request.refuse(
+                f"it turns {rotation.width} of {request.shape.head_dim} channels",
                 "take to='flash_attention', whose kernel turns the first channels alone",
             )
-        cos, sin = (torch.cat((table, table), -1).to(wanted.dtype) for table in (rotation.cos, rotation.sin))
+        cos, sin = (torch.cat((table, table), -1).to(request.dtype) for table in (rotation.cos, rotation.sin))
         return cls({"cos": cos, "sin": sin})

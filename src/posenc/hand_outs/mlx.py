@@ -1,17 +1,17 @@
-"""MLX: how many positions a radian takes."""
+"""MLX: the positions per radian of each pair."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from posenc.hand_outs._target import WITH_TABLES, Target, Wanted
+from posenc.hand_outs._target import WITH_TABLES, HandOutRequest, Target
 from posenc.tokens.positions import Positions
 
 
 @dataclass(frozen=True, eq=False)
 class MLX(Target):
-    """What MLX's rotary kernel takes: no table, but what each pair's position is divided by.
+    """The arguments of MLX's rotary (RoPE) kernel: no table, but the divisor of the position of each pair.
 
     angle_k = scale (offset + t) / freqs_k
 
@@ -36,20 +36,20 @@ class MLX(Target):
     scaled_dot_product_attention: dict[str, Any]
 
     @classmethod
-    def of(cls, wanted: Wanted) -> "MLX":
-        offset, whole = wanted.first_of_count(), wanted.shared_rotation()
-        # By what a token turns from one position to the next.
-        one = Positions.count(1, 1, device=wanted.at.order.device).with_horizon(wanted.at.horizon)
-        rotation = wanted.rotation(one)
-        turned = wanted.at.coords[0] * rotation.angles[0, 0]
-        if not torch.allclose(whole.cos, rotation.sizes[0, 0] * turned.cos(), atol=1e-9):
-            wanted.refuse("the angle of a pair is no multiple of the position", WITH_TABLES)
+    def from_request(cls, request: HandOutRequest) -> "MLX":
+        offset, whole = request.first_of_count(), request.shared_rotation()
+        # The rotation from one position to the next.
+        step_at = Positions.count(1, 1, device=request.at.order.device).with_horizon(request.at.horizon)
+        rotation = request.rotation(step_at)
+        angles = request.at.coords[0] * rotation.angles[0, 0]
+        if not torch.allclose(whole.cos, rotation.sizes[0, 0] * angles.cos(), atol=1e-9):
+            request.refuse("the angle of a pair is no multiple of the position", WITH_TABLES)
         rope = {
             "dims": rotation.width,
             "traditional": rotation.interleaved,
             "base": None,
             "scale": 1.0,
             "offset": offset,
-            "freqs": rotation.angles[0, 0].reciprocal().to(wanted.dtype),
+            "freqs": rotation.angles[0, 0].reciprocal().to(request.dtype),
         }
-        return cls(rope, {"scale": wanted.scale(rotation)})
+        return cls(rope, {"scale": request.scale(rotation)})

@@ -3,19 +3,19 @@
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.hand_outs._target import Target, Wanted
+from posenc.hand_outs._target import HandOutRequest, Target
 
 
 @dataclass(frozen=True, eq=False)
 class ONNX(Target):
-    """What the operator RotaryEmbedding of ONNX takes, for queries and keys [B, H, T, D] or [B, T, H D].
+    """The arguments of ONNX's operator RotaryEmbedding (RoPE), for queries and keys [B, H, T, D] or [B, T, H D].
 
     RotaryEmbedding  cos_cache, sin_cache [max, r/2]; position_ids [B or 1, T], which some runtimes want in as many rows
                      as the batch has; interleaved, 0 or 1; rotary_embedding_dim, r, or 0 for the whole head; num_heads,
                      read for [B, T, H D] alone: that of the queries, to be replaced where there are fewer key heads
 
     Tensors are PyTorch's; a runtime takes x.numpy(). The caches have a row for each position up to the trained length,
-    or the highest that was asked for.
+    or to the highest position.
     Source: onnx/onnx 1.23.2, RotaryEmbedding of opset 23, onnx/reference/ops/op_rotary_embedding.py.
 
     >>> from posenc import Shape, hand_out
@@ -30,16 +30,16 @@ class ONNX(Target):
     RotaryEmbedding: dict[str, Any]
 
     @classmethod
-    def of(cls, wanted: Wanted) -> "ONNX":
-        rotation, ids = wanted.rotation_by_position()
-        cos, sin = (table[0].to(wanted.dtype) for table in (rotation.cos, rotation.sin))
+    def from_request(cls, request: HandOutRequest) -> "ONNX":
+        rotation, ids = request.rotation_by_position()
+        cos, sin = (table[0].to(request.dtype) for table in (rotation.cos, rotation.sin))
         return cls(
             {
                 "cos_cache": cos,
                 "sin_cache": sin,
                 "position_ids": ids,
                 "interleaved": int(rotation.interleaved),
-                "rotary_embedding_dim": 0 if rotation.width == wanted.shape.head_dim else rotation.width,
-                "num_heads": wanted.shape.heads,
+                "rotary_embedding_dim": 0 if rotation.width == request.shape.head_dim else rotation.width,
+                "num_heads": request.shape.heads,
             }
         )

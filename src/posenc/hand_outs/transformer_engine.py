@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from posenc.hand_outs._target import Target, Wanted
+from posenc.hand_outs._target import HandOutRequest, Target
 
 
 @dataclass(frozen=True, eq=False)
 class TransformerEngine(Target):
-    """What TransformerEngine's rotary kernel takes: angles, of which it takes cosines and sines itself.
+    """The arguments of TransformerEngine's rotary (RoPE) kernel: angles, from which it computes cosines and sines.
 
     apply_rotary_pos_emb  freqs [T, 1, 1, r] in float32, the angle of each channel (radians), less whole turns; and
                           interleaved. For the first r channels of a head, in any tensor_format
@@ -32,11 +32,11 @@ class TransformerEngine(Target):
     DotProductAttention: dict[str, Any]
 
     @classmethod
-    def of(cls, wanted: Wanted) -> "TransformerEngine":
-        rotation = wanted.shared_rotation()
+    def from_request(cls, request: HandOutRequest) -> "TransformerEngine":
+        rotation = request.shared_rotation()
         angles = rotation.angles[0]
         twice = angles.repeat_interleave(2, -1) if rotation.interleaved else torch.cat((angles, angles), -1)
         return cls(
-            {"freqs": twice.to(wanted.dtype)[:, None, None], "interleaved": rotation.interleaved},
-            {"softmax_scale": wanted.scale(rotation)},
+            {"freqs": twice.to(request.dtype)[:, None, None], "interleaved": rotation.interleaved},
+            {"softmax_scale": request.scale(rotation)},
         )

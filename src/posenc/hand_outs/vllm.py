@@ -3,21 +3,21 @@
 from dataclasses import dataclass
 from typing import Any
 
-from posenc.hand_outs._target import Target, Wanted
+from posenc.hand_outs._target import HandOutRequest, Target
 
 
 @dataclass(frozen=True, eq=False)
 class VLLM(Target):
-    """What vLLM takes: the state of its rotary layer, the positions of a call, and the slopes of its attention layer.
+    """The arguments of vLLM: the state of its rotary (RoPE) layer, positions, and the slopes of its attention layer.
 
     RotaryEmbedding  the layer's attributes: head_size; rotary_dim, r; max_position_embeddings; is_neox_style, whether
                      the layout is half; dtype; cos_sin_cache [max, r] in it, cosines then sines, with the
-                     temperature (mscale) in them. None where nothing turns
-    forward          positions [tokens], of a call of that layer; None where nothing turns
+                     temperature (mscale) in them. None if nothing rotates
+    forward          positions [tokens], of a call of that layer; None if nothing rotates
     Attention        alibi_slopes, a list of H numbers or None
 
-    The cache has a row for each position up to the trained length, or the highest that was asked for. vLLM makes the
-    cache in float32 and rounds it to the model's dtype; here it is made in float64.
+    The cache has a row for each position up to the trained length, or to the highest position. vLLM computes the cache
+    in float32 and rounds it to the model's dtype; here it is computed in float64.
     Source: vllm-project/vllm, RotaryEmbedding.forward_native in vllm/model_executor/layers/rotary_embedding/base.py at
     04458da0, Attention in vllm/attention/layer.py at 004a5da0.
 
@@ -36,18 +36,18 @@ class VLLM(Target):
     Attention: dict[str, Any]
 
     @classmethod
-    def of(cls, wanted: Wanted) -> "VLLM":
-        slopes = wanted.slopes()
+    def from_request(cls, request: HandOutRequest) -> "VLLM":
+        slopes = request.slopes()
         attention = {"alibi_slopes": None if slopes is None else slopes.tolist()}
-        if wanted.turning() is None:
+        if request.turning() is None:
             return cls(None, None, attention)
-        rotation, ids = wanted.rotation_by_position()
+        rotation, ids = request.rotation_by_position()
         layer = {
-            "head_size": wanted.shape.head_dim,
+            "head_size": request.shape.head_dim,
             "rotary_dim": rotation.width,
             "max_position_embeddings": rotation.cos.shape[1],
             "is_neox_style": not rotation.interleaved,
-            "dtype": wanted.dtype,
-            "cos_sin_cache": rotation.cos_then_sin(wanted.dtype),
+            "dtype": request.dtype,
+            "cos_sin_cache": rotation.cos_then_sin(request.dtype),
         }
         return cls(layer, {"positions": ids.flatten()}, attention)

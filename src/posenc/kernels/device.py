@@ -1,8 +1,8 @@
-"""Where tensors are computed with."""
+"""The device of a computation."""
 
 from torch import Tensor
 
 
 def device_of(x: Tensor) -> str:
-    """The kind of device whose kernels take a tensor: "cpu", "cuda", ...; tests have a GPU stand in here."""
+    """Return the type of device of a tensor: "cpu", "cuda", ...; tests patch it to imitate a GPU."""
     return x.device.type

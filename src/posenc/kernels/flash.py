@@ -1,4 +1,4 @@
-"""Attention through the package flash_attn (FlashAttention 2), where it is installed and asked for by name.
+"""Attention through the package flash_attn (FlashAttention 2), by name only.
 
 logit(i, j) = scale q_i . k_j - slope_h |i + S - T - j|
 
@@ -25,23 +25,23 @@ from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 from posenc.tokens.watched import may_be_read
 
-INSTALLED = find_spec("flash_attn") is not None
+IS_INSTALLED = find_spec("flash_attn") is not None
 
 
 def why_not(request: Request) -> str | None:
-    """Why FlashAttention cannot serve, or None."""
+    """Return why FlashAttention cannot serve, or None."""
     if request.device != "cuda":
         return f"FlashAttention is for CUDA, got queries on '{request.device}'; use kernel='auto'"
-    if not INSTALLED:
+    if not IS_INSTALLED:
         return "flash_attn is not installed; pip install flash-attn --no-build-isolation, or use kernel='auto'"
-    if (reason := request.against("flash")) is not None:
+    if (reason := request.why_not_fused("flash")) is not None:
         return reason
-    reason = against_inputs(request)
+    reason = why_not_inputs(request)
     return None if reason is None else f"FlashAttention {reason}; use kernel='auto'"
 
 
-def against_inputs(request: Request) -> str | None:
-    """What FlashAttention takes, or has not, of these queries, keys, masks and biases; None where it serves."""
+def why_not_inputs(request: Request) -> str | None:
+    """Return why FlashAttention cannot serve these queries, masks and biases, or None."""
     q = request.q
     if request.sums or request.sinks:
         return "has no gradient of the sums of its exponentials, which sinks take"
@@ -50,7 +50,7 @@ def against_inputs(request: Request) -> str | None:
     if request.inputs is None:
         return None
     biases, at, keys_at, mask = request.inputs
-    if mask.prefix or mask.given is not None:
+    if mask.prefix or mask.tensor is not None:
         return f"takes no more of a mask than a window, and got {'a prefix' if mask.prefix else 'a tensor'}"
     last = at.contiguous if at is keys_at else steps_between(at, keys_at) == keys_at.tokens - at.tokens
     if not (last or mask.sees_everything(at, keys_at)):
@@ -80,45 +80,45 @@ def attend(
     dropout: float,
     need_weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """One call of flash_attn_func, whose heads are [B, T, H, D]. It is deterministic where PyTorch is told to be."""
+    """Call flash_attn_func, whose heads are [B, T, H, D]; deterministic if PyTorch is set so."""
     assert not need_weights, "why_not('flash') forbids this"
-    # Imported when it is used: it loads its kernels.
+    # A late import: it loads its kernels.
     from flash_attn import flash_attn_func
 
-    options = seen_by(mask) | {"deterministic": torch.are_deterministic_algorithms_enabled()}
+    options = mask_options(mask) | {"deterministic": torch.are_deterministic_algorithms_enabled()}
     if biases:
         slopes = slopes_of(cast(ByDistance, biases[0]), mask)
         assert slopes is not None, "why_not('flash') forbids this"
         options["alibi_slopes"] = slopes.to(q.device)
-    of_tokens = (x.transpose(1, 2) for x in one_width(q, keys.k, keys.v))
-    out = flash_attn_func(*of_tokens, dropout_p=dropout, softmax_scale=scale, **options)
-    return out.transpose(1, 2)[..., : keys.v.shape[-1]], None
+    tokens_first = (x.transpose(1, 2) for x in one_width(q, keys.k, keys.v))
+    output = flash_attn_func(*tokens_first, dropout_p=dropout, softmax_scale=scale, **options)
+    return output.transpose(1, 2)[..., : keys.v.shape[-1]], None
 
 
-def seen_by(mask: Mask) -> dict[str, Any]:
-    """Who may see whom, in arguments of flash_attn_func: causal, and window_size on the left and right, -1 for all."""
-    beside = -1 if mask.window is None else mask.window - 1
-    return {"causal": mask.causal, "window_size": (beside, 0 if mask.causal and beside > 0 else beside)}
+def mask_options(mask: Mask) -> dict[str, Any]:
+    """Return the mask as arguments of flash_attn_func: causal, and window_size (left, right), -1 for all."""
+    side = -1 if mask.window is None else mask.window - 1
+    return {"causal": mask.causal, "window_size": (side, 0 if mask.causal and side > 0 else side)}
 
 
 def slopes_of(bias: ByDistance, mask: Mask) -> Tensor | None:
-    """The slopes of a bias at the distances that tokens in a row may meet, as `slopes_in` says them."""
+    """Return the slopes of a bias at all distances of contiguous tokens, see `linear_slopes`."""
     farthest = max(bias.at.tokens, bias.keys_at.tokens)
     reach = max(min(mask.window or farthest, farthest), 2)
     first = 0 if mask.causal else 1 - reach
-    kept, key = cast(dict[Any, Tensor | None], bias.grids), ("slopes", first, reach)
-    if key not in kept:
-        # Without parameters a function of the distance is asked on the CPU: nothing is read from a GPU.
+    tables, key = cast(dict[Any, Tensor | None], bias.grids), ("slopes", first, reach)
+    if key not in tables:
+        # A function without parameters is evaluated on the CPU, to avoid a read from the GPU.
         device = next((parameter.device for parameter in bias.module.parameters()), "cpu")
         delta = torch.arange(first, reach, dtype=torch.float64, device=device)
-        kept[key] = slopes_in(bias.along(delta), delta)
-    return kept[key]
+        tables[key] = linear_slopes(bias.values_on_axis(delta), delta)
+    return tables[key]
 
 
-def slopes_in(values: Tensor, delta: Tensor) -> Tensor | None:
-    """The slope [H] of each head in float32, where values [H, n] at distances [n] are -slope |distance|; else None.
+def linear_slopes(values: Tensor, delta: Tensor) -> Tensor | None:
+    """Return the slope [H] of each head in float32 if values [H, n] are -slope |distance|; else None.
 
-    One of the distances is 1.
+    One of the distances [n] is 1.
     """
     slopes = -values[:, delta == 1]
     return slopes[:, 0].float() if torch.allclose(values, -slopes * delta.abs(), rtol=1e-6, atol=0) else None

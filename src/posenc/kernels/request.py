@@ -1,4 +1,4 @@
-"""What a kernel is asked for, by which it is chosen."""
+"""Requests, by which a kernel is chosen."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,11 +13,11 @@ from posenc.tokens.watched import is_transformed
 
 
 class Inputs(NamedTuple):
-    """What one call of attention is given, beside its queries.
+    """The inputs of one call of attention, beside its queries.
 
-    biases       all that is added to the logits
-    at, keys_at  where queries and keys are
-    mask         who may see whom
+    biases       all biases of the logits
+    at, keys_at  positions of queries and keys
+    mask         which keys a query sees
     """
 
     biases: Sequence[Bias]
@@ -27,16 +27,16 @@ class Inputs(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What a kernel is asked for.
+    """A request to a kernel.
 
-    encoding  the encoding, whose rule may read the weights
-    need_weights   whether the weights are wanted
-    dropout   share of the weights dropped
-    q         the queries [B, H, T, D]; None where nobody knows them yet
-    inputs    what else the call is given; None where nobody knows it yet
-    sums      whether the logarithm of each query's sum of exponentials is wanted
-    sinks     whether heads have sinks
-    device    where it is computed: "cpu", "cuda", ...
+    encoding      the encoding, whose rule may read the weights
+    need_weights  whether to return the weights
+    dropout       share of the weights dropped
+    q             the queries [B, H, T, D], if known
+    inputs        the other inputs of the call, if known
+    sums          whether to return the log-sum-exp of each query
+    sinks         whether heads have sinks
+    device        "cpu", "cuda", ...
     """
 
     encoding: Encoding
@@ -48,10 +48,10 @@ class Request(NamedTuple):
     sinks: bool = False
     device: str = "cpu"
 
-    def against(self, kernel: str, *, adds_vectors: bool = False) -> str | None:
-        """Why a kernel of fused operators cannot serve: it gives no weights, and torch.func cannot transform it.
+    def why_not_fused(self, kernel: str, *, adds_vectors: bool = False) -> str | None:
+        """Return why a fused kernel, without weights and torch.func, cannot serve, or None.
 
-        `adds_vectors` says that the kernel adds to values what the encoding reads the weights for.
+        adds_vectors  whether the kernel adds vectors to values, so the encoding needs no weights
         """
         remedy = "use kernel='reference' or 'auto'"
         if self.encoding.needs_weights and not adds_vectors:

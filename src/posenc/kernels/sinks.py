@@ -1,7 +1,4 @@
-"""Sinks: a logit of each head that takes part in the softmax and has no value, so that keys share less than all.
-
-Which keys there are is as before: a sink stands at no position, is hidden by no mask, and lies in no cache.
-"""
+"""Sinks: logits of heads in the softmax without a key: no value, position, mask or cache entry."""
 
 import functools
 from collections.abc import Callable
@@ -13,24 +10,24 @@ from torch import Tensor
 Attend: TypeAlias = Callable[..., tuple[Tensor, Tensor | None]]
 
 
-def beside_sinks(out: Tensor, sums: Tensor, sinks: Tensor) -> Tensor:
-    """What attention gives beside sinks [H], from what it gives without, [B, H, T, E].
+def with_sinks(output: Tensor, sums: Tensor, sinks: Tensor) -> Tensor:
+    """Return the output of attention with sinks [H], from the output [B, H, T, E] without.
 
-    out * exp(sums) / (exp(sink) + exp(sums)), with the logarithm of each query's sum of exponentials, [B, H, T]
+    out * exp(sums) / (exp(sink) + exp(sums)), with the log-sum-exp [B, H, T] as sums
     """
     share = torch.sigmoid(sums - sinks.to(sums.dtype)[:, None])
-    return (out * share[..., None]).to(out.dtype)
+    return (output * share[..., None]).to(output.dtype)
 
 
-def from_sums(attend: Attend) -> Attend:
-    """A kernel that takes sinks, from one that gives the sums of its exponentials and no weights."""
+def add_sinks(attend: Attend) -> Attend:
+    """Return a kernel that takes sinks, from one that returns the log-sum-exp and no weights."""
 
     @functools.wraps(attend)
-    def attend_beside(*given: Any, sinks: Tensor | None = None, **asked: Any) -> tuple[Tensor, Tensor | None]:
+    def attend_with_sinks(*arguments: Any, sinks: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor | None]:
         if sinks is None:
-            return attend(*given, **asked)
+            return attend(*arguments, **options)
         sums: list[Tensor] = []
-        out, _ = attend(*given, **asked, sums=sums)
-        return beside_sinks(out, *sums, sinks), None
+        output, _ = attend(*arguments, **options, sums=sums)
+        return with_sinks(output, *sums, sinks), None
 
-    return attend_beside
+    return attend_with_sinks

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """`load` and `figures`, imported when they are first asked for: the lab itself needs no torch."""
+    """Import `load` and `figures` on first use: the lab itself needs no torch."""
     if name == "load":
         return importlib.import_module("posenc.lab.results.frames").load
     if name == "figures":

@@ -1,4 +1,4 @@
-"""A safetensors file, read and written tensor by tensor; every promise of its header is checked against the file."""
+"""Read and write safetensors files tensor by tensor, and check their headers."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.foreign import CannotRead, matches, opened, parse_json, quoted, shape
+from posenc.foreign import CannotRead, matches, open_regular, parse_json, quote, shape
 from posenc.foreign.gguf import LONGEST_NAME
 
 DTYPES = {
@@ -27,35 +27,35 @@ LONGEST_HEADER = 16 << 20
 
 
 @dataclass(frozen=True)
-class Stored:
-    """Where a tensor lies: its file, what it is stored as ("BF16", "Q4_1"), the dtype that it is read as, and bytes."""
+class TensorEntry:
+    """A stored tensor: its file, stored dtype ("BF16", "Q4_1"), dtype when read, shape, and byte range."""
 
     file: Path
-    stored: str
+    stored_dtype: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     start: int
     nbytes: int
 
 
-def read_header(file: Path, within: Path | None = None) -> tuple[dict[str, Stored], dict[str, str]]:
-    """The tensors of one safetensors file and its metadata, every promise of the header checked against the file.
+def read_header(file: Path, folder: Path | None = None) -> tuple[dict[str, TensorEntry], dict[str, str]]:
+    """The tensor entries and the metadata of a safetensors file, checked against the size of the file.
 
-    Only the header is read, in time and memory in proportion to it: some 20 bytes for each of its own.
+    Only the header is read. Memory: some 20 bytes for each byte of it.
     """
-    again = "download it again"
-    with opened(file, within) as data:
+    remedy = "download it again"
+    with open_regular(file, folder) as data:
         size = os.fstat(data.fileno()).st_size
         start = data.read(8)
         length = int.from_bytes(start, "little")
         if len(start) < 8:
-            short = f"it is truncated: it has {size} bytes, and a safetensors file begins with 8"
-            raise CannotRead(short, file=file, remedy=again)
+            message = f"it is truncated: it has {size} bytes, and a safetensors file begins with 8"
+            raise CannotRead(message, file=file, remedy=remedy)
         if start == b"version ":
             raise CannotRead("a Git LFS pointer, not the weights themselves", file=file, remedy="run `git lfs pull`")
         if length > size - 8:
-            short = f"it is truncated: its header has {length} bytes, and after the first 8 the file has {size - 8}"
-            raise CannotRead(short, file=file, remedy=again)
+            message = f"it is truncated: its header has {length} bytes, and after the first 8 the file has {size - 8}"
+            raise CannotRead(message, file=file, remedy=remedy)
         if length > LONGEST_HEADER:
             raise CannotRead(f"its header has {length:,} bytes; posenc reads at most {LONGEST_HEADER:,}", file=file)
         header = parse_json(data.read(length), file)
@@ -70,70 +70,70 @@ def read_header(file: Path, within: Path | None = None) -> tuple[dict[str, Store
             raise CannotRead(f"{place}; tensors may not overlap nor leave gaps", file=file, field=name)
         end = entry.start + entry.nbytes
     if end > size:
-        short = f"it is truncated: its tensors need {end - first} bytes of data, and it has {size - first}"
-        raise CannotRead(short, file=file, remedy=again)
+        message = f"it is truncated: its tensors need {end - first} bytes of data, and it has {size - first}"
+        raise CannotRead(message, file=file, remedy=remedy)
     if end < size:
-        raise CannotRead(f"it is corrupt: {size - end} bytes follow its last tensor", file=file, remedy=again)
+        raise CannotRead(f"it is corrupt: {size - end} bytes follow its last tensor", file=file, remedy=remedy)
     return entries, metadata
 
 
-def read_entry(file: Path, name: str, entry: Any, first: int) -> Stored:
+def read_entry(file: Path, name: str, entry: Any, first: int) -> TensorEntry:
     if len(name) > LONGEST_NAME:
-        raise CannotRead(f"{quoted(name)} is the name of no tensor: at most {LONGEST_NAME} letters are read", file=file)
+        raise CannotRead(f"{quote(name)} is the name of no tensor: at most {LONGEST_NAME} letters are read", file=file)
     matches(entry, {"dtype": str, "shape": [int], "data_offsets": [int]}, file=file, field=name)
-    stored, offsets = entry["dtype"], entry["data_offsets"]
-    if stored not in DTYPES:
-        what = f"it is stored as {quoted(stored, 40)}, which posenc does not read; {', '.join(DTYPES)} are"
-        raise CannotRead(what, file=file, field=name)
-    sizes, dtype = shape(entry["shape"], name, file=file), DTYPES[stored]
-    needed = math.prod(sizes) * dtype.itemsize
-    if len(offsets) != 2 or offsets[0] < 0 or offsets[1] - offsets[0] != needed:
-        what = f"{list(sizes)} of {stored} needs {needed} bytes, and its data_offsets are {quoted(offsets, 80)}"
-        raise CannotRead(what, file=file, field=name)
-    return Stored(file, stored, dtype, sizes, first + offsets[0], needed)
+    stored_dtype, offsets = entry["dtype"], entry["data_offsets"]
+    if stored_dtype not in DTYPES:
+        message = f"it is stored as {quote(stored_dtype, 40)}, which posenc does not read; {', '.join(DTYPES)} are"
+        raise CannotRead(message, file=file, field=name)
+    sizes, dtype = shape(entry["shape"], name, file=file), DTYPES[stored_dtype]
+    nbytes = math.prod(sizes) * dtype.itemsize
+    if len(offsets) != 2 or offsets[0] < 0 or offsets[1] - offsets[0] != nbytes:
+        message = f"{list(sizes)} of {stored_dtype} needs {nbytes} bytes, and its data_offsets are {quote(offsets, 80)}"
+        raise CannotRead(message, file=file, field=name)
+    return TensorEntry(file, stored_dtype, dtype, sizes, first + offsets[0], nbytes)
 
 
-def read_bytes(entry: Stored) -> Tensor:
+def read_tensor(entry: TensorEntry) -> Tensor:
     if not entry.nbytes:
         return torch.empty(entry.shape, dtype=entry.dtype)
-    # A buffer of its own, not a map of the file: nobody can write through it, and a file that shrinks is no crash.
+    # A buffer, not a memory map: writes do not reach the file, and a truncated file is no crash.
     buffer = bytearray(entry.nbytes)
-    with opened(entry.file) as file:
+    with open_regular(entry.file) as file:
         file.seek(entry.start)
-        got = file.readinto(buffer)
-    if got != entry.nbytes:
-        changed = f"it has changed since it was opened: {got} of {entry.nbytes} bytes could be read"
-        raise CannotRead(changed, file=entry.file)
+        count = file.readinto(buffer)
+    if count != entry.nbytes:
+        message = f"it has changed since it was opened: {count} of {entry.nbytes} bytes could be read"
+        raise CannotRead(message, file=entry.file)
     return torch.frombuffer(buffer, dtype=entry.dtype).view(entry.shape)
 
 
-def in_order(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-    """The tensors as they lie in a file: the widest numbers first, so that each begins at a multiple of its width."""
+def sort_by_width(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    """The tensors in file order: the widest dtypes first, so that each is aligned to its item size."""
     return sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
 
 
-def pieces(
-    tensors: Mapping[str, Tensor], whole: Callable[[Tensor], Tensor] = lambda held: held
+def file_pieces(
+    tensors: Mapping[str, Tensor], gather: Callable[[Tensor], Tensor] = lambda tensor: tensor
 ) -> Iterator[bytes | bytearray]:
-    """The bytes of a file of these tensors: a piece for each, made when it is asked for, so that one is in memory.
+    """Yield the bytes of a safetensors file: the header, then each tensor, so that one is in memory.
 
-    whole  gives all of a tensor of which this process may hold a shard
+    gather  returns the full tensor of a shard
 
-    The file says that it is PyTorch's, as transformers asks of one.
+    Its metadata says {"format": "pt"}, which transformers requires.
 
     Source: github.com/huggingface/safetensors, "Format".
     """
     names = {dtype: name for name, dtype in DTYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, tensor in in_order(tensors):
+    for name, tensor in sort_by_width(tensors):
         begin, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    said = json.dumps(header, separators=(",", ":")).encode()
-    said += b" " * (-len(said) % 8)
-    yield len(said).to_bytes(8, "little") + said
-    for _, tensor in in_order(tensors):
-        values = whole(tensor).detach().cpu().reshape(-1)
+    header_bytes = json.dumps(header, separators=(",", ":")).encode()
+    header_bytes += b" " * (-len(header_bytes) % 8)
+    yield len(header_bytes).to_bytes(8, "little") + header_bytes
+    for _, tensor in sort_by_width(tensors):
+        values = gather(tensor).detach().cpu().reshape(-1)
         buffer = bytearray(values.nbytes)
         if buffer:
             torch.frombuffer(buffer, dtype=values.dtype).copy_(values)

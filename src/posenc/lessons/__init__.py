@@ -1,7 +1,7 @@
-"""The course: one lesson after another, each a text whose code runs, with exercises that can be checked.
+"""The course: lessons whose code runs, with exercises that can be checked.
 
-A lesson is two files of one name: NAME.md, a notebook in MyST's form, and NAME.py, which says its place in the course
-and holds what its exercises owe. A new lesson is two new files. What begins with an underscore carries all of them.
+A lesson is two files of one name: NAME.md, a MyST notebook, and NAME.py with its place in the course and the checks of
+its exercises. A new lesson is two new files. Modules with an underscore serve all lessons.
 """
 
 import importlib
@@ -11,15 +11,15 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from posenc.foreign import code, near, quoted, read
-from posenc.lessons._answers import answer, nearest, same, tensor
-from posenc.lessons._cells import Cell, cells, code_of, notebook, readable, solutions
-from posenc.lessons._hand_ins import READERS, HandIn, Numbers, TrainedModel, definition, model_of, numbers
-from posenc.verdicts import Held, Verdict, name_of
+from posenc.foreign import code, quote, read, suggestion
+from posenc.lessons._answers import answer, check_shape, compare, nearest_of
+from posenc.lessons._cells import NotebookCell, cells, code_of, notebook, readable, solutions
+from posenc.lessons._hand_ins import READERS, HandIn, Numbers, TrainedModel, definition, read_model, read_numbers
+from posenc.verdicts import Checker, Verdict, promise_name
 
 __all__ = [
-    "HandIn", "Lesson", "Numbers", "TrainedModel", "answer", "definition", "lesson_of", "lessons", "model_of",
-    "nearest", "numbers", "same", "tensor",
+    "HandIn", "Lesson", "Numbers", "TrainedModel", "answer", "check_shape", "compare", "definition", "lesson_of",
+    "lessons", "nearest_of", "read_model", "read_numbers",
 ]  # fmt: skip
 
 HERE = Path(__file__).parent
@@ -27,10 +27,7 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Lesson:
-    """One lesson.
-
-    name  of its files
-    """
+    """One lesson, by the name of its files."""
 
     name: str
 
@@ -40,7 +37,7 @@ class Lesson:
 
     @property
     def place(self) -> int:
-        """Where it stands in the course, from 1 on."""
+        """Its place in the course, from 1 on."""
         return self.module.PLACE
 
     @property
@@ -50,12 +47,12 @@ class Lesson:
 
     @property
     def title(self) -> str:
-        """What its text is called."""
+        """The first heading of its text."""
         return next(line[2:] for line in self.text.splitlines() if line.startswith("# "))
 
     @property
-    def cells(self) -> list[Cell]:
-        """Its words and its code, in their order."""
+    def cells(self) -> list[NotebookCell]:
+        """Its cells of text and code, in order."""
         return list(cells(self.text))
 
     @property
@@ -66,7 +63,7 @@ class Lesson:
 
     @property
     def solutions(self) -> str:
-        """A file of answers that are right."""
+        """A Python file with the right answers."""
         return solutions(self.text)
 
     @property
@@ -75,56 +72,56 @@ class Lesson:
         return notebook(self.text, self.place)
 
     def page(self) -> str:
-        """The lesson as a page of HTML, whole in one file: its code is run, which takes seconds, or half a minute."""
-        from posenc.lessons._page import page
+        """Return the lesson as one HTML page; this runs its code, for up to half a minute."""
+        from posenc.lessons._page import render_lesson
 
-        return page(self.text, self.title, self.place)
+        return render_lesson(self.text, self.title, self.place)
 
     def check(self, hand_in: HandIn | str | Path) -> list[Verdict]:
-        """The verdicts on answers in a file of Python or a Jupyter notebook, one for each exercise, or on what else the
-        lesson takes (HAND_IN), one for each of its promises.
+        """Return a verdict for each exercise, or for each promise of a lesson's HAND_IN.
 
-        Raises ValueError for what is missing, cannot be run, or is nothing that the lesson takes.
+        Answers are a Python file or a Jupyter notebook; HAND_IN is a model or numbers.
+        Raises ValueError for a file that is missing, cannot run, or is of a kind that the lesson does not take.
         """
         hand_in = hand_in if isinstance(hand_in, HandIn) else HandIn(str(hand_in))
-        what = hand_in.what
-        if code.is_own(what) or Path(what).is_dir() or Path(what).suffix in READERS:
+        path = hand_in.what
+        if code.is_class_path(path) or Path(path).is_dir() or Path(path).suffix in READERS:
             if not hasattr(self.module, "HAND_IN"):
-                raise ValueError(f"lesson {self.place} takes answers (.py, .ipynb) alone, got {quoted(what)}")
+                raise ValueError(f"lesson {self.place} takes answers (.py, .ipynb) alone, got {quote(path)}")
             reader, promises = self.module.HAND_IN
             subject, modules = reader(hand_in), set[str]()
         else:
             hand_in.check("what stands in it", True)
-            source = code_of(read(what), what).encode() if Path(what).suffix == ".ipynb" else None
-            subject, promises = code.imported(what, source), self.module.EXERCISES
+            source = code_of(read(path), path).encode() if Path(path).suffix == ".ipynb" else None
+            subject, promises = code.import_file(path, source), self.module.EXERCISES
             modules = {subject.__name__}
-        advice = {name_of(promise): " ".join((promise.__doc__ or "").split()) for promise in promises}
-        held = Held(subject, what, modules, advice)
-        found = [held.to(promise) for promise in promises]
-        # What the answers print comes before what is said of them.
+        advice = {promise_name(promise): " ".join((promise.__doc__ or "").split()) for promise in promises}
+        checker = Checker(subject, path, modules, advice)
+        verdicts = [checker.verdict(promise) for promise in promises]
+        # The answers' own output comes before the verdicts.
         print(end="", flush=True)
-        return found
+        return verdicts
 
 
 @cache
 def lessons() -> tuple[Lesson, ...]:
-    """All of them, in their order."""
-    found = [Lesson(file.name) for file in pkgutil.iter_modules([str(HERE)]) if not file.name.startswith("_")]
-    return tuple(sorted(found, key=lambda lesson: lesson.place))
+    """Return all lessons in order."""
+    entries = [Lesson(file.name) for file in pkgutil.iter_modules([str(HERE)]) if not file.name.startswith("_")]
+    return tuple(sorted(entries, key=lambda lesson: lesson.place))
 
 
-def lesson_of(asked: str) -> Lesson:
-    """The lesson of a number or a name.
+def lesson_of(name: str) -> Lesson:
+    """Return the lesson with a number or a name.
 
-    Raises ValueError for one that there is not.
+    Raises ValueError for an unknown lesson.
 
     >>> lesson_of("1").name
     'order_is_lost'
     """
-    found = [lesson for lesson in lessons() if asked in (str(lesson.place), lesson.name)]
-    if not found:
+    matches = [lesson for lesson in lessons() if name in (str(lesson.place), lesson.name)]
+    if not matches:
         names = tuple(lesson.name for lesson in lessons())
         raise ValueError(
-            f"no lesson {quoted(asked)}{near(asked, names)}; they go from 1 to {len(names)}: posenc lesson"
+            f"no lesson {quote(name)}{suggestion(name, names)}; they go from 1 to {len(names)}: posenc lesson"
         )
-    return found[0]
+    return matches[0]

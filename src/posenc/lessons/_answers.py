@@ -1,4 +1,4 @@
-"""What the checks of exercises share: a name out of a file of answers, and numbers held to those that are right."""
+"""Helpers for the checks of exercises: find a function among the answers, and compare its numbers."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -9,71 +9,71 @@ import torch
 from torch import Tensor
 
 
-def answer(theirs: ModuleType, name: str) -> Callable[..., Any]:
-    """The function that a file of answers calls `name`.
+def answer(answers: ModuleType, name: str) -> Callable[..., Any]:
+    """Return the function `name` of a file of answers.
 
-    Raises AssertionError where there is no function of that name yet, and when it is called and gives nothing.
+    Raises AssertionError if there is no such function yet, and later if it returns None.
     """
-    assert hasattr(theirs, name), f"there is no {name} in it yet"
-    function = getattr(theirs, name)
+    assert hasattr(answers, name), f"there is no {name} in it yet"
+    function = getattr(answers, name)
     assert callable(function), f"{name} is a {type(function).__name__}, and no function"
 
     @functools.wraps(function)
-    def called(*arguments: Any) -> Any:
-        given = function(*arguments)
-        assert given is not None, f"{name} gives nothing; does it return its result?"
-        return given
+    def checked_call(*arguments: Any) -> Any:
+        result = function(*arguments)
+        assert result is not None, f"{name} gives nothing; does it return its result?"
+        return result
 
-    return called
-
-
-def tensor(call: str, given: Any, shape: tuple[int, ...]) -> Tensor:
-    """What an answer gives; raises AssertionError where it is no tensor of that shape."""
-    assert torch.is_tensor(given), f"{call} gives a {type(given).__name__}, not a tensor"
-    assert given.shape == shape, f"{call} has the shape {list(given.shape)}, not {list(shape)}"
-    return given
+    return checked_call
 
 
-def same(
+def check_shape(call: str, result: Any, shape: tuple[int, ...]) -> Tensor:
+    """Return the result of an answer; raises AssertionError unless it is a tensor of this shape."""
+    assert torch.is_tensor(result), f"{call} gives a {type(result).__name__}, not a tensor"
+    assert result.shape == shape, f"{call} has the shape {list(result.shape)}, not {list(shape)}"
+    return result
+
+
+def compare(
     call: str,
-    given: Any,
-    wanted: Tensor | float,
+    result: Any,
+    expected: Tensor | float,
     mistakes: Mapping[str, Tensor | float] | None = None,
     *,
-    within: float = 1e-5,
+    tolerance: float = 1e-5,
 ) -> None:
-    """Raises AssertionError where what an answer gives is not what is wanted.
+    """Raise AssertionError unless the result of an answer equals the expected numbers.
 
-    call      what was called, in words or as code
-    mistakes  what is given by those who err in a way that is known, under the words that help them
-    within    how far numbers may be off, besides a share of 1e-4
+    call       the call, as code or in words
+    mistakes   results of known mistakes, by the hint for each
+    tolerance  absolute tolerance, besides a relative one of 1e-4
     """
-    wanted = torch.as_tensor(wanted, dtype=torch.float64)
+    expected = torch.as_tensor(expected, dtype=torch.float64)
     try:
-        numbers = torch.as_tensor(given).detach().to(torch.float64)
+        numbers = torch.as_tensor(result).detach().to(torch.float64)
     except (TypeError, ValueError, RuntimeError):
-        raise AssertionError(f"{call} gives a {type(given).__name__}, and no numbers") from None
+        raise AssertionError(f"{call} gives a {type(result).__name__}, and no numbers") from None
 
-    def equal(other: Tensor | float) -> bool:
-        other = torch.as_tensor(other, dtype=torch.float64)
-        return numbers.shape == other.shape and torch.allclose(numbers, other, rtol=1e-4, atol=within)
+    def equal(value: Tensor | float) -> bool:
+        value = torch.as_tensor(value, dtype=torch.float64)
+        return numbers.shape == value.shape and torch.allclose(numbers, value, rtol=1e-4, atol=tolerance)
 
-    if equal(wanted):
+    if equal(expected):
         return
     for words, wrong in (mistakes or {}).items():
         assert not equal(wrong), f"{call}: {words}"
-    assert numbers.shape == wanted.shape, f"{call} has the shape {list(numbers.shape)}, not {list(wanted.shape)}"
-    if not wanted.dim():
-        raise AssertionError(f"{call} is {numbers.item():.5g}, not {wanted.item():.5g}")
-    off = ~torch.isclose(numbers, wanted, rtol=1e-4, atol=within)
-    place = off.nonzero()[0].tolist()
+    assert numbers.shape == expected.shape, f"{call} has the shape {list(numbers.shape)}, not {list(expected.shape)}"
+    if not expected.dim():
+        raise AssertionError(f"{call} is {numbers.item():.5g}, not {expected.item():.5g}")
+    differs = ~torch.isclose(numbers, expected, rtol=1e-4, atol=tolerance)
+    place = differs.nonzero()[0].tolist()
     raise AssertionError(
-        f"{call} differs in {int(off.sum())} of {off.numel()} numbers; the first stands at {place}: "
-        f"{numbers[tuple(place)].item():.5g}, not {wanted[tuple(place)].item():.5g}"
+        f"{call} differs in {int(differs.sum())} of {differs.numel()} numbers; the first stands at {place}: "
+        f"{numbers[tuple(place)].item():.5g}, not {expected[tuple(place)].item():.5g}"
     )
 
 
-def nearest(given: Any, right: Sequence[Tensor]) -> Tensor:
-    """The one of several right tensors that is nearest to what an answer gives."""
-    fits = torch.is_tensor(given) and given.shape == right[0].shape
-    return min(right, key=lambda tensor: float((given - tensor).abs().max())) if fits else right[0]
+def nearest_of(result: Any, right: Sequence[Tensor]) -> Tensor:
+    """Return the right tensor that is nearest to the result of an answer."""
+    fits = torch.is_tensor(result) and result.shape == right[0].shape
+    return min(right, key=lambda tensor: float((result - tensor).abs().max())) if fits else right[0]

@@ -1,4 +1,4 @@
-"""Formulas of lessons as a terminal can show them: letters of Unicode in place of LaTeX."""
+"""Converts LaTeX formulas of lessons to Unicode for a terminal."""
 
 import re
 
@@ -9,52 +9,52 @@ COMMANDS = {
     "times": "×", "pm": "±", "approx": "≈", "infty": "∞", "to": "→", "leftarrow": "←", "dots": "…", "lfloor": "⌊",
     "rfloor": "⌋", "top": "T", "qquad": "\N{EM SPACE}", "quad": "\N{EM SPACE}", ",": " ", ";": " ", "\\": ";",
 } | dict.fromkeys(("left", "right", "big", "text", "mathrm", "begin", "end"), "")  # fmt: skip
-"""What a command of LaTeX becomes; of others the name stays."""
+"""LaTeX command -> Unicode; the name of any other command stays."""
 
-RAISED = str.maketrans("0123456789+-()niT", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱᵀ")
-LOWERED = str.maketrans("0123456789+-()aehijklmnoprstuvx", "₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓ")
+SUPERSCRIPTS = str.maketrans("0123456789+-()niT", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱᵀ")
+SUBSCRIPTS = str.maketrans("0123456789+-()aehijklmnoprstuvx", "₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₐₑₕᵢⱼₖₗₘₙₒₚᵣₛₜᵤᵥₓ")
 TOKEN = re.compile(r"\\(?:[a-zA-Z]+|.)|[{}^_]|\s+|.", re.DOTALL)
 
 
-def unicode(formula: str) -> str:
-    """A formula in Unicode; a fraction is a quotient.
+def unicode_formula(formula: str) -> str:
+    """Return a formula in Unicode; a fraction becomes a quotient.
 
-    >>> unicode(r"f_k = \\frac{1}{\\sqrt{d}} \\cdot 10^{-2k/d}")
+    >>> unicode_formula(r"f_k = \\frac{1}{\\sqrt{d}} \\cdot 10^{-2k/d}")
     'fₖ = 1/√d · 10^(-2k/d)'
     """
-    text = "".join(pieces(TOKEN.findall(formula.replace("&", "for").replace("{cases}", ""))))
+    text = "".join(unicode_parts(TOKEN.findall(formula.replace("&", "for").replace("{cases}", ""))))
     return re.sub(r" +", " ", text).replace("( ", "(").replace(" )", ")").replace("\N{EM SPACE}", "  ").strip()
 
 
-def pieces(tokens: list[str]) -> list[str]:
-    """The tokens of a group as they are shown, up to its closing brace; what is read is taken out of the list."""
-    shown: list[str] = []
+def unicode_parts(tokens: list[str]) -> list[str]:
+    """Convert the tokens of a group up to its closing brace, and remove them from the list."""
+    parts: list[str] = []
     while tokens and (token := tokens.pop(0)) != "}":
         if token in ("^", "_"):
-            table, part = (RAISED if token == "^" else LOWERED), group(tokens)
+            table, part = (SUPERSCRIPTS if token == "^" else SUBSCRIPTS), group(tokens)
             fits = all(letter in table for letter in map(ord, part))
-            shown.append(part.translate(table) if fits else token + (part if len(part) == 1 else f"({part})"))
+            parts.append(part.translate(table) if fits else token + (part if len(part) == 1 else f"({part})"))
         elif token == r"\frac":
-            shown.append(f"{single(group(tokens))}/{single(group(tokens))}")
+            parts.append(f"{bracketed_part(group(tokens))}/{bracketed_part(group(tokens))}")
         elif token == r"\sqrt":
-            shown.append(f"√{single(group(tokens))}")
+            parts.append(f"√{bracketed_part(group(tokens))}")
         elif token == r"\hat":
-            shown.append(group(tokens) + "\N{COMBINING CIRCUMFLEX ACCENT}")
+            parts.append(group(tokens) + "\N{COMBINING CIRCUMFLEX ACCENT}")
         elif token == "{":
-            shown += pieces(tokens)
+            parts += unicode_parts(tokens)
         elif token[0] == "\\":
-            shown.append(COMMANDS.get(token[1:], token[1:]))
+            parts.append(COMMANDS.get(token[1:], token[1:]))
         else:
-            shown.append(" " if token.isspace() else token)
-    return shown
+            parts.append(" " if token.isspace() else token)
+    return parts
 
 
 def group(tokens: list[str]) -> str:
-    """What stands in the next braces, or the next token alone."""
+    """Return the next group in braces, or the next token."""
     token = tokens.pop(0) if tokens else ""
-    return "".join(pieces(tokens if token == "{" else [token, "}"])).strip()
+    return "".join(unicode_parts(tokens if token == "{" else [token, "}"])).strip()
 
 
-def single(part: str) -> str:
-    """A part of a quotient or under a root, in brackets where it is more than a word, a number or a call."""
+def bracketed_part(part: str) -> str:
+    """Return a part of a quotient or a root, in brackets unless it is a word, a number or a call."""
     return part if re.fullmatch(r"√?[\w.₀-ₜ⁰-ⁿᵢ]*(\([^()]*\))?", part) else f"({part})"

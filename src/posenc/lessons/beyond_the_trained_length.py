@@ -6,59 +6,62 @@ from types import ModuleType
 
 import torch
 
-from posenc.lessons import Numbers, answer, numbers, same
+from posenc.lessons import Numbers, answer, compare, read_numbers
 
 PLACE = 10
 
 
-def ratio_compares_perplexities(theirs: ModuleType) -> None:
+def ratio_compares_perplexities(answers: ModuleType) -> None:
     """ratio(bits_trained, bits_longer) is 2^bits_longer / 2^bits_trained: perplexities are compared, not bits"""
-    ratio = answer(theirs, "ratio")
+    ratio = answer(answers, "ratio")
     mistakes = {
         "this divides bits; perplexity is 2 to the power of them, so one bit is a factor 2": 1.5,
         "this is a difference of bits; perplexity is 2 to the power of them, so one bit is a factor 2": 1,
         "the longer length stands above, the trained one below: worse is more than 1": 0.5,
         "bits are logarithms to the base 2, not e": math.e,
     }
-    same("ratio(2.0, 3.0)", ratio(2.0, 3.0), 2, mistakes)
-    same("ratio(3.0, 1.0)", ratio(3.0, 1.0), 0.25)
+    compare("ratio(2.0, 3.0)", ratio(2.0, 3.0), 2, mistakes)
+    compare("ratio(3.0, 1.0)", ratio(3.0, 1.0), 0.25)
 
 
-def distances_beyond_the_trained_length_are_new(theirs: ModuleType) -> None:
+def distances_beyond_the_trained_length_are_new(answers: ModuleType) -> None:
     """new_distances(trained, longer): a window of n tokens has the distances 0 to n - 1"""
-    new = answer(theirs, "new_distances")
+    new = answer(answers, "new_distances")
     mistakes = {
         "64 tokens have the distances 0 to 63, and 32 tokens 0 to 31: count both ends": 31,
         "64 tokens have the distances 0 to 63, so 64 is not one of them": 33,
         "of the distances 0 to 63, only those from 32 on are new": 64,
     }
-    same("new_distances(32, 64)", new(32, 64), 32, mistakes)
-    same("new_distances(32, 32)", new(32, 32), 0)
-    same("new_distances(64, 32)", new(64, 32), 0, {"a shorter window has no new distance, and not less than none": -32})
+    compare("new_distances(32, 64)", new(32, 64), 32, mistakes)
+    compare("new_distances(32, 32)", new(32, 32), 0)
+    compare(
+        "new_distances(64, 32)", new(64, 32), 0, {"a shorter window has no new distance, and not less than none": -32}
+    )
 
 
 EXERCISES = (ratio_compares_perplexities, distances_beyond_the_trained_length_are_new)
 
 
-def curve_is_that_of_the_run(given: Numbers) -> None:
-    """save length and score, a number of each for the trained length and for two longer ones or more: the share of new
-    sequences of that length that the run answers without a mistake; of a text bits per byte"""
-    from posenc.lab.evaluation.evaluate import at_length
+def curve_is_that_of_the_run(result: Numbers) -> None:
+    """Save length and score for the trained length and for two or more longer ones.
 
-    lengths, scores = [int(n) for n in given.take("length")], given.take("score")
-    trained = given.run.experiment.train_length
+    A score is the share of new sequences of that length without a mistake; for a text it is bits per byte."""
+    from posenc.lab.evaluation.evaluate import scores_at_length
+
+    lengths, scores = [int(n) for n in result.take("length")], result.take("score")
+    trained_length = result.run.experiment.train_length
     assert len(lengths) == len(scores), f"{len(lengths)} lengths have {len(scores)} scores"
-    assert trained in lengths, f"the trained length {trained} is missing; is it a curve over steps?"
-    longer = tuple(sorted(n for n in lengths if n > trained))
+    assert trained_length in lengths, f"the trained length {trained_length} is missing; is it a curve over steps?"
+    longer = tuple(sorted(n for n in lengths if n > trained_length))
     assert len(longer) > 1, f"it stops at length {max(lengths)}: give two lengths or more beyond the trained one"
-    run = replace(given.run, experiment=replace(given.run.experiment, test_lengths=longer))
-    rows = [at_length(run, n) for n in lengths]
+    run = replace(result.run, experiment=replace(result.run.experiment, test_lengths=longer))
+    rows = [scores_at_length(run, n) for n in lengths]
     name = "bits_per_byte" if run.task.in_bits else "exact_match"
     right = {
         key: torch.tensor([math.nan if row[key] is None else row[key] for row in rows])
         for key in (name, "token_accuracy")
     }
-    at_trained = right[name][lengths.index(trained)]
+    at_trained = right[name][lengths.index(trained_length)]
     assert run.task.in_bits or at_trained >= 0.99, (
         f"the run has not learned its task ({at_trained:.0%} right); train longer"
     )
@@ -66,7 +69,7 @@ def curve_is_that_of_the_run(given: Numbers) -> None:
         "these are shares of tokens; an answer is right when all of its tokens are": right["token_accuracy"],
         "in percent; a share lies between 0 and 1": 100 * right[name],
     }
-    same("the score at these lengths", scores, right[name], mistakes, within=0.1)
+    compare("the score at these lengths", scores, right[name], mistakes, tolerance=0.1)
 
 
-HAND_IN = numbers, (curve_is_that_of_the_run,)
+HAND_IN = read_numbers, (curve_is_that_of_the_run,)

@@ -5,7 +5,7 @@ from types import ModuleType
 
 import torch
 
-from posenc.lessons import answer, same
+from posenc.lessons import answer, compare
 
 PLACE = 4
 
@@ -14,9 +14,9 @@ def wavelengths_of(dim: int, base: float) -> torch.Tensor:
     return 2 * math.pi * torch.tensor([base ** (2 * k / dim) for k in range(dim // 2)], dtype=torch.float64)
 
 
-def wavelengths_grow_by_one_factor(theirs: ModuleType) -> None:
+def wavelengths_grow_by_one_factor(answers: ModuleType) -> None:
     """wavelength k is 2 pi / f_k = 2 pi base^(2k/dim) positions, for k from 0 to dim/2 - 1"""
-    wavelengths = answer(theirs, "wavelengths")
+    wavelengths = answer(answers, "wavelengths")
     for dim, base in ((8, 10_000), (6, 500)):
         right = wavelengths_of(dim, base)
         end = torch.tensor([base ** (k / (dim // 2 - 1)) for k in range(dim // 2)], dtype=torch.float64)
@@ -29,12 +29,12 @@ def wavelengths_grow_by_one_factor(theirs: ModuleType) -> None:
             "the exponent is 2k/dim, and not k/dim": (2 * math.pi * right).sqrt(),
             "base is to stand in place of 10000": wavelengths_of(dim, 10_000) if base != 10_000 else math.nan,
         }
-        same(f"wavelengths({dim}, {base})", wavelengths(dim, base), right, mistakes)
+        compare(f"wavelengths({dim}, {base})", wavelengths(dim, base), right, mistakes)
 
 
-def untrained_pairs_do_not_complete_a_turn(theirs: ModuleType) -> None:
+def untrained_pairs_do_not_complete_a_turn(answers: ModuleType) -> None:
     """untrained_pairs(length, dim, base) counts the wavelengths above the length"""
-    untrained_pairs = answer(theirs, "untrained_pairs")
+    untrained_pairs = answer(answers, "untrained_pairs")
     for length, dim, base in ((512, 512, 10_000), (100, 64, 500), (100_000, 16, 10_000)):
         waves = wavelengths_of(dim, base)
         count = int((waves > length).sum())
@@ -44,7 +44,7 @@ def untrained_pairs_do_not_complete_a_turn(theirs: ModuleType) -> None:
             "this is a share of the pairs; count them": count / (dim // 2),
             "a wavelength is 2 pi / f_k, and not 1 / f_k": int((waves / (2 * math.pi) > length).sum()),
         }
-        same(f"untrained_pairs({length}, {dim}, {base})", untrained_pairs(length, dim, base), count, mistakes)
+        compare(f"untrained_pairs({length}, {dim}, {base})", untrained_pairs(length, dim, base), count, mistakes)
 
 
 EXERCISES = (wavelengths_grow_by_one_factor, untrained_pairs_do_not_complete_a_turn)

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.cache import LayerCache, held_by, unchanged_if_refused
+from posenc.cache import LayerCache, positions_in_cache, rollback_on_error
 from posenc.catalogue import Spec, build
 from posenc.encoding.base import Encoding
 from posenc.model.attention import Attention, Call
-from posenc.model.config import Config, Configured, config_of
-from posenc.model.parts import FeedForward, begin, norm_layer
+from posenc.model.config import Config, ConfiguredModule, config_of
+from posenc.model.parts import FeedForward, init_layers, norm_layer
 from posenc.specs.words import with_named_options
 from posenc.tokens.masks import MaskLike
 from posenc.tokens.positions import Positions, PositionsLike, positions_for
@@ -22,7 +22,7 @@ LayerWeights: TypeAlias = Tensor | dict[str, Tensor]
 """The attention weights of a layer: of its one attention, or of two as {"self": ..., "cross": ...}."""
 
 
-class Block(Configured):
+class Block(ConfiguredModule):
     """One transformer block: attention and feed-forward, each with a residual and a norm.
 
     norm_first:                     x + attention(norm(x)),        then x + feed_forward(norm(x))
@@ -33,9 +33,9 @@ class Block(Configured):
 
     dim, heads, max_len to sinks   as in Config, or a Config in the place of dim; layers and window are the stack's
     cross      whether the block also attends to a second sequence (a decoder block of an encoder-decoder)
-    encoding   the block's own encoding, as a spec or an Encoding: such a block stands alone, and also adds the encoding
-               to its input. None in a stack, where the model adds once and passes the encoding to every block
-    cross_encoding   the encoding of the attention to the second sequence, when the block stands alone
+    encoding   the block's own encoding, as a spec or an Encoding, for a block outside a stack, which also adds it to
+               its input. None in a stack, where the model adds once and passes the encoding to every block
+    cross_encoding   the encoding of the attention to the second sequence, for a block outside a stack
     causal     whether tokens see the past only, as in Attention
 
     x [B, T, dim] -> [B, T, dim].
@@ -79,25 +79,25 @@ class Block(Configured):
     ) -> None:
         config = config_of(locals())
         super().__init__()
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.config = config
-        encoding = None if encoding is None else build(encoding, config.shape(causal), **made)
-        normed = partial(norm_layer, config.dim, config, **made)
-        # Where the branches alone are normed, their inputs and sums are not.
+        encoding = None if encoding is None else build(encoding, config.shape(causal), **factory)
+        make_norm = partial(norm_layer, config.dim, config, **factory)
+        # If only the outputs of branches are normed, their inputs and sums are not.
         stream, branch = config.norm_first or not config.branch_norm, config.branch_norm
-        self.attention = Attention(config, encoding=encoding, causal=causal, **made)
-        self.attention_norm, self.attention_branch_norm = normed(stream), normed(branch)
-        self.cross_attention = Attention(config, encoding=cross_encoding, causal=False, **made) if cross else None
-        self.cross_norm, self.cross_branch_norm = normed(cross and stream), normed(cross and branch)
+        self.attention = Attention(config, encoding=encoding, causal=causal, **factory)
+        self.attention_norm, self.attention_branch_norm = make_norm(stream), make_norm(branch)
+        self.cross_attention = Attention(config, encoding=cross_encoding, causal=False, **factory) if cross else None
+        self.cross_norm, self.cross_branch_norm = make_norm(cross and stream), make_norm(cross and branch)
         kind, bias = config.feed_forward, config.has_bias("feed_forward")
-        self.feed_forward = FeedForward(config.dim, config.inner, config.dropout, kind=kind, bias=bias, **made)
-        self.feed_forward_norm, self.feed_forward_branch_norm = normed(stream), normed(branch)
+        self.feed_forward = FeedForward(config.dim, config.inner, config.dropout, kind=kind, bias=bias, **factory)
+        self.feed_forward_norm, self.feed_forward_branch_norm = make_norm(stream), make_norm(branch)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The feed-forward layer begins as `init` says; attention sees to itself."""
-        begin(self.config, [self.feed_forward.up_proj, self.feed_forward.gate_proj])
-        begin(self.config, [self.feed_forward.down_proj], ends=True)
+        """Initialise the feed-forward layer by `init`; attention initialises itself."""
+        init_layers(self.config, [self.feed_forward.up_proj, self.feed_forward.gate_proj])
+        init_layers(self.config, [self.feed_forward.down_proj], ends=True)
 
     @with_named_options
     def forward(
@@ -115,50 +115,51 @@ class Block(Configured):
         only: slice | None = None,
         calls: tuple[Call, Call | None] | None = None,
     ) -> Tensor | tuple[Tensor, LayerWeights]:
-        """The block's output, and with `need_weights` the attention weights of its layer.
+        """Return the block's output, and with `need_weights` its attention weights.
 
         memory   [B, S, dim], the second sequence of a block with cross-attention, at `memory_positions`
-        only     the tokens whose output is wanted; the others still serve as keys
-        calls    what the two attentions are told, from a model that has checked it, in place of all but memory and only
+        only     the tokens to return; the others still serve as keys
+        calls    the checked arguments of the two attentions, in place of all but memory and only
         """
         if calls is None:
             if checks.floating("x", x).dim() != 3:
                 raise ValueError(f"x must have shape [batch, tokens, {self.attention.dim}], got {list(x.shape)}")
-            at = positions_for(x.shape[1], positions, batch=x.shape[0], device=x.device, held=held_by(cache))
+            past = positions_in_cache(cache)
+            at = positions_for(x.shape[1], positions, batch=x.shape[0], device=x.device, past_at=past)
             if encoding is None and self.attention.encoding is not None:
                 x = self.attention.encoding.embed(x, at)
-            own = self.attention.call_for(
+            own_call = self.attention.call_for(
                 x, positions=at, mask=mask, cache=cache, need_weights=need_weights, encoding=encoding
             )
-            calls = own, self.cross_call(x, at, memory, memory_positions, need_weights, cross_encoding)
+            calls = own_call, self.cross_call(x, at, memory, memory_positions, need_weights, cross_encoding)
             if cache is not None and not torch.compiler.is_compiling():
-                with unchanged_if_refused([cache]):
+                with rollback_on_error([cache]):
                     return self.forward(x, memory=memory, only=only, calls=calls)
-        own, across = calls
-        y, seen = self.before(x, self.attention_norm), {}
+        own_call, cross = calls
+        y, weights = self.branch_input(x, self.attention_norm), {}
         if only is None:
-            y = self.attention(y, call=own)
+            y = self.attention(y, call=own_call)
         else:
-            at = own.at.rows(only)
-            own, across = own._replace(at=at), None if across is None else across._replace(at=at)
-            x, y = x[:, only], self.attention(y[:, only], y, call=own)
-        if own.need_weights:
-            y, seen["self"] = y
-        entered = x
-        x = self.after(x, self.dropped(y), self.attention_norm, self.attention_branch_norm)
-        if across is not None:
+            at = own_call.at.rows(only)
+            own_call, cross = own_call._replace(at=at), None if cross is None else cross._replace(at=at)
+            x, y = x[:, only], self.attention(y[:, only], y, call=own_call)
+        if own_call.need_weights:
+            y, weights["self"] = y
+        block_input = x
+        x = self.residual_sum(x, self.drop(y), self.attention_norm, self.attention_branch_norm)
+        if cross is not None:
             assert self.cross_attention is not None
-            read = entered if self.config.parallel_residual else x
-            y = self.cross_attention(self.before(read, self.cross_norm), memory, call=across)
-            if own.need_weights:
-                y, seen["cross"] = y
-            x = self.after(x, self.dropped(y), self.cross_norm, self.cross_branch_norm)
-        read = entered if self.config.parallel_residual else x
-        y = self.feed_forward(self.before(read, self.feed_forward_norm))
-        x = self.after(x, y, self.feed_forward_norm, self.feed_forward_branch_norm)
-        if not own.need_weights:
+            read = block_input if self.config.parallel_residual else x
+            y = self.cross_attention(self.branch_input(read, self.cross_norm), memory, call=cross)
+            if own_call.need_weights:
+                y, weights["cross"] = y
+            x = self.residual_sum(x, self.drop(y), self.cross_norm, self.cross_branch_norm)
+        read = block_input if self.config.parallel_residual else x
+        y = self.feed_forward(self.branch_input(read, self.feed_forward_norm))
+        x = self.residual_sum(x, y, self.feed_forward_norm, self.feed_forward_branch_norm)
+        if not own_call.need_weights:
             return x
-        return x, seen["self"] if across is None else seen
+        return x, weights["self"] if cross is None else weights
 
     def cross_call(
         self,
@@ -169,7 +170,7 @@ class Block(Configured):
         need_weights: bool,
         encoding: Encoding | None,
     ) -> Call | None:
-        """What the attention to a second sequence is told, where the block has one. Raises ValueError as `forward`."""
+        """Return the checked arguments of cross-attention, if the block has one. Raises ValueError as `forward`."""
         if self.cross_attention is None:
             if memory is not None:
                 raise ValueError("this block has no cross-attention; build it with cross=True to give it a memory")
@@ -180,15 +181,15 @@ class Block(Configured):
             x, memory, positions=at, key_positions=memory_positions, need_weights=need_weights, encoding=encoding
         )
 
-    def before(self, x: Tensor, norm: nn.Module | None) -> Tensor:
-        """What a branch reads."""
+    def branch_input(self, x: Tensor, norm: nn.Module | None) -> Tensor:
+        """Return the input of a branch."""
         return norm(x) if self.config.norm_first and norm is not None else x
 
-    def dropped(self, branch: Tensor) -> Tensor:
+    def drop(self, branch: Tensor) -> Tensor:
         return F.dropout(branch, self.config.dropout) if self.training and self.config.dropout else branch
 
-    def after(self, x: Tensor, branch: Tensor, norm: nn.Module | None, branch_norm: nn.Module | None) -> Tensor:
-        """The residual stream with what a branch gives."""
+    def residual_sum(self, x: Tensor, branch: Tensor, norm: nn.Module | None, branch_norm: nn.Module | None) -> Tensor:
+        """Return the residual stream with the output of a branch added."""
         branch = branch if branch_norm is None else branch_norm(branch)
         x = x + (branch if self.config.residual_scale == 1 else self.config.residual_scale * branch)
         return x if self.config.norm_first or norm is None else norm(x)

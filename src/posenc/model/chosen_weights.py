@@ -1,7 +1,7 @@
 """Attention weights of chosen rows, heads and layers, in bounded memory, beside an output of any kernel.
 
-Queries are independent of one another given the keys, whatever the attention rule: the readable kernel is asked for a
-few of them at a time, by a rule that stands around that of a layer for one call.
+Under every attention rule queries are independent of each other, given the keys. So the reference kernel computes the
+weights of a few queries at a time, in a rule that replaces that of a layer for one call.
 """
 
 from collections.abc import Generator, Sequence
@@ -16,36 +16,36 @@ from posenc import checks, kernels
 from posenc.encoding.base import AttentionOutput
 from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.keys import Keys
-from posenc.kernels.in_rows import few
-from posenc.model.attention import Attention, Call, attend
+from posenc.kernels.in_rows import rows_of_call
+from posenc.model.attention import Attention, Call, plain_rule
 from posenc.model.block import Block, LayerWeights
 from posenc.model.stack import Stack
 
 Choice: TypeAlias = int | slice | Sequence[int] | None
-"""Some of a number of things: one, a slice, several, or None for all. Numbers below 0 count from the end."""
+"""A choice of indices: one, a slice, several, or None for all. Indices below 0 count from the end."""
 
 LOGITS_AT_ONCE = 1 << 21
-"""How many logits are held at a time, in all heads and rows of a batch."""
+"""The most logits in memory at a time, over all heads and rows of a batch."""
 
 
 def chosen_weights(
     module: nn.Module, *inputs: Any, rows: Choice = None, heads: Choice = None, layers: Choice = None, **options: Any
 ) -> tuple[Any, LayerWeights | tuple[LayerWeights, ...]]:
-    """What an attention layer, a block or a model gives, and some of its attention weights, [B, heads, rows, S].
+    """Return the output of an attention layer, block or model, and some of its attention weights, [B, heads, rows, S].
 
-    inputs, options   what the module is called with, but for need_weights
+    inputs, options   the arguments of the module, without need_weights
     rows    the queries of the call
     heads   the query heads
     layers  the layers of a model, in an encoder-decoder those of the decoder
 
-    Each choice is an int, a slice, several ints, or None for all; numbers below 0 count from the end, and weights come
-    as asked for and in that order: of a layer or a block one tensor, of a model a tuple with one for each layer asked
-    for, and where a layer attends to two sequences {"self": ..., "cross": ...}. Weights are those before dropout.
-    Without gradients memory is bounded by the weights asked for and a block of rows; encodings that relate every key
-    with every other (path) need more by themselves. With `only` the last layer has no other rows than these.
+    Each choice is an int, a slice, several ints, or None for all; numbers below 0 count from the end. The weights come
+    in the order of the choice: of a layer or a block one tensor, of a model a tuple with one for each chosen layer, and
+    {"self": ..., "cross": ...} for a layer that attends to two sequences. Weights are those before dropout.
+    Without gradients memory is bounded by the chosen weights and a block of rows; encodings that relate every key with
+    every other (path) need more by themselves. With `only` the last layer has no other rows than these.
 
-    Raises ValueError for rows, heads and layers that do not exist, modules without attention of posenc's, and layers
-    whose keys are cut over ranks.
+    Raises ValueError for rows, heads and layers that do not exist, other modules than posenc's, and layers whose keys
+    are cut over ranks.
 
     >>> from posenc import Attention
     >>> attention = Attention(32, heads=4, encoding="alibi")
@@ -57,22 +57,22 @@ def chosen_weights(
     if isinstance(module, (Attention, Block)):
         if layers is not None:
             raise ValueError(f"layers are chosen in a model, and this is one layer; leave out layers={layers}")
-        chosen = [module]
+        targets = [module]
     elif isinstance(stack, Stack):
-        chosen = [cast(Block, stack.blocks[layer]) for layer in numbers(layers, len(stack.blocks), "layer")]
+        targets = [cast(Block, stack.blocks[layer]) for layer in chosen_numbers(layers, len(stack.blocks), "layer")]
     else:
         raise ValueError(
             f"weights are chosen of posenc's Attention, Block, Decoder, Encoder or EncoderDecoder, got "
-            f"{checks.shown(module)}"
+            f"{checks.display(module)}"
         )
     weights: dict[nn.Module, list[Tensor]] = {}
     with ExitStack() as context:
-        for layer in chosen:
+        for layer in targets:
             for attention in (part for part in layer.modules() if isinstance(part, Attention)):
                 if attention not in weights:
                     weights[attention] = context.enter_context(recorder(attention, rows, heads))
         if isinstance(stack, Stack):
-            # A block that is computed again to go backward would find another rule.
+            # A block that is computed again in the backward pass would find another rule.
             context.callback(setattr, stack, "activation_checkpointing", stack.activation_checkpointing)
             stack.activation_checkpointing = False
         out = module(*inputs, **options)
@@ -84,30 +84,30 @@ def chosen_weights(
             return weights[layer.attention][-1]
         return {"self": weights[layer.attention][-1], "cross": weights[layer.cross_attention][-1]}
 
-    return out, weights_in(chosen[0]) if chosen[0] is module else tuple(map(weights_in, chosen))
+    return out, weights_in(targets[0]) if targets[0] is module else tuple(map(weights_in, targets))
 
 
 @contextmanager
 def recorder(attention: Attention, rows: Choice, heads: Choice) -> Generator[list[Tensor]]:
-    """The weights of the rows and heads chosen, of each call of a layer within."""
-    if attention.rule is not attend or attention.heads != attention.config.heads:
+    """Record the weights of the chosen rows and heads, for each call of a layer in the block."""
+    if attention.rule is not plain_rule or attention.heads != attention.config.heads:
         raise ValueError("attention weights of a model that is cut over ranks are on no rank; ask the whole model")
     weights: list[Tensor] = []
 
     def rule(q: Tensor, keys: Keys, call: Call, kernel: BoundKernel) -> AttentionOutput:
         weights.append(weights_of(rows, heads, q, keys, call, kernel))
-        return attend(q, keys, call, kernel)
+        return plain_rule(q, keys, call, kernel)
 
     attention.rule = rule
     try:
         yield weights
     finally:
-        attention.rule = attend
+        attention.rule = plain_rule
 
 
 def weights_of(rows: Choice, heads: Choice, q: Tensor, keys: Keys, call: Call, kernel: BoundKernel) -> Tensor:
-    """The weights of rows and heads [B, heads, rows, S], of what a rule is given."""
-    row_numbers, head_numbers = numbers(rows, q.shape[2], "row"), numbers(heads, q.shape[1], "head")
+    """Return the weights of chosen rows and heads [B, heads, rows, S], from the arguments of a rule."""
+    row_numbers, head_numbers = chosen_numbers(rows, q.shape[2], "row"), chosen_numbers(heads, q.shape[1], "head")
     S = keys.k.shape[2]
     at_once = max(1, LOGITS_AT_ONCE // (q.shape[0] * q.shape[1] * S))
     index = torch.tensor(head_numbers, device=q.device)
@@ -115,28 +115,29 @@ def weights_of(rows: Choice, heads: Choice, q: Tensor, keys: Keys, call: Call, k
     kernel = kernels.bind("reference", call.encoding, need_weights=True, **of_layer)
     blocks = []
     for begin in range(0, len(row_numbers), at_once):
-        some = row_numbers[begin : begin + at_once]
-        follow = some == list(range(some[0], some[-1] + 1))
-        block_rows = slice(some[0], some[-1] + 1) if follow else torch.tensor(some, device=call.at.order.device)
-        weights = call.encoding.attend(*few(block_rows, q, call.at, keys, call.mask, drop_future=True), kernel)[1]
+        block = row_numbers[begin : begin + at_once]
+        follow = block == list(range(block[0], block[-1] + 1))
+        block_rows = slice(block[0], block[-1] + 1) if follow else torch.tensor(block, device=call.at.order.device)
+        arguments = rows_of_call(block_rows, q, call.at, keys, call.mask, drop_future=True)
+        weights = call.encoding.attend(*arguments, kernel)[1]
         assert weights is not None
-        picked = weights if head_numbers == list(range(q.shape[1])) else weights[:, index]
-        blocks.append(F.pad(picked, (0, S - picked.shape[-1])))
+        block_weights = weights if head_numbers == list(range(q.shape[1])) else weights[:, index]
+        blocks.append(F.pad(block_weights, (0, S - block_weights.shape[-1])))
     return torch.cat(blocks, 2)
 
 
-def numbers(chosen: Choice, of: int, what: str) -> list[int]:
-    """The numbers from 0 to of - 1 that were chosen.
+def chosen_numbers(choice: Choice, total: int, noun: str) -> list[int]:
+    """Return the chosen numbers, from 0 to total - 1.
 
-    Raises ValueError when one does not exist, or when there is none.
+    Raises ValueError for a number that does not exist, and for an empty choice.
     """
-    if chosen is None or isinstance(chosen, slice):
-        picked = list(range(of))[slice(None) if chosen is None else chosen]
+    if choice is None or isinstance(choice, slice):
+        numbers = list(range(total))[slice(None) if choice is None else choice]
     else:
-        picked = [chosen] if isinstance(chosen, int) else list(chosen)
-    if not picked:
-        raise ValueError(f"{what}s={chosen} holds none of the {of} {what}s; choose one at least")
-    for number in picked:
-        if not -of <= number < of:
-            raise ValueError(f"no {what} {number}: there are {of}, from 0 to {of - 1}, or from {-of} to -1")
-    return [number % of for number in picked]
+        numbers = [choice] if isinstance(choice, int) else list(choice)
+    if not numbers:
+        raise ValueError(f"{noun}s={choice} holds none of the {total} {noun}s; choose one at least")
+    for number in numbers:
+        if not -total <= number < total:
+            raise ValueError(f"no {noun} {number}: there are {total}, from 0 to {total - 1}, or from {-total} to -1")
+    return [number % total for number in numbers]

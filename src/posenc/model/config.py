@@ -1,4 +1,4 @@
-"""How large a transformer is: every size and option of its layers, said once for attention, block and model."""
+"""Config: the sizes and options of a transformer, shared by attention, block and model."""
 
 import inspect
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from posenc.encoding.base import Shape
 from posenc.tokens import masks
 
 NORMS = ("layer", "rms")
-GATED = ("swiglu", "geglu", "geglu_tanh")
-BIASED = ("q_proj", "k_proj", "v_proj", "o_proj", "feed_forward", "norm", "output")
+GATED_KINDS = ("swiglu", "geglu", "geglu_tanh")
+PARTS_WITH_BIAS = ("q_proj", "k_proj", "v_proj", "o_proj", "feed_forward", "norm", "output")
 """The parts that may have biases."""
 
-FEED_FORWARDS = ("gelu", "gelu_tanh", "relu", "relu2", *GATED)
+FEED_FORWARDS = ("gelu", "gelu_tanh", "relu", "relu2", *GATED_KINDS)
 INITS = ("torch", "normal", "gpt2", "small", "xavier")
-T = TypeVar("T", bound="Configured")
+T = TypeVar("T", bound="ConfiguredModule")
 
 LayerWindow: TypeAlias = int | tuple[int | None, ...] | None
 """How many tokens a layer sees back, or None for all; a tuple is cycled over the layers."""
@@ -26,7 +26,7 @@ LayerWindow: TypeAlias = int | tuple[int | None, ...] | None
 
 @dataclass(frozen=True)
 class Config:
-    """What the parts of a transformer agree on; each part reads what concerns it.
+    """The sizes and options of a transformer; each part reads those that concern it.
 
     dim        width of the model (channels)
     heads      number of query heads
@@ -97,8 +97,8 @@ class Config:
     sinks: bool = False
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            checks.kind(one.name, getattr(self, one.name), one.type)
+        for option in fields(self):
+            checks.kind(option.name, getattr(self, option.name), option.type)
         self.shape()
         if self.layers < 1:
             raise ValueError(f"a stack needs at least one layer, got {self.layers}")
@@ -110,7 +110,7 @@ class Config:
         checks.one_of("feed_forward", self.feed_forward, FEED_FORWARDS)
         checks.one_of("init", self.init, INITS)
         if isinstance(self.qk_norm, str) and self.qk_norm != "joined":
-            raise ValueError(f"qk_norm must be True, False or 'joined', got {checks.shown(self.qk_norm)}")
+            raise ValueError(f"qk_norm must be True, False or 'joined', got {checks.display(self.qk_norm)}")
         if self.parallel_residual and not self.norm_first:
             raise ValueError("parallel_residual branches read norms of the block's input; set norm_first=True too")
         checks.number("residual_scale", self.residual_scale)
@@ -121,7 +121,7 @@ class Config:
         if not isinstance(self.bias, bool):
             object.__setattr__(self, "bias", tuple(self.bias))
             for part in self.bias:
-                checks.one_of("bias", part, BIASED)
+                checks.one_of("bias", part, PARTS_WITH_BIAS)
         if self.intermediate_size is not None:
             checks.whole("intermediate_size", self.intermediate_size, 1)
         if self.scale is not None:
@@ -145,7 +145,7 @@ class Config:
         if self.intermediate_size is not None:
             return self.intermediate_size
         # A gated layer has three matrices, and as many parameters as two of 4 dim.
-        return -(-self.dim // 3) * 8 if self.feed_forward in GATED else 4 * self.dim
+        return -(-self.dim // 3) * 8 if self.feed_forward in GATED_KINDS else 4 * self.dim
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -154,7 +154,7 @@ class Config:
         return tuple(cycle[layer % len(cycle)] for layer in range(self.layers))
 
     def shape(self, causal: bool = True) -> Shape:
-        """What encodings are built for."""
+        """Return the shape that encodings are built for."""
         if self.head_dim is None:
             return Shape.of(self.dim, self.heads, self.max_len, causal)
         return Shape(self.dim, self.heads, self.head_dim, self.max_len, causal)
@@ -164,25 +164,25 @@ OPTIONS = frozenset(field.name for field in fields(Config))
 """The names of all options of a Config."""
 
 
-class Configured(checks.ChecksArguments, nn.Module):
+class ConfiguredModule(checks.ChecksArguments, nn.Module):
     """Base of a module that takes the options of a Config one by one, or a Config in the place of `dim`."""
 
-    def __new__(cls: type[T], *given: Any, **named: Any) -> T:
-        """Raises ValueError for a Config beside options of its own, and as ChecksArguments does."""
-        made = super().__new__(cls, *given, **named)
-        # A subclass has a constructor of its own, which may call its options whatever it likes.
-        if any(isinstance(value, Config) for value in (*given, *named.values())):
-            bound = inspect.signature(cls.__init__).bind_partial(made, *given, **named).arguments
-            if isinstance(bound.get("dim"), Config) and (beside := (bound.keys() & OPTIONS) - {"dim"}):
+    def __new__(cls: type[T], *args: Any, **kwargs: Any) -> T:
+        """Raise ValueError for a Config together with options of a Config, and as ChecksArguments does."""
+        module = super().__new__(cls, *args, **kwargs)
+        # The constructor of a subclass may use these names for other options.
+        if any(isinstance(value, Config) for value in (*args, *kwargs.values())):
+            bound = inspect.signature(cls.__init__).bind_partial(module, *args, **kwargs).arguments
+            if isinstance(bound.get("dim"), Config) and (extra := (bound.keys() & OPTIONS) - {"dim"}):
                 raise ValueError(
                     f"{cls.__name__} takes a Config or its options one by one, got a Config and "
-                    f"{', '.join(sorted(beside))}; change it before with dataclasses.replace(config, ...)"
+                    f"{', '.join(sorted(extra))}; change it before with dataclasses.replace(config, ...)"
                 )
-        return made
+        return module
 
 
 def config_of(options: Mapping[str, Any]) -> Config:
-    """The Config that a constructor was given in place of `dim`, or the one that its options make."""
+    """Return the Config that a constructor got in place of `dim`, or one from its options."""
     if isinstance(options["dim"], Config):
         return options["dim"]
     return Config(**{name: value for name, value in options.items() if name in OPTIONS})

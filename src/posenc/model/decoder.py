@@ -10,30 +10,30 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.cache import Cache
 from posenc.catalogue import LayerSpec
-from posenc.encoding.softcap import capped
+from posenc.encoding.softcap import apply_softcap
 from posenc.model.block import LayerWeights
-from posenc.model.config import Config, Configured, LayerWindow, config_of
-from posenc.model.embedding import TokenPositionEmbedding, begin_ends
-from posenc.model.generation import SLOTS, Choice, Sight, apart, stream, together, with_more
-from posenc.model.inputs import where
+from posenc.model.config import Config, ConfiguredModule, LayerWindow, config_of
+from posenc.model.embedding import TokenPositionEmbedding, init_ends
+from posenc.model.generation import SLOTS, Choice, SinkWindow, append_stream, pad_prompts, stream, unpad_texts
+from posenc.model.inputs import locate
 from posenc.model.stack import Stack
 from posenc.specs.words import check_options, names_of, with_named_options
 from posenc.tokens.masks import MaskLike
 from posenc.tokens.positions import PositionsLike
 
 
-class Decoder(Configured):
+class Decoder(ConfiguredModule):
     """A decoder-only language model (a mini-GPT) with any positional encoding.
 
     vocab      number of token ids
     dim, heads, layers, max_len to sinks   as in Config, or a Config in the place of dim
     encoding   a spec, an Encoding, or a tuple of them cycled over the layers: ("rotary", "rotary", "none")
     scale_tokens, tie_output   see TokenPositionEmbedding; whether the output layer is the token table
-    hints      options that specs leave open, as in posenc.build
+    hints      values of options that specs leave open, as in posenc.build
 
     ids [B, T] -> logits [B, T, vocab].
     Raises ValueError for ids out of range, empty sequences, unknown specs, and head counts that do not divide, and
-    TypeError for an option that there is not.
+    TypeError for an unknown option.
 
     >>> model = Decoder(vocab=11, dim=32, heads=4, layers=2, encoding="rotary + alibi")
     >>> model(torch.tensor([[1, 2, 3]])).shape
@@ -80,20 +80,20 @@ class Decoder(Configured):
     ) -> None:
         config = config_of(locals())
         super().__init__()
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.vocab, self.config = vocab, config
-        self.stack = Stack(config, encoding=encoding, causal=True, hints=hints, **made)
+        self.stack = Stack(config, encoding=encoding, causal=True, hints=hints, **factory)
         self.embedding = TokenPositionEmbedding(
-            vocab, config.dim, scale=scale_tokens, tied=tie_output, dropout=config.dropout, **made
+            vocab, config.dim, scale=scale_tokens, tied=tie_output, dropout=config.dropout, **factory
         )
-        self.output = None if tie_output else nn.Linear(config.dim, vocab, config.has_bias("output"), **made)
-        # What `stream` compiled, by rows, slots, and whether no prompt was padded.
+        self.output = None if tie_output else nn.Linear(config.dim, vocab, config.has_bias("output"), **factory)
+        # Graphs that `stream` compiled, by rows, slots, and whether no prompt was padded.
         self.graphs: dict[tuple[int, int, bool], Callable[..., Tensor]] = {}
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Embedding and output begin as `init` says; blocks see to themselves."""
-        begin_ends(self.config, self.embedding, self.output)
+        """Initialise embedding and output by `init`; blocks initialise themselves."""
+        init_ends(self.config, self.embedding, self.output)
 
     @with_named_options
     def forward(
@@ -107,27 +107,27 @@ class Decoder(Configured):
         need_weights: bool = False,
         only: slice | None = None,
     ) -> Tensor | tuple[Tensor, tuple[LayerWeights, ...]]:
-        """Logits [B, T, vocab], and with `need_weights` the attention weights [B, heads, T, S] of each layer.
+        """Return logits [B, T, vocab], and with `need_weights` the attention weights [B, heads, T, S] of each layer.
 
-        positions  Positions, ids, or nothing: 0, 1, 2, ..., or with a cache what follows the last token of each row
-        padding    [B, T], true or 1 where a token is: instead of positions
-        mask       who sees whom besides, as in Attention.forward: a decoder is causal whatever is added
+        positions  Positions, ids, or None: 0, 1, 2, ..., or with a cache those after the last token of each row
+        padding    [B, T], true or 1 for a token: instead of positions
+        mask       a further mask, as in Attention.forward: a decoder is always causal
         cache      from `cache()`; it takes in these tokens
-        need_weights   whether to return the weights too; some of them gives posenc.chosen_weights
-        only       which of the T tokens logits are wanted for
+        need_weights   whether to return the weights too; posenc.chosen_weights returns some of them
+        only       the tokens of the T to return logits for
         """
-        at = where(ids, self.vocab, positions, padding, cache)
-        x = self.embedding(ids, at=at, encodings=self.stack.added)
-        x, seen = self.stack(x, at, mask, cache=cache, need_weights=need_weights, only=only)
+        at = locate(ids, self.vocab, positions, padding, cache)
+        x = self.embedding(ids, at=at, encodings=self.stack.input_encodings)
+        x, weights = self.stack(x, at, mask, cache=cache, need_weights=need_weights, only=only)
         logits = F.linear(x, self.embedding.token.weight) if self.output is None else self.output(x)
-        logits = capped(logits, self.config.output_softcap)
-        return (logits, seen) if need_weights else logits
+        logits = apply_softcap(logits, self.config.output_softcap)
+        return (logits, weights) if need_weights else logits
 
     def cache(self, *, slots: int | None = None, rolling: bool = False) -> Cache:
-        """An empty KV cache for this model: growing, or static with a number of slots (tokens).
+        """Return an empty KV cache for this model: growing, or static with a number of slots (tokens).
 
-        A `rolling` one keeps the newest tokens only, which takes a window in every layer, or in the mask of each call:
-        of at most as many tokens as there are slots, and window + chunk - 1 slots for later chunks of several tokens.
+        A `rolling` cache keeps only the newest tokens. It needs a window in every layer or in the mask of each call, of
+        at most as many tokens as slots, and window + chunk - 1 slots for later chunks of several tokens.
         """
         return Cache(len(self.stack.blocks), slots=slots, rolling=rolling)
 
@@ -147,21 +147,21 @@ class Decoder(Configured):
         sinks: int | None = None,
         window: int | None = None,
     ) -> Iterator[Tensor]:
-        """Up to `max_new_tokens` more ids for each row of ids [B, T], each [B] as it is chosen, through a KV cache.
+        """Yield up to `max_new_tokens` new ids [B] for each row of ids [B, T], through a KV cache.
 
         temperature  0 takes the likeliest token; above, tokens are drawn from the softmax of logits / temperature
         top_k        draw among the k likeliest only
-        eos_token_id   after this id a row repeats it; generation ends when all rows have
+        eos_token_id   after this id a row repeats it; generation ends when all rows have it
         seed         of the random numbers
-        padding      [B, T], true where a token is; pad prompts of different length on the left
-        compiled     whether each token behind the prompt goes through one compiled graph and a static cache, which is
-                     kept for later calls of as many rows and about as many tokens; None: where it is there already
-        samples      so many texts for each prompt, drawn apart; each id is [B * samples], those of a prompt together
-        window       a text without an end in bounded memory: of all tokens only so many of the newest are held, and
-        sinks        so many of the first ones, behind which the others move up; default 4 (see generation.Sight)
+        padding      [B, T], true for a token; pad prompts of different lengths on the left
+        compiled     whether to decode with a compiled graph and a static cache, which serve later calls of as many rows
+                     and about as many tokens; None: if an earlier call compiled such a graph
+        samples      number of independent texts for each prompt; each id is [B * samples], those of a prompt together
+        window       for endless text in bounded memory: the number of newest tokens to keep
+        sinks        the number of first tokens to keep before the window; default 4 (see generation.SinkWindow)
 
-        The model is without dropout until the last id was taken, or the iterator is closed. Compiling takes seconds for
-        each layer, and saves a fifth of a token's time in a small model: it pays after some ten thousand tokens.
+        The model has no dropout until the last id is taken, or the iterator is closed. Compiling takes seconds for each
+        layer, and saves a fifth of the time of a token in a small model: it pays after some ten thousand tokens.
         """
         choice = Choice(self.vocab, temperature, top_k, eos_token_id, seed)
         texts = 1 if samples is None else checks.whole("samples", samples, 1)
@@ -170,7 +170,7 @@ class Decoder(Configured):
         checks.kind("compiled", compiled, bool | None)
         sight = None
         if window is not None:
-            sight = Sight(window) if sinks is None else Sight(window, sinks)
+            sight = SinkWindow(window) if sinks is None else SinkWindow(window, sinks)
             sight.check(self.stack.encoding_of)
             if compiled:
                 raise ValueError(
@@ -186,18 +186,18 @@ class Decoder(Configured):
             step = self.graphs.setdefault(graph, cast(Any, torch.compile(self, dynamic=False)))
             cache = self.cache(slots=slots)
         cache = self.cache() if cache is None else cache
-        return stream(self, self, cache, ids, max_new_tokens, choice, step, padding=padding, samples=texts, sight=sight)
+        return stream(self, self, cache, ids, max_new_tokens, choice, step, padding=padding, samples=texts, sinks=sight)
 
     @overload
-    def generate(self, ids: Tensor, max_new_tokens: int, **chosen: Any) -> Tensor: ...
+    def generate(self, ids: Tensor, max_new_tokens: int, **options: Any) -> Tensor: ...
 
     @overload
-    def generate(self, ids: Sequence[Tensor], max_new_tokens: int, **chosen: Any) -> list[Tensor]: ...
+    def generate(self, ids: Sequence[Tensor], max_new_tokens: int, **options: Any) -> list[Tensor]: ...
 
-    def generate(self, ids: Any, max_new_tokens: Any = None, **chosen: Any) -> Tensor | list[Tensor]:
-        """ids [B, T] with up to `max_new_tokens` more, as `stream` gives them; its options are those of `stream`.
+    def generate(self, ids: Any, max_new_tokens: Any = None, **options: Any) -> Tensor | list[Tensor]:
+        """Return ids [B, T] with up to `max_new_tokens` new ones; the options are those of `stream`.
 
-        Prompts of different lengths are a list of ids [T], and come back as a list, each up to its end. With `samples`
+        Prompts of different lengths are a list of ids [T], and return as a list, each up to its end. With `samples`
         texts are [B, samples, T + max_new_tokens]. Raises ValueError as `stream` does.
 
         >>> model = Decoder(vocab=11, dim=32, heads=4, layers=2)
@@ -206,22 +206,22 @@ class Decoder(Configured):
         >>> [len(text) for text in model.generate([torch.tensor([1]), torch.tensor([1, 2, 3])], max_new_tokens=4)]
         [5, 7]
         """
-        check_options("generate", names_of(self.stream), chosen)
+        check_options("generate", names_of(self.stream), options)
         prompts = ids
         if not isinstance(ids, Tensor):
-            if chosen.get("padding") is not None:
+            if options.get("padding") is not None:
                 raise ValueError("a list of prompts is padded here; give it without padding, or ids [B, T] with it")
-            ids, chosen["padding"] = together(ids)
-        samples = chosen.get("samples")
-        more = self.stream(ids, max_new_tokens, **chosen)
-        texts = with_more(ids if samples is None else ids.repeat_interleave(samples, 0), more)
+            ids, options["padding"] = pad_prompts(ids)
+        samples = options.get("samples")
+        new_ids = self.stream(ids, max_new_tokens, **options)
+        texts = append_stream(ids if samples is None else ids.repeat_interleave(samples, 0), new_ids)
         if samples is not None:
             texts = texts.unflatten(0, (len(ids), samples))
-        return texts if prompts is ids else apart(texts, chosen["padding"], chosen.get("eos_token_id"))
+        return texts if prompts is ids else unpad_texts(texts, options["padding"], options.get("eos_token_id"))
 
     def extra_repr(self) -> str:
         return f"output_softcap={self.config.output_softcap}"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Graphs are of this process, and of this very model.
+        # Compiled graphs belong to this process and this object.
         return super().__getstate__() | {"graphs": {}}

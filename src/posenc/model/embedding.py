@@ -1,4 +1,4 @@
-"""Token ids to vectors: token embedding, position, dropout."""
+"""The embedding of token ids: token vectors, positions, dropout."""
 
 import math
 
@@ -10,13 +10,13 @@ from posenc import checks
 from posenc.catalogue import Spec, build
 from posenc.encoding.base import Encoding, Shape, parts_of
 from posenc.model.config import Config
-from posenc.model.inputs import check_ids
-from posenc.model.parts import begin
+from posenc.model.inputs import check_token_ids
+from posenc.model.parts import init_layers
 from posenc.tokens.positions import Positions, PositionsLike, positions_for
 
 
 class TokenPositionEmbedding(checks.ChecksArguments, nn.Module):
-    """Token ids in, dropout(scale * token + position) out, with any encoding that adds to the embeddings.
+    """Embed token ids as dropout(scale * token + position), with any encoding that adds to the embeddings.
 
     vocab     number of token ids
     dim       width of the embeddings (channels)
@@ -60,9 +60,9 @@ class TokenPositionEmbedding(checks.ChecksArguments, nn.Module):
         self.encoding: Encoding | None = None
         if encoding is not None:
             self.encoding = build(encoding, Shape(dim, 1, dim, max_len), device=device, dtype=dtype)
-            others = [part for part in parts_of(self.encoding) if part.doors - {"embed"}]
-            if others:
-                raise ValueError(f"{others[0]} does more than add to embeddings; give it to the attention instead")
+            parts = [part for part in parts_of(self.encoding) if part.doors - {"embed"}]
+            if parts:
+                raise ValueError(f"{parts[0]} does more than add to embeddings; give it to the attention instead")
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -70,10 +70,10 @@ class TokenPositionEmbedding(checks.ChecksArguments, nn.Module):
 
     @property
     def std(self) -> float:
-        """The standard deviation that tokens are initialised with."""
+        """The standard deviation of initial tokens."""
         if not self.tied:
             return self.dim**-0.5 if self.scale else 1.0
-        # Behind a norm the logit of the token that was read is up to std dim, and weighs e^(std dim) of vocab others.
+        # After a norm the logit of the input token is up to std dim: it weighs as much as e^(std dim) other tokens.
         return min(0.02, max(math.log(self.vocab) - 1.2, 0.3) / self.dim)
 
     def forward(
@@ -84,12 +84,12 @@ class TokenPositionEmbedding(checks.ChecksArguments, nn.Module):
         encodings: tuple[Encoding, ...] = (),
         at: Positions | None = None,
     ) -> Tensor:
-        """Embeddings of ids [B, T]; `encodings` are added besides the embedding's own (a model passes its own).
+        """Return the embeddings of ids [B, T]; `encodings` of the model are added besides the embedding's own.
 
-        at  where the ids are, from a model that has checked both, in place of `positions`
+        at  the checked positions of checked ids, in place of `positions`
         """
         if at is None:
-            check_ids(ids, self.vocab)
+            check_token_ids(ids, self.vocab)
             at = positions_for(ids.shape[1], positions, batch=ids.shape[0], device=ids.device)
         x = self.token_vectors(ids)
         if self.encoding is not None:
@@ -99,7 +99,7 @@ class TokenPositionEmbedding(checks.ChecksArguments, nn.Module):
         return F.dropout(x, self.dropout) if self.training and self.dropout else x
 
     def token_vectors(self, ids: Tensor) -> Tensor:
-        """scale * token, before the position is added."""
+        """Return scale * token, without the position."""
         x = self.token(ids)
         return x * math.sqrt(self.dim) if self.scale else x
 
@@ -107,6 +107,6 @@ class TokenPositionEmbedding(checks.ChecksArguments, nn.Module):
         return f"scale={self.scale}, tied={self.tied}, dropout={self.dropout}"
 
 
-def begin_ends(config: Config, embedding: TokenPositionEmbedding, output: nn.Module | None = None) -> None:
-    """Give embedding and output their first weights, as `init` says; scaled tokens keep the deviation for the scale."""
-    begin(config, [output] if embedding.scale else [embedding.token, output])
+def init_ends(config: Config, embedding: TokenPositionEmbedding, output: nn.Module | None = None) -> None:
+    """Initialise embedding and output by `init`; scaled tokens keep the deviation that suits the scale."""
+    init_layers(config, [output] if embedding.scale else [embedding.token, output])

@@ -7,16 +7,16 @@ from torch import Tensor
 
 from posenc.catalogue import LayerSpec
 from posenc.model.block import LayerWeights
-from posenc.model.config import Config, Configured, LayerWindow, config_of
-from posenc.model.embedding import TokenPositionEmbedding, begin_ends
-from posenc.model.inputs import where
+from posenc.model.config import Config, ConfiguredModule, LayerWindow, config_of
+from posenc.model.embedding import TokenPositionEmbedding, init_ends
+from posenc.model.inputs import locate
 from posenc.model.stack import Stack
 from posenc.specs.words import with_named_options
 from posenc.tokens.masks import MaskLike
 from posenc.tokens.positions import PositionsLike
 
 
-class Encoder(Configured):
+class Encoder(ConfiguredModule):
     """An encoder: every token sees all tokens. ids [B, T] -> hidden states [B, T, dim].
 
     The arguments are those of Decoder; there is no output layer.
@@ -61,15 +61,15 @@ class Encoder(Configured):
     ) -> None:
         config = config_of(locals())
         super().__init__()
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         self.vocab, self.config = vocab, config
-        self.stack = Stack(config, encoding=encoding, causal=False, hints=hints, **made)
-        self.embedding = TokenPositionEmbedding(vocab, config.dim, scale=scale_tokens, dropout=config.dropout, **made)
+        self.stack = Stack(config, encoding=encoding, causal=False, hints=hints, **kwargs)
+        self.embedding = TokenPositionEmbedding(vocab, config.dim, scale=scale_tokens, dropout=config.dropout, **kwargs)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """The embedding begins as `init` says; blocks see to themselves."""
-        begin_ends(self.config, self.embedding)
+        """Initialise the embedding by `init`; blocks initialise themselves."""
+        init_ends(self.config, self.embedding)
 
     @with_named_options
     def forward(
@@ -81,8 +81,8 @@ class Encoder(Configured):
         mask: MaskLike = None,
         need_weights: bool = False,
     ) -> Tensor | tuple[Tensor, tuple[LayerWeights, ...]]:
-        """Hidden states [B, T, dim], and with `need_weights` the attention weights of each layer."""
-        at = where(ids, self.vocab, positions, padding, None)
-        x = self.embedding(ids, at=at, encodings=self.stack.added)
-        x, seen = self.stack(x, at, mask, need_weights=need_weights)
-        return (x, seen) if need_weights else x
+        """Return hidden states [B, T, dim], and with `need_weights` the attention weights of each layer."""
+        at = locate(ids, self.vocab, positions, padding, None)
+        x = self.embedding(ids, at=at, encodings=self.stack.input_encodings)
+        x, weights = self.stack(x, at, mask, need_weights=need_weights)
+        return (x, weights) if need_weights else x

@@ -12,28 +12,28 @@ from posenc import checks
 from posenc.cache import Cache
 from posenc.catalogue import LayerSpec
 from posenc.encoding.base import Encoding
-from posenc.encoding.softcap import capped
+from posenc.encoding.softcap import apply_softcap
 from posenc.model.block import LayerWeights
-from posenc.model.config import Config, Configured, LayerWindow, config_of
-from posenc.model.embedding import TokenPositionEmbedding, begin_ends
-from posenc.model.generation import Choice, evaluating, stream, with_more
-from posenc.model.inputs import where
+from posenc.model.config import Config, ConfiguredModule, LayerWindow, config_of
+from posenc.model.embedding import TokenPositionEmbedding, init_ends
+from posenc.model.generation import Choice, append_stream, eval_mode, stream
+from posenc.model.inputs import locate
 from posenc.model.stack import Stack
 from posenc.specs.words import with_named_options
 from posenc.tokens.positions import Positions, PositionsLike
 
 
-class EncoderDecoder(Configured):
+class EncoderDecoder(ConfiguredModule):
     """The original transformer's shape: an encoder, and a decoder that attends to it, with any positional encoding.
 
     encoding        of both stacks: a spec, or a tuple cycled over the layers (specs, not instances: each stack builds
                     its own)
     cross_encoding  between the decoder's queries and the encoder's keys; "none" as in the original and in T5
-    norm_first      False as in the original, where options are given one by one
+    norm_first      False by default as in the original, if options are given one by one
     window          of both stacks; the decoder sees all of the source
     tie_output      whether one table serves source, target and output, as in the original
-    The other arguments are those of Decoder. The original's training recipe is
-    that of the task `translation`, with posenc.lab.experiments.recipes.original_rate.
+    The other arguments are those of Decoder. The training recipe of the original is that of the task `translation`,
+    with posenc.lab.experiments.recipes.original_rate.
 
     source ids [B, S], target ids [B, T] -> logits [B, T, vocab].
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.1.
@@ -87,28 +87,28 @@ class EncoderDecoder(Configured):
                 raise ValueError(
                     f"encoder and decoder build an encoding each, so give a spec instead of the instance: '{spec}'"
                 )
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.vocab, self.config = vocab, config
-        self.encoder = Stack(config, encoding=encoding, causal=False, hints=hints, **made)
-        across: dict[str, Any] = {"cross": True, "cross_encoding": cross_encoding}
-        self.decoder = Stack(config, encoding=encoding, causal=True, hints=hints, **across, **made)
+        self.encoder = Stack(config, encoding=encoding, causal=False, hints=hints, **factory)
+        cross_options: dict[str, Any] = {"cross": True, "cross_encoding": cross_encoding}
+        self.decoder = Stack(config, encoding=encoding, causal=True, hints=hints, **cross_options, **factory)
         self.embedding = TokenPositionEmbedding(
-            vocab, config.dim, scale=scale_tokens, tied=tie_output, dropout=config.dropout, **made
+            vocab, config.dim, scale=scale_tokens, tied=tie_output, dropout=config.dropout, **factory
         )
-        self.output = None if tie_output else nn.Linear(config.dim, vocab, config.has_bias("output"), **made)
+        self.output = None if tie_output else nn.Linear(config.dim, vocab, config.has_bias("output"), **factory)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Embedding and output begin as `init` says; blocks see to themselves."""
-        begin_ends(self.config, self.embedding, self.output)
+        """Initialise embedding and output by `init`; blocks initialise themselves."""
+        init_ends(self.config, self.embedding, self.output)
 
     @with_named_options
     def encode(
         self, source: Tensor, *, positions: PositionsLike = None, padding: Tensor | None = None
     ) -> tuple[Tensor, Positions]:
-        """The encoder's hidden states [B, S, dim] and where they are."""
-        at = where(source, self.vocab, positions, padding, None)
-        x = self.embedding(source, at=at, encodings=self.encoder.added)
+        """Return the encoder's hidden states [B, S, dim] and their positions."""
+        at = locate(source, self.vocab, positions, padding, None)
+        x = self.embedding(source, at=at, encodings=self.encoder.input_encodings)
         return self.encoder(x, at)[0], at
 
     @with_named_options
@@ -126,9 +126,9 @@ class EncoderDecoder(Configured):
         need_weights: bool = False,
         only: slice | None = None,
     ) -> Tensor | tuple[Tensor, tuple[LayerWeights, ...]]:
-        """Logits [B, T, vocab], and with `need_weights` the decoder's weights by layer: {"self": ..., "cross": ...}.
+        """Return logits [B, T, vocab], and with `need_weights` the weights of each layer: {"self": ..., "cross": ...}.
 
-        `memory`, from `encode`, spares encoding the source again. `only` is as in Decoder.
+        `memory`, from `encode`, saves encoding the source again. `only` is as in Decoder.
         """
         if memory is None:
             memory = self.encode(source, positions=source_positions, padding=source_padding)
@@ -136,18 +136,19 @@ class EncoderDecoder(Configured):
             raise ValueError("memory says where the source is; give source_positions and source_padding to encode")
         hidden, source_at = memory if isinstance(memory, tuple) and len(memory) == 2 else (memory, None)
         if not (isinstance(hidden, Tensor) and isinstance(source_at, Positions)):
-            raise ValueError(f"memory is the pair that encode gives, states and positions, got {checks.shown(memory)}")
-        at = where(target, self.vocab, positions, padding, cache)
-        x = self.embedding(target, at=at, encodings=self.decoder.added)
-        x, seen = self.decoder(
+            actual = checks.display(memory)
+            raise ValueError(f"memory is the pair that encode gives, states and positions, got {actual}")
+        at = locate(target, self.vocab, positions, padding, cache)
+        x = self.embedding(target, at=at, encodings=self.decoder.input_encodings)
+        x, weights = self.decoder(
             x, at, cache=cache, need_weights=need_weights, memory=hidden, memory_at=source_at, only=only
         )
         logits = F.linear(x, self.embedding.token.weight) if self.output is None else self.output(x)
-        logits = capped(logits, self.config.output_softcap)
-        return (logits, seen) if need_weights else logits
+        logits = apply_softcap(logits, self.config.output_softcap)
+        return (logits, weights) if need_weights else logits
 
     def cache(self, *, slots: int | None = None) -> Cache:
-        """An empty KV cache for the decoder."""
+        """Return an empty KV cache for the decoder."""
         return Cache(len(self.decoder.blocks), slots=slots)
 
     @with_named_options
@@ -163,15 +164,15 @@ class EncoderDecoder(Configured):
         eos_token_id: int | None = None,
         seed: int = 0,
     ) -> Iterator[Tensor]:
-        """Up to `max_new_tokens` ids for each row of `start` [B, T], at least a beginning token; as Decoder.stream."""
+        """Yield up to `max_new_tokens` ids for each row of `start` [B, T], such as a BOS token; as Decoder.stream."""
         choice = Choice(self.vocab, temperature, top_k, eos_token_id, seed)
-        with torch.no_grad(), evaluating(self):
+        with torch.no_grad(), eval_mode(self):
             logits_of = partial(self, source, memory=self.encode(source, padding=source_padding))
         return stream(self, logits_of, self.cache(), start, max_new_tokens, choice)
 
-    def generate(self, source: Tensor, start: Tensor, max_new_tokens: Any = None, **chosen: Any) -> Tensor:
-        """`start` [B, T] with up to `max_new_tokens` more ids, as `stream` gives them; it takes its options too."""
-        return with_more(start, self.stream(source, start, max_new_tokens, **chosen))
+    def generate(self, source: Tensor, start: Tensor, max_new_tokens: Any = None, **options: Any) -> Tensor:
+        """Return `start` [B, T] with up to `max_new_tokens` new ids; the options are those of `stream`."""
+        return append_stream(start, self.stream(source, start, max_new_tokens, **options))
 
     def extra_repr(self) -> str:
         return f"output_softcap={self.config.output_softcap}"

@@ -1,4 +1,4 @@
-"""What a model is given: token ids, which of them are padding, and where they stand."""
+"""Checks of the inputs of a model: token ids, padding and positions."""
 
 import torch
 from torch import Tensor
@@ -6,14 +6,14 @@ from torch import Tensor
 from posenc import checks
 from posenc.cache import Cache
 from posenc.tokens.positions import Positions, PositionsLike, positions_for
-from posenc.tokens.watched import gpu_checks, may_be_read
+from posenc.tokens.watched import assert_on_gpu, may_be_read
 
 
-def where(ids: Tensor, vocab: int, positions: PositionsLike, padding: Tensor | None, cache: Cache | None) -> Positions:
-    """Where the tokens are, from what a caller of a model gave. Raises ValueError for what does not fit the ids."""
-    check_ids(ids, vocab)
+def locate(ids: Tensor, vocab: int, positions: PositionsLike, padding: Tensor | None, cache: Cache | None) -> Positions:
+    """Return the positions of ids, from positions, padding or cache. Raises ValueError if they do not fit the ids."""
+    check_token_ids(ids, vocab)
     if cache is not None and not isinstance(cache, Cache):
-        raise ValueError(f"a model takes the cache that its cache() gives, got {checks.shown(cache)}")
+        raise ValueError(f"a model takes the cache that its cache() gives, got {checks.display(cache)}")
     if padding is not None:
         check_padding(padding, ids)
         if positions is not None:
@@ -21,14 +21,14 @@ def where(ids: Tensor, vocab: int, positions: PositionsLike, padding: Tensor | N
         if cache is not None and cache.held is not None:
             raise ValueError("padding belongs to the first chunk; later chunks go on from the cache")
         return Positions.padded(padding)
-    held = None if cache is None else cache.held
-    return positions_for(ids.shape[1], positions, batch=ids.shape[0], device=ids.device, held=held)
+    past = None if cache is None else cache.held
+    return positions_for(ids.shape[1], positions, batch=ids.shape[0], device=ids.device, past_at=past)
 
 
-def check_ids(ids: Tensor, vocab: int) -> None:
-    """Raises ValueError for ids of a wrong shape or type, or outside 0..vocab-1.
+def check_token_ids(ids: Tensor, vocab: int) -> None:
+    """Raise ValueError for ids of a wrong shape or dtype, or outside 0..vocab-1.
 
-    On a GPU ids outside stop the program instead, with the same words.
+    On a GPU such ids stop the program instead, with the same message.
     """
     if checks.tensor("token ids", ids).dtype not in (torch.int64, torch.int32):
         raise ValueError(f"token ids are whole numbers, got {ids.dtype}; give them as torch.int64 or torch.int32")
@@ -36,16 +36,16 @@ def check_ids(ids: Tensor, vocab: int) -> None:
         raise ValueError(f"ids have shape [batch, tokens] with at least one token, got {list(ids.shape)}")
     if not may_be_read(ids):
         return
-    known = f"token ids must lie in 0..{vocab - 1}"
-    if gpu_checks(ids, lambda: (ids >= 0) & (ids < vocab), f"{known}; check the tokenizer or vocab"):
+    bounds = f"token ids must lie in 0..{vocab - 1}"
+    if assert_on_gpu(ids, lambda: (ids >= 0) & (ids < vocab), f"{bounds}; check the tokenizer or vocab"):
         return
     lowest, highest = ids.aminmax()
     if (low := int(lowest)) < 0 or int(highest) >= vocab:
         wrong = low if low < 0 else int(highest)
-        raise ValueError(f"{known}, got {wrong}; check the tokenizer or vocab")
+        raise ValueError(f"{bounds}, got {wrong}; check the tokenizer or vocab")
 
 
 def check_padding(padding: Tensor, ids: Tensor) -> None:
-    """Raises ValueError unless padding says of each id whether a token is there."""
+    """Raise ValueError unless padding has the shape of the ids."""
     if checks.tensor("padding", padding).shape != ids.shape:
         raise ValueError(f"padding must have the shape of the ids, {list(ids.shape)}, got {list(padding.shape)}")

@@ -1,4 +1,4 @@
-"""What a block is made of beside attention: norms, feed-forward layers, and names that state dicts of 0.2 have."""
+"""The parts of a block besides attention: norms, feed-forward layers, and the names of parts in version 0.2."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -9,26 +9,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.model.config import FEED_FORWARDS, GATED, Config
+from posenc.model.config import FEED_FORWARDS, GATED_KINDS, Config
 
 
 def norm_layer(
-    width: int, config: Config, wanted: bool = True, *, device: torch.device | str | None, dtype: torch.dtype | None
+    width: int, config: Config, has_norm: bool = True, *, device: torch.device | str | None, dtype: torch.dtype | None
 ) -> nn.Module | None:
-    """The norm of vectors [..., width] in a model of this config, where there is one."""
-    if not wanted:
+    """Return the norm of vectors [..., width] in a model of this config; None without one."""
+    if not has_norm:
         return None
     if config.norm == "rms":
         return nn.RMSNorm(width, eps=config.norm_eps, device=device, dtype=dtype)
     return nn.LayerNorm(width, eps=config.norm_eps, bias=config.has_bias("norm"), device=device, dtype=dtype)
 
 
-def begin(config: Config, layers: Iterable[nn.Module | None], *, ends: bool = False) -> None:
-    """Give linear and embedding layers the weights that they begin with, in a model of this config.
+def init_layers(config: Config, layers: Iterable[nn.Module | None], *, ends: bool = False) -> None:
+    """Initialise linear and embedding layers by the `init` of a config.
 
-    ends  whether what they give is added to the residual stream
+    ends  whether their output is added to the residual stream
 
-    "torch" leaves all as it is, and "xavier" the embeddings.
+    "torch" changes nothing, and "xavier" no embeddings.
     """
     if config.init == "torch":
         return
@@ -47,10 +47,10 @@ def begin(config: Config, layers: Iterable[nn.Module | None], *, ends: bool = Fa
 
 
 class LoadsOldNames(nn.Module):
-    """A module that also loads state dicts in which its parts have the names that they had in version 0.2."""
+    """A module that also loads state dicts with the part names of version 0.2."""
 
     old_names: ClassVar[Mapping[str, str]] = {}
-    """Old name of a part -> its name."""
+    """Old name of a part -> its present name."""
 
     def _load_from_state_dict(
         self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
@@ -62,16 +62,15 @@ class LoadsOldNames(nn.Module):
 
 
 def rename_old(entries: dict[str, Any], model: nn.Module, path: str = "") -> None:
-    """Put the entries that a model, at a path in them, had under other names in version 0.2 under those of now."""
+    """Rename the entries of a model below a path, from the names of version 0.2 to the present ones."""
     for place, module in model.named_modules(prefix=path):
         for old, new in module.old_names.items() if isinstance(module, LoadsOldNames) else ():
-            before, after = (f"{place}.{name}." if place else f"{name}." for name in (old, new))
-            for name in [name for name in entries if name.startswith(before)]:
-                entries[after + name.removeprefix(before)] = entries.pop(name)
+            old_prefix, new_prefix = (f"{place}.{name}." if place else f"{name}." for name in (old, new))
+            for name in [name for name in entries if name.startswith(old_prefix)]:
+                entries[new_prefix + name.removeprefix(old_prefix)] = entries.pop(name)
 
 
 gelu_tanh = partial(F.gelu, approximate="tanh")
-
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -85,13 +84,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(checks.ChecksArguments, LoadsOldNames):
-    """dim -> intermediate_size -> dim, for each token alone.
+    """A feed-forward layer, dim -> intermediate_size -> dim, for each token alone.
 
     kind  "gelu", "relu", "relu2":  W_down f(W_up x), with relu2 the square of relu
           "swiglu", "geglu":        W_down (f(W_gate x) * W_up x), f = SiLU or GELU
           "gelu_tanh", "geglu_tanh":  GELU by its approximation, x/2 (1 + tanh((2/pi)^1/2 (x + 0.044715 x^3)))
 
-    x [..., dim] -> [..., dim]. Raises ValueError for sizes below 1 and kinds that there are not.
+    x [..., dim] -> [..., dim]. Raises ValueError for sizes below 1 and unknown kinds.
     Source: Shazeer 2020, arXiv:2002.05202; relu2: So et al. 2021, arXiv:2109.08668.
 
     >>> FeedForward(8, 24, kind="swiglu", bias=False)(torch.randn(2, 3, 8)).shape
@@ -114,11 +113,11 @@ class FeedForward(checks.ChecksArguments, LoadsOldNames):
         super().__init__()
         checks.whole("dim", dim, 1), checks.whole("intermediate_size", intermediate_size, 1)
         checks.one_of("kind", kind, FEED_FORWARDS)
-        made: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
         self.kind = kind
-        self.up_proj = nn.Linear(dim, intermediate_size, **made)
-        self.gate_proj = nn.Linear(dim, intermediate_size, **made) if kind in GATED else None
-        self.down_proj = nn.Linear(intermediate_size, dim, **made)
+        self.up_proj = nn.Linear(dim, intermediate_size, **factory)
+        self.gate_proj = nn.Linear(dim, intermediate_size, **factory) if kind in GATED_KINDS else None
+        self.down_proj = nn.Linear(intermediate_size, dim, **factory)
         self.dropout = checks.share("dropout", dropout)
 
     def forward(self, x: Tensor) -> Tensor:

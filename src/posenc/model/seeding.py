@@ -1,4 +1,4 @@
-"""Random numbers from a seed of one's own."""
+"""A local seed, which leaves the global random state unchanged."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -7,9 +7,9 @@ import torch
 
 
 @contextmanager
-def seeded(seed: int) -> Generator[None]:
-    """Random numbers from a seed of our own; the caller's go on as if nothing had been drawn."""
+def local_seed(seed: int) -> Generator[None]:
+    """Seed the random numbers of a block; afterwards the caller's random state is as before."""
     with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed would seed every other device as well, which is not put back, and is slow without one.
+        # torch.manual_seed would also seed every other device, which is not restored, and slow without one.
         torch.default_generator.manual_seed(seed)
         yield

@@ -1,4 +1,4 @@
-"""Sequences and heads cut over devices, exact for every encoding or refused by name."""
+"""Sequence and head parallelism: exact for every encoding, or refused by name."""
 
 from posenc.parallel.heads import HeadShards, shard_heads
 from posenc.parallel.sequence import SequenceShards, shard_sequence, unshard_sequence

@@ -1,4 +1,4 @@
-"""Attention with all keys on every rank: for rules that read, for a query and a key, the keys between the two."""
+"""Attention with all keys gathered on every rank, for encodings that read keys between a query and a key."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,57 +19,57 @@ from posenc.tokens.positions import Positions
 def gathered_attention(
     encoding: Encoding, q: Tensor, keys: Keys, mask: Mask, kernel: BoundKernel, line: Line
 ) -> Tensor:
-    """Attention of this rank's queries [B, H, T, D] to the keys of all ranks, which each then holds: [B, H, T, E]."""
+    """Return attention [B, H, T, E] of this rank's queries [B, H, T, D] to the gathered keys of all ranks."""
     names = list(keys.memo)
-    k, v, *facts = Gathered.apply(line, keys.k, keys.v, *keys.memo.values())
-    everywhere = positions_of_all(line, keys.at)
+    k, v, *facts = GatherTokens.apply(line, keys.k, keys.v, *keys.memo.values())
+    all_positions = all_rank_positions(line, keys.at)
     outs, start = [], 0
-    for at in line.mine:
+    for at in line.own_positions:
         rows = slice(start, start + at.tokens)
         query_memo = {name: fact[:, :, rows] for name, fact in keys.query_memo.items()}
-        all_keys = Keys(k, v, everywhere, dict(zip(names, facts, strict=True)), query_memo)
+        all_keys = Keys(k, v, all_positions, dict(zip(names, facts, strict=True)), query_memo)
         outs.append(attend_in_rows(encoding, q[:, :, rows], at, all_keys, mask, kernel)[0])
         start = rows.stop
     return torch.cat(outs, 2)
 
 
-def positions_of_all(line: Line, at: Positions) -> Positions:
-    """Where the tokens of all ranks stand, in the order of the sequence."""
+def all_rank_positions(line: Line, at: Positions) -> Positions:
+    """Return the positions of the tokens of all ranks, in the order of the sequence."""
     starts = [chunk.start for chunk in line.chunks]
     size = line.chunks[0].tokens
     if starts[0] is not None and starts == [starts[0] + n * size for n in range(len(starts))]:
         return replace(Positions.count(size * len(starts), starts[0], device=at.device), horizon=at.horizon)
     facts = [fact for fact in (at.coords, at.order, at.document) if fact is not None]
-    whole = [line.layout.gathered(fact, 1, line.group) for fact in facts]
+    whole = [line.layout.gather(fact, 1, line.group) for fact in facts]
     steps = all(chunk.unit_step for chunk in line.chunks)
     extents = [chunk.extent for chunk in line.chunks]
     extent = None if None in extents else max(extent for extent in extents if extent is not None)
     return Positions(*whole, horizon=at.horizon, unit_step=steps, extent=extent)
 
 
-class Gathered(torch.autograd.Function):
-    """Facts of this rank's tokens [B, H, T, ...] as those of all tokens, in the order of the sequence."""
+class GatherTokens(torch.autograd.Function):
+    """Gather facts of tokens [B, H, T, ...] from all ranks, in the order of the sequence."""
 
     @staticmethod
     def forward(ctx: Any, line: Line, *facts: Tensor) -> tuple[Tensor, ...]:
         ctx.line = line
-        return tuple(line.layout.gathered(fact, 2, line.group) for fact in facts)
+        return tuple(line.layout.gather(fact, 2, line.group) for fact in facts)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *to_all(grads, ctx.line)
+        return None, *reduce_to_owners(grads, ctx.line)
 
 
-def to_all(whole: Any, line: Line) -> list[Tensor]:
-    """The sum over ranks of facts [B, H, T, ...] of the whole sequence, to each rank that of its own tokens."""
+def reduce_to_owners(whole: Any, line: Line) -> list[Tensor]:
+    """Sum facts [B, H, T, ...] of the whole sequence over ranks; return the part of this rank's tokens."""
     rank, ranks = line.group.rank(), line.group.size()
 
     def part(step: int) -> list[Tensor]:
         return [line.layout.cut((rank - 1 - step) % ranks, x, 2) for x in whole]
 
-    # What is meant for a rank begins behind it, and comes home over all others.
+    # The sum for a rank starts at the next rank, and travels over all others to it.
     sums = part(0)
     for step in range(1, ranks):
-        received = pass_on(sums, line.group)()
-        sums = [x + y for x, y in zip(received, part(step), strict=True)]
+        incoming = pass_on(sums, line.group)()
+        sums = [x + y for x, y in zip(incoming, part(step), strict=True)]
     return sums

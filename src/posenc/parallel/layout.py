@@ -1,4 +1,4 @@
-"""How a sequence is cut over ranks: into chunks of equally many tokens, of which each rank holds one or two."""
+"""The layout of a sequence over ranks: chunks of equal size, one or two on each rank."""
 
 from dataclasses import dataclass
 
@@ -14,10 +14,10 @@ ORDERS = ("zigzag", "contiguous")
 
 @dataclass(frozen=True)
 class Layout:
-    """Which chunks of a sequence which rank holds.
+    """The assignment of chunks of a sequence to ranks.
 
-    ranks  how many there are
-    order  "zigzag": rank r holds the chunks r and 2 ranks - 1 - r, so that causal attention is as much work on each;
+    ranks  number of ranks
+    order  "zigzag": rank r holds the chunks r and 2 ranks - 1 - r, so causal attention is balanced;
            "contiguous": rank r holds chunk r
 
     >>> Layout(2, "zigzag").chunks_of(1)
@@ -35,45 +35,45 @@ class Layout:
         return 2 * self.ranks if self.order == "zigzag" else self.ranks
 
     def chunks_of(self, rank: int) -> tuple[int, ...]:
-        """The chunks that a rank holds, in the order in which it holds them."""
+        """Return the chunks of a rank, in its order."""
         return (rank, self.chunks - 1 - rank) if self.order == "zigzag" else (rank,)
 
     def tokens(self, rank: int, tokens: int) -> Tensor:
-        """Which of the tokens of a sequence a rank holds: indices, ascending.
+        """Return the indices of a rank's tokens, ascending.
 
-        Raises ValueError unless they fall into chunks of equally many.
+        Raises ValueError unless the chunks have equal size.
         """
         if tokens < 1 or tokens % self.chunks:
             raise ValueError(
                 f"a sequence over {self.ranks} ranks in {self.order} order has a multiple of {self.chunks} tokens, got "
-                f"{tokens}; pad it, and say which tokens are padding with Positions.padded(mask)"
+                f"{tokens}; pad it, and mark the padding with Positions.padded(mask)"
             )
         size = tokens // self.chunks
         return torch.cat([torch.arange(c * size, (c + 1) * size) for c in self.chunks_of(rank)])
 
     def cut(self, rank: int, x: Tensor, axis: int) -> Tensor:
-        """What a rank holds of a whole sequence, along an axis of a tensor."""
-        mine = self.tokens(rank, checks.tensor("what is cut", x).shape[axis])
-        return x.index_select(axis, mine.to(x.device))
+        """Return a rank's part of a whole sequence along an axis of a tensor."""
+        indices = self.tokens(rank, checks.tensor("what is cut", x).shape[axis])
+        return x.index_select(axis, indices.to(x.device))
 
     def cut_positions(self, rank: int, at: Positions) -> Positions:
-        """Where the tokens stand that a rank holds of a whole sequence."""
-        mine = self.tokens(rank, at.tokens)
-        # A slice keeps what is known of positions without looking at them.
-        whole = len(self.chunks_of(rank)) == 1
-        return at.rows(slice(int(mine[0]), int(mine[-1]) + 1) if whole else mine.to(at.order.device))
+        """Return the positions of a rank's tokens of a whole sequence."""
+        indices = self.tokens(rank, at.tokens)
+        # A slice keeps the static fields of positions.
+        is_one_chunk = len(self.chunks_of(rank)) == 1
+        return at.rows(slice(int(indices[0]), int(indices[-1]) + 1) if is_one_chunk else indices.to(at.order.device))
 
-    def joined(self, of_ranks: list[Tensor], axis: int) -> Tensor:
-        """A whole sequence from what each rank holds of it."""
-        held: dict[int, Tensor] = {}
-        for rank, x in enumerate(of_ranks):
-            own = self.chunks_of(rank)
-            held |= dict(zip(own, x.chunk(len(own), axis), strict=True))
-        return torch.cat([held[chunk] for chunk in range(self.chunks)], axis)
+    def joined(self, rank_parts: list[Tensor], axis: int) -> Tensor:
+        """Return the whole sequence from the parts of all ranks."""
+        chunks: dict[int, Tensor] = {}
+        for rank, x in enumerate(rank_parts):
+            numbers = self.chunks_of(rank)
+            chunks |= dict(zip(numbers, x.chunk(len(numbers), axis), strict=True))
+        return torch.cat([chunks[chunk] for chunk in range(self.chunks)], axis)
 
-    def gathered(self, x: Tensor, axis: int, group: dist.ProcessGroup) -> Tensor:
-        """A whole sequence on every rank from what each holds of it; without gradients."""
+    def gather(self, x: Tensor, axis: int, group: dist.ProcessGroup) -> Tensor:
+        """Gather the whole sequence on every rank; without gradients."""
         x = x.detach().contiguous()
-        held = [torch.empty_like(x) for _ in range(self.ranks)]
-        dist.all_gather(held, x, group=group)
-        return self.joined(held, axis)
+        rank_parts = [torch.empty_like(x) for _ in range(self.ranks)]
+        dist.all_gather(rank_parts, x, group=group)
+        return self.joined(rank_parts, axis)

@@ -1,4 +1,4 @@
-"""What every rank knows of the tokens of all: who stands where on the line, in a few numbers for each chunk."""
+"""Facts of the whole sequence that every rank shares: a few numbers for each chunk."""
 
 from dataclasses import dataclass, replace
 
@@ -9,19 +9,19 @@ from torch import Tensor
 from posenc.parallel.layout import Layout
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
-from posenc.tokens.shared_tables import version
+from posenc.tokens.shared_tables import tensor_versions
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """What all ranks know of one chunk of the sequence.
+class ChunkFacts:
+    """The facts of one chunk of the sequence that all ranks know.
 
-    tokens       how many it has
-    start        where they begin, when they count up by one in all rows; else None
-    first, last  the lowest and the highest order of its tokens in each row, [B or 1]; 0 and -1 where a row has none
-    documents    the lowest and the highest document in each row, [B or 1] each; None where there is only one
+    tokens       number of tokens
+    start        first order if tokens count up by one in all rows; else None
+    first, last  lowest and highest order in each row, [B or 1]; 0 and -1 for a row of padding
+    documents    lowest and highest document in each row, [B or 1] each; None for one document
     in_order     whether orders rise from token to token, and documents never fall
-    unit_step, extent   as Positions have them
+    unit_step, extent   as in Positions
     """
 
     tokens: int
@@ -34,11 +34,11 @@ class Chunk:
     extent: int | None
 
     @classmethod
-    def of(cls, at: Positions) -> "Chunk":
+    def from_positions(cls, at: Positions) -> "ChunkFacts":
         order, present = at.order, at.order >= 0
         last = order.amax(1)
         first = order.masked_fill(~present, torch.iinfo(order.dtype).max).amin(1).masked_fill(last < 0, 0)
-        # Orders rise whatever padding lies between.
+        # Orders must rise across padding too.
         rises = bool((~present[:, 1:] | (order[:, 1:] > order.cummax(1).values[:, :-1])).all())
         documents = None
         if at.document is not None:
@@ -47,102 +47,103 @@ class Chunk:
         facts = first.cpu(), last.cpu(), documents, rises
         return cls(at.tokens, start_of(at), *facts, unit_step=at.unit_step, extent=at.extent)
 
-    def may_see(self, other: "Chunk", mask: Mask) -> bool:
-        """Whether a query of this chunk may see a key of another."""
-        seen = (self.last >= 0) & (other.last >= 0)
+    def may_see(self, keys: "ChunkFacts", mask: Mask) -> bool:
+        """Whether a query of this chunk may see a key of another chunk."""
+        visible = (self.last >= 0) & (keys.last >= 0)
         if mask.causal:
-            seen = seen & ((other.first <= self.last) | ((self.first < mask.prefix) & (other.first < mask.prefix)))
+            visible = visible & ((keys.first <= self.last) | ((self.first < mask.prefix) & (keys.first < mask.prefix)))
         if mask.window is not None:
-            seen = seen & (self.first - other.last < mask.window) & (other.first - self.last < mask.window)
-        if self.documents is not None and other.documents is not None:
-            seen = seen & (self.documents[0] <= other.documents[1]) & (other.documents[0] <= self.documents[1])
-        return bool(seen.any())
+            visible = visible & (self.first - keys.last < mask.window) & (keys.first - self.last < mask.window)
+        if self.documents is not None and keys.documents is not None:
+            visible = visible & (self.documents[0] <= keys.documents[1]) & (keys.documents[0] <= self.documents[1])
+        return bool(visible.any())
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """What all ranks know of the sequence, and where the tokens of this one stand.
+    """The facts of a sequence over ranks, and the positions of this rank.
 
-    chunks  all, in the order of the sequence
-    mine    the positions of this rank's chunks, in the order in which it holds them
-    layout  which chunks which rank holds
-    group   the ranks
+    chunks         facts of all chunks, in the order of the sequence
+    own_positions  positions of this rank's chunks, in its order
+    layout         assignment of chunks to ranks
+    group          the ranks
     """
 
-    chunks: list[Chunk]
-    mine: list[Positions]
+    chunks: list[ChunkFacts]
+    own_positions: list[Positions]
     layout: Layout
     group: dist.ProcessGroup
 
     def travelling(self, at: Positions) -> list[Tensor]:
-        """What of this rank's positions has to go round with its keys: nothing where all tokens count up by one."""
+        """Return the positions to send round with this rank's keys; none if all tokens count up by one."""
         if all(chunk.start is not None for chunk in self.chunks):
             return []
         return [fact for fact in (at.coords, at.order, at.document) if fact is not None]
 
-    def positions(self, chunk: int, place: int, travelled: list[Tensor]) -> Positions:
-        """Where the tokens of a chunk stand, which is the `place`-th of those whose positions have travelled."""
-        told = self.chunks[chunk]
-        if told.start is not None and not travelled:
-            return Positions.count(told.tokens, told.start, device=self.mine[0].device)
-        few = slice(place * told.tokens, (place + 1) * told.tokens)
-        coords, order, *documents = (fact[:, few] for fact in travelled)
+    def positions(self, chunk: int, place: int, travelling: list[Tensor]) -> Positions:
+        """Return the positions of a chunk, the `place`-th of its rank, from the received tensors."""
+        facts = self.chunks[chunk]
+        if facts.start is not None and not travelling:
+            return Positions.count(facts.tokens, facts.start, device=self.own_positions[0].device)
+        part = slice(place * facts.tokens, (place + 1) * facts.tokens)
+        coords, order, *documents = (fact[:, part] for fact in travelling)
         document = documents[0] if documents else None
-        return Positions(coords, order, document, unit_step=told.unit_step, extent=told.extent)
+        return Positions(coords, order, document, unit_step=facts.unit_step, extent=facts.extent)
 
 
 def line_of(at: Positions, layout: Layout, group: dist.ProcessGroup) -> Line:
-    """The line that the tokens of all ranks make up, found once for all layers that ask.
+    """Return the facts of the sequence of all ranks, exchanged once for all layers.
 
-    Every rank asks at the same time, with its own positions.
-    Raises ValueError where they are no line: other numbers of tokens, other kinds of positions, orders that do not
-    rise.
+    All ranks call it together, each with its own positions.
+    Raises ValueError for different numbers of tokens, different kinds of positions, and orders that do not rise.
     """
-    key = ("line", layout, id(group), version(at))
+    key = ("line", layout, id(group), tensor_versions(at))
     if key not in at.tables:
-        at.tables[key] = found_line(at, layout, group)
+        at.tables[key] = exchange_line(at, layout, group)
     return at.tables[key]
 
 
-def found_line(at: Positions, layout: Layout, group: dist.ProcessGroup) -> Line:
-    own = layout.chunks_of(group.rank())
-    size = max(1, at.tokens // len(own))
-    mine = [in_a_row(at.rows(slice(place * size, (place + 1) * size))) for place in range(len(own))]
+def exchange_line(at: Positions, layout: Layout, group: dist.ProcessGroup) -> Line:
+    numbers = layout.chunks_of(group.rank())
+    size = max(1, at.tokens // len(numbers))
+    own_positions = [counted_positions(at.rows(slice(n * size, (n + 1) * size))) for n in range(len(numbers))]
     kind = (
         at.tokens,
         *(None if x is None else (len(x), x.dtype, *x.shape[2:]) for x in (at.coords, at.order, at.document)),
     )
-    told: list = [None] * layout.ranks
-    dist.all_gather_object(told, (kind, [Chunk.of(part) for part in mine]), group=group)
-    for rank, (other, _) in enumerate(told):
-        if other != told[0][0]:
+    rank_facts: list = [None] * layout.ranks
+    dist.all_gather_object(rank_facts, (kind, [ChunkFacts.from_positions(part) for part in own_positions]), group=group)
+    for rank, (rank_kind, _) in enumerate(rank_facts):
+        if rank_kind != rank_facts[0][0]:
             raise ValueError(
-                f"all ranks hold as many tokens, with positions of one kind (rows, dtypes, axes), got {told[0][0]} on "
-                f"rank 0 and {other} on rank {rank}; cut the tokens and their positions of a whole sequence with "
-                f"shards.cut"
+                f"all ranks hold as many tokens, with positions of one kind (rows, dtypes, axes), got "
+                f"{rank_facts[0][0]} on rank 0 and {rank_kind} on rank {rank}; cut the tokens and their positions of "
+                f"a whole sequence with shards.cut"
             )
-    if at.tokens % len(own):
+    if at.tokens % len(numbers):
         raise ValueError(
-            f"a rank holds {len(own)} chunks of equally many tokens in {layout.order} order, got {at.tokens} tokens; "
-            f"cut a whole sequence with shards.cut"
+            f"a rank holds {len(numbers)} chunks of equally many tokens in {layout.order} order, got {at.tokens} "
+            f"tokens; cut a whole sequence with shards.cut"
         )
     by_chunk = {
-        c: chunk for rank, (_, held) in enumerate(told) for c, chunk in zip(layout.chunks_of(rank), held, strict=True)
+        c: chunk
+        for rank, (_, parts) in enumerate(rank_facts)
+        for c, chunk in zip(layout.chunks_of(rank), parts, strict=True)
     }
     chunks = [by_chunk[c] for c in range(layout.chunks)]
-    check(chunks)
-    return Line(chunks, mine, layout, group)
+    check_line(chunks)
+    return Line(chunks, own_positions, layout, group)
 
 
-def check(chunks: list[Chunk]) -> None:
-    """Raises ValueError unless orders rise along the chunks, and documents do not fall."""
+def check_line(chunks: list[ChunkFacts]) -> None:
+    """Raise ValueError unless orders rise along the chunks, and documents do not fall."""
     last, document = torch.full_like(chunks[0].last, -1), None
     for number, chunk in enumerate(chunks):
-        early = (chunk.last >= 0) & (chunk.first <= last)
-        if bool(early.any()) or not chunk.in_order:
-            what = f"chunk {number} begins at order {int(chunk.first.min())}, after order {int(last.max())}"
+        is_early = (chunk.last >= 0) & (chunk.first <= last)
+        if bool(is_early.any()) or not chunk.in_order:
+            fault = f"chunk {number} begins at order {int(chunk.first.min())}, after order {int(last.max())}"
             raise ValueError(
-                f"the orders of tokens must rise along a sequence that is cut over ranks, and {what}; give each rank "
+                f"the orders of tokens must rise along a sequence that is cut over ranks, and {fault}; give each rank "
                 f"the positions of its own tokens, as positions=shards.cut(Positions.count(tokens))"
             )
         if chunk.documents is not None:
@@ -155,8 +156,8 @@ def check(chunks: list[Chunk]) -> None:
         last = torch.maximum(last, chunk.last)
 
 
-def in_a_row(at: Positions) -> Positions:
-    """The same positions, as counted ones where that is what they are: then kernels know it too."""
+def counted_positions(at: Positions) -> Positions:
+    """Return the same positions, as counted ones if they count up by one, which kernels can then use."""
     start = start_of(at)
     if start is None or at.start is not None:
         return at
@@ -164,12 +165,12 @@ def in_a_row(at: Positions) -> Positions:
 
 
 def start_of(at: Positions) -> int | None:
-    """Where tokens begin that count up by one, alike in all rows; None where they do not."""
+    """Return the first order of tokens that count up by one, equal in all rows; else None."""
     if at.start is not None:
         return at.start
     if at.document is not None or at.axes != 1 or at.coords.is_floating_point():
         return None
     first = at.order[:1, :1]
-    wanted = first + torch.arange(at.tokens, device=at.device)
-    counts = (at.order == wanted).all() & (at.coords[..., 0] == wanted).all() & (first >= 0).all()
+    expected_order = first + torch.arange(at.tokens, device=at.device)
+    counts = (at.order == expected_order).all() & (at.coords[..., 0] == expected_order).all() & (first >= 0).all()
     return int(first) if bool(counts) else None

@@ -1,4 +1,4 @@
-"""How tensors go round a ring of ranks: sent to the next, taken from the one before."""
+"""Ring communication: each rank sends tensors to the next rank, and receives from the previous one."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -8,29 +8,26 @@ from torch import Tensor
 
 
 def rounds(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> Iterator[tuple[int, list[Tensor]]]:
-    """The tensors of one rank after another, this one's first, with whose they are; all ranks' are of one shape.
-
-    While those of one rank are read, the next ones are on their way.
-    """
+    """Yield the tensors of each rank with its number, this rank first; the next ones are in transfer meanwhile."""
     rank, ranks = group.rank(), group.size()
-    held = [x.detach().contiguous() for x in tensors]
+    current = [x.detach().contiguous() for x in tensors]
     for step in range(ranks):
-        arrive = pass_on(held, group) if step < ranks - 1 else None
-        yield (rank - step) % ranks, held
+        arrive = pass_on(current, group) if step < ranks - 1 else None
+        yield (rank - step) % ranks, current
         if arrive is not None:
-            held = arrive()
+            current = arrive()
 
 
 def pass_on(tensors: Sequence[Tensor], group: dist.ProcessGroup, *, tag: int = 0) -> Callable[[], list[Tensor]]:
-    """Send contiguous tensors to the next rank, and take those of the one before: the result waits for them.
+    """Send contiguous tensors to the next rank; return a function that waits for those of the previous rank.
 
-    tag  tells apart what is on its way at the same time, 0 or 1
+    tag  distinguishes transfers at the same time, 0 or 1
     """
     incoming = [torch.empty_like(x) for x in tensors]
-    after, before = (dist.get_global_rank(group, (group.rank() + step) % group.size()) for step in (1, -1))
+    next_rank, previous_rank = (dist.get_global_rank(group, (group.rank() + step) % group.size()) for step in (1, -1))
     operations = [
         dist.P2POp(call, x, peer, group, 2 * number + tag)
-        for call, side, peer in ((dist.isend, tensors, after), (dist.irecv, incoming, before))
+        for call, side, peer in ((dist.isend, tensors, next_rank), (dist.irecv, incoming, previous_rank))
         for number, x in enumerate(side)
     ]
     works = dist.batch_isend_irecv(operations)

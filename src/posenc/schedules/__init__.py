@@ -1,7 +1,7 @@
 """Rotary frequency schedules: functions from plain frequencies to (frequencies, temperature).
 
-They stretch a trained rotary model to longer contexts. One file each, and the file's name is the name in specs:
-`yarn(factor=4)` is `YaRN(4)` of yarn.py. One of your own is written by its path: `path/to/mine.py:Mine(factor=4)`.
+They stretch a trained rotary (RoPE) model to longer contexts. Each is one file, named in specs by its file name:
+`yarn(factor=4)` is `YaRN(4)` of yarn.py. To add one, follow docs/guides/own-schedule.md; linear.py is the shortest.
 """
 
 import ast
@@ -9,39 +9,39 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from posenc.foreign import quoted
+from posenc.foreign import quote
 from posenc.schedules._schedule import Schedule
 from posenc.specs.registry import Registry
 
 __all__ = ["SCHEDULES", "Schedule", "schedule_of", "value_of"]
 
 SCHEDULES = Registry(__name__, Schedule, "posenc.schedules.Schedule", "yarn(factor=4)")
-"""The schedules that ship, by their names in specs; each is imported when it is first asked for."""
+"""The schedules of posenc, by their names in specs; each is imported at its first use."""
 
 
-def schedule_of(given: Schedule | str | None, own: Collection[str | Path] | None = None) -> Schedule | None:
-    """The schedule that a caller gave: one of these, or as it is written in a spec.
+def schedule_of(value: Schedule | str | None, trusted_files: Collection[str | Path] | None = None) -> Schedule | None:
+    """Return a schedule, which the caller gives as an object or as a spec.
 
-    own  the files whose code may be run, for a spec that was read from elsewhere; None for one that a person gave
+    trusted_files  the files whose code a spec from a file may run; None for a spec that the caller wrote
 
-    Raises ValueError for what is neither, and for options that it does not have; CannotRead for code of other files.
+    Raises ValueError for any other value and for unknown options; CannotRead for code of other files.
 
     >>> schedule_of("linear(factor=2)")
     linear(factor=2)
     """
-    schedule = SCHEDULES.read(given, own) if isinstance(given, str) else given
+    schedule = SCHEDULES.read(value, trusted_files) if isinstance(value, str) else value
     if schedule is not None and not isinstance(schedule, Schedule):
-        raise ValueError(f"schedule must be one of posenc.schedules, such as linear(factor=4), got {quoted(given)}")
+        raise ValueError(f"schedule must be one of posenc.schedules, such as linear(factor=4), got {quote(value)}")
     return schedule
 
 
 def value_of(tree: ast.expr, spec: str) -> Any:
-    """The value of an encoding's option as it is written in a spec: a plain value, a word, or a schedule."""
+    """Return the value of an encoding's option in a spec: a plain value, a word, or a schedule."""
     return SCHEDULES.value(tree, spec)
 
 
 def __getattr__(name: str) -> Any:
-    """A schedule by its class name, imported now."""
+    """Import and return the schedule of a class name."""
     return SCHEDULES.by_class_name(name)
 
 

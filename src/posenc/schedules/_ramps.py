@@ -1,6 +1,6 @@
-"""Ramps: which share of its frequency a pair keeps, by its index or by how often it turns in the trained length.
+"""Ramps: the share of its frequency that a pair keeps, by its index or by its turns within the trained length.
 
-Each as it is computed, and as published in scalars.
+Each stands here twice: as it is computed, and in scalars as published.
 """
 
 import math
@@ -14,24 +14,24 @@ from posenc.schedules._schedule import Schedule
 
 
 def pair_ramp(length: int, *, base: float, width: int, fast: float, slow: float, truncate: bool) -> tuple[float, float]:
-    """The pair indices, not whole, that turn `fast` and `slow` times within `length`; truncate: rounded outwards."""
+    """Return the fractional pair indices that turn `fast` and `slow` times in `length`; truncate rounds outwards."""
     low, high = (width * math.log(length / (2 * math.pi * n)) / (2 * math.log(base)) for n in (fast, slow))
     if truncate:
         low, high = math.floor(low), math.ceil(high)
-    # Both ends on both sides: as released, with one side each, a ramp that lies wholly outside runs backwards.
+    # Each end is clamped on both sides. The released code clamps one side each, so that a ramp outside runs backwards.
     low, high = (min(max(end, 0), width - 1) for end in (low, high))
     return low, high if high != low else high + 0.001
 
 
 def kept_by_pair(ends: tuple[float, float], like: Tensor) -> Tensor:
-    """The share of each pair that stays: 1 up to the first end, 0 from the second on, linear in the pair index."""
+    """Return the share that each pair keeps: 1 up to the first end, 0 from the second, linear in the pair index."""
     low, high = ends
     k = torch.arange(like.shape[-1], dtype=like.dtype, device=like.device)
     return 1 - ((k - low) / (high - low)).clamp(0, 1)
 
 
 def kept_by_turns(frequencies: Tensor, length: int, low: float, high: float) -> Tensor:
-    """The share of each pair that stays: 0 up to `low` turns within `length`, 1 from `high` on, linear in turns."""
+    """Return the share that each pair keeps: 0 up to `low` turns in `length`, 1 from `high`, linear in turns."""
     turns = length * frequencies / (2 * math.pi)
     if high == low:
         return (turns >= low).to(frequencies.dtype)
@@ -41,10 +41,10 @@ def kept_by_turns(frequencies: Tensor, length: int, low: float, high: float) -> 
 def published_pair_ramp(
     pairs: int, length: float, *, base: float, width: int, fast: float, slow: float, truncate: bool
 ) -> list[float]:
-    """The same shares in scalars, as the released implementations have them where the ramp meets the pairs.
+    """Return the same shares in scalars, as in the released implementations.
 
-    Each of their ends is kept on one side only, so that a ramp which ends before the first pair, or begins behind the
-    last, runs backwards. That is no part of the idea: here the pairs are then all behind it, or all before it.
+    These clamp each end on one side only, so that a ramp which ends before the first pair, or begins after the last,
+    runs backwards. That is an accident: here all pairs are then past the ramp, or all before it.
     """
     ends = []
     for turns, outwards in ((fast, math.floor), (slow, math.ceil)):
@@ -57,7 +57,7 @@ def published_pair_ramp(
 
 
 def published_turn_ramp(frequency: float, length: float, low: float, high: float) -> float:
-    """The share of one pair that stays, in scalars, by how its wavelength compares with the trained length."""
+    """Return the share that one pair keeps, in scalars, from its wavelength and the trained length."""
     wavelength = 2 * math.pi / frequency
     if wavelength <= length / high:
         return 1.0
@@ -67,7 +67,7 @@ def published_turn_ramp(frequency: float, length: float, low: float, high: float
 
 
 def check_turns(schedule: Schedule, slow: str, fast: str) -> None:
-    """Raises ValueError unless the options that are the ends of a ramp in turns can be."""
+    """Raise ValueError unless the two ends of a ramp in turns are valid."""
     first, last = getattr(schedule, slow), getattr(schedule, fast)
     if not last >= first > 0:
         raise ValueError(
@@ -77,10 +77,10 @@ def check_turns(schedule: Schedule, slow: str, fast: str) -> None:
 
 @dataclass(frozen=True)
 class RampInTurns(Schedule):
-    """Base of those that divide slow pairs by the factor and keep fast ones, with a ramp in turns between.
+    """Base of schedules that divide slow pairs by the factor and keep fast pairs, with a ramp in turns between.
 
-    A subclass has two more options, which `ends` names: the turns up to which a pair is divided, and those from which
-    it is kept.
+    A subclass has two more options, which `ends` names: the turns up to which a pair is divided, and the turns from
+    which it is kept.
     """
 
     ends: ClassVar[tuple[str, str]]
@@ -101,5 +101,5 @@ class RampInTurns(Schedule):
         return frequencies * (keep + (1 - keep) / self.factor), 1.0
 
     def formula(self, frequencies, *, base, width, horizon=None):
-        kept = [published_turn_ramp(f, self.known_length, *self.turns()) for f in frequencies]
-        return [(1 - keep) * f / self.factor + keep * f for f, keep in zip(frequencies, kept, strict=True)], 1.0
+        shares = [published_turn_ramp(f, self.known_length, *self.turns()) for f in frequencies]
+        return [(1 - keep) * f / self.factor + keep * f for f, keep in zip(frequencies, shares, strict=True)], 1.0

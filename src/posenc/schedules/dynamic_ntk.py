@@ -37,6 +37,6 @@ class DynamicNTK(Schedule):
         return with_larger_base(self, frequencies, width, growth[:, None]), 1.0
 
     def formula(self, frequencies, *, base, width, horizon=None):
-        trained = self.known_length
-        current = max(self.known_horizon(horizon), trained)
-        return published_with_larger_base(base, width, self.factor * current / trained - (self.factor - 1)), 1.0
+        length = self.known_length
+        current = max(self.known_horizon(horizon), length)
+        return published_with_larger_base(base, width, self.factor * current / length - (self.factor - 1)), 1.0

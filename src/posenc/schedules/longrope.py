@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from posenc import checks
-from posenc.foreign import quoted
+from posenc.foreign import quote
 from posenc.schedules._schedule import Schedule
-from posenc.tokens.shared_tables import numbers
+from posenc.tokens.shared_tables import number_tensor
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class LongRoPE(Schedule):
         super().__post_init__()
         checks.at_least("longrope: trained_length", self.trained_length, 2, " tokens")
         for option in ("short_factor", "long_factor"):
-            given = getattr(self, option)
-            divisors = given if isinstance(given, (list, tuple)) else ()
+            value = getattr(self, option)
+            divisors = value if isinstance(value, (list, tuple)) else ()
             if not divisors or not all(checks.is_number(x) and x > 0 for x in divisors):
                 raise ValueError(
-                    f"longrope: {option} must be a list of numbers above 0, one for each pair, got {quoted(given)}"
+                    f"longrope: {option} must be a list of numbers above 0, one for each pair, got {quote(value)}"
                 )
-            # A list could not be the key of a table.
+            # A list is not hashable, and schedules are keys of cached tables.
             object.__setattr__(self, option, tuple(divisors))
         self.hold(checks.above, attention_factor=0, short_mscale=0, long_mscale=0)
         if self.attention_factor is not None and (self.short_mscale or self.long_mscale):
@@ -69,9 +69,9 @@ class LongRoPE(Schedule):
             )
 
     def temperatures(self) -> tuple[float, float]:
-        """The temperatures of short and of long sequences."""
-        both = self.attention_factor or math.sqrt(1 + math.log(self.factor) / math.log(self.known_length))
-        return self.short_mscale or both, self.long_mscale or both
+        """Return the temperatures of short and of long sequences."""
+        usual = self.attention_factor or math.sqrt(1 + math.log(self.factor) / math.log(self.known_length))
+        return self.short_mscale or usual, self.long_mscale or usual
 
     def __call__(self, frequencies, *, base, width, horizon=None):
         for option in ("short_factor", "long_factor"):
@@ -81,8 +81,8 @@ class LongRoPE(Schedule):
                     f"of {width}, got {len(getattr(self, option))}"
                 )
         long = self.stretch(horizon) > 1
-        made = frequencies.dtype, frequencies.device
-        short_factor, long_factor = (numbers(f, *made) for f in (self.short_factor, self.long_factor))
+        dtype, device = frequencies.dtype, frequencies.device
+        short_factor, long_factor = (number_tensor(f, dtype, device) for f in (self.short_factor, self.long_factor))
         short_warmth, long_warmth = (frequencies.new_full((), t) for t in self.temperatures())
         divisors = torch.where(long[:, None], long_factor, short_factor)
         return frequencies / divisors, torch.where(long, long_warmth, short_warmth)
@@ -90,6 +90,6 @@ class LongRoPE(Schedule):
     def formula(self, frequencies, *, base, width, horizon=None):
         long = self.known_horizon(horizon) > self.known_length
         divisors = self.long_factor if long else self.short_factor
-        own = self.long_mscale if long else self.short_mscale
+        mscale = self.long_mscale if long else self.short_mscale
         usual = self.attention_factor or (1 + math.log(self.factor, self.known_length)) ** 0.5
-        return [1 / (c * base ** (2 * k / width)) for k, c in enumerate(divisors)], own or usual
+        return [1 / (c * base ** (2 * k / width)) for k, c in enumerate(divisors)], mscale or usual

@@ -34,7 +34,7 @@ class NTK(Schedule):
 
 
 def with_larger_base(schedule: Schedule, frequencies: Tensor, width: int, growth: float | Tensor) -> Tensor:
-    """The frequencies with the fastest as it is and the slowest divided by the growth."""
+    """Return the frequencies, with the fastest unchanged and the slowest divided by the growth."""
     if width < 4:
         raise ValueError(
             f"{schedule.spec_name} keeps the fastest pair and stretches the slowest, which takes two pairs; "
@@ -45,6 +45,6 @@ def with_larger_base(schedule: Schedule, frequencies: Tensor, width: int, growth
 
 
 def published_with_larger_base(base: float, width: int, growth: float) -> list[float]:
-    """The same in scalars, as published."""
+    """Return the same in scalars, as published."""
     larger = base * growth ** (width / (width - 2))
     return [larger ** (-2 * k / width) for k in range(width // 2)]

@@ -35,19 +35,19 @@ class PartNTK(Schedule):
     trained_length: int | None = None
 
     def __call__(self, frequencies, *, base, width, horizon=None):
-        trained = self.known_length
+        length = self.known_length
         aware, _ = NTK(self.factor)(frequencies, base=base, width=width)
-        shared = {"base": base, "width": width, "truncate": True}
-        near = kept_by_pair(pair_ramp(trained, fast=1.25, slow=0.75, **shared), frequencies)
-        far = kept_by_pair(pair_ramp(trained, fast=16, slow=2, **shared), frequencies)
-        mixed = torch.lerp(frequencies / self.factor, aware, near)
-        return torch.lerp(mixed, frequencies, far), 1.0
+        options = {"base": base, "width": width, "truncate": True}
+        keep_1 = kept_by_pair(pair_ramp(length, fast=1.25, slow=0.75, **options), frequencies)
+        keep_2 = kept_by_pair(pair_ramp(length, fast=16, slow=2, **options), frequencies)
+        blend = torch.lerp(frequencies / self.factor, aware, keep_1)
+        return torch.lerp(blend, frequencies, keep_2), 1.0
 
     def formula(self, frequencies, *, base, width, horizon=None):
         aware, _ = NTK(self.factor).formula(frequencies, base=base, width=width)
-        shared = {"base": base, "width": width, "truncate": True}
-        near = published_pair_ramp(width // 2, self.known_length, fast=1.25, slow=0.75, **shared)
-        far = published_pair_ramp(width // 2, self.known_length, fast=16, slow=2, **shared)
+        options = {"base": base, "width": width, "truncate": True}
+        keep_1 = published_pair_ramp(width // 2, self.known_length, fast=1.25, slow=0.75, **options)
+        keep_2 = published_pair_ramp(width // 2, self.known_length, fast=16, slow=2, **options)
         linear = [f / self.factor for f in frequencies]
-        mixed = [a * (1 - keep) + b * keep for a, b, keep in zip(linear, aware, near, strict=True)]
-        return [a * (1 - keep) + b * keep for a, b, keep in zip(mixed, frequencies, far, strict=True)], 1.0
+        blend = [a * (1 - keep) + b * keep for a, b, keep in zip(linear, aware, keep_1, strict=True)]
+        return [a * (1 - keep) + b * keep for a, b, keep in zip(blend, frequencies, keep_2, strict=True)], 1.0

@@ -3,17 +3,17 @@
 import math
 from dataclasses import dataclass
 
-from posenc.schedules._around import Around
+from posenc.schedules._nested import NestedSchedule
 from posenc.schedules._schedule import Schedule
 
 
 @dataclass(frozen=True)
-class Resonance(Around):
+class Resonance(NestedSchedule):
     """Resonance: every wavelength rounded to a whole number of positions, so that the angles of training come back.
 
     wavelength' = round(2 pi / frequency),   frequency' = 2 pi / wavelength'
 
-    inner  a schedule whose frequencies are rounded, as in the authors' Resonance NTK and Resonance YaRN; none for plain
+    inner  the schedule to round, as in the authors' Resonance NTK and Resonance YaRN; None for plain frequencies
 
     Source: Wang et al. 2024, arXiv:2403.00071, section 4; sheryc/resonance_rope.
 
@@ -31,9 +31,9 @@ class Resonance(Around):
     inner: Schedule | None = None
 
     def __call__(self, frequencies, *, base, width, horizon=None):
-        frequencies, temperature = self.inside(frequencies, base, width, horizon)
+        frequencies, temperature = self.inner_frequencies(frequencies, base, width, horizon)
         return 2 * math.pi / (2 * math.pi / frequencies).round(), temperature
 
     def formula(self, frequencies, *, base, width, horizon=None):
-        frequencies, temperature = self.published_inside(frequencies, base, width, horizon)
+        frequencies, temperature = self.inner_formula(frequencies, base, width, horizon)
         return [2 * math.pi / round(2 * math.pi / f) if f else 0.0 for f in frequencies], temperature

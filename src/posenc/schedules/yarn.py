@@ -1,4 +1,4 @@
-"""YaRN, in the forms of all who ship it."""
+"""YaRN, with the options of every released implementation."""
 
 import math
 from dataclasses import dataclass
@@ -107,7 +107,7 @@ class YaRN(Schedule):
         return yarn_temperature(self.factor, self.mscale_all_dim or 0.0) ** 2
 
     def ends(self, base: float, width: int) -> tuple[float, float]:
-        """Between which pair indices ramp=pairs lies."""
+        """Return the pair indices between which the ramp lies, for ramp=pairs."""
         betas = {"fast": self.beta_fast, "slow": self.beta_slow, "truncate": self.truncate}
         return pair_ramp(self.known_length, base=base, width=width, **betas)
 
@@ -119,15 +119,15 @@ class YaRN(Schedule):
         return frequencies * (keep + (1 - keep) / self.factor), self.temperature
 
     def formula(self, frequencies, *, base, width, horizon=None):
-        trained, slow, fast = self.known_length, self.beta_slow, self.beta_fast
+        length, slow, fast = self.known_length, self.beta_slow, self.beta_fast
         if self.ramp == "turns":
-            keep = [published_turn_ramp(f, trained, slow, fast) for f in frequencies]
+            keep = [published_turn_ramp(f, length, slow, fast) for f in frequencies]
         else:
             ramp = {"base": base, "width": width, "fast": fast, "slow": slow, "truncate": self.truncate}
-            keep = published_pair_ramp(len(frequencies), trained, **ramp)
+            keep = published_pair_ramp(len(frequencies), length, **ramp)
         return [k * f + (1 - k) * f / self.factor for f, k in zip(frequencies, keep, strict=True)], self.temperature
 
 
 def yarn_temperature(factor: float, mscale: float = 1.0) -> float:
-    """0.1 mscale ln(factor) + 1, and 1 where nothing is stretched."""
+    """Return 0.1 mscale ln(factor) + 1, or 1 for a factor up to 1."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1

@@ -1,1 +1,1 @@
-"""The names of encodings and what belongs to them, as texts."""
+"""Specs: the names of encodings and of their options, as text."""

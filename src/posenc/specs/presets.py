@@ -1,31 +1,30 @@
-"""What families of released models are made of: their blocks, and how position enters each layer.
+"""Presets: the blocks and positional encodings of families of released models.
 
     Decoder(vocab, layers=8, **preset("smollm3"))
 
-A preset has the parts of a model and no sizes: width, heads and layers are given beside it. What an option cannot say
-stands in `besides`.
+A preset has no sizes: give width, heads and layers beside it. What no option can express stands in `besides`.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from posenc.foreign import near, quoted
+from posenc.foreign import quote, suggestion
 from posenc.specs import spelling
 
 
 @dataclass(frozen=True)
 class Preset(Mapping[str, Any]):
-    """What the models of a family are made of, as a mapping of arguments for Decoder, Encoder or EncoderDecoder.
+    """The options of a family of models, as a mapping of arguments for Decoder, Encoder or EncoderDecoder.
 
     encoding  a spec, or a tuple of them cycled over the layers
-    window    how many tokens a layer sees back, or None for all, in the same cycle
+    window    tokens that a layer sees back, or None for all, in the same cycle
     scale     factor of the logits where it is not head_dim^-1/2
     sinks     whether each head has a learned sink
-    block     what its blocks, embedding and output are made of, as in Config; empty where they are of other parts
+    block     the options of blocks, embedding and output, as in Config; empty if no options describe them
     model     "decoder", "encoder" or "encoder-decoder"
-    besides   what else the models do that no option here says
-    source    where the numbers come from
+    besides   what else the models do, which no option expresses
+    source    the source of the numbers
     """
 
     encoding: str | tuple[str, ...]
@@ -190,13 +189,14 @@ PRESETS: dict[str, Preset] = {
 
 
 def preset(family: str) -> Preset:
-    """What a family of released models uses.
+    """Return the preset of a family of released models.
 
-    Raises ValueError, naming what is near, for a family that is not known.
+    Raises ValueError for an unknown family, with the nearest name.
 
     >>> preset("smollm3").encoding
     ('rotary(base=2_000_000)', 'rotary(base=2_000_000)', 'rotary(base=2_000_000)', 'none')
     """
     if not isinstance(family, str) or family not in PRESETS:
-        raise ValueError(f"no preset for {quoted(family)}{near(family, PRESETS.keys(), spelling.listed('preset'))}")
+        hint = suggestion(family, PRESETS.keys(), spelling.list_command("preset"))
+        raise ValueError(f"no preset for {quote(family)}{hint}")
     return PRESETS[family]

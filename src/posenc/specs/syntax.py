@@ -1,8 +1,8 @@
-"""How specs are written: texts that become syntax trees and are never evaluated, and the files of code that they name.
+"""The syntax of specs: parse them to syntax trees, never evaluate them, and list the code files that they name.
 
-A spec is an expression of Python's grammar, but for paths: path/to/mine.py:Mine(option=3) stands as it is. A path with
-one of `+ ( ) ,` stands in quotes, `"some (other) folder/mine.py:Mine"(option=3)`, and so does, within parentheses, one
-that begins as an option does: `rerope('step=3/mine.py:Mine')`.
+A spec is an expression in Python's grammar, except that paths need no quotes: path/to/mine.py:Mine(option=3). A path
+with one of `+ ( ) ,` needs them, `"some (other) folder/mine.py:Mine"(option=3)`, and so does, within parentheses, a
+path that begins like an option: `rerope('step=3/mine.py:Mine')`.
 """
 
 import ast
@@ -11,63 +11,64 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from posenc import foreign
-from posenc.foreign import CannotRead, code, quoted
+from posenc.foreign import CannotRead, code, quote
 from posenc.foreign.values import LETTERS
 
 PIECE = re.compile(r""""[^"]*"|'[^']*'|[+(),]|[^+(),"']+|.""", re.DOTALL)
 OPTION = re.compile(r"\s*[A-Za-z_]\w*\s*=", re.ASCII)
 
 
-def tree_of(spec: str, what: str = "spec", remedy: str = "", own: Collection[str | Path] | None = None) -> ast.expr:
-    """The syntax tree of a spec.
+def tree_of(
+    spec: str, noun: str = "spec", remedy: str = "", trusted_files: Collection[str | Path] | None = None
+) -> ast.expr:
+    """Return the syntax tree of a spec.
 
-    what, remedy  what it is called in errors, and what they say is to be done
-    own           the files whose code may be run, for a spec that was read from elsewhere, such as a run or a config:
-                  those that a person has named besides, as a rule none; None for a spec that a person gave, which names
-                  its files itself
+    noun, remedy   its name and the remedy in errors
+    trusted_files  the files whose code may run, for a spec that was read from a run or a config: those that the user
+                   names besides, usually none; None for a spec that the user wrote
 
-    Raises CannotRead for what is no expression, more than 20,000 letters, numbers of more than 40 digits, what is
-    nested more than 100 deep, and code of a file that is not among `own`, wherever the spec names it.
+    Raises CannotRead for invalid syntax, more than 20,000 letters, numbers of more than 40 digits, more than 100 levels
+    of nesting, and a class path whose file is not trusted.
     """
-    tree = foreign.expression(in_quotes(spec), what, remedy)
-    if own is not None:
-        for name in named_in(tree):
-            code.check_named(name, own)
+    tree = foreign.expression(quote_paths(spec), noun, remedy)
+    if trusted_files is not None:
+        for name in class_paths_in(tree):
+            code.check_trusted(name, trusted_files)
     return tree
 
 
-def in_quotes(spec: str) -> str:
-    """The spec with every path/to/file.py:Class in quotes, which makes it an expression of Python's grammar.
+def quote_paths(spec: str) -> str:
+    """Return the spec with quotes around every path/to/file.py:Class, which makes it a Python expression.
 
-    >>> in_quotes("rotary(schedule=mine.py:Mine(factor=2))")
+    >>> quote_paths("rotary(schedule=mine.py:Mine(factor=2))")
     "rotary(schedule='mine.py:Mine'(factor=2))"
     """
-    cut, before = [], ""
+    cut, previous = [], ""
     for piece in pieces(spec):
-        option = OPTION.match(piece) if before in ("(", ",") else None
+        option = OPTION.match(piece) if previous in ("(", ",") else None
         start = option.end() if option else 0
         name = piece[start:].strip()
-        if code.is_own(name) and name[0] not in "\"'":
+        if code.is_class_path(name) and name[0] not in "\"'":
             piece = piece[:start] + piece[start:].replace(name, repr(name))
         cut.append(piece)
-        before = piece
+        previous = piece
     return "".join(cut)
 
 
-def written(name: str) -> str:
-    """path/to/file.py:Class as a spec has to write it, so that it is read again wherever it stands."""
-    return name if in_quotes(f"({name})") == f"({name!r})" else repr(name)
+def path_literal(name: str) -> str:
+    """Return path/to/file.py:Class as a spec must write it, with quotes if it needs them."""
+    return name if quote_paths(f"({name})") == f"({name!r})" else repr(name)
 
 
 def pieces(spec: str) -> list[str]:
-    """The spec cut into what stands in quotes, the signs between names, and the rest."""
+    """Return the spec cut into quoted texts, the signs `+ ( ) ,`, and the text between."""
     if len(spec) > LETTERS:
-        raise CannotRead(f"{quoted(spec)} is longer than {LETTERS:,} letters, the most that a spec may have")
+        raise CannotRead(f"{quote(spec)} is longer than {LETTERS:,} letters, the most that a spec may have")
     return PIECE.findall(spec)
 
 
 def split(specs: str) -> list[str]:
-    """The specs of a list that is written with commas between; those within parentheses and quotes do not count.
+    """Return the specs of a comma-separated list; commas within parentheses and quotes do not count.
 
     >>> split("rotary(base=500, partial=0.5), alibi")
     ['rotary(base=500, partial=0.5)', 'alibi']
@@ -82,33 +83,33 @@ def split(specs: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def files_in(*specs: str) -> list[str]:
-    """The files of one's own that specs name, as they are written there; nothing is imported.
+def code_files(*specs: str) -> list[str]:
+    """Return the users' files that specs name, as written there, without an import.
 
-    >>> files_in("path/to/mine.py:Mine(option=3) + rotary(schedule=other.py:Other(factor=2))")
+    >>> code_files("path/to/mine.py:Mine(option=3) + rotary(schedule=other.py:Other(factor=2))")
     ['path/to/mine.py', 'other.py']
     """
-    return list(dict.fromkeys(code.file_of(name) for spec in specs for name in named_in(tree_of(spec))))
+    return list(dict.fromkeys(code.file_of(name) for spec in specs for name in class_paths_in(tree_of(spec))))
 
 
-def named_in(tree: ast.expr) -> Iterator[str]:
-    """Every path/to/file.py:Class of a tree, and of the specs that its strings may be read as."""
-    # The tree is asked and not the text: Python knows more than one way to write a string.
+def class_paths_in(tree: ast.expr) -> Iterator[str]:
+    """Yield every path/to/file.py:Class of a tree, also those of specs within its strings."""
+    # The tree and not the text, since Python has several ways to write a string.
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if code.is_own(node.value):
+            if code.is_class_path(node.value):
                 yield node.value
                 continue
             try:
-                inside = tree_of(node.value)
+                subtree = tree_of(node.value)
             except CannotRead:
-                # What is no spec is never read as one.
+                # A string that is no spec names no file.
                 continue
-            yield from named_in(inside)
+            yield from class_paths_in(subtree)
 
 
 def name_of(tree: ast.expr) -> str:
-    """The name that stands there, a word or path/to/file.py:Class; or nothing."""
-    if isinstance(tree, ast.Constant) and isinstance(tree.value, str) and code.is_own(tree.value):
+    """Return the name in a node, a word or path/to/file.py:Class; empty for another node."""
+    if isinstance(tree, ast.Constant) and isinstance(tree.value, str) and code.is_class_path(tree.value):
         return tree.value
     return tree.id if isinstance(tree, ast.Name) else ""

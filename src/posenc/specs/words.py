@@ -1,6 +1,6 @@
-"""The field's words for what posenc calls otherwise: one table each of options and classes, which errors answer from.
+"""Names of options and classes in other libraries, for error messages that give posenc's name.
 
-They are no aliases: a word that stands here is refused, and the refusal says what to write.
+They are no aliases: posenc refuses such a name, and the error says what to write.
 """
 
 import functools
@@ -8,12 +8,12 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from posenc.foreign import near, quoted
+from posenc.foreign import quote, suggestion
 
-Given = ParamSpec("Given")
+Params = ParamSpec("Params")
 Result = TypeVar("Result")
 
-OURS = """
+OPTION_WORDS = """
 dim, head_dim: d_model embed_dim n_embd n_embed hidden_size model_dim embedding_dim
 heads: num_heads n_head n_heads nhead num_attention_heads h
 layers: num_layers n_layer n_layers num_hidden_layers depth num_blocks N
@@ -66,9 +66,9 @@ max_new_tokens, ids: tokens
 memory, key: encoder_hidden_states context
 seq_dim: batch_first unsqueeze_dim token_dim sequence_dim
 """
-"""What options are here: the words of PyTorch, transformers and others for them; the first that is known is meant."""
+"""Options of posenc: their names in PyTorch, transformers and others; errors suggest the first that exists."""
 
-CLASSES_OF = """
+CLASS_WORDS = """
 Sinusoidal: PositionalEncoding PositionalEncoder SinusoidalPositionalEncoding SinusoidalPositionalEmbedding
     SinusoidalEmbedding FixedPositionalEncoding PositionEncoding SinusoidalPositionEmbeddings
 Learned: LearnedPositionalEncoding LearnedPositionalEmbedding LearnedPositionEmbedding PositionalEmbedding
@@ -94,81 +94,81 @@ chosen_weights: Chosen
 masks.causal: causal_mask subsequent_mask generate_square_subsequent_mask create_causal_mask
 NoPE: NoPositionalEncoding
 """
-"""What classes and functions are here: what they are called elsewhere."""
+"""Classes and functions of posenc: their names in other libraries."""
 
 
 def by_word(table: str) -> dict[str, list[str]]:
-    """The words of a table -> what they are here."""
-    meant = {}
+    """Return the names of a table in other libraries -> their names here."""
+    meanings = {}
     for line in table.replace("\n    ", " ").strip().splitlines():
-        ours, _, theirs = line.partition(": ")
-        meant.update(dict.fromkeys(theirs.split(), ours.split(", ")))
-    return meant
+        here, _, elsewhere = line.partition(": ")
+        meanings.update(dict.fromkeys(elsewhere.split(), here.split(", ")))
+    return meanings
 
 
-MEANT, CLASSES = by_word(OURS), by_word(CLASSES_OF)
+OPTIONS_BY_WORD, CLASSES_BY_WORD = by_word(OPTION_WORDS), by_word(CLASS_WORDS)
 
 
-def hint(option: str, known: Collection[str]) -> str:
-    """A hint at the known option that a word stands for, in the field or by its letters; or nothing.
+def hint(option: str, options: Collection[str]) -> str:
+    """Return a hint at the option that a word means, or that is spelt like it; or an empty text.
 
     >>> hint("num_heads", ["dim", "heads"]), hint("rope_theta", ["base"]), hint("bse", ["base"])
     ("; did you mean 'heads'?", "; did you mean 'base'?", "; did you mean 'base'?")
     """
-    ours = meant(option, known)
-    return f"; did you mean '{ours}'?" if ours else near(option, known)
+    answer = option_for(option, options)
+    return f"; did you mean '{answer}'?" if answer else suggestion(option, options)
 
 
-def meant(option: str, known: Collection[str]) -> str:
-    """The known option, or the call with one, that a word of the field stands for; or nothing."""
-    return next((ours for ours in MEANT.get(option, ()) if ours.partition("=")[0] in known), "")
+def option_for(option: str, options: Collection[str]) -> str:
+    """Return the option, or the call with one, that a word of other libraries means; or an empty text."""
+    return next((answer for answer in OPTIONS_BY_WORD.get(option, ()) if answer.partition("=")[0] in options), "")
 
 
-def class_hint(name: str, known: Collection[str]) -> str:
-    """A hint at the class that a name stands for elsewhere, or whose name is near; or nothing.
+def class_hint(name: str, names: Collection[str]) -> str:
+    """Return a hint at the class that a name means, or that is spelt like it; or an empty text.
 
     >>> class_hint("PositionalEncoding", []), class_hint("Decodr", ["Decoder"]), class_hint("docs", ["Decoder"])
     ("; did you mean 'Sinusoidal'?", "; did you mean 'Decoder'?", '')
     """
-    if name in CLASSES:
-        return f"; did you mean '{CLASSES[name][0]}'?"
-    return near(name, known) if name[:1].isupper() else ""
+    if name in CLASSES_BY_WORD:
+        return f"; did you mean '{CLASSES_BY_WORD[name][0]}'?"
+    return suggestion(name, names) if name[:1].isupper() else ""
 
 
 def names_of(*functions: Callable[..., Any]) -> list[str]:
-    """The names of what functions take, each once, without self and what stands for any others."""
-    parameters = [one for function in functions for one in inspect.signature(function).parameters.values()]
-    return list(dict.fromkeys(one.name for one in parameters if one.name != "self" and one.kind != one.VAR_KEYWORD))
+    """Return the names of the parameters of functions, each once, without self and **kwargs."""
+    parameters = [p for function in functions for p in inspect.signature(function).parameters.values()]
+    return list(dict.fromkeys(p.name for p in parameters if p.name != "self" and p.kind != p.VAR_KEYWORD))
 
 
-def check_options(owner: str, known: Collection[str], options: Mapping[str, Any]) -> None:
-    """Raises TypeError for the first option that is not known, and names the one that is meant, or all."""
+def check_options(owner: str, allowed_options: Collection[str], options: Mapping[str, Any]) -> None:
+    """Raise TypeError for the first unknown option, with the option that it means, or with all options."""
     for option in options:
-        if option not in known:
-            more = hint(option, known) or f"; it has: {', '.join(known) or 'none'}"
-            raise TypeError(f"{owner} has no option '{option}'{more}")
+        if option not in allowed_options:
+            remedy = hint(option, allowed_options) or f"; it has: {', '.join(allowed_options) or 'none'}"
+            raise TypeError(f"{owner} has no option '{option}'{remedy}")
 
 
-def check_named(name: str, options: Sequence[str], known: Collection[str], text: str) -> None:
-    """Raises ValueError for an option of a name in a spec that stands twice in the text, or that there is not."""
+def check_option_names(name: str, options: Sequence[str], allowed_options: Collection[str], text: str) -> None:
+    """Raise ValueError for an option in a spec that is unknown, or that the text has twice."""
     if len(set(options)) != len(options):
         raise ValueError(f"an option stands twice in {text}; give it once")
     for option in options:
-        if option not in known:
-            has = ", ".join(known) or "none"
-            raise ValueError(f"{name} has no option {quoted(option)}; it has: {has}{hint(option, known)}")
+        if option not in allowed_options:
+            has = ", ".join(allowed_options) or "none"
+            raise ValueError(f"{name} has no option {quote(option)}; it has: {has}{hint(option, allowed_options)}")
 
 
-def with_named_options(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """The same method, whose TypeError for an option that it does not have names the one that is meant."""
-    known, name = names_of(function), getattr(function, "__name__", "")
+def with_named_options(function: Callable[Params, Result]) -> Callable[Params, Result]:
+    """Return the method with a better TypeError for an unknown option: it names the option that is meant."""
+    names, name = names_of(function), getattr(function, "__name__", "")
 
     @functools.wraps(function)
-    def call(*given: Given.args, **options: Given.kwargs) -> Result:
+    def call(*args: Params.args, **options: Params.kwargs) -> Result:
         try:
-            return function(*given, **options)
+            return function(*args, **options)
         except TypeError:
-            check_options(f"{type(given[0]).__name__}.{name}", known, options)
+            check_options(f"{type(args[0]).__name__}.{name}", names, options)
             raise
 
     return call

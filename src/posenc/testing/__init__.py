@@ -1,20 +1,20 @@
-"""The contract every positional encoding owes, as promises that anybody can hold their own encoding to.
+"""The contract of every positional encoding, as tests that also run on an encoding of your own.
 
-A promise is a function whose name is the sentence. It takes a Subject (or what makes one: a spec, an Encoding class, a
-factory, a tuple of specs for the layers of a stack) and raises AssertionError where the sentence is not true. A test of
-your own encoding is two lines:
+Each test is a promise: a function whose name is a sentence. It takes a Subject (or what makes one: a spec, an Encoding
+class, a factory, a tuple of specs for the layers of a stack) and raises AssertionError if the sentence is not true. A
+test of your own encoding is two lines:
 
     @pytest.mark.parametrize("promise", posenc.testing.PROMISES)
     def test_mine(promise): promise(Mine)
 
-Where a promise has no meaning for a subject it raises NoMeaning, and where the encoding declares a gap KnownGap, each
-with its reason: both are unittest's SkipTest, so a test report names them. A declared gap that is none any more fails.
+A promise that does not apply to a subject raises NoMeaning. One for which the encoding declares a gap raises KnownGap.
+Both give the reason and are unittest's SkipTest, so test reports list them. A declared gap that has been closed fails.
 """
 
-from posenc.model.seeding import seeded
-from posenc.testing.comparisons import alike, near, same
-from posenc.testing.contract import promise, sentence
-from posenc.testing.oracles import by_formula
+from posenc.model.seeding import local_seed
+from posenc.testing.comparisons import agree, agree_in_angle, agree_nearly
+from posenc.testing.contract import find_promise, promise
+from posenc.testing.oracles import net_by_formula
 from posenc.testing.promises.interface import (
     a_forward_pass_works,
     bad_arguments_get_a_clear_error,
@@ -53,15 +53,15 @@ from posenc.testing.subjects import (
     Net,
     Source,
     Subject,
-    count,
+    arange,
+    embeddings,
     far_enough,
-    in_chunks,
-    inside,
     make,
     on_axes,
+    run_chunks,
+    singles,
     some_positions,
-    tokens,
     with_gradients,
 )
-from posenc.testing.variants import kin, variants
-from posenc.verdicts import KnownGap, NoMeaning, StaleGap, Verdict, describe, name_of, total
+from posenc.testing.variants import siblings, variants
+from posenc.verdicts import KnownGap, NoMeaning, StaleGap, Verdict, describe, promise_name, verdict_counts

@@ -1,4 +1,4 @@
-"""How near a result has to lie to what is expected, and what is said where it does not."""
+"""Comparisons of a tensor with the expected one, and their error messages."""
 
 import torch
 from torch import Tensor
@@ -6,59 +6,58 @@ from torch import Tensor
 from posenc.verdicts import expect
 
 
-class Rounded(AssertionError):
+class RoundingError(AssertionError):
     """Two results differ by no more than roundings of float32."""
 
 
-def same(got: Tensor, expected: Tensor, what: str, tolerance: float = 1e-9) -> None:
-    """Raises AssertionError, with place and size of the largest difference, unless both are equal up to rounding.
+def agree(actual: Tensor, expected: Tensor, label: str, tolerance: float = 1e-9) -> None:
+    """Check that two tensors are equal up to rounding.
 
-    It is Rounded where float32 would explain the difference.
+    Raises AssertionError with the index and the size of the largest difference; RoundingError if float32 explains it.
     """
-    expect(got.shape == expected.shape, f"{what}: got shape {list(got.shape)}, expected {list(expected.shape)}")
-    off = (got.detach().double() - expected.detach().double()).abs()
-    allowed = tolerance * (1 + expected.detach().double().abs())
-    wrong = ~(off <= allowed)
+    expect(actual.shape == expected.shape, f"{label}: got shape {list(actual.shape)}, expected {list(expected.shape)}")
+    difference = (actual.detach().double() - expected.detach().double()).abs()
+    tolerances = tolerance * (1 + expected.detach().double().abs())
+    wrong = ~(difference <= tolerances)
     if not bool(wrong.any()):
         return
-    worst = int(torch.where(wrong, off.nan_to_num(torch.inf, torch.inf), -1.0).argmax())
-    place = [int(i) for i in torch.unravel_index(torch.tensor(worst), off.shape)] if off.dim() else []
-    numbers = [x.detach().flatten()[worst].item() for x in (got, expected)]
+    worst = int(torch.where(wrong, difference.nan_to_num(torch.inf, torch.inf), -1.0).argmax())
+    index = [int(i) for i in torch.unravel_index(torch.tensor(worst), difference.shape)] if difference.dim() else []
+    numbers = [x.detach().flatten()[worst].item() for x in (actual, expected)]
     six, all_digits = ([f"{number:.{digits}g}" for number in numbers] for digits in (6, 17))
-    shown = all_digits if six[0] == six[1] else six
-    if got.dtype != expected.dtype:
-        shown = [f"{number} ({x.dtype})" for number, x in zip(shown, (got, expected), strict=True)]
-    explained = bool((off <= 1e-5 * (1 + expected.detach().double().abs())).all())
-    raise (Rounded if explained else AssertionError)(
-        f"{what}: differs in {int(wrong.sum())} of {off.numel()} numbers, most at {place}: "
-        f"got {shown[0]}, expected {shown[1]}"
+    texts = all_digits if six[0] == six[1] else six
+    if actual.dtype != expected.dtype:
+        texts = [f"{number} ({x.dtype})" for number, x in zip(texts, (actual, expected), strict=True)]
+    rounding_explains = bool((difference <= 1e-5 * (1 + expected.detach().double().abs())).all())
+    raise (RoundingError if rounding_explains else AssertionError)(
+        f"{label}: differs in {int(wrong.sum())} of {difference.numel()} numbers, most at {index}: "
+        f"got {texts[0]}, expected {texts[1]}"
     )
 
 
-def near(got: Tensor, expected: Tensor, what: str, dtype: torch.dtype | None = None) -> None:
-    """Raises AssertionError unless the two differ by roundings of a low precision, on average and in each token."""
-    epsilon = torch.finfo(got.dtype if dtype is None else dtype).eps
-    got, expected = got.detach(), expected.detach()
-    off = (got.double() - expected).square().mean(-1).sqrt() / expected.square().mean(-1).sqrt()
-    worst, average = float(off.max()), float(off.square().mean().sqrt())
+def agree_nearly(actual: Tensor, expected: Tensor, label: str, dtype: torch.dtype | None = None) -> None:
+    """Raise AssertionError unless a result in low precision has rounding errors only, on average and per token."""
+    epsilon = torch.finfo(actual.dtype if dtype is None else dtype).eps
+    actual, expected = actual.detach(), expected.detach()
+    error = (actual.double() - expected).square().mean(-1).sqrt() / expected.square().mean(-1).sqrt()
+    worst, average = float(error.max()), float(error.square().mean().sqrt())
     expect(
         worst <= 12 * epsilon and average <= 3 * epsilon,
-        f"{what}: off by {average:.2g} on average and by {worst:.2g} in the worst token, relative to the exact "
+        f"{label}: off by {average:.2g} on average and by {worst:.2g} in the worst token, relative to the exact "
         f"result; rounding explains {3 * epsilon:.2g} and {12 * epsilon:.2g}",
     )
 
 
-def alike(got: Tensor, expected: Tensor, what: str) -> None:
-    """Raises AssertionError unless two gradients have one direction and one length, up to roundings of half
-    precision."""
-    mine, exact = got.detach().double().flatten(), expected.detach().flatten()
-    length, wanted = float(mine.norm()), float(exact.norm())
+def agree_in_angle(actual: Tensor, expected: Tensor, label: str) -> None:
+    """Raise AssertionError unless two gradients agree in direction and length, up to rounding in half precision."""
+    gradient, exact = actual.detach().double().flatten(), expected.detach().flatten()
+    length, exact_length = float(gradient.norm()), float(exact.norm())
     # What adds up to almost nothing is rounding alone.
-    if wanted < 1e-2:
+    if exact_length < 1e-2:
         return
-    cosine, ratio = float(mine @ exact) / (length * wanted) if length else 0.0, length / wanted
+    cosine, ratio = float(gradient @ exact) / (length * exact_length) if length else 0.0, length / exact_length
     expect(
         cosine > 0.9 and 0.8 < ratio < 1.25,
-        f"{what}: {ratio:.3g} times as long as in double precision, at a cosine of {cosine:.3g} to it; "
+        f"{label}: {ratio:.3g} times as long as in double precision, at a cosine of {cosine:.3g} to it; "
         f"expected 0.8 to 1.25, and more than 0.9",
     )

@@ -1,4 +1,4 @@
-"""What a promise is: its name is a sentence, and it is kept, broken, without meaning, or a declared gap."""
+"""The decorator that makes a promise of a test, with declared gaps and hints at lost precision."""
 
 import functools
 from collections.abc import Callable
@@ -9,87 +9,89 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from posenc.testing.comparisons import Rounded
-from posenc.testing.subjects import TOKENS, Source, Subject, count, on_axes, tokens
-from posenc.verdicts import Advised, KnownGap, NoMeaning, StaleGap, first_line, name_of, sentence_of
+from posenc.testing.comparisons import RoundingError
+from posenc.testing.subjects import TOKENS, Source, Subject, arange, embeddings, on_axes
+from posenc.verdicts import AdvisedFailure, KnownGap, NoMeaning, StaleGap, first_line, promise_name, sentence_of
 
 SENTENCES: dict[str, Callable[..., None]] = {}
 """Every promise by its name."""
 
 IN_DOUBLE = "where float64 or whole numbers come in, compute in float64: new tensors too need dtype=torch.float64"
-"""What to do about a door that loses digits."""
+"""Advice for a method that loses precision."""
 
 
-def promise(hold: Callable[[Subject], None]) -> Callable[..., None]:
-    """Make a promise of a function: it takes whatever makes a subject, and knows about declared gaps."""
+def promise(test: Callable[[Subject], None]) -> Callable[..., None]:
+    """Decorate a test of a Subject, so that it accepts any source of a subject and respects declared gaps."""
 
-    @functools.wraps(hold)
-    def kept(subject: "Subject | Source") -> None:
-        subject = Subject.of(subject)
-        reason = gaps_of(subject).get(name_of(hold))
+    @functools.wraps(test)
+    def test_subject(subject: "Subject | Source") -> None:
+        subject = Subject.from_source(subject)
+        reason = declared_gaps(subject).get(promise_name(test))
         if reason is None:
             try:
-                return hold(subject)
-            except Rounded as error:
-                if where := single_in(subject):
-                    raise Advised(f"{error}; float32 inside {where}", IN_DOUBLE) from error
+                return test(subject)
+            except RoundingError as error:
+                if where := doors_in_single_precision(subject):
+                    raise AdvisedFailure(f"{error}; float32 inside {where}", IN_DOUBLE) from error
                 raise
         try:
-            hold(subject)
+            test(subject)
         except NoMeaning:
             raise
         except Exception as error:
             raise KnownGap(f"known gap: {reason} ({first_line(error)})") from error
-        if all(name_of(hold) not in encoding.gaps for encoding in subject.build()[0]):
-            # What is around an encoding, as on(...) is, may close a gap that it has alone.
+        if all(promise_name(test) not in encoding.gaps for encoding in subject.build()[0]):
+            # A wrapper, such as on(...), may close a gap that the encoding has alone.
             return None
-        raise StaleGap(f"{subject} declares a gap in {name_of(hold)} ({reason}), but keeps it; delete it from `gaps`")
+        raise StaleGap(
+            f"{subject} declares a gap in {promise_name(test)} ({reason}), but keeps it; delete it from `gaps`"
+        )
 
-    SENTENCES[name_of(hold)] = kept
-    return kept
+    SENTENCES[promise_name(test)] = test_subject
+    return test_subject
 
 
-class Singles(TorchDispatchMode):
-    """Notes whether an operation makes a tensor of single precision."""
+class SinglePrecisionWatch(TorchDispatchMode):
+    """Record whether any operation creates a float32 tensor."""
 
-    found = False
+    has_single = False
 
     def __torch_dispatch__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.found |= isinstance(out, Tensor) and out.dtype == torch.float32
-        return out
+        result = func(*args, **(kwargs or {}))
+        self.has_single |= isinstance(result, Tensor) and result.dtype == torch.float32
+        return result
 
 
-def single_in(subject: Subject) -> str:
-    """The doors that compute in float32 although they are given float64; or nothing."""
-    net, x, inside = subject.net(), tokens(subject, TOKENS), list[str]()
-    at = on_axes(count(TOKENS), net.axes)
+def doors_in_single_precision(subject: Subject) -> str:
+    """Return the names of the methods that compute in float32 when their input is float64, or an empty text."""
+    net, x, names = subject.net(), embeddings(subject, TOKENS), list[str]()
+    at = on_axes(arange(TOKENS), net.axes)
     delta, heads = at.coords[0].double(), x.new_zeros(1, subject.shape.heads, TOKENS, subject.shape.head_dim)
-    for encoding in net.used:
-        given = {
+    for encoding in net.layer_encodings:
+        inputs = {
             "embed": (x, at),
             "turn": (heads, at, "query"),
             "by_distance": (delta[:, 0] if net.axes == 1 else delta,),
         }
-        for door in [door for door in given if door in encoding.doors]:
-            with Singles() as singles, suppress(Exception):
-                getattr(encoding, door)(*given[door])
-            inside += [door] * singles.found
-    return " and ".join(dict.fromkeys(inside))
+        for door in [door for door in inputs if door in encoding.doors]:
+            with SinglePrecisionWatch() as singles, suppress(Exception):
+                getattr(encoding, door)(*inputs[door])
+            names += [door] * singles.has_single
+    return " and ".join(dict.fromkeys(names))
 
 
-def sentence(promise: str | Callable[..., None]) -> Callable[..., None]:
-    """The promise of a name.
+def find_promise(promise: str | Callable[..., None]) -> Callable[..., None]:
+    """Return the promise with this name.
 
-    Raises ValueError for a name that is none.
+    Raises ValueError for an unknown name.
     """
     return sentence_of(promise, SENTENCES)
 
 
-def gaps_of(subject: Subject) -> dict[str, str]:
-    """The gaps that its encodings declare: promise -> reason.
+def declared_gaps(subject: Subject) -> dict[str, str]:
+    """Return the gaps that the subject's encodings declare: promise -> reason.
 
-    Raises ValueError for a gap in what is no promise.
+    Raises ValueError for a gap in an unknown promise.
     """
     gaps: dict[str, str] = {}
     for encoding in subject.encodings():

@@ -1,13 +1,13 @@
-"""An encoding held to promises: the verdicts, what to do about them, and the rows of a test report."""
+"""Runs promises on an encoding: the verdicts, advice for each failure, and parameters for pytest."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from posenc.testing.contract import SENTENCES, gaps_of, name_of, sentence
+from posenc.testing.contract import SENTENCES, declared_gaps, find_promise, promise_name
 from posenc.testing.promises.interface import a_forward_pass_works
 from posenc.testing.subjects import Source, Subject
-from posenc.verdicts import Held, Verdict
+from posenc.verdicts import Checker, Verdict
 
 ADVICE = {
     "a_forward_pass_works": "posenc.Encoding says what each door is given and has to give; the others wait for this",
@@ -33,18 +33,18 @@ ADVICE = {
     "nothing_given_is_changed": "no operation in place on what is given, and a torch.Generator for what is random",
     "grouped_query_heads_agree": "keys may have fewer heads than queries: repeat them for their groups",
 }
-"""What to do about a promise that is broken, in the order in which they are checked."""
+"""Advice for each promise that fails, in the order of the checks."""
 
 PROMISES: tuple[Callable[..., None], ...] = tuple(SENTENCES[name] for name in ADVICE)
 """All promises; the name of each is the sentence."""
 
 
 def check(subject: "Subject | Source", promises: Iterable[str | Callable[..., None]] | None = None) -> list[Verdict]:
-    """Hold a subject to promises (default: all) and say what came out; nothing is raised for a broken one.
+    """Return the verdict of each promise (default: all) on a subject; a broken promise raises nothing.
 
     promises  promises or their names
 
-    Where not even a forward pass works, that is the one verdict, whatever was asked for.
+    If not even a forward pass works, this is the only verdict.
 
     Raises ValueError for an unknown promise, and for a spec, class or factory that builds nothing.
 
@@ -57,30 +57,32 @@ def check(subject: "Subject | Source", promises: Iterable[str | Callable[..., No
 def verdicts(
     subject: "Subject | Source",
     promises: Iterable[str | Callable[..., None]] | None = None,
-    during: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+    context_of: Callable[[str], AbstractContextManager[Any]] = nullcontext,
 ) -> Iterator[Verdict]:
-    """The verdicts of `check`, each as soon as it is known.
+    """Yield the verdicts of `check`, each as soon as it is known.
 
-    during  gives for the name of a promise a context to be in while it is tried
+    context_of  maps the name of a promise to a context manager that is active while it runs
     """
-    subject = Subject.of(subject)
-    chosen = PROMISES if promises is None else [sentence(one) for one in promises]
+    subject = Subject.from_source(subject)
+    selection = PROMISES if promises is None else [find_promise(promise) for promise in promises]
     modules = {type(encoding).__module__ for encoding in subject.encodings()}
-    return Held(subject, subject.name, modules, ADVICE, gaps_of(subject)).to_all(a_forward_pass_works, chosen, during)
+    return Checker(subject, subject.name, modules, ADVICE, declared_gaps(subject)).verdicts(
+        a_forward_pass_works, selection, context_of
+    )
 
 
 def cases(
     subjects: Iterable["Subject | Source"], promises: Iterable[str | Callable[..., None]] | None = None
 ) -> list[Any]:
-    """Every promise for every subject as parameters for pytest.mark.parametrize("promise, subject", ...).
+    """Return every promise with every subject as parameters for pytest.mark.parametrize("promise, subject", ...).
 
-    They are made without building anything, so that a broken encoding fails its tests and not their collection.
+    Nothing is built yet, so that a broken encoding fails its tests and not their collection.
     """
     import pytest
 
-    chosen = PROMISES if promises is None else [sentence(one) for one in promises]
+    selection = PROMISES if promises is None else [find_promise(promise) for promise in promises]
     return [
-        pytest.param(hold, subject, id=f"{name_of(hold)}-{subject}")
-        for subject in map(Subject.of, subjects)
-        for hold in chosen
+        pytest.param(test, subject, id=f"{promise_name(test)}-{subject}")
+        for subject in map(Subject.from_source, subjects)
+        for test in selection
     ]

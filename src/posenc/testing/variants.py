@@ -1,4 +1,4 @@
-"""Other options of the same encodings: specs of the catalogue, and subjects that differ in one option."""
+"""Encodings with other options: specs of the catalogue, and subjects that differ in one option."""
 
 import functools
 import inspect
@@ -6,37 +6,36 @@ from dataclasses import replace
 from typing import Any
 
 from posenc.catalogue import build, find
-from posenc.encoding.base import WIDTHS, Compose, Encoding, Shape, arguments_of
+from posenc.encoding.base import WIDTHS, Compose, Encoding, Shape, constructor_arguments
 from posenc.encoding.chosen_heads import OnHeads
 from posenc.schedules import SCHEDULES, Schedule, schedule_of
-from posenc.testing.subjects import SHAPE, TOKENS, Factory, Subject, count, inside, make
+from posenc.testing.subjects import SHAPE, TOKENS, Factory, Subject, arange, make, singles
 
 
 def variants(name: str) -> list[str]:
-    """Specs of an encoding of the catalogue: plain, with other numbers, and with every other choice besides.
+    """Return specs of an encoding: plain, with other numbers, and with each other choice.
 
-    Numbers are made small where they are whole, so that test lengths exceed the reach. Words are tried from the
-    constants of the encoding's module (LAYOUTS, OVERRUN), truth values are turned, and every schedule has its turn.
-    What does not let itself be built is left out.
+    Whole numbers are small, so that test lengths exceed the reach. Words come from the constants of the encoding's
+    module (LAYOUTS, OVERRUN), booleans are negated, and each schedule is tried. Specs that do not build are left out.
     """
     cls = find(name)
-    numbers, choices = changes(cls)
+    numbers, choices = option_changes(cls)
 
-    def spec(options: dict[str, Any], wrapped: str = (*cls.wraps, "")[0]) -> str:
-        words = [*filter(None, [wrapped]), *(f"{option}={value}" for option, value in options.items())]
+    def spec(options: dict[str, Any], inner: str = (*cls.wraps, "")[0]) -> str:
+        words = [*filter(None, [inner]), *(f"{option}={value}" for option, value in options.items())]
         return f"{name}({', '.join(words)})" if words else name
 
-    wanted = [spec({}), spec(numbers), *(spec({}, other) for other in cls.wraps[1:])]
+    specs = [spec({}), spec(numbers), *(spec({}, inner_encoding) for inner_encoding in cls.wraps[1:])]
     for option, value in choices:
-        both, alone = spec(numbers | {option: value}), spec({option: value})
-        wanted.append(both if builds(both) else alone)
-    return [one for one in dict.fromkeys(wanted) if builds(one)]
+        with_numbers, alone = spec(numbers | {option: value}), spec({option: value})
+        specs.append(with_numbers if builds(with_numbers) else alone)
+    return [candidate for candidate in dict.fromkeys(specs) if builds(candidate)]
 
 
-def changes(cls: type[Encoding]) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
-    """Other values for the options of an encoding: one for each number, and each other choice besides.
+def option_changes(cls: type[Encoding]) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
+    """Return other values for the options of an encoding: one for each number, and each other choice.
 
-    Words are tried from the constants of the class's module.
+    Words come from the constants of the class's module.
     """
     module = inspect.getmodule(cls)
     words = [w for v in vars(module).values() if isinstance(v, tuple) and all(isinstance(w, str) for w in v) for w in v]
@@ -63,45 +62,45 @@ def changes(cls: type[Encoding]) -> tuple[dict[str, Any], list[tuple[str, Any]]]
     return numbers, choices
 
 
-def kin(subject: Subject) -> list[Subject]:
-    """Subjects that differ from this one in one option of one encoding, each option once."""
-    found: dict[tuple[int, int, str], Subject] = {}
+def siblings(subject: Subject) -> list[Subject]:
+    """Return subjects that differ from this one in one option of one encoding, each option once."""
+    subjects: dict[tuple[int, int, str], Subject] = {}
     parts = subject.encoding if isinstance(subject.encoding, tuple) else (subject.encoding,)
     for place, encoding in enumerate(subject.build()[1]):
-        for member, single in enumerate(inside(encoding)):
-            numbers, choices = changes(type(single))
+        for member, single in enumerate(singles(encoding)):
+            numbers, choices = option_changes(type(single))
             for option, value in [*numbers.items(), *choices]:
-                if getattr(single, option) != value and (place, member, option) not in found:
-                    other = functools.partial(with_option, parts[place], member, option, value)
+                if getattr(single, option) != value and (place, member, option) not in subjects:
+                    factory = functools.partial(with_option, parts[place], member, option, value)
                     name = f"{subject} with {option}={value}"
-                    one = replace(subject, encoding=(*parts[:place], other, *parts[place + 1 :]), name=name)
-                    if one.serves(count(TOKENS)):
-                        found[place, member, option] = one
-    return list(found.values())
+                    sibling = replace(subject, encoding=(*parts[:place], factory, *parts[place + 1 :]), name=name)
+                    if sibling.serves(arange(TOKENS)):
+                        subjects[place, member, option] = sibling
+    return list(subjects.values())
 
 
 def with_option(
     source: "str | type[Encoding] | Factory", member: int, option: str, value: Any, shape: Shape
 ) -> Encoding:
-    """A fresh encoding from a source, with one option of one of its single encodings changed."""
+    """Build an encoding from a source, with one option of one of its single encodings changed."""
     encoding = build(source, shape) if isinstance(source, str) else make(source, shape)
     if isinstance(value, Schedule):
         value = value.with_trained_length(shape.max_len)
-    return changed(encoding, inside(encoding)[member], option, value)
+    return with_option_changed(encoding, singles(encoding)[member], option, value)
 
 
-def changed(encoding: Encoding, single: Encoding, option: str, value: Any) -> Encoding:
-    """An encoding made like this one, and from its parts, but for an option of one single encoding inside."""
-    if not any(one is single for one in inside(encoding)):
+def with_option_changed(encoding: Encoding, single: Encoding, option: str, value: Any) -> Encoding:
+    """Return a copy of an encoding with one option of one single encoding inside changed."""
+    if not any(member is single for member in singles(encoding)):
         return encoding
     if isinstance(encoding, Compose):
-        return Compose(*(changed(part, single, option, value) for part in encoding.parts))
+        return Compose(*(with_option_changed(part, single, option, value) for part in encoding.parts))
     if isinstance(encoding, OnHeads):
-        return OnHeads(changed(encoding.encoding, single, option, value), encoding.heads, encoding.of)
-    given = arguments_of(encoding)
-    if "encoding" in given:
-        given["encoding"] = changed(given["encoding"], single, option, value)
-    return type(encoding)(**given | ({option: value} if encoding is single else {}))
+        return OnHeads(with_option_changed(encoding.encoding, single, option, value), encoding.heads, encoding.of)
+    arguments = constructor_arguments(encoding)
+    if "encoding" in arguments:
+        arguments["encoding"] = with_option_changed(arguments["encoding"], single, option, value)
+    return type(encoding)(**arguments | ({option: value} if encoding is single else {}))
 
 
 def builds(spec: str) -> bool:

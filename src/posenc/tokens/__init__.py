@@ -1,1 +1,1 @@
-"""Where tokens are, and who may see whom."""
+"""Positions of tokens, and masks."""

@@ -1,7 +1,7 @@
-"""Positions: where, when and whose each token is.
+"""Positions: the coordinates, order and document of each token.
 
-Everything that packing, padding, caching or a foreign position id changes is said here, once, and travels with
-the tokens. Encodings read `coords`, causality reads `order`, packing reads `document`.
+Packing, padding, caching and foreign position ids are described here once, and travel with the tokens.
+Encodings read `coords`, causality reads `order`, packing reads `document`.
 """
 
 from collections.abc import Hashable, Sequence
@@ -14,28 +14,28 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.tokens.watched import gpu_checks, may_be_read
+from posenc.tokens.watched import assert_on_gpu, may_be_read
 
-TENSORS = ("coords", "order", "document", "horizon")
-"""The facts of positions that are tensors, where there are any."""
+TENSOR_FIELDS = ("coords", "order", "document", "horizon")
+"""The fields of positions that hold tensors."""
 
 
 @dataclass(frozen=True, eq=False)
 class Positions:
-    """Where, when and whose each token is.
+    """The coordinates, order and document of each token.
 
     coords    [B or 1, T, A]  what encodings read; integer or floating, one axis (A = 1) or several (unit: positions)
     order     [B or 1, T]     what causality reads; -1 marks padding or an empty cache slot
     document  [B or 1, T]     which packed document a token belongs to; None when there is only one
     horizon   [B or 1]        the declared length of each sequence, for encodings that depend on one (unit: positions)
 
-    The last four fields are facts known without looking at data, so that they hold inside a compiled graph:
+    The last four fields are known without reading tensors, so they hold inside a compiled graph:
     contiguous  every row's order is s, s+1, s+2, ... for one s, with no padding and one document
     unit_step   coords have one axis and equal order wherever there is a token
     extent      every coordinate c satisfies 0 <= c < extent; where all rows are contiguous in unit steps, the last
                 coordinate is extent - 1
-    loose       order only says how these tokens stand among themselves (ids, packed documents, a grid): attention puts
-                them behind all that a cache holds
+    loose       order is relative to these tokens alone (ids, packed documents, a grid): attention puts them behind the
+                tokens of a cache
 
     >>> Positions.count(3).coords[..., 0]
     tensor([[0, 1, 2]])
@@ -88,32 +88,32 @@ class Positions:
         if self.document is None and self.horizon is None and self.coords.shape[0] == self.order.shape[0]:
             return
         rows = {name: fact.shape[0] for name, fact in self.tensors().items()}
-        # Symbolic sizes have no hash; those that torch.jit.trace follows are tensors, which are not compared.
-        several = [] if torch.jit.is_tracing() else [size for size in rows.values() if size != 1]
-        if any(size != several[0] for size in several):
-            told = ", ".join(f"{name} of {size}" for name, size in rows.items())
-            raise ValueError(f"all facts of positions are of one batch, or of 1 row for all of it; got {told}")
+        # Symbolic sizes have no hash; the sizes under torch.jit.trace are tensors, which are not compared.
+        batch_sizes = [] if torch.jit.is_tracing() else [size for size in rows.values() if size != 1]
+        if any(size != batch_sizes[0] for size in batch_sizes):
+            sizes = ", ".join(f"{name} of {size}" for name, size in rows.items())
+            raise ValueError(f"all fields of positions have one batch size, or 1 row for all of it; got {sizes}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: fact for name, fact in vars(self).items() if name != "tables"}
 
     @cached_property
     def tables(self) -> dict[Hashable, Any]:
-        """What was computed from these positions, for `shared_tables.once`: copies and changed ones start with none."""
+        """Return the tables computed from these positions by `shared_tables.once`; copies start empty."""
         return {}
 
     def tensors(self) -> dict[str, Tensor]:
-        """The facts that are tensors, by the names of their fields."""
-        facts = {name: getattr(self, name) for name in TENSORS}
+        """Return the fields that hold tensors, by name."""
+        facts = {name: getattr(self, name) for name in TENSOR_FIELDS}
         return {name: fact for name, fact in facts.items() if fact is not None}
 
-    def changed(self, **facts: Any) -> "Positions":
-        """The same positions with other facts, given by the names of their fields."""
-        return Positions(**facts, **{name: getattr(self, name) for name in FACTS if name not in facts})
+    def with_facts(self, **facts: Any) -> "Positions":
+        """Return the same positions with these fields replaced."""
+        return Positions(**facts, **{name: getattr(self, name) for name in FIELDS if name not in facts})
 
     @classmethod
     def count(cls, tokens: int, start: int = 0, *, device: torch.device | str | None = None) -> "Positions":
-        """start, start + 1, ...: one document without padding, shared by every row of a batch.
+        """Return start, start + 1, ...: one document without padding, shared by every row of a batch.
 
         Raises ValueError when there is no token or `start` is negative.
         """
@@ -123,13 +123,12 @@ class Positions:
 
     @classmethod
     def of(cls, ids: Tensor, *, order: Tensor | None = None, horizon: int | Tensor | None = None) -> "Positions":
-        """Positions from given ids of shape [T], [B, T] or [B, T, A], integer or floating, in any order.
+        """Return positions from ids of shape [T], [B, T] or [B, T, A], integer or floating, in any order.
 
-        Tokens see each other causally in the order in which they stand in the tensor, behind whatever a cache holds,
-        unless `order` says otherwise.
+        The causal order is that of the tensor, behind the tokens of a cache, unless `order` says otherwise.
         Raises ValueError for another shape or an empty sequence, for negative ids of an integer type, and for ids on
-        the CPU that are nan or infinite; nothing is read on another device, or while a graph is made, for that. On a
-        GPU negative ids stop the program instead, with the same words.
+        the CPU that are nan or infinite. Ids on another device, or inside a graph that is compiled, are not read; on a
+        GPU negative ids stop the program with the same message.
         """
         checks.tensor("positions", ids)
         if ids.dim() not in (1, 2, 3):
@@ -151,7 +150,7 @@ class Positions:
         coords = ids[None, :, None] if ids.dim() == 1 else ids[..., None] if ids.dim() == 2 else ids
         if not ids.is_floating_point() and may_be_read(ids):
             remedy = "say which tokens are padding with Positions.padded(mask), or give floats if an axis goes below 0"
-            on_gpu = gpu_checks(ids, lambda: ids >= 0, f"position ids must not be negative; {remedy}")
+            on_gpu = assert_on_gpu(ids, lambda: ids >= 0, f"position ids must not be negative; {remedy}")
             if not on_gpu and (lowest := int(ids.min())) < 0:
                 raise ValueError(f"position ids must not be negative, got {lowest}; {remedy}")
         loose = order is None
@@ -161,9 +160,9 @@ class Positions:
 
     @classmethod
     def padded(cls, mask: Tensor) -> "Positions":
-        """Positions from a padding mask [B, T] (true or 1 where a token is), for padding on either side or inside.
+        """Return positions from a padding mask [B, T] (true or 1 where a token is), padded on any side or inside.
 
-        The first token of every row is at 0, wherever it stands.
+        The first token of every row is at 0.
 
         >>> Positions.padded(torch.tensor([[0, 1, 1]])).order
         tensor([[-1,  0,  1]])
@@ -187,13 +186,13 @@ class Positions:
         cu_seqlens: Tensor | Sequence[int] | None = None,
         device: torch.device | str | None = None,
     ) -> "Positions":
-        """Several documents behind one another in a row: coords restart with each, and none sees another.
+        """Return positions of several documents in a row: coords restart with each, and none sees another.
 
         lengths     of the documents of one row (tokens); or segment ids [B, T], a tensor with one number for all tokens
                     of a document and 0 for padding
-        cu_seqlens  in place of lengths where each document begins and the last one ends: 0, n1, n1 + n2, ... (tokens)
+        cu_seqlens  instead of lengths, where each document begins and the last one ends: 0, n1, n1 + n2, ... (tokens)
 
-        Raises ValueError for what is neither, documents without a token, and a segment that comes again behind others.
+        Raises ValueError for other values, empty documents, and a segment that is split by another.
 
         >>> Positions.packed(cu_seqlens=[0, 2, 5]).coords[..., 0]
         tensor([[0, 1, 0, 1, 2]])
@@ -203,14 +202,14 @@ class Positions:
         if (lengths is None) == (cu_seqlens is None):
             raise ValueError("packed takes lengths, segment ids or cu_seqlens, and one of them; got none or several")
         if isinstance(lengths, Tensor) and lengths.dim() == 2:
-            return cls.segmented(lengths if device is None else lengths.to(device))
+            return cls.from_segments(lengths if device is None else lengths.to(device))
         name, numbers = ("lengths", lengths) if cu_seqlens is None else ("cu_seqlens", cu_seqlens)
         if isinstance(numbers, Tensor) and numbers.dim() == 1:
             device, numbers = numbers.device if device is None else device, numbers.tolist()
         if not isinstance(numbers, (list, tuple, range)):
             raise ValueError(
                 f"{name} are a list or a tensor [n] of whole numbers, or segment ids a tensor [B, T], got "
-                f"{checks.shown(numbers)}"
+                f"{checks.display(numbers)}"
             )
         for number in numbers:
             if isinstance(number, (list, tuple)):
@@ -226,22 +225,22 @@ class Positions:
         if not numbers or min(numbers) < 1:
             raise ValueError(f"packed documents need at least one token each, got lengths {list(numbers)}{remedy}")
         coords = torch.cat([torch.arange(n, device=device) for n in numbers])[None]
-        document = torch.cat([torch.full((n,), i, device=device) for i, n in enumerate(numbers)])[None]
+        document = torch.cat([torch.full((n,), index, device=device) for index, n in enumerate(numbers)])[None]
         order = torch.arange(coords.shape[1], device=device)[None]
         return cls(coords[..., None], order, document, extent=max(numbers), loose=True)
 
     @classmethod
-    def segmented(cls, segments: Tensor) -> "Positions":
-        """What `packed` makes of segment ids [B, T]."""
+    def from_segments(cls, segments: Tensor) -> "Positions":
+        """Return packed positions from segment ids [B, T]."""
         if segments.is_floating_point() or segments.dtype == torch.bool or segments.shape[1] < 1:
-            raise ValueError(f"segment ids are whole numbers [B, T], got {checks.shown(segments)}")
+            raise ValueError(f"segment ids are whole numbers [B, T], got {checks.display(segments)}")
         present = segments != 0
         first = segments.diff(dim=1, prepend=segments[:, :1] - 1) != 0
         run = (first & present).long().cumsum(1)
         if segments.is_cpu and may_be_read(segments):
             for row, last in zip(segments, run[:, -1].tolist(), strict=True):
                 if len(row.unique()) - bool((row == 0).any()) != last:
-                    raise ValueError("the tokens of a segment stand together, got one that comes again behind others")
+                    raise ValueError("the tokens of a segment must be adjacent, got a segment split by another")
         index = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
         coords = (index - torch.where(first, index, 0).cummax(1).values).masked_fill(~present, 0)
         order = (present.long().cumsum(1) - 1).masked_fill(~present, -1)
@@ -250,10 +249,9 @@ class Positions:
 
     @classmethod
     def grid(cls, *sizes: int, prefix: int = 0, device: torch.device | str | None = None) -> "Positions":
-        """Every cell of a grid, one axis for each size, the last axis running fastest.
+        """Return every cell of a grid, one axis for each size, the last axis running fastest.
 
-        prefix  tokens before them that stand outside the grid, such as a class token: the coordinates of the k-th are
-                all -k
+        prefix  number of tokens in front, outside the grid, such as a class token: the k-th has all coordinates -k
 
         >>> Positions.grid(2, 2).coords[0].tolist()
         [[0, 0], [0, 1], [1, 0], [1, 1]]
@@ -265,8 +263,8 @@ class Positions:
         axes = torch.meshgrid(*(torch.arange(n, device=device) for n in sizes), indexing="ij")
         coords = torch.stack([axis.flatten() for axis in axes], -1)[None]
         if checks.whole("prefix", prefix, 0):
-            outside = -1 - torch.arange(prefix, device=device)
-            coords = torch.cat((outside[None, :, None].expand(1, -1, len(sizes)), coords), 1)
+            prefix_coords = -1 - torch.arange(prefix, device=device)
+            coords = torch.cat((prefix_coords[None, :, None].expand(1, -1, len(sizes)), coords), 1)
         order = torch.arange(coords.shape[1], device=device)[None]
         extent, unit_step = None if prefix else max(sizes), len(sizes) == 1 and not prefix
         return cls(coords, order, contiguous=True, unit_step=unit_step, extent=extent, loose=True)
@@ -281,37 +279,37 @@ class Positions:
 
     @property
     def device(self) -> torch.device | None:
-        """Where its tensors lie; None for where new ones would."""
+        """Return the device of its tensors; None for the default device."""
         return self.order.device
 
     @property
     def start(self) -> int | None:
-        """Where tokens that count up by one begin, shared by every row and known without looking at data; else None."""
+        """Return the first order if all rows count up by one from it, known without reading tensors; else None."""
         if not (self.contiguous and self.unit_step and self.extent is not None):
             return None
         return self.extent - self.tokens
 
-    def axis(self, who: object) -> Tensor:
-        """The coordinates [B or 1, T] of one-axis positions; `who` is named in the error when there are more."""
-        return self.coordinates(1, who)
+    def axis(self, reader: object) -> Tensor:
+        """Return the coordinates [B or 1, T] of one-axis positions; an error for more axes names the `reader`."""
+        return self.coordinates(1, reader)
 
-    def coordinates(self, axes: int, who: object) -> Tensor:
-        """The coordinates for a reader of so many axes: [B or 1, T] for one, else [B or 1, T, A]; 0 takes any A.
+    def coordinates(self, axes: int, reader: object) -> Tensor:
+        """Return the coordinates for a reader of `axes` axes: [B or 1, T] for 1, else [B or 1, T, A]; 0 takes any A.
 
-        Raises ValueError, naming `who`, when the number of axes is another.
+        Raises ValueError, naming the `reader`, for another number of axes.
         """
         if axes == 0:
             return self.coords
         if self.axes != axes:
             remedy = "choose one with coords[..., :1]" if axes == 1 else f"give coords of shape [B, T, {axes}]"
             raise ValueError(
-                f"{who} reads {'one axis' if axes == 1 else f'{axes} axes'}, got positions with "
+                f"{reader} reads {'one axis' if axes == 1 else f'{axes} axes'}, got positions with "
                 f"{self.axes} {'axis' if self.axes == 1 else 'axes'}; {remedy}"
             )
         return self.coords[..., 0] if axes == 1 else self.coords
 
     def rows(self, rows: slice | Tensor) -> "Positions":
-        """The tokens of a slice or of indices [n]: as queries in a block of rows, or as a chunk, which is not loose."""
+        """Return the tokens of a slice or of indices [n]; the result is not loose."""
         contiguous, extent = False, self.extent
         if self.start is not None and isinstance(rows, slice):
             first, stop, step = rows.indices(self.tokens)
@@ -319,7 +317,7 @@ class Positions:
             if contiguous and not self.loose and stop - first == self.tokens:
                 return self
             extent = self.start + stop if contiguous else extent
-        return self.changed(
+        return self.with_facts(
             coords=self.coords[:, rows],
             order=self.order[:, rows],
             document=None if self.document is None else self.document[:, rows],
@@ -329,31 +327,31 @@ class Positions:
         )
 
     def batch_rows(self, rows: slice | Tensor) -> "Positions":
-        """The tokens of some rows of the batch, a slice or indices [n]; what all rows share stays shared."""
-        several = {name: fact for name, fact in self.tensors().items() if fact.shape[0] > 1}
+        """Return the rows of the batch in a slice or indices [n]; fields that all rows share stay shared."""
+        batch_facts = {name: fact for name, fact in self.tensors().items() if fact.shape[0] > 1}
         index = rows.to(self.order.device) if isinstance(rows, Tensor) else rows
-        return self.changed(**{name: fact[index] for name, fact in several.items()}) if several else self
+        return self.with_facts(**{name: fact[index] for name, fact in batch_facts.items()}) if batch_facts else self
 
     def __getitem__(self, key: object) -> NoReturn:
         raise TypeError(
-            "Positions are cut by at.rows(...), which takes tokens, as at.rows(slice(-1, None)) the last one, and by "
-            "at.batch_rows(...), which takes rows of the batch"
+            "Positions cannot be indexed; take tokens with at.rows(...), such as at.rows(slice(-1, None)) for the "
+            "last one, and rows of the batch with at.batch_rows(...)"
         )
 
     def restarts(self) -> bool:
-        """Whether ids count up from 0 more than once in a row and no document is named; False where that is unknown."""
+        """Whether ids restart from 0 within a row without naming documents; False if unknown."""
         if not self.loose or self.document is not None or self.axes != 1 or self.coords.is_floating_point():
             return False
         if not (self.coords.is_cpu and may_be_read(self.coords)):
             return False
         ids = self.coords[..., 0]
-        again = ids[:, 1:] == 0
-        return bool(((ids.diff(dim=1) == 1) | again).all() and (again & (ids[:, :-1] > 0)).any())
+        at_zero = ids[:, 1:] == 0
+        return bool(((ids.diff(dim=1) == 1) | at_zero).all() and (at_zero & (ids[:, :-1] > 0)).any())
 
     def next(self, tokens: int = 1) -> "Positions":
-        """The positions of the tokens that follow: each row goes on where its own last token stands.
+        """Return the positions of the next tokens: each row continues from its own last token.
 
-        Only for one axis in steps of one (count, padded, packed: a packed row goes on with its last document).
+        Only for one axis in steps of one (count, padded, packed: a packed row continues its last document).
         """
         if self.axes != 1 or (not self.unit_step and self.document is None):
             raise ValueError(
@@ -361,61 +359,61 @@ class Positions:
             )
         if type(tokens) is not int or tokens < 1:
             check_counts(tokens)
-        ahead = torch.arange(1, tokens + 1, device=self.order.device)
+        steps = torch.arange(1, tokens + 1, device=self.order.device)
         last = self.order.argmax(1, keepdim=True)
-        order = self.order.gather(1, last) + ahead
-        coords = of_token(self.coords[..., 0], last) + ahead
-        # A row that held nothing but padding starts at 0.
+        order = self.order.gather(1, last) + steps
+        coords = fact_at_token(self.coords[..., 0], last) + steps
+        # A row of padding alone starts at 0.
         empty = self.order.amax(1, keepdim=True) < 0
         coords = torch.where(empty, order, coords)
-        document = None if self.document is None else of_token(self.document, last).expand(-1, tokens)
-        # A number that changes with every token would compile a graph anew.
+        document = None if self.document is None else fact_at_token(self.document, last).expand(-1, tokens)
+        # A number that changes with every token would recompile the graph.
         extent = None if torch.compiler.is_compiling() or self.extent is None else self.extent + tokens
-        return self.changed(coords=coords[..., None], order=order, document=document, extent=extent, loose=False)
+        return self.with_facts(coords=coords[..., None], order=order, document=document, extent=extent, loose=False)
 
-    def behind(self, held: "Positions") -> "Positions":
-        """These tokens where they come after all that a cache holds: loose ones are put there.
+    def appended_to(self, past_at: "Positions") -> "Positions":
+        """Return these positions with loose tokens put behind the tokens of a cache.
 
-        They go on with the last document of their row, unless they name their own; those of loose ones are new. Whether
-        an order of their own really comes behind is what the cache checks.
+        Without documents of their own, the tokens continue the last document of their row; documents of loose tokens
+        are new ones. The cache checks that the order of tokens that are not loose comes behind its own.
         """
         document = self.document
-        if document is None and held.document is not None:
-            document = of_token(held.document, held.order.argmax(1, keepdim=True)).expand(-1, self.tokens)
+        if document is None and past_at.document is not None:
+            document = fact_at_token(past_at.document, past_at.order.argmax(1, keepdim=True)).expand(-1, self.tokens)
         if not self.loose:
-            return self if document is self.document else self.changed(document=document)
+            return self if document is self.document else self.with_facts(document=document)
         if self.document is not None:
-            document = self.document + 1 + (0 if held.document is None else held.document.amax(1, keepdim=True))
-        order = held.order.amax(1, keepdim=True) + 1 + self.order
-        return self.changed(order=order, document=document, contiguous=False, unit_step=False, loose=False)
+            document = self.document + 1 + (0 if past_at.document is None else past_at.document.amax(1, keepdim=True))
+        order = past_at.order.amax(1, keepdim=True) + 1 + self.order
+        return self.with_facts(order=order, document=document, contiguous=False, unit_step=False, loose=False)
 
     def with_coords(self, coords: Tensor) -> "Positions":
-        """The same tokens elsewhere: what a coordinate map (interpolation, shift, randomised) returns."""
+        """Return the same tokens at other coordinates, as a coordinate map does (interpolation, shift, randomised)."""
         coords = coords if checks.tensor("coords", coords).dim() == 3 else coords[..., None]
-        return self.changed(coords=coords, unit_step=False, extent=None)
+        return self.with_facts(coords=coords, unit_step=False, extent=None)
 
     def with_horizon(self, horizon: int | Tensor | None) -> "Positions":
-        """Declare the horizon of every sequence (an int), or of each (a tensor [B])."""
+        """Return these positions with a declared horizon: one for all sequences (int) or one for each (tensor [B])."""
         if horizon is not None and not isinstance(horizon, Tensor):
             checks.whole("the declared horizon", horizon, 1)
             horizon = torch.full((1,), horizon, device=self.order.device)
-        return self.changed(horizon=horizon)
+        return self.with_facts(horizon=horizon)
 
     def to(self, device: torch.device | str) -> "Positions":
-        return self.changed(**{name: fact.to(device) for name, fact in self.tensors().items()})
+        return self.with_facts(**{name: fact.to(device) for name, fact in self.tensors().items()})
 
 
-FACTS = tuple(field.name for field in fields(Positions))
+FIELDS = tuple(field.name for field in fields(Positions))
 
 
-class Counted(Positions):
-    """Tokens that count up by one, as `Positions.count` gives them, whose tensors are made when they are first read.
+class CountedPositions(Positions):
+    """Tokens that count up by one, like `Positions.count`, with tensors created on first read.
 
-    A token decoded alone finds its row of a kept table without any. Whatever is made of it by `changed` is plain
+    So a single decoded token finds its row of a kept table without creating a tensor. `with_facts` returns plain
     Positions. Raises ValueError as `Positions.count` does.
     """
 
-    # In place of the properties, which are asked at every call of a kernel.
+    # Attributes instead of properties: kernels read them at every call.
     tokens: int = 0
     start: int = 0
     device: torch.device | None = None
@@ -425,32 +423,32 @@ class Counted(Positions):
             check_counts(tokens, start)
         facts = vars(self)
         facts["tokens"], facts["start"], facts["device"], facts["extent"] = tokens, start, device, start + tokens
-        # The other facts are the defaults of their fields.
+        # The other fields keep their defaults.
         facts["contiguous"] = facts["unit_step"] = True
 
     def __getattr__(self, name: str) -> Any:
-        # Not two cached properties: before Python 3.12 these take a lock, which no compiled graph can.
+        # Cached properties take a lock before Python 3.12, which a compiled graph cannot.
         if name not in ("coords", "order"):
             raise AttributeError(name)
-        made = Positions.count(self.tokens, self.start, device=self.device)
-        vars(self).update(coords=made.coords, order=made.order)
-        return getattr(made, name)
+        counted_positions = Positions.count(self.tokens, self.start, device=self.device)
+        vars(self).update(coords=counted_positions.coords, order=counted_positions.order)
+        return getattr(counted_positions, name)
 
     def next(self, tokens: int = 1) -> Positions:
-        # A number that changes with every token would compile a graph anew: there, positions are tensors alone.
+        # A number that changes with every token would recompile the graph, so there positions are tensors alone.
         if torch.compiler.is_compiling():
             return super().next(tokens)
-        return Counted(tokens, cast(int, self.extent), self.device)
+        return CountedPositions(tokens, cast(int, self.extent), self.device)
 
     def with_next(self, at: Positions) -> Positions | None:
-        """These tokens and those at `at` behind them, where all count up from one start; None where that is not so."""
-        if type(at) is not Counted or at.start != self.extent or at.device != self.device:
+        """Return these tokens with those of `at` behind them; None unless all count up from one start."""
+        if type(at) is not CountedPositions or at.start != self.extent or at.device != self.device:
             return None
-        return Counted(self.tokens + at.tokens, self.start, self.device)
+        return CountedPositions(self.tokens + at.tokens, self.start, self.device)
 
 
-def of_token(fact: Tensor, token: Tensor) -> Tensor:
-    """A fact [B or 1, T] or [B or 1, T, A] of one token in each row, [B or 1, 1]; rows may share either of the two."""
+def fact_at_token(fact: Tensor, token: Tensor) -> Tensor:
+    """Return a fact [B or 1, T] or [B or 1, T, A] at one token of each row, [B or 1, 1]."""
     if fact.shape[0] != token.shape[0]:
         rows = max(fact.shape[0], token.shape[0])
         fact, token = fact.expand(rows, *fact.shape[1:]), token.expand(rows, 1)
@@ -458,7 +456,7 @@ def of_token(fact: Tensor, token: Tensor) -> Tensor:
 
 
 def check_counts(tokens: int, start: int = 0) -> None:
-    """Raises ValueError unless so many tokens can be counted from there."""
+    """Raise ValueError unless there is a token and `start` is 0 or more."""
     if checks.whole("the number of tokens", tokens) < 1:
         raise ValueError(f"a sequence needs at least one token, got {tokens}")
     if checks.whole("start, or an offset,", start) < 0:
@@ -466,7 +464,7 @@ def check_counts(tokens: int, start: int = 0) -> None:
 
 
 PositionsLike: TypeAlias = Positions | Tensor | int | None
-"""What a caller may give as positions: Positions, ids, where the first token is, or nothing (0, 1, 2, ...)."""
+"""Positions as a caller gives them: Positions, ids, the position of the first token, or None (0, 1, 2, ...)."""
 
 
 def positions_for(
@@ -476,30 +474,30 @@ def positions_for(
     *,
     batch: int | None = None,
     device: torch.device | None = None,
-    held: Positions | None = None,
+    past_at: Positions | None = None,
 ) -> Positions:
-    """What a caller gave for `tokens` tokens, as Positions: Positions, ids, where they begin, or nothing (0, 1, ...).
+    """Return the caller's positions of `tokens` tokens as Positions.
 
-    held  what a cache holds: the tokens come behind it, and nothing means that each row goes on after its last token
+    past_at  positions of the tokens in a cache: new tokens come behind them, each row after its last token by default
 
-    Raises ValueError when both positions and an offset are given, or when they do not fit the tokens.
+    Raises ValueError for both positions and an offset, and for positions that do not fit the tokens.
     """
     if isinstance(offset, Tensor):
         if positions is not None:
             raise ValueError("give positions or an offset, not both")
         if offset.dim() > 1 or offset.is_floating_point() or offset.dtype == torch.bool:
-            raise ValueError(f"an offset is a whole number, or a tensor [B] of them, got {checks.shown(offset)}")
+            raise ValueError(f"an offset is a whole number, or a tensor [B] of them, got {checks.display(offset)}")
         positions, offset = offset.reshape(-1, 1) + torch.arange(tokens, device=offset.device), 0
-    if held is not None:
+    if past_at is not None:
         if positions is not None or offset:
-            return positions_for(tokens, positions, offset, batch=batch, device=device).behind(held)
-        positions = held.next(tokens)
-        if type(positions) is Counted:
+            return positions_for(tokens, positions, offset, batch=batch, device=device).appended_to(past_at)
+        positions = past_at.next(tokens)
+        if type(positions) is CountedPositions:
             return positions
     if positions is None:
         if torch.compiler.is_compiling():
             return Positions.count(tokens, offset, device=device)
-        return Counted(tokens, offset, device)
+        return CountedPositions(tokens, offset, device)
     if offset:
         raise ValueError(f"give positions or offset={offset}, not both")
     if isinstance(positions, Positions):
@@ -512,32 +510,34 @@ def positions_for(
         if at.axes == tokens and batch in (None, at.tokens) and isinstance(positions, Tensor):
             remedy = "ids [axes, B, T] are given as ids.permute(1, 2, 0)"
         elif at.axes > 1 and at.tokens < tokens < at.tokens + 9:
-            more = tokens - at.tokens
-            remedy = f"tokens outside a grid, such as a class token, stand in Positions.grid(..., prefix={more})"
+            extra_tokens = tokens - at.tokens
+            remedy = (
+                f"tokens outside a grid, such as a class token, stand in Positions.grid(..., prefix={extra_tokens})"
+            )
         else:
-            remedy = "give one position for each token, or say by seq_dim=... which axis holds the tokens"
+            remedy = "give one position for each token, or name the axis of the tokens by seq_dim=..."
         raise ValueError(f"got positions of {at.tokens} tokens for {tokens} tokens; {remedy}")
     rows = [] if batch is None or torch.jit.is_tracing() else [at.order.shape[0], at.coords.shape[0]]
-    if wrong := [size for size in rows if size != 1 and size != batch]:
-        remedy = "give one row, or one for each" if held is None else "start a new cache for another batch"
-        raise ValueError(f"got positions of {wrong[0]} rows for a batch of {batch}; {remedy}")
+    if wrong_sizes := [size for size in rows if size != 1 and size != batch]:
+        remedy = "give one row, or one for each" if past_at is None else "start a new cache for another batch"
+        raise ValueError(f"got positions of {wrong_sizes[0]} rows for a batch of {batch}; {remedy}")
     if device is not None and at.order.device != device:
         if at.order.is_meta or at.coords.is_meta:
-            raise ValueError(f"the positions are on 'meta', where no numbers are, and the tokens on '{device}'")
+            raise ValueError(f"the positions are on 'meta', which holds no numbers, and the tokens on '{device}'")
         return at.to(device)
     return at
 
 
-def distance(at: Positions, keys_at: Positions, who: object, axes: int = 1) -> Tensor:
-    """Signed distances [B or 1, T, S], and [..., A] unless `axes` is 1: query coordinate minus key coordinate.
+def distance(at: Positions, keys_at: Positions, reader: object, axes: int = 1) -> Tensor:
+    """Return signed distances [B or 1, T, S], and [..., A] unless `axes` is 1: query minus key coordinate.
 
     They are positive for keys in the past.
     """
-    return at.coordinates(axes, who)[:, :, None] - keys_at.coordinates(axes, who)[:, None, :]
+    return at.coordinates(axes, reader)[:, :, None] - keys_at.coordinates(axes, reader)[:, None, :]
 
 
-def placed(positions: Positions | Tensor | int, offset: int = 0) -> Positions:
-    """Positions that stand for themselves: Positions, ids, or a number of tokens that count up from `offset`.
+def as_positions(positions: Positions | Tensor | int, offset: int = 0) -> Positions:
+    """Return Positions from Positions, ids, or a number of tokens that count up from `offset`.
 
     Raises ValueError for an offset beside Positions or ids.
     """

@@ -1,4 +1,4 @@
-"""Tables that live as long as the positions they were computed from, and windows of tables that this process keeps."""
+"""Tables of encodings, computed once: per forward pass (`once`) or kept for the process (`kept_rows`, `constant`)."""
 
 from collections.abc import Callable, Hashable, Sequence
 from types import MethodType
@@ -7,38 +7,38 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from posenc.tokens.positions import TENSORS, Positions
+from posenc.tokens.positions import TENSOR_FIELDS, Positions
 from posenc.tokens.watched import is_watched
 
 Table = TypeVar("Table")
 
-OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-"""What is no option of a module: its parameters, buffers, modules and hooks, and whether it trains."""
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
+"""Attributes of every nn.Module, which are no options of an encoding."""
 
-BY_IDENTITY = (None, object.__hash__, Tensor.__hash__)
-"""How types hash whose values may change unseen."""
+IDENTITY_HASHES = (None, object.__hash__, Tensor.__hash__)
+"""Hash functions of mutable types: their hash does not change with the value."""
 
-WINDOW, WINDOWS = 1024, 32
-"""How many rows of a table are kept together, and how many such windows."""
+WINDOW_ROWS, MAX_WINDOWS = 1024, 32
+"""Rows of a kept window of a table; windows kept at most, over all tables."""
 
-KEPT: dict[Hashable, Tensor] = {}
-"""Table and first row -> the rows of a window."""
+KEPT_WINDOWS: dict[Hashable, Tensor] = {}
+"""(key of the table, first row) -> WINDOW_ROWS rows of that table, [..., rows, columns] (CPU), oldest first."""
 
 CONSTANTS: dict[Hashable, Tensor] = {}
-"""What a constant is made of and its device -> the constant there."""
+"""(key of the constant, device) -> the constant on that device; never dropped."""
 
 
 def once(at: Positions, key: Hashable, make: Callable[[], Table]) -> Table:
-    """The table that `make` computes from these positions, computed once and shared by all layers that ask.
+    """Return the table that `make` computes from these positions, shared by all layers of a forward pass.
 
-    No result may depend on whether the table was there, so `key` must name everything that `make` reads besides the
-    positions: encodings ask through `Encoding.once`, which makes it. Positions live for one forward pass, and so do
-    their tables; nothing is kept under compilation, where the graph itself shares equal computations.
+    `key` must name everything that `make` reads besides the positions; `Encoding.once` builds it. The table is stored
+    in `at.tables` and lives as long as the positions. Nothing is stored under compilation, where the graph shares equal
+    computations.
     """
     if torch.compiler.is_compiling() or is_watched():
         return make()
     # A table made in inference mode cannot be saved for backward, and one made without gradients has none.
-    key = (key, version(at), torch.is_inference_mode_enabled(), torch.is_grad_enabled())
+    key = (key, tensor_versions(at), torch.is_inference_mode_enabled(), torch.is_grad_enabled())
     if key not in at.tables:
         table = make()
         # A graph serves one backward pass.
@@ -48,62 +48,62 @@ def once(at: Positions, key: Hashable, make: Callable[[], Table]) -> Table:
     return at.tables[key]
 
 
-def kept(at: Positions, key: Hashable, make: Callable[[Positions], Tensor]) -> Tensor:
-    """Rows [..., T, columns] of a table on the CPU that `make` computes, each row by itself, from positions.
+def kept_rows(at: Positions, key: Hashable, make: Callable[[Positions], Tensor]) -> Tensor:
+    """Return the rows [..., T, columns] of a CPU table at these positions, from a window kept across forward passes.
 
-    Where they count up from a known start within one window, a window is kept beyond the forward pass, so that a
-    decoded token finds its own row; other tables are shared as by `once`.
+    `make` computes each row independently. A window has WINDOW_ROWS rows, so a decoded token finds its row there.
+    Positions that do not count up from a known start, or that cross a window, use `once` instead.
     """
     start, tokens = at.start, at.tokens
-    if start is None or start % WINDOW + tokens > WINDOW or is_watched():
+    if start is None or start % WINDOW_ROWS + tokens > WINDOW_ROWS or is_watched():
         return once(at, key, lambda: make(at))
-    first = start - start % WINDOW
-    window = KEPT.get((key, first))
+    first = start - start % WINDOW_ROWS
+    window = KEPT_WINDOWS.get((key, first))
     if window is None:
-        # One that can be saved for a gradient, whoever asks for it first.
+        # A table made in inference mode could not be saved for a gradient later.
         with torch.inference_mode(False), torch.no_grad():
-            window = KEPT[key, first] = make(Positions.count(WINDOW, first, device="cpu"))
-        for oldest in list(KEPT)[:-WINDOWS]:
-            KEPT.pop(oldest, None)
+            window = KEPT_WINDOWS[key, first] = make(Positions.count(WINDOW_ROWS, first, device="cpu"))
+        for oldest in list(KEPT_WINDOWS)[:-MAX_WINDOWS]:
+            KEPT_WINDOWS.pop(oldest, None)
     return window.narrow(-2, start - first, tokens)
 
 
 def constant(key: Hashable, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
-    """What `make` gives on a device, made once and kept there; `key` names everything that it is made of.
+    """Return the tensor that `make` creates on a device, created once; `key` names everything it depends on.
 
-    It is never dropped: a CUDA graph that was captured reads it where it lay.
+    It is never dropped: a captured CUDA graph reads it at its address.
     """
     if device.type == "cpu" or torch.compiler.is_compiling() or is_watched():
         return make()
-    made = CONSTANTS.get((key, device))
-    if made is None:
+    tensor = CONSTANTS.get((key, device))
+    if tensor is None:
         with torch.inference_mode(False), torch.no_grad():
-            made = CONSTANTS[key, device] = make()
-    return made
+            tensor = CONSTANTS[key, device] = make()
+    return tensor
 
 
-def numbers(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor [n] of numbers. A GPU is given them one by one, once: a copy would wait, and stop a CUDA graph."""
+def number_tensor(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a tensor [n] of numbers. On a GPU it is filled element by element: a copy would break a CUDA graph."""
     if device.type == "cpu":
         return torch.tensor(values, dtype=dtype, device=device)
 
-    def filled() -> Tensor:
-        made = torch.empty(len(values), dtype=dtype, device=device)
-        for place, value in enumerate(values):
-            made[place].fill_(value)
-        return made
+    def filled_tensor() -> Tensor:
+        tensor = torch.empty(len(values), dtype=dtype, device=device)
+        for index, value in enumerate(values):
+            tensor[index].fill_(value)
+        return tensor
 
-    return constant((tuple(values), dtype), device, filled)
+    return constant((tuple(values), dtype), device, filled_tensor)
 
 
-def options_of(module: nn.Module) -> tuple[tuple[str, Any], ...] | None:
-    """The options of a module that reads nothing else; None where it has a state, or an option that could change."""
+def module_options(module: nn.Module) -> tuple[tuple[str, Any], ...] | None:
+    """Return the options of a module as (name, value) pairs; None if it has state or a mutable option."""
     if module._parameters or module._buffers or module._modules:
         return None
     options = []
     for name, value in vars(module).items():
-        if name not in OF_EVERY_MODULE:
-            if value is not None and type(value).__hash__ in BY_IDENTITY:
+        if name not in MODULE_ATTRIBUTES:
+            if value is not None and type(value).__hash__ in IDENTITY_HASHES:
                 return None
             options.append((name, value))
     try:
@@ -117,37 +117,37 @@ def options_of(module: nn.Module) -> tuple[tuple[str, Any], ...] | None:
 class SharesTables(nn.Module):
     """A module whose tables are computed once for all layers of a pass."""
 
-    def once(self, make: MethodType, at: Positions, *given: Hashable, keep: bool = False) -> Tensor:
-        """The table that the method `make(at, *given)` computes, once for all layers that ask with these positions.
+    def once(self, make: MethodType, at: Positions, *args: Hashable, keep: bool = False) -> Tensor:
+        """Return the table that the method `make(at, *args)` computes, once for all layers of a forward pass.
 
-        What is given besides positions is plain: dtypes, devices, numbers. With parameters, buffers, modules, or an
-        option that could change unseen, it is computed at every call. `keep` says whether rows may be kept beyond the
-        forward pass: of [..., T, columns] on the CPU, each computed by itself.
+        The args are hashable: dtypes, devices, numbers. A module with parameters, buffers, submodules or a mutable
+        option computes it at every call. With `keep`, rows are kept across forward passes (`kept_rows`): the table is
+        [..., T, columns] on the CPU, each row independent of the others.
         """
-        options = None if torch.compiler.is_compiling() else options_of(self)
+        options = None if torch.compiler.is_compiling() else module_options(self)
         if options is None:
-            return make(at, *given)
-        key = type(self), options, make.__func__, given
-        return kept(at, key, lambda at: make(at, *given)) if keep else once(at, key, lambda: make(at, *given))
+            return make(at, *args)
+        key = type(self), options, make.__func__, args
+        return kept_rows(at, key, lambda at: make(at, *args)) if keep else once(at, key, lambda: make(at, *args))
 
 
-def version(at: Positions) -> tuple[int, ...]:
-    """How often whoever holds the tensors of these positions has changed them in place; 0 before they are made.
+def tensor_versions(at: Positions) -> tuple[int, ...]:
+    """Return PyTorch's version counters of the tensors of these positions; 0 for missing ones.
 
-    Inference mode does not count it.
+    Inference mode does not count changes in place.
     """
-    made = map(vars(at).get, TENSORS)
-    return tuple([0 if fact is None or fact.is_inference() else fact._version for fact in made])
+    facts = map(vars(at).get, TENSOR_FIELDS)
+    return tuple([0 if fact is None or fact.is_inference() else fact._version for fact in facts])
 
 
-def versions(*of: Positions) -> tuple[tuple[int, ...], ...]:
-    """How often each of these was changed in place, for `check_versions` in a backward pass that reads them again."""
-    return tuple(version(at) for at in of)
+def all_versions(*positions: Positions) -> tuple[tuple[int, ...], ...]:
+    """Return the version counters of several positions, for `check_versions` in a backward pass that rereads them."""
+    return tuple(tensor_versions(at) for at in positions)
 
 
-def check_versions(before: tuple[tuple[int, ...], ...], *of: Positions) -> None:
-    """Raises RuntimeError where positions were changed in place since."""
-    if versions(*of) != before:
+def check_versions(saved_versions: tuple[tuple[int, ...], ...], *positions: Positions) -> None:
+    """Raise RuntimeError if positions were changed in place since the versions were saved."""
+    if all_versions(*positions) != saved_versions:
         raise RuntimeError(
             "positions that the backward pass reads again were changed in place after the forward pass; give each call "
             "its own, as Positions.of(ids.clone())"

@@ -1,4 +1,4 @@
-"""Who follows what PyTorch computes: recorders, profilers, tracers and transforms, each way in named once."""
+"""Checks whether PyTorch is tracing, transforming or recomputing the current operations."""
 
 from collections.abc import Callable
 from typing import NoReturn
@@ -9,32 +9,32 @@ from torch.autograd import forward_ad
 from torch.torch_version import TorchVersion
 from torch.utils._device import DeviceContext
 
-COMPILES = TorchVersion(torch.__version__) >= "2.9"
-"""Whether torch.compile takes layers as they are written; older ones take encodings alone."""
+COMPILES_LAYERS = TorchVersion(torch.__version__) >= "2.9"
+"""Whether torch.compile compiles whole layers; older versions compile encodings alone."""
 
 
 def refuse_to_compile() -> NoReturn:
-    """Raises RuntimeError, while a graph is made: no graph break hides it."""
+    """Raise RuntimeError during compilation, where no graph break can hide it."""
     raise RuntimeError(
-        f"torch.compile takes posenc's layers from torch 2.9 on, got {torch.__version__}; leave torch.compile out, or "
-        f"install a newer torch"
+        f"torch.compile needs torch 2.9 or newer for posenc's layers, got {torch.__version__}; leave torch.compile "
+        f"out, or install a newer torch"
     )
 
 
-# As torch.compiler.assume_constant_result does, which imports the whole compiler.
+# This is what torch.compiler.assume_constant_result does; calling it would import the whole compiler.
 vars(refuse_to_compile)["_dynamo_marked_constant"] = True
 
 
 def is_exporting() -> bool:
-    """Whether torch.export makes a graph; before torch 2.7 nothing tells."""
+    """Whether torch.export is running; False before torch 2.7, which cannot tell."""
     return hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting()
 
 
 def is_watched() -> bool:
-    """Whether somebody follows what PyTorch computes, so that a tensor from elsewhere would surprise them.
+    """Whether a mode, transform or tracer intercepts operations, so that a cached tensor would be foreign to it.
 
-    Modes for functions and operators, functional transforms and tracers do. A device context only says where new
-    tensors lie. Not asked while a graph is compiled, which keeps by itself what others hold.
+    Function modes, dispatch modes, functional transforms and tracers intercept; a device context does not. Callers do
+    not ask under torch.compile, which handles cached tensors itself.
     """
     modes = torch._C._len_torch_function_stack()
     return bool(
@@ -47,19 +47,18 @@ def is_watched() -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether torch.func, forward-mode differentiation or torch.jit.trace makes something else of what is written down.
+    """Whether torch.func, forward-mode differentiation or torch.jit.trace transforms the operations.
 
-    PyTorch's fused operators do not follow them all, and functions with a backward pass of their own follow none.
+    PyTorch's fused operators support some of them, and custom autograd functions support none.
     """
     tracing = torch._C._get_tracing_state() is not None
     return tracing or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
-def is_written_down() -> bool:
-    """Whether operators are written down as a graph (make_fx, torch.export), or run without numbers (fake tensors).
+def is_traced() -> bool:
+    """Whether operators are traced into a graph (make_fx, torch.export), or run on fake tensors.
 
-    What were read of the data, and a number of blocks, would be the trace's own; and what a function with a backward
-    pass of its own does would be written down without that pass.
+    A trace would bake in values read from data, and lose custom backward passes.
     """
     if not torch._C._len_torch_dispatch_stack():
         return False
@@ -68,19 +67,19 @@ def is_written_down() -> bool:
 
 
 def is_recomputed() -> bool:
-    """Whether what runs now may run a second time to go backward, or is that second time (activation checkpointing).
+    """Whether this forward pass may be recomputed, or is the recomputation (activation checkpointing).
 
-    What one layer computed for the others would then be missing, or belong to a graph that is used up.
+    Results shared between layers would then be missing, or belong to a freed graph.
     """
     if not torch.is_grad_enabled():
         return False
-    # Before torch 2.8 nothing tells.
+    # Before torch 2.8 there is no such function, and the answer is unknown.
     hooks = getattr(vars(torch._C)["_autograd"], "_top_saved_tensors_default_hooks", None)
     return hooks is None or hooks(True) is not None or torch._C._current_graph_task_id() != -1
 
 
 def may_be_read(*tensors: Tensor) -> bool:
-    """Whether the numbers in these tensors may be looked at: they have some, and nobody follows the looking."""
+    """Whether the values of these tensors can be read: they are real tensors and nothing traces the read."""
     if torch.compiler.is_compiling() or is_watched():
         return False
     for x in tensors:
@@ -89,12 +88,12 @@ def may_be_read(*tensors: Tensor) -> bool:
     return True
 
 
-def gpu_checks(x: Tensor, holds: Callable[[], Tensor], words: str) -> bool:
-    """Whether x lies on a GPU, which then stops the program with these words unless all that `holds` gives is true.
+def assert_on_gpu(x: Tensor, condition: Callable[[], Tensor], message: str) -> bool:
+    """Assert on the GPU that `condition()` is true everywhere; return False if x is not on a GPU.
 
-    To read it would keep the CPU waiting for the GPU in every pass, and stop the capture of a graph.
+    Reading the values on the CPU would synchronise every pass, and break the capture of a CUDA graph.
     """
     if not (x.is_cuda or x.is_meta):
         return False
-    torch._assert_async(holds().all(), words)
+    torch._assert_async(condition().all(), message)
     return True

@@ -19,16 +19,16 @@ SIZES = [(5, 9), (9, 5), (7, 7), (1, 4), (4, 1), (37, 16)]
 
 
 @pytest.mark.parametrize(("old", "new"), SIZES)
-@pytest.mark.parametrize("aligned", [True, False])
-def test_between_two_rows_the_new_ones_are_numpys(old: int, new: int, aligned: bool) -> None:
+@pytest.mark.parametrize("align_corners", [True, False])
+def test_between_two_rows_the_new_ones_are_numpys(old: int, new: int, align_corners: bool) -> None:
     table = torch.randn(old, 3, dtype=torch.float64)
-    if aligned:
+    if align_corners:
         places = numpy.linspace(0, old - 1, new)
     else:
         places = numpy.clip((numpy.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
     expected = numpy.stack([numpy.interp(places, numpy.arange(old), row) for row in table.T.numpy()], 1)
-    found = resample(table, [resampling(old, new, "linear", aligned=aligned)])
-    torch.testing.assert_close(found, torch.from_numpy(expected))
+    actual = resample(table, [resampling(old, new, "linear", align_corners=align_corners)])
+    torch.testing.assert_close(actual, torch.from_numpy(expected))
 
 
 @pytest.mark.parametrize(("old", "new"), SIZES)
@@ -39,31 +39,31 @@ def test_the_nearest_row_is_torchs_nearest_exact(old: int, new: int) -> None:
 
 
 def test_the_nearest_row_keeps_the_ends_where_they_are_aligned() -> None:
-    assert resampling(3, 5, "nearest", aligned=True).argmax(1).tolist() == [0, 1, 1, 2, 2]
+    assert resampling(3, 5, "nearest", align_corners=True).argmax(1).tolist() == [0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(("old", "new"), [(5, 9), (12, 30), (7, 7)])
 def test_a_table_that_is_a_straight_line_stays_one(old: int, new: int) -> None:
     # Lines are reproduced away from the ends.
     line = torch.arange(old, dtype=torch.float64)[:, None]
-    found = resample(line, [resampling(old, new)])[:, 0]
-    wanted = (torch.arange(new, dtype=torch.float64) + 0.5) * old / new - 0.5
-    inside = (wanted >= 2) & (wanted <= old - 3)
-    assert inside.any()
-    torch.testing.assert_close(found[inside], wanted[inside])
+    actual = resample(line, [resampling(old, new)])[:, 0]
+    expected = (torch.arange(new, dtype=torch.float64) + 0.5) * old / new - 0.5
+    within_line = (expected >= 2) & (expected <= old - 3)
+    assert within_line.any()
+    torch.testing.assert_close(actual[within_line], expected[within_line])
 
 
 def test_the_cubic_kernel_is_keys_with_minus_three_quarters() -> None:
     # At a distance of 1/2 from the two nearest of four rows: (a/8, 1/2 - a/8, ...) twice mirrored, with a = -3/4.
-    row = resampling(5, 9, "cubic", aligned=True)[3]
+    row = resampling(5, 9, "cubic", align_corners=True)[3]
     torch.testing.assert_close(row, torch.tensor([-0.09375, 0.59375, 0.59375, -0.09375, 0.0], dtype=torch.float64))
 
 
 def test_positions_read_what_learned_interpolate_reads() -> None:
-    learned = Learned(6, max_len=8, overrun="interpolate")
+    encoding = Learned(6, max_len=8, overrun="interpolate")
     at = Positions.count(20).with_horizon(20)
-    expected = learned(torch.zeros(1, 20, 6), positions=at)[0]
-    torch.testing.assert_close(resize_positions(learned.table.detach(), 20), expected.detach())
+    expected = encoding(torch.zeros(1, 20, 6), positions=at)[0]
+    torch.testing.assert_close(resize_positions(encoding.table.detach(), 20), expected.detach())
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2])
@@ -88,16 +88,16 @@ def test_a_grid_is_torchs_interpolate_with_its_prefix_kept(new: tuple[int, int],
     mode = {"linear": "bilinear", "cubic": "bicubic"}[how]
     image = table[:, 3:].view(1, 6, 9, 5).permute(0, 3, 1, 2)
     expected = F.interpolate(image, new, mode=mode).permute(0, 2, 3, 1).flatten(1, 2)
-    found = resize_grid(table, (6, 9), new, how, prefix=3)
-    assert found.shape == (1, 3 + new[0] * new[1], 5) and found[:, :3].equal(table[:, :3])
-    torch.testing.assert_close(found[:, 3:], expected)
+    actual = resize_grid(table, (6, 9), new, how, prefix=3)
+    assert actual.shape == (1, 3 + new[0] * new[1], 5) and actual[:, :3].equal(table[:, :3])
+    torch.testing.assert_close(actual[:, 3:], expected)
 
 
 def test_a_grid_of_three_axes_is_learned_grids_resampled() -> None:
-    learned = LearnedGrid(4, grid=(3, 4, 5), prefix=2)
-    expected = learned.resampled(5, 3, 6, antialias=False).table
-    found = resize_grid(learned.table.detach(), (3, 4, 5), (5, 3, 6), prefix=2)
-    torch.testing.assert_close(found, expected.detach())
+    encoding = LearnedGrid(4, grid=(3, 4, 5), prefix=2)
+    expected = encoding.resampled(5, 3, 6, antialias=False).table
+    actual = resize_grid(encoding.table.detach(), (3, 4, 5), (5, 3, 6), prefix=2)
+    torch.testing.assert_close(actual, expected.detach())
 
 
 def test_bad_sizes_are_refused_with_what_was_expected() -> None:
@@ -126,10 +126,10 @@ def test_vit_and_dinov2_resample_their_tables_like_this() -> None:
     from transformers.models.vit.modeling_vit import ViTEmbeddings
 
     small = {"hidden_size": 8, "image_size": 20, "patch_size": 4}
-    for theirs in (ViTEmbeddings(ViTConfig(**small)), Dinov2Embeddings(Dinov2Config(**small))):
-        torch.nn.init.normal_(theirs.position_embeddings)
-        table = theirs.position_embeddings.detach()
+    for reference in (ViTEmbeddings(ViTConfig(**small)), Dinov2Embeddings(Dinov2Config(**small))):
+        torch.nn.init.normal_(reference.position_embeddings)
+        table = reference.position_embeddings.detach()
         for height, width in ((36, 24), (12, 20), (20, 36)):
             grid = (height // 4, width // 4)
-            expected = theirs.interpolate_pos_encoding(torch.zeros(1, 1 + grid[0] * grid[1], 8), height, width)
+            expected = reference.interpolate_pos_encoding(torch.zeros(1, 1 + grid[0] * grid[1], 8), height, width)
             torch.testing.assert_close(resize_grid(table, (5, 5), grid, prefix=1), expected.detach())

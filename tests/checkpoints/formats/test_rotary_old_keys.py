@@ -1,6 +1,6 @@
-"""Configs as they were published, converted and extended: what transformers 5 makes of them, and what 4 does.
+"""Published configs, converted and extended: what transformers 5 and 4 make of them.
 
-The second is asked where the environment variable POSENC_TRANSFORMERS_4 names a Python that has it.
+Version 4 is tested if the environment variable POSENC_TRANSFORMERS_4 names a Python that has it.
 """
 
 import os
@@ -13,40 +13,40 @@ import torch
 
 pytest.importorskip("transformers")
 
-from published_configs import LATENT, PUBLISHED, ROUTED, rotaries_in, small
+from published_configs import LATENT, MOE, PUBLISHED_CONFIGS, installed_rotaries, small
 from tiers import rest_slow
 
 from posenc.checkpoints.extension import methods
-from posenc.checkpoints.formats.config_json import contradictory, with_positions
+from posenc.checkpoints.formats.config_json import contradictions_of, with_positions
 from posenc.checkpoints.inspection import configs
-from posenc.checkpoints.inspection.served import unlike_planned
+from posenc.checkpoints.inspection.served import served_differences
 from posenc.checkpoints.kinds.rotary.old_keys import OLD, unsaid, with_old_keys
 from posenc.checkpoints.vocabulary.reading import Part
-from posenc.checkpoints.vocabulary.specs import encodings_of
+from posenc.checkpoints.vocabulary.specs import encodings_by_layer
 
-EXTENDED = {
+METHODS = {
     **{"Llama 3.1": "llama3", "Llama 3.2": "llama3", "Qwen2.5 with YaRN": "yarn", "gpt-oss": "yarn"},
     **{"Gemma 3": "linear", "SmolLM3": "yarn", "Mistral 0.3": "dynamic", "Qwen2-VL": "yarn", "Qwen3-VL": "yarn"},
     **{"Pythia": "yarn", "Falcon": "linear", "Phi-2": "ntk", "OLMo 3": "yarn"},
 }
-"""What each is stretched by; the others are converted alone."""
+"""The method that stretches each; the others are only converted."""
 
 
-def converted(name: str) -> tuple[dict[str, Any], Part]:
-    reading = configs.read(PUBLISHED[name])
+def convert_config(name: str) -> tuple[dict[str, Any], Part]:
+    reading = configs.read(PUBLISHED_CONFIGS[name])
     part = next(part for part in reading.parts if any("rotary" in layer.spec for layer in part.layers[:1]))
-    return with_positions(PUBLISHED[name], part), part
+    return with_positions(PUBLISHED_CONFIGS[name], part), part
 
 
-def extended(name: str) -> tuple[dict[str, Any], Part]:
-    reading = configs.read(PUBLISHED[name])
-    method = methods.plan(reading, PUBLISHED[name], 2.0, [EXTENDED[name]]).methods[-1]
-    assert method.config is not None and method.planned is not None, method.why_not
-    return method.config, methods.causal_part(method.planned, method.config)
+def extend_config(name: str) -> tuple[dict[str, Any], Part]:
+    reading = configs.read(PUBLISHED_CONFIGS[name])
+    method = methods.plan_methods(reading, PUBLISHED_CONFIGS[name], 2.0, [METHODS[name]]).methods[-1]
+    assert method.config is not None and method.planned_reading is not None, method.why_not
+    return method.config, methods.causal_part(method.planned_reading, method.config)
 
 
-WRITTEN = {name: (converted, name) for name in PUBLISHED} | {
-    f"{name}, {method}": (extended, name) for name, method in EXTENDED.items()
+CONFIGS = {name: (convert_config, name) for name in PUBLISHED_CONFIGS} | {
+    f"{name}, {method}": (extend_config, name) for name, method in METHODS.items()
 }
 
 
@@ -54,20 +54,21 @@ FIRST = ["Llama 3.1", "Phi-3", "Qwen3-VL", "Pythia", "Gemma 3, linear", "gpt-oss
 
 
 @cache
-def written(words: str) -> tuple[dict[str, Any], Part]:
-    make, name = WRITTEN[words]
+def written_config(words: str) -> tuple[dict[str, Any], Part]:
+    make, name = CONFIGS[words]
     return make(name)
 
 
 @pytest.fixture(scope="module", params=("installed", "POSENC_TRANSFORMERS_4"))
-def served(request, tmp_path_factory) -> dict[str, dict[str, Any]]:
-    """What a transformers makes of every config, in a process of its own."""
+def both_rotaries(request, tmp_path_factory) -> dict[str, dict[str, Any]]:
+    """Return the rotaries that a transformers makes of every config, in a separate process."""
     python = sys.executable if request.param == "installed" else os.environ.get(request.param)
     if not python:
         pytest.skip(f"{request.param} names no Python with transformers 4")
-    configs, parts = zip(*map(written, WRITTEN), strict=True)
-    found = rotaries_in(python, tmp_path_factory.mktemp("written"), configs, [lengths_of(part) for part in parts])
-    return dict(zip(WRITTEN, found, strict=True))
+    configs, parts = zip(*map(written_config, CONFIGS), strict=True)
+    folder = tmp_path_factory.mktemp("written")
+    tables = installed_rotaries(python, folder, configs, [lengths_of(part) for part in parts])
+    return dict(zip(CONFIGS, tables, strict=True))
 
 
 def lengths_of(part: Part) -> list[int]:
@@ -76,19 +77,19 @@ def lengths_of(part: Part) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WRITTEN)
-def test_both_transformers_serve_what_is_written(name: str, served) -> None:
-    part = written(name)[1]
-    assert "error" not in served[name], served[name]
-    for index, encodings in enumerate(encodings_of(part)):
-        rotary: Any = next((one for one in encodings.values() if hasattr(one, "schedule")), None)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_both_transformers_serve_what_is_written(name: str, both_rotaries) -> None:
+    part = written_config(name)[1]
+    assert "error" not in both_rotaries[name], both_rotaries[name]
+    for index, encodings in enumerate(encodings_by_layer(part)):
+        rotary: Any = next((encoding for encoding in encodings.values() if hasattr(encoding, "schedule")), None)
         if rotary is None:
             continue
         for length in lengths_of(part):
-            at = served[name][str(length)][index]
-            ours, warm = rotary.spectrum(torch.tensor([length])) if rotary.turns_when_attending else rotary.spectrum()
+            at = both_rotaries[name][str(length)][index]
+            freqs, warm = rotary.spectrum(torch.tensor([length])) if rotary.turns_when_attending else rotary.spectrum()
             frequencies = torch.tensor(at["frequencies"], dtype=torch.float64).sort(descending=True).values
-            torch.testing.assert_close(ours.flatten().sort(descending=True).values, frequencies, rtol=1e-5, atol=0)
+            torch.testing.assert_close(freqs.flatten().sort(descending=True).values, frequencies, rtol=1e-5, atol=0)
             assert float(torch.as_tensor(warm).flatten()[0]) == pytest.approx(at["temperature"], rel=1e-5)
 
 
@@ -98,12 +99,12 @@ ONLY_IN_5 = {
         *("mistral4", 64, 1048576),
         **{"head_dim": 128, "rope_interleave": True, "n_shared_experts": 1, "first_k_dense_replace": 2},
         **LATENT | {"qk_nope_head_dim": 64},
-        **ROUTED,
+        **MOE,
         rope_parameters={"type": "yarn", "factor": 128.0, "original_max_position_embeddings": 8192}
         | {"mscale": 1.0, "mscale_all_dim": 1.0, "rope_theta": 1e4, "partial_rotary_factor": 0.5}
         | {"beta_fast": 32.0, "beta_slow": 1.0, "llama_4_scaling_beta": 0.1},
     ),
-    # Some layers have no rotary, and a place that says so.
+    # Some layers have no rotary, and a key for that.
     "Beam": small(
         *("beam", 64, 8192),
         **{"head_dim": 64, "sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]},
@@ -115,37 +116,37 @@ ONLY_IN_5 = {
 @pytest.mark.parametrize("name", ONLY_IN_5)
 def test_what_only_transformers_5_knows_is_written_so_that_it_serves_it(name: str) -> None:
     reading = configs.read(ONLY_IN_5[name])
-    written = with_positions(ONLY_IN_5[name], reading.parts[0])
-    assert written["rope_theta"] == 1e4 and unlike_planned(written, reading) == []
+    new_config = with_positions(ONLY_IN_5[name], reading.parts[0])
+    assert new_config["rope_theta"] == 1e4 and served_differences(new_config, reading) == []
 
 
-SAID = {"rope_parameters", "head_dim", "max_position_embeddings", "original_max_position_embeddings"}
+CHANGED_KEYS = {"rope_parameters", "head_dim", "max_position_embeddings", "original_max_position_embeddings"}
 
 
-@pytest.mark.parametrize("name", rest_slow([*FIRST, *(name for name in WRITTEN if name not in FIRST)], len(FIRST)))
+@pytest.mark.parametrize("name", rest_slow([*FIRST, *(name for name in CONFIGS if name not in FIRST)], len(FIRST)))
 def test_no_key_contradicts_another_and_all_else_stays(name: str) -> None:
-    config, source = written(name)[0], PUBLISHED[WRITTEN[name][1]]
+    config, source = written_config(name)[0], PUBLISHED_CONFIGS[CONFIGS[name][1]]
     assert not list(unsaid(config))
-    # A factor that is not that of the two lengths is the author's own.
-    assert [one for one in contradictory(config) if "followed: factor" not in one] == []
-    within, before = (one.get("text_config", one) for one in (config, source))
-    kinds = [one for one in within["rope_parameters"].values() if isinstance(one, dict)]
-    bases = {one["rope_theta"] for one in kinds or [within["rope_parameters"]]}
-    assert {within[key] for key in OLD if "theta" in key or "base" in key if key in within} == bases
-    left = SAID | set(OLD)
-    assert {key: value for key, value in within.items() if key not in left} == {
-        key: value for key, value in before.items() if key not in left
+    # Authors may choose a factor other than the ratio of the two lengths.
+    assert [words for words in contradictions_of(config) if "followed: factor" not in words] == []
+    new, old = (keys.get("text_config", keys) for keys in (config, source))
+    ropes = [rope for rope in new["rope_parameters"].values() if isinstance(rope, dict)]
+    bases = {rope["rope_theta"] for rope in ropes or [new["rope_parameters"]]}
+    assert {new[key] for key in OLD if "theta" in key or "base" in key if key in new} == bases
+    left = CHANGED_KEYS | set(OLD)
+    assert {key: value for key, value in new.items() if key not in left} == {
+        key: value for key, value in old.items() if key not in left
     }
-    assert list(before) == [key for key in within if key in before]
+    assert list(old) == [key for key in new if key in old]
 
 
 def test_layers_that_share_one_place_in_the_config_are_stretched_together() -> None:
-    config, part = written("gpt-oss, yarn")
+    config, part = written_config("gpt-oss, yarn")
     assert [layer.window for layer in part.layers] == [128, None] and len({layer.spec for layer in part.layers}) == 1
     assert config["rope_scaling"]["factor"] == config["rope_parameters"]["factor"] == 64
-    # Gemma 3 has a place for those with a window, and they stay.
-    assert written("Gemma 3, linear")[0]["rope_scaling"]["factor"] == 16
-    assert written("Gemma 3, linear")[0]["rope_parameters"]["sliding_attention"]["rope_type"] == "default"
+    # Gemma 3 has separate keys for layers with a window, and they stay.
+    assert written_config("Gemma 3, linear")[0]["rope_scaling"]["factor"] == 16
+    assert written_config("Gemma 3, linear")[0]["rope_parameters"]["sliding_attention"]["rope_type"] == "default"
 
 
 LINEAR, PLAIN = {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}, {"rope_type": "default", "rope_theta": 1e4}
@@ -175,11 +176,11 @@ LINEAR, PLAIN = {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}, {"rop
     ],
 )
 def test_what_older_keys_have_no_words_for_is_told(model_type: str, rope: Any, old: dict[str, Any], left: str) -> None:
-    given = {"model_type": model_type, "rope_theta": 3.0, "rope_scaling": None, "rope_parameters": rope, "other": 1}
-    out = with_old_keys(given)
-    assert {key: value for key, value in out.items() if key in OLD}.items() >= old.items()
-    assert out["other"] == 1 and (old or not {*out} & {*OLD})
-    sentences = list(unsaid({"text_config": out}))
+    config = {"model_type": model_type, "rope_theta": 3.0, "rope_scaling": None, "rope_parameters": rope, "other": 1}
+    new_config = with_old_keys(config)
+    assert {key: value for key, value in new_config.items() if key in OLD}.items() >= old.items()
+    assert new_config["other"] == 1 and (old or not {*new_config} & {*OLD})
+    sentences = list(unsaid({"text_config": new_config}))
     assert [left in sentence for sentence in sentences] == ([True] if left else [])
     if left:
         assert sentences[0].startswith("Only programs that know text_config.rope_parameters read this rightly: the old")

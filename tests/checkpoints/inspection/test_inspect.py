@@ -1,4 +1,4 @@
-"""`posenc inspect`: files of every kind and what is wrong with them, the words, the pictures, the command."""
+"""`posenc inspect`: files of every kind and their faults, the text, the pictures, the command."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from posenc import cli
 from posenc.checkpoints.files.tensors import open_tensors
 from posenc.checkpoints.inspection import portrait
-from posenc.checkpoints.inspection.inspect import checked, inspect
+from posenc.checkpoints.inspection.inspect import inspect, with_checked_weights
 from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Part, Reading
 from posenc.encoding.base import Shape
 
@@ -29,9 +29,9 @@ def folder(path: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor] 
 
 
 def weights(**changes: torch.Tensor) -> dict[str, torch.Tensor]:
-    out = {f"layers.{i}.attention.wq.weight": torch.zeros(64, 64) for i in (0, 1)}
-    out |= {f"layers.{i}.attention.wk.weight": torch.zeros(32, 64) for i in (0, 1)}
-    return out | changes
+    tensors = {f"layers.{i}.attention.wq.weight": torch.zeros(64, 64) for i in (0, 1)}
+    tensors |= {f"layers.{i}.attention.wk.weight": torch.zeros(32, 64) for i in (0, 1)}
+    return tensors | changes
 
 
 def test_the_format_is_told_by_what_is_inside_and_never_by_the_name(tmp_path: Path) -> None:
@@ -55,10 +55,10 @@ def test_weights_that_fit_say_nothing(tmp_path: Path) -> None:
 def test_layers_with_heads_of_their_own_are_held_to_their_own(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16, "vocab_size": 64}
-    own = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_attention_heads_per_layer": [4, 6]}
-    config = transformers.LagunaConfig(
-        **sizes, **own, num_experts=2, moe_intermediate_size=8, num_experts_per_tok=1, shared_expert_intermediate_size=8
-    )
+    experts = {"num_experts": 2, "moe_intermediate_size": 8, "num_experts_per_tok": 1}
+    experts |= {"shared_expert_intermediate_size": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_attention_heads_per_layer": [4, 6]}
+    config = transformers.LagunaConfig(**sizes, **heads, **experts)
     model = transformers.LagunaForCausalLM(config)
     model.save_pretrained(tmp_path / "fits")
     assert not inspect(tmp_path / "fits").contradictions
@@ -85,39 +85,39 @@ def test_weights_that_contradict_the_config_are_named(tmp_path: Path) -> None:
 
 
 def test_a_tower_beside_the_text_is_not_held_against_the_text(tmp_path: Path) -> None:
-    beside = {"vision.layers.7.attention.wq.weight": torch.zeros(8, 8), "vision.pos_embed": torch.zeros(1, 9, 8)}
+    tower = {"vision.layers.7.attention.wq.weight": torch.zeros(8, 8), "vision.pos_embed": torch.zeros(1, 9, 8)}
     config = PARAMS | {"vision_args": {"dim": 8}}
-    assert inspect(folder(tmp_path / "a", config, weights(**beside))).contradictions == ()
-    nested = weights(**{"layers.0.blocks.5.x": torch.zeros(1)})
-    assert inspect(folder(tmp_path / "b", PARAMS | {"n_layers": 3}, nested)).contradictions == ()
+    assert inspect(folder(tmp_path / "a", config, weights(**tower))).contradictions == ()
+    inner_blocks = weights(**{"layers.0.blocks.5.x": torch.zeros(1)})
+    assert inspect(folder(tmp_path / "b", PARAMS | {"n_layers": 3}, inner_blocks)).contradictions == ()
 
 
-def learned(rows: int, held: int) -> tuple[Reading, Reading]:
-    """A reading of a learned table of so many rows, before and after it met a table of `held` rows."""
+def learned_readings(rows: int, stored_rows: int) -> tuple[Reading, Reading]:
+    """Return a reading of a learned table of `rows` rows, before and after the check with `stored_rows` rows."""
     part = Part("", Shape(8, 2, 4, rows), (Layer("none", 4),), 2, rows, f"learned(max_len={rows})")
     reading = Reading("transformers", "gpt2", (part,))
-    save_file({"wpe.weight": torch.randn(held, 8), "h.0.x": torch.zeros(1)}, "model.safetensors")
-    return reading, checked(reading, open_tensors("model.safetensors"))
+    save_file({"wpe.weight": torch.randn(stored_rows, 8), "h.0.x": torch.zeros(1)}, "model.safetensors")
+    return reading, with_checked_weights(reading, open_tensors("model.safetensors"))
 
 
 def test_a_learned_table_is_held_against_the_trained_length(here: Path) -> None:
-    _, fits = learned(16, 16)
+    _, fits = learned_readings(16, 16)
     assert fits.contradictions == () and fits.parts[0].tables == {"wpe.weight": (16, 8)}
-    _, differs = learned(16, 32)
+    _, differs = learned_readings(16, 32)
     assert differs.contradictions == ("wpe.weight is [32, 8], and the config says [16, 8]; followed: the config",)
 
 
 def test_a_table_is_known_by_where_the_model_looks_whatever_it_is_called_and_in_each_stack(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     gpt = {"model_type": "openai-gpt", "vocab_size": 8, "n_embd": 8, "n_head": 2, "n_layer": 1, "n_positions": 16}
-    held = {"positions_embed.weight": torch.zeros(12, 8), "h.0.x": torch.zeros(1)}
-    told = "positions_embed.weight is [12, 8], and the config says [16, 8]; followed: the config"
-    assert inspect(folder(tmp_path / "gpt", gpt, held)).contradictions == (told,)
-    sizes = {f"{end}_{what}": 1 for end in ("encoder", "decoder") for what in ("layers", "attention_heads", "ffn_dim")}
+    tensors = {"positions_embed.weight": torch.zeros(12, 8), "h.0.x": torch.zeros(1)}
+    sentence = "positions_embed.weight is [12, 8], and the config says [16, 8]; followed: the config"
+    assert inspect(folder(tmp_path / "gpt", gpt, tensors)).contradictions == (sentence,)
+    sizes = {f"{end}_{size}": 1 for end in ("encoder", "decoder") for size in ("layers", "attention_heads", "ffn_dim")}
     bart = {"model_type": "bart", "vocab_size": 8, "d_model": 8, "max_position_embeddings": 16, **sizes}
-    held = {"encoder.embed_positions.weight": torch.zeros(18, 8), "decoder.embed_positions.weight": torch.zeros(17, 8)}
-    told = "decoder.embed_positions.weight is [17, 8], and the config says [18, 8]; followed: the config"
-    assert inspect(folder(tmp_path / "bart", bart, held)).contradictions == (told,)
+    tensors = {f"{end}.embed_positions.weight": torch.zeros(n, 8) for end, n in (("encoder", 18), ("decoder", 17))}
+    sentence = "decoder.embed_positions.weight is [17, 8], and the config says [18, 8]; followed: the config"
+    assert inspect(folder(tmp_path / "bart", bart, tensors)).contradictions == (sentence,)
 
 
 def test_a_table_of_distances_is_held_against_its_buckets(here: Path) -> None:
@@ -125,9 +125,9 @@ def test_a_table_of_distances_is_held_against_its_buckets(here: Path) -> None:
     reading = Reading("transformers", "t5", (part,))
     name = "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     save_file({name: torch.randn(8, 2)}, "a.safetensors")
-    assert checked(reading, open_tensors("a.safetensors")).contradictions == ()
+    assert with_checked_weights(reading, open_tensors("a.safetensors")).contradictions == ()
     save_file({name: torch.randn(16, 2)}, "b.safetensors")
-    (sentence,) = checked(reading, open_tensors("b.safetensors")).contradictions
+    (sentence,) = with_checked_weights(reading, open_tensors("b.safetensors")).contradictions
     assert sentence == f"{name} is [16, 2], and the config says [8, 2] (buckets, heads)"
 
 
@@ -146,17 +146,17 @@ def test_pickles_are_refused_and_left_alone_beside_a_config(tmp_path: Path) -> N
 
 
 def test_broken_files_are_refused_by_name(tmp_path: Path) -> None:
-    broken = folder(tmp_path / "a", PARAMS, weights())
-    whole = (broken / "model.safetensors").read_bytes()
+    single = folder(tmp_path / "a", PARAMS, weights())
+    whole = (single / "model.safetensors").read_bytes()
     for size in (4, 100, len(whole) - 10):
-        (broken / "model.safetensors").write_bytes(whole[:size])
+        (single / "model.safetensors").write_bytes(whole[:size])
         with pytest.raises(CannotRead, match=r"model\.safetensors"):
-            inspect(broken)
-    sharded = folder(tmp_path / "b", PARAMS)
+            inspect(single)
+    shards = folder(tmp_path / "b", PARAMS)
     index = {"metadata": {}, "weight_map": {"x": "model-00001-of-00002.safetensors"}}
-    (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
+    (shards / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CannotRead, match=r"names the shard 'model-00001-of-00002\.safetensors', which is missing"):
-        inspect(sharded)
+        inspect(shards)
 
 
 @pytest.mark.parametrize(
@@ -197,16 +197,16 @@ def part(*layers: Layer, **changes: Any) -> Part:
     return Part("", Shape(64, 4, 16, 4096), layers, 2, 4096, **changes)
 
 
-ROTARY, NONE = Layer("rotary(base=500000, layout=interleaved)", 16), Layer("none", 16)
+ROTARY, PLAIN = Layer("rotary(base=500000, layout=interleaved)", 16), Layer("none", 16)
 LOCAL = Layer("rotary", 16, window=512)
 
 
 def words(*layers: Layer, **changes: Any) -> str:
-    return portrait.words(Reading("meta", "toy", (part(*layers, **changes),)))
+    return portrait.describe_reading(Reading("meta", "toy", (part(*layers, **changes),)))
 
 
 def test_the_words_name_every_number() -> None:
-    said = words(
+    text = words(
         *[Layer("rotary(base=500, partial=0.5, schedule=yarn(factor=8, trained_length=512))", 16, None, 0.5)] * 2
     )
     for fact in (
@@ -219,16 +219,16 @@ def test_the_words_name_every_number() -> None:
         "schedule yarn: factor 8, trained length 512, beta fast 32, beta slow 1, truncate true, ramp pairs",
         "temperature 1.20794: logits are multiplied by 1.45913",
     ):
-        assert fact in said
+        assert fact in text
 
 
 def test_layers_whose_heads_are_of_another_width_say_so() -> None:
-    said = words(Layer("rotary", 16), Layer("rotary(base=500)", 32), Layer("rotary(base=70)", 8))
-    assert "rotary(base=500)   [heads of 32]" in said and "rotary(base=70)   [on 8 of 16 channels of a head]" in said
+    text = words(Layer("rotary", 16), Layer("rotary(base=500)", 32), Layer("rotary(base=70)", 8))
+    assert "rotary(base=500)   [heads of 32]" in text and "rotary(base=70)   [on 8 of 16 channels of a head]" in text
 
 
 def test_layers_that_are_alike_stand_together_and_cycles_are_told_once() -> None:
-    smollm3 = words(*[ROTARY, ROTARY, ROTARY, NONE] * 4)
+    smollm3 = words(*[ROTARY, ROTARY, ROTARY, PLAIN] * 4)
     assert "layers in a cycle of 4 (3 + 1):\n  layers 0 to 2: rotary" in smollm3 and "layer 3: none" in smollm3
     assert "layer 7" not in smollm3
     gemma = words(*[LOCAL] * 5, ROTARY, LOCAL)
@@ -247,18 +247,18 @@ def test_the_words_of_other_encodings() -> None:
     )
     lists = tuple(float(k + 1) for k in range(8))
     longrope = f"longrope(factor=4, short_factor={lists}, long_factor={lists}, trained_length=1024)"
-    said = words(Layer(f"rotary(schedule={longrope})", 16))
-    assert "short factor [1, 2, ..., 8] (8 entries)" in said and "for short sequences" in said
-    stopped = words(Layer("proportional_rotary(partial=0.25)", 16))
-    assert "8 pairs, wavelengths from 6.283 to 20 tokens, 6 stand still" in stopped
+    text = words(Layer(f"rotary(schedule={longrope})", 16))
+    assert "short factor [1, 2, ..., 8] (8 entries)" in text and "for short sequences" in text
+    proportional = words(Layer("proportional_rotary(partial=0.25)", 16))
+    assert "8 pairs, wavelengths from 6.283 to 20 tokens, 6 stand still" in proportional
 
 
 def test_embeddings_tables_and_what_no_spec_says() -> None:
-    said = words(NONE, embed="learned(max_len=8)", tables={"wpe.weight": (8, 64)}, besides=("it does more",))
-    assert "added to the embeddings: learned(max_len=8)" in said
-    assert "table wpe.weight: 8 x 64" in said and "besides: it does more" in said
+    text = words(PLAIN, embed="learned(max_len=8)", tables={"wpe.weight": (8, 64)}, remarks=("it does more",))
+    assert "added to the embeddings: learned(max_len=8)" in text
+    assert "table wpe.weight: 8 x 64" in text and "besides: it does more" in text
     empty = Reading("gguf", "x", (), {}, {"rope.x": [1, 2]}, ("a and b",), ("all of it",))
-    assert portrait.words(empty).splitlines()[1:] == [
+    assert portrait.describe_reading(empty).splitlines()[1:] == [
         *("", "Contradictory:", "  a and b", "", "No stack with positions could be read."),
         *("", "Not understood:", "  rope.x: [1, 2]", "", "Not covered:", "  all of it"),
     ]
@@ -266,14 +266,14 @@ def test_embeddings_tables_and_what_no_spec_says() -> None:
 
 def test_pictures_of_spectra_slopes_and_real_tables() -> None:
     reading = Reading("meta", "toy", (part(ROTARY, LOCAL, ROTARY), part(Layer("alibi", 16))))
-    assert list(portrait.pictures(reading)) == ["spectrum", "spectrum_2", "bias"]
-    held = {"wpe.weight": torch.randn(600, 64), "x": torch.zeros(2, 2)}
-    bucketed = Reading("meta", "t5", (part(Layer("t5_bias(buckets=8, max_distance=16)", 16)),))
+    assert list(portrait.reading_pictures(reading)) == ["spectrum", "spectrum_2", "bias"]
+    tensors = {"wpe.weight": torch.randn(600, 64), "x": torch.zeros(2, 2)}
+    t5 = Reading("meta", "t5", (part(Layer("t5_bias(buckets=8, max_distance=16)", 16)),))
     name = "block.0.relative_attention_bias.weight"
-    figures = portrait.pictures(bucketed, held | {name: torch.arange(32.0).view(8, 4)})
+    figures = portrait.reading_pictures(t5, tensors | {name: torch.arange(32.0).view(8, 4)})
     assert list(figures) == ["similarity_wpe", "bias_block_0_relative_attention_bias"]
     assert "cosine of its rows, one in 2" in figures["similarity_wpe"].axes[0].get_title("left").replace("\n", " ")
-    # The curves are those of the table in the weights: the bias at distance 0 is the first row.
+    # The curves come from the table in the weights: the bias at distance 0 is the first row.
     lines = figures["bias_block_0_relative_attention_bias"].axes[0].get_lines()
     assert sorted(line.get_ydata()[0] for line in lines[:4]) == [0, 1, 2, 3]
 
@@ -301,9 +301,9 @@ def test_the_command_says_what_it_understood_and_what_not(here: Path, capsys) ->
 
 def test_the_command_gives_json(here: Path, capsys) -> None:
     code, out, _ = command(capsys, str(folder(here / "m", PARAMS)), "--json")
-    told = json.loads(out)
-    assert code == 0 and told["format"] == "meta"
-    assert told["parts"][0]["layers"] == [
+    record = json.loads(out)
+    assert code == 0 and record["format"] == "meta"
+    assert record["parts"][0]["layers"] == [
         {
             "layers": [0, 1],
             "spec": "rotary(base=500000, layout='interleaved')",

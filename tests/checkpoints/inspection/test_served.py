@@ -1,4 +1,4 @@
-"""What transformers serves for a config, held to a plan: where it differs, it is said of which layer and in what."""
+"""What transformers makes of a config, compared with a plan: each difference names the layer."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ CONFIG = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}
 
 
-def planned(*layers: Layer) -> Reading:
+def plan_of(*layers: Layer) -> Reading:
     reading = configs.read(CONFIG)
     return replace(reading, parts=(replace(reading.parts[0], layers=layers),))
 
@@ -57,51 +57,51 @@ def planned(*layers: Layer) -> Reading:
     ],
 )
 def test_what_is_served_and_not_planned_is_told(config: dict[str, Any], layers: list[str], sentence: str) -> None:
-    told = served.unlike_planned(config, planned(*(Layer(spec, 64) for spec in layers)))
-    assert any(sentence in one for one in told), told
+    sentences = served.served_differences(config, plan_of(*(Layer(spec, 64) for spec in layers)))
+    assert any(sentence in words for words in sentences), sentences
 
 
 def test_a_model_that_cannot_be_built_is_held_by_its_keys(monkeypatch) -> None:
     def unbuildable(config: Any) -> Any:
         raise CannotRead("transformers cannot build it")
 
-    plan = planned(*[Layer("rotary", 64)] * 2)
-    huggingface.cached.cache_clear()
+    plan = plan_of(*[Layer("rotary", 64)] * 2)
+    huggingface.read_json_text.cache_clear()
     monkeypatch.setattr(nodes, "skeleton", unbuildable)
-    told = served.unlike_planned(CONFIG, plan)
-    assert any("transformers cannot build it; what is said of it rests on the keys alone" in one for one in told)
-    before = replace(plan, not_covered=huggingface.read(CONFIG).not_covered)
-    assert served.unlike_planned(CONFIG, before) == []
-    told = served.unlike_planned(CONFIG | {"rope_theta": 5.0}, before)
-    assert told[0] == "planned and served: layer 0 rotary and rotary(base=5)"
-    huggingface.cached.cache_clear()
+    lines = served.served_differences(CONFIG, plan)
+    assert any("transformers cannot build it; what is said of it rests on the keys alone" in line for line in lines)
+    same_plan = replace(plan, not_covered=huggingface.read(CONFIG).not_covered)
+    assert served.served_differences(CONFIG, same_plan) == []
+    lines = served.served_differences(CONFIG | {"rope_theta": 5.0}, same_plan)
+    assert lines[0] == "planned and served: layer 0 rotary and rotary(base=5)"
+    huggingface.read_json_text.cache_clear()
 
 
 def test_modules_that_hand_out_other_numbers_than_the_keys_are_not_what_was_planned(monkeypatch) -> None:
     from transformers.models.mistral.modeling_mistral import MistralRotaryEmbedding
 
     def far(self: Any, x: Any, position_ids: Any) -> Any:
-        return given(self, x, position_ids + (position_ids > 100))
+        return forward(self, x, position_ids + (position_ids > 100))
 
-    given, plan = MistralRotaryEmbedding.forward, planned(*[Layer("rotary", 64)] * 2)
-    huggingface.cached.cache_clear()
+    forward, plan = MistralRotaryEmbedding.forward, plan_of(*[Layer("rotary", 64)] * 2)
+    huggingface.read_json_text.cache_clear()
     monkeypatch.setattr(MistralRotaryEmbedding, "forward", far)
-    told = served.unlike_planned(CONFIG, plan)
-    huggingface.cached.cache_clear()
-    assert len(told) == 1 and "rotary_emb.inv_freq (MistralRotaryEmbedding) hands out other numbers" in told[0]
-    assert "at position 129" in told[0]
+    lines = served.served_differences(CONFIG, plan)
+    huggingface.read_json_text.cache_clear()
+    assert len(lines) == 1 and "rotary_emb.inv_freq (MistralRotaryEmbedding) hands out other numbers" in lines[0]
+    assert "at position 129" in lines[0]
 
 
 def test_a_tower_whose_module_holds_the_frequencies_of_one_axis_is_held_by_what_it_is_read_as() -> None:
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 16}
     tower = {"model_type": "video_llama_3_vision", "patch_size": 14, **sizes}
     plan = configs.read(tower)
-    assert plan.parts[0].layers[0].spec != "none" and served.unlike_planned(tower, plan) == []
+    assert plan.parts[0].layers[0].spec != "none" and served.served_differences(tower, plan) == []
 
 
 def test_a_plan_that_is_served_has_nothing_told_and_a_folder_is_held_to_it(tmp_path: Path) -> None:
-    plan = planned(*[Layer("rotary", 64)] * 2)
-    assert served.unlike_planned(CONFIG, plan) == []
+    plan = plan_of(*[Layer("rotary", 64)] * 2)
+    assert served.served_differences(CONFIG, plan) == []
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     served.check_written(tmp_path, plan)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"rope_scaling": YARN}))

@@ -1,4 +1,4 @@
-"""Each kind of position code is found where it is, in the model as it runs, and told and replaced as what it is.
+"""Each kind of position code is found in the running model, read as a spec and replaced.
 
 The oracle is transformers' own code on the same weights.
 """
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tiers import rest_slow
-from tiny_models import made, states
+from tiny_models import states, tiny_model
 from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
@@ -17,11 +17,11 @@ from posenc.catalogue import build  # noqa: E402
 from posenc.checkpoints import attach, detach, inspect  # noqa: E402
 from posenc.checkpoints.formats import huggingface  # noqa: E402
 from posenc.checkpoints.inspection import configs  # noqa: E402
-from posenc.checkpoints.inspection.inspect import in_json  # noqa: E402
-from posenc.checkpoints.inspection.portrait import words  # noqa: E402
-from posenc.checkpoints.kinds.kind import Differs  # noqa: E402
-from posenc.checkpoints.kinds.rotary.module import Form, RotaryTable  # noqa: E402
-from posenc.checkpoints.models.dry_run import measure  # noqa: E402
+from posenc.checkpoints.inspection.inspect import reading_as_json  # noqa: E402
+from posenc.checkpoints.inspection.portrait import describe_reading  # noqa: E402
+from posenc.checkpoints.kinds.kind import Mismatch  # noqa: E402
+from posenc.checkpoints.kinds.rotary.module import RotaryTable, TableForm  # noqa: E402
+from posenc.checkpoints.models.dry_run import run_dry  # noqa: E402
 from posenc.encoding.base import Shape  # noqa: E402
 
 BERT = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
@@ -41,37 +41,37 @@ IDS = torch.randint(4, 97, (2, 12), generator=torch.Generator().manual_seed(0))
         ("Luke", {"entity_vocab_size": 9, "entity_emb_size": 32}),
         ("Roberta", {}),
     ],
-    ids=lambda given: given if isinstance(given, str) else "",
+    ids=lambda inputs: inputs if isinstance(inputs, str) else "",
 )
 @pytest.mark.parametrize("mask", rest_slow(["none", "left", "ones", "right"], 2))
 def test_a_table_behind_the_row_of_padding_is_read_at_the_same_rows(name: str, options: Any, mask: str) -> None:
-    model = made(name, **BERT | options)
-    ids, given = IDS.clone(), {}
+    model = tiny_model(name, **BERT | options)
+    ids, inputs = IDS.clone(), {}
     if mask != "none":
-        given["attention_mask"] = torch.ones_like(ids)
+        inputs["attention_mask"] = torch.ones_like(ids)
     if mask in ("right", "left"):
         real = slice(0, 8) if mask == "right" else slice(4, 12)
-        ids[0], given["attention_mask"][0] = 1, 0
-        ids[0, real], given["attention_mask"][0, real] = IDS[0, real], 1
-    bare = states(model, input_ids=ids, **given)
-    attached = attach(model)
-    assert any("position_embeddings" in path for path in attached.replaced)
-    present = given.get("attention_mask", torch.ones_like(ids)).bool()
-    torch.testing.assert_close(states(model, input_ids=ids, **given)[present], bare[present], rtol=1e-4, atol=1e-4)
+        ids[0], inputs["attention_mask"][0] = 1, 0
+        ids[0, real], inputs["attention_mask"][0, real] = IDS[0, real], 1
+    bare = states(model, input_ids=ids, **inputs)
+    attachment = attach(model)
+    assert any("position_embeddings" in path for path in attachment.replaced)
+    present = inputs.get("attention_mask", torch.ones_like(ids)).bool()
+    torch.testing.assert_close(states(model, input_ids=ids, **inputs)[present], bare[present], rtol=1e-4, atol=1e-4)
     detach(model)
-    assert torch.equal(states(model, input_ids=ids, **given), bare)
+    assert torch.equal(states(model, input_ids=ids, **inputs), bare)
 
 
 @pytest.mark.parametrize("name", rest_slow(["Bart", "Marian", "M2M100", "Pegasus", "MBart", "Blenderbot"], 3))
 def test_a_subclass_of_embedding_that_counts_by_itself_is_seen(name: str) -> None:
-    model = made(name, **BART, pad_token_id=1)
-    given = {"input_ids": IDS, "decoder_input_ids": IDS.flip(0), "attention_mask": torch.ones_like(IDS)}
-    bare = states(model, **given)
-    replaced = attach(model).replaced
-    assert {path.partition(".")[0] for path in replaced} == {"encoder", "decoder"}
+    model = tiny_model(name, **BART, pad_token_id=1)
+    inputs = {"input_ids": IDS, "decoder_input_ids": IDS.flip(0), "attention_mask": torch.ones_like(IDS)}
+    bare = states(model, **inputs)
+    replacements = attach(model).replaced
+    assert {path.partition(".")[0] for path in replacements} == {"encoder", "decoder"}
     sines = name in ("Pegasus", "Marian", "M2M100")
-    assert all(spec.startswith("sinusoidal" if sines else "learned") for spec in replaced.values())
-    torch.testing.assert_close(states(model, **given), bare, rtol=1e-4, atol=1e-4)
+    assert all(spec.startswith("sinusoidal" if sines else "learned") for spec in replacements.values())
+    torch.testing.assert_close(states(model, **inputs), bare, rtol=1e-4, atol=1e-4)
 
 
 def test_distilbert_is_no_llama() -> None:
@@ -84,10 +84,10 @@ def test_distilbert_is_no_llama() -> None:
 
 def test_a_rotary_module_that_never_runs_is_no_position_code() -> None:
     options = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = made("Falcon", **options, alibi=True, new_decoder_architecture=False)
+    model = tiny_model("Falcon", **options, alibi=True, new_decoder_architecture=False)
     reading = huggingface.read(model.config)
     assert {layer.spec for layer in reading.parts[0].layers} == {"alibi(form='falcon')"}
-    assert "rotary_emb.inv_freq is built and turns nothing" in reading.parts[0].besides
+    assert "rotary_emb.inv_freq is built and turns nothing" in reading.parts[0].remarks
     with pytest.raises(ValueError, match="ALiBi of FalconModel is made by a function, which stays as it is"):
         attach(model)
 
@@ -95,18 +95,18 @@ def test_a_rotary_module_that_never_runs_is_no_position_code() -> None:
 @pytest.mark.parametrize("name", rest_slow(["T5", "UMT5", "MT5", "LongT5"], 2))
 def test_buckets_are_told_of_each_stack(name: str) -> None:
     options = T5 | {"decoder_start_token_id": 0, **({"num_decoder_layers": 2} if name != "T5" else {})}
-    model = made(name, **options)
-    given = {"input_ids": IDS, "decoder_input_ids": IDS.flip(0), "attention_mask": torch.ones_like(IDS)}
-    bare = states(model, **given)
+    model = tiny_model(name, **options)
+    inputs = {"input_ids": IDS, "decoder_input_ids": IDS.flip(0), "attention_mask": torch.ones_like(IDS)}
+    bare = states(model, **inputs)
     reading = huggingface.read(model.config)
     assert [(part.name, part.layers[0].spec) for part in reading.parts] == [
         ("encoder", "t5_bias(causal=False)"),
         ("decoder", "t5_bias"),
     ]
     assert not reading.not_covered
-    replaced = attach(model).replaced
-    assert {path.partition(".")[0] for path in replaced} == {"encoder", "decoder"}
-    torch.testing.assert_close(states(model, **given), bare, rtol=1e-5, atol=1e-5)
+    replacements = attach(model).replaced
+    assert {path.partition(".")[0] for path in replacements} == {"encoder", "decoder"}
+    torch.testing.assert_close(states(model, **inputs), bare, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("base", rest_slow([10_000.0, 5e6, 2e6], 2))
@@ -123,26 +123,26 @@ def test_an_image_tower_does_not_count_the_positions_of_text(tmp_path: Any) -> N
     text = BERT | {"project_dim": 32}
     vision = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
     vision |= {"image_size": 32, "patch_size": 8}
-    model = made("AltCLIP", text_config=text, vision_config=vision, projection_dim=16)
-    given = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS), "pixel_values": torch.randn(2, 3, 32, 32)}
+    model = tiny_model("AltCLIP", text_config=text, vision_config=vision, projection_dim=16)
+    inputs = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS), "pixel_values": torch.randn(2, 3, 32, 32)}
     with torch.no_grad():
-        bare = model(**given).text_embeds
+        bare = model(**inputs).text_embeds
         attach(model)
-        torch.testing.assert_close(model(**given).text_embeds, bare, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(model(**inputs).text_embeds, bare, rtol=1e-4, atol=1e-4)
     detach(model)
     model.save_pretrained(tmp_path)
     assert {part.name for part in inspect(tmp_path).parts} == {"text_config", "vision_config"}
 
 
 def test_a_live_model_is_not_touched_by_being_read() -> None:
-    model = made("Roberta", **BERT).bfloat16().train()
-    seen: list[Any] = []
-    model.register_forward_hook(lambda *given: seen.append(given))
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model = tiny_model("Roberta", **BERT).bfloat16().train()
+    calls: list[Any] = []
+    model.register_forward_hook(lambda *call: calls.append(call))
+    state = {name: value.clone() for name, value in model.state_dict().items()}
     reading, pieces = huggingface.read_live(model)
     assert reading.parts[0].embed == "learned" and pieces[0].path == "embeddings.position_embeddings"
-    assert not seen and model.training and model.dtype == torch.bfloat16
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not calls and model.training and model.dtype == torch.bfloat16
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
 VIT = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
@@ -175,7 +175,7 @@ TABLES = {
     "Speech2Text, sines in buffers": (
         ("Speech2Text", {key: BART[key] for key in BART if "max" not in key} | SPEECH | {"pad_token_id": 1}),
         {"input_features": sound(2, 20, 8), "decoder_input_ids": IDS},
-        {one: "sinusoidal(layout='concatenated', endpoint=True)" for one in ("encoder", "decoder")},
+        {part: "sinusoidal(layout='concatenated', endpoint=True)" for part in ("encoder", "decoder")},
     ),
     "CTRL, put back by its own forward": (
         ("CTRL", CTRL),
@@ -225,7 +225,7 @@ TABLES = {
     "PegasusX, computed by a module": (
         ("PegasusX", BART | {"pad_token_id": 0, "block_size": 4, "num_global_tokens": 4}),
         {"input_ids": IDS, "decoder_input_ids": IDS.flip(0)},
-        {one: "sinusoidal(layout='concatenated', endpoint=True)" for one in ("encoder", "decoder")},
+        {part: "sinusoidal(layout='concatenated', endpoint=True)" for part in ("encoder", "decoder")},
     ),
     "RoFormer, sines that feed turns": (
         ("RoFormer", BERT | {"embedding_size": 32}),
@@ -235,9 +235,9 @@ TABLES = {
 }
 
 
-def of(name: str, options: dict[str, Any]) -> Any:
+def build_model(name: str, options: dict[str, Any]) -> Any:
     if name != "VitPoseBackbone":
-        return made(name, **options)
+        return tiny_model(name, **options)
     torch.manual_seed(0)
     model = transformers.VitPoseBackbone(transformers.VitPoseBackboneConfig(**options)).eval()
     torch.nn.init.normal_(model.embeddings.position_embeddings)
@@ -246,12 +246,12 @@ def of(name: str, options: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("case", TABLES)
 def test_a_table_is_told_and_computed_however_it_is_read(case: str, tmp_path: Any) -> None:
-    (name, options), given, specs = TABLES[case]
-    model = of(name, options)
+    (name, options), inputs, specs = TABLES[case]
+    model = build_model(name, options)
 
     @torch.no_grad()
     def run() -> Tensor:
-        out = model(**given)
+        out = model(**inputs)
         if isinstance(out, Tensor):
             return out
         return out.logits if "logits" in out else out[0] if isinstance(out[0], Tensor) else out[0][0]
@@ -260,8 +260,8 @@ def test_a_table_is_told_and_computed_however_it_is_read(case: str, tmp_path: An
     model.save_pretrained(tmp_path)
     # A backbone cannot be built from its config alone.
     reading = huggingface.read_live(model)[0] if "Backbone" in name else inspect(tmp_path)
-    said = {part.name: part.embed if part.embed != "none" else part.layers[0].spec for part in reading.parts}
-    assert said == specs and not reading.contradictions
+    actual_specs = {part.name: part.embed if part.embed != "none" else part.layers[0].spec for part in reading.parts}
+    assert actual_specs == specs and not reading.contradictions
     assert name in ("SamVision", "VitDet") or (not reading.not_covered and not reading.unknown)
     state = {key: value.clone() for key, value in model.state_dict().items()}
     assert len(attach(model).replaced) == len(specs)
@@ -272,7 +272,7 @@ def test_a_table_is_told_and_computed_however_it_is_read(case: str, tmp_path: An
 
 
 def test_layers_that_no_key_counts_are_those_that_ran() -> None:
-    model = made("Bert", **BERT | {"num_hidden_layers": 3})
+    model = tiny_model("Bert", **BERT | {"num_hidden_layers": 3})
     vars(model.config)["num_hidden_layers"] = None
     part = huggingface.read_live(model)[0].parts[0]
     assert part.embed == "learned" and len(part.layers) == 3
@@ -284,15 +284,15 @@ def test_the_frames_of_a_video_share_a_grid() -> None:
     layers = {"num_spatial_layers": 1, "num_temporal_layers": 1, "num_frames": 4, "tubelet_size": [1, 8, 8]}
     sizes = {key: VIT[key] for key in VIT if "layers" not in key} | layers | {"image_size": 24}
     model = VideoPrismVisionModel(transformers.VideoPrismVisionConfig(**sizes)).eval()
-    seen = measure(model, {"pixel_values_videos": torch.zeros(1, 4, 3, 24, 24)})
-    assert seen.patches["spatial_embeddings.position_embeddings"] == (3, 3)
-    assert seen.added["temporal_embeddings.position_embeddings"] == 0
+    trace = run_dry(model, {"pixel_values_videos": torch.zeros(1, 4, 3, 24, 24)})
+    assert trace.patches["spatial_embeddings.position_embeddings"] == (3, 3)
+    assert trace.added_rows["temporal_embeddings.position_embeddings"] == 0
 
 
 def test_a_table_of_one_axis_that_is_resampled_says_so() -> None:
     options = {"vocab_size": 97, "max_position_embeddings": 20}
     part = huggingface.read({"model_type": "sam3_lite_text_text_model"} | VIT | options).parts[0]
-    assert part.besides[0].endswith("is resampled by the model's own code before it is added")
+    assert part.remarks[0].endswith("is resampled by the model's own code before it is added")
 
 
 def test_a_table_for_each_layer_is_no_grid() -> None:
@@ -310,29 +310,29 @@ def test_a_grid_is_known_by_its_height_and_width() -> None:
 def test_a_large_table_and_keys_of_rotary_where_nothing_turns_are_understood() -> None:
     sizes = {"patch_size": 8, "max_image_size": 8 * 400, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
     reading = huggingface.read({"model_type": "hunyuan_vl_vision"} | VIT | sizes)
-    # 400 x 400 rows of 32 numbers are more than are filled in.
+    # 400 x 400 rows of 32 numbers exceed the limit of a skeleton.
     assert reading.parts[0].embed == "learned_grid(grid=(400, 400), prefix=1)"
     assert not reading.unknown and not reading.not_covered
 
 
 @pytest.mark.parametrize("name", ["LayoutLM", "Lilt"])
 def test_the_sides_of_boxes_have_tables_beside_that_of_positions(name: str) -> None:
-    model = made(name, **BERT | {"hidden_size": 48}, max_2d_position_embeddings=40, channel_shrink_ratio=1)
+    model = tiny_model(name, **BERT | {"hidden_size": 48}, max_2d_position_embeddings=40, channel_shrink_ratio=1)
     reading = huggingface.read_live(model)[0]
     assert not reading.unknown and not reading.not_covered
     corners, sides = torch.arange(24).view(2, 12), torch.arange(24).flip(0).view(2, 12) % 7
     mask, first = torch.ones_like(IDS).index_fill(1, torch.arange(4), 0), 2 if name == "Lilt" else 0
-    given = {
+    inputs = {
         "input_ids": torch.where(mask.bool(), IDS, 1),
         "attention_mask": mask,
         "bbox": torch.stack((corners, corners.flip(1), corners + sides, corners.flip(1) + sides), -1),
         "position_ids": torch.where(mask.bool(), mask.cumsum(1) - 1 + first, max(first - 1, 0)),
     }
-    bare = states(model, **given)
-    del given["position_ids"]
-    replaced = attach(model).replaced
-    assert {path.rpartition(".")[2] for path in replaced} >= {f"{axis}_position_embeddings" for axis in "xyhw"}
-    torch.testing.assert_close(states(model, **given)[mask.bool()], bare[mask.bool()], rtol=1e-4, atol=1e-4)
+    bare = states(model, **inputs)
+    del inputs["position_ids"]
+    replacements = attach(model).replaced
+    assert {path.rpartition(".")[2] for path in replacements} >= {f"{axis}_position_embeddings" for axis in "xyhw"}
+    torch.testing.assert_close(states(model, **inputs)[mask.bool()], bare[mask.bool()], rtol=1e-4, atol=1e-4)
 
 
 TEXT = {"vocab_size": 97, "embed_dim": 32, "layers": 1, "ffn_dim": 48, "attention_heads": 4, "pad_token_id": 1}
@@ -349,24 +349,24 @@ def test_a_table_that_counts_from_tokens_of_padding_keeps_doing_so(side: str) ->
     ids[0, padding], mask[0, padding] = 1, 0
     bare = states(model, input_ids=ids, attention_mask=mask)
     attach(model)
-    after = states(model, input_ids=ids, attention_mask=mask)
-    torch.testing.assert_close(after[mask.bool()], bare[mask.bool()], rtol=1e-4, atol=1e-4)
+    filled_states = states(model, input_ids=ids, attention_mask=mask)
+    torch.testing.assert_close(filled_states[mask.bool()], bare[mask.bool()], rtol=1e-4, atol=1e-4)
 
 
 def test_sines_of_a_model_that_cannot_be_run_are_known_by_their_numbers() -> None:
     series = {"prediction_length": 4, "context_length": 8, "lags_sequence": [1, 2], "num_time_features": 1}
     sizes = {key: BART[key] for key in BART if key not in ("vocab_size", "max_position_embeddings")}
-    model = made("TimeSeriesTransformer", **series, **sizes)
-    given = {
+    model = tiny_model("TimeSeriesTransformer", **series, **sizes)
+    inputs = {
         "past_values": sound(2, 10),
         "past_time_features": sound(2, 10, 1),
         "past_observed_mask": torch.ones(2, 10),
     }
-    given |= {"future_values": sound(2, 4), "future_time_features": sound(2, 4, 1)}
-    bare = states(model, **given)
+    inputs |= {"future_values": sound(2, 4), "future_time_features": sound(2, 4, 1)}
+    bare = states(model, **inputs)
     spec = "sinusoidal(layout='concatenated')"
     assert list(attach(model).replaced.values()) == [spec, spec]
-    torch.testing.assert_close(states(model, **given), bare, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(states(model, **inputs), bare, rtol=1e-4, atol=1e-4)
 
 
 def musicgen() -> Any:
@@ -394,33 +394,33 @@ def test_computed_numbers_by_no_rule_that_is_known_are_not_called_learned() -> N
 @pytest.mark.parametrize("name", rest_slow(["TableTransformer", "DeformableDetr", "Detr"], 2))
 def test_sines_on_two_axes_follow_the_padding_of_an_image(name: str) -> None:
     backbone = transformers.ResNetConfig(**BACKBONE, out_features=["stage3", "stage4"][name != "DeformableDetr" :])
-    model = made(name, use_timm_backbone=False, backbone=None, backbone_config=backbone, **DETR)
+    model = tiny_model(name, use_timm_backbone=False, backbone=None, backbone_config=backbone, **DETR)
     module = next(m for m in model.modules() if "SinePosition" in type(m).__name__)
     part = huggingface.read(model.config).parts[0]
     first = "one half" if name == "DeformableDetr" else "1"
-    assert part.embed == "sinusoidal(axes=2)" and not part.known
-    assert f"rows and columns are counted from {first}, and the last is brought to 2 pi" in part.besides[0]
+    assert part.embed == "sinusoidal(axes=2)" and not part.is_complete
+    assert f"rows and columns are counted from {first}, and the last is brought to 2 pi" in part.remarks[0]
     mask = torch.ones(2, 64, 96, dtype=torch.long)
     mask[1, 40:], mask[1, :, 70:] = 0, 0
-    given = {"pixel_values": sound(2, 3, 64, 96), "pixel_mask": mask}
-    seen: list[Tensor] = []
+    inputs = {"pixel_values": sound(2, 3, 64, 96), "pixel_mask": mask}
+    outputs: list[Tensor] = []
     with torch.no_grad():
-        bare = model(**given).last_hidden_state
-        handle = module.register_forward_hook(lambda _, args, kwargs, out: seen.append(out), with_kwargs=True)
+        bare = model(**inputs).last_hidden_state
+        handle = module.register_forward_hook(lambda _, args, kwargs, out: outputs.append(out), with_kwargs=True)
         (path,) = attach(model).replaced
-        assert torch.equal(mask, given["pixel_mask"]) and type(model.get_submodule(path)) is not type(module)
-        torch.testing.assert_close(model(**given).last_hidden_state, bare, rtol=1e-4, atol=1e-4)
-        assert not seen
+        assert torch.equal(mask, inputs["pixel_mask"]) and type(model.get_submodule(path)) is not type(module)
+        torch.testing.assert_close(model(**inputs).last_hidden_state, bare, rtol=1e-4, atol=1e-4)
+        assert not outputs
         detach(model)
-        assert model.get_submodule(path) is module and torch.equal(model(**given).last_hidden_state, bare)
+        assert model.get_submodule(path) is module and torch.equal(model(**inputs).last_hidden_state, bare)
     handle.remove()
 
 
 def test_sines_that_a_module_does_not_compute_are_refused() -> None:
-    model = made("PegasusX", **BART, pad_token_id=0, block_size=4, num_global_tokens=4)
+    model = tiny_model("PegasusX", **BART, pad_token_id=0, block_size=4, num_global_tokens=4)
     piece = huggingface.read_live(model)[1][0]
-    with pytest.raises(Differs, match=r"encoder.embed_positions and sinusoidal differ by up to \d"):
-        piece.fill(model, [build("sinusoidal", Shape(32, 4, 8, 64))], None, same=True)
+    with pytest.raises(Mismatch, match=r"encoder.embed_positions and sinusoidal differ by up to \d"):
+        piece.fill(model, [build("sinusoidal", Shape(32, 4, 8, 64))], None, exact=True)
 
 
 @pytest.mark.parametrize(
@@ -432,22 +432,22 @@ def test_sines_that_a_module_does_not_compute_are_refused() -> None:
     ],
 )
 def test_another_encoding_than_the_tables_own_is_what_is_added(case: str, path: str) -> None:
-    (name, options), given, _ = TABLES[case]
-    model, spec = made(name, **options), "sinusoidal(base=100)"
+    (name, options), inputs, _ = TABLES[case]
+    model, spec = tiny_model(name, **options), "sinusoidal(base=100)"
     table = model.get_buffer(path) if name == "CTRL" else model.get_parameter(path)
     count, wide = table.shape[-2:]
-    bare = states(model, **given)
+    bare = states(model, **inputs)
     attach(model, spec)
-    asked = states(model, **given)
+    filled_states = states(model, **inputs)
     detach(model)
     with torch.no_grad():
         table.copy_(build(spec, Shape(wide, 4, wide // 4, count)).table(count).view_as(table))
-    torch.testing.assert_close(asked, states(model, **given), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(asked, bare, atol=1e-3)
+    torch.testing.assert_close(filled_states, states(model, **inputs), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(filled_states, bare, atol=1e-3)
 
 
 def test_a_table_in_a_buffer_follows_a_cast_of_the_model() -> None:
-    model = made("CTRL", **CTRL)
+    model = tiny_model("CTRL", **CTRL)
     attach(model)
     model.double()
     assert model.pos_encoding[IDS].dtype == torch.float64 and states(model, input_ids=IDS).dtype == torch.float64
@@ -457,8 +457,8 @@ def test_a_table_in_a_buffer_follows_a_cast_of_the_model() -> None:
 
 def test_sines_that_a_cast_has_rounded_are_sines() -> None:
     (_, options), _, specs = TABLES["Speech2Text, sines in buffers"]
-    replaced = attach(made("Speech2Text", **options).bfloat16()).replaced
-    assert list(replaced.values()) == list(specs.values())
+    replacements = attach(tiny_model("Speech2Text", **options).bfloat16()).replaced
+    assert list(replacements.values()) == list(specs.values())
 
 
 def test_a_table_of_sines_that_is_multiplied_says_by_how_much() -> None:
@@ -467,16 +467,16 @@ def test_a_table_of_sines_that_is_multiplied_says_by_how_much() -> None:
     config = transformers.models.canary.configuration_canary.CanaryDecoderConfig(**options)
     (part,) = huggingface.read(config).parts
     assert part.embed == "sinusoidal(layout='concatenated')"
-    assert part.besides == ("pos_emb multiplies its rows by 0.176777",)
+    assert part.remarks == ("pos_emb multiplies its rows by 0.176777",)
 
 
 def test_what_is_not_known_is_not_called_none() -> None:
     options = {"image_size": 32, "patch_size": 8, "output_channels": 8, "mlp_dim": 48, "window_size": 2}
     reading = configs.read(transformers.SamVisionConfig(**VIT, **options).to_dict())
-    assert not reading.parts[0].known and in_json(reading)["parts"][0]["known"] is False
-    assert "layer 0: not known" in words(reading)
-    known = huggingface.read(transformers.ViTConfig(**VIT, image_size=32, patch_size=8))
-    assert known.parts[0].known and "layer 0: none" in words(known)
+    assert not reading.parts[0].is_complete and reading_as_json(reading)["parts"][0]["known"] is False
+    assert "layer 0: not known" in describe_reading(reading)
+    vit = huggingface.read(transformers.ViTConfig(**VIT, image_size=32, patch_size=8))
+    assert vit.parts[0].is_complete and "layer 0: none" in describe_reading(vit)
 
 
 SMALL = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 1}
@@ -486,60 +486,60 @@ SMALL |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}
 @torch.no_grad()
 def test_a_rotary_module_that_joins_two_axes_is_told_and_replaced_on_both() -> None:
     kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
-    model = made("NeoMME", **SMALL, **kinds)
-    given = {"input_ids": IDS, "position_ids": torch.randint(0, 50, (2, 2, 12))}
-    bare = states(model, **given)
-    attached = attach(model)
-    assert "multimodal_rotary(sections=(8, 8), order='interleaved')" in attached.replaced["rotary_emb"]
-    torch.testing.assert_close(states(model, **given), bare, rtol=1e-5, atol=1e-5)
+    model = tiny_model("NeoMME", **SMALL, **kinds)
+    inputs = {"input_ids": IDS, "position_ids": torch.randint(0, 50, (2, 2, 12))}
+    bare = states(model, **inputs)
+    attachment = attach(model)
+    assert "multimodal_rotary(sections=(8, 8), order='interleaved')" in attachment.replaced["rotary_emb"]
+    torch.testing.assert_close(states(model, **inputs), bare, rtol=1e-5, atol=1e-5)
 
 
 def test_channels_of_a_pair_that_read_other_axes_are_no_rotary() -> None:
     # HunYuan-VL shares out channels and not pairs: on a grid the two of a pair turn by different angles.
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 4, 4, 4]}
     reading = huggingface.read(transformers.HunYuanVLTextConfig(**SMALL, rope_parameters=rope))
-    assert not reading.parts[0].known
-    assert any("turns its channels as no spec here says" in one for one in reading.not_covered)
+    assert not reading.parts[0].is_complete
+    assert any("turns its channels as no spec here says" in sentence for sentence in reading.not_covered)
 
 
 def test_axes_that_take_turns_contradict_no_key_that_is_not_there() -> None:
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5]}
-    said = huggingface.read(transformers.Cosmos3EdgeTextConfig(**SMALL, rope_parameters=rope))
-    assert said.parts[0].layers[0].spec == "multimodal_rotary(sections=(6, 5, 5), order='interleaved')"
-    assert not said.contradictions
-    denied = transformers.Cosmos3EdgeTextConfig(**SMALL, rope_parameters=rope | {"mrope_interleaved": False})
-    assert any("and the modules turn (6, 5, 5) (interleaved)" in one for one in huggingface.read(denied).contradictions)
+    reading = huggingface.read(transformers.Cosmos3EdgeTextConfig(**SMALL, rope_parameters=rope))
+    assert reading.parts[0].layers[0].spec == "multimodal_rotary(sections=(6, 5, 5), order='interleaved')"
+    assert not reading.contradictions
+    wrong = transformers.Cosmos3EdgeTextConfig(**SMALL, rope_parameters=rope | {"mrope_interleaved": False})
+    assert any("and the modules turn (6, 5, 5) (interleaved)" in s for s in huggingface.read(wrong).contradictions)
 
 
 def test_frequencies_in_steps_of_an_odd_width_are_those_of_another_base() -> None:
     options = SMALL | {"head_dim": 42, "num_experts_per_tok": 1, "n_routed_experts": 4, "moe_intermediate_size": 16}
     options |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
-    model = made("Glm4Moe", **options)
+    model = tiny_model("Glm4Moe", **options)
     reading = huggingface.read(model.config)
     encoding: Any = reading.parts[0].encoding(0)
     assert not reading.contradictions
-    theirs = 1e4 ** (-torch.arange(0, 21, 2, dtype=torch.float64) / 21)
-    torch.testing.assert_close(encoding.spectrum()[0], theirs, rtol=1e-12, atol=0)
+    expected = 1e4 ** (-torch.arange(0, 21, 2, dtype=torch.float64) / 21)
+    torch.testing.assert_close(encoding.spectrum()[0], expected, rtol=1e-12, atol=0)
     assert attach(model).replaced
 
 
 @torch.no_grad()
 def test_ids_that_name_the_row_first_fill_frequencies_that_have_the_column_first() -> None:
     options = {"image_size": 56, "patch_size": 14, "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
-    model = made("Step3p7Vision", **options)
+    model = tiny_model("Step3p7Vision", **options)
     images = torch.randn(2, 3, 28, 56)
     bare = states(model, pixel_values=images)
-    attached = attach(model)
-    assert not attached.left and "axial_rotary" in attached.replaced["rotary_emb"]
+    attachment = attach(model)
+    assert not attachment.left and "axial_rotary" in attachment.replaced["rotary_emb"]
     torch.testing.assert_close(states(model, pixel_values=images), bare, rtol=1e-5, atol=1e-5)
     ids = torch.tensor([[1, 5], [2, 0]])
-    theirs = detach(model) or model.rotary_emb(torch.zeros(1), ids)[0]
-    # Where other numbers are asked for, the order of the axes stays.
-    other = build("axial_rotary", Shape(64, 2, 32, 1))
-    rotary = next(one for one in huggingface.read_live(model)[1] if one.path == "rotary_emb")
-    rotary.fill(model, [other], None, same=False)
-    ours = model.rotary_emb(torch.zeros(1), ids)[0]
-    assert torch.allclose(ours[:, [0, 8]], theirs[:, [0, 8]]) and not torch.allclose(ours, theirs)
+    original = detach(model) or model.rotary_emb(torch.zeros(1), ids)[0]
+    # With other numbers the order of the axes stays.
+    encoding = build("axial_rotary", Shape(64, 2, 32, 1))
+    rotary = next(piece for piece in huggingface.read_live(model)[1] if piece.path == "rotary_emb")
+    rotary.fill(model, [encoding], None, exact=False)
+    actual = model.rotary_emb(torch.zeros(1), ids)[0]
+    assert torch.allclose(actual[:, [0, 8]], original[:, [0, 8]]) and not torch.allclose(actual, original)
 
 
 def test_sizes_that_are_named_after_the_encoder_and_the_decoder_are_those_of_their_stacks() -> None:
@@ -560,10 +560,10 @@ def test_cosines_that_stand_twice_for_each_axis_are_handed_out_so() -> None:
     )
     encoding: Any = build("axial_rotary(layout='half_by_axis')", Shape(64, 2, 32, 1))
     sample = torch.randint(0, 90, (2, 7, 2))
-    form = Form(2).measured(module, sample, None)
-    ours = RotaryTable({None: (encoding, form)}, None, module)
-    for one, other in zip(ours(torch.zeros(1), sample), module(torch.zeros(1), sample), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+    form = TableForm(2).measure(module, sample, None)
+    replacement = RotaryTable({None: (encoding, form)}, None, module)
+    for actual, expected in zip(replacement(torch.zeros(1), sample), module(torch.zeros(1), sample), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_sines_among_the_attributes_of_a_module_are_told() -> None:
@@ -579,7 +579,7 @@ def test_a_table_within_the_attention_of_a_layer_is_not_added_to_embeddings() ->
     config = transformers.DeepseekV4Config(**small, moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2)
     reading = huggingface.read(config)
     assert reading.parts[0].embed == "none" and not reading.parts[0].tables
-    assert any("compressor.position_bias (DeepseekV4CSACompressor) carries" in one for one in reading.not_covered)
+    assert any("compressor.position_bias (DeepseekV4CSACompressor) carries" in s for s in reading.not_covered)
 
 
 def test_keys_of_rotary_where_nothing_turns_are_understood() -> None:

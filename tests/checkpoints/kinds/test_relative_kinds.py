@@ -1,4 +1,4 @@
-"""Position code that speaks of distances: found as it runs, told as an encoding of the catalogue, replaced where exact.
+"""Position code of distances is found in the running model, read as a spec, and replaced if it is exact.
 
 The oracle is transformers' own code on the same weights.
 """
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tiers import rest_slow
-from tiny_models import made, states
+from tiny_models import states, tiny_model
 
 transformers = pytest.importorskip("transformers")
 
@@ -27,18 +27,18 @@ def specs_of(model: Any) -> set[str]:
     return {layer.spec for part in huggingface.read(model.config).parts for layer in part.layers}
 
 
-def same_attached(model: Any, spec: str, **given: Any) -> Any:
-    """Attach, hold the outputs to the bare model's, and detach: the outputs are the very same again."""
-    bare = states(model, **given)
+def check_attached(model: Any, spec: str, **inputs: Any) -> Any:
+    """Attach, compare outputs with the bare model's, and detach: the outputs are identical again."""
+    bare = states(model, **inputs)
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    attached = attach(model)
-    assert any(spec in one for one in attached.replaced.values()), attached
-    assert not attached.left
-    torch.testing.assert_close(states(model, **given), bare, rtol=1e-4, atol=1e-4)
+    attachment = attach(model)
+    assert any(spec in replacement for replacement in attachment.replaced.values()), attachment
+    assert not attachment.left
+    torch.testing.assert_close(states(model, **inputs), bare, rtol=1e-4, atol=1e-4)
     detach(model)
-    assert torch.equal(states(model, **given), bare)
+    assert torch.equal(states(model, **inputs), bare)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-    return attached
+    return attachment
 
 
 @pytest.mark.parametrize(
@@ -60,20 +60,20 @@ def test_a_window_of_patches_is_told_of_each_stage(name: str, options: Any, spec
         torch.manual_seed(0)
         model = modeling_maskformer_swin.MaskFormerSwinModel(config).eval()
     else:
-        model = made(name, **SWIN | options)
+        model = tiny_model(name, **SWIN | options)
     reading = huggingface.read(model.config)
     assert [(part.name, part.shape.heads, part.shape.dim, len(part.layers)) for part in reading.parts] == [
         ("layers.0", 2, 16, 2),
         ("layers.1", 4, 32, 1),
     ]
     assert reading.parts[0].layers[0].spec == spec
-    assert reading.parts[0].besides == ("attention is within windows of 4 x 4 patches",)
+    assert reading.parts[0].remarks == ("attention is within windows of 4 x 4 patches",)
     assert not reading.not_covered and not reading.unknown
-    same_attached(model, spec, pixel_values=torch.randn(2, 3, 32, 32))
+    check_attached(model, spec, pixel_values=torch.randn(2, 3, 32, 32))
 
 
 @pytest.mark.parametrize(
-    ("name", "buffer", "said"),
+    ("name", "buffer", "words"),
     [
         (
             "Swin",
@@ -85,37 +85,37 @@ def test_a_window_of_patches_is_told_of_each_stage(name: str, options: Any, spec
         ),
     ],
 )
-def test_a_window_that_reads_other_rows_is_left(name: str, buffer: str, said: str) -> None:
-    model = made(name, **SWIN)
+def test_a_window_that_reads_other_rows_is_left(name: str, buffer: str, words: str) -> None:
+    model = tiny_model(name, **SWIN)
     path, owner = next((path, module) for path, module in model.named_modules() if buffer in module._buffers)
     owner._buffers[buffer] = owner._buffers[buffer].flip(-1)
-    given = {"pixel_values": torch.randn(2, 3, 32, 32)}
-    bare = states(model, **given)
-    attached = attach(model)
-    assert path not in attached.replaced and len(attached.replaced) == 2
-    torch.testing.assert_close(states(model, **given), bare, rtol=1e-4, atol=1e-4)
+    inputs = {"pixel_values": torch.randn(2, 3, 32, 32)}
+    bare = states(model, **inputs)
+    attachment = attach(model)
+    assert path not in attachment.replaced and len(attachment.replaced) == 2
+    torch.testing.assert_close(states(model, **inputs), bare, rtol=1e-4, atol=1e-4)
     reading, _ = huggingface.read_live(detach(model) or model)
-    assert any(path.replace(".0", ".*") in one and said in one for one in reading.not_covered)
+    assert any(path.replace(".0", ".*") in sentence and words in sentence for sentence in reading.not_covered)
 
 
 def test_a_window_takes_the_encodings_of_its_kind() -> None:
-    model = made("Swin", **SWIN)
+    model = tiny_model("Swin", **SWIN)
     with pytest.raises(ValueError, match="is learned, not what a network makes its table; log_grid_bias"):
         attach(model, "log_grid_bias(window=4)")
     with pytest.raises(ValueError, match=r"has a window of \(4, 4\) patches, and grid_bias\(.*\) one of another size"):
         attach(model, "grid_bias(window=(5, 5))")
     with pytest.raises(ValueError, match="a network of distances makes its table; grid_bias"):
-        attach(made("Swinv2", **SWIN), "grid_bias(window=(4, 4))")
+        attach(tiny_model("Swinv2", **SWIN), "grid_bias(window=(4, 4))")
 
 
 def test_a_buffer_comes_back_where_the_model_is_by_then() -> None:
-    model = made("Swinv2", **SWIN)
+    model = tiny_model("Swinv2", **SWIN)
     owner = next(module for module in model.modules() if "relative_coords_table" in module._buffers)
-    before = owner.relative_coords_table
+    original = owner.relative_coords_table
     attach(model)
-    assert owner.relative_coords_table is not before
+    assert owner.relative_coords_table is not original
     detach(model)
-    assert owner.relative_coords_table is before
+    assert owner.relative_coords_table is original
     attach(model)
     model.double()
     detach(model)
@@ -131,11 +131,11 @@ BERT |= {"max_position_embeddings": 64, "relative_attention": True}
 
 
 def test_sines_of_distances_are_compared_by_a_conformer() -> None:
-    model = made("Parakeet", "Encoder", "Encoder", **SPEECH)
+    model = tiny_model("Parakeet", "Encoder", "Encoder", **SPEECH)
     reading = huggingface.read(model.config)
     assert specs_of(model) == {"transformer_xl(layout='interleaved')"}
-    assert not reading.not_covered and not reading.parts[0].besides
-    same_attached(model, "transformer_xl(layout='interleaved'", **SOUND)
+    assert not reading.not_covered and not reading.parts[0].remarks
+    check_attached(model, "transformer_xl(layout='interleaved'", **SOUND)
     with pytest.raises(ValueError, match="differ: sines of distances below 1,024 by up to"):
         filled_with(model, "transformer_xl")
 
@@ -143,11 +143,11 @@ def test_sines_of_distances_are_compared_by_a_conformer() -> None:
 def test_sines_beside_what_else_a_module_gives_out_are_replaced() -> None:
     sizes = {"hidden_size": 16, "vocab_size": 97, "encoder_layers": 1, "decoder_layers": 1, "num_mel_bins": 8}
     sizes |= {"encoder_linear_units": 8, "decoder_linear_units": 8, "speech_decoder_postnet_units": 8}
-    model = made("FastSpeech2Conformer", **sizes)
+    model = tiny_model("FastSpeech2Conformer", **sizes)
     reading = huggingface.read(model.config)
     assert {part.name for part in reading.parts} == {"encoder", "decoder"} and not reading.unknown
-    attached = same_attached(model, "transformer_xl(layout='interleaved'", input_ids=IDS)
-    assert set(attached.replaced) == {"encoder.pos_enc", "decoder.pos_enc"}
+    attachment = check_attached(model, "transformer_xl(layout='interleaved'", input_ids=IDS)
+    assert set(attachment.replaced) == {"encoder.pos_enc", "decoder.pos_enc"}
     attach(model)
     model.encoder.pos_enc.train()
     states = torch.randn(1, 300, 16)
@@ -164,8 +164,8 @@ def test_the_scale_is_that_of_keys_where_distances_are_compared_first() -> None:
 
 
 def test_a_conformer_computes_what_is_told_of_it() -> None:
-    """The weights of a layer are those that the encoding gives with the layer's projections."""
-    model = made("Parakeet", "Encoder", "Encoder", **SPEECH)
+    """The weights of a layer equal the encoding's with the layer's projections."""
+    model = tiny_model("Parakeet", "Encoder", "Encoder", **SPEECH)
     model.set_attn_implementation("eager")
     layer = model.layers[0].self_attn
     torch.nn.init.normal_(layer.bias_u), torch.nn.init.normal_(layer.bias_v)
@@ -175,23 +175,23 @@ def test_a_conformer_computes_what_is_told_of_it() -> None:
         encoding.weight.copy_(layer.relative_k_proj.weight)
         x = torch.randn(1, 7, 32)
         _, weights = layer(x, position_embeddings=model.encode_positions(x))
-        q, k = (one(x).view(1, 7, 4, 8).transpose(1, 2) for one in (layer.q_proj, layer.k_proj))
+        q, k = (projection(x).view(1, 7, 4, 8).transpose(1, 2) for projection in (layer.q_proj, layer.k_proj))
         logits = q @ k.mT * 8**-0.5 + encoding.bias(7, q=q, k=k)
     torch.testing.assert_close(weights, logits.softmax(-1), rtol=1e-4, atol=1e-5)
 
 
 def filled_with(model: Any, spec: str) -> None:
-    """Fill the first piece with another encoding that has to be the same."""
+    """Replace the first piece by another encoding that must be exact."""
     reading, pieces = huggingface.read_live(model)
-    pieces[0].fill(model, [build(spec, reading.parts[0].shape)], None, same=True)
+    pieces[0].fill(model, [build(spec, reading.parts[0].shape)], None, exact=True)
 
 
 @pytest.mark.parametrize("name", ["Deberta", "DebertaV2"])
 def test_signed_buckets_are_told_and_stay(name: str) -> None:
     config = getattr(transformers, f"{name}Config")(**BERT, pos_att_type=["c2p", "p2c"])
     reading = huggingface.read(config)
-    assert any("relative_attention compares signed buckets of distances" in told for told in reading.not_covered)
-    assert not any(part.known for part in reading.parts)
+    assert any("relative_attention compares signed buckets of distances" in s for s in reading.not_covered)
+    assert not any(part.is_complete for part in reading.parts)
     config.relative_attention = False
     assert not huggingface.read(config).not_covered
 
@@ -201,22 +201,23 @@ DINO = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "in
 
 @pytest.mark.parametrize("heads", rest_slow([16, 2], 1))
 def test_patches_with_coordinates_from_minus_one_to_one_are_told_and_replaced(heads: int) -> None:
-    # As many heads as a small image has patches must not be taken for them.
-    model = made("DINOv3ViT", **DINO | {"image_size": 32, "hidden_size": 16 * heads, "num_attention_heads": heads})
+    # A number of heads that equals the number of patches must not be confused with it.
+    sizes = {"image_size": 32, "hidden_size": 16 * heads, "num_attention_heads": heads}
+    model = tiny_model("DINOv3ViT", **DINO | sizes)
     reading = huggingface.read(model.config)
     assert specs_of(model) == {"image_rotary"} and not reading.not_covered and not reading.unknown
-    same_attached(model, "image_rotary", pixel_values=torch.randn(2, 3, 24, 40))
+    check_attached(model, "image_rotary", pixel_values=torch.randn(2, 3, 24, 40))
     attach(model)
     model.rope_embeddings.train()
     torch.manual_seed(0)
-    drawn = model.rope_embeddings(torch.zeros(1, 3, 24, 24))
+    sines = model.rope_embeddings(torch.zeros(1, 3, 24, 24))
     detach(model)
     torch.manual_seed(0)
-    assert all(torch.equal(a, b) for a, b in zip(drawn, model.rope_embeddings(torch.zeros(1, 3, 24, 24)), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(sines, model.rope_embeddings(torch.zeros(1, 3, 24, 24)), strict=True))
 
 
 def test_another_period_is_measured_and_refused() -> None:
-    model = made("DINOv3ViT", **DINO | {"image_size": 32, "rope_theta": 50.0})
+    model = tiny_model("DINOv3ViT", **DINO | {"image_size": 32, "rope_theta": 50.0})
     assert specs_of(model) == {"image_rotary(base=50)"}
     with pytest.raises(ValueError, match="and image_rotary differ: at position"):
         filled_with(model, "image_rotary")
@@ -224,21 +225,21 @@ def test_another_period_is_measured_and_refused() -> None:
 
 @pytest.mark.parametrize("axes", [2, 3])
 def test_axes_are_read_off_rows_that_go_round_a_pair(axes: int) -> None:
-    """The fastest pair has turned more than once at the end of a long row."""
+    """The fastest pair has made more than a full turn at the end of a long row."""
     if axes == 2:
         sizes = {"image_size": 96, "patch_size": 4, "window_size": 8, "global_attn_indexes": [1]}
-        model = made("Sam3ViT", **DINO | sizes, pretrain_image_size=32)
+        model = tiny_model("Sam3ViT", **DINO | sizes, pretrain_image_size=32)
     else:
-        model = made("MiniMaxM3VLVision", **DINO | {"image_size": 32, "num_attention_heads": 1})
+        model = tiny_model("MiniMaxM3VLVision", **DINO | {"image_size": 32, "num_attention_heads": 1})
     axes_said = "" if axes == 2 else "axes=3, "
     layout = ", layout='interleaved'" if axes == 2 else ""
     assert specs_of(model) == {f"axial_rotary({axes_said}base=10000{layout})"}
     if axes == 2:
-        assert "patches stand 0.333 apart, not 1, in some layers" in huggingface.read(model.config).parts[0].besides
-        given = {"pixel_values": torch.randn(1, 3, 96, 96)}
-        bare = states(model, **given)
+        assert "patches stand 0.333 apart, not 1, in some layers" in huggingface.read(model.config).parts[0].remarks
+        inputs = {"pixel_values": torch.randn(1, 3, 96, 96)}
+        bare = states(model, **inputs)
         assert set(attach(model).replaced) == {"embeddings", "layers.0.rotary_emb", "layers.1.rotary_emb"}
-        torch.testing.assert_close(states(model, **given), bare, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(states(model, **inputs), bare, rtol=1e-4, atol=1e-4)
 
 
 WITHOUT_KIND = {
@@ -264,18 +265,18 @@ WITHOUT_KIND = {
         "transformers has no model that was released with it",
     ),
 }
-"""Encodings that no kind of piece is filled with, and why."""
+"""Encodings that replace no kind of piece, and why."""
 
 
 @pytest.mark.parametrize("name", catalogue.names())
 def test_every_encoding_is_found_in_models_or_says_why_not(name: str) -> None:
-    taken = any(issubclass(catalogue.find(name), kind.takes) for kind in KINDS)
-    assert taken != (name in WITHOUT_KIND), f"{name}: name its Kind in takes, or the reason in WITHOUT_KIND"
+    has_kind = any(issubclass(catalogue.find(name), kind.takes) for kind in KINDS)
+    assert has_kind != (name in WITHOUT_KIND), f"{name}: name its Kind in takes, or the reason in WITHOUT_KIND"
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_the_usual_encoding_of_a_kind_is_one_that_it_takes(kind: Any) -> None:
-    assert isinstance(build(kind.usual, Shape(32, 4, 8, 16)), kind.takes)
+    assert isinstance(build(kind.default_spec, Shape(32, 4, 8, 16)), kind.takes)
 
 
 BLOCKS = {"vocab_size": 97, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "num_mel_bins": 5}
@@ -283,7 +284,7 @@ BLOCKS |= {"intermediate_size": 48, "context_size": 8, "max_position_embeddings"
 
 
 def test_an_index_of_distances_is_told_as_shaw_and_stays() -> None:
-    model = made("GraniteSpeech5Encoder", kind="", part="", **BLOCKS)
+    model = tiny_model("GraniteSpeech5Encoder", kind="", part="", **BLOCKS)
     (sentence,) = huggingface.read(model.config).not_covered
     assert "a vector for each distance up to 16, as shaw; the layers clip and look up by themselves" in sentence
 
@@ -312,5 +313,5 @@ def test_two_sided_clips_are_told_with_their_numbers() -> None:
 )
 def test_what_the_catalogue_has_no_entry_for_is_told_with_the_reason(name: str, options: Any, sentence: str) -> None:
     reading = huggingface.read(getattr(transformers, f"{name}Config")(**options))
-    assert any(sentence in one for one in reading.not_covered) == bool(sentence), reading.not_covered
-    assert all("carries position" not in one for one in reading.not_covered if "conv" in one)
+    assert any(sentence in note for note in reading.not_covered) == bool(sentence), reading.not_covered
+    assert all("carries position" not in note for note in reading.not_covered if "conv" in note)

@@ -1,6 +1,6 @@
-"""Live transformers models through posenc's modules: the same numbers, what was broken works, and all comes back.
+"""Live transformers models with posenc's modules: equal numbers, known defects mended, and a full detach.
 
-The oracle is transformers' own code on the same weights, except where that is what is broken.
+The oracle is transformers' own code on the same weights, except for its defects.
 """
 
 import copy
@@ -16,18 +16,18 @@ from torch import Tensor, nn
 transformers = pytest.importorskip("transformers")
 
 from tiers import rest_slow  # noqa: E402
-from tiny_models import behind, cache_from  # noqa: E402
+from tiny_models import call_with_cache, model_cache  # noqa: E402
 
 from posenc import cli  # noqa: E402
 from posenc.catalogue import build  # noqa: E402
 from posenc.checkpoints import attach, detach  # noqa: E402
 from posenc.checkpoints.formats.huggingface import read_live  # noqa: E402
 from posenc.checkpoints.kinds.added.learned_table import LearnedTable  # noqa: E402
-from posenc.checkpoints.kinds.calls import cache_name  # noqa: E402
+from posenc.checkpoints.kinds.calls import cache_argument  # noqa: E402
 from posenc.checkpoints.kinds.distances.buckets import Buckets  # noqa: E402
-from posenc.checkpoints.kinds.kind import Differs  # noqa: E402
+from posenc.checkpoints.kinds.kind import Mismatch  # noqa: E402
 from posenc.checkpoints.kinds.rotary.module import RotaryTable, compare_tables  # noqa: E402
-from posenc.checkpoints.models.skeleton import model_class  # noqa: E402
+from posenc.checkpoints.models.skeleton import bare_model_class  # noqa: E402
 from posenc.encoding.base import Shape  # noqa: E402
 
 TOKENS = {"vocab_size": 97, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -49,7 +49,7 @@ LONGROPE = {
 }
 EVERY_THIRD = ["sliding_attention", "sliding_attention", "full_attention"]
 
-# name -> the model's class, its config's class, and what is not the default of the config
+# name -> the model's class, its config's class, and the options of the config
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT),
     "bert": ("BertForMaskedLM", "BertConfig", ENCODER),
@@ -122,7 +122,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         | {"head_dim": 16, "rope_parameters": HALF | {"partial_rotary_factor": 1.0, "mrope_section": [4, 2, 2]}},
     ),
 }
-MORE: dict[str, tuple[str, str, dict[str, Any]]] = {
+EXTRA: dict[str, tuple[str, str, dict[str, Any]]] = {
     "roberta": ("RobertaForMaskedLM", "RobertaConfig", ENCODER),
     "opt": ("OPTForCausalLM", "OPTConfig", ENCODER | {"ffn_dim": 48, "word_embed_proj_dim": 32}),
     "clip_text": ("CLIPTextModel", "CLIPTextConfig", ENCODER),
@@ -162,23 +162,23 @@ THREE_AXES = torch.stack([torch.arange(12), torch.arange(12) // 2, torch.arange(
 
 def make(family: str, **options: Any) -> Any:
     """A tiny model of a family, with weights that make position matter."""
-    model, config, given = (FAMILIES | MORE | ENCODERS)[family]
+    model_class, config_class, sizes = (FAMILIES | EXTRA | ENCODERS)[family]
     torch.manual_seed(0)
-    made = getattr(transformers, model)(getattr(transformers, config)(**given | options)).eval()
-    for parameter in made.parameters():
+    model = getattr(transformers, model_class)(getattr(transformers, config_class)(**sizes | options)).eval()
+    for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.2)
-    return made
+    return model
 
 
-def outputs(model: nn.Module, **given: Any) -> Tensor:
+def outputs(model: nn.Module, **inputs: Any) -> Tensor:
     with torch.no_grad():
-        out = model(**given)
+        out = model(**inputs)
     return out.logits if "logits" in out else out.last_hidden_state
 
 
-def generated(model: Any, ids: Tensor = IDS, tokens: int = 4, **given: Any) -> Tensor:
-    """The logits of tokens generated greedily with a cache."""
+def generate(model: Any, ids: Tensor = IDS, tokens: int = 4, **options: Any) -> Tensor:
+    """Return the logits of tokens generated greedily with a cache."""
     out = model.generate(
         ids,
         max_new_tokens=tokens,
@@ -186,13 +186,13 @@ def generated(model: Any, ids: Tensor = IDS, tokens: int = 4, **given: Any) -> T
         do_sample=False,
         output_logits=True,
         return_dict_in_generate=True,
-        **given,
+        **options,
     )
     return torch.stack(out.logits)
 
 
 def ways(family: str, model: Any) -> dict[str, Callable[[], Tensor]]:
-    """How a model is run: plainly, with a cache, left padded, packed; encoder-decoders and images in their own way."""
+    """Return calls of a model: plain, with a cache, left padded, packed; others for encoder-decoders and images."""
     if hasattr(model.config, "image_size"):
         image, wide = torch.randn(1, 3, 32, 32), torch.randn(1, 3, 32, 48)
         return {
@@ -204,35 +204,35 @@ def ways(family: str, model: Any) -> dict[str, Callable[[], Tensor]]:
         return {
             "plain": lambda: outputs(model, input_ids=IDS, **decoder),
             "padded": lambda: outputs(model, input_ids=IDS, attention_mask=MASK, **decoder),
-            "cached": lambda: generated(model),
+            "cached": lambda: generate(model),
         }
-    # What is at padding means nothing.
-    counted = {"position_ids": (MASK.cumsum(1) - 1).clamp(min=0)} if family not in ("bloom", "mpt") else {}
+    # Outputs at padding do not count.
+    counts = {"position_ids": (MASK.cumsum(1) - 1).clamp(min=0)} if family not in ("bloom", "mpt") else {}
     if family == "roberta":
-        counted = {"position_ids": torch.where(MASK == 1, MASK.cumsum(1), 0)}
-    found = {
+        counts = {"position_ids": torch.where(MASK == 1, MASK.cumsum(1), 0)}
+    results = {
         "plain": lambda: outputs(model, input_ids=IDS),
-        "padded": lambda: outputs(model, input_ids=IDS, attention_mask=MASK, **counted)[MASK == 1],
+        "padded": lambda: outputs(model, input_ids=IDS, attention_mask=MASK, **counts)[MASK == 1],
     }
-    # Documents in a row have lengths of their own, and LongRoPE reads the length.
+    # Packed documents differ in length, and LongRoPE reads the length.
     if family not in ("bloom", "mpt", "phi3"):
-        packed = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4]])
-        found["packed"] = lambda: outputs(model, input_ids=IDS[:1], position_ids=packed)
+        packed_inputs = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4]])
+        results["packed"] = lambda: outputs(model, input_ids=IDS[:1], position_ids=packed_inputs)
     if family.endswith("_vl"):
-        found["three axes"] = lambda: outputs(model, input_ids=IDS, position_ids=THREE_AXES)
+        results["three axes"] = lambda: outputs(model, input_ids=IDS, position_ids=THREE_AXES)
     if model.can_generate():
-        found["cached"] = lambda: generated(model)
-        found["cached, padded"] = lambda: generated(model, attention_mask=MASK)
-    return found
+        results["cached"] = lambda: generate(model)
+        results["cached, padded"] = lambda: generate(model, attention_mask=MASK)
+    return results
 
 
 def run(family: str, model: Any) -> dict[str, Tensor]:
     torch.manual_seed(2)
-    return {way: of() for way, of in ways(family, model).items()}
+    return {way: call() for way, call in ways(family, model).items()}
 
 
 def state_of(model: nn.Module) -> tuple[list, list, list, list]:
-    """All that attach might touch: the modules, their attributes, their hooks, and the names in the state dict."""
+    """Return all that attach may change: modules, their attributes and hooks, and the names in the state dict."""
     modules = list(model.modules())
     attributes = [(name, id(value)) for module in modules for name, value in vars(module).items()]
     hooks = [len(module._forward_pre_hooks) + len(module._forward_hooks) for module in modules]
@@ -240,39 +240,39 @@ def state_of(model: nn.Module) -> tuple[list, list, list, list]:
 
 
 @pytest.mark.parametrize(
-    "family", rest_slow([*FIRST, *(name for name in FAMILIES | MORE if name not in FIRST)], len(FIRST))
+    "family", rest_slow([*FIRST, *(name for name in FAMILIES | EXTRA if name not in FIRST)], len(FIRST))
 )
 def test_an_attached_model_gives_the_same_and_a_detached_one_is_as_before(family: str) -> None:
     model = make(family)
-    # Some bare modules keep what they compute when they are first called.
+    # Some bare modules store results of their first call.
     bare = run(family, model)
-    before = state_of(model)
+    old_state = state_of(model)
     with attach(model) as attachment:
         assert attachment.replaced and not attachment.left
-        assert list(model.state_dict()) == before[3]
+        assert list(model.state_dict()) == old_state[3]
         for way, value in run(family, model).items():
             torch.testing.assert_close(value, bare[way], rtol=1e-5, atol=1e-5)
-    assert state_of(model) == before
+    assert state_of(model) == old_state
     for way, value in run(family, model).items():
         assert value.equal(bare[way])
 
 
 def test_documents_in_a_row_have_the_horizon_that_is_declared() -> None:
     model = make("phi3")
-    packed = {"input_ids": IDS[:1], "position_ids": torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4]])}
-    bare = outputs(model, **packed)
+    inputs = {"input_ids": IDS[:1], "position_ids": torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4]])}
+    bare = outputs(model, **inputs)
     with attach(model, horizon=32):
-        torch.testing.assert_close(outputs(model, **packed), bare, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(outputs(model, **inputs), bare, rtol=1e-5, atol=1e-5)
 
 
 def test_no_other_model_of_the_class_notices() -> None:
-    model, other = make("bloom"), make("bloom")
-    before, methods = state_of(other), dict(vars(type(other.transformer)))
+    model, second_model = make("bloom"), make("bloom")
+    old_state, methods = state_of(second_model), dict(vars(type(second_model.transformer)))
     attach(model)
-    assert state_of(other) == before and dict(vars(type(other.transformer))) == methods
+    assert state_of(second_model) == old_state and dict(vars(type(second_model.transformer))) == methods
 
 
-# What is broken in the bare model.
+# Defects of the bare model
 
 
 def test_positions_stay_exact_when_the_whole_model_is_cast() -> None:
@@ -294,10 +294,10 @@ def test_positions_stay_exact_when_the_whole_model_is_cast() -> None:
 
 
 def test_a_cast_before_or_after_attach_is_the_same() -> None:
-    after, before = make("qwen3"), make("qwen3").bfloat16()
-    attach(after)
-    attach(before)
-    assert outputs(after.bfloat16(), input_ids=IDS).equal(outputs(before, input_ids=IDS))
+    late_cast, early_cast = make("qwen3"), make("qwen3").bfloat16()
+    attach(late_cast)
+    attach(early_cast)
+    assert outputs(late_cast.bfloat16(), input_ids=IDS).equal(outputs(early_cast, input_ids=IDS))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "biogpt", pytest.param("clip_text", marks=pytest.mark.slow)])
@@ -306,9 +306,9 @@ def test_left_padding_without_position_ids_gives_what_each_prompt_gives_alone(fa
     alone = outputs(model, input_ids=IDS[:1, 4:])[0]
     assert float((outputs(model, input_ids=IDS, attention_mask=MASK)[0, 4:] - alone).abs().max()) > 1e-2
     attach(model)
-    padded = outputs(model, input_ids=IDS, attention_mask=MASK)
-    torch.testing.assert_close(padded[0, 4:], alone, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(padded[1], outputs(model, input_ids=IDS[1:])[0], rtol=1e-5, atol=1e-5)
+    actual = outputs(model, input_ids=IDS, attention_mask=MASK)
+    torch.testing.assert_close(actual[0, 4:], alone, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(actual[1], outputs(model, input_ids=IDS[1:])[0], rtol=1e-5, atol=1e-5)
 
 
 def test_a_cache_continues_left_padding_without_position_ids() -> None:
@@ -316,18 +316,18 @@ def test_a_cache_continues_left_padding_without_position_ids() -> None:
     attach(model)
     alone = outputs(model, input_ids=IDS[:1, 4:])[0, -3:]
     with torch.no_grad():
-        cache = cache_from(model, IDS[:, :9], attention_mask=MASK[:, :9])
-        chunk = behind(model, cache, IDS[:, 9:], attention_mask=MASK).logits
+        cache = model_cache(model, IDS[:, :9], attention_mask=MASK[:, :9])
+        chunk = call_with_cache(model, cache, IDS[:, 9:], attention_mask=MASK).logits
     torch.testing.assert_close(chunk[0], alone, rtol=1e-5, atol=1e-5)
 
 
 def test_ids_that_are_given_are_kept_and_right_padding_changes_nothing() -> None:
     model = make("gpt2")
     right = MASK.flip(1)
-    given = {"input_ids": IDS, "attention_mask": MASK, "position_ids": torch.arange(12)[None] + 5}
-    bare = outputs(model, **given), outputs(model, input_ids=IDS, attention_mask=right)
+    inputs = {"input_ids": IDS, "attention_mask": MASK, "position_ids": torch.arange(12)[None] + 5}
+    bare = outputs(model, **inputs), outputs(model, input_ids=IDS, attention_mask=right)
     attach(model)
-    assert outputs(model, **given).equal(bare[0])
+    assert outputs(model, **inputs).equal(bare[0])
     assert outputs(model, input_ids=IDS, attention_mask=right).equal(bare[1])
 
 
@@ -338,7 +338,7 @@ def test_mpt_goes_past_its_trained_length() -> None:
         outputs(model, input_ids=ids)
     attach(model)
     torch.testing.assert_close(outputs(model, input_ids=ids), outputs(longer, input_ids=ids), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(generated(model, ids[:, :22]), generated(longer, ids[:, :22]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(generate(model, ids[:, :22]), generate(longer, ids[:, :22]), rtol=1e-5, atol=1e-5)
 
 
 def test_bloom_keeps_near_distances_in_bfloat16() -> None:
@@ -355,38 +355,35 @@ def test_bloom_keeps_near_distances_in_bfloat16() -> None:
 
 
 def test_dynamic_scaling_with_a_cache_is_that_without() -> None:
-    # One layer: a second one would read states from when the sequence was shorter, which no cache can renew.
+    # One layer: a second one would read cached states of a shorter sequence.
     dynamic = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}}
     options = dynamic | {"max_position_embeddings": 16, "num_hidden_layers": 1}
     model, ids = make("llama", **options), IDS[:1]
 
-    def cached_and_not() -> tuple[Tensor, Tensor]:
-        given = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False, "output_logits": True}
-        out = model.generate(ids, return_dict_in_generate=True, **given)
-        # The bare model is right in the first pass of a new one: later ones remember how long the longest was.
+    def both_logits() -> tuple[Tensor, Tensor]:
+        sampling = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False, "output_logits": True}
+        out = model.generate(ids, return_dict_in_generate=True, **sampling)
+        # The bare model is right in its first pass: later passes keep the longest length.
         fresh = [make("llama", **options) for _ in range(9)]
         full = [outputs(bare, input_ids=out.sequences[:, : 12 + n])[0, -1] for n, bare in enumerate(fresh)]
         return torch.cat(out.logits), torch.stack(full)
 
-    cached, full = cached_and_not()
-    assert float((cached - full).abs().max()) > 1e-3
+    steps, full = both_logits()
+    assert float((steps - full).abs().max()) > 1e-3
     attach(model)
-    cached, full = cached_and_not()
-    torch.testing.assert_close(cached, full, rtol=1e-5, atol=1e-5)
+    steps, full = both_logits()
+    torch.testing.assert_close(steps, full, rtol=1e-5, atol=1e-5)
 
 
-# Another encoding than the model's own.
+# Other encodings
 
 
 def test_a_spec_that_is_asked_for_is_what_transformers_makes_of_the_same_config() -> None:
-    model, stretched = (
-        make("llama"),
-        make("llama", rope_parameters=YARN),
-    )
+    model, target = make("llama"), make("llama", rope_parameters=YARN)
     bare = outputs(model, input_ids=IDS)
     attachment = attach(model, "rotary(schedule=yarn(factor=4, trained_length=16))")
     assert isinstance(model.model.rotary_emb, RotaryTable), attachment.replaced
-    torch.testing.assert_close(outputs(model, input_ids=IDS), outputs(stretched, input_ids=IDS), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(outputs(model, input_ids=IDS), outputs(target, input_ids=IDS), rtol=1e-5, atol=1e-5)
     detach(model)
     assert outputs(model, input_ids=IDS).equal(bare)
 
@@ -397,10 +394,10 @@ def test_a_declared_horizon_is_one_spectrum_for_all_lengths() -> None:
     model = make("llama", max_position_embeddings=8, rope_parameters=dynamic)
     attach(model, horizon=12)
     assert isinstance(model.model.rotary_emb, RotaryTable)
-    ours = outputs(model, input_ids=IDS), outputs(model, input_ids=IDS[:, :5])
+    actual = outputs(model, input_ids=IDS), outputs(model, input_ids=IDS[:, :5])
     detach(model)
-    torch.testing.assert_close(ours[0], outputs(model, input_ids=IDS), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(ours[1], ours[0][:, :5], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(actual[0], outputs(model, input_ids=IDS), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(actual[1], actual[0][:, :5], rtol=1e-5, atol=1e-5)
 
 
 def test_layers_that_do_not_turn_stay_so_only_when_the_specs_say_so() -> None:
@@ -439,7 +436,7 @@ def test_slopes_that_are_asked_for_are_used() -> None:
         torch.testing.assert_close(outputs(model, input_ids=IDS), bare, rtol=1e-5, atol=1e-5)
 
 
-# Learned tables.
+# Learned tables
 
 
 def test_a_position_past_a_learned_table_is_an_error_that_says_so() -> None:
@@ -457,25 +454,25 @@ def test_a_position_past_the_table_is_named_before_anything_else_fails(family: s
     model, rows = make(family), 63 if family == "roberta" else 64
     first = {"roberta": 1, "yoso": 2}.get(family, 0)
     longest, ids = IDS.repeat(1, 9)[:, :rows], IDS.repeat(1, 9)[:, : rows + 1]
-    # Padding has no position in RoBERTa: a text that is longer by it is served.
-    padded = torch.cat((torch.zeros_like(IDS[:, :1]), longest), 1) if family == "roberta" else longest
-    bare = outputs(model, input_ids=longest), outputs(model, input_ids=padded)
+    # Padding has no position in RoBERTa, so a padded text may be longer.
+    with_padding = torch.cat((torch.zeros_like(IDS[:, :1]), longest), 1) if family == "roberta" else longest
+    bare = outputs(model, input_ids=longest), outputs(model, input_ids=with_padding)
     attach(model)
-    assert outputs(model, input_ids=longest).equal(bare[0]) and outputs(model, input_ids=padded).equal(bare[1])
+    assert outputs(model, input_ids=longest).equal(bare[0]) and outputs(model, input_ids=with_padding).equal(bare[1])
     far = {"input_ids": ids[:, :1], "position_ids": torch.tensor([[rows + first]])}
     calls = [{"input_ids": ids}, {"inputs_embeds": torch.zeros(1, rows + 1, 32)}, far]
-    for given in [*calls, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}][: 3 if family == "fnet" else 4]:
+    for inputs in [*calls, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}][: 3 if family == "fnet" else 4]:
         with pytest.raises(ValueError, match=f"position {rows} is past the learned table of {rows} rows; posenc"):
-            outputs(model, **given)
+            outputs(model, **inputs)
 
 
 def test_the_longer_table_that_the_error_speaks_of_serves(tmp_path: Path) -> None:
     model, ids = make("bert"), IDS.repeat(1, 9)[:, :65]
     model.save_pretrained(tmp_path / "MODEL")
     attach(model)
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError) as error:
         outputs(model, input_ids=ids)
-    words = str(caught.value).partition("; posenc ")[2].removesuffix(" writes a longer one").split()
+    words = str(error.value).partition("; posenc ")[2].removesuffix(" writes a longer one").split()
     assert cli.main([str(tmp_path / word) if word.isupper() else word for word in words]) == 0
     longer = type(model).from_pretrained(tmp_path / "NEW").eval()
     attach(longer)
@@ -489,20 +486,20 @@ def test_behind_a_cache_and_behind_padding_positions_past_the_table_are_counted_
     attach(model)
     torch.testing.assert_close(outputs(model, input_ids=ids, attention_mask=mask)[:, 8:], alone, rtol=1e-5, atol=1e-5)
     with torch.no_grad(), pytest.raises(ValueError, match="position 64 is past the learned table of 64 rows"):
-        behind(model, cache_from(model, ids[:, 8:]), ids[:, 8:13])
+        call_with_cache(model, model_cache(model, ids[:, 8:]), ids[:, 8:13])
 
 
 @pytest.mark.parametrize("family", ["nystromformer", "yoso", "tapas", "fnet"])
 @pytest.mark.parametrize("mask", [MASK, MASK.flip(1)], ids=["left", "right"])
 def test_models_that_number_tokens_by_themselves_go_on_so(family: str, mask: Tensor) -> None:
-    model, given = make(family), {"input_ids": torch.where(mask == 1, IDS, 0), "attention_mask": mask}
+    model, inputs = make(family), {"input_ids": torch.where(mask == 1, IDS, 0), "attention_mask": mask}
     if family == "tapas":
-        # The cells of a table: positions start anew in each.
+        # Positions restart in each cell of a table.
         cells = torch.arange(12)[:, None] // 3 * torch.tensor([0, 1, 1, 0, 0, 0, 0])
-        given["token_type_ids"] = cells.expand(2, 12, 7)
-    bare = outputs(model, **given)
+        inputs["token_type_ids"] = cells.expand(2, 12, 7)
+    bare = outputs(model, **inputs)
     attach(model)
-    assert outputs(model, **given).equal(bare)
+    assert outputs(model, **inputs).equal(bare)
 
 
 def test_a_learned_table_is_squeezed_to_a_declared_horizon() -> None:
@@ -526,45 +523,40 @@ def test_roberta_and_opt_count_from_the_row_behind_their_padding() -> None:
         model = make(family)
         alone = outputs(model, input_ids=IDS[:1, 4:])[0]
         assert path in attach(model).replaced
-        padded = outputs(model, input_ids=IDS, attention_mask=MASK)
-        torch.testing.assert_close(padded[0, 4:], alone, rtol=1e-5, atol=1e-5)
+        actual = outputs(model, input_ids=IDS, attention_mask=MASK)
+        torch.testing.assert_close(actual[0, 4:], alone, rtol=1e-5, atol=1e-5)
 
 
 def test_learned_tables_train_as_before() -> None:
-    model, image, towards = make("vit"), torch.randn(1, 3, 32, 48), torch.randn(1, 25, 32)
+    model, image, weights = make("vit"), torch.randn(1, 3, 32, 48), torch.randn(1, 25, 32)
 
     def gradients() -> list[Tensor]:
         model.zero_grad()
-        (model(pixel_values=image, interpolate_pos_encoding=True).last_hidden_state * towards).sum().backward()
+        (model(pixel_values=image, interpolate_pos_encoding=True).last_hidden_state * weights).sum().backward()
         return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
     bare = gradients()
     attach(model)
     assert model.embeddings.position_embeddings.grad is not None
-    for ours, theirs in zip(gradients(), bare, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    for actual, expected in zip(gradients(), bare, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_table_that_was_loaded_meanwhile_stays() -> None:
-    model, other = make("gpt2"), make("gpt2")
-    nn.init.normal_(other.transformer.wpe.weight)
+    model, source = make("gpt2"), make("gpt2")
+    nn.init.normal_(source.transformer.wpe.weight)
     attach(model)
-    model.load_state_dict(other.state_dict(), assign=True)
-    assert outputs(model, input_ids=IDS).equal(outputs(other, input_ids=IDS))
+    model.load_state_dict(source.state_dict(), assign=True)
+    assert outputs(model, input_ids=IDS).equal(outputs(source, input_ids=IDS))
     detach(model)
-    assert outputs(model, input_ids=IDS).equal(outputs(other, input_ids=IDS))
+    assert outputs(model, input_ids=IDS).equal(outputs(source, input_ids=IDS))
 
 
 @pytest.mark.parametrize("name", ["molmo2_vision", "seggpt"])
 def test_tables_that_are_read_whole_or_resampled_by_code_of_their_own_stay_the_same(name: str) -> None:
-    sizes = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "patch_size": 4,
-    }
-    own: dict[str, Any] = {
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes["patch_size"] = 4
+    options: dict[str, Any] = {
         "molmo2_vision": {"num_key_value_heads": 2, "head_dim": 8, "image_size": [8, 8], "num_position_embeddings": 4},
         "seggpt": {
             **{"image_size": [16, 8], "pretrain_image_size": 16, "decoder_hidden_size": 8, "merge_index": 0},
@@ -573,21 +565,23 @@ def test_tables_that_are_read_whole_or_resampled_by_code_of_their_own_stay_the_s
     }[name]
     torch.manual_seed(0)
     try:
-        config = transformers.AutoConfig.for_model(name, **sizes | own)
+        config = transformers.AutoConfig.for_model(name, **sizes | options)
     except ValueError:
         pytest.skip(f"transformers {transformers.__version__} does not know it")
-    model = model_class(config)(config).eval()
+    model = bare_model_class(config)(config).eval()
     for parameter in model.parameters():
         nn.init.normal_(parameter)
     image = torch.randn(1, 3, 8, 8)
-    given = {"pixel_values": torch.randn(1, 4, 48)}
-    given = {"pixel_values": image, "prompt_pixel_values": image, "prompt_masks": image} if name == "seggpt" else given
-    theirs = model(**given).last_hidden_state
+    inputs = {"pixel_values": torch.randn(1, 4, 48)}
+    inputs = (
+        {"pixel_values": image, "prompt_pixel_values": image, "prompt_masks": image} if name == "seggpt" else inputs
+    )
+    expected = model(**inputs).last_hidden_state
     assert attach(model).replaced
-    torch.testing.assert_close(model(**given).last_hidden_state, theirs, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(model(**inputs).last_hidden_state, expected, rtol=1e-4, atol=1e-4)
 
 
-# Copies, files, compilation.
+# Copies, files, compilation
 
 
 @pytest.mark.parametrize("family", rest_slow(["llama", "bloom", "vit", "gptj", "t5"], 3))
@@ -595,14 +589,14 @@ def test_a_copy_is_attached_to_itself(family: str) -> None:
     model = make(family)
     bare = run(family, model)["plain"]
     attach(model)
-    ours = run(family, model)["plain"]
+    attached_logits = run(family, model)["plain"]
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert run(family, twin)["plain"].equal(ours)
+        assert run(family, twin)["plain"].equal(attached_logits)
         detach(twin)
         assert run(family, twin)["plain"].equal(bare)
         with pytest.raises(ValueError, match="nothing is attached"):
             detach(twin)
-    assert run(family, model)["plain"].equal(ours)
+    assert run(family, model)["plain"].equal(attached_logits)
 
 
 def test_what_attends_through_posenc_is_not_copied() -> None:
@@ -626,13 +620,13 @@ def test_a_saved_model_is_the_bare_one(tmp_path) -> None:
 def test_an_attached_model_compiles_into_one_graph(family: str) -> None:
     model = make(family)
     attach(model)
-    given = {"input_ids": IDS, "attention_mask": MASK, "use_cache": False}
+    inputs = {"input_ids": IDS, "attention_mask": MASK, "use_cache": False}
     torch._dynamo.reset()
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    torch.testing.assert_close(outputs(compiled, **given), outputs(model, **given), rtol=1e-5, atol=1e-5)
+    graph = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(outputs(graph, **inputs), outputs(model, **inputs), rtol=1e-5, atol=1e-5)
 
 
-# Mistakes.
+# Errors
 
 
 def test_what_the_modules_do_is_followed_where_the_config_says_something_else() -> None:
@@ -641,7 +635,8 @@ def test_what_the_modules_do_is_followed_where_the_config_says_something_else() 
     model.config.rope_parameters["rope_theta"] = 20_000.0
     reading, _ = read_live(model)
     assert any(
-        "the keys say rotary(base=20000), and the modules turn by rotary" in said for said in reading.contradictions
+        "the keys say rotary(base=20000), and the modules turn by rotary" in sentence
+        for sentence in reading.contradictions
     )
     assert attach(model).replaced == {"model.rotary_emb": "rotary"}
     torch.testing.assert_close(outputs(model, input_ids=IDS), bare, rtol=1e-5, atol=1e-5)
@@ -659,15 +654,15 @@ def test_as_many_channels_turn_as_in_the_modules() -> None:
 def test_buckets_are_those_of_each_stack() -> None:
     model = make("t5")
     model.decoder.block[0].layer[0].SelfAttention.relative_attention_max_distance = 30
-    given = {"input_ids": IDS, "decoder_input_ids": IDS}
-    bare = outputs(model, **given)
+    inputs = {"input_ids": IDS, "decoder_input_ids": IDS}
+    bare = outputs(model, **inputs)
     assert "max_distance=30" in attach(model).replaced["decoder.block.0.layer.0.SelfAttention"]
-    torch.testing.assert_close(outputs(model, **given), bare, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(outputs(model, **inputs), bare, rtol=1e-5, atol=1e-5)
 
 
 def test_what_was_replaced_before_a_mistake_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("t5")
-    before = state_of(model)
+    old_state = state_of(model)
     fill = Buckets.fill
 
     def failing(self: Buckets, *args: Any, **kwargs: Any) -> Any:
@@ -678,19 +673,19 @@ def test_what_was_replaced_before_a_mistake_comes_back(monkeypatch: pytest.Monke
     monkeypatch.setattr(Buckets, "fill", failing)
     with pytest.raises(RuntimeError, match="out of order"):
         attach(model)
-    assert state_of(model) == before
+    assert state_of(model) == old_state
 
 
 def test_a_piece_that_differs_is_left_with_the_reason_and_the_others_are_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = make("t5")
-    before = state_of(model)
+    old_state = state_of(model)
     fill = Buckets.fill
 
     def failing(self: Buckets, *args: Any, **kwargs: Any) -> Any:
         if self.path.startswith(where):
-            raise Differs("as if it were another")
+            raise Mismatch("as if it were another")
         return fill(self, *args, **kwargs)
 
     monkeypatch.setattr(Buckets, "fill", failing)
@@ -702,34 +697,34 @@ def test_a_piece_that_differs_is_left_with_the_reason_and_the_others_are_replace
     where = ""
     with pytest.raises(ValueError, match="could be replaced: as if it were another; as if it were another"):
         attach(model)
-    assert state_of(model) == before
+    assert state_of(model) == old_state
 
 
 def test_buckets_that_are_not_the_same_are_found() -> None:
     model = make("t5")
     reading, pieces = read_live(model)
-    piece = next(one for one in pieces if isinstance(one, Buckets))
-    other = build("t5_bias(buckets=8, max_distance=30, causal=False)", reading.parts[0].shape)
-    with pytest.raises(Differs, match=r"SelfAttention and t5_bias\(.*\) put \d+ distances into other buckets"):
-        piece.fill(model, [other], None, same=True)
+    piece = next(kind for kind in pieces if isinstance(kind, Buckets))
+    encoding = build("t5_bias(buckets=8, max_distance=30, causal=False)", reading.parts[0].shape)
+    with pytest.raises(Mismatch, match=r"SelfAttention and t5_bias\(.*\) put \d+ distances into other buckets"):
+        piece.fill(model, [encoding], None, exact=True)
 
 
 def test_rows_that_are_not_the_same_are_found() -> None:
     model = make("gpt2")
-    piece = next(one for one in read_live(model)[1] if isinstance(one, LearnedTable))
+    piece = next(kind for kind in read_live(model)[1] if isinstance(kind, LearnedTable))
     wide = piece.size[-1]
-    with pytest.raises(Differs, match=r"transformer.wpe and sinusoidal differ: the row of position \d+ is off by"):
-        piece.fill(model, [build("sinusoidal", Shape(wide, 4, wide // 4, 64))], None, same=True)
+    with pytest.raises(Mismatch, match=r"transformer.wpe and sinusoidal differ: the row of position \d+ is off by"):
+        piece.fill(model, [build("sinusoidal", Shape(wide, 4, wide // 4, 64))], None, exact=True)
 
 
 def test_one_pair_that_is_slightly_off_is_found() -> None:
     rotary = build("rotary", Shape(32, 4, 16, 64))
     coords = torch.tensor([0, 1, 100, 30_000])[None, :, None]
     angles = coords * rotary.frequencies
-    compare_tables("here", rotary, (angles.cos().float(), angles.sin().float()), coords, None, same=True)
+    compare_tables("here", rotary, (angles.cos().float(), angles.sin().float()), coords, None, exact=True)
     angles[..., 6] *= 1.0001
-    with pytest.raises(Differs, match="at position 30000 pair 6"):
-        compare_tables("here", rotary, (angles.cos().float(), angles.sin().float()), coords, None, same=True)
+    with pytest.raises(Mismatch, match="at position 30000 pair 6"):
+        compare_tables("here", rotary, (angles.cos().float(), angles.sin().float()), coords, None, exact=True)
 
 
 @pytest.mark.parametrize(
@@ -742,10 +737,10 @@ def test_one_pair_that_is_slightly_off_is_found() -> None:
 )
 def test_an_encoding_that_has_no_place_is_refused(family: str, encoding: Any, message: str) -> None:
     model = make(family)
-    before = state_of(model)
+    old_state = state_of(model)
     with pytest.raises(ValueError, match=message):
         attach(model, encoding)
-    assert state_of(model) == before
+    assert state_of(model) == old_state
 
 
 def test_mistakes_are_named() -> None:
@@ -767,7 +762,7 @@ def test_mistakes_are_named() -> None:
         attach(blind)
 
 
-SHARED = {
+SHARED_KV = {
     **DECODER,
     **{"num_hidden_layers": 6, "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 3},
     **{
@@ -781,29 +776,31 @@ SHARED = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
 }
-"""Models whose last layers attend to the keys of others, as Gemma 3n and Gemma 4 do."""
+"""Models whose last layers share keys, as in Gemma 3n and Gemma 4."""
 
 
 @pytest.mark.parametrize("kind", rest_slow(["gemma4_text", "gemma3n_text"], 1))
-@pytest.mark.parametrize("unturned", [False, True], ids=["in tables", "on unturned keys"])
-def test_layers_that_attend_to_keys_of_others_and_wider_heads_in_some_get_what_was_asked(kind: str, unturned: bool):
+@pytest.mark.parametrize("unturned_keys", [False, True], ids=["in tables", "on unturned keys"])
+def test_layers_that_attend_to_keys_of_others_and_wider_heads_in_some_get_what_was_asked(
+    kind: str, unturned_keys: bool
+):
     wide = {"global_head_dim": 16} if kind == "gemma4_text" else {"laurel_rank": 4, "activation_sparsity_pattern": None}
     torch.manual_seed(0)
-    config = transformers.AutoConfig.for_model(kind, **SHARED | wide)
+    config = transformers.AutoConfig.for_model(kind, **SHARED_KV | wide)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
     ids = torch.randint(3, config.vocab_size, (2, 20))
-    asked = ("rotary", "rotary(base=1000000)")
-    if unturned:
+    specs = ("rotary", "rotary(base=1000000)")
+    if unturned_keys:
         # Within its window it is plain rotary.
-        asked = tuple(f"rerope({one}, window=512)" for one in asked)
+        specs = tuple(f"rerope({spec}, window=512)" for spec in specs)
 
     def outcomes() -> list[torch.Tensor]:
         first = model(ids[:, :12], use_cache=True)
-        rest = model(ids[:, 12:], **{(name := cache_name(model)): getattr(first, name)})
-        # Of the last token alone, the layers without keys of their own are given no more.
+        rest = model(ids[:, 12:], **{(name := cache_argument(model)): getattr(first, name)})
+        # With the last token alone, layers without own keys get no other.
         whole, last = model(ids).logits, model(ids, logits_to_keep=1).logits
         steps = model.generate(
             ids[:, :10], max_new_tokens=4, do_sample=False, output_logits=True, return_dict_in_generate=True
@@ -811,7 +808,7 @@ def test_layers_that_attend_to_keys_of_others_and_wider_heads_in_some_get_what_w
         return [whole, torch.cat((first.logits, rest.logits), 1), last, torch.stack(steps.logits)]
 
     with torch.no_grad():
-        wanted = outcomes()
-        attach(model, asked)
-        for found, want in zip(outcomes(), wanted, strict=True):
-            torch.testing.assert_close(found, want, rtol=1e-4, atol=2e-4)
+        expected = outcomes()
+        attach(model, specs)
+        for actual, want in zip(outcomes(), expected, strict=True):
+            torch.testing.assert_close(actual, want, rtol=1e-4, atol=2e-4)

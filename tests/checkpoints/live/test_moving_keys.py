@@ -1,4 +1,4 @@
-"""Tokens cut out of the caches of live transformers models: what is cached then is what the model caches there.
+"""Tokens removed from caches of live models: the moved keys are those that the model caches there.
 
 The oracle is the model itself, fed the kept tokens at their new places: keys of its first layer depend on a token and
 its place alone, and so do the logits of a model of one layer.
@@ -18,52 +18,52 @@ from torch import Tensor
 transformers = pytest.importorskip("transformers")
 
 from checkpoints.live.test_attach import IDS, MASK, make  # noqa: E402
-from tiny_models import behind  # noqa: E402
+from tiny_models import call_with_cache  # noqa: E402
 from transformers import DynamicCache, StaticCache  # noqa: E402
 
 from posenc.checkpoints import attach, movable  # noqa: E402
-from posenc.checkpoints.kinds.calls import cache_name  # noqa: E402
+from posenc.checkpoints.kinds.calls import cache_argument  # noqa: E402
 from posenc.checkpoints.live.moving_keys import MovableCache  # noqa: E402
 
-# Windows are wide enough for what is done below; what they forget has tests of its own.
-WIDE = {"sliding_window": 40}
+# Windows are wide enough for the tests below; narrow ones have tests of their own.
+WINDOW = {"sliding_window": 40}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {},
     "qwen3": {},
-    "mistral": WIDE,
-    "gemma3": WIDE,
+    "mistral": WINDOW,
+    "gemma3": WINDOW,
     "phi3": {},
     "gpt_neox": {},
     "gptj": {},
     "glm": {},
     "deepseek_v3": {},
-    "gpt_oss": WIDE,
+    "gpt_oss": WINDOW,
     "cohere": {},
     "qwen2_vl": {},
     "qwen3_vl": {},
     "bloom": {},
     "mpt": {},
 }
-TURNING = tuple(family for family in FAMILIES if family not in ("bloom", "mpt"))
+ROTATING = tuple(family for family in FAMILIES if family not in ("bloom", "mpt"))
 FIRST = ("llama", "mistral", "gemma3", "deepseek_v3", "cohere", "phi3", "qwen2_vl")
-HELD = IDS.shape[1]
+TOKENS = IDS.shape[1]
 
-Stays = tuple[tuple[int, int], ...]
-"""(token, its place) of all that are held after an operation."""
+Placement = tuple[tuple[int, int], ...]
+"""(token, position) of all tokens in the cache after an operation."""
 
 
-def in_row(*tokens: int) -> Stays:
+def in_row(*tokens: int) -> Placement:
     return tuple((token, place) for place, token in enumerate(tokens))
 
 
-# What is done, and where the tokens are then, said apart from how it is done.
-OPERATIONS: dict[str, tuple[Callable[[MovableCache], None], Stays]] = {
+# Operations, each with the expected tokens and positions.
+OPERATIONS: dict[str, tuple[Callable[[MovableCache], None], Placement]] = {
     "crop": (lambda tokens: tokens.crop(7), in_row(*range(7))),
     "evict": (lambda tokens: tokens.evict([0, 1, 6, 7, 8, 11]), in_row(0, 1, 6, 7, 8, 11)),
-    "drop": (lambda tokens: tokens.drop(slice(2, 5)), in_row(0, 1, *range(5, HELD))),
+    "drop": (lambda tokens: tokens.drop(slice(2, 5)), in_row(0, 1, *range(5, TOKENS))),
 }
-APART: dict[str, tuple[Callable[[MovableCache], None], Stays]] = {
+IN_PLACE: dict[str, tuple[Callable[[MovableCache], None], Placement]] = {
     "evict in place": (
         lambda tokens: tokens.evict([0, 1, 8, 9, 11], renumber=False),
         ((0, 0), (1, 1), (8, 8), (9, 9), (11, 11)),
@@ -80,137 +80,137 @@ def one_layer(family: str, **options: Any) -> Any:
     return make(family, **{depth: 1} | types | FAMILIES.get(family, {}) | options)
 
 
-def filled(model: Any, ids: Tensor = IDS, **given: Any) -> MovableCache:
-    """A cache that the model has filled, its tokens to be moved."""
+def fill(model: Any, ids: Tensor = IDS, **inputs: Any) -> MovableCache:
+    """Return the movable tokens of a cache that the model has filled."""
     tokens = movable(model, DynamicCache())
-    feed(model, tokens.cache, ids, **given)
+    feed(model, tokens.cache, ids, **inputs)
     return tokens
 
 
 @torch.no_grad()
-def feed(model: Any, cache: Any, ids: Tensor, **given: Any) -> Tensor:
-    """The logits or states of tokens behind a cache."""
-    out = behind(model, cache, ids, **given)
+def feed(model: Any, cache: Any, ids: Tensor, **inputs: Any) -> Tensor:
+    """Return the logits or states of tokens after a cache."""
+    out = call_with_cache(model, cache, ids, **inputs)
     return out.logits if "logits" in out else out.last_hidden_state
 
 
-def afresh(model: Any, ids: Tensor, places: Tensor | None) -> tuple[Tensor, Any]:
-    """The logits of a pass over these tokens at these places, and what it caches."""
+def forward(model: Any, ids: Tensor, places: Tensor | None) -> tuple[Tensor, Any]:
+    """Return the logits of a pass over tokens at these positions, and its cache."""
     cache = DynamicCache(config=model.config)
-    given = {} if places is None else {"position_ids": places.expand(len(ids), -1)}
-    return feed(model, cache, ids, **given), cache
+    inputs = {} if places is None else {"position_ids": places.expand(len(ids), -1)}
+    return feed(model, cache, ids, **inputs), cache
 
 
-def cached(cache: Any, layer: int = 0) -> tuple[Tensor, Tensor]:
-    """What a layer holds."""
+def pair(cache: Any, layer: int = 0) -> tuple[Tensor, Tensor]:
+    """Return the keys and values of a layer."""
     return cache.layers[layer].keys, cache.layers[layer].values
 
 
-def near(one: Tensor, other: Tensor, allowed: float = 1e-6) -> None:
-    assert one.shape == other.shape
-    assert float((one - other).norm() / other.norm()) <= allowed
+def agree(actual: Tensor, expected: Tensor, tolerance: float = 1e-6) -> None:
+    assert actual.shape == expected.shape
+    assert float((actual - expected).norm() / expected.norm()) <= tolerance
 
 
 @pytest.mark.parametrize("family", rest_slow(sorted(FAMILIES, key=lambda name: name not in ("llama", "mistral")), 2))
 def test_what_is_cached_is_what_the_model_caches_there(family: str) -> None:
     model = one_layer(family)
-    apart = APART if family in TURNING and family not in ("mistral", "gpt_oss") else {}
-    for name, (do, stays) in (OPERATIONS | apart).items():
-        tokens = filled(model)
+    in_place = IN_PLACE if family in ROTATING and family not in ("mistral", "gpt_oss") else {}
+    for name, (do, stays) in (OPERATIONS | in_place).items():
+        tokens = fill(model)
         do(tokens)
-        kept, places = zip(*sorted(stays, key=lambda stay: stay[1]), strict=True)
+        columns, places = zip(*sorted(stays, key=lambda stay: stay[1]), strict=True)
         at = torch.tensor([[*places, places[-1] + 1, places[-1] + 2]])
-        more = IDS[:, :2]
-        expected, cache = afresh(model, torch.cat((IDS[:, kept], more), 1), at if family in TURNING else None)
-        for mine, theirs in zip(cached(tokens.cache), cached(cache), strict=True):
-            near(mine, theirs[:, :, :-2])
+        suffix = IDS[:, :2]
+        expected, cache = forward(model, torch.cat((IDS[:, columns], suffix), 1), at if family in ROTATING else None)
+        for actual, reference in zip(pair(tokens.cache), pair(cache), strict=True):
+            agree(actual, reference[:, :, :-2])
         assert tokens.held is not None and tokens.held.coords.flatten().tolist() == list(places), name
-        got = [feed(model, tokens.cache, more[:, n : n + 1], **tokens.inputs()) for n in range(2)]
-        torch.testing.assert_close(torch.cat(got, 1), expected[:, -2:], rtol=0, atol=2e-5)
+        steps = [feed(model, tokens.cache, suffix[:, n : n + 1], **tokens.inputs()) for n in range(2)]
+        torch.testing.assert_close(torch.cat(steps, 1), expected[:, -2:], rtol=0, atol=2e-5)
         assert tokens.held.coords[0, -1, 0] == places[-1] + 2
 
 
-@pytest.mark.parametrize("family", rest_slow(sorted(TURNING, key=lambda name: name not in FIRST), len(FIRST)))
+@pytest.mark.parametrize("family", rest_slow(sorted(ROTATING, key=lambda name: name not in FIRST), len(FIRST)))
 def test_all_layers_move_as_one(family: str) -> None:
-    """Behind tokens that none of the others sees, a text is what it is alone, that many places further on."""
+    """After invisible tokens a text computes what it computes alone at the same positions."""
     model = make(family, **FAMILIES[family])
-    unseen = torch.zeros(3 + HELD, 3 + HELD).masked_fill(torch.ones(3 + HELD, 3 + HELD).triu(1).bool(), -1e9)
+    unseen = torch.zeros(3 + TOKENS, 3 + TOKENS).masked_fill(torch.ones(3 + TOKENS, 3 + TOKENS).triu(1).bool(), -1e9)
     unseen[3:, :3] = -1e9
-    tokens = filled(model, torch.cat((IDS[:, :3], IDS), 1), attention_mask=unseen[None, None].expand(2, 1, -1, -1))
+    tokens = fill(model, torch.cat((IDS[:, :3], IDS), 1), attention_mask=unseen[None, None].expand(2, 1, -1, -1))
     tokens.drop(slice(0, 3))
-    _, cache = afresh(model, IDS, torch.arange(HELD)[None])
+    _, cache = forward(model, IDS, torch.arange(TOKENS)[None])
     for layer in range(len(cache.layers)):
-        for mine, theirs in zip(cached(tokens.cache, layer), cached(cache, layer), strict=True):
-            near(mine, theirs, 1e-5)
+        for actual, expected in zip(pair(tokens.cache, layer), pair(cache, layer), strict=True):
+            agree(actual, expected, 1e-5)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt"])
 def test_added_positions_cannot_be_moved(family: str) -> None:
     model = make(family)
-    tokens = filled(model)
-    before = [fact.clone() for fact in cached(tokens.cache)]
+    tokens = fill(model)
+    old_cache = [fact.clone() for fact in pair(tokens.cache)]
     for do, _ in (OPERATIONS["evict"], OPERATIONS["drop"]):
         with pytest.raises(ValueError, match=r"made of embeddings with positions added; .*feed the tokens again"):
             do(tokens)
-    assert all(map(torch.equal, before, cached(tokens.cache)))
+    assert all(map(torch.equal, old_cache, pair(tokens.cache)))
     tokens.evict([0, 1, 8], renumber=False)
-    _, cache = afresh(model, IDS, None)
-    near(cached(tokens.cache)[0], cached(cache)[0][:, :, [0, 1, 8]])
+    _, cache = forward(model, IDS, None)
+    agree(pair(tokens.cache)[0], pair(cache)[0][:, :, [0, 1, 8]])
     assert tokens.next_positions(2).tolist() == [[9, 10]]
 
 
 def test_two_hundred_moves_are_one() -> None:
     model, text = one_layer("llama"), torch.randint(1, 90, (2, 210))
-    tokens, once = filled(model, text), filled(model, text)
+    tokens, reference = fill(model, text), fill(model, text)
     for _ in range(200):
         tokens.drop([0])
-    once.drop(slice(0, 200))
-    assert torch.equal(cached(tokens.cache)[0], cached(once.cache)[0])
-    # Angles of 200 positions are rounded by the model itself.
-    near(cached(tokens.cache)[0], cached(afresh(model, text[:, 200:], torch.arange(10)[None])[1])[0], 1e-5)
+    reference.drop(slice(0, 200))
+    assert torch.equal(pair(tokens.cache)[0], pair(reference.cache)[0])
+    # The model itself rounds the angles of 200 positions.
+    agree(pair(tokens.cache)[0], pair(forward(model, text[:, 200:], torch.arange(10)[None])[1])[0], 1e-5)
 
 
 def test_half_precision_rounds_a_moved_key_once() -> None:
     model = one_layer("llama").bfloat16()
-    tokens = filled(model, torch.randint(1, 90, (2, 60)))
-    keys = cached(tokens.cache)[0].float()
+    tokens = fill(model, torch.randint(1, 90, (2, 60)))
+    keys = pair(tokens.cache)[0].float()
     cache = DynamicCache()
     cache.update(keys, torch.zeros_like(keys), 0)
     exact = movable(model, cache)
     exact.drop(slice(0, 50))
     for _ in range(50):
         tokens.drop([0])
-    assert torch.equal(cached(tokens.cache)[0], cached(exact.cache)[0].bfloat16())
+    assert torch.equal(pair(tokens.cache)[0], pair(exact.cache)[0].bfloat16())
 
 
 def test_under_a_window_all_tokens_are_kept_and_the_newest_are_seen() -> None:
     model = one_layer("mistral", sliding_window=5)
-    tokens = filled(model)
-    kept = [0, 1, *range(6, HELD)]
-    tokens.evict(kept)
-    more = IDS[:, :3]
-    expected, _ = afresh(model, torch.cat((IDS[:, kept], more), 1), None)
-    got = [feed(model, tokens.cache, more[:, n : n + 1], **tokens.inputs()) for n in range(3)]
-    torch.testing.assert_close(torch.cat(got, 1), expected[:, -3:], rtol=0, atol=2e-5)
-    assert tokens.inputs()["position_ids"][0].tolist() == [len(kept) + 3]
+    tokens = fill(model)
+    columns = [0, 1, *range(6, TOKENS)]
+    tokens.evict(columns)
+    suffix = IDS[:, :3]
+    expected, _ = forward(model, torch.cat((IDS[:, columns], suffix), 1), None)
+    steps = [feed(model, tokens.cache, suffix[:, n : n + 1], **tokens.inputs()) for n in range(3)]
+    torch.testing.assert_close(torch.cat(steps, 1), expected[:, -3:], rtol=0, atol=2e-5)
+    assert tokens.inputs()["position_ids"][0].tolist() == [len(columns) + 3]
 
 
 @pytest.mark.parametrize("family", ["mistral", "bloom", "mpt"])
 def test_layers_that_count_slots_have_no_gaps(family: str) -> None:
-    tokens = filled(one_layer(family))
-    for do, _ in APART.values():
+    tokens = fill(one_layer(family))
+    for do, _ in IN_PLACE.values():
         with pytest.raises(ValueError, match=r"counts distances in slots of the cache in layer 0 .*renumber=True"):
             do(tokens)
 
 
 def test_on_several_axes_text_moves_and_what_stands_apart_is_refused() -> None:
     model = one_layer("qwen2_vl")
-    alike = torch.arange(HELD).expand(3, 2, HELD)
-    tokens = filled(model, position_ids=alike)
+    alike = torch.arange(TOKENS).expand(3, 2, TOKENS)
+    tokens = fill(model, position_ids=alike)
     tokens.drop([0])
-    near(cached(tokens.cache)[0], cached(afresh(model, IDS[:, 1:], None)[1])[0])
-    apart = torch.stack([torch.arange(HELD), torch.arange(HELD) // 2, torch.arange(HELD) % 5])
-    tokens = filled(model, position_ids=apart[:, None].expand(3, 2, HELD))
+    agree(pair(tokens.cache)[0], pair(forward(model, IDS[:, 1:], None)[1])[0])
+    apart = torch.stack([torch.arange(TOKENS), torch.arange(TOKENS) // 2, torch.arange(TOKENS) % 5])
+    tokens = fill(model, position_ids=apart[:, None].expand(3, 2, TOKENS))
     with pytest.raises(ValueError, match="tokens stand apart on 3 axes, and in a cache of transformers they are moved"):
         tokens.drop([0])
     with pytest.raises(ValueError, match="tokens stand apart on 3 axes"):
@@ -220,52 +220,52 @@ def test_on_several_axes_text_moves_and_what_stands_apart_is_refused() -> None:
 def test_left_padding_and_rows_of_different_lengths() -> None:
     model = one_layer("llama")
     places = (MASK.cumsum(1) - 1).clamp(min=0)
-    tokens = filled(model, attention_mask=MASK, position_ids=places)
+    tokens = fill(model, attention_mask=MASK, position_ids=places)
     assert tokens.held.order[0, :5].tolist() == [-1, -1, -1, -1, 0]
     tokens.evict([0, 5, 6, 7])
-    more = IDS[:, :2]
-    got = feed(model, tokens.cache, more, **tokens.inputs(2))
+    suffix = IDS[:, :2]
+    actual = feed(model, tokens.cache, suffix, **tokens.inputs(2))
     for row, start in enumerate((4, 0)):
-        kept = IDS[row : row + 1, [start, start + 5, start + 6, start + 7]]
-        expected, _ = afresh(model, torch.cat((kept, more[row : row + 1]), 1), None)
-        torch.testing.assert_close(got[row], expected[0, -2:], rtol=0, atol=2e-5)
+        prefix = IDS[row : row + 1, [start, start + 5, start + 6, start + 7]]
+        expected, _ = forward(model, torch.cat((prefix, suffix[row : row + 1]), 1), None)
+        torch.testing.assert_close(actual[row], expected[0, -2:], rtol=0, atol=2e-5)
     tokens.crop(torch.tensor([2, 4]))
     assert tokens.inputs()["attention_mask"].tolist() == [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]
-    got = feed(model, tokens.cache, more[:, :1], **tokens.inputs())
+    actual = feed(model, tokens.cache, suffix[:, :1], **tokens.inputs())
     for row, (start, n) in enumerate(((4, 2), (0, 4))):
-        kept = IDS[row : row + 1, [start, start + 5, start + 6, start + 7][:n]]
-        expected, _ = afresh(model, torch.cat((kept, more[row : row + 1, :1]), 1), None)
-        torch.testing.assert_close(got[row], expected[0, -1:], rtol=0, atol=2e-5)
+        prefix = IDS[row : row + 1, [start, start + 5, start + 6, start + 7][:n]]
+        expected, _ = forward(model, torch.cat((prefix, suffix[row : row + 1, :1]), 1), None)
+        torch.testing.assert_close(actual[row], expected[0, -1:], rtol=0, atol=2e-5)
 
 
 def test_rows_may_forget_other_tokens_and_all_of_them() -> None:
     model = one_layer("llama")
-    tokens = filled(model)
+    tokens = fill(model)
     tokens.drop(slice(0, 3), rows=0)
-    more = IDS[:, :1]
-    got = feed(model, tokens.cache, more, **tokens.inputs())
+    suffix = IDS[:, :1]
+    actual = feed(model, tokens.cache, suffix, **tokens.inputs())
     for row, start in enumerate((3, 0)):
-        expected, _ = afresh(model, torch.cat((IDS[row : row + 1, start:], more[row : row + 1]), 1), None)
-        torch.testing.assert_close(got[row], expected[0, -1:], rtol=0, atol=2e-5)
-    tokens = filled(model)
+        expected, _ = forward(model, torch.cat((IDS[row : row + 1, start:], suffix[row : row + 1]), 1), None)
+        torch.testing.assert_close(actual[row], expected[0, -1:], rtol=0, atol=2e-5)
+    tokens = fill(model)
     tokens.crop(0)
     assert tokens.held is None and tokens.next_positions().tolist() == [[0]]
     feed(model, tokens.cache, IDS)
-    near(cached(tokens.cache)[0], cached(afresh(model, IDS, None)[1])[0])
+    agree(pair(tokens.cache)[0], pair(forward(model, IDS, None)[1])[0])
 
 
 def test_what_was_cached_for_inference_alone_moves() -> None:
     model = one_layer("llama")
     with torch.inference_mode():
         tokens = movable(model, DynamicCache(config=model.config))
-        behind(model, tokens.cache, IDS)
+        call_with_cache(model, tokens.cache, IDS)
     tokens.drop(slice(0, 4))
-    near(cached(tokens.cache)[0], cached(afresh(model, IDS[:, 4:], None)[1])[0])
+    agree(pair(tokens.cache)[0], pair(forward(model, IDS[:, 4:], None)[1])[0])
 
 
 def test_what_transformers_does_to_a_cache_is_followed() -> None:
     model = one_layer("llama")
-    tokens = filled(model)
+    tokens = fill(model)
     tokens.drop(slice(0, 3))
     tokens.rows(torch.tensor([1, 0]))
     tokens.cache.crop(-2)
@@ -273,44 +273,44 @@ def test_what_transformers_does_to_a_cache_is_followed() -> None:
     feed(model, tokens.cache, IDS[[1, 1, 0, 0], :1], position_ids=torch.full((4, 1), 30))
     tokens.drop([0])
     ids = torch.cat((IDS[[1, 1, 0, 0], 4:-2], IDS[[1, 1, 0, 0], :1]), 1)
-    _, cache = afresh(model, ids, torch.tensor([[*range(6), 29]]))
-    near(cached(tokens.cache)[0], cached(cache)[0])
+    _, cache = forward(model, ids, torch.tensor([[*range(6), 29]]))
+    agree(pair(tokens.cache)[0], pair(cache)[0])
 
 
 def test_generation_goes_on_behind_renumbered_tokens() -> None:
     model = one_layer("llama")
-    tokens = filled(model, IDS[:1])
+    tokens = fill(model, IDS[:1])
     tokens.drop(slice(2, 6))
-    kept = torch.cat((IDS[:1, :2], IDS[:1, 6:]), 1)
-    prompt = torch.cat((kept, IDS[1:, :1]), 1)
+    prefix = torch.cat((IDS[:1, :2], IDS[:1, 6:]), 1)
+    prompt = torch.cat((prefix, IDS[1:, :1]), 1)
     options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
-    got = model.generate(prompt, **{cache_name(model): tokens.cache}, **options)
-    assert torch.equal(got, model.generate(prompt, **options))
-    assert tokens.held.tokens == got.shape[1] - 1
+    generated_ids = model.generate(prompt, **{cache_argument(model): tokens.cache}, **options)
+    assert torch.equal(generated_ids, model.generate(prompt, **options))
+    assert tokens.held.tokens == generated_ids.shape[1] - 1
 
 
 def test_tokens_may_stand_elsewhere_and_no_cache_is_shared() -> None:
     model = one_layer("llama")
-    tokens = filled(model)
+    tokens = fill(model)
     tokens.move(by=5)
-    near(cached(tokens.cache)[0], cached(afresh(model, IDS, torch.arange(5, 5 + HELD)[None])[1])[0])
+    agree(pair(tokens.cache)[0], pair(forward(model, IDS, torch.arange(5, 5 + TOKENS)[None])[1])[0])
     with pytest.raises(ValueError, match="a cache of transformers is not shared"):
         tokens.fork(2)
 
 
 def test_a_filled_cache_says_where_its_tokens_stand() -> None:
     model = one_layer("llama")
-    _, cache = afresh(model, IDS, torch.arange(3, 3 + HELD)[None])
-    tokens = movable(model, cache, torch.arange(3, 3 + HELD))
+    _, cache = forward(model, IDS, torch.arange(3, 3 + TOKENS)[None])
+    tokens = movable(model, cache, torch.arange(3, 3 + TOKENS))
     tokens.drop(slice(0, 2))
-    near(cached(cache)[0], cached(afresh(model, IDS[:, 2:], torch.arange(3, 1 + HELD)[None])[1])[0])
+    agree(pair(cache)[0], pair(forward(model, IDS[:, 2:], torch.arange(3, 1 + TOKENS)[None])[1])[0])
     with pytest.raises(ValueError, match="the cache is empty, and has no tokens to stand at positions"):
         movable(model, DynamicCache(), torch.arange(3))
 
 
 def test_tokens_that_came_unseen_are_an_error() -> None:
     model = one_layer("llama")
-    tokens = filled(model)
+    tokens = fill(model)
     tokens.cache.update(torch.zeros(2, 2, 1, 8), torch.zeros(2, 2, 1, 8), 0)
     with pytest.raises(ValueError, match=r"13 tokens, of which 1 came in a pass that could not be followed"):
         tokens.drop([0])
@@ -322,16 +322,16 @@ def test_tokens_that_came_unseen_are_an_error() -> None:
 
 def test_frequencies_that_change_with_the_horizon() -> None:
     model = one_layer("phi3")
-    tokens = filled(model)
+    tokens = fill(model)
     feed(model, tokens.cache, IDS[:, :1], position_ids=torch.full((2, 1), 35))
     with pytest.raises(ValueError, match=r"changed its frequencies between horizons of 12 and 36 tokens"):
         tokens.drop([0])
-    # All beyond the trained length are turned by the other ones.
-    there = torch.arange(40, 40 + HELD)[None]
-    tokens = filled(model, position_ids=there.expand(2, -1))
+    # Past the trained length, the other frequencies apply.
+    there = torch.arange(40, 40 + TOKENS)[None]
+    tokens = fill(model, position_ids=there.expand(2, -1))
     tokens.drop(slice(0, 3))
-    near(cached(tokens.cache)[0], cached(afresh(model, IDS[:, 3:], there[:, :-3])[1])[0], 5e-6)
-    tokens = filled(model, IDS.repeat(1, 3))
+    agree(pair(tokens.cache)[0], pair(forward(model, IDS[:, 3:], there[:, :-3])[1])[0], 5e-6)
+    tokens = fill(model, IDS.repeat(1, 3))
     with pytest.raises(ValueError, match=r"changed its frequencies between horizons of 7 and 36 tokens"):
         tokens.drop(slice(0, 30))
     assert tokens.horizons == (36, 36)
@@ -340,25 +340,25 @@ def test_frequencies_that_change_with_the_horizon() -> None:
 def test_a_model_whose_keys_are_other_ones_is_refused() -> None:
     model = one_layer("llama")
     module = model.model.rotary_emb
-    turned = module.forward
+    forward = module.forward
 
-    def other(x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = turned(x, position_ids)
+    def inverse_rotation(x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = forward(x, position_ids)
         return cos, -sin
 
-    tokens = filled(model)
-    module.forward = other
+    tokens = fill(model)
+    module.forward = inverse_rotation
     with pytest.raises(ValueError, match=r"caches of tokens 8 places further on in layer 0 is not what rotary"):
         tokens.drop([0])
     tokens.evict([0, 5], renumber=False)
     assert tokens.held.tokens == 2
 
-    def none(x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def failing_rotation(x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         raise KeyError("places")
 
-    module.forward = turned
-    tokens = filled(model)
-    module.forward = none
+    module.forward = forward
+    tokens = fill(model)
+    module.forward = failing_rotation
     with pytest.raises(ValueError, match=r"LlamaModel could not be asked for its keys \(.*places"):
         tokens.drop([0])
 
@@ -374,9 +374,9 @@ def test_what_cannot_be_followed_is_refused() -> None:
         ValueError, match=r"layer 0 of the cache is a StaticLayer, which .*use DynamicCache\(\), without"
     ):
         movable(model, static)
-    windowed = make("mistral")
+    mistral = make("mistral")
     with pytest.raises(ValueError, match="is a DynamicSlidingWindowLayer, which forgets tokens"):
-        movable(windowed, DynamicCache(config=windowed.config))
+        movable(mistral, DynamicCache(config=mistral.config))
     states = DynamicCache()
     states.layers = [transformers.cache_utils.LinearAttentionLayer()]
     with pytest.raises(ValueError, match="is a LinearAttentionLayer, which"):
@@ -394,7 +394,7 @@ def test_what_cannot_be_followed_is_refused() -> None:
     with attach(model), pytest.raises(ValueError, match="posenc is attached to this LlamaForCausalLM"):
         movable(model, DynamicCache())
     with attach(model, "t5_bias"):
-        _, cache = afresh(model, IDS, None)
+        _, cache = forward(model, IDS, None)
     with pytest.raises(ValueError, match="holds keys that no position turned"):
         movable(model, cache)
 
@@ -402,7 +402,7 @@ def test_what_cannot_be_followed_is_refused() -> None:
 def test_the_model_stays_as_it_is() -> None:
     model = make("llama")
     hooks = len(model.model._forward_hooks)
-    tokens = filled(model)
+    tokens = fill(model)
     assert len(model.model._forward_hooks) == hooks + 1
     twin = pickle.loads(pickle.dumps(copy.deepcopy(model)))
     feed(twin, DynamicCache(), IDS)
@@ -412,9 +412,9 @@ def test_the_model_stays_as_it_is() -> None:
 
 
 def test_bytes_are_those_of_the_keys_and_of_their_first_ones() -> None:
-    tokens = filled(one_layer("llama"))
-    one = 2 * 2 * HELD * 8 * 4
-    assert tokens.bytes == 2 * one
+    tokens = fill(one_layer("llama"))
+    size = 2 * 2 * TOKENS * 8 * 4
+    assert tokens.bytes == 2 * size
     tokens.drop([0])
-    # Values, and keys as they were turned first, are views of what was there; those that moved are new.
-    assert tokens.bytes == 2 * one + one * (HELD - 1) // HELD
+    # Values and original keys are views of the old tensors; the moved keys are new.
+    assert tokens.bytes == 2 * size + size * (TOKENS - 1) // TOKENS

@@ -1,4 +1,4 @@
-"""A stream through a live model: what it holds is what the first tokens and the newest would be, computed there."""
+"""A stream through a live model: its cache equals one of the first and the newest tokens alone."""
 
 from itertools import islice
 
@@ -19,15 +19,15 @@ TEXT = torch.randint(3, 97, (60,), generator=torch.Generator().manual_seed(2))
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "deepseek_v3", "bloom"])
 def test_each_token_sees_the_first_ones_and_the_newest(family: str) -> None:
-    """In one layer what is cached depends on a token alone, so that a pass over what is held is an oracle."""
+    """In one layer a cached key depends on its token alone, so a pass over the cached tokens is an oracle."""
     model = one_layer(family)
-    found = streamed_losses(model, TEXT, sinks=2, window=6, slack=4)
+    actual = streamed_losses(model, TEXT, sinks=2, window=6, slack=4)
     for place in range(1, len(TEXT)):
-        # Pieces begin at 8, 12, 16, ...: what is held then is 2 + 6, and what the piece brings.
+        # Pieces begin at 8, 12, 16, ...: the cache then has 2 + 6 tokens and the piece.
         begin = 0 if place < 9 else (place - 1) // 4 * 4
-        seen = [*range(2), *range(begin - 6, place)] if begin else range(place)
-        expected = losses(model, TEXT[[*seen, place]])[-1]
-        assert float(found[place - 1]) == pytest.approx(float(expected), abs=2e-4), place
+        visible = [*range(2), *range(begin - 6, place)] if begin else range(place)
+        expected = losses(model, TEXT[[*visible, place]])[-1]
+        assert float(actual[place - 1]) == pytest.approx(float(expected), abs=2e-4), place
 
 
 def test_a_short_text_is_read_as_ever() -> None:
@@ -52,18 +52,18 @@ def test_a_stream_goes_on_for_ever_in_bounded_memory() -> None:
 
 def test_generated_ids_are_the_likeliest_behind_what_is_held() -> None:
     model = one_layer("llama")
-    got = list(stream(model, TEXT[:5], sinks=1, window=4, slack=1, max_new_tokens=12))
+    new_ids = list(stream(model, TEXT[:5], sinks=1, window=4, slack=1, max_new_tokens=12))
     ids = TEXT[:5].tolist()
-    for new in got:
-        # One token too many is there before the oldest of the window goes.
-        held = ids if len(ids) <= 6 else [ids[0], *ids[-5:]]
+    for new in new_ids:
+        # The cache has one token too many before the oldest of the window goes.
+        cached_ids = ids if len(ids) <= 6 else [ids[0], *ids[-5:]]
         with torch.no_grad():
-            assert int(model(torch.tensor([held])).logits[0, -1].argmax()) == new
+            assert int(model(torch.tensor([cached_ids])).logits[0, -1].argmax()) == new
         ids.append(new)
-    asked = {"max_new_tokens": 6, "temperature": 1.0, "top_k": 5}
-    drawn = list(stream(model, TEXT[None, :5], seed=1, **asked))
-    assert drawn == list(stream(model, TEXT[:5], seed=1, **asked)) and len(drawn) == 6
-    assert drawn != list(stream(model, TEXT[:5], seed=2, **asked))
+    options = {"max_new_tokens": 6, "temperature": 1.0, "top_k": 5}
+    samples = list(stream(model, TEXT[None, :5], seed=1, **options))
+    assert samples == list(stream(model, TEXT[:5], seed=1, **options)) and len(samples) == 6
+    assert samples != list(stream(model, TEXT[:5], seed=2, **options))
 
 
 def test_what_cannot_be_streamed_is_refused() -> None:
@@ -72,7 +72,7 @@ def test_what_cannot_be_streamed_is_refused() -> None:
         stream(make("gpt2"), TEXT)
     with pytest.raises(ValueError, match=r"ids of one prompt, \[T\] or \[1, T\], got shape \[2, 3\]"):
         stream(model, TEXT[:6].view(2, 3))
-    for wrong, said in (
+    for options, message in (
         ({"sinks": -1}, "sinks must be"),
         ({"window": 0}, "window must be"),
         ({"slack": 0}, "slack must be"),
@@ -80,7 +80,7 @@ def test_what_cannot_be_streamed_is_refused() -> None:
         ({"temperature": -1.0}, "temperature must be a finite number of 0 or more, got -1.0"),
         ({"top_k": 0}, "top_k must be"),
     ):
-        with pytest.raises(ValueError, match=said):
-            stream(model, TEXT, **wrong)
+        with pytest.raises(ValueError, match=message):
+            stream(model, TEXT, **options)
     with pytest.raises(ValueError, match="predictions take the ids"):
         streamed_losses(model, TEXT[:1])

@@ -8,12 +8,12 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from tiny_models import behind, cache_from  # noqa: E402
+from tiny_models import call_with_cache, model_cache  # noqa: E402
 
 from posenc import masks  # noqa: E402
 from posenc.catalogue import build  # noqa: E402
-from posenc.checkpoints.live.cached_positions import Step  # noqa: E402
-from posenc.checkpoints.live.unturned import Rule, attach_unturned, attend  # noqa: E402
+from posenc.checkpoints.live.cached_positions import PassPositions  # noqa: E402
+from posenc.checkpoints.live.unturned import MaskRule, attach_unturned, attend_in_transformers  # noqa: E402
 from posenc.encoding.base import Encoding, Shape  # noqa: E402
 from posenc.model.attention import Attention  # noqa: E402
 from posenc.tokens.positions import Positions  # noqa: E402
@@ -30,7 +30,7 @@ SMALL = {
     "initializer_range": 0.2,
 }
 SHAPE = Shape(32, 4, 8, 64, True)
-OTHERS = {
+FAMILIES = {
     "llama": {},
     "qwen2": {},
     "mistral": {"sliding_window": 6},
@@ -47,7 +47,7 @@ OTHERS = {
         "sliding_window": None,
     },
     "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 24, "sliding_window": 6, "attn_logit_softcapping": 0.5},
-    # It hands no window to attention: what its mask says is all there is.
+    # It passes no window to attention, only a mask.
     "qwen2_moe": {
         "sliding_window": 6,
         "use_sliding_window": True,
@@ -66,7 +66,7 @@ OTHERS = {
         "num_key_value_heads": 4,
         "first_k_dense_replace": 9,
     },
-    # Its masks are chunks, made of the same parts as windows.
+    # Its masks are chunks, made from the same functions as windows.
     "llama4_text": {
         "head_dim": 8,
         "no_rope_layers": [1, 0],
@@ -82,14 +82,14 @@ LONGROPE = (
     "rotary(schedule=longrope(factor=4, short_factor=(1.0, 1.1, 1.3, 1.5), long_factor=(1.0, 2.0, 3.0, 4.0), "
     "trained_length=16))"
 )
-INTERLEAVED = "rotary(layout='interleaved')"
-SPECS = {"phi3": LONGROPE, "deepseek_v3": INTERLEAVED, "llama4_text": (INTERLEAVED, "none")}
+INTERLEAVED_ROTARY = "rotary(layout='interleaved')"
+SPECS = {"phi3": LONGROPE, "deepseek_v3": INTERLEAVED_ROTARY, "llama4_text": (INTERLEAVED_ROTARY, "none")}
 DYNAMIC = "rotary(schedule=dynamic_ntk(factor=2, trained_length=8))"
 
 
 def tiny(kind: str = "llama", **options):
     """A model of random weights, large enough that positions matter."""
-    config = transformers.AutoConfig.for_model(kind, **(SMALL | OTHERS[kind] | options))
+    config = transformers.AutoConfig.for_model(kind, **(SMALL | FAMILIES[kind] | options))
     if kind == "gpt_oss":
         config.rope_parameters = {"rope_type": "default", "rope_theta": 10_000.0}
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -103,16 +103,16 @@ def tiny(kind: str = "llama", **options):
 
 def encodings(spec: str | tuple[str, ...], model) -> list[Encoding]:
     specs = (spec,) * model.config.num_hidden_layers if isinstance(spec, str) else spec
-    built = {one: build(one, SHAPE) for one in specs}
-    return [built[one] for one in specs]
+    by_spec = {layer_spec: build(layer_spec, SHAPE) for layer_spec in specs}
+    return [by_spec[layer_spec] for layer_spec in specs]
 
 
 def ids(rows: int = 2, tokens: int = 12) -> torch.Tensor:
     return torch.randint(1, 61, (rows, tokens), generator=torch.Generator().manual_seed(1))
 
 
-def close(got: torch.Tensor, want: torch.Tensor, tolerance: float = 1e-5) -> None:
-    assert float((got - want).abs().max()) <= tolerance
+def assert_near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-5) -> None:
+    assert float((actual - expected).abs().max()) <= tolerance
 
 
 def left_padded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,40 +123,40 @@ def left_padded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def in_chunks(model, x: torch.Tensor, sizes, cache=None, **kwargs) -> torch.Tensor:
     cache = transformers.DynamicCache(config=model.config) if cache is None else cache
-    outs = [behind(model, cache, part, **kwargs).logits for part in x.split(sizes, 1)]
+    outs = [call_with_cache(model, cache, part, **kwargs).logits for part in x.split(sizes, 1)]
     return torch.cat(outs, 1)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in OTHERS if kind != "nemotron"])
+@pytest.mark.parametrize("kind", [kind for kind in FAMILIES if kind != "nemotron"])
 @torch.inference_mode()
 def test_the_models_own_rotation_on_unturned_keys_gives_its_own_logits(kind):
     model, x = tiny(kind), ids()
     mask, at = left_padded(x)
-    packed = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]])
+    document_ids = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6]])
 
     def runs() -> dict[str, torch.Tensor]:
         plain = model(x).logits
-        seen = mask.bool()
+        visible = mask.bool()
         cache = transformers.DynamicCache(config=model.config)
-        first = behind(model, cache, x[:, :7], attention_mask=mask[:, :7], position_ids=at[:, :7]).logits
-        more = behind(model, cache, x[:, 7:], attention_mask=mask, position_ids=at[:, 7:]).logits
+        first = call_with_cache(model, cache, x[:, :7], attention_mask=mask[:, :7], position_ids=at[:, :7]).logits
+        second = call_with_cache(model, cache, x[:, 7:], attention_mask=mask, position_ids=at[:, 7:]).logits
         four = torch.full((2, 1, 12, 12), torch.finfo(torch.float32).min).triu(1)
         four[0, :, 7:, 3] = -0.5
         return {
             "plain": plain,
             "chunks": in_chunks(model, x, [5, 1, 6]),
-            "padded": torch.cat((first, more), 1)[seen],
-            "packed": model(x[:1], position_ids=packed, use_cache=False).logits,
+            "padded": torch.cat((first, second), 1)[visible],
+            "packed": model(x[:1], position_ids=document_ids, use_cache=False).logits,
             "a mask of four axes": model(x, attention_mask=four).logits,
             "far away": model(x, position_ids=torch.arange(3, 15)[None]).logits,
         }
 
-    want = runs()
+    expected = runs()
     undo = attach_unturned(model, encodings(SPECS.get(kind, "rotary"), model), horizon=16)
-    for name, got in runs().items():
-        assert float((got - want[name]).abs().max()) <= 1e-5, name
+    for name, actual in runs().items():
+        assert float((actual - expected[name]).abs().max()) <= 1e-5, name
     undo()
-    assert all(got.equal(want[name]) for name, got in runs().items())
+    assert all(actual.equal(expected[name]) for name, actual in runs().items())
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
@@ -164,21 +164,21 @@ def test_the_models_own_rotation_on_unturned_keys_gives_its_own_logits(kind):
 def test_generation_of_every_sort_goes_on_as_before(kind):
     model, x = tiny(kind), ids()
     mask, _ = left_padded(x)
-    asked = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
+    options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
 
     def runs() -> dict[str, torch.Tensor]:
         return {
-            "greedy": model.generate(x, **asked),
-            "beams": model.generate(x, num_beams=3, **asked),
-            "static": model.generate(x, cache_implementation="static", **asked),
+            "greedy": model.generate(x, **options),
+            "beams": model.generate(x, num_beams=3, **options),
+            "static": model.generate(x, cache_implementation="static", **options),
             "looked up": model.generate(x[1:], prompt_lookup_num_tokens=3, max_new_tokens=6, do_sample=False),
-            "without a cache": model.generate(x, use_cache=False, **asked),
+            "without a cache": model.generate(x, use_cache=False, **options),
         }
 
-    want = runs()
+    expected = runs()
     attach_unturned(model, encodings("rotary", model))
-    for name, got in runs().items():
-        assert got.equal(want[name]), name
+    for name, actual in runs().items():
+        assert actual.equal(expected[name]), name
 
 
 @torch.inference_mode()
@@ -186,21 +186,21 @@ def test_padding_without_ids_stands_where_its_tokens_are():
     model, x = tiny(), ids()
     mask, _ = left_padded(x)
     attach_unturned(model, encodings("rotary", model))
-    close(model(x, attention_mask=mask).logits[0, 5:], model(x[:1, 5:]).logits[0])
+    assert_near(model(x, attention_mask=mask).logits[0, 5:], model(x[:1, 5:]).logits[0])
 
 
 @pytest.mark.parametrize("spec", [DYNAMIC, LONGROPE])
 @torch.inference_mode()
 def test_a_horizon_that_moves_is_that_of_a_pass_over_all_tokens(spec):
-    # In one layer: below it, states stay what they were when they were computed.
+    # One layer: deeper ones keep states of earlier horizons.
     model, x = tiny(num_hidden_layers=1), ids(tokens=24)
     bare = tiny(num_hidden_layers=1)
     bare.load_state_dict(model.state_dict())
     attach_unturned(model, encodings(spec, model))
     cache = transformers.DynamicCache(config=model.config)
     for end in range(1, 25):
-        cached = behind(model, cache, x[:, end - 1 : end]).logits
-        close(cached[:, 0], model(x[:, :end], use_cache=False).logits[:, -1])
+        step = call_with_cache(model, cache, x[:, end - 1 : end]).logits
+        assert_near(step[:, 0], model(x[:, :end], use_cache=False).logits[:, -1])
 
 
 @pytest.mark.parametrize("spec", [DYNAMIC, LONGROPE])
@@ -208,17 +208,17 @@ def test_a_horizon_that_moves_is_that_of_a_pass_over_all_tokens(spec):
 def test_a_declared_horizon_serves_chunks_and_layers_alike(spec):
     model, x = tiny(), ids(tokens=24)
     attach_unturned(model, encodings(spec, model), horizon=24)
-    close(in_chunks(model, x, [7, 1, 16]), model(x, use_cache=False).logits)
+    assert_near(in_chunks(model, x, [7, 1, 16]), model(x, use_cache=False).logits)
 
 
 @torch.inference_mode()
 def test_dynamic_ntk_is_transformers_own_where_that_is_right():
     model, x = tiny(), ids(tokens=24)
     rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0, "original_max_position_embeddings": 8}
-    theirs = tiny(rope_parameters=rope, max_position_embeddings=8)
-    theirs.load_state_dict(model.state_dict())
+    reference = tiny(rope_parameters=rope, max_position_embeddings=8)
+    reference.load_state_dict(model.state_dict())
     attach_unturned(model, encodings(DYNAMIC, model))
-    close(model(x).logits, theirs(x).logits)
+    assert_near(model(x).logits, reference(x).logits)
 
 
 @torch.inference_mode()
@@ -228,20 +228,20 @@ def test_a_short_row_beside_a_long_one_has_its_own_horizon():
     mask[0, :14] = 0
     attach_unturned(model, encodings(DYNAMIC, model))
     together = model(x, attention_mask=mask).logits
-    close(together[0, 14:], model(x[:1, 14:]).logits[0])
-    close(together[1], model(x[1:]).logits[0])
+    assert_near(together[0, 14:], model(x[:1, 14:]).logits[0])
+    assert_near(together[1], model(x[1:]).logits[0])
 
 
-class Recorded(torch.nn.Module):
-    """Keeps what goes through a module."""
+class Recorder(torch.nn.Module):
+    """Record the inputs of a module."""
 
     def __init__(self, linear: torch.nn.Module) -> None:
         super().__init__()
         self.linear = linear
-        self.seen: list[torch.Tensor] = []
+        self.inputs: list[torch.Tensor] = []
 
     def forward(self, x):
-        self.seen.append(x)
+        self.inputs.append(x)
         return self.linear(x)
 
 
@@ -262,17 +262,17 @@ def test_it_is_the_attention_that_posenc_computes(spec):
     model, x = tiny(num_hidden_layers=1), ids()
     encoding = build(spec, SHAPE)
     attach_unturned(model, [encoding])
-    ours = Attention(32, heads=4, kv_heads=2, encoding=encoding, bias=False, kernel="reference")
-    theirs = model.model.layers[0].self_attn
+    attention = Attention(32, heads=4, kv_heads=2, encoding=encoding, bias=False, kernel="reference")
+    llama_attention = model.model.layers[0].self_attn
     for name in ("query", "key", "value", "output"):
-        getattr(ours, f"{name[0]}_proj").weight = getattr(theirs, f"{name[0]}_proj").weight
-    given: list[torch.Tensor] = []
-    theirs.register_forward_hook(
-        lambda _, args, kwargs, out: given.extend((kwargs["hidden_states"], out[0])), with_kwargs=True
+        getattr(attention, f"{name[0]}_proj").weight = getattr(llama_attention, f"{name[0]}_proj").weight
+    recorded_states: list[torch.Tensor] = []
+    llama_attention.register_forward_hook(
+        lambda _, args, kwargs, out: recorded_states.extend((kwargs["hidden_states"], out[0])), with_kwargs=True
     )
     model(x)
-    close(given[1], ours(given[0], mask=masks.causal()))
-    close(in_chunks(model, x, [5, 1, 6]), model(x).logits)
+    assert_near(recorded_states[1], attention(recorded_states[0], mask=masks.causal()))
+    assert_near(in_chunks(model, x, [5, 1, 6]), model(x).logits)
 
 
 @torch.inference_mode()
@@ -291,11 +291,11 @@ def test_alibi_in_a_llama_is_the_published_formula():
         distance = torch.arange(12)[:, None] - torch.arange(12)
         logits = (logits - slope * distance).masked_fill(distance < 0, -math.inf)
         heads.append(logits.softmax(-1) @ v[:, head // 2])
-    want = torch.cat(heads, -1) @ layer.self_attn.o_proj.weight.double().T
-    got = []
-    layer.self_attn.register_forward_hook(lambda _, args, out: got.append(out[0]))
+    expected = torch.cat(heads, -1) @ layer.self_attn.o_proj.weight.double().T
+    outputs = []
+    layer.self_attn.register_forward_hook(lambda _, args, out: outputs.append(out[0]))
     model(x)
-    close(got[0][0].double(), want)
+    assert_near(outputs[0][0].double(), expected)
 
 
 @torch.inference_mode()
@@ -305,23 +305,23 @@ def test_a_cache_takes_along_where_its_rows_stand():
     attach_unturned(model, encodings("rotary", model))
     want = model(x, position_ids=at, attention_mask=torch.ones_like(x)).logits
     cache = transformers.DynamicCache(config=model.config)
-    behind(model, cache, x[:, :9], position_ids=at[:, :9])
+    call_with_cache(model, cache, x[:, :9], position_ids=at[:, :9])
 
     def next_of(cache, rows: list[int], start: int = 9) -> torch.Tensor:
-        return behind(model, cache, x[rows, start:], position_ids=at[rows, start:]).logits
+        return call_with_cache(model, cache, x[rows, start:], position_ids=at[rows, start:]).logits
 
-    swapped, chosen, repeated, cut = (copy.deepcopy(cache) for _ in range(4))
-    swapped.reorder_cache(torch.tensor([1, 0]))
-    close(next_of(swapped, [1, 0]), want[[1, 0], 9:])
-    chosen.batch_select_indices(torch.tensor([1]))
-    close(next_of(chosen, [1]), want[[1], 9:])
-    repeated.batch_repeat_interleave(2)
-    close(next_of(repeated, [0, 0, 1, 1]), want[[0, 0, 1, 1], 9:])
-    cut.crop(-4)
-    close(next_of(cut, [0, 1], 5), want[:, 5:])
-    close(next_of(cache, [0, 1]), want[:, 9:])
+    reordered_cache, selected_cache, repeated_cache, cropped_cache = (copy.deepcopy(cache) for _ in range(4))
+    reordered_cache.reorder_cache(torch.tensor([1, 0]))
+    assert_near(next_of(reordered_cache, [1, 0]), want[[1, 0], 9:])
+    selected_cache.batch_select_indices(torch.tensor([1]))
+    assert_near(next_of(selected_cache, [1]), want[[1], 9:])
+    repeated_cache.batch_repeat_interleave(2)
+    assert_near(next_of(repeated_cache, [0, 0, 1, 1]), want[[0, 0, 1, 1], 9:])
+    cropped_cache.crop(-4)
+    assert_near(next_of(cropped_cache, [0, 1], 5), want[:, 5:])
+    assert_near(next_of(cache, [0, 1]), want[:, 9:])
     cache.reset()
-    close(behind(model, cache, x).logits, model(x).logits)
+    assert_near(call_with_cache(model, cache, x).logits, model(x).logits)
     assert isinstance(cache, transformers.DynamicCache) and type(cache).__name__ == "DynamicCache"
 
 
@@ -330,9 +330,9 @@ def test_a_cache_that_the_model_made_itself_can_be_gone_on_with():
     model, x = tiny(), ids()
     attach_unturned(model, encodings("self_extend(rotary, window=4, group=2)", model))
     want = model(x).logits
-    close(behind(model, cache_from(model, x[:, :5]), x[:, 5:]).logits, want[:, 5:])
+    assert_near(call_with_cache(model, model_cache(model, x[:, :5]), x[:, 5:]).logits, want[:, 5:])
     first = model.model(x[:, :5], return_dict=False)
-    close(behind(model, first[1], x[:, 5:]).logits, want[:, 5:])
+    assert_near(call_with_cache(model, first[1], x[:, 5:]).logits, want[:, 5:])
 
 
 @pytest.mark.parametrize("spec", [DYNAMIC, "self_extend(rotary, window=4, group=2)"])
@@ -348,28 +348,28 @@ def test_training_has_the_same_gradients_with_checkpointed_layers(spec):
     want = gradients()
     model.train()
     model.activation_checkpointing_enable()
-    for got, wanted in zip(gradients(), want, strict=True):
-        close(got, wanted)
+    for actual, gradient in zip(gradients(), want, strict=True):
+        assert_near(actual, gradient)
 
 
 @torch.inference_mode()
 def test_dropout_is_drawn_in_training():
     model, x = tiny(attention_dropout=0.9), ids()
     attach_unturned(model, encodings("rotary", model))
-    close(model(x).logits, model(x).logits, 0)
+    assert_near(model(x).logits, model(x).logits, 0)
     model.train()
     assert float((model(x).logits - model(x).logits).abs().max()) > 0.1
 
 
 def test_an_encodings_own_parameters_are_the_models_while_it_is_attached():
     model, x = tiny(), ids()
-    before = set(model.state_dict())
+    old_names = set(model.state_dict())
     undo = attach_unturned(model, encodings("fire", model))
     model(x, labels=x).loss.backward()
-    learned = {name: p for name, p in model.named_parameters() if name not in before}
-    assert learned and all(parameter.grad is not None for parameter in learned.values())
+    parameters = {name: p for name, p in model.named_parameters() if name not in old_names}
+    assert parameters and all(parameter.grad is not None for parameter in parameters.values())
     undo()
-    assert set(model.state_dict()) == before
+    assert set(model.state_dict()) == old_names
 
 
 @torch.inference_mode()
@@ -380,7 +380,7 @@ def test_nothing_is_left_of_it():
     assert model.config.to_json_string() == config
     undo()
     assert not model.model._forward_pre_hooks and not model.model._forward_hooks
-    assert type(cache_from(model, x)) is transformers.DynamicCache
+    assert type(model_cache(model, x)) is transformers.DynamicCache
 
 
 @torch.inference_mode()
@@ -388,7 +388,7 @@ def test_half_precision_stays_near_to_single():
     model, x = tiny(), ids()
     attach_unturned(model, encodings(DYNAMIC, model))
     want = model(x).logits
-    close(model.bfloat16()(x).logits.float(), want, 0.1 * float(want.abs().max()))
+    assert_near(model.bfloat16()(x).logits.float(), want, 0.1 * float(want.abs().max()))
 
 
 @torch.inference_mode()
@@ -397,7 +397,7 @@ def test_attention_weights_are_given_when_they_are_asked_for():
     attach_unturned(model, encodings("rerope(rotary, window=5)", model))
     weights = model(x, output_attentions=True).attentions
     assert len(weights) == 2
-    close(weights[0].sum(-1), torch.ones(2, 4, 12))
+    assert_near(weights[0].sum(-1), torch.ones(2, 4, 12))
     assert float(weights[0].triu(1).abs().max()) == 0
 
 
@@ -435,13 +435,13 @@ def test_latent_attention_may_be_shown_other_distances():
     model, x = tiny("deepseek_v3"), ids()
     want = model(x).logits
     undo = attach_unturned(model, encodings("rerope(rotary(layout='interleaved'), window=12)", model))
-    close(model(x).logits, want)
+    assert_near(model(x).logits, want)
     undo()
     attach_unturned(model, encodings("rerope(rotary(layout='interleaved'), window=5)", model))
-    got = model(x).logits
-    close(got[:, :5], want[:, :5])
-    assert float((got - want)[:, 6:].abs().amax(-1).min()) > 1e-3
-    close(in_chunks(model, x, [5, 1, 6]), got)
+    actual = model(x).logits
+    assert_near(actual[:, :5], want[:, :5])
+    assert float((actual - want)[:, 6:].abs().amax(-1).min()) > 1e-3
+    assert_near(in_chunks(model, x, [5, 1, 6]), actual)
 
 
 @torch.inference_mode()
@@ -450,11 +450,11 @@ def test_a_cache_of_slots_holds_what_a_growing_one_does():
         model, x = tiny(kind), ids()
         attach_unturned(model, encodings("self_extend(rotary, window=4, group=2)", model))
         cache = transformers.StaticCache(config=model.config, max_cache_len=16)
-        close(in_chunks(model, x, [3, 1, 5, 1, 2], cache), model(x).logits)
+        assert_near(in_chunks(model, x, [3, 1, 5, 1, 2], cache), model(x).logits)
 
 
 def test_a_model_that_works_on_its_masks_fails_where_they_are_rules():
-    rule = Rule.of(masks.causal())
+    rule = MaskRule.from_mask(masks.causal())
     assert rule.shape == (1, 1, 1, 1) and rule.contiguous().to("cpu").mask.causal
     with pytest.raises(RuntimeError, match=r"the model works on its attention mask by itself \('mul'\)"):
         rule * 2
@@ -464,10 +464,12 @@ def test_without_any_mask_it_is_what_the_module_says():
     q, at = torch.randn(1, 4, 5, 8), Positions.count(5)
     module = torch.nn.Module()
     module.layer_idx, module.is_causal = 0, True
-    step = Step((build("none", SHAPE),), at, at, [(5, 0)])
-    for said, causal in ((None, True), (False, False)):
+    step = PassPositions((build("none", SHAPE),), at, at, [(5, 0)])
+    for is_causal, causal in ((None, True), (False, False)):
         want = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=causal)
-        close(attend(module, q, q, q, None, is_causal=said, posenc=step)[0].transpose(1, 2), want)
+        assert_near(
+            attend_in_transformers(module, q, q, q, None, is_causal=is_causal, posenc=step)[0].transpose(1, 2), want
+        )
 
 
 @torch.inference_mode()
@@ -484,7 +486,7 @@ def test_a_model_that_keeps_its_keywords_to_itself_fails():
 def test_compiled_it_is_the_same_or_refused():
     model, x = tiny(), ids()
     attach_unturned(model, encodings(DYNAMIC, model))
-    close(torch.compile(model, backend="eager")(x).logits, model(x).logits)
+    assert_near(torch.compile(model, backend="eager")(x).logits, model(x).logits)
     torch._dynamo.reset()
     with pytest.raises(Exception, match="Observed exception"):
         torch.compile(model, backend="eager", fullgraph=True)(x)
@@ -493,32 +495,32 @@ def test_compiled_it_is_the_same_or_refused():
 @torch.inference_mode()
 def test_what_a_pass_cannot_say_is_refused():
     model, x = tiny(), ids()
-    filled = cache_from(model, x[:, :4])
+    foreign_cache = model_cache(model, x[:, :4])
     undo = attach_unturned(model, encodings(DYNAMIC, model))
     with pytest.raises(ValueError, match="the cache holds 4 tokens, of which 4 were put in by a model that was not"):
-        behind(model, filled, x[:, 4:])
+        call_with_cache(model, foreign_cache, x[:, 4:])
     with pytest.raises(ValueError, match="several documents in a row have one horizon only when it is declared"):
         model(x, position_ids=torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7, 8]]), use_cache=False)
     with pytest.raises(ValueError, match=r"position_ids have one axis here, .* got \[3, 2, 12\]"):
         model(x, position_ids=torch.arange(12).expand(3, 2, -1))
-    cache = cache_from(model, x[:, :4])
+    cache = model_cache(model, x[:, :4])
     with pytest.raises(ValueError, match="attention_mask must cover the 4 tokens in the cache and the 8 new ones"):
-        behind(model, cache, x[:, 4:], attention_mask=torch.ones_like(x[:, 4:]))
+        call_with_cache(model, cache, x[:, 4:], attention_mask=torch.ones_like(x[:, 4:]))
     undo()
     attach_unturned(model, encodings(DYNAMIC, model), horizon=8)
     with pytest.raises(ValueError, match="a token stands at position 11, beyond the declared horizon of 8 tokens"):
         model(x)
-    capped = tiny("gemma2")
-    attach_unturned(capped, encodings("self_extend(rotary, window=4, group=2)", capped))
+    gemma2 = tiny("gemma2")
+    attach_unturned(gemma2, encodings("self_extend(rotary, window=4, group=2)", gemma2))
     with pytest.raises(ValueError, match=r"self_extend.* and a model with capped logits both replace"):
-        capped(x)
+        gemma2(x)
 
 
 @torch.inference_mode()
 def test_a_distance_map_stands_beside_the_sinks_of_a_model():
     model, x = tiny("gpt_oss"), ids()
-    wanted = model(x).logits
-    for window, same in ((99, True), (2, False)):
+    expected = model(x).logits
+    for window, is_equal in ((99, True), (2, False)):
         undo = attach_unturned(model, encodings(f"self_extend(rotary, window={window}, group=2)", model))
-        assert bool(((model(x).logits - wanted).abs().max() <= 1e-5).item()) == same
+        assert bool(((model(x).logits - expected).abs().max() <= 1e-5).item()) == is_equal
         undo()

@@ -1,4 +1,4 @@
-"""Keys hidden in long texts, by models that are known to answer right, wrong, or by guessing."""
+"""Keys hidden in long texts, for models that answer right, wrong, or by guessing."""
 
 import random
 import re
@@ -17,13 +17,13 @@ import tiny_llama
 
 from posenc.checkpoints.live.attach import attach
 from posenc.checkpoints.measures import all_measures
-from posenc.checkpoints.measures.hidden_keys import ENOUGH, FILLER, OneKey, SeveralKeys, sentences
-from posenc.checkpoints.measures.measure import Given, TooShort, Value
-from posenc.checkpoints.measures.perplexity import Read, likeliest
+from posenc.checkpoints.measures.hidden_keys import FILLER, THRESHOLD, OneKey, SeveralKeys, plain_sentences
+from posenc.checkpoints.measures.measure import Inputs, TooShort, Value
+from posenc.checkpoints.measures.perplexity import PrefixCache, likeliest_tokens
 
 LENGTH = 2600
 
-BOTH = pytest.mark.parametrize("kind", [OneKey, SeveralKeys])
+BOTH_TASKS = pytest.mark.parametrize("kind", [OneKey, SeveralKeys])
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +31,8 @@ def tokenizer():
     return tiny_llama.tokenizer()
 
 
-def task(kind: Any, tokenizer, seed: int = 0, text: tuple[str, ...] = (), **given: int) -> OneKey:
-    return kind(Given(SimpleNamespace(tokenizer=tokenizer), 96, 192, text, **given), seed)  # type: ignore[arg-type]
+def task(kind: Any, tokenizer, seed: int = 0, text: tuple[str, ...] = (), **options: int) -> OneKey:
+    return kind(Inputs(SimpleNamespace(tokenizer=tokenizer), 96, 192, text, **options), seed)  # type: ignore[arg-type]
 
 
 def text_of(ids: Tensor) -> str:
@@ -40,18 +40,18 @@ def text_of(ids: Tensor) -> str:
 
 
 def numbers_in(text: str) -> dict[str, str]:
-    """The number of each word, read from the sentences of a text."""
+    """Return the number of each word in the sentences of a text."""
     return dict(re.findall(r"number of (\w+) is (\d+)\.", text))
 
 
 def answer_in(text: str) -> str:
-    """The right answer of a text without one."""
-    body, _, asked = text.rpartition("\n\n")
-    return numbers_in(body)[re.findall(r"number of (\w+) is", asked)[0]]
+    """Return the right answer to a text."""
+    body, _, question = text.rpartition("\n\n")
+    return numbers_in(body)[re.findall(r"number of (\w+) is", question)[0]]
 
 
 class Answers:
-    """Says the next token of what `answer` makes of the text up to the question, which it reads off the ids alone."""
+    """A model that predicts the answer of a function of the text, which it reads from the ids."""
 
     device = torch.device("cpu")
     config = SimpleNamespace(num_hidden_layers=1, hidden_size=8)
@@ -72,44 +72,44 @@ class Answers:
     __call__ = forward
 
     def following(self, text: str) -> int:
-        asked = re.search(r"(?s)^(.*\n\n.*\n\nThe number of \w+ is)( \d*)?$", text)
-        wanted, said = (" " + self.answer(asked[1]), asked[2] or "") if asked else ("", "")
-        return tiny_llama.CHARACTERS.index(wanted[len(said)]) if len(said) < len(wanted) else 0
+        question = re.search(r"(?s)^(.*\n\n.*\n\nThe number of \w+ is)( \d*)?$", text)
+        answer, start = (" " + self.answer(question[1]), question[2] or "") if question else ("", "")
+        return tiny_llama.CHARACTERS.index(answer[len(start)]) if len(start) < len(answer) else 0
 
 
 def errs(text: str) -> str:
     return answer_in(text)[:-1] + "x"
 
 
-@BOTH
+@BOTH_TASKS
 def test_a_model_that_knows_has_all_and_one_that_errs_in_the_last_digit_nothing(kind, tokenizer) -> None:
-    asked = task(kind, tokenizer, samples=3)
+    measure = task(kind, tokenizer, samples=3)
     for answer, score in ((answer_in, 1.0), (errs, 0.0)):
-        found = asked.values({LENGTH: asked.run(Answers(answer), LENGTH)}, LENGTH)
-        assert found["right"].value == score and found["right"].each == (score,) * 3 and found["right"].error
+        values = measure.values({LENGTH: measure.run(Answers(answer), LENGTH)}, LENGTH)
+        assert values["right"].value == score and values["right"].each == (score,) * 3 and values["right"].error
 
 
 def test_a_model_that_guesses_comes_to_the_chance(tokenizer) -> None:
-    # Guesses are simulated on the answers alone: what a pass makes of them is tested above.
-    asked, draws = task(SeveralKeys, tokenizer, samples=40), random.Random(1)
+    # Guesses are simulated on the answers alone; passes are tested above.
+    measure, draws = task(SeveralKeys, tokenizer, samples=40), random.Random(1)
     right = []
-    for question in asked.questions(LENGTH):
+    for question in measure.questions(LENGTH):
         text = text_of(question.ids[: -question.answer])
         candidates = list(numbers_in(text).values())
         right += [draws.choice(candidates) == answer_in(text) for _ in range(200)]
-    assert sum(right) / len(right) == pytest.approx(asked.numbers[0].chance, abs=0.01) == 1 / 8
+    assert sum(right) / len(right) == pytest.approx(measure.numbers[0].chance, abs=0.01) == 1 / 8
 
 
 def test_one_number_alone_is_one_among_all_numbers(tokenizer) -> None:
     assert task(OneKey, tokenizer).numbers[0].chance == 1 / 90_000
 
 
-@BOTH
+@BOTH_TASKS
 @pytest.mark.parametrize("length", [1700, LENGTH])
 def test_texts_are_as_long_as_asked_and_end_with_their_one_answer(kind, length: int, tokenizer) -> None:
-    asked = task(kind, tokenizer, samples=5)
-    asked.opening = (99,)
-    for question in asked.questions(length):
+    measure = task(kind, tokenizer, samples=5)
+    measure.opening = (99,)
+    for question in measure.questions(length):
         assert length - max(map(len, FILLER)) < len(question.ids) <= length
         assert question.ids[0] == 99 and 99 not in question.ids[1:]
         text = text_of(question.ids[1:])
@@ -117,10 +117,10 @@ def test_texts_are_as_long_as_asked_and_end_with_their_one_answer(kind, length: 
         assert len(numbers_in(text)) == kind.keys
 
 
-@BOTH
+@BOTH_TASKS
 def test_trials_come_from_the_seed_and_ask_the_same_at_every_length(kind, tokenizer) -> None:
-    first, same, other = (task(kind, tokenizer, seed) for seed in (0, 0, 1))
-    texts = [[text_of(question.ids) for question in asked.questions(LENGTH)] for asked in (first, same, other)]
+    first, again, fresh = (task(kind, tokenizer, seed) for seed in (0, 0, 1))
+    texts = [[text_of(question.ids) for question in measure.questions(LENGTH)] for measure in (first, again, fresh)]
     assert texts[0] == texts[1] and len(set(texts[0])) == 8
     assert not set(texts[0]) & set(texts[2])
     for question, text in zip(first.questions(LENGTH // 2 + 500), texts[0], strict=True):
@@ -128,19 +128,19 @@ def test_trials_come_from_the_seed_and_ask_the_same_at_every_length(kind, tokeni
 
 
 def test_the_texts_of_a_seed_are_those_of_earlier_versions(tokenizer) -> None:
-    """What was measured stays comparable: pinned, and the same as posenc 0.2.0's."""
+    """Results stay comparable: the texts are pinned, as in posenc 0.2.0."""
     ends = [text_of(question.ids).rpartition("\n\n")[2] for question in task(OneKey, tokenizer).questions(600)]
     assert ends[:2] == ["The number of needle is 85229", "The number of paper is 12051"]
     ends = [text_of(question.ids).rpartition("\n\n")[2] for question in task(SeveralKeys, tokenizer).questions(1700)]
     assert ends[:2] == ["The number of velvet is 10324", "The number of bridge is 42232"]
 
 
-@BOTH
+@BOTH_TASKS
 def test_what_is_asked_lies_at_every_depth(kind, tokenizer) -> None:
-    asked, places = task(kind, tokenizer, samples=5), []
-    trials = [trial for text in asked.texts for trial in text]
+    measure, places = task(kind, tokenizer, samples=5), []
+    trials = [trial for text in measure.texts for trial in text]
     assert sorted(trials) == list(range(5))
-    for _, question in sorted(zip(trials, asked.questions(LENGTH), strict=True), key=lambda pair: pair[0]):
+    for _, question in sorted(zip(trials, measure.questions(LENGTH), strict=True), key=lambda pair: pair[0]):
         text = text_of(question.ids[: -question.answer])
         body = text.split("\n\n")[1]
         places.append(body.index(f" {answer_in(text)}.") / len(body))
@@ -149,7 +149,7 @@ def test_what_is_asked_lies_at_every_depth(kind, tokenizer) -> None:
 
 
 def test_order_tells_nothing_of_the_answer(tokenizer) -> None:
-    """Where the answer stands among the candidates, in the order of the text, is any place."""
+    """The answer is at any place among the candidates, in the order of the text."""
     places = Counter()
     for question in task(SeveralKeys, tokenizer, samples=60).questions(LENGTH):
         text = text_of(question.ids[: -question.answer])
@@ -160,38 +160,38 @@ def test_order_tells_nothing_of_the_answer(tokenizer) -> None:
 def test_sentences_of_a_text_fill_where_no_number_is_in_them(tokenizer, tmp_path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("One. Two lines\nof it! Was it 7? Three.", encoding="utf-8")
-    asked = task(OneKey, tokenizer, text=(str(path),), samples=1)
-    assert asked.filler == ("One. ", "Two lines of it! ", "Three. ")
-    text = text_of(next(asked.questions(400)).ids)
+    measure = task(OneKey, tokenizer, text=(str(path),), samples=1)
+    assert measure.filler == ("One. ", "Two lines of it! ", "Three. ")
+    text = text_of(next(measure.questions(400)).ids)
     assert "One. Two lines of it! Three. One. " in text and len(text) <= 400
-    assert asked.facts["filler"] != task(OneKey, tokenizer).facts["filler"]
-    assert asked.on.endswith("in sentences of text.txt")
+    assert measure.facts["filler"] != task(OneKey, tokenizer).facts["filler"]
+    assert measure.source.endswith("in sentences of text.txt")
     with pytest.raises(ValueError, match=r"no sentence without a number.*another --text, or --measures perplexity"):
-        sentences("1. 2. 3.")
+        plain_sentences("1. 2. 3.")
 
 
 def test_errors_are_those_of_the_trials_with_one_right_and_one_wrong_more(tokenizer) -> None:
     raw = {9: {"right": [True, False, True]}}
-    asked = task(OneKey, tokenizer, samples=3)
+    measure = task(OneKey, tokenizer, samples=3)
     # Of 1, 0, 1, 0 and 1: mean 0.6, squared deviations 1.2, four degrees of freedom, five samples.
-    assert asked.values(raw, 9) == {"right": Value(2 / 3, pytest.approx((1.2 / 4 / 5) ** 0.5), (1.0, 0.0, 1.0))}
+    assert measure.values(raw, 9) == {"right": Value(2 / 3, pytest.approx((1.2 / 4 / 5) ** 0.5), (1.0, 0.0, 1.0))}
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1499, 5000])
 def test_answers_are_marked_wherever_chunks_end(chunk: int, tokenizer) -> None:
-    asked = task(SeveralKeys, tokenizer, samples=2, chunk=chunk)
-    known = text_of(next(asked.questions(1500)).ids)[-5:]
+    measure = task(SeveralKeys, tokenizer, samples=2, chunk=chunk)
+    first_answer = text_of(next(measure.questions(1500)).ids)[-5:]
 
     def knows_one(text: str) -> str:
-        return known if answer_in(text) == known else errs(text)
+        return first_answer if answer_in(text) == first_answer else errs(text)
 
-    assert asked.run(Answers(knows_one), 1500)["right"] == [True, False]
+    assert measure.run(Answers(knows_one), 1500)["right"] == [True, False]
 
 
 def test_progress_goes_over_all_trials(tokenizer) -> None:
-    told: list[float] = []
-    task(OneKey, tokenizer, samples=2, chunk=300).run(Answers(errs), 500, tell=told.append)
-    assert told == sorted(told) and told[-1] == 1.0 and len(told) == 4
+    shares: list[float] = []
+    task(OneKey, tokenizer, samples=2, chunk=300).run(Answers(errs), 500, tell=shares.append)
+    assert shares == sorted(shares) and shares[-1] == 1.0 and len(shares) == 4
 
 
 def test_a_part_of_a_text_is_not_asked(tokenizer) -> None:
@@ -200,20 +200,20 @@ def test_a_part_of_a_text_is_not_asked(tokenizer) -> None:
 
 
 def test_the_shortest_text_is_found_exactly(tokenizer) -> None:
-    asked = task(OneKey, tokenizer, samples=1)
+    measure = task(OneKey, tokenizer, samples=1)
     with pytest.raises(TooShort) as error:
-        next(asked.questions(1))
+        next(measure.questions(1))
     least = int(re.findall(r"takes (\d+) tokens at least, got 1$", str(error.value))[0])
     for length in (least, least + len(FILLER[1])):
-        assert len(next(asked.questions(length)).ids) == len(next(asked.questions(length + 1)).ids) == length
+        assert len(next(measure.questions(length)).ids) == len(next(measure.questions(length + 1)).ids) == length
     with pytest.raises(TooShort, match=f"{least} tokens at least, got {least - 1}"):
-        next(asked.questions(least - 1))
+        next(measure.questions(least - 1))
 
 
 def test_texts_that_answer_several_questions_are_the_same_up_to_them(tokenizer) -> None:
-    asked = task(SeveralKeys, tokenizer, samples=11)
-    assert [list(trials) for trials in asked.texts] == [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9]]
-    texts = [text_of(question.ids).rpartition("\n\n")[0] for question in asked.questions(LENGTH)]
+    measure = task(SeveralKeys, tokenizer, samples=11)
+    assert [list(trials) for trials in measure.texts] == [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9]]
+    texts = [text_of(question.ids).rpartition("\n\n")[0] for question in measure.questions(LENGTH)]
     assert len(set(texts[:6])) == len(set(texts[6:])) == 1 and texts[0] != texts[6]
 
 
@@ -231,26 +231,25 @@ def test_what_texts_begin_with_alike_is_read_once(kind: str) -> None:
         attach(model, "self_extend(rotary(base=500.0), window=8, group=4)")
     first, end = torch.randint(100, (40,)), torch.randint(100, (12,))
     texts = [first, torch.cat((first[:30], end)), torch.cat((first[:30], end)), first[:33], torch.cat((first, end))]
-    taken, read, held = [], [], Read()
+    counts, read, prefix = [], [], PrefixCache()
     model.model.register_forward_pre_hook(
-        lambda _, args, given: taken.append(given["inputs_embeds" if args else "input_ids"].shape[1]), with_kwargs=True
+        lambda _, args, kw: counts.append(kw["inputs_embeds" if args else "input_ids"].shape[1]), with_kwargs=True
     )
     for ids in texts:
         with torch.inference_mode():
             expected = model(input_ids=ids[None]).logits[0, -4:-1].argmax(-1)
-        taken.clear()
-        assert likeliest(model, ids, 3, 7, read=held).equal(expected)
-        read.append(sum(taken))
+        counts.clear()
+        assert likeliest_tokens(model, ids, 3, 7, prefix).equal(expected)
+        read.append(sum(counts))
     # A text is read up to its last token but one, and again from where it differs, or from where it is predicted.
     assert read == ([39, 41, 41, 32, 19] if kind == "windows" else [39, 11, 3, 3, 19])
 
 
 def test_extend_asks_them_with_its_own_options(tokenizer) -> None:
-    made = all_measures.MEASURES["one-key"]
-    assert (
-        made.options == {"text", "samples", "chunk", "cache"} and not made.baselines and made.needs == ENOUGH == 0.856
-    )
-    plain, own = task(made, tokenizer), task(made, tokenizer, samples=3, chunk=50)
+    kind = all_measures.MEASURES["one-key"]
+    assert kind.options == {"text", "samples", "chunk", "cache"}
+    assert not kind.baselines and kind.needs == THRESHOLD == 0.856
+    plain, changed_task = task(kind, tokenizer), task(kind, tokenizer, samples=3, chunk=50)
     assert (plain.name, plain.trials, plain.filler, plain.chunk) == ("one-key", 8, FILLER, 1024)
-    assert (own.trials, own.chunk) == (3, 50)
-    assert "one-key" in all_measures.UNASKED and "several-keys" not in all_measures.UNASKED
+    assert (changed_task.trials, changed_task.chunk) == (3, 50)
+    assert "one-key" in all_measures.DEFAULT_MEASURES and "several-keys" not in all_measures.DEFAULT_MEASURES

@@ -15,11 +15,11 @@ pytest.importorskip("transformers")
 import tiny_llama
 
 from posenc.checkpoints.extension.clock import Meter
-from posenc.checkpoints.formats.load import Loaded
+from posenc.checkpoints.formats.load import LoadedModel
 from posenc.checkpoints.live.attach import attach, detach
 from posenc.checkpoints.measures import perplexity
-from posenc.checkpoints.measures.measure import Given
-from posenc.checkpoints.measures.perplexity import Perplexity, Tokens
+from posenc.checkpoints.measures.measure import Inputs
+from posenc.checkpoints.measures.perplexity import Perplexity, PrefixCache, Tokens
 
 SPEC = "rotary(base=500.0, schedule={})"
 
@@ -46,9 +46,9 @@ def in_one_pass(model, ids: Tensor) -> Tensor:
 def test_losses_are_those_of_one_pass_whatever_the_chunk(chunk: int, model, ids: Tensor) -> None:
     if chunk == 1:
         ids = ids[:20]
-    found = perplexity.losses(model, ids, chunk=chunk)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), in_one_pass(model, ids), rtol=0, atol=2e-5)
+    losses = perplexity.losses(model, ids, chunk=chunk)
+    assert losses.dtype == torch.float32
+    torch.testing.assert_close(losses.double(), in_one_pass(model, ids), rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("method", ["yarn(factor=2, trained_length=96)", "linear(factor=2)"])
@@ -60,25 +60,25 @@ def test_one_pass_at_the_longest_length_serves_all_shorter_ones(method: str, mod
 
 
 def test_what_depends_on_the_length_takes_a_pass_for_each(model, ids: Tensor) -> None:
-    found = {}
+    losses = {}
     for length in (100, 150):
         attach(model, SPEC.format("dynamic_ntk(factor=2.0, trained_length=96)"), horizon=length)
-        found[length] = perplexity.losses(model, ids[:length], chunk=40)
+        losses[length] = perplexity.losses(model, ids[:length], chunk=40)
         detach(model)
-    assert (found[150][:99] - found[100]).abs().max() > 1e-3
+    assert (losses[150][:99] - losses[100]).abs().max() > 1e-3
 
 
 def test_memory_holds_the_logits_of_one_chunk_and_few_rows_in_float32(model, ids: Tensor, monkeypatch) -> None:
     rows, read = [], []
     cross_entropy = torch.nn.functional.cross_entropy
 
-    def watched(logits: Tensor, *given, **options) -> Tensor:
+    def counted_cross_entropy(logits: Tensor, *args, **options) -> Tensor:
         rows.append(logits.shape[0])
-        return cross_entropy(logits, *given, **options)
+        return cross_entropy(logits, *args, **options)
 
-    monkeypatch.setattr(perplexity, "ROWS", 16)
-    monkeypatch.setattr(perplexity.F, "cross_entropy", watched)
-    for logits, targets in perplexity.predictions(model, ids, 40):
+    monkeypatch.setattr(perplexity, "LOSS_ROWS", 16)
+    monkeypatch.setattr(perplexity.F, "cross_entropy", counted_cross_entropy)
+    for logits, targets in perplexity.predictions(model, ids, 40, None, PrefixCache()):
         read.append(len(logits))
         assert len(logits) == len(targets)
     perplexity.losses(model, ids, chunk=40)
@@ -87,35 +87,35 @@ def test_memory_holds_the_logits_of_one_chunk_and_few_rows_in_float32(model, ids
 
 
 def test_the_logits_of_a_chunk_are_gone_when_the_next_ones_are_made(ids: Tensor) -> None:
-    model, made = tiny_llama.model(), []
+    model, refs = tiny_llama.model(), []
 
-    def before(*_: object) -> None:
-        assert all(logits() is None for logits in made)
+    def check_freed(*_: object) -> None:
+        assert all(logits() is None for logits in refs)
 
-    model.register_forward_pre_hook(before)
-    model.lm_head.register_forward_hook(lambda head, given, out: made.append(weakref.ref(out.untyped_storage())))
+    model.register_forward_pre_hook(check_freed)
+    model.lm_head.register_forward_hook(lambda head, args, output: refs.append(weakref.ref(output.untyped_storage())))
     perplexity.losses(model, ids, chunk=40)
-    perplexity.likeliest(model, ids, 100, 40)
-    assert len(made) == 8
+    perplexity.likeliest_tokens(model, ids, 100, 40, PrefixCache())
+    assert len(refs) == 8
 
 
 def test_no_logits_are_made_that_are_not_wanted(ids: Tensor) -> None:
-    model, made = tiny_llama.model(), []
-    model.lm_head.register_forward_hook(lambda head, given, out: made.append(out.shape[1]))
+    model, row_counts = tiny_llama.model(), []
+    model.lm_head.register_forward_hook(lambda head, args, output: row_counts.append(output.shape[1]))
     last = perplexity.losses(model, ids, chunk=40, last=50)
-    said = perplexity.likeliest(model, ids, 50, 40)
-    # 149 predictions in chunks of 40, 40, 40 and 29; of a chunk without any, the model makes one all the same.
-    assert made == [1, 1, 21, 29] * 2
+    likeliest = perplexity.likeliest_tokens(model, ids, 50, 40, PrefixCache())
+    # 149 predictions in chunks of 40, 40, 40 and 29; a chunk without predictions still makes one row.
+    assert row_counts == [1, 1, 21, 29] * 2
     whole = perplexity.losses(model, ids, chunk=40)
     torch.testing.assert_close(last, whole[-50:], rtol=1e-5, atol=1e-5)
-    logits = torch.cat([logits for logits, _ in perplexity.predictions(model, ids, 40)])
-    assert torch.equal(said, logits[-50:].argmax(-1))
+    logits = torch.cat([logits for logits, _ in perplexity.predictions(model, ids, 40, None, PrefixCache())])
+    assert torch.equal(likeliest, logits[-50:].argmax(-1))
 
 
 def test_progress_is_the_share_of_the_work_and_ends_at_one(model, ids: Tensor) -> None:
-    told: list[float] = []
-    perplexity.losses(model, ids, chunk=50, tell=told.append)
-    assert told == sorted(told) and len(told) == 3 and told[-1] == 1.0
+    shares: list[float] = []
+    perplexity.losses(model, ids, chunk=50, tell=shares.append)
+    assert shares == sorted(shares) and len(shares) == 3 and shares[-1] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -144,37 +144,37 @@ def test_perplexity_is_the_exponential_of_the_mean_over_all_windows() -> None:
 def test_the_last_tokens_are_the_last_512_of_the_length() -> None:
     losses = torch.cat((torch.full((999,), 1.0), torch.full((512,), 2.0), torch.full((488,), 3.0)))
     values = partial(Perplexity.values, None, {2000: {"losses": [losses.tolist()]}})
-    found = values(1512)
+    numbers = values(1512)
     # Tokens 1000..1511 have a loss of 2; those before, 1.
-    assert found["last"].value == pytest.approx(math.exp(2.0))
-    assert found["mean"].value == pytest.approx(math.exp((999 + 1024) / 1511))
-    assert found["last"].error is None
+    assert numbers["last"].value == pytest.approx(math.exp(2.0))
+    assert numbers["mean"].value == pytest.approx(math.exp((999 + 1024) / 1511))
+    assert numbers["last"].error is None
     short = values(100)
     assert short["last"].value == short["mean"].value == pytest.approx(math.e)
 
 
 def test_the_error_is_that_of_windows() -> None:
     windows = [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
-    found = Perplexity.values(None, {3: {"losses": windows}}, 3)["mean"]
+    mean = Perplexity.values(None, {3: {"losses": windows}}, 3)["mean"]
     # Mean losses 1, 2, 3: standard deviation 1, standard error 1/sqrt(3), and exp' = exp.
-    assert found.each == (1.0, 2.0, 3.0)
-    assert found.error == pytest.approx(math.exp(2) / math.sqrt(3))
+    assert mean.each == (1.0, 2.0, 3.0)
+    assert mean.error == pytest.approx(math.exp(2) / math.sqrt(3))
 
 
 def test_windows_are_as_many_as_a_short_text_holds(model, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(tiny_llama.TEXT)
-    loaded = Loaded(model, tiny_llama.tokenizer(), model.config, tmp_path)
-    given = Given(loaded, 96, 192, text=(str(tmp_path / "text.txt"),))
-    tokens = len(given.tokens.ids)
-    made = Perplexity(given)
-    assert (made.count, made.start) == (tokens // 192, tokens % 192)
-    made = Perplexity(replace(given, start=400, samples=3))
-    assert (made.count, made.start) == (3, 400)
-    assert made.window(2, 100).tolist() == given.tokens.ids[784:884].tolist()
+    checkpoint = LoadedModel(model, tiny_llama.tokenizer(), model.config, tmp_path)
+    inputs = Inputs(checkpoint, 96, 192, text=(str(tmp_path / "text.txt"),))
+    tokens = len(inputs.tokens.ids)
+    measure = Perplexity(inputs)
+    assert (measure.count, measure.start) == (tokens // 192, tokens % 192)
+    measure = Perplexity(replace(inputs, start=400, samples=3))
+    assert (measure.count, measure.start) == (3, 400)
+    assert measure.window(2, 100).tolist() == inputs.tokens.ids[784:884].tolist()
     long = "x" * 30_000
     (tmp_path / "text.txt").write_text(long)
-    assert (Perplexity(replace(given)).count, Perplexity(replace(given)).start) == (24, 2000)
-    assert Perplexity(replace(given, longest=4096)).count == 2
+    assert (Perplexity(replace(inputs)).count, Perplexity(replace(inputs)).start) == (24, 2000)
+    assert Perplexity(replace(inputs, longest=4096)).count == 2
 
 
 def test_a_pass_serves_shorter_lengths_unless_the_method_goes_by_the_length() -> None:
@@ -204,15 +204,15 @@ def test_tokens_that_no_window_has_are_refused() -> None:
 def test_a_text_is_read_as_it_stands(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "b.txt").write_text("two")
-    found = perplexity.tokens([tmp_path / "a.txt", tmp_path / "b.txt"], tiny_llama.tokenizer())
-    assert "".join(tiny_llama.CHARACTERS[i] for i in found.ids) == "one\ntwo"
-    assert found.name == "a.txt, b.txt" and found.opening == ()
+    tokens = perplexity.tokenize_texts([tmp_path / "a.txt", tmp_path / "b.txt"], tiny_llama.tokenizer())
+    assert "".join(tiny_llama.CHARACTERS[i] for i in tokens.ids) == "one\ntwo"
+    assert tokens.name == "a.txt, b.txt" and tokens.opening == ()
     # printf 'one\ntwo' | sha256sum
-    assert found.sha256 == "21066d108d5319ecb5a1fc4454f42ef22fc5f1c7df49c31d90294950e0ea8b2c"
+    assert tokens.sha256 == "21066d108d5319ecb5a1fc4454f42ef22fc5f1c7df49c31d90294950e0ea8b2c"
 
 
 def test_the_default_text_is_the_language_reference() -> None:
-    name, text = perplexity.read([])
+    name, text = perplexity.read_texts([])
     assert "pydoc_data.topics" in name and "lambda" in text and len(text) > 300_000
 
 
@@ -229,8 +229,8 @@ def test_an_opening_token_is_taken_from_the_tokenizer() -> None:
         def __call__(self, text: str, add_special_tokens: bool = True, **_: object) -> dict[str, list[int]]:
             return {"input_ids": [5] * add_special_tokens + [len(word) for word in text.split()]}
 
-    found = perplexity.tokens([], Opening())
-    assert found.opening == (5,) and found.ids[0] != 5
+    tokens = perplexity.tokenize_texts([], Opening())
+    assert tokens.opening == (5,) and tokens.ids[0] != 5
 
 
 def test_a_text_shorter_than_the_window_says_how_long_it_is() -> None:
@@ -244,36 +244,36 @@ def test_a_text_shorter_than_the_window_says_how_long_it_is() -> None:
 def test_what_is_no_text_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "it.txt").write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        perplexity.read([tmp_path / "it.txt"])
+        perplexity.read_texts([tmp_path / "it.txt"])
 
 
 def test_more_text_than_is_read_is_refused_unread(tmp_path: Path) -> None:
-    # Sparse: they take no room on the disk, and are no text.
+    # Sparse files take no room on the disk.
     for name in ("a.txt", "b.txt"):
         with open(tmp_path / name, "wb") as file:
             file.truncate(1 << 30)
     words = r"^--text holds 2,147,483,648 bytes, and at most 67,108,864 are read; give an excerpt of it$"
     with pytest.raises(ValueError, match=words):
-        perplexity.read([tmp_path / "a.txt", tmp_path / "b.txt"])
+        perplexity.read_texts([tmp_path / "a.txt", tmp_path / "b.txt"])
 
 
 def test_a_missing_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"none\.txt: there is no such file"):
-        perplexity.read([tmp_path / "none.txt"])
+        perplexity.read_texts([tmp_path / "none.txt"])
 
 
 # Cost
 
 
 def test_the_meter_says_the_most_that_the_process_has_held() -> None:
-    with Meter() as before:
+    with Meter() as first:
         pass
-    if before.peak_mib is None:
+    if first.peak_mib is None:
         pytest.skip("the peak of a process is read on Linux only")
-    held = round(before.peak_mib) + 64
+    mib = round(first.peak_mib) + 64
     with Meter() as large:
-        torch.ones(held << 18)
-    with Meter() as after:
+        torch.ones(mib << 18)
+    with Meter() as last:
         torch.ones(1 << 10).sum()
-    assert held < large.peak_mib <= after.peak_mib
-    assert large.wall > 0 and after.cpu >= 0
+    assert mib < large.peak_mib <= last.peak_mib
+    assert large.wall > 0 and last.cpu >= 0

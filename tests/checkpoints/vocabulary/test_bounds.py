@@ -1,4 +1,4 @@
-"""Sizes that no model has are refused by their key, before anything is looped over, allocated or built."""
+"""Impossible sizes are refused by their key, before any loop, allocation or model depends on them."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,8 @@ import pytest
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.inspection.inspect import inspect
 from posenc.checkpoints.models import skeleton, turns
-from posenc.checkpoints.vocabulary.bounds import within_bounds
-from posenc.checkpoints.vocabulary.ledger import in_words
+from posenc.checkpoints.vocabulary.bounds import check_bounds
+from posenc.checkpoints.vocabulary.ledger import show_value
 from posenc.checkpoints.vocabulary.reading import CannotRead
 
 LLAMA: dict[str, Any] = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -23,10 +23,10 @@ PARAMS: dict[str, Any] = {"dim": 64, "n_layers": 2, "n_heads": 4}
 def test_a_size_that_no_model_has_is_refused_by_its_key(sound, value, size) -> None:
     names = {"layers": ("num_hidden_layers", "n_layers"), "width": ("hidden_size", "dim")}
     key = next(name for name in names.get(size, ("num_attention_heads", "n_heads")) if name in sound)
-    with pytest.raises(CannotRead) as refused:
+    with pytest.raises(CannotRead) as error:
         configs.read(sound | {key: value})
-    assert key in str(refused.value) or "transformers cannot read it" in str(refused.value)
-    assert len(str(refused.value)) < 400
+    assert key in str(error.value) or "transformers cannot read it" in str(error.value)
+    assert len(str(error.value)) < 400
 
 
 @pytest.mark.parametrize(
@@ -69,15 +69,15 @@ def test_a_config_that_cannot_be_read_names_its_file(tmp_path: Path) -> None:
 
 
 def test_what_is_within_bounds_is_taken() -> None:
-    within_bounds(LLAMA | {"max_position_embeddings": 1e6, "n_positions": -1, "num_heads": [2, 4], "depths": [2, 18]})
-    within_bounds({"hidden_size": None, "eos_token_id": 1 << 40, "label2id": {f"class {n}": n for n in range(21_000)}})
+    check_bounds(LLAMA | {"max_position_embeddings": 1e6, "n_positions": -1, "num_heads": [2, 4], "depths": [2, 18]})
+    check_bounds({"hidden_size": None, "eos_token_id": 1 << 40, "label2id": {f"class {n}": n for n in range(21_000)}})
     with pytest.raises(CannotRead, match="more than 100,000 keys, which is no configuration"):
-        within_bounds({str(n): n for n in range(100_001)})
+        check_bounds({str(n): n for n in range(100_001)})
 
 
 def test_a_model_of_too_many_tensors_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
-    monkeypatch.setattr(skeleton, "MOST_TENSORS", 10)
+    monkeypatch.setattr(skeleton, "MAX_TENSORS", 10)
     reading = configs.read(LLAMA | {"vocab_size": 11})
     assert any("it has more than 10 tensors" in sentence for sentence in reading.not_covered)
 
@@ -86,7 +86,7 @@ def test_heads_too_wide_to_be_measured_are_read_by_their_keys_and_said() -> None
     pytest.importorskip("transformers")
     reading = configs.read(LLAMA | {"vocab_size": 11, "head_dim": 4096})
     assert reading.parts[0].shape.head_dim == 4096
-    assert any("a head has 4,096 channels; the turns of at most 1,024 are" in said for said in reading.not_covered)
+    assert any("a head has 4,096 channels; the turns of at most 1,024 are" in s for s in reading.not_covered)
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [(16, 256), pytest.param(2, 1024, marks=pytest.mark.slow)])
@@ -100,7 +100,7 @@ def test_wide_heads_are_measured_a_few_channels_at_a_time(heads: int, head_dim: 
 def test_what_is_too_large_to_be_turned_is_read_by_the_keys_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     monkeypatch.setattr(turns, "LARGE", 20)
-    # Of a size of its own: readings are kept.
+    # A unique size, because readings are cached.
     reading = configs.read(LLAMA | {"vocab_size": 17})
     assert {layer.spec for layer in reading.parts[0].layers} == {"rotary"}
     assert any("tensors of more than 20 numbers" in sentence for sentence in reading.not_covered)
@@ -108,11 +108,11 @@ def test_what_is_too_large_to_be_turned_is_read_by_the_keys_and_said(monkeypatch
 
 def test_a_text_of_any_length_is_said_in_short() -> None:
     reading = configs.read(LLAMA | {"model_type": "m" * 5000, "rope_wonder": "w" * 5000})
-    assert len(reading.architecture) <= 80 and len(in_words(reading.unknown["rope_wonder"])) <= 200
+    assert len(reading.architecture) <= 80 and len(show_value(reading.unknown["rope_wonder"])) <= 200
 
 
 @pytest.mark.parametrize(
-    ("said", "message"),
+    ("mark", "message"),
     [
         ("learned(max_len=1000000000000)", "posenc_encoding: numbers of learned.*: expected a whole number from 0 to"),
         ("rotary(base=1e400)", "posenc_encoding cannot be: rotary: base"),
@@ -120,10 +120,10 @@ def test_a_text_of_any_length_is_said_in_short() -> None:
         ("rotary(" * 200, "is no spec"),
     ],
 )
-def test_a_spec_in_a_config_that_cannot_be_built_is_refused(said, message) -> None:
+def test_a_spec_in_a_config_that_cannot_be_built_is_refused(mark, message) -> None:
     pytest.importorskip("transformers")
     with pytest.raises(CannotRead, match=message):
-        configs.read(LLAMA | {"vocab_size": 11, "posenc_encoding": said})
+        configs.read(LLAMA | {"vocab_size": 11, "posenc_encoding": mark})
 
 
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "experts_implementation"])

@@ -1,4 +1,4 @@
-"""What `posenc list` and a misspelt name say without PyTorch, held to what the library says with it."""
+"""The cached listing of `posenc list` and its suggestions, against those that need PyTorch."""
 
 import json
 import os
@@ -33,33 +33,35 @@ QUICK = [
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache that holds the overview of this code, for these tests and the processes that they start."""
+    """A cache with the overview of this code, for these tests and their processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POSENC_CACHE", str(folder := tmp_path_factory.mktemp("cache") / "deep"))
-        listing.overview()
+        listing.load_overview()
         yield folder
 
 
 def test_what_is_kept_is_what_there_is(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = json.loads(json.dumps(describe.overview()))
-    monkeypatch.setattr(describe, "overview", None)
-    assert listing.overview() == expected and [file.name for file in cache.iterdir()] == [listing.kept_in().name]
-    assert listing.card("rotary") == json.loads(json.dumps(describe.card("rotary"))) | {"also": []}
+    expected = json.loads(json.dumps(describe.build_overview()))
+    monkeypatch.setattr(describe, "build_overview", None)
+    assert listing.load_overview() == expected and [file.name for file in cache.iterdir()] == [
+        listing.cache_file().name
+    ]
+    assert listing.card("rotary") == json.loads(json.dumps(describe.encoding_card("rotary"))) | {"also": []}
 
 
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-9], lambda data: b"", lambda data: data.replace(b"NoPE", b"NoPF")]
 )
 def test_what_is_damaged_is_made_anew(damage: Callable, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = listing.kept_in()
+    path = listing.cache_file()
     whole = path.read_bytes()
-    monkeypatch.setattr(describe, "overview", lambda: json.loads(whole.partition(b"\n")[2]))
+    monkeypatch.setattr(describe, "build_overview", lambda: json.loads(whole.partition(b"\n")[2]))
     path.write_bytes(damage(whole))
-    assert listing.read(path) is None and listing.overview()["groups"]
+    assert listing.read_cache(path) is None and listing.load_overview()["groups"]
     assert path.read_bytes() == whole
 
 
-def made(number: int, **changes: Any) -> dict[str, Any]:
+def overview_stub(number: int, **changes: Any) -> dict[str, Any]:
     return {"made": number, "encodings": [{"name": "one"} | changes]}
 
 
@@ -76,31 +78,31 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_other_code_and_another_version_make_another_overview(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = listing.digest()
+    first = listing.code_digest()
     (home / "encodings" / "mine.py").write_text("a = 2")
-    second = listing.digest()
+    second = listing.code_digest()
     (home / "encodings" / "other.py").write_text("")
-    third = listing.digest()
+    third = listing.code_digest()
     monkeypatch.setattr(listing, "__version__", "9.9")
-    assert len({first, second, third, listing.digest()}) == 4
-    for number in range(listing.MOST_KEPT + 3):
+    assert len({first, second, third, listing.code_digest()}) == 4
+    for number in range(listing.MOST_CACHED + 3):
         (home / "encodings" / "mine.py").write_text(f"b = {number}")
-        monkeypatch.setattr(describe, "overview", partial(made, number))
-        assert listing.overview()["made"] == number
-    kept = list((home.parent / "cache").iterdir())
-    assert len(kept) == listing.MOST_KEPT and listing.kept_in() in kept
+        monkeypatch.setattr(describe, "build_overview", partial(overview_stub, number))
+        assert listing.load_overview()["made"] == number
+    files = list((home.parent / "cache").iterdir())
+    assert len(files) == listing.MOST_CACHED and listing.cache_file() in files
 
 
 def test_where_nothing_can_be_kept_it_is_made_each_time(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(describe, "overview", partial(made, 1, problem="no such package"))
-    assert listing.overview()["made"] == 1 and not (home.parent / "cache").exists()
-    monkeypatch.setattr(describe, "overview", partial(made, 2))
+    monkeypatch.setattr(describe, "build_overview", partial(overview_stub, 1, problem="no such package"))
+    assert listing.load_overview()["made"] == 1 and not (home.parent / "cache").exists()
+    monkeypatch.setattr(describe, "build_overview", partial(overview_stub, 2))
     monkeypatch.setenv("POSENC_CACHE", str(home / "encodings" / "mine.py"))
-    assert listing.overview()["made"] == 2
+    assert listing.load_overview()["made"] == 2
     for name in ("POSENC_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(listing.Path, "home", lambda: Path("~nobody-of-this-name").expanduser())
-    assert listing.kept_in() is None and listing.overview()["made"] == 2
+    monkeypatch.setattr(listing.Path, "home", lambda: Path("~no-such-user").expanduser())
+    assert listing.cache_file() is None and listing.load_overview()["made"] == 2
 
 
 @pytest.mark.parametrize("command", QUICK)
@@ -117,8 +119,8 @@ def test_it_takes_no_torch(command: str) -> None:
 
 @pytest.mark.parametrize("registry", [catalogue.ENCODINGS, schedules.SCHEDULES, coordinate_maps.COORDINATE_MAPS])
 def test_other_names_are_those_that_classes_have(registry) -> None:
-    called = {other: name for name, cls in registry.items() for other in getattr(cls, "also_called", ())}
-    assert spelling.called_in(registry.home) == called | {name: name for name in registry}
+    aliases = {alias: name for name, cls in registry.items() for alias in getattr(cls, "also_called", ())}
+    assert spelling.aliases_in(registry.home) == aliases | {name: name for name in registry}
 
 
 @pytest.mark.parametrize(
@@ -134,12 +136,12 @@ def test_other_names_are_those_that_classes_have(registry) -> None:
     ],
 )
 def test_a_misspelt_name_is_told_as_the_catalogue_tells_it(spec: str) -> None:
-    with pytest.raises(ValueError, match="no encoding named") as told:
+    with pytest.raises(ValueError, match="no encoding named") as error:
         spelling.check(spec)
     with pytest.raises(ValueError, match="no encoding named") as by_catalogue:
         for part in spec.split(", ") if "(" not in spec else [spec]:
             catalogue.parse(part)
-    assert str(told.value) == str(by_catalogue.value)
+    assert str(error.value) == str(by_catalogue.value)
 
 
 @pytest.mark.parametrize(

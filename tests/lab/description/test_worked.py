@@ -57,7 +57,7 @@ def test_ids_alone_say_which_words_are_the_same_however_large_they_are() -> None
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
         ({"tokens": []}, "a worked example needs at least one token"),
         ({"tokens": ["a"], "ids": [1, 2]}, "each word has one id; there are 1 words and 2 ids"),
@@ -74,6 +74,6 @@ def test_ids_alone_say_which_words_are_the_same_however_large_they_are() -> None
         ({"encoding": "sinusodal"}, "no encoding named 'sinusodal'; did you mean 'sinusoidal'\\?"),
     ],
 )
-def test_what_cannot_be_worked_is_refused(given: dict, words: str) -> None:
+def test_what_cannot_be_worked_is_refused(options: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        worked_example(**given)
+        worked_example(**options)

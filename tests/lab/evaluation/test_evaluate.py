@@ -1,4 +1,4 @@
-"""Evaluation: one pass says what generation says, and numbers that can be worked out by hand come out."""
+"""Evaluation: one pass agrees with generation, and scores agree with numbers by hand."""
 
 import math
 from dataclasses import asdict
@@ -32,7 +32,7 @@ from posenc.model.decoder import Decoder
 
 
 class Answering:
-    """Stands in for a model: logits [B, T, vocab] from a function of the ids."""
+    """A stub of a model: logits [B, T, vocab] from a function of the ids."""
 
     def __init__(self, logits_of) -> None:
         self.logits_of = logits_of
@@ -49,27 +49,27 @@ class Answering:
 
 
 def copying(ids: Tensor, wrong_at: int | None = None) -> Tensor:
-    """Logits of somebody who knows how to copy: behind the separator the prompt, then the end."""
+    """Logits of a perfect copy: after the separator the prompt, then the end."""
     n = ids.shape[1] // 2 - 1
-    said = torch.full_like(ids, END)
-    said[:, n + 1 : -1] = ids[:, 1 : n + 1]
+    answers = torch.full_like(ids, END)
+    answers[:, n + 1 : -1] = ids[:, 1 : n + 1]
     if wrong_at is not None:
-        said[:, n + 1 + wrong_at] = BOS
-    return F.one_hot(said, 29).float()
+        answers[:, n + 1 + wrong_at] = BOS
+    return F.one_hot(answers, 29).float()
 
 
 class Remembering:
-    """A task that keeps the batches it made."""
+    """A task that stores its batches."""
 
     def __init__(self, task: Any) -> None:
-        self.task, self.made = task, []
+        self.task, self.batches = task, []
 
     def lengths(self, longest: int) -> Any:
         return self.task.lengths(longest)
 
-    def batch(self, *given) -> Batch:
-        self.made.append(self.task.batch(*given))
-        return self.made[-1]
+    def batch(self, *args) -> Batch:
+        self.batches.append(self.task.batch(*args))
+        return self.batches[-1]
 
 
 @pytest.fixture
@@ -82,42 +82,42 @@ def text(tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize("length", [1, 5, 10])
 def test_a_model_that_knows_the_answer_scores_one(length: int) -> None:
-    found = exact_match(Answering(copying), task_of("copy"), length, rows=40)
-    assert asdict(found) == {"exact_match": 1.0, "token_accuracy": 1.0, "sequences": 40}
+    match = exact_match(Answering(copying), task_of("copy"), length, rows=40)
+    assert asdict(match) == {"exact_match": 1.0, "token_accuracy": 1.0, "sequences": 40}
 
 
 def test_one_wrong_token_a_sequence_costs_the_whole_sequence_and_one_token() -> None:
     wrong = Answering(lambda ids: copying(ids, wrong_at=2))
-    found = exact_match(wrong, task_of("copy"), 4, rows=40, shortest=4)
-    assert found.exact_match == 0 and found.token_accuracy == pytest.approx(4 / 5)
+    match = exact_match(wrong, task_of("copy"), 4, rows=40, shortest=4)
+    assert match.exact_match == 0 and match.token_accuracy == pytest.approx(4 / 5)
 
 
 def test_scores_are_spread_over_lengths_unless_one_is_asked_for() -> None:
     task = Remembering(task_of("copy"))
     exact_match(Answering(copying), task, 10, rows=40)
-    assert [(batch.ids.shape[1] - 2) // 2 for batch in task.made] == [2, 5, 8, 10]
-    assert [len(batch.ids) for batch in task.made] == [10] * 4
-    task.made.clear()
+    assert [(batch.ids.shape[1] - 2) // 2 for batch in task.batches] == [2, 5, 8, 10]
+    assert [len(batch.ids) for batch in task.batches] == [10] * 4
+    task.batches.clear()
     exact_match(Answering(copying), task, 10, rows=40, shortest=10)
-    assert [batch.ids.shape for batch in task.made] == [(40, 22)]
+    assert [batch.ids.shape for batch in task.batches] == [(40, 22)]
 
 
 def finding_late_keys(ids: Tensor) -> Tensor:
-    """Logits of somebody who finds a key of two symbols, but only in the second half of the prompt."""
+    """Logits of a model that finds a key of two symbols only in the second half of the prompt."""
     mark = task_of("pass_key").id("*")
     at = (ids == mark).int().argmax(1, keepdim=True)
     key = ids.gather(1, torch.cat((at + 1, at + 2), 1))
-    said = torch.full_like(ids, END)
-    said[:, -3:-1] = torch.where(at - 1 >= (ids.shape[1] - 7) / 2, key, mark)
-    return F.one_hot(said, task_of("pass_key").vocab).float()
+    answers = torch.full_like(ids, END)
+    answers[:, -3:-1] = torch.where(at - 1 >= (ids.shape[1] - 7) / 2, key, mark)
+    return F.one_hot(answers, task_of("pass_key").vocab).float()
 
 
 def test_what_is_hidden_is_scored_by_its_place() -> None:
     run = start(recipe("pass_key", "none", 1, train_length=8, test_lengths=(16,)), to_train=False)
     run.model = cast(Any, Answering(finding_late_keys))
-    found = by_depth(run)
-    assert [(one["length"], one["depth"]) for one in found] == [(n, d) for n in (8, 16) for d in DEPTHS]
-    assert [one["exact_match"] for one in found] == [0, 0, 1, 1, 1] * 2 and found[0]["sequences"] == 128
+    rows = by_depth(run)
+    assert [(row["length"], row["depth"]) for row in rows] == [(n, d) for n in (8, 16) for d in DEPTHS]
+    assert [row["exact_match"] for row in rows] == [0, 0, 1, 1, 1] * 2 and rows[0]["sequences"] == 128
     assert by_depth(start(recipe("pass_key(depth=0.5)", "none", 1), to_train=False)) == []
     assert by_depth(start(recipe("copy", "none", 1), to_train=False)) == []
 
@@ -128,23 +128,23 @@ def half_learned(spec: str) -> Run:
         recipe("copy", spec, train_length=2, dim=32, heads=2, layers=2, steps=400, batch=16, warmup=5, cool_down=0)
     )
     while run.step < 400 and (not run.curve or run.curve[-1]["score"] < 0.15):
-        train(run, until=run.step + 5)
+        train(run, stop_step=run.step + 5)
     return run
 
 
 @pytest.mark.parametrize("spec", ["rotary", "learned"])
 def test_one_teacher_forced_pass_finds_exactly_the_rows_that_greedy_generation_gets_right(spec: str) -> None:
     run, task = half_learned(spec), Remembering(task_of("copy"))
-    found = exact_match(run.model, task, 2, rows=64, shortest=2)
-    ids = torch.cat((task.made[0].ids, task.made[0].targets[:, -1:]), 1)
-    generated = run.model.generate(ids[:, :4], 3)
-    right = int((generated == ids).all(1).sum())
-    assert found.exact_match == right / 64
+    match = exact_match(run.model, task, 2, rows=64, shortest=2)
+    ids = torch.cat((task.batches[0].ids, task.batches[0].targets[:, -1:]), 1)
+    tokens = run.model.generate(ids[:, :4], 3)
+    right = int((tokens == ids).all(1).sum())
+    assert match.exact_match == right / 64
     assert 0 < right < 64
 
 
 def flat(vocab: int = 257) -> Decoder:
-    """A model that has no opinion: every id is as likely."""
+    """A model with uniform logits."""
     model = Decoder(vocab, 16, 2, 1, "none", max_len=32)
     torch.nn.init.zeros_(model.output.weight)
     torch.nn.init.zeros_(model.output.bias)
@@ -181,7 +181,7 @@ def test_bits_per_byte_is_minus_the_mean_binary_logarithm_of_what_came(text) -> 
 
 
 def bytes_predicted(text, monkeypatch: pytest.MonkeyPatch, score, length: int) -> list[int]:
-    """Where in the held-out text the predicted bytes stand, sorted."""
+    """The sorted places of the predicted bytes in the held-out text."""
     places: list[int] = []
 
     def windows(source: Tensor, rows: Tensor, tokens: int) -> Batch:
@@ -194,29 +194,29 @@ def bytes_predicted(text, monkeypatch: pytest.MonkeyPatch, score, length: int) -
         places.extend(targets.flatten().tolist())
         return torch.zeros_like(targets, dtype=torch.float32)
 
-    monkeypatch.setattr(type(text), "windows", lambda self, *given: windows(*given))
+    monkeypatch.setattr(type(text), "windows", lambda self, *args: windows(*args))
     monkeypatch.setattr(evaluate, "loss_of", loss_of)
     score(length)
     return sorted(places)
 
 
 def test_the_sliding_window_predicts_the_same_bytes_at_every_length(text, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = [
+    predictions = [
         bytes_predicted(text, monkeypatch, lambda n: sliding_bits(flat(), text, n, stride=16, longest=256), length)
         for length in (32, 64, 100, 256)
     ]
-    assert all(places == asked[0] for places in asked) and len(asked[0]) > 1000
-    assert len(set(asked[0])) == len(asked[0])
-    assert min(asked[0]) >= 240 and max(asked[0]) < len(text.text.test)
+    assert all(places == predictions[0] for places in predictions) and len(predictions[0]) > 1000
+    assert len(set(predictions[0])) == len(predictions[0])
+    assert min(predictions[0]) >= 240 and max(predictions[0]) < len(text.text.test)
 
 
 def test_a_byte_under_the_sliding_window_sees_at_least_the_window_less_the_stride(text, monkeypatch) -> None:
-    asked = []
+    windows = []
     monkeypatch.setattr(
-        evaluate, "logits_of", lambda model, batch, place, first: asked.append(first) or model(batch.ids)[:, first:]
+        evaluate, "logits_of", lambda model, batch, place, first: windows.append(first) or model(batch.ids)[:, first:]
     )
     sliding_bits(flat(), text, 32, stride=8, longest=64)
-    assert set(asked) == {32 - 8}
+    assert set(windows) == {32 - 8}
 
 
 def test_the_perplexity_ratio_is_perplexity_at_a_length_over_perplexity_at_the_trained_one(text) -> None:
@@ -242,17 +242,17 @@ def test_a_task_with_answers_is_scored_at_the_trained_length_first() -> None:
 
 
 def test_evaluation_draws_the_same_held_out_sequences_for_everybody() -> None:
-    seen = []
+    batches = []
     for spec, seed in (("none", 0), ("learned", 3)):
         task = Remembering(task_of("copy"))
         run = start(recipe("copy", spec, seed, dim=16, heads=2, layers=1))
         exact_match(run.model, task, 6, rows=8, shortest=6)
-        seen.append(task.made[0].ids)
-    assert torch.equal(*seen)
+        batches.append(task.batches[0].ids)
+    assert torch.equal(*batches)
 
 
 class Long:
-    """Stands in for a held-out text of any length, every byte of which is its place modulo 251."""
+    """A stub of a held-out text of any length, whose bytes are their places modulo 251."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -267,7 +267,7 @@ class Long:
 
 
 class LongText(Text):
-    """The text task on it, which keeps where it was read."""
+    """The text task on the stub, which stores the places that were read."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -302,11 +302,11 @@ def test_bits_per_byte_are_the_planted_losses_of_the_windows_that_were_drawn() -
     def bits(places: list[int]) -> float:
         return math.fsum(-math.log2((place % 251 + 1) / total) for place in places) / len(places)
 
-    found = held_out_bits(model, task, 16, total=4096, longest=64)
-    assert found == pytest.approx(bits([start + i for start in task.starts for i in range(16)]), rel=1e-6)
+    actual = held_out_bits(model, task, 16, total=4096, longest=64)
+    assert actual == pytest.approx(bits([start + i for start in task.starts for i in range(16)]), rel=1e-6)
     task.starts.clear()
-    found = sliding_bits(model, task, 32, stride=8, longest=64)
-    assert found == pytest.approx(bits([start + i for start in task.starts for i in range(24, 32)]), rel=1e-6)
+    actual = sliding_bits(model, task, 32, stride=8, longest=64)
+    assert actual == pytest.approx(bits([start + i for start in task.starts for i in range(24, 32)]), rel=1e-6)
 
 
 @pytest.mark.parametrize("length", [1, 7, 16, 33, 60, 63, 64])
@@ -314,10 +314,10 @@ def test_windows_of_every_length_are_asked_about_the_same_bytes_once(length: int
     # The byte b has the probability (b + 1) / Z, whatever came before it.
     task, logits = LongText(40_000), torch.arange(1.0, 258.0).log()
     model = Answering(lambda ids: logits.expand(*ids.shape, 257))
-    found = held_out_bits(model, task, length, total=640, longest=64)
+    bits = held_out_bits(model, task, length, total=640, longest=64)
     places = [block + i for block in (n * (40_000 - 65) // 9 for n in range(10)) for i in range(64)]
     expected = math.fsum(-math.log2((place % 251 + 1) / math.fsum(range(1, 258))) for place in places) / len(places)
-    assert found == pytest.approx(expected, rel=1e-6)
+    assert bits == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("place", range(6))
@@ -330,22 +330,22 @@ def test_one_wrong_symbol_at_any_place_of_the_answer_costs_the_sequence(place: i
         logits[row, ids.shape[1] // 2 + place] = F.one_hot(torch.tensor(BOS), 29).float()
         return logits
 
-    found = exact_match(Answering(wrong), task_of("copy"), 5, rows=40, shortest=5)
-    assert found.exact_match == 30 / 40 and found.token_accuracy == pytest.approx(1 - 10 / 240)
+    match = exact_match(Answering(wrong), task_of("copy"), 5, rows=40, shortest=5)
+    assert match.exact_match == 30 / 40 and match.token_accuracy == pytest.approx(1 - 10 / 240)
 
 
 @pytest.mark.parametrize("place", range(4))
 def test_one_wrong_value_at_any_place_of_recall_costs_the_sequence(place: int) -> None:
     task = Remembering(task_of("recall"))
 
-    def knowing(ids: Tensor) -> Tensor:
-        logits = F.one_hot(task.made[-1].targets, 35).float()
+    def answers_of(ids: Tensor) -> Tensor:
+        logits = F.one_hot(task.batches[-1].targets, 35).float()
         # Behind BOS, four pairs and the separator every second token is a value.
         logits[0, 2 * 4 + 2 + 2 * place] = F.one_hot(torch.tensor(BOS), 35).float()
         return logits
 
-    found = exact_match(Answering(knowing), task, 4, rows=10, shortest=4)
-    assert found.exact_match == 9 / 10 and found.token_accuracy == pytest.approx(39 / 40)
+    match = exact_match(Answering(answers_of), task, 4, rows=10, shortest=4)
+    assert match.exact_match == 9 / 10 and match.token_accuracy == pytest.approx(39 / 40)
 
 
 def test_what_is_wrong_outside_the_answer_costs_nothing() -> None:
@@ -357,31 +357,28 @@ def test_what_is_wrong_outside_the_answer_costs_nothing() -> None:
     assert exact_match(Answering(prompt_unknown), task_of("copy"), 5, rows=40, shortest=5).exact_match == 1
 
 
-# The gate of text
-
-
 @pytest.fixture
 def sums(tmp_path: Path) -> Any:
     """The text task on letters of which each is the sum of the two before it, but for a fresh start in every sixth."""
-    drawn = torch.randint(26, (30_000,), generator=torch.Generator().manual_seed(7)).tolist()
-    letters = drawn[:2]
+    draws = torch.randint(26, (30_000,), generator=torch.Generator().manual_seed(7)).tolist()
+    letters = draws[:2]
     for i in range(2, 30_000):
-        letters.append(drawn[i] if i % 6 == 0 else (letters[-1] + letters[-2]) % 26)
+        letters.append(draws[i] if i % 6 == 0 else (letters[-1] + letters[-2]) % 26)
     (tmp_path / "sums.txt").write_bytes(bytes(97 + letter for letter in letters))
     return Text(path=str(tmp_path / "sums.txt"))
 
 
 def knows_two(ids: Tensor) -> Tensor:
-    """Logits of somebody who adds the two letters before, where there are two."""
+    """Logits of a model that adds the two previous letters, where there are two."""
     letters = ids - 97
-    said = F.one_hot(97 + (letters + letters.roll(1, 1)) % 26, 257).float() * 5
-    said[:, :2] = 0
-    said[..., 97:123] += 5
-    return said
+    logits = F.one_hot(97 + (letters + letters.roll(1, 1)) % 26, 257).float() * 5
+    logits[:, :2] = 0
+    logits[..., 97:123] += 5
+    return logits
 
 
 def knows_one(table: Tensor, ids: Tensor) -> Tensor:
-    """Logits of somebody who knows the byte before and nothing else: a table of pairs [257, 257]."""
+    """Logits of a bigram table [257, 257]."""
     return table[ids]
 
 
@@ -394,11 +391,11 @@ def test_a_model_that_needs_more_than_the_last_byte_has_learned(sums) -> None:
     assert verdict(Answering(knows_two), sums)
     # Without a second letter every one of the 26 is as likely, up to the 231 that are none.
     none_known = math.log2(26 + 231 * math.exp(-5))
-    right, other = (-math.log2(math.exp(x) / (math.exp(10) + 25 * math.exp(5) + 231)) for x in (10, 5))
+    right, wrong = (-math.log2(math.exp(x) / (math.exp(10) + 25 * math.exp(5) + 231)) for x in (10, 5))
     test = sums.text.test.read(0, len(sums.text.test))
     ends = [16 + i * (len(test) - 16) // (len(test) - 17) for i in range(len(test) - 16)]
-    known = [right if (test[e - 2] + test[e - 3] - 194) % 26 == test[e - 1] - 97 else other for e in ends]
-    expected = none_known - math.fsum(known) / len(known)
+    bits = [right if (test[e - 2] + test[e - 3] - 194) % 26 == test[e - 1] - 97 else wrong for e in ends]
+    expected = none_known - math.fsum(bits) / len(bits)
     assert context_gain(Answering(knows_two), sums, 16) == pytest.approx(expected, rel=1e-5)
 
 
@@ -417,8 +414,8 @@ def test_a_constant_a_table_of_pairs_and_an_untrained_model_have_not_learned(sum
 
 def test_no_schedule_makes_a_model_that_learns_nothing_a_model_that_has_learned(sums) -> None:
     for changes in ({"rate": 1e-12}, {"rate": 1e-12, "steps": 4, "final_rate": 0.0}):
-        given = {"text": sums.text.name, "train_length": 16, "test_lengths": (), "dim": 16, "heads": 2, "layers": 1}
-        run = train(start(recipe("text", "rotary", **({"steps": 12, "evaluate_every": 2} | given | changes))))
+        settings = {"text": sums.text.name, "train_length": 16, "test_lengths": (), "dim": 16, "heads": 2, "layers": 1}
+        run = train(start(recipe("text", "rotary", **({"steps": 12, "evaluate_every": 2} | settings | changes))))
         assert run.curve[-1]["score"] == pytest.approx(run.curve[0]["score"], abs=0.01)
         assert not verdict(run.model, sums)
 
@@ -438,13 +435,13 @@ def test_a_loss_that_is_no_number_is_not_learned(bits: float, gain: float) -> No
 
 
 def opinion(vocab: int) -> Tensor:
-    """Logits [vocab] of a model that says the same of every token."""
+    """Logits [vocab] of a model that predicts the same for every token."""
     return torch.randn(vocab, generator=torch.Generator().manual_seed(2)).double()
 
 
 def bits_of_windows(task: Any, start: list[int], length: int, skip: int = 0, stop: int | None = None) -> float:
-    """Bits per byte of the last tokens of windows, one by one, for that opinion; from `skip` to `stop` of each."""
-    nats = covered = 0.0
+    """Bits per byte of windows under those logits, computed one by one, from `skip` to `stop` of each."""
+    nats = byte_count = 0.0
     chances = opinion(task.vocab).softmax(0)
     for place in start:
         batch = task.windows(task.text.test, torch.tensor([place]), length)
@@ -453,17 +450,17 @@ def bits_of_windows(task: Any, start: list[int], length: int, skip: int = 0, sto
             at = batch.targets.shape[1] - length + column
             if answer[0, at]:
                 nats -= math.log(chances[batch.targets[0, at]])
-                covered += int(batch.bytes[0, at])
-    return nats / covered / math.log(2)
+                byte_count += int(batch.bytes[0, at])
+    return nats / byte_count / math.log(2)
 
 
 @pytest.mark.parametrize("length", [16, 24, 48])
 def test_masked_text_is_measured_in_bits_of_the_masked_bytes_and_the_same_at_every_length(text, length: int) -> None:
     task = task_of(f"masked_text(path='{text.path}')")
-    same = Answering(lambda ids: opinion(258).expand(*ids.shape, 258))
+    model = Answering(lambda ids: opinion(258).expand(*ids.shape, 258))
     # 300 asked at 15 % are 2,000 read: 41 blocks of 48 between the first byte and the last.
     blocks = [i * (len(task.text.test) - 49) // 40 for i in range(41)]
-    assert held_out_bits(same, task, length, total=300, longest=48) == pytest.approx(
+    assert held_out_bits(model, task, length, total=300, longest=48) == pytest.approx(
         bits_of_windows(task, blocks, 48), rel=1e-6
     )
 
@@ -472,10 +469,10 @@ def test_masked_text_is_measured_in_bits_of_the_masked_bytes_and_the_same_at_eve
 def test_masked_bytes_are_measured_in_the_middle_of_a_sliding_window(text, length: int, monkeypatch) -> None:
     monkeypatch.setattr(evaluate, "SLIDING_BYTES", 60)
     task = task_of(f"masked_text(path='{text.path}')")
-    same = Answering(lambda ids: opinion(258).expand(*ids.shape, 258))
+    model = Answering(lambda ids: opinion(258).expand(*ids.shape, 258))
     # 400 bytes are read, 8 at a time; the longest window has 20 on each side of them.
     ends = [i * (len(task.text.test) - 48) // 49 for i in range(50)]
-    assert sliding_bits(same, task, length, stride=8, longest=48) == pytest.approx(
+    assert sliding_bits(model, task, length, stride=8, longest=48) == pytest.approx(
         bits_of_windows(task, ends, 48, 20, 28), rel=1e-6
     )
 
@@ -484,27 +481,27 @@ def test_the_context_of_a_masked_byte_is_what_lies_beyond_its_neighbours(text) -
     task = task_of(f"masked_text(path='{text.path}')")
     lengths = []
 
-    def saying(ids: Tensor) -> Tensor:
+    def logits_for(ids: Tensor) -> Tensor:
         lengths.append(ids.shape[1] - 1)
         return torch.zeros(*ids.shape, 258)
 
-    assert context_gain(Answering(saying), task, 16) == pytest.approx(0, abs=1e-9) and set(lengths) == {3, 16}
+    assert context_gain(Answering(logits_for), task, 16) == pytest.approx(0, abs=1e-9) and set(lengths) == {3, 16}
 
 
 def test_tokens_are_measured_in_bits_of_the_bytes_that_they_stand_for(tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers", reason="tokenizers is not installed; it comes with the hf extra")
     vocab = {letter: i for i, letter in enumerate("abcd ")} | {"ab": 5, "ab ": 6, "cd": 7}
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [("a", "b"), ("ab", " "), ("c", "d")]))
-    made.decoder = tokenizers.decoders.Fuse()
-    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [("a", "b"), ("ab", " "), ("c", "d")]))
+    tokenizer.decoder = tokenizers.decoders.Fuse()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
     letters = torch.randint(0, 5, (30_000,), generator=torch.Generator().manual_seed(5))
     (tmp_path / "letters.txt").write_text("".join("abcd "[i] for i in letters))
     task = task_of(f"text(path='{tmp_path / 'letters.txt'}', tokenizer='{tmp_path / 'tokenizer.json'}')")
-    same = Answering(lambda ids: opinion(9).expand(*ids.shape, 9))
+    model = Answering(lambda ids: opinion(9).expand(*ids.shape, 9))
     assert 1.05 < len(task.text.text.test) / len(task.text.test) < 2
     blocks = [i * (len(task.text.test) - 33) // 9 for i in range(10)]
-    assert held_out_bits(same, task, 32, total=320) == pytest.approx(bits_of_windows(task, blocks, 32), rel=1e-6)
+    assert held_out_bits(model, task, 32, total=320) == pytest.approx(bits_of_windows(task, blocks, 32), rel=1e-6)
     with pytest.raises(
         ValueError, match=r"^the held-out text has 2,\d\d\d tokens, too few for a window of 2900; add text"
     ):
-        held_out_bits(same, task, 2900, total=320)
+        held_out_bits(model, task, 2900, total=320)

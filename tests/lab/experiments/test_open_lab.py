@@ -1,4 +1,4 @@
-"""The open laboratory: models of every kind and of one's own, rates, ends of training, stretches, seeds."""
+"""Models of every kind, the user's own models, rates, ends of training, stretches, seeds."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +11,8 @@ from posenc import Decoder
 from posenc.lab.evaluation import evaluate
 from posenc.lab.experiments import recipes
 from posenc.lab.experiments.experiment import Experiment
-from posenc.lab.experiments.models import Tagger, label_of, logits_of, model_of, stretched, without_position
-from posenc.lab.experiments.places import counted
+from posenc.lab.experiments.models import Tagger, label_of, logits_of, model_of, stretched_model, without_position
+from posenc.lab.experiments.places import natural
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.runs import checkpoint, record, train
 from posenc.lab.runs.settings import Settings, with_labels
@@ -20,7 +20,7 @@ from posenc.lab.sweeps import compare as comparing
 from posenc.lab.sweeps import sweep
 from posenc.lab.sweeps.compare import at_best_rates, compare
 from posenc.lab.sweeps.sweep import Sweep
-from posenc.lab.sweeps.workers import run_one
+from posenc.lab.sweeps.workers import make_record
 from posenc.lab.tasks import TASKS, Batch, task_of
 
 SMALL = {"dim": 16, "heads": 2, "layers": 1, "steps": 4, "batch": 4, "evaluate_every": 2}
@@ -64,13 +64,10 @@ class Fixed(nn.Module):
 
 
 @pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MODEL)
     return "mine.py"
-
-
-# Models
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name not in ("text", "masked_text")])
@@ -80,30 +77,30 @@ def test_every_task_is_trained_measured_and_recorded_by_the_model_that_it_asks_f
     run = train.train(train.start(recipe(name, spec, test_lengths=(), **SMALL | shape | {"steps": 2})))
     kinds = {"decoder": "Decoder", "encoder": "Tagger", "encoder_decoder": "EncoderDecoder"}
     assert type(run.model).__name__ == kinds[run.task.reads]
-    found = record.of(run, 0.0)
-    assert record.read(record.write(found, tmp_path))["key"] == found["key"]
-    assert found["lengths"][0]["sequences"] > 400 and found["ablation"]["removed"] is not None
+    run_record = record.run_record(run, 0.0)
+    assert record.read(record.write(run_record, tmp_path))["key"] == run_record["key"]
+    assert run_record["lengths"][0]["sequences"] > 400 and run_record["ablation"]["removed"] is not None
 
 
 def test_a_tagger_sees_both_sides_and_a_decoder_one() -> None:
     ids = torch.tensor([[3, 4, 5, 6]])
-    other = torch.tensor([[3, 4, 5, 9]])
+    changed_ids = torch.tensor([[3, 4, 5, 9]])
     torch.manual_seed(0)
     for model, sees in (
         (Tagger(11, Experiment("none", "copy", dim=16, heads=2).config(8), "rotary"), True),
         (Decoder(11, dim=16, heads=2, layers=1, encoding="rotary"), False),
     ):
-        batches = [Batch(x, x, torch.ones(4, dtype=torch.bool)) for x in (ids, other)]
+        batches = [Batch(x, x, torch.ones(4, dtype=torch.bool)) for x in (ids, changed_ids)]
         first = [logits_of(model, batch)[:, 0] for batch in batches]
         assert (not torch.equal(*first)) == sees
 
 
 def test_sizes_reach_the_model() -> None:
-    made = recipe(
+    experiment = recipe(
         "copy", "rotary", **SMALL | {"heads": 4, "layers": 2, "norm_first": False, "kv_heads": 2, "head_dim": 6}
     )
-    made = replace(made, intermediate_size=24, feed_forward="swiglu", window=(3, None), dropout=0.25)
-    config = model_of(made, made.made_task()).config
+    experiment = replace(experiment, intermediate_size=24, feed_forward="swiglu", window=(3, None), dropout=0.25)
+    config = model_of(experiment, experiment.build_task()).config
     assert (config.norm_first, config.kv_heads, config.head_dim, config.inner, config.dropout) == (
         False,
         2,
@@ -113,20 +110,20 @@ def test_sizes_reach_the_model() -> None:
     )
     assert config.windows == (3, None)
     with pytest.raises(ValueError, match=r"^kv_heads must divide heads=4, got 3$"):
-        replace(made, kv_heads=3)
+        replace(experiment, kv_heads=3)
 
 
-def test_a_model_of_ones_own_is_trained_ablated_and_recorded(mine: str, tmp_path: Path) -> None:
-    made = recipe("copy", "rotary", model="mine.py:Mine", **SMALL)
-    run = train.train(train.start(made))
+def test_a_model_of_ones_own_is_trained_ablated_and_recorded(own_file: str, tmp_path: Path) -> None:
+    experiment = recipe("copy", "rotary", model="mine.py:Mine", **SMALL)
+    run = train.train(train.start(experiment))
     assert type(run.model).__name__ == "Mine" and run.model.inner.stack.encoding_of[0].spec_name == "rotary"
-    found = record.of(run, 0.0)
-    assert found["attention"] is None and found["ablation"]["removed"] is not None
-    assert record.read(record.write(found, tmp_path))["experiment"]["model"] == "mine.py:Mine"
+    run_record = record.run_record(run, 0.0)
+    assert run_record["attention"] is None and run_record["ablation"]["removed"] is not None
+    assert record.read(record.write(run_record, tmp_path))["experiment"]["model"] == "mine.py:Mine"
     checkpoint.save(run, tmp_path / "run")
     with pytest.raises(ValueError, match=r"it asks for code from the file 'mine\.py'"):
         checkpoint.load(tmp_path / "run")
-    assert checkpoint.load(tmp_path / "run", ["mine.py"]).experiment == made
+    assert checkpoint.load(tmp_path / "run", ["mine.py"]).experiment == experiment
 
 
 @pytest.mark.parametrize(
@@ -137,7 +134,7 @@ def test_a_model_of_ones_own_is_trained_ablated_and_recorded(mine: str, tmp_path
             "mine.py:Wanting",
             r"mine\.py:Wanting needs tokenizer; a model is made with any of vocab, config, .*, by name",
         ),
-        ("mine.py:Fixed", r"mine\.py:Fixed does not take encoding, the spec that it is to have; a model is made .*"),
+        ("mine.py:Fixed", r"mine\.py:Fixed does not take encoding, its spec; a model is made .*"),
         (
             "mine.py:Short",
             r"mine\.py:Short must give logits \[batch, tokens, vocab=29\] for ids \[batch, tokens\]; for the last "
@@ -146,13 +143,10 @@ def test_a_model_of_ones_own_is_trained_ablated_and_recorded(mine: str, tmp_path
         ("mine", r"model must be a module of your own, path/to/mine\.py:Mine, got 'mine'"),
     ],
 )
-def test_a_model_that_cannot_serve_is_refused_before_a_step_is_trained(mine: str, model: str, words: str) -> None:
+def test_a_model_that_cannot_serve_is_refused_before_a_step_is_trained(own_file: str, model: str, words: str) -> None:
     settings = Settings(("rotary",), ("copy",), seeds=1, changes=SMALL | {"model": model})
     with pytest.raises(ValueError, match=f"^{words}$"):
         settings.experiments()
-
-
-# Ends of training
 
 
 def test_a_training_ends_by_the_tokens_that_were_read() -> None:
@@ -229,26 +223,23 @@ def test_matrix_products_are_computed_in_what_is_asked_for_and_weights_stay() ->
     assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.02)
 
 
-# Stretches and other places at test time
-
-
 def test_a_stretch_is_what_the_encoding_has_beyond_the_trained_length_alone() -> None:
-    made = recipe("copy", "rotary + alibi", stretch="linear(factor=2)", **SMALL)
-    run = train.train(train.start(made))
-    longer = stretched(run.model, made, run.task)
+    experiment = recipe("copy", "rotary + alibi", stretch="linear(factor=2)", **SMALL)
+    run = train.train(train.start(experiment))
+    longer = stretched_model(run.model, experiment, run.task)
     assert "schedule=linear(factor=2)" in str(longer.stack.encoding_of[0])
     assert "schedule" not in str(run.model.stack.encoding_of[0])
-    asked = []
+    calls = []
 
-    def exact_match(model: nn.Module, task, length: int, **given) -> evaluate.Match:
-        asked.append((length, "schedule" in str(model.stack.encoding_of[0])))
+    def exact_match(model: nn.Module, task, length: int, **options) -> evaluate.Match:
+        calls.append((length, "schedule" in str(model.stack.encoding_of[0])))
         return evaluate.Match(1.0, 1.0, 512)
 
     patch = pytest.MonkeyPatch()
     patch.setattr(evaluate, "exact_match", exact_match)
     evaluate.by_length(run)
     patch.undo()
-    assert asked == [(10, False), (12, True), (15, True), (20, True)]
+    assert calls == [(10, False), (12, True), (15, True), (20, True)]
 
 
 def test_only_what_has_frequencies_is_stretched_in_a_comparison() -> None:
@@ -268,12 +259,12 @@ def test_only_what_has_frequencies_is_stretched_in_a_comparison() -> None:
 
 def test_held_out_positions_may_stand_elsewhere() -> None:
     run = train.start(recipe("copy", "learned(max_len=64)", test_map="shifted(by=7)", **SMALL))
-    heard = []
+    positions = []
     run.model.register_forward_pre_hook(
-        lambda model, args, kwargs: heard.append(kwargs["positions"].coords[0, 0, 0].item()), with_kwargs=True
+        lambda model, args, kwargs: positions.append(kwargs["positions"].coords[0, 0, 0].item()), with_kwargs=True
     )
-    train.train(run, until=1)
-    assert heard[0] == 0 and set(heard[1:]) == {7}
+    train.train(run, stop_step=1)
+    assert positions[0] == 0 and set(positions[1:]) == {7}
 
 
 def test_without_position_is_the_trained_weights_around_none() -> None:
@@ -284,38 +275,35 @@ def test_without_position_is_the_trained_weights_around_none() -> None:
     assert not plain.encoder.stack.encoding_of[0].doors
     assert torch.equal(plain.output.weight, run.model.output.weight)
     batch = run.task.batch(4, 2, torch.Generator().manual_seed(0))
-    assert not torch.equal(logits_of(plain, batch, counted), logits_of(run.model.eval(), batch, counted))
-
-
-# Rates
+    assert not torch.equal(logits_of(plain, batch, natural), logits_of(run.model.eval(), batch, natural))
 
 
 def in_this_process(experiments, folder: Path, *, log=(), show=lambda sweep: None):
-    found = Sweep()
+    state = Sweep()
     for run in experiments:
         key = record.key_of(run)
-        found.runs[key] = sweep.Progress(key, str(run.spec), run.task, run.seed, run.steps)
+        state.runs[key] = sweep.Progress(key, str(run.spec), run.task, run.seed, run.steps)
         if not sweep.kept_record(folder / "records" / f"{key}.json"):
-            run_one(run, key, folder / "records", lambda **changes: None, log)
-        found.runs[key].state = "done"
-    return found
+            make_record(run, key, folder / "records", lambda **changes: None, log)
+        state.runs[key].state = "done"
+    return state
 
 
 def test_each_encoding_gets_the_rate_with_which_it_learns_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
+    trials = []
 
-    def planted(experiments, folder: Path, **given):
+    def run_stub(experiments, folder: Path, **options):
         for run in experiments:
-            tried.append((run.spec, run.seed, run.rate))
+            trials.append((run.spec, run.seed, run.rate))
         return in_this_process([], folder)
 
     best = {"none": 3e-3, "rotary": 1e-2}
-    monkeypatch.setattr(comparing, "run_all", planted)
+    monkeypatch.setattr(comparing, "run_all", run_stub)
     monkeypatch.setattr(comparing, "final_loss", lambda run, sweep, folder: abs(run.rate - best[run.spec]) + run.seed)
     runs = [recipe("copy", spec, seed) for spec in best for seed in (100, 101)]
-    found = at_best_rates(runs, (1e-3, 3e-3, 1e-2), tmp_path, lambda sweep: None)
-    assert [(run.spec, run.seed, run.rate) for run in found] == [(r.spec, r.seed, best[r.spec]) for r in runs]
-    assert {seed for _, seed, _ in tried} == {90, 91} and len(tried) == 2 * 2 * 3
+    best_runs = at_best_rates(runs, (1e-3, 3e-3, 1e-2), tmp_path, lambda sweep: None)
+    assert [(run.spec, run.seed, run.rate) for run in best_runs] == [(r.spec, r.seed, best[r.spec]) for r in runs]
+    assert {seed for _, seed, _ in trials} == {90, 91} and len(trials) == 2 * 2 * 3
 
 
 def test_seeds_of_the_search_are_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -327,11 +315,11 @@ def test_seeds_of_the_search_are_refused_before_anything_is_written(tmp_path: Pa
 
 
 def test_a_rate_that_fails_is_beaten_and_where_all_fail_it_is_said(tmp_path: Path, monkeypatch) -> None:
-    failed = Sweep(failures={"a": "its loss is nan"})
-    monkeypatch.setattr(comparing, "run_all", lambda runs, folder, **given: failed)
+    failed_sweep = Sweep(failures={"a": "its loss is nan"})
+    monkeypatch.setattr(comparing, "run_all", lambda runs, folder, **options: failed_sweep)
     monkeypatch.setattr(comparing, "final_loss", lambda run, sweep, folder: None if run.rate > 1e-3 else 2.0)
-    (found,) = at_best_rates([recipe("copy", "none")], (1e-3, 3e-3), tmp_path, lambda sweep: None)
-    assert found.rate == 1e-3
+    (best_run,) = at_best_rates([recipe("copy", "none")], (1e-3, 3e-3), tmp_path, lambda sweep: None)
+    assert best_run.rate == 1e-3
     with pytest.raises(RuntimeError, match=r"^none on copy failed at every rate; the first: its loss is nan$"):
         at_best_rates([recipe("copy", "none")], (3e-3,), tmp_path, lambda sweep: None)
 
@@ -343,11 +331,11 @@ def test_rates_are_searched_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("none",), ("repeat",), seeds=1, rates=(1e-9, 5e-3), changes=SMALL | {"train_length": 2, "steps": 30}
     )
     records, _, _ = compare(settings, tmp_path / "out")
-    assert [one["experiment"]["rate"] for one in records] == [5e-3]
+    assert [row["experiment"]["rate"] for row in records] == [5e-3]
     assert len(list((tmp_path / "out" / "search" / "records").glob("*.json"))) == 4
 
 
-OWN = """
+OWN_FILE = """
 from posenc import Encoding
 
 
@@ -360,16 +348,16 @@ class Wave(Encoding):
 
 
 def test_a_class_says_what_it_is_called_and_a_user_says_otherwise(tmp_path: Path) -> None:
-    own = tmp_path / "mine.py"
-    own.write_text(OWN.format(label='"Ripple"'))
-    run = replace(recipe("copy", f"{own}:Wave + rotary"), **SMALL)
-    model = model_of(run, run.made_task())
+    own_file = tmp_path / "mine.py"
+    own_file.write_text(OWN_FILE.format(label='"Ripple"'))
+    run = replace(recipe("copy", f"{own_file}:Wave + rotary"), **SMALL)
+    model = model_of(run, run.build_task())
     assert label_of(run, model) == "Ripple + rotary" and label_of(replace(run, spec="rotary"), model) is None
     records = [{"experiment": {"spec": ["rotary", "none"]}}, {"experiment": {"spec": "alibi"}, "label": "A"}]
-    assert [one.get("label") for one in with_labels(records, {"rotary / none": "Mixed"})] == ["Mixed", "A"]
-    own.write_text(OWN.format(label='"two\\nlines"'))
+    assert [row.get("label") for row in with_labels(records, {"rotary / none": "Mixed"})] == ["Mixed", "A"]
+    own_file.write_text(OWN_FILE.format(label='"two\\nlines"'))
     with pytest.raises(ValueError, match=r"a label must be one line of 1 to 40 letters, got 'two\\nlines'"):
-        Settings((f"{own}:Wave",), ("copy",), changes=SMALL).experiments()
+        Settings((f"{own_file}:Wave",), ("copy",), changes=SMALL).experiments()
 
 
 @pytest.mark.slow
@@ -377,15 +365,15 @@ def test_loggers_hear_of_every_run_of_a_comparison(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(comparing, "run_all", in_this_process)
     settings = Settings(("none", "rotary"), ("repeat",), seeds=1, changes=SMALL | {"train_length": 2})
     records, _, _ = compare(settings, tmp_path / "out", log=["jsonl"])
-    for one in records:
-        lines = (tmp_path / "out" / "logs" / one["key"] / "log.jsonl").read_text().splitlines()
-        assert len(lines) == 2 + len(one["curve"])
+    for row in records:
+        lines = (tmp_path / "out" / "logs" / row["key"] / "log.jsonl").read_text().splitlines()
+        assert len(lines) == 2 + len(row["curve"])
     with pytest.raises(ValueError, match="no logger named 'jsonx'"):
         compare(settings, tmp_path / "other", log=["jsonx"])
     assert not (tmp_path / "other").exists()
 
 
 def test_evidence_begins_behind_the_seeds_of_the_search() -> None:
-    assert recipes.FIRST_SEED == 100 and set(comparing.SEARCH_SEEDS) <= set(recipes.SEARCHED)
+    assert recipes.FIRST_SEED == 100 and set(comparing.SEARCH_SEEDS) <= set(recipes.RECIPE_SEEDS)
     assert {run.seed for run in Settings(("none",), ("copy",)).experiments()} == {100, 101, 102}
     assert {run.seed for run in Settings(("none",), ("copy",), seeds=2, seed_from=500).experiments()} == {500, 501}

@@ -1,4 +1,4 @@
-"""Where tokens stand in training and at evaluation, by an experiment's coordinate map."""
+"""Positions in training and at evaluation, by an experiment's coordinate map."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,20 +14,20 @@ from posenc.lab import store
 from posenc.lab.evaluation import evaluate
 from posenc.lab.evaluation.ablate import ablate
 from posenc.lab.experiments.experiment import Experiment
-from posenc.lab.experiments.places import at_evaluation, counted, in_training
+from posenc.lab.experiments.places import eval_places, natural, train_places
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.results import summary
 from posenc.lab.runs import record
 from posenc.lab.runs.checkpoint import load, save
 from posenc.lab.runs.settings import Settings
-from posenc.lab.runs.single_run import continue_prompt, train_one
+from posenc.lab.runs.single_run import continue_prompt, train_run
 from posenc.lab.runs.train import start, train
 from posenc.lab.sweeps.compare import compare
 
 TINY = {"train_length": 3, "dim": 16, "heads": 2, "layers": 1, "batch": 4, "warmup": 2, "steps": 4}
 IDS = torch.randint(3, 29, (5, 8))
 
-OWN = """
+OWN_FILE = """
 from dataclasses import dataclass
 from posenc.coordinate_maps import CoordinateMap
 
@@ -50,20 +50,18 @@ def coords(at: Positions) -> list[list[float]]:
 
 def test_without_a_map_tokens_are_counted() -> None:
     plain = tiny(None)
-    assert in_training(plain, 3) is at_evaluation(plain) is counted
-    assert coords(counted(IDS)) == [list(range(8))]
+    assert train_places(plain, 3) is eval_places(plain) is natural
+    assert coords(natural(IDS)) == [list(range(8))]
     assert "map" not in plain.to_dict() and Experiment.from_dict(plain.to_dict()) == plain
 
 
 def test_each_row_and_step_is_another_draw_of_the_seed_and_the_step_alone() -> None:
     experiment = tiny("randomised(longest=64)")
-    first, again, later = (coords(in_training(experiment, step)(IDS)) for step in (3, 3, 4))
+    first, again, later = (coords(train_places(experiment, step)(IDS)) for step in (3, 3, 4))
     assert first == again != later and len({tuple(row) for row in first}) == 5
-    assert first != coords(in_training(replace(experiment, seed=1), 3)(IDS))
-    held_out = at_evaluation(experiment)(IDS)
-    assert (
-        coords(held_out) == coords(at_evaluation(experiment)(IDS)) == coords(Randomised(longest=64)(counted(IDS), IDS))
-    )
+    assert first != coords(train_places(replace(experiment, seed=1), 3)(IDS))
+    held_out = eval_places(experiment)(IDS)
+    assert coords(held_out) == coords(eval_places(experiment)(IDS)) == coords(Randomised(longest=64)(natural(IDS), IDS))
 
 
 @pytest.mark.parametrize(
@@ -80,53 +78,53 @@ def test_each_row_and_step_is_another_draw_of_the_seed_and_the_step_alone() -> N
     ],
 )
 def test_evaluation_takes_what_the_paper_takes(of_training: str, of_evaluation: str | None) -> None:
-    found = map_of(of_training).evaluated()
-    assert (None if found is None else str(found)) == of_evaluation
-    expected = counted(IDS) if of_evaluation is None else map_of(of_evaluation)(counted(IDS), IDS)
-    assert coords(at_evaluation(tiny(of_training))(IDS)) == coords(expected)
-    # What the words of a map say of it is what it does.
-    said = COORDINATE_MAPS[of_training.partition("(")[0]].__doc__ or ""
-    assert ("At evaluation: none" in said) == (of_evaluation is None)
+    evaluation_map = map_of(of_training).for_evaluation()
+    assert (None if evaluation_map is None else str(evaluation_map)) == of_evaluation
+    expected = natural(IDS) if of_evaluation is None else map_of(of_evaluation)(natural(IDS), IDS)
+    assert coords(eval_places(tiny(of_training))(IDS)) == coords(expected)
+    # The docstring of a map agrees with its evaluation map.
+    docstring = COORDINATE_MAPS[of_training.partition("(")[0]].__doc__ or ""
+    assert ("At evaluation: none" in docstring) == (of_evaluation is None)
 
 
-class Heard(torch.nn.Module):
-    """Stands in for a model, and keeps where its tokens stood."""
+class PositionRecorder(torch.nn.Module):
+    """A stub of a model that stores the positions of its tokens."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.heard: list[list[list[float]]] = []
+        self.positions: list[list[list[float]]] = []
 
     def forward(self, ids: Tensor, *, positions: Positions, only: slice = slice(None)) -> Tensor:
-        self.heard.append(coords(positions))
+        self.positions.append(coords(positions))
         return torch.zeros(*ids.shape, 29)[:, only]
 
 
 def test_every_measure_of_a_run_asks_the_model_where_the_map_says() -> None:
     run = start(tiny("interpolated(factor=2)", test_lengths=(5,)))
-    run.model = Heard()  # type: ignore[assignment]
+    run.model = PositionRecorder()  # type: ignore[assignment]
     evaluate.by_length(run)
     tokens = [run.task.tokens(n) for n in (3, 5)]
-    assert run.model.heard == [
-        [[place / 2 for place in range(n)]] * len(rows) for n, rows in zip(tokens, run.model.heard, strict=True)
+    assert run.model.positions == [
+        [[place / 2 for place in range(n)]] * len(rows) for n, rows in zip(tokens, run.model.positions, strict=True)
     ]
 
 
 def test_training_hears_the_map_and_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
     experiment = tiny("randomised(longest=64)", evaluate_every=1)
     whole, plain = train(start(experiment)), train(start(replace(experiment, map=None)))
-    losses, others = ([point["loss"] for point in run.curve] for run in (whole, plain))
-    assert losses != others
-    half = train(start(experiment), until=2)
+    losses, plain_losses = ([point["loss"] for point in run.curve] for run in (whole, plain))
+    assert losses != plain_losses
+    half = train(start(experiment), stop_step=2)
     save(half, tmp_path)
-    resumed = train(load(tmp_path))
-    assert [point["loss"] for point in resumed.curve] == losses and resumed.experiment.map == experiment.map
+    second = train(load(tmp_path))
+    assert [point["loss"] for point in second.curve] == losses and second.experiment.map == experiment.map
 
 
 def test_ablations_change_the_places_of_the_map() -> None:
     run = train(start(tiny("shifted(by=100.0)", "learned(max_len=64, overrun=clamp)")))
-    found = ablate(run)
+    scores = ablate(run)
     # Every coordinate is past the table, so that a shift finds the same row.
-    assert found["shifted"] == found["intact"]
+    assert scores["shifted"] == scores["intact"]
 
 
 def test_compare_trains_each_encoding_with_each_map_and_tells_them_apart(tmp_path: Path) -> None:
@@ -137,8 +135,11 @@ def test_compare_trains_each_encoding_with_each_map_and_tells_them_apart(tmp_pat
     assert {(run.spec, run.map) for run in runs} == {
         (spec, map) for spec in ("rotary", "alibi") for map in (None, "randomised(longest=64)")
     }
-    records = [record.of(train(start(run)), 0.0) for run in runs if run.spec == "rotary"]
-    assert [label for label, _ in summary.labelled(records)] == ["rotary", "rotary [map=randomised(longest=64)]"]
+    records = [record.run_record(train(start(run)), 0.0) for run in runs if run.spec == "rotary"]
+    assert [label for label, _ in summary.labelled_records(records)] == [
+        "rotary",
+        "rotary [map=randomised(longest=64)]",
+    ]
     assert record.read(record.write(records[1], tmp_path))["experiment"]["map"] == "randomised(longest=64)"
 
 
@@ -166,23 +167,23 @@ def test_a_map_that_cannot_serve_is_refused_before_a_step_is_trained(
 def test_a_map_of_ones_own_goes_by_its_path_and_is_run_for_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "mine.py").write_text(OWN_FILE)
     monkeypatch.chdir(tmp_path)
-    run = train_one(
+    run = train_run(
         "rotary", "copy", 0, tmp_path / "run", None, lambda words: None, map="mine.py:Doubled(by=3)", **TINY
     )
     assert [path for path, _ in run.experiment.own_files] == ["mine.py"]
-    assert coords(at_evaluation(run.experiment)(IDS))[0] == [3 * place for place in range(8)]
+    assert coords(eval_places(run.experiment)(IDS))[0] == [3 * place for place in range(8)]
     with pytest.raises(CannotRead, match=r"asks for code from the file 'mine\.py'"):
         load(tmp_path / "run")
     assert load(tmp_path / "run", ["mine.py"]).experiment == run.experiment
 
 
 def test_generation_says_that_it_cannot_know_the_places(tmp_path: Path) -> None:
-    for number, (map, refused) in enumerate({"interpolated(factor=2)": True, "augmented(shift=3)": False}.items()):
+    for number, (map, fails) in enumerate({"interpolated(factor=2)": True, "augmented(shift=3)": False}.items()):
         folder = tmp_path / str(number)
-        train_one("rotary", "copy", 0, folder, None, lambda words: None, map=map, **TINY)
-        if refused:
+        train_run("rotary", "copy", 0, folder, None, lambda words: None, map=map, **TINY)
+        if fails:
             with pytest.raises(
                 ValueError, match=r"generation counts its tokens .* the places that interpolated\(factor=2\) gives to"
             ):
@@ -192,7 +193,7 @@ def test_generation_says_that_it_cannot_know_the_places(tmp_path: Path) -> None:
 
 
 def test_a_folder_with_another_map_is_another_run(tmp_path: Path) -> None:
-    train_one("rotary", "copy", 0, tmp_path, None, lambda words: None, **TINY)
+    train_run("rotary", "copy", 0, tmp_path, None, lambda words: None, **TINY)
     with pytest.raises(ValueError, match=r"map None -> interpolated\(factor=2\)"):
-        train_one("rotary", "copy", 0, tmp_path, None, lambda words: None, map="interpolated(factor=2)", **TINY)
+        train_run("rotary", "copy", 0, tmp_path, None, lambda words: None, map="interpolated(factor=2)", **TINY)
     assert store.generations(tmp_path)

@@ -1,4 +1,4 @@
-"""Experiments and recipes: what is compared, what is refused, and the original transformer's rate."""
+"""Experiments and recipes: comparisons, errors, and the original transformer's rate."""
 
 import re
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from posenc.encoding.base import Shape
 from posenc.lab.default_encodings import ENCODINGS
 from posenc.lab.experiments import experiment
 from posenc.lab.experiments.experiment import Experiment
-from posenc.lab.experiments.recipes import comparison, hints, longer, original_rate, recipe
-from posenc.lab.runs.settings import Settings, all_named, not_for
+from posenc.lab.experiments.recipes import comparison, default_test_lengths, hints, original_rate, recipe
+from posenc.lab.runs.settings import Settings, encodings_of_other_axes, expand_all
 from posenc.lab.tasks import TASKS, task_of
 
 
@@ -23,24 +23,27 @@ def test_the_default_comparison_names_encodings_that_ship() -> None:
 
 @pytest.mark.parametrize("name", list(TASKS))
 def test_every_task_has_a_recipe_that_tests_longer_lengths(name: str) -> None:
-    made = recipe(name, "rotary", 4)
-    assert (made.task, made.spec, made.seed) == (name, "rotary", 4)
-    assert made.test_lengths == longer(task_of(name), made.train_length) and min(made.test_lengths) > made.train_length
+    run = recipe(name, "rotary", 4)
+    assert (run.task, run.spec, run.seed) == (name, "rotary", 4)
+    assert (
+        run.test_lengths == default_test_lengths(task_of(name), run.train_length)
+        and min(run.test_lengths) > run.train_length
+    )
 
 
 def test_changes_override_the_recipe_and_the_tested_lengths_follow_the_trained_one() -> None:
-    changed = recipe("copy", "alibi", train_length=20, steps=7, dim=32, heads=2)
-    assert (changed.train_length, changed.steps, changed.dim, changed.heads) == (20, 7, 32, 2)
-    assert changed.test_lengths == (24, 30, 40)
+    experiment = recipe("copy", "alibi", train_length=20, steps=7, dim=32, heads=2)
+    assert (experiment.train_length, experiment.steps, experiment.dim, experiment.heads) == (20, 7, 32, 2)
+    assert experiment.test_lengths == (24, 30, 40)
     assert recipe("text", "alibi", train_length=16).test_lengths == (32, 64, 128)
     assert recipe("copy", "alibi", train_length=20, test_lengths=(21,)).test_lengths == (21,)
 
 
 def test_longer_lengths_are_longer_even_from_one() -> None:
-    assert longer(task_of("copy"), 1) == (2,)
-    assert longer(task_of("copy"), 2) == (3, 4)
-    assert longer(task_of("copy"), 10) == (12, 15, 20)
-    assert longer(task_of("text"), 1) == (2, 4, 8)
+    assert default_test_lengths(task_of("copy"), 1) == (2,)
+    assert default_test_lengths(task_of("copy"), 2) == (3, 4)
+    assert default_test_lengths(task_of("copy"), 10) == (12, 15, 20)
+    assert default_test_lengths(task_of("text"), 1) == (2, 4, 8)
 
 
 def test_a_comparison_is_every_encoding_on_every_task_with_every_seed() -> None:
@@ -112,7 +115,7 @@ def test_a_bad_value_is_refused_with_what_was_expected_and_what_came(changes: di
 
 
 def test_the_largest_numbers_are_taken() -> None:
-    largest = experiment.MOST | {"train_length": 999_999}
+    largest = experiment.LARGEST_SIZES | {"train_length": 999_999}
     assert Experiment("none", "copy", **largest, test_lengths=(1_000_000,)).test_lengths == (1_000_000,)
 
 
@@ -161,11 +164,11 @@ def test_a_window_longer_than_the_held_out_text_is_refused_before_it_starts(tmp_
 
 
 def test_an_experiment_goes_to_plain_data_and_back() -> None:
-    for made in (recipe("copy", "rotary"), recipe("text", ("rotary", "none"), 3, text="some/folder")):
-        data = made.to_dict()
-        assert Experiment.from_dict(data) == made
+    for original in (recipe("copy", "rotary"), recipe("text", ("rotary", "none"), 3, text="some/folder")):
+        data = original.to_dict()
+        assert Experiment.from_dict(data) == original
         # As JSON has it: lists where there were tuples.
-        assert Experiment.from_dict({k: list(v) if isinstance(v, tuple) else v for k, v in data.items()}) == made
+        assert Experiment.from_dict({k: list(v) if isinstance(v, tuple) else v for k, v in data.items()}) == original
 
 
 def test_data_that_is_no_experiment_is_refused_with_the_near_name() -> None:
@@ -179,8 +182,8 @@ def test_data_that_is_no_experiment_is_refused_with_the_near_name() -> None:
 
 
 def test_every_field_of_an_experiment_is_explained() -> None:
-    explained = set(re.findall(r"\w+", (Experiment.__doc__ or "")))
-    assert {field.name for field in fields(Experiment)} <= explained
+    words = set(re.findall(r"\w+", (Experiment.__doc__ or "")))
+    assert {field.name for field in fields(Experiment)} <= words
 
 
 @pytest.mark.parametrize("tokens", [4, 17, 22, 64, 512])
@@ -191,8 +194,8 @@ def test_hints_build_for_short_and_long_sequences(tokens: int) -> None:
 
 
 def test_the_encodings_that_need_a_grid_are_known() -> None:
-    assert not_for(1) == ["grid_bias", "learned_grid"]
-    assert all_named(["none", "all"])[:2] == ["none", "alibi"]
+    assert encodings_of_other_axes(1) == ["grid_bias", "learned_grid"]
+    assert expand_all(["none", "all"])[:2] == ["none", "alibi"]
 
 
 def test_hints_keep_t5_inside_the_trained_length_and_above_half_its_buckets() -> None:
@@ -203,8 +206,8 @@ def test_hints_keep_t5_inside_the_trained_length_and_above_half_its_buckets() ->
 
 def test_hints_keep_the_distances_of_chunks_within_the_trained_ones() -> None:
     for tokens in (4, 22, 64):
-        chunked = build("dual_chunk(rotary)", Shape.of(8, 2, tokens), hints=hints(tokens, 2 * tokens))
-        assert chunked.formula_positions(10 * tokens, 0) == (tokens - 1, 0)
+        encoding = build("dual_chunk(rotary)", Shape.of(8, 2, tokens), hints=hints(tokens, 2 * tokens))
+        assert encoding.formula_positions(10 * tokens, 0) == (tokens - 1, 0)
     assert hints(1, 2)["dual_chunk"] == {"chunk": 1, "longest": 2}, "no chunk reaches as far as `longest`"
 
 
@@ -213,9 +216,9 @@ def test_hints_let_a_learned_table_be_asked_about_the_longest_length() -> None:
 
 
 def test_hints_fill_in_only_what_the_spec_leaves_open() -> None:
-    given = hints(22, 44)
-    assert build("rotary", Shape.of(64, 4, 22), hints=given).base == 1000.0
-    assert build("rotary(base=77)", Shape.of(64, 4, 22), hints=given).base == 77
+    options = hints(22, 44)
+    assert build("rotary", Shape.of(64, 4, 22), hints=options).base == 1000.0
+    assert build("rotary(base=77)", Shape.of(64, 4, 22), hints=options).base == 77
 
 
 def rate_of_the_paper(step: int, dim: int, warmup: int) -> float:
@@ -226,11 +229,11 @@ def rate_of_the_paper(step: int, dim: int, warmup: int) -> float:
 @pytest.mark.parametrize(("dim", "warmup"), [(512, 7), (64, 1), (33, 20)])
 def test_the_original_rate_is_the_formula_of_the_paper_at_every_step(dim: int, warmup: int) -> None:
     expected = [rate_of_the_paper(step, dim, warmup) for step in range(1, 51)]
-    assert [original_rate(done, dim, warmup) for done in range(50)] == pytest.approx(expected, rel=1e-12)
+    assert [original_rate(steps, dim, warmup) for steps in range(50)] == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_original_rate_peaks_at_step_4000_at_seven_ten_thousandths() -> None:
-    rates = [original_rate(done, 512, 4000) for done in range(4100)]
+    rates = [original_rate(steps, 512, 4000) for steps in range(4100)]
     assert max(range(len(rates)), key=rates.__getitem__) + 1 == 4000
     assert max(rates) == pytest.approx(6.9877e-4, rel=1e-4)
     assert rates[0] == pytest.approx(max(rates) / 4000, rel=1e-9)

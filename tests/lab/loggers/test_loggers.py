@@ -1,4 +1,4 @@
-"""Loggers: what each is told, where it puts it, and that none of them can cost a run."""
+"""Loggers: the events that they receive and write, and that none can end a run."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.lab.loggers import LOGGERS, Logger, Together, loggers_of
+from posenc.lab.loggers import LOGGERS, Logger, LoggerGroup, loggers_of
 
 EXPERIMENT = {"spec": "rotary", "task": "copy", "seed": 3, "test_lengths": [12, 15]}
 RECORD = {
@@ -56,7 +56,7 @@ def test_tensorboard_has_curves_over_steps_and_over_lengths(tmp_path: Path) -> N
     (logger,) = loggers_of(["tensorboard"])
     follow_a_run(logger, tmp_path)
     (file,) = (tmp_path / "tensorboard").iterdir()
-    data, found, texts = file.read_bytes(), [], []
+    data, scalars, texts = file.read_bytes(), [], []
     while data:
         # Each event stands behind its length (8 bytes) and a checksum (4), and before another checksum.
         length = int.from_bytes(data[:8], "little")
@@ -64,10 +64,10 @@ def test_tensorboard_has_curves_over_steps_and_over_lengths(tmp_path: Path) -> N
         data = data[16 + length :]
         for value in event.summary.value:
             if value.HasField("simple_value"):
-                found.append((value.tag, event.step, value.simple_value))
+                scalars.append((value.tag, event.step, value.simple_value))
             else:
                 texts.append(value.tensor.string_val[0].decode())
-    assert found == [
+    assert scalars == [
         ("loss", 50, 2.5),
         ("score", 50, pytest.approx(0.1)),
         ("loss", 100, 1.5),
@@ -80,7 +80,7 @@ def test_tensorboard_has_curves_over_steps_and_over_lengths(tmp_path: Path) -> N
 
 def test_samples_are_lines_and_texts(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX", reason="tensorboardX is not installed; it comes with the test extra")
-    loggers = Together(loggers_of(["jsonl", "tensorboard"]))
+    loggers = LoggerGroup(loggers_of(["jsonl", "tensorboard"]))
     loggers.tell("begin", EXPERIMENT, tmp_path)
     loggers.tell("sample", 50, "def ", "def one():\n    two")
     loggers.tell("end", RECORD)
@@ -94,14 +94,14 @@ def test_samples_are_lines_and_texts(tmp_path: Path) -> None:
 def test_samples_reach_a_tool_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = Wandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    loggers = Together(loggers_of(["wandb"]))
+    loggers = LoggerGroup(loggers_of(["wandb"]))
     loggers.tell("begin", EXPERIMENT, tmp_path)
     loggers.tell("sample", 50, "def ", "def one()")
     assert wandb.calls[-1] == ("log", {"sample/def-7ad91533": (["prompt", "text"], [["def ", "def one()"]])}, 50)
 
 
 class Wandb(types.ModuleType):
-    """What stands in for wandb: it writes down how it was called."""
+    """A stub of wandb that stores its calls."""
 
     def __init__(self) -> None:
         super().__init__("wandb")
@@ -150,7 +150,7 @@ PROMPTS = ("def ", "def-", "", 'a/b \\ <q>\n: *?"|', "../../q", "x" * 600)
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that a command is given in, with no word in the environment on where logs go."""
+    """The working folder of a command, with no environment variables of loggers."""
     monkeypatch.delenv("WANDB_MODE", raising=False)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -175,8 +175,8 @@ def test_wandb_itself_keeps_all_of_a_run_in_its_folder(tmp_path: Path, here: Pat
     assert [file for file in here.rglob("*") if file.is_file()] == []
     for name in ("one", "two"):
         (run,) = (tmp_path / name / "wandb").glob("offline-run-*")
-        (kept,) = (file.read_bytes() for file in run.glob("*.wandb"))
-        assert b"test_lengths" in kept and b"exact_match/length_12" in kept
+        (content,) = (file.read_bytes() for file in run.glob("*.wandb"))
+        assert b"test_lengths" in content and b"exact_match/length_12" in content
         rows = [json.loads(file.read_text())["data"] for file in run.rglob("sample/*.table.json")]
         assert sorted(rows) == sorted([[prompt, f"{prompt}, and on"]] for prompt in PROMPTS)
 
@@ -192,7 +192,7 @@ def test_a_library_that_is_missing_is_told_of_before_anything_begins(
         loggers_of([name])
 
 
-OWN = """
+OWN_FILE = """
 from posenc.lab.loggers import Logger
 
 class Mine(Logger):
@@ -207,7 +207,7 @@ class Mine(Logger):
 
 
 def test_one_of_your_own_is_named_by_its_path(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "mine.py").write_text(OWN_FILE)
     (logger,) = loggers_of([f"{tmp_path / 'mine.py'}:Mine"])
     logger.begin(EXPERIMENT, tmp_path / "run")
     logger.point(50, {"loss": 1.0})
@@ -216,14 +216,14 @@ def test_one_of_your_own_is_named_by_its_path(tmp_path: Path) -> None:
 
 
 def test_a_logger_that_fails_is_left_out_with_one_warning_and_the_others_go_on(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(OWN)
-    together = Together(loggers_of([f"{tmp_path / 'mine.py'}:Mine", "jsonl"]))
+    (tmp_path / "mine.py").write_text(OWN_FILE)
+    together = LoggerGroup(loggers_of([f"{tmp_path / 'mine.py'}:Mine", "jsonl"]))
     together.tell("begin", EXPERIMENT, tmp_path / "run")
     together.tell("point", 50, {"loss": 1.0})
     words = r"mine\.py:Mine\(\) fails and is left out from now on; the run goes on: OSError: the disk is full$"
-    with pytest.warns(RuntimeWarning, match=words) as warned:
+    with pytest.warns(RuntimeWarning, match=words) as caught_warnings:
         together.tell("point", 100, {"loss": 0.5})
-    assert len(warned) == 1
+    assert len(caught_warnings) == 1
     together.tell("point", 150, {"loss": 0.25})
     together.tell("end", RECORD)
     lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
@@ -232,11 +232,11 @@ def test_a_logger_that_fails_is_left_out_with_one_warning_and_the_others_go_on(t
 
 def test_a_logger_that_cannot_begin_or_end_is_left_out_too(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file, where a folder has to be")
-    together = Together(loggers_of(["jsonl"]))
+    together = LoggerGroup(loggers_of(["jsonl"]))
     with pytest.warns(RuntimeWarning, match=r"^the logger jsonl\(\) fails and is left out .*FileExistsError"):
         together.tell("begin", EXPERIMENT, tmp_path / "run")
     assert together.loggers == []
-    together = Together(loggers_of(["jsonl"]))
+    together = LoggerGroup(loggers_of(["jsonl"]))
     together.tell("begin", EXPERIMENT, tmp_path / "other")
     with pytest.warns(RuntimeWarning, match=r"^the logger jsonl\(\) fails and is left out .*KeyError: 'learned'"):
         together.tell("end", {"lengths": []})

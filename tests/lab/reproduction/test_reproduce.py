@@ -1,4 +1,4 @@
-"""Published claims run again: each verdict is reached, what is finished is kept, and page and verdicts say the same."""
+"""Reproduced claims: each verdict, resumed runs, and agreement of page and verdicts."""
 
 import gzip
 import json
@@ -20,12 +20,12 @@ from posenc.lab.reproduction import reproduce, reproduced
 from posenc.lab.results import drawer
 
 HOME = Path(__file__).resolve().parents[3]
-KEPT = HOME / "docs" / "published"
+VERDICT_FOLDER = HOME / "docs" / "published"
 
-OWN = '''
+OWN_CLAIM = '''
 from dataclasses import dataclass
 
-from posenc.lab.evaluation.evaluate import at_length
+from posenc.lab.evaluation.evaluate import scores_at_length
 from posenc.lab.published import Claim, Inequality
 from posenc.lab.experiments.recipes import recipe
 
@@ -36,11 +36,11 @@ SIZES = {"dim": 16, "heads": 2, "layers": 1, "train_length": 3, "test_lengths": 
 class Mine(Claim):
     """Two steps teach nothing.
 
-    Source: nobody.
+    Source: none.
     """
 
     says = "two steps teach nothing"
-    source = "nobody, arXiv:0000.00000"
+    source = "none, arXiv:0000.00000"
     published = {"right, none": 0.25}
     criteria = (Inequality("right, none", "<=", 0.5), Inequality("again, none", "<=", "right, none", times=1.01))
     looked_into = ("none",)
@@ -49,43 +49,43 @@ class Mine(Claim):
         return {spec: recipe("repeat", spec, **SIZES) for spec in ("none", "rotary")}
 
     def look_into(self, run):
-        return {"again": [at_length(run, 3)]}
+        return {"again": [scores_at_length(run, 3)]}
 
-    def numbers(self, found):
+    def numbers(self, outcomes):
         return {
-            "right, none": found["none"].unlearned("exact_match"),
-            "again, none": found["none"].unlearned("exact_match", of="again"),
-            "right, rotary": found["rotary"].score("exact_match"),
+            "right, none": outcomes["none"].raw_score("exact_match"),
+            "again, none": outcomes["none"].raw_score("exact_match", extra="again"),
+            "right, rotary": outcomes["rotary"].score("exact_match"),
         }
 '''
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known(Claim):
+class SmallClaim(Claim):
     says = "a is large"
-    source = "nobody"
+    source = "none"
     published = MappingProxyType({"a": 2.0, "c": 3.0})
     criteria = (Inequality("a", ">=", 1), Inequality("a", ">=", "b", plus=0.5))
 
 
 def verdict(*by_seed: dict) -> dict:
-    return reproduce.judged(Known(), CPU, dict(enumerate(by_seed, 100)))
+    return reproduce.verdict_record(SmallClaim(), CPU, dict(enumerate(by_seed, 100)))
 
 
 GOOD, BAD, UNKNOWN = {"a": 2.0, "b": 1.0}, {"a": 1.2, "b": 1.0}, {"a": None, "b": 1.0}
 
 
 def test_a_claim_is_reproduced_where_every_line_holds_with_every_seed() -> None:
-    found = verdict(GOOD, GOOD, GOOD)
-    assert (found["verdict"], found["why"]) == ("reproduced", "all 2 inequalities hold with every seed")
-    assert [line["verdict"] for line in found["criteria"]] == ["holds", "holds"]
+    record = verdict(GOOD, GOOD, GOOD)
+    assert (record["verdict"], record["why"]) == ("reproduced", "all 2 inequalities hold with every seed")
+    assert [line["verdict"] for line in record["criteria"]] == ["holds", "holds"]
 
 
 def test_one_seed_on_which_a_line_fails_refutes_it() -> None:
-    found = verdict(GOOD, GOOD, BAD)
-    assert (found["verdict"], found["why"]) == ("not reproduced", "fails: a >= b + 0.5")
-    assert [line["verdict"] for line in found["criteria"]] == ["holds", "fails"]
-    assert found["criteria"][1] | {"words": ""} == {
+    record = verdict(GOOD, GOOD, BAD)
+    assert (record["verdict"], record["why"]) == ("not reproduced", "fails: a >= b + 0.5")
+    assert [line["verdict"] for line in record["criteria"]] == ["holds", "fails"]
+    assert record["criteria"][1] | {"words": ""} == {
         "words": "",
         "measured": [2.0, 2.0, 1.2],
         "bounds": [1.5, 1.5, 1.5],
@@ -94,10 +94,10 @@ def test_one_seed_on_which_a_line_fails_refutes_it() -> None:
 
 
 def test_what_was_not_learned_cannot_be_tested() -> None:
-    found = verdict(GOOD, UNKNOWN, GOOD)
-    assert found["verdict"] == "not testable at this size"
-    assert found["why"] == "not every run that it needs has learned its task"
-    assert [line["verdict"] for line in found["criteria"]] == ["not learned", "not learned"]
+    record = verdict(GOOD, UNKNOWN, GOOD)
+    assert record["verdict"] == "not testable at this size"
+    assert record["why"] == "not every run that it needs has learned its task"
+    assert [line["verdict"] for line in record["criteria"]] == ["not learned", "not learned"]
 
 
 def test_a_line_that_fails_refutes_whatever_another_seed_has_not_learned() -> None:
@@ -114,9 +114,9 @@ def test_numbers_stand_beside_those_published() -> None:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a claim of one's own that was run with one seed, and the claim's name."""
+    """Return the folder of a user's claim that was run with one seed, and the claim's name."""
     home = tmp_path_factory.mktemp("claim")
-    (home / "mine.py").write_text(OWN)
+    (home / "mine.py").write_text(OWN_CLAIM)
     name = f"{home / 'mine.py'}:Mine"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reproduce, "SEEDS", 1)
@@ -130,27 +130,27 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 @pytest.mark.slow
 def test_a_claim_of_ones_own_is_run_and_its_verdict_kept(ran: tuple[Path, str]) -> None:
     folder, name = ran
-    found = reproduce.read(folder / "Mine-cpu-7.json")
-    assert (found["claim"], found["verdict"], found["seeds"], found["tier"]) == ("Mine", "reproduced", [7], "cpu")
-    assert found["command"] == f"posenc lab run {name} --tier cpu --seed-from 7"
-    assert {one["name"]: one["published"] for one in found["numbers"]}["right, none"] == 0.25
-    # Nothing was learned, and that is what two numbers say; the third is one of learning alone.
-    assert {one["name"]: one["here"] for one in found["numbers"]}["right, rotary"] == [None]
+    record = reproduce.read(folder / "Mine-cpu-7.json")
+    assert (record["claim"], record["verdict"], record["seeds"], record["tier"]) == ("Mine", "reproduced", [7], "cpu")
+    assert record["command"] == f"posenc lab run {name} --tier cpu --seed-from 7"
+    assert {number["name"]: number["published"] for number in record["numbers"]}["right, none"] == 0.25
+    # No run learned: two numbers use raw scores, and the third has none.
+    assert {number["name"]: number["here"] for number in record["numbers"]}["right, rotary"] == [None]
     records = {path.stem for path in (folder / "records").glob("*.json")}
-    assert records == set(found["runs"]) and len(records) == 2
+    assert records == set(record["runs"]) and len(records) == 2
     assert (folder / "report.html").exists()
-    assert found["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert record["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
 def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One seed, forked runs, and no figures: they take longer than all else here."""
+    """Use one seed, forked runs, and no figures, which take longest."""
     monkeypatch.setattr(reproduce, "SEEDS", 1)
     monkeypatch.setattr(multiprocessing, "get_context", lambda kind: FORKS)
     monkeypatch.setattr(reproduce.report, "write", lambda records, folder: None)
 
 
-def again(ran: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The states in which the runs of the same command end."""
+def rerun_states(ran: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Run the same command again; return the final states of its runs."""
     folder, name = ran
     without_report(monkeypatch)
     sweeps = []
@@ -159,28 +159,28 @@ def again(ran: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_same_command_trains_nothing_again(ran: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert again(ran, monkeypatch) == ["kept", "kept"]
+    assert rerun_states(ran, monkeypatch) == ["kept", "kept"]
 
 
 def test_a_run_of_which_something_was_not_measured_is_made_again(
     ran: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (measured,) = (ran[0] / "further" / "Mine").glob("*.json")
-    before = measured.read_bytes()
-    measured.unlink()
-    assert again(ran, monkeypatch) == ["done", "kept"]
-    assert measured.read_bytes() == before
+    (file,) = (ran[0] / "further" / "Mine").glob("*.json")
+    content = file.read_bytes()
+    file.unlink()
+    assert rerun_states(ran, monkeypatch) == ["done", "kept"]
+    assert file.read_bytes() == content
 
 
 def test_what_was_measured_and_is_damaged_is_told_with_what_to_do(
     ran: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (measured,) = (ran[0] / "further" / "Mine").glob("*.json")
-    before = measured.read_bytes()
-    measured.write_bytes(before.replace(b"again", b"other"))
+    (file,) = (ran[0] / "further" / "Mine").glob("*.json")
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b"again", b"other"))
     with pytest.raises(CannotRead, match=r"it does not fit its checksum.*; delete it and give the command again"):
-        again(ran, monkeypatch)
-    measured.write_bytes(before)
+        rerun_states(ran, monkeypatch)
+    file.write_bytes(content)
 
 
 def test_the_command_prints_the_numbers_and_each_inequality(
@@ -189,31 +189,31 @@ def test_the_command_prints_the_numbers_and_each_inequality(
     folder, name = ran
     without_report(monkeypatch)
     assert cli.main(["lab", "run", name, "--out", str(folder), "--seed-from", "7"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("two steps teach nothing (nobody, arXiv:0000.00000); seeds 7 to 7, cpu\n")
-    assert re.search(r"right, none +0\.25 +\d", said)
-    assert re.search(r"right, none <= 0\.5 +\S+ +0\.5 +holds", said)
-    assert "Reproduced: all 2 inequalities hold with every seed." in said
-    assert f"Verdict: {folder / 'Mine-cpu-7.json'}" in said
+    output = capsys.readouterr().out
+    assert output.startswith("two steps teach nothing (none, arXiv:0000.00000); seeds 7 to 7, cpu\n")
+    assert re.search(r"right, none +0\.25 +\d", output)
+    assert re.search(r"right, none <= 0\.5 +\S+ +0\.5 +holds", output)
+    assert "Reproduced: all 2 inequalities hold with every seed." in output
+    assert f"Verdict: {folder / 'Mine-cpu-7.json'}" in output
     assert cli.main(["lab", "run", name, "--out", str(folder), "--seed-from", "7", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "reproduced"
 
 
 @pytest.mark.slow
 def test_runs_that_fail_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = OWN.replace('return {"again"', 'raise ValueError("it is no good")\n        return {"again"')
+    source = OWN_CLAIM.replace('return {"again"', 'raise ValueError("it is no good")\n        return {"again"')
     (tmp_path / "mine.py").write_text(source)
     monkeypatch.setattr(reproduce, "SEEDS", 1)
     monkeypatch.setattr("posenc.lab.sweeps.sweep.cores", lambda: 1)
-    said = r"^1 of 2 runs failed, and all are needed; the first: none on repeat, seed 100: ValueError: it is no good"
-    with pytest.raises(RuntimeError, match=said):
+    message = r"^1 of 2 runs failed, and all are needed; the first: none on repeat, seed 100: ValueError: it is no good"
+    with pytest.raises(RuntimeError, match=message):
         reproduce.reproduce(f"{tmp_path / 'mine.py'}:Mine", tmp_path / "out")
     assert not list((tmp_path / "out").glob("Mine*"))
     assert len(list((tmp_path / "out" / "records").glob("*.json"))) == 1
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [
         (["run", "nothing"], "no claim named 'nothing'; posenc list claims has all"),
         (["run", "alibi", "--tier", "large"], "--tier must be one of cpu, gpu, got 'large'"),
@@ -222,18 +222,18 @@ def test_runs_that_fail_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_line(
-    given: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["lab", *given]) == 2
-    assert capsys.readouterr().err.startswith(f"posenc: {said}")
+    assert cli.main(["lab", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"posenc: {message}")
 
 
 def test_the_list_has_every_claim(capsys: pytest.CaptureFixture) -> None:
     assert cli.main(["lab", "list", "--json"]) == 0
     claims = json.loads(capsys.readouterr().out)
-    assert [one["claim"] for one in claims] == sorted(one["claim"] for one in claims)
-    assert {"alibi", "t5_buckets"} <= {one["claim"] for one in claims}
+    assert [claim["claim"] for claim in claims] == sorted(claim["claim"] for claim in claims)
+    assert {"alibi", "t5_buckets"} <= {claim["claim"] for claim in claims}
     assert cli.main(["lab", "list"]) == 0
     assert "Press et al. 2021, arXiv:2108.12409" in capsys.readouterr().out
 
@@ -252,31 +252,31 @@ def test_a_verdict_under_another_name_or_without_its_checksum_is_refused(ran: tu
     whole = (ran[0] / "Mine-cpu-7.json").read_bytes()
     (tmp_path / "Other-cpu-7.json").write_bytes(whole)
     with pytest.raises(CannotRead, match=r"it holds the verdict of Mine-cpu-7\.json; give it that name"):
-        reproduced.page(tmp_path)
-    facts = json.loads(whole)
-    del facts["checksum"]
-    (tmp_path / "Other-cpu-7.json").write_text(json.dumps(facts))
+        reproduced.verdict_page(tmp_path)
+    content = json.loads(whole)
+    del content["checksum"]
+    (tmp_path / "Other-cpu-7.json").write_text(json.dumps(content))
     with pytest.raises(CannotRead, match="it has lost its checksum"):
-        reproduced.page(tmp_path)
+        reproduced.verdict_page(tmp_path)
 
 
 def test_the_page_of_the_repository_is_that_of_its_verdicts() -> None:
-    assert (KEPT / "README.md").read_text() == reproduced.page(KEPT)
+    assert (VERDICT_FOLDER / "README.md").read_text() == reproduced.verdict_page(VERDICT_FOLDER)
 
 
 def test_the_verdicts_of_the_repository_are_what_their_numbers_say() -> None:
-    for path in sorted(KEPT.glob("*.json.gz")):
-        found = reproduce.read(path)
-        claim = reproduce.claim_of(found["claim"])
+    for path in sorted(VERDICT_FOLDER.glob("*.json.gz")):
+        verdict_on_disk = reproduce.read(path)
+        claim = reproduce.claim_of(verdict_on_disk["claim"])
         numbers = {
-            seed: {one["name"]: one["here"][place] for one in found["numbers"] if one["here"]}
-            for place, seed in enumerate(found["seeds"])
+            seed: {number["name"]: number["here"][index] for number in verdict_on_disk["numbers"] if number["here"]}
+            for index, seed in enumerate(verdict_on_disk["seeds"])
         }
-        judged = reproduce.judged(claim, found["tier"], numbers)
-        assert judged == {name: found[name] for name in judged}, path.name
+        verdict_again = reproduce.verdict_record(claim, verdict_on_disk["tier"], numbers)
+        assert verdict_again == {name: verdict_on_disk[name] for name in verdict_again}, path.name
 
 
 def test_evidence_rests_on_seeds_that_nothing_was_chosen_on() -> None:
-    for path in sorted(KEPT.glob("*.json.gz")):
+    for path in sorted(VERDICT_FOLDER.glob("*.json.gz")):
         seeds = reproduce.read(path)["seeds"]
         assert min(seeds) >= recipes.FIRST_SEED and len(seeds) == reproduce.SEEDS

@@ -1,4 +1,4 @@
-"""Figures are drawn from records and plain arrays, without a display, and say what they show."""
+"""Figures are drawn from records and plain arrays, without a display, and are labelled."""
 
 import io
 import math
@@ -18,7 +18,7 @@ import pytest
 from fake_records import ENCODINGS, comparison, record, with_scores
 from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
-from tiers import of_these_slow
+from tiers import slow_by_ending
 
 from posenc.lab import figures
 from posenc.lab.appearance import RAMP, places, short
@@ -59,7 +59,7 @@ DRAWINGS = {
 
 
 @cache
-def drawing(name):
+def cached_figure(name):
     return DRAWINGS[name]()
 
 
@@ -89,10 +89,10 @@ def test_a_hidden_thing_is_shown_by_place_and_length():
     assert figures.depths([record("rotary", "copy")]) is None
 
 
-@pytest.mark.parametrize("name", of_these_slow(DRAWINGS, TASKS[:2]))
+@pytest.mark.parametrize("name", slow_by_ending(DRAWINGS, TASKS[:2]))
 def test_a_figure_is_not_blank(name):
-    assert isinstance(drawing(name), Figure)
-    image = matplotlib.image.imread(io.BytesIO(figures.png(drawing(name))))[..., :3]
+    assert isinstance(cached_figure(name), Figure)
+    image = matplotlib.image.imread(io.BytesIO(figures.png(cached_figure(name))))[..., :3]
     assert 0.01 < (image < 0.97).any(axis=-1).mean() < 0.95
 
 
@@ -101,18 +101,19 @@ def test_a_figure_is_not_blank(name):
     [name for name in DRAWINGS if name.split()[0] in ("extrapolation", "learning", "ablation", "wavelengths", "bias")],
 )
 def test_a_figure_of_records_can_be_read_alone(name):
-    figure = drawing(name)
+    figure = cached_figure(name)
     assert figure.get_suptitle()
     labels = [axes.get_xlabel() or axes.get_ylabel() for axes in figure.axes] + [figure.get_supxlabel()]
     assert any(labels)
-    drawn = {label for label, look in figures.looks(RECORDS).items() if f"encoding-{look.place}" in gids(figure)}
-    # A bar and a panel have their names at their side.
-    assert drawn <= {re.split(r",| \(", word)[0] for word in words(figure)} or name.split()[0] in ("ablation", "bias")
+    line_names = {label for label, look in figures.looks(RECORDS).items() if f"encoding-{look.place}" in gids(figure)}
+    # Bars and panels have their names beside them.
+    texts = {re.split(r",| \(", word)[0] for word in words(figure)}
+    assert line_names <= texts or name.split()[0] in ("ablation", "bias")
 
 
 @pytest.mark.parametrize("name", ["extrapolation copy", "learning text", "added", "attention"])
 def test_an_svg_has_its_words_as_text(name):
-    svg = figures.svg(drawing(name))
+    svg = figures.svg(cached_figure(name))
     assert "<text" in svg and len(svg) < 400_000
 
 
@@ -124,8 +125,8 @@ def test_an_encoding_keeps_its_colour_wherever_it_is_drawn_and_its_look_when_oth
     board = speed_and_reach([Standing("rotary", tasks=1, learned=1, reach=2.0, speed=1.0, cpu_s=1.0)])
     example = runpy.run_path(str(HOME / "examples" / "fixed_against_learned.py"))["draw"]({"rotary": [1.0] * 20})
     assert {figure.axes[0].lines[0].get_color() for figure in (board, example)} == {look.color, figures.color("rotary")}
-    summed, alone = (figures.look(place) for place in places(["rotary + alibi", "rotary"]).values())
-    assert summed.color == alone.color and summed.dashes != alone.dashes == look.dashes
+    composition, alone = (figures.look(place) for place in places(["rotary + alibi", "rotary"]).values())
+    assert composition.color == alone.color and composition.dashes != alone.dashes == look.dashes
 
 
 def test_sixty_encodings_look_different():
@@ -135,9 +136,9 @@ def test_sixty_encodings_look_different():
 def test_not_learned_is_said_and_not_drawn():
     figure = figures.extrapolation(RECORDS, "copy")
     assert figure is not None and "none: not learned" in words(figure)
-    nobody = figures.extrapolation([with_scores(record(), 0.5, 1, 1, 1)], "repeat")
-    assert nobody is not None and "no encoding learned the task" in words(nobody)
-    assert not [line for line in nobody.axes[0].lines if line.get_gid()]
+    without_lines = figures.extrapolation([with_scores(record(), 0.5, 1, 1, 1)], "repeat")
+    assert without_lines is not None and "no encoding learned the task" in words(without_lines)
+    assert not [line for line in without_lines.axes[0].lines if line.get_gid()]
 
 
 def test_points_are_medians_over_seeds():
@@ -162,7 +163,7 @@ def test_bars_of_an_ablation_are_what_is_left_beside_a_tick_for_the_intact_score
 
 def test_the_median_curve_is_over_the_steps_that_all_seeds_have():
     runs = [np.array([[1, 0.1, 2.0, 0.0], [2, 0.2, 1.0, 0.5]]), np.array([[2, 0.3, 3.0, 0.1], [3, 0.4, 0.0, 1.0]])]
-    assert measured.band_of(runs)[1] == pytest.approx(np.array([[2, 0.25, 2.0, 0.3]]))
+    assert measured.seed_band(runs)[1] == pytest.approx(np.array([[2, 0.25, 2.0, 0.3]]))
 
 
 def test_the_trained_length_is_marked_in_items_on_curves_and_in_positions_on_pictures():
@@ -177,16 +178,16 @@ def test_the_trained_length_is_marked_in_items_on_curves_and_in_positions_on_pic
 
 def test_pairs_that_never_complete_a_turn_are_hollow():
     figure = figures.spectrum([6.3, 20.0, 60.0, 200.0], None, 32, "", "", "positions")
-    _, filled, hollow, *_ = figure.axes[0].lines
-    assert list(filled.get_ydata()) == [6.3, 20.0] and list(hollow.get_ydata()) == [60.0, 200.0]
+    _, solid, hollow, *_ = figure.axes[0].lines
+    assert list(solid.get_ydata()) == [6.3, 20.0] and list(hollow.get_ydata()) == [60.0, 200.0]
     assert hollow.get_markerfacecolor() == figures.PAPER
 
 
 def test_a_spectrum_marks_the_context_and_what_completes_no_turn():
     figure = figures.spectrum([6.3, 40.0, math.inf], [6.3, 20.0, 60.0], 32, "", "2 of 3 pairs do not", "positions")
-    _, turning, hollow, _, later, missing, context = figure.axes[0].lines
+    _, turning, hollow, _, later, incomplete, context = figure.axes[0].lines
     assert list(turning.get_ydata()) == [6.3, 20.0] and list(hollow.get_ydata()) == [60.0]
-    assert list(later.get_ydata()) == [6.3] and missing.get_markerfacecolor() == figures.PAPER
+    assert list(later.get_ydata()) == [6.3] and incomplete.get_markerfacecolor() == figures.PAPER
     assert list(context.get_ydata()) == [32, 32] and "context: 32 positions" in words(figure)
     assert any("2 of 3 pairs do not" in text for text in words(figure))
     assert len(figures.spectrum([6.3], None, 32, "", "", "positions").axes[0].lines) == 4
@@ -199,8 +200,8 @@ def test_titles_that_are_too_long_are_folded():
 
 
 def test_each_encoding_has_one_picture_of_a_run_that_saw_most():
-    shown = pictured.pictured(RECORDS, "added")
-    assert {label: len(table) for label, _, table in shown} == {"learned": 128, "sinusoidal": 128}
+    pictures = pictured.best_pictures(RECORDS, "added")
+    assert {label: len(table) for label, _, table in pictures} == {"learned": 128, "sinusoidal": 128}
 
 
 def test_similarity_is_the_cosine_between_rows():
@@ -223,7 +224,7 @@ def test_attention_of_any_size_is_drawn(weights):
 
 
 def test_tokens_of_any_kind_become_labels():
-    assert [layout.readable(token) for token in (" ", "\n", "ä", "<bos>", 7)] == ["␣", "\\n", "\\xe4", "<bos>", "7"]
+    assert [layout.token_label(token) for token in (" ", "\n", "ä", "<bos>", 7)] == ["␣", "\\n", "\\xe4", "<bos>", "7"]
 
 
 def test_labels_are_shortened_from_the_folders_on():
@@ -264,7 +265,7 @@ def test_the_same_records_give_the_same_files():
 
 
 def test_the_callers_settings_are_kept_and_left_alone():
-    """What they have set is as they have set it, and the house style fills in the rest."""
+    """The caller's settings win, and the house style sets the rest."""
     with matplotlib.rc_context({"axes.facecolor": "yellow", "font.size": 31.0}):
         figure = figures.heatmap(np.eye(3), "identity")
         assert figure.axes[0].get_facecolor() == (1.0, 1.0, 0.0, 1.0)
@@ -282,13 +283,13 @@ def test_drawing_needs_no_pyplot():
 
 def test_names_in_pictures_are_letters_and_never_markup_or_control_characters(tmp_path):
     name = "a<script>&]]>\"'$x$\\frac{\x00\x1b[31m\x9b\u202e\ud800\n%s{0}日本"
-    drawn = figures.bias_curves([0, 1], [[0.0, 1.0]], name)
-    document = ElementTree.fromstring(figures.svg(drawn).encode())
+    figure = figures.bias_curves([0, 1], [[0.0, 1.0]], name)
+    document = ElementTree.fromstring(figures.svg(figure).encode())
     words = "".join(document.itertext())
     assert "a<script>&]]>\"'$x$\\frac{" in words and "%s{0}日本" in words
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800]", words)
-    assert figures.save(drawn, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert ElementTree.parse(figures.save(drawn, tmp_path / "a.svg"))
+    assert figures.save(figure, tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert ElementTree.parse(figures.save(figure, tmp_path / "a.svg"))
 
 
 def test_no_line_goes_through_the_words_of_trained_lengths_that_are_near():
@@ -305,21 +306,21 @@ def test_no_line_goes_through_the_words_of_trained_lengths_that_are_near():
 
 def boxes(figure, names):
     figure.draw_without_rendering()
-    found = [text for text in figure.findobj(matplotlib.text.Text) if text.get_text() in names and text.get_visible()]
-    # That of an annotation has its hair too.
-    return {text.get_text(): matplotlib.text.Text.get_window_extent(text) for text in found}
+    texts = [text for text in figure.findobj(matplotlib.text.Text) if text.get_text() in names and text.get_visible()]
+    # The extent of an annotation would include its arrow.
+    return {text.get_text(): matplotlib.text.Text.get_window_extent(text) for text in texts}
 
 
 def test_lines_are_named_in_a_legend_under_the_figure_that_covers_nothing():
     runs = [with_scores(record(spec), 1, 1, 1, last) for spec, last in (("alibi", 0.2), ("rotary", 0.9), ("fire", 0.5))]
     figure = figures.extrapolation([*runs, with_scores(record("shaw"), 1, 1, 1, 0.5)], "repeat")
     figures.png(figure)
-    found = boxes(figure, {"alibi", "rotary", "fire", "shaw"})
+    text_boxes = boxes(figure, {"alibi", "rotary", "fire", "shaw"})
     label = figure.axes[0].xaxis.label.get_window_extent()
-    assert len(found) == 4 and all(
-        box.y1 < label.y0 and 0 < box.x0 and box.x1 < figure.bbox.x1 for box in found.values()
+    assert len(text_boxes) == 4 and all(
+        box.y1 < label.y0 and 0 < box.x0 and box.x1 < figure.bbox.x1 for box in text_boxes.values()
     )
-    assert not any(a.overlaps(b) for a in found.values() for b in found.values() if a is not b)
+    assert not any(a.overlaps(b) for a in text_boxes.values() for b in text_boxes.values() if a is not b)
 
 
 def test_heads_are_named_in_a_legend_beside_each_panel():
@@ -334,8 +335,8 @@ def test_heads_are_named_in_a_legend_beside_each_panel():
 def test_a_legend_holds_any_number_of_names():
     long = [record(f"mine.py:Mine(option={place}, another={'x' * 20})", "text") for place in range(3)]
     assert len(figures.extrapolation(long, "text").legends[0].get_texts()) == 3
-    many = [record(f"a{place}") for place in range(40)]
-    assert len(figures.extrapolation(many, "repeat").legends[0].get_texts()) == 40
+    forty = [record(f"a{place}") for place in range(40)]
+    assert len(figures.extrapolation(forty, "repeat").legends[0].get_texts()) == 40
 
 
 def test_names_beside_points_touch_no_others():
@@ -344,9 +345,9 @@ def test_names_beside_points_touch_no_others():
     axes.plot([0, 1], [0, 1], linestyle="none")
     names = [f"encoding {place}" for place in range(6)]
     layout.name_points(axes, [(0.5 + 0.001 * place, 0.5, name, "") for place, name in enumerate(names)])
-    found = list(boxes(figure, names).values())
-    assert len(found) == 6
-    assert not any(a.shrunk(0.8, 0.7).overlaps(b) for a in found for b in found if a is not b)
+    text_boxes = list(boxes(figure, names).values())
+    assert len(text_boxes) == 6
+    assert not any(a.shrunk(0.8, 0.7).overlaps(b) for a in text_boxes for b in text_boxes if a is not b)
 
 
 def test_thousands_are_parted_on_every_axis():
@@ -364,14 +365,14 @@ def test_the_tokens_stand_beside_every_map_of_attention(tokens):
     run = record("alibi") | {"attention": {"with": weights, "without": weights, "tokens": letters}}
     figure = figures.attention(run)
     for axes in (axes for axes in figure.axes if axes.get_ylabel() == "queries"):
-        below, beside = axes.collections
+        key_labels, query_labels = axes.collections
         # Under each of 4 heads, and beside each of 2 layers.
-        assert (len(below.get_offsets()), len(beside.get_offsets())) == (4 * tokens, 2 * tokens)
-        assert [*below.get_offsets()[:tokens, 0]] == [*range(tokens)]
-        for drawn in (below, beside):
+        assert (len(key_labels.get_offsets()), len(query_labels.get_offsets())) == (4 * tokens, 2 * tokens)
+        assert [*key_labels.get_offsets()[:tokens, 0]] == [*range(tokens)]
+        for collection in (key_labels, query_labels):
             shapes = [TextPath((0, 0), letter, size=4.4) for letter in letters]
-            assert len(drawn.get_paths()) == tokens
-            for shape, path in zip(shapes, drawn.get_paths(), strict=True):
+            assert len(collection.get_paths()) == tokens
+            for shape, path in zip(shapes, collection.get_paths(), strict=True):
                 at_least, size = shape.get_extents(), path.get_extents()
                 assert size.width / size.height == pytest.approx(at_least.width / at_least.height)
                 assert size.height >= at_least.height

@@ -1,4 +1,4 @@
-"""Figures in the size, the style and the axes that somebody asks for."""
+"""Figures in the size, the style and the axes of the caller."""
 
 import io
 import math
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fake_records import comparison, record, with_scores
 from matplotlib.figure import Figure
-from tiers import of_these_slow
+from tiers import slow_by_ending
 
 from posenc import Sinusoidal
 from posenc.lab import figures
@@ -43,13 +43,13 @@ def marks(axes):
     return {line.get_gid(): line for line in axes.lines if line.get_gid() and line.get_marker() != "None"}
 
 
-@pytest.mark.parametrize("name", of_these_slow(NARROW, ("repeat", "copy", "similarity")))
+@pytest.mark.parametrize("name", slow_by_ending(NARROW, ("repeat", "copy", "similarity")))
 def test_a_figure_fits_a_column_of_a_paper(name, tmp_path):
     figure = NARROW[name](width=3.25, height=2.2)
     path = figures.save(figure, tmp_path / "a.png")
     assert matplotlib.image.imread(path).shape[:2] == (440, 650)
-    drawn = figure.get_tightbbox()
-    assert drawn.x0 > -0.03 and drawn.y0 > -0.03 and drawn.x1 < 3.28 and drawn.y1 < 2.23
+    box = figure.get_tightbbox()
+    assert box.x0 > -0.03 and box.y0 > -0.03 and box.x1 < 3.28 and box.y1 < 2.23
 
 
 @pytest.mark.parametrize(("width", "height"), [(6.9, 3), pytest.param(3.25, 2.2, marks=pytest.mark.slow)])
@@ -95,33 +95,33 @@ def test_sizes_that_leave_no_room_are_refused(tmp_path):
 
 
 def test_records_may_be_left_out_and_encodings_renamed():
-    chosen = [run | {"experiment": dict(run["experiment"])} for run in RECORDS]
-    for run in chosen:
+    selection = [run | {"experiment": dict(run["experiment"])} for run in RECORDS]
+    for run in selection:
         run["experiment"]["spec"] = {"rotary": "RoPE"}.get(run["experiment"]["spec"], run["experiment"]["spec"])
-    chosen = [run for run in chosen if run["experiment"]["spec"] in ("RoPE", "alibi")]
-    assert {"RoPE", "alibi"} <= set(words(figures.extrapolation(chosen, "copy")))
+    selection = [run for run in selection if run["experiment"]["spec"] in ("RoPE", "alibi")]
+    assert {"RoPE", "alibi"} <= set(words(figures.extrapolation(selection, "copy")))
 
 
 def test_a_figure_goes_into_axes_of_ones_own():
-    mine = Figure()
-    left, right = mine.subplots(1, 2)
-    assert figures.extrapolation(RECORDS, "copy", ax=left) is mine
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
+    assert figures.extrapolation(RECORDS, "copy", ax=left) is figure
     figures.learning(RECORDS, "copy", measure="score", against="cpu_s", ax=right)
     assert left.get_ylabel() == "exact match, %" and right.get_xlabel() == "CPU seconds"
     assert [text.get_text() for text in left.legend().get_texts()][:2] == ["sinusoidal", "learned"]
-    assert not mine.legends and not mine.get_suptitle()
+    assert not figure.legends and not figure.get_suptitle()
     axes = Figure().subplots(2, 2)
     assert figures.learning(RECORDS, "copy", ax=axes).axes == list(axes.flat)
 
 
 def test_axes_that_do_not_fit_are_refused():
-    mine = Figure().add_subplot()
+    axes = Figure().add_subplot()
     with pytest.raises(ValueError, match="this figure has 4 panels, so ax must be 4 matplotlib axes, got 1 of Axes"):
-        figures.learning(RECORDS, "copy", ax=mine)
+        figures.learning(RECORDS, "copy", ax=axes)
     with pytest.raises(ValueError, match="this figure has 1 panel, so ax must be 1 matplotlib axes, got 1 of Figure"):
         figures.extrapolation(RECORDS, "copy", ax=Figure())
     with pytest.raises(ValueError, match="axes of your own have their size and title; leave width, height and title"):
-        figures.extrapolation(RECORDS, "copy", ax=mine, width=3)
+        figures.extrapolation(RECORDS, "copy", ax=axes, width=3)
 
 
 def test_words_that_are_none_of_the_figures_are_refused():
@@ -159,15 +159,15 @@ def test_a_style_is_kept_where_it_says_what_matplotlib_says(tmp_path):
     assert axes.xaxis.label.get_size() == 10 and axes.xaxis.label.get_family() == ["serif"]
     assert not any(line.get_visible() for line in axes.get_ygridlines())
     assert [marks(axes)[f"encoding-{place}"].get_color() for place in range(3)] == ["k", "r", "k"]
-    # What it leaves open is as in the house.
+    # Other settings are those of the house style.
     assert axes.spines["top"].get_visible() is False and axes.xaxis.label.get_color() == figures.INK
 
 
 def test_a_style_of_matplotlibs_own_goes_by_its_name():
     with figures.using("dark_background"):
         figure = figures.extrapolation(RECORDS, "repeat")
-    trained = next(line for line in figure.axes[0].lines if list(line.get_xdata()) == [10, 10])
-    assert figure.get_facecolor() == (0, 0, 0, 1) and trained.get_color() == "white"
+    mark = next(line for line in figure.axes[0].lines if list(line.get_xdata()) == [10, 10])
+    assert figure.get_facecolor() == (0, 0, 0, 1) and mark.get_color() == "white"
 
 
 def test_styles_that_there_are_not_are_refused(tmp_path):
@@ -192,12 +192,12 @@ def test_the_page_is_in_the_house_style_and_its_files_in_ones_own(tmp_path):
             comparison(("copy",), seeds=1, encodings=("none", "rotary")), tmp_path, files=files
         ).read_text()
     assert "var(--c0)" in page and "figures/headline.pdf, figures/headline.svg" in page
-    written = tmp_path / "figures" / "extrapolation-copy.svg"
-    box = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', written.read_text())
+    file = tmp_path / "figures" / "extrapolation-copy.svg"
+    box = re.search(r'width="([\d.]+)pt" height="([\d.]+)pt"', file.read_text())
     assert [float(side) / 72 for side in box.groups()] == pytest.approx([3.25, 2.2])
-    assert "#abcdef" in written.read_text() and "#abcdef" not in page
-    # `none` did not learn, and is not drawn; rotary has the first of that style's colours, as it has the house's first.
-    assert "#112233" in written.read_text() and "beyond the trained length" not in written.read_text()
+    assert "#abcdef" in file.read_text() and "#abcdef" not in page
+    # `none` did not learn, and is not drawn; rotary has the first colour, of that style and of the house style.
+    assert "#112233" in file.read_text() and "beyond the trained length" not in file.read_text()
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".pdf", ".svg"}
 
 
@@ -219,23 +219,23 @@ def test_files_of_figures_that_there_are_not_are_refused():
 
 def test_the_headline_shows_time_against_reach():
     runs = [
-        with_scores(record("alibi", seed=seed, cpu_s_to_learned=time), 1, *beyond)
-        for seed, (time, beyond) in enumerate([(4.0, (1, 1, 1)), (8.0, (1, 1, 0.2)), (6.0, (1, 0, 0))])
+        with_scores(record("alibi", seed=seed, cpu_s_to_learned=time), 1, *scores)
+        for seed, (time, scores) in enumerate([(4.0, (1, 1, 1)), (8.0, (1, 1, 0.2)), (6.0, (1, 0, 0))])
     ]
     figure = figures.headline([*runs, record("rotary", cpu_s_to_learned=2.0)])
     line = marks(figure.axes[0])["encoding-2"]
     assert list(line.get_xdata()) == [6.0] and line.get_ydata()[0] == 1.5
-    across, up = [segments.get_segments()[0] for segments in figure.axes[0].collections[:2]]
-    assert sorted(across[:, 0]) == [4, 8] and sorted(up[:, 1]) == pytest.approx([1.2, 2.0])
+    horizontal, vertical = [segments.get_segments()[0] for segments in figure.axes[0].collections[:2]]
+    assert sorted(horizontal[:, 0]) == [4, 8] and sorted(vertical[:, 1]) == pytest.approx([1.2, 2.0])
 
 
 def test_the_headline_names_who_has_not_learned_below_its_axis():
-    lost = [with_scores(record("none", seed=seed), 0.5, 1, 1, 1) for seed in range(5)]
+    failures = [with_scores(record("none", seed=seed), 0.5, 1, 1, 1) for seed in range(5)]
     partly = [with_scores(record("rotary", seed=seed), 1 if seed else 0.5, 0, 0, 0) for seed in range(3)]
-    figure = figures.headline([*lost, *partly, record("alibi")])
+    figure = figures.headline([*failures, *partly, record("alibi")])
     assert "rotary, 2 of 3" in words(figure)
     assert figure.axes[0].get_xlabel() == "CPU seconds to 99 %\nnot learned: none (0 of 5)"
-    assert "not learned: none (0 of 5)" in figures.headline(lost).axes[0].get_xlabel()
+    assert "not learned: none (0 of 5)" in figures.headline(failures).axes[0].get_xlabel()
 
 
 def test_the_headline_has_a_panel_for_each_task_that_has_right_answers():
@@ -245,8 +245,8 @@ def test_the_headline_has_a_panel_for_each_task_that_has_right_answers():
 
 
 def test_ticks_that_would_touch_are_left_out():
-    assert speed_and_reach.apart([1, 1.1, 2, 3.9, 4], 0.5) == [1, 2, 4]
-    assert speed_and_reach.apart([3], 1) == [3] and speed_and_reach.apart([], 1) == []
+    assert speed_and_reach.spaced_ticks([1, 1.1, 2, 3.9, 4], 0.5) == [1, 2, 4]
+    assert speed_and_reach.spaced_ticks([3], 1) == [3] and speed_and_reach.spaced_ticks([], 1) == []
 
 
 def test_a_band_reaches_from_the_lowest_to_the_highest_seed():
@@ -261,18 +261,18 @@ def test_a_band_reaches_from_the_lowest_to_the_highest_seed():
 
 
 def test_a_caption_names_a_dashed_line_only_where_one_is_drawn():
-    def said(run):
-        drawn = report.pictures_of([run], lambda name, draw, says, shows: draw() and {"says": says})
-        return " ".join(figure["says"] for figure in drawn)
+    def captions(run):
+        contexts = report.pictures_of([run], lambda name, draw, says, shows: draw() and {"says": says})
+        return " ".join(figure["says"] for figure in contexts)
 
-    for trained, drawn in ((22, False), (8, True)):
-        run = record("learned", trained_tokens=trained)
-        assert ("trained" in words(figures.added([run]))) is drawn
-        assert ("Rows below the dashed line" in said(run)) is drawn
-    for trained, drawn in ((500, False), (9, True)):
-        run = record("alibi", trained_tokens=trained)
-        assert (f"trained to {trained}" in words(figures.bias([run]))) is drawn
-        assert ("Right of the dashed line" in said(run)) is drawn
+    for trained_tokens, is_drawn in ((22, False), (8, True)):
+        run = record("learned", trained_tokens=trained_tokens)
+        assert ("trained" in words(figures.added([run]))) is is_drawn
+        assert ("Rows below the dashed line" in captions(run)) is is_drawn
+    for trained_tokens, is_drawn in ((500, False), (9, True)):
+        run = record("alibi", trained_tokens=trained_tokens)
+        assert (f"trained to {trained_tokens}" in words(figures.bias([run]))) is is_drawn
+        assert ("Right of the dashed line" in captions(run)) is is_drawn
 
 
 def test_what_has_no_numbers_to_draw_is_refused_with_what_would_have_them():
@@ -286,7 +286,7 @@ def test_what_has_no_numbers_to_draw_is_refused_with_what_would_have_them():
 
 
 def test_every_point_stands_at_its_own_length_and_reach():
-    """However many are equal: nothing is moved to be seen."""
+    """Points are never moved apart, however many are equal."""
     for task, lengths in (("repeat", [10, 12, 15, 20]), ("text", [64, 128, 256, 512])):
         for axes in figures.extrapolation(comparison((task,), seeds=1), task).axes:
             assert len(marks(axes)) == 7 and all(list(line.get_xdata()) == lengths for line in marks(axes).values())

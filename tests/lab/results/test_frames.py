@@ -1,4 +1,4 @@
-"""Tables of results hold what the records hold, one row for each measurement."""
+"""Tidy tables have the numbers of the records, one row for each measurement."""
 
 import math
 import sys
@@ -36,7 +36,7 @@ def test_a_row_is_a_run_at_a_length(folder):
 
 
 @pytest.mark.parametrize(
-    ("what", "rows", "columns"),
+    ("kind", "rows", "columns"),
     [
         ("runs", 12, {"in_distribution_exact_match", "cpu_s"}),
         ("lengths", 48, {"length", "sliding_bits_per_byte"}),
@@ -45,8 +45,8 @@ def test_a_row_is_a_run_at_a_length(folder):
         ("order", 72, {"attention", "layers", "layers_of_run", "position", "difference"}),
     ],
 )
-def test_every_kind_has_its_rows(folder, what, rows, columns):
-    frame = lab.load(folder, what)
+def test_every_kind_has_its_rows(folder, kind, rows, columns):
+    frame = lab.load(folder, kind)
     assert len(frame) == rows and columns <= set(frame.columns)
     assert list(frame.columns[:4]) == ["task", "encoding", "seed", "learned"] and frame.columns.is_unique
 
@@ -60,13 +60,13 @@ def test_a_number_of_the_row_stands_before_that_of_its_run(folder):
 
 def test_a_column_of_which_nothing_is_known_holds_floats():
     rows = frames.rows([record("alibi")], "lengths")
-    assert frames.framed(rows)["bits_per_byte"].dtype == float
+    assert frames.data_frame(rows)["bits_per_byte"].dtype == float
 
 
 def test_a_column_has_one_type():
-    assert frames.one_type([1, None, 2.5]) == [1.0, None, 2.5]
-    assert [type(x) for x in frames.one_type([1, 2.5])] == [float, float]
-    assert frames.one_type([1, "a"]) == ["1", "a"] and frames.one_type([None]) == [None]
+    assert frames.unify_types([1, None, 2.5]) == [1.0, None, 2.5]
+    assert [type(x) for x in frames.unify_types([1, 2.5])] == [float, float]
+    assert frames.unify_types([1, "a"]) == ["1", "a"] and frames.unify_types([None]) == [None]
 
 
 def test_settings_in_which_runs_differ_are_in_their_names_and_columns():
@@ -78,8 +78,8 @@ def test_settings_in_which_runs_differ_are_in_their_names_and_columns():
 
 
 def test_records_themselves_are_to_be_had(folder):
-    found = lab.load(folder, "records")
-    assert sorted(run["key"] for run in found) == sorted(run["key"] for run in RECORDS) and found[0]["pictures"]
+    records = lab.load(folder, "records")
+    assert sorted(run["key"] for run in records) == sorted(run["key"] for run in RECORDS) and records[0]["pictures"]
 
 
 def test_wrong_words_are_refused_and_tables_where_records_are_drawn(folder, tmp_path):

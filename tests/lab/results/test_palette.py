@@ -1,4 +1,4 @@
-"""The colours of lines are seen on their background, and told apart by everybody; the palette itself is asked."""
+"""The colours of lines contrast with their background and are distinct, also with colour blindness."""
 
 import re
 from pathlib import Path
@@ -38,7 +38,7 @@ def contrast(colours, paper):
 
 
 def distances(colours, matrix):
-    """Ottosson 2020: [colours, colours]."""
+    """Return distances [colours, colours] in OKLab (Ottosson 2020)."""
     rgb = np.clip(linear(colours) @ np.array(matrix).T, 0, 1)
     to_cones = [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566]]
     cones = np.cbrt(rgb @ np.array([*to_cones, [0.0883024619, 0.2817188376, 0.6299787005]]).T)

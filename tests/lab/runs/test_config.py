@@ -1,4 +1,4 @@
-"""Settings from a file: what it says is what flags say, flags win, and what is wrong is named with the file."""
+"""Settings from a file: equal to flags, overridden by flags, and errors name the file."""
 
 import json
 from pathlib import Path
@@ -7,11 +7,11 @@ import pytest
 
 from posenc import cli
 from posenc.cli.training import Train
-from posenc.foreign import CannotRead, read_toml, written_toml
+from posenc.foreign import CannotRead, read_toml, toml_text
 from posenc.lab.experiments.execution import Execution
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.runs import config
-from posenc.lab.runs.single_run import train_one
+from posenc.lab.runs.single_run import train_run
 
 TINY = {"train_length": 3, "dim": 16, "heads": 2, "layers": 1, "batch": 4, "warmup": 2, "steps": 2, "evaluate_every": 2}
 
@@ -22,9 +22,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def parsed(text: str, *arguments: str) -> Train:
+def parse(text: str, *arguments: str) -> Train:
     Path("run.toml").write_text(text)
-    return cli.parse(["train", *arguments, "--config", "run.toml"])
+    return cli.parse_command(["train", *arguments, "--config", "run.toml"])
 
 
 def test_a_file_says_what_flags_say() -> None:
@@ -32,20 +32,20 @@ def test_a_file_says_what_flags_say() -> None:
         'spec = "alibi"\ntask = "copy"\ndim = 32\nrate = 1e-3\ntest-lengths = [6, 9]\ncompile = true\nlog = ["jsonl"]\n'
     )
     flags = ["alibi", "--task", "copy", "--dim", "32", "--rate", "1e-3", "--test-lengths", "6", "9", "--compile"]
-    found, wanted = parsed(text), cli.parse(["train", *flags, "--log", "jsonl", "--config", "run.toml"])
-    assert found == wanted and found.dim == 32 and found.test_lengths == (6, 9) and found.compile
+    actual, expected = parse(text), cli.parse_command(["train", *flags, "--log", "jsonl", "--config", "run.toml"])
+    assert actual == expected and actual.dim == 32 and actual.test_lengths == (6, 9) and actual.compile
 
 
 def test_flags_win() -> None:
     text = (
         'spec = "alibi"\nsteps = 5\ntest_lengths = [6, 9]\ncompile = true\nactivation_checkpointing = true\nseed = 3\n'
     )
-    found = parsed(text, "rotary", "--steps=7", "--test-lengths", "8", "--no-compile")
-    assert (found.spec, found.steps, found.test_lengths, found.compile) == ("rotary", 7, (8,), False)
-    assert found.activation_checkpointing and found.seed == 3
+    verb = parse(text, "rotary", "--steps=7", "--test-lengths", "8", "--no-compile")
+    assert (verb.spec, verb.steps, verb.test_lengths, verb.compile) == ("rotary", 7, (8,), False)
+    assert verb.activation_checkpointing and verb.seed == 3
     # Wherever it stands.
-    assert parsed(text, "--steps", "7", "shaw").spec == "shaw" and parsed(text, "--compile", "shaw").spec == "shaw"
-    assert parsed(text, "--log", "jsonl", "tensorboard").spec == "alibi"
+    assert parse(text, "--steps", "7", "shaw").spec == "shaw" and parse(text, "--compile", "shaw").spec == "shaw"
+    assert parse(text, "--log", "jsonl", "tensorboard").spec == "alibi"
 
 
 @pytest.mark.parametrize(
@@ -69,33 +69,33 @@ def test_flags_win() -> None:
 )
 def test_what_is_wrong_in_a_file_is_named(text: str, words: str) -> None:
     with pytest.raises(CannotRead, match=words):
-        parsed(text)
+        parse(text)
 
 
 def test_only_toml_is_read() -> None:
     with pytest.raises(
         ValueError, match=r"^settings are read from a \.toml file, got 'run\.yaml'; write them as TOML$"
     ):
-        cli.parse(["train", "--config", "run.yaml"])
+        cli.parse_command(["train", "--config", "run.yaml"])
     with pytest.raises(CannotRead, match=r"^none\.toml: there is no such file"):
-        cli.parse(["train", "--config", "none.toml"])
+        cli.parse_command(["train", "--config", "none.toml"])
 
 
 def test_a_value_of_another_kind_is_refused_as_a_flag_is() -> None:
     with pytest.raises(ValueError, match=r"^--dim takes a whole number, such as 8, got 'wide'$"):
-        parsed('dim = "wide"')
+        parse('dim = "wide"')
 
 
 def test_a_run_writes_its_settings_and_they_make_the_same_run(here: Path) -> None:
     execution = Execution(accumulation=2, samples=("ab|",), sample_tokens=3)
     changes = TINY | {"window": (2, None), "clip": 0.5, "test_lengths": (5,)}
-    first = train_one("rotary, none", "copy", 7, here / "one", None, lambda words: None, execution=execution, **changes)
+    first = train_run("rotary, none", "copy", 7, here / "one", None, lambda words: None, execution=execution, **changes)
     settings = str(here / "one" / config.FILE)
     assert cli.main(["train", "--config", settings, "--out", str(here / "two"), "--json"]) == 0
-    one, two = (next((here / name).glob("step-*")) / "model.safetensors" for name in ("one", "two"))
-    assert one.read_bytes() == two.read_bytes()
+    file_a, second = (next((here / name).glob("step-*")) / "model.safetensors" for name in ("one", "two"))
+    assert file_a.read_bytes() == second.read_bytes()
     assert (here / "two" / config.FILE).read_text() == Path(settings).read_text()
-    facts = json.loads((two.parent / "run.json").read_text())
+    facts = json.loads((second.parent / "run.json").read_text())
     assert facts["experiment"] == json.loads(json.dumps(first.experiment.to_dict()))
     # And the folder that they lie in goes on by them.
     assert cli.main(["train", "--config", settings, "--out", str(here / "one")]) == 0
@@ -109,10 +109,10 @@ def test_every_setting_of_a_run_is_a_flag() -> None:
 
 def test_what_is_written_is_read_back(here: Path) -> None:
     facts = {"a": 'quotes " and \\ and \x7f and \n ü 😀', "b": 1e-05, "c": [1, 2], "d": True, "e": -3}
-    Path("all.toml").write_text(written_toml(facts), encoding="utf-8")
-    found = read_toml("all.toml")
-    assert found["a"].startswith('quotes " and \\ and ') and found["a"].endswith("ü 😀")
-    assert {name: found[name] for name in "bcde"} == {name: facts[name] for name in "bcde"}
+    Path("all.toml").write_text(toml_text(facts), encoding="utf-8")
+    settings = read_toml("all.toml")
+    assert settings["a"].startswith('quotes " and \\ and ') and settings["a"].endswith("ü 😀")
+    assert {name: settings[name] for name in "bcde"} == {name: facts[name] for name in "bcde"}
     Path("large.toml").write_bytes(b"#" * ((1 << 20) + 1))
     with pytest.raises(CannotRead, match=r"large\.toml"):
         read_toml("large.toml")

@@ -1,5 +1,6 @@
-"""A run of version 0.2 is read by the names of now: of_0_2 is `posenc train learned --task copy --steps 4 --dim 4
---layers 1 --heads 2 --norm post --hidden 4` of that version.
+"""A run of version 0.2 is read under the present names.
+
+of_0_2: `posenc train learned --task copy --steps 4 --dim 4 --layers 1 --heads 2 --norm post --hidden 4` of that version
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Several processes train as one: the same losses and weights, the same checkpoints, one voice, one end."""
+"""Several processes train as one: the same losses, weights and checkpoints; one output, one end."""
 
 import os
 import signal
@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from forked import FORKS, Forked
+from forked import FORKS, ForkedCli
 
 import posenc
 from posenc.lab import store
 from posenc.lab.experiments.execution import Execution
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.runs import checkpoint
-from posenc.lab.runs.ranks import ALONE, Several, is_lost, joined
+from posenc.lab.runs.ranks import SOLO, DistributedRanks, is_lost, join_ranks
 from posenc.lab.runs.train import Run, start, train
 from posenc.lab.tasks import Batch
 from posenc.tokens.positions import Positions
@@ -38,32 +38,32 @@ ROUNDING = 2e-5
 """What sums in another order, and some steps of AdamW behind them, may differ by."""
 
 
-def started(size: int, folder: Path, *more: str, steps: int = 12, others: tuple[str, ...] = ()) -> list[Forked]:
-    """`posenc train` in so many processes, as torchrun starts them; `others` are options of all ranks but the first."""
+def start_ranks(size: int, folder: Path, *extra: str, steps: int = 12, rest: tuple[str, ...] = ()) -> list[ForkedCli]:
+    """Start `posenc train` in several processes, as torchrun does; `rest` are options of all ranks but the first."""
     options = [f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()]
     options += ["--task=masked_symbols", "--seed=3", f"--steps={steps}", "--evaluate-every=4", "--threads=1"]
     # As torchrun's own process keeps what its ranks meet through, so that it outlives each of them.
     meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     MEETINGS.append(meeting)
-    shared = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.port)}
-    shared["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    variables = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(meeting.port)}
+    variables["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     return [
-        Forked(
-            *("train", "learned + kerple", f"--out={folder}", *options, *more, *(others if rank else ())),
-            environment={} if size == 1 else shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        ForkedCli(
+            *("train", "learned + kerple", f"--out={folder}", *options, *extra, *(rest if rank else ())),
+            environment={} if size == 1 else variables | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(size)
     ]
 
 
-def ended(ranks: list[Forked], seconds: float = 60) -> list[tuple[int, str, str]]:
-    """How all of them ended, within a bounded time, whatever happens."""
+def wait_for(ranks: list[ForkedCli], seconds: float = 60) -> list[tuple[int, str, str]]:
+    """The exit code and output of each rank, within a bounded time."""
     try:
         deadline = time.monotonic() + seconds
         while any(rank.poll() is None for rank in ranks):
             assert time.monotonic() < deadline, "they did not end"
             time.sleep(0.02)
-        return [rank.ended() for rank in ranks]
+        return [rank.outcome() for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -78,23 +78,23 @@ def alone() -> Run:
     return trained_alone(12)
 
 
-def same(run: Run, folder: Path, loss: float = 1e-5, weights: float = ROUNDING) -> None:
-    """The run in a folder is this one, but for rounding."""
-    found = checkpoint.load(folder)
-    assert found.step == run.step and found.tokens == run.tokens
-    assert torch.equal(found.generator.get_state(), run.generator.get_state())
-    for mine, other in zip(found.curve, run.curve, strict=True):
-        assert mine["step"] == other["step"]
-        assert mine["loss"] == pytest.approx(other["loss"], abs=loss)
-        assert mine["score"] == pytest.approx(other["score"], abs=0.02)
-    same_weights(found, run, weights)
+def expect_same_run(run: Run, folder: Path, loss: float = 1e-5, weights: float = ROUNDING) -> None:
+    """Assert that the run in a folder is this one, up to rounding."""
+    copy = checkpoint.load(folder)
+    assert copy.step == run.step and copy.tokens == run.tokens
+    assert torch.equal(copy.generator.get_state(), run.generator.get_state())
+    for point, expected in zip(copy.curve, run.curve, strict=True):
+        assert point["step"] == expected["step"]
+        assert point["loss"] == pytest.approx(expected["loss"], abs=loss)
+        assert point["score"] == pytest.approx(expected["score"], abs=0.02)
+    same_weights(copy, run, weights)
 
 
-def same_weights(found: Run, run: Run, rounding: float = ROUNDING) -> None:
-    for (name, one), other in zip(found.model.state_dict().items(), run.model.state_dict().values(), strict=True):
+def same_weights(copy: Run, run: Run, rounding: float = ROUNDING) -> None:
+    for (name, actual), expected in zip(copy.model.state_dict().items(), run.model.state_dict().values(), strict=True):
         # A number that is added to all keys changes no softmax: its gradient is rounding, and AdamW takes full steps.
         if not name.endswith("k_proj.bias"):
-            torch.testing.assert_close(one, other, rtol=0, atol=rounding, msg=name)
+            torch.testing.assert_close(actual, expected, rtol=0, atol=rounding, msg=name)
 
 
 WAYS = [
@@ -105,53 +105,53 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("size", "more"), WAYS)
-def test_several_processes_train_what_one_does(size: int, more: tuple[str, ...], tmp_path: Path, alone: Run) -> None:
+@pytest.mark.parametrize(("size", "options"), WAYS)
+def test_several_processes_train_what_one_does(size: int, options: tuple[str, ...], tmp_path: Path, alone: Run) -> None:
     rounding: tuple[float, ...] = ()
-    if "--matrix-rate=0.02" in more:
+    if "--matrix-rate=0.02" in options:
         alone = train(start(recipe(**RECIPE, matrix_rate=0.02, steps=12, evaluate_every=4)))
         # Muon multiplies in bfloat16: one process with another number of parts differs by as much.
         rounding = (1e-3, 2e-2)
-    first, *others = ended(started(size, tmp_path, *more))
+    first, *silent_ranks = wait_for(start_ranks(size, tmp_path, *options))
     assert first[0] == 0, first[2]
     assert "step 12/12" in first[2] and "Checkpoint:" in first[1]
     # One of them speaks.
-    assert others == [(0, "", "")] * (size - 1)
-    same(alone, tmp_path, *rounding)
+    assert silent_ranks == [(0, "", "")] * (size - 1)
+    expect_same_run(alone, tmp_path, *rounding)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("size_1", "size_2"),
     [((2, "fsdp"), (1, None)), ((1, None), (3, "fsdp"))],
     ids=["two to one", "one to three"],
 )
-def test_a_rank_that_is_killed_loses_the_step_and_any_number_of_them_goes_on(before, after, tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_loses_the_step_and_any_number_of_them_goes_on(size_1, size_2, tmp_path: Path) -> None:
     def parallel(how: str | None) -> tuple[str, ...]:
         return (f"--parallel={how}",) if how else ()
 
-    size, how = before
-    ranks = started(size, tmp_path, *parallel(how), steps=60)
-    ranks[0].until(lambda: (tmp_path / "step-000008").exists())
+    size, how = size_1
+    ranks = start_ranks(size, tmp_path, *parallel(how), steps=60)
+    ranks[0].wait_for(lambda: (tmp_path / "step-000008").exists())
     ranks[-1].kill(signal.SIGKILL)
-    *left, killed = ended(ranks)
-    assert killed[0] == -signal.SIGKILL
+    *left, last_rank = wait_for(ranks)
+    assert last_rank[0] == -signal.SIGKILL
     for code, _, words in left:
         assert code == 1 and words.splitlines()[-1].startswith(SENTENCE), words
     step = checkpoint.load(tmp_path).step
     assert 4 <= step < 60
-    size, how = after
-    first, *_ = ended(started(size, tmp_path, *parallel(how), steps=60))
+    size, how = size_2
+    first, *_ = wait_for(start_ranks(size, tmp_path, *parallel(how), steps=60))
     assert first[0] == 0 and f"going on at step {step} of 60" in first[2]
-    same(trained_alone(60), tmp_path)
+    expect_same_run(trained_alone(60), tmp_path)
 
 
 @pytest.mark.slow
 def test_torchrun_starts_them_and_starts_them_again_where_one_is_killed(tmp_path: Path) -> None:
     options = [f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()]
     options += ["--task=masked_symbols", "--seed=3", "--steps=200", "--evaluate-every=4", "--threads=1"]
-    launched = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    command = [*launched, "-m", "posenc", "train", "learned + kerple", f"--out={tmp_path / 'run'}", *options]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    command = [*torchrun, "-m", "posenc", "train", "learned + kerple", f"--out={tmp_path / 'run'}", *options]
     environment = os.environ | {"PYTHONPATH": str(Path(posenc.__file__).parents[1])}
     run = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -166,44 +166,44 @@ def test_torchrun_starts_them_and_starts_them_again_where_one_is_killed(tmp_path
             os.killpg(run.pid, signal.SIGKILL)
     assert run.returncode == 0, words
     assert "going on at step" in words and words.count("posenc: ") == 1
-    same(trained_alone(200), tmp_path / "run")
+    expect_same_run(trained_alone(200), tmp_path / "run")
 
 
 def worker_of(agent: int) -> int:
-    """A process that torchrun has started, by what the system says of its children."""
+    """The process id of a worker of torchrun, from /proc."""
     children = Path(f"/proc/{agent}/task/{agent}/children")
     if not children.exists():
         pytest.skip("this system does not say which processes belong to another")
-    found = [int(child) for child in children.read_text().split()]
-    return next(one for one in found if b"posenc\0train" in Path(f"/proc/{one}/cmdline").read_bytes())
+    pids = [int(child) for child in children.read_text().split()]
+    return next(pid for pid in pids if b"posenc\0train" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
 def test_what_one_rank_has_alone_is_told_once_and_ends_all(tmp_path: Path) -> None:
-    found = ended(started(3, tmp_path, others=("--dropout=0.5",)))
-    assert all(code for code, _, _ in found)
-    words = "".join(said for _, _, said in found)
+    results = wait_for(start_ranks(3, tmp_path, rest=("--dropout=0.5",)))
+    assert all(code for code, _, _ in results)
+    words = "".join(stderr for _, _, stderr in results)
     assert words.count("posenc: ") == 1 and "rank 1 has another experiment than rank 0 (" in words
     assert "all of them need the same files and the same Python" in words
-    assert not checkpoint.is_there(tmp_path)
+    assert not checkpoint.has_checkpoint(tmp_path)
 
 
 def test_a_folder_is_held_by_the_first_rank_for_all(tmp_path: Path) -> None:
-    with store.held(tmp_path):
-        found = ended(started(2, tmp_path))
-    assert [code for code, _, _ in found] == [2, 1], found[1][2]
-    assert "another posenc is at work in" in found[0][2] and found[1][2] == ""
+    with store.locked_folder(tmp_path):
+        results = wait_for(start_ranks(2, tmp_path))
+    assert [code for code, _, _ in results] == [2, 1], results[1][2]
+    assert "another posenc is at work in" in results[0][2] and results[1][2] == ""
 
 
 def test_a_batch_without_a_row_for_each_part_is_refused(tmp_path: Path) -> None:
-    found = ended(started(2, tmp_path, "--accumulation=4"))
-    words = "".join(said for _, _, said in found)
+    results = wait_for(start_ranks(2, tmp_path, "--accumulation=4"))
+    words = "".join(stderr for _, _, stderr in results)
     assert "the batch must have a row for each of 2 processes x accumulation 4, got 7; enlarge it, or acc" in words
-    assert words.count("posenc: ") == 1 and all(code for code, _, _ in found)
+    assert words.count("posenc: ") == 1 and all(code for code, _, _ in results)
 
 
 @pytest.mark.parametrize(("size", "accumulation", "rows"), [(1, 1, 5), (1, 3, 5), (3, 1, 5), (2, 3, 6), (4, 2, 11)])
 def test_every_row_is_in_one_part_of_one_rank(size: int, accumulation: int, rows: int) -> None:
-    parts = [part for rank in range(size) for part in Several(rank, size).parts(rows, accumulation)]
+    parts = [part for rank in range(size) for part in DistributedRanks(rank, size).parts(rows, accumulation)]
     assert [row for part in parts for row in range(rows)[part]] == list(range(rows))
     sizes = [part.stop - part.start for part in parts]
     assert len(parts) == size * accumulation and max(sizes) - min(sizes) <= 1 and min(sizes) >= 1
@@ -211,34 +211,34 @@ def test_every_row_is_in_one_part_of_one_rank(size: int, accumulation: int, rows
 
 def test_rows_of_a_batch_take_along_what_is_of_each_row() -> None:
     ids = torch.arange(12).view(4, 3)
-    one = Positions.of(torch.arange(3))
-    each = Positions.of(ids)
-    batch = Batch(ids, ids + 1, torch.tensor([False, True, True]), one, ids + 2, None, each)
+    shared_positions = Positions.of(torch.arange(3))
+    row_positions = Positions.of(ids)
+    batch = Batch(ids, ids + 1, torch.tensor([False, True, True]), shared_positions, ids + 2, None, row_positions)
     part = batch.rows(slice(1, 3))
     assert part.ids.tolist() == [[3, 4, 5], [6, 7, 8]] and part.targets.tolist() == [[4, 5, 6], [7, 8, 9]]
-    assert part.answer.tolist() == [False, True, True] and part.positions is one
+    assert part.answer.tolist() == [False, True, True] and part.positions is shared_positions
     assert part.source is not None and part.source.tolist() == [[5, 6, 7], [8, 9, 10]]
     assert part.source_positions is not None and part.source_positions.coords[..., 0].tolist() == part.ids.tolist()
-    assert batch.asked == 8 and part.asked == 4
-    marked = Batch(ids, ids, ids % 2 == 0)
-    assert marked.rows(slice(0, 1)).answer.tolist() == [[True, False, True]] and marked.rows(slice(0, 1)).asked == 2
+    assert batch.answer_count == 8 and part.answer_count == 4
+    pair = Batch(ids, ids, ids % 2 == 0)
+    assert pair.rows(slice(0, 1)).answer.tolist() == [[True, False, True]] and pair.rows(slice(0, 1)).answer_count == 2
 
 
 def test_one_process_keeps_what_it_is_given() -> None:
     model, tensor = torch.nn.Linear(2, 2), torch.ones(2)
-    assert ALONE.first and ALONE.called(model) is model and ALONE.distributed(model, [], "cpu") is model
-    assert ALONE.agreed(3) == 3 and ALONE.total(0.5) == 0.5 and ALONE.device("cuda") == "cuda"
-    assert ALONE.whole(tensor) is tensor and ALONE.part(tensor, model.weight) is tensor
+    assert SOLO.first and SOLO.training_module(model) is model and SOLO.distribute(model, [], "cpu") is model
+    assert SOLO.broadcast(3) == 3 and SOLO.total(0.5) == 0.5 and SOLO.device("cuda") == "cuda"
+    assert SOLO.gather(tensor) is tensor and SOLO.shard(tensor, model.weight) is tensor
 
 
 def test_a_way_for_several_processes_is_refused_to_one() -> None:
     words = r"^parallel=fsdp is for several processes, and this is one; start them with torchrun --nproc-per-node 2 -m"
-    with pytest.raises(ValueError, match=words), joined("fsdp"):
+    with pytest.raises(ValueError, match=words), join_ranks("fsdp"):
         pass
-    with pytest.raises(ValueError, match=r"^parallel must be ddp or fsdp, got 'dp'$"), joined("dp"):
+    with pytest.raises(ValueError, match=r"^parallel must be ddp or fsdp, got 'dp'$"), join_ranks("dp"):
         pass
-    with joined() as ranks:
-        assert ranks is ALONE
+    with join_ranks() as ranks:
+        assert ranks is SOLO
 
 
 def test_a_fault_of_ours_is_no_lost_rank() -> None:
@@ -257,9 +257,9 @@ def test_a_fault_of_ours_is_no_lost_rank() -> None:
     ids=["masked", "placed at random", "with a source"],
 )
 def test_parts_of_a_batch_have_the_gradient_of_the_whole(changes: dict) -> None:
-    given = RECIPE | {"train_length": 10 if changes else 20} | changes
+    settings = RECIPE | {"train_length": 10 if changes else 20} | changes
     whole, parts = (
-        train(start(recipe(**given, steps=6, evaluate_every=3), execution=Execution(accumulation=count)))
+        train(start(recipe(**settings, steps=6, evaluate_every=3), execution=Execution(accumulation=count)))
         for count in (1, 5)
     )
     assert [p["loss"] for p in parts.curve] == pytest.approx([p["loss"] for p in whole.curve], abs=1e-5)

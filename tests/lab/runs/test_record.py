@@ -1,4 +1,4 @@
-"""Records: one JSON line that holds everything, under a name that changes with every setting."""
+"""Records: one JSON line, under a key that changes with every setting."""
 
 import dataclasses
 import json
@@ -46,43 +46,43 @@ def book(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def trained(task: str, spec: str | tuple[str, ...], **changes) -> Run:
+def train_run(task: str, spec: str | tuple[str, ...], **changes) -> Run:
     small = {"train_length": 4, "dim": 16, "heads": 2, "layers": 2, "steps": 6, "evaluate_every": 2, "batch": 4}
     return train(start(recipe(task, spec, 3, **(small | changes))))
 
 
-def made(task: str, spec: str | tuple[str, ...], **changes) -> dict[str, Any]:
-    return record.of(trained(task, spec, **changes), time.monotonic())
+def make_record(task: str, spec: str | tuple[str, ...], **changes) -> dict[str, Any]:
+    return record.run_record(train_run(task, spec, **changes), time.monotonic())
 
 
 @pytest.fixture(scope="module")
 def of_copy() -> dict[str, Any]:
-    return made("copy", "rotary + t5_bias")
+    return make_record("copy", "rotary + t5_bias")
 
 
 @pytest.fixture(scope="module")
 def of_text(book: str) -> dict[str, Any]:
-    return made("text", ("sinusoidal", "none"), text=book, train_length=8)
+    return make_record("text", ("sinusoidal", "none"), text=book, train_length=8)
 
 
 @pytest.fixture(params=["of_copy", "of_text"])
-def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+def entry(request: pytest.FixtureRequest) -> dict[str, Any]:
     return request.getfixturevalue(request.param)
 
 
-def test_every_key_is_there_and_no_other(found: dict) -> None:
+def test_every_key_is_there_and_no_other(entry: dict) -> None:
     for path, keys in SHAPES.items():
-        assert set(found[path] if path else found) == set(keys.split())
+        assert set(entry[path] if path else entry) == set(keys.split())
     for path, keys in OF_LISTS.items():
-        assert found[path] and all(set(item) == set(keys.split()) for item in found[path])
+        assert entry[path] and all(set(item) == set(keys.split()) for item in entry[path])
 
 
-def test_a_record_is_plain_json_and_comes_back_the_same(found: dict, tmp_path: Path) -> None:
-    json.dumps(found, allow_nan=False)
-    path = record.write(found, tmp_path)
-    assert path.name == f"{found['key']}.json" and path.read_text().count("\n") == 1
+def test_a_record_is_plain_json_and_comes_back_the_same(entry: dict, tmp_path: Path) -> None:
+    json.dumps(entry, allow_nan=False)
+    path = record.write(entry, tmp_path)
+    assert path.name == f"{entry['key']}.json" and path.read_text().count("\n") == 1
     # JSON has lists where there were tuples.
-    assert record.read(path) == json.loads(json.dumps(found))
+    assert record.read(path) == json.loads(json.dumps(entry))
 
 
 def test_a_record_says_what_was_built_and_how_large_it_is(of_copy: dict, of_text: dict) -> None:
@@ -92,14 +92,14 @@ def test_a_record_says_what_was_built_and_how_large_it_is(of_copy: dict, of_text
     assert of_copy["experiment"]["spec"] == "rotary + t5_bias" and of_copy["steps"] == 6
 
 
-def test_a_record_says_how_long_its_run_took(found: dict) -> None:
-    assert 0 < found["train_cpu_s"] < found["cpu_s"] and 0 < found["wall_s"] < 600
+def test_a_record_says_how_long_its_run_took(entry: dict) -> None:
+    assert 0 < entry["train_cpu_s"] < entry["cpu_s"] and 0 < entry["wall_s"] < 600
 
 
 def test_a_record_of_a_text_names_it_by_its_hash(of_copy: dict, of_text: dict, book: str) -> None:
-    text = data.load(book)
+    text = data.load_text(book)
     assert of_copy["text"] is None
-    assert of_text["text"] == text.facts()
+    assert of_text["text"] == text.record_entry()
     assert of_text["text"]["name"] == book and len(of_text["text"]["sha256"]) == 64
 
 
@@ -114,23 +114,23 @@ def test_each_task_has_its_own_score_and_the_other_is_null(of_copy: dict, of_tex
     assert (of_text["steps_to_learned"], of_text["cpu_s_to_learned"]) == (None, None)
 
 
-def test_the_first_length_is_the_trained_one(found: dict) -> None:
-    assert found["lengths"][0]["length"] == found["experiment"]["train_length"] and found["lengths"][0]["factor"] == 1.0
-    assert [row["length"] for row in found["lengths"][1:]] == list(found["experiment"]["test_lengths"])
+def test_the_first_length_is_the_trained_one(entry: dict) -> None:
+    assert entry["lengths"][0]["length"] == entry["experiment"]["train_length"] and entry["lengths"][0]["factor"] == 1.0
+    assert [row["length"] for row in entry["lengths"][1:]] == list(entry["experiment"]["test_lengths"])
 
 
-def test_attention_is_weights_of_every_layer_and_head_that_sum_to_one(found: dict) -> None:
-    tokens = len(found["attention"]["tokens"])
-    assert 2 <= tokens <= 32 and found["attention"]["tokens"][0] == "^"
+def test_attention_is_weights_of_every_layer_and_head_that_sum_to_one(entry: dict) -> None:
+    tokens = len(entry["attention"]["tokens"])
+    assert 2 <= tokens <= 32 and entry["attention"]["tokens"][0] == "^"
     for kind in ("with", "without"):
-        layers = found["attention"][kind]
+        layers = entry["attention"][kind]
         assert len(layers) == 2 and all(len(heads) == 2 for heads in layers)
         for rows in (rows for heads in layers for rows in heads):
             assert len(rows) == tokens and all(len(row) == tokens for row in rows)
             assert all(math.fsum(row) == pytest.approx(1, abs=0.005) for row in rows)
             assert all(weight == 0 for i, row in enumerate(rows) for weight in row[i + 1 :])
             assert all(weight == round(weight, 4) for row in rows for weight in row)
-    assert found["attention"]["with"] != found["attention"]["without"]
+    assert entry["attention"]["with"] != entry["attention"]["without"]
 
 
 def test_pictures_hold_what_the_encoding_has_and_null_for_the_rest(of_copy: dict, of_text: dict) -> None:
@@ -146,30 +146,30 @@ def test_pictures_hold_what_the_encoding_has_and_null_for_the_rest(of_copy: dict
 
 
 def test_learned_is_the_gate_of_99_percent(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = trained("copy", "none")
+    run = train_run("copy", "none")
     for score, learned in ((0.99, True), (0.98, False)):
         trained_length = {"exact_match": score, "token_accuracy": 1.0, "bits_per_byte": None}
-        beyond = {"exact_match": 1.0, "token_accuracy": 1.0, "bits_per_byte": None}
-        monkeypatch.setattr(record, "by_length", lambda run, rows=(trained_length, beyond): list(rows))
-        assert record.of(run, time.monotonic())["learned"] is learned
+        longer_row = {"exact_match": 1.0, "token_accuracy": 1.0, "bits_per_byte": None}
+        monkeypatch.setattr(record, "by_length", lambda run, rows=(trained_length, longer_row): list(rows))
+        assert record.run_record(run, time.monotonic())["learned"] is learned
         monkeypatch.undo()
 
 
 def test_a_text_is_learned_when_its_context_makes_the_model_better_than_the_last_byte_can(
     book: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = trained("text", "none", text=book, dim=8, heads=1)
+    run = train_run("text", "none", text=book, dim=8, heads=1)
     best = run.task.text.bigram_bits
     for bits, gain, learned in ((best - 0.2, 0.2, True), (best - 0.05, 0.2, False), (best - 0.2, 0.05, False)):
         monkeypatch.setattr(record, "by_length", lambda run, bits=bits: [{"bits_per_byte": bits}])
         monkeypatch.setattr(record, "context_gain", lambda *_, gain=gain: gain)
-        found = record.of(run, time.monotonic())
-        assert found["learned"] is learned
-        assert found["in_distribution"] == {"bits_per_byte": bits, "context_gain": gain}
+        result = record.run_record(run, time.monotonic())
+        assert result["learned"] is learned
+        assert result["in_distribution"] == {"bits_per_byte": bits, "context_gain": gain}
 
 
 BASE = recipe("copy", "rotary", 1)
-OTHERS = {
+OTHER_VALUES = {
     "spec": "alibi", "task": "reverse", "seed": 2, "train_length": 9, "test_lengths": (12, 15, 21),
     "layers": 3, "dim": 32, "heads": 8, "steps": 7, "batch": 3, "rate": 1e-3, "matrix_rate": 0.02, "warmup": 49,
     "final_rate": 0.1, "curriculum": 0.5,
@@ -187,8 +187,8 @@ OTHERS = {
 # What a text holds stands in the key, and has a test of its own.
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(BASE) if field.name != "text"])
 def test_the_key_changes_with_every_setting(name: str) -> None:
-    changed = dataclasses.replace(BASE, **{name: OTHERS[name]})
-    assert record.key_of(changed) != record.key_of(BASE)
+    variant = dataclasses.replace(BASE, **{name: OTHER_VALUES[name]})
+    assert record.key_of(variant) != record.key_of(BASE)
     assert record.key_of(dataclasses.replace(BASE)) == record.key_of(BASE)
 
 
@@ -202,12 +202,12 @@ def test_a_key_is_readable_and_a_safe_file_name() -> None:
 
 
 def test_the_key_changes_with_the_file_of_an_own_encoding(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.py"
+    own_file = tmp_path / "mine.py"
     source = "from posenc import Encoding\n\nclass Mine(Encoding):\n    pass\n"
     keys = []
     for content in (source, source, source + "# changed\n"):
-        mine.write_text(content)
-        keys.append(record.key_of(recipe("copy", f"rotary + {mine}:Mine")))
+        own_file.write_text(content)
+        keys.append(record.key_of(recipe("copy", f"rotary + {own_file}:Mine")))
     assert keys[0] == keys[1] != keys[2]
 
 
@@ -221,7 +221,7 @@ def test_the_key_changes_with_the_text_behind_a_path(tmp_path: Path) -> None:
 
 @pytest.fixture
 def path(of_copy: dict[str, Any], tmp_path: Path) -> Path:
-    """The file of a record."""
+    """The path of a record."""
     return record.write(of_copy, tmp_path / "records")
 
 
@@ -241,7 +241,7 @@ def test_a_record_that_is_no_text_is_named_too(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "words"),
     [
         ({"schema": True}, "schema: expected int, got True"),
         ({"schema": 2.0}, r"schema: expected int, got 2\.0"),
@@ -255,10 +255,10 @@ def test_a_record_that_is_no_text_is_named_too(path: Path) -> None:
     ],
 )
 def test_every_field_of_a_record_is_checked_even_if_the_checksum_is_right(
-    of_copy: dict, tmp_path: Path, harm: dict, said: str
+    of_copy: dict, tmp_path: Path, harm: dict, words: str
 ) -> None:
     path = record.write(of_copy | harm, tmp_path)
-    with pytest.raises(CannotRead, match=said):
+    with pytest.raises(CannotRead, match=words):
         record.read(path)
 
 
@@ -284,19 +284,19 @@ def test_a_record_without_its_checksum_is_refused(of_copy: dict, path: Path) -> 
 
 
 def test_a_record_says_what_else_made_it(of_copy: dict) -> None:
-    assert store.other_versions(of_copy["versions"]) == ""
-    other = of_copy["versions"] | {"torch": "1.0", "platform": "another machine"}
-    assert store.other_versions(other) == f"posenc {posenc.__version__} and torch 1.0"
+    assert store.version_difference(of_copy["versions"]) == ""
+    old_versions = of_copy["versions"] | {"torch": "1.0", "platform": "another machine"}
+    assert store.version_difference(old_versions) == f"posenc {posenc.__version__} and torch 1.0"
 
 
 def test_many_records_are_summarised_without_their_pictures(
     of_copy: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record.write(of_copy, tmp_path / "records")
-    assert record.for_summaries(tmp_path) == record.read_all(tmp_path)
-    monkeypatch.setattr(record, "MOST_WHOLE", 0)
-    [summarised] = record.for_summaries(tmp_path, [of_copy["key"]])
-    assert {*of_copy} - {*summarised} == {*record.LEFT_OUT}
+    assert record.summary_records(tmp_path) == record.read_all(tmp_path)
+    monkeypatch.setattr(record, "MOST_WITH_PICTURES", 0)
+    [summary] = record.summary_records(tmp_path, [of_copy["key"]])
+    assert {*of_copy} - {*summary} == {*record.PICTURE_KEYS}
 
 
 def test_a_run_that_has_its_record_has_not_failed(of_copy: dict, tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_all_records_of_a_folder_are_read_in_the_order_of_their_names(of_copy: d
         record.write(of_copy | {"key": key}, tmp_path / "records")
     (tmp_path / "records" / ".c.json.1-12345678.part").write_text("half")
     (tmp_path / "records" / "d.damaged").write_text("half")
-    assert [found["key"] for found in record.read_all(tmp_path)] == ["a", "b"]
+    assert [row["key"] for row in record.read_all(tmp_path)] == ["a", "b"]
     (tmp_path / "records" / "c.json").write_text("half")
     with pytest.raises(
         CannotRead,

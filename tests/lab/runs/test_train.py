@@ -1,4 +1,4 @@
-"""Training: the same seed gives the same run, a resumed run is the same run, and what a checkpoint refuses."""
+"""Training: the same seed gives the same run, a resumed run is the same run; errors of checkpoints."""
 
 import ast
 import json
@@ -19,7 +19,7 @@ from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.runs import train as training
 from posenc.lab.runs.checkpoint import load, save
-from posenc.lab.runs.single_run import continue_prompt, train_one
+from posenc.lab.runs.single_run import continue_prompt, train_run
 from posenc.lab.runs.train import Run, draw_length, rate_at, start, train
 from posenc.lab.tasks import Batch, task_of
 
@@ -49,8 +49,8 @@ for spec in ("rotary", "alibi", "forgetting"):
 
 
 def test_training_on_a_cpu_starts_nothing_on_a_gpu(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", ON_A_CPU], cwd=tmp_path, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    result = subprocess.run([sys.executable, "-c", ON_A_CPU], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.fixture
@@ -66,15 +66,15 @@ def points(run: Run) -> list[tuple[float, float, float]]:
 
 def same_weights(a: Run, b: Run) -> bool:
     pairs = zip(a.model.state_dict().items(), b.model.state_dict().items(), strict=True)
-    return all(name == other and torch.equal(x, y) for (name, x), (other, y) in pairs)
+    return all(name == name_b and torch.equal(x, y) for (name, x), (name_b, y) in pairs)
 
 
 @pytest.mark.parametrize("task", ["copy", "text"])
 def test_the_same_seed_gives_the_same_run_and_another_seed_another(task: str, book: str) -> None:
-    given = {"text": book} if task == "text" else {}
-    first, second, other = (train(start(tiny("learned", task, seed=seed, **given))) for seed in (1, 1, 2))
+    settings = {"text": book} if task == "text" else {}
+    first, second, third = (train(start(tiny("learned", task, seed=seed, **settings))) for seed in (1, 1, 2))
     assert points(first) == points(second) and same_weights(first, second)
-    assert points(first) != points(other)
+    assert points(first) != points(third)
 
 
 def test_the_curve_has_a_point_at_every_interval_and_at_the_end() -> None:
@@ -91,17 +91,17 @@ def test_training_lowers_the_loss() -> None:
 
 
 def batches_of(spec: str, monkeypatch: pytest.MonkeyPatch) -> list[list]:
-    run, seen = start(tiny(spec, curriculum=0.5)), []
+    run, batches = start(tiny(spec, curriculum=0.5)), []
     plain = run.task.batch
 
     def batch(length, rows, generator) -> Batch:
-        made = plain(length, rows, generator)
-        seen.append(made.ids.tolist())
-        return made
+        new_batch = plain(length, rows, generator)
+        batches.append(new_batch.ids.tolist())
+        return new_batch
 
     vars(run.task)["batch"] = batch
     train(run)
-    return seen
+    return batches
 
 
 def test_every_encoding_sees_the_same_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,11 +114,11 @@ def test_every_encoding_sees_the_same_data(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("spec", [*ENCODINGS, "learned + shaw"])
 def test_every_encoding_starts_from_the_same_weights_around_it(spec: str) -> None:
     plain = start(tiny("none")).model.state_dict()
-    own = {
+    weights = {
         name: w for name, w in start(tiny(spec)).model.state_dict().items() if not name.startswith("stack.encodings.")
     }
-    assert own.keys() == plain.keys()
-    assert all(torch.equal(own[name], plain[name]) for name in plain)
+    assert weights.keys() == plain.keys()
+    assert all(torch.equal(weights[name], plain[name]) for name in plain)
 
 
 @pytest.mark.parametrize("stop_at", rest_slow([2, 1, 7], 1))
@@ -129,13 +129,13 @@ def test_a_run_resumed_at_any_step_ends_in_the_same_weights_bit_for_bit(
 ) -> None:
     experiment = tiny(spec, curriculum=0.5, layers=2, matrix_rate=matrix_rate)
     whole = train(start(experiment))
-    save(train(start(experiment), until=stop_at), tmp_path)
-    resumed = load(tmp_path)
-    assert resumed.step == stop_at and resumed.experiment == experiment
-    assert same_weights(train(resumed), whole)
-    assert torch.equal(resumed.generator.get_state(), whole.generator.get_state())
+    save(train(start(experiment), stop_step=stop_at), tmp_path)
+    second = load(tmp_path)
+    assert second.step == stop_at and second.experiment == experiment
+    assert same_weights(train(second), whole)
+    assert torch.equal(second.generator.get_state(), whole.generator.get_state())
     if stop_at % 2 == 0:
-        assert points(resumed) == points(whole)
+        assert points(second) == points(whole)
 
 
 def test_muon_has_the_matrices_of_the_blocks_and_adamw_everything_else(monkeypatch) -> None:
@@ -162,11 +162,11 @@ def test_muon_moves_every_direction_of_a_matrix_equally_far_and_decays_nothing()
     run = start(tiny(matrix_rate=0.02))
     muon = run.optimizers[1]
     weight = run.model.stack.blocks[0].feed_forward.up_proj.weight
-    before, (rows, columns) = weight.detach().clone(), weight.shape
+    old_weight, (rows, columns) = weight.detach().clone(), weight.shape
     weight.grad = torch.randn(rows, columns, generator=torch.Generator().manual_seed(1))
     muon.param_groups[0]["lr"] = 0.02
     muon.step()
-    speeds = torch.linalg.svdvals((before - weight.detach()) / (0.02 * math.sqrt(rows / columns)))
+    speeds = torch.linalg.svdvals((old_weight - weight.detach()) / (0.02 * math.sqrt(rows / columns)))
     assert speeds.min() > 0.6 and speeds.max() < 1.3
     still, weight.grad = weight.detach().clone(), torch.zeros(rows, columns)
     muon.state.clear()
@@ -175,9 +175,9 @@ def test_muon_moves_every_direction_of_a_matrix_equally_far_and_decays_nothing()
 
 
 def test_a_step_moves_what_adamw_has_and_what_muon_has() -> None:
-    run, before = start(tiny("learned", matrix_rate=0.02)), start(tiny("learned")).model.state_dict()
-    train(run, until=1)
-    still = {name for name, weight in run.model.state_dict().items() if torch.equal(weight, before[name])}
+    run, old_state = start(tiny("learned", matrix_rate=0.02)), start(tiny("learned")).model.state_dict()
+    train(run, stop_step=1)
+    still = {name for name, weight in run.model.state_dict().items() if torch.equal(weight, old_state[name])}
     # A key's bias adds the same to all logits of a query, which the softmax ignores.
     assert still <= {"stack.blocks.0.attention.k_proj.bias"}
 
@@ -191,47 +191,47 @@ def test_without_a_rate_of_their_own_the_matrices_belong_to_adamw() -> None:
 def test_both_rates_follow_the_same_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     run = start(tiny(rate=4e-3, matrix_rate=0.02))
     monkeypatch.setattr(training, "rate_at", lambda run: 0.25)
-    train(run, until=1)
+    train(run, stop_step=1)
     assert [group["lr"] for optimizer in run.optimizers for group in optimizer.param_groups] == [1e-3, 5e-3]
 
 
 def test_a_checkpoint_from_before_matrices_had_a_rate_goes_on_as_it_was(tmp_path: Path) -> None:
     experiment = tiny(matrix_rate=0.0)
-    save(train(start(experiment), until=4), tmp_path)
+    save(train(start(experiment), stop_step=4), tmp_path)
     file = tmp_path / "step-000004" / "run.json"
-    facts = store.read_json(file)
+    facts = store.read_checked_json(file)
     del facts["experiment"]["matrix_rate"]
-    file.write_bytes(store.sealed(facts))
+    file.write_bytes(store.dump_json(facts))
     assert load(tmp_path).experiment == experiment
     assert same_weights(train(load(tmp_path)), train(start(experiment)))
 
 
 def test_a_resumed_text_run_is_the_same_run(tmp_path: Path, book: str) -> None:
     experiment = tiny("sinusoidal", "text", text=book, test_lengths=())
-    save(train(start(experiment), until=4), tmp_path)
+    save(train(start(experiment), stop_step=4), tmp_path)
     assert points(train(load(tmp_path))) == points(train(start(experiment)))
 
 
 def test_saving_changes_nothing_in_the_run_that_goes_on(tmp_path: Path) -> None:
-    saved = train(start(tiny()), lambda run: save(run, tmp_path))
-    assert same_weights(saved, train(start(tiny())))
+    saved_run = train(start(tiny()), lambda run: save(run, tmp_path))
+    assert same_weights(saved_run, train(start(tiny())))
 
 
 def test_the_lengths_of_a_round_are_each_length_once() -> None:
     run = start(tiny(train_length=5, curriculum=0.0, steps=20))
-    drawn = []
+    lengths = []
     for run.step in range(20):
-        drawn.append(draw_length(run))
-    assert all(sorted(drawn[i : i + 5]) == [1, 2, 3, 4, 5] for i in range(0, 20, 5))
-    assert drawn[:5] != drawn[5:10] or drawn[5:10] != drawn[10:15]
+        lengths.append(draw_length(run))
+    assert all(sorted(lengths[i : i + 5]) == [1, 2, 3, 4, 5] for i in range(0, 20, 5))
+    assert lengths[:5] != lengths[5:10] or lengths[5:10] != lengths[10:15]
 
 
 def test_lengths_grow_from_two_while_the_curriculum_lasts() -> None:
     run = start(tiny(train_length=10, curriculum=0.5, steps=200, test_lengths=()))
-    drawn = []
+    lengths = []
     for run.step in range(200):
-        drawn.append(draw_length(run))
-    assert max(drawn[:10]) <= 2 and max(drawn[:50]) <= 6 and max(drawn[100:]) == 10
+        lengths.append(draw_length(run))
+    assert max(lengths[:10]) <= 2 and max(lengths[:50]) <= 6 and max(lengths[100:]) == 10
 
 
 def test_the_rate_warms_up_falls_as_a_cosine_and_ends_at_its_share() -> None:
@@ -244,32 +244,32 @@ def test_the_rate_warms_up_falls_as_a_cosine_and_ends_at_its_share() -> None:
     assert shares[2:] == sorted(shares[2:], reverse=True)
 
 
-def scored(monkeypatch: pytest.MonkeyPatch, *scores: float) -> None:
-    """Points of the curve score these, and the last of them from then on."""
+def run_with_scores(monkeypatch: pytest.MonkeyPatch, *scores: float) -> None:
+    """Replace the scores of the curve's points; the last one repeats."""
     remaining = list(scores)
     monkeypatch.setattr(training, "score", lambda run: remaining.pop(0) if len(remaining) > 1 else remaining[0])
 
 
 def test_two_learned_points_in_a_row_cool_a_run_down_and_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    scored(monkeypatch, 0.2, 1.0, 0.9, 1.0, 0.99)
+    run_with_scores(monkeypatch, 0.2, 1.0, 0.9, 1.0, 0.99)
     run = start(tiny(steps=100, cool_down=6))
     rates = []
     plain = training.rate_at
     monkeypatch.setattr(training, "rate_at", lambda run: rates.append(plain(run)) or rates[-1])
     train(run)
     # Points at 2, 4, 6, 8, 10 score .2, 1, .9, 1, .99: two in a row at step 10, then six steps.
-    assert run.cooling_from == 10 and run.step == 16 and run.curve[-1]["step"] == 16
+    assert run.cool_down_start == 10 and run.step == 16 and run.curve[-1]["step"] == 16
     # Without the cool-down a hundred steps' cosine would hardly have begun.
     assert rates[9] > 0.9 and rates[15] < 0.3
 
 
 def test_without_a_cool_down_a_learned_run_trains_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    scored(monkeypatch, 1.0)
+    run_with_scores(monkeypatch, 1.0)
     assert train(start(tiny(cool_down=0))).step == 8
 
 
 def test_a_cool_down_does_not_outlast_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    scored(monkeypatch, 1.0)
+    run_with_scores(monkeypatch, 1.0)
     assert train(start(tiny(cool_down=100))).step == 8
 
 
@@ -278,8 +278,8 @@ def test_learned_means_learned_to_the_end(monkeypatch: pytest.MonkeyPatch) -> No
     run.curve = [
         {"step": s, "loss": 0.0, "score": v, "cpu_s": 0.0} for s, v in ((2, 1.0), (4, 0.98), (6, 0.99), (8, 1.0))
     ]
-    reached = training.learned_at(run)
-    assert reached is not None and reached["step"] == 6
+    point = training.learned_at(run)
+    assert point is not None and point["step"] == 6
     run.curve[-1]["score"] = 0.989
     assert training.learned_at(run) is None
     # Of a text the score is bits, and a high one is no match.
@@ -297,13 +297,10 @@ def test_a_loss_that_is_not_a_number_ends_the_run_with_what_to_do() -> None:
         train(run)
 
 
-# What a checkpoint is, and what it refuses
-
-
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """The folder of a step."""
-    save(train(start(tiny()), until=4), tmp_path / "run")
+    save(train(start(tiny()), stop_step=4), tmp_path / "run")
     return tmp_path / "run" / "step-000004"
 
 
@@ -321,7 +318,7 @@ def test_a_checkpoint_is_safetensors_and_json_and_nothing_else(checkpoint: Path)
 def test_the_last_two_steps_are_kept_and_each_can_be_gone_on_from(tmp_path: Path) -> None:
     run = start(tiny())
     for step in (2, 4, 6):
-        save(train(run, until=step), tmp_path)
+        save(train(run, stop_step=step), tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["step-000004", "step-000006"]
     assert load(tmp_path).step == 6 and load(tmp_path / "step-000004").step == 4
     save(run, tmp_path)
@@ -332,7 +329,7 @@ def test_the_last_two_steps_are_kept_and_each_can_be_gone_on_from(tmp_path: Path
 def test_a_damaged_step_names_the_one_before(tmp_path: Path) -> None:
     run = start(tiny())
     for step in (2, 4):
-        save(train(run, until=step), tmp_path)
+        save(train(run, stop_step=step), tmp_path)
     (tmp_path / "step-000004" / "model.safetensors").write_bytes(b"")
     words = r"model\.safetensors: it does not fit its checksum.*; the step before is kept: go on from it with "
     with pytest.raises(CannotRead, match=rf"{words}--out .*step-000002$"):
@@ -341,32 +338,32 @@ def test_a_damaged_step_names_the_one_before(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_read_while_its_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run, plain = start(tiny()), store.read_json
-    save(train(run, until=2), tmp_path)
+    run, plain = start(tiny()), store.read_checked_json
+    save(train(run, stop_step=2), tmp_path)
 
     def overtaken(path: Path):
         if path.parent.name == "step-000002":
             for step in (4, 6):
-                save(train(run, until=step), tmp_path)
+                save(train(run, stop_step=step), tmp_path)
         return plain(path)
 
-    monkeypatch.setattr(store, "read_json", overtaken)
+    monkeypatch.setattr(store, "read_checked_json", overtaken)
     assert load(tmp_path).step == 6
 
 
 def test_a_text_that_has_changed_since_a_checkpoint_was_made_is_refused(tmp_path: Path, book: str) -> None:
     def go_on(steps: list[str]) -> Run:
-        given = {**TINY, "text": book, "steps": 4, "evaluate_every": 2, "test_lengths": ()}
-        return train_one("rotary", "text", 0, tmp_path / "run", None, steps.append, **given)
+        settings = {**TINY, "text": book, "steps": 4, "evaluate_every": 2, "test_lengths": ()}
+        return train_run("rotary", "text", 0, tmp_path / "run", None, steps.append, **settings)
 
-    said: list[str] = []
-    go_on(said)
-    assert go_on(said).step == 4 and "going on at step 4 of 4" in said
+    messages: list[str] = []
+    go_on(messages)
+    assert go_on(messages).step == 4 and "going on at step 4 of 4" in messages
     Path(book).write_text(BOOK.replace("7", "8"))
     with pytest.raises(
         ValueError, match=r"book\.txt is another text than the one that '.*run' was trained on; put that"
     ):
-        go_on(said)
+        go_on(messages)
     # What it has learned it still knows.
     Path(book).unlink()
     assert continue_prompt(tmp_path / "run", "line", 3, 0.0, None, 0).startswith("line")
@@ -377,23 +374,23 @@ def test_a_point_is_on_the_disk_before_it_is_told(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        train_one("learned", "copy", 0, tmp_path, None, full, **TINY, steps=4, evaluate_every=2)
+        train_run("learned", "copy", 0, tmp_path, None, full, **TINY, steps=4, evaluate_every=2)
     assert load(tmp_path).step == 2
 
 
 def imported_or_called(tree: ast.AST) -> set[str]:
-    """Every module that is imported, and every attribute but torch.load of tensors alone."""
-    found, safe = set(), set()
+    """All imported modules and used attributes, except torch.load with weights_only."""
+    names, safe = set(), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and "weights_only=True" in map(ast.unparse, node.keywords):
             safe.add(node.func)
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
-            found |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
         if isinstance(node, ast.Attribute) and node not in safe:
-            found.add(ast.unparse(node))
-    return found
+            names.add(ast.unparse(node))
+    return names
 
 
 def test_nothing_in_the_package_can_run_code_from_a_file_of_weights() -> None:
@@ -414,8 +411,8 @@ def test_nothing_in_the_package_can_run_code_from_a_file_of_weights() -> None:
         # The contract suite sends a state dict through memory and back, to show that it survives; it opens no file.
         if "testing" in source.parts:
             continue
-        found = imported_or_called(ast.parse(source.read_text(encoding="utf-8"))) & forbidden
-        assert not found, source
+        unsafe_names = imported_or_called(ast.parse(source.read_text(encoding="utf-8"))) & forbidden
+        assert not unsafe_names, source
 
 
 def test_a_folder_without_a_checkpoint_says_how_to_make_one(tmp_path: Path) -> None:
@@ -449,7 +446,7 @@ def test_damaged_tensors_are_named(checkpoint: Path, name: str, damage: str) -> 
 
 @pytest.mark.parametrize("name", ["model", "optimizer"])
 def test_tensors_of_another_step_are_refused(checkpoint: Path, name: str, tmp_path: Path) -> None:
-    save(train(start(tiny()), until=6), tmp_path / "later")
+    save(train(start(tiny()), stop_step=6), tmp_path / "later")
     later = tmp_path / "later" / "step-000006" / f"{name}.safetensors"
     (checkpoint / later.name).write_bytes(later.read_bytes())
     with pytest.raises(CannotRead, match=rf"{name}\.safetensors: it does not fit its checksum"):
@@ -457,9 +454,9 @@ def test_tensors_of_another_step_are_refused(checkpoint: Path, name: str, tmp_pa
 
 
 def test_a_model_of_another_shape_is_refused(checkpoint: Path) -> None:
-    facts = store.read_json(checkpoint / "run.json")
+    facts = store.read_checked_json(checkpoint / "run.json")
     facts["experiment"]["dim"] = 8
-    (checkpoint / "run.json").write_bytes(store.sealed(facts))
+    (checkpoint / "run.json").write_bytes(store.dump_json(facts))
     with pytest.raises(
         CannotRead, match=r"model\.safetensors: it does not fit its run\.json: size mismatch for [^\n]*$"
     ):
@@ -470,47 +467,47 @@ def files_of(folder: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def train_into(folder: Path, said: list[str], **changes) -> Run:
-    return train_one("learned", "copy", 0, folder, None, said.append, **(TINY | {"steps": 8} | changes))
+def train_into(folder: Path, messages: list[str], **changes) -> Run:
+    return train_run("learned", "copy", 0, folder, None, messages.append, **(TINY | {"steps": 8} | changes))
 
 
 def test_the_same_command_goes_on_and_at_the_end_does_nothing(tmp_path: Path) -> None:
-    said: list[str] = []
-    first = train_into(tmp_path, said)
-    assert first.step == 8 and any(words.startswith("step 8/8  loss ") for words in said)
-    said.clear()
-    assert same_weights(train_into(tmp_path, said), first)
-    assert said == ["going on at step 8 of 8"]
+    messages: list[str] = []
+    first = train_into(tmp_path, messages)
+    assert first.step == 8 and any(words.startswith("step 8/8  loss ") for words in messages)
+    messages.clear()
+    assert same_weights(train_into(tmp_path, messages), first)
+    assert messages == ["going on at step 8 of 8"]
 
 
 def test_a_checkpoint_of_another_torch_is_gone_on_with_and_that_is_said(tmp_path: Path, monkeypatch) -> None:
     train_into(tmp_path, [])
     monkeypatch.setattr(torch, "__version__", "1.0")
-    said: list[str] = []
-    train_into(tmp_path, said)
-    assert "the checkpoint was made with posenc" in said[1] and "the end may differ in its last digits" in said[1]
+    words: list[str] = []
+    train_into(tmp_path, words)
+    assert "the checkpoint was made with posenc" in words[1] and "the end may differ in its last digits" in words[1]
 
 
 def test_a_folder_with_a_run_of_other_settings_is_not_overwritten(tmp_path: Path) -> None:
     train_into(tmp_path, [])
-    before = files_of(tmp_path)
+    content = files_of(tmp_path)
     words = r"^'.*' holds a run of other settings \(steps 8 -> 9, dim 16 -> 8\); choose another folder with --out$"
     with pytest.raises(ValueError, match=words.replace("steps 8 -> 9, dim 16 -> 8", "dim 16 -> 8, steps 8 -> 9")):
         train_into(tmp_path, [], dim=8, steps=9)
-    assert files_of(tmp_path) == before
+    assert files_of(tmp_path) == content
 
 
 @pytest.mark.parametrize("device", ["x:y", "cuda:99", "meta", ""])
 def test_a_run_of_a_device_that_is_not_here_is_asked_on_the_cpu_and_not_trained(device: str, tmp_path: Path) -> None:
     train_into(tmp_path, [])
     file = next(tmp_path.glob("step-*/run.json"))
-    facts = store.read_json(file)
+    facts = store.read_checked_json(file)
     facts["experiment"]["device"] = device
-    file.write_bytes(store.sealed(facts))
-    said: list[str] = []
-    assert continue_prompt(tmp_path, "ab|", 3, 0.0, None, 0, say=said.append).startswith("ab|")
+    file.write_bytes(store.dump_json(facts))
+    messages: list[str] = []
+    assert continue_prompt(tmp_path, "ab|", 3, 0.0, None, 0, say=messages.append).startswith("ab|")
     wrong = f"{file}: it was trained on {device!r}, which is not here"
-    assert said == [f"{wrong}; its model is asked on the CPU"]
+    assert messages == [f"{wrong}; its model is asked on the CPU"]
     with pytest.raises(CannotRead, match=f"{wrong}; go on where that is, or train into another folder with --out"):
         train_into(tmp_path, [])
 
@@ -519,9 +516,9 @@ def test_a_run_of_a_device_that_is_not_here_is_asked_on_the_cpu_and_not_trained(
 def test_what_a_run_claims_takes_no_memory_before_its_weights_bear_it_out(claim: dict, tmp_path: Path) -> None:
     save(start(tiny("learned")), tmp_path)
     file = next(tmp_path.glob("step-*/run.json"))
-    facts = store.read_json(file)
+    facts = store.read_checked_json(file)
     facts["experiment"] |= claim
-    file.write_bytes(store.sealed(facts))
-    with pytest.raises(CannotRead, match=r"model\.safetensors: it does not fit its run\.json: ") as refused:
+    file.write_bytes(store.dump_json(facts))
+    with pytest.raises(CannotRead, match=r"model\.safetensors: it does not fit its run\.json: ") as error:
         load(tmp_path)
-    assert len(str(refused.value)) < 600
+    assert len(str(error.value)) < 600

@@ -1,4 +1,4 @@
-"""The guide to clusters: its lines for SLURM are run as they stand, with a loop of the shell in place of sbatch."""
+"""The guide to clusters: its SLURM commands run unchanged, with a shell loop as sbatch."""
 
 import os
 import re
@@ -22,7 +22,7 @@ done
 
 
 def blocks() -> tuple[str, str]:
-    """The file that is sent, and the lines that send it and put the records together."""
+    """The job file of the guide, and the commands that submit it and merge the records."""
     script, lines = re.findall(r"^```bash\n(.*?)^```$", GUIDE.read_text(), flags=re.DOTALL | re.MULTILINE)
     return script, lines
 
@@ -39,11 +39,11 @@ def test_the_lines_for_slurm_run_as_they_stand(tmp_path: Path) -> None:
         (tools / name).chmod(0o755)
     (tmp_path / "sweep.sbatch").write_text(script)
     environ = os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(["bash", "-e", "-c", lines], cwd=tmp_path, env=environ, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(["bash", "-e", "-c", lines], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
     folder = tmp_path / "runs" / "array"
     assert len(list(folder.glob("shard-*-of-4"))) == 4 and len(record.read_all(folder)) == 4
-    assert "4 records are new in runs/array" in done.stdout and "Report: runs/array/report.html" in done.stdout
+    assert "4 records are new in runs/array" in process.stdout and "Report: runs/array/report.html" in process.stdout
 
 
 def test_the_guide_has_as_many_tasks_as_shards() -> None:
@@ -55,6 +55,6 @@ def test_records_are_a_table_of_duckdb(tmp_path: Path) -> None:
     duckdb = pytest.importorskip("duckdb", reason="the guide's question to DuckDB needs duckdb")
     for run in planted_runs.runs(3):
         planted_runs.write_record(tmp_path / "runs" / "array" / "records", run, record.key_of(run))
-    [asked] = re.findall(r"^```sql\n(.*?)^```$", GUIDE.read_text(), flags=re.DOTALL | re.MULTILINE)
-    found = duckdb.sql(asked.replace("runs/array", str(tmp_path / "runs" / "array"))).fetchall()
-    assert [(task, spec, count) for task, spec, _, count in found] == [("repeat", "none", 3)]
+    [query] = re.findall(r"^```sql\n(.*?)^```$", GUIDE.read_text(), flags=re.DOTALL | re.MULTILINE)
+    rows = duckdb.sql(query.replace("runs/array", str(tmp_path / "runs" / "array"))).fetchall()
+    assert [(task, spec, count) for task, spec, _, count in rows] == [("repeat", "none", 3)]

@@ -1,4 +1,4 @@
-"""Shards: parts of a comparison, each in a folder of its own, and their records put together."""
+"""Shards: parts of a comparison, each in its own folder, and the merge of their records."""
 
 import shutil
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from posenc.lab.runs import record
 from posenc.lab.runs.settings import Settings
 from posenc.lab.sweeps import shards, sweep
 from posenc.lab.sweeps.shards import Shard
-from posenc.lab.sweeps.workers import News, Workers, run_one
+from posenc.lab.sweeps.workers import WorkerMessage, Workers, make_record
 
 WORDS = ["compare", "--encodings", "none", "alibi", "--tasks", "repeat", "--seeds", "2", "--steps", "2", "--dim", "8"]
 WORDS += ["--train-length", "2", "--heads", "1", "--layers", "1"]
@@ -31,7 +31,7 @@ def test_shards_are_disjoint_and_together_all() -> None:
 @pytest.mark.parametrize("words", ["4/4", "1", "-1/4", "a/b", "1/0", "1/4/5", ""])
 def test_what_is_no_shard_is_refused(words: str) -> None:
     with pytest.raises(ValueError, match="--shard is NUMBER/COUNT, counted from 0: of four shards 0/4, 1/4, 2/4 and"):
-        Shard.of(words)
+        Shard.parse(words)
 
 
 def test_what_looks_at_all_records_is_not_for_shards(tmp_path: Path) -> None:
@@ -40,17 +40,17 @@ def test_what_looks_at_all_records_is_not_for_shards(tmp_path: Path) -> None:
 
 
 class Here(Workers):
-    """Does the runs in this process, one after another."""
+    """A stub of Workers that trains in this process."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.coming: list[News] = []
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.coming: list[WorkerMessage] = []
 
     def begin(self, key: str, experiment: Experiment) -> None:
-        run_one(experiment, key, self.records, lambda **changes: None)
-        self.coming.append(News(key, {"state": "done"}))
+        make_record(experiment, key, self.records, lambda **changes: None)
+        self.coming.append(WorkerMessage(key, {"state": "done"}))
 
-    def news(self, seconds: float) -> Iterable[News]:  # ty: ignore[invalid-method-override]
+    def messages(self, seconds: float) -> Iterable[WorkerMessage]:  # ty: ignore[invalid-method-override]
         coming, self.coming = self.coming, []
         return coming
 
@@ -71,8 +71,8 @@ def test_shards_put_together_are_the_comparison(tmp_path: Path, here: None, caps
     assert cli.main([*WORDS, "--out", str(whole)]) == 0
     names = [sorted(path.name for path in (folder / "records").iterdir()) for folder in (parts, whole)]
     assert names[0] == names[1] and len(names[0]) == 4
-    ours, theirs = ([one["lengths"] for one in record.read_all(folder)] for folder in (parts, whole))
-    assert ours == theirs
+    actual, expected = ([row["lengths"] for row in record.read_all(folder)] for folder in (parts, whole))
+    assert actual == expected
     # The same again: nothing is new, and a shard of another count runs nothing that is there.
     for again in (folders, [str(parts)], [str(parts), folders[0]]):
         assert cli.main(["merge", *again, "--out", str(parts)]) == 0
@@ -103,6 +103,6 @@ def test_folders_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
         shards.merge([tmp_path / "nothing"], tmp_path / "out")
     for name in ("a", "b"):
         (tmp_path / name / "records").mkdir(parents=True)
-        store.write(tmp_path / name / "settings.json", store.sealed({"name": name}))
+        store.write(tmp_path / name / "settings.json", store.dump_json({"name": name}))
     with pytest.raises(ValueError, match=r"'.*a' and '.*b' were made with other settings; put each together with its"):
         shards.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Masked text: what is asked for, what stands in its place, and that all encodings and lengths are asked the same."""
+"""Masked text: which tokens are masked, by what, and that all encodings and lengths get the same masks."""
 
 import math
 from pathlib import Path
@@ -16,8 +16,8 @@ def on_a_book(home: Path, options: str = "") -> Task:
     return task_of(f"masked_text(path='{home / 'book.txt'}'{options})")
 
 
-def asked(batch: Batch) -> list[tuple[int, int, int]]:
-    """Row, column and target of each token that is asked for."""
+def answers_in(batch: Batch) -> list[tuple[int, int, int]]:
+    """Row, column and target of each predicted token."""
     return [(row, column, int(batch.targets[row, column])) for row, column in batch.answer.nonzero().tolist()]
 
 
@@ -44,18 +44,18 @@ def test_fifteen_percent_are_asked_of_which_most_are_masked_some_changed_and_som
         batch = task.batch(200, 300, torch.Generator().manual_seed(4))
     count = 60_000
 
-    def near(found: int, share: float, of: float) -> bool:
-        return abs(found - share * of) < 4 * math.sqrt(share * (1 - share) * of)
+    def is_near(count: int, share: float, total: float) -> bool:
+        return abs(count - share * total) < 4 * math.sqrt(share * (1 - share) * total)
 
-    hidden = int(batch.answer.sum())
-    assert near(hidden, 0.15, count)
+    answers = int(batch.answer.sum())
+    assert is_near(answers, 0.15, count)
     became = batch.ids[batch.answer]
-    same = int((became == batch.targets[batch.answer]).sum())
-    assert near(int((became == MASK).sum()), 0.8, hidden)
+    unchanged_count = int((became == batch.targets[batch.answer]).sum())
+    assert is_near(int((became == MASK).sum()), 0.8, answers)
     # One in 256 of what is changed at random comes out as it was.
-    assert near(same, 0.1 + 0.1 / 256, hidden)
-    changed = became[(became != MASK) & (became != batch.targets[batch.answer])]
-    assert changed.max() > 230 and changed.min() < 25 and changed.max() < BOS and len(changed.unique()) > 200
+    assert is_near(unchanged_count, 0.1 + 0.1 / 256, answers)
+    noise = became[(became != MASK) & (became != batch.targets[batch.answer])]
+    assert noise.max() > 230 and noise.min() < 25 and noise.max() < BOS and len(noise.unique()) > 200
 
 
 def test_held_out_windows_of_all_lengths_ask_for_the_same_bytes(tmp_path: Path) -> None:
@@ -64,9 +64,9 @@ def test_held_out_windows_of_all_lengths_ask_for_the_same_bytes(tmp_path: Path) 
     whole = task.windows(source, torch.tensor([100]), 120)
     for length in (1, 7, 40):
         parts = task.windows(source, torch.arange(100, 220 - length + 1, length), length)
-        covered = len(parts.ids) * length
+        size = len(parts.ids) * length
         for name in ("ids", "answer", "targets"):
-            assert getattr(parts, name)[:, 1:].flatten().tolist() == getattr(whole, name)[0, 1 : covered + 1].tolist()
+            assert getattr(parts, name)[:, 1:].flatten().tolist() == getattr(whole, name)[0, 1 : size + 1].tolist()
 
 
 def test_two_tasks_hide_the_same_held_out_bytes_and_a_generator_others_each_time(tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_two_tasks_hide_the_same_held_out_bytes_and_a_generator_others_each_time
     start = torch.tensor([5, 500])
     assert torch.equal(first.windows(first.text.test, start, 90).ids, second.windows(second.text.test, start, 90).ids)
     generator = torch.Generator().manual_seed(0)
-    one, other = (first.batch(90, 2, generator) for _ in range(2))
+    batch_a, batch_b = (first.batch(90, 2, generator) for _ in range(2))
     again = second.batch(90, 2, torch.Generator().manual_seed(0))
-    assert torch.equal(one.ids, again.ids) and asked(one) == asked(again) != asked(other)
+    assert torch.equal(batch_a.ids, again.ids) and answers_in(batch_a) == answers_in(again) != answers_in(batch_b)
 
 
 def test_what_is_hidden_does_not_come_again_at_the_same_place_of_every_window(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_masked_tokens_are_written_as_what_they_are(tmp_path: Path) -> None:
     assert task.decode([BOS, *b"a f", MASK, *b"w", MASK]) == "a f[MASK]w[MASK]"
 
 
-@pytest.mark.parametrize("masked", ["0", "1.5", "-0.1"])
-def test_a_share_that_is_none_is_refused(masked: str) -> None:
-    with pytest.raises(ValueError, match=rf"^masked_text: masked must be above 0 and at most 1, got {masked}$"):
-        task_of(f"masked_text(masked={masked})")
+@pytest.mark.parametrize("share", ["0", "1.5", "-0.1"])
+def test_a_share_that_is_none_is_refused(share: str) -> None:
+    with pytest.raises(ValueError, match=rf"^masked_text: masked must be above 0 and at most 1, got {share}$"):
+        task_of(f"masked_text(masked={share})")

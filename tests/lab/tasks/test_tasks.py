@@ -1,4 +1,4 @@
-"""Tasks: sequences with known answers, held to oracles written here by hand, one sequence at a time."""
+"""Tasks: sequences against oracles that are written here by hand."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -7,30 +7,30 @@ import pytest
 import torch
 
 from posenc.coordinate_maps import map_of
-from posenc.lab.tasks import BOS, END, LETTERS, SEPARATOR, TASKS, Batch, Said, Task, task_of
-from posenc.lab.tasks._symbols import Lettered
-from posenc.lab.tasks.addition import added
+from posenc.lab.tasks import BOS, END, LETTERS, SEPARATOR, TASKS, Batch, Rewrite, Task, task_of
+from posenc.lab.tasks._symbols import LetterTask
+from posenc.lab.tasks.addition import add_digits
 from posenc.tokens.positions import Positions
 
 SMALL, CAPITAL = "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def made(spec: str, length: int, rows: int = 40, seed: int = 3) -> Batch:
+def make_batch(spec: str, length: int, rows: int = 40, seed: int = 3) -> Batch:
     return task_of(spec).batch(length, rows, torch.Generator().manual_seed(seed))
 
 
 def words(letters: str, separator: str = "|") -> Callable[[list[int]], str]:
-    """Ids as letters, by a table of this test's own: BOS is <, END is >."""
+    """Ids as letters, by the test's own table: BOS is <, END is >."""
     return lambda ids: "".join(("<" + separator + ">" + letters)[i] for i in ids)
 
 
 def read(spec: str, length: int, letters: str, separator: str = "|") -> Iterator[tuple[str, str, str]]:
-    """Of each sequence: what is read, what is to be said where it counts, and what is read up to the first answer."""
-    batch, word = made(spec, length), words(letters, separator)
+    """Yield of each sequence: the input, the answers that count, and the input up to the first answer."""
+    batch, word = make_batch(spec, length), words(letters, separator)
     answers = batch.answer.expand(batch.ids.shape[0], -1).tolist()
     for ids, targets, counts in zip(batch.ids.tolist(), batch.targets.tolist(), answers, strict=True):
-        said = word([target for target, one in zip(targets, counts, strict=True) if one])
-        yield word(ids), said, word(ids[: counts.index(True) + 1])
+        answer = word([target for target, is_counted in zip(targets, counts, strict=True) if is_counted])
+        yield word(ids), answer, word(ids[: counts.index(True) + 1])
 
 
 @pytest.mark.parametrize("length", [1, 2, 9])
@@ -45,11 +45,11 @@ def read(spec: str, length: int, letters: str, separator: str = "|") -> Iterator
     ],
 )
 def test_what_is_said_of_a_prompt(spec: str, oracle: Callable[[str], str], length: int) -> None:
-    for whole, said, prompt in read(spec, length, SMALL):
+    for whole, answer, prompt in read(spec, length, SMALL):
         parts = re.fullmatch(r"<([a-z]+)\|", prompt)
         assert parts is not None and len(parts[1]) == length
-        assert said == oracle(parts[1]) + ">"
-        assert whole == prompt + said[:-1]
+        assert answer == oracle(parts[1]) + ">"
+        assert whole == prompt + answer[:-1]
 
 
 def test_repeat_has_one_symbol_a_row_and_different_rows() -> None:
@@ -58,25 +58,25 @@ def test_repeat_has_one_symbol_a_row_and_different_rows() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 2, 7])
-@pytest.mark.parametrize("which", ["none", "answer", "all"])
-@pytest.mark.parametrize("padded", [True, False])
-def test_a_sum_is_the_sum(which: str, padded: bool, length: int) -> None:
+@pytest.mark.parametrize("order", ["none", "answer", "all"])
+@pytest.mark.parametrize("pad", [True, False])
+def test_a_sum_is_the_sum(order: str, pad: bool, length: int) -> None:
     lengths = set()
-    for _, said, prompt in read(f"addition(reversed={which},padded={padded})", length, "0123456789+", "="):
+    for _, answer, prompt in read(f"addition(reversed={order},padded={pad})", length, "0123456789+", "="):
         first, second = re.fullmatch(r"<(\d+)\+(\d+)=", prompt).groups()
         assert len(first) == len(second) == length
-        if which == "all":
+        if order == "all":
             first, second = first[::-1], second[::-1]
-        total = str(int(first) + int(second)).rjust(length + 1 if padded else 1, "0")
-        assert said == (total if which == "none" else total[::-1]) + ">"
-        assert padded or length == 1 or first[0] != "0" != second[0]
-        lengths.add(len(said))
-    assert len(lengths) == (1 if padded else 2)
+        total = str(int(first) + int(second)).rjust(length + 1 if pad else 1, "0")
+        assert answer == (total if order == "none" else total[::-1]) + ">"
+        assert pad or length == 1 or first[0] != "0" != second[0]
+        lengths.add(len(answer))
+    assert len(lengths) == (1 if pad else 2)
 
 
 def test_a_carry_goes_through_all_digits() -> None:
     task = task_of("addition")
-    assert added(torch.tensor([[9, 9, 9], [1, 2, 3]]), torch.tensor([[1, 0, 0], [1, 1, 1]])).tolist() == [
+    assert add_digits(torch.tensor([[9, 9, 9], [1, 2, 3]]), torch.tensor([[1, 0, 0], [1, 1, 1]])).tolist() == [
         [0, 0, 0, 1],
         [2, 3, 4, 0],
     ]
@@ -94,44 +94,44 @@ def test_the_digits_of_a_sum_stand_where_the_maps_put_them() -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 9])
 def test_parity_is_whether_the_ones_are_odd(length: int) -> None:
-    for _, said, prompt in read("parity", length, "01"):
-        assert len(prompt) == length + 2 and said == "01"[prompt.count("1") % 2]
-    for whole, said, _ in read("parity(running=True)", length, "01"):
-        assert len(said) == length
-        assert all(one == "01"[whole[: i + 2].count("1") % 2] for i, one in enumerate(said))
+    for _, answer, prompt in read("parity", length, "01"):
+        assert len(prompt) == length + 2 and answer == "01"[prompt.count("1") % 2]
+    for whole, answer, _ in read("parity(running=True)", length, "01"):
+        assert len(answer) == length
+        assert all(bit == "01"[whole[: i + 2].count("1") % 2] for i, bit in enumerate(answer))
 
 
 @pytest.mark.parametrize("length", [1, 2, 9])
 def test_a_symbol_is_said_as_often_as_it_came(length: int) -> None:
     counts = set()
-    for _, said, prompt in read("counting", length, SMALL):
-        before, asked = re.fullmatch(r"<([a-h]+)\|([a-h])", prompt).groups()
-        assert len(before) == length and said == asked * before.count(asked) + ">"
-        counts.add(len(said) - 1)
+    for _, answer, prompt in read("counting", length, SMALL):
+        symbols, question = re.fullmatch(r"<([a-h]+)\|([a-h])", prompt).groups()
+        assert len(symbols) == length and answer == question * symbols.count(question) + ">"
+        counts.add(len(answer) - 1)
     assert counts >= {0, length}
 
 
 @pytest.mark.parametrize("length", [2, 3, 12])
 def test_what_followed_the_last_time_is_said(length: int) -> None:
     again = 0
-    for _, said, prompt in read("induction(symbols=4)", length, SMALL):
-        before = prompt[1:-1]
-        assert len(before) == length
-        assert said == prompt[1:][before.rindex(prompt[-1]) + 1]
-        again += before.count(prompt[-1]) > 1
+    for _, answer, prompt in read("induction(symbols=4)", length, SMALL):
+        symbols = prompt[1:-1]
+        assert len(symbols) == length
+        assert answer == prompt[1:][symbols.rindex(prompt[-1]) + 1]
+        again += symbols.count(prompt[-1]) > 1
     assert length < 12 or again > 20
 
 
 @pytest.mark.parametrize("questions", ["all", "one"])
 @pytest.mark.parametrize("length", [1, 3, 16])
 def test_recall_gives_the_value_of_each_key_that_is_asked_for(length: int, questions: str) -> None:
-    for whole, said, _ in read(f"recall(questions={questions})", length, LETTERS):
-        pairs, asked = whole[1:].split("|")
-        known = dict(zip(pairs[::2], pairs[1::2], strict=True))
-        assert len(known) == length == len(pairs) // 2
-        keys = asked[::2]
-        assert said == "".join(known[key] for key in keys)
-        assert sorted(keys) == sorted(known) if questions == "all" else len(keys) == 1
+    for whole, answer, _ in read(f"recall(questions={questions})", length, LETTERS):
+        pairs, questions_part = whole[1:].split("|")
+        value_of = dict(zip(pairs[::2], pairs[1::2], strict=True))
+        assert len(value_of) == length == len(pairs) // 2
+        keys = questions_part[::2]
+        assert answer == "".join(value_of[key] for key in keys)
+        assert sorted(keys) == sorted(value_of) if questions == "all" else len(keys) == 1
 
 
 def test_recall_asks_in_another_order_than_it_told() -> None:
@@ -144,82 +144,82 @@ def test_recall_asks_in_another_order_than_it_told() -> None:
     "spec, places", [("pass_key", range(7)), ("pass_key(depth=0.5)", [3]), ("pass_key(depth=1)", [6])]
 )
 def test_the_key_is_what_stands_behind_the_mark(spec: str, places: range | list[int]) -> None:
-    found = set()
-    for _, said, prompt in read(spec, 6, SMALL[:16] + "*"):
-        before, key, after = re.fullmatch(r"<([a-p]*)\*([a-p]{2})([a-p]*)\|", prompt).groups()
-        assert said == key + ">" and len(before) + len(after) == 6
-        found.add(len(before))
-    assert found == set(places)
+    key_places = set()
+    for _, answer, prompt in read(spec, 6, SMALL[:16] + "*"):
+        left_filler, key, right_filler = re.fullmatch(r"<([a-p]*)\*([a-p]{2})([a-p]*)\|", prompt).groups()
+        assert answer == key + ">" and len(left_filler) + len(right_filler) == 6
+        key_places.add(len(left_filler))
+    assert key_places == set(places)
 
 
 @pytest.mark.parametrize("ignore", [0, 0.8])
 def test_a_read_is_what_was_written_last(ignore: float) -> None:
     kinds: dict[str, int] = {"w": 0, "r": 0, "i": 0}
-    for whole, said, _ in read(f"flip_flop(ignore={ignore})", 12, "01wri"):
-        bit, asked = "", ""
+    for whole, answer, _ in read(f"flip_flop(ignore={ignore})", 12, "01wri"):
+        bit, answers = "", ""
         assert whole[1] == "w" and whole[-1] == "r"
-        for instruction, data in zip(whole[1::2], whole[2::2] + said[-1], strict=True):
+        for instruction, data in zip(whole[1::2], whole[2::2] + answer[-1], strict=True):
             kinds[instruction] += 1
             bit = data if instruction == "w" else bit
-            asked += bit if instruction == "r" else ""
+            answers += bit if instruction == "r" else ""
             assert instruction != "r" or data == bit
-        assert said == asked
+        assert answer == answers
     share = kinds["i"] / 40 / 10
     assert abs(share - ignore) < 0.08 and kinds["w"] > 40 < kinds["r"]
 
 
 def test_two_words_of_the_same_letters() -> None:
-    both = set()
-    for whole, said, prompt in read("same_set", 5, SMALL[:20] + CAPITAL[:20] + "+-"):
+    answers = set()
+    for whole, answer, prompt in read("same_set", 5, SMALL[:20] + CAPITAL[:20] + "+-"):
         first, second = whole[1:].split("|")
         assert prompt == "<" and len(set(first)) == len(set(second)) == 5 and second.isupper()
-        assert len(set(first) & set(second.lower())) == (5 if said == "+" else 4)
-        both.add(said)
+        assert len(set(first) & set(second.lower())) == (5 if answer == "+" else 4)
+        answers.add(answer)
         assert first != second.lower()
-    assert both == {"+", "-"}
+    assert answers == {"+", "-"}
 
 
 def test_the_first_of_two_marks() -> None:
-    both = set()
-    for whole, said, prompt in read("order_class", 6, SMALL[:8] + "+-"):
-        assert prompt == "<" and said == next(one for one in whole if one in "+-")
+    answers = set()
+    for whole, answer, prompt in read("order_class", 6, SMALL[:8] + "+-"):
+        assert prompt == "<" and answer == next(mark for mark in whole if mark in "+-")
         assert whole.count("+") == whole.count("-") == 1 and len(whole) == 7
-        both.add(said)
-    assert both == {"+", "-"}
+        answers.add(answer)
+    assert answers == {"+", "-"}
 
 
 @pytest.mark.parametrize("length", [6, 7, 16])
 def test_a_masked_symbol_follows_from_those_three_steps_away(length: int) -> None:
-    batch, word = made("masked_symbols", length), words(SMALL[:16] + "?")
+    batch, word = make_batch("masked_symbols", length), words(SMALL[:16] + "?")
     for ids, targets, counts in zip(batch.ids.tolist(), batch.targets.tolist(), batch.answer.tolist(), strict=True):
-        seen, whole = word(ids)[1:], word(targets)[1:]
-        assert [one == "?" for one in seen] == counts[1:] and not counts[0]
-        assert sorted(i % 3 for i, one in enumerate(seen) if one == "?") == [0, 1, 2]
-        assert all(one in ("?", other) for one, other in zip(seen, whole, strict=True))
-        assert all(later == SMALL[(SMALL.index(one) + 1) % 16] for one, later in zip(whole, whole[3:], strict=False))
+        seq, whole = word(ids)[1:], word(targets)[1:]
+        assert [s == "?" for s in seq] == counts[1:] and not counts[0]
+        assert sorted(i % 3 for i, s in enumerate(seq) if s == "?") == [0, 1, 2]
+        assert all(s in ("?", target) for s, target in zip(seq, whole, strict=True))
+        assert all(later == SMALL[(SMALL.index(s) + 1) % 16] for s, later in zip(whole, whole[3:], strict=False))
 
 
 @pytest.mark.parametrize("side", [2, 3, 6])
 def test_every_cell_says_where_the_mark_lies(side: int) -> None:
-    batch, places = made("grid_mark", side), set()
+    batch, places = make_batch("grid_mark", side), set()
     assert batch.positions is not None
     assert batch.positions.coords[0].tolist() == [[row, column] for row in range(side) for column in range(side)]
     for ids, targets in zip(batch.ids.tolist(), batch.targets.tolist(), strict=True):
         assert sorted(ids) == [0] * (side * side - 1) + [1]
-        down, right = divmod(ids.index(1), side)
-        for cell, said in enumerate(targets):
+        mark_row, mark_column = divmod(ids.index(1), side)
+        for cell, target in enumerate(targets):
             row, column = divmod(cell, side)
-            upright = "up" if down < row else "down" if down > row else ""
-            sideways = "left" if right < column else "right" if right > column else ""
+            upright = "up" if mark_row < row else "down" if mark_row > row else ""
+            sideways = "left" if mark_column < column else "right" if mark_column > column else ""
             arrows = {"up left": "↖", "up": "↑", "up right": "↗", "left": "←", "": "x", "right": "→"}
             arrows |= {"down left": "↙", "down": "↓", "down right": "↘"}
-            assert task_of("grid_mark").decode([said]) == arrows[f"{upright} {sideways}".strip()]
+            assert task_of("grid_mark").decode([target]) == arrows[f"{upright} {sideways}".strip()]
         places.add(ids.index(1))
     assert len(places) > min(3, side)
 
 
 def leaves(tree: str) -> int:
-    """How many leaves a tree in brackets has; each other node has two branches."""
+    """The number of leaves of a tree in brackets; each other node must have two branches."""
 
     def node(at: int) -> tuple[int, int]:
         if tree[at] != "(":
@@ -234,26 +234,26 @@ def leaves(tree: str) -> int:
     return count
 
 
-def mirrored(tree: str) -> str:
+def mirror(tree: str) -> str:
     if tree[0] != "(":
         return tree
     depth = 0
-    for i, one in enumerate(tree[1:-1], 1):
-        depth += {"(": 1, ")": -1}.get(one, 0)
+    for i, letter in enumerate(tree[1:-1], 1):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
         if depth == 0:
-            return f"({mirrored(tree[i + 1 : -1])}{mirrored(tree[1 : i + 1])})"
+            return f"({mirror(tree[i + 1 : -1])}{mirror(tree[1 : i + 1])})"
     raise AssertionError(tree)
 
 
 @pytest.mark.parametrize("length", [1, 2, 6])
 def test_a_tree_is_said_again_or_mirrored(length: int) -> None:
     shapes = set()
-    for _, said, prompt in read("tree_copy", length, "abcdefgh()"):
-        assert leaves(prompt[1:-1]) == length and said == prompt[1:-1] + ">"
-        shapes.add(re.sub("[a-h]", ".", said))
+    for _, answer, prompt in read("tree_copy", length, "abcdefgh()"):
+        assert leaves(prompt[1:-1]) == length and answer == prompt[1:-1] + ">"
+        shapes.add(re.sub("[a-h]", ".", answer))
     assert len(shapes) == 1 if length < 3 else len(shapes) > 10
-    for _, said, prompt in read("tree_copy(mirrored=True)", length, "abcdefgh()"):
-        assert said == mirrored(prompt[1:-1]) + ">"
+    for _, answer, prompt in read("tree_copy(mirrored=True)", length, "abcdefgh()"):
+        assert answer == mirror(prompt[1:-1]) + ">"
 
 
 @pytest.mark.parametrize(
@@ -299,23 +299,23 @@ SEQUENCES = [name for name in TASKS if name not in ("grid_mark", "translation") 
 
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_every_sequence_begins_with_bos_and_no_other_token_is_one(name: str) -> None:
-    ids = made(name, 6).ids
+    ids = make_batch(name, 6).ids
     assert (ids[:, 0] == BOS).all() and (ids[:, 1:] != BOS).all()
 
 
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_every_letter_is_drawn(name: str) -> None:
-    batch = made(name, 8, rows=2000)
-    drawn = torch.cat((batch.ids.flatten(), batch.targets.flatten())).unique().tolist()
-    assert set(drawn) >= set(range(3, task_of(name).vocab))
+    batch = make_batch(name, 8, rows=2000)
+    ids = torch.cat((batch.ids.flatten(), batch.targets.flatten())).unique().tolist()
+    assert set(ids) >= set(range(3, task_of(name).vocab))
 
 
 @pytest.mark.parametrize("name", ["copy", "repeat", "reverse", "sort", "induction", "tree_copy"])
 def test_every_symbol_is_drawn_about_equally_often(name: str) -> None:
     task = task_of(name)
-    ids = made(name, 8, rows=4000).ids
-    drawn = ids[(ids > END) & (ids < 3 + task.symbols)]
-    share = torch.bincount(drawn, minlength=3 + task.symbols)[3:].double() * task.symbols / drawn.numel()
+    ids = make_batch(name, 8, rows=4000).ids
+    symbols = ids[(ids > END) & (ids < 3 + task.symbols)]
+    share = torch.bincount(symbols, minlength=3 + task.symbols)[3:].double() * task.symbols / symbols.numel()
     assert len(share) == task.symbols and (share - 1).abs().max() < 0.25
 
 
@@ -373,7 +373,7 @@ def test_the_text_task_goes_from_words_to_bytes_and_back() -> None:
 )
 def test_a_length_that_cannot_be_made_is_refused(spec: str, length: int, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
-        made(spec, length)
+        make_batch(spec, length)
 
 
 @pytest.mark.parametrize(
@@ -405,11 +405,9 @@ def test_an_option_that_makes_no_task_is_refused(spec: str, message: str) -> Non
 
 def test_what_a_task_of_ones_own_leaves_out_is_told() -> None:
     with pytest.raises(NotImplementedError, match=r"^_symbols\(\) does not say its letters: how its ids from 3 on are"):
-        _ = Lettered().vocab
-    with pytest.raises(
-        NotImplementedError, match=r"^_symbols\(\) does not say what the answer of a prompt is: it has no said"
-    ):
-        Said().batch(3, 2, torch.Generator())
+        _ = LetterTask().vocab
+    with pytest.raises(NotImplementedError, match=r"^_symbols\(\) has no rewrite\(prompt\)"):
+        Rewrite().batch(3, 2, torch.Generator())
     with pytest.raises(NotImplementedError, match=r"^_task\(\) makes no sequences: it has no batch\(length, rows, gen"):
         Task().batch(3, 2, torch.Generator())
     with pytest.raises(NotImplementedError, match=r"^_task\(\) does not say its vocab: how many token ids there are$"):
@@ -421,10 +419,10 @@ def test_what_a_task_of_ones_own_leaves_out_is_told() -> None:
 
 
 def test_an_unknown_task_is_told_the_near_one_and_what_lists_all() -> None:
-    listed = "posenc list tasks has all"
-    with pytest.raises(ValueError, match=f"^no task named 'revers'; did you mean 'reverse'\\? {listed}$"):
+    hint = "posenc list tasks has all"
+    with pytest.raises(ValueError, match=f"^no task named 'revers'; did you mean 'reverse'\\? {hint}$"):
         task_of("revers")
-    with pytest.raises(ValueError, match=f"^no task named 'chess'; {listed}$"):
+    with pytest.raises(ValueError, match=f"^no task named 'chess'; {hint}$"):
         task_of("chess")
 
 
@@ -438,9 +436,9 @@ def test_what_is_no_task_is_refused() -> None:
 def test_a_file_of_ones_own_is_a_task(tmp_path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "from dataclasses import dataclass\n\nfrom posenc.lab.tasks import Said\n\n\n"
-        '@dataclass(frozen=True, kw_only=True)\nclass Double(Said):\n    """Say the prompt twice."""\n\n'
-        "    def said(self, prompt):\n        return prompt.repeat(1, 2)\n"
+        "from dataclasses import dataclass\n\nfrom posenc.lab.tasks import Rewrite\n\n\n"
+        '@dataclass(frozen=True, kw_only=True)\nclass Double(Rewrite):\n    """Say the prompt twice."""\n\n'
+        "    def rewrite(self, prompt):\n        return prompt.repeat(1, 2)\n"
     )
     task = task_of(f"{file}:Double(symbols=3)")
     assert task.vocab == 6 and repr(task).endswith("mine.py:Double(symbols=3)")

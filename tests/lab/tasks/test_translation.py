@@ -1,4 +1,4 @@
-"""Translation: each sentence against a translation by its grammar, read off its letters."""
+"""Translation: each target against a translation by the grammar, from the letters."""
 
 from itertools import product
 
@@ -20,7 +20,7 @@ def by_hand(sentence: str) -> str:
             phrase = ""
     subject, thing = phrases
     assert phrase == "" and sentence[-1] in VERBS
-    assert all(word in ADJECTIVES for one in phrases for word in one[:-1])
+    assert all(word in ADJECTIVES for part in phrases for word in part[:-1])
     return "".join(f"'{word}" for word in sentence[-1] + subject[::-1] + thing[::-1])
 
 
@@ -36,11 +36,11 @@ def test_the_target_translates_the_source(length: int) -> None:
     batch = task.batch(length, 200, torch.Generator().manual_seed(length))
     assert batch.source is not None and batch.source.shape == batch.ids.shape == (200, length + 1)
     assert task.tokens(length) == length + 1 and batch.answer.all() and batch.answer.shape == (length + 1,)
-    for source, read, said in zip(batch.source.tolist(), batch.ids.tolist(), batch.targets.tolist(), strict=True):
+    for source, read, target in zip(batch.source.tolist(), batch.ids.tolist(), batch.targets.tolist(), strict=True):
         sentence = task.decode(source)
-        assert sentence[0] == "^" and source[0] == read[0] == BOS and said[-1] == END
-        assert task.decode(said) == by_hand(sentence[1:]) + "."
-        assert read[1:] == said[:-1] and max(said) < task.vocab
+        assert sentence[0] == "^" and source[0] == read[0] == BOS and target[-1] == END
+        assert task.decode(target) == by_hand(sentence[1:]) + "."
+        assert read[1:] == target[:-1] and max(target) < task.vocab
 
 
 def test_every_place_of_the_first_noun_and_every_word_is_drawn_about_as_often() -> None:
@@ -73,9 +73,9 @@ def test_the_chance_of_a_guess_is_one_of_all_sentences(length: int) -> None:
 
 def test_a_seed_gives_the_same_sentences_and_another_seed_others() -> None:
     task = task_of("translation")
-    one, again, other = (task.batch(6, 5, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
-    assert torch.equal(one.targets, again.targets) and not torch.equal(one.targets, other.targets)
-    assert one.source is not None and again.source is not None and torch.equal(one.source, again.source)
+    first, second, third = (task.batch(6, 5, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first.targets, second.targets) and not torch.equal(first.targets, third.targets)
+    assert first.source is not None and second.source is not None and torch.equal(first.source, second.source)
 
 
 def test_a_prompt_is_a_sentence_of_the_source() -> None:

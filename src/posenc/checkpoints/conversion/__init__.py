@@ -1,1 +1,1 @@
-"""`posenc convert`: a checkpoint to a checkpoint."""
+"""`posenc convert`: write a checkpoint in another form."""

@@ -1,4 +1,4 @@
-"""A checkpoint to a checkpoint: rotary in another layout, tables of another size, GGUF to a folder."""
+"""Convert a checkpoint: rotary (RoPE) to another layout, tables to another size, GGUF to a folder."""
 
 import contextlib
 import copy
@@ -13,26 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from posenc.checkpoints.conversion import layouts, measure_layout, tables
-from posenc.checkpoints.conversion.source import Plan, Source, open_source
+from posenc.checkpoints.conversion.source import ConversionPlan, Source, open_source
 from posenc.checkpoints.conversion.table_changes import plan_grid, plan_positions
 from posenc.checkpoints.files.folder_writer import check_target, write_folder
 from posenc.checkpoints.files.hub import commit_of
 from posenc.checkpoints.formats.config_json import MARK, with_positions
-from posenc.checkpoints.formats.load import find
-from posenc.checkpoints.inspection.served import check_written, unlike_planned
+from posenc.checkpoints.formats.load import find_checkpoint
+from posenc.checkpoints.inspection.served import check_written, served_differences
 from posenc.checkpoints.kinds.rotary.old_keys import unsaid
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
 from posenc.checkpoints.vocabulary.specs import CannotExpress
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to change.
+class ConversionRequest:
+    """The changes that the caller wants.
 
-    layout       the layout that queries and keys should have: "half", "interleaved" or "swapped"
-    stored       the one they have, where the config does not say so or is wrong
-    max_length   the positions that a learned table should have
-    grid         the cells on each axis that a learned table of an image should have
+    layout       the layout that queries and keys get: "half", "interleaved" or "swapped"
+    stored       their layout in the file, where the config does not name it or is wrong
+    max_length   the number of positions that a learned table gets
+    grid         the number of cells on each axis that a learned table of an image gets
     interpolate  how tables are resized: "linear", "cubic" or "nearest"; None is linear for positions, cubic for grids
     """
 
@@ -54,14 +54,11 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Converted:
-    """What was written: where, what was done to how many tensors, what the user has to know, and from which commit.
-
-    The commit is that of a model of the hub, else None.
-    """
+class Conversion:
+    """The result: changes of tensors and notes for the user, in sentences, and the commit of a model of the hub."""
 
     folder: Path
-    done: tuple[str, ...]
+    changes: tuple[str, ...]
     notes: tuple[str, ...]
     commit: str | None = None
 
@@ -69,72 +66,71 @@ class Converted:
 def convert(
     path: str | Path,
     out: str | Path,
-    request: Request,
+    request: ConversionRequest,
     *,
     base: str | Path | None = None,
     shard_bytes: int = 2_000_000_000,
-) -> Converted:
+) -> Conversion:
     """Write a changed copy of a checkpoint to a new folder, tensor by tensor; the source is opened for reading only.
 
-    path     a folder in Hugging Face's form, of a model or of a LoRA adapter, a GGUF file, or a model of the hub
-    out      the new folder, in Hugging Face's form
+    path     a folder of a Hugging Face model or LoRA adapter, a GGUF file, or a model of the hub
+    out      the new folder, as Hugging Face stores models
     base     for an adapter, the folder or config.json of the model that it was trained on
 
-    Without a request the config says its rotary in both spellings. Raises ValueError if the target exists or lies in
-    the source, where nothing is to be done, and where a request does not fit the checkpoint; CannotRead for what cannot
-    be read; RuntimeError where the folder, read again, says other positions than planned. Nothing is left behind then.
+    An empty request writes the rotary keys of transformers 4 and 5 into the config. Raises ValueError if the target
+    exists or lies in the source, if nothing changes, and if the request does not fit; CannotRead for an unreadable
+    source; RuntimeError if the new folder, read again, differs from the plan. An error leaves no files behind.
     """
     out = Path(out)
     check_target(out)
-    path = find(path)
+    path = find_checkpoint(path)
     if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(path)):
         raise ValueError(f"{out} lies inside {path}, which is never written to; choose another folder")
-    with tempfile.TemporaryDirectory() as made:
-        source = open_source(path, base, Path(made))
-        plan = plan_for(source, request)
-        spelled = request == Request() and not source.gguf
-        if spelled and plan.config == source.config:
+    with tempfile.TemporaryDirectory() as scratch:
+        source = open_source(path, base, Path(scratch))
+        plan = plan_conversion(source, request)
+        both_spellings = request == ConversionRequest() and not source.gguf
+        if both_spellings and plan.config == source.config:
             raise ValueError("nothing to convert; say what to change with layout, max_length or grid")
         write_folder(
             out,
             plan.config,
             plan.apply(source.tensors.items()),
             shard_bytes=shard_bytes,
-            copy=[file for file in source.files if file.name not in plan.edited],
-            edited=plan.edited,
+            copy=[file for file in source.files if file.name not in plan.edited_files],
+            edited_files=plan.edited_files,
             check=None if source.adapter else lambda folder: check_written(folder, plan.reading),
             adapter=source.adapter,
         )
-    done = [*told(source, plan), *["rotary is said in both spellings, of transformers 4 and 5"] * spelled]
-    return Converted(out, tuple(done), tuple(plan.notes), commit_of(path))
+    changes = [*change_sentences(source, plan), *["rotary has the keys of transformers 4 and 5"] * both_spellings]
+    return Conversion(out, tuple(changes), tuple(plan.notes), commit_of(path))
 
 
-def told(source: Source, plan: Plan) -> Iterator[str]:
-    """What was done, in sentences: each kind of change with the tensors that it was done to, counted by their names."""
+def change_sentences(source: Source, plan: ConversionPlan) -> Iterator[str]:
+    """Yield a sentence for each kind of change, with its tensors counted by name."""
     by_words: dict[str, Counter[str]] = {}
     for name, changes in plan.changes.items():
         for words, _ in changes:
             by_words.setdefault(words, Counter())[re.sub(r"(?<=\.)\d+(?=\.)", "*", name)] += 1
-    for words, counted in by_words.items():
-        kinds = ", ".join(f"{count} {name}" for name, count in counted.items())
+    for words, counts in by_words.items():
+        kinds = ", ".join(f"{count} {name}" for name, count in counts.items())
         yield f"{words}: {kinds}"
-    if source.gguf:
-        yield f"dequantised and renamed from GGUF: {len(source.described)} tensors"
-    else:
-        yield f"copied as they are: {len(source.described) - len(plan.changes)} of {len(source.described)} tensors"
+    total = len(source.meta_tensors)
+    copied_words = f"copied as they are: {total - len(plan.changes)} of {total} tensors"
+    yield f"dequantised and renamed from GGUF: {total} tensors" if source.gguf else copied_words
 
 
-def besides(reading: Reading) -> str:
-    """What a reading leaves out, to go with an error that may come of it."""
+def gap_note(reading: Reading) -> str:
+    """Return the gaps of a reading as the end of an error message."""
     return "".join(f"; {sentence}" for sentence in reading.not_covered[:2])
 
 
-def plan_for(source: Source, request: Request) -> Plan:
-    """Everything that has to be done; all that can be refused is refused here, before anything is written."""
-    plan = Plan(copy.deepcopy(source.config), source.reading, notes=list(source.notes))
+def plan_conversion(source: Source, request: ConversionRequest) -> ConversionPlan:
+    """Plan every change; all checks run here, before any file is written."""
+    plan = ConversionPlan(copy.deepcopy(source.config), source.reading, notes=list(source.notes))
     if not source.adapter and MARK not in source.config:
-        say_in_both_spellings(plan)
-    if source.adapter and request != Request(layout=request.layout, stored=request.stored):
+        write_both_spellings(plan)
+    if source.adapter and request != ConversionRequest(layout=request.layout, stored=request.stored):
         raise ValueError("of an adapter only the layout can be converted; change the model that it belongs to")
     if request.layout is not None:
         plan_layout(plan, source, request.layout, request.stored)
@@ -146,67 +142,68 @@ def plan_for(source: Source, request: Request) -> Plan:
     return plan
 
 
-def plan_layout(plan: Plan, source: Source, to: str, stored: str | None) -> None:
-    said = layouts.layout_of(plan.reading)
-    if said is None:
-        raise ValueError(f"no layer of this checkpoint is known to turn queries and keys{besides(plan.reading)}")
-    turned = layouts.turned_tensors(plan.reading, source.described, adapter=source.adapter)
-    if stored is None and not source.adapter and not source.gguf:
-        evidence = measure_layout.of_weights(plan.reading, source.tensors)
-        # Weights do not say which way round a pair turns.
-        if evidence.layout not in (None, "half" if said == "swapped" else said):
+def plan_layout(plan: ConversionPlan, source: Source, target: str, stored_layout: str | None) -> None:
+    config_layout = layouts.layout_of(plan.reading)
+    if config_layout is None:
+        raise ValueError(f"no layer of this checkpoint is known to turn queries and keys{gap_note(plan.reading)}")
+    rotated = layouts.rotated_tensors(plan.reading, source.meta_tensors, adapter=source.adapter)
+    if stored_layout is None and not source.adapter and not source.gguf:
+        evidence = measure_layout.layout_evidence(plan.reading, source.tensors)
+        # Weights cannot tell "half" from "swapped", which differ in the direction of rotation.
+        if evidence.layout not in (None, "half" if config_layout == "swapped" else config_layout):
             raise ValueError(
-                f"the config says that queries and keys are {said}, but {evidence}; say which it is with "
-                f"stored='{evidence.layout}' or stored='{said}'"
+                f"the config says that queries and keys are {config_layout}, but {evidence}; say which it is with "
+                f"stored='{evidence.layout}' or stored='{config_layout}'"
             )
-    now = stored or said
-    if now == to:
+    now = stored_layout or config_layout
+    if now == target:
         raise ValueError(
-            f"queries and keys are {to} already, by the config; if the weights are not, say so with "
-            f"stored='{next(layout for layout in layouts.LAYOUTS if layout != to)}'"
-            if stored is None
-            else f"stored and layout are both '{to}', which leaves nothing to convert"
+            f"queries and keys are {target} already, by the config; if the weights are not, say so with "
+            f"stored='{next(layout for layout in layouts.LAYOUTS if layout != target)}'"
+            if stored_layout is None
+            else f"stored and layout are both '{target}', which leaves nothing to convert"
         )
-    for name, where in turned.items():
-        plan.change(name, f"rearranged from {now} to {to}", partial(layouts.rearranged, turned=where, now=now, to=to))
-    plan.reading = layouts.in_layout(plan.reading, to)
-    say_in_config(plan, source)
+    rearrange = partial(layouts.rearrange, old=now, new=target)
+    for name, channels in rotated.items():
+        plan.change(name, f"rearranged from {now} to {target}", partial(rearrange, channels=channels))
+    plan.reading = layouts.with_layout(plan.reading, target)
+    write_layout_to_config(plan, source)
 
 
-def say_in_both_spellings(plan: Plan) -> None:
-    """Say what is followed of rotary in the spelling of transformers 4 and of 5, whichever the config has."""
+def write_both_spellings(plan: ConversionPlan) -> None:
+    """Write the rotary keys of transformers 4 and of 5 into the config."""
     for part in filter(layouts.rotates, plan.reading.parts):
-        # Where no keys say it, the modules of the architecture do, whatever the config says.
+        # Some architectures fix their rotary in code, and have no keys for it.
         with contextlib.suppress(CannotExpress):
             candidate = with_positions(plan.config, part)
-            if candidate != plan.config and (unlike := unlike_planned(candidate, plan.reading)):
+            if candidate != plan.config and (mismatches := served_differences(candidate, plan.reading)):
                 plan.notes.append(
                     f"The config says its rotary as it did, in one spelling: in both, transformers would serve "
-                    f"something else ({'; '.join(unlike)})."
+                    f"something else ({'; '.join(mismatches)})."
                 )
             else:
                 plan.config = candidate
 
 
-def say_in_config(plan: Plan, source: Source) -> None:
-    """Put what the weights now are into the config: by transformers' own keys if they can say it, else by our own."""
-    turning = [part for part in source.reading.parts if layouts.rotates(part)]
-    if len(turning) != 1:
-        names = ", ".join(part.name or "the whole" for part in turning) or "none"
+def write_layout_to_config(plan: ConversionPlan, source: Source) -> None:
+    """Write the new layout into the config: under a key of transformers if there is one, else under our own."""
+    rotary_parts = [part for part in source.reading.parts if layouts.rotates(part)]
+    if len(rotary_parts) != 1:
+        names = ", ".join(part.name or "the whole" for part in rotary_parts) or "none"
         words = f"expected one part of the model to turn queries and keys, found: {names}"
-        raise CannotRead(words + besides(source.reading))
-    changed = plan.reading.parts[source.reading.parts.index(turning[0])]
-    specs = [layer.spec for layer in changed.layers]
-    named = specs[0] if len(set(specs)) == 1 else specs
+        raise CannotRead(words + gap_note(source.reading))
+    target_part = plan.reading.parts[source.reading.parts.index(rotary_parts[0])]
+    specs = [layer.spec for layer in target_part.layers]
+    encoding = specs[0] if len(set(specs)) == 1 else specs
     if source.adapter:
-        plan.notes.append(f"The adapter now goes with a model whose encoding is {named}.")
+        plan.notes.append(f"The adapter now goes with a model whose encoding is {encoding}.")
         return
     config = {key: value for key, value in plan.config.items() if key != MARK}
-    for candidate in ways_to_say(config, changed):
-        if not unlike_planned(candidate, plan.reading):
+    for candidate in candidate_configs(config, target_part):
+        if not served_differences(candidate, plan.reading):
             plan.config = candidate
             return
-    plan.config = config | {MARK: named}
+    plan.config = config | {MARK: encoding}
     name = (plan.config.get("architectures") or [plan.config.get("model_type", "this architecture")])[0]
     plan.notes.append(
         f"No key of transformers says this of {name}: loaded there as it is, the model computes something else. The "
@@ -215,8 +212,8 @@ def say_in_config(plan: Plan, source: Source) -> None:
     )
 
 
-def ways_to_say(config: dict[str, Any], part: Part) -> Iterator[dict[str, Any]]:
-    """Configs that may say it; whoever takes one has read it back."""
+def candidate_configs(config: dict[str, Any], part: Part) -> Iterator[dict[str, Any]]:
+    """Yield configs that may express a part; the caller reads each back before use."""
     places = (config, dict), (config.get("rope_parameters") or {}, lambda inner: {"rope_parameters": inner})
     for place, wrap in places:
         for key in (None, *(key for key, value in place.items() if "interleave" in key and isinstance(value, bool))):

@@ -1,4 +1,4 @@
-"""Learned tables of another size: of positions, of the cells of a grid, of relative distances."""
+"""Resize learned tables of positions and of the cells of a grid."""
 
 import math
 from collections.abc import Sequence
@@ -7,23 +7,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from posenc.encoding.interpolation import matrix_of, resample
+from posenc.encoding.interpolation import resample, resampling_matrix
 
 INTERPOLATIONS = ("linear", "cubic", "nearest")
 MODES = {"linear": "bilinear", "cubic": "bicubic"}
 
 
-def resampling(old: int, new: int, how: str = "linear", *, aligned: bool = False) -> Tensor:
-    """The matrix [new, old], float64, that makes `new` rows of `old` ones: each new row is a mix of old ones.
+def resampling(old: int, new: int, how: str = "linear", *, align_corners: bool = False) -> Tensor:
+    """Return the matrix [new, old], float64, that interpolates `new` rows between `old` ones.
 
-    how      "linear", "cubic" (Keys' kernel, a = -3/4) or "nearest"
-    aligned  whether the first and the last rows fall together: new row i reads at i (old - 1)/(new - 1). Else rows are
-             the middles of cells that fill the same length: it reads at (i + 1/2) old/new - 1/2, held within the table.
-             As `align_corners` of torch.nn.functional.interpolate
+    how            "linear", "cubic" (Keys' kernel, a = -3/4) or "nearest"
+    align_corners  as of torch.nn.functional.interpolate. True: the first rows coincide, and the last ones: new row i
+                   reads at i (old - 1)/(new - 1). False: rows are the centres of cells that fill the same length: it
+                   reads at (i + 1/2) old/new - 1/2, clamped to the table
 
     Raises ValueError for sizes below 1 and an unknown `how`.
 
-    >>> resampling(3, 5, aligned=True)
+    >>> resampling(3, 5, align_corners=True)
     tensor([[1.0000, 0.0000, 0.0000],
             [0.5000, 0.5000, 0.0000],
             [0.0000, 1.0000, 0.0000],
@@ -38,20 +38,20 @@ def resampling(old: int, new: int, how: str = "linear", *, aligned: bool = False
         return torch.eye(old, dtype=torch.float64)
     if how == "nearest":
         step = torch.arange(new, dtype=torch.float64)
-        place = step * ((old - 1) / max(new - 1, 1)) if aligned else (step + 0.5) * (old / new) - 0.5
+        place = step * ((old - 1) / max(new - 1, 1)) if align_corners else (step + 0.5) * (old / new) - 0.5
         return F.one_hot((place + 0.5).floor().long().clamp(0, old - 1), old).double()
-    return matrix_of(old, new, mode=MODES[how], align_corners=aligned)
+    return resampling_matrix(old, new, mode=MODES[how], align_corners=align_corners)
 
 
 def resize_positions(table: Tensor, length: int, how: str = "linear", *, offset: int = 0) -> Tensor:
-    """A table of positions [offset + positions, dim] for another number of positions.
+    """Resize a table of positions [offset + positions, dim] to another number of positions.
 
     length  the new number of positions; the first and the last one keep their vectors
-    how     "linear" reads between neighbours, "cubic" bends, "nearest" repeats
-    offset  rows before the first position, kept as they are: 2 for OPT, BART and RoBERTa
+    how     "linear", "cubic" or "nearest"
+    offset  rows before the first position, which stay unchanged: 2 for OPT, BART and RoBERTa
 
-    With "linear" it is what learned(overrun="interpolate") reads for a declared horizon. The model has to be
-    fine-tuned to gain from the new positions: neighbours are now closer together than in training.
+    "linear" gives the rows that learned(overrun="interpolate") reads for a declared horizon. The model gains from new
+    positions only after fine-tuning: neighbours are now closer together than in training.
 
     Raises ValueError for a table without positions, or a length below 1.
 
@@ -61,22 +61,22 @@ def resize_positions(table: Tensor, length: int, how: str = "linear", *, offset:
     positions = table.shape[0] - offset
     if table.dim() != 2 or not 0 <= offset < table.shape[0]:
         raise ValueError(f"expected a table [positions, dim] and an offset in it, got {list(table.shape)}, {offset}")
-    matrix = resampling(positions, length, how, aligned=True)
+    matrix = resampling(positions, length, how, align_corners=True)
     return torch.cat((table[:offset], resample(table[offset:], [matrix])))
 
 
 def resize_grid(
     table: Tensor, old: Sequence[int], new: Sequence[int], how: str = "cubic", *, prefix: int = 0
 ) -> Tensor:
-    """A table of the cells of a grid [prefix + cells, dim] for another grid of as many axes.
+    """Resize a table of the cells of a grid [prefix + cells, dim] to another grid with as many axes.
 
-    old, new  cells on each axis; square or not. Never guessed from the number of rows: 2 x 8 is as many as 4 x 4
-    prefix    rows before the cells, of class, distillation or register tokens: kept as they are
+    old, new  cells on each axis; the number of rows alone does not determine them: 2 x 8 is as many as 4 x 4
+    prefix    rows before the cells, of class, distillation or register tokens, which stay unchanged
 
-    A batch axis of 1, as in ViT's [1, prefix + cells, dim], stays. As transformers' ViT and DINOv2 resample
-    theirs; as timm does, with antialias, `LearnedGrid.resampled` does.
+    A batch axis of 1, as in ViT's [1, prefix + cells, dim], stays. transformers' ViT and DINOv2 resample in the same
+    way; `LearnedGrid.resampled` resamples as timm does, with antialias.
 
-    Raises ValueError where the rows are not prefix + cells, or the grids have other numbers of axes.
+    Raises ValueError if the number of rows is not prefix + cells, or the numbers of axes differ.
     """
     rows, cells = table.shape[-2], math.prod(old)
     if len(old) != len(new):
@@ -88,5 +88,5 @@ def resize_grid(
         )
     flat = table.view(rows, -1)
     matrices = [resampling(a, b, how) for a, b in zip(old, new, strict=True)]
-    resized = torch.cat((flat[:prefix], resample(flat[prefix:], matrices)))
-    return resized[None] if table.dim() == 3 else resized
+    new_table = torch.cat((flat[:prefix], resample(flat[prefix:], matrices)))
+    return new_table[None] if table.dim() == 3 else new_table

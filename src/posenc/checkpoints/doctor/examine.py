@@ -6,94 +6,95 @@ from pathlib import Path
 from typing import Any
 
 from posenc.checkpoints.doctor.defects import DEFECTS, Defect, Finding
-from posenc.checkpoints.doctor.patient import Patient, patient
-from posenc.foreign.text import told
+from posenc.checkpoints.doctor.patient import Patient, load_patient
+from posenc.foreign.text import error_text
 
-WORDS = ("hit", "clear", "not tried", "no concern")
-"""What may come out of a defect."""
+VERDICTS = ("hit", "clear", "not tried", "no concern")
+"""The verdicts on a defect, as they are sorted."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What came out of one defect for one model.
+    """The result of one defect for one model.
 
-    found  what was measured; None where the defect does not concern the model
-    mends  what mends it, in words, or ""
-    after  what was measured with that; None where it was not tried
+    finding  None where the defect does not concern the model
+    mends    the remedy in words, or ""
+    retest   the finding with that remedy; None where it was not tried
     """
 
     defect: Defect
-    found: Finding | None
+    finding: Finding | None
     mends: str = ""
-    after: Finding | None = None
+    retest: Finding | None = None
 
     @property
-    def word(self) -> str:
-        return "no concern" if self.found is None else {True: "hit", False: "clear", None: "not tried"}[self.found.hits]
+    def verdict(self) -> str:
+        verdicts = {True: "hit", False: "clear", None: "not tried"}
+        return "no concern" if self.finding is None else verdicts[self.finding.hits]
 
     @property
     def remedies(self) -> dict[str, str]:
-        """Of a hit, what mended the small model or did not, what came of it, and what was not tried."""
-        how = "mended by" if self.after is not None and self.after.hits is False else "not mended by"
-        tried = {} if self.after is None else {how: self.mends, "tried": self.after.words}
-        return tried | ({"advice": self.defect.advice} if self.defect.advice and self.word == "hit" else {})
+        """The remedies of a hit: the one that was tried, with its result, and advice that was not tried."""
+        how = "mended by" if self.retest is not None and self.retest.hits is False else "not mended by"
+        remedies = {} if self.retest is None else {how: self.mends, "tried": self.retest.words}
+        return remedies | ({"advice": self.defect.advice} if self.defect.advice and self.verdict == "hit" else {})
 
 
 def examine(path: str | Path) -> Iterator[Diagnosis]:
-    """Every known defect, tried on the model at a path, each as soon as it is known, and with what mends it.
+    """Yield a diagnosis of each known defect for the model at a path, with its remedies.
 
     path  a folder with a config.json, with weights or without, or such a file by itself; weights are not read
 
-    Raises CannotRead as `patient` does.
+    Raises CannotRead as `load_patient` does.
     """
-    model = patient(path)
-    # What goes by the length of a text is attached with a horizon.
-    declared = f"(model, horizon={model.horizon})" if model.horizon else "(model)"
+    model = load_patient(path)
+    # Schedules that depend on the length of a text need a horizon.
+    arguments = f"(model, horizon={model.horizon})" if model.horizon else "(model)"
     for defect in DEFECTS:
-        finding, after = outcome(defect, model), None
+        finding, retest = outcome(defect, model), None
         if finding is not None and finding.hits and defect.mends:
-            after = outcome(defect, model.mended) or Finding(None, 0, "nothing was left to be measured")
-        yield Diagnosis(defect, finding, defect.mends.replace("(model)", declared), after)
+            retest = outcome(defect, model.mended_patient) or Finding(None, 0, "nothing was left to be measured")
+        yield Diagnosis(defect, finding, defect.mends.replace("(model)", arguments), retest)
 
 
 def outcome(defect: Defect, model: Patient) -> Finding | None:
-    """What is measured of a defect, or why nothing can be; None where it does not concern the model."""
+    """Measure a defect, or say why that failed; None where it does not concern the model."""
     try:
         return defect.measure(model)
     except Exception as error:
-        # Models are code of many hands, and a small one of their kind may fail in any way.
-        return Finding(None, 0, told(error))
+        # Models of transformers have many authors, and a small one may fail in any way.
+        return Finding(None, 0, error_text(error))
 
 
-def in_json(path: str | Path, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+def report_json(path: str | Path, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
     import transformers
 
     return {
         "model": str(path),
         "transformers": transformers.__version__,
         "defects": [
-            {"name": one.defect.words, "verdict": one.word, "defect": one.defect.sentence}
-            | ({} if one.found is None else one.found.in_json)
-            | one.remedies
-            for one in diagnoses
+            {"name": diagnosis.defect.title, "verdict": diagnosis.verdict, "defect": diagnosis.defect.sentence}
+            | ({} if diagnosis.finding is None else diagnosis.finding.as_json)
+            | diagnosis.remedies
+            for diagnosis in diagnoses
         ],
     }
 
 
-def in_words(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
-    """The same for people: what hits first, with its number and what mends it; one line for each of the others."""
-    for one in sorted(diagnoses, key=lambda one: WORDS.index(one.word)):
-        if one.found is not None:
-            yield f"{one.word:<10} {one.defect.words}: {one.found.words}"
-        for how, words in one.remedies.items():
+def report_lines(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
+    """Yield the diagnoses as lines of text: hits first, with their numbers and remedies."""
+    for diagnosis in sorted(diagnoses, key=lambda diagnosis: VERDICTS.index(diagnosis.verdict)):
+        if diagnosis.finding is not None:
+            yield f"{diagnosis.verdict:<10} {diagnosis.defect.title}: {diagnosis.finding.words}"
+        for how, words in diagnosis.remedies.items():
             yield f"{'':<10} {how}: {words}"
 
 
-def total(diagnoses: Sequence[Diagnosis]) -> str:
-    """How many defects came out in which way, and with which transformers."""
+def summary_line(diagnoses: Sequence[Diagnosis]) -> str:
+    """Count the defects by verdict, and name the version of transformers."""
     import transformers
 
-    counts = [(sum(one.word == word for one in diagnoses), word) for word in WORDS]
-    told = ", ".join(f"{count} {word}" for count, word in counts if count)
-    nothing = "; nothing was tried" if counts[-1][0] == len(diagnoses) else ""
-    return f"{len(diagnoses)} known defects of transformers {transformers.__version__}: {told}{nothing}"
+    counts = [(sum(diagnosis.verdict == word for diagnosis in diagnoses), word) for word in VERDICTS]
+    verdicts = ", ".join(f"{count} {word}" for count, word in counts if count)
+    hint = "; nothing was tried" if counts[-1][0] == len(diagnoses) else ""
+    return f"{len(diagnoses)} known defects of transformers {transformers.__version__}: {verdicts}{hint}"

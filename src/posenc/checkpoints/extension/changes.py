@@ -7,10 +7,11 @@ from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 from posenc.catalogue import find, options_of
-from posenc.checkpoints.extension.lengths import served_by
-from posenc.checkpoints.vocabulary.specs import short
+from posenc.checkpoints.extension.lengths import served_lengths
+from posenc.checkpoints.vocabulary.specs import shorten_spec
 from posenc.encoding.base import Compose, Encoding, parts_of
-from posenc.foreign import code, near, quoted
+from posenc.encodings.rotations import ScheduledSpectrum
+from posenc.foreign import code, quote, suggestion
 from posenc.schedules import SCHEDULES, Schedule
 from posenc.schedules.dynamic_ntk import DynamicNTK
 from posenc.schedules.longrope import LongRoPE
@@ -18,7 +19,7 @@ from posenc.schedules.ntk import NTK
 from posenc.schedules.yarn import YaRN
 from posenc.specs.syntax import name_of, tree_of
 
-WORDS = {
+DESCRIPTIONS = {
     "none": "the model as it is",
     "linear": "every frequency divided by the factor (position interpolation)",
     "ntk": "a larger base: base factor^(r/(r-2)) for a rotary width of r",
@@ -34,139 +35,140 @@ WORDS = {
     "rerope": "no distance beyond a quarter of the served length",
     "dual-chunk": "exact distances within chunks and at their borders, one distance further away",
 }
-"""What the methods do that have a name here; every schedule is one besides, by its name in specs."""
+"""The methods with names of their own; every schedule is a method too, by its name in specs."""
 
-SHORT_FOR = {
+ALIASES = {
     "dynamic": "dynamic_ntk",
-    # No pair turns as seldom, so that all are kept.
+    # No pair rotates so slowly, so every frequency is kept.
     "temperature": "yarn(beta_fast=2e-9, beta_slow=1e-9)",
 }
 
 
 @dataclass(frozen=True)
 class Goal:
-    """How far a model is stretched, and from where.
+    """The lengths between which a model is stretched, and the ways that are allowed.
 
     factor    target / served length (unitless)
-    served    what it serves now (tokens)
-    replace   whether a schedule that it has already makes room for another one
-    longrope  short_factor and long_factor of longrope, one divisor for each pair, where they are given
+    current   the length that the model serves now (tokens)
+    replace   whether a method replaces the model's own schedule
+    longrope  short_factor and long_factor of longrope, one divisor for each pair
     """
 
     factor: float
-    served: int
+    current: int
     replace: bool = False
     longrope: Mapping[str, Sequence[float]] | None = None
 
     @property
     def target(self) -> int:
-        return round(self.served * self.factor)
+        return round(self.current * self.factor)
 
     def start(self, schedule: Schedule | None) -> int:
-        """The length that a rotary encoding with this schedule is stretched from (tokens)."""
-        return served_by(schedule, self.served).original if schedule is not None and self.replace else self.served
+        """Return the length from which a rotary encoding with this schedule is stretched (tokens)."""
+        return served_lengths(schedule, self.current).original if schedule and self.replace else self.current
 
 
-def self_extend(to: Goal) -> dict[str, int]:
+def self_extend(goal: Goal) -> dict[str, int]:
     # The authors' rule: the groups should end within two thirds of the served length, which training saw often.
-    window = max(1, to.served // 4)
-    group = math.ceil((to.factor * to.served - window) / max(1, 2 * to.served // 3 - window))
+    window = max(1, goal.current // 4)
+    group = math.ceil((goal.factor * goal.current - window) / max(1, 2 * goal.current // 3 - window))
     return {"window": window, "group": group}
 
 
-AROUND: dict[str, Callable[[Goal], dict[str, Any]]] = {
+DISTANCE_MAPS: dict[str, Callable[[Goal], dict[str, Any]]] = {
     "self_extend": self_extend,
-    "rerope": lambda to: {"window": max(1, to.served // 4)},
-    "dual_chunk": lambda to: {"chunk": max(1, to.served * 3 // 4), "longest": to.served},
+    "rerope": lambda goal: {"window": max(1, goal.current // 4)},
+    "dual_chunk": lambda goal: {"chunk": max(1, goal.current * 3 // 4), "longest": goal.current},
 }
-"""The distance maps, with the options that suit a model that was not tuned for them."""
+"""The distance maps, with options for a model that was not tuned for them."""
 
-BESIDE: dict[str, Callable[[Goal], dict[str, Any]]] = {
-    "log_temperature": lambda to: {"trained_length": to.served, "least": 1.0},
-    "step_temperature": lambda to: {"interval": to.served, "form": "inkling"},
+QUERY_TEMPERATURES: dict[str, Callable[[Goal], dict[str, Any]]] = {
+    "log_temperature": lambda goal: {"trained_length": goal.current, "least": 1.0},
+    "step_temperature": lambda goal: {"interval": goal.current, "form": "inkling"},
 }
-"""The temperatures of queries, with options by which all that is served now stays as it is."""
+"""The temperatures of queries, with options that change nothing within the served length."""
 
 
-def in_specs(name: str) -> str:
-    """A method as a spec: what stands for another one written out, and the word before the options with underscores."""
+def as_spec(name: str) -> str:
+    """Return a method's name as a spec: aliases resolved, and its first word with underscores."""
     word, bracket, options = name.partition("(")
-    spec = SHORT_FOR.get(word, word if code.is_own(word) else word.replace("-", "_"))
+    spec = ALIASES.get(word, word if code.is_class_path(word) else word.replace("-", "_"))
     return spec if not bracket else f"{spec.partition('(')[0]}({options}"
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError, naming what is near, for what is no method; CannotRead for what is not even a spec."""
-    tree = tree_of(in_specs(name), "method", "posenc extend --help has all")
+    """Raise ValueError, with the nearest name, for an unknown method, and CannotRead for a text that is no spec."""
+    tree = tree_of(as_spec(name), "method", "posenc extend --help has all")
     word = name_of(tree.func if isinstance(tree, ast.Call) else tree)
-    if not (word in ("none", *AROUND, *BESIDE) or code.is_own(word) or SCHEDULES.knows(word)):
-        known = [*WORDS, *SCHEDULES, "all"]
-        raise ValueError(f"no method named {quoted(name)}{near(name, known, 'posenc extend --help')}")
+    if not (word in ("none", *DISTANCE_MAPS, *QUERY_TEMPERATURES) or code.is_class_path(word) or SCHEDULES.knows(word)):
+        known_names = [*DESCRIPTIONS, *SCHEDULES, "all"]
+        raise ValueError(f"no method named {quote(name)}{suggestion(name, known_names, 'posenc extend --help')}")
 
 
-def words_of(name: str) -> str:
-    """What a method does, in a line."""
-    if name in WORDS:
-        return WORDS[name]
-    word = in_specs(name).partition("(")[0]
-    of = find(word) if word in AROUND or word in BESIDE else SCHEDULES.find(word)
-    return (of.__doc__ or "").partition("\n")[0].removesuffix(".")
+def describe_method(name: str) -> str:
+    """Return a one-line description of a method."""
+    if name in DESCRIPTIONS:
+        return DESCRIPTIONS[name]
+    word = as_spec(name).partition("(")[0]
+    kind = find(word) if word in DISTANCE_MAPS or word in QUERY_TEMPERATURES else SCHEDULES.find(word)
+    return (kind.__doc__ or "").partition("\n")[0].removesuffix(".")
 
 
-def gives_a_schedule(name: str) -> bool:
-    return name != "none" and in_specs(name).partition("(")[0] not in (*AROUND, *BESIDE)
+def is_schedule(name: str) -> bool:
+    return name != "none" and as_spec(name).partition("(")[0] not in (*DISTANCE_MAPS, *QUERY_TEMPERATURES)
 
 
-def change_of(name: str, to: Goal) -> Callable[[Any], Encoding]:
-    """What a method does to a rotary encoding. Raises ValueError where it cannot be; so does what is returned."""
-    spec = in_specs(name)
+def encoding_change(name: str, goal: Goal) -> Callable[[Any], Encoding]:
+    """Return a method as a function of a rotary encoding. Both raise ValueError where the method does not apply."""
+    spec = as_spec(name)
     word = spec.partition("(")[0]
-    if word in AROUND or word in BESIDE:
-        options = (AROUND | BESIDE)[word](to) | options_in(spec)
-        made: Any = find(word)
+    if word in DISTANCE_MAPS or word in QUERY_TEMPERATURES:
+        options = (DISTANCE_MAPS | QUERY_TEMPERATURES)[word](goal) | options_of_spec(spec)
+        kind: Any = find(word)
         for option in options:
             if option not in options_of(word):
-                known = [one for one in options_of(word) if one != "inner"]
-                raise ValueError(f"{name}: no option {quoted(option)}; it has: {', '.join(known)}{near(option, known)}")
-        if word in AROUND:
-            return lambda rotary: made(rotary, **options)
-        return lambda rotary: Compose(rotary, made(**options))
-    if spec == "longrope" and to.longrope is None:
+                names = [name for name in options_of(word) if name != "inner"]
+                hint = suggestion(option, names)
+                raise ValueError(f"{name}: no option {quote(option)}; it has: {', '.join(names)}{hint}")
+        if word in DISTANCE_MAPS:
+            return lambda rotary: kind(rotary, **options)
+        return lambda rotary: Compose(rotary, kind(**options))
+    if spec == "longrope" and goal.longrope is None:
         raise ValueError(
-            "longrope takes factors that somebody has searched for this very model, one for each pair; "
+            "longrope takes factors that were searched for this very model, one for each pair; "
             "give them with --longrope-factors FILE"
         )
-    return lambda rotary: scheduled(rotary, name, to)
+    return lambda rotary: with_schedule(rotary, name, goal)
 
 
-def scheduled(rotary: Any, name: str, to: Goal) -> Encoding:
-    """A rotary encoding with the schedule of a method."""
-    old, spec, start = rotary.schedule, in_specs(name), to.start(rotary.schedule)
+def with_schedule(rotary: ScheduledSpectrum, name: str, goal: Goal) -> Encoding:
+    """Return a rotary encoding with the schedule of a method."""
+    old, spec, start = rotary.schedule, as_spec(name), goal.start(rotary.schedule)
     if spec == "longrope":
-        assert to.longrope is not None
-        short_factor, long_factor = (tuple(to.longrope[key]) for key in ("short_factor", "long_factor"))
-        new: Any = LongRoPE(to.target / start, short_factor, long_factor, start)
+        assert goal.longrope is not None
+        short_factor, long_factor = (tuple(goal.longrope[key]) for key in ("short_factor", "long_factor"))
+        new: Any = LongRoPE(goal.target / start, short_factor, long_factor, start)
     else:
-        new = SCHEDULES.given(ast.unparse(filled(tree_of(spec), to.target / start))).with_trained_length(start)
-    if old is not None and not to.replace:
-        new = further(name, old, new, to.factor)
+        new = SCHEDULES.resolve(ast.unparse(with_factor(tree_of(spec), goal.target / start))).with_trained_length(start)
+    if old is not None and not goal.replace:
+        new = stretch_further(name, old, new, goal.factor)
     elif type(old) is type(new) and hasattr(new, "factor") and spec != "longrope" and "(" not in spec:
-        # Its own kind from the length before: its ramp and what else is its own stay.
-        new = replace(ruled(old), factor=new.factor)
+        # The same kind of schedule, from the length before scaling: its ramp and other options stay.
+        new = replace(with_rule_temperature(old), factor=new.factor)
     if isinstance(new, NTK):
         return with_options(rotary, base=larger_base(rotary, new.factor), schedule=None)
     return with_options(rotary, schedule=new)
 
 
-def ruled(schedule: Any) -> Any:
-    """A schedule whose temperature goes by its rule, and not by a number of its own."""
+def with_rule_temperature(schedule: Any) -> Any:
+    """Return a schedule whose temperature follows its rule instead of its attention_factor."""
     return replace(schedule, attention_factor=None) if hasattr(schedule, "attention_factor") else schedule
 
 
-def options_in(spec: str) -> dict[str, Any]:
-    """The options that a spec says.
+def options_of_spec(spec: str) -> dict[str, Any]:
+    """Return the options of a spec.
 
-    >>> options_in("rerope(window=512)")
+    >>> options_of_spec("rerope(window=512)")
     {'window': 512}
     """
     tree = tree_of(spec)
@@ -174,59 +176,54 @@ def options_in(spec: str) -> dict[str, Any]:
     return {word.arg or "**": SCHEDULES.value(word.value, spec) for word in words}
 
 
-def filled(tree: ast.expr, factor: float) -> ast.expr:
-    """A spec of schedules in which each one that needs a factor and is given none has this one.
+def with_factor(tree: ast.expr, factor: float) -> ast.expr:
+    """Return a spec with this factor for each of its schedules that needs one and has none.
 
-    >>> ast.unparse(filled(ast.parse("resonance(inner=yarn(beta_fast=16))", mode="eval").body, 4.0))
+    >>> ast.unparse(with_factor(ast.parse("resonance(inner=yarn(beta_fast=16))", mode="eval").body, 4.0))
     'resonance(inner=yarn(beta_fast=16, factor=4.0))'
     """
     name = name_of(tree.func if isinstance(tree, ast.Call) else tree)
-    if not name or not (code.is_own(name) or SCHEDULES.knows(name)):
+    if not name or not (code.is_class_path(name) or SCHEDULES.knows(name)):
         return tree
-    words = [ast.keyword(one.arg, filled(one.value, factor)) for one in getattr(tree, "keywords", ())]
-    made: Any = SCHEDULES.find(name)
-    # transformers' dynamic scaling takes one, too, which is an option here.
-    needed = any(one.name == "factor" and (one.default is MISSING or made is DynamicNTK) for one in fields(made))
-    if needed and all(one.arg != "factor" for one in words):
+    words = [ast.keyword(keyword.arg, with_factor(keyword.value, factor)) for keyword in getattr(tree, "keywords", ())]
+    kind: Any = SCHEDULES.find(name)
+    # DynamicNTK's factor is optional here; transformers needs it.
+    names = {field.name for field in fields(kind) if field.default is MISSING or kind is DynamicNTK}
+    if "factor" in names and all(keyword.arg != "factor" for keyword in words):
         words.append(ast.keyword("factor", ast.Constant(factor)))
     function = tree.func if isinstance(tree, ast.Call) else tree
     return ast.Call(function, list(getattr(tree, "args", ())), words)
 
 
-def further(name: str, old: Any, new: Any, factor: float) -> Schedule:
-    """The schedule of a model that is scaled already, stretched by `factor` beyond what it serves.
+def stretch_further(name: str, old: Any, new: Any, factor: float) -> Schedule:
+    """Return the schedule of a model that is already scaled, stretched by `factor` beyond its served length.
 
-    Its own kind goes on from there: factors multiply, and the temperature and the ramp go by the length before any
-    scaling, which the old schedule knows. What stands around a schedule takes the old one in.
+    A schedule of the same kind continues: factors multiply, and the temperature and the ramp follow the length before
+    any scaling, which the old schedule knows. A schedule with an inner one takes the old schedule in.
 
     >>> from posenc.schedules import Linear
-    >>> further("linear", Linear(4), Linear(2), 2)
+    >>> stretch_further("linear", Linear(4), Linear(2), 2)
     linear(factor=8)
     """
     if hasattr(new, "inner") and new.inner is None:
         return replace(new, inner=old)
-    if isinstance(old, YaRN) and math.isclose(ruled(old).temperature, old.temperature, rel_tol=1e-6):
-        # Some configs write out the temperature that the rule gives anyway.
-        old = ruled(old)
-    fixed = getattr(old, "attention_factor", None)
-    if (
-        type(old) is type(new)
-        and "(" not in in_specs(name)
-        and not old.by_horizon
-        and fixed is None
-        and hasattr(old, "factor")
-    ):
+    if isinstance(old, YaRN) and math.isclose(with_rule_temperature(old).temperature, old.temperature, rel_tol=1e-6):
+        # Some configs spell out the temperature of the rule.
+        old = with_rule_temperature(old)
+    temperature = getattr(old, "attention_factor", None)
+    same_kind = type(old) is type(new) and "(" not in as_spec(name)
+    if same_kind and not old.by_horizon and temperature is None and hasattr(old, "factor"):
         return replace(old, factor=old.factor * factor)
-    hint = f", with a temperature of its own (attention_factor={fixed:g})" if fixed is not None else ""
+    hint = "" if temperature is None else f", with a temperature of its own (attention_factor={temperature:g})"
     raise ValueError(
-        f"the model's frequencies are already scaled by {short(old)}{hint}, and {name} on top of that has no published "
-        f"meaning; --replace puts it in place of that, from the length before any scaling; without it self-extend and "
-        f"rerope apply, and linear, yarn and llama3 to a model of their own kind"
+        f"the model's frequencies are already scaled by {shorten_spec(old)}{hint}, and {name} on top of that has no "
+        f"published meaning; --replace puts it in place of that, from the length before any scaling; without it "
+        f"self-extend and rerope apply, and linear, yarn and llama3 to a model of their own kind"
     )
 
 
-def larger_base(rotary: Any, factor: float) -> float:
-    """The base of NTK-aware scaling, base factor^(r/(r-2)), for a rotary width of r channels."""
+def larger_base(rotary: ScheduledSpectrum, factor: float) -> float:
+    """Return the base of NTK-aware scaling, base factor^(r/(r-2)), for a rotary width of r channels."""
     width = getattr(rotary, "width", rotary.head_dim)
     if width < 4:
         raise ValueError(f"ntk keeps the fastest pair and stretches the slowest, and a rotary width of {width} has one")
@@ -234,22 +231,22 @@ def larger_base(rotary: Any, factor: float) -> float:
 
 
 def with_options(encoding: Encoding, **options: Any) -> Encoding:
-    """The same encoding with other options."""
-    kept = {option: getattr(encoding, option) for option in options_of(encoding.spec_name)}
-    return type(encoding)(**kept | options)
+    """Return the same encoding with other options."""
+    old_options = {option: getattr(encoding, option) for option in options_of(encoding.spec_name)}
+    return type(encoding)(**old_options | options)
 
 
-def with_change(encoding: Encoding, change: Callable[[Encoding], Encoding]) -> Encoding:
-    """The encoding with its rotary part changed, or itself where it has none."""
+def with_rotary_change(encoding: Encoding, change: Callable[[Encoding], Encoding]) -> Encoding:
+    """Return the encoding with its rotary part changed, or itself where it has none."""
     parts = parts_of(encoding)
-    changed = [change(part) if hasattr(part, "schedule") else part for part in parts]
-    if all(new is old for new, old in zip(changed, parts, strict=True)):
+    new_parts = [change(part) if hasattr(part, "schedule") else part for part in parts]
+    if all(new is old for new, old in zip(new_parts, parts, strict=True)):
         return encoding
-    return changed[0] if len(changed) == 1 else Compose(*changed)
+    return new_parts[0] if len(new_parts) == 1 else Compose(*new_parts)
 
 
-def by_lists(encoding: Encoding, target: int) -> Encoding:
-    """The same frequencies and temperature by a divisor for each pair, which is what LongRoPE's keys say.
+def with_lists(encoding: Encoding, target: int) -> Encoding:
+    """Return an encoding of the same frequencies and temperature with LongRoPE's lists: a divisor for each pair.
 
     Raises ValueError where a frequency is 0, or follows the length of each sequence.
     """
@@ -257,23 +254,23 @@ def by_lists(encoding: Encoding, target: int) -> Encoding:
     if getattr(rotary, "schedule", None) is None:
         return encoding
     if rotary.turns_when_attending:
-        raise ValueError(f"{short(rotary.schedule)} follows the length of each sequence, which no divisors say")
+        raise ValueError(f"{shorten_spec(rotary.schedule)} follows the length of each sequence, which no divisors say")
     divisors = divisors_of(rotary)
     if not all(map(math.isfinite, divisors)):
-        raise ValueError(f"{short(rotary.schedule)} makes pairs stand still, which no divisors say")
+        raise ValueError(f"{shorten_spec(rotary.schedule)} makes pairs stand still, which no divisors say")
     start, (_, temperature) = getattr(rotary.schedule, "trained_length", None) or target, rotary.spectrum()
     lists = LongRoPE(max(1.0, target / start), divisors, divisors, start, attention_factor=float(temperature))
     return with_options(rotary, schedule=lists)
 
 
-def divisors_of(rotary: Any) -> tuple[float, ...]:
-    """By what the frequency of each pair is divided; inf or nan where a pair stands still.
+def divisors_of(rotary: ScheduledSpectrum) -> tuple[float, ...]:
+    """Return the divisor of each pair's frequency; inf or nan where a pair stands still.
 
-    Where a schedule follows the length of a sequence, this is what it does up to the trained one.
+    Where a schedule follows the length of a sequence, these are the divisors up to the trained length.
 
     >>> from posenc import Rotary
     >>> divisors_of(Rotary(8, schedule="linear(factor=2)"))
     (2.0, 2.0, 2.0, 2.0)
     """
-    unscaled: Any = with_options(rotary, schedule=None)
-    return tuple((unscaled.spectrum()[0] / rotary.spectrum()[0]).flatten().tolist())
+    plain: Any = with_options(rotary, schedule=None)
+    return tuple((plain.spectrum()[0] / rotary.spectrum()[0]).flatten().tolist())

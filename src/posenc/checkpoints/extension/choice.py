@@ -1,159 +1,160 @@
-"""Which of the measured methods wins, and in words why."""
+"""Choose the winner among the measured methods, and say why in words."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posenc.checkpoints.measures.measure import Value, error_of
 
-KEEPS = 1.05
-"""A method may win if at the trained length it is at most this many times worse than the model as it is, or no
-different from it: who pays with the short inputs for the long ones has not extended anything."""
+PRICE_LIMIT = 1.05
+"""How many times worse than the original model a winner may be at the trained length.
 
-TIE = 1.01
-"""Numbers within this ratio are no difference on one text."""
+A method that is no different from it may win too: a gain on long inputs that costs short ones is no extension."""
 
-ERRORS = 2.0
-"""And neither are those within so many standard errors of their difference."""
+TIE_RATIO, TIE_ERRORS = 1.01, 2.0
+"""Numbers tie within this ratio on one text, or within so many standard errors of their difference."""
 
 Record = Mapping[str, Any]
 
 
-def choose(asked: Sequence[str], record: Record) -> tuple[Record, str]:
-    """The method that is written, the one asked for or the one that wins, and in words why.
+def choose(requests: Sequence[str], record: Record) -> tuple[Record, str]:
+    """Return the method to write, and the reason in words; the requests are the names that the user gave.
 
     The first number of the first measure decides at the target, among methods whose price at the trained length is at
-    most 1.05 times what the model as it is has there, or no different from it. A method within 1 %, or two standard
-    errors, of the lowest is its equal, and so is the model as it is: what does no more than that is not worth a
-    checkpoint, unless it is the one method that was asked for.
+    most 1.05 times that of the original model, or no different from it. A method within 1 %, or two standard errors, of
+    the best is its equal. So is the original model: a method that does no better is not worth a checkpoint, unless it
+    is the one method that the user asked for.
     """
-    number, target = first(record), record["target"]
-    before, order = record["methods"][0], ranked(record)
-    words = f"at {target:,} tokens the {number['words']}"
-    single = [name for name in asked if name not in ("none", *(one["name"] for one in baselines(record)))]
-    wanted = single[0] if len(set(single)) == 1 and "all" not in single else None
-    only = next((one for one in order if one["name"] == wanted), None)
+    number, target = deciding_number(record), record["target"]
+    original, order = record["methods"][0], ranking(record)
+    at_target = f"at {target:,} tokens the {number['words']}"
+    single = {name for name in requests if name not in ("none", *(entry["name"] for entry in baselines(record)))}
+    only = next((entry for entry, _ in order if single == {entry["name"]}), None)
     if not order:
-        return before, f"Only the model as it is was measured, and it ends at {record['trained']:,} tokens."
-    best = order[0]
-    now, old = value(best, record, target), value(before, record, target)
-    said = f"{best['name']} wins: {words} is {shown(now)}"
-    if best is before:
-        said = f"No method is better than the model as it is: {words} is {shown(now)}"
-    elif old is not None and same(now, old):
-        said = (
-            f"No method is better than the model as it is: {words} is {shown(old)}, and {best['name']}, the best of "
-            f"them, has {shown(now)}, which is no difference"
+        return original, f"Only the model as it is was measured, and it ends at {record['trained']:,} tokens."
+    (best, now), old = order[0], value_at(original, record, target)
+    words = f"{best['name']} wins: {at_target} is {format_value(now)}"
+    if best is original:
+        words = f"No method is better than the model as it is: {at_target} is {format_value(now)}"
+    elif old is not None and is_tie(now, old):
+        words = (
+            f"No method is better than the model as it is: {at_target} is {format_value(old)}, and {best['name']}, the "
+            f"best of them, has {format_value(now)}, which is no difference"
         )
-        best = before
+        best = original
     elif old is not None:
-        said += f", where the model as it is has {shown(old)}"
+        words += f", where the model as it is has {format_value(old)}"
     else:
-        said += f", where the model as it is ends at {record['trained']:,}"
-    others = [one["name"] for one in order if one not in (best, order[0], before) and keeps(one, record)]
-    equal = [one["name"] for one in order if one["name"] in others and same(value(one, record, target), now)]
-    if equal and best is not before:
-        said += f"; {', '.join(equal)} {'is' if len(equal) == 1 else 'are'} no different"
-    said += "."
-    for one in baselines(record):
-        found = value(one, record, target)
-        worth = "no difference" if same(found, now) else "better" if beats(found, now, number) else "worse"
-        said += f" {one['name'].capitalize()} ({one['words']}) gives {shown(found)}: {worth}."
-    if best is not before and not keeps(best, record):
-        said += " No method keeps the trained length within 5 %: this is the best, at that price."
+        words += f", where the model as it is ends at {record['trained']:,}"
+    rest = [(entry, value) for entry, value in order[1:] if entry not in (best, original)]
+    equal = [entry["name"] for entry, value in rest if keeps_trained_length(entry, record) and is_tie(value, now)]
+    if equal and best is not original:
+        words += f"; {', '.join(equal)} {'is' if len(equal) == 1 else 'are'} no different"
+    words += "."
+    for entry in baselines(record):
+        if value := value_at(entry, record, target):
+            verdict = "no difference" if is_tie(value, now) else "better" if is_better(value, now, number) else "worse"
+            words += f" {entry['name'].capitalize()} ({entry['words']}) gives {format_value(value)}: {verdict}."
+    if best is not original and not keeps_trained_length(best, record):
+        words += " No method keeps the trained length within 5 %: this is the best, at that price."
     if only is not None and only is not best:
-        said += f" {only['name']} is written because it was asked for."
-    return only or best, said
+        words += f" {only['name']} is written because it was asked for."
+    return only or best, words
 
 
-def price(entry: Record, record: Record) -> str:
-    """In words, what a method costs inputs of the trained length."""
-    of = record["measures"][0]
-    number = next(one for one in of["numbers"] if one["name"] == of["price"])
-    before, now = (value(one, record, record["trained"], of["price"]) for one in (record["methods"][0], entry))
+def describe_price(entry: Record, record: Record) -> str:
+    """Say what a method costs inputs of the trained length."""
+    number, old, now = prices(entry, record)
     words = f"What {entry['name']} costs short inputs: at the trained {record['trained']:,} tokens the"
-    if before is None or now is None:
+    if old is None or now is None:
         return ""
-    change = now.value / before.value - 1 if before.value else 0.0
-    if now.value == before.value:
-        return f"{words} {number['words']} is {shown(now)}, as before."
-    how = f"{abs(change):.1%} {'above' if change >= 0 else 'below'} the {shown(before)} of before"
-    return f"{words} {number['words']} is {shown(now)}, {how}{' (no difference)' if same(now, before) else ''}."
+    change = now.value / old.value - 1 if old.value else 0.0
+    if now.value == old.value:
+        return f"{words} {number['words']} is {format_value(now)}, as before."
+    how = f"{abs(change):.1%} {'above' if change >= 0 else 'below'} the {format_value(old)} of before"
+    return f"{words} {number['words']} is {format_value(now)}, {how}{' (no difference)' if is_tie(now, old) else ''}."
 
 
-def first(record: Record) -> Record:
-    """The number that decides."""
+def deciding_number(record: Record) -> Record:
+
     return record["measures"][0]["numbers"][0]
 
 
 def baselines(record: Record) -> list[Record]:
-    """The other ways to use the model as it is."""
-    return [one for one in record["methods"] if one["baseline"]]
+
+    return [entry for entry in record["methods"] if entry["baseline"]]
 
 
-def value(entry: Record, record: Record, length: int, number: str | None = None) -> Any:
-    """A number of the measure that decides, of a method at a length; None where there is none."""
-    measure = record["measures"][0]["name"]
-    wanted = (measure, number or first(record)["name"], length)
-    for one in entry["values"]:
-        if (one["measure"], one["number"], one["length"]) == wanted:
-            return Value(one["value"], one["error"], tuple(one["each"]))
+def value_at(entry: Record, record: Record, length: int, number: str | None = None) -> Value | None:
+    """Return a method's value of a number of the deciding measure at a length; None where it has none."""
+    key = (record["measures"][0]["name"], number or deciding_number(record)["name"], length)
+    for row in entry["values"]:
+        if (row["measure"], row["number"], row["length"]) == key:
+            return Value(row["value"], row["error"], tuple(row["each"]))
     return None
 
 
-def beats(one: Value, other: Value, number: Record) -> bool:
-    return one.value > other.value if number["more_is_better"] else one.value < other.value
+def prices(entry: Record, record: Record) -> tuple[Record, Value | None, Value | None]:
+    """Return the number that is the price, and its values for the original model and a method."""
+    measure = record["measures"][0]
+    number = next(number for number in measure["numbers"] if number["name"] == measure["price"])
+    old, new = (value_at(item, record, record["trained"], number["name"]) for item in (record["methods"][0], entry))
+    return number, old, new
 
 
-def same(one: Value, other: Value) -> bool:
-    """Whether two numbers are no different: within 1 %, or within the error of their difference, sample by sample.
+def is_better(value: Value, reference: Value, number: Record) -> bool:
+    return value.value > reference.value if number["more_is_better"] else value.value < reference.value
 
-    >>> same(Value(10.0, None), Value(10.05, None)), same(Value(10.0, None), Value(10.2, None))
+
+def is_tie(value: Value, reference: Value) -> bool:
+    """Whether two numbers differ by at most 1 %, or by the error of their difference, sample by sample.
+
+    >>> is_tie(Value(10.0, None), Value(10.05, None)), is_tie(Value(10.0, None), Value(10.2, None))
     (True, False)
-    >>> same(Value(10.0, 0.2), Value(10.2, 0.2))
+    >>> is_tie(Value(10.0, 0.2), Value(10.2, 0.2))
     True
     """
-    if max(abs(one.value), abs(other.value)) <= TIE * min(abs(one.value), abs(other.value)):
+    a, b = value.value, reference.value
+    if max(abs(a), abs(b)) <= TIE_RATIO * min(abs(a), abs(b)):
         return True
-    if len(one.each) == len(other.each) > 1:
-        differences = [a - b for a, b in zip(one.each, other.each, strict=True)]
-        error = error_of(differences)
-        return abs(sum(differences) / len(differences)) <= ERRORS * (error or 0.0)
-    if one.error is None or other.error is None:
+    if len(value.each) == len(reference.each) > 1:
+        differences = [x - y for x, y in zip(value.each, reference.each, strict=True)]
+        return abs(sum(differences) / len(differences)) <= TIE_ERRORS * (error_of(differences) or 0.0)
+    if value.error is None or reference.error is None:
         return False
-    return abs(one.value - other.value) <= ERRORS * (one.error**2 + other.error**2) ** 0.5
+    return abs(a - b) <= TIE_ERRORS * (value.error**2 + reference.error**2) ** 0.5
 
 
-def keeps(entry: Record, record: Record) -> bool:
+def keeps_trained_length(entry: Record, record: Record) -> bool:
     """Whether a method keeps what the model could do at its trained length."""
-    of = record["measures"][0]
-    more = next(one["more_is_better"] for one in of["numbers"] if one["name"] == of["price"])
-    before, now = (value(one, record, record["trained"], of["price"]) for one in (record["methods"][0], entry))
-    near = now.value >= before.value / KEEPS if more else now.value <= before.value * KEEPS
-    return near or same(now, before)
+    number, old, new = prices(entry, record)
+    assert old is not None and new is not None
+    is_near = new.value >= old.value / PRICE_LIMIT if number["more_is_better"] else new.value <= old.value * PRICE_LIMIT
+    return is_near or is_tie(new, old)
 
 
-def ranked(record: Record) -> list[Record]:
-    """Methods by the number that decides at the target, those first that keep the trained length."""
-    more, target = first(record)["more_is_better"], record["target"]
-    at_target = [(one, value(one, record, target)) for one in record["methods"] if not one["baseline"]]
-    found = [(one, at.value) for one, at in at_target if at is not None]
-    return [one for one, at in sorted(found, key=lambda of: (not keeps(of[0], record), -of[1] if more else of[1]))]
+def ranking(record: Record) -> list[tuple[Record, Value]]:
+    """Return the methods with their deciding values at the target, those first that keep the trained length."""
+    sign = -1 if deciding_number(record)["more_is_better"] else 1
+    entries = [entry for entry in record["methods"] if not entry["baseline"]]
+    values = [(entry, value_at(entry, record, record["target"])) for entry in entries]
+    pairs = [(entry, value) for entry, value in values if value is not None]
+    return sorted(pairs, key=lambda pair: (not keeps_trained_length(pair[0], record), sign * pair[1].value))
 
 
-def shown(of: Value) -> str:
-    """A number with its error, in about three digits."""
-    error = "" if of.error is None else f" ± {digits(of.error)}"
-    return digits(of.value) + error
+def format_value(value: Value) -> str:
+    """Return a number with its error, in about three digits."""
+    error = "" if value.error is None else f" ± {format_number(value.error)}"
+    return format_number(value.value) + error
 
 
-def digits(number: float) -> str:
-    """A number in about three digits.
+def format_number(number: float) -> str:
+    """Return a number in about three digits.
 
-    >>> digits(8.4321), digits(243.7), digits(1664.2), digits(0.7656), digits(0.00321)
-    ('8.43', '244', '1,664', '0.766', '0.0032')
+    >>> format_number(8.4321), format_number(243.7), format_number(1664.2), format_number(0.7656)
+    ('8.43', '244', '1,664', '0.766')
     """
     size = abs(number)
     if size >= 1000:
         return f"{number:,.0f}"
-    form = next((form for least, form in ((100, ".3g"), (1, ".2f"), (0.01, ".3f")) if size >= least), ".2g")
+    form = next((form for limit, form in ((100, ".3g"), (1, ".2f"), (0.01, ".3f")) if size >= limit), ".2g")
     return format(number, form)

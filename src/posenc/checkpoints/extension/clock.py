@@ -1,4 +1,4 @@
-"""What a run says while it works and how long is left, and what a pass has cost."""
+"""The progress of a run and its remaining time, and the cost of a pass."""
 
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -13,45 +13,41 @@ Say = Callable[[str], None]
 
 
 class Clock:
-    """Says how far the work is and how long the rest will take, at most every few seconds.
+    """Reports the finished share of the work (tokens read) and the remaining time, at most every few seconds."""
 
-    Work is counted in tokens that are read.
-    """
-
-    def __init__(self, say: Say, every: float = 10.0) -> None:
-        self.say, self.every = say, every
+    def __init__(self, say: Say, interval: float = 10.0) -> None:
+        self.say, self.interval = say, interval
         self.began = self.last = time.monotonic()
-        self.total = self.done = 0.0
+        self.total = self.work_done = 0.0
 
     def expect(self, work: float) -> None:
         self.total += work
 
     @contextmanager
-    def during(self, words: str, work: float) -> Generator[Callable[[float], None]]:
-        """What a pass of so much work tells the share of it that is done; what nobody expected is expected now."""
-        self.total = max(self.total, self.done + work)
+    def track(self, words: str, work: float) -> Generator[Callable[[float], None]]:
+        """Yield the progress callback of a pass; unexpected work is added to the total."""
+        self.total = max(self.total, self.work_done + work)
 
         def tell(share: float) -> None:
             now = time.monotonic()
-            if now - self.last < self.every:
+            if now - self.last < self.interval:
                 return
-            self.last, done = now, self.done + share * work
-            left = (now - self.began) * max(self.total - done, 0.0) / done if done else 0.0
+            self.last, work_done = now, self.work_done + share * work
+            left = (now - self.began) * max(self.total - work_done, 0.0) / work_done if work_done else 0.0
             self.say(f"{words}: {share:.0%}; about {duration(left)} left in all")
 
         yield tell
-        self.done += work
+        self.work_done += work
 
 
 GPU_MEMORY = torch.accelerator if hasattr(torch.accelerator, "max_memory_allocated") else torch.cuda
-"""Where torch says how much a GPU held: before torch 2.9 in the module of CUDA alone."""
+"""The module with the peak memory of a GPU: before torch 2.9 that of CUDA alone."""
 
 
 class Meter:
-    """Time and memory of what is done inside: wall and CPU seconds, and the most that was held (MiB).
+    """The time and memory of a block of code: wall and CPU seconds, and the peak memory (MiB).
 
-    devices  GPUs, whose own memory is read then, of all of them together; else it is the most that the process has held
-             since it began, which Linux alone says
+    devices  GPUs, whose summed peak is read; without any it is the peak of the process since it began, on Linux alone
     """
 
     def __init__(self, devices: Sequence[torch.device] = ()) -> None:

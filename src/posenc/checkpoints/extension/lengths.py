@@ -15,56 +15,57 @@ from posenc.schedules.longrope import LongRoPE
 
 
 @dataclass(frozen=True)
-class Served:
-    """What a model serves before it is stretched.
+class ServedLengths:
+    """The lengths of a model before it is stretched.
 
-    served    the length that its config's scaling reaches; without scaling, its trained length (tokens)
+    current   the length that its config's scaling reaches; without scaling, its trained length (tokens)
     original  its length before any scaling (tokens)
-    words     how the two were found, in a sentence
+    words     both lengths in a sentence
     """
 
-    served: int
+    current: int
     original: int
     words: str
 
 
-def served_by(schedule: Schedule | None, longest: int) -> Served:
-    """What a model serves whose rotary has this schedule.
+def served_lengths(schedule: Schedule | None, longest: int) -> ServedLengths:
+    """Return the lengths that a model with this schedule serves.
 
-    longest  tokens: `max_position_embeddings`, or what the architecture calls it
+    longest  tokens: `max_position_embeddings`, or its name in the architecture
 
     A factor is target length / trained length, so a schedule that names the length before it reaches factor times that.
-    Of Llama 3's and LongRoPE's it is not (Llama 3.2 goes from 8,192 tokens to 131,072 by a factor of 32): there
-    `longest` counts, unless it is the length before. Linear scaling names no length: `longest` is what it reaches, as
-    in released models (Gemma 3, DeepSeek Coder).
+    Llama 3's and LongRoPE's factors are different (Llama 3.2 goes from 8,192 tokens to 131,072 by a factor of 32):
+    there `longest` counts, unless it is the length before. Linear scaling names no length: it reaches `longest`, as in
+    released models (Gemma 3, DeepSeek Coder).
 
     Raises CannotRead where the length before scaling is beyond `longest`.
 
     >>> from posenc.schedules import YaRN
-    >>> served_by(YaRN(4, trained_length=32768), 32768).served
+    >>> served_lengths(YaRN(4, trained_length=32768), 32768).current
     131072
-    >>> served_by(YaRN(4, trained_length=32768), 131072).served
+    >>> served_lengths(YaRN(4, trained_length=32768), 131072).current
     131072
     """
-    inside: Any = schedule
-    while hasattr(inside, "inner"):
-        inside = inside.inner
-    if inside is None:
-        return Served(longest, longest, f"The model serves the {longest:,} tokens that it was trained on.")
-    name = inside.spec_name
-    factor, before = (getattr(inside, option, None) for option in ("factor", "trained_length"))
-    if before is not None and before > longest:
+    inner: Any = schedule
+    while hasattr(inner, "inner"):
+        inner = inner.inner
+    if inner is None:
+        return ServedLengths(longest, longest, f"The model serves the {longest:,} tokens that it was trained on.")
+    name = inner.spec_name
+    factor, original = (getattr(inner, option, None) for option in ("factor", "trained_length"))
+    if original is not None and original > longest:
         raise CannotRead(
-            f"its {name} starts from {before:,} tokens (original_max_position_embeddings), and it is said to serve "
+            f"its {name} starts from {original:,} tokens (original_max_position_embeddings), and it is said to serve "
             f"{longest:,} (max_position_embeddings), which is less; correct the one that is wrong"
         )
-    if isinstance(inside, Linear):
-        original = max(1, round(longest / inside.factor))
-        how = f"{name} by {inside.factor:g} names no length, so {original:,} before it are that divided by the factor"
-        return Served(longest, original, f"The model serves {longest:,} tokens now, as its config says; {how}.")
-    if factor is None or before is None:
-        return Served(longest, longest, f"The model serves {longest:,} tokens now, as its config says, by {inside}.")
-    reached = longest if isinstance(inside, (Llama3, LongRoPE)) and longest > before else round(before * factor)
-    how = f"it had {before:,} before its {name} by {factor:g}"
-    said = f", and max_position_embeddings says {longest:,}" if longest not in (before, reached) else ""
-    return Served(reached, before, f"The model serves {reached:,} tokens now: {how}{said}.")
+    if isinstance(inner, Linear):
+        original = max(1, round(longest / inner.factor))
+        how = f"{name} by {inner.factor:g} names no length, so {original:,} before it are that divided by the factor"
+        return ServedLengths(longest, original, f"The model serves {longest:,} tokens now, as its config says; {how}.")
+    words = f"The model serves {longest:,} tokens now, as its config says, by {inner}."
+    if factor is None or original is None:
+        return ServedLengths(longest, longest, words)
+    current = longest if isinstance(inner, (Llama3, LongRoPE)) and longest > original else round(original * factor)
+    how = f"it had {original:,} before its {name} by {factor:g}"
+    conflict = f", and max_position_embeddings says {longest:,}" if longest not in (original, current) else ""
+    return ServedLengths(current, original, f"The model serves {current:,} tokens now: {how}{conflict}.")

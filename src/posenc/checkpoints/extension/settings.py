@@ -1,4 +1,4 @@
-"""What `posenc extend` is asked for."""
+"""The settings of `posenc extend`."""
 
 import math
 import shlex
@@ -7,35 +7,35 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar
 
-NAMES = {"factors": "longrope-factors", "methods": "method"}
-"""Settings whose option has another name."""
+OPTION_NAMES = {"factors": "longrope-factors", "methods": "method"}
+"""Settings whose command-line option has another name."""
 
-OF_ALL = ("path", "factor", "methods", "measures", "lengths", "dtype", "device")
-"""What every run reads; of the others, each measure and each way to stretch reads its own."""
+COMMON_SETTINGS = ("path", "factor", "methods", "measures", "lengths", "dtype", "device")
+"""The settings of every run; each measure and each kind of stretch reads others of its own."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run is asked for; the same, but for what is `alterable`, goes on from the passes of a folder.
+    """The settings of a run. The same settings, except `alterable` ones, continue the run of a folder.
 
     path      a folder, a GGUF file, or a model of the hub as owner/name
     factor    target length / the length that the model serves now (unitless, above 1)
-    methods   ways to stretch, or to use the model as it is; or "all"
-    measures  what is measured, the first of which decides; none: what fits the model
+    methods   methods to stretch the model or to use the original one; or "all"
+    measures  the first one decides; none: the default measures that fit the model
     text      files; without any, the Python language reference
     lengths   more lengths to measure at, besides the trained one, some in between, and the target (tokens)
-    start     the token of the text that the first window begins with; None: 2000 where the text is long enough
-    samples   how many windows, documents or trials are measured; None: as many as the measure takes by itself
+    start     the first token of the first window; None: 2000 where the text is long enough
+    samples   the number of windows, documents or trials; None: the measure's own number
     chunk     how many tokens go through a decoder at once
     dtype     of the weights: bfloat16 takes half the memory, and on processors that multiply it, less time
     device    cpu, cuda, cuda:1, mps, or auto: spread over GPUs, CPU and disk
-    cache     where it keeps keys: device, or cpu, from where they go to a CUDA device layer by layer
+    cache     where keys are kept: device, or cpu, from where they go to a CUDA device layer by layer
     factors   a JSON file with the searched factors of longrope
-    replace   whether another schedule is put in place of the one that the model has
+    replace   whether another schedule replaces the model's own
     """
 
     alterable: ClassVar = frozenset({"methods", "measures", "lengths"})
-    """What a finished run can be asked anew in its folder, because no pass depends on it."""
+    """The settings that may change in the folder of a run, because no pass depends on them."""
 
     path: str
     factor: float
@@ -64,20 +64,20 @@ class Settings:
         if self.start is not None and self.start < 0:
             raise ValueError(f"start counts tokens of the text from 0, got {self.start}")
 
-    def given(self) -> Iterator[str]:
-        """The settings that are not as they are by themselves."""
-        for of in fields(self)[1:]:
-            if getattr(self, of.name) != of.default:
-                yield of.name
+    def changed_fields(self) -> Iterator[str]:
+        """Yield the names of the settings without their default value."""
+        for setting in fields(self)[1:]:
+            if getattr(self, setting.name) != setting.default:
+                yield setting.name
 
     def command(self, out: Path) -> str:
-        """The command that asks for this."""
-        said = ["posenc", "extend", self.path]
-        for name in self.given():
+        """Return the command line with these settings."""
+        words = ["posenc", "extend", self.path]
+        for name in self.changed_fields():
             value = getattr(self, name)
             values = [] if value is True else value if isinstance(value, tuple) else [value]
             if name in ("methods", "measures"):
                 values = [",".join(values)]
-            option = NAMES.get(name, name).replace("_", "-")
-            said += [f"--{option}", *(f"{one:g}" if isinstance(one, float) else str(one) for one in values)]
-        return shlex.join([*said, "--out", str(out)])
+            option = OPTION_NAMES.get(name, name).replace("_", "-")
+            words += [f"--{option}", *(f"{item:g}" if isinstance(item, float) else str(item) for item in values)]
+        return shlex.join([*words, "--out", str(out)])

@@ -1,4 +1,4 @@
-"""A checkpoint written to a new folder, which appears whole or not at all."""
+"""Write a checkpoint to a new folder, which appears whole or not at all."""
 
 import json
 import os
@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from posenc.checkpoints.files.named_code import harmless, is_code, is_config
-from posenc.foreign import opened, read_json
+from posenc.checkpoints.files.named_code import is_code, is_config, without_code
+from posenc.foreign import open_regular, read_json
 from posenc.lab import store
-from posenc.lab.safetensors_file import DTYPES, pieces
+from posenc.lab.safetensors_file import DTYPES, file_pieces
 
 
 def check_target(target: Path) -> None:
-    """Raise ValueError if a folder cannot become new there: something of that name exists."""
+    """Raise ValueError if the target exists."""
     if os.path.lexists(target):
         raise ValueError(f"{target} exists; nothing was written. Give a folder that does not exist yet")
 
@@ -28,26 +28,25 @@ def write_folder(
     shard_bytes: int = 2_000_000_000,
     copy: Iterable[Path] = (),
     adapter: bool = False,
-    edited: Mapping[str, dict[str, Any]] | None = None,
+    edited_files: Mapping[str, dict[str, Any]] | None = None,
     check: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Write a checkpoint in Hugging Face's form to a new folder, which appears when it is whole and not before.
+    """Write a checkpoint in Hugging Face's form to a new folder, which appears when it is whole.
 
     target       the new folder
     config       becomes config.json
     tensors      names and tensors, taken one after another; no more than a shard and the next tensor are in memory.
                  Their files are called model.safetensors, or model-00001-of-00002.safetensors with an index
     shard_bytes  how large a file of tensors may grow (bytes); a single tensor beyond that has a file of its own
-    copy         files to take along, under their own names, such as those of a tokenizer; code among them stays behind
+    copy         files to copy under their own names, such as those of a tokenizer, except code
     adapter      whether the files are called adapter_model and adapter_config.json
-    edited       further JSON files, name -> what they say
-    check        is called with the folder when it is whole, before it has its name; if it raises, it never has
+    edited_files further JSON files, name -> content
+    check        is called with the whole folder before it is renamed; if it raises, the folder is removed
 
-    No key of a config that names code goes along, see `named_code`.
+    Keys of a config that name code are left out, see `named_code`.
 
-    Everything is written to a hidden folder beside the target, brought to disk, and renamed at the end. Whatever
-    happens before, no folder has the target's name: after an error the hidden one is removed, after a kill by the
-    next one that is written there.
+    Everything is written to a hidden folder beside the target, flushed to disk, and renamed at the end. Until then no
+    folder has the target's name: an error removes the hidden folder; after a kill, the next write there removes it.
 
     Raises ValueError if the target exists, before anything is read, for a tensor that comes twice and for two files
     of one name; CannotWrite where the disk refuses.
@@ -57,9 +56,9 @@ def write_folder(
     if shard_bytes < 1:
         raise ValueError(f"shard_bytes must be 1 or more, got {shard_bytes}")
     stem, config_name = ("adapter_model", "adapter_config.json") if adapter else ("model", "config.json")
-    with store.appearing(target) as hidden:
-        for name, said in ({config_name: config} | dict(edited or {})).items():
-            write_json(hidden / name, harmless(said))
+    with store.new_folder(target) as hidden:
+        for name, content in ({config_name: config} | dict(edited_files or {})).items():
+            write_json(hidden / name, without_code(content))
         write_into(hidden, tensors, shard_bytes, [file for file in copy if not is_code(file)], stem)
         if check is not None:
             check(hidden)
@@ -72,31 +71,31 @@ def write_into(
     for file in copy:
         if (folder / file.name).exists() or file.name.endswith((".safetensors", ".safetensors.index.json")):
             raise ValueError(f"{file} cannot be copied: the new folder has a {file.name} of its own")
-        if is_config(file) and harmless(said := read_json(file)) != said:
-            write_json(folder / file.name, harmless(said))
+        if is_config(file) and without_code(config := read_json(file)) != config:
+            write_json(folder / file.name, without_code(config))
         else:
-            with opened(file) as data:
+            with open_regular(file) as data:
                 store.put(folder / file.name, iter(lambda data=data: data.read(1 << 20), b""))
     shards: list[list[str]] = []
-    seen: set[str] = set()
-    total = held = 0
+    written_names: set[str] = set()
+    total = shard_size = 0
     shard: dict[str, Tensor] = {}
 
     def flush() -> None:
-        nonlocal held
+        nonlocal shard_size
         shards.append(list(shard))
         write_shard(folder / f"{len(shards)}.safetensors", shard)
         shard.clear()
-        held = 0
+        shard_size = 0
 
     for name, tensor in tensors:
-        if name in seen:
+        if name in written_names:
             raise ValueError(f"the tensor {name} comes twice; nothing was written")
-        if shard and held + tensor.nbytes > shard_bytes:
+        if shard and shard_size + tensor.nbytes > shard_bytes:
             flush()
-        seen.add(name)
+        written_names.add(name)
         shard[name] = tensor.cpu().contiguous()
-        held += tensor.nbytes
+        shard_size += tensor.nbytes
         total += tensor.nbytes
     if shard or not shards:
         flush()
@@ -106,13 +105,13 @@ def write_into(
     for number, file in enumerate(files, 1):
         (folder / f"{number}.safetensors").rename(folder / file)
     if len(shards) > 1:
-        held_by = {name: file for file, names in zip(files, shards, strict=True) for name in names}
-        index = {"metadata": {"total_size": total}, "weight_map": held_by}
+        weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         write_json(folder / f"{stem}.safetensors.index.json", index, sort_keys=True)
 
 
-def write_json(file: Path, said: Mapping[str, Any], sort_keys: bool = False) -> None:
-    store.put(file, [(json.dumps(said, indent=2, sort_keys=sort_keys) + "\n").encode()])
+def write_json(file: Path, content: Mapping[str, Any], sort_keys: bool = False) -> None:
+    store.put(file, [(json.dumps(content, indent=2, sort_keys=sort_keys) + "\n").encode()])
 
 
 def write_shard(file: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -120,4 +119,4 @@ def write_shard(file: Path, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES.values():
             raise ValueError(f"{name} is of {tensor.dtype}, which safetensors does not hold; convert it first")
-    store.put(file, pieces(tensors))
+    store.put(file, file_pieces(tensors))

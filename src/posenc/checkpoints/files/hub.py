@@ -1,4 +1,4 @@
-"""Names of the hub: what of a repository is fetched, by huggingface_hub with its cache, offline mode and token."""
+"""Fetch models of the hub by name, through huggingface_hub with its cache, offline mode and token."""
 
 import re
 import sys
@@ -6,65 +6,66 @@ from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from posenc.foreign import CannotRead, naming, quoted, visible
-from posenc.foreign.text import told
+from posenc.foreign import CannotRead, naming, quote, visible
+from posenc.foreign.text import error_text
 
 NAME = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>[^:]+))?(:(?P<file>.+))?", re.ASCII)
-"""owner/name; owner/name@revision; owner/name:WORD, a word in the name of the one GGUF file that is meant."""
+"""owner/name; owner/name@revision; owner/name:WORD, a word in the name of a single GGUF file."""
 
 CONFIGS = ("config.json", "params.json")
-"""Files of which each says by itself what a model is."""
+"""Files that describe a model by themselves."""
 
-BESIDE = frozenset(
+EXTRA_FILES = frozenset(
     {*CONFIGS, "adapter_config.json", "generation_config.json", "preprocessor_config.json", "chat_template.jinja"}
     | {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}
     | {"vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model"}
 )
-"""Files that are fetched along with weights. No pickle and no code is ever asked for."""
+"""Files that are fetched with weights. Pickles and code are never fetched."""
 
 INDEX = ".safetensors.index.json"
 
 MOST_BYTES = 256 << 20
-"""The size of a file that holds no weights."""
+"""The largest size of a file without weights."""
 
 
-def is_name(text: str) -> bool:
-    """Whether a text is a name of the hub, where no such path exists: with one "/", and no "./" before it."""
+def is_hub_name(text: str) -> bool:
+    """Whether a text is a name of the hub, if no such path exists: it has one "/" and no "./" before it."""
     return NAME.fullmatch(text) is not None
 
 
-def fetched(name: str, *, weights: bool = True) -> Path:
-    """Where the model of a name lies in the cache, fetched as far as it is not there: its folder, or a file in it.
+def fetch(name: str, *, weights: bool = True) -> Path:
+    """Fetch the missing files of a model into the cache, and return its folder there, or a file in it.
 
-    weights  False asks for the config alone and gives its path, where the repository has one
+    weights  False fetches only the config and returns its path, where the repository has one
 
-    It is a folder, and a file in it where the name has a word of that. Safetensors go before GGUF, and shards that an
-    index names before a file beside them. Offline, or where the hub is not reached, what the cache holds is taken. How
-    much is fetched is said on stderr before weights are.
+    The result is a file where the name has a WORD for it. Safetensors go before GGUF, and shards of an index before
+    other files. Offline, or without a connection, the cache is used. The size of weights is printed on stderr before
+    they are fetched.
 
-    Raises CannotRead, with what to do, for a name that the hub does not have, a licence that is not accepted, what is
-    not in the cache when offline, several GGUF files, and a download that breaks off.
+    Raises CannotRead, with the remedy, for a name that the hub does not have, a licence that is not accepted, a model
+    that is not in the cache when offline, several GGUF files, and a download that breaks off.
     """
     with naming(name):
-        hub = package()
+        hub = import_huggingface_hub()
         match = NAME.fullmatch(name)
         assert match is not None
         repo, revision, word = match.group("repo", "revision", "file")
-        with answers(hub, repo):
+        with explain_hub_errors(hub, repo):
             try:
                 info = hub.HfApi().model_info(repo, revision=revision, files_metadata=True)
                 sizes = {file.rfilename: file.size or 0 for file in info.siblings}
-                unreached = None
+                connection_error = None
             except (hub.errors.RepositoryNotFoundError, hub.errors.RevisionNotFoundError, hub.errors.HFValidationError):
                 raise
-            # What a client raises for a network that is not there depends on its version.
+            # The error for a missing network depends on the client's version.
             except Exception as error:
-                unreached = error
-        if unreached is not None:
-            return in_cache(hub, repo, revision, word, weights, unreached)
-        files = chosen(repo, sizes, word, weights)
+                connection_error = error
+        if connection_error is not None:
+            return in_cache(hub, repo, revision, word, weights, connection_error)
+        files = files_to_fetch(repo, sizes, word, weights)
         for file in files:
             if not is_weights(file) and sizes[file] > MOST_BYTES:
                 raise CannotRead(f"it has {sizes[file]:,} bytes, and at most {MOST_BYTES:,} are fetched", field=file)
@@ -72,20 +73,22 @@ def fetched(name: str, *, weights: bool = True) -> Path:
         def in_the_cache(file: str) -> bool:
             return isinstance(hub.try_to_load_from_cache(repo, file, revision=info.sha), str)
 
-        if missing := [sizes[file] for file in files if is_weights(file) and not in_the_cache(file)]:
-            words = f"fetching {sum(missing) / 1e9:.2f} GB of weights of {name} into {hub.constants.HF_HUB_CACHE}"
+        if missing_sizes := [sizes[file] for file in files if is_weights(file) and not in_the_cache(file)]:
+            words = f"fetching {sum(missing_sizes) / 1e9:.2f} GB of weights of {name} into {hub.constants.HF_HUB_CACHE}"
             print(visible(words), file=sys.stderr)
-        with answers(hub, repo):
-            # Names may hold what patterns read as signs of their own.
+        with explain_hub_errors(hub, repo):
+            # File names may contain wildcard characters.
             folder = hub.snapshot_download(repo, revision=revision, allow_patterns=list(map(escape, files)))
-        return source_in(Path(folder), files, word, weights)
+        return source_path(Path(folder), files, word, weights)
 
 
-def in_cache(hub: Any, repo: str, revision: str | None, word: str | None, weights: bool, unreached: Exception) -> Path:
-    """Where a model lies in the cache.
+def in_cache(
+    hub: ModuleType, repo: str, revision: str | None, word: str | None, weights: bool, error: Exception
+) -> Path:
+    """Return the path of a model in the cache.
 
-    Raises CannotRead, naming the cache and why the hub was not reached, where it holds nothing that was asked for, and
-    as `chosen` does.
+    Raises CannotRead, with the cache and the connection error, for a model that is not there, and as `files_to_fetch`
+    does.
     """
     offline: dict[str, Any] = {"revision": revision, "allow_patterns": CONFIGS, "local_files_only": True}
     try:
@@ -93,27 +96,27 @@ def in_cache(hub: Any, repo: str, revision: str | None, word: str | None, weight
         files = [file.name for file in folder.iterdir() if file.exists()]
     except Exception:
         folder, files = Path(), []
-    stored = any(is_weights(file) and (word or "").lower() in file.lower() for file in files)
-    if not stored and (weights or word is not None or not set(CONFIGS).intersection(files)):
+    has_weights = any(is_weights(file) and (word or "").lower() in file.lower() for file in files)
+    if not has_weights and (weights or word is not None or not set(CONFIGS).intersection(files)):
         raise CannotRead(
-            f"there is no such file or folder, the hub is not reached ({told(unreached)}), and the cache "
+            f"there is no such file or folder, the hub is not reached ({error_text(error)}), and the cache "
             f"{hub.constants.HF_HUB_CACHE} does not hold {'its weights' if weights else 'its config'}",
             remedy="give another path, or fetch it once online, without HF_HUB_OFFLINE",
         )
-    return source_in(folder, chosen(repo, files, word, weights), word, weights)
+    return source_path(folder, files_to_fetch(repo, files, word, weights), word, weights)
 
 
-def source_in(folder: Path, files: list[str], word: str | None, weights: bool) -> Path:
-    """What is read of a folder of the cache: the config, the GGUF file that a word names, or all of it."""
+def source_path(folder: Path, files: list[str], word: str | None, weights: bool) -> Path:
+    """Return the path to read in a folder of the cache: the config, a GGUF file, or the folder."""
     if word is not None or (not weights and files[0] in CONFIGS):
         return folder / files[0]
     return folder
 
 
-def chosen(repo: str, files: Collection[str], word: str | None, weights: bool) -> list[str]:
-    """Which files of a repository are asked for.
+def files_to_fetch(repo: str, files: Collection[str], word: str | None, weights: bool) -> list[str]:
+    """Return the files of a repository that are fetched.
 
-    Raises CannotRead where it holds no weights that are read, and several GGUF files of which none is named.
+    Raises CannotRead for a repository without readable weights, and for several GGUF files without a word for one.
     """
     files = sorted(file for file in files if "/" not in file)
     ggufs = [file for file in files if file.endswith(".gguf")]
@@ -127,14 +130,14 @@ def chosen(repo: str, files: Collection[str], word: str | None, weights: bool) -
     if "model.safetensors" in tensors:
         tensors = ["model.safetensors"]
     if tensors and word is None:
-        return [*(file for file in files if file in BESIDE), *indices, *tensors]
+        return [*(file for file in files if file in EXTRA_FILES), *indices, *tensors]
     if len(ggufs) == 1:
         return ggufs
     if ggufs:
-        listed = ", ".join(ggufs[:20])
-        raise CannotRead(f"it has several GGUF files ({listed})", remedy=f"give {repo}:WORD, a word of one name alone")
-    what = "no safetensors and no GGUF file" if word is None else f"no GGUF file with {quoted(word)} in its name"
-    raise CannotRead(f"it has {what}; pickles are never fetched", remedy="choose another model or file")
+        listing = ", ".join(ggufs[:20])
+        raise CannotRead(f"it has several GGUF files ({listing})", remedy=f"give {repo}:WORD, a word of one name alone")
+    lack = "no safetensors and no GGUF file" if word is None else f"no GGUF file with {quote(word)} in its name"
+    raise CannotRead(f"it has {lack}; pickles are never fetched", remedy="choose another model or file")
 
 
 def is_weights(file: str) -> bool:
@@ -142,11 +145,11 @@ def is_weights(file: str) -> bool:
 
 
 def commit_of(path: Path) -> str | None:
-    """The commit of a folder in the hub's cache, or of a file in it; None for what lies elsewhere."""
+    """Return the commit of a folder in the hub's cache, or of a file in it; None for other paths."""
     return next((folder.name for folder in (path, path.parent) if folder.parent.name == "snapshots"), None)
 
 
-def package() -> Any:
+def import_huggingface_hub() -> ModuleType:
     try:
         import huggingface_hub.constants
         import huggingface_hub.errors
@@ -157,8 +160,8 @@ def package() -> Any:
 
 
 @contextmanager
-def answers(hub: Any, repo: str) -> Generator[None]:
-    """Every answer of the hub that is an error becomes one sentence, which says what to do."""
+def explain_hub_errors(hub: ModuleType, repo: str) -> Generator[None]:
+    """Turn every error of the hub into one sentence with its remedy."""
     at, errors = hub.constants.ENDPOINT, hub.errors
     try:
         yield
@@ -173,4 +176,4 @@ def answers(hub: Any, repo: str) -> Generator[None]:
         raise CannotRead(f"there is no such file or folder, and no such model at {at}", remedy=remedy) from None
     except Exception as error:
         remedy = "run the same again, and it goes on where it stopped"
-        raise CannotRead(f"its download broke off ({told(error)})", remedy=remedy) from error
+        raise CannotRead(f"its download broke off ({error_text(error)})", remedy=remedy) from error

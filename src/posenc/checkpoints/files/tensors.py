@@ -6,14 +6,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from posenc.foreign import CannotRead, opened, quoted, read_json
+from posenc.foreign import CannotRead, open_regular, quote, read_json
 from posenc.foreign.gguf import read_gguf
-from posenc.lab.safetensors_file import DTYPES, Stored, read_bytes, read_header
+from posenc.lab.safetensors_file import DTYPES, TensorEntry, read_header, read_tensor
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 # A pickle by its first byte; a zip, which is how torch.save writes one.
@@ -24,92 +24,91 @@ SHARD = re.compile(r"-(\d{5,})-of-(\d{5,})$")
 
 
 class Tensors(Mapping[str, Tensor]):
-    """The tensors of a checkpoint by name, each read from disk when it is asked for, and never kept.
+    """The tensors of a checkpoint by name, each read from disk at every access.
 
-    path    what was opened
-    stored  name -> where a tensor lies, and as what
+    path     of the file or folder
+    entries  name -> the place and the type of a tensor
 
-    Opening reads headers only, and checks all of them: nothing that opens is truncated, and no shard is missing.
+    Opening reads headers only, and checks all of them: no file is truncated, and no shard is missing.
     """
 
-    def __init__(self, path: Path, stored: dict[str, Stored]) -> None:
-        self.path, self.stored = path, stored
+    def __init__(self, path: Path, entries: dict[str, TensorEntry]) -> None:
+        self.path, self.entries = path, entries
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.stored[name].shape
+        return self.entries[name].shape
 
     def dtype(self, name: str) -> torch.dtype:
-        """The dtype that the tensor is read as; quantised tensors of a GGUF are read as float32."""
-        return self.stored[name].dtype
+        """Return the dtype of the tensor once it is read; quantised tensors of a GGUF are float32."""
+        return self.entries[name].dtype
 
-    def described(self) -> dict[str, Tensor]:
-        """Every tensor without its numbers, on the "meta" device: shapes and dtypes for those who only ask for them."""
-        return {n: torch.empty(e.shape, dtype=e.dtype, device="meta") for n, e in self.stored.items()}
+    def meta_tensors(self) -> dict[str, Tensor]:
+        """Return every tensor on the meta device: its shape and dtype without its values."""
+        return {n: torch.empty(e.shape, dtype=e.dtype, device="meta") for n, e in self.entries.items()}
 
     def __getitem__(self, name: str) -> Tensor:
-        return read_bytes(self.stored[name])
+        return read_tensor(self.entries[name])
 
     def __contains__(self, name: object) -> bool:
-        # A mapping's own way would read the tensor.
-        return name in self.stored
+        # Mapping's own method would read the tensor.
+        return name in self.entries
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.stored)
+        return iter(self.entries)
 
     def __len__(self) -> int:
-        return len(self.stored)
+        return len(self.entries)
 
 
 class GGUFTensors(Tensors):
-    """The tensors of a GGUF file under its own names; those that are quantised have a shape and cannot be read here.
+    """The tensors of a GGUF file under its own names; quantised tensors have a shape and cannot be read here.
 
-    said   its keys, such as "general.architecture", and what they say
+    metadata  its keys, such as "general.architecture", and their values
     """
 
-    def __init__(self, path: Path, within: Path | None = None) -> None:
+    def __init__(self, path: Path, folder: Path | None = None) -> None:
         if match := SHARD.search(path.stem):
             raise CannotRead(
                 f"{path} is one of {int(match[2])} parts of a split GGUF file; join them first with llama.cpp's "
                 f"`llama-gguf-split --merge`"
             )
-        header = read_gguf(path, within)
-        self.said, self.order = header.values, header.order
-        stored = {}
-        for name, lies in header.tensors.items():
-            dtype = DTYPES.get(lies.stored, torch.float32)
+        header = read_gguf(path, folder)
+        self.metadata, self.order = header.values, header.order
+        entries = {}
+        for name, entry in header.tensors.items():
+            dtype = DTYPES.get(entry.type_name, torch.float32)
             dtype = torch.float32 if dtype.is_floating_point else dtype
-            stored[name] = Stored(path, lies.stored, dtype, lies.shape, lies.start, lies.nbytes or 0)
-        super().__init__(path, stored)
+            entries[name] = TensorEntry(path, entry.type_name, dtype, entry.shape, entry.start, entry.nbytes or 0)
+        super().__init__(path, entries)
 
     def __getitem__(self, name: str) -> Tensor:
-        entry = self.stored[name]
-        if entry.stored not in DTYPES or self.order != sys.byteorder:
-            wrong = f"it is stored as {entry.stored} in {self.order}-endian order, which is not unpacked here"
+        entry = self.entries[name]
+        if entry.stored_dtype not in DTYPES or self.order != sys.byteorder:
+            wrong = f"it is stored as {entry.stored_dtype} in {self.order}-endian order, which is not unpacked here"
             todo = "load the model, which transformers unpacks, or take the original weights"
             raise CannotRead(wrong, file=self.path, field=name, remedy=todo)
-        return read_bytes(replace(entry, dtype=DTYPES[entry.stored])).to(entry.dtype)
+        return read_tensor(replace(entry, dtype=DTYPES[entry.stored_dtype])).to(entry.dtype)
 
 
-def package(path: Path) -> Any:
-    """The gguf package, by which transformers unpacks such files."""
+def import_gguf(path: Path) -> ModuleType:
+    """Import the gguf package, by which transformers unpacks such files."""
     try:
         import gguf
     except ImportError:
         remedy = "install it with `pip install 'posenc[hf]'`"
-        raise CannotRead(
-            "it takes the gguf package to read the tensors of this file", file=path, remedy=remedy
-        ) from None
+        words = "it takes the gguf package to read the tensors of this file"
+        raise CannotRead(words, file=path, remedy=remedy) from None
     return gguf
 
 
 def open_tensors(path: str | Path) -> Tensors:
-    """The tensors of a safetensors file, of a folder in Hugging Face's form (sharded or not), or of a GGUF file.
+    """Open the tensors of a safetensors file, a folder in Hugging Face's form (sharded or not), or a GGUF file.
 
-    Where a folder has an index, that says which files count; others beside them are left alone.
+    The index of a folder, if there is one, decides which files count; other files are ignored.
 
-    Raises CannotRead, with the file and the reason, for what is no checkpoint, an empty folder, a header that is
-    truncated or corrupt, data that are missing or out of place, a shard that is missing or holds other tensors than
-    the index says, a tensor that is there twice, and for pickles, because to unpickle is to run code.
+    Raises CannotRead, with the file and the reason, for what is no checkpoint, an empty folder, a truncated or corrupt
+    header, missing or misplaced data, a shard that is missing or differs from the index, a tensor that is there twice,
+    and for pickles, because to unpickle is to run code.
     """
     path = Path(path)
     if path.is_dir():
@@ -118,14 +117,14 @@ def open_tensors(path: str | Path) -> Tensors:
         return open_index(path)
     if path.suffix == ".json":
         raise CannotRead(f"{path} is a JSON file, which holds no tensors; give the folder or the .safetensors file")
-    with opened(path) as file:
+    with open_regular(path) as file:
         start = file.read(4)
     if start == b"GGUF":
         return GGUFTensors(path)
     if path.suffix == ".safetensors":
-        return join(path, [path], None)
+        return join_files(path, [path], None)
     if path.suffix in PICKLES or start.startswith(PICKLE_STARTS):
-        raise refused(path)
+        raise pickle_error(path)
     raise CannotRead(
         f"{path} is no checkpoint that posenc knows; expected a .safetensors file, a GGUF file or a folder of them"
     )
@@ -138,22 +137,22 @@ def open_folder(folder: Path) -> Tensors:
     if len(indices) == 1:
         return open_index(indices[0])
     if len(indices) > 1:
-        raise CannotRead(f"{folder} has several indices ({names(indices)}); give the path of the one you mean")
-    # Some releases hold the same weights a second time, under the names of another library.
+        raise CannotRead(f"{folder} has several indices ({format_names(indices)}); give the path of the one you mean")
+    # Some releases hold the same weights again, under the names of another library.
     whole = [file for file in files if file.name == "model.safetensors"]
     if not whole and (len(files) > 1 or any(SHARD.search(file.stem) for file in files)):
-        wrong = f"{folder} has no index that says which of its safetensors files count ({names(files)})"
+        wrong = f"{folder} has no index that says which of its safetensors files count ({format_names(files)})"
         raise CannotRead(f"{wrong}; download it, or give the path of one file")
     files = whole or files
     if files:
-        return join(folder, files, folder)
+        return join_files(folder, files, folder)
     if len(ggufs) == 1:
         return GGUFTensors(ggufs[0], folder)
     if ggufs:
-        raise CannotRead(f"{folder} has several GGUF files ({names(ggufs)}); give the path of the one you mean")
+        raise CannotRead(f"{folder} has several GGUF files ({format_names(ggufs)}); give the path of the one you mean")
     pickles = sorted(file for file in folder.iterdir() if file.suffix in PICKLES)
     if pickles:
-        raise refused(pickles[0])
+        raise pickle_error(pickles[0])
     if not any(folder.iterdir()):
         raise CannotRead(f"{folder} is empty; expected config.json and safetensors, or a GGUF file")
     raise CannotRead(f"{folder} holds no tensors: no .safetensors and no .gguf file is in it")
@@ -161,43 +160,44 @@ def open_folder(folder: Path) -> Tensors:
 
 def open_index(index: Path) -> Tensors:
     folder = index.parent
-    held = read_json(index, within=folder, most=LONGEST_INDEX).get("weight_map")
-    if not isinstance(held, dict) or not held or not all(isinstance(shard, str) for shard in held.values()):
-        raise CannotRead(f"expected a weight_map from tensor names to files, got {quoted(held, 80)}", file=index)
-    shards = list(dict.fromkeys(held.values()))
+    weight_map = read_json(index, folder=folder, limit=LONGEST_INDEX).get("weight_map")
+    is_map = isinstance(weight_map, dict) and weight_map and all(isinstance(file, str) for file in weight_map.values())
+    if not is_map:
+        raise CannotRead(f"expected a weight_map from tensor names to files, got {quote(weight_map, 80)}", file=index)
+    shards = list(dict.fromkeys(weight_map.values()))
     for shard in shards:
         if Path(shard).name != shard:
-            raise CannotRead(f"it names {quoted(shard)}, which is no file of its own folder; not opened", file=index)
+            raise CannotRead(f"it names {quote(shard)}, which is no file of its own folder; not opened", file=index)
         if not os.path.lexists(folder / shard):
-            raise CannotRead(f"it names the shard {quoted(shard)}, which is missing; download it again", file=index)
-    tensors = join(index, [folder / shard for shard in shards], folder)
-    unlike = "index and shards do not match"
-    for name, shard in held.items():
-        if name not in tensors or tensors.stored[name].file.name != shard:
+            raise CannotRead(f"it names the shard {quote(shard)}, which is missing; download it again", file=index)
+    tensors = join_files(index, [folder / shard for shard in shards], folder)
+    advice = "index and shards do not match"
+    for name, shard in weight_map.items():
+        if name not in tensors or tensors.entries[name].file.name != shard:
             raise CannotRead(
-                f"it says that {quoted(shard)} holds this, and it does not; {unlike}", file=index, field=name
+                f"it says that {quote(shard)} holds this, and it does not; {advice}", file=index, field=name
             )
     for name in tensors:
-        if name not in held:
-            shard = tensors.stored[name].file.name
-            raise CannotRead(f"{shard} holds this, and it is not in the index; {unlike}", file=index, field=name)
+        if name not in weight_map:
+            shard = tensors.entries[name].file.name
+            raise CannotRead(f"{shard} holds this, and it is not in the index; {advice}", file=index, field=name)
     return tensors
 
 
-def join(path: Path, files: list[Path], within: Path | None) -> Tensors:
-    """The tensors of several safetensors files together; raises if one is there twice."""
-    stored: dict[str, Stored] = {}
+def join_files(path: Path, files: list[Path], folder: Path | None) -> Tensors:
+    """Return the tensors of several safetensors files; raises CannotRead if one is there twice."""
+    entries: dict[str, TensorEntry] = {}
     for file in files:
-        entries, _ = read_header(file, within)
-        for name, entry in entries.items():
-            if name in stored:
-                twice = f"it is in {stored[name].file.name} and again in {file.name}; which one counts?"
+        header, _ = read_header(file, folder)
+        for name, entry in header.items():
+            if name in entries:
+                twice = f"it is in {entries[name].file.name} and again in {file.name}; which one counts?"
                 raise CannotRead(twice, file=path, field=name)
-            stored[name] = entry
-    return Tensors(path, stored)
+            entries[name] = entry
+    return Tensors(path, entries)
 
 
-def refused(file: Path) -> CannotRead:
+def pickle_error(file: Path) -> CannotRead:
     return CannotRead(
         f"{file} is a pickle, and to unpickle is to run whatever code it holds, so posenc does not",
         remedy=f'convert it where you trust it: weights = torch.load({str(file)!r}, map_location="cpu", '
@@ -206,6 +206,6 @@ def refused(file: Path) -> CannotRead:
     )
 
 
-def names(files: list[Path]) -> str:
-    shown = ", ".join(file.name for file in files[:3])
-    return shown if len(files) <= 3 else f"{shown} and {len(files) - 3} more"
+def format_names(files: list[Path]) -> str:
+    listing = ", ".join(file.name for file in files[:3])
+    return listing if len(files) <= 3 else f"{listing} and {len(files) - 3} more"

@@ -1,1 +1,1 @@
-"""What a configuration says of positions, by the format that it is in; and the models that are loaded from each."""
+"""Read the positions of a configuration in each format, and load models from it."""

@@ -1,4 +1,4 @@
-"""transformers' config.json: what it contradicts itself in, and the positions of a part written into one."""
+"""transformers' config.json: find contradictions among its keys, and write the positions of a part."""
 
 import math
 import re
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from posenc.catalogue import build
-from posenc.checkpoints.kinds.rotary.keys import WRITTEN, rope_parameters
-from posenc.checkpoints.kinds.rotary.old_keys import BEFORE, LONGEST, OLD, kind_of, with_old_keys
+from posenc.checkpoints.kinds.rotary.keys import WITH_KEYS, rope_parameters
+from posenc.checkpoints.kinds.rotary.old_keys import LONGEST, OLD, ORIGINAL_LENGTH, rope_type_of, with_old_keys
 from posenc.checkpoints.vocabulary.bounds import HEADS, LENGTHS, WIDTHS
-from posenc.checkpoints.vocabulary.ledger import in_words
-from posenc.checkpoints.vocabulary.reading import UNHEARD, CannotRead, Part, Reading
-from posenc.checkpoints.vocabulary.specs import CannotExpress, encodings_of, possible, shape_of, short
+from posenc.checkpoints.vocabulary.ledger import show_value
+from posenc.checkpoints.vocabulary.reading import UNHEARD, CannotRead, Part, Reading, with_part
+from posenc.checkpoints.vocabulary.specs import CannotExpress, encodings_by_layer, possible, shape_of, shorten_spec
 from posenc.checks import is_number
-from posenc.foreign import count, one_line, shortened
+from posenc.foreign import bounded_count, one_line, shorten
 
 SIGNS = {
     *("model_type", "architectures", "transformers_version", "max_position_embeddings", "rope_parameters"),
@@ -24,60 +24,60 @@ SIGNS = {
 }
 """Keys of which a config.json has at least one."""
 
-ROTARY = {"rope_parameters", BEFORE, *OLD}
-"""Keys of rotary that some files have twice: in the config of a stack and around it."""
+ROTARY = {"rope_parameters", ORIGINAL_LENGTH, *OLD}
+"""Rotary keys that some files have twice: in the config of a stack and around it."""
 
-REPLACED = {
+REPLACED_KEYS = {
     *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
     *("max_position_embeddings", "attention_factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow"),
     *("truncate", "mscale", "mscale_all_dim", "short_factor", "long_factor", "short_mscale", "long_mscale", "alpha"),
 }
-"""Keys in a dictionary of rotary for which a new one stands; others stay."""
+"""Keys in a dictionary of rotary that a new one replaces; others stay."""
 
 BASE = re.compile(r"(rope|rotary)\w*(theta|base)(_freq)?$")
-"""Names of the base of rotary, in this or in another's code."""
+"""Names of the base of rotary in any code."""
 
 NAMES = {"alibi": "alibi", "rot": "rotary", "rope": "rotary", "relative": r"\w"}
-"""What keys call encodings, and how the specs that do so are called."""
+"""Words for encodings in keys -> patterns of their specs."""
 
 STRETCHES_NOTHING = (None, "", "default", "axial", "mrope", "proportional")
 
 MARK = "posenc_encoding"
-"""The key that a conversion writes where transformers has none: a spec, or a list with one for each layer."""
-
+"""The key that a conversion writes if transformers has none: a spec, or a list with one for each layer."""
 
 MOST_NUMBERS = 1 << 28
-"""The numbers that an encoding of one layer may have: a table for a million tokens of 256 channels."""
+"""The most parameters of one layer's encoding: a table for a million tokens of 256 channels."""
 
 
-def is_it(given: Mapping[str, Any]) -> bool:
-    return bool(SIGNS & set(given))
+def recognises(config: Mapping[str, Any]) -> bool:
+    return bool(SIGNS & set(config))
 
 
-def read(given: Mapping[str, Any]) -> Reading:
-    """What a config.json says of positions: `huggingface.read`, and besides what its keys contradict each other in.
+def read(config: Mapping[str, Any]) -> Reading:
+    """Read the positions of a config.json by `huggingface.read`, and add contradictions among its keys.
 
-    Raises CannotRead as that does.
+    Raises CannotRead as `huggingface.read` does.
     """
     from posenc.checkpoints.formats import huggingface
 
-    reading = huggingface.read({key: value for key, value in given.items() if key != MARK})
+    reading = huggingface.read({key: value for key, value in config.items() if key != MARK})
     with huggingface.quietly():
-        theirs, left = huggingface.filled(given), reading.not_covered
-    deaf = dict(unheard(given, reading.parts, theirs)) if reading.parts and theirs is not None else {}
-    told = dict.fromkeys((*deaf.values(), *reading.contradictions, *contradictory(given)))
-    if own := given.get("auto_map"):
-        named = shortened(one_line(", ".join(map(str, own.values() if isinstance(own, Mapping) else [own]))), 80)
-        left = (f"auto_map: code of its own ({named}) is not read; this is what transformers has of that name", *left)
-    unknown = {key: value for key, value in reading.unknown.items() if key not in deaf}
-    reading = replace(reading, contradictions=tuple(told), not_covered=left, unknown=unknown)
-    return reading if given.get(MARK) is None else marked(reading, given[MARK])
+        hf, left = huggingface.build_config(config), reading.not_covered
+    sentences = dict(unused_keys(config, reading.parts, hf, "")) if reading.parts and hf is not None else {}
+    contradictions = dict.fromkeys((*sentences.values(), *reading.contradictions, *contradictions_of(config)))
+    if auto_map := config.get("auto_map"):
+        classes = auto_map.values() if isinstance(auto_map, Mapping) else [auto_map]
+        names = shorten(one_line(", ".join(map(str, classes))), 80)
+        left = (f"auto_map: code of its own ({names}) is not read; this is what transformers has of that name", *left)
+    unknown = {key: value for key, value in reading.unknown.items() if key not in sentences}
+    reading = replace(reading, contradictions=tuple(contradictions), not_covered=left, unknown=unknown)
+    return reading if config.get(MARK) is None else with_marked_specs(reading, config[MARK])
 
 
-def marked(reading: Reading, said: Any) -> Reading:
-    """A reading with what a conversion has written into the config, which transformers has no keys for.
+def with_marked_specs(reading: Reading, mark: object) -> Reading:
+    """Return a reading with the specs that a conversion wrote under `posenc_encoding`.
 
-    Raises CannotRead unless that is a spec, or one for each layer, for the one part that attends.
+    Raises CannotRead unless that is a spec, or one for each layer, of the one part with positions.
     """
     of_layers = [part for part in reading.parts if any(layer.spec != "none" for layer in part.layers)]
     if len(of_layers) != 1:
@@ -85,197 +85,197 @@ def marked(reading: Reading, said: Any) -> Reading:
             f"{MARK} speaks of a model with one stack of layers that have positions, and there are {len(of_layers)}"
         )
     part = of_layers[0]
-    specs = [said] * len(part.layers) if isinstance(said, str) else said
+    specs = [mark] * len(part.layers) if isinstance(mark, str) else mark
     if not isinstance(specs, list) or len(specs) != len(part.layers) or not all(isinstance(s, str) for s in specs):
-        raise CannotRead(f"{MARK} must be a spec, or one for each of {len(part.layers)} layers, got {said!r:.120}")
+        raise CannotRead(f"{MARK} must be a spec, or one for each of {len(part.layers)} layers, got {mark!r:.120}")
     layers = tuple(replace(layer, spec=spec) for layer, spec in zip(part.layers, specs, strict=True))
     for layer in dict.fromkeys(layers):
-        # Shapes alone are made of it: a spec may ask for a table of any size.
+        # On the meta device: a spec may ask for a table of any size.
         with possible(MARK), torch.device("meta"):
-            numbers = sum(one.numel() for one in build(layer.spec, shape_of(part, layer)).parameters())
-        count(numbers, f"{MARK}: numbers of {short(layer.spec)}", least=0, most=MOST_NUMBERS)
-    parts = tuple(replace(part, layers=layers) if one is part else one for one in reading.parts)
-    understood = {**reading.understood, MARK: "what a conversion has made of it, which transformers does not know"}
-    return replace(reading, parts=parts, understood=understood)
+            numbers = sum(weight.numel() for weight in build(layer.spec, shape_of(part, layer)).parameters())
+        bounded_count(numbers, f"{MARK}: numbers of {shorten_spec(layer.spec)}", least=0, limit=MOST_NUMBERS)
+    notes = {**reading.understood, MARK: "what a conversion has made of it, which transformers does not know"}
+    return replace(with_part(reading, part, replace(part, layers=layers)), understood=notes)
 
 
-def contradictory(given: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Which keys cannot both be right, in the config and in those within it."""
-    rope = given.get("rope_parameters") or given.get("rope_scaling") or {}
-    place = f"{path}{'rope_parameters' if given.get('rope_parameters') else 'rope_scaling'}"
+def contradictions_of(config: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Yield sentences on contradictory keys, in the config and in nested ones."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    place = f"{path}{'rope_parameters' if config.get('rope_parameters') else 'rope_scaling'}"
     if isinstance(rope, Mapping):
         for key in ("rope_theta", "original_max_position_embeddings", "partial_rotary_factor"):
-            yield from unequal(f"{path}{key}", given.get(key), f"{place}.{key}", rope.get(key))
-        yield from stretched(given, rope, path, place)
-        yield from unlike(given.get("rope_scaling"), given.get("rope_parameters"), path)
-    for one, other in (("rotary_pct", "partial_rotary_factor"), ("rotary_emb_base", "rope_theta")):
-        yield from unequal(f"{path}{one}", given.get(one), f"{path}{other}", given.get(other))
-    within = given.get("attn_config")
-    alibi = given.get("alibi") or (within.get("alibi") if isinstance(within, Mapping) else None)
-    if alibi is True and (rope or given.get("rope_theta") is not None):
+            yield from unequal_values(f"{path}{key}", config.get(key), f"{place}.{key}", rope.get(key))
+        yield from wrong_stretch(config, rope, path, place)
+        yield from unequal_ropes(config.get("rope_scaling"), config.get("rope_parameters"), path)
+    for old, new in (("rotary_pct", "partial_rotary_factor"), ("rotary_emb_base", "rope_theta")):
+        yield from unequal_values(f"{path}{old}", config.get(old), f"{path}{new}", config.get(new))
+    attn_config = config.get("attn_config")
+    alibi = config.get("alibi") or (attn_config.get("alibi") if isinstance(attn_config, Mapping) else None)
+    if alibi is True and (rope or config.get("rope_theta") is not None):
         yield f"{path}alibi is true and there are keys of rotary; an architecture has one of them"
-    for key, value in given.items():
+    for key, value in config.items():
         if isinstance(value, Mapping) and key.endswith("_config"):
-            yield from contradictory(value, f"{path}{key}.")
+            yield from contradictions_of(value, f"{path}{key}.")
 
 
-def unheard(given: Mapping[str, Any], parts: Sequence[Part], theirs: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """The keys that name an encoding which no layer has, as transformers builds them, each with a sentence."""
-    encodings: list[Any] = [one for part in parts for layer in encodings_of(part) for one in layer.values()]
-    turning = [one for one in encodings if hasattr(one, "base")]
-    places = [inner(theirs, name) for name in (path, *(part.name for part in parts))]
-    asks = [str(place.rope_parameters) for place in places if hasattr(type(place), "rope_parameters")]
-    known, specs = all(part.known for part in parts), " ".join(map(str, encodings))
-    for key, value in ((str(key), value) for key, value in given.items()):
+def unused_keys(config: Mapping[str, Any], parts: Sequence[Part], hf: object, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the keys that name an encoding which no layer of transformers has, each with a sentence."""
+    encodings: list[Any] = [e for part in parts for layer in encodings_by_layer(part) for e in layer.values()]
+    rotaries = [encoding for encoding in encodings if hasattr(encoding, "base")]
+    places = [config_at(hf, name) for name in (path, *(part.name for part in parts))]
+    key = "rope_parameters"
+    asks = [str(getattr(place, key)) for place in places if hasattr(type(place), key)]
+    is_complete, specs = all(part.is_complete for part in parts), " ".join(map(str, encodings))
+    for key, value in ((str(key), value) for key, value in config.items()):
         if isinstance(value, Mapping):
-            own = [part for part in parts if f"{part.name}.".startswith(f"{path}{key}.")]
-            if own or not any(name in value for name in (*WIDTHS, *HEADS, "depth")):
-                yield from unheard(value, own or parts, theirs, f"{path}{key}.")
+            own_parts = [part for part in parts if f"{part.name}.".startswith(f"{path}{key}.")]
+            if own_parts or not any(name in value for name in (*WIDTHS, *HEADS, "depth")):
+                yield from unused_keys(value, own_parts or parts, hf, f"{path}{key}.")
             continue
-        heard = True
+        is_used = True
         if BASE.search(key) and is_number(value) and value > 0:
-            # What transformers has among its own keys the modules have been held to.
-            still = not turning and (value == 10_000 or any(hasattr(type(place), key) for place in places))
-            heard = still or any(math.isclose(value, one.base) for one in turning)
-            heard = heard or any(not turning or re.search(rf": {value}[,}}]", said) for said in asks)
+            # The modules were compared with the keys that transformers has.
+            still = not rotaries and (value == 10_000 or any(hasattr(type(place), key) for place in places))
+            is_used = still or any(math.isclose(value, rotary.base) for rotary in rotaries)
+            is_used = is_used or any(not rotaries or re.search(rf": {value}[,}}]", rope) for rope in asks)
         elif key in ("type", "rope_type") and path.endswith(("rope_scaling.", "rope_parameters.")):
-            heard = value in STRETCHES_NOTHING or any(one.schedule for one in turning) or (bool(asks) and not turning)
+            is_used = value in STRETCHES_NOTHING or any(rotary.schedule for rotary in rotaries)
+            is_used = is_used or (bool(asks) and not rotaries)
         elif "alibi" in key and value is True:
-            heard = not known or "alibi" in specs
+            is_used = not is_complete or "alibi" in specs
         elif re.search(r"pos\w*_(emb|enc)\w*", key) and isinstance(value, str):
             words = [spec for word, spec in NAMES.items() if word in value]
-            heard = not known or not words or any(re.search(word, specs) for word in words)
-        if not heard:
-            yield f"{path}{key}", f"{path}{key} is {in_words(value)}, and {UNHEARD}; followed: the modules"
+            is_used = not is_complete or not words or any(re.search(word, specs) for word in words)
+        if not is_used:
+            yield f"{path}{key}", f"{path}{key} is {show_value(value)}, and {UNHEARD}; followed: the modules"
 
 
-def unequal(one: str, value: Any, other: str, second: Any) -> Iterator[str]:
-    if is_number(value) and is_number(second) and value != second:
-        yield f"{one} is {in_words(value)} and {other} is {in_words(second)}; followed: what transformers follows"
+def unequal_values(name: str, value: object, second: str, second_value: object) -> Iterator[str]:
+    if is_number(value) and is_number(second_value) and value != second_value:
+        words = f"{name} is {show_value(value)} and {second} is {show_value(second_value)}"
+        yield f"{words}; followed: what transformers follows"
 
 
-def unlike(old: Any, new: Any, path: str) -> Iterator[str]:
-    """What the older of two dictionaries of rotary says otherwise than the newer one."""
+def unequal_ropes(old: object, new: object, path: str) -> Iterator[str]:
+    """Yield sentences on differences of an older and a newer dictionary of rotary."""
     if not isinstance(old, Mapping) or not isinstance(new, Mapping):
         return
-    old, new = (one.get("full_attention", one) for one in (old, new))
+    old, new = (rope.get("full_attention", rope) for rope in (old, new))
     for key, value in old.items():
-        other = kind_of(new) if key in ("type", "rope_type") else new.get(key)
-        if value != other:
-            yield (
-                f"{path}rope_scaling.{key} is {in_words(value)} and {path}rope_parameters says {in_words(other)}; "
-                f"followed: what transformers follows"
-            )
+        newer = rope_type_of(new) if key in ("type", "rope_type") else new.get(key)
+        if value != newer:
+            words = f"{path}rope_scaling.{key} is {show_value(value)} and {path}rope_parameters says"
+            yield f"{words} {show_value(newer)}; followed: what transformers follows"
 
 
-def stretched(given: Mapping[str, Any], rope: Mapping[str, Any], path: str, place: str) -> Iterator[str]:
-    """A factor that does not lead from the length before stretching to the longest one."""
+def wrong_stretch(config: Mapping[str, Any], rope: Mapping[str, Any], path: str, place: str) -> Iterator[str]:
+    """Yield a sentence if the factor does not lead from the original length to the longest one."""
     kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
-    start, longest = rope.get("original_max_position_embeddings"), given.get("max_position_embeddings")
+    start, longest = rope.get("original_max_position_embeddings"), config.get("max_position_embeddings")
     if kind in (None, "default") and is_number(factor) and factor != 1:
-        yield f"{place}.factor is {in_words(factor)} and its type is {kind or 'missing'}, which stretches nothing"
+        yield f"{place}.factor is {show_value(factor)} and its type is {kind or 'missing'}, which stretches nothing"
     # Llama 3.1 itself has a factor of 8 from 8192 to 131072 tokens.
     if kind in ("yarn", "longrope", "su") and is_number(factor) and is_number(start) and is_number(longest):
         if factor * start != longest:
             yield (
-                f"{place}.factor times original_max_position_embeddings is {in_words(factor * start)} and "
-                f"{path}max_position_embeddings is {in_words(longest)}; followed: factor"
+                f"{place}.factor times original_max_position_embeddings is {show_value(factor * start)} and "
+                f"{path}max_position_embeddings is {show_value(longest)}; followed: factor"
             )
 
 
-def inner(config: Any, path: str) -> Any:
-    """The config at a path within one of transformers, as far as there are any: older files are flat."""
+def config_at(config: object, path: str) -> object:
+    """Return the nested config of transformers at a path, or the last one on the way: older files are flat."""
     for step in path.split("."):
-        within = getattr(config, step, None)
-        config = within if hasattr(within, "to_dict") else config
+        inner = getattr(config, step, None)
+        config = inner if hasattr(inner, "to_dict") else config
     return config
 
 
-def changed(
+def with_changed_part(
     config: Mapping[str, Any], path: str, change: Callable[[Mapping[str, Any]], dict[str, Any]]
 ) -> dict[str, Any]:
-    """A config with the one at a path within it changed, or the whole where there is none, as in older, flat files.
+    """Return a config with the nested one at a path changed, or the whole for older, flat files.
 
-    Where some files say its rotary once more around it, that goes; lengths around it follow.
+    A second copy of its rotary around it is removed; lengths around it follow.
     """
     step, _, rest = path.partition(".")
     old = config.get(step)
     if not isinstance(old, Mapping):
         return change(config)
-    new = changed(old, rest, change)
-    around = {key: value for key, value in config.items() if key not in ROTARY}
-    lengths = {key: new[key] for key in LENGTHS if key in around and around[key] == old.get(key)}
-    return around | lengths | {step: new}
+    new = with_changed_part(old, rest, change)
+    outer = {key: value for key, value in config.items() if key not in ROTARY}
+    lengths = {key: new[key] for key in LENGTHS if key in outer and outer[key] == old.get(key)}
+    return outer | lengths | {step: new}
 
 
 def with_positions(config: Mapping[str, Any], part: Part) -> dict[str, Any]:
-    """A config whose keys say the rotary and the trained length of a part, in both spellings; all else stays.
+    """Return a config with the rotary and the trained length of a part, in both spellings; all else stays.
 
-    No older key goes on saying what it said before, whatever its name. What they have no words for they do not say;
-    `old_keys.unsaid` tells it.
+    Older keys get the new values, or are removed if they cannot express them; `old_keys.unsaid` reports that.
 
     Raises CannotExpress for a rotary that transformers, or this architecture, has no keys for.
     """
     from posenc.checkpoints.formats import huggingface
 
-    theirs = inner(huggingface.filled(config), part.name)
-    return changed(config, part.name, lambda place: with_old_keys({**place, **positions(place, part, theirs)}))
+    hf = config_at(huggingface.build_config(config), part.name)
+    return with_changed_part(config, part.name, lambda old: with_old_keys({**old, **positions(old, part, hf)}))
 
 
-def positions(place: Mapping[str, Any], part: Part, theirs: Any) -> dict[str, Any]:
-    """The keys of a part's rotary and trained length, for a config and what transformers makes of it now, or None."""
+def positions(place: Mapping[str, Any], part: Part, hf: object) -> dict[str, Any]:
+    """Return the keys of a part's rotary and trained length; `hf` is transformers' object of the old ones, or None."""
     out: dict[str, Any] = {}
     if part.trained_length:
-        said = [key for key in LENGTHS if is_number(place.get(key))]
-        usual = getattr(theirs, "attribute_map", {}).get(LONGEST, LONGEST)
-        out |= dict.fromkeys([key for key in said if place[key] == place[said[0]]] or [usual], part.trained_length)
-    rotaries: dict[int, Any] = {
-        index: one for index, layer in enumerate(encodings_of(part)) for name, one in layer.items() if name in WRITTEN
-    }
-    has_keys = hasattr(theirs, "rope_parameters") if theirs is not None else bool(rotaries)
+        names = [key for key in LENGTHS if is_number(place.get(key))]
+        usual = getattr(hf, "attribute_map", {}).get(LONGEST, LONGEST)
+        out |= dict.fromkeys([key for key in names if place[key] == place[names[0]]] or [usual], part.trained_length)
+    layers = enumerate(encodings_by_layer(part))
+    rotaries: dict[int, Any] = {i: rotary for i, layer in layers for name, rotary in layer.items() if name in WITH_KEYS}
+    has_keys = hasattr(hf, "rope_parameters") if hf is not None else bool(rotaries)
     if rotaries and "rotary_dim" in place:
         out["rotary_dim"] = next(iter(rotaries.values())).width
     if rotaries and has_keys:
-        out["rope_parameters"] = by_kind(place, part, theirs, rotaries)
-        unsaid = place.get("head_dim") is None and any(one.schedule for one in rotaries.values())
-        if unsaid and vars(theirs or object).get("head_dim", 0) in (None, part.shape.head_dim):
-            # Where it is missing, some of transformers' configs have a None, which some of its schedules multiply.
+        out["rope_parameters"] = parameters_by_kind(place, part, hf, rotaries)
+        unsaid = place.get("head_dim") is None and any(rotary.schedule for rotary in rotaries.values())
+        if unsaid and vars(hf or object).get("head_dim", 0) in (None, part.shape.head_dim):
+            # Without it some of transformers' configs have a None, which some of its schedules multiply.
             out["head_dim"] = part.shape.head_dim
-    elif any(one.base != 10_000 or one.schedule for one in rotaries.values()):
+    elif any(rotary.base != 10_000 or rotary.schedule for rotary in rotaries.values()):
         raise CannotExpress(f"transformers' {place.get('model_type')} has no keys for the base or a schedule of rotary")
-    if has_keys and isinstance(getattr(theirs, "layer_rope_theta", None), list):
+    if has_keys and isinstance(getattr(hf, "layer_rope_theta", None), list):
         out["layer_rope_theta"] = [float(rotaries[i].base) if i in rotaries else 0.0 for i in range(len(part.layers))]
     turning = [int(index in rotaries) for index in range(len(part.layers))]
-    if has_keys and getattr(theirs, "no_rope_layers", [1] * len(turning) if theirs is None else turning) != turning:
+    usual_layers = [1] * len(turning) if hf is None else turning
+    if has_keys and getattr(hf, "no_rope_layers", usual_layers) != turning:
         out["no_rope_layers"] = turning
     return out
 
 
-def by_kind(place: Mapping[str, Any], part: Part, theirs: Any, rotaries: Mapping[int, Any]) -> dict[str, Any]:
-    """`rope_parameters` of all layers, or one for each kind of layers where the architecture has one for each."""
-    old = (place.get("rope_parameters") if theirs is None else theirs.rope_parameters) or {}
-    types = (place if theirs is None else vars(theirs)).get("layer_types")
+def parameters_by_kind(place: Mapping[str, Any], part: Part, hf: object, rotaries: Mapping[int, Any]) -> dict[str, Any]:
+    """Return `rope_parameters` of all layers, or one for each layer type if the architecture has several."""
+    old = getattr(hf, "rope_parameters", place.get("rope_parameters")) or {}
+    types = (place if hf is None else vars(hf)).get("layer_types")
     if not isinstance(types, list) or len(types) != len(part.layers):
         types = ["sliding_attention" if layer.window else "full_attention" for layer in part.layers]
-    said = {index: rope_parameters(rotary) for index, rotary in rotaries.items()}
-    if hasattr(theirs, "layer_rope_theta"):
-        # Their bases stand in a list of their own.
-        said = {index: one | {"rope_theta": float(next(iter(rotaries.values())).base)} for index, one in said.items()}
+    parameters = {index: rope_parameters(rotary) for index, rotary in rotaries.items()}
+    if hasattr(hf, "layer_rope_theta"):
+        # Their bases are in a separate list.
+        base = float(next(iter(rotaries.values())).base)
+        parameters = {index: options | {"rope_theta": base} for index, options in parameters.items()}
     kinds = {kind: rope for kind, rope in old.items() if isinstance(rope, Mapping) or kind in types}
-    if theirs is None and any(one != said[min(said)] for one in said.values()):
-        kinds = {types[index]: {} for index in said}
+    if hf is None and any(options != parameters[min(parameters)] for options in parameters.values()):
+        kinds = {types[index]: {} for index in parameters}
     out: dict[str, Any] = {}
-    for index, new in said.items():
+    for index, new in parameters.items():
         kind = types[index] if kinds else ""
-        before = (kinds.get(kind) if kinds else old) or {}
-        # Where the architecture turns a share by itself, the whole has to be said, too; in latent attention the share
-        # is that of the channels that turn.
+        old_options = (kinds.get(kind) if kinds else old) or {}
+        # An architecture with a default share needs the whole as a key, too; in latent attention the share is that of
+        # the channels that rotate.
         latent = part.layers[index].head_dim != part.shape.head_dim
-        share = {key: value if latent else 1.0 for key, value in before.items() if key == "partial_rotary_factor"}
-        new = {key: value for key, value in before.items() if key not in REPLACED} | share | new
+        share = {key: value if latent else 1.0 for key, value in old_options.items() if key == "partial_rotary_factor"}
+        new = {key: value for key, value in old_options.items() if key not in REPLACED_KEYS} | share | new
         if out.setdefault(kind, new) != new or (kinds and kind not in kinds):
             raise CannotExpress(
                 f"its layers differ, and {place.get('model_type')} has no place of its own for layer {index}, "
-                f"{short(part.layers[index].spec)}"
+                f"{shorten_spec(part.layers[index].spec)}"
             )
     return kinds | out if kinds else out[""]

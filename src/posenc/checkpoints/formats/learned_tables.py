@@ -1,4 +1,4 @@
-"""Learned tables of positions among the tensors of a checkpoint, and the config that asks for more of their rows."""
+"""Learned tables of positions among the tensors of a checkpoint, and the config of a larger one."""
 
 import copy
 import math
@@ -20,17 +20,17 @@ from posenc.encodings.added.learned_grid import LearnedGrid
 LENGTH = re.compile(
     r"position_embeddings$|positions$|n_ctx$|seq_len|seq_length|sequence_length|context_length|max_length"
 )
-"""What configs call the numbers of positions; which of them a table follows is seen when the new config is read."""
+"""Names of lengths in configs; reading the new config shows which of them a table follows."""
 
 
 @dataclass(frozen=True)
-class Table:
+class PositionTable:
     """A learned table of positions.
 
     name    of the tensor [..., first + cells, dim]
-    part    where the stack that reads it stands in the config
+    part    path of its stack in the config
     cells   positions on each axis of the input: (512,), or (37, 37) for images
-    first   rows before position 0: those of padding, or of a class token
+    first   rows before position 0: of padding, or of a class token
     """
 
     name: str
@@ -39,72 +39,72 @@ class Table:
     first: int
 
 
-def cells_of(part: Part) -> tuple[int, ...] | None:
-    """The positions on each axis of what a part learned and adds to its embeddings; None where that is nothing."""
+def part_cells(part: Part) -> tuple[int, ...] | None:
+    """Return the positions on each axis of a part's learned table; None without one."""
     if part.embed == "none":
         return None
     with torch.device("meta"):
-        for one in parts_of(build(part.embed, part.shape)):
-            if isinstance(one, LearnedGrid):
-                return one.cells
-            if isinstance(one, Learned):
-                return (one.max_len,)
+        for encoding in parts_of(build(part.embed, part.shape)):
+            if isinstance(encoding, LearnedGrid):
+                return encoding.cells
+            if isinstance(encoding, Learned):
+                return (encoding.max_len,)
     return None
 
 
-def tables_of(reading: Reading, shapes: Mapping[str, Sequence[int]]) -> list[Table]:
-    """The learned tables that a reading tells of, under the names that they have among tensors of these shapes.
+def position_tables(reading: Reading, shapes: Mapping[str, Sequence[int]]) -> list[PositionTable]:
+    """Return the learned tables of a reading, by their names among tensors of these shapes.
 
-    Two names are of one tensor where they end alike: a model of another class has another one before its modules.
+    Names of one tensor have the same end: another class of model has another prefix.
     """
-    found = []
+    tables = []
     for part in reading.parts:
-        if (cells := cells_of(part)) is None:
+        if (cells := part_cells(part)) is None:
             continue
-        for told, size in part.tables.items():
+        for path, size in part.tables.items():
             fitting = [name for name, shape in shapes.items() if tuple(shape) == tuple(size)]
             first = math.prod(size[:-1]) - math.prod(cells)
-            found += [Table(name, part.name, cells, first) for name in called(told, fitting)]
-    return list(dict.fromkeys(found))
+            tables += [PositionTable(name, part.name, cells, first) for name in stored_names(path, fitting)]
+    return list(dict.fromkeys(tables))
 
 
-def called(told: str, names: Iterable[str]) -> list[str]:
-    """What the tensor of a name is called among others: the names that end most like it."""
-    alike = {name: ends_alike(name, told) for name in names}
-    most = max(alike.values(), default=0)
-    return [name for name, count in alike.items() if 0 < most == count]
+def stored_names(path: str, names: Iterable[str]) -> list[str]:
+    """Return the names that share most of their end with a path."""
+    steps = {name: common_steps(name, path) for name in names}
+    longest = max(steps.values(), default=0)
+    return [name for name, count in steps.items() if 0 < longest == count]
 
 
-def ends_alike(name: str, other: str) -> int:
-    """How many steps two paths share at their ends, or 0 where that does not tell a module: "weight" is in all."""
-    steps = list(zip(reversed(name.split(".")), reversed(other.split(".")), strict=False))
-    count = next((i for i, (one, two) in enumerate(steps) if one != two), len(steps))
+def common_steps(name: str, second_name: str) -> int:
+    """Return the number of steps that two paths share at their ends; 0 if it is only "weight"."""
+    steps = list(zip(reversed(name.split(".")), reversed(second_name.split(".")), strict=False))
+    count = next((i for i, (step, second_step) in enumerate(steps) if step != second_step), len(steps))
     return 0 if count == 1 and steps[0][0] == "weight" else count
 
 
-def asking_for(config: Mapping[str, Any], tables: Sequence[Table], cells: tuple[int, ...]) -> dict[str, Any]:
-    """A config that asks for tables with so many positions on each axis, as its own modules read it.
+def resize_config(config: Mapping[str, Any], tables: Sequence[PositionTable], cells: tuple[int, ...]) -> dict[str, Any]:
+    """Return a config for tables with `cells` positions on each axis, as its own modules read it.
 
-    Raises ValueError where no key of it does that.
+    Raises ValueError if no key of it has that effect.
     """
-    wanted = copy.deepcopy(dict(config))
+    new_config = copy.deepcopy(dict(config))
     for part, table in {table.part: table for table in tables}.items():
-        # An encoder and a decoder may share keys, so what was said for one is not said again for the other.
-        before, within = place_in(config, part), place_in(wanted, part)
-        for key, value in keys_for(before, table, cells):
-            within[key] = value
-    for part in huggingface.read(wanted).parts:
-        if part.name in {table.part for table in tables} and cells_of(part) != cells:
+        # An encoder and a decoder may share keys, so the old values come from the old config.
+        old_place, new_place = place_in(config, part), place_in(new_config, part)
+        for key, value in keys_for(old_place, table, cells):
+            new_place[key] = value
+    for part in huggingface.read(new_config).parts:
+        if part.name in {table.part for table in tables} and part_cells(part) != cells:
             raise ValueError(
                 f"no key of this config was found that says how long its table is: asked for "
                 f"{' x '.join(map(str, cells))} positions, {part.name or 'the model'} is read to have "
-                f"{' x '.join(map(str, cells_of(part) or (0,)))}; nothing was written"
+                f"{' x '.join(map(str, part_cells(part) or (0,)))}; nothing was written"
             )
-    return wanted
+    return new_config
 
 
-def keys_for(place: Mapping[str, Any], table: Table, cells: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
-    """The keys that say how large a table is, and what they say of one with so many positions."""
+def keys_for(place: Mapping[str, Any], table: PositionTable, cells: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+    """Yield the keys of a table's size, with their values for `cells` positions."""
     if len(cells) == 1:
         for key, value in place.items():
             if LENGTH.search(key) and type(value) is int and value in (table.cells[0], table.cells[0] + table.first):
@@ -117,22 +117,22 @@ def keys_for(place: Mapping[str, Any], table: Table, cells: tuple[int, ...]) -> 
 
 
 def place_in(config: Mapping[str, Any], name: str) -> Any:
-    """The dictionary that speaks of a part, as far as there are any within: older files are flat."""
+    """Return the dictionary of a part, or the last one on the way: older files are flat."""
     for step in filter(None, name.split(".")):
         config = config[step] if isinstance(config.get(step), dict) else config
     return config
 
 
-def grown(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """The tensors that are of another shape in the model of the one config than in that of the other.
+def resized_tensors(old_config: Mapping[str, Any], new_config: Mapping[str, Any]) -> list[str]:
+    """Return the names of tensors whose shapes differ in the models of two configs.
 
-    Raises ValueError where transformers cannot build the other model.
+    Raises ValueError if transformers cannot build the new model.
     """
     shapes = []
-    for config in (before, after):
+    for config in (old_config, new_config):
         try:
             shapes.append(
-                {name: tensor.shape for name, tensor in skeleton(huggingface.filled(config)).state_dict().items()}
+                {name: tensor.shape for name, tensor in skeleton(huggingface.build_config(config)).state_dict().items()}
             )
         except CannotRead as error:
             raise ValueError(f"{error}; nothing was written. A square grid may do") from error

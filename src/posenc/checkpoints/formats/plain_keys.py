@@ -1,15 +1,15 @@
-"""Keys that seem to speak of position and say nothing of it themselves, and keys that a file does not have."""
+"""Keys that sound like position and need no spec, and keys that a file does not have."""
 
 import itertools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.checkpoints.kinds.rotary.old_keys import BEFORE, OLD
-from posenc.checkpoints.models.nodes import Node
+from posenc.checkpoints.kinds.rotary.old_keys import OLD, ORIGINAL_LENGTH
+from posenc.checkpoints.models.nodes import ConfigNode
 from posenc.checkpoints.vocabulary.ledger import SPEAKS_OF_POSITION
 
-OLD_NAMES = (*OLD, BEFORE)
+OLD_NAMES = (*OLD, ORIGINAL_LENGTH)
 """Keys that transformers itself moves into `rope_parameters`."""
 
 PLAIN = {
@@ -20,62 +20,62 @@ PLAIN = {
     *("positional_dropout_rate", "encoder_positional_dropout_rate", "decoder_positional_dropout_rate"),
     "positionwise_conv_kernel_size",
 }
-"""Keys that speak of position, or seem to, whose effect is told by others: they are entered as understood."""
+"""Keys that sound like position, whose effect other keys have: they count as understood."""
 
 ELSEWHERE = {
     **dict.fromkeys(("video_seq_length", "audio_chunk_size", "window_kernel_size"), "how much becomes a token, or all"),
     "position_id_per_seconds": "where tokens stand in time, which the model's own code counts",
     "reset_position_index_per_cell": "whether positions start anew in each cell, which the model's own code counts",
 }
-"""Keys of how an input is cut into tokens and where these stand, whatever reads their positions, and what they say."""
+"""Keys of how an input becomes tokens with positions -> their notes."""
 
 
-def plain_keys(node: Node) -> None:
-    """Enter the keys whose effect others tell, and those that only say that something is off."""
+def plain_keys(node: ConfigNode) -> None:
+    """Note the keys whose effect others have, and those that switch something off."""
     keys = node.keys
-    within = [key for key, value in keys.given.items() if isinstance(value, dict) and key.endswith("_config")]
-    for ledger, key in itertools.product((keys, *map(keys.open, within)), PLAIN):
-        ledger.say(key, "told by other keys")
-    for key, value in keys.given.items():
+    config_keys = [key for key, value in keys.entries.items() if isinstance(value, dict) and key.endswith("_config")]
+    for ledger, key in itertools.product((keys, *map(keys.open, config_keys)), PLAIN):
+        ledger.note(key, "told by other keys")
+    for key, value in keys.entries.items():
         if value is False and node.modules and SPEAKS_OF_POSITION.search(key.lower()):
-            keys.say(key, "off")
-    if node.modules and not node.seen.failure and not node.seen.turns:
+            keys.note(key, "off")
+    if node.modules and not node.trace.failure and not node.trace.turns:
         rope = keys.open("rope_parameters")
-        for ledger, names in ((keys, OLD), (rope, rope.given)):
+        for ledger, names in ((keys, OLD), (rope, rope.entries)):
             for key in names:
-                ledger.say(key, "nothing turns")
-    if node.modules and not node.seen.failure and not node.seen.attended:
-        for key in filter(re.compile("window|chunk").search, keys.given):
-            keys.say(key, "nothing attends")
+                ledger.note(key, "nothing turns")
+    if node.modules and not node.trace.failure and not node.trace.attentions:
+        for key in filter(re.compile("window|chunk").search, keys.entries):
+            keys.note(key, "nothing attends")
     if keys.peek("rotary_value"):
-        keys.say("rotary_value", "values are turned too")
+        keys.note("rotary_value", "values are turned too")
         node.leave("rotary_value turns the values too, by their own positions alone")
     if keys.peek("relative_attention") is True:
         node.leave("relative_attention compares signed buckets of distances with content (deberta), and stays")
     elif keys.has("relative_attention"):
-        keys.say("max_relative_positions", "not read: logits read no distances")
+        keys.note("max_relative_positions", "not read: logits read no distances")
     for key, words in ELSEWHERE.items():
-        keys.say(key, words)
+        keys.note(key, words)
 
 
-def mark_defaults(understood: dict[str, str], unknown: dict[str, Any], given: Mapping[str, Any]) -> None:
-    """Say which keys the file does not have; drop what only defaults say; keep what transformers renamed."""
-    present = set(flat(given))
-    for key in list(understood):
+def mark_defaults(notes: dict[str, str], unknown: dict[str, Any], file_keys: Mapping[str, Any]) -> None:
+    """Mark keys that the file does not have, drop notes on defaults alone, and keep keys that transformers renamed."""
+    present = set(flat_keys(file_keys))
+    for key in list(notes):
         if key not in present and key.rpartition(".")[2] in PLAIN:
-            del understood[key]
+            del notes[key]
         elif key not in present:
-            understood[key] += " (not in the file: default, or from another key)"
+            notes[key] += " (not in the file: default, or from another key)"
     for key in list(unknown):
         if key not in present and key.rpartition(".")[2] not in {name.rpartition(".")[2] for name in present}:
             del unknown[key]
     for key in present:
-        if key.rpartition(".")[2] in OLD_NAMES and key not in understood and key not in unknown:
-            understood[key] = "taken into rope_parameters"
+        if key.rpartition(".")[2] in OLD_NAMES and key not in notes and key not in unknown:
+            notes[key] = "taken into rope_parameters"
 
 
-def flat(given: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    for key, value in given.items():
+def flat_keys(config: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    for key, value in config.items():
         yield f"{path}{key}"
         if isinstance(value, Mapping):
-            yield from flat(value, f"{path}{key}.")
+            yield from flat_keys(value, f"{path}{key}.")

@@ -1,1 +1,1 @@
-"""`posenc inspect`: a path to a reading, in words and pictures."""
+"""`posenc inspect`: read the positions of a checkpoint, and show them in sentences and pictures."""

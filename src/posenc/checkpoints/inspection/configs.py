@@ -1,4 +1,4 @@
-"""Dictionaries of foreign formats: which format one is, and what it says of positions."""
+"""Read dictionaries of foreign formats: detect the format, then read its positions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,35 +8,35 @@ from posenc.checkpoints.formats.gguf import metadata
 from posenc.checkpoints.vocabulary.reading import CannotRead, Reading
 
 HOMES = {"transformers": config_json, "meta": meta, "gguf": metadata}
-"""The formats, and the module of each: it has `is_it` and `read`. Each one is told apart from those before it."""
+"""The formats, and the module of each, with `recognises` and `read`. Detection asks the last one first."""
 
 EXPECTED = (
     "expected a config.json of transformers (model_type), Meta's params.json (dim, n_layers, n_heads) or the metadata "
     "of a GGUF file (general.architecture)"
 )
-"""What is read, in an error's words."""
+"""The formats that can be read, for error messages."""
 
 
-def detect(given: Mapping[str, Any]) -> str:
-    """The format of a dictionary, told by its keys: "transformers", "meta" or "gguf".
+def detect(config: Mapping[str, Any]) -> str:
+    """Return the format of a dictionary by its keys: "transformers", "meta" or "gguf".
 
-    Raises CannotRead, with the keys that it has or what it looks like, for one that is none of them.
+    Raises CannotRead, with its keys or what it looks like, for any other dictionary.
 
     >>> detect({"dim": 4096, "n_layers": 32, "n_heads": 32, "norm_eps": 1e-5})
     'meta'
     """
-    if stranger := not_read(given):
+    if stranger := lookalike(config):
         raise CannotRead(f"these look like {stranger}, which posenc does not read; {EXPECTED}")
     for format, home in reversed(HOMES.items()):
-        if home.is_it(given):
+        if home.recognises(config):
             return format
-    keys = ", ".join(str(key)[:40] for key in list(given)[:8])
+    keys = ", ".join(str(key)[:40] for key in list(config)[:8])
     raise CannotRead(f"no format known has these keys: {keys or 'none'}; {EXPECTED}")
 
 
-def not_read(given: Mapping[str, Any]) -> str:
-    """What a dictionary of settings looks like that shares keys with a config and means other things by them, or ""."""
-    keys = {str(key).replace("-", "_") for key in given}
+def lookalike(config: Mapping[str, Any]) -> str:
+    """Name settings that share keys with a config and mean other things by them; "" for all else."""
+    keys = {str(key).replace("-", "_") for key in config}
     if keys & {"hf_overrides", "max_model_len"}:
         return "settings of vLLM"
     if {"num_layers", "position_embedding_type"} <= keys and not keys & {"model_type", "architectures"}:
@@ -44,9 +44,9 @@ def not_read(given: Mapping[str, Any]) -> str:
     return ""
 
 
-def read(given: Mapping[str, Any], format: str | None = None) -> Reading:
-    """What a foreign dictionary says of positions; the format is told by its keys unless it is given.
+def read(config: Mapping[str, Any], format: str | None = None) -> Reading:
+    """Read the positions of a foreign dictionary; without `format` its keys decide.
 
     Raises CannotRead for a dictionary of no known format, a value of the wrong kind, or a schedule that cannot be.
     """
-    return HOMES[format or detect(given)].read(given)
+    return HOMES[format or detect(config)].read(config)

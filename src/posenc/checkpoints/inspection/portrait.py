@@ -1,4 +1,4 @@
-"""A reading in words and in pictures, for people."""
+"""Describe a reading in sentences and pictures."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -14,15 +14,15 @@ from posenc.checkpoints.formats import load
 from posenc.checkpoints.inspection.inspect import (
     POSITION_TABLE,
     RELATIVE_TABLE,
-    distinct,
+    distinct_encodings,
     has_learned_tables,
     has_tensors,
-    runs,
+    layer_ranges,
 )
-from posenc.checkpoints.vocabulary.ledger import in_words
+from posenc.checkpoints.vocabulary.ledger import show_value
 from posenc.checkpoints.vocabulary.reading import Part, Reading
-from posenc.checkpoints.vocabulary.specs import short, whole
-from posenc.encoding.base import Encoding, parts_of, settings_of
+from posenc.checkpoints.vocabulary.specs import as_whole, shorten_spec
+from posenc.encoding.base import Encoding, parts_of, spec_options
 
 LAYOUTS = {
     "half": "half: channel k and the one half the rotary width further on make a pair",
@@ -31,112 +31,112 @@ LAYOUTS = {
 }
 
 MOST_ROWS = 512
-"""Rows of a learned table that are drawn at most, evenly chosen."""
+"""The most rows of a learned table that are drawn, evenly chosen."""
 
 MOST_DISTANCES = 512
-"""How far biases are drawn at most (tokens)."""
+"""The longest distance at which biases are drawn (tokens)."""
 
 
-def words(reading: Reading) -> str:
-    """What contradicts itself and what was understood, in plain sentences, with what was not and what has no spec."""
-    parts = [line for part in reading.parts for line in ("", *of_part(part))]
-    lists = {title: ["", f"{title}:", *(f"  {one}" for one in said)] for title, said in doubts(reading).items()}
+def describe_reading(reading: Reading) -> str:
+    """Return a text on a reading: contradictions, parts, unknown keys, and what no spec covers."""
+    parts = [line for part in reading.parts for line in ("", *describe_part(part))]
+    lists = {title: ["", f"{title}:", *(f"  {line}" for line in lines)] for title, lines in doubts(reading).items()}
     lines = [f"{reading.architecture} ({FORMATS[reading.format]})", *lists.pop("Contradictory", [])]
     lines += parts or ["", "No stack with positions could be read."]
-    return "\n".join([*lines, *(line for said in lists.values() for line in said)])
+    return "\n".join([*lines, *(line for block in lists.values() for line in block)])
 
 
 def doubts(reading: Reading) -> dict[str, list[str]]:
-    """What contradicts itself, what was not understood and what has no spec, in sentences; without empty ones."""
+    """Return the contradictions, unknown keys and uncovered code as sentences by title; empty lists are left out."""
     sentences = {
         "Contradictory": list(reading.contradictions),
-        "Not understood": [f"{key}: {in_words(value)}" for key, value in reading.unknown.items()],
+        "Not understood": [f"{key}: {show_value(value)}" for key, value in reading.unknown.items()],
         "Not covered": list(reading.not_covered),
     }
-    return {title: said for title, said in sentences.items() if said}
+    return {title: lines for title, lines in sentences.items() if lines}
 
 
 FORMATS = {"transformers": "a config of transformers", "meta": "Meta's params.json", "gguf": "a GGUF file"}
 
 
-def understood(reading: Reading) -> tuple[list[str], list[list[str]], str]:
-    """Key by key what was taken to say what: headers, rows and title of a table."""
+def understood_keys(reading: Reading) -> tuple[list[str], list[list[str]], str]:
+    """Return headers, rows and title of a table of the keys that were read."""
     return ["key", "says"], [[key, says] for key, says in reading.understood.items()], "Understood"
 
 
-def of_part(part: Part) -> Iterator[str]:
-    """The lines about one stack."""
+def describe_part(part: Part) -> Iterator[str]:
+    """Yield the lines about one stack."""
     shape = part.shape
     heads = "heads not said" if part.kv_heads is None else f"{shape.heads} heads of {shape.head_dim}"
     if part.kv_heads not in (None, shape.heads):
         heads += f", {part.kv_heads} for keys and values"
     length = f"trained on {part.trained_length:,} tokens" if part.trained_length else "trained length not said"
-    seen = "sees the past" if shape.causal else "sees both sides"
-    yield (f"{part.name or 'The model'}: {len(part.layers)} layers, {shape.dim:,} channels, {heads}; {length}; {seen}")
+    sight = "sees the past" if shape.causal else "sees both sides"
+    yield (f"{part.name or 'The model'}: {len(part.layers)} layers, {shape.dim:,} channels, {heads}; {length}; {sight}")
     if part.embed != "none":
         yield f"  added to the embeddings: {part.embed}"
     for name, size in part.tables.items():
         yield f"  table {name}: {' x '.join(map(str, size))}"
-    for sentence in part.besides:
+    for sentence in part.remarks:
         yield f"  besides: {sentence}"
-    told = runs(part)
+    ranges = layer_ranges(part)
     pattern = cycle_of(part)
-    if pattern and len(told) > len(pattern):
+    if pattern and len(ranges) > len(pattern):
         counts = " + ".join(f"{last - first + 1}" for first, last in pattern)
         yield f"  layers in a cycle of {pattern[-1][1] + 1} ({counts}):"
-        told = pattern
-    explained: set[str] = set()
-    for first, last in told:
+        ranges = pattern
+    shown_specs: set[str] = set()
+    for first, last in ranges:
         layer = part.layers[first]
-        which = f"layer {first}" if first == last else f"layers {first} to {last}"
-        said = short(layer.spec) if part.known or layer.spec != "none" else "not known"
-        yield f"  {which}: {said}{about(part, first)}"
-        if layer.spec not in explained and said != "not known":
-            explained.add(layer.spec)
-            for one in parts_of(part.encoding(first)):
-                yield from (f"      {line}" for line in of_encoding(one, part))
+        label = f"layer {first}" if first == last else f"layers {first} to {last}"
+        spec = shorten_spec(layer.spec) if part.is_complete or layer.spec != "none" else "not known"
+        yield f"  {label}: {spec}{layer_notes(part, first)}"
+        if layer.spec not in shown_specs and spec != "not known":
+            shown_specs.add(layer.spec)
+            for encoding in parts_of(part.encoding(first)):
+                yield from (f"      {line}" for line in describe_encoding(encoding, part))
 
 
-def about(part: Part, index: int) -> str:
-    """What a layer has besides its spec."""
-    layer, said = part.layers[index], []
+def layer_notes(part: Part, index: int) -> str:
+    """Return a note on what a layer has apart from its spec."""
+    layer, notes = part.layers[index], []
     if not layer.attends:
         return "   [does not attend]"
     if layer.window:
         sides = "" if part.shape.causal else f": {layer.window - 1:,} to either side"
-        said.append(f"window of {layer.window:,} tokens{sides}")
+        notes.append(f"window of {layer.window:,} tokens{sides}")
     if layer.chunk:
-        said.append(f"chunks of {layer.chunk:,} tokens")
+        notes.append(f"chunks of {layer.chunk:,} tokens")
     if layer.head_dim > part.shape.head_dim:
-        said.append(f"heads of {layer.head_dim}")
+        notes.append(f"heads of {layer.head_dim}")
     elif layer.head_dim < part.shape.head_dim:
-        said.append(f"on {layer.head_dim} of {part.shape.head_dim} channels of a head")
+        notes.append(f"on {layer.head_dim} of {part.shape.head_dim} channels of a head")
     if layer.scale is not None:
-        said.append(f"logits times {layer.scale:.6g}")
-    return f"   [{'; '.join(said)}]" if said else ""
+        notes.append(f"logits times {layer.scale:.6g}")
+    return f"   [{'; '.join(notes)}]" if notes else ""
 
 
 def cycle_of(part: Part) -> list[tuple[int, int]]:
-    """The runs of the shortest cycle that the layers repeat, or nothing where they do not."""
+    """Return the layer ranges of the shortest cycle that the layers repeat; empty without one."""
     count = len(part.layers)
     for step in range(2, count // 2 + 1):
         if all(part.layers[index] == part.layers[index % step] for index in range(count)):
-            return [(first, min(last, step - 1)) for first, last in runs(part) if first < step]
+            return [(first, min(last, step - 1)) for first, last in layer_ranges(part) if first < step]
     return []
 
 
-def of_encoding(encoding: Any, part: Part) -> Iterator[str]:
-    """The numbers of one encoding, with what they mean."""
-    options = settings_of(encoding)
+def describe_encoding(encoding: Any, part: Part) -> Iterator[str]:
+    """Yield the numbers of one encoding and their meaning."""
+    options = spec_options(encoding)
     if "layout" in options:
         yield f"layout {LAYOUTS[options['layout']]}"
     if "base" in options:
         width = getattr(encoding, "width", encoding.head_dim)
-        yield f"base {whole(encoding.base):,}; {width} of {encoding.head_dim} channels of a head turn"
+        yield f"base {as_whole(encoding.base):,}; {width} of {encoding.head_dim} channels of a head turn"
     if getattr(encoding, "wavelengths", None) is not None:
-        yield turns(encoding, part)
+        yield describe_wavelengths(encoding, part)
     if options.get("schedule") is not None:
-        yield from of_schedule(encoding.schedule)
+        yield from describe_schedule(encoding.schedule)
     if hasattr(encoding, "slopes"):
         slopes = [float(slope) for slope in encoding.slopes]
         yield f"slopes from {max(slopes):.4g} to {min(slopes):.4g} a token"
@@ -146,23 +146,23 @@ def of_encoding(encoding: Any, part: Part) -> Iterator[str]:
         yield f"from {options['interval']:,} tokens on, queries grow by {options['strength']} times a logarithm"
 
 
-def turns(encoding: Any, part: Part) -> str:
-    """From where to where the wavelengths go, and how many pairs turn whole in the trained length."""
+def describe_wavelengths(encoding: Any, part: Part) -> str:
+    """Return the range of wavelengths, and how many pairs rotate fully within the trained length."""
     waves = encoding.wavelengths
     moving = waves[waves.isfinite()]
-    said = f"{len(waves)} pairs, wavelengths from {moving.min():.4g} to {moving.max():,.0f} tokens"
+    text = f"{len(waves)} pairs, wavelengths from {moving.min():.4g} to {moving.max():,.0f} tokens"
     if len(moving) < len(waves):
-        said += f", {len(waves) - len(moving)} stand still"
+        text += f", {len(waves) - len(moving)} stand still"
     if part.trained_length:
-        said += f"; {int((moving <= part.trained_length).sum())} turn whole within the trained length"
-    return said
+        text += f"; {int((moving <= part.trained_length).sum())} turn whole within the trained length"
+    return text
 
 
-def of_schedule(schedule: Any) -> Iterator[str]:
-    """Every parameter of a schedule, and its temperature."""
-    given = ((one.name, getattr(schedule, one.name)) for one in fields(schedule))
-    said = ", ".join(f"{name.replace('_', ' ')} {in_words(value)}" for name, value in given if value is not None)
-    yield f"schedule {schedule.spec_name}: {said or 'no parameters'}"
+def describe_schedule(schedule: Any) -> Iterator[str]:
+    """Yield every parameter of a schedule, and its temperature."""
+    options = ((option.name.replace("_", " "), getattr(schedule, option.name)) for option in fields(schedule))
+    text = ", ".join(f"{name} {show_value(value)}" for name, value in options if value is not None)
+    yield f"schedule {schedule.spec_name}: {text or 'no parameters'}"
     if schedule.by_horizon:
         yield "    it depends on how long each sequence is"
     temperature = getattr(schedule, "temperature", None)
@@ -173,95 +173,95 @@ def of_schedule(schedule: Any) -> Iterator[str]:
         yield f"    temperature {short:.6g} for short sequences, {long:.6g} for long ones"
 
 
-def pictures(reading: Reading, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
-    """Figures by name: spectra against the trained length, similarities of learned tables, curves of biases.
+def reading_pictures(reading: Reading, tensors: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
+    """Return figures by name: spectra by trained length, similarities of learned tables, curves of biases.
 
-    tensors  the weights, such as `open_tensors` gives, from which learned tables are taken; without them these have
-             no picture. Only the tables are read
+    tensors  the weights, such as `open_tensors` returns; without them learned tables have no figure. Only the tables
+             are read
     """
-    drawn: dict[str, Any] = {}
+    drawings: dict[str, Any] = {}
     for part in reading.parts:
         prefix = f"{part.name.replace('.', '_')}_" if part.name else ""
-        for encoding in distinct(part):
-            for kind, figure in of_one(encoding, part):
-                number = sum(name.startswith(f"{prefix}{kind}") for name in drawn)
-                drawn[f"{prefix}{kind}{f'_{number + 1}' if number else ''}"] = figure
+        for encoding in distinct_encodings(part):
+            for kind, figure in encoding_pictures(encoding, part):
+                number = sum(name.startswith(f"{prefix}{kind}") for name in drawings)
+                drawings[f"{prefix}{kind}{f'_{number + 1}' if number else ''}"] = figure
     for name in tensors or ():
-        for kind, figure in of_tensor(reading, name, tensors or {}):
-            drawn[f"{kind}_{name.removesuffix('.weight').replace('.', '_')}"] = figure
-    return drawn
+        for kind, figure in table_pictures(reading, name, tensors or {}):
+            drawings[f"{kind}_{name.removesuffix('.weight').replace('.', '_')}"] = figure
+    return drawings
 
 
-def save(reading: Reading, path: str | Path, folder: Path) -> list[Path]:
-    """Write the pictures of the checkpoint at a path into a folder, as PNG files; returns their paths."""
+def save_pictures(reading: Reading, path: str | Path, folder: Path) -> list[Path]:
+    """Write the figures of the checkpoint at a path into a folder, as PNG files; return their paths."""
     from posenc.lab.results import figures
 
-    path = load.find(path, weights=has_learned_tables(reading))
+    path = load.find_checkpoint(path, weights=has_learned_tables(reading))
     tensors = open_tensors(path) if has_tensors(path) else None
-    return [figures.save(drawn, folder / f"{name}.png") for name, drawn in pictures(reading, tensors).items()]
+    return [figures.save(figure, folder / f"{name}.png") for name, figure in reading_pictures(reading, tensors).items()]
 
 
-def of_one(encoding: Encoding, part: Part) -> Iterator[tuple[str, Any]]:
-    """The pictures of an encoding that needs no weights."""
+def encoding_pictures(encoding: Encoding, part: Part) -> Iterator[tuple[str, Any]]:
+    """Yield the figures of an encoding that needs no weights."""
     from posenc.lab.description import pictures
     from posenc.lab.results import figures
 
-    trained = part.trained_length or 4096
+    length = part.trained_length or 4096
     if encoding.wavelengths is not None:
-        drawn = pictures.Drawn()
-        pictures.spectrum(drawn, pictures.Sight(encoding, replace(part.shape, max_len=trained), trained, encoding))
-        yield "spectrum", drawn.figures["wavelengths"]
-    if hasattr(encoding, "slopes") and (found := biases(encoding, part, part.trained_length)):
-        distance, values = found
+        canvas = pictures.Gallery()
+        pictures.add_spectrum(canvas, pictures.Sight(encoding, replace(part.shape, max_len=length), length, encoding))
+        yield "spectrum", canvas.figures["wavelengths"]
+    if hasattr(encoding, "slopes") and (curves := biases(encoding, part, part.trained_length)):
+        distance, values = curves
         title = f"{encoding}: bias by distance, each head"
         yield "bias", figures.bias_curves(distance.tolist(), values.numpy(), title)
 
 
 @torch.no_grad()
 def biases(encoding: Encoding, part: Part, reach: int | None) -> tuple[Tensor, Tensor] | None:
-    """What an encoding adds to logits, at each signed distance [n]: [heads, n]; None where it adds nothing."""
+    """Return signed distances [n] and the biases [heads, n] of an encoding; None if it has none."""
     reach = min(reach or MOST_DISTANCES, MOST_DISTANCES)
     distance = torch.arange(0 if part.shape.causal else 1 - reach, reach)
     values = encoding.by_distance(distance)
     return None if values is None else (distance, values)
 
 
-def of_tensor(reading: Reading, name: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Any]]:
-    """The picture of a learned table."""
+def table_pictures(reading: Reading, name: str, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Any]]:
+    """Yield the figure of a learned table."""
     from posenc.lab.results import figures
 
     if POSITION_TABLE.search(name):
-        found = rows_of(tensors[name], MOST_ROWS)
-        if found is not None:
-            rows, step = found
-            every = "" if step == 1 else f", one in {step}"
-            yield "similarity", figures.similarity_matrix(rows.numpy(), f"{name}: cosine of its rows{every}")
+        curves = sample_rows(tensors[name], MOST_ROWS)
+        if curves is not None:
+            rows, step = curves
+            sampling = "" if step == 1 else f", one in {step}"
+            yield "similarity", figures.similarity_matrix(rows.numpy(), f"{name}: cosine of its rows{sampling}")
     if RELATIVE_TABLE.search(name):
-        if found := bias_of(reading, name, tensors[name].float()):
-            distance, values = found
+        if curves := table_bias(reading, name, tensors[name].float()):
+            distance, values = curves
             yield "bias", figures.bias_curves(distance.tolist(), values.numpy(), f"{name}: bias by distance, each head")
 
 
-def rows_of(table: Tensor, most: int) -> tuple[Tensor, int] | None:
-    """The vectors of a learned table, at most so many, evenly chosen: and one in how many; None for less than two."""
+def sample_rows(table: Tensor, limit: int) -> tuple[Tensor, int] | None:
+    """Return at most `limit` rows of a learned table, evenly chosen, and the step; None for less than two rows."""
     rows = table.float().flatten(0, -2) if table.dim() > 1 else table[:0]
-    step = -(-len(rows) // most)
+    step = -(-len(rows) // limit)
     return (rows[::step], step) if len(rows) > 1 else None
 
 
 @torch.no_grad()
-def bias_of(reading: Reading, name: str, table: Tensor) -> tuple[Tensor, Tensor] | None:
-    """What a table of distances adds to logits, as `biases` says it; None where it has no home."""
+def table_bias(reading: Reading, name: str, table: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the biases of a table of distances, as `biases` does; None if no encoding has that table."""
     for part in reading.parts:
         if len(reading.parts) > 1 and part.name.split(".")[-1][:3] not in name[:3]:
             continue
-        for encoding in distinct(part):
-            own: Any = getattr(encoding, "table", None)
-            if own is None or not hasattr(encoding, "buckets"):
+        for encoding in distinct_encodings(part):
+            bias_table: Any = getattr(encoding, "table", None)
+            if bias_table is None or not hasattr(encoding, "buckets"):
                 continue
-            table = table if table.shape == own.shape else table.T
-            if table.shape != own.shape:
+            table = table if table.shape == bias_table.shape else table.T
+            if table.shape != bias_table.shape:
                 return None
-            own.copy_(table)
+            bias_table.copy_(table)
             return biases(encoding, part, 2 * getattr(encoding, "max_distance", 128))
     return None

@@ -1,6 +1,6 @@
-"""What transformers serves for a config, held to what is planned: every layer and all of its pairs, with its numbers.
+"""Compare what transformers makes of a config with a plan: every layer and all of its pairs, with their numbers.
 
-Before anything expensive is done the config that will be written is held, and afterwards the folder that was.
+The config is compared before any expensive work, and the written folder afterwards.
 """
 
 from pathlib import Path
@@ -15,37 +15,37 @@ from posenc.checkpoints.vocabulary.reading import CannotRead, Reading
 from posenc.foreign import read_json
 
 
-def check_written(folder: Path, planned: Reading) -> None:
-    """Hold a written folder to what was planned, as `inspect` reads it and as transformers' AutoConfig does.
+def check_written(folder: Path, plan: Reading) -> None:
+    """Compare a written folder with its plan, as `inspect` reads it and as transformers' AutoConfig does.
 
-    Raises RuntimeError, with what differs.
+    Raises RuntimeError that names the differences.
     """
-    unlike = [f"planned and served: {sentence}" for sentence in differences(planned, inspect(folder))]
-    config = read_json(folder / "config.json", within=folder)
-    if MARK not in config and huggingface.filled(config) is not None:
+    faults = [f"planned and served: {sentence}" for sentence in differences(plan, inspect(folder))]
+    config = read_json(folder / "config.json", folder=folder)
+    if MARK not in config and huggingface.build_config(config) is not None:
         from transformers import AutoConfig
 
         with quietly():
-            theirs = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        unlike += unlike_planned(theirs, planned)
-    if unlike:
-        sentences = "; ".join(dict.fromkeys(unlike))
+            hf_config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        faults += served_differences(hf_config, plan)
+    if faults:
+        sentences = "; ".join(dict.fromkeys(faults))
         raise RuntimeError(f"what was written says something else than planned: {sentences}")
 
 
-def unlike_planned(config: Any, planned: Reading) -> list[str]:
-    """Where the model that transformers makes of a config differs from a plan, in sentences; none where it does not.
+def served_differences(config: Any, plan: Reading) -> list[str]:
+    """Return where the model that transformers makes of a config differs from a plan, in sentences.
 
     config  a dictionary as in config.json, or a configuration of transformers
 
-    Held to the plan is what the config is read as (encodings, windows, scales of the logits, sizes, lengths). Reading
-    it holds the rotary modules themselves to that, number by number and at every length that changes them; where they
-    hand out others it says so. An architecture that transformers does not know is read by its keys alone.
+    Encodings, windows, scales of the logits, sizes and lengths are compared. Reading the config checks the rotary
+    modules themselves, number by number and at every length that changes them. An architecture that transformers does
+    not know is read by its keys alone.
     """
     try:
-        served = huggingface.read(config)
+        reading = huggingface.read(config)
     except CannotRead as error:
         return [f"transformers does not take it: {error}"]
-    # What the plan leaves open may stay so.
-    left = [sentence for sentence in served.not_covered if sentence not in planned.not_covered]
-    return [f"planned and served: {one}" for one in differences(planned, served)] + [f"served: {one}" for one in left]
+    # The plan may leave the same things open.
+    left = [sentence for sentence in reading.not_covered if sentence not in plan.not_covered]
+    return [f"planned and served: {s}" for s in differences(plan, reading)] + [f"served: {s}" for s in left]

@@ -1,1 +1,1 @@
-"""Each kind of position code that released models have: found, measured, read as a spec, run through posenc."""
+"""Kinds of position code in released models: find it, measure it, read it as a spec, run it through posenc."""

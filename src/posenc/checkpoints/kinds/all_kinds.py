@@ -1,4 +1,4 @@
-"""The kinds of position code that are looked for."""
+"""The kinds of position code, in the order of the search."""
 
 from posenc.checkpoints.kinds.added.grid_table import GridTable
 from posenc.checkpoints.kinds.added.learned_table import LearnedTable
@@ -11,7 +11,7 @@ from posenc.checkpoints.kinds.kind import Kind
 from posenc.checkpoints.kinds.rotary.buffer import RotaryBuffer
 from posenc.checkpoints.kinds.rotary.module import RotaryModule
 
-# What is compared with queries, or read by distance, is no table that is added.
+# A table that is compared with queries, or read by distance, is not added to embeddings: those kinds come first.
 KINDS: tuple[type[Kind], ...] = (
     *(RotaryModule, RotaryBuffer, RelativeSines, WindowBias),
     *(GridTable, LearnedTable, SineModule, Slopes, Buckets),

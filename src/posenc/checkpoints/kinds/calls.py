@@ -1,4 +1,4 @@
-"""The calls of a live model: their arguments by name, and positions counted from the padding mask."""
+"""Calls of a live model: their arguments by name, and positions from the padding mask."""
 
 import inspect
 from collections.abc import Collection, Sequence
@@ -11,103 +11,103 @@ from posenc.encodings.added.learned import Learned
 from posenc.tokens.positions import Positions
 
 FORMER_NAMES = {"cache": "past_key_values", "cache_length": "past_key_values_length"}
-"""What transformers calls an argument since version 5.24 -> what it was called before, and is in older code."""
+"""Names of arguments since transformers 5.24 -> their older names."""
 
 
 def name_among(names: Collection[str], name: str) -> str:
-    """The name that an argument has among others: its own, or else the one that it had before it was renamed."""
+    """Return the name of an argument among others: its own, or else its older one."""
     return name if name in names else FORMER_NAMES.get(name, name)
 
 
-def cache_name(model: nn.Module) -> str:
-    """What a model calls the KV cache, where it is given one and where it gives one back."""
+def cache_argument(model: nn.Module) -> str:
+    """Return the model's name for the KV cache, as an argument and in its output."""
     return name_among(inspect.signature(model.forward).parameters, "cache")
 
 
-def parameters(kind: type[nn.Module]) -> tuple[str, ...]:
-    """The names of what a module is called with."""
+def parameter_names(kind: type[nn.Module]) -> tuple[str, ...]:
+    """Return the names of the parameters of a module's forward."""
     return tuple(inspect.signature(kind.forward).parameters)[1:]
 
 
-class Call:
-    """The arguments of a call as a hook sees them, by name, and what they become.
+class HookedCall:
+    """The arguments of a call that a hook reads and changes by name.
 
-    What was renamed is read by its newer name: a caller may give it by the former one to a module that has the newer.
+    A renamed argument is read by its newer name; a caller may pass it by the older one.
     """
 
     def __init__(self, names: Sequence[str], args: tuple, kwargs: dict[str, Any]) -> None:
         self.names, self.args, self.kwargs = names, list(args), dict(kwargs)
 
     def __getitem__(self, name: str) -> Any:
-        given = dict(zip(self.names, self.args, strict=False)) | self.kwargs
-        return given.get(name_among(given, name))
+        arguments = dict(zip(self.names, self.args, strict=False)) | self.kwargs
+        return arguments.get(name_among(arguments, name))
 
-    def __setitem__(self, name: str, value: Any) -> None:
-        place = self.names.index(name)
-        if place < len(self.args):
-            self.args[place] = value
+    def __setitem__(self, name: str, value: object) -> None:
+        index = self.names.index(name)
+        if index < len(self.args):
+            self.args[index] = value
         else:
             self.kwargs[name] = value
 
     @property
-    def changed(self) -> tuple[tuple, dict[str, Any]]:
+    def arguments(self) -> tuple[tuple, dict[str, Any]]:
         return tuple(self.args), self.kwargs
 
 
-class CountedFromMask:
-    """Before a stack: `position_ids` from the padding mask, where a caller gives a mask and no positions.
+class PositionsFromMask:
+    """Hook before a stack: derive `position_ids` from the padding mask if the caller passes no positions.
 
-    The first token of each row is at 0, wherever it stands; padding keeps the place in which it stands. A position past
-    the table is an error before the stack runs, whose own code would fail at whatever it has of that length first.
+    The first token of each row is at 0; padding keeps its index. A position past the table is an error before the
+    stack runs, whose own code would fail later.
 
-    first    the id of position 0 at the stack's door: above the padding's in RoBERTa, 0 elsewhere
-    table    the learned table that ids read, which raises past its end; None where there is no end
-    padding  the id of padding, which has the row before the first; without it, all tokens are numbered by place there
+    first    the id of position 0 in the stack's `position_ids`: above the padding's in RoBERTa, 0 elsewhere
+    table    the learned table that ids read, which raises past its end; None without an end
+    padding  the id of padding, which has the row before the first; without it, tokens are numbered by index there
     """
 
     def __init__(self, first: int, stack: nn.Module, table: Learned | None = None, padding: int | None = None) -> None:
-        self.first, self.names, self.table, self.padding = first, parameters(type(stack)), table, padding
+        self.first, self.names, self.table, self.padding = first, parameter_names(type(stack)), table, padding
         self.counts = "attention_mask" in self.names and (not first or padding is not None)  # FNet takes no mask.
 
     def __call__(self, stack: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        call = Call(self.names, args, kwargs)
-        mask, ids, embeds, places = (call[n] for n in ("attention_mask", "input_ids", "inputs_embeds", "position_ids"))
-        counted = self.counts and isinstance(mask, Tensor) and mask.dim() == 2
-        checked = self.table is not None and not torch.compiler.is_compiling()
-        if places is None and (counted or checked) and (ids is not None or embeds is not None):
+        call = HookedCall(self.names, args, kwargs)
+        mask, ids, embeds, rows = (call[n] for n in ("attention_mask", "input_ids", "inputs_embeds", "position_ids"))
+        from_mask = self.counts and isinstance(mask, Tensor) and mask.dim() == 2
+        has_end = self.table is not None and not torch.compiler.is_compiling()
+        if rows is None and (from_mask or has_end) and (ids is not None or embeds is not None):
             T, cache = embeds.shape[-2] if ids is None else ids.shape[-1], call["cache"]
-            start = 0 if cache is None or (counted and mask.shape[1] == T) else int(cache.get_seq_length())
-            # A mask may not speak of all tokens; what that means is for the model to say.
-            if counted and mask.shape[1] >= start + T:
+            start = 0 if cache is None or (from_mask and mask.shape[1] == T) else int(cache.get_seq_length())
+            # A mask may be shorter than the tokens; the model decides what that means.
+            if from_mask and mask.shape[1] >= start + T:
                 order = Positions.padded(mask).order
-                # Padding has the row before the first, where there is one.
-                standing = torch.arange(mask.shape[1], device=mask.device)
-                standing = standing.clamp(max=self.first - 1) if self.first else standing
-                places = torch.where(order < 0, standing, order + self.first)[:, start : start + T]
-                call["position_ids"] = places
-            elif checked:
-                # RoBERTa and its kin count the tokens that are no padding, and others all.
+                # Padding has the row before the first, if there is one.
+                padding_ids = torch.arange(mask.shape[1], device=mask.device)
+                padding_ids = padding_ids.clamp(max=self.first - 1) if self.first else padding_ids
+                rows = torch.where(order < 0, padding_ids, order + self.first)[:, start : start + T]
+                call["position_ids"] = rows
+            elif has_end:
+                # RoBERTa and its relatives count the tokens without padding, others all.
                 count = T if self.padding is None or ids is None else (ids != self.padding).sum(-1)
-                places = torch.as_tensor(self.first + start + count - 1)
-        if checked and places is not None:
-            self.check(self.table, (places - self.first).clamp(min=0))
-        return call.changed
+                rows = torch.as_tensor(self.first + start + count - 1)
+        if has_end and rows is not None:
+            self.check(self.table, (rows - self.first).clamp(min=0))
+        return call.arguments
 
-    def check(self, table: Learned, places: Tensor) -> None:
+    def check(self, table: Learned, rows: Tensor) -> None:
         try:
-            table.checked(places, Positions.count(1))
+            table.valid_rows(rows, Positions.count(1))
         except ValueError as error:
-            todo = f"posenc convert MODEL --out NEW --max-length {int(places.max()) + 1} writes a longer one"
-            raise ValueError(f"{str(error).partition(';')[0]}; {todo}") from None
+            remedy = f"posenc convert MODEL --out NEW --max-length {int(rows.max()) + 1} writes a longer one"
+            raise ValueError(f"{str(error).partition(';')[0]}; {remedy}") from None
 
 
-def token_door(model: nn.Module, path: str) -> nn.Module | None:
-    """The nearest module around a path that takes tokens and their positions, and is a model or takes their mask."""
+def token_module(model: nn.Module, path: str) -> nn.Module | None:
+    """Return the nearest module around a path that takes tokens and positions, and is a model or takes a mask."""
     while path:
         path = path.rpartition(".")[0]
         module = model.get_submodule(path)
-        taken = set(parameters(type(module)))
-        whole = "attention_mask" in taken or hasattr(module, "base_model_prefix")
-        if whole and "position_ids" in taken and taken & {"input_ids", "inputs_embeds"}:
+        names = set(parameter_names(type(module)))
+        is_model = "attention_mask" in names or hasattr(module, "base_model_prefix")
+        if is_model and "position_ids" in names and names & {"input_ids", "inputs_embeds"}:
             return module
     return None

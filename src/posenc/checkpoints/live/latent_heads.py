@@ -1,19 +1,19 @@
-"""Encodings for latent attention (MLA), whose heads turn in their last channels only."""
+"""Encodings for latent attention (MLA), which rotates only the last channels of a head."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.encoding.base import Compose, Encoding, Moves, Side, parts_of, settings_of
+from posenc.encoding.base import Compose, Encoding, Moves, Side, parts_of, spec_options
 from posenc.encodings.wrappers import DistanceMap
 from posenc.tokens.positions import Positions
 
 
 class OnLastChannels(Encoding):
-    """An encoding that turns the last channels of each head; those before them carry no position.
+    """An encoding of the last channels of each head; the other channels carry no position.
 
-    encoding  turns heads of as many channels as it was built for, and does nothing else
+    encoding  rotates heads of that width, and opens no other door
     """
 
     def __init__(self, encoding: Encoding) -> None:
@@ -29,8 +29,8 @@ class OnLastChannels(Encoding):
     def moves(self) -> Moves:
         return self.encoding.moves
 
-    def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
-        return torch.cat((k[..., : -self.width], self.encoding.moved(k[..., -self.width :], before, after)), -1)
+    def moved(self, k: Tensor, old_at: Positions, new_at: Positions) -> Tensor:
+        return torch.cat((k[..., : -self.width], self.encoding.moved(k[..., -self.width :], old_at, new_at)), -1)
 
     def __repr__(self) -> str:
         return f"{self.encoding} on the last {self.width} channels"
@@ -39,17 +39,17 @@ class OnLastChannels(Encoding):
 
 
 def on_last_channels(encoding: Encoding, width: int, *, layout: str | None = None) -> Encoding:
-    """The same encoding where only the last `width` channels of a head turn.
+    """Return the encoding for the last `width` channels of a head.
 
-    layout  the layout in which those channels reach attention, where the model has put them into another order
+    layout  the layout of these channels in attention, if the model permutes them on the way there
     """
     if len(parts := parts_of(encoding)) > 1:
         return Compose(*(on_last_channels(part, width, layout=layout) for part in parts))
     if isinstance(encoding, DistanceMap):
-        return type(encoding)(on_last_channels(encoding.encoding, width, layout=layout), **settings_of(encoding))
+        return type(encoding)(on_last_channels(encoding.encoding, width, layout=layout), **spec_options(encoding))
     if encoding.doors - {"turn"} or getattr(encoding, "head_dim", None) != width:
         return encoding
-    options = settings_of(encoding)
+    options = spec_options(encoding)
     if layout is not None and options.get("layout", layout) != layout:
         if any(True for _ in encoding.parameters()):
             raise ValueError(f"{encoding} has parameters for another order of channels; build with layout={layout!r}")

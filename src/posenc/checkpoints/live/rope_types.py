@@ -1,83 +1,85 @@
-"""Schedules as transformers' `rope_type`: what builds a rotary module asks here, and so a config decides.
+"""Schedules as transformers' `rope_type`: functions for its table `ROPE_INIT_FUNCTIONS`.
 
-A function of `ROPE_INIT_FUNCTIONS` is given the config and returns the frequencies (radians per position) and the
-temperature, which is just what a schedule gives.
+Each takes a config and returns the frequencies (radians per position) and the temperature.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from posenc.checkpoints.kinds.rotary.keys import OURS, options_of, schedule_named
+from posenc.checkpoints.kinds.rotary.keys import OWN_PREFIX, option_names, schedule_named
 from posenc.encodings.rotations.rotary import Rotary
-from posenc.foreign import near, quoted
+from posenc.foreign import quote, suggestion
 from posenc.schedules import Schedule
 
-OWN = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
-"""The keys that stand beside the options of every rope type."""
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig as Config
 
-NONE = f"{OURS}none"
-"""The rope type that turns nothing."""
+Device: TypeAlias = torch.device | str | None
+
+SHARED_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+"""The keys that every rope type has beside its options."""
+
+NO_ROTATION = f"{OWN_PREFIX}none"
+"""The rope type without rotation."""
 
 
 def from_schedule(
-    name: str, config: Any, device: Any = None, seq_len: Any = None, layer_type: str | None = None
+    name: str, config: "Config", device: Device = None, seq_len: int | None = None, layer_type: str | None = None
 ) -> tuple[Tensor, float]:
-    """What `ROPE_INIT_FUNCTIONS` holds for the schedule of a name: its options are keys beside `rope_type`."""
-    parameters = parameters_of(config, layer_type)
-    rotary = Rotary(
-        width(config, parameters),
-        base=float(parameters["rope_theta"]),
-        schedule=schedule_said(name, parameters, config),
-    )
+    """Return the frequencies and the temperature of a schedule, whose options are keys beside `rope_type`."""
+    parameters = layer_parameters(config, layer_type)
+    schedule, base = schedule_from(name, parameters, config), float(parameters["rope_theta"])
+    rotary = Rotary(rotated_width(config, parameters), base=base, schedule=schedule)
     horizon = parameters.get("horizon")
     frequencies, temperature = rotary.spectrum(None if horizon is None else torch.tensor([horizon], device="cpu"))
-    return placed(frequencies.flatten(), device), float(temperature)
+    return stored_frequencies(frequencies.flatten(), device), float(temperature)
 
 
 def without_turns(
-    config: Any, device: Any = None, seq_len: Any = None, layer_type: str | None = None
+    config: "Config", device: Device = None, seq_len: int | None = None, layer_type: str | None = None
 ) -> tuple[Tensor, float]:
-    """What `ROPE_INIT_FUNCTIONS` holds for models that turn nothing: frequencies of 0."""
-    parameters = parameters_of(config, layer_type)
-    check_keys(NONE, parameters, (), config)
-    return placed(torch.zeros(width(config, parameters) // 2, dtype=torch.float64, device="cpu"), device), 1.0
+    """Return frequencies of 0 and a temperature of 1."""
+    parameters = layer_parameters(config, layer_type)
+    check_keys(NO_ROTATION, parameters, (), config)
+    frequencies = torch.zeros(rotated_width(config, parameters) // 2, device="cpu")
+    return stored_frequencies(frequencies, device), 1.0
 
 
-def parameters_of(config: Any, layer_type: str | None) -> Mapping[str, Any]:
-    """The rotary parameters of a config, for layers of a type where it tells types apart; empty where it has none."""
+def layer_parameters(config: "Config", layer_type: str | None) -> Mapping[str, Any]:
+    """Return the rotary parameters of a config, for a type of layers if they differ by type; {} without any."""
     parameters = getattr(config, "rope_parameters", None) or {}
     return (parameters[layer_type] or {}) if layer_type in parameters else parameters
 
 
-def placed(frequencies: Tensor, device: Any) -> Tensor:
-    """Frequencies as transformers keeps them: float32, where a model is built if nobody says where."""
+def stored_frequencies(frequencies: Tensor, device: Device) -> Tensor:
+    """Return frequencies as transformers stores them: float32, by default on the device of new tensors."""
     return frequencies.to(device=torch.get_default_device() if device is None else device, dtype=torch.float32)
 
 
-def width(config: Any, said: Mapping[str, Any]) -> int:
-    """How many channels of a head turn, as transformers counts them."""
+def rotated_width(config: "Config", parameters: Mapping[str, Any]) -> int:
+    """Return the number of rotated channels of a head, as transformers counts them."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(head_dim * (said.get("partial_rotary_factor") or 1.0))
+    return int(head_dim * (parameters.get("partial_rotary_factor") or 1.0))
 
 
-def schedule_said(name: str, said: Mapping[str, Any], config: Any) -> Schedule:
-    """A schedule with the options that stand in a dictionary of rotary parameters.
+def schedule_from(name: str, parameters: Mapping[str, Any], config: "Config") -> Schedule:
+    """Build a schedule from the options among the rotary parameters of a config.
 
-    Raises ValueError for keys that nothing reads, options that the schedule refuses, a horizon that is missing or that
-    nothing depends on, and a schedule that changes the scale of attention; CannotRead for code of a file.
+    Raises ValueError for an unknown key, an option that the schedule refuses, a horizon that is missing or unused, and
+    a schedule that changes the scale of attention; CannotRead for a schedule that is code in a file.
     """
-    rope_type, options = f"{OURS}{name}", options_of(name)
-    check_keys(rope_type, said, (*options, "horizon"), config)
+    rope_type, options = f"{OWN_PREFIX}{name}", option_names(name)
+    check_keys(rope_type, parameters, (*options, "horizon"), config)
     length = getattr(config, "max_position_embeddings", None)
-    schedule = schedule_named(name, {option: said.get(option) for option in options}, length)
-    horizon = said.get("horizon")
+    schedule = schedule_named(name, {option: parameters.get(option) for option in options}, length)
+    horizon = parameters.get("horizon")
     if schedule.by_horizon and not (type(horizon) is int and horizon >= 1):
         raise ValueError(
             f"{rope_type} depends on how long each sequence will be, and a rotary module turns each key once: declare "
-            f'the length of all sequences as "horizon": 32768 (tokens) in rope_parameters, got {quoted(str(horizon))}, '
+            f'the length of all sequences as "horizon": 32768 (tokens) in rope_parameters, got {quote(str(horizon))}, '
             f"or let keys be cached unturned: attach(model, 'rotary(schedule={schedule})')"
         )
     if not schedule.by_horizon and horizon is not None:
@@ -90,12 +92,12 @@ def schedule_said(name: str, said: Mapping[str, Any], config: Any) -> Schedule:
     return schedule
 
 
-def check_keys(rope_type: str, said: Mapping[str, Any], known: tuple[str, ...], config: Any) -> None:
-    """Raises ValueError for keys that neither this rope type nor the model itself reads."""
-    own = {*OWN, *(getattr(config, "ignore_keys_at_rope_validation", None) or ())}
-    for key in said:
-        if key not in own and key not in known:
+def check_keys(rope_type: str, parameters: Mapping[str, Any], options: tuple[str, ...], config: "Config") -> None:
+    """Raise ValueError for keys that neither this rope type nor the model reads."""
+    model_keys = {*SHARED_KEYS, *(getattr(config, "ignore_keys_at_rope_validation", None) or ())}
+    for key in parameters:
+        if key not in model_keys and key not in options:
             raise ValueError(
-                f"rope_parameters of {rope_type} have a key {quoted(key)} that nothing reads; beside rope_theta and "
-                f"partial_rotary_factor it takes: {', '.join(known) or 'nothing'}{near(key, known)}"
+                f"rope_parameters of {rope_type} have a key {quote(key)} that nothing reads; beside rope_theta and "
+                f"partial_rotary_factor it takes: {', '.join(options) or 'nothing'}{suggestion(key, options)}"
             )

@@ -1,4 +1,4 @@
-"""Streams without an end through a live model, in bounded memory: the first tokens and a window of the newest."""
+"""Generate endless text with a live model, whose cache has the first tokens and a window of the newest ones."""
 
 from collections.abc import Iterator
 from typing import Any, cast
@@ -7,44 +7,43 @@ import torch
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.checkpoints.kinds.calls import cache_name
+from posenc.checkpoints.kinds.calls import cache_argument
 from posenc.checkpoints.live.moving_keys import movable
 from posenc.model.generation import Choice
 
 
 class Stream:
-    """A text that a model reads on and on: it holds at most sinks + window + slack tokens, counted from 0.
+    """A text of any length in a cache of at most sinks + window + slack tokens, at positions from 0.
 
-    sinks   so many of the first tokens, on which attention rests (1 to 4 as published; 0 shows what becomes without)
-    window  so many of the newest
-    slack   up to so many more, before all but these are forgotten: the keys then move once for that many tokens
-    tokens  the tokens held, as `movable` has them
+    sinks   number of first tokens to keep, the attention sinks (1 to 4 as published; 0 shows the effect of none)
+    window  number of newest tokens to keep
+    slack   number of further tokens before the cache is trimmed: keys move once for that many tokens
+    tokens  the cached tokens, a MovableCache
 
-    Raises ValueError for numbers out of range, and for a model whose cached keys cannot be moved.
+    Raises ValueError for numbers out of range, and for a model whose cached keys cannot move.
     """
 
-    def __init__(self, model: Any, sinks: int = 4, window: int = 1020, slack: int = 64) -> None:
+    def __init__(self, model: nn.Module, sinks: int = 4, window: int = 1020, slack: int = 64) -> None:
         from transformers import DynamicCache
 
         self.sinks, self.window = checks.whole("sinks", sinks, 0), checks.whole("window", window, 1)
         self.slack = checks.whole("slack", slack, 1)
         self.model, self.device = model, next(model.parameters()).device
         self.tokens = movable(model, DynamicCache())
-        if self.tokens.keys.fixed:
-            raise ValueError(f"{type(model).__name__} cannot read a stream: {self.tokens.keys.fixed}")
+        if self.tokens.keys.why_fixed:
+            raise ValueError(f"{type(model).__name__} cannot read a stream: {self.tokens.keys.why_fixed}")
 
     @torch.no_grad()
     def read(self, ids: Tensor) -> Tensor:
-        """The logits [T, vocabulary] behind each of the next tokens, ids [T], of which there are at most as many as
-        are held; each sees the sinks, the window, and what came since."""
-        count, most = 0 if self.tokens.held is None else self.tokens.held.tokens, self.sinks + self.window
-        if count + len(ids) > most + self.slack and count > most:
+        """Return the logits [T, vocabulary] of the next ids [T], at most sinks + window; each sees all in the cache."""
+        count, capacity = 0 if self.tokens.held is None else self.tokens.held.tokens, self.sinks + self.window
+        if count + len(ids) > capacity + self.slack and count > capacity:
             self.tokens.evict([*range(self.sinks), *range(count - self.window, count)])
-        given = self.tokens.inputs(len(ids)) | {cache_name(self.model): self.tokens.cache}
-        return self.model(input_ids=ids.to(self.device)[None], use_cache=True, **given).logits[0]
+        arguments = self.tokens.inputs(len(ids)) | {cache_argument(self.model): self.tokens.cache}
+        return self.model(input_ids=ids.to(self.device)[None], use_cache=True, **arguments).logits[0]
 
     def pieces(self, ids: Tensor) -> Iterator[Tensor]:
-        """A text [T] in pieces to read: as many as are held at first, then as many as there is slack."""
+        """Split a text [T] into pieces for `read`: first sinks + window tokens, then `slack` each."""
         first = self.sinks + self.window
         yield ids[:first]
         yield from ids[first:].split(self.slack) if len(ids) > first else ()
@@ -62,20 +61,20 @@ def stream(
     top_k: int | None = None,
     seed: int = 0,
 ) -> Iterator[int]:
-    """Ids behind a prompt, one after another, for ever and in bounded memory (StreamingLLM).
+    """Generate ids after a prompt without end, in bounded memory (StreamingLLM).
 
-    The model sees its first `sinks` tokens and `window` to `window + slack` of the newest, at the places 0, 1, 2, ...:
-    it never counts further than it was trained for, as long as sinks + window + slack is at most the trained length.
+    The model sees the first `sinks` tokens and `window` to `window + slack` of the newest, at positions 0, 1, 2, ...:
+    these stay within the trained length if sinks + window + slack does.
 
     model        a transformers decoder with a language modelling head, in evaluation mode, in its own attention
     ids          the prompt, [T] or [1, T], of any length
-    max_new_tokens   how many to generate; None goes on for ever
-    temperature  0 takes the likeliest token; above, tokens are drawn from the softmax of logits / temperature
+    max_new_tokens   number of ids to generate; None has no end
+    temperature  0 takes the likeliest token; above 0, tokens are drawn from the softmax of logits / temperature
     top_k        draw among the k likeliest only
 
-    What has left the window is forgotten: it reads on without falling apart, and does not remember longer.
+    Tokens that leave the window are lost: the text stays fluent, but the model's memory does not grow.
 
-    Raises ValueError for an empty prompt, numbers out of range, and a model whose cached keys cannot be moved.
+    Raises ValueError for an empty prompt, numbers out of range, and a model whose cached keys cannot move.
     Source: Xiao et al. 2023, arXiv:2309.17453.
     """
     if ids.dim() == 2 and len(ids) == 1:
@@ -89,16 +88,16 @@ def stream(
     reading = Stream(model, sinks, window, slack)
     generator = torch.Generator(reading.device).manual_seed(choice.seed)
 
-    def chosen() -> Iterator[int]:
+    def generated_ids() -> Iterator[int]:
         for piece in reading.pieces(ids):
             logits = reading.read(piece)
-        told = 0
+        count = 0
         while True:
             new = choice.pick(logits[-1:], generator)
             yield int(new)
-            told += 1
-            if told == max_new_tokens:
+            count += 1
+            if count == max_new_tokens:
                 return
             logits = reading.read(new)
 
-    return chosen()
+    return generated_ids()

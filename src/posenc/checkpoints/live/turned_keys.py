@@ -1,62 +1,66 @@
-"""How the keys in a live model's cache turn: read for each layer, and compared with what the model caches."""
+"""The rotation of cached keys in a live model, read for each layer and compared with the model's own cache."""
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.checkpoints.kinds.calls import cache_name, parameters
+from posenc.checkpoints.kinds.calls import cache_argument, parameter_names
 from posenc.checkpoints.live.attach import MARK, build_part, decoder_parts
-from posenc.checkpoints.live.unturned import decoder_of, fitted
+from posenc.checkpoints.live.unturned import decoder_of, fit_to_heads
 from posenc.checkpoints.vocabulary.reading import Layer
 from posenc.encoding.base import WHY_FIXED, Encoding
 from posenc.encodings.rotations import quotient
 from posenc.encodings.rotations.rotary import Rotary
-from posenc.foreign.text import told
+from posenc.foreign.text import error_text
 from posenc.tokens.positions import Positions
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 Pair = tuple[Tensor, Tensor]
-"""What a layer calls its keys and its values, [B, KV, S, D] each."""
+"""The keys and the values of a layer by its own names, [B, KV, S, D] each."""
 
 Side = Literal["keys", "values"]
-"""What a layer of a cache calls the tensor that turns: latent attention has it among the values."""
+"""The name of the rotated tensor in a layer of a cache; latent attention stores it as values."""
 
-ASKED = 4
-"""How many tokens a model is asked to cache, at the places 0, 1, ... and further on."""
+PROBE_TOKENS = 4
+"""Number of tokens that the probe lets a model cache, at positions 0, 1, ... and again after a shift."""
 
-FAR = 512
-"""By how many places they are then shifted, or by an eighth of the trained length."""
+PROBE_SHIFT = 512
+"""The shift of the probe in positions, at most an eighth of the trained length."""
 
-ALLOWED = {torch.float64: 1e-3, torch.float32: 1e-3}
-"""Up to which relative difference the model's keys are those of an encoding; 0.1 in half precision."""
+TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3}
+"""The largest relative error of keys predicted by an encoding; 0.1 in half precision."""
 
 REMEDY = "leave them where they are, as evict(keep, renumber=False) and crop do, or feed the tokens again"
 
 
 @dataclass(frozen=True, eq=False)
 class CachedKeys:
-    """What becomes of the keys that a live model's layers have cached, when their tokens move.
+    """The keys that the layers of a live model cache, and the rotation that moves them.
 
-    decoder    the stack that has the cache
-    layers     as the model was read
-    encodings  one for each layer, for the tensor that turns
-    added      whether positions are added to the embeddings
-    length     trained length (tokens)
+    decoder         the stack that has the cache
+    layers          the layers as the reading has them
+    encodings       one for each layer, for the rotated tensor
+    adds_positions  whether positions are added to the embeddings
+    is_complete     whether the position code was recognised
+    length          trained length (tokens)
     """
 
-    decoder: Any
+    decoder: "PreTrainedModel"
     layers: tuple[Layer, ...]
     encodings: tuple[Encoding, ...]
-    added: bool
-    known: bool
+    adds_positions: bool
+    is_complete: bool
     length: int
 
     @classmethod
-    def of(cls, model: nn.Module) -> "CachedKeys":
-        """Raises TypeError for what is no transformers model, and ValueError for one whose tokens cannot be moved."""
+    def from_model(cls, model: nn.Module) -> "CachedKeys":
+        """Read a model. Raises TypeError for no transformers model, ValueError for one whose tokens cannot move."""
         from posenc.checkpoints.formats.huggingface import read_live
 
         decoder = decoder_of(model)
@@ -84,18 +88,18 @@ class CachedKeys:
                 f"{type(model).__name__} attends in chunks of {chunk} tokens, counted in slots of the cache, which "
                 f"its tokens would leave; feed the tokens again where others are to stand in front of them"
             )
-        encodings = fitted(decoder.config, build_part(part))
+        encodings = fit_to_heads(decoder.config, build_part(part))
         length = part.trained_length or part.shape.max_len
-        return cls(decoder, part.layers, tuple(encodings), part.embed != "none", part.known, length)
+        return cls(decoder, part.layers, tuple(encodings), part.embed != "none", part.is_complete, length)
 
     @property
     def takes_positions(self) -> bool:
-        """Whether the model can be told where its tokens stand."""
-        return "position_ids" in parameters(type(self.decoder))
+        """Whether the model takes `position_ids`."""
+        return "position_ids" in parameter_names(type(self.decoder))
 
     @property
     def device(self) -> torch.device:
-        """Where the model takes its tokens."""
+        """The device of the input ids."""
         return next(self.decoder.parameters()).device
 
     @property
@@ -103,73 +107,72 @@ class CachedKeys:
         return any(encoding.turns_when_attending for encoding in self.encodings)
 
     def counts_slots(self, layer: int) -> bool:
-        """Whether a layer measures distances in slots of the cache, as transformers' windows and biases do."""
-        biased = self.encodings[layer].doors & {"by_distance", "biases"}
-        return bool(biased) or self.layers[layer].window is not None
+        """Whether a layer counts distances in slots of the cache, as transformers' windows and biases do."""
+        bias_doors = self.encodings[layer].doors & {"by_distance", "biases"}
+        return bool(bias_doors) or self.layers[layer].window is not None
 
     @cached_property
-    def fixed(self) -> str:
-        """Why cached keys cannot be moved; empty where they can."""
-        if self.added:
+    def why_fixed(self) -> str:
+        """The reason why cached keys cannot move; empty if they can."""
+        if self.adds_positions:
             return WHY_FIXED["recomputed"]
-        # What depends on a horizon was turned when it was made.
+        # transformers rotates before it caches, also by frequencies that depend on a horizon.
         reason = next((WHY_FIXED[e.moves] for e in self.encodings if e.moves in WHY_FIXED), "")
         if reason or not any("turn" in e.doors for e in self.encodings):
-            return reason or ("" if self.known else f"posenc does not know how their keys were turned; {REMEDY}")
+            return reason or ("" if self.is_complete else f"posenc does not know how their keys were turned; {REMEDY}")
         if not self.takes_positions:
             return f"{type(self.decoder).__name__} cannot be told where tokens stand; {REMEDY}"
-        return self.measured if isinstance(self.measured, str) else ""
+        return self.probed_sides if isinstance(self.probed_sides, str) else ""
 
     def side(self, layer: int) -> Side:
-        """Which tensor of a layer turns; either will do where none can be moved."""
-        return "keys" if self.fixed or isinstance(self.measured, str) else self.measured[layer]
+        """Return the rotated tensor of a layer; "keys" if no tensor can move."""
+        return "keys" if self.why_fixed or isinstance(self.probed_sides, str) else self.probed_sides[layer]
 
     @cached_property
-    def measured(self) -> tuple[Side, ...] | str:
-        """Which tensor turns in each layer, by what the model caches of the same tokens at other places; or why none
-        is that of its encoding there."""
+    def probed_sides(self) -> tuple[Side, ...] | str:
+        """The rotated tensor of each layer, by a probe of the model at two places; or why the encoding is wrong."""
         if not self.takes_positions or not any("turn" in encoding.doors for encoding in self.encodings):
             return ("keys",) * len(self.encodings)
-        far = max(min(FAR, self.length // 8), 1)
-        there = [Positions.count(ASKED), Positions.count(ASKED, start=far)]
+        far = max(min(PROBE_SHIFT, self.length // 8), 1)
+        probes = [Positions.count(PROBE_TOKENS), Positions.count(PROBE_TOKENS, start=far)]
         try:
-            ran = [self.run(at.coords[..., 0]) for at in there]
+            caches = [self.run(at.coords[..., 0]) for at in probes]
         except Exception as error:
-            # It is code of many hands, which says so in any way.
-            return f"{type(self.decoder).__name__} could not be asked for its keys ({told(error)}); {REMEDY}"
+            # A model's own code may raise any error.
+            return f"{type(self.decoder).__name__} could not be asked for its keys ({error_text(error)}); {REMEDY}"
         sides: list[Side] = []
-        for number in ran[0]:
-            pairs = ran[0][number], ran[1][number]
-            off = {side: self.difference(number, *there, *pairs, side) for side in ("keys", "values")}
-            best = min(off, key=lambda side: off[side])
-            if not off[best] <= ALLOWED.get(pairs[0][0].dtype, 0.1):
+        for number in caches[0]:
+            pairs = caches[0][number], caches[1][number]
+            errors = {side: self.difference(number, *probes, *pairs, side) for side in ("keys", "values")}
+            best = min(errors, key=lambda side: errors[side])
+            if not errors[best] <= TOLERANCE.get(pairs[0][0].dtype, 0.1):
                 return (
                     f"what {type(self.decoder).__name__} caches of tokens {far} places further on in layer {number} is "
-                    f"not what {self.encodings[number]} turns there (off by {off[best]:.0%}); {REMEDY}"
+                    f"not what {self.encodings[number]} turns there (off by {errors[best]:.0%}); {REMEDY}"
                 )
             sides.append("values" if best == "values" else "keys")
         return tuple(sides) + ("keys",) * (len(self.encodings) - len(sides))
 
     @torch.no_grad()
     def run(self, ids: Tensor) -> dict[int, Pair]:
-        """What each layer caches of some tokens at places [1, ASKED]."""
+        """Return the tensors that each layer caches for a few tokens at positions [1, PROBE_TOKENS]."""
         from transformers import DynamicCache
 
-        cache, tokens = DynamicCache(), torch.arange(1, ASKED + 1, device=self.device)[None]
-        given = {"position_ids": ids.to(self.device), cache_name(self.decoder): cache}
-        self.decoder(input_ids=tokens, use_cache=True, **given)
-        return {number: (layer.keys, layer.values) for number, layer in layers_of(cache).items()}
+        cache, tokens = DynamicCache(), torch.arange(1, PROBE_TOKENS + 1, device=self.device)[None]
+        arguments = {"position_ids": ids.to(self.device), cache_argument(self.decoder): cache}
+        self.decoder(input_ids=tokens, use_cache=True, **arguments)
+        return {number: (layer.keys, layer.values) for number, layer in cache_layers(cache).items()}
 
-    def moved(self, layer: int, k: Tensor, before: Positions, after: Positions, horizon: int) -> Tensor:
-        """Keys of a layer that were turned at `before`, as they are turned at `after`, both in passes of a horizon."""
+    def moved_keys(self, layer: int, k: Tensor, old: Positions, new: Positions, horizon: int) -> Tensor:
+        """Rotate keys of a layer from positions `old` to `new`, in passes of one horizon."""
         encoding = self.encodings[layer]
         if encoding.turns_when_attending and isinstance(encoding, Rotary):
-            before, after = (at.with_horizon(horizon) for at in (before, after))
-            return encoding.by_table(k, quotient(encoding.table, before, after, k))
-        return encoding.moved(k, before, after)
+            old, new = (at.with_horizon(horizon) for at in (old, new))
+            return encoding.by_table(k, quotient(encoding.table, old, new, k))
+        return encoding.moved(k, old, new)
 
     def check_horizons(self, shortest: int, longest: int) -> None:
-        """Raises ValueError where passes of horizons between the two did not turn keys by the same frequencies."""
+        """Raise ValueError if passes of horizons between the two rotate keys by different frequencies."""
         for encoding in self.encodings:
             if not encoding.turns_when_attending or not isinstance(encoding, Rotary) or encoding.schedule is None:
                 continue
@@ -181,29 +184,29 @@ class CachedKeys:
                     f"or feed the tokens again"
                 )
 
-    def difference(self, layer: int, before: Positions, after: Positions, old: Pair, new: Pair, side: Side) -> float:
-        """By how much what a layer caches elsewhere is not what it cached before with one side turned (relative)."""
+    def difference(self, layer: int, old_at: Positions, new_at: Positions, old: Pair, new: Pair, side: Side) -> float:
+        """Return the relative error of a layer's cache at new positions, predicted from that at old ones."""
         turns, stays = (0, 1) if side == "keys" else (1, 0)
         device = old[0].device
-        before, after = before.to(device), after.to(device)
+        old_at, new_at = old_at.to(device), new_at.to(device)
         try:
-            turned = self.moved(layer, old[turns], before, after, int(after.coords.max()) + 1)
+            expected = self.moved_keys(layer, old[turns], old_at, new_at, int(new_at.coords.max()) + 1)
         except ValueError:
-            # So many channels are not what it turns.
+            # The tensor has another number of channels than the encoding rotates.
             return float("inf")
-        return max(relative(turned, new[turns]), relative(old[stays], new[stays]))
+        return max(relative_error(expected, new[turns]), relative_error(old[stays], new[stays]))
 
 
-def layers_of(cache: Any) -> dict[int, Any]:
-    """The layers of a transformers cache that hold keys, by their number.
+def cache_layers(cache: object) -> dict[int, Any]:
+    """Return the layers of a transformers cache that store keys, by number.
 
-    Raises TypeError for what is no such cache, and ValueError for layers that do not hold all of their tokens: sliding,
-    static and quantised ones, states of recurrent layers.
+    Raises TypeError for another object, and ValueError for layers that do not keep all tokens in order: sliding, static
+    and quantised ones, states of recurrent layers.
     """
     from transformers import Cache, EncoderDecoderCache, cache_utils
 
     if not isinstance(cache, Cache):
-        raise TypeError(f"expected a cache of transformers, such as DynamicCache(), got {checks.shown(cache)}")
+        raise TypeError(f"expected a cache of transformers, such as DynamicCache(), got {checks.display(cache)}")
     if isinstance(cache, EncoderDecoderCache):
         raise ValueError(
             "a cache of an encoder-decoder holds the keys of an encoder too, whose tokens have no place among the "
@@ -223,5 +226,5 @@ def layers_of(cache: Any) -> dict[int, Any]:
     return layers
 
 
-def relative(x: Tensor, y: Tensor) -> float:
+def relative_error(x: Tensor, y: Tensor) -> float:
     return float((x.double() - y.double()).norm() / y.double().norm().clamp(min=1e-30))

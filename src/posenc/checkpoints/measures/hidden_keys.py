@@ -1,6 +1,6 @@
-"""Keys in long texts: whether a model says the number of a word that stood somewhere in a text of any length.
+"""Keys hidden in long texts: whether a model repeats the number of a word from anywhere in a text.
 
-After two tasks of RULER (Hsieh et al. 2024, arXiv:2404.06654, section 3), in sentences of our own, from a seed alone.
+After two tasks of RULER (Hsieh et al. 2024, arXiv:2404.06654, section 3), with our own sentences, from a seed.
 """
 
 import bisect
@@ -11,34 +11,37 @@ import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from posenc.checkpoints.measures.measure import (
     WHOLE,
-    Given,
+    Inputs,
     Measure,
     Number,
-    Tell,
+    Progress,
     TooShort,
     Value,
-    part_of,
+    part_progress,
     share_of,
     tokenizer_of,
 )
-from posenc.checkpoints.measures.perplexity import Read, likeliest, opening_of, read
-from posenc.foreign import quoted
+from posenc.checkpoints.measures.perplexity import PrefixCache, likeliest_tokens, opening_of, read_texts
+from posenc.foreign import quote
 
-ENOUGH = 0.856
-"""A task can be done at a length where so much of it is right: RULER's threshold, which is what Llama 2 (7B) scores at
-its trained length of 4,096 tokens (arXiv:2404.06654, section 4)."""
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel as Model
 
-TRIALS = 8
-"""Where nobody says how many."""
+THRESHOLD = 0.856
+"""The score at which a model can do a task at a length: RULER's threshold, which is the score of Llama 2 (7B) at its
+trained length of 4,096 tokens (arXiv:2404.06654, section 4)."""
 
-FIRST = "Numbers of words are hidden in the following text. Remember them: they are asked for at the end.\n\n"
+DEFAULT_TRIALS = 8
+"""The default number of trials."""
+
+PROMPT = "Numbers of words are hidden in the following text. Remember them: they are asked for at the end.\n\n"
 
 FILLER = (
     "The tide comes in. ",
@@ -47,9 +50,9 @@ FILLER = (
     "A gull sits on the wall. ",
     "It was like this before. ",
 )
-"""What the texts are made long with, unless a text is given: nothing in it is a number or a key."""
+"""The filler of texts, unless the user gives a text: it has no number and no key."""
 
-WORDS = tuple(
+KEY_WORDS = tuple(
     "apple arrow baker basket bell bird boat book bottle bridge brush butter button cabin camel candle carpet castle "
     "chair cherry circle clock cloud coat copper corner cotton dance desert doctor dragon drum eagle earth engine "
     "farmer feather fence finger flag flower forest fork garden gate ghost glass goat guitar hammer hat honey horse "
@@ -59,123 +62,120 @@ WORDS = tuple(
     "shadow silver spoon star stone table tiger tower train tree turtle umbrella uncle valley velvet village violin "
     "wagon water whale window wolf yard yellow zebra zero".split()
 )
-"""The words that have numbers: plain ones, some for each letter."""
+"""The words that have numbers: plain words, some for each letter."""
 
-NUMBERS = range(10_000, 100_000)
+KEY_NUMBERS = range(10_000, 100_000)
 
-Ids = Callable[[str], tuple[int, ...]]
-"""A text's tokens, without any special one."""
+Tokenize = Callable[[str], tuple[int, ...]]
+"""text -> its tokens, without special tokens."""
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A text [T] that ends with its answer, and how many of its tokens are that answer."""
+    """A text [T] that ends with its answer, and the number of tokens of that answer."""
 
     ids: Tensor
     answer: int
 
 
 class OneKey(Measure):
-    """Decoders: whether the model says the number of a word, in a text where nothing else is a number.
+    """Decoders: whether the model says the number of a word, in a text without another number.
 
-    Trials lie at depths that are spread evenly from the beginning of the text to its end, the same at every length and
-    for every method. A number is said where all of its tokens are the likeliest ones, those before it given: this is
-    what reading greedily would say, by induction on the first mistake.
+    The depths of the trials are spread evenly from the beginning of the text to its end, the same at every length and
+    for every method. An answer is right if each of its tokens is the likeliest one after the right tokens before it:
+    greedy decoding would then say it, by induction on the first mistake.
     """
 
     name = "one-key"
     words: ClassVar[str] = "the number of a word, in a text where nothing else is a number"
     keys: ClassVar[int] = 1
     price = "right"
-    needs = ENOUGH
+    needs = THRESHOLD
     options = frozenset({"text", "samples", "chunk", "cache"})
 
-    def __init__(self, given: Given, seed: int = 0) -> None:
-        """In sentences of the text where one is given; samples are trials.
-
-        Raises CannotRead without a tokenizer, ValueError as `sentences` does.
-        """
-        self.tokenizer, self.chunk, self.cache, self.seed = tokenizer_of(given.loaded), given.chunk, given.cache, seed
+    def __init__(self, inputs: Inputs, seed: int = 0) -> None:
+        """Samples are trials. Raises CannotRead without a tokenizer, ValueError as `plain_sentences` does."""
+        self.tokenizer, self.chunk, self.cache = tokenizer_of(inputs.checkpoint), inputs.chunk, inputs.cache
+        self.seed = seed
         self.opening = opening_of(self.tokenizer)
-        self.trials = TRIALS if given.samples is None else given.samples
+        self.trials = DEFAULT_TRIALS if inputs.samples is None else inputs.samples
         self.filler, source = FILLER, "repeated sentences"
-        if given.text:
-            title, text = read(given.text)
-            self.filler, source = sentences(text), f"sentences of {title}"
+        if inputs.text:
+            title, text = read_texts(inputs.text)
+            self.filler, source = plain_sentences(text), f"sentences of {title}"
         filler = hashlib.sha256("\0".join(self.filler).encode()).hexdigest()
-        self.on = f"{self.trials} trials: {self.words}, in {source}"
+        self.source = f"{self.trials} trials: {self.words}, in {source}"
         self.facts = {"task": self.name, "trials": self.trials, "seed": seed, "filler": filler, "chunk": self.chunk}
-        # One number alone in a text is one among all numbers for whoever does not read it.
-        chance = 1 / (self.keys if self.keys > 1 else len(NUMBERS))
+        # A model that does not read the only number of a text guesses among all numbers.
+        chance = 1 / (self.keys if self.keys > 1 else len(KEY_NUMBERS))
         self.numbers = (Number("right", "share of what is asked that is said", True, chance),)
 
     def depth(self, trial: int) -> float:
-        """How deep in its text a trial lies, from 0 to 1."""
+        """Return the depth of a trial's key in its text, from 0 to 1."""
         return trial / (self.trials - 1) if self.trials > 1 else 0.5
 
     @property
     def texts(self) -> list[range]:
-        """The trials of each text: as many as it has keys, spread over its depth, because what texts begin with alike
-        is read once."""
+        """The trials of each text: one per key, spread over its depth. A common prefix of texts is read once."""
         count = math.ceil(self.trials / self.keys)
         return [range(first, self.trials, count) for first in range(count)]
 
-    def keys_of(self, text: int) -> dict[str, tuple[str, float]]:
-        """The words of a text, each with its number and its depth; each of its trials asks for one of the first, which
-        lies as deep as the trial."""
+    def keys_in(self, text: int) -> dict[str, tuple[str, float]]:
+        """Return the words of a text with their numbers and depths; the trials ask for the first words."""
         random_numbers = random.Random(f"{self.seed} {self.name} {text}")
-        names = random_numbers.sample(WORDS, self.keys)
-        numbers = map(str, random_numbers.sample(NUMBERS, self.keys))
+        names = random_numbers.sample(KEY_WORDS, self.keys)
+        numbers = map(str, random_numbers.sample(KEY_NUMBERS, self.keys))
         depths = [random_numbers.random() for _ in names]
-        asked = [self.depth(trial) for trial in self.texts[text]]
-        depths[: len(asked)] = asked
+        trial_depths = [self.depth(trial) for trial in self.texts[text]]
+        depths[: len(trial_depths)] = trial_depths
         return dict(zip(names, zip(numbers, depths, strict=True), strict=True))
 
     def questions(self, length: int) -> Iterator[Question]:
-        """The trials at a length, text by text; raises TooShort where it is too short for the task."""
+        """Yield the trials at a length, text by text; raises TooShort for a length without room."""
 
         @functools.cache
-        def ids(piece: str) -> tuple[int, ...]:
+        def tokenize(piece: str) -> tuple[int, ...]:
             return tuple(self.tokenizer(piece, add_special_tokens=False)["input_ids"])
 
         for text, trials in enumerate(self.texts):
-            yield from self.questions_of(self.keys_of(text), len(trials), ids, length)
+            yield from self.text_questions(self.keys_in(text), len(trials), tokenize, length)
 
-    def questions_of(
-        self, keys: Mapping[str, tuple[str, float]], trials: int, ids: Ids, length: int
+    def text_questions(
+        self, keys: Mapping[str, tuple[str, float]], trials: int, tokenize: Tokenize, length: int
     ) -> Iterator[Question]:
-        """The trials of a text, which is as long as all of them can be in at most `length` tokens.
+        """Yield the trials of a text, which is as long as all of them can be in at most `length` tokens.
 
-        Texts are put together from pieces that are made tokens one by one, so that they grow step by step and the
-        answer begins with a token of its own.
+        The pieces of a text are tokenized one by one, so that it grows step by step and the answer begins with its own
+        token.
         """
-        opening = [*self.opening, *ids(FIRST)]
-        ends = [(ids(f"\n\nThe number of {name} is"), ids(f" {keys[name][0]}")) for name in [*keys][:trials]]
-        around = len(opening) + max(len(question) + len(answer) for question, answer in ends)
-        hidden = [(depth, f"The number of {name} is {number}. ") for name, (number, depth) in keys.items()]
+        opening = [*self.opening, *tokenize(PROMPT)]
+        ends = [(tokenize(f"\n\nThe number of {name} is"), tokenize(f" {keys[name][0]}")) for name in [*keys][:trials]]
+        fixed_tokens = len(opening) + max(len(question) + len(answer) for question, answer in ends)
+        sentences = [(depth, f"The number of {name} is {number}. ") for name, (number, depth) in keys.items()]
 
-        def size(steps: int) -> int:
-            return sum(len(ids(piece)) for piece in haystack(hidden, self.filler, steps))
+        def count_tokens(steps: int) -> int:
+            return sum(len(tokenize(piece)) for piece in haystack(sentences, self.filler, steps))
 
-        if size(1) > length - around:
-            raise TooShort(f"the text of this question takes {size(1) + around:,} tokens at least, got {length:,}")
-        # A step takes a token or more.
-        steps = bisect.bisect_right(range(length - around + 1), length - around, key=size) - 1
-        body = [token for piece in haystack(hidden, self.filler, steps) for token in ids(piece)]
+        if count_tokens(1) > length - fixed_tokens:
+            least = count_tokens(1) + fixed_tokens
+            raise TooShort(f"the text of this question takes {least:,} tokens at least, got {length:,}")
+        # Each step adds a token or more.
+        steps = bisect.bisect_right(range(length - fixed_tokens + 1), length - fixed_tokens, key=count_tokens) - 1
+        body = [token for piece in haystack(sentences, self.filler, steps) for token in tokenize(piece)]
         for question, answer in ends:
             yield Question(torch.tensor([*opening, *body, *question, *answer], dtype=torch.long), len(answer))
 
     def work(self, length: int) -> float:
         return self.trials * length
 
-    def run(self, model: Any, length: int, how: str = WHOLE, tell: Tell | None = None) -> dict[str, Any]:
-        """Whether each trial was right; raises TooShort for a length without room for the task."""
+    def run(self, model: "Model", length: int, how: str = WHOLE, tell: Progress | None = None) -> dict[str, Any]:
+        """Return whether each trial is right; raises TooShort for a length without room for the task."""
         if how != WHOLE:
-            raise ValueError(f"{self.name} is asked of the whole text alone, not of {quoted(how)}")
-        trials, reader, right = list(self.questions(length)), Read(self.cache), []
+            raise ValueError(f"{self.name} is asked of the whole text alone, not of {quote(how)}")
+        trials, prefix, right = list(self.questions(length)), PrefixCache(self.cache), []
         for number, question in enumerate(trials):
-            share = part_of(tell, number, len(trials))
-            answer = likeliest(model, question.ids, question.answer, self.chunk, share, reader)
+            share = part_progress(tell, number, len(trials))
+            answer = likeliest_tokens(model, question.ids, question.answer, self.chunk, prefix, share)
             right.append(answer.equal(question.ids[-question.answer :]))
         return {"right": right, "read": sum(len(question.ids) for question in trials)}
 
@@ -192,19 +192,19 @@ class SeveralKeys(OneKey):
 
 
 def haystack(keys: Sequence[tuple[float, str]], filler: Sequence[str], steps: int) -> list[str]:
-    """So many sentences of the filler, with those of the keys among them, each at its depth in the text."""
+    """Return sentences of the filler with the sentences of the keys among them, each at its depth."""
     text = [filler[n % len(filler)] for n in range(steps)]
     for depth, sentence in reversed(sorted(keys, key=lambda pair: pair[0])):
         text.insert(round(depth * steps), sentence)
     return text
 
 
-def sentences(text: str) -> tuple[str, ...]:
-    """The sentences of a text that may fill one: those without numbers, because an answer may be one.
+def plain_sentences(text: str) -> tuple[str, ...]:
+    """Return the sentences of a text without digits, because a number could be an answer.
 
     Raises ValueError for a text without such sentences.
 
-    >>> sentences("It rains. It is 9 degrees. So be it!")
+    >>> plain_sentences("It rains. It is 9 degrees. So be it!")
     ('It rains. ', 'So be it! ')
     """
     pieces = (" ".join(piece.split()) for piece in re.split(r"(?<=[.!?])\s+", text))

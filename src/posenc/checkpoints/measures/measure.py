@@ -1,4 +1,4 @@
-"""What a measure owes: numbers with their errors, of a model at a length, by passes that can be kept."""
+"""The interface of a measure: numbers with their errors, of a model at a length, from passes that can be kept."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -8,23 +8,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from posenc.checkpoints.formats.load import Loaded
+    from transformers import PreTrainedModel as Model
+    from transformers import PreTrainedTokenizerBase
+
+    from posenc.checkpoints.formats.load import LoadedModel
     from posenc.checkpoints.measures.perplexity import Tokens
 
 WHOLE = "whole"
-"""How a model is used unless a baseline is measured: it is given the whole input."""
+"""The use of a model that is no baseline: it reads the whole input."""
 
-Tell = Callable[[float], None]
-"""Is told which share of the work of a pass is done, from 0 to 1."""
+Progress = Callable[[float], None]
+"""A callback that takes the finished share of a pass, from 0 to 1."""
 
 
 class TooShort(ValueError):
-    """A length has no room for what is asked, so that nothing can be said of it."""
+    """A length has no room for the task."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """One number that a measure gives: its name, what it says, whether more is better, and what guessing gives."""
+    """A number of a measure: its name, its meaning, whether more is better, and its value by guessing."""
 
     name: str
     words: str
@@ -34,13 +37,13 @@ class Number:
 
 @dataclass(frozen=True)
 class Value:
-    """A number that was found.
+    """The value of a number.
 
     value  in the number's unit
-    error  its standard error over documents, windows or trials; None where one sample cannot say
-    each   what each sample says, in an order that is the same for every method, so that two methods are compared
-           sample by sample: the standard error of a difference is far smaller than that of either number. In a scale
-           where their mean is what counts: losses (nats) of a perplexity, 0 and 1 of a share
+    error  its standard error over documents, windows or trials; None for a single sample
+    each   the samples, in the same order for every method, so that two methods are compared sample by sample: the
+           standard error of a difference is far smaller than that of either number. Their scale is the one in which
+           the mean counts: losses (nats) of a perplexity, 0 and 1 of a share
     """
 
     value: float
@@ -49,16 +52,16 @@ class Value:
 
 
 class Measure:
-    """One way to ask what a model does with longer inputs.
+    """A measure of what a model does with longer inputs.
 
-    name       as the user asks for it: --measures perplexity,one-key
+    name       its name on the command line: --measures perplexity,one-key
     numbers    the first decides which method wins, at the target
     price      the name of the number that says, at the trained length, what a method costs short inputs
-    needs      the least that the first number of the model as it is must be at the trained length for longer inputs to
-               say something of positions; then it is asked further, of the model as it is and the winner. None: of all
-    baselines  other ways to use the model as it is, beyond the trained length: name -> words
-    options    which fields of `Given` it reads; any other that a user gives is refused
-    on         in words, what it is measured on
+    needs      the lowest value of the first number, for the original model at the trained length, at which longer
+               inputs are run, for the original model and the winner alone. None: every method runs
+    baselines  other ways to use the original model, beyond the trained length: name -> words
+    options    the fields of `Inputs` that it reads; the user may set no other
+    source     the measured texts or trials, in words
     facts      all that results depend on beside model, method and length (JSON)
     """
 
@@ -68,42 +71,42 @@ class Measure:
     needs: ClassVar[float | None] = None
     baselines: ClassVar[Mapping[str, str]] = {}
     options: ClassVar[frozenset[str]]
-    on: str
+    source: str
     facts: Mapping[str, Any]
 
     def passes(self, lengths: Sequence[int], by_length: bool) -> tuple[int, ...]:
-        """The lengths that take a pass of their own; by_length: the method itself depends on the length."""
+        """Return the lengths that take a pass of their own; by_length: the method depends on the length."""
         return tuple(lengths)
 
     def work(self, length: int) -> float:
-        """How many tokens the pass at a length reads."""
+        """Return the number of tokens that the pass at a length reads."""
         raise NotImplementedError
 
-    def run(self, model: Any, length: int, how: str = WHOLE, tell: Tell | None = None) -> dict[str, Any]:
-        """The raw result of a pass, as JSON; `how` is WHOLE or the name of a baseline."""
+    def run(self, model: "Model", length: int, how: str = WHOLE, tell: Progress | None = None) -> dict[str, Any]:
+        """Return the raw result of a pass, as JSON; `how` is WHOLE or the name of a baseline."""
         raise NotImplementedError
 
     def values(self, raw: Mapping[int, Mapping[str, Any]], length: int) -> dict[str, Value]:
-        """The numbers at a length, by name, from the raw results of the passes by their lengths."""
+        """Return the numbers at a length, by name, from the raw results of the passes by length."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Given:
-    """What a measure is made from.
+class Inputs:
+    """The inputs of a measure.
 
-    loaded   the model with its tokenizer
-    trained  its trained length, in tokens
-    longest  the longest length that will be asked for
-    text     files; without any, the Python language reference
-    samples  windows, documents or trials; None: as many as the measure takes by itself
-    start    the token of the text that is read first; None: where the measure begins by itself
-    chunk    how many tokens go through a decoder at once
-    cache    where it keeps keys: "device" or "cpu"
+    checkpoint      the model with its tokenizer
+    trained_length  in tokens
+    longest         the longest length that will be measured
+    text            files; without any, the Python language reference
+    samples         windows, documents or trials; None: the measure's own number
+    start           the first token of the text that is read; None: the measure's own start
+    chunk           how many tokens go through a decoder at once
+    cache           where it keeps keys: "device" or "cpu"
     """
 
-    loaded: "Loaded"
-    trained: int
+    checkpoint: "LoadedModel"
+    trained_length: int
     longest: int
     text: tuple[str, ...] = ()
     samples: int | None = None
@@ -113,28 +116,28 @@ class Given:
 
     @cached_property
     def tokens(self) -> "Tokens":
-        """The text as the model's tokens, read once for all measures. Raises CannotRead without a tokenizer."""
+        """The tokens of the text, read once for all measures. Raises CannotRead without a tokenizer."""
         from posenc.checkpoints.measures import perplexity
 
-        return perplexity.tokens(self.text, tokenizer_of(self.loaded))
+        return perplexity.tokenize_texts(self.text, tokenizer_of(self.checkpoint))
 
 
-def tokenizer_of(loaded: "Loaded") -> Any:
-    """The tokenizer of a model; raises CannotRead where it has none."""
+def tokenizer_of(checkpoint: "LoadedModel") -> "PreTrainedTokenizerBase":
+    """Return the tokenizer of a model; raises CannotRead where it has none."""
     from posenc.checkpoints.vocabulary.reading import CannotRead
 
-    if loaded.tokenizer is None:
-        raise CannotRead(f"{Path(loaded.path)} has no tokenizer, and without one no text can be read")
-    return loaded.tokenizer
+    if checkpoint.tokenizer is None:
+        raise CannotRead(f"{Path(checkpoint.path)} has no tokenizer, and without one no text can be read")
+    return checkpoint.tokenizer
 
 
-def part_of(tell: Tell | None, done: int, whole: int) -> Tell | None:
-    """Who is told of the whole, told of one of its equal parts, when so many are done."""
-    return None if tell is None else lambda share: tell((done + share) / whole)
+def part_progress(tell: Progress | None, part: int, parts: int) -> Progress | None:
+    """Wrap a progress callback for one of several equal parts, with its index from 0."""
+    return None if tell is None else lambda share: tell((part + share) / parts)
 
 
 def error_of(samples: Sequence[float]) -> float | None:
-    """The standard error of the mean of samples; None for fewer than two.
+    """Return the standard error of the mean of samples; None for fewer than two.
 
     >>> error_of([1.0, 3.0]), error_of([1.0])
     (1.0, None)
@@ -143,7 +146,7 @@ def error_of(samples: Sequence[float]) -> float | None:
 
 
 def mean_of(samples: Sequence[float]) -> Value:
-    """The mean of samples with its error.
+    """Return the mean of samples with its error.
 
     >>> mean_of([1.0, 3.0])
     Value(value=2.0, error=1.0, each=(1.0, 3.0))
@@ -152,10 +155,10 @@ def mean_of(samples: Sequence[float]) -> Value:
 
 
 def share_of(samples: Sequence[float]) -> Value:
-    """The mean of trials that are right (1) or wrong (0), or right in part, with its error.
+    """Return the mean of trials that are right (1), wrong (0) or right in part, with its error.
 
-    It is the standard error over these trials with one more that is all right and one that is all wrong, so that a few
-    trials that agree are not taken for certain.
+    The error is the standard error of these trials with one right and one wrong trial added, so that a few trials that
+    agree are not taken for certain.
 
     >>> share_of([1.0, 1.0])
     Value(value=1.0, error=0.25, each=(1.0, 1.0))

@@ -1,1 +1,1 @@
-"""A model of transformers without its numbers, and what a dry run of it shows of positions."""
+"""Models of transformers with meta weights, and traces of their dry runs."""

@@ -1,60 +1,61 @@
-"""A dry run of a model: which tables it looks up by position, what its rotary code does, which slopes it makes."""
+"""Run a model dry: record its lookups by position, its rotary (RoPE) code, its masks and its ALiBi slopes."""
 
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_any, tree_map
 
-from posenc.checkpoints.models.added import Added
+from posenc.checkpoints.models.added import TableAdditions
 from posenc.checkpoints.models.attended import (
     APPLIES_ATTENTION,
     PRODUCTS,
     SOFTMAX,
-    Attended,
-    Attention,
-    planted,
-    projects,
+    AttentionCall,
+    AttentionTracer,
+    multiplies_weights,
+    probe_tensor,
 )
 from posenc.checkpoints.models.found import SPEAKS_OF_POSITION, carries_position
 from posenc.checkpoints.models.inputs import inputs_for
 from posenc.checkpoints.models.skeleton import LARGE, as_meta, is_shape
-from posenc.checkpoints.models.turns import Turn, coded, functions, rotary_functions, turning, watched
-from posenc.foreign.text import told
+from posenc.checkpoints.models.turns import OnCall, Turn, by_code, functions, rotary_functions, turn_recorder, watch
+from posenc.foreign.text import error_text
+
+Handlers: TypeAlias = dict[CodeType, Callable[..., None]]
 
 MAKES_SLOPES = re.compile(r"alibi")
 MAKES_BUCKETS = re.compile(r"relative_position_bucket$")
 
-FURTHEST = 2048
-"""How far distances are put into buckets (positions), before a token and behind it."""
-
+MAX_DISTANCE = 2048
+"""The largest distance (positions) for which buckets are recorded, in both directions."""
 
 IDLE = re.compile(r"\.(mlp|feed_forward|ffn) \w*(MLP|FeedForward|FFN)$|\.experts \w*Experts$|\.(mamba|linear_attn) ")
-"""Paths and classes of layers without attention, which take a token's channels and give as many back."""
-
+"""Paths and classes of layers without attention, whose output has the shape of their input."""
 
 NORM = re.compile(r"(?<!Ada)(?<!Unweighted)(?<!Dropout)(Layer|RMS|L2)Norm$")
-"""Classes of norms: in a dry run they leave what comes in, which is of length 1 already. Some without weights give the
-factor alone, and none of those needs to be passed by; nor do those that project before."""
+"""Classes of norms: a dry run skips them, because probe tensors have a mean square of 1. Norms that return the factor
+alone, and those that project first, run."""
 
 NORMS = {nn.functional.layer_norm, nn.functional.rms_norm, nn.functional.normalize}
 
 
 @dataclass(frozen=True)
-class Bucketed:
-    """What a method of a module makes of distances.
+class BucketMethod:
+    """A method of a module that sorts distances into buckets.
 
     path     the module
     name     the method
-    buckets  those of the distances from -FURTHEST to FURTHEST, positive for keys behind their query
-    numbers  what it was called with besides, and the whole numbers that its module has
+    buckets  the buckets of the distances -MAX_DISTANCE to MAX_DISTANCE; a positive distance is a key before its query
+    numbers  the integers among its arguments and among the attributes of its module
     """
 
     path: str
@@ -64,100 +65,94 @@ class Bucketed:
 
 
 @dataclass
-class Measured:
-    """What a dry run saw.
+class Trace:
+    """The record of a dry run.
 
-    turns    the turns of each call of rotary code, in the order of the calls
-    rows     path of a table that was looked up by position, one row further for each token -> the row of position 0
-    added    path of a table whose rows were added as they stand, all of them or some in a row -> the first of them
-    patches  path of a table that was added, resampled or not -> its cells on each axis, () where no grid was seen
-    ids      path of a module that was given consecutive ids, one for each token -> the first of them
-    scaled   path of a module that gives the rows of its table multiplied -> by how much
-    slopes   the biases that code of ALiBi made, as it returned them
-    buckets  the buckets into which methods of modules put distances
-    attended each attention that ran, in order
-    skipped  whether it was too short for some mask with an edge to be made at all
-    made     path of a module that speaks of position -> the tensors that it gave out first
-    attend   the paths of the modules that took a softmax
-    centres  path of a table that was looked up by distance, a row for each pair of tokens -> the row of distance 0
-    spoke    the names of functions that speak of position and ran
-    entered  the paths of the modules that ran
-    turners  how many functions of rotary code the model has, whether they were called or not
-    inputs   what the model was given
-    failure  why the run ended early, or ""
+    turns               the rotations of each call of rotary code, in call order
+    first_rows          path of a table that was looked up by position, consecutive rows -> the row of position 0
+    added_rows          path of a table with consecutive rows added unchanged -> the first of these rows
+    patches             path of an added table, resampled or not -> its cells on each axis; () without a grid
+    first_ids           path of a module that got consecutive ids, one for each token -> the first id
+    scales              path of a module that returns scaled rows of its table -> the scale
+    slopes              the biases that ALiBi code returned
+    buckets             the methods that sort distances into buckets
+    attentions          each attention that ran, in order
+    too_short           whether the model left out a mask that it needs for longer inputs
+    outputs             path of a module that is named for position -> its first output tensors
+    softmax_paths       the paths of the modules that computed a softmax
+    centres             path of a table that was looked up by distance, for pairs of tokens -> the row of distance 0
+    function_names      the names of the functions that ran and are named for position
+    entered_paths       the paths of the modules that ran
+    rotary_count        the number of functions of rotary code, called or not
+    inputs              the arguments of `forward`
+    failure             the reason why the run ended early, or ""
     """
 
     turns: list[Turn] = field(default_factory=list)
-    rows: dict[str, int] = field(default_factory=dict)
-    added: dict[str, int] = field(default_factory=dict)
+    first_rows: dict[str, int] = field(default_factory=dict)
+    added_rows: dict[str, int] = field(default_factory=dict)
     patches: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    ids: dict[str, int] = field(default_factory=dict)
-    scaled: dict[str, float] = field(default_factory=dict)
+    first_ids: dict[str, int] = field(default_factory=dict)
+    scales: dict[str, float] = field(default_factory=dict)
     slopes: list[Tensor] = field(default_factory=list)
-    buckets: list["Bucketed"] = field(default_factory=list)
-    attended: list[Attended] = field(default_factory=list)
-    skipped: bool = False
-    made: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
-    attend: set[str] = field(default_factory=set)
+    buckets: list["BucketMethod"] = field(default_factory=list)
+    attentions: list[AttentionCall] = field(default_factory=list)
+    too_short: bool = False
+    outputs: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    softmax_paths: set[str] = field(default_factory=set)
     centres: dict[str, int] = field(default_factory=dict)
-    spoke: set[str] = field(default_factory=set)
-    entered: set[str] = field(default_factory=set)
-    turners: int = 0
+    function_names: set[str] = field(default_factory=set)
+    entered_paths: set[str] = field(default_factory=set)
+    rotary_count: int = 0
     inputs: dict[str, Any] = field(default_factory=dict)
     failure: str = ""
 
 
-MUCH_OF_LITTLE = {*PRODUCTS, torch.add, Tensor.add, Tensor.__add__}
-"""Functions of torch whose result may be far larger than what they are given: products, and sums over other axes."""
+EXPANDING = {*PRODUCTS, torch.add, Tensor.add, Tensor.__add__}
+"""Functions of torch whose result may be far larger than their arguments: products, and sums with broadcasting."""
 
 CLAMPS = {torch.clamp, Tensor.clamp, Tensor.clamp_}
 
 
-class Dry(TorchFunctionMode):
-    """Whatever meets a shape becomes zeros of the shape that comes out; the rest is computed.
+class DryMode(TorchFunctionMode):
+    """Run torch functions on meta tensors where an argument is one, and return small results as zeros.
 
-    Projections give what is planted, norms leave it, and attention is followed from its product to its softmax. What
-    would come out large of little becomes a shape: attention among the patches of one image may take gigabytes.
+    Projections return probe tensors, norms return their input, and attention is traced from its product to its softmax.
+    A large result of small arguments stays a meta tensor: attention among the patches of an image may take gigabytes.
     """
 
-    def __init__(
-        self,
-        looked_up: Callable[[Tensor, Tensor], None],
-        called: Callable[[Any, tuple, Any], None],
-        attends: Callable[[], None],
-        attention: Attention,
-    ) -> None:
+    def __init__(self, run: "DryRun") -> None:
         super().__init__()
-        self.looked_up, self.called, self.attends, self.attention = looked_up, called, attends, attention
+        self.run, self.attention = run, run.attention
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = self.computed(func, args, kwargs or {})
-        self.called(func, args, out)
+    def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
+        out = self.result(func, args, kwargs or {})
+        self.run.additions(func, args, out)
         return out
 
-    def computed(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def result(self, func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> object:
         if func is nn.functional.embedding:
-            self.looked_up(args[0], args[1])
+            self.run.on_lookup(args[0], args[1])
         if func is Tensor.index_select and args[1] == 0:
-            self.looked_up(args[2], args[0])
+            self.run.on_lookup(args[2], args[0])
         if func in SOFTMAX or func is nn.functional.scaled_dot_product_attention:
-            self.attends()
+            self.run.trace.softmax_paths.add(self.run.stack[-1])
         if func is Tensor.__getitem__:
             first = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
             if isinstance(first, Tensor):
-                self.looked_up(first, args[0])
+                self.run.on_lookup(first, args[0])
         if func is nn.functional.linear:
-            return planted(*args[0].shape[:-1], args[1].shape[0], dtype=args[0].dtype)
-        if projects(func, args):
+            return probe_tensor(*args[0].shape[:-1], args[1].shape[0], dtype=args[0].dtype)
+        if multiplies_weights(func, args):
             out = func(*tree_map(as_meta, args), **tree_map(as_meta, kwargs))
-            # Channels come before tokens where a convolution projects.
+            # A convolution has its channels before the tokens.
             axis = -2 if func is nn.functional.conv1d else -1
-            return planted(*out.transpose(axis, -1).shape, dtype=out.dtype).transpose(axis, -1)
+            return probe_tensor(*out.transpose(axis, -1).shape, dtype=out.dtype).transpose(axis, -1)
         if func in NORMS or (func in CLAMPS and args[0].is_floating_point() and self.attention.layer):
-            # Nothing is cut off what is planted; clips of queries and keys (OLMo, MPT) bound outliers alone.
+            # Probe tensors stay within the clips of queries and keys (OLMo, MPT), which bound outliers only.
             return args[0].clone(memory_format=torch.contiguous_format)
         if not tree_any(is_shape, (args, kwargs)):
-            if func in MUCH_OF_LITTLE:
+            if func in EXPANDING:
                 out = func(*tree_map(as_meta, args), **tree_map(as_meta, kwargs))
                 if out.numel() > LARGE:
                     return out
@@ -165,7 +160,7 @@ class Dry(TorchFunctionMode):
             if product is not None:
                 return product
             if func is nn.functional.scaled_dot_product_attention:
-                self.attention.fused(*args, **kwargs)
+                self.attention.fused_attention(*args, **kwargs)
             follows = self.attention.open and tree_any(lambda x: getattr(x, "requires_grad", False), (args, kwargs))
             with torch.set_grad_enabled(bool(follows)):
                 out = func(*args, **kwargs)
@@ -177,183 +172,188 @@ class Dry(TorchFunctionMode):
             return torch.device("cpu") if isinstance(out, torch.device) else out
         to_meta = {"device": "meta"} if "device" in kwargs else {}
         out = func(*tree_map(as_meta, args), **{**tree_map(as_meta, kwargs), **to_meta})
-        # What is large stays a shape: the experts of a mixture alone may take more memory than there is.
+        # The experts of a mixture alone may take more memory than the machine has.
         return tree_map(lambda x: torch.zeros(x.shape, dtype=x.dtype) if is_shape(x) and x.numel() <= LARGE else x, out)
 
 
-def measure(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, attention_alone: bool = False) -> Measured:
-    """What a dry run of a model sees; `inputs` is what its `forward` is given, by default what it may want.
+def run_dry(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, attention_alone: bool = False) -> Trace:
+    """Run a model dry on inputs for its `forward`, and return the trace; without inputs, try the usual ones in turn.
 
-    Of several that fail it is the one in which most attention ran.
+    If all of them fail, the trace with the most attention is returned.
     """
-    seen = Measured()
+    trace = Trace()
     try:
-        for given in inputs_for(model) if inputs is None else (inputs,):
-            again = dry_run(model, given, attention_alone)
+        for candidate in inputs_for(model) if inputs is None else (inputs,):
+            again = DryRun(model, candidate).run(attention_alone)
             if not again.failure:
                 return again
-            seen = max(seen, again, key=lambda run: len(run.attended)) if seen.failure else again
+            trace = max(trace, again, key=lambda run: len(run.attentions)) if trace.failure else again
     except Exception as error:
-        # Keys may say sizes that no input can have.
-        seen.failure = seen.failure or told(error)
-    return seen
+        # A config may have sizes that no input can have.
+        trace.failure = trace.failure or error_text(error)
+    return trace
 
 
-@torch.no_grad()
-def dry_run(model: nn.Module, inputs: Mapping[str, Any], attention_alone: bool = False) -> Measured:
-    """Run a model, or a skeleton of one, and turn unit vectors by its own rotary code wherever that is called.
+class DryRun:
+    """One dry run of a model, or of a skeleton of one, whose hooks fill a trace.
 
-    inputs           what its `forward` is given
-    attention_alone  whether only `attended` is asked for
+    At each call of the model's rotary code, which are the functions of its modelling file that are named for it, that
+    code also rotates unit vectors. Results do not depend on weights. The first token must be at position 0.
 
-    The first token has to stand at position 0. Its rotary code is every function of its modelling file whose name says
-    that it applies rotary embeddings, called with the cosines and sines that the model made. Results do not depend on
-    weights. A model that cannot be run is no error: `failure` says why, and what was seen before that is kept.
+    inputs  the arguments of `forward`
+    stack   the paths of the running modules, outermost first
+    tokens  the number of input ids; 0 for other inputs
     """
-    seen, stack = Measured(inputs=dict(inputs)), [""]
-    padding = int((inputs["attention_mask"] == 0).sum()) if "attention_mask" in inputs else 0
-    attention = Attention(stack, seen.turns, padding)
-    seen.attended = attention.seen
-    tensors = dict((*model.named_parameters(), *model.named_buffers()))
-    tables, added = {id(x): path for path, x in tensors.items()}, Added(tensors)
-    seen.added, seen.patches = added.rows, added.cells
-    tokens = 0
 
-    def consecutive(ids: Tensor) -> int | None:
-        # Some models lengthen their input; what follows the tokens is padding.
-        ids = ids.flatten()[: tokens or None]
-        if ids.is_floating_point() or ids.dtype == torch.bool or len(ids) < 2:
-            return None
-        return int(ids[0]) if (ids - ids[0]).equal(torch.arange(len(ids))) else None
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
+        self.model, self.inputs, self.stack, self.tokens = model, inputs, [""], 0
+        self.trace = Trace(inputs=dict(inputs))
+        padding = int((inputs["attention_mask"] == 0).sum()) if "attention_mask" in inputs else 0
+        self.attention = AttentionTracer(self.stack, self.trace.turns, padding)
+        self.trace.attentions = self.attention.records
+        tensors = dict((*model.named_parameters(), *model.named_buffers()))
+        self.tables, self.additions = {id(x): path for path, x in tensors.items()}, TableAdditions(tensors)
+        self.trace.added_rows, self.trace.patches = self.additions.rows, self.additions.cells
 
-    def looked_up(indices: Tensor, weight: Tensor) -> None:
-        path = tables.get(id(weight))
-        # What is looked up in a row for each token is a position; other rows may be whatever they are called.
-        named = path and (carries_position(path) or indices.numel() == tokens)
-        if path and named and not is_shape(indices):
-            start = consecutive(indices)
-            if start is not None:
-                seen.rows.setdefault(path, start)
-        if path and indices.dim() > 1 and indices.shape[-1] == indices.shape[-2] > 1 and not is_shape(indices):
-            pairs = indices.reshape(-1, *indices.shape[-2:])[0]
-            if pairs[1:, 1:].equal(pairs[:-1, :-1]):
-                seen.centres.setdefault(path, int(pairs[0, 0]))
+    @torch.no_grad()
+    def run(self, attention_alone: bool) -> Trace:
+        """Run the model under all hooks, or those of attention; an error ends the trace, and is its `failure`."""
+        with ExitStack() as undo:
+            self.hook_modules(undo)
+            undo.enter_context(watch(*self.watched_functions(attention_alone)))
+            try:
+                self.tokens = self.inputs["input_ids"].shape[1] if "input_ids" in self.inputs else 0
+                with DryMode(self):
+                    self.model(**self.inputs)
+            except Exception as error:
+                self.trace.failure = error_text(error)
+        self.trace.too_short = self.attention.too_short
+        return self.trace
 
-    def enter(path: str) -> Callable[..., None]:
-        def entered(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            seen.entered.add(path)
-            stack.append(path)
-            attention.enter(args, kwargs)
-            given = kwargs.get("position_ids", args[0] if args else None)
-            start = consecutive(given if isinstance(given, Tensor) and not is_shape(given) else torch.zeros(0))
-            if start is not None:
-                seen.ids.setdefault(path, start)
-
-        return entered
-
-    def leave(module: nn.Module, args: tuple, out: Any) -> None:
-        path = stack.pop()
-        attention.leave()
-        made = [x for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, Tensor)]
-        if carries_position(type(module).__name__) and not any(is_shape(x) for x in made):
-            seen.made.setdefault(path, tuple(made))
-        for name, table in (*module._parameters.items(), *module._buffers.items()):
-            row = seen.rows.get(f"{path}.{name}".lstrip("."))
-            if row is None or table is None or not isinstance(out, Tensor) or is_shape(out) or table.dim() < 2:
-                continue
-            given = out.reshape(-1, out.shape[-1])[: tokens or None]
-            rows = table.flatten(0, -2)[row : row + len(given)]
-            times = float(given.norm() / rows.norm().clamp(min=1e-12))
-            if rows.any() and rows.shape == given.shape and torch.allclose(given, times * rows, atol=1e-6):
-                seen.scaled[path] = times
-
-    def slopes(found: Any) -> None:
-        if isinstance(found, Tensor):
-            seen.slopes.append(found.detach())
-
-    with ExitStack() as undo:
-        for path, module in model.named_modules():
-            undo.callback(module.register_forward_pre_hook(enter(path), with_kwargs=True).remove)
-            undo.callback(module.register_forward_hook(leave).remove)
-        for path, module in model.named_modules():
+    def hook_modules(self, undo: ExitStack) -> None:
+        """Hook every module, and skip norms and layers without attention."""
+        for path, module in self.model.named_modules():
+            undo.callback(module.register_forward_pre_hook(partial(self.on_enter, path), with_kwargs=True).remove)
+            undo.callback(module.register_forward_hook(self.on_leave).remove)
+        for path, module in self.model.named_modules():
             chooses = any(name in ("experts", "router", "gate") for name, _ in module.named_children())
             norm = NORM.search(type(module).__name__) and not any(module.children())
             passes = norm or IDLE.search(f"{path} {type(module).__name__}")
             if passes and not chooses and "forward" not in vars(module):
-                module.forward = idle
+                module.forward = identity
                 undo.callback(delattr, module, "forward")
-        turned = {code: turning(function, stack, seen.turns) for code, function in rotary_functions(model)}
-        seen.turners = len(turned)
-        made: dict[CodeType, Callable[..., None]] = {code: slopes for code, _ in functions(model, MAKES_SLOPES)}
-        sorted_out = {code: sorting(model, function, stack, seen) for code, function in bucket_methods(model)}
-        spoken = {code: lambda _, name=name: seen.spoke.add(name) for code, name in speakers(model)}
-        attends = {code: attention.small(f, LARGE) for code, f in functions(model, APPLIES_ATTENTION)}
+
+    def watched_functions(self, attention_alone: bool) -> tuple[Handlers, Handlers]:
+        """Return the code of functions to watch, with what is called at each call, and at each return."""
+        model, trace, stack, attention = self.model, self.trace, self.stack, self.attention
+        turns = {code: turn_recorder(function, stack, trace.turns) for code, function in rotary_functions(model)}
+        trace.rotary_count = len(turns)
+        buckets = {code: bucket_recorder(model, function, stack, trace) for code, function in bucket_methods(model)}
+        names = {code: lambda _, name=name: trace.function_names.add(name) for code, name in position_functions(model)}
+        on_call = {code: attention.small_probe(f, LARGE) for code, f in functions(model, APPLIES_ATTENTION)}
+        on_return: Handlers = {code: self.on_slopes for code, _ in functions(model, MAKES_SLOPES)}
         masks = sys.modules.get("transformers.masking_utils")
         if masks is not None:
-            attends[masks.eager_mask.__code__] = attention.makes_mask
-            made[masks.eager_mask.__code__] = attention.made_mask
-        undo.enter_context(watched(attends if attention_alone else spoken | turned | sorted_out | attends, made))
-        try:
-            tokens = inputs["input_ids"].shape[1] if "input_ids" in inputs else 0
-            with Dry(looked_up, added, lambda: seen.attend.add(stack[-1]), attention):
-                model(**inputs)
-        except Exception as error:
-            seen.failure = told(error)
-    seen.skipped = attention.skipped
-    return seen
+            on_call[masks.eager_mask.__code__] = attention.start_mask
+            on_return[masks.eager_mask.__code__] = attention.finish_mask
+        return on_call if attention_alone else names | turns | buckets | on_call, on_return
+
+    def first_id(self, ids: Tensor) -> int | None:
+        """Return the first of consecutive ids; None for others."""
+        # Some models lengthen their input: padding follows the tokens.
+        ids = ids.flatten()[: self.tokens or None]
+        if ids.is_floating_point() or ids.dtype == torch.bool or len(ids) < 2:
+            return None
+        return int(ids[0]) if (ids - ids[0]).equal(torch.arange(len(ids))) else None
+
+    def on_lookup(self, indices: Tensor, weight: Tensor) -> None:
+        path = self.tables.get(id(weight))
+        # An index for each token is a position; in other lookups the table's name decides.
+        by_position = path and (carries_position(path) or indices.numel() == self.tokens)
+        if path and by_position and not is_shape(indices):
+            start = self.first_id(indices)
+            if start is not None:
+                self.trace.first_rows.setdefault(path, start)
+        if path and indices.dim() > 1 and indices.shape[-1] == indices.shape[-2] > 1 and not is_shape(indices):
+            pairs = indices.reshape(-1, *indices.shape[-2:])[0]
+            if pairs[1:, 1:].equal(pairs[:-1, :-1]):
+                self.trace.centres.setdefault(path, int(pairs[0, 0]))
+
+    def on_enter(self, path: str, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        self.trace.entered_paths.add(path)
+        self.stack.append(path)
+        self.attention.enter(args, kwargs)
+        ids = kwargs.get("position_ids", args[0] if args else None)
+        start = self.first_id(ids if isinstance(ids, Tensor) and not is_shape(ids) else torch.zeros(0))
+        if start is not None:
+            self.trace.first_ids.setdefault(path, start)
+
+    def on_leave(self, module: nn.Module, args: tuple, out: object) -> None:
+        path = self.stack.pop()
+        self.attention.leave()
+        outputs = [x for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, Tensor)]
+        if carries_position(type(module).__name__) and not any(is_shape(x) for x in outputs):
+            self.trace.outputs.setdefault(path, tuple(outputs))
+        for name, table in (*module._parameters.items(), *module._buffers.items()):
+            row = self.trace.first_rows.get(f"{path}.{name}".lstrip("."))
+            if row is None or table is None or not isinstance(out, Tensor) or is_shape(out) or table.dim() < 2:
+                continue
+            values = out.reshape(-1, out.shape[-1])[: self.tokens or None]
+            rows = table.flatten(0, -2)[row : row + len(values)]
+            scale = float(values.norm() / rows.norm().clamp(min=1e-12))
+            if rows.any() and rows.shape == values.shape and torch.allclose(values, scale * rows, atol=1e-6):
+                self.trace.scales[path] = scale
+
+    def on_slopes(self, value: object) -> None:
+        if isinstance(value, Tensor):
+            self.trace.slopes.append(value.detach())
 
 
-def idle(*args: Any, **kwargs: Any) -> Tensor:
-    """What stands in for norms, and for layers without attention, which take the longest: what comes in goes out."""
-    held = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
-    return held.clone(memory_format=torch.contiguous_format)
+def identity(*args: object, **kwargs: object) -> Tensor:
+    """Return the first tensor of the arguments: it replaces norms, and slow layers without attention."""
+    tensor = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def bucket_methods(model: nn.Module) -> Iterator[tuple[CodeType, FunctionType]]:
-    """Methods of a model's modules that put distances into buckets."""
+    """Yield the methods of a model's modules that sort distances into buckets, by their code."""
     for cls in {base for module in model.modules() for base in type(module).__mro__}:
-        named = {name: getattr(value, "__func__", value) for name, value in vars(cls).items()}
-        yield from coded(named, MAKES_BUCKETS)
+        methods = {name: getattr(value, "__func__", value) for name, value in vars(cls).items()}
+        yield from by_code(methods, MAKES_BUCKETS)
 
 
-def speakers(model: nn.Module) -> Iterator[tuple[CodeType, str]]:
-    """The functions and methods in the modelling files of a model whose names speak of position."""
-    for file in {
-        type(module).__module__ for module in model.modules() if not type(module).__module__.startswith("torch.")
-    }:
-        held = {
-            name: value for name, value in vars(sys.modules[file]).items() if getattr(value, "__module__", "") == file
-        }
-        for names in (held, *(vars(value) for value in held.values() if isinstance(value, type))):
-            for code, function in coded({n: getattr(v, "__func__", v) for n, v in names.items()}, SPEAKS_OF_POSITION):
+def position_functions(model: nn.Module) -> Iterator[tuple[CodeType, str]]:
+    """Yield the functions and methods in the modelling files of a model that are named for position."""
+    for file in {name for module in model.modules() if not (name := type(module).__module__).startswith("torch.")}:
+        items = {n: v for n, v in vars(sys.modules[file]).items() if getattr(v, "__module__", "") == file}
+        for names in (items, *(vars(value) for value in items.values() if isinstance(value, type))):
+            for code, function in by_code({n: getattr(v, "__func__", v) for n, v in names.items()}, SPEAKS_OF_POSITION):
                 if carries_position(function.__name__):
                     yield code, function.__qualname__
 
 
-def sorting(
-    model: nn.Module, function: FunctionType, stack: list[str], seen: Measured
-) -> Callable[[dict[str, Any]], None]:
-    """What keeps the buckets of distances, as a method was called to find them."""
+def bucket_recorder(model: nn.Module, function: FunctionType, stack: list[str], trace: Trace) -> OnCall:
+    """Return a function that records the buckets of a method, with the arguments of its call."""
 
-    def called(given: dict[str, Any]) -> None:
-        owner = given.get("self")
+    def record(arguments: dict[str, Any]) -> None:
+        owner = arguments.get("self")
         path = stack[-1] if owner is None else next(p for p, module in model.named_modules() if module is owner)
         while path and not hasattr(model.get_submodule(path), function.__name__):
             path = path.rpartition(".")[0]
-        # Some belong to a class of which no module that is running is one.
-        if hasattr(model.get_submodule(path), function.__name__) and all(one.path != path for one in seen.buckets):
-            numbers = [v for v in given.values() if type(v) is int]
+        # A method may belong to a class without a running module.
+        if hasattr(model.get_submodule(path), function.__name__) and all(item.path != path for item in trace.buckets):
+            numbers = [v for v in arguments.values() if type(v) is int]
             numbers += [v for v in vars(model.get_submodule(path)).values() if type(v) is int]
-            buckets = bucketed(function, given)
-            seen.buckets.append(Bucketed(path, function.__name__, buckets, tuple(numbers)))
+            buckets = bucket_row(function, arguments)
+            trace.buckets.append(BucketMethod(path, function.__name__, buckets, tuple(numbers)))
 
-    return called
+    return record
 
 
 @torch.no_grad()
-def bucketed(function: Callable[..., Any], given: Mapping[str, Any]) -> Tensor:
-    """The buckets [2 FURTHEST + 1] of distances, called as it was called with its first tensor."""
-    name = next(key for key, value in given.items() if isinstance(value, Tensor))
-    # A key's position less its query's, which is how T5 counts.
+def bucket_row(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Tensor:
+    """Return the buckets [2 MAX_DISTANCE + 1] of distances, which replace the first tensor of the arguments."""
+    name = next(key for key, value in arguments.items() if isinstance(value, Tensor))
+    # T5 counts a key's position minus its query's.
     with torch._C.DisableTorchFunction():
-        return function(**{**given, name: -torch.arange(-FURTHEST, FURTHEST + 1)[None]})[0].cpu()
+        return function(**{**arguments, name: -torch.arange(-MAX_DISTANCE, MAX_DISTANCE + 1)[None]})[0].cpu()

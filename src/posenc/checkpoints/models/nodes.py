@@ -1,96 +1,99 @@
-"""Configurations within a configuration of transformers, and what the modules built from each of them show."""
+"""The nested configurations of a transformers model, each with a trace of its modules."""
 
 import inspect
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.checkpoints.models.attended import Attended, Reach
-from posenc.checkpoints.models.dry_run import Measured, measure
-from posenc.checkpoints.models.found import Found, found, with_configs
+from posenc.checkpoints.models.attended import AttentionCall, Reach
+from posenc.checkpoints.models.dry_run import Trace, run_dry
+from posenc.checkpoints.models.found import PositionItem, position_items, with_configs
 from posenc.checkpoints.models.skeleton import skeleton
-from posenc.checkpoints.models.turns import Turn, axes_of
+from posenc.checkpoints.models.turns import Turn, position_axes
 from posenc.checkpoints.vocabulary.bounds import HEADS, LAYERS, WIDTHS
-from posenc.checkpoints.vocabulary.ledger import Ledger, in_words
+from posenc.checkpoints.vocabulary.ledger import Ledger, show_value
 from posenc.checkpoints.vocabulary.reading import CannotRead
 
-LONGEST_LOOK = 512
-"""The longest window (tokens) that is looked for in a run longer than it, where no mask says where it ends."""
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
-FAR = 1024
-"""How far tokens are put apart on one axis alone: the slowest pairs of the largest bases turn enough to be seen."""
+MAX_WINDOW = 512
+"""The longest window (tokens) that a longer dry run tests, if no mask shows its edge."""
+
+AXIS_STEP = 1024
+"""The distance of tokens on one axis: at this the slowest pairs of the largest bases rotate visibly."""
 
 
 @dataclass
-class Node:
-    """A configuration within a configuration.
+class ConfigNode:
+    """A configuration of a model, or one nested in it.
 
-    path     where it stands, "" for the whole
-    config   transformers' object, or None where transformers does not know it
-    keys     its ledger
-    modules  path -> module, of those that were built from it; empty where none could be built
-    found    what carries position in them
-    claimed  the paths of what was found and what some spec accounts for
-    seen     what a dry run of them saw
-    on_axes  the turns of a dry run in which the tokens stand apart on time, height and width
-    rounding   by how much frequencies have been rounded by a cast of the model (relative)
-    pieces     the position code that was found, by kind
-    reasons    path of what was found -> why no spec speaks of it
-    left       what it does about position that no spec says, in sentences
-    explained  matrices and what the keys say of them -> the spec that makes them, so that layers share the search
+    path           its path, "" for the whole
+    config         transformers' object; None for an unknown one
+    keys           its ledger
+    modules        path -> module, of those built from it; empty if none could be built
+    items          the modules and tensors with position
+    claimed_paths  the paths of items that some spec explains
+    trace          the trace of a dry run of the modules
+    on_axes        the rotations of a dry run with tokens apart on time, height and width
+    rounding       relative error of frequencies from a cast of the model
+    pieces         the pieces of position code, by kind
+    reasons        path of an item -> the reason why no spec explains it
+    left           features of position that no spec expresses, in sentences
+    explanations   matrices and keys -> the spec that gives them, so that layers share the search
     """
 
     path: str
-    config: Any
+    config: "PreTrainedConfig | None"
     keys: Ledger
     modules: dict[str, Any] = field(default_factory=dict)
-    found: list[Found] = field(default_factory=list)
-    claimed: set[str] = field(default_factory=set)
-    seen: Measured = field(default_factory=Measured)
+    items: list[PositionItem] = field(default_factory=list)
+    claimed_paths: set[str] = field(default_factory=set)
+    trace: Trace = field(default_factory=Trace)
     on_axes: list[Turn] = field(default_factory=list)
     rounding: float = 0.0
     pieces: list[Any] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
-    explained: dict[Any, tuple[str, int] | None] = field(default_factory=dict)
+    explanations: dict[Any, tuple[str, int] | None] = field(default_factory=dict)
 
     def first(self, names: tuple[str, ...], default: Any = None) -> Any:
-        """The first of several keys that has a value, which does not count as reading it."""
+        """Return the first of several keys that has a value; that does not count as reading it."""
         return next((self.keys.peek(name) for name in names if self.keys.has(name)), default)
 
     @property
     def of_images(self) -> bool:
-        """Whether it describes a tower for images, whose tokens are patches."""
+        """Whether it belongs to a tower for images, whose tokens are patches."""
         return self.keys.has("image_size") or self.keys.has("patch_size")
 
     def leave(self, sentence: str) -> None:
-        """What this part of the model does about position that no spec says."""
+        """Note a feature of position that no spec expresses."""
         self.left.append(sentence)
-        self.keys.leave(f"{self.path or 'the model'}: {sentence}")
+        self.keys.add_uncovered(f"{self.path or 'the model'}: {sentence}")
 
 
-def nodes_of(config: Any, keys: Ledger, path: str = "") -> Iterator[Node]:
-    """The configuration and those within it, outermost first."""
-    yield Node(path, config, keys)
-    for key, value in keys.given.items():
+def nodes_of(config: "PreTrainedConfig | None", keys: Ledger, path: str = "") -> Iterator[ConfigNode]:
+    """Yield a node for the configuration and for each nested one, outermost first."""
+    yield ConfigNode(path, config, keys)
+    for key, value in keys.entries.items():
         if isinstance(value, dict) and (key.endswith("_config") or key in ("encoder", "decoder", "generator")):
             inner = getattr(config, key, None)
             if hasattr(inner, "to_dict") or (config is None and any(name in value for name in (*WIDTHS, *HEADS))):
-                within = keys.open(key)
+                ledger = keys.open(key)
                 inner = inner if hasattr(inner, "to_dict") else None
-                yield from nodes_of(inner, within, f"{path}.{key}".lstrip("."))
+                yield from nodes_of(inner, ledger, f"{path}.{key}".lstrip("."))
 
 
-def look_into(config: Any, nodes: list[Node], model: nn.Module | None = None) -> None:
-    """Give every node what the modules of the model show; say so where they cannot be seen.
+def inspect_nodes(config: "PreTrainedConfig", nodes: list[ConfigNode], model: nn.Module | None = None) -> None:
+    """Trace the modules of the model for every node; note a node whose modules cannot run.
 
-    model  a model without its numbers, as `skeleton` or `hollow` makes it; None to build it from the configuration
+    model  a model with meta weights, from `skeleton` or `hollow_copy`; None builds it from the configuration
     """
     failure = ""
     try:
@@ -99,11 +102,11 @@ def look_into(config: Any, nodes: list[Node], model: nn.Module | None = None) ->
     except CannotRead as error:
         failure = str(error)
     for node in nodes[1:]:
-        # A tower that no text runs through is looked at by itself.
-        unseen = node.found and not node.seen.turns and not node.seen.rows
+        # A tower that text does not pass is traced by itself.
+        unseen = node.items and not node.trace.turns and not node.trace.first_rows
         if node.config is None or not (unseen or failure):
             continue
-        # The part that was built from this configuration, and can be run by itself.
+        # The part with this configuration that can run by itself.
         whole = (at for at in (() if model is None else model.named_modules()) if hasattr(at[1], "main_input_name"))
         path, tower = next((at for at in whole if getattr(at[1], "config", None) is node.config), ("", None))
         try:
@@ -114,84 +117,84 @@ def look_into(config: Any, nodes: list[Node], model: nn.Module | None = None) ->
         nodes[0].leave(f"{failure}; what is said of it rests on the keys alone, and on its towers one by one")
 
 
-def survey(model: nn.Module, nodes: list[Node], prefix: str = "") -> None:
-    """Run a model dry, and share out what was seen among the nodes within it.
+def survey(model: nn.Module, nodes: list[ConfigNode], prefix: str = "") -> None:
+    """Run a model dry, and divide the trace among its nodes.
 
-    prefix  where the model stands in a larger one, of which nothing was seen
+    prefix  the path of the model in a larger one, which did not run
     """
 
-    def whole(path: str) -> str:
+    def full(path: str) -> str:
         return f"{prefix}.{path}".strip(".")
 
-    seen = measure(model)
-    attended = looked_at_longer(model, seen)
-    owners = {path: node_of(own, nodes) for path, _, own in with_configs(model)}
+    trace = run_dry(model)
+    attentions = attentions_with_edges(model, trace)
+    owners = {path: node_for_config(config, nodes) for path, _, config in with_configs(model)}
     for node in nodes:
-        own = {whole(path): module for path, module in model.named_modules() if owners[path] is node}
-        node.modules = own or node.modules
-        node.seen.failure, node.seen.slopes = seen.failure, seen.slopes
-        node.seen.turners = seen.turners
-        node.seen.entered = {whole(path) for path in seen.entered}
-        node.seen.attend = {whole(path) for path in seen.attend if owners[path] is node}
-        node.seen.spoke = seen.spoke
-        node.seen.centres = {whole(path): row for path, row in seen.centres.items()}
-        node.seen.patches = {whole(path): cells for path, cells in seen.patches.items()}
-        node.seen.made = {whole(path): out for path, out in seen.made.items() if owners[path] is node}
-        node.seen.buckets = [replace(one, path=whole(one.path)) for one in seen.buckets if owners[one.path] is node]
-    pieces = [replace(item, path=whole(item.path)) for item in found(model, seen.rows)]
+        modules = {full(path): module for path, module in model.named_modules() if owners[path] is node}
+        node.modules = modules or node.modules
+        node.trace.failure, node.trace.slopes = trace.failure, trace.slopes
+        node.trace.rotary_count = trace.rotary_count
+        node.trace.entered_paths = {full(path) for path in trace.entered_paths}
+        node.trace.softmax_paths = {full(path) for path in trace.softmax_paths if owners[path] is node}
+        node.trace.function_names = trace.function_names
+        node.trace.centres = {full(path): row for path, row in trace.centres.items()}
+        node.trace.patches = {full(path): cells for path, cells in trace.patches.items()}
+        node.trace.outputs = {full(path): outputs for path, outputs in trace.outputs.items() if owners[path] is node}
+        node.trace.buckets = [replace(b, path=full(b.path)) for b in trace.buckets if owners[b.path] is node]
+    pieces = [replace(item, path=full(item.path)) for item in position_items(model, trace.first_rows)]
     for node in nodes:
-        node.found = [item for item in pieces if node_of(item.config, nodes) is node]
-    for turn in seen.turns:
-        owners.get(turn.path, nodes[0]).seen.turns.append(replace(turn, path=whole(turn.path)))
-    for one in attended:
-        at = replace(one, path=whole(one.path), layer=one.layer and whole(one.layer))
-        owners.get(one.path, nodes[0]).seen.attended.append(at)
-    for name in ("ids", "scaled", "rows", "added"):
-        for path, value in getattr(seen, name).items():
-            module = path.rpartition(".")[0] if name in ("rows", "added") else path
-            getattr(owners.get(module, nodes[0]).seen, name)[whole(path)] = value
-    inputs = dict(seen.inputs)
-    axes = max((axes_of(item.owner, item.label) for item in pieces if item.kind == "frequencies"), default=1)
+        node.items = [item for item in pieces if node_for_config(item.config, nodes) is node]
+    for turn in trace.turns:
+        owners.get(turn.path, nodes[0]).trace.turns.append(replace(turn, path=full(turn.path)))
+    for call in attentions:
+        moved_call = replace(call, path=full(call.path), layer=call.layer and full(call.layer))
+        owners.get(call.path, nodes[0]).trace.attentions.append(moved_call)
+    for name in ("first_ids", "scales", "first_rows", "added_rows"):
+        for path, value in getattr(trace, name).items():
+            module = path.rpartition(".")[0] if name in ("first_rows", "added_rows") else path
+            getattr(owners.get(module, nodes[0]).trace, name)[full(path)] = value
+    inputs = dict(trace.inputs)
+    axes = max((position_axes(item.owner, item.label) for item in pieces if item.kind == "frequencies"), default=1)
     if axes > 1 and "input_ids" in inputs:
-        # The first token at 0, one on each axis at FAR, those behind them at 0.
+        # The first token at 0, then one on each axis at AXIS_STEP, the others at 0.
         tokens = max(inputs["input_ids"].shape[1], axes + 1)
         inputs["input_ids"] = torch.full((1, tokens), 7)
-        ids = F.pad(FAR * torch.eye(axes, dtype=torch.long), (1, tokens - axes - 1))[:, None]
-        for turn in measure(model, inputs | {"position_ids": ids}).turns:
-            owners.get(turn.path, nodes[0]).on_axes.append(replace(turn, path=whole(turn.path)))
+        ids = F.pad(AXIS_STEP * torch.eye(axes, dtype=torch.long), (1, tokens - axes - 1))[:, None]
+        for turn in run_dry(model, inputs | {"position_ids": ids}).turns:
+            owners.get(turn.path, nodes[0]).on_axes.append(replace(turn, path=full(turn.path)))
 
 
-def looked_at_longer(model: nn.Module, seen: Measured) -> list[Attended]:
-    """Each attention of a run, with the edges that so short a run does not show."""
-    attended, inputs = seen.attended, seen.inputs
-    if not attended or "input_ids" not in inputs:
-        return attended
+def attentions_with_edges(model: nn.Module, trace: Trace) -> list[AttentionCall]:
+    """Return each attention of a run, with edges of windows that need a longer run."""
+    attentions, inputs = trace.attentions, trace.inputs
+    if not attentions or "input_ids" not in inputs:
+        return attentions
     ids = inputs["input_ids"]
-    if seen.skipped and "attention_mask" in inspect.signature(model.forward).parameters:
-        # A token of padding, and every mask is made.
+    if trace.too_short and "attention_mask" in inspect.signature(model.forward).parameters:
+        # With a padding token, transformers builds every mask.
         mask = torch.ones_like(ids)
         mask[:, -1] = 0
-        again = measure(model, inputs | {"attention_mask": mask}, attention_alone=True).attended
-        if len(again) == len(attended):
-            attended = [replace(one, reach=other.reach) for one, other in zip(attended, again, strict=True)]
-    shown = {one.reach.window for one in attended if one.reach}
+        again = run_dry(model, inputs | {"attention_mask": mask}, attention_alone=True).attentions
+        if len(again) == len(attentions):
+            attentions = [replace(short, reach=long.reach) for short, long in zip(attentions, again, strict=True)]
+    windows = {call.reach.window for call in attentions if call.reach}
     config: Any = model.config
     for key, size in config.to_dict().items():
-        # What a key calls a window and no mask shows.
-        if "window" in key and isinstance(size, int) and 1 < size <= LONGEST_LOOK and size not in shown:
-            each = {n: x for n, x in inputs.items() if isinstance(x, Tensor) and x.shape[1] == ids.shape[1]}
-            longer = {n: x[:, :1].expand(-1, size + 2, *x.shape[2:]) for n, x in each.items()}
-            again = measure(model, inputs | longer, attention_alone=True).attended
-            if len(again) == len(attended):
-                # Windows that are longer yet have no edge in such a run.
-                attended = [
-                    replace(one, sees=other.sees, reach=one.reach if other.reach == Reach() else other.reach)
-                    for one, other in zip(attended, again, strict=True)
+        # A key names a window that no mask shows.
+        if "window" in key and isinstance(size, int) and 1 < size <= MAX_WINDOW and size not in windows:
+            by_token = {n: x for n, x in inputs.items() if isinstance(x, Tensor) and x.shape[1] == ids.shape[1]}
+            longer = {n: x[:, :1].expand(-1, size + 2, *x.shape[2:]) for n, x in by_token.items()}
+            again = run_dry(model, inputs | longer, attention_alone=True).attentions
+            if len(again) == len(attentions):
+                # Still longer windows have no edge in this run.
+                attentions = [
+                    replace(short, sees=long.sees, reach=short.reach if long.reach == Reach() else long.reach)
+                    for short, long in zip(attentions, again, strict=True)
                 ]
-    return attended
+    return attentions
 
 
-def node_of(config: Any, nodes: list[Node]) -> Node:
+def node_for_config(config: object, nodes: list[ConfigNode]) -> ConfigNode:
     for fits in (lambda node: node.config is config, lambda node: type(node.config) is type(config)):
         for node in nodes:
             if fits(node):
@@ -199,41 +202,41 @@ def node_of(config: Any, nodes: list[Node]) -> Node:
     return nodes[0]
 
 
-def of_role(path: str, role: str) -> bool:
-    """Whether a module belongs to the encoder or to the decoder, where there are both, or to a stage: "layers.0".
+def has_role(path: str, role: str) -> bool:
+    """Whether a module belongs to a role: "encoder", "decoder", or a stage such as "layers.0".
 
-    What stands before both is the encoder's, and what stands outside of all stages is the first one's.
+    Modules before both belong to the encoder, and modules outside all stages to the first one.
     """
     if "." in role:
         stem, _, stage = role.rpartition(".")
-        outside = stage == "0" and not re.search(rf"(?:^|\.){stem}\.\d+(?=\.|$)", path)
-        return outside or f".{role}." in f".{path}."
-    named = re.findall(r"(?:^|[._])(encoder|decoder)(?=\.|$)", path)
-    return not role or role == (named[-1] if named else "encoder")
+        is_outside = stage == "0" and not re.search(rf"(?:^|\.){stem}\.\d+(?=\.|$)", path)
+        return is_outside or f".{role}." in f".{path}."
+    roles = re.findall(r"(?:^|[._])(encoder|decoder)(?=\.|$)", path)
+    return not role or role == (roles[-1] if roles else "encoder")
 
 
-def stages_of(node: Node) -> list[str]:
-    """The stages of a tower that has heads and layers for each of them, as paths of its modules begin or go on."""
+def stages_of(node: ConfigNode) -> list[str]:
+    """Return the path parts of the stages of a tower whose config lists heads and layers of each stage."""
     heads, depths = node.first(HEADS), node.first(("depths", "depth", *LAYERS))
     if not isinstance(heads, list) or not isinstance(depths, list) or len(heads) != len(depths):
         return []
-    numbered = Counter(match.group(1) for path in node.modules if (match := re.fullmatch(r"(.*)\.\d+", path)))
-    fitting = [path for path, count in numbered.items() if count == len(heads)]
+    counts = Counter(match.group(1) for path in node.modules if (match := re.fullmatch(r"(.*)\.\d+", path)))
+    fitting = [path for path, count in counts.items() if count == len(heads)]
     stem = min(fitting, key=len, default="").rpartition(".")[2]
     return [f"{stem}.{i}" for i in range(len(heads))] if stem else []
 
 
 def every_layer(path: str) -> str:
-    """A path for all layers: "layers.3.self_attn" -> "layers.*.self_attn"."""
+    """Return the path of all layers: "layers.3.self_attn" -> "layers.*.self_attn"."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", path)
 
 
-def once(sentences: Iterable[str]) -> Iterator[str]:
-    """Sentences about paths, those that differ in the layer alone as one, with the layers."""
+def merge_layers(sentences: Iterable[str]) -> Iterator[str]:
+    """Merge sentences that differ only in the layer of a path, and name the layers."""
     layers: dict[str, dict[int, str]] = {}
     for sentence in sentences:
-        found = re.search(r"(?<=[a-z]\.)\d+(?=\.[a-z])", sentence)
-        shared = sentence if found is None else f"{sentence[: found.start()]}*{sentence[found.end() :]}"
-        layers.setdefault(shared, {})[int(found[0]) if found else -1] = sentence
-    for shared, each in layers.items():
-        yield f"{shared}, in layers {in_words(list(each))}" if len(each) > 1 else next(iter(each.values()))
+        match = re.search(r"(?<=[a-z]\.)\d+(?=\.[a-z])", sentence)
+        template = sentence if match is None else f"{sentence[: match.start()]}*{sentence[match.end() :]}"
+        layers.setdefault(template, {})[int(match[0]) if match else -1] = sentence
+    for template, texts in layers.items():
+        yield (f"{template}, in layers {show_value(list(texts))}" if len(texts) > 1 else next(iter(texts.values())))

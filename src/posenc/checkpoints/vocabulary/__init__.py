@@ -1,1 +1,1 @@
-"""What is said of a checkpoint's positions: a reading, the keys that it rests on, and specs."""
+"""Data of a checkpoint's positions: a reading, the keys behind it, and specs."""

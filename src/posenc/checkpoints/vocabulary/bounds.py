@@ -1,7 +1,7 @@
-"""What a configuration may say of sizes: whole numbers between sane bounds, held to before anything is built from them.
+"""Bounds of sizes in a configuration: whole numbers, checked before anything is built from them.
 
-Models are looped over, built and run by these numbers, so that one of them alone could take all memory, or all time.
-Besides that: skeleton.py bounds tensors, and the channels of a head bound tables and frequencies.
+Loops, models and runs depend on these numbers, so that one of them could take all memory, or all time. skeleton.py
+bounds tensors, and the channels of a head bound tables and frequencies.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc.checkpoints.vocabulary.reading import MOST_LAYERS, WIDEST_HEAD, CannotRead
-from posenc.foreign import count, quoted
+from posenc.foreign import bounded_count, quote
 
 WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "encoder_hidden_size", "hidden_dim", "emb_dim")
 
@@ -26,12 +26,12 @@ LENGTHS = (
     *("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length", "n_ctx"),
     *("model_max_length", "context_length", "max_source_positions"),
 )
-"""What configurations call their sizes."""
+"""Names of sizes in configurations."""
 
 SIZES = {*WIDTHS, *HEADS, *KV_HEADS, *LAYERS, *HEAD_DIMS, *LENGTHS}
 """Keys that must hold whole numbers, or lists of them."""
 
-MOST: tuple[tuple[re.Pattern[str], int], ...] = (
+LARGEST_BY_NAME: tuple[tuple[re.Pattern[str], int], ...] = (
     (re.compile(r"layers?$|^depths?$|(^|_)(n|num)_\w*(blocks|stages|levels)$"), MOST_LAYERS),
     (re.compile(r"(experts?|heads?|groups)$"), 1 << 16),
     (re.compile(r"buckets|distance|relative_positions$"), 1 << 20),
@@ -39,46 +39,46 @@ MOST: tuple[tuple[re.Pattern[str], int], ...] = (
     (re.compile(r"(?<!vocab_)size$|dims?$|rank$|channels$|^d_|_embd$|width$"), 1 << 24),
     (re.compile(r""), 1 << 63),
 )
-"""By the name of a key, the largest whole number that it may hold; the first that fits counts.
+"""Patterns of keys -> the largest whole number that they may have; the first match counts.
 
-The deepest models have some hundred layers and the widest some ten thousand channels. Numbers of tokens are not bounded
-by memory, and nothing here loops over them."""
+The deepest models have some hundred layers and the widest some ten thousand channels. Numbers of tokens have no such
+bound, as nothing here loops over them."""
 
 LONGEST_NAME = 200
-"""The letters of a key."""
+"""The most letters of a key."""
 
 MOST_KEYS = 100_000
-"""The keys of a configuration, those within it too; the most of released ones name 20,000 classes of images twice."""
+"""The most keys of a configuration, with nested ones; a released one names 20,000 classes of images twice."""
 
 
-def within_bounds(given: Mapping[str, Any]) -> None:
-    """Raises CannotRead, naming the key, for a size that is no whole number, is negative, or is beyond all bounds."""
-    left: list[tuple[str, Mapping[str, Any]]] = [("", given)]
+def check_bounds(config: Mapping[str, Any]) -> None:
+    """Raises CannotRead, with the key, for a size that is no whole number, negative, or out of bounds."""
+    left: list[tuple[str, Mapping[str, Any]]] = [("", config)]
     keys = 0
     while left:
-        path, within = left.pop()
-        keys += len(within)
+        path, mapping = left.pop()
+        keys += len(mapping)
         if keys > MOST_KEYS:
             raise CannotRead(f"it has more than {MOST_KEYS:,} keys, which is no configuration of a model")
-        for key, value in within.items():
+        for key, value in mapping.items():
             if len(str(key)) > LONGEST_NAME:
-                raise CannotRead(f"a key has {len(key)} letters ({quoted(key, 40)}); at most {LONGEST_NAME} are read")
+                raise CannotRead(f"a key has {len(key)} letters ({quote(key, 40)}); at most {LONGEST_NAME} are read")
             where = f"{path}{key}"
-            for one in value if isinstance(value, (list, tuple)) else [value]:
-                if isinstance(one, Mapping) and key not in SIZES:
-                    left.append((f"{where}.", one))
+            for item in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(item, Mapping) and key not in SIZES:
+                    left.append((f"{where}.", item))
                 else:
-                    hold(str(key), where, one)
+                    check_value(str(key), where, item)
 
 
-def hold(key: str, where: str, value: Any) -> None:
-    """Raises CannotRead unless one value may stand under a key."""
+def check_value(key: str, where: str, value: object) -> None:
+    """Raises CannotRead for a value that a key may not have."""
     if value is None:
         return
-    most = next(most for name, most in MOST if name.search(key))
+    largest = next(largest for name, largest in LARGEST_BY_NAME if name.search(key))
     if key in SIZES:
         whole = int(value) if isinstance(value, float) and math.isfinite(value) and value == int(value) else value
-        # Some say "as many as there are" by -1.
-        count(whole, where, least=-1, most=most)
-    elif isinstance(value, int) and not isinstance(value, bool) and abs(value) > most:
-        raise CannotRead(f"expected at most {most:,}, got {quoted(value, 60)}", field=where)
+        # Some files write -1 for "all".
+        bounded_count(whole, where, least=-1, limit=largest)
+    elif isinstance(value, int) and not isinstance(value, bool) and abs(value) > largest:
+        raise CannotRead(f"expected at most {largest:,}, got {quote(value, 60)}", field=where)

@@ -81,7 +81,7 @@ class ContinuousTime(Encoding):
         return (2 * math.pi / self.frequency[1:].detach().double().abs()).sort().values
 
     def encode(self, at: Positions) -> Tensor:
-        """The encoding [B or 1, T, dim] in float64."""
+        """Return the encoding [B or 1, T, dim] in float64."""
         time = exact(at.coordinates(self.axes, self))[..., None]
         frequency, phase = exact(self.frequency), exact(self.phase)
         line = time / self.trained_length * frequency[:1] + phase[:1]

@@ -11,7 +11,7 @@ from posenc.encoding.base import Encoding
 from posenc.encoding.formulas import dot_product
 from posenc.encoding.precision import exact
 from posenc.tokens.positions import Positions
-from posenc.tokens.shared_tables import numbers
+from posenc.tokens.shared_tables import number_tensor
 
 KINDS = ("linear", "log2", "gaussian", "learned")
 ONLY_FOR = {
@@ -93,26 +93,26 @@ class FourierFeatures(Encoding):
         checks.at_least("max_freq", max_freq, 1)
         checks.above("scale", scale, 0)
         checks.whole("seed", seed, 0)
-        given = {"max_freq": max_freq is not None, "scale": scale != 1, "seed": seed != 0, "hidden": hidden != 32}
+        is_set = {"max_freq": max_freq is not None, "scale": scale != 1, "seed": seed != 0, "hidden": hidden != 32}
         for name, kinds in ONLY_FOR.items():
-            if given[name] and kind not in kinds:
+            if is_set[name] and kind not in kinds:
                 raise ValueError(f"{name} is read by {' and '.join(kinds)} only, got kind='{kind}'; leave it out")
         self.dim, self.max_len, self.kind, self.max_freq = dim, max_len, kind, max_freq
         self.centres, self.scale, self.seed, self.hidden = centres, scale, seed, hidden
         self.axes = axes
-        if self.banded and (axes - 1) * 2 * self.bands >= dim:
+        if self.has_bands and (axes - 1) * 2 * self.bands >= dim:
             raise ValueError(
                 f"dim={dim} leaves no channel for the last of axes={axes}, of which each takes {2 * self.bands}; "
                 f"build it with dim={axes * 2 * self.bands}"
             )
-        # Numbers and no tensor: what a seed gives is not state.
-        self.drawn: tuple[float, ...] = ()
+        # Numbers and no tensor, because numbers from a seed are not state.
+        self.random_frequencies: tuple[float, ...] = ()
         if kind == "gaussian":
             generator = torch.Generator("cpu").manual_seed(seed)
             # Under fake tensors, too, the numbers are real.
             with torch._C._DisableTorchDispatch():
                 normal = torch.randn(axes * self.bands, generator=generator, device="cpu", dtype=torch.float64)
-                self.drawn = tuple((scale * normal).tolist())
+                self.random_frequencies = tuple((scale * normal).tolist())
         learned = kind == "learned"
         self.frequency = nn.Parameter(torch.empty(axes, self.bands, device=device, dtype=dtype)) if learned else None
         self.inner = nn.Linear(2 * self.bands, hidden, device=device, dtype=dtype) if learned else None
@@ -126,14 +126,14 @@ class FourierFeatures(Encoding):
             self.outer.reset_parameters()
 
     @property
-    def banded(self) -> bool:
-        """Whether every axis has frequencies of its own, rather than each frequency a direction over all axes."""
+    def has_bands(self) -> bool:
+        """Whether each axis has its own frequencies, rather than each frequency a direction over all axes."""
         return self.kind in ("linear", "log2")
 
     @property
     def bands(self) -> int:
         """The number of frequencies K: of each axis for linear and log2, of all axes together for the others."""
-        return math.ceil(self.dim / (2 * (self.axes or 1) if self.banded else 2))
+        return math.ceil(self.dim / (2 * (self.axes or 1) if self.has_bands else 2))
 
     @property
     def frequencies(self) -> Tensor:
@@ -141,28 +141,28 @@ class FourierFeatures(Encoding):
         return self.frequencies_on(torch.device("cpu"))
 
     def frequencies_on(self, device: torch.device) -> Tensor:
-        """The same, computed on a device; learned ones are where they are."""
+        """Return the frequencies, computed on a device; learned ones stay on theirs."""
         if self.frequency is not None:
             return self.frequency.double() / math.pi
         if self.kind == "gaussian":
-            return 2 * numbers(self.drawn, torch.float64, device).view(-1, self.bands)
+            return 2 * number_tensor(self.random_frequencies, torch.float64, device).view(-1, self.bands)
         half = (self.max_len if self.max_freq is None else self.max_freq) / 2
         step = torch.arange(self.bands, dtype=torch.float64, device=device) / max(self.bands - 1, 1)
         return 1 + step * (half - 1) if self.kind == "linear" else half**step
 
     def frame(self, coords: Tensor) -> Tensor:
-        """Where positions stand in the frame from -1 to 1, float64."""
+        """Return positions in the frame from -1 to 1, float64."""
         if self.centres:
             return (2 * coords + 1) / self.max_len - 1
         return 2 * coords / max(self.max_len - 1, 1) - 1
 
     def encode(self, at: Positions) -> Tensor:
-        """The encoding [B or 1, T, dim] in float64."""
+        """Return the encoding [B or 1, T, dim] in float64."""
         coords = at.coordinates(self.axes, self)
         coords = coords[..., None] if self.axes == 1 else coords  # [B, T, A]
         place = self.frame(exact(coords))
         frequencies = self.frequencies_on(place.device).to(place.device)
-        if self.banded:
+        if self.has_bands:
             angle = math.pi * place[..., None] * frequencies  # [B, T, A, K]
             return torch.cat((angle.sin(), angle.cos()), -1).flatten(2)[..., : self.dim]
         angle = math.pi * (place[..., None] * frequencies).sum(-2)  # [B, T, K]
@@ -182,15 +182,15 @@ class FourierFeatures(Encoding):
         u = [2 * (p + 0.5) / n - 1 if self.centres else 2 * p / (n - 1 or 1) - 1 for p in place]
         if self.kind in ("linear", "log2"):
             bands = math.ceil(dim / (2 * len(place)))
-            axis, inside = divmod(channel, 2 * bands)
-            wave, k = divmod(inside, bands)
+            axis, rest = divmod(channel, 2 * bands)
+            wave, k = divmod(rest, bands)
             top, share = (n if self.max_freq is None else self.max_freq) / 2, k / (bands - 1 or 1)
             frequency = 1 + share * (top - 1) if self.kind == "linear" else 2 ** (share * math.log2(top))
             return (math.sin, math.cos)[wave](math.pi * frequency * u[axis])
         bands = math.ceil(dim / 2)
         if self.kind == "gaussian":
             wave, k = divmod(channel, bands)
-            return (math.sin, math.cos)[wave](2 * math.pi * dot_product(u, self.drawn[k::bands]))
+            return (math.sin, math.cos)[wave](2 * math.pi * dot_product(u, self.random_frequencies[k::bands]))
         assert self.frequency is not None and self.inner is not None and self.outer is not None
         angles = [dot_product(u, w) for w in self.frequency.T.tolist()]
         waves = [wave(angle) / math.sqrt(2 * bands) for wave in (math.cos, math.sin) for angle in angles]

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
-from posenc.encoding.interpolation import adopt_table, interpolated
+from posenc.encoding.interpolation import adopt_table, interpolate
 from posenc.tokens.positions import Positions
-from posenc.tokens.watched import gpu_checks, may_be_read
+from posenc.tokens.watched import assert_on_gpu, may_be_read
 
 OVERRUN = ("error", "clamp", "interpolate")
 
@@ -74,23 +74,23 @@ class Learned(Encoding):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.table, std=self.std)
 
-    def _load_from_state_dict(self, state_dict, prefix, *given: Any) -> None:  # ty: ignore[incompatible-method-override]
+    def _load_from_state_dict(self, state_dict, prefix, *args: Any) -> None:  # ty: ignore[incompatible-method-override]
         adopt_table(state_dict, prefix, self)
-        super()._load_from_state_dict(state_dict, prefix, *given)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         checks.dim(self, x)
         return x + self.vectors(at).to(x.dtype)
 
     def vectors(self, at: Positions) -> Tensor:
-        """The vectors [B or 1, T, dim] of tokens; those of tokens in a row are a slice [T, dim] of the table."""
+        """Return the vectors [B or 1, T, dim] of tokens; for consecutive positions a slice [T, dim] of the table."""
         start, end = at.start, at.extent
         if start is not None and end is not None and end <= self.max_len and self.overrun != "interpolate":
             return self.table[start:end]
         return self.read(self.row(at))
 
     def row(self, at: Positions) -> Tensor:
-        """Where each token [B or 1, T] reads the table (rows; whole or fractional), by the overrun policy."""
+        """Return the row of the table for each token [B or 1, T] (whole or fractional), by the overrun policy."""
         coords = at.axis(self)
         last = self.max_len - 1
         if self.overrun == "interpolate":
@@ -105,29 +105,29 @@ class Learned(Encoding):
             coords = coords * squeeze[:, None]
         if self.overrun == "clamp":
             coords = coords.clamp(max=last)
-        # What is known without looking at data needs no check: an extent also says that no coordinate is below 0.
+        # A known extent needs no look at the data: it also means that no coordinate is below 0.
         if (
             self.overrun != "interpolate"
             and at.extent is not None
             and (self.overrun == "clamp" or at.extent <= self.max_len)
         ):
             return coords
-        return self.checked(coords, at)
+        return self.valid_rows(coords, at)
 
-    def checked(self, coords: Tensor, at: Positions) -> Tensor:
-        """The same coordinates; raises ValueError if one is out of the table."""
+    def valid_rows(self, coords: Tensor, at: Positions) -> Tensor:
+        """Return the coordinates. Raises ValueError if one is outside the table."""
         last = self.max_len - 1
         if not may_be_read(coords):
             # Squeezing may round the last position up by a unit in the last place.
-            outside = (coords > last + 1e-6) | (coords < 0)
-            return torch.where(outside, torch.nan, coords.to(torch.float64))
+            invalid = (coords > last + 1e-6) | (coords < 0)
+            return torch.where(invalid, torch.nan, coords.to(torch.float64))
         words = f"a position is out of the {self.max_len} rows of {self}"
-        if gpu_checks(coords, lambda: (coords >= 0) & (coords <= last + 1e-6), words):
+        if assert_on_gpu(coords, lambda: (coords >= 0) & (coords <= last + 1e-6), words):
             return coords
         lowest, highest = torch.stack(coords.aminmax()).tolist()
         if highest > last + 1e-6:
-            wanted = math.ceil(highest) + 1
-            remedy = f"build it with max_len={wanted} or more, or choose overrun='clamp' or overrun='interpolate'"
+            needed_rows = math.ceil(highest) + 1
+            remedy = f"build it with max_len={needed_rows} or more, or choose overrun='clamp' or overrun='interpolate'"
             if self.overrun == "interpolate":
                 remedy = f"the declared horizon is too short for it: declare at least {int(at.coords.max().item()) + 1}"
             raise ValueError(f"position {highest:.12g} is past the learned table of {self.max_len} rows; {remedy}")
@@ -136,9 +136,9 @@ class Learned(Encoding):
         return coords
 
     def read(self, row: Tensor) -> Tensor:
-        """The vectors [..., dim] at rows that may be fractional; NaN rows give NaN."""
+        """Return the vectors [..., dim] at whole or fractional rows; NaN rows give NaN."""
         last = self.max_len - 1
-        return interpolated(lambda whole: F.embedding(whole, self.table), row.clamp(0, last), last)
+        return interpolate(lambda whole: F.embedding(whole, self.table), row.clamp(0, last), last)
 
     def formula_added(self, position: float, channel: int) -> float:
         if self.overrun == "interpolate":
@@ -147,5 +147,5 @@ class Learned(Encoding):
             )
         if self.overrun == "clamp":
             position = min(position, self.max_len - 1)
-        below, above, share = math.floor(position), math.ceil(position), position % 1
-        return (1 - share) * self.table[below, channel].item() + share * self.table[above, channel].item()
+        low, high, share = math.floor(position), math.ceil(position), position % 1
+        return (1 - share) * self.table[low, channel].item() + share * self.table[high, channel].item()

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.encoding.base import Encoding, settings_of
-from posenc.encoding.interpolation import interpolated, matrix_of, resample
+from posenc.encoding.base import Encoding, spec_options
+from posenc.encoding.interpolation import interpolate, resample, resampling_matrix
 from posenc.tokens.positions import Positions
-from posenc.tokens.shared_tables import numbers
-from posenc.tokens.watched import gpu_checks, may_be_read
+from posenc.tokens.shared_tables import number_tensor
+from posenc.tokens.watched import assert_on_gpu, may_be_read
 
 COMBINE = ("concatenated", "summed")
 OVERRUN = ("error", "clamp")
@@ -111,7 +111,7 @@ class LearnedFactorised(Encoding):
             nn.init.normal_(table, std=self.std)
 
     def resampled(self, *grid: int, antialias: bool = True) -> "LearnedFactorised":
-        """The same encoding for another grid, each table resampled bicubically along its axis.
+        """Return the encoding for another grid, each table resampled bicubically along its axis.
 
         antialias  widen the kernel where a table shrinks (timm); it takes Keys' a = -1/2 everywhere, without it -3/4
         Raises ValueError for folded positions: another grid would fold them in other places.
@@ -120,11 +120,11 @@ class LearnedFactorised(Encoding):
             raise ValueError(f"{self} folds positions over its grid; only tables of several axes resample (fold=False)")
         if len(grid) != self.axes or not all(n >= 1 for n in grid):
             raise ValueError(f"a grid of {self.axes} axes needs as many sizes of 1 or more, got {grid}")
-        options: dict[str, Any] = {**settings_of(self), "grid": grid}
+        options: dict[str, Any] = {**spec_options(self), "grid": grid}
         twin = LearnedFactorised(self.dim, **options, device=self.tables[0].device, dtype=self.tables[0].dtype)
         with torch.no_grad():
             for table, new in zip(self.tables, twin.tables, strict=True):
-                matrix = matrix_of(len(table), len(new), mode="bicubic", antialias=antialias)
+                matrix = resampling_matrix(len(table), len(new), mode="bicubic", antialias=antialias)
                 new.copy_(resample(table, [matrix]))
         return twin
 
@@ -134,58 +134,58 @@ class LearnedFactorised(Encoding):
 
     @property
     def limits(self) -> tuple[int, ...]:
-        """How many positions there are along each axis that is read."""
+        """The number of positions on each axis."""
         return (math.prod(self.sizes),) if self.fold else self.sizes
 
     def place(self, at: Positions) -> Tensor:
-        """Where each token [B or 1, T, axes] reads the tables (whole or fractional), by the overrun policy."""
+        """Return the rows of the tables [B or 1, T, axes] for tokens (whole or fractional), by the overrun policy."""
         coords = at.coordinates(self.axes, self)
         coords = coords[..., None] if self.axes == 1 else coords
-        last = numbers([n - 1 for n in self.limits], torch.long, coords.device)
+        last = number_tensor([n - 1 for n in self.limits], torch.long, coords.device)
         if self.overrun == "clamp":
             coords = torch.minimum(coords, last.to(coords.dtype))
-        # What is known without looking at data needs no check: an extent also says that no coordinate is below 0.
+        # A known extent needs no look at the data: it also means that no coordinate is below 0.
         if at.extent is not None and (self.overrun == "clamp" or at.extent <= min(self.limits)):
             return coords
-        inside = ((coords >= 0) & (coords <= last)).all(-1)
+        valid = ((coords >= 0) & (coords <= last)).all(-1)
         if not may_be_read(coords):
-            return torch.where(inside[..., None], coords.to(torch.float64), torch.nan)
-        if gpu_checks(coords, lambda: inside, f"a position is out of the tables of {self}") or bool(inside.all()):
+            return torch.where(valid[..., None], coords.to(torch.float64), torch.nan)
+        if assert_on_gpu(coords, lambda: valid, f"a position is out of the tables of {self}") or bool(valid.all()):
             return coords
-        wrong = coords[~inside]
+        wrong = coords[~valid]
         where = wrong[wrong.amax(-1).argmax()].tolist()
-        wanted = tuple(max(n, math.floor(p) + 1) for n, p in zip(self.limits, where, strict=True))
-        larger = f"max_len={wanted[0]}" if self.fold else f"grid={wanted}"
+        needed_sizes = tuple(max(n, math.floor(p) + 1) for n, p in zip(self.limits, where, strict=True))
+        larger = f"max_len={needed_sizes[0]}" if self.fold else f"grid={needed_sizes}"
         remedy = f"build them with {larger} or more, or choose overrun='clamp'"
         raise ValueError(
             f"position {where[0] if self.fold else tuple(where)} is out of learned tables of "
             f"{' x '.join(map(str, self.sizes))} positions, which begin at 0; "
-            f"{remedy if wanted != self.limits else 'shift the positions'}"
+            f"{remedy if needed_sizes != self.limits else 'shift the positions'}"
         )
 
     def read(self, place: Tensor) -> Tensor:
-        """The vectors [..., dim] at places [..., axes] that may be fractional; NaN places give NaN."""
+        """Return the vectors [..., dim] at whole or fractional places [..., axes]; NaN places give NaN."""
         if not place.is_floating_point():
             return self.whole(place)
         exact = torch.promote_types(self.tables[0].dtype, torch.float32)
         if self.fold:
-            return interpolated(lambda row: self.whole(row).to(exact), place, self.limits[0] - 1)
+            return interpolate(lambda row: self.whole(row).to(exact), place, self.limits[0] - 1)
 
         def piece(table: Tensor, on_axis: Tensor) -> Tensor:
-            return interpolated(lambda row: table[row].to(exact), on_axis, len(table) - 1)
+            return interpolate(lambda row: table[row].to(exact), on_axis, len(table) - 1)
 
-        return self.combined(list(map(piece, self.tables, place.unbind(-1))))
+        return self.join(list(map(piece, self.tables, place.unbind(-1))))
 
     def whole(self, place: Tensor) -> Tensor:
-        """The vectors [..., dim] at whole places [..., axes]."""
+        """Return the vectors [..., dim] at whole places [..., axes]."""
         cell = place.unbind(-1)
         if self.fold:
             # torch.unravel_index would copy the sizes to a GPU.
             steps = [math.prod(self.sizes[axis:]) for axis in range(1, len(self.sizes) + 1)]
             cell = [cell[0] // step % size for step, size in zip(steps, self.sizes, strict=True)]
-        return self.combined([table[on_axis] for table, on_axis in zip(self.tables, cell, strict=True)])
+        return self.join([table[on_axis] for table, on_axis in zip(self.tables, cell, strict=True)])
 
-    def combined(self, pieces: list[Tensor]) -> Tensor:
+    def join(self, pieces: list[Tensor]) -> Tensor:
         return torch.cat(pieces, -1) if self.combine == "concatenated" else torch.stack(pieces).sum(0)
 
     def formula_added(self, position, channel: int) -> float:
@@ -202,11 +202,11 @@ class LearnedFactorised(Encoding):
         return total
 
     def formula_cell(self, cell: list[float], channel: int) -> float:
-        """One channel at a cell, each table read between its rows."""
+        """Return one channel at a cell, with each table interpolated between its rows."""
         total = 0.0
         for p, table in zip(cell, self.tables, strict=True):
             if 0 <= channel < table.shape[1]:
-                below, above, share = math.floor(p), math.ceil(p), p % 1
-                total += (1 - share) * table[below, channel].item() + share * table[above, channel].item()
+                low, high, share = math.floor(p), math.ceil(p), p % 1
+                total += (1 - share) * table[low, channel].item() + share * table[high, channel].item()
             channel -= table.shape[1] if self.combine == "concatenated" else 0
         return total

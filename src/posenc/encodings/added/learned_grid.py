@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.encoding.base import Encoding, settings_of
-from posenc.encoding.interpolation import adopt_table, interpolated_on_axes, matrix_of, resample
+from posenc.encoding.base import Encoding, spec_options
+from posenc.encoding.interpolation import adopt_table, interpolate_on_axes, resample, resampling_matrix
 from posenc.tokens.positions import Positions
-from posenc.tokens.shared_tables import numbers
+from posenc.tokens.shared_tables import number_tensor
 from posenc.tokens.watched import may_be_read
 
 OVERRUN = ("error", "clamp")
@@ -87,16 +87,16 @@ class LearnedGrid(Encoding):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.table, std=self.std)
 
-    def _load_from_state_dict(self, state_dict, prefix, *given: Any) -> None:  # ty: ignore[incompatible-method-override]
+    def _load_from_state_dict(self, state_dict, prefix, *args: Any) -> None:  # ty: ignore[incompatible-method-override]
         adopt_table(state_dict, prefix, self)
-        super()._load_from_state_dict(state_dict, prefix, *given)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def positions(self, *, device: torch.device | str | None = None) -> Positions:
-        """The prefix tokens and behind them every cell of the grid, the last axis running fastest."""
+        """Return the positions of the prefix tokens and every cell of the grid, the last axis fastest."""
         return Positions.grid(*self.cells, prefix=self.prefix, device=device)
 
     def resampled(self, *grid: int, antialias: bool = True) -> "LearnedGrid":
-        """The same encoding for another grid: the cells resampled bicubically, the prefix rows as they are.
+        """Return the encoding for another grid, its cells resampled bicubically, its prefix rows unchanged.
 
         antialias  widen the kernel where the grid shrinks (timm); it takes Keys' a = -1/2 everywhere, without it -3/4
         """
@@ -104,8 +104,8 @@ class LearnedGrid(Encoding):
             raise ValueError(f"a grid of {self.axes} axes needs as many sizes of 1 or more, got {grid}")
         with torch.no_grad():
             pairs = zip(self.cells, grid, strict=True)
-            matrices = [matrix_of(old, new, mode="bicubic", antialias=antialias) for old, new in pairs]
-            options: dict[str, Any] = {**settings_of(self), "grid": grid}
+            matrices = [resampling_matrix(old, new, mode="bicubic", antialias=antialias) for old, new in pairs]
+            options: dict[str, Any] = {**spec_options(self), "grid": grid}
             twin = LearnedGrid(self.dim, **options, device=self.table.device, dtype=self.table.dtype)
             twin.table.copy_(torch.cat((self.table[: self.prefix], resample(self.table[self.prefix :], matrices))))
         return twin
@@ -115,49 +115,49 @@ class LearnedGrid(Encoding):
         return x + self.read(self.place(at)).to(x.dtype)
 
     def place(self, at: Positions) -> Tensor:
-        """Where each token [B or 1, T, A] stands in the grid (cells; whole or fractional), by the overrun policy."""
+        """Return the cell of each token [B or 1, T, A] (whole or fractional), by the overrun policy."""
         coords = at.coordinates(self.axes, self)
         if self.overrun == "clamp":
-            last = numbers([n - 1 for n in self.cells], torch.long, coords.device)
+            last = number_tensor([n - 1 for n in self.cells], torch.long, coords.device)
             coords = torch.minimum(coords, last.to(coords.dtype))
-        # What is known without looking at data needs no check: an extent also says that no coordinate is below 0.
+        # A known extent needs no look at the data: it also means that no coordinate is below 0.
         if at.extent is not None and (self.overrun == "clamp" or at.extent <= min(self.cells)):
             return coords
-        return self.checked(coords)
+        return self.valid_cells(coords)
 
-    def checked(self, coords: Tensor) -> Tensor:
-        """The same coordinates; raises ValueError if one is neither in the grid nor that of a prefix token."""
-        size = numbers(self.cells, torch.long, coords.device)
-        inside = ((coords >= 0) & (coords <= size - 1)).all(-1)
+    def valid_cells(self, coords: Tensor) -> Tensor:
+        """Return the coordinates. Raises ValueError if one is neither in the grid nor that of a prefix token."""
+        size = number_tensor(self.cells, torch.long, coords.device)
+        in_grid = ((coords >= 0) & (coords <= size - 1)).all(-1)
         first = coords[..., 0]
         prefix = (coords == coords[..., :1]).all(-1) & (first < 0) & (first >= -self.prefix) & (first == first.round())
         if not may_be_read(coords):
-            return torch.where((inside | prefix)[..., None], coords.to(torch.float64), torch.nan)
-        if bool((inside | prefix).all()):
+            return torch.where((in_grid | prefix)[..., None], coords.to(torch.float64), torch.nan)
+        if bool((in_grid | prefix).all()):
             return coords
-        wrong = coords[~(inside | prefix)]
+        wrong = coords[~(in_grid | prefix)]
         where = tuple(wrong[wrong.amax(-1).argmax()].tolist())
-        outside = f" and the {self.prefix} prefix tokens from {-self.prefix} to -1" if self.prefix else ""
-        wanted = tuple(math.floor(highest) + 1 for highest in coords.flatten(0, 1).amax(0).tolist())
-        if math.prod(wanted) != int((first >= 0).sum(1).amax()):
-            # Only a whole image says how large its grid is.
-            wanted = tuple(map(max, wanted, self.cells))
-        larger = any(n > own for n, own in zip(wanted, self.cells, strict=True))
-        remedy = f"for an image of such cells use resampled{wanted}, or choose overrun='clamp'"
+        prefix_words = f" and the {self.prefix} prefix tokens from {-self.prefix} to -1" if self.prefix else ""
+        needed_cells = tuple(math.floor(highest) + 1 for highest in coords.flatten(0, 1).amax(0).tolist())
+        if math.prod(needed_cells) != int((first >= 0).sum(1).amax()):
+            # Only a complete image shows the size of its grid.
+            needed_cells = tuple(map(max, needed_cells, self.cells))
+        larger = any(n > cells for n, cells in zip(needed_cells, self.cells, strict=True))
+        remedy = f"for an image of such cells use resampled{needed_cells}, or choose overrun='clamp'"
         if not larger:
             remedy = f"shift the positions, or build it with prefix={int(-coords.amin())} for tokens outside the grid"
         raise ValueError(
-            f"position {where} is out of the learned grid of {' x '.join(map(str, self.cells))} cells{outside}; "
+            f"position {where} is out of the learned grid of {' x '.join(map(str, self.cells))} cells{prefix_words}; "
             f"{remedy}"
         )
 
     def read(self, place: Tensor) -> Tensor:
-        """The vectors [..., dim] at places [..., A] that may be fractional; NaN places give NaN."""
+        """Return the vectors [..., dim] at whole or fractional places [..., A]; NaN places give NaN."""
         dtype = torch.promote_types(self.table.dtype, torch.float32)
-        return interpolated_on_axes(lambda cell: F.embedding(self.row(cell), self.table), place, dtype)
+        return interpolate_on_axes(lambda cell: F.embedding(self.row(cell), self.table), place, dtype)
 
     def row(self, cell: Tensor) -> Tensor:
-        """The row of the table for whole cells [..., A]; past the border that of the border."""
+        """Return the row of the table for whole cells [..., A], clamped at the border."""
         row = torch.zeros_like(cell[..., 0])
         for axis, n in enumerate(self.cells):
             row = row * n + cell[..., axis].clamp(0, n - 1)

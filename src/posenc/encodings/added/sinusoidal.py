@@ -10,7 +10,7 @@ from posenc import checks
 from posenc.encoding.base import Encoding
 from posenc.encoding.precision import exact
 from posenc.encodings.rotations import Waves
-from posenc.tokens.positions import Positions, placed
+from posenc.tokens.positions import Positions, as_positions
 
 LAYOUTS = ("interleaved", "concatenated", "sines_first", "cosines_first")
 
@@ -99,22 +99,22 @@ class Sinusoidal(Waves, Encoding):
     def table(
         self, positions: Positions | Tensor | int, *, offset: int = 0, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """The encoding [B or 1, T, dim] of positions: Positions, ids, or so many tokens that count up from offset."""
-        table = self.encode(placed(positions, offset))
+        """Return the encoding [B or 1, T, dim] of positions: Positions, ids, or a number of tokens from offset."""
+        table = self.encode(as_positions(positions, offset))
         return (table if self.scale is None else table * self.scale.to(table)).to(dtype)
 
     def encode(self, at: Positions) -> Tensor:
-        """The encoding [B or 1, T, dim] in float64, without the learned scale."""
+        """Return the encoding [B or 1, T, dim] in float64, without the learned scale."""
         coords = exact(at.coordinates(self.axes, self))
         angle = coords[..., None] * self.frequencies_on(coords.device)  # [B, T, pairs] or [B, T, A, pairs]
         waves = (angle.cos(), angle.sin()) if self.layout == "cosines_first" else (angle.sin(), angle.cos())
         channels = torch.stack(waves, {"interleaved": -1, "concatenated": -2}.get(self.layout, 2)).flatten(2)
-        # Pads the odd channel of one axis with a zero, or cuts what several axes have too many.
+        # Pads the odd channel of one axis with a zero, or cuts the surplus channels of several axes.
         return torch.nn.functional.pad(channels, (0, self.dim - channels.shape[-1]))
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         checks.dim(self, x)
-        # A scale multiplies before the one rounding.
+        # The scale multiplies before the single rounding.
         dtype = x.dtype if self.scale is None else torch.promote_types(x.dtype, torch.float32)
         table = self.encode(at).to(dtype).to(x.device)
         return x + (table if self.scale is None else (table * self.scale.to(dtype)).to(x.dtype))
@@ -132,15 +132,15 @@ class Sinusoidal(Waves, Encoding):
         function = (math.sin, math.cos)[wave ^ (self.layout == "cosines_first")]
         return (1.0 if self.scale is None else self.scale.item()) * function(place[axis] / self.base**exponent)
 
-    def _load_from_state_dict(self, state_dict, prefix, *given: Any) -> None:  # ty: ignore[incompatible-method-override]
+    def _load_from_state_dict(self, state_dict, prefix, *args: Any) -> None:  # ty: ignore[incompatible-method-override]
         for name in [name for name in state_dict if name.startswith(prefix) and name != f"{prefix}scale"]:
-            saved = state_dict.pop(name)  # [max_len, dim], with or without a batch axis of 1
-            rows = saved.double().reshape(-1, *saved.shape[-1:])
+            buffer = state_dict.pop(name)  # [max_len, dim], with or without a batch axis of 1
+            rows = buffer.double().reshape(-1, *buffer.shape[-1:])
             at = Positions.count(len(rows), device=rows.device)
             # A float32 angle p * frequency is off by up to p * 2^-23 or so.
-            allowed = 1e-5 + torch.finfo(saved.dtype).eps + 1e-6 * at.tokens
-            if self.axes > 1 or rows.shape[1:] != (self.dim,) or not rows.allclose(self.encode(at)[0], 0, allowed):
-                given[-1].append(
+            tolerance = 1e-5 + torch.finfo(buffer.dtype).eps + 1e-6 * at.tokens
+            if self.axes > 1 or rows.shape[1:] != (self.dim,) or not rows.allclose(self.encode(at)[0], 0, tolerance):
+                args[-1].append(
                     f"{name}: expected the rows of {self}, got others; build what they are, or load them into learned"
                 )
-        super()._load_from_state_dict(state_dict, prefix, *given)
+        super()._load_from_state_dict(state_dict, prefix, *args)

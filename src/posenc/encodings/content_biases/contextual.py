@@ -9,7 +9,7 @@ from posenc import checks
 from posenc.encoding.base import Encoding
 from posenc.encoding.biases import Bias, Counts
 from posenc.encoding.formulas import dot_product
-from posenc.encoding.interpolation import interpolated
+from posenc.encoding.interpolation import interpolate
 from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import ScoreMod, look_up
 from posenc.kernels.sums_in_order import sums_after
@@ -84,7 +84,7 @@ class Contextual(Encoding):
         nn.init.zeros_(self.table)
 
     def position(self, q: Tensor, at: Positions, keys: Keys) -> Tensor:
-        """The position of each key as each query counts it, [B, H, T, S], from 0 to positions - 1."""
+        """Return the count from each query to each key, [B, H, T, S], from 0 to positions - 1."""
         dtype = torch.promote_types(q.dtype, torch.float32)
         k = keys.k.repeat_interleave(q.shape[1] // keys.k.shape[1], 1)
         gates = (q.to(dtype) @ k.to(dtype).transpose(-1, -2) * self.head_dim**-0.5).to(dtype).sigmoid()
@@ -95,20 +95,20 @@ class Contextual(Encoding):
         assert q is not None
         checks.head_dim(self, q)
         # It counts the keys between a key and its query.
-        return [Counts(self.score_mod, q, at, keys, rate=self.head_dim**-0.5, table=self.added)]
+        return [Counts(self.score_mod, q, at, keys, rate=self.head_dim**-0.5, table=self.position_logits)]
 
-    def added(self, q: Tensor) -> Tensor:
-        """What each query adds to a logit at each position, [B, H, T, positions]."""
+    def position_logits(self, q: Tensor) -> Tensor:
+        """Return the bias of each query at each position, [B, H, T, positions]."""
         dtype = torch.promote_types(q.dtype, torch.float32)
-        added = q.to(dtype) @ self.table.to(dtype).T
-        return added * self.head_dim**-0.5 if self.divided else added
+        logits = q.to(dtype) @ self.table.to(dtype).T
+        return logits * self.head_dim**-0.5 if self.divided else logits
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        position, table = self.position(q, at, keys), self.added(q)
+        position, table = self.position(q, at, keys), self.position_logits(q)
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             p = look_up(position, b, h, i, j)
-            return score + interpolated(lambda row: look_up(table, b, h, i, row), p, self.positions - 1).to(score.dtype)
+            return score + interpolate(lambda row: look_up(table, b, h, i, row), p, self.positions - 1).to(score.dtype)
 
         return score_mod
 
@@ -118,8 +118,8 @@ class Contextual(Encoding):
         past = [key for key in keys if key.order <= query.order]
         gates = {key.order: (1 + math.tanh(dot_product(q, key.vector) / root / 2)) / 2 for key in past}
         for index, key in enumerate(keys):
-            counted = math.fsum(gate for order, gate in gates.items() if order >= key.order)
-            p = min(counted, self.positions - 1)
-            added = (1 - p % 1) * rows[math.floor(p)] + p % 1 * rows[math.ceil(p)]
-            logits[index] += added / root if self.divided else added
+            count = math.fsum(gate for order, gate in gates.items() if order >= key.order)
+            p = min(count, self.positions - 1)
+            term = (1 - p % 1) * rows[math.floor(p)] + p % 1 * rows[math.ceil(p)]
+            logits[index] += term / root if self.divided else term
         return logits

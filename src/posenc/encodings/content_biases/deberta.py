@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
-from posenc.encoding.biases import Bias, DotProducts, Products, distances_between, facts_of, whole
+from posenc.encoding.biases import Bias, DotProducts, Products, distance_tensor, distances_between, facts_of
 from posenc.encoding.formulas import dot_product
 from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import ScoreMod, at_token, look_up
 from posenc.tokens.positions import Positions, distance
-from posenc.tokens.shared_tables import numbers
+from posenc.tokens.shared_tables import number_tensor
 
 TERMS = ("both", "content_to_position", "position_to_content")
 
@@ -108,7 +108,7 @@ class DeBERTa(Encoding):
         checks.above("std", std, 0)
         self.dim, self.heads, self.head_dim, self.buckets = dim, heads, head_dim, buckets
         self.max_distance, self.terms, self.mirror, self.std = max_distance, terms, mirror, std
-        # Computed once, because every block of queries asks for them and the powers are long numbers.
+        # Computed once, because every block of queries needs them and the powers are long integers.
         self.edges = edges_of(buckets, max_distance)
         self.table = nn.Parameter(torch.empty(2 * buckets, dim, device=device, dtype=dtype))
         width = heads * head_dim
@@ -131,17 +131,17 @@ class DeBERTa(Encoding):
         return (self.head_dim * (3 if self.terms == "both" else 2)) ** -0.5
 
     def bucket(self, delta: Tensor) -> Tensor:
-        """The signed bucket (-buckets to buckets) of each signed distance, query minus key (positions)."""
-        edges = numbers(self.edges, torch.float64, delta.device)
+        """Return the signed bucket (-buckets to buckets) of each signed distance, query minus key (positions)."""
+        edges = number_tensor(self.edges, torch.float64, delta.device)
         size = torch.bucketize(delta.abs().to(torch.float64), edges)
         return torch.where(delta < 0, -size, size)
 
     def row(self, bucket: Tensor) -> Tensor:
-        """The row of the table for each bucket: there is one more for negative ones."""
+        """Return the row of the table for each bucket; negative distances have one row more."""
         return bucket.clamp(-self.buckets, self.buckets - 1) + self.buckets
 
     def row_of(self, delta: int) -> int:
-        """The row of the table for one whole signed distance."""
+        """Return the row of the table for one whole signed distance."""
         size = bisect_left(self.edges, abs(delta))
         return min(max(-size if delta < 0 else size, -self.buckets), self.buckets - 1) + self.buckets
 
@@ -150,16 +150,16 @@ class DeBERTa(Encoding):
         checks.heads(self, q)
         checks.head_dim(self, q)
         facts, products = partial(self.facts, q), partial(self.products, q, keys.k)
-        beyond = self.max_distance or self.buckets
-        return [Products(self.score_mod, q, at, keys, facts=facts, products=products, same_beyond=beyond)]
+        limit = self.max_distance or self.buckets
+        return [Products(self.score_mod, q, at, keys, facts=facts, products=products, same_beyond=limit)]
 
     def facts(self, q: Tensor, keys: Keys) -> Keys:
-        """What queries, and what keys, have of every row of the table."""
+        """Return the keys with the products of queries, and of keys, with every row of the table."""
         memo, query_memo = {}, {}
         if self.to_key is not None:
-            query_memo["deberta"] = self.compared(q, self.to_key)
+            query_memo["deberta"] = self.table_logits(q, self.to_key)
         if self.to_query is not None:
-            memo["deberta"] = self.compared(self.for_each_head(keys.k), self.to_query)
+            memo["deberta"] = self.table_logits(self.for_each_head(keys.k), self.to_query)
         return facts_of(keys, memo=memo, query_memo=query_memo)
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
@@ -169,68 +169,68 @@ class DeBERTa(Encoding):
         else:
             lowest, highest = distances
             bucket, m = self.bucket(torch.arange(lowest, highest + 1, device=q.device)), m - lowest
-        row, mirrored = self.row(bucket), self.row(-bucket if self.mirror else bucket)
+        row, key_row = self.row(bucket), self.row(-bucket if self.mirror else bucket)
         to_position, to_content = keys.query_memo.get("deberta"), keys.memo.get("deberta")
 
-        def met(rows: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        def pair_rows(rows: Tensor, b: Tensor, i: Tensor, j: Tensor) -> Tensor:
             if distances is None:
                 return rows[0 if len(rows) == 1 else b, i, j]
             return rows[at_token(m, b, i) - at_token(n, b, j)]
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             if to_position is not None:
-                score = score + look_up(to_position, b, h, i, met(row, b, i, j)).to(score.dtype)
+                score = score + look_up(to_position, b, h, i, pair_rows(row, b, i, j)).to(score.dtype)
             if to_content is not None:
-                score = score + look_up(to_content, b, h, j, met(mirrored, b, i, j)).to(score.dtype)
+                score = score + look_up(to_content, b, h, j, pair_rows(key_row, b, i, j)).to(score.dtype)
             return score
 
         return score_mod
 
     def products(self, q: Tensor, k: Tensor, distances: range) -> list[DotProducts]:
-        """What queries are compared with at whole distances, and what keys are."""
+        """Return the bias at whole distances as dot products of queries, and of keys, with rows of the table."""
         terms = []
         if self.to_key is not None:
             terms.append(self.term(q, self.to_key, distances))
         if self.to_query is not None:
-            met = range(-distances.start, -distances.stop, -distances.step) if self.mirror else distances
-            terms.append(self.term(self.for_each_head(k), self.to_query, met)._replace(of_keys=True))
+            key_distances = range(-distances.start, -distances.stop, -distances.step) if self.mirror else distances
+            terms.append(self.term(self.for_each_head(k), self.to_query, key_distances)._replace(of_keys=True))
         return terms
 
     def term(self, x: Tensor, projection: nn.Linear, distances: range) -> DotProducts:
-        """Queries or keys [B, H, T, D] with those rows of the projected table that distances have."""
-        row = self.row(self.bucket(whole(distances, x.device)))
-        # Rows follow the distance. Not read of the tensor, which would wait for a GPU.
+        """Return queries or keys [B, H, T, D] with the rows of the projected table for distances."""
+        row = self.row(self.bucket(distance_tensor(distances, x.device)))
+        # Rows are monotone in the distance. Reading them from the tensor would wait for a GPU.
         first, last = sorted(self.row_of(delta) for delta in (distances[0], distances[-1]))
-        table = self.projected(x, projection, slice(first, last + 1))
+        table = self.projected_rows(x, projection, slice(first, last + 1))
         return DotProducts(x.to(table.dtype), (table * self.scale).index_select(1, row - first))
 
     def for_each_head(self, k: Tensor) -> Tensor:
-        """Keys [B, KV, S, D] as those of each query head."""
+        """Return keys [B, KV, S, D] repeated for each query head."""
         return k if k.shape[1] == self.heads else k.repeat_interleave(self.heads // k.shape[1], 1)
 
-    def compared(self, x: Tensor, projection: nn.Linear) -> Tensor:
-        """Queries or keys [B, H, T, D] with every row of the projected table, scaled: [B, H, T, 2 buckets]."""
-        table = self.projected(x, projection)
+    def table_logits(self, x: Tensor, projection: nn.Linear) -> Tensor:
+        """Return scaled products of queries or keys [B, H, T, D] with every row: [B, H, T, 2 buckets]."""
+        table = self.projected_rows(x, projection)
         return x.to(table.dtype) @ table.transpose(-1, -2) * self.scale
 
-    def projected(self, x: Tensor, projection: nn.Linear, rows: slice = slice(None)) -> Tensor:
-        """Rows of the table, projected for each head: [H, 2 buckets, head_dim], in x's dtype or a wider one."""
+    def projected_rows(self, x: Tensor, projection: nn.Linear, rows: slice = slice(None)) -> Tensor:
+        """Return rows of the table, projected for each head: [H, 2 buckets, head_dim], in x's dtype or a wider one."""
         dtype = torch.promote_types(torch.promote_types(x.dtype, self.table.dtype), torch.float32)
         bias = None if projection.bias is None else projection.bias.to(dtype)
         table = F.linear(self.table[rows].to(dtype), projection.weight.to(dtype), bias)
         return table.unflatten(-1, (self.heads, -1)).transpose(0, 1)
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
-        added = 0.0
+        total = 0.0
         if self.to_key is not None:
-            added += self.formula_term(q, self.to_key, m - n, head)
+            total += self.formula_term(q, self.to_key, m - n, head)
         if self.to_query is not None:
-            added += self.formula_term(k, self.to_query, n - m if self.mirror else m - n, head)
+            total += self.formula_term(k, self.to_query, n - m if self.mirror else m - n, head)
         terms = 2 if self.terms == "both" else 1
-        return super().formula_logit(q, k, m, n, head, scale) + added / math.sqrt(self.head_dim * (1 + terms))
+        return super().formula_logit(q, k, m, n, head, scale) + total / math.sqrt(self.head_dim * (1 + terms))
 
     def formula_term(self, content, projection: nn.Linear, delta: float, head: int) -> float:
-        """The dot product of a query or key with the projected row of one distance."""
+        """Return the dot product of a query or key with the projected row of one distance."""
         half, size = self.buckets // 2, abs(delta)
         if self.max_distance is None or size <= half:
             size = math.ceil(size)
@@ -246,7 +246,7 @@ class DeBERTa(Encoding):
 
 
 def edges_of(buckets: int, max_distance: int | None) -> tuple[float, ...]:
-    """The distance (positions) past which each bucket of one side begins, without that of 0."""
+    """Return the distance (positions) past which each bucket of one side begins, without that of 0."""
     if max_distance is None:
         return tuple(float(d) for d in range(buckets))
     half, last = buckets // 2, max_distance - 1
@@ -254,7 +254,7 @@ def edges_of(buckets: int, max_distance: int | None) -> tuple[float, ...]:
     for step in range(half):
         # x lies past the edge when x^(half-1) > half^(half-1-step) last^step, in whole numbers.
         edge = half * (last / half) ** (step / (half - 1))
-        near, bound = round(edge), half ** (half - 1 - step) * last**step
-        past = near ** (half - 1) > bound
-        logarithmic.append(min(edge, math.nextafter(near, 0.0)) if past else max(edge, float(near)))
+        integer, bound = round(edge), half ** (half - 1 - step) * last**step
+        past = integer ** (half - 1) > bound
+        logarithmic.append(min(edge, math.nextafter(integer, 0.0)) if past else max(edge, float(integer)))
     return (*(float(d) for d in range(half)), *logarithmic)

@@ -12,7 +12,7 @@ from posenc.encoding.base import Encoding
 from posenc.encoding.biases import Bias, ByDistance, Pairs, distances_between
 from posenc.encoding.formulas import dot_product
 from posenc.encoding.keys import Keys
-from posenc.encoding.score_mods import ScoreMod, at_token, entry, look_up, looked_up
+from posenc.encoding.score_mods import ScoreMod, at_token, look_up, table_entry, table_mod
 from posenc.tokens.positions import Positions
 from posenc.tokens.watched import may_be_read
 
@@ -89,15 +89,15 @@ class Fire(Encoding):
         self.out.reset_parameters()
 
     def pieces(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """The network as straight pieces: its bends [width], ascending, and slopes and offsets [H, width + 1]."""
+        """Return the network as linear pieces: its bends [width], ascending, and slopes and offsets [H, width + 1]."""
         weight, bias = self.hidden.weight[:, 0].to(dtype), self.hidden.bias.to(dtype)
         bends, order = (-bias / weight).detach().sort()
         rank, piece = order.argsort(), torch.arange(self.width + 1, device=bends.device)[:, None]
         # A neuron is on right of its bend when its weight is positive, left of it when negative.
-        on = torch.where(weight > 0, piece > rank, piece <= rank)
-        on = torch.where(weight == 0, bias > 0, on)  # [width + 1, width]
-        through = self.out.weight.to(dtype)[:, None] * on  # [H, width + 1, width]
-        return bends, (through * weight).sum(-1), (through * bias).sum(-1) + self.out.bias.to(dtype)[:, None]
+        active = torch.where(weight > 0, piece > rank, piece <= rank)
+        active = torch.where(weight == 0, bias > 0, active)  # [width + 1, width]
+        out_weights = self.out.weight.to(dtype)[:, None] * active  # [H, width + 1, width]
+        return bends, (out_weights * weight).sum(-1), (out_weights * bias).sum(-1) + self.out.bias.to(dtype)[:, None]
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         assert q is not None
@@ -110,10 +110,10 @@ class Fire(Encoding):
         m, n = at.axis(self), keys.at.axis(self)
         dtype = self.dtype_for(m, n)
         bends, slope, offset = self.pieces(dtype)
-        seen = self.seen(m, dtype)
+        denominator = self.denominator(m, dtype)
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            share = self.logarithm((at_token(m, b, i) - at_token(n, b, j)).to(dtype)) / at_token(seen, b, i)
+            share = self.logarithm((at_token(m, b, i) - at_token(n, b, j)).to(dtype)) / at_token(denominator, b, i)
             piece = torch.bucketize(share.detach(), bends)
             bias = look_up(slope, h, piece) * share + look_up(offset, h, piece)
             return score + bias.to(score.dtype)
@@ -121,13 +121,13 @@ class Fire(Encoding):
         return score_mod
 
     def all_within_length(self, at: Positions) -> bool:
-        """Whether it is known that all queries stand before L; on another device it would have to be waited for."""
+        """Whether all queries are known to stand before L; False if the answer would wait for a GPU."""
         if at.extent is None or not self.multiplier.is_cpu or not may_be_read(self.multiplier):
             return False
         return at.extent <= self.threshold(torch.float64).item()
 
     def within_length(self, delta: Tensor) -> Tensor:
-        """The bias [H, ...] at distances [...] of queries before L: the quotient's denominator is the same for all."""
+        """Return the bias [H, ...] at distances [...] of queries before L, which share one denominator."""
         dtype = self.dtype_for(delta)
         bends, slope, offset = self.pieces(dtype)
         share = self.logarithm(delta.to(dtype)) / (self.logarithm(self.threshold(dtype)) + self.eps)
@@ -135,20 +135,20 @@ class Fire(Encoding):
         bias = slope.index_select(1, piece) * share.flatten() + offset.index_select(1, piece)
         return bias.view(self.heads, *delta.shape)
 
-    def seen(self, m: Tensor, dtype: torch.dtype) -> Tensor:
-        """The quotient's denominator for queries at m [B or 1, T]."""
+    def denominator(self, m: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the quotient's denominator for queries at m [B or 1, T]."""
         return self.logarithm(torch.maximum(self.threshold(dtype), m.to(dtype))) + self.eps
 
     def threshold(self, dtype: torch.dtype) -> Tensor:
-        """L [1]."""
+        """Return L [1]."""
         return (self.multiplier.to(dtype) * self.length).abs()
 
     def logarithm(self, x: Tensor) -> Tensor:
-        """psi(|x|) = ln(|c x| + 1)."""
+        """Return psi(|x|) = ln(|c x| + 1)."""
         return torch.log1p((self.c[0].to(x.dtype) * x).abs())
 
     def dtype_for(self, *coords: Tensor) -> torch.dtype:
-        """What is computed in: float32 at least, and what coordinates are in where they are fractions."""
+        """Return the dtype to compute in: float32 or wider, and at least that of fractional coordinates."""
         fractions = (x.dtype for x in coords if x.is_floating_point())
         return functools.reduce(torch.promote_types, fractions, torch.promote_types(self.c.dtype, torch.float32))
 
@@ -161,27 +161,28 @@ class Fire(Encoding):
 
 
 class Pieces(Pairs):
-    """The network's bias: a fused kernel looks up the logarithm of each distance, and lines that each query has."""
+    """The network's bias; a fused kernel looks up the logarithm of a distance, and the linear pieces of a query."""
 
-    def fused(self, dtype: torch.dtype) -> ScoreMod:
+    def fused_closure(self, dtype: torch.dtype) -> ScoreMod:
         distances, fire = distances_between(self.at, self.keys.at), cast(Any, self.score_mod).__self__
         if distances is None:
-            return looked_up(self.dense(dtype))
+            return table_mod(self.dense(dtype))
         lowest, highest = distances
         bends, slope, offset = fire.pieces(dtype)
-        seen = fire.seen(self.at.axis(fire), dtype)
-        # Were they the same for all queries, the gradients of all pairs would be added up at a few places.
-        slope = slope[:, None, None] / seen[..., None]  # [H, B or 1, T, width + 1]
-        offset, seen = offset[:, None, None].expand_as(slope), seen.detach()
+        denominator = fire.denominator(self.at.axis(fire), dtype)
+        # One table for all queries would sum the gradients of all pairs at a few addresses, which is slow.
+        slope = slope[:, None, None] / denominator[..., None]  # [H, B or 1, T, width + 1]
+        offset, denominator = offset[:, None, None].expand_as(slope), denominator.detach()
         logarithms = fire.logarithm(torch.arange(lowest, highest + 1, device=self.q.device).to(dtype))
         m, n = self.at.axis(fire) - lowest, self.keys.at.axis(fire)
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             x = logarithms[at_token(m, b, i) - at_token(n, b, j)]
-            share, piece = x / at_token(seen, b, i), torch.zeros_like(i)
-            # By halves would be fewer, but the compiler writes out each step for every use of the one before.
+            share, piece = x / at_token(denominator, b, i), torch.zeros_like(i)
+            # Bisection takes fewer steps, but the compiler repeats each step for every use of the previous one.
             for bend in range(fire.width):
                 piece = piece + (share > bends[torch.zeros_like(i) + bend])
-            return score + (entry(slope, h, b, i, piece) * x + entry(offset, h, b, i, piece)).to(score.dtype)
+            bias = table_entry(slope, h, b, i, piece) * x + table_entry(offset, h, b, i, piece)
+            return score + bias.to(score.dtype)
 
-        return self.placed(score_mod)
+        return self.on_model_heads(score_mod)

@@ -88,7 +88,7 @@ class Forgetting(Encoding):
     def remember(self, x: Tensor, at: Positions) -> dict[str, Tensor]:
         checks.dim(self, x)
         dtype = torch.promote_types(x.dtype, torch.float32)
-        # Rounded to bfloat16 by autocast, an almost open gate would be open.
+        # Autocast to bfloat16 would round an almost open gate to an open one.
         with without_autocast(x):
             gates = F.linear(x.to(dtype), self.weight.to(dtype), self.offset.to(dtype))
         return {"forgetting": F.logsigmoid(gates).transpose(1, 2)}  # [B, H, T]
@@ -114,7 +114,7 @@ class Forgetting(Encoding):
         logits = super().formula_logits(query, keys, head, scale)
         gates = [(token.order, token.memo["forgetting"]) for token in keys]
         sums = [math.fsum(gate for order, gate in gates if key.order < order <= query.order) for key in keys]
-        return [logit + forgotten for logit, forgotten in zip(logits, sums, strict=True)]
+        return [logit + gate_sum for logit, gate_sum in zip(logits, sums, strict=True)]
 
     def formula_gate(self, x: list[float], head: int) -> float:
         """As published, in scalars: ln f of a token with embedding x."""

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
-from posenc.encoding.biases import Bias, DotProducts, Products, facts_of, whole
+from posenc.encoding.biases import Bias, DotProducts, Products, distance_tensor, facts_of
 from posenc.encoding.formulas import Token, dot_product
-from posenc.encoding.interpolation import interpolated
+from posenc.encoding.interpolation import interpolate
 from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import ScoreMod, look_up
 from posenc.tokens.positions import Positions
@@ -112,21 +112,21 @@ class Inkling(Encoding):
             delta = m[b, i] - n[b, j]
             # Keys in the future have no bias, however near.
             place = torch.where(delta >= 0, delta, self.max_distance).clamp(max=self.max_distance)
-            mixed = interpolated(lambda column: look_up(curves, b, h, i, column), place, self.max_distance)
-            return score + mixed.to(score.dtype)
+            bias = interpolate(lambda column: look_up(curves, b, h, i, column), place, self.max_distance)
+            return score + bias.to(score.dtype)
 
         return score_mod
 
     def products(self, mixture: Tensor, distances: range) -> list[DotProducts]:
-        """The bias at whole distances as dot products."""
+        """Return the bias at whole distances as dot products."""
         dtype = torch.promote_types(mixture.dtype, self.profiles.dtype)
-        delta = whole(distances, mixture.device)
-        biased = (delta >= 0) & (delta < self.max_distance)
+        delta = distance_tensor(distances, mixture.device)
+        in_reach = (delta >= 0) & (delta < self.max_distance)
         columns = self.profiles.to(dtype).index_select(1, delta.clamp(0, self.max_distance - 1))
-        return [DotProducts(mixture.to(dtype), (columns * biased).T[None])]
+        return [DotProducts(mixture.to(dtype), (columns * in_reach).T[None])]
 
     def mixture(self, q: Tensor, keys: Keys) -> Tensor:
-        """What each asking token mixes the profiles by, [B, H, T, rank], in float32 at least."""
+        """Return the weights of each query token on the profiles, [B, H, T, rank], in float32 or wider."""
         checks.heads(self, q)
         if "inkling" not in keys.query_memo:
             raise ValueError(f"the bias of {self} reads the asking tokens themselves; it works inside Attention only")
@@ -143,7 +143,7 @@ class Inkling(Encoding):
             n = query.at - key.at
             bias = 0.0
             if 0 <= n < self.max_distance:
-                mixed = [(1 - n % 1) * row[math.floor(n)] + n % 1 * row[math.ceil(n)] for row in columns]
-                bias = dot_product(query.memo["inkling"], mixed)
+                profile = [(1 - n % 1) * row[math.floor(n)] + n % 1 * row[math.ceil(n)] for row in columns]
+                bias = dot_product(query.memo["inkling"], profile)
             logits.append(dot_product(query.vector, key.vector, scale) + bias)
         return logits

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import AttentionOutput, Encoding
-from posenc.encoding.biases import Bias, DotProducts, Pairs, Products, ValueVectors, whole
+from posenc.encoding.biases import Bias, DotProducts, Pairs, Products, ValueVectors, distance_tensor
 from posenc.encoding.bound_kernel import BoundKernel
-from posenc.encoding.interpolation import interpolated, neighbours
+from posenc.encoding.interpolation import interpolate, neighbours
 from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import ScoreMod, look_up
 from posenc.kernels.in_rows import in_rows
@@ -97,11 +97,11 @@ class Shaw(Encoding):
             nn.init.normal_(self.value_table, std=std)
 
     def bucket(self, delta: Tensor) -> Tensor:
-        """The row of the tables (0 to 2 max_distance) of each signed distance, query minus key (positions)."""
+        """Return the row of the tables (0 to 2 max_distance) of each signed distance, query minus key (positions)."""
         return (-delta).clamp(-self.max_distance, self.max_distance) + self.max_distance
 
     def row(self, at: Positions, keys_at: Positions) -> Tensor:
-        """Where each pair [B or 1, T, S] reads the tables (rows; whole or fractional)."""
+        """Return the row of the tables for each pair [B or 1, T, S] (whole or fractional)."""
         return self.bucket(distance(at, keys_at, self))
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
@@ -109,17 +109,17 @@ class Shaw(Encoding):
         checks.head_dim(self, q)
         if self.mutual:
             return [Pairs(self.score_mod, q, at, keys, reads_between=False)]
-        products, beyond = partial(self.products, q), int(self.max_distance)
-        return [Products(self.score_mod, q, at, keys, products=products, same_beyond=beyond)]
+        products, limit = partial(self.products, q), int(self.max_distance)
+        return [Products(self.score_mod, q, at, keys, products=products, same_beyond=limit)]
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        of_queries = self.compared(q)
-        of_keys = self.compared(keys.k).repeat_interleave(q.shape[1] // keys.k.shape[1], 1) if self.mutual else None
+        of_queries = self.table_logits(q)
+        of_keys = self.table_logits(keys.k).repeat_interleave(q.shape[1] // keys.k.shape[1], 1) if self.mutual else None
         m, n = (where.axis(self).expand(q.shape[0], -1) for where in (at, keys.at))
 
         def read(table: Tensor, *index: Tensor) -> Tensor:
             *token, r = index
-            return interpolated(lambda whole: look_up(table, *token, whole), r, 2 * self.max_distance)
+            return interpolate(lambda whole: look_up(table, *token, whole), r, 2 * self.max_distance)
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             r = self.bucket(m[b, i] - n[b, j])
@@ -129,19 +129,19 @@ class Shaw(Encoding):
         return score_mod
 
     def products(self, q: Tensor, distances: range) -> list[DotProducts]:
-        """The bias of queries at whole distances as dot products."""
+        """Return the bias of queries at whole distances as dot products."""
         dtype = torch.promote_types(torch.promote_types(q.dtype, self.key_table.dtype), torch.float32)
         return [DotProducts(q.to(dtype) * self.head_dim**-0.5, self.vectors(self.key_table.to(dtype), distances))]
 
     def vectors(self, table: Tensor, distances: range) -> Tensor:
-        """The vectors [1, R, head_dim] of whole distances."""
+        """Return the vectors [1, R, head_dim] of whole distances."""
         first = self.max_distance - distances[0]
         if distances.step == -1 and 0 <= first and first + len(distances) <= len(table):
             return table[None, first : first + len(distances)]
-        return table[self.bucket(whole(distances, table.device))][None]
+        return table[self.bucket(distance_tensor(distances, table.device))][None]
 
-    def compared(self, x: Tensor) -> Tensor:
-        """Queries or keys [B, H, T, D] with every vector of the key table, scaled: [B, H, T, 2 max_distance + 1]."""
+    def table_logits(self, x: Tensor) -> Tensor:
+        """Return scaled products of queries or keys [B, H, T, D] with every vector: [B, H, T, 2 max_distance + 1]."""
         dtype = torch.promote_types(x.dtype, self.key_table.dtype)
         return (x.to(dtype) @ self.key_table.to(dtype).T) * self.head_dim**-0.5
 
@@ -154,11 +154,11 @@ class Shaw(Encoding):
         return kernel(self, q, at, keys, mask, biases=[*kernel.biases(self, q, at, keys), vectors])
 
     def by_pairs(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
-        """The same from the weights of every pair."""
+        """Return the attention output from the weights of every pair."""
         assert self.value_table is not None
         out, weights = kernel(self, q, at, keys, mask, need_weights=True)
         assert weights is not None
-        # Gather the weights of each row of the table first: [B, H, T, S] -> [B, H, T, 2 max_distance + 1].
+        # Sum the weights for each row of the table first: [B, H, T, S] -> [B, H, T, 2 max_distance + 1].
         row = self.row(at, keys.at)[:, None].expand_as(weights)
         # A row collects the weights of all keys past max_distance; half precision would stop counting small ones.
         exact = weights.to(torch.promote_types(weights.dtype, torch.float32))
@@ -166,22 +166,22 @@ class Shaw(Encoding):
         if not row.is_floating_point():
             by_row = by_row.scatter_add(-1, row, exact)
         else:
-            below, share = neighbours(row)
+            low, share = neighbours(row)
             share = share.to(exact.dtype)
-            by_row = by_row.scatter_add(-1, below, exact * (1 - share))
-            by_row = by_row.scatter_add(-1, (below + 1).clamp(max=2 * self.max_distance), exact * share)
+            by_row = by_row.scatter_add(-1, low, exact * (1 - share))
+            by_row = by_row.scatter_add(-1, (low + 1).clamp(max=2 * self.max_distance), exact * share)
         out = out + (by_row @ self.value_table.to(exact.dtype)).to(out.dtype)
         return out, weights if kernel.need_weights else None
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
-        asked = [a + b for a, b in zip(q, k, strict=True)] if self.mutual else q
-        added = sum(a * self.entry(self.key_table, m, n, channel) for channel, a in enumerate(asked))
-        return super().formula_logit(q, k, m, n, head, scale) + added / self.head_dim**0.5
+        queries = [a + b for a, b in zip(q, k, strict=True)] if self.mutual else q
+        total = sum(a * self.entry(self.key_table, m, n, channel) for channel, a in enumerate(queries))
+        return super().formula_logit(q, k, m, n, head, scale) + total / self.head_dim**0.5
 
     def formula_value(self, v, m, n, channel) -> float:
         return v[channel] + (0.0 if self.value_table is None else self.entry(self.value_table, m, n, channel))
 
     def entry(self, table: Tensor, m: float, n: float, channel: int) -> float:
-        """One channel of the vector for a key at n seen from a query at m."""
+        """Return one channel of the vector for a query at m and a key at n."""
         r = max(-self.max_distance, min(self.max_distance, n - m)) + self.max_distance
         return (1 - r % 1) * table[math.floor(r), channel].item() + r % 1 * table[math.ceil(r), channel].item()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
-from posenc.encoding.biases import Bias, DotProducts, Products, facts_of, whole
+from posenc.encoding.biases import Bias, DotProducts, Products, distance_tensor, facts_of
 from posenc.encoding.formulas import dot_product
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import exact
@@ -109,7 +109,7 @@ class TransformerXL(Waves, Encoding):
             nn.init.normal_(parameter, std=self.std)
 
     def waves(self, coords: Tensor, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The sines and cosines [..., pairs] at coordinates [...]."""
+        """Return the sines and cosines [..., pairs] at coordinates [...]."""
         coords = exact(coords)
         angle = coords[..., None] * self.frequencies_on(coords.device)
         return angle.sin().to(dtype).to(device), angle.cos().to(dtype).to(device)
@@ -119,11 +119,11 @@ class TransformerXL(Waves, Encoding):
         checks.heads(self, q)
         checks.head_dim(self, q)
         facts, products = partial(self.facts, at), partial(self.products, q, at, keys.k)
-        beyond = None if self.max_distance is None else math.ceil(self.max_distance)
-        return [Products(self.score_mod, q, at, keys, facts=facts, products=products, same_beyond=beyond)]
+        limit = None if self.max_distance is None else math.ceil(self.max_distance)
+        return [Products(self.score_mod, q, at, keys, facts=facts, products=products, same_beyond=limit)]
 
     def facts(self, at: Positions, keys: Keys) -> Keys:
-        """The waves of queries and of keys, [B or 1, 1, T or S, 2 pairs]."""
+        """Return the keys with the sinusoids of queries and of keys, [B or 1, 1, T or S, 2 pairs]."""
         dtype, device = self.precision(keys.k), keys.k.device
         of_queries, of_keys = (
             torch.cat(self.waves(where.axis(self)[:, None], dtype, device), -1) for where in (at, keys.at)
@@ -131,44 +131,44 @@ class TransformerXL(Waves, Encoding):
         return facts_of(keys, memo={"transformer_xl": of_keys}, query_memo={"transformer_xl": of_queries})
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        dtype, asked = self.precision(q), self.asked(q) * self.head_dim**-0.5
-        of_sine, of_cosine = self.split(asked @ self.weight.to(dtype).unflatten(0, (self.heads, -1)))
+        dtype, biased_q = self.precision(q), self.biased_queries(q) * self.head_dim**-0.5
+        of_sine, of_cosine = self.split(biased_q @ self.weight.to(dtype).unflatten(0, (self.heads, -1)))
         sin, cos = keys.query_memo["transformer_xl"].to(dtype).chunk(2, -1)
         # sin(m - n) = sin m cos n - cos m sin n, and cos(m - n) = cos m cos n + sin m sin n.
-        turned = torch.cat((of_cosine * sin - of_sine * cos, of_sine * sin + of_cosine * cos), -1)
-        waves, content = keys.memo["transformer_xl"].to(dtype), self.compared(keys.k)
+        query_waves = torch.cat((of_cosine * sin - of_sine * cos, of_sine * sin + of_cosine * cos), -1)
+        waves, content = keys.memo["transformer_xl"].to(dtype), self.content_logits(keys.k)
         if self.max_distance is not None:
             sin, cos = self.waves(exact(at.coords).new_full((), self.max_distance), dtype, q.device)
             even, odd = of_cosine @ cos, of_sine @ sin
             m, n = (where.axis(self).expand(q.shape[0], -1) for where in (at, keys.at))
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            added = dot_products(turned, waves, b, h, i, j)
+            bias = dot_products(query_waves, waves, b, h, i, j)
             if self.max_distance is not None:
-                delta, same, opposite = m[b, i] - n[b, j], even[b, h, i], odd[b, h, i]
-                added = torch.where(delta > self.max_distance, same + opposite, added)
-                added = torch.where(delta < -self.max_distance, same - opposite, added)
-            return score + (added + content[b, h, j]).to(score.dtype)
+                delta, even_part, odd_part = m[b, i] - n[b, j], even[b, h, i], odd[b, h, i]
+                bias = torch.where(delta > self.max_distance, even_part + odd_part, bias)
+                bias = torch.where(delta < -self.max_distance, even_part - odd_part, bias)
+            return score + (bias + content[b, h, j]).to(score.dtype)
 
         return score_mod
 
     def products(self, q: Tensor, at: Positions, k: Tensor, distances: range) -> list[DotProducts]:
-        """The bias at whole distances: what queries have of the distance, and what keys have wherever the query is."""
+        """Return the bias at whole distances: products of queries with the distance, and the content term of keys."""
         dtype = self.precision(q)
-        given = distances, dtype, q.device
+        table_args = distances, dtype, q.device
         # Layers share them: 4,096 tokens have a million sines.
         shape = self.dim, self.base, self.layout, self.max_distance
-        table = once(at, (type(self), shape, given), lambda: self.sinusoids(*given))
+        table = once(at, (type(self), shape, table_args), lambda: self.sinusoids(*table_args))
         vectors = F.linear(table, self.weight.to(dtype) * self.head_dim**-0.5)
-        content = self.compared(k)[..., None]
+        content = self.content_logits(k)[..., None]
         return [
-            DotProducts(self.asked(q), vectors.unflatten(-1, (self.heads, -1)).transpose(0, 1)),
+            DotProducts(self.biased_queries(q), vectors.unflatten(-1, (self.heads, -1)).transpose(0, 1)),
             DotProducts(content, content.new_ones(1, 1, 1), of_keys=True),
         ]
 
     def sinusoids(self, distances: range, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The sinusoids [R, dim] of whole distances."""
-        delta = whole(distances, device).double()
+        """Return the sinusoids [R, dim] of whole distances."""
+        delta = distance_tensor(distances, device).double()
         if self.max_distance is not None:
             delta = delta.clamp(-self.max_distance, self.max_distance)
         sin, cos = self.waves(delta, dtype, device)
@@ -179,24 +179,24 @@ class TransformerXL(Waves, Encoding):
     def precision(self, x: Tensor) -> torch.dtype:
         return torch.promote_types(torch.promote_types(x.dtype, self.weight.dtype), torch.float32)
 
-    def asked(self, q: Tensor) -> Tensor:
-        """What each query compares with its distances: [B, H, T, head_dim]."""
+    def biased_queries(self, q: Tensor) -> Tensor:
+        """Return q + v, which is multiplied with the distances: [B, H, T, head_dim]."""
         dtype = self.precision(q)
         return q.to(dtype) + self.distance_bias.to(dtype)[:, None]
 
-    def compared(self, k: Tensor) -> Tensor:
-        """Each key with the content's vector of each head, scaled: [B, H, S]."""
+    def content_logits(self, k: Tensor) -> Tensor:
+        """Return the scaled product u . k_j of each key: [B, H, S]."""
         dtype = self.precision(k)
         heads = self.content_bias.to(dtype).unflatten(0, (k.shape[1], -1))  # [KV, group, head_dim]
         return (k.to(dtype) @ heads.transpose(-1, -2)).transpose(-1, -2).flatten(1, 2) * self.head_dim**-0.5
 
-    def split(self, asked: Tensor) -> tuple[Tensor, Tensor]:
-        """What is asked of the sines and of the cosines [..., pairs], of channels [..., dim] in the layout's order."""
-        asked = F.pad(asked, (0, self.dim % 2))
+    def split(self, channels: Tensor) -> tuple[Tensor, Tensor]:
+        """Split channels [..., dim], in the layout's order, into those of sines and of cosines [..., pairs]."""
+        channels = F.pad(channels, (0, self.dim % 2))
         if self.layout == "concatenated":
-            of_sine, of_cosine = asked.chunk(2, -1)
+            of_sine, of_cosine = channels.chunk(2, -1)
         else:
-            of_sine, of_cosine = asked.unflatten(-1, (-1, 2)).unbind(-1)
+            of_sine, of_cosine = channels.unflatten(-1, (-1, 2)).unbind(-1)
         return of_sine, of_cosine
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
@@ -206,6 +206,6 @@ class TransformerXL(Waves, Encoding):
         sinusoid = [(math.sin, math.cos)[wave](distance / self.base ** (2 * pair / self.dim)) for pair, wave in place]
         u, v = self.content_bias[head].tolist(), self.distance_bias[head].tolist()
         rows = self.weight[head * self.head_dim : (head + 1) * self.head_dim].tolist()
-        projected = [dot_product(row, sinusoid) for row in rows]
-        added = dot_product(u, k) + dot_product(q, projected) + dot_product(v, projected)
-        return super().formula_logit(q, k, m, n, head, scale) + added / self.head_dim**0.5
+        products = [dot_product(row, sinusoid) for row in rows]
+        total = dot_product(u, k) + dot_product(q, products) + dot_product(v, products)
+        return super().formula_logit(q, k, m, n, head, scale) + total / self.head_dim**0.5

@@ -10,10 +10,10 @@ from posenc import checks
 from posenc.encoding.base import Encoding
 from posenc.encoding.biases import Bias, Factored
 from posenc.encoding.formulas import dot_product
-from posenc.encoding.interpolation import interpolated
+from posenc.encoding.interpolation import interpolate
 from posenc.encoding.keys import Keys
 from posenc.tokens.positions import Positions
-from posenc.tokens.watched import gpu_checks, may_be_read
+from posenc.tokens.watched import assert_on_gpu, may_be_read
 
 
 class TUPE(Encoding):
@@ -96,37 +96,37 @@ class TUPE(Encoding):
         assert q is not None
         checks.heads(self, q)
         checks.head_dim(self, q)
-        asking = self.projected(at, self.to_query, (2 * self.head_dim) ** -0.5)
-        asked = self.projected(keys.at, self.to_key)
+        q_pos = self.position_vectors(at, self.to_query, (2 * self.head_dim) ** -0.5)
+        k_pos = self.position_vectors(keys.at, self.to_key)
         if self.first_key is not None:
-            # In a channel of its own a key at 0 has 1, and queries what it gets.
-            first_key = self.first_key.to(asking.dtype)[:, None, None].expand(*asking.shape[:3], 1)
-            asking = torch.cat((asking, first_key), -1).masked_fill(self.first(at), 0.0)
+            # An extra channel is 1 for a key at 0, and holds the bias of that key for every query.
+            first_key = self.first_key.to(q_pos.dtype)[:, None, None].expand(*q_pos.shape[:3], 1)
+            q_pos = torch.cat((q_pos, first_key), -1).masked_fill(self.first(at), 0.0)
             first = self.first(keys.at)
-            asked = torch.cat((asked.masked_fill(first, 0.0), first.to(asked.dtype).expand(*asked.shape[:3], 1)), -1)
-        return [Factored(asking, asked)]
+            k_pos = torch.cat((k_pos.masked_fill(first, 0.0), first.to(k_pos.dtype).expand(*k_pos.shape[:3], 1)), -1)
+        return [Factored(q_pos, k_pos)]
 
     def first(self, at: Positions) -> Tensor:
-        """Which tokens are at position 0, [B or 1, 1, T, 1]."""
+        """Return which tokens are at position 0, [B or 1, 1, T, 1]."""
         return (at.axis(self) == 0)[:, None, :, None]
 
-    def projected(self, at: Positions, projection: nn.Linear, scale: float = 1.0) -> Tensor:
-        """The position of each token as a query or key [B or 1, H, T, D], in float32 at least."""
+    def position_vectors(self, at: Positions, projection: nn.Linear, scale: float = 1.0) -> Tensor:
+        """Return the projected position of each token [B or 1, H, T, D], in float32 or wider."""
         dtype = torch.promote_types(self.table.dtype, torch.float32)
-        coords = self.checked(at)
-        vectors = interpolated(lambda row: F.embedding(row, self.table).to(dtype), coords, self.max_len - 1)
+        coords = self.valid_coords(at)
+        vectors = interpolate(lambda row: F.embedding(row, self.table).to(dtype), coords, self.max_len - 1)
         return F.linear(vectors, projection.weight.to(dtype) * scale).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-    def checked(self, at: Positions) -> Tensor:
-        """The coordinates [B or 1, T]; raises ValueError if one is out of the table, where data can be looked at."""
+    def valid_coords(self, at: Positions) -> Tensor:
+        """Return the coordinates [B or 1, T]. Raises ValueError if one is outside the table and data can be read."""
         coords = at.axis(self)
         if at.extent is not None and at.extent <= self.max_len:
             return coords
         if not may_be_read(coords):
-            outside = (coords < 0) | (coords > self.max_len - 1)
-            return torch.where(outside, torch.nan, coords.to(torch.float64))
+            invalid = (coords < 0) | (coords > self.max_len - 1)
+            return torch.where(invalid, torch.nan, coords.to(torch.float64))
         words = f"a position is out of the {self.max_len} rows of {self}"
-        if gpu_checks(coords, lambda: (coords >= 0) & (coords <= self.max_len - 1), words):
+        if assert_on_gpu(coords, lambda: (coords >= 0) & (coords <= self.max_len - 1), words):
             return coords
         lowest, highest = coords.min().item(), coords.max().item()
         if highest > self.max_len - 1:
@@ -144,12 +144,12 @@ class TUPE(Encoding):
             return content
         if self.first_key is not None and n == 0:
             return content + self.first_key[head].item()
-        asking, asked = self.formula_vector(self.to_query, m, head), self.formula_vector(self.to_key, n, head)
-        return content + dot_product(asking, asked) / math.sqrt(2 * self.head_dim)
+        q_pos, k_pos = self.formula_vector(self.to_query, m, head), self.formula_vector(self.to_key, n, head)
+        return content + dot_product(q_pos, k_pos) / math.sqrt(2 * self.head_dim)
 
     def formula_vector(self, projection: nn.Linear, position: float, head: int) -> list[float]:
-        """The vector of a position, projected for one head."""
+        """Return the vector of a position, projected for one head."""
         first, second = self.table[math.floor(position)].tolist(), self.table[math.ceil(position)].tolist()
-        mixed = [(1 - position % 1) * a + position % 1 * b for a, b in zip(first, second, strict=True)]
+        vector = [(1 - position % 1) * a + position % 1 * b for a, b in zip(first, second, strict=True)]
         rows = projection.weight[head * self.head_dim : (head + 1) * self.head_dim].tolist()
-        return [dot_product(row, mixed) for row in rows]
+        return [dot_product(row, vector) for row in rows]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
-from posenc.tokens.shared_tables import numbers
+from posenc.tokens.shared_tables import number_tensor
 
 FORMS = ("symmetric", "asymmetric", "falcon")
 
@@ -89,11 +89,11 @@ class ALiBi(Encoding):
 
     @property
     def slopes(self) -> list[float]:
-        """The published slope of each head (logit per position); where a learned one starts."""
-        below = 2 ** int(math.log2(self.heads))
-        first = [2.0 ** (-self.bias_max * h / below) for h in range(1, below + 1)]
-        second = [2.0 ** (-self.bias_max * h / (2 * below)) for h in range(1, 2 * below + 1, 2)]
-        return first + second[: self.heads - below]
+        """The published slope of each head (logit per position), the initial value of a learned one."""
+        power = 2 ** int(math.log2(self.heads))
+        first = [2.0 ** (-self.bias_max * h / power) for h in range(1, power + 1)]
+        second = [2.0 ** (-self.bias_max * h / (2 * power)) for h in range(1, 2 * power + 1, 2)]
+        return first + second[: self.heads - power]
 
     def by_distance(self, delta: Tensor) -> Tensor:
         slopes = self.strengths(torch.float64 if delta.dtype == torch.float64 else torch.float32, delta.device)
@@ -103,10 +103,10 @@ class ALiBi(Encoding):
         return -slopes.view(-1, *(1,) * delta.dim()) * distance
 
     def strengths(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """What is subtracted for each position of distance, one number for each head, in dtype at least."""
+        """Return the slope of each head (logit per position), in dtype or wider."""
         factor = 1.0 if self.form != "falcon" else (self.head_dim or 1) ** -0.5
         if self.log_slopes is None:
-            return numbers([slope * factor for slope in self.slopes], dtype, device)
+            return number_tensor([slope * factor for slope in self.slopes], dtype, device)
         return self.log_slopes.to(torch.promote_types(dtype, self.log_slopes.dtype)).exp() * factor
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
@@ -114,8 +114,8 @@ class ALiBi(Encoding):
         if H & (H - 1) == 0:
             exponent = self.bias_max * (head + 1) / H
         else:
-            near = 1 << (H.bit_length() - 1)
-            exponent = self.bias_max * ((head + 1) / near if head < near else (head - near + 0.5) / near)
+            power = 1 << (H.bit_length() - 1)
+            exponent = self.bias_max * ((head + 1) / power if head < power else (head - power + 0.5) / power)
         slope = 2**-exponent if self.log_slopes is None else math.exp(self.log_slopes[head].item())
         distance = abs(m - n) - (0.5 if self.form == "asymmetric" and m > n else 0.0)
         bias = -slope * distance / (math.sqrt(self.head_dim or 1) if self.form == "falcon" else 1.0)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
-from posenc.encoding.interpolation import interpolated_on_axes
+from posenc.encoding.interpolation import interpolate_on_axes
 
 
 class GridBias(Encoding):
@@ -69,7 +69,7 @@ class GridBias(Encoding):
         nn.init.normal_(self.table, std=self.std)
 
     def row(self, cell: Tensor) -> Tensor:
-        """The table's row for a cell [..., A], counted from the window's most negative distance; held at its edge."""
+        """Return the row for a cell [..., A], counted from the most negative distance and clamped at the edge."""
         row = torch.zeros_like(cell[..., 0])
         for axis, n in enumerate(self.window):
             row = row * (2 * n - 1) + cell[..., axis].clamp(max=2 * n - 2)
@@ -83,10 +83,10 @@ class GridBias(Encoding):
         # Many distances share a row: their gradients would stop adding up in half precision.
         table = self.table.to(torch.promote_types(self.table.dtype, torch.float32))
         dtype = torch.promote_types(table.dtype, delta.dtype)
-        return interpolated_on_axes(lambda cell: F.embedding(self.row(cell), table), place, dtype).movedim(-1, 0)
+        return interpolate_on_axes(lambda cell: F.embedding(self.row(cell), table), place, dtype).movedim(-1, 0)
 
     def resampled(self, *window: int) -> "GridBias":
-        """The encoding of another window, its table interpolated linearly from this one; this one stays as it is.
+        """Return the encoding of another window, with a table interpolated linearly from this one.
 
         Raises ValueError for another number of axes.
 
@@ -95,21 +95,21 @@ class GridBias(Encoding):
         """
         if len(window) != self.axes:
             raise ValueError(f"window must have {self.axes} sizes as the old one {self.window}, got {window}")
-        other = GridBias(self.heads, window=window, std=self.std, device=self.table.device, dtype=self.table.dtype)
-        # Both tables are spread over the same square, each row in the middle of its cell.
+        twin = GridBias(self.heads, window=window, std=self.std, device=self.table.device, dtype=self.table.dtype)
+        # Both tables cover the same square, with each row in the middle of its cell.
         axes = [
             torch.arange(1 - n, n, dtype=torch.float64, device=self.table.device) * ((2 * old - 1) / (2 * n - 1))
             for old, n in zip(self.window, window, strict=True)
         ]
         delta = torch.cartesian_prod(*axes)
         with torch.no_grad():
-            other.table.copy_(self.by_distance(delta).T)
-        return other
+            twin.table.copy_(self.by_distance(delta).T)
+        return twin
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
-        places, others = (m, n) if isinstance(m, tuple) else ((m,), (n,))
+        query_coords, key_coords = (m, n) if isinstance(m, tuple) else ((m,), (n,))
         corners = [(0, 1.0)]
-        for a, b, size in zip(places, others, self.window, strict=True):
+        for a, b, size in zip(query_coords, key_coords, self.window, strict=True):
             place = min(max(a - b, 1 - size), size - 1) + size - 1
             low = math.floor(place)
             sides = [(low, 1 - (place - low)), (min(low + 1, 2 * size - 2), place - low)]

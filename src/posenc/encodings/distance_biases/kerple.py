@@ -89,7 +89,7 @@ class Kerple(Encoding):
         dtype = torch.promote_types(self.r1.dtype, torch.float32)
         dtype = torch.promote_types(dtype, delta.dtype) if delta.is_floating_point() else dtype
         distance = delta.abs().to(dtype)
-        r1, r2 = held(self.r1.to(dtype)), held(self.r2.to(dtype), math.inf if self.kind == "log" else 2.0)
+        r1, r2 = clamp_r(self.r1.to(dtype)), clamp_r(self.r2.to(dtype), math.inf if self.kind == "log" else 2.0)
         r1, r2 = (r.view(-1, *(1,) * delta.dim()) for r in (r1, r2))
         bias = -r1 * torch.log1p(r2 * distance) if self.kind == "log" else -r1 * distance**r2
         return bias * (self.head_dim or 1) ** -0.5 if self.form == "paper" else bias
@@ -102,6 +102,6 @@ class Kerple(Encoding):
         return super().formula_logit(q, k, m, n, head, scale) + bias / divisor
 
 
-def held(r: Tensor, highest: float = math.inf) -> Tensor:
-    """r within its bounds; its gradient passes through them."""
+def clamp_r(r: Tensor, highest: float = math.inf) -> Tensor:
+    """Return r clamped to its bounds, with the gradient of r itself."""
     return r.detach().clamp(LOWEST, highest) + (r - r.detach())

@@ -71,8 +71,8 @@ class LogGridBias(Encoding):
         self.hidden.reset_parameters()
         self.out.reset_parameters()
 
-    def scaled(self, delta: Tensor) -> Tensor:
-        """Distances (positions) on the network's logarithmic scale."""
+    def log_scale(self, delta: Tensor) -> Tensor:
+        """Return distances (positions) on the network's logarithmic scale."""
         x = delta * (8 / (self.window - 1))
         return x.sign() * x.abs().log1p() / math.log(8)
 
@@ -80,7 +80,7 @@ class LogGridBias(Encoding):
         delta = delta if self.axes != 1 else delta[..., None]
         dtype = torch.promote_types(self.out.weight.dtype, torch.float32)
         dtype = torch.promote_types(dtype, delta.dtype) if delta.is_floating_point() else dtype
-        x = self.scaled(delta.to(dtype))
+        x = self.log_scale(delta.to(dtype))
         # Autocast would take distances in bfloat16.
         with without_autocast(x):
             hidden = F.linear(x, self.hidden.weight.to(dtype), self.hidden.bias.to(dtype)).relu()
@@ -88,8 +88,8 @@ class LogGridBias(Encoding):
         return 16 * values.movedim(-1, 0).sigmoid()
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
-        places, others = (m, n) if isinstance(m, tuple) else ((m,), (n,))
-        u = [8 * (a - b) / (self.window - 1) for a, b in zip(places, others, strict=True)]
+        query_coords, key_coords = (m, n) if isinstance(m, tuple) else ((m,), (n,))
+        u = [8 * (a - b) / (self.window - 1) for a, b in zip(query_coords, key_coords, strict=True)]
         x = [math.copysign(math.log2(1 + abs(d)) / math.log2(8), d) for d in u]
         layer = zip(self.hidden.weight.tolist(), self.hidden.bias.tolist(), strict=True)
         neurons = [max(dot_product(weights, x) + bias, 0.0) for weights, bias in layer]

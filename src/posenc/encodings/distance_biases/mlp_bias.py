@@ -96,8 +96,8 @@ class MLPBias(Encoding):
         return x.movedim(-1, 0)
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
-        places, others = (m, n) if isinstance(m, tuple) else ((m,), (n,))
-        x = [a - b for a, b in zip(places, others, strict=True)]
+        query_coords, key_coords = (m, n) if isinstance(m, tuple) else ((m,), (n,))
+        x = [a - b for a, b in zip(query_coords, key_coords, strict=True)]
         if self.log:
             x = [math.copysign(math.log(1 + abs(d)), d) for d in x]
         for index, layer in enumerate(self.network):

@@ -9,7 +9,7 @@ from posenc import checks
 from posenc.encoding.base import Encoding
 from posenc.encoding.precision import exact, has_float64
 from posenc.encodings.rotations import plain_frequencies
-from posenc.tokens.shared_tables import numbers
+from posenc.tokens.shared_tables import number_tensor
 
 
 class Sandwich(Encoding):
@@ -59,11 +59,11 @@ class Sandwich(Encoding):
     def by_distance(self, delta: Tensor) -> Tensor:
         distance = exact(delta)
         total = torch.zeros_like(distance)
-        # As many cosines at a time as there are heads: a table of all of them would be larger than the bias.
+        # As many cosines at a time as heads: a table of all cosines would be larger than the bias.
         for frequencies in plain_frequencies(self.base, self.width, distance.device).split(self.heads):
             total = total + (distance * frequencies.view(-1, *(1,) * distance.dim())).cos().sum(0)
         share = [self.heads / (8 * h) for h in range(1, self.heads + 1)]
-        bias = numbers(share, torch.float64, total.device).view(-1, *(1,) * delta.dim()) * total
+        bias = number_tensor(share, torch.float64, total.device).view(-1, *(1,) * delta.dim()) * total
         return bias if has_float64(delta.device) else bias.float().to(delta.device)
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc import checks
 from posenc.encoding.base import Encoding
-from posenc.tokens.shared_tables import numbers
+from posenc.tokens.shared_tables import number_tensor
 
 
 class T5Bias(Encoding):
@@ -99,8 +99,8 @@ class T5Bias(Encoding):
         return [float(d) for d in range(1, exact + 1)] + logarithmic
 
     def bucket(self, delta: Tensor) -> Tensor:
-        """The bucket (0 to buckets - 1) of each signed distance, query minus key (positions)."""
-        edges = numbers(self.edges, torch.float64, delta.device)
+        """Return the bucket (0 to buckets - 1) of each signed distance, query minus key (positions)."""
+        edges = number_tensor(self.edges, torch.float64, delta.device)
         distance = delta.clamp(min=0) if self.causal else delta.abs()
         bucket = torch.bucketize(distance.to(torch.float64), edges, right=True)
         return bucket if self.causal else bucket + (delta < 0) * (self.buckets // 2)

@@ -1,4 +1,4 @@
-"""What the encodings that rotate pairs of channels share: where their tables come from, and door 2."""
+"""Base classes of the rotary (RoPE) encodings, which rotate pairs of channels."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ from posenc.tokens.positions import Positions
 
 
 class Waves:
-    """An encoding made of waves: if not said otherwise, of frequencies base^(-2k/width), k = 0, 1, ..."""
+    """An encoding of waves, by default of frequencies base^(-2k/width), k = 0, 1, ..."""
 
     base: float
     width: int
@@ -32,7 +32,7 @@ class Waves:
         return self.frequencies_on("cpu")
 
     def frequencies_on(self, device: torch.device | str) -> Tensor:
-        """The same, computed on a device: a GPU would wait for a copy."""
+        """Return the frequencies, computed on a device, since a GPU would wait for a copy."""
         return plain_frequencies(self.base, self.width, device)
 
     @property
@@ -42,67 +42,67 @@ class Waves:
 
 
 class Turning(PairsTurned, Encoding):
-    """An encoding that turns queries and keys alike, by their own positions; a subclass says how, in `rotated`."""
+    """An encoding that rotates queries and keys alike, by their positions; a subclass defines `rotated`."""
 
     turns = "alike"
 
     def rotated(self, x: Tensor, at: Positions) -> Tensor:
-        """Queries or keys [B, heads, T, head_dim], rotated."""
+        """Return queries or keys [B, heads, T, head_dim], rotated."""
         raise NotImplementedError
 
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
         return self.rotated(x, at)
 
-    def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
+    def moved(self, k: Tensor, old_at: Positions, new_at: Positions) -> Tensor:
         # Angles are linear in the coordinates.
-        return self.rotated(k, between(before, after))
+        return self.rotated(k, displacement(old_at, new_at))
 
 
 class TurnedByHead(Encoding):
-    """An encoding whose query heads may each turn in a way of their own: keys that they share are repeated for them."""
+    """An encoding whose query heads may rotate differently: the keys that they share are then repeated for them."""
 
     heads: Any
     head_dim: int
     per_head: bool
 
     def rotated(self, x: Tensor, at: Positions) -> Tensor:
-        """Queries, or keys that are as many, [B, heads, T, head_dim], rotated."""
+        """Return queries, or as many keys, [B, heads, T, head_dim], rotated."""
         raise NotImplementedError
 
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
         checks.head_dim(self, x)
-        x = x if side == "query" else self.repeated(x)
+        x = x if side == "query" else self.repeat_kv(x)
         if self.per_head:
             checks.heads(self, x)
         return self.rotated(x, at)
 
-    def repeated(self, x: Tensor) -> Tensor:
-        """Keys or values of fewer heads, repeated for the query heads that share them, where these differ."""
+    def repeat_kv(self, x: Tensor) -> Tensor:
+        """Return keys or values repeated for the query heads that share them, if these rotate differently."""
         if not self.per_head or self.heads is None or self.heads % x.shape[1]:
             return x
         return x.repeat_interleave(self.heads // x.shape[1], 1)
 
     def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
-        # The keys were repeated when they were turned; the values have to go with them.
-        return kernel(self, q, at, replace(keys, v=self.repeated(keys.v)), mask)
+        # `turn` has repeated the keys; the values must match.
+        return kernel(self, q, at, replace(keys, v=self.repeat_kv(keys.v)), mask)
 
 
 class Rotations(Turning):
     """An encoding that rotates pairs of channels of queries and keys by a table of cosines and sines.
 
-    A subclass has head_dim and layout, and computes the table, which is kept while tokens count up from a known start.
+    A subclass has head_dim and layout, and defines `table`, which is cached while tokens count up from a known start.
     """
 
     head_dim: int
     layout: str
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Cosines and sines [2, B or 1, 1, T, P] at some positions, each row computed by itself."""
+        """Return cosines and sines [2, B or 1, 1, T, P] at positions, each row computed independently."""
         raise NotImplementedError
 
     def rows(self, x: Tensor, at: Positions) -> Tensor:
-        """The table for heads like x [B, H, T, head_dim] at their positions."""
-        # A declared horizon is not among what tokens that count up from a known start tell of themselves.
+        """Return the table for heads like x [B, H, T, head_dim] at their positions."""
+        # The cache is keyed by the start and number of tokens, which do not include a declared horizon.
         keep = x.is_cpu and not self.turns_when_attending
         return self.once(self.table, at, rotation_dtype(x), x.device, keep=keep)
 
@@ -111,14 +111,14 @@ class Rotations(Turning):
         return self.by_table(x, self.rows(x, at))
 
     def by_table(self, x: Tensor, table: Tensor) -> Tensor:
-        """Queries or keys, their pairs turned by a table of cosines and sines."""
+        """Return queries or keys, with their pairs rotated by a table of cosines and sines."""
         cos, sin = table.unbind(0)
         return rotate_pairs(x, cos, sin, self.layout)
 
-    def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
+    def moved(self, k: Tensor, old_at: Positions, new_at: Positions) -> Tensor:
         if self.turns_when_attending:
             return k
-        return self.by_table(k, quotient(self.table, before, after, k))
+        return self.by_table(k, quotient(self.table, old_at, new_at, k))
 
     def turn_both(self, q: Tensor, k: Tensor, at: Positions, keys_at: Positions) -> tuple[Tensor, Tensor]:
         if at is not keys_at or q.dtype != k.dtype:
@@ -140,7 +140,7 @@ class ScheduledSpectrum(Waves, Rotations):
     def frequencies(self) -> Tensor:
         """The frequency of each pair (radians per position), float64, fastest first.
 
-        Where it depends on the horizon, it is that within the trained length.
+        If it depends on the horizon, this is the one within the trained length.
         """
         return self.spectrum()[0].flatten()
 
@@ -152,9 +152,9 @@ class ScheduledSpectrum(Waves, Rotations):
     def spectrum(
         self, horizon: Tensor | None = None, device: torch.device | str = "cpu"
     ) -> tuple[Tensor, float | Tensor]:
-        """The frequency of each pair (radians per position, float64, fastest first), and the temperature.
+        """Return the frequency of each pair (radians per position, float64, fastest first), and the temperature.
 
-        A schedule that depends on the `horizon` [B] gives a row for each; its default is the trained length.
+        A schedule that depends on the `horizon` [B] returns a row for each; the default is the trained length.
         """
         plain = plain_frequencies(self.base, self.width, device if horizon is None else horizon.device)
         if self.schedule is None:
@@ -164,7 +164,7 @@ class ScheduledSpectrum(Waves, Rotations):
         return self.schedule(plain, base=self.base, width=self.width, horizon=horizon)
 
     def formula_spectrum(self, horizon: float | None = None) -> tuple[list[float], float]:
-        """As published, in scalars: the frequency of each pair, and the temperature."""
+        """Return the frequency of each pair and the temperature, in scalars as published."""
         plain = [self.base ** (-2 * p / self.width) for p in range(self.width // 2)]
         if self.schedule is None:
             return plain, 1.0
@@ -178,29 +178,29 @@ class ScheduledSpectrum(Waves, Rotations):
         return repeat(self.formula_spectrum(horizon)[1])
 
 
-def between(before: Positions, after: Positions) -> Positions:
-    """Where tokens stand as seen from where they were: the differences of their coordinates."""
-    return after.with_coords(exact(after.coords) - exact(before.coords))
+def displacement(old_at: Positions, new_at: Positions) -> Positions:
+    """Return positions whose coordinates are the differences of the new and the old ones."""
+    return new_at.with_coords(exact(new_at.coords) - exact(old_at.coords))
 
 
-def quotient(table: Callable[..., Tensor], before: Positions, after: Positions, k: Tensor) -> Tensor:
-    """By what keys like k turn on that `table` turned at the positions `before`, and would turn at `after`.
+def quotient(table: Callable[..., Tensor], old_at: Positions, new_at: Positions, k: Tensor) -> Tensor:
+    """Return the rotation [2, ...] that moves keys like k, rotated by `table` at `old_at`, to `new_at`.
 
-    Cosines and sines [2, ...] multiply pairs as complex numbers do, so they are divided as such. What is in both, as a
-    temperature is, is in neither any more; and sizes that change with the position stay right.
+    Cosines and sines multiply pairs as complex numbers, so this is a complex quotient. A factor of both tables, such as
+    a temperature, cancels; factors that change with the position stay exact.
     """
     device = k.device if has_float64(k.device) else torch.device("cpu")
-    (a, b), (c, d) = (table(at, torch.float64, device).unbind(0) for at in (after, before))
+    (a, b), (c, d) = (table(at, torch.float64, device).unbind(0) for at in (new_at, old_at))
     return (torch.stack((a * c + b * d, b * c - a * d)) / (c * c + d * d)).to(rotation_dtype(k)).to(k.device)
 
 
 def plain_frequencies(base: float, width: int, device: torch.device | str = "cpu") -> Tensor:
-    """base^(-2k/width), k = 0, 1, ...: the frequency of each pair (radians per position), float64, fastest first."""
+    """Return the frequency of each pair, base^(-2k/width), k = 0, 1, ... (radians per position, float64)."""
     return base ** -(torch.arange(0, width, 2, dtype=torch.float64, device=device) / width)
 
 
 def cos_sin(angle: Tensor, temperature: float | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Cosines and sines [2, ...] of angles (radians, float64) times the temperature, rounded once to dtype."""
+    """Return cosines and sines [2, ...] of angles (radians, float64) times the temperature, rounded once to dtype."""
     table = torch.stack((angle.cos(), angle.sin()))
     if isinstance(temperature, Tensor) or temperature != 1:
         table = table * temperature
@@ -208,7 +208,7 @@ def cos_sin(angle: Tensor, temperature: float | Tensor, dtype: torch.dtype, devi
 
 
 def pairs_of_axis(head_dim: int, axes: int) -> int:
-    """How many pairs of channels each axis has, where all have as many. Raises ValueError where there is none."""
+    """Return the number of pairs of channels of each axis, the same for all. Raises ValueError if it is 0."""
     if not head_dim >= 2 * axes:
         raise ValueError(
             f"head_dim must hold a pair of channels for each axis, {2 * axes} for {axes} axes, got head_dim={head_dim}"
@@ -217,9 +217,9 @@ def pairs_of_axis(head_dim: int, axes: int) -> int:
 
 
 def rotary_width(head_dim: int, partial: float) -> int:
-    """How many channels of a head turn, where a part of it does: an even number.
+    """Return the number of channels of a head that rotate, an even number.
 
-    Raises ValueError for a part that is no fraction, or that leaves no whole pairs.
+    Raises ValueError for a `partial` that is no fraction, or that leaves no whole pairs.
     """
     checks.fraction("partial", partial)
     # A share such as 30/44 times the head may round to just below a whole number.

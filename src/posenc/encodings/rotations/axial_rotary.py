@@ -1,4 +1,4 @@
-"""Axial rotary encoding: rotary over several axes."""
+"""Axial rotary (RoPE) encoding: rotary over several axes."""
 
 import math
 
@@ -100,15 +100,15 @@ class AxialRotary(Rotations):
             raise ValueError(f"frequencies='dealt' takes a split into equal parts, got {self.widths}")
 
     def spectrum(self, axis: int, device: torch.device | str = "cpu") -> Tensor:
-        """The frequency of each pair of an axis (radians per unit of its coordinate, float64)."""
+        """Return the frequency of each pair of an axis (radians per unit of its coordinate, float64)."""
         width, axes = self.widths[axis], len(self.widths)
         j = torch.arange(width // 2, dtype=torch.float64, device=device)
         if self.frequencies == "language":
             return self.base ** -(2 * j / width)
         if self.frequencies == "dealt":
             return self.base ** -(2 * (j * axes + axis) / (width * axes))
-        share, most = j / max(width // 2 - 1, 1), (self.resolution or 224) / 2
-        return math.pi * (most**share if self.frequencies == "log_pixel" else 1 + share * (most - 1))
+        share, highest = j / max(width // 2 - 1, 1), (self.resolution or 224) / 2
+        return math.pi * (highest**share if self.frequencies == "log_pixel" else 1 + share * (highest - 1))
 
     @property
     def wavelengths(self) -> Tensor:
@@ -125,9 +125,9 @@ class AxialRotary(Rotations):
             return super().by_table(x, table)
         cos, sin = table.unbind(0)
         channels, pairs = [*self.widths, self.head_dim - sum(self.widths)], [width // 2 for width in self.widths]
-        *parts, passed = x.split(channels, -1)
+        *parts, rest = x.split(channels, -1)
         tables = zip(parts, cos.split(pairs, -1), sin.split(pairs, -1), strict=True)
-        return torch.cat([*(rotate_pairs(part, c, s, "half") for part, c, s in tables), passed], -1)
+        return torch.cat([*(rotate_pairs(part, c, s, "half") for part, c, s in tables), rest], -1)
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.coordinates(self.axes, self).view_as(at.coords))[:, None]  # [B or 1, 1, T, A]
@@ -160,12 +160,12 @@ class AxialRotary(Rotations):
 
 
 def even_split(head_dim: int, axes: int) -> tuple[int, ...]:
-    """The largest even number of channels that each axis can have when all have the same."""
+    """Return the largest equal and even number of channels for each axis."""
     return (2 * pairs_of_axis(head_dim, axes),) * axes
 
 
 def given_split(split: tuple[int, ...], head_dim: int, axes: int) -> tuple[int, ...]:
-    """The split, if it is one of so many channels among so many axes."""
+    """Return the split. Raises ValueError unless it fits the axes and head_dim."""
     if len(split) != axes:
         raise ValueError(f"split must name the channels of each of {axes} axes, got {split}")
     if any(not width >= 2 or width % 2 for width in split):

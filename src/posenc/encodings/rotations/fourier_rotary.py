@@ -1,4 +1,4 @@
-"""FoPE: rotary whose waves are mixtures of frequencies, without those that training cannot see whole."""
+"""FoPE: rotary (RoPE) with mixtures of frequencies, without waves longer than the trained length."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,24 +9,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from posenc import checks
-from posenc.encoding.channel_pairs import LAYOUTS, channels_of_pairs, multiplied
+from posenc.encoding.channel_pairs import LAYOUTS, channels_of_pairs, multiply_pairs
 from posenc.encoding.precision import exact
 from posenc.encodings.rotations import TurnedByHead, Waves, plain_frequencies, quotient
 from posenc.kernels.rotation.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.tokens.positions import Positions
 from posenc.tokens.shared_tables import constant
 
-SILENCED = ("passed", "doubled")
+SILENCED_FORMS = ("passed", "doubled")
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """The initial mixtures [2, heads or 1, K, K], float64 on the CPU: identity plus noise from the seed.
+class InitialMixtures:
+    """The initial mixtures [2, heads or 1, K, K], float64 on the CPU: identity plus seeded noise; no module state."""
 
-    Outside the state, and no tensor that a cast could damage.
-    """
-
-    kept: int
+    waves: int
     heads: int
     per_head: bool
     gain: float
@@ -34,7 +31,7 @@ class Drawn:
     mixtures: Tensor = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        K, heads = self.kept, self.heads if self.per_head else 1
+        K, heads = self.waves, self.heads if self.per_head else 1
         generator = torch.Generator("cpu").manual_seed(self.seed)
         noise = torch.randn(2, heads, K, K, generator=generator, dtype=torch.float64, device="cpu")
         deviation = self.gain * math.sqrt(2 / (K * (K + heads)) if self.per_head else 1 / K)
@@ -117,25 +114,25 @@ class FourierRotary(Waves, TurnedByHead):
         checks.above("base", base, 1)
         checks.one_of("layout", layout, LAYOUTS)
         checks.at_least("gain", gain, 0)
-        checks.one_of("silenced", silenced, SILENCED)
+        checks.one_of("silenced", silenced, SILENCED_FORMS)
         checks.whole("seed", seed, 0)
         self.heads, self.head_dim, self.trained_length = heads, head_dim, trained_length
         self.base, self.layout = base, layout
         self.gain, self.per_head, self.learned, self.silenced, self.seed = gain, per_head, learned, silenced, seed
-        self.kept = sum(2 * math.pi * base ** (2 * k / head_dim) <= trained_length for k in range(head_dim // 2))
+        self.waves = sum(2 * math.pi * base ** (2 * k / head_dim) <= trained_length for k in range(head_dim // 2))
         self.per_layer = learned
         if not per_head:
             self.doors = self.doors - {"attend"}
-        self.drawn = Drawn(self.kept, heads, per_head, gain, seed)
+        self.initial = InitialMixtures(self.waves, heads, per_head, gain, seed)
         if learned:
-            shape = self.drawn.mixtures.shape[1:]
+            shape = self.initial.mixtures.shape[1:]
             self.cos_mixture = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
             self.sin_mixture = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
         if self.learned:
-            cos, sin = self.drawn.mixtures
+            cos, sin = self.initial.mixtures
             with torch.no_grad():
                 self.cos_mixture.copy_(cos)
                 self.sin_mixture.copy_(sin)
@@ -143,43 +140,43 @@ class FourierRotary(Waves, TurnedByHead):
     @property
     def mixtures(self) -> Tensor:
         """A and B, stacked: [2, heads or 1, K, K]."""
-        return torch.stack((self.cos_mixture, self.sin_mixture)) if self.learned else self.drawn.mixtures
+        return torch.stack((self.cos_mixture, self.sin_mixture)) if self.learned else self.initial.mixtures
 
     def frequencies_on(self, device: torch.device | str) -> Tensor:
-        """The frequencies that are kept (radians per position), float64, fastest first."""
-        return plain_frequencies(self.base, self.head_dim, device)[: self.kept]
+        """Return the frequencies that are kept (radians per position), float64, fastest first."""
+        return plain_frequencies(self.base, self.head_dim, device)[: self.waves]
 
     def rotated(self, x: Tensor, at: Positions) -> Tensor:
         cos, sin = self.once(self.table, at, rotation_dtype(x), x.device)
         return rotate_pairs(x, cos, sin, self.layout)
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """What multiplies the pairs, [2, B or 1, heads or 1, T, d/2]."""
+        """Return the complex factors of the pairs, [2, B or 1, heads or 1, T, d/2]."""
         coords = exact(at.axis(self))
         angle = coords[:, None, :, None] * self.frequencies_on(coords.device)  # [B or 1, 1, T, K]
         mixtures = self.mixtures
         if not self.learned:
-            mixtures = constant(self.drawn, coords.device, lambda: self.drawn.mixtures.to(coords.device))
+            mixtures = constant(self.initial, coords.device, lambda: self.initial.mixtures.to(coords.device))
         cos, sin = torch.stack((angle.cos(), angle.sin())) @ mixtures.to(coords.device).double()[:, None]
         rest = (0, self.head_dim // 2 - angle.shape[-1])
         cos = F.pad(cos, rest, value=1.0)
         sin = F.pad(sin, rest, value=0.0 if self.silenced == "passed" else 1.0)
         return torch.stack((cos, sin)).to(dtype).to(device)
 
-    def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
-        cos, sin = quotient(self.table, before, after, k).unbind(0)
+    def moved(self, k: Tensor, old_at: Positions, new_at: Positions) -> Tensor:
+        cos, sin = quotient(self.table, old_at, new_at, k).unbind(0)
         return rotate_pairs(k, cos, sin, self.layout)
 
     def formula_query(self, q, position, head=0) -> list[float]:
         plain = [self.base ** (-2 * p / self.head_dim) for p in range(self.head_dim // 2)]
-        kept = [frequency for frequency in plain if 2 * math.pi / frequency <= self.trained_length]
+        frequencies = [frequency for frequency in plain if 2 * math.pi / frequency <= self.trained_length]
         by_cos, by_sin = cast(list, self.mixtures[:, head if self.per_head else 0].tolist())
         factors = [complex(1.0, 0.0 if self.silenced == "passed" else 1.0)] * len(plain)
-        for p in range(len(kept)):
-            cos = math.fsum(by_cos[f][p] * math.cos(position * w) for f, w in enumerate(kept))
-            sin = math.fsum(by_sin[f][p] * math.sin(position * w) for f, w in enumerate(kept))
+        for p in range(len(frequencies)):
+            cos = math.fsum(by_cos[f][p] * math.cos(position * w) for f, w in enumerate(frequencies))
+            sin = math.fsum(by_sin[f][p] * math.sin(position * w) for f, w in enumerate(frequencies))
             factors[p] = complex(cos, sin)
-        return multiplied(q, factors, channels_of_pairs(len(plain), self.layout))
+        return multiply_pairs(q, factors, channels_of_pairs(len(plain), self.layout))
 
     def formula_key(self, k, position, head=0) -> list[float]:
         return self.formula_query(k, position, head)

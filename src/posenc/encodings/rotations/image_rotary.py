@@ -1,4 +1,4 @@
-"""Image rotary encoding: rotary over coordinates that run from -1 to 1 whatever the size of the image (DINOv3)."""
+"""Image rotary (RoPE) encoding of DINOv3, over coordinates from -1 to 1 for images of any size."""
 
 import math
 
@@ -67,7 +67,7 @@ class ImageRotary(Rotations):
         return self.periods_on("cpu")
 
     def periods_on(self, device: torch.device | str) -> Tensor:
-        """The same, computed on a device."""
+        """Return the periods, computed on a device."""
         return self.base ** (torch.arange(self.bands, dtype=torch.float64, device=device) / self.bands)
 
     @property
@@ -87,7 +87,7 @@ class ImageRotary(Rotations):
 
 
 def normalised_grid(*sizes: int, side: str = "each", device: torch.device | str | None = None) -> Positions:
-    """The centres of a grid's cells in coordinates from -1 to 1, one axis for each size, the last axis running fastest.
+    """Return the centres of a grid's cells in coordinates from -1 to 1, the last axis fastest.
 
     p_a = 2 (i_a + 1/2) / N_a - 1 = (2 i_a + 1 - N_a) / N_a,  i_a = 0..size_a-1
 
@@ -110,7 +110,7 @@ def normalised_grid(*sizes: int, side: str = "each", device: torch.device | str 
 
 
 def augmented(at: Positions, *, seed: int, shift: float = 0.0, jitter: float = 1.0, rescale: float = 1.0) -> Positions:
-    """The same tokens with each row's coordinates moved and stretched at random, for training (DINOv3).
+    """Return positions with each row's coordinates moved and stretched at random, for training (DINOv3).
 
     p_a' = rescale' jitter_a' (p_a + shift_a'), shift_a' uniform in [-shift, shift], jitter_a' log-uniform in [1/jitter,
     jitter], both drawn for each axis, and rescale' log-uniform in [1/rescale, rescale] for all axes at once
@@ -129,17 +129,17 @@ def augmented(at: Positions, *, seed: int, shift: float = 0.0, jitter: float = 1
     rows, _, axes = at.coords.shape
     generator = torch.Generator().manual_seed(seed)
 
-    def drawn(wide: int, limit: float) -> Tensor:
-        """Uniform in [-limit, limit], one number for each row and axis [rows, 1, wide]."""
+    def uniform(wide: int, limit: float) -> Tensor:
+        """Return numbers [rows, 1, wide] that are uniform in [-limit, limit]."""
         # In float32, as the authors draw: the same seed then gives their numbers.
         return torch.empty(rows, 1, wide, device="cpu").uniform_(-limit, limit, generator=generator).double()
 
     coords = at.coords.cpu().double()
     if shift:
-        coords = coords + drawn(axes, shift)
+        coords = coords + uniform(axes, shift)
     if jitter > 1:
-        coords = coords * drawn(axes, math.log(jitter)).exp()
+        coords = coords * uniform(axes, math.log(jitter)).exp()
     if rescale > 1:
-        coords = coords * drawn(1, math.log(rescale)).exp()
+        coords = coords * uniform(1, math.log(rescale)).exp()
     dtype = at.coords.dtype if at.coords.is_floating_point() else torch.float32
     return at.with_coords(coords.to(dtype).to(at.coords.device))

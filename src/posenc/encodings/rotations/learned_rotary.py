@@ -1,4 +1,4 @@
-"""Rotary position embedding with learned frequencies."""
+"""Rotary position embedding (RoPE) with learned frequencies."""
 
 import math
 
@@ -14,7 +14,7 @@ from posenc.tokens.positions import Positions
 
 
 class LearnedRotary(TurnedByHead, Turning):
-    """Turn channel pairs as rotary does, by frequencies that every layer, or every head, learns for itself.
+    """Rotate channel pairs as rotary (RoPE) does, by frequencies that every layer or head learns.
 
     frequency_k = base^(-2k/r) e^(shift_k),   shift_k = 0 at first
     (a, b) -> (a cos p frequency_k - b sin p frequency_k,  b cos p frequency_k + a sin p frequency_k)
@@ -86,14 +86,14 @@ class LearnedRotary(TurnedByHead, Turning):
         nn.init.zeros_(self.shift)
 
     def spectrum(self) -> Tensor:
-        """The frequency of each pair, [r/2] or [heads, r/2] (radians per position, float64), with its gradient."""
+        """Return the frequency of each pair, [r/2] or [heads, r/2] (radians per position, float64), with gradient."""
         shift = exact(self.shift)
         k = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=shift.device)
         return self.base ** -(k / self.head_dim) * shift.exp()
 
     @property
     def frequencies(self) -> Tensor:
-        """The frequency of each pair as it is now (radians per position), float64: [r/2] or [heads, r/2]."""
+        """The present frequency of each pair (radians per position), float64: [r/2] or [heads, r/2]."""
         return self.spectrum().detach()
 
     @property
@@ -103,7 +103,7 @@ class LearnedRotary(TurnedByHead, Turning):
 
     def rotated(self, x: Tensor, at: Positions) -> Tensor:
         dtype = rotation_dtype(x)
-        # Not kept with the positions: a table that has a gradient belongs to one forward pass.
+        # Not cached with the positions: a table with a gradient belongs to one forward pass.
         frequencies = self.spectrum()
         coords = exact(at.axis(self))[:, None, :, None]
         angle = coords * (frequencies[:, None] if self.per_head else frequencies).to(coords.device)

@@ -1,4 +1,4 @@
-"""Mixed rotary encoding: rotary along learned directions."""
+"""Mixed rotary (RoPE) encoding: rotary along learned directions."""
 
 import math
 
@@ -83,20 +83,20 @@ class MixedRotary(Turning):
         self.reset_parameters()
         if sets > 1:
             reason = "heads that share a key head have to turn as it does; give groups=1, or the number of key heads"
-            # Per instance, since fewer sets close the gap.
+            # Of the instance, since one set of frequencies has no gap.
             self.gaps = {"grouped_query_heads_agree": reason, "a_cache_changes_nothing": reason}
 
     def reset_parameters(self) -> None:
         sets, pairs, axes = self.frequencies.shape
-        each = math.ceil(pairs / axes)
+        pairs_per_axis = math.ceil(pairs / axes)
         pair = torch.arange(pairs, device="cpu")
-        magnitude = self.base ** -(axes * (pair % each).double() / pairs)
+        magnitude = self.base ** -(axes * (pair % pairs_per_axis).double() / pairs)
         # A random rotation for each set: its columns are the perpendicular directions.
         q, r = torch.linalg.qr(torch.randn(sets, axes, axes, dtype=torch.float64, device="cpu"))
         directions = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]
         directions[:, :, -1] *= torch.linalg.det(directions)[:, None]
         with torch.no_grad():
-            self.frequencies.copy_(magnitude[:, None] * directions.mT[:, pair // each])
+            self.frequencies.copy_(magnitude[:, None] * directions.mT[:, pair // pairs_per_axis])
 
     def rotated(self, x: Tensor, at: Positions) -> Tensor:
         cos, sin = self.table(x, at).unbind(0)
@@ -109,7 +109,7 @@ class MixedRotary(Turning):
         return rotate_both(q, k, self.table(q, at), self.layout)
 
     def table(self, x: Tensor, at: Positions) -> Tensor:
-        """Cosines and sines [2, B or 1, H, T, P] for heads like x [B, H, T, head_dim] at their positions."""
+        """Return cosines and sines [2, B or 1, H, T, P] for heads like x [B, H, T, head_dim] at their positions."""
         checks.head_dim(self, x)
         sets = self.frequencies.shape[0]
         if x.shape[1] % sets or x.shape[1] > self.heads:
@@ -119,11 +119,11 @@ class MixedRotary(Turning):
             )
         coords, frequencies = exact(at.coordinates(self.axes, self).view_as(at.coords)), exact(self.frequencies)
         # Products and a sum of a few axes: autocast would take a matrix product in half precision.
-        along = [coords[:, None, :, axis, None] * frequencies[:, None, :, axis] for axis in range(self.axes)]
-        table = cos_sin(sum(along[1:], along[0]), 1.0, rotation_dtype(x), x.device)
+        products = [coords[:, None, :, axis, None] * frequencies[:, None, :, axis] for axis in range(self.axes)]
+        table = cos_sin(sum(products[1:], products[0]), 1.0, rotation_dtype(x), x.device)
         return table if sets in (1, x.shape[1]) else table.repeat_interleave(x.shape[1] // sets, 2)
 
     def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         places = (position,) if self.axes == 1 else position
-        own = self.frequencies[head * self.frequencies.shape[0] // self.heads].tolist()
-        return [math.fsum(f * place for f, place in zip(frequency, places, strict=True)) for frequency in own]
+        frequencies = self.frequencies[head * self.frequencies.shape[0] // self.heads].tolist()
+        return [math.fsum(f * place for f, place in zip(frequency, places, strict=True)) for frequency in frequencies]

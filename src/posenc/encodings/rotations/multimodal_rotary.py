@@ -9,7 +9,7 @@ from posenc.encoding.precision import exact
 from posenc.encodings.rotations import ScheduledSpectrum, cos_sin, rotary_width
 from posenc.schedules import Schedule, schedule_of
 from posenc.tokens.positions import Positions
-from posenc.tokens.shared_tables import numbers
+from posenc.tokens.shared_tables import number_tensor
 
 ORDERS = ("chunked", "interleaved", "time_last")
 
@@ -100,25 +100,25 @@ class MultimodalRotary(ScheduledSpectrum):
         return pairs - 2 * side, side, side
 
     def check_sections(self) -> None:
-        given, pairs = self.sections_in_use, self.width // 2
-        if not given or any(not n >= 0 or n % 1 for n in given) or sum(given) != pairs:
-            raise ValueError(f"sections must be whole numbers of pairs that add up to {pairs}, got {given}")
+        sections, pairs = self.sections_in_use, self.width // 2
+        if not sections or any(not n >= 0 or n % 1 for n in sections) or sum(sections) != pairs:
+            raise ValueError(f"sections must be whole numbers of pairs that add up to {pairs}, got {sections}")
         axis = self.axis_of_pair()
-        placed = tuple(axis.count(a) for a in range(len(given)))
-        if placed != given:
+        counts = tuple(axis.count(a) for a in range(len(sections)))
+        if counts != sections:
             raise ValueError(
-                f"sections {given} do not fit the interleaved order, which ends after {pairs} pairs; "
-                f"other libraries then give the axes {placed} pairs: say sections={placed} for the same"
+                f"sections {sections} do not fit the interleaved order, which ends after {pairs} pairs; "
+                f"other libraries then give the axes {counts} pairs: say sections={counts} for the same"
             )
 
     def axis_of_pair(self) -> list[int]:
-        """Which axis each pair reads, the fastest pair first."""
-        first, *others = self.sections_in_use
+        """Return the axis that each pair reads, the fastest pair first."""
+        first, *spatial = self.sections_in_use
         if self.order == "chunked":
             return [axis for axis, n in enumerate(self.sections_in_use) for _ in range(n)]
         if self.order == "time_last":
-            turns = range(max(others, default=0))
-            return [axis for turn in turns for axis, n in enumerate(others, 1) if turn < n] + [0] * first
+            turns = range(max(spatial, default=0))
+            return [axis for turn in turns for axis, n in enumerate(spatial, 1) if turn < n] + [0] * first
         A = len(self.sections_in_use)
         return [k % A if k < A * self.sections_in_use[k % A] else 0 for k in range(self.width // 2)]
 
@@ -130,7 +130,7 @@ class MultimodalRotary(ScheduledSpectrum):
                 f"{self.sections_in_use}, got positions with {coords.shape[-1]} axes"
             )
         if coords.shape[-1] != 1:
-            coords = coords[..., numbers(self.axis_of_pair(), torch.long, coords.device)]
+            coords = coords[..., number_tensor(self.axis_of_pair(), torch.long, coords.device)]
         frequencies, temperature = self.spectrum(device=coords.device)
         return cos_sin((coords * frequencies)[:, None], temperature, dtype, device)
 
@@ -153,7 +153,7 @@ class MultimodalRotary(ScheduledSpectrum):
 
 
 def text_and_grids(*parts: int | tuple[int, ...], device: torch.device | str | None = None) -> Positions:
-    """Positions of text and grids behind one another, as Qwen2-VL counts them.
+    """Return the positions of text and grids in one sequence, as Qwen2-VL counts them.
 
     Text counts up on all axes at once. A grid begins where the text before it would have gone on, and what follows it
     begins one past its largest coordinate.

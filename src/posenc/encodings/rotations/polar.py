@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.encoding.base import Encoding, Side
 from posenc.encoding.precision import exact
-from posenc.encodings.rotations import Waves, between, cos_sin
+from posenc.encodings.rotations import Waves, cos_sin, displacement
 from posenc.kernels.rotation.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.tokens.positions import Positions
 from posenc.tokens.shared_tables import once
@@ -86,11 +86,11 @@ class Polar(Waves, Encoding):
             nn.init.uniform_(self.delta, -2 * math.pi, 0.0)
 
     def frequencies_on(self, device: torch.device | str) -> Tensor:
-        """The frequency of each channel (radians per position), float64, fastest first."""
+        """Return the frequency of each channel (radians per position), float64, fastest first."""
         return self.base ** -(torch.arange(self.head_dim, dtype=torch.float64, device=device) / self.head_dim)
 
     def directions(self, x: Tensor, at: Positions) -> Tensor:
-        """Cosines and sines [2, B or 1, 1, T, d] of where the arrows of tokens point."""
+        """Return cosines and sines [2, B or 1, 1, T, d] of the directions of tokens."""
         checks.head_dim(self, x)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         key = type(self), self.head_dim, self.base, dtype, x.device
@@ -108,8 +108,8 @@ class Polar(Waves, Encoding):
             cos, sin = cos * delta.cos() + sin * delta.sin(), sin * delta.cos() - cos * delta.sin()
         return arrows(x, cos, sin)
 
-    def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
-        angle = exact(between(before, after).axis(self))[:, None, :, None] * self.frequencies_on(k.device)
+    def moved(self, k: Tensor, old_at: Positions, new_at: Positions) -> Tensor:
+        angle = exact(displacement(old_at, new_at).axis(self))[:, None, :, None] * self.frequencies_on(k.device)
         cos, sin = cos_sin(angle, 1.0, rotation_dtype(k), k.device)
         return rotate_pairs(k, cos, sin, "half")
 
@@ -123,6 +123,6 @@ class Polar(Waves, Encoding):
 
 
 def arrows(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Arrows of length softplus(x) in the given directions, [..., 2 d] in x's dtype: cosine parts, then sine parts."""
+    """Return vectors of length softplus(x) in these directions, [..., 2 d] in x's dtype: cosine parts, then sines."""
     length = F.softplus(x.to(cos.dtype))
     return torch.cat((length * cos, length * sin), -1).to(x.dtype)

@@ -10,7 +10,7 @@ from posenc.schedules import Schedule, schedule_of
 
 
 class ProportionalRotary(ScheduledSpectrum):
-    """Turn only the fastest channel pairs of a head, and let the slow ones carry content without position.
+    """Rotate only the fastest channel pairs of a head (p-RoPE); the slow ones carry content without position.
 
     frequency_k = base^(-2k/head_dim) for k < n, 0 for the other pairs,   n = floor(partial head_dim / 2), at least 1
     (a, b) -> (a cos p frequency_k - b sin p frequency_k,  b cos p frequency_k + a sin p frequency_k)
@@ -77,11 +77,11 @@ class ProportionalRotary(ScheduledSpectrum):
     def spectrum(
         self, horizon: Tensor | None = None, device: torch.device | str = "cpu"
     ) -> tuple[Tensor, float | Tensor]:
-        """The frequency of each pair of the head (radians per position; 0 stands still), and the temperature."""
+        """Return the frequency of each pair (radians per position; 0 does not rotate), and the temperature."""
         frequencies, temperature = super().spectrum(horizon, device)
         return frequencies * (torch.arange(self.head_dim // 2, device=frequencies.device) < self.turning), temperature
 
     def formula_spectrum(self, horizon: float | None = None) -> tuple[list[float], float]:
         frequencies, temperature = super().formula_spectrum(horizon)
-        # The list is cut at the share of all pairs; what is left stands still.
+        # The pairs after the share have frequency 0.
         return frequencies[: self.turning] + [0.0] * (self.head_dim // 2 - self.turning), temperature

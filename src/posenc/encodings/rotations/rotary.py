@@ -1,4 +1,4 @@
-"""Rotary position embedding."""
+"""Rotary position embedding (RoPE)."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ LAYOUTS = (*channel_pairs.LAYOUTS, "swapped")
 
 
 class Rotary(ScheduledSpectrum):
-    """Turn each pair of channels of queries and keys by an angle that grows with the position.
+    """Rotate each pair of channels of queries and keys by an angle proportional to the position (RoPE).
 
     frequency_k = base^(-2k/r), k = 0..r/2-1     (radians per position; the first pair is the fastest)
     (a, b) -> (a cos p frequency_k - b sin p frequency_k,  b cos p frequency_k + a sin p frequency_k)
@@ -45,7 +45,7 @@ class Rotary(ScheduledSpectrum):
     their number unless the call says seq_dim=1.
 
     Raises ValueError for an odd or impossible rotary width, a base of 1 or less, an unknown layout, heads of another
-    width, or a horizon that a schedule needs and nobody declared.
+    width, or a missing horizon that a schedule needs.
     Source: Su et al. 2021, arXiv:2104.09864, sections 3.2 and 3.4.
 
     >>> q, k = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 4, 8)
@@ -92,19 +92,19 @@ class Rotary(ScheduledSpectrum):
         frequencies = frequencies[:, None, None].to(coords.device) if by_horizon else frequencies
         if isinstance(temperature, Tensor):
             temperature = temperature.to(coords.device)[:, None, None, None]
-        # Kernels turn "swapped" as they turn "half".
+        # Kernels rotate "swapped" like "half".
         angles = (-coords if self.layout == "swapped" else coords) * frequencies
         return cos_sin(angles, temperature, dtype, device)
 
     def horizon(self, at: Positions) -> Tensor | None:
-        """The declared horizon of each sequence [B or 1]; None where everything lies within the trained length."""
+        """Return the declared horizon of each sequence [B or 1]; None if all lies within the trained length."""
         if at.horizon is not None:
             return exact(at.horizon)
         assert self.schedule is not None
         short = self.schedule.short_horizon
         if at.extent is None or at.extent > short:
             raise ValueError(
-                f"{self} depends on how long each sequence will be, and nobody said so; declare it with "
+                f"{self} depends on how long each sequence will be, and no length is declared; declare it with "
                 f"positions.with_horizon(horizon), a number for all or a tensor [B] (up to {short} positions that are "
                 f"counted need no declaration)"
             )

@@ -1,4 +1,4 @@
-"""xPos: rotary with an exponential decay in each pair."""
+"""xPos: rotary (RoPE) with an exponential decay in each pair."""
 
 import math
 
@@ -12,8 +12,8 @@ from posenc.encoding.precision import exact
 from posenc.encodings.rotations import Waves, cos_sin, quotient
 from posenc.kernels.rotation.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.tokens.positions import Positions
-from posenc.tokens.shared_tables import numbers
-from posenc.tokens.watched import gpu_checks, may_be_read
+from posenc.tokens.shared_tables import number_tensor
+from posenc.tokens.watched import assert_on_gpu, may_be_read
 
 FURTHEST_IN_HALF = 5008
 """The position up to which the contract tries half precision."""
@@ -101,44 +101,44 @@ class XPos(Waves, PairsTurned, Encoding):
         return [(2 * k / self.head_dim + self.gamma) / (1 + self.gamma) for k in range(self.head_dim // 2)]
 
     def reach(self, dtype: torch.dtype) -> float:
-        """How far from the centre queries and keys of a dtype may stand (positions)."""
+        """Return the largest distance from the centre for queries and keys of a dtype (positions)."""
         room = -math.log2(torch.finfo(dtype).tiny) - 6
         return self.scale_base * room * math.log(2) / -math.log(self.zetas[0])
 
     def turn(self, x: Tensor, at: Positions, side: Side) -> Tensor:
         checks.head_dim(self, x)
-        coords = self.checked(at, x.dtype)
-        given = rotation_dtype(x), x.device, +1 if side == "query" else -1
-        # Where coordinates cannot be looked at, those out of reach are marked.
+        coords = self.valid_coords(at, x.dtype)
+        args = rotation_dtype(x), x.device, +1 if side == "query" else -1
+        # If coordinates cannot be read, those out of reach become NaN.
         readable = may_be_read(coords)
-        table = self.once(self.table, at, *given, keep=x.is_cpu) if readable else self.sized(coords, *given)
+        table = self.once(self.table, at, *args, keep=x.is_cpu) if readable else self.scaled_table(coords, *args)
         return rotate_pairs(x, table[0], table[1], self.layout)
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device, sign: int = -1) -> Tensor:
-        return self.sized(at.axis(self), dtype, device, sign)
+        return self.scaled_table(at.axis(self), dtype, device, sign)
 
-    def sized(self, coords: Tensor, dtype: torch.dtype, device: torch.device, sign: int) -> Tensor:
-        """Cosines and sines [2, B or 1, 1, T, d/2] times the sizes; the sign is +1 for queries and -1 for keys."""
+    def scaled_table(self, coords: Tensor, dtype: torch.dtype, device: torch.device, sign: int) -> Tensor:
+        """Return cosines and sines [2, B or 1, 1, T, d/2] times the sizes; sign is +1 for queries, -1 for keys."""
         coords = exact(coords)[:, None, :, None]
-        fading = numbers(self.zetas, torch.float64, coords.device).log() / self.scale_base
+        fading = number_tensor(self.zetas, torch.float64, coords.device).log() / self.scale_base
         sizes = (sign * (coords - self.centre) * fading).exp()
         return cos_sin(coords * self.frequencies_on(coords.device), sizes, dtype, device)
 
-    def moved(self, k: Tensor, before: Positions, after: Positions) -> Tensor:
+    def moved(self, k: Tensor, old_at: Positions, new_at: Positions) -> Tensor:
         checks.head_dim(self, k)
-        self.checked(after, k.dtype)
-        cos, sin = quotient(self.table, before, after, k).unbind(0)
+        self.valid_coords(new_at, k.dtype)
+        cos, sin = quotient(self.table, old_at, new_at, k).unbind(0)
         return rotate_pairs(k, cos, sin, self.layout)
 
-    def checked(self, at: Positions, dtype: torch.dtype) -> Tensor:
-        """The coordinates [B or 1, T]; raises ValueError if one is out of reach."""
+    def valid_coords(self, at: Positions, dtype: torch.dtype) -> Tensor:
+        """Return the coordinates [B or 1, T]. Raises ValueError if one is out of reach."""
         coords, reach = at.axis(self), self.reach(dtype)
         if at.extent is not None and self.centre <= reach and at.extent - 1 - self.centre <= reach:
             return coords
         if not may_be_read(coords):
             return torch.where((coords - self.centre).abs() > reach, torch.nan, coords.double())
         words = f"a position is more than {int(reach):,} positions from the centre of {self}"
-        if gpu_checks(coords, lambda: (coords - self.centre).abs() <= reach, words):
+        if assert_on_gpu(coords, lambda: (coords - self.centre).abs() <= reach, words):
             return coords
         for edge in (coords.min().item(), coords.max().item()):
             if abs(edge - self.centre) > reach:
@@ -160,6 +160,6 @@ class XPos(Waves, PairsTurned, Encoding):
         return self.formula_fading(m - n)
 
     def formula_fading(self, distance: float) -> list[float]:
-        """As published, in scalars: the factor of each pair over a distance."""
+        """Return the factor of each pair over a distance, in scalars as published."""
         zetas = [(2 * k / self.head_dim + self.gamma) / (1 + self.gamma) for k in range(self.head_dim // 2)]
         return [zeta ** (distance / self.scale_base) for zeta in zetas]

@@ -1,1 +1,1 @@
-"""Other rules than attention's own: door 4."""
+"""Encodings that replace the attention rule: door 4."""

@@ -15,7 +15,7 @@ from posenc.tokens.masks import Mask, bidirectional, causal
 from posenc.tokens.positions import Positions
 
 BLOCK = 64
-"""How many tokens of a path are gone through at once."""
+"""The tokens of a path in one block."""
 
 
 class PaTH(Encoding):
@@ -104,44 +104,44 @@ class PaTH(Encoding):
         checks.heads(self, q)
         checks.head_dim(self, q)
         with without_autocast(q):
-            lost = self.lost(q, at, keys, -kernel.scale)
-        return kernel(self, q, at, keys, mask, biases=[Dense(lost)])
+            loss = self.path_loss(q, at, keys, -kernel.scale)
+        return kernel(self, q, at, keys, mask, biases=[Dense(loss)])
 
-    def lost(self, q: Tensor, at: Positions, keys: Keys, factor: float = 1.0) -> Tensor:
-        """What each pair loses of q . k on its path, times a factor, [B, H, T, S]: k_j^T (I - H_{j+1} ... H_i) q_i."""
+    def path_loss(self, q: Tensor, at: Positions, keys: Keys, factor: float = 1.0) -> Tensor:
+        """Return the loss of each pair on its path, times a factor, [B, H, T, S]: k_j^T (I - H_{j+1} ... H_i) q_i."""
         dtype = torch.promote_types(q.dtype, torch.float32)
         w, beta = keys.memo["path_direction"].to(dtype), keys.memo["path_strength"].to(dtype)
         q, k = q.to(dtype), (factor * keys.k.to(dtype)).repeat_interleave(q.shape[1] // keys.k.shape[1], 1)
         if keys.at.contiguous:
-            return self.lost_in_order(q, at, k, w, beta, keys.at)
+            return self.loss_in_order(q, at, k, w, beta, keys.at)
         sequence = keys.at.order.argsort(-1)  # [B or 1, S]
         rows = sequence.expand(k.shape[0], -1)
-        k, w = (taken(x, rows[:, None, :, None], 2) for x in (k, w))
+        k, w = (gather(x, rows[:, None, :, None], 2) for x in (k, w))
         document = keys.at.document
-        document = None if document is None else taken(document, sequence, 1)
-        places = Positions(taken(keys.at.coords, sequence[..., None], 1), taken(keys.at.order, sequence, 1), document)
-        lost = self.lost_in_order(q, at, k, w, taken(beta, rows[:, None], 2), places)
-        return taken(lost, rows.argsort(-1)[:, None, None], 3)
+        document = None if document is None else gather(document, sequence, 1)
+        places = Positions(gather(keys.at.coords, sequence[..., None], 1), gather(keys.at.order, sequence, 1), document)
+        loss = self.loss_in_order(q, at, k, w, gather(beta, rows[:, None], 2), places)
+        return gather(loss, rows.argsort(-1)[:, None, None], 3)
 
-    def lost_in_order(self, q: Tensor, at: Positions, k: Tensor, w: Tensor, beta: Tensor, places: Positions) -> Tensor:
-        """The same for keys, directions and strengths [B, H, S, ...] in the order of their tokens.
+    def loss_in_order(self, q: Tensor, at: Positions, k: Tensor, w: Tensor, beta: Tensor, places: Positions) -> Tensor:
+        """Return the same for keys, directions and strengths [B, H, S, ...] in the order of their tokens.
 
-        From the last block of tokens to the first: what of q is gone when its path has come to a block, and what it
-        loses there, which solves a triangular system of the block's own size.
+        It goes from the last block of tokens to the first: each step starts with what the path has removed of q so far,
+        and solves a triangular system of the size of the block.
         """
         if torch.compiler.is_compiling():
-            # The number of blocks would tie a graph to one length.
-            return lost_in_block(q, torch.zeros_like(q), at, k, w, beta, places)[0]
-        known = at.start is not None and places.start is not None
-        gone, columns = q[:, :, :0], []
+            # A loop over blocks would tie a graph to one length.
+            return loss_in_block(q, torch.zeros_like(q), at, k, w, beta, places)[0]
+        starts_known = at.start is not None and places.start is not None
+        removed_q, columns = q[:, :, :0], []
         for start in reversed(range(0, places.tokens, BLOCK)):
             block = slice(start, min(start + BLOCK, places.tokens))
             # Queries before a block have no path through it.
-            first = max(0, min(places.start + start - at.start, at.tokens)) if known else 0
-            gone = F.pad(gone, (0, 0, at.tokens - first - gone.shape[2], 0))
-            asking, here = at.rows(slice(first, at.tokens)), (x[:, :, block] for x in (k, w, beta))
-            lost, gone = lost_in_block(q[:, :, first:], gone, asking, *here, places.rows(block))
-            columns.append(F.pad(lost, (0, 0, first, 0)))
+            first = max(0, min(places.start + start - at.start, at.tokens)) if starts_known else 0
+            removed_q = F.pad(removed_q, (0, 0, at.tokens - first - removed_q.shape[2], 0))
+            query_at, here = at.rows(slice(first, at.tokens)), (x[:, :, block] for x in (k, w, beta))
+            loss, removed_q = loss_in_block(q[:, :, first:], removed_q, query_at, *here, places.rows(block))
+            columns.append(F.pad(loss, (0, 0, first, 0)))
         return torch.cat(columns[::-1], -1)
 
     def formula_query(self, q, position, head=0) -> list[float]:
@@ -152,8 +152,8 @@ class PaTH(Encoding):
         logits = []
         for key in keys:
             u = list(query.vector)
-            between = [token for token in keys if key.order < token.order <= query.order]
-            for token in sorted(between, key=lambda token: -token.order):
+            path = [token for token in keys if key.order < token.order <= query.order]
+            for token in sorted(path, key=lambda token: -token.order):
                 w = token.memo["path_direction"]
                 share = token.memo["path_strength"] * dot_product(w, u)
                 u = [a - share * b for a, b in zip(u, w, strict=True)]
@@ -161,39 +161,39 @@ class PaTH(Encoding):
         return logits
 
 
-def taken(x: Tensor, index: Tensor, axis: int) -> Tensor:
-    """x in the order of an index that broadcasts to it, as `take_along_dim`, which ties a graph to one length."""
+def gather(x: Tensor, index: Tensor, axis: int) -> Tensor:
+    """Return x at an index that broadcasts to it; `take_along_dim` would tie a graph to one length."""
     shape = torch.broadcast_shapes(x.shape, index.shape)
     return x.expand(shape).gather(axis, index.expand(shape))
 
 
-def lost_in_block(
-    q: Tensor, gone: Tensor, at: Positions, k: Tensor, w: Tensor, beta: Tensor, places: Positions
+def loss_in_block(
+    q: Tensor, removed_q: Tensor, at: Positions, k: Tensor, w: Tensor, beta: Tensor, places: Positions
 ) -> tuple[Tensor, Tensor]:
-    """What each pair of queries and keys of a block loses, and what of the queries is gone on the block's far side.
+    """Return the loss of each pair of queries and keys of a block, and the part of q removed up to its far side.
 
     gone  [B, H, T, D], what of them is gone when their paths come to the block from behind
     """
     # q_i loses sum_l c_il w_l, where c_il = beta_l w_l . (q_i - sum over l' after l of c_il' w_l'), l' up to i.
-    passed = causal().allowed(at, places)  # [B or 1, 1, T, S]
+    on_path = causal().allowed(at, places)  # [B or 1, 1, T, S]
     together = bidirectional().allowed(places, places)  # [B or 1, 1, S, S]
     earlier = places.order[:, None, :, None] > places.order[:, None, None, :]
-    weighed = w * beta[..., None]
-    overlap = (weighed @ w.mT).masked_fill(~together, 0.0)
-    share = solve(overlap, ((q - gone) @ weighed.mT).masked_fill(~passed, 0.0))
-    lost = added(gone @ k.mT, share, (w @ k.mT).masked_fill(~earlier, 0.0))
-    return lost, added(gone, share, w)
+    scaled_w = w * beta[..., None]
+    overlap = (scaled_w @ w.mT).masked_fill(~together, 0.0)
+    share = solve(overlap, ((q - removed_q) @ scaled_w.mT).masked_fill(~on_path, 0.0))
+    loss = add_product(removed_q @ k.mT, share, (w @ k.mT).masked_fill(~earlier, 0.0))
+    return loss, add_product(removed_q, share, w)
 
 
-def added(total: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """total + one @ other, [B, H, ...] each."""
-    found = torch.baddbmm(*(x.flatten(0, 1) for x in (total, one, other)))
-    return found.unflatten(0, total.shape[:2])
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Return total + left @ right, [B, H, ...] each."""
+    out = torch.baddbmm(*(x.flatten(0, 1) for x in (total, left, right)))
+    return out.unflatten(0, total.shape[:2])
 
 
 def solve(overlap: Tensor, first: Tensor) -> Tensor:
-    """c [..., T, S] with c_l + sum over l' after l of overlap_ll' c_l' = first_l, for every query."""
-    one = torch.eye(overlap.shape[-1], dtype=overlap.dtype, device=overlap.device)
-    # Of many queries a product with the inverse is faster than solving for each.
-    inverse = torch.linalg.solve_triangular(overlap, one.expand_as(overlap), upper=True, unitriangular=True)
+    """Return c [..., T, S] with c_l + sum over l' after l of overlap_ll' c_l' = first_l, for every query."""
+    identity = torch.eye(overlap.shape[-1], dtype=overlap.dtype, device=overlap.device)
+    # For many queries a product with the inverse is faster than solving for each.
+    inverse = torch.linalg.solve_triangular(overlap, identity.expand_as(overlap), upper=True, unitriangular=True)
     return first @ inverse.mT

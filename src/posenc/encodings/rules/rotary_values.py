@@ -1,4 +1,4 @@
-"""Rotary on values: each value is turned by its distance from the query."""
+"""Rotary (RoPE) on values: each value is rotated by its distance from the query."""
 
 import cmath
 from dataclasses import replace
@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc import checks
 from posenc.encoding.base import AttentionOutput, Encoding
 from posenc.encoding.bound_kernel import BoundKernel
-from posenc.encoding.channel_pairs import LAYOUTS, channels_of_pairs, multiplied
+from posenc.encoding.channel_pairs import LAYOUTS, channels_of_pairs, multiply_pairs
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import exact
 from posenc.encodings.rotations import Waves, cos_sin, rotary_width
@@ -77,12 +77,12 @@ class RotaryValues(Waves, Encoding):
         self.width = width
 
     def rotated(self, x: Tensor, at: Positions, direction: int) -> Tensor:
-        """x [B, heads, T, head_dim] turned by `direction` times its positions."""
+        """Return x [B, heads, T, head_dim] rotated by `direction` times its positions."""
         cos, sin = self.once(self.table, at, rotation_dtype(x), x.device, keep=x.is_cpu)
         if not self.trailing:
             return rotate_pairs(x, cos, sin, self.layout, inverse=direction < 0)
-        passed, turned = x[..., : -self.width], x[..., -self.width :]
-        return torch.cat((passed, rotate_pairs(turned, cos, sin, self.layout, inverse=direction < 0)), -1)
+        rest, tail = x[..., : -self.width], x[..., -self.width :]
+        return torch.cat((rest, rotate_pairs(tail, cos, sin, self.layout, inverse=direction < 0)), -1)
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
         coords = exact(at.axis(self))
@@ -98,4 +98,4 @@ class RotaryValues(Waves, Encoding):
         turns = [cmath.rect(1, (n - m) * self.base ** (-2 * k / r)) for k in range(r // 2)]
         first = self.head_dim - r if self.trailing else 0
         pairs = [(first + a, first + b) for a, b in channels_of_pairs(r // 2, self.layout)]
-        return multiplied(v, turns, pairs)[channel]
+        return multiply_pairs(v, turns, pairs)[channel]

@@ -1,4 +1,4 @@
-"""Selective RoPE: rotary whose angles are the sum of what the tokens in between ask for."""
+"""Selective RoPE: rotary whose angles are sums of learned steps of the tokens between."""
 
 import math
 from dataclasses import replace
@@ -106,18 +106,18 @@ class SelectiveRotary(PairsTurned, Encoding):
         self.dim, self.heads, self.head_dim, self.base, self.layout = dim, heads, head_dim, base, layout
         self.rank, self.drift, self.gate = rank, drift, gate
         self.temperature, self.learned_temperature = temperature, learned_temperature
-        pairs = head_dim // 2
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        pairs, angles = head_dim // 2, heads * (head_dim // 2)
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.to_angle = nn.Sequential(
-            nn.Linear(dim, rank, bias=False, **made), nn.Linear(rank, heads * pairs, bias=False, **made)
+            nn.Linear(dim, rank, bias=False, **factory), nn.Linear(rank, angles, bias=False, **factory)
         )
         self.to_gate = nn.Sequential()
         if gate == "head":
-            self.to_gate.append(nn.Linear(dim, heads, **made))
+            self.to_gate.append(nn.Linear(dim, heads, **factory))
         elif gate == "pair":
-            self.to_gate.append(nn.Linear(dim, rank, bias=False, **made)).append(nn.Linear(rank, heads * pairs, **made))
-        self.log_drift = nn.Parameter(torch.empty(heads, pairs, **made)) if drift else None
-        self.temperatures = nn.Parameter(torch.empty(pairs, **made)) if learned_temperature else None
+            self.to_gate.append(nn.Linear(dim, rank, bias=False, **factory)).append(nn.Linear(rank, angles, **factory))
+        self.log_drift = nn.Parameter(torch.empty(heads, pairs, **factory)) if drift else None
+        self.temperatures = nn.Parameter(torch.empty(pairs, **factory)) if learned_temperature else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -130,22 +130,22 @@ class SelectiveRotary(PairsTurned, Encoding):
                 self.temperatures.copy_(self.spectrum())
 
     def spectrum(self, device: torch.device | str = "cpu") -> Tensor:
-        """The temperature of each pair as published, float64."""
+        """Return the published temperature of each pair, float64."""
         return self.temperature * plain_frequencies(self.base, self.head_dim, device)
 
     def remember(self, x: Tensor, at: Positions) -> dict[str, Tensor]:
-        """The angle [B, heads, T, pairs] that each token asks for (radians)."""
+        """Return the angle [B, heads, T, pairs] of each token (radians)."""
         checks.dim(self, x)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         # Angles add up over the whole sequence, and so would the errors of half precision.
         with without_autocast(x):
             x = x.to(dtype)
             x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) / self.heads + 1e-6)
-            angle = through(self.to_angle, x).unflatten(-1, (self.heads, -1))  # [B, T, heads, pairs]
+            angle = apply_linears(self.to_angle, x).unflatten(-1, (self.heads, -1))  # [B, T, heads, pairs]
             if self.log_drift is not None:
                 angle = angle + self.log_drift.to(dtype).exp()
             if self.gate != "none":
-                angle = angle * through(self.to_gate, x).sigmoid().unflatten(-1, (self.heads, -1))
+                angle = angle * apply_linears(self.to_gate, x).sigmoid().unflatten(-1, (self.heads, -1))
             temperatures = self.temperatures
             if temperatures is None:
                 temperatures = self.spectrum(x.device if has_float64(x.device) else "cpu")
@@ -157,20 +157,20 @@ class SelectiveRotary(PairsTurned, Encoding):
         checks.head_dim(self, q)
         to_query, to_key = sums_of("selective_rotary", at, keys)  # [B, heads * pairs, T] and [..., S]
         k, v = fit_heads(q, keys.k, keys.v)
-        # Only a product of both is free of where the sums began: biases beside it read queries and keys as they are.
-        biases = [bias for part in kernel.beside for bias in part.biases(q, at, keys)]
+        # Rotated queries alone depend on where the sums began, so biases beside it read unrotated queries and keys.
+        biases = [bias for part in kernel.other_parts for bias in part.biases(q, at, keys)]
         if to_query is to_key and q.dtype == k.dtype:
-            turned, k = rotate_both(q, k, self.table(q, to_key), self.layout)
+            rotated_q, k = rotate_both(q, k, self.table(q, to_key), self.layout)
         else:
-            turned, k = self.rotated(q, to_query), self.rotated(k, to_key)
-        return replace(kernel, beside=())(self, turned, at, replace(keys, k=k, v=v), mask, biases=biases)
+            rotated_q, k = self.rotated(q, to_query), self.rotated(k, to_key)
+        return replace(kernel, other_parts=())(self, rotated_q, at, replace(keys, k=k, v=v), mask, biases=biases)
 
     def rotated(self, x: Tensor, turns: Tensor) -> Tensor:
         return rotate_pairs(x, *self.table(x, turns).unbind(0), self.layout)
 
     def table(self, x: Tensor, turns: Tensor) -> Tensor:
-        """Cosines and sines [2, B, heads, T, pairs] of turns [B, heads * pairs, T], for x [B, heads, T, head_dim]."""
-        # Copied as a table is laid out, before there are two of them to copy.
+        """Return cosines and sines [2, B, heads, T, pairs] of turns [B, heads * pairs, T], in the precision for x."""
+        # Made contiguous here, while it is one tensor, and not as cosine and sine.
         angle = turns.unflatten(1, (self.heads, -1)).transpose(2, 3).contiguous()
         return cos_sin(angle, 1.0, rotation_dtype(x), x.device)
 
@@ -181,11 +181,11 @@ class SelectiveRotary(PairsTurned, Encoding):
     def formula_logits(self, query, keys, head, scale) -> list[float]:
         logits = []
         for key in keys:
-            # A key that comes later is turned against the query by what it and those before it ask for.
+            # A later key is rotated against the query by the sum of the steps up to it.
             first, last, sign = (key, query, 1) if key.order <= query.order else (query, key, -1)
-            between = [token for token in keys if first.order < token.order <= last.order]
-            asked = [token.memo["selective_rotary"] for token in between]
-            angles = [sign * math.fsum(angle[p] for angle in asked) for p in range(self.head_dim // 2)]
+            path = [token for token in keys if first.order < token.order <= last.order]
+            steps = [token.memo["selective_rotary"] for token in path]
+            angles = [sign * math.fsum(angle[p] for angle in steps) for p in range(self.head_dim // 2)]
             logits.append(scale * self.formula_product(query.vector, key.vector, angles))
         return logits
 
@@ -194,8 +194,8 @@ def linears(sequence: nn.Sequential) -> list[nn.Linear]:
     return cast(list[nn.Linear], list(sequence))
 
 
-def through(sequence: nn.Sequential, x: Tensor) -> Tensor:
-    """x through linear maps one after the other, in x's own dtype."""
+def apply_linears(sequence: nn.Sequential, x: Tensor) -> Tensor:
+    """Apply linear maps to x one after the other, in x's dtype."""
     for linear in linears(sequence):
         x = F.linear(x, linear.weight.to(x.dtype), None if linear.bias is None else linear.bias.to(x.dtype))
     return x

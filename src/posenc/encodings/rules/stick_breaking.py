@@ -10,14 +10,14 @@ from posenc.encoding.base import AttentionOutput, Encoding
 from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.keys import Keys
 from posenc.kernels.block_sizes import SIZES, cut
-from posenc.kernels.in_rows import in_rows, some_keys
+from posenc.kernels.in_rows import in_rows, keys_of_call
 from posenc.kernels.sums_in_order import sums_after
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 from posenc.tokens.watched import may_be_read
 
 LEAST_LEFT = -56.0
-"""The logarithm of what is worth taking of a stick: less is no number of float64 beside what was taken before."""
+"""The logarithm of the smallest rest of a stick to go on with: float64 cannot add less to the sum so far."""
 
 
 class StickBreaking(Encoding):
@@ -66,23 +66,23 @@ class StickBreaking(Encoding):
         return in_rows(StickBreaking.nearest_first, self, q, at, keys, mask, kernel, SIZES.rows_backwards)
 
     def nearest_first(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
-        """Door 4 of some queries: of tokens in a row from the nearest keys back, for as long as something is left."""
-        simple = all("biases" not in part.doors for part in kernel.beside)
+        """Attend from the nearest keys back, in blocks if tokens are in a row, until no stick has anything left."""
+        simple = all("biases" not in part.doors for part in kernel.other_parts)
         in_a_row = keys.at.start is not None and simple and not kernel.need_weights and q.is_cpu and may_be_read(q)
         out = left = torch.zeros((), device=q.device)
         # A slice of all keys would tie a graph to their number.
         for columns in reversed(cut(slice(0, keys.k.shape[2]), SIZES.narrowest)) if in_a_row else (None,):
-            some, seen_by = (keys, mask) if columns is None else some_keys(columns, keys, mask)
-            logits = kernel.logits(self, q, at, some, seen_by)
-            i, j = at.order[:, None, :, None], some.at.order[:, None, None, :]
-            seen = seen_by.allowed(at, some.at) & ((j <= i) if self.itself else (j < i))
-            refused = F.logsigmoid(-logits).masked_fill(~seen, 0.0)
-            weights = (F.logsigmoid(logits) + sums_after(refused, some.at) + left).exp().masked_fill(~seen, 0.0)
-            taken, applied = kernel.finish(weights, some)
-            out, left = out + taken, left + refused.sum(-1, keepdim=True)
+            block, seen_by = (keys, mask) if columns is None else keys_of_call(columns, keys, mask)
+            logits = kernel.logits(self, q, at, block, seen_by)
+            i, j = at.order[:, None, :, None], block.at.order[:, None, None, :]
+            visible = seen_by.allowed(at, block.at) & ((j <= i) if self.itself else (j < i))
+            log_rest = F.logsigmoid(-logits).masked_fill(~visible, 0.0)
+            weights = (F.logsigmoid(logits) + sums_after(log_rest, block.at) + left).exp().masked_fill(~visible, 0.0)
+            block_out, final_weights = kernel.finish(weights, block)
+            out, left = out + block_out, left + log_rest.sum(-1, keepdim=True)
             if in_a_row and left.max() < LEAST_LEFT:
                 break
-        return out.to(keys.v.dtype), applied
+        return out.to(keys.v.dtype), final_weights
 
     def formula_weights(self, logits, query, keys) -> list[float]:
         left, weights = 1.0, [0.0] * len(keys)

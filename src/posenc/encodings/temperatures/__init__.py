@@ -1,1 +1,1 @@
-"""Temperatures: door 2, for queries alone."""
+"""Temperatures, which scale queries: door 2."""

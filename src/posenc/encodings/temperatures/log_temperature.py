@@ -59,13 +59,13 @@ class LogTemperature(Encoding):
         return (x * self.once(self.table, at, dtype, x.device)).to(x.dtype)
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The temperature of each query, [B or 1, 1, T, 1], taken in float64."""
+        """Return the temperature of each query, [B or 1, 1, T, 1], computed in float64."""
         count = exact(at.axis(self)).clamp(min=0) + 1
         temperature = (count.log() / math.log(self.trained_length)).clamp(min=self.least)
         return temperature[:, None, :, None].to(dtype).to(device)
 
     def temperature(self, position: float) -> float:
-        """As published, in scalars: tau of a query at `position`."""
+        """Return tau of a query at `position`, in scalars as published."""
         return max(self.least, math.log(max(position, 0) + 1) / math.log(self.trained_length))
 
     def formula_query(self, q, position, head=0) -> list[float]:

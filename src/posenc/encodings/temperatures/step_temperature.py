@@ -71,14 +71,14 @@ class StepTemperature(Encoding):
         return (x * self.once(self.table, at, dtype, x.device)).to(x.dtype)
 
     def table(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The temperature of each query, [B or 1, 1, T, 1], taken in float64."""
+        """Return the temperature of each query, [B or 1, 1, T, 1], computed in float64."""
         p = exact(at.axis(self)).clamp(min=0)
         stretches = (p if self.form == "ministral" else p + 1) / self.interval
-        grown = stretches.clamp(min=1) if self.form == "inkling" else 1 + stretches.floor()
-        return (1 + self.strength * grown.log())[:, None, :, None].to(dtype).to(device)
+        growth = stretches.clamp(min=1) if self.form == "inkling" else 1 + stretches.floor()
+        return (1 + self.strength * growth.log())[:, None, :, None].to(dtype).to(device)
 
     def temperature(self, position: float) -> float:
-        """As published, in scalars: tau of a query at `position`."""
+        """Return tau of a query at `position`, in scalars as published."""
         p = max(position, 0)
         if self.form == "llama4":
             return 1 + self.strength * math.log1p(math.floor((p + 1) / self.interval))

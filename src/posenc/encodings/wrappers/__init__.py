@@ -1,7 +1,7 @@
-"""Distance maps: wrappers that show an encoding other distances than the true ones, so that none is out of training.
+"""Distance maps: wrappers that pass mapped distances to an encoding, so that no distance exceeds training.
 
-A map says the distance of each pair by branches: coordinates whose difference is right for some pairs of tokens. A bias
-is evaluated at the mapped distance. Rotary-like encodings turn queries and keys once for each branch, on unturned keys.
+A map gives the distance of each pair by branches: coordinates whose difference is right for some pairs of tokens. A
+bias is evaluated at the mapped distance. Rotary-like encodings rotate queries and unrotated keys for each branch.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 from posenc.encoding.base import AttentionOutput, Encoding, Moves
-from posenc.encoding.biases import Bias, Branch, Branched, Pairs, check_heads
+from posenc.encoding.biases import Bias, Branch, BranchedLogits, Pairs, check_head_rows
 from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.formulas import Token
 from posenc.encoding.keys import Keys
-from posenc.encoding.score_mods import ScoreMod, at_token, of_heads
+from posenc.encoding.score_mods import ScoreMod, at_token, head_values
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 
 
-class Shown(NamedTuple):
-    """Coordinates whose difference is the mapped distance, for the pairs of tokens where the branch holds.
+class BranchCoords(NamedTuple):
+    """Coordinates whose difference is the mapped distance, for the pairs of tokens of the branch.
 
-    queries  a coordinate for each query, from the true ones
-    keys     a coordinate for each key, from the true ones
+    queries  true coordinates of queries -> those of the branch
+    keys     true coordinates of keys -> those of the branch
     holds    (m, n) -> whether the branch holds for a query at m and a key at n; both broadcast
     """
 
@@ -35,9 +35,9 @@ class Shown(NamedTuple):
 
 
 class DistanceMap(Encoding):
-    """Base of the distance maps: an encoding that is shown mapped distances.
+    """Base of the distance maps: passes mapped distances to an encoding.
 
-    A subclass gives `branches` (where none holds the distance is the true one) and the scalar `formula_positions`.
+    A subclass defines `branches` (pairs of no branch keep the true distance) and the scalar `formula_positions`.
 
     Raises ValueError for an encoding that reads more than a distance, or several axes.
     """
@@ -47,11 +47,11 @@ class DistanceMap(Encoding):
 
     def __init__(self, encoding: Encoding) -> None:
         super().__init__()
-        more = sorted(encoding.doors - {"turn", "by_distance"})
-        if not encoding.doors or more:
+        extra_doors = sorted(encoding.doors - {"turn", "by_distance"})
+        if not encoding.doors or extra_doors:
             raise ValueError(
                 f"a distance map takes an encoding that turns queries and keys or is a bias by distance, as rotary and "
-                f"alibi do; {encoding} opens {', '.join(more) or 'no door'}"
+                f"alibi do; {encoding} opens {', '.join(extra_doors) or 'no door'}"
             )
         if encoding.axes > 1:
             raise ValueError(f"a distance map knows one axis, got {encoding}, which reads {encoding.axes}")
@@ -69,12 +69,12 @@ class DistanceMap(Encoding):
     def moves(self) -> Moves:
         return "unturned" if "attend" in self.doors else "exact"
 
-    def branches(self) -> list[Shown]:
-        """Where the distance is not the true one, and what it is there."""
+    def branches(self) -> list[BranchCoords]:
+        """Return the branches: the pairs with another distance than the true one, and that distance."""
         raise NotImplementedError
 
     def formula_positions(self, m: float, n: float) -> tuple[float, float]:
-        """As published, in scalars: positions whose difference is the mapped distance of a query at m, a key at n."""
+        """Return two positions whose difference is the mapped distance of m and n, in scalars as published."""
         raise NotImplementedError
 
     def attend(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
@@ -82,16 +82,16 @@ class DistanceMap(Encoding):
             return super().attend(q, at, keys, mask, kernel)
         m, n = at.axis(self), keys.at.axis(self)
 
-        def turned(there: Positions, keys_there: Positions) -> tuple[Tensor, Tensor]:
+        def rotate_at(there: Positions, keys_there: Positions) -> tuple[Tensor, Tensor]:
             return self.encoding.turn(q, there, "query"), self.encoding.turn(keys.k, keys_there, "key")
 
         branches = [
-            Branch(*turned(at.with_coords(one.queries(m)), keys.at.with_coords(one.keys(n))), one.holds)
-            for one in self.branches()
+            Branch(*rotate_at(at.with_coords(branch.queries(m)), keys.at.with_coords(branch.keys(n))), branch.holds)
+            for branch in self.branches()
         ]
-        true_q, true_k = turned(at, keys.at)
-        biases = [*self.biases(q, at, keys), Branched(true_q, true_k, branches, at, keys.at, kernel.scale, repr(self))]
-        return kernel(self, true_q, at, replace(keys, k=true_k), mask, biases=biases)
+        true_q, true_k = rotate_at(at, keys.at)
+        logits = BranchedLogits(true_q, true_k, branches, at, keys.at, kernel.scale, repr(self))
+        return kernel(self, true_q, at, replace(keys, k=true_k), mask, biases=[*self.biases(q, at, keys), logits])
 
     def biases(self, q: Tensor | None, at: Positions, keys: Keys) -> list[Bias]:
         if "biases" not in self.doors or q is None:
@@ -99,21 +99,21 @@ class DistanceMap(Encoding):
         return [Pairs(self.score_mod, q, at, keys, reads_between=False)]
 
     def score_mod(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        """The bias of the mapped distances, pair by pair."""
+        """Return the bias of the mapped distances, pair by pair."""
         branches = self.branches()
         m, n = at.axis(self), keys.at.axis(self)
-        mapped = [(branch.queries(m), branch.keys(n)) for branch in branches]
+        branch_coords = [(branch.queries(m), branch.keys(n)) for branch in branches]
 
         def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             true_m, true_n = at_token(m, b, i), at_token(n, b, j)
             delta = true_m - true_n
-            for branch, (queries, others) in zip(branches, mapped, strict=True):
-                there = at_token(queries, b, i) - at_token(others, b, j)
+            for branch, (queries, branch_keys) in zip(branches, branch_coords, strict=True):
+                there = at_token(queries, b, i) - at_token(branch_keys, b, j)
                 delta = torch.where(branch.holds(true_m, true_n), there, delta)
             values = self.encoding.by_distance(delta if self.encoding.axes == 1 else delta[..., None])
             assert values is not None
-            check_heads(self, values, delta.dim(), q.shape[1])
-            return score + of_heads(values, h).to(score.dtype)
+            check_head_rows(self, values, delta.dim(), q.shape[1])
+            return score + head_values(values, h).to(score.dtype)
 
         return score_mod
 

@@ -13,7 +13,7 @@ from posenc.encoding.precision import without_autocast
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 
-ALLOWED = BIASES | {"remember"}
+WRAPPABLE_DOORS = BIASES | {"remember"}
 
 
 class DAPE(Encoding):
@@ -64,7 +64,7 @@ class DAPE(Encoding):
     ) -> None:
         super().__init__()
         checks.sizes(heads=heads, width=width)
-        if not encoding.doors & BIASES or not encoding.doors <= ALLOWED:
+        if not encoding.doors & BIASES or not encoding.doors <= WRAPPABLE_DOORS:
             raise ValueError(
                 f"dape adapts a bias and nothing else, as in dape(kerple); {encoding} opens "
                 f"{sorted(encoding.doors) or 'no door'}"
@@ -97,19 +97,19 @@ class DAPE(Encoding):
             bias = total(biases, dtype)
             assert bias is not None
             # An expanded bias would tie a graph to batches of several rows.
-            corrected = self.corrections(torch.cat((logits, bias + torch.zeros_like(logits)), 1))
-        return kernel(self, q, at, keys, mask, biases=[*biases, Dense(corrected)])
+            correction = self.corrections(torch.cat((logits, bias + torch.zeros_like(logits)), 1))
+        return kernel(self, q, at, keys, mask, biases=[*biases, Dense(correction)])
 
     def corrections(self, pairs: Tensor) -> Tensor:
-        """f of the logits and biases [B, 2 H, T, S] of pairs: what is added for each head, [B, H, T, S]."""
-        hidden = F.leaky_relu(through(self.first, pairs.flatten(2)), inplace=True)
-        return through(self.second, hidden).unflatten(2, pairs.shape[2:])
+        """Return f of the logits and biases [B, 2 H, T, S]: the correction of each head, [B, H, T, S]."""
+        hidden = F.leaky_relu(map_channels(self.first, pairs.flatten(2)), inplace=True)
+        return map_channels(self.second, hidden).unflatten(2, pairs.shape[2:])
 
     def formula_logit(self, q, k, m, n, head, scale) -> float:
         raise NotImplementedError(f"{self} mixes the logits of all heads, and a formula of one head lacks the others")
 
 
-def through(linear: nn.Linear, x: Tensor) -> Tensor:
-    """Channels x [B, C, N] through a linear map, where they stand: to move them last and back takes longer."""
+def map_channels(linear: nn.Linear, x: Tensor) -> Tensor:
+    """Apply a linear map to the channels of x [B, C, N], without transposing them, which would be slower."""
     weight, bias = linear.weight.to(x.dtype), linear.bias.to(x.dtype)
     return torch.baddbmm(bias[:, None], weight.expand(x.shape[0], -1, -1), x)

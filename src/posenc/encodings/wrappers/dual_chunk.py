@@ -5,7 +5,7 @@ from torch import Tensor
 
 from posenc import checks
 from posenc.encoding.base import Encoding
-from posenc.encodings.wrappers import DistanceMap, Shown
+from posenc.encodings.wrappers import BranchCoords, DistanceMap
 
 
 class DualChunk(DistanceMap):
@@ -59,14 +59,14 @@ class DualChunk(DistanceMap):
         """The length that distances stay below (positions)."""
         return self.chunk + max(1, self.chunk // 3) if self.longest is None else self.longest
 
-    def branches(self) -> list[Shown]:
+    def branches(self) -> list[BranchCoords]:
         last = self.reach - 1
 
-        def inside(coords: Tensor) -> Tensor:
+        def place_in_chunk(coords: Tensor) -> Tensor:
             return coords.remainder(self.chunk)
 
         def just_after(coords: Tensor) -> Tensor:
-            return (inside(coords) + self.chunk).clamp(max=last)
+            return (place_in_chunk(coords) + self.chunk).clamp(max=last)
 
         def far_after(coords: Tensor) -> Tensor:
             return torch.full_like(coords, last)
@@ -75,10 +75,10 @@ class DualChunk(DistanceMap):
             return m.div(self.chunk, rounding_mode="floor") - n.div(self.chunk, rounding_mode="floor")
 
         return [
-            Shown(just_after, inside, lambda m, n: chunks_between(m, n) == 1),
-            Shown(far_after, inside, lambda m, n: chunks_between(m, n) > 1),
-            Shown(inside, just_after, lambda m, n: chunks_between(m, n) == -1),
-            Shown(inside, far_after, lambda m, n: chunks_between(m, n) < -1),
+            BranchCoords(just_after, place_in_chunk, lambda m, n: chunks_between(m, n) == 1),
+            BranchCoords(far_after, place_in_chunk, lambda m, n: chunks_between(m, n) > 1),
+            BranchCoords(place_in_chunk, just_after, lambda m, n: chunks_between(m, n) == -1),
+            BranchCoords(place_in_chunk, far_after, lambda m, n: chunks_between(m, n) < -1),
         ]
 
     def formula_positions(self, m: float, n: float) -> tuple[float, float]:

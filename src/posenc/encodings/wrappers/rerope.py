@@ -5,7 +5,7 @@ from torch import Tensor
 from posenc import checks
 from posenc.encoding.base import Encoding
 from posenc.encoding.precision import most_exact
-from posenc.encodings.wrappers import DistanceMap, Shown
+from posenc.encodings.wrappers import BranchCoords, DistanceMap
 
 
 class ReRoPE(DistanceMap):
@@ -48,17 +48,17 @@ class ReRoPE(DistanceMap):
         super().__init__(encoding)
         self.window, self.leak = window, leak
 
-    def branches(self) -> list[Shown]:
+    def branches(self) -> list[BranchCoords]:
         share = 0.0 if self.leak is None else 1 / self.leak
         step = self.window * (1 - share)
 
-        def slowed(coords: Tensor) -> Tensor:
+        def leaky(coords: Tensor) -> Tensor:
             # A whole coordinate times a fraction would be float32.
             return most_exact(coords) * share
 
         return [
-            Shown(lambda m: slowed(m) + step, slowed, lambda m, n: m - n >= self.window),
-            Shown(lambda m: slowed(m) - step, slowed, lambda m, n: m - n <= -self.window),
+            BranchCoords(lambda m: leaky(m) + step, leaky, lambda m, n: m - n >= self.window),
+            BranchCoords(lambda m: leaky(m) - step, leaky, lambda m, n: m - n <= -self.window),
         ]
 
     def formula_positions(self, m: float, n: float) -> tuple[float, float]:

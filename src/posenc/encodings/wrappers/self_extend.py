@@ -6,7 +6,7 @@ import torch
 
 from posenc import checks
 from posenc.encoding.base import Encoding
-from posenc.encodings.wrappers import DistanceMap, Shown
+from posenc.encodings.wrappers import BranchCoords, DistanceMap
 
 
 class SelfExtend(DistanceMap):
@@ -49,14 +49,14 @@ class SelfExtend(DistanceMap):
         super().__init__(encoding)
         self.window, self.group = window, group
 
-    def branches(self) -> list[Shown]:
-        def grouped(coords: torch.Tensor) -> torch.Tensor:
+    def branches(self) -> list[BranchCoords]:
+        def group_index(coords: torch.Tensor) -> torch.Tensor:
             return torch.div(coords, self.group, rounding_mode="floor")
 
         step = self.window - self.window // self.group
         return [
-            Shown(lambda m: grouped(m) + step, grouped, lambda m, n: m - n >= self.window),
-            Shown(lambda m: grouped(m) - step, grouped, lambda m, n: m - n <= -self.window),
+            BranchCoords(lambda m: group_index(m) + step, group_index, lambda m, n: m - n >= self.window),
+            BranchCoords(lambda m: group_index(m) - step, group_index, lambda m, n: m - n <= -self.window),
         ]
 
     def formula_positions(self, m: float, n: float) -> tuple[float, float]:

@@ -1,5 +1,5 @@
-"""Attention in blocks, which never writes a whole matrix down; only the choice of kernels imports from here."""
+"""CPU attention in blocks, which never materialises a whole matrix; only kernels/__init__.py imports from here."""
 
-from posenc.kernels.cpu.blocked import attend, ways, why_not
+from posenc.kernels.cpu.blocked import attend, form_names, why_not
 
-__all__ = ["attend", "ways", "why_not"]
+__all__ = ["attend", "form_names", "why_not"]

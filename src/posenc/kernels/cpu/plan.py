@@ -1,8 +1,8 @@
-"""Which queries meet which keys, in blocks: found from what is known of the tokens, and where need be from their data.
+"""The plan of blocks: which queries meet which keys, from static facts of positions, or from their values.
 
-Where tokens stand in a row, who sees whom depends on the distance alone, and a block begins and ends where its queries
-look. Padding at the sides and packing leave stretches of such tokens, which are gone through one by one. Anything else
-is masked pair by pair within its block.
+For contiguous tokens visibility depends on the distance alone, and a block covers what its queries see. Padding at the
+sides and packing leave stretches of contiguous tokens, each with its own blocks. Other tokens are masked by pair within
+their block.
 """
 
 import math
@@ -21,18 +21,18 @@ from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 from posenc.tokens.watched import may_be_read
 
-FEWEST = 3
-"""How many tokens stretches must have on average: of fewer, a block that holds several and hides pairs is faster."""
+MIN_TOKENS_PER_STRETCH = 3
+"""Minimum average length of a stretch; for shorter ones, a block over several with masked pairs is faster."""
 
 
 class Run(NamedTuple):
-    """Queries in a row, and keys in a row that they may meet: one document without padding.
+    """Contiguous queries and the contiguous keys that they may see: one document without padding.
 
-    batch   the rows of the batch that this holds for, a slice
+    batch   the rows of the batch, a slice
     rows    the queries, a slice
     keys    the keys, a slice
-    offset  query i stands i - j + offset after key j: in order, and in coordinates where those matter
-    order   key j has the order j + order; None where nobody knows it
+    offset  query i comes i - j + offset after key j: in order, and in coordinates if they matter
+    order   key j has the order j + order; None if unknown
     """
 
     batch: slice
@@ -43,7 +43,7 @@ class Run(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Tokens in a row, from index `start` up to `stop`: token t has the order t + order and coordinate t + coord."""
+    """Contiguous tokens from index `start` to `stop`: token t has order t + order and coordinate t + coord."""
 
     start: int
     stop: int
@@ -52,12 +52,12 @@ class Stretch(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
-    """Tokens in a row on both sides, known without looking at data: query i is i - j + offset after key j.
+class AlignedRows:
+    """Contiguous queries and keys, known without reading tensors: query i comes i - j + offset after key j.
 
-    offset   the first query's coordinate minus the first key's (positions)
-    lowest   the smallest distance that is seen, 0 under a causal mask; -inf where there is none
-    highest  the largest distance that is seen, in a window; inf where there is none
+    offset   first query coordinate minus first key coordinate (positions)
+    lowest   smallest visible distance: 0 under a causal mask, else -inf
+    highest  largest visible distance, in a window; else inf
     """
 
     offset: int
@@ -65,26 +65,26 @@ class Row:
     highest: float
 
     @classmethod
-    def of(cls, at: Positions, keys_at: Positions, mask: Mask) -> "Row | None":
-        """None where tokens are not known to stand in a row, or the rule of the mask is more than a range."""
+    def of(cls, at: Positions, keys_at: Positions, mask: Mask) -> "AlignedRows | None":
+        """Return the rows; None for other tokens, or if the mask is more than a range of distances."""
         if at.start is None or keys_at.start is None or mask.prefix:
             return None
         return cls(at.start - keys_at.start, *in_sight(mask))
 
-    def met(self, queries: int, keys: int, reach: int | None) -> range:
-        """The distances, far keys first, that so many tokens meet and see; the reach stands for all beyond it."""
+    def distances(self, queries: int, keys: int, reach: int | None) -> range:
+        """Return the visible distances of these tokens, far keys first, clipped to the reach."""
         lowest, highest = max(self.offset - keys + 1, self.lowest), min(self.offset + queries - 1, self.highest)
-        # Where nothing is seen there is still one distance, so that no shape is empty.
+        # At least one distance, so that no shape is empty.
         ends = lowest, max(lowest, highest)
-        bottom, top = ends if reach is None else (min(max(end, -reach), reach) for end in ends)
-        return range(int(top), int(bottom) - 1, -1)
+        lowest_entry, highest_entry = ends if reach is None else (min(max(end, -reach), reach) for end in ends)
+        return range(int(highest_entry), int(lowest_entry) - 1, -1)
 
 
 @dataclass(frozen=True)
 class Plan:
     """The blocks of one attention call.
 
-    runs   the stretches of tokens in a row that meet; None where the tokens do not, or are not known to, fall into such
+    runs   pairs of stretches of contiguous tokens; None if the tokens do not form such stretches
     """
 
     at: Positions
@@ -95,13 +95,13 @@ class Plan:
     runs: list[Run] | None
 
     @cached_property
-    def row(self) -> Row | None:
-        """The one row that all tokens are, where that is known without looking at data."""
-        return Row.of(self.at, self.keys_at, self.mask)
+    def row(self) -> AlignedRows | None:
+        """Return the rows that all tokens form, if known without reading tensors."""
+        return AlignedRows.of(self.at, self.keys_at, self.mask)
 
     @cached_property
     def offsets(self) -> list[int]:
-        """The offset of the runs in each row of the batch."""
+        """Return the offset of the runs in each row of the batch."""
         assert self.runs is not None
         offsets = [0] * self.batch
         for run in self.runs:
@@ -109,31 +109,31 @@ class Plan:
         return offsets
 
     def offset(self, block: Block) -> int:
-        """Query i of a block in a run stands so much further than i - j after key j (positions)."""
+        """Return the offset of a block in a run: query i comes i - j + offset after key j (positions)."""
         return self.offsets[block.batch.start]
 
     def blocks(self, rows: int | None = None) -> Iterator[Block]:
-        """The blocks of at most so many queries in which some query sees some key. No query is in two of them."""
+        """Yield the blocks of at most `rows` queries in which a query sees a key; no query is in two of them."""
         rows = SIZES.rows if rows is None else min(rows, SIZES.rows)
         if self.runs is None:
-            yield from self.blocks_of(slice(0, self.batch), slice(0, self.at.tokens), rows, self.looked_at)
+            yield from self.blocks_of(slice(0, self.batch), slice(0, self.at.tokens), rows, self.keys_between)
             return
         for run in self.runs:
-            yield from self.blocks_of(run.batch, run.rows, rows, partial(self.reached, run))
+            yield from self.blocks_of(run.batch, run.rows, rows, partial(self.keys_in_reach, run))
 
     def blocks_of(self, batch: slice, queries: slice, rows: int, keys_of: Callable[[slice], slice]) -> Iterator[Block]:
-        # Late queries see the most keys, and come first: memory that is used again then never has to grow.
+        # Late queries see the most keys, and come first, so that reused memory never has to grow.
         for start in reversed(range(queries.start, queries.stop, rows)):
-            few = slice(start, min(start + rows, queries.stop))
-            keys = keys_of(few)
+            block_rows = slice(start, min(start + rows, queries.stop))
+            keys = keys_of(block_rows)
             if keys.start >= keys.stop:
                 continue
-            step = max(1, SIZES.pairs // (self.heads * (few.stop - few.start) * (keys.stop - keys.start)))
+            step = max(1, SIZES.pairs // (self.heads * (block_rows.stop - block_rows.start) * (keys.stop - keys.start)))
             for first in range(batch.start, batch.stop, step):
-                yield Block(slice(first, min(first + step, batch.stop)), few, keys)
+                yield Block(slice(first, min(first + step, batch.stop)), block_rows, keys)
 
-    def reached(self, run: Run, rows: slice) -> slice:
-        """The keys of a run that the rule lets some of these queries see."""
+    def keys_in_reach(self, run: Run, rows: slice) -> slice:
+        """Return the keys of a run that some of these queries see."""
         start, stop = run.keys.start, run.keys.stop
         first, last = rows.start + run.offset, rows.stop - 1 + run.offset  # the keys at their own positions
         if self.mask.causal and self.mask.prefix and run.order is not None:
@@ -141,74 +141,74 @@ class Plan:
         lowest, highest = in_sight(self.mask)
         return slice(int(max(start, first - highest)), int(min(stop, last - lowest + 1)))
 
-    def looked_at(self, rows: slice) -> slice:
-        """The keys, first to last, that some of these queries may see, as far as order and document tell."""
-        asking, asked = self.at.rows(rows), self.keys_at
-        present = asking.order >= 0
+    def keys_between(self, rows: slice) -> slice:
+        """Return the range of keys that some of these queries may see by order and document."""
+        queries, keys = self.at.rows(rows), self.keys_at
+        present = queries.order >= 0
         if not bool(present.any()):
             return slice(0, 0)
-        orders = asking.order[present]
+        orders = queries.order[present]
         lowest, highest = int(orders.min()), int(orders.max())
-        seen = asked.order >= 0
+        visible = keys.order >= 0
         if self.mask.causal:
-            seen = seen & (
-                asked.order <= (highest if lowest >= self.mask.prefix else max(highest, self.mask.prefix - 1))
+            visible = visible & (
+                keys.order <= (highest if lowest >= self.mask.prefix else max(highest, self.mask.prefix - 1))
             )
         if self.mask.window is not None:
-            seen = seen & (asked.order > lowest - self.mask.window) & (asked.order < highest + self.mask.window)
-        if asking.document is not None and asked.document is not None:
-            seen = seen & (asked.document >= asking.document.min()) & (asked.document <= asking.document.max())
-        indices = seen.any(0).nonzero()
+            visible = visible & (keys.order > lowest - self.mask.window) & (keys.order < highest + self.mask.window)
+        if queries.document is not None and keys.document is not None:
+            visible = visible & (keys.document >= queries.document.min()) & (keys.document <= queries.document.max())
+        indices = visible.any(0).nonzero()
         return slice(int(indices[0]), int(indices[-1]) + 1) if len(indices) else slice(0, 0)
 
-    def hidden(self, block: Block, *, masked: bool) -> Tensor | None:
-        """Where a query of a block may not see a key: boolean [1 or b, 1 or H, n, m]; None where all may.
+    def hidden(self, block: Block, *, bias_hides: bool) -> Tensor | None:
+        """Return the hidden pairs of a block, boolean [1 or b, 1 or H, n, m]; None if all are visible.
 
-        `masked` says that the values are -inf already where causality and window forbid, for tokens in a row.
+        bias_hides  whether the bias is -inf already for pairs that causality and window hide
         """
         mask = self.mask
-        if self.runs is not None and not mask.prefix and (masked or self.open(block)):
-            if mask.given is None:
+        if self.runs is not None and not mask.prefix and (bias_hides or self.open(block)):
+            if mask.tensor is None:
                 return None
-            mask = Mask(given=mask.given)
+            mask = Mask(tensor=mask.tensor)
         hidden = ~mask.part(*block).allowed(*block.positions(self.at, self.keys_at))
-        # The largest of bytes is found many times faster than whether any is true.
+        # amax of bytes is many times faster than any().
         return None if may_be_read(hidden) and not bool(hidden.view(torch.uint8).amax()) else hidden
 
     def open(self, block: Block) -> bool:
-        """Whether causality and window let every query of a block see every key, for tokens in a row."""
+        """Whether causality and window hide no pair of a block, for contiguous tokens."""
         farthest = block.rows.stop - 1 - block.keys.start + self.offset(block)
         nearest = block.rows.start - (block.keys.stop - 1) + self.offset(block)
         lowest, highest = in_sight(self.mask)
         return nearest >= lowest and farthest <= highest
 
     def distances(self) -> range:
-        """The distances that some block meets, far keys first, for tokens in a row; never empty."""
+        """Return the distances of all blocks, far keys first, for contiguous tokens; never empty."""
         assert self.runs is not None
         highest = max((run.rows.stop - 1 - run.keys.start + run.offset for run in self.runs), default=0)
         lowest = min((run.rows.start - (run.keys.stop - 1) + run.offset for run in self.runs), default=0)
-        # A block that reaches beyond what is seen does so by less than its own rows.
+        # A block exceeds the visible range by less than its own rows.
         nearest, farthest = in_sight(self.mask)
         lowest, highest = max(lowest, nearest - SIZES.rows + 1), min(highest, farthest + SIZES.rows - 1)
         return range(int(max(highest, lowest)), int(lowest) - 1, -1)
 
 
 def in_sight(mask: Mask) -> tuple[float, float]:
-    """The smallest and the largest distance that causality and window let a query see, whatever a prefix shows."""
+    """Return the smallest and largest distance visible under causality and window, without the prefix."""
     highest = math.inf if mask.window is None else mask.window - 1
     return 0 if mask.causal and not mask.prefix else -highest, highest
 
 
 def plan_for(at: Positions, keys_at: Positions, mask: Mask, batch: int, heads: int, *, by_coords: bool) -> Plan:
-    """The plan for these tokens; `by_coords` says whether their coordinates matter, or only their order."""
+    """Return the plan for these tokens; `by_coords` says whether coordinates matter, beside order."""
     return Plan(at, keys_at, mask, batch, heads, find_runs(at, keys_at, batch, by_coords=by_coords))
 
 
 def find_runs(at: Positions, keys_at: Positions, batch: int, *, by_coords: bool) -> list[Run] | None:
-    """The runs of these tokens; None unless each document is one stretch, and each row of the batch has one offset."""
+    """Return the runs; None unless each document is one stretch, and each row of the batch has one offset."""
     if at is keys_at and at.contiguous and (at.unit_step or not by_coords):
-        everything = slice(0, at.tokens)
-        return [Run(slice(0, batch), everything, everything, 0, at.start)]
+        all_tokens = slice(0, at.tokens)
+        return [Run(slice(0, batch), all_tokens, all_tokens, 0, at.start)]
     documents = at.document is not None and keys_at.document is not None
     of_queries = stretches(at, documents=documents, by_coords=by_coords)
     of_keys = of_queries if at is keys_at else stretches(keys_at, documents=documents, by_coords=by_coords)
@@ -217,25 +217,25 @@ def find_runs(at: Positions, keys_at: Positions, batch: int, *, by_coords: bool)
     runs = []
     rows = max(len(of_queries), len(of_keys))
     for row in range(rows):
-        there = slice(0, batch) if rows == 1 else slice(row, row + 1)
-        asking, asked = (found[row if len(found) > 1 else 0] for found in (of_queries, of_keys))
-        for document, queries in asking.items():
-            keys = asked.get(document)
+        batch_rows = slice(0, batch) if rows == 1 else slice(row, row + 1)
+        queries_of, keys_of = (sides[row if len(sides) > 1 else 0] for sides in (of_queries, of_keys))
+        for document, queries in queries_of.items():
+            keys = keys_of.get(document)
             if keys is None:
                 continue
             offset = queries.order - keys.order
             if by_coords and queries.coord - keys.coord != offset:
                 return None
-            if runs and runs[-1].batch == there and runs[-1].offset != offset:
+            if runs and runs[-1].batch == batch_rows and runs[-1].offset != offset:
                 return None
-            runs.append(Run(there, slice(*queries[:2]), slice(*keys[:2]), offset, keys.order))
+            runs.append(Run(batch_rows, slice(*queries[:2]), slice(*keys[:2]), offset, keys.order))
     return runs
 
 
 def stretches(at: Positions, *, documents: bool, by_coords: bool) -> list[dict[int, Stretch]] | None:
-    """For each row of the batch, or once for all, the stretch of tokens in a row that each document is.
+    """Return the stretch of each document, for each row of the batch or once for all.
 
-    None where a document is more than one stretch, and where coordinates matter that do not count up by one.
+    None if a document is more than one stretch, or if coordinates matter and do not count up by one.
     """
     if at.start is not None and not documents:
         return [{0: Stretch(0, at.tokens, at.start, at.start)}]
@@ -248,14 +248,14 @@ def stretches(at: Positions, *, documents: bool, by_coords: bool) -> list[dict[i
     follows = present[:, 1:] & present[:, :-1] & (document[:, 1:] == document[:, :-1])
     follows = follows & (order.diff() == 1) & (coord.diff() == 1)
     starts, stops = present & ~F.pad(follows, (1, 0)), present & ~F.pad(follows, (0, 1))
-    found: list[dict[int, Stretch]] = [{} for _ in range(len(order))]
+    stretches_of_rows: list[dict[int, Stretch]] = [{} for _ in range(len(order))]
     facts = torch.stack(
         (*starts.nonzero().T, stops.nonzero()[:, 1] + 1, document[starts], order[starts], coord[starts])
     )
-    if facts.shape[1] * FEWEST > order.numel():
+    if facts.shape[1] * MIN_TOKENS_PER_STRETCH > order.numel():
         return None
-    for row, start, stop, name, first, where in facts.T.tolist():
-        if name in found[row]:
+    for row, start, stop, name, first, first_coord in facts.T.tolist():
+        if name in stretches_of_rows[row]:
             return None
-        found[row][name] = Stretch(start, stop, first - start, where - start)
-    return found
+        stretches_of_rows[row][name] = Stretch(start, stop, first - start, first_coord - start)
+    return stretches_of_rows

@@ -461,8 +461,8 @@ static int best_set(void) {
 
 // ---- the walk
 //
-// Tokens of a few heads at a time, from the first to the last: whoever reads memory in order is fed in time. Where the
-// heads of a token lie together, they are the rows; where each head has a table of its own, one is walked alone.
+// Tokens of a few heads at a time, from the first to the last, so that memory is read in order and prefetched. If the
+// heads of a token are contiguous, they are the rows; if each head has its own table, one head is walked alone.
 enum { SIDE_BY_SIDE = 4, LEAST_TOKENS = 64, STRETCHES_A_THREAD = 4, ENOUGH_FOR_THREADS = 32768 };
 
 static int64_t divided(int64_t number, int64_t by) { return (number + by - 1) / by; }

@@ -1,7 +1,7 @@
-"""The rotation of channel pairs by given angles: the operator behind every rotary encoding.
+"""The rotation of channel pairs by given angles: the operator behind every rotary encoding (RoPE).
 
-`turned` is its readable form, and defines what is right. `rotate_pairs` computes the same thing faster: compiled code
-on the CPU (rotate_pairs.c), Triton on a GPU (rotate_pairs_triton.py), and PyTorch's own operators where neither is.
+`rotate_readably` defines the result. `rotate_pairs` computes it faster: compiled code on the CPU (rotate_pairs.c),
+Triton on a GPU (rotate_pairs_triton.py), and PyTorch's own operators without either.
 """
 
 import ctypes
@@ -18,18 +18,18 @@ from posenc.kernels.rotation import native, rotate_pairs_triton
 from posenc.tokens.watched import is_exporting, is_watched
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-"""The dtypes that the compiled code turns, in its own order."""
+"""The dtypes of the compiled code, in its order."""
 
 HALF_PRECISION = TYPES[2:]
 
 
 def rotation_dtype(x: Tensor) -> torch.dtype:
-    """The dtype to rotate x in: more exact than its own, so that the result is off by its one rounding."""
+    """Return the dtype to rotate x in: more exact than its own, so that the result is rounded once."""
     return torch.float32 if x.dtype in HALF_PRECISION or x.is_mps else torch.float64
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor, layout: str, *, inverse: bool = False) -> Tensor:
-    """The pairs of the first 2 P channels of x [..., T, D] rotated, the other channels as they are.
+def rotate_readably(x: Tensor, cos: Tensor, sin: Tensor, layout: str, *, inverse: bool = False) -> Tensor:
+    """Return x [..., T, D] with the pairs of the first 2 P channels rotated, the other channels unchanged.
 
     (a, b) -> (a cos - b sin, b cos + a sin), with the sines negated for the inverse; cos and sin are [..., T, P].
     Layout "interleaved" pairs channel 2 p with 2 p + 1, any other p with p + P. The arithmetic is done in the dtype
@@ -40,42 +40,41 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor, layout: str, *, inverse: bool = 
     if inverse:
         sin = -sin
     first, second = a * cos - b * sin, b * cos + a * sin
-    out = torch.stack((first, second), -1).flatten(-2) if layout == "interleaved" else torch.cat((first, second), -1)
-    out = out.to(x.dtype)
-    return out if width == x.shape[-1] else torch.cat((out, x[..., width:]), -1)
+    output = torch.stack((first, second), -1).flatten(-2) if layout == "interleaved" else torch.cat((first, second), -1)
+    output = output.to(x.dtype)
+    return output if width == x.shape[-1] else torch.cat((output, x[..., width:]), -1)
 
 
 def pairs_of(x: Tensor, layout: str) -> tuple[Tensor, ...]:
-    """The first and the second channels [..., P] of all pairs of x [..., 2 P]."""
+    """Return the first and the second channels [..., P] of all pairs of x [..., 2 P]."""
     return x.unflatten(-1, (-1, 2)).unbind(-1) if layout == "interleaved" else x.chunk(2, -1)
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: str, *, inverse: bool = False) -> Tensor:
-    """Rotate the pairs of the first 2 P channels of x [B, H, T, D]; the others pass. `turned` says what it computes.
+    """Rotate the pairs of the first 2 P channels of x [B, H, T, D], as `rotate_readably` does; the others pass.
 
     cos, sin  [B or 1, H or 1, T, P] in `rotation_dtype(x)`, times a temperature if there is one
     inverse   rotate back: by the transpose of the rotation, which is also its gradient
 
-    For the gradient nothing is kept but the tables, unless they have gradients themselves. Gradients of gradients,
-    functional transforms (vmap, jvp), tracing, fake tensors and other devices work; where PyTorch has to see every
-    step, the readable form takes over. Under torch.compile it is one operator of the graph, or part of its fused code
-    where nothing was compiled beforehand.
+    The backward pass saves the tables alone, unless they require gradients. Gradients of gradients, functional
+    transforms (vmap, jvp), tracing, fake tensors and other devices work, by the readable form if PyTorch has to see
+    every step. Under torch.compile it is one operator of the graph, or fused if there is no compiled library.
     """
     if torch.compiler.is_compiling():
         if native.PRESENT and x.device.type == "cpu" and x.dim() == 4 and not is_exporting():
             return torch.ops.posenc.rotate_pairs(cos, sin, layout, inverse, x)
-        return turned(x, cos, sin, layout, inverse=inverse)
+        return rotate_readably(x, cos, sin, layout, inverse=inverse)
     if x.dim() != 4 or not is_plain(x):
-        return turned(x, cos, sin, layout, inverse=inverse)
+        return rotate_readably(x, cos, sin, layout, inverse=inverse)
     if (x.requires_grad or cos.requires_grad or sin.requires_grad) and torch.is_grad_enabled():
         return RotatePairs.apply(cos, sin, layout, inverse, x)[0]
-    return rotated(cos, sin, layout, inverse, x)
+    return rotate_plain(cos, sin, layout, inverse, x)
 
 
 def rotate_both(q: Tensor, k: Tensor, table: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """Rotate q [B, H, T, D] and k [B, KV, T, D] by one table [2, B or 1, H or 1, T, P]: cosines, then sines.
+    """Rotate q [B, H, T, D] and k [B, KV, T, D] by one table of cosines, then sines.
 
-    The same as two calls of `rotate_pairs`, at the price of one where both or neither have a gradient.
+    The table is [2, B or 1, H or 1, T, P]. It costs one call of `rotate_pairs` if both or neither require gradients.
     """
     if is_plain(q, k):
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or table.requires_grad):
@@ -87,10 +86,10 @@ def rotate_both(q: Tensor, k: Tensor, table: Tensor, layout: str) -> tuple[Tenso
                 *(table.dtype, table.shape, table.stride(), layout),
             )
             if plan is not None:
-                out = torch.empty_like(q), torch.empty_like(k)
-                addresses = q.data_ptr(), out[0].data_ptr(), k.data_ptr(), out[1].data_ptr(), table.data_ptr()
-                library.posenc_rotate_both(ctypes.addressof(plan), native.BOTH(*addresses, torch.get_num_threads()))
-                return out
+                outputs = torch.empty_like(q), torch.empty_like(k)
+                addresses = q.data_ptr(), outputs[0].data_ptr(), k.data_ptr(), outputs[1].data_ptr(), table.data_ptr()
+                library.posenc_rotate_both(ctypes.addressof(plan), native.pack(*addresses, torch.get_num_threads()))
+                return outputs
     cos, sin = table.unbind(0)
     return rotate_pairs(q, cos, sin, layout), rotate_pairs(k, cos, sin, layout)
 
@@ -100,8 +99,8 @@ class RotatePairs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, cos: Tensor, sin: Tensor, layout: str, inverse: bool, *tensors: Tensor) -> tuple[Tensor, ...]:
-        keep(ctx, cos, sin, layout, inverse, tensors)
-        return tuple([rotated(cos, sin, layout, inverse, x) for x in tensors])
+        save_tables(ctx, cos, sin, layout, inverse, tensors)
+        return tuple([rotate_plain(cos, sin, layout, inverse, x) for x in tensors])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -109,15 +108,15 @@ class RotatePairs(torch.autograd.Function):
         return to_cos, to_sin, None, None, *to_x
 
 
-def keep(ctx: Any, cos: Tensor, sin: Tensor, layout: str, inverse: bool, tensors: Sequence[Tensor]) -> None:
-    """What the gradients are made from: of the tensors nothing, unless the table has a gradient."""
+def save_tables(ctx: Any, cos: Tensor, sin: Tensor, layout: str, inverse: bool, tensors: Sequence[Tensor]) -> None:
+    """Save the tables for the backward pass, and the tensors if the tables require gradients."""
     ctx.learned = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
     ctx.save_for_backward(cos, sin, *(tensors if ctx.learned else ()))
     ctx.layout, ctx.inverse = layout, inverse
 
 
 def gradients(ctx: Any, grads: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None, list[Tensor]]:
-    """The gradients of cos, of sin and of each tensor, themselves with gradients where they are asked for."""
+    """Return the gradients in cos, sin and each tensor, differentiable again."""
     cos, sin, *tensors = ctx.saved_tensors
     to_x = [rotate_pairs(grad, cos, sin, ctx.layout, inverse=not ctx.inverse) for grad in grads]
     if not ctx.learned:
@@ -132,42 +131,39 @@ def gradients(ctx: Any, grads: Sequence[Tensor]) -> tuple[Tensor | None, Tensor 
 
 
 def is_plain(*tensors: Tensor) -> bool:
-    """Whether these are numbers in the memory of one device that nobody but autograd watches, to be read directly.
-
-    They are not while a graph is compiled.
-    """
+    """Whether compiled code may read these tensors directly: plain tensors, no mode or transform, no compilation."""
     if torch.compiler.is_compiling():
         return False
     for x in tensors:
-        if type(x) not in PLAIN or not (x.is_cpu or device_of(x) == "cuda") or x.is_neg():
+        if type(x) not in PLAIN_TYPES or not (x.is_cpu or device_of(x) == "cuda") or x.is_neg():
             return False
     return not is_watched()
 
 
-PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
-def rotated(cos: Tensor, sin: Tensor, layout: str, inverse: bool, x: Tensor) -> Tensor:
-    """x, turned, in new memory; autograd does not see it."""
-    out = torch.empty_like(x)
+def rotate_plain(cos: Tensor, sin: Tensor, layout: str, inverse: bool, x: Tensor) -> Tensor:
+    """Return x, rotated, in new memory, without autograd."""
+    output = torch.empty_like(x)
     if x.is_cpu and x.stride(3) != 1:
-        # A gradient that a sum has expanded, as a rule.
+        # Usually a gradient expanded by a sum.
         x = x.contiguous()
     if x.is_cpu and cos.is_cpu and (library := native.load().library) is not None:
-        rotation = plan(
-            *(x.dtype, x.shape, x.stride(), out.stride()),
+        rotation = rotation_plan(
+            *(x.dtype, x.shape, x.stride(), output.stride()),
             *(cos.dtype, cos.shape, cos.stride(), sin.stride(), layout, inverse),
         )
         if rotation is not None and sin.dtype == cos.dtype and sin.shape == cos.shape:
-            addresses = x.data_ptr(), out.data_ptr(), cos.data_ptr(), sin.data_ptr()
+            addresses = x.data_ptr(), output.data_ptr(), cos.data_ptr(), sin.data_ptr()
             library.posenc_rotate(ctypes.addressof(rotation), *addresses, torch.get_num_threads())
-            return out
+            return output
     with torch.no_grad():
         if device_of(x) == device_of(cos) == "cuda" and triton_serves():
-            rotate_pairs_triton.rotate_into(out, x, cos, sin, layout, inverse=inverse)
+            rotate_pairs_triton.rotate_into(output, x, cos, sin, layout, inverse=inverse)
         else:
-            out.copy_(turned(x, cos, sin, layout, inverse=inverse))
-    return out
+            output.copy_(rotate_readably(x, cos, sin, layout, inverse=inverse))
+    return output
 
 
 @functools.cache
@@ -176,7 +172,7 @@ def triton_serves() -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan(
+def rotation_plan(
     dtype: torch.dtype,
     shape: torch.Size,
     x: tuple[int, ...],
@@ -188,7 +184,7 @@ def plan(
     layout: str,
     inverse: bool,
 ) -> native.Rotation | None:
-    """What the compiled code has to know of tensors with these shapes and strides, or None where it cannot serve."""
+    """Return the arguments of the compiled code for these shapes and strides, or None if it cannot serve."""
     fits = (
         dtype in TYPES
         and table_dtype == (torch.float32 if dtype in HALF_PRECISION else torch.float64)
@@ -206,7 +202,7 @@ def plan(
     rotation.table[:] = [0 if size == 1 else step for size, step in zip(table[:3], cos[:3], strict=True)]
     rotation.type, rotation.layout, rotation.inverse = TYPES.index(dtype), layout == "interleaved", inverse
     largest = native.load().instruction_set
-    rotation.set = largest if math.prod(shape) >= native.ENOUGH_FOR_AVX512 else min(largest, native.AVX2)
+    rotation.set = largest if math.prod(shape) >= native.MIN_CHANNELS_FOR_AVX512 else min(largest, native.AVX2)
     return rotation
 
 
@@ -223,34 +219,35 @@ def plan_for_both(
     table: tuple[int, ...],
     layout: str,
 ) -> native.RotationOfBoth | None:
-    """The plans for queries and keys by one table, or None where the compiled code cannot serve."""
+    """Return the arguments for queries and keys by one table, or None if the compiled code cannot serve."""
     if len(table_shape) != 5 or table_shape[0] != 2:
         return None
     plans = []
     for dtype, shape, strides in ((q_dtype, q_shape, q), (k_dtype, k_shape, k)):
         out = torch.empty_like(torch.empty_strided(shape, strides, dtype=dtype, device="cpu")).stride()
-        found = plan(dtype, shape, strides, out, table_dtype, table_shape[1:], table[1:], table[1:], layout, False)
-        if found is None:
+        of_table = table_dtype, table_shape[1:], table[1:], table[1:]
+        plan = rotation_plan(dtype, shape, strides, out, *of_table, layout, False)
+        if plan is None:
             return None
-        plans.append(found)
+        plans.append(plan)
     return native.RotationOfBoth(*plans, table[0] * table_dtype.itemsize)
 
 
-# The same as an operator, for torch.compile alone: a call costs more than those above.
+# The operator for torch.compile alone: a call costs more than the functions above.
 library = torch.library.Library("posenc", "DEF")
 library.define("rotate_pairs(Tensor cos, Tensor sin, str layout, bool inverse, Tensor x) -> Tensor")
 
 
-def keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *given, x = inputs
-    keep(ctx, *given, (x,))
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *options, x = inputs
+    save_tables(ctx, *options, (x,))
 
 
-def turned_back(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     to_cos, to_sin, (to_x,) = gradients(ctx, (grad,))
     return to_cos, to_sin, None, None, to_x
 
 
-library.impl("rotate_pairs", rotated, "CPU")
+library.impl("rotate_pairs", rotate_plain, "CPU")
 torch.library.register_fake("posenc::rotate_pairs", lambda *given: torch.empty_like(given[-1]), lib=library)
-torch.library.register_autograd("posenc::rotate_pairs", turned_back, setup_context=keep_inputs, lib=library)
+torch.library.register_autograd("posenc::rotate_pairs", differentiate, setup_context=save_inputs, lib=library)

@@ -1,4 +1,4 @@
-"""Which encoding to take, by the rows of the board: what carried, how sure, what is unknown."""
+"""Recommend encodings for a task and lengths, from the rows of the board."""
 
 import math
 import re
@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from posenc import checks
-from posenc.foreign import quoted
+from posenc.foreign import quote
 from posenc.lab.board import scope
 from posenc.lab.board.costs import Costs
-from posenc.lab.board.tables import carried_by, evidence
-from posenc.lab.results.statistics import FEWEST, LEVEL, Comparison
-from posenc.lab.results.summary import NOTHING, Record, Result, Settled, count, listed, name, percent, results, times
-from posenc.lab.results.summary.claims import Carried, Measure, bits_at, carried, compare, exact_match_at, growth_at
+from posenc.lab.board.tables import evidence, run_multiple
+from posenc.lab.results.statistics import LEVEL, MIN_SEEDS, Comparison
+from posenc.lab.results.summary import DASH, IndexedRecords, Record, Result, claims, results
+from posenc.lab.results.summary.claims import Measure, SeedShare, seed_shares
+from posenc.lab.results.summary.words import count, join_words, label_list, percent, times
 from posenc.lab.tasks import TASKS
 
-MOST_TASKS, MOST_ROWS = 3, 5
+MAX_TASKS, MAX_ROWS = 3, 5
 
 NOT_MEASURED = (
     "Measured on small models, of two layers of width 64. Not measured: larger ones, longer training, your data; and "
@@ -26,9 +27,9 @@ NOT_MEASURED = (
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: the task in words or by its name, the lengths, what the model sees, and the encoding that it has.
+    """A question: the task in words or by its name, the lengths, the model, and the encoding that it has.
 
-    Raises ValueError for lengths below 1, and axes that no task has.
+    Raises ValueError for lengths below 1, and for a number of axes that no task has.
     """
 
     task: str
@@ -48,26 +49,26 @@ class Question:
         return self.test_length / self.train_length
 
 
-Reached = Mapping[str, tuple[Result, Carried]]
-"""Label -> what came out on one task, and how many seeds carry to the multiple that is asked for."""
+TaskOutcomes = Mapping[str, tuple[Result, SeedShare]]
+"""Label -> the result on one task, and the seeds that carry to the multiple of the question."""
 
 Ranking = tuple[dict[str, tuple[str, ...]], list[str]]
-"""Label -> its line of the table, the best first; and those that are recommended."""
+"""Label -> its line of the table, the best first; and the recommended labels."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """The answer.
+    """The answer to a question.
 
-    answer        what to take, in one line
-    near          the tasks of the board that it rests on
-    recommended   the encodings that carry so far on all of them, the cheapest first; on text the one with the fewest
-                  bits per byte there, and those that tie with it
+    answer        the recommendation in one line
+    near          the tasks of the board that are close to the question
+    recommended   the encodings that carry so far on all these tasks, the cheapest first; on text the one with the
+                  fewest bits per byte, and its ties
     others        those that are not recommended
-    unknown       those with too few seeds, or not measured on all of them
-    rows          the keys of the rows behind it
-    headings, table   a line for the encoding that is asked about, and for each that is recommended, or on text for all
-    sentences     what the table does not say
+    unknown       those with too few seeds, or not measured on all these tasks
+    rows          the keys of the rows behind the answer
+    headings, table   a line for the encoding of the question and for each recommended one, or on text for all
+    sentences     notes below the table
     """
 
     answer: str
@@ -82,164 +83,164 @@ class Advice:
 
 
 def advise(question: Question, rows: Sequence[Record], costs: Costs) -> Advice:
-    """What the rows say of a question. They are asked for nothing else, and no two that are ties are ranked.
+    """Answer a question from the rows of the board alone; ties are not ranked.
 
-    An encoding is recommended where at least three seeds were run and more than half of them carry to the asked
-    multiple on every near task: to the next longer one that was tested. On text the one of the fewest bits per
-    byte there is, and what ties with it. Beyond the longest tested multiple nothing is.
+    An encoding is recommended if at least three seeds were run and more than half of them carry to the multiple of the
+    question, or to the next longer tested one, on every near task. On text it is the one with the fewest bits per byte,
+    and its ties. Beyond the longest tested multiple there is no recommendation.
 
-    Raises ValueError where no task of the board is near what is asked.
+    Raises ValueError if no task of the board is near the question.
     """
-    records = Settled(evidence(rows))
-    near = nearest(question, list(dict.fromkeys(result.task for result in results(records))))
-    by_task = {task: reached(results(records, task), question.factor) for task in near}
+    records = IndexedRecords(evidence(rows))
+    tasks = nearest_tasks(question, list(dict.fromkeys(result.task for result in results(records))))
+    by_task = {task: task_outcomes(results(records, task), question.factor) for task in tasks}
     labels = list(dict.fromkeys(label for outcomes in by_task.values() for label in outcomes))
-    seeds = {label: [at[label][1].of if label in at else 0 for at in by_task.values()] for label in labels}
-    measured = [label for label in labels if min(seeds[label]) >= FEWEST]
+    candidates = [x for x in labels if all(x in o and o[x][1].seeds >= MIN_SEEDS for o in by_task.values())]
     on_text = all(result.is_text for outcomes in by_task.values() for result, _ in outcomes.values())
-    lines, taken = bits_table(measured, by_task[near[0]], costs) if on_text else reach_table(measured, by_task, costs)
-    own = None if question.encoding is None else scope.label(question.encoding)
-    shown = [label for label in lines if label == own or on_text or label in taken]
-    shown.sort(key=lambda label: label != own)
-    far = min((at.factor for outcomes in by_task.values() for _, at in outcomes.values()), default=0.0)
-    others = [label for label in measured if label not in taken]
-    unknown = [label for label in labels if label not in measured]
-    sentences = [f"{task}: {scope.meaning(task)}" for task in near]
-    if own is not None and own not in measured:
-        does = f"posenc board --encodings {question.encoding!r} does"
-        sentences.insert(0, f"Yours, {name(own)}, was never measured enough there; {does}.")
-    sentences += [f"Not recommended: {names(others)}."] if others else []
-    sentences += [f"Too few seeds to say: {names(unknown)}."] if unknown else []
-    cited = [outcomes[label][0] for outcomes in by_task.values() for label in shown if label in outcomes]
-    means = f"seeds that carry to {times(far)} on {{}}" if far > 1 else "seeds that learned {}"
-    measures = (f"bits at {times(far)}", f"R({times(far)[:-1]})") if on_text else [means.format(task) for task in near]
+    table = bits_table(candidates, by_task[tasks[0]], costs) if on_text else reach_table(candidates, by_task, costs)
+    (lines, picks), own_label = table, "" if question.encoding is None else scope.label(question.encoding)
+    table_labels = [label for label in lines if label == own_label or on_text or label in picks]
+    table_labels.sort(key=lambda label: label != own_label)
+    factor = min((share.factor for outcomes in by_task.values() for _, share in outcomes.values()), default=0.0)
+    rejects = [label for label in candidates if label not in picks]
+    unknown = [label for label in labels if label not in candidates]
+    sentences = [f"{task}: {scope.task_summary(task)}" for task in tasks]
+    if own_label and own_label not in candidates:
+        command = f"posenc board --encodings {question.encoding!r} does"
+        sentences.insert(0, f"Yours, `{own_label}`, was never measured enough there; {command}.")
+    sentences += [f"Not recommended: {label_list(rejects)}."] if rejects else []
+    sentences += [f"Too few seeds to say: {label_list(unknown)}."] if unknown else []
+    cited_results = [outcomes[label][0] for outcomes in by_task.values() for label in table_labels if label in outcomes]
+    heading = f"seeds that carry to {times(factor)} on" if factor > 1 else "seeds that learned"
+    text_measures = [f"bits at {times(factor)}", f"R({times(factor)[:-1]})"]
+    measures = text_measures if on_text else [f"{heading} {task}" for task in tasks]
     return Advice(
-        answer(question, own, taken, listed(near), on_text, far),
-        tuple(near),
-        () if far < question.factor else tuple(taken),
-        tuple(others),
+        answer_line(question, own_label, picks, join_words(tasks), on_text, factor),
+        tuple(tasks),
+        () if factor < question.factor else tuple(picks),
+        tuple(rejects),
         tuple(unknown),
-        tuple(run["key"] for result in cited for run in result.runs),
+        tuple(run["key"] for result in cited_results for run in result.runs),
         ("encoding", *measures, "time of a layer", "cache, bytes", "why"),
-        tuple((label, *lines[label]) for label in shown),
+        tuple((label, *lines[label]) for label in table_labels),
         tuple(sentences),
     )
 
 
-def answer(question: Question, own: str | None, taken: Sequence[str], where: str, on_text: bool, tested: float) -> str:
-    """What to take, in one line."""
-    far = f"from {count(question.train_length)} to {count(question.test_length)}"
-    if tested < question.factor:
-        longest = f"{times(question.factor)} the trained length was never measured on {where}, {times(tested)} was"
-        return f"Nothing to take {far}: {longest}."
-    if not taken:
-        return f"Nothing to take: no encoding carries {far} with most of its seeds on {where}."
-    first = own if own is not None and own in taken else taken[0]
-    fewest = "needs the fewest bits per byte" if first == taken[0] else "is not surely beaten in bits per byte"
-    does = f"{fewest} {far}" if on_text else f"carries {far} on {where}"
-    more = len(taken) - 1
-    ties = f", a tie with {more} more" if on_text else f", with {more} more"
-    cheapest = "" if on_text or not more or first != taken[0] else "; it is the cheapest of them"
-    return f"{'Keep' if first == own else 'Take'} {name(first)}: it {does}{ties * (more > 0)}{cheapest}."
+def answer_line(question: Question, label: str, picks: Sequence[str], tasks: str, text: bool, longest: float) -> str:
+    """Return the recommendation in one line."""
+    lengths = f"from {count(question.train_length)} to {count(question.test_length)}"
+    if longest < question.factor:
+        gap = f"{times(question.factor)} the trained length was never measured on {tasks}, {times(longest)} was"
+        return f"Nothing to take {lengths}: {gap}."
+    if not picks:
+        return f"Nothing to take: no encoding carries {lengths} with most of its seeds on {tasks}."
+    choice = label if label in picks else picks[0]
+    standing = "needs the fewest bits per byte" if choice == picks[0] else "is not surely beaten in bits per byte"
+    claim = f"{standing} {lengths}" if text else f"carries {lengths} on {tasks}"
+    further = len(picks) - 1
+    ties = f", a tie with {further} more" if text else f", with {further} more"
+    cheapest = "" if text or not further or choice != picks[0] else "; it is the cheapest of them"
+    verb = "Keep" if choice == label else "Take"
+    return f"{verb} `{choice}`: it {claim}{ties * (further > 0)}{cheapest}."
 
 
-def price(label: str, costs: Costs) -> tuple[str, str]:
-    """The time of a layer, a multiple of that of a layer without position, and the bytes of its cache."""
+def cost_cells(label: str, costs: Costs) -> tuple[str, str]:
+    """Return the time of a layer, relative to one without position, and the bytes of its cache."""
     cost = costs.get(label)
-    return (times(cost.forward), count(cost.cache_bytes)) if cost else (NOTHING, NOTHING)
+    return (times(cost.forward), count(cost.cache_bytes)) if cost else (DASH, DASH)
 
 
-def reach_table(measured: Sequence[str], by_task: Mapping[str, Reached], costs: Costs) -> Ranking:
-    """A line for each encoding, the cheapest first, and those that carry so far on every task."""
-    ranked = sorted(measured, key=lambda label: (costs[label].forward if label in costs else math.inf, label))
-    taken = [label for label in ranked if all(outcomes[label][1].most for outcomes in by_task.values())]
-    ahead = {task: comparison(taken, outcomes).first() for task, outcomes in by_task.items() if len(taken) > 1}
+def reach_table(candidates: Sequence[str], by_task: Mapping[str, TaskOutcomes], costs: Costs) -> Ranking:
+    """Return a line for each encoding, the cheapest first, and those that carry so far on every task."""
+    ranking = sorted(candidates, key=lambda label: (costs[label].forward if label in costs else math.inf, label))
+    picks = [label for label in ranking if all(outcomes[label][1].is_majority for outcomes in by_task.values())]
+    winners = {task: compare_labels(picks, outcomes).winners() for task, outcomes in by_task.items() if len(picks) > 1}
     lines = {}
-    for label in ranked:
+    for label in ranking:
         seeds = [outcomes[label][1] for outcomes in by_task.values()]
-        shares = [f"{at.words} ({percent(at.low)} to {percent(at.high)} %)" for at in seeds]
-        on = [task for task, first in ahead.items() if label in first]
-        why = "the cheapest that carries" if [label] == taken[:1] else "carries, and costs more"
-        why = f"ahead of all others on {listed(on)}" if on else why
-        lines[label] = (*shares, *price(label, costs), why if label in taken else "does not carry so far")
-    return lines, taken
+        shares = [f"{at.text} ({percent(at.low)} to {percent(at.high)} %)" for at in seeds]
+        won_tasks = [task for task, winning in winners.items() if label in winning]
+        reason = "the cheapest that carries" if [label] == picks[:1] else "carries, and costs more"
+        reason = f"ahead of all others on {join_words(won_tasks)}" if won_tasks else reason
+        lines[label] = (*shares, *cost_cells(label, costs), reason if label in picks else "does not carry so far")
+    return lines, picks
 
 
-def bits_table(measured: Sequence[str], outcomes: Reached, costs: Costs) -> Ranking:
-    """A line for each encoding on a text, that of the fewest bits per byte first, and those that no other beats."""
-    far = outcomes[measured[0]][1].factor if measured else 1.0
-    bits, growth = bits_at(far), growth_at(far)
+def bits_table(candidates: Sequence[str], outcomes: TaskOutcomes, costs: Costs) -> Ranking:
+    """Return a line for each encoding on text, the fewest bits per byte first, and the first with its ties."""
+    factor = outcomes[candidates[0]][1].factor if candidates else 1.0
+    bits, growth = claims.bits_at(factor), claims.growth_at(factor)
 
     def mean(label: str, measure: Measure) -> float:
-        return fmean([x for run in outcomes[label][0].runs if (x := measure.of(run)) is not None] or [math.inf])
+        return fmean([x for run in outcomes[label][0].runs if (x := measure.value_of(run)) is not None] or [math.inf])
 
-    ranked = sorted(measured, key=lambda label: mean(label, bits))
-    first, *rest = ranked or [""]
-    # Each against the first alone: corrected for these pairs, and not for all.
-    pairs = [pair for label in rest for pair in compare([outcomes[first][0], outcomes[label][0]], bits).differences]
+    ranking = sorted(candidates, key=lambda label: mean(label, bits))
+    first, *rest = ranking or [""]
+    # Each is compared with the first alone, so p is corrected for these pairs only.
+    comparisons = [claims.compare_encodings([outcomes[first][0], outcomes[label][0]], bits) for label in rest]
+    pairs = [pair for comparison in comparisons for pair in comparison.differences]
     ties = {label for pair in pairs if pair.p * len(pairs) >= LEVEL for label in (pair.first, pair.second)}
-    taken = [label for label in ranked if label == first or label in ties]
+    picks = [label for label in ranking if label == first or label in ties]
     lines = {}
-    for label in ranked:
-        why = "the fewest bits" if label == first else "a tie with it" if label in taken else "more bits"
-        flat = "stays flat" if outcomes[label][1].most else "does not stay flat"
-        lines[label] = f"{mean(label, bits):.3f}", f"{mean(label, growth):.2f}", *price(label, costs), f"{why}; {flat}"
-    return lines, taken
+    for label in ranking:
+        reason = "the fewest bits" if label == first else "a tie with it" if label in picks else "more bits"
+        flat = "stays flat" if outcomes[label][1].is_majority else "does not stay flat"
+        means = f"{mean(label, bits):.3f}", f"{mean(label, growth):.2f}"
+        lines[label] = *means, *cost_cells(label, costs), f"{reason}; {flat}"
+    return lines, picks
 
 
-def names(labels: Sequence[str]) -> str:
-    return listed([*map(name, labels)])
-
-
-def nearest(question: Question, tasks: Sequence[str]) -> list[str]:
-    """The tasks that a question is about. Raises ValueError where the board has none, or not for such a model."""
-    reads = ("decoder", "encoder_decoder") if question.causal else ("encoder",)
-    scores = {task: likeness(words_of(question.task), task) for task in tasks}
+def nearest_tasks(question: Question, tasks: Sequence[str]) -> list[str]:
+    """Return the tasks nearest to a question. Raises ValueError if there are none, or none for such a model."""
+    readers = ("decoder", "encoder_decoder") if question.causal else ("encoder",)
+    scores = {task: task_similarity(word_set(question.task), task) for task in tasks}
     scores = {question.task: 1.0} if question.task in tasks else scores
     best = [task for task, score in scores.items() if score == max(scores.values()) > 0]
-    # A task of somebody's own, whose code is not run here, is taken to be for any model.
-    kinds = {task: TASKS.get(task.partition("(")[0]) for task in best}
-    fits = [task for task, cls in kinds.items() if cls is None or (cls.reads in reads and cls.axes == question.axes)]
+    # The code of a user's own task is not run, so it is assumed to fit any model.
+    classes = {task: TASKS.get(task.partition("(")[0]) for task in best}
+    fitting = [task for task, t in classes.items() if t is None or (t.reads in readers and t.axes == question.axes)]
     if not best:
-        known = ", ".join(tasks) or "none, as the board has no rows yet"
-        raise ValueError(f"no task of the board is near {quoted(question.task)}, and it says nothing; it has {known}")
-    if not fits:
+        names = ", ".join(tasks) or "none, as the board has no rows yet"
+        raise ValueError(f"no task of the board is near {quote(question.task)}, and it says nothing; it has {names}")
+    if not fitting:
         model = "a causal model" if question.causal else "a model that sees all tokens"
         kind = f"{model} on {'one axis' if question.axes == 1 else 'two axes'}"
-        raise ValueError(f"{listed(best)} was never measured for {kind}; see --bidirectional and --axes")
-    return fits[:MOST_TASKS]
+        raise ValueError(f"{join_words(best)} was never measured for {kind}; see --bidirectional and --axes")
+    return fitting[:MAX_TASKS]
 
 
-def words_of(text: str) -> set[str]:
-    """The words of a text, without the endings of plurals."""
+def word_set(text: str) -> set[str]:
+    """Return the words of a text, without plural endings."""
     return {word.removesuffix("s") if len(word) > 3 else word for word in re.findall(r"[a-z]+", text.lower())}
 
 
-def likeness(words: set[str], task: str) -> float:
-    """How much of a task's name stands in the words, and how many of the words that people ask for it by."""
-    own = task.partition("(")[0]
-    parts = words_of(own.replace("_", " "))
-    also_called = words_of(" ".join(TASKS[own].also_called)) if own in TASKS else set[str]()
+def task_similarity(words: set[str], task: str) -> float:
+    """Return twice the share of the task's name in the words, plus the number of its other names there."""
+    task_name = task.partition("(")[0]
+    parts = word_set(task_name.replace("_", " "))
+    also_called = word_set(" ".join(TASKS[task_name].also_called)) if task_name in TASKS else set[str]()
     return 2 * len(words & parts) / len(parts) + len(words & (also_called - parts))
 
 
-def reached(task_results: Sequence[Result], factor: float) -> Reached:
-    """How each encoding does at the first tested multiple that is not below the factor, or at the longest one.
+def task_outcomes(task_results: Sequence[Result], factor: float) -> TaskOutcomes:
+    """Return each encoding's result at the first tested multiple from the factor on, or at the longest one.
 
-    Within the trained length, to carry is to have learned.
+    Within the trained length, the seeds that learned carry.
     """
     if factor <= 1:
         return {
-            r.label: (r, Carried.counted(r.trained_length or math.nan, 1.0, len(r.learned), len(r.runs)))
+            r.label: (r, SeedShare.from_counts(r.trained_length or math.nan, 1.0, len(r.learned), len(r.runs)))
             for r in task_results
         }
-    tested = sorted({at.factor for result in task_results for at in carried(result, carried_by)})
-    multiple = next((longer for longer in tested if longer >= factor), tested[-1] if tested else None)
-    return {r.label: (r, at) for r in task_results for at in carried(r, carried_by) if at.factor == multiple}
+    shares = [(result, share) for result in task_results for share in seed_shares(result, run_multiple)]
+    factors = sorted({share.factor for _, share in shares})
+    multiple = next((longer for longer in factors if longer >= factor), factors[-1] if factors else None)
+    return {result.label: (result, share) for result, share in shares if share.factor == multiple}
 
 
-def comparison(labels: Sequence[str], outcomes: Reached) -> Comparison:
-    """All pairs of encodings on one task, by their scores at the multiple that is asked for."""
-    result, at = outcomes[labels[-1]]
-    measure = growth_at(at.factor) if result.is_text else exact_match_at(at.factor)
-    return compare([outcomes[label][0] for label in labels], measure)
+def compare_labels(labels: Sequence[str], outcomes: TaskOutcomes) -> Comparison:
+    """Compare all pairs of encodings on one task, at the multiple of the question."""
+    result, share = outcomes[labels[-1]]
+    measure = claims.growth_at(share.factor) if result.is_text else claims.exact_match_at(share.factor)
+    return claims.compare_encodings([outcomes[label][0] for label in labels], measure)

@@ -1,6 +1,6 @@
-"""Rows: what the board keeps of each run, a sealed line of JSON, sorted by key, all in one compressed file.
+"""Read and write the rows of the board: a line of JSON with a checksum for each run, in one compressed file.
 
-A full record holds pictures, curves and attention, some tens of kilobytes; of thousands of runs the numbers are enough.
+A full record has pictures, curves and attention, some tens of kilobytes; a row has only the numbers.
 """
 
 import gzip
@@ -19,98 +19,98 @@ from posenc.lab.sweeps import sweep
 
 FILE = "rows.jsonl.gz"
 
-KEPT = (
+ROW_FIELDS = (
     "schema", "key", "experiment", "parameters", "versions", "text", "trained_tokens", "steps", "train_cpu_s", "cpu_s",
     "steps_to_learned", "cpu_s_to_learned", "learned", "in_distribution", "lengths",
 )  # fmt: skip
-"""What a row has of a record. All that summaries read is in it, so they read rows as they read records."""
+"""The fields of a record that a row has: all that summaries read."""
 
-FORM: dict[str, Any] = {name: record.FORM[name] for name in KEPT}
+FORM: dict[str, Any] = {name: record.FORM[name] for name in ROW_FIELDS}
 
 DIGITS = 6
 
-MOST_BYTES = 256 << 20
-"""The size of all rows, decompressed: far more than those of every encoding on every task and a hundred seeds."""
+MAX_BYTES = 256 << 20
+"""The largest size of all rows, decompressed; a hundred seeds of all encodings on all tasks need far less."""
 
 
-def row_of(full: Record) -> Record:
-    """The row of a full record."""
-    row = {name: full[name] for name in KEPT}
+def row_of(full_record: Record) -> Record:
+    """Return the row of a full record."""
+    row = {name: full_record[name] for name in ROW_FIELDS}
     if row["text"]:
         row["text"] = {name: row["text"][name] for name in ("name", "sha256")}
-    row["lengths"] = [{name: value for name, value in at.items() if value is not None} for at in row["lengths"]]
-    return short(row)
+    row["lengths"] = [{name: value for name, value in entry.items() if value is not None} for entry in row["lengths"]]
+    return six_digits(row)
 
 
-def short(value: Any) -> Any:
-    """The value with its numbers to six digits."""
+def six_digits(value: Any) -> Any:
+    """Return the value with its numbers rounded to six digits."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, dict):
-        return {name: short(inner) for name, inner in value.items()}
-    return [short(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+        return {name: six_digits(inner) for name, inner in value.items()}
+    return [six_digits(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-Choice: TypeAlias = Callable[[list[str]], Collection[str]]
-"""Of all tasks, those of which rows are wanted."""
+TaskFilter: TypeAlias = Callable[[list[str]], Collection[str]]
+"""A function that selects tasks from a list of all."""
 
 TASK = re.compile(rb'"task": ("(?:[^"\\]|\\.)*")')
 
 
-def read(folder: Path, chosen: Choice | None = None) -> list[Record]:
-    """The rows of a board, each held to its checksum and form; none where there is no board yet.
+def read(folder: Path, task_filter: TaskFilter | None = None) -> list[Record]:
+    """Read the rows of a board and check their checksums and types; without a board there are none.
 
-    chosen   takes all tasks and gives those whose rows are read; default: all
+    task_filter  takes all tasks and returns those whose rows are read; default: all
 
-    Raises CannotRead, naming file, line and remedy, for one that is damaged.
+    Raises CannotRead with file, line and remedy for a damaged row.
     """
     path, rows = folder / FILE, []
     if not path.exists():
         return []
     with naming(path, "put an earlier copy back, or delete it, and posenc board runs all of it again"):
-        lines = read_bytes(path, within=folder, most=MOST_BYTES).splitlines(keepends=True)
-    tasks = [json.loads(found[1]) if (found := TASK.search(line)) else "" for line in lines] if chosen else []
-    wanted = {"", *chosen(list(dict.fromkeys(filter(None, tasks))))} if chosen else set()
+        lines = read_bytes(path, folder=folder, limit=MAX_BYTES).splitlines(keepends=True)
+    tasks = [json.loads(match[1]) if (match := TASK.search(line)) else "" for line in lines] if task_filter else []
+    wanted_tasks = {"", *task_filter(list(dict.fromkeys(filter(None, tasks))))} if task_filter else set()
     for number, line in enumerate(lines, 1):
-        if chosen and tasks[number - 1] not in wanted:
+        if task_filter and tasks[number - 1] not in wanted_tasks:
             continue
         place = path.with_name(f"{FILE}:{number}")
         with naming(place, "put an earlier copy back, or delete the file, and posenc board runs all of it again"):
-            row = store.unsealed(line, place)
+            row = store.load_json(line, place)
             matches(row, FORM, file=place)
         rows.append(row)
     return rows
 
 
-def there(folder: Path, chosen: Choice | None = None) -> list[Record]:
-    """The rows of a board, as `read` has them. Raises ValueError where there are none, and CannotRead."""
-    if found := read(folder, chosen=chosen):
-        return found
+def read_existing(folder: Path, task_filter: TaskFilter | None = None) -> list[Record]:
+    """Read the rows of a board as `read` does. Raises ValueError if there are none, and CannotRead."""
+    if rows := read(folder, task_filter=task_filter):
+        return rows
     raise ValueError(
         f"there is no board in '{folder}': its rows are in the repository, in docs/board; name the folder with --rows, "
         f"or run some with posenc board --out FOLDER"
     )
 
 
-def add(folder: Path, new: Iterable[Record]) -> None:
-    """Put rows into the file of a board, whole or not at all; a row with a key that is there replaces it.
+def add(folder: Path, new_rows: Iterable[Record]) -> None:
+    """Add rows to the file of a board, whole or not at all; a row replaces one with the same key.
 
-    The same rows make the same file. Raises CannotWrite, and CannotRead where the file is damaged.
+    The same rows give the same bytes. Raises CannotWrite, and CannotRead if the file is damaged.
     """
-    if rows := list(new):
-        kept = {row["key"]: row for row in [*read(folder), *rows]}
-        lines = b"".join(store.sealed(kept[key]) for key in sorted(kept))
+    if rows := list(new_rows):
+        by_key = {row["key"]: row for row in [*read(folder), *rows]}
+        lines = b"".join(store.dump_json(by_key[key]) for key in sorted(by_key))
         store.write(folder / FILE, gzip.compress(lines, mtime=0))
 
 
 def fold(work: Path, folder: Path) -> int:
-    """Move all full records of a working folder into rows, and say how many; a damaged one is set aside.
+    """Move the full records of a working folder into rows and return their number; a damaged one is set aside.
 
-    Whenever it is killed, a run is in a full record or in a row, and at worst in both.
+    If it is interrupted, each run is still in a full record, in a row, or in both.
     """
     paths = sorted((work / "records").glob("*.json"))
-    found = {path: row_of(full) for path in paths if (full := sweep.kept_record(path))}
-    add(folder, found.values())
-    for path in found:
+    new_rows = {path: row_of(full_record) for path in paths if (full_record := sweep.kept_record(path))}
+    add(folder, new_rows.values())
+    for path in new_rows:
         path.unlink(missing_ok=True)
-    return len(found)
+    return len(new_rows)

@@ -1,4 +1,4 @@
-"""Filling the board: runs what is missing until it is told to stop, and keeps a row of each run that is over."""
+"""Fill the board: run what is missing, and keep a row of each finished run."""
 
 import math
 import time
@@ -19,18 +19,18 @@ from posenc.lab.sweeps.sweep import Sweep, run_all
 
 IN_CHECKOUT, IN_WHEEL = Path(__file__).resolve().parents[4] / "docs" / "board", Path(__file__).with_name("committed")
 COMMITTED = IN_CHECKOUT if IN_CHECKOUT.is_dir() else IN_WHEEL
-"""The board of the repository; a wheel brings its rows along."""
+"""The board of the repository; wheels contain its rows."""
 
-WORK = "work"
-"""The folder of full records, beside the rows that they become."""
+WORK_FOLDER = "work"
+"""The folder of full records, beside the rows."""
 
 
 @dataclass(frozen=True)
 class Board:
-    """What is asked of the board. Empty tuples ask for everything.
+    """The extent of a board; an empty tuple means all.
 
-    out          the folder for rows and page
-    base         a board whose rows are read too, and never made again
+    out          the folder of rows and pages
+    base         a board whose rows are read too, and not run again
     """
 
     out: Path
@@ -40,15 +40,15 @@ class Board:
     base: Path = COMMITTED
 
     def pairs(self) -> list[tuple[str, str]]:
-        """(task, encoding), as far as they have a meaning. Raises ValueError for what there is not."""
-        return scope.with_meaning(self.tasks or scope.tasks(), self.encodings)
+        """Return the supported pairs (task, encoding). Raises ValueError for unknown names."""
+        return scope.meaningful_pairs(self.tasks or scope.board_tasks(), self.encodings)
 
     def rows(self) -> list[Record]:
-        """Those of both folders; of those with one key that of `out`."""
+        """Return the rows of both folders; of two with the same key, that of `out`."""
         return list({row["key"]: row for folder in (self.base, self.out) for row in rows.read(folder)}.values())
 
     def costs(self) -> Costs:
-        """Those of both folders; what both have is that of `out`."""
+        """Return the costs of both folders; of two for the same encoding, that of `out`."""
         return {**costs.read(self.base), **costs.read(self.out)}
 
     def plan(self) -> dict[str, dict[str, Experiment]]:
@@ -62,24 +62,23 @@ def fill(
     workers: int | None = None,
     show: Callable[[Sweep], None] = lambda sweep: None,
 ) -> dict[str, str]:
-    """Run what is missing, for so many seconds at most; the same call goes on where an earlier one stopped.
+    """Run what is missing for at most so many seconds; the same call resumes.
 
-    When the time is over, what has begun ends; on KeyboardInterrupt what is in hand is lost, and nothing else. Returns
-    why runs failed, by their keys.
+    When the time is over, running runs finish; KeyboardInterrupt loses them. Returns the reasons of failed runs by key.
 
-    Raises ValueError for what there is not, InUse where another process is at work there, CannotWrite.
+    Raises ValueError for unknown names, InUse if another process works in the folder, CannotWrite.
     """
     checks.whole("workers", 1 if workers is None else workers, 1), checks.at_least("seconds", seconds, 0)
-    until = math.inf if seconds is None else time.monotonic() + seconds
-    work, pairs = board.out / WORK, board.pairs()
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    work, pairs = board.out / WORK_FOLDER, board.pairs()
     with ExitStack() as stack:
         for folder in (board.out, work):
-            stack.enter_context(store.held(folder))
+            stack.enter_context(store.locked_folder(folder))
         stack.callback(rows.fold, work, board.out)
         costs.add(board.out, pairs, board.costs())
         for stage in ("search", "evidence"):
             rows.fold(work, board.out)
-            # What the search has found decides on the rates of the evidence.
-            missing = board.plan()[stage]
-            run_all([*missing.values()], work, workers=workers, show=show, more=lambda: time.monotonic() < until)
+            # The search decides the rates of the evidence.
+            todo = board.plan()[stage]
+            run_all([*todo.values()], work, workers=workers, show=show, go_on=lambda: time.monotonic() < deadline)
     return {key: failure.words for key, failure in record.failures(work).items()}

@@ -1,4 +1,4 @@
-"""One encoding shown to a person: its lesson, its numbers and its pictures; and all of them in one overview."""
+"""The description of an encoding for `posenc show` (lesson, numbers, pictures), and the overview of all names."""
 
 import inspect
 import itertools
@@ -13,7 +13,7 @@ import torch
 
 from posenc import coordinate_maps, kernels, schedules
 from posenc.catalogue import ENCODINGS, build, names, options_of, parameters_of
-from posenc.encoding.base import BIASES, DECIDED, WIDTHS, Encoding, Shape, parts_of
+from posenc.encoding.base import BIASES, MODEL_OPTIONS, WIDTHS, Encoding, Shape, parts_of
 from posenc.encoding.chosen_heads import OnHeads
 from posenc.encodings.added.sinusoidal import Sinusoidal
 from posenc.foreign import code
@@ -25,15 +25,15 @@ from posenc.lab.evaluation.cache_cost import cache_cost
 from posenc.lab.published import CLAIMS
 from posenc.lab.results.summary import ratio, results, times
 from posenc.lab.tasks import TASKS
-from posenc.model.seeding import seeded
+from posenc.model.seeding import local_seed
 from posenc.specs.presets import PRESETS, Preset
 from posenc.tokens.positions import Positions
 
 if TYPE_CHECKING:
-    from posenc.lab.description.pictures import Drawn
+    from posenc.lab.description.pictures import Gallery
 
 STANDARD = Shape.of(DIM, HEADS, TRAINED_LENGTH)
-"""The model that encodings are counted for; those of several axes have CELLS cells on each instead of max_len."""
+"""The model whose parameters are counted; encodings of several axes have CELLS cells on each instead of max_len."""
 
 GROUPS: dict[str, Callable[[Encoding], Any]] = {
     "Wrap another encoding": lambda encoding: encoding.wraps,
@@ -45,90 +45,87 @@ GROUPS: dict[str, Callable[[Encoding], Any]] = {
     "Other attention rules": lambda encoding: encoding.doors,
     "No position": lambda encoding: True,
 }
-"""What an encoding does, by its doors: it belongs to the first group that fits."""
+"""The groups of encodings, by their doors: an encoding belongs to the first group that fits."""
 
 
-def overview() -> dict[str, Any]:
-    """Every encoding, and all that goes with them: what it is, and of encodings what they cost."""
+def build_overview() -> dict[str, Any]:
+    """Build the overview: the cards of all encodings, schedules, maps, tasks, kernels, presets and claims."""
     wrappers, *plain = GROUPS
     return {
-        "encodings": [entry(name) for name in names()],
-        # What wraps others is the first question of all, and the last thing that a reader asks for.
+        "encodings": [encoding_card_or_problem(name) for name in names()],
+        # Wrappers are tested first, and listed last.
         "groups": [*plain, wrappers],
         "counted_for": f"dim {STANDARD.dim}, {STANDARD.heads} heads of {STANDARD.head_dim}, trained length "
         f"{STANDARD.max_len}; with several axes {CELLS} cells on each",
         "measured_by": MEASURED_BY,
-        **others(),
+        **build_other_kinds(),
     }
 
 
-def others() -> dict[str, list[dict[str, Any]]]:
-    """What is no encoding: kind -> of each its name, its idea, its options and what else is written of it."""
+def build_other_kinds() -> dict[str, list[dict[str, Any]]]:
+    """The cards of schedules, maps, tasks, kernels, presets and claims, by kind."""
     kinds: dict[str, Mapping[str, Any]] = {
         "schedules": schedules.SCHEDULES,
         "coordinate_maps": coordinate_maps.COORDINATE_MAPS,
         "tasks": TASKS,
         "kernels": {name: inspect.getmodule(kernel.attend) for name, kernel in kernels.KERNELS.items()},
     }
-    found = {kind: [told_of(name, thing) for name, thing in things.items()] for kind, things in kinds.items()}
-    found["presets"] = [told_of_preset(name, one) for name, one in PRESETS.items()]
-    # Claims have no options: all of one is in its file.
-    found["claims"] = [told_of(name, claim) | {"options": {}} for name, claim in CLAIMS.items()]
-    return found
+    listing = {kind: [thing_card(name, thing) for name, thing in things.items()] for kind, things in kinds.items()}
+    listing["presets"] = [preset_card(name, preset) for name, preset in PRESETS.items()]
+    # Claims have no options in specs.
+    listing["claims"] = [thing_card(name, claim) | {"options": {}} for name, claim in CLAIMS.items()]
+    return listing
 
 
-def told_of(name: str, thing: Any) -> dict[str, Any]:
-    """What a class, or a module, says of itself."""
+def thing_card(name: str, thing: Any) -> dict[str, Any]:
+    """The card of a class or module: its name, idea, options and lesson."""
     options = inspect.signature(thing).parameters.values() if isinstance(thing, type) else ()
     return {
         "name": name,
         "idea": idea(thing),
         "also_called": list(getattr(thing, "also_called", ())),
-        "options": {one.name: "needed" if one.default is one.empty else str(one.default) for one in options},
+        "options": {p.name: "needed" if p.default is p.empty else str(p.default) for p in options},
         "lesson": without_doctest(inspect.getdoc(thing) or "").partition("\n")[2].strip(),
     }
 
 
-def told_of_preset(name: str, preset: Preset) -> dict[str, Any]:
-    """What is known of what the models of a family are made of."""
+def preset_card(name: str, preset: Preset) -> dict[str, Any]:
+    """The card of a preset: the encodings and blocks of a model family."""
     layers = [preset.encoding] if isinstance(preset.encoding, str) else preset.encoding
-    runs = [(len(list(same)), spec) for spec, same in itertools.groupby(layers)]
-    idea = ", ".join(spec if many == 1 else f"{many} x {spec}" for many, spec in runs)
+    runs = [(len(list(group)), spec) for spec, group in itertools.groupby(layers)]
+    idea = ", ".join(spec if count == 1 else f"{count} x {spec}" for count, spec in runs)
     options = {option: str(value) for option, value in preset.items() if value or option in preset.block}
-    besides = f"\n\nBesides: {preset.besides}." if preset.besides else ""
-    lesson = f"For {preset.model}s; several encodings are cycled over the layers.{besides}\n\nSource: {preset.source}."
+    extra = f"\n\nBesides: {preset.besides}." if preset.besides else ""
+    lesson = f"For {preset.model}s; several encodings are cycled over the layers.{extra}\n\nSource: {preset.source}."
     return {"name": name, "idea": idea, "also_called": [], "options": options, "lesson": lesson}
 
 
-def entry(spec: str) -> dict[str, Any]:
-    """What is known of one encoding, at the standard shape; `problem` says why where it cannot be built."""
+def encoding_card_or_problem(spec: str) -> dict[str, Any]:
+    """The card of an encoding at the standard shape; `problem` says why it cannot be built."""
     try:
-        return card(spec)
+        return encoding_card(spec)
     except Exception as error:
-        # One broken file must not hide all the others.
-        problem = str(error) if isinstance(error, ValueError) else f"{spec} fails: {code.told(error)}"
+        # One broken file must not hide the others.
+        problem = str(error) if isinstance(error, ValueError) else f"{spec} fails: {code.error_text(error)}"
         return {"name": spec, "group": "Cannot be built", "problem": problem}
 
 
-def card(spec: str) -> dict[str, Any]:
-    """What is known of one encoding.
-
-    Raises ValueError where the spec is none, and where it cannot be built at the standard shape.
-    """
+def encoding_card(spec: str) -> dict[str, Any]:
+    """The card of an encoding. Raises ValueError for a bad spec, and where the standard shape does not fit."""
     encoding, shape = at_standard_shape(spec)
-    own = [part.encoding if isinstance(part, OnHeads) else part for part in parts_of(encoding)]
+    unwrapped_parts = [part.encoding if isinstance(part, OnHeads) else part for part in parts_of(encoding)]
 
-    def said(attribute: str) -> str:
-        return " | ".join(dict.fromkeys(words for part in own if (words := getattr(part, attribute))))
+    def join_texts(attribute: str) -> str:
+        return " | ".join(dict.fromkeys(text for part in unwrapped_parts if (text := getattr(part, attribute))))
 
     return {
         "name": spec,
         "kind": "encoding",
         "group": next(group for group, fits in GROUPS.items() if fits(encoding)),
         "problem": None,
-        "class": " + ".join(type(part).__name__ for part in own),
-        "also_called": [name for part in own for name in part.also_called],
-        "idea": " | ".join(dict.fromkeys(idea(type(part)) for part in own)),
+        "class": " + ".join(type(part).__name__ for part in unwrapped_parts),
+        "also_called": [name for part in unwrapped_parts for name in part.also_called],
+        "idea": " | ".join(dict.fromkeys(idea(type(part)) for part in unwrapped_parts)),
         "doors": sorted(encoding.doors),
         "options": options(spec),
         "parameters": parameters_of(encoding),
@@ -136,50 +133,50 @@ def card(spec: str) -> dict[str, Any]:
         "cache": cache_cost(encoding, shape),
         "kernels": [name for name in kernels.KERNELS if kernels.why_not(name, encoding) is None],
         "axes": encoding.axes or "any",
-        "extrapolates": said("extrapolates"),
-        "measured": by_the_board().get(scope.label(spec), ""),
-        "used_by": said("used_by"),
-        "source": said("source"),
+        "extrapolates": join_texts("extrapolates"),
+        "measured": board_words().get(scope.label(spec), ""),
+        "used_by": join_texts("used_by"),
+        "source": join_texts("source"),
     }
 
 
 def at_standard_shape(spec: str) -> tuple[Encoding, Shape]:
-    """The encoding, and the shape that it was built for."""
-    # A grid of the trained length on each side would not fit into memory, so the small one comes first.
+    """Build an encoding; return it with its shape."""
+    # A grid with the trained length on each side would not fit into memory, so the small shape comes first.
     shape = replace(STANDARD, max_len=CELLS)
     encoding = build(spec, shape)
     return (encoding, shape) if encoding.axes > 1 else (build(spec, STANDARD), STANDARD)
 
 
 def options(spec: str) -> dict[str, str]:
-    """The options of a named encoding and their defaults, but for widths and heads, which the model decides."""
+    """The options of a named encoding with their defaults, without widths and heads, which the model decides."""
     if not ENCODINGS.knows(spec):
         return {}
     return {
-        option: "as the model" if option in DECIDED else str(parameter.default)
+        option: "as the model" if option in MODEL_OPTIONS else str(parameter.default)
         for option, parameter in options_of(spec).items()
         if option not in WIDTHS
     }
 
 
 @cache
-def by_the_board() -> Mapping[str, str]:
-    """Label -> how the encoding learns and how far it carries, by the rows of the board, in words."""
-    found = rows.read(run.COMMITTED)
-    texts = {result.label: result for result in results(tables.evidence(found), "text")}
-    said = {}
-    for one in tables.standings(found):
-        words = f"learns {one.learned} of {one.tasks} tasks"
-        if math.isfinite(one.speed):
-            words += f", in {times(one.speed)} the steps of the median encoding"
-        if not math.isnan(one.reach):
-            words += f"; carries to {times(one.reach)} the trained length, a geometric mean"
-        if text := texts.get(one.label):
-            beyond = [(factor, text.at(length, "perplexity_ratio")) for length, factor in text.lengths()]
-            growth = [f"{ratio(spread.median)} at {times(k)}" for k, spread in beyond if k in (2, 4, 8) and spread]
+def board_words() -> Mapping[str, str]:
+    """Label -> a sentence on how the encoding learns and extrapolates, from the rows of the board."""
+    board_rows = rows.read(run.COMMITTED)
+    texts = {result.label: result for result in results(tables.evidence(board_rows), "text")}
+    words_by_label = {}
+    for standing in tables.standings(board_rows):
+        words = f"learns {standing.learned} of {standing.tasks} tasks"
+        if math.isfinite(standing.speed):
+            words += f", in {times(standing.speed)} the steps of the median encoding"
+        if not math.isnan(standing.reach):
+            words += f"; carries to {times(standing.reach)} the trained length, a geometric mean"
+        if text := texts.get(standing.label):
+            ratios = [(factor, text.at(length, "perplexity_ratio")) for length, factor in text.lengths()]
+            growth = [f"{ratio(score.median)} at {times(k)}" for k, score in ratios if k in (2, 4, 8) and score]
             words += f"; text: perplexity times {', '.join(growth)}"
-        said[one.label] = words
-    return said
+        words_by_label[standing.label] = words
+    return words_by_label
 
 
 def idea(thing: Any) -> str:
@@ -197,49 +194,49 @@ def show(
     shift: int,
     ids: Sequence[int] = (),
     vectors: Sequence[float] = (),
-    trained: Path | None = None,
-) -> "Drawn":
+    runs_folder: Path | None = None,
+) -> "Gallery":
     """The lesson of an encoding at a given size.
 
     words    of the worked example
     ids      of the words
-    vectors  the numbers of the token vectors, one vector behind another for each id from 0 on
-    trained  a folder that `posenc compare` has filled: what its runs of this encoding have learned is shown too
+    vectors  the numbers of the token vectors, one vector after another for each id from 0 on
+    runs_folder  a folder of `posenc compare`, whose trained runs of this encoding are shown too
 
-    Raises ValueError for a bad spec or size, and for ids and vectors that do not fit, and for a folder without a
-    run of this encoding.
+    Raises ValueError for a bad spec or size, ids and vectors that do not fit, and a folder without a run of this
+    encoding.
     """
-    # The overview does not wait for matplotlib.
+    # Imported here, so that the overview does not import matplotlib.
     from posenc.lab.description import after_training, pictures
 
     if tokens < 2:
         raise ValueError(f"pictures need at least 2 positions, got {tokens}")
     shape = Shape.of(dim, heads, max_len=tokens)
-    small = replace(shape, max_len=min(tokens, pictures.MOST_CELLS))
-    if build(spec, small).axes > 1:
-        shape = small
-    with seeded(0):
+    grid_shape = replace(shape, max_len=min(tokens, pictures.MOST_CELLS))
+    if build(spec, grid_shape).axes > 1:
+        shape = grid_shape
+    with local_seed(0):
         encoding = build(spec, shape)
-        drawn = pictures.draw(encoding, shape, tokens)
-    if trained is not None:
-        after_training.add(drawn, spec, str(encoding), trained)
+        gallery = pictures.draw(encoding, shape, tokens)
+    if runs_folder is not None:
+        after_training.add_trained_pictures(gallery, spec, str(encoding), runs_folder)
     cells = f", {shape.max_len} cells on each axis" if encoding.axes > 1 else f", {tokens} positions"
     size = f"{parameters_of(encoding):,} parameters at dim {dim}, {heads} heads{cells}"
-    text = "\n\n".join(filter(None, [in_words(encoding, size), "\n".join(drawn.notes)]))
-    facts = {"encoding": str(encoding), "doors": sorted(encoding.doors), **drawn.facts, "notes": drawn.notes}
-    shown = replace(drawn, text=text, facts=facts)
+    text = "\n\n".join(filter(None, [lesson_text(encoding, size), "\n".join(gallery.notes)]))
+    facts = {"encoding": str(encoding), "doors": sorted(encoding.doors), **gallery.facts, "notes": gallery.notes}
+    full_gallery = replace(gallery, text=text, facts=facts)
     if "embed" in encoding.doors and encoding.axes <= 1:
-        add_worked_example(shown, words, spec, ids, vectors)
+        add_worked_example(full_gallery, words, spec, ids, vectors)
     elif ids or vectors:
         raise ValueError(f"{encoding} has no worked example: it adds nothing to embeddings; leave out ids and vectors")
     for part in parts_of(encoding):
         if isinstance(part, Sinusoidal) and part.axes == 1 and dim % 2 == 0:
-            add_shift(shown, part, shift, tokens)
-    return shown
+            add_shift(full_gallery, part, shift, tokens)
+    return full_gallery
 
 
-def in_words(encoding: Encoding, size: str = "") -> str:
-    """What an encoding says of itself: its idea, its equation, its options, where it goes wrong."""
+def lesson_text(encoding: Encoding, size: str = "") -> str:
+    """The text of an encoding: its docstrings (idea, equation, options, limits) and its doors."""
     lessons = dict.fromkeys(inspect.getdoc(type(part)) or type(part).__name__ for part in parts_of(encoding))
     doors = ", ".join(sorted(encoding.doors)) or "no door"
     opens = "; ".join(filter(None, [f"opens {doors}", size]))
@@ -247,24 +244,24 @@ def in_words(encoding: Encoding, size: str = "") -> str:
 
 
 def add_worked_example(
-    shown: "Drawn", words: Sequence[str], spec: str, ids: Sequence[int], vectors: Sequence[float]
+    gallery: "Gallery", words: Sequence[str], spec: str, ids: Sequence[int], vectors: Sequence[float]
 ) -> None:
-    """Token vectors plus position vectors, number by number, where four channels are enough for the encoding."""
+    """Add the worked example, token vectors plus position vectors, where four channels are enough."""
     try:
-        rows = in_rows(vectors, max(ids_of(words, ids)) + 1) if vectors else []
+        rows = split_vectors(vectors, max(ids_of(words, ids)) + 1) if vectors else []
         example = worked_example(words, encoding=spec, ids=ids, vectors=rows)
     except ValueError as error:
         if ids or vectors:
             raise
-        shown.text += f"\n\nNo worked example at 4 channels: {error}."
+        gallery.text += f"\n\nNo worked example at 4 channels: {error}."
         return
     headers, lines = example.table()
     width = len(example.combined[0])
-    shown.tables.append((f"Worked example: {example.encoding} at {width} channels", headers, lines))
+    gallery.tables.append((f"Worked example: {example.encoding} at {width} channels", headers, lines))
 
 
-def in_rows(numbers: Sequence[float], count: int) -> list[list[float]]:
-    """Numbers cut into so many vectors of one width."""
+def split_vectors(numbers: Sequence[float], count: int) -> list[list[float]]:
+    """Split numbers into `count` vectors of one width."""
     if len(numbers) % count:
         raise ValueError(
             f"vectors must be {count} of one width, one for each id up to {count - 1}; {len(numbers)} numbers are not"
@@ -272,32 +269,32 @@ def in_rows(numbers: Sequence[float], count: int) -> list[list[float]]:
     return torch.tensor(numbers, dtype=torch.float64).view(count, -1).tolist()
 
 
-def add_shift(shown: "Drawn", encoding: Sinusoidal, k: int, tokens: int) -> None:
-    """The linear-shift property: the matrix, and how exactly it moves every position."""
+def add_shift(gallery: "Gallery", encoding: Sinusoidal, k: int, tokens: int) -> None:
+    """Add the matrix of the linear-shift property, and its largest error over all positions."""
     from posenc.lab.results import figures
 
     matrix, places = shift_matrix(encoding, k), torch.arange(tokens, dtype=torch.float64)
-    before, after = (encoding.encode(Positions.of(at))[0] for at in (places, places + k))
-    error = float((after - before @ matrix.T).abs().max())
-    shown.figures["shift"] = figures.shift_matrix(matrix.numpy(), f"{encoding}: M_{k} with PE(p + {k}) = M_{k} PE(p)")
-    shown.facts["shift"] = {"k": k, "largest_error": error}
+    codes, shifted_codes = (encoding.encode(Positions.of(at))[0] for at in (places, places + k))
+    error = float((shifted_codes - codes @ matrix.T).abs().max())
+    gallery.figures["shift"] = figures.shift_matrix(matrix.numpy(), f"{encoding}: M_{k} with PE(p + {k}) = M_{k} PE(p)")
+    gallery.facts["shift"] = {"k": k, "largest_error": error}
     rows = [[f"{number:+.3f}" for number in row[:4]] for row in matrix[:4].tolist()]
     worst = f"largest |PE(p + {k}) - M_{k} PE(p)| over {tokens} positions is {error:.1e}"
     title = f"Shift by {k}: the first block of M_{k}; {worst}"
-    shown.tables.append((title, ["", "", "", ""], rows))
+    gallery.tables.append((title, ["", "", "", ""], rows))
 
 
 def without_doctest(lesson: str) -> str:
-    """A docstring without its examples."""
+    """A docstring without its doctests."""
     return "\n".join(lesson.split("\n>>> ")[0].rstrip().splitlines())
 
 
-def reading_of_order(found: dict[str, list[dict[str, Any]]]) -> tuple[list[str], list[list[str]], str]:
-    """The order test as a table: headers, rows, title."""
+def order_table(tests_by_spec: dict[str, list[dict[str, Any]]]) -> tuple[list[str], list[list[str]], str]:
+    """The results of the order test as a table: headers, rows, title."""
     headers = ["encoding", "attention", "layers", "equivariance error", "change at the last token", "reading"]
-    first, *_ = found.values()
+    first, *_ = tests_by_spec.values()
     rows = [order_row("(no position)", test) for test in first if not test["position"]]
-    rows += [order_row(spec, test) for spec, tests in found.items() for test in tests if test["position"]]
+    rows += [order_row(spec, test) for spec, tests in tests_by_spec.items() for test in tests if test["position"]]
     return headers, rows, "The same tokens in another order"
 
 

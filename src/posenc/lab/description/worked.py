@@ -8,15 +8,15 @@ import torch
 from posenc import checks
 from posenc.catalogue import build
 from posenc.encoding.base import Compose, Shape, parts_of
-from posenc.foreign import quoted
+from posenc.foreign import quote
 from posenc.model.embedding import TokenPositionEmbedding
-from posenc.model.seeding import seeded
+from posenc.model.seeding import local_seed
 from posenc.tokens.positions import Positions
 
 
 @dataclass(frozen=True)
 class WorkedExample:
-    """One sequence on its way through a token and position embedding; each vector is a list of `dim` numbers."""
+    """One sequence in a token and position embedding; each vector is a list of `dim` numbers."""
 
     encoding: str
     tokens: list[str]
@@ -47,28 +47,28 @@ def worked_example(
     ids: Sequence[int] = (),
     vectors: Sequence[Sequence[float]] = (),
 ) -> WorkedExample:
-    """Embed a few words at a small width. The same word has the same token vector; its position tells the two apart.
+    """Embed a few words at a small width. A repeated word has one token vector; only position tells the two apart.
 
     dim      width (channels): that of `vectors`, else 4
-    ids      the id of each word; without them the words are counted in the order in which they come
-    vectors  the token vectors, one for each id from 0 on; without them they are random
-    seed     of what is random: token vectors, and a learned encoding
+    ids      the id of each word; default: the words are numbered in order
+    vectors  the token vectors, one for each id from 0 on; default: random
+    seed     of random token vectors, and of a learned encoding
 
     Raises ValueError for an empty sequence, a width below 1, ids and vectors that do not fit the words or each other,
     and encodings that add nothing to embeddings.
     """
     ids = ids_of(tokens, ids)
     dim = width_of(vectors, dim)
-    with seeded(seed):
-        built = build(encoding, Shape(dim, 1, dim, len(tokens)))
-        adding = [part for part in parts_of(built) if "embed" in part.doors]
-        if not adding:
+    with local_seed(seed):
+        whole = build(encoding, Shape(dim, 1, dim, len(tokens)))
+        input_parts = [part for part in parts_of(whole) if "embed" in part.doors]
+        if not input_parts:
             raise ValueError(
-                f"{built} adds nothing to embeddings; a worked example needs one that does, such as sinusoidal or "
+                f"{whole} adds nothing to embeddings; a worked example needs one that does, such as sinusoidal or "
                 "learned"
             )
-        # What the other parts of a sum do happens later, in attention.
-        position = Compose(*adding)
+        # The other parts of a sum act later, in attention.
+        position = Compose(*input_parts)
         if vectors:
             if max(ids) >= len(vectors):
                 raise ValueError(
@@ -76,12 +76,12 @@ def worked_example(
                 )
             x = torch.tensor([[list(vectors[i]) for i in ids]], dtype=torch.float32)
         else:
-            # As many as there are different ids: one may be as large as those of real vocabularies.
-            known = list(dict.fromkeys(ids))
-            embedding = TokenPositionEmbedding(len(known), dim, position)
-            x = embedding.token_vectors(torch.tensor([[known.index(i) for i in ids]]))
+            # One row for each different id, because an id may be as large as those of real vocabularies.
+            distinct_ids = list(dict.fromkeys(ids))
+            embedding = TokenPositionEmbedding(len(distinct_ids), dim, position)
+            x = embedding.token_vectors(torch.tensor([[distinct_ids.index(i) for i in ids]]))
     combined = position.embed(x, Positions.count(len(tokens)))
-    return WorkedExample(str(built), list(tokens), ids, x[0].tolist(), (combined - x)[0].tolist(), combined[0].tolist())
+    return WorkedExample(str(whole), list(tokens), ids, x[0].tolist(), (combined - x)[0].tolist(), combined[0].tolist())
 
 
 def ids_of(tokens: Sequence[str], ids: Sequence[int]) -> list[int]:
@@ -96,7 +96,7 @@ def ids_of(tokens: Sequence[str], ids: Sequence[int]) -> list[int]:
     id_of: dict[str, int] = {}
     for token, i in zip(tokens, ids, strict=True):
         if checks.whole("an id", i, 0) != id_of.setdefault(token, i):
-            raise ValueError(f"a word has one id, and {quoted(token)} has {id_of[token]} and {i}")
+            raise ValueError(f"a word has one id, and {quote(token)} has {id_of[token]} and {i}")
     return list(ids)
 
 

@@ -1,4 +1,4 @@
-"""Experiments: one training run in plain numbers, as records and checkpoints hold it."""
+"""Experiments: the settings of one training run, as records and checkpoints store them."""
 
 import shlex
 from collections.abc import Collection
@@ -9,62 +9,62 @@ from typing import Any
 from posenc import checks
 from posenc.catalogue import Node, options_of, parse
 from posenc.coordinate_maps import map_of
-from posenc.foreign import CannotRead, code, form_of, matches, near, quoted
+from posenc.foreign import CannotRead, code, form_of, matches, quote, suggestion
 from posenc.lab.tasks import Task, task_of
 from posenc.model.config import Config
 from posenc.schedules import schedule_of
-from posenc.specs.syntax import files_in
+from posenc.specs.syntax import code_files
 
-MOST = {
+LARGEST_SIZES = {
     "train_length": 1_000_000, "layers": 1_000, "dim": 65_536, "heads": 65_536, "steps": 1_000_000_000,
     "batch": 1_000_000, "evaluate_every": 1_000_000_000,
 }  # fmt: skip
-"""The largest numbers of an experiment: far beyond this laboratory, and small enough that each is refused or tried."""
+"""The largest sizes of an experiment: far beyond this lab, and small enough for every check to finish."""
 
 MOST_SEED = 1_000_000_000_000
 
 MOST_LENGTHS = 100
-"""The lengths that one run is tested at: a table has a column for each."""
+"""The largest number of test lengths: a table has a column for each."""
 
 RATE_SCHEDULES = ("cosine", "original")
 DTYPES = ("float32", "bfloat16")
-OF_THE_MODEL = {one.name for one in fields(Config)}
-"""The settings that are those of posenc.Config."""
+CONFIG_FIELDS = {field.name for field in fields(Config)}
+"""The fields that an experiment shares with posenc.Config."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One training run, in plain numbers.
+    """The settings of one training run.
 
     spec           the encoding; a tuple is cycled over the layers
-    task, text     which task, as a spec; of a task on text also a file or folder (None: the Python standard library)
+    task, text     the task, as a spec; for a task on text also a file or folder (None: the Python standard library)
     seed           of the weights and the data
     train_length   the longest trained length (the task's items; text: tokens of a window)
     test_lengths   the longer lengths that are tested
     layers, dim, heads, kv_heads, head_dim, window, dropout   the shape of the model, as in posenc.Config
     norm, norm_first, branch_norm, parallel_residual, residual_scale, embedding_norm, qk_norm, softcap, output_softcap,
-    init, feed_forward, intermediate_size, bias   what its blocks are made of and begin with, as there
-    model          path/to/mine.py:Mine, a module of one's own in place of the task's decoder, encoder or both
-    steps, batch   how long at most, and how many sequences a step
-    tokens, seconds   other ends of the training: tokens that were read, CPU seconds; whichever comes first
+    init, feed_forward, intermediate_size, bias   the blocks and their initialisation, as there
+    model          path/to/mine.py:Mine, the user's own module in place of the task's decoder, encoder or both
+    steps, batch   the largest number of steps, and the sequences of each
+    tokens, seconds   other ends of the training: tokens read, CPU seconds; whichever comes first
     rate           the highest learning rate; warm-up over `warmup` steps, then a cosine down to `final_rate` of it
     schedule       "cosine", or "original": the rate of the original transformer, times `rate`
     matrix_rate    the highest rate of Muon on the matrices of the blocks (without weight decay); 0 leaves them to AdamW
     curriculum     the share of the training over which lengths grow from 2 to the trained length
-    cool_down      once two points of the curve in a row are learned, the rate falls over this many steps and the run
-                   ends; 0 trains to the end. Only for tasks with exact answers
+    cool_down      after two learned points of the curve in a row, the rate falls over this many steps and the run ends;
+                   0 trains to the end. Only for tasks with exact answers
     weight_decay   of AdamW
     evaluate_every   steps between two points of the learning curve
-    map            a coordinate map of the positions in training, as in specs; None leaves tokens where they stand
-    test_map       the map of held-out positions; None: what `map` takes there
-    stretch        a frequency schedule, such as yarn(factor=2), that rotary has at lengths beyond the trained one alone
-    device, dtype  where, and in what matrix products are computed (weights stay float32)
-    compile        whether a training step goes through torch.compile
-    clip           the largest norm of the gradient, longer ones are shortened to it; 0 shortens none
-    own_files      of each file of one's own that the specs name, its path there and its SHA-256; None reads it now
+    map            a coordinate map of the positions in training, as in specs; None keeps the positions
+    test_map       the map of held-out positions; None: the evaluation map of `map`
+    stretch        a frequency schedule, such as yarn(factor=2), of rotary (RoPE) at lengths beyond the trained one only
+    device, dtype  of the model, and of matrix products (weights stay float32)
+    compile        whether training steps use torch.compile
+    clip           the largest gradient norm; 0 clips nothing
+    own_files      path and SHA-256 of each of the user's files that the specs name; None computes them now
 
-    Raises ValueError for what cannot be run: an unknown task, sizes that do not divide, numbers out of range, a stretch
-    for encodings without frequencies.
+    Raises ValueError for an unknown task, sizes that do not divide, numbers out of range, and a stretch for encodings
+    without frequencies.
     """
 
     spec: str | tuple[str, ...]
@@ -118,24 +118,24 @@ class Experiment:
 
     def __post_init__(self) -> None:
         nodes = [parse(spec) for spec in self.specs]
-        for given in (self.map, self.test_map):
-            if given is not None:
-                map_of(given)
+        for map_spec in (self.map, self.test_map):
+            if map_spec is not None:
+                map_of(map_spec)
         if self.own_files is None:
-            found = tuple((path, code.sha256(path)) for path in files_in(*self.names()))
-            object.__setattr__(self, "own_files", found)
+            own_files = tuple((path, code.sha256(path)) for path in code_files(*self.names()))
+            object.__setattr__(self, "own_files", own_files)
         self.check_task()
-        checks.sizes(**{name: getattr(self, name) for name in MOST})
-        for name, most in MOST.items():
-            if getattr(self, name) > most:
-                raise ValueError(f"{name} must be at most {most:,}, got {quoted(getattr(self, name), 40)}")
+        checks.sizes(**{name: getattr(self, name) for name in LARGEST_SIZES})
+        for name, limit in LARGEST_SIZES.items():
+            if getattr(self, name) > limit:
+                raise ValueError(f"{name} must be at most {limit:,}, got {quote(getattr(self, name), 40)}")
         check_seed(self.seed)
         self.config(1)
         too_short = [n for n in self.test_lengths if n <= self.train_length]
         if too_short:
             raise ValueError(f"test lengths must exceed the trained length {self.train_length}, got {too_short}")
-        if too_long := [n for n in self.test_lengths if n > MOST["train_length"]]:
-            raise ValueError(f"test lengths go up to {MOST['train_length']:,}, got {quoted(too_long, 40)}")
+        if too_long := [n for n in self.test_lengths if n > LARGEST_SIZES["train_length"]]:
+            raise ValueError(f"test lengths go up to {LARGEST_SIZES['train_length']:,}, got {quote(too_long, 40)}")
         if len(self.test_lengths) > MOST_LENGTHS:
             raise ValueError(f"there may be at most {MOST_LENGTHS} test lengths, got {len(self.test_lengths)}")
         for name in ("rate", "tokens", "seconds"):
@@ -147,15 +147,15 @@ class Experiment:
         self.check_stretch(nodes)
 
     def check_task(self) -> None:
-        """Raises ValueError for a task that there is not, and a text for one that reads none."""
+        """Raise ValueError for an unknown task, and for a text where the task reads none."""
         task = task_of(self.task)
         if self.text is None or getattr(task, "path", "") is None:
             return
-        why = f"it has {quoted(task.path)} already" if hasattr(task, "path") else "it reads none"
+        why = f"it has {quote(task.path)} already" if hasattr(task, "path") else "it reads none"
         raise ValueError(f"a text is for a task on text, without a path of its own; {self.task} cannot take one: {why}")
 
     def check_stretch(self, nodes: Collection[Node]) -> None:
-        """Raises ValueError for a stretch that is no schedule, or that no encoding would take."""
+        """Raise ValueError for a stretch that is no schedule, or that no encoding takes."""
         if self.stretch is None:
             return
         schedule_of(self.stretch)
@@ -167,25 +167,25 @@ class Experiment:
 
     @property
     def specs(self) -> tuple[str, ...]:
-        """The specs that are cycled over the layers."""
+        """The specs, which are cycled over the layers."""
         return (self.spec,) if isinstance(self.spec, str) else self.spec
 
     def names(self) -> list[str]:
-        """Every text of the experiment that may name a file of one's own."""
+        """The settings that may name a file of the user's."""
         return [*self.specs, *filter(None, [self.task, self.map, self.test_map, self.stretch, self.model])]
 
     def config(self, max_len: int) -> Config:
-        """How large the model is, for a trained length in tokens. Raises ValueError for sizes that do not fit."""
-        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name in OF_THE_MODEL}
-        return Config(**given, max_len=max_len)
+        """The model's Config for a trained length in tokens. Raises ValueError for sizes that do not fit."""
+        sizes = {f.name: getattr(self, f.name) for f in fields(self) if f.name in CONFIG_FIELDS}
+        return Config(**sizes, max_len=max_len)
 
-    def made_task(self) -> Task:
-        """The task, on the text that is asked for."""
+    def build_task(self) -> Task:
+        """Build the task, on the experiment's text."""
         task = task_of(self.task)
         return task if self.text is None else replace(task, path=self.text)
 
     def changed_files(self) -> list[str]:
-        """A sentence for each file of one's own that no longer is what it was when the experiment was made."""
+        """A sentence for each of the user's files that has changed since the experiment was made."""
         return [
             f"{path} is not what it was for this run (SHA-256 {digest[:16]} then, {now[:16]} now)"
             for path, digest in self.own_files or ()
@@ -193,52 +193,54 @@ class Experiment:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON holds it, but for the newer settings that are left alone, and files where there are none.
+        """The settings for JSON, without newer settings at their defaults, and without files where there are none.
 
-        A record goes by the settings that it was made with, and older ones did not have those.
+        A record's key depends on these settings, and older records lack the newer ones.
         """
         data = asdict(self)
         files = dict(data.pop("own_files"))
-        for one in fields(self)[[f.name for f in fields(self)].index("map") : -1]:
-            if data[one.name] == one.default:
-                del data[one.name]
+        for setting in fields(self)[[f.name for f in fields(self)].index("map") : -1]:
+            if data[setting.name] == setting.default:
+                del data[setting.name]
         return data | ({"own_files": files} if files else {})
 
     @classmethod
     def from_dict(
-        cls, data: dict[str, Any], own: Collection[str | Path] = (), file: Path | None = None
+        cls, data: dict[str, Any], trusted_files: Collection[str | Path] = (), file: Path | None = None
     ) -> "Experiment":
-        """The experiment that somebody's file tells of.
+        """The experiment of data from a file.
 
-        own   the files of one's own that a person has named, and that may be imported; no other is
-        file  where the data stood, for errors
+        trusted_files  the user's files that may be imported; no other is
+        file           the source of the data, for errors
 
-        Raises ValueError for unknown or missing names, and CannotRead for a file that is not named, with its hashes.
+        Raises ValueError for unknown or missing names, and CannotRead, with the hashes, for a file that is not trusted.
         """
-        data, known = in_new_names(data), [f.name for f in fields(cls)]
+        data, names = rename_old_settings(data), [f.name for f in fields(cls)]
         for name in data:
-            if name not in known:
-                raise ValueError(f"an experiment has no {quoted(name)}; it has: {', '.join(known)}{near(name, known)}")
-        listed = {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
-        matches(listed, EXPERIMENT)
+            if name not in names:
+                raise ValueError(
+                    f"an experiment has no {quote(name)}; it has: {', '.join(names)}{suggestion(name, names)}"
+                )
+        json_data = {name: list(value) if isinstance(value, tuple) else value for name, value in data.items()}
+        matches(json_data, EXPERIMENT)
         plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in data.items()}
-        recorded = plain.pop("own_files", {})
-        # Names are read before anything is made of them: none of the files is imported yet.
+        hashes = plain.pop("own_files", {})
+        # The file names are read before an Experiment is built, because building imports the files.
         bare = object.__new__(cls)
-        for one in fields(cls):
-            object.__setattr__(bare, one.name, plain.get(one.name, one.default))
-        for path in (named := files_in(*bare.names())):
-            if not code.is_named(path, own):
-                raise not_named(path, recorded.get(path), file)
-        return cls(**plain, own_files=tuple((path, recorded.get(path) or code.sha256(path)) for path in named))
+        for setting in fields(cls):
+            object.__setattr__(bare, setting.name, plain.get(setting.name, setting.default))
+        for path in (own_paths := code_files(*bare.names())):
+            if not code.is_trusted(path, trusted_files):
+                raise untrusted_file_error(path, hashes.get(path), file)
+        return cls(**plain, own_files=tuple((path, hashes.get(path) or code.sha256(path)) for path in own_paths))
 
 
 EXPERIMENT = form_of(Experiment) | {"own_files?": {"*": str}, "hidden?": (int, None)}  # the latter of 0.2
-"""The form in which a file holds an experiment."""
+"""The schema of an experiment in a file."""
 
 
-def in_new_names(data: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a run, where they are those of version 0.2 by the names that they have now."""
+def rename_old_settings(data: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run under their present names; version 0.2 had other ones."""
     data = {("intermediate_size" if name == "hidden" else name): value for name, value in data.items()}
     if data.get("norm") in ("pre", "post"):
         data["norm_first"] = data.pop("norm") == "pre"
@@ -246,22 +248,22 @@ def in_new_names(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def takes_schedule(node: Node) -> bool:
-    """Whether a spec has an encoding with frequencies that leaves their schedule open."""
+    """Whether a spec has an encoding with frequencies and no schedule yet."""
     if node.name not in ("+", "on") and "schedule" in options_of(node.name) and "schedule" not in dict(node.options):
         return True
     return any(takes_schedule(part) for part in node.parts)
 
 
-def not_named(path: str, recorded: str | None, file: Path | None) -> CannotRead:
-    """What is said of a file whose code somebody's data asks for, and which no person has named."""
+def untrusted_file_error(path: str, old_hash: str | None, file: Path | None) -> CannotRead:
+    """The error for a file whose code the data needs, and which the user has not trusted."""
     try:
         now: str | None = code.sha256(path)
     except CannotRead:
         now = None
-    hashes = [f"SHA-256 {recorded[:16]} in the run" if recorded else "", f"SHA-256 {now[:16]} here" if now else "gone"]
+    hashes = [f"SHA-256 {old_hash[:16]} in the run" if old_hash else "", f"SHA-256 {now[:16]} here" if now else "gone"]
     folder = shlex.quote(str(file.parent)) if file else "FOLDER"
     return CannotRead(
-        f"it asks for code from the file {quoted(path)} ({', '.join(filter(None, hashes))}), and none is run that you "
+        f"it asks for code from the file {quote(path)} ({', '.join(filter(None, hashes))}), and none is run that you "
         f"have not named yourself",
         file=file,
         remedy=f"read the file, and if you trust it: posenc generate {folder} --trust {shlex.quote(path)}",
@@ -269,6 +271,6 @@ def not_named(path: str, recorded: str | None, file: Path | None) -> CannotRead:
 
 
 def check_seed(seed: int) -> None:
-    """Raises ValueError for a seed below 0, and for one that torch might not take."""
+    """Raise ValueError for a seed below 0, or above the largest that torch surely takes."""
     if not 0 <= seed <= MOST_SEED:
-        raise ValueError(f"seed must lie between 0 and {MOST_SEED:,}, got {quoted(seed, 40)}")
+        raise ValueError(f"seed must lie between 0 and {MOST_SEED:,}, got {quote(seed, 40)}")

@@ -1,4 +1,4 @@
-"""Where the tokens of a batch stand, in training and at evaluation: as they are counted, or where a map puts them."""
+"""The positions of a batch's tokens in training and at evaluation, with or without a coordinate map."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,44 +11,44 @@ from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.tasks import Batch
 from posenc.tokens.positions import Positions
 
-Places: TypeAlias = Callable[[Tensor, Positions | None], Positions]
-"""From the ids [B, T] that a model reads, and where their task puts them, to where they stand."""
+Place: TypeAlias = Callable[[Tensor, Positions | None], Positions]
+"""A function from ids [B, T] and the task's positions to the positions that the model reads."""
 
 
-def counted(ids: Tensor, at: Positions | None = None) -> Positions:
-    """Where their task puts them, or 0, 1, 2, ..."""
+def natural(ids: Tensor, at: Positions | None = None) -> Positions:
+    """The task's own positions, or 0, 1, 2, ..."""
     return Positions.count(ids.shape[1], device=ids.device) if at is None else at
 
 
-def in_training(experiment: Experiment, step: int) -> Places:
-    """The places of one step. What is random is another draw for each row and step, from the seed and the step alone.
+def train_places(experiment: Experiment, step: int) -> Place:
+    """The positions of one training step. Random maps draw for each row and step, from the seed and the step alone.
 
-    So a resumed run goes on as if nothing had happened, and the data are the same with every map.
+    So a resumed run draws the same, and the data are the same with every map.
     """
     if experiment.map is None:
-        return counted
-    return mapped(map_of(experiment.map), Generator().manual_seed(experiment.seed * 1_000_000 + step))
+        return natural
+    return map_places(map_of(experiment.map), Generator().manual_seed(experiment.seed * 1_000_000 + step))
 
 
-def at_evaluation(experiment: Experiment) -> Places:
-    """The places of held-out sequences: those of a map for them, or what the trained map takes there.
+def eval_places(experiment: Experiment) -> Place:
+    """The positions of held-out sequences: by the test map, or by the evaluation map of the trained one.
 
-    What is random is the same at every call.
+    Random maps draw the same at every call.
     """
     if experiment.test_map is not None:
-        return mapped(map_of(experiment.test_map))
+        return map_places(map_of(experiment.test_map))
     if experiment.map is None:
-        return counted
-    evaluated = map_of(experiment.map).evaluated()
-    return counted if evaluated is None else mapped(evaluated)
+        return natural
+    evaluation_map = map_of(experiment.map).for_evaluation()
+    return natural if evaluation_map is None else map_places(evaluation_map)
 
 
-def placed(batch: Batch, place: Places) -> Batch:
-    """The batch with its tokens where they stand, so that some of its rows stand where they did among all."""
+def with_places(batch: Batch, place: Place) -> Batch:
+    """The batch with its positions fixed, so that a part of its rows keeps them."""
     at = place(batch.ids, batch.positions)
     source_at = None if batch.source is None else place(batch.source, batch.source_positions)
     return replace(batch, positions=at, source_positions=source_at)
 
 
-def mapped(by: CoordinateMap, generator: Generator | None = None) -> Places:
-    return lambda ids, at=None: by(counted(ids, at), ids, generator=generator)
+def map_places(coordinate_map: CoordinateMap, generator: Generator | None = None) -> Place:
+    return lambda ids, at=None: coordinate_map(natural(ids, at), ids, generator=generator)

@@ -1,11 +1,11 @@
-"""What to try: the runs of a comparison, the recipe of each task, and which options of an encoding suit it."""
+"""The runs of a comparison, the recipe of each task, and the encodings' options that suit it."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from posenc import catalogue, checks
 from posenc.catalogue import options_of
-from posenc.foreign import quoted
+from posenc.foreign import quote
 from posenc.lab.default_encodings import ENCODINGS
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.tasks import Task, task_of
@@ -13,58 +13,60 @@ from posenc.specs import syntax
 
 MOST_SEEDS = 10_000
 
-SEARCHED = range(100)
-"""The seeds that recipes are searched on: a result on one of them would judge its own choice."""
+RECIPE_SEEDS = range(100)
+"""The seeds of the search for recipes: a result on one of them would be biased."""
 
-FIRST_SEED = SEARCHED.stop
-"""Evidence begins here."""
+FIRST_SEED = RECIPE_SEEDS.stop
+"""The first seed of results."""
 
-A_SECOND = 200_000
-"""What a CPU second is in the unit of `cost`, roughly."""
+COST_PER_SECOND = 200_000
+"""A CPU second in the unit of `cost`, roughly."""
 
-UNBOUNDED = 1_000_000
-"""The steps of a run whose end is said in tokens or seconds."""
+UNBOUNDED_STEPS = 1_000_000
+"""The steps of a run that ends by tokens or seconds."""
 
 
 def recipe(task: str, spec: str | tuple[str, ...], seed: int = FIRST_SEED, **changes: Any) -> Experiment:
-    """The settings that learn a task soonest on a small CPU, with changes.
+    """The settings that learn a task fastest on a small CPU, with changes.
 
-    Where the end of the training is changed to tokens or seconds, it has no other one.
+    With `tokens` or `seconds` among the changes, steps do not end the training.
     """
-    made = task_of(task)
-    chosen: dict[str, Any] = {"task": task, "spec": spec, "seed": seed, **made.recipe}
+    built_task = task_of(task)
+    settings: dict[str, Any] = {"task": task, "spec": spec, "seed": seed, **built_task.recipe}
     if {"tokens", "seconds"} & changes.keys():
-        chosen["steps"] = UNBOUNDED
-    chosen |= changes
-    if "test_lengths" not in chosen:
-        chosen["test_lengths"] = longer(made, chosen.get("train_length", Experiment.train_length))
-    return Experiment(**chosen)
+        settings["steps"] = UNBOUNDED_STEPS
+    settings |= changes
+    if "test_lengths" not in settings:
+        settings["test_lengths"] = default_test_lengths(
+            built_task, settings.get("train_length", Experiment.train_length)
+        )
+    return Experiment(**settings)
 
 
-def trained_length(task: Task) -> int:
-    """The length that the recipe of a task trains to."""
+def recipe_length(task: Task) -> int:
+    """The trained length of a task's recipe."""
     return task.recipe.get("train_length", Experiment.train_length)
 
 
 def layers_of(spec: str) -> str | tuple[str, ...]:
-    """A spec as an experiment holds it: one for all layers, or several that are cycled over them."""
+    """A spec as an experiment stores it: one for all layers, or a tuple that is cycled over them."""
     parts = tuple(syntax.split(spec))
     return parts[0] if len(parts) == 1 else parts
 
 
 def cost(run: Experiment) -> float:
-    """What a run takes, relative to others, roughly: for the order of runs and the time left.
+    """The rough cost of a run relative to others, for the order of runs and the time left.
 
-    A step costs as much as some 700 tokens, and its tokens beside that.
+    A step costs as much as some 700 tokens, plus its own tokens.
     """
-    tokens = run.batch * run.made_task().tokens(run.train_length)
+    tokens = run.batch * run.build_task().tokens(run.train_length)
     steps = min(run.steps, run.tokens / tokens if run.tokens else run.steps)
     whole = steps * (700 + tokens) * run.layers
-    return min(whole, run.seconds * A_SECOND) if run.seconds else whole
+    return min(whole, run.seconds * COST_PER_SECOND) if run.seconds else whole
 
 
-def longer(task: Task, train_length: int) -> tuple[int, ...]:
-    """The lengths tested beyond a trained one: the multiples that the task says, each longer than what was trained."""
+def default_test_lengths(task: Task, train_length: int) -> tuple[int, ...]:
+    """The default test lengths: the task's multiples of the trained length, each longer than it."""
     return tuple(sorted({max(round(train_length * factor), train_length + 1) for factor in task.beyond}))
 
 
@@ -76,47 +78,46 @@ def comparison(
     first_seed: int = FIRST_SEED,
     **changes: Any,
 ) -> list[Experiment]:
-    """Every encoding on every task, under every map, with every seed."""
+    """The runs of every encoding on every task, under every map, with every seed."""
     if not encodings or not task_names:
         raise ValueError("a comparison needs at least one encoding and one task")
     checks.sizes(seeds=seeds)
     if seeds > MOST_SEEDS:
-        raise ValueError(f"seeds must be at most {MOST_SEEDS:,}, got {quoted(seeds, 40)}")
+        raise ValueError(f"seeds must be at most {MOST_SEEDS:,}, got {quote(seeds, 40)}")
     runs = [
-        recipe(task, spec, seed, map=one, **changes)
+        recipe(task, spec, seed, map=map_spec, **changes)
         for seed in range(first_seed, first_seed + seeds)
         for task in task_names
         for spec in encodings
-        for one in maps
+        for map_spec in maps
     ]
     return list(dict.fromkeys(runs))
 
 
 def hints(tokens: int, longest: int, axes: int = 1, schedule: Any = None) -> dict[str, dict[str, Any]]:
-    """Options that suit a small model trained on sequences of up to `tokens` tokens and asked about up to `longest`.
+    """Encoding options for a small model that is trained up to `tokens` tokens and tested up to `longest`.
 
     axes      how many coordinates a token has
     schedule  the frequency schedule of encodings that have one
 
-    They fill in what a spec leaves open; whatever a spec says stands.
+    An option in a spec wins over these.
     """
-    given: dict[str, dict[str, Any]] = {
-        # Rows past the trained length exist, untrained, so that the table can be asked about them.
+    hints_by_name: dict[str, dict[str, Any]] = {
+        # Rows past the trained length exist, untrained, so that the table can be tested there.
         "learned": {"max_len": longest},
         "tupe": {"max_len": longest},
         "learned_factorised": {"max_len": longest},
-        # Buckets past the trained length would never be trained, and T5 would look like a bad extrapolator.
+        # Buckets past the trained length would stay untrained, and T5 would look like a bad extrapolator.
         "t5_bias": {"max_distance": min(max(tokens - 2, 17), 128), "std": 0.02},
-        # A window or chunk that no training sequence fills would leave nothing to map.
+        # If no training sequence filled the window or chunk, nothing would be mapped.
         "rerope": {"window": max(tokens // 2, 1)},
         "self_extend": {"window": max(tokens // 2, 1), "group": 4},
         "dual_chunk": {"chunk": max(3 * tokens // 4, 1), "longest": max(tokens, 2)},
     }
-    given |= on_axes(axes)
+    hints_by_name |= axes_hints(axes)
     for name, cls in catalogue.ENCODINGS.items():
         options = options_of(name)
-        # A head of 16 channels has 8 pairs; with the usual base half of them would not complete a turn in a short
-        # window.
+        # A head of 16 channels has 8 pairs; with the usual base half of them would not complete a turn here.
         if (
             tokens <= 128
             and "turn" in cls.doors
@@ -124,26 +125,26 @@ def hints(tokens: int, longest: int, axes: int = 1, schedule: Any = None) -> dic
             and "base" in options
             and options["base"].default == 10_000.0
         ):
-            given.setdefault(name, {})["base"] = 1000.0
+            hints_by_name.setdefault(name, {})["base"] = 1000.0
         if schedule is not None and "schedule" in options:
-            given.setdefault(name, {})["schedule"] = schedule
-    return given
+            hints_by_name.setdefault(name, {})["schedule"] = schedule
+    return hints_by_name
 
 
-def on_axes(axes: int = 1) -> dict[str, dict[str, Any]]:
-    """What makes encodings of any number of axes read a sequence, or a grid of so many."""
+def axes_hints(axes: int = 1) -> dict[str, dict[str, Any]]:
+    """The option `axes` for the encodings that read any number of axes."""
     return {name: {"axes": axes} for name in catalogue.names() if "axes" in options_of(name)}
 
 
 ORIGINAL_BETAS, ORIGINAL_EPS = (0.9, 0.98), 1e-9
-"""Of Adam, in the original transformer."""
+"""The settings of Adam in the original transformer."""
 
 
-def original_rate(done: int, dim: int, warmup: int) -> float:
-    """The original transformer's learning rate after `done` steps.
+def original_rate(completed_steps: int, dim: int, warmup: int) -> float:
+    """The original transformer's learning rate after `completed_steps` steps.
 
-    rate(step) = dim^-1/2 min(step^-1/2, step warmup^-3/2), for step = done + 1
+    rate(step) = dim^-1/2 min(step^-1/2, step warmup^-3/2), for step = completed_steps + 1
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 5.3.
     """
-    return dim**-0.5 * min((done + 1) ** -0.5, (done + 1) * warmup**-1.5)
+    return dim**-0.5 * min((completed_steps + 1) ** -0.5, (completed_steps + 1) * warmup**-1.5)

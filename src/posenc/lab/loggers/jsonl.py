@@ -12,11 +12,11 @@ from posenc.lab.loggers._logger import Logger
 
 @dataclass(kw_only=True, eq=False)
 class JsonLines(Logger):
-    """Add a line to log.jsonl in the folder of the run for all that happens, at once.
+    """Append a line to log.jsonl in the folder of the run for each event, immediately.
 
     {"experiment": {...}}, then {"step": 50, "loss": 1.2, ...} for each point, then {"learned": true, "lengths": [...]}
 
-    A run that goes on from a checkpoint adds its lines to those that are there. A number that is not finite is null.
+    A run that resumes a checkpoint appends to the same file. A number that is not finite is null.
 
     Source: jsonlines.org.
     """

@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.lab.loggers._logger import Logger, library, sample_name, scores_of
+from posenc.lab.loggers._logger import Logger, require_library, sample_name, scores_of
 
 
 @dataclass(kw_only=True, eq=False)
 class TensorBoard(Logger):
-    """Write event files that TensorBoard shows, to tensorboard/ in the folder of the run.
+    """Write TensorBoard event files to tensorboard/ in the folder of the run.
 
     The points are curves over the steps; the scores of the finished run, by_length/..., are curves over the lengths.
-    It needs tensorboardX, which takes a hundredth of the room of tensorboard itself.
+    It needs tensorboardX, a hundredth of the size of tensorboard itself.
 
     Raises ValueError where tensorboardX is not installed. Source: tensorboardX.readthedocs.io.
     """
 
     def __post_init__(self) -> None:
-        self.library = library(self, "tensorboardX")
+        self.library = require_library(self, "tensorboardX")
 
     def begin(self, experiment: Mapping[str, Any], folder: Path) -> None:
         self.writer = self.library.SummaryWriter(logdir=str(folder / "tensorboard"))
@@ -30,13 +30,13 @@ class TensorBoard(Logger):
     def point(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
-        # What is only in memory would be lost with the process.
+        # Points in memory would be lost with the process.
         self.writer.flush()
 
     def sample(self, step: int, prompt: str, text: str) -> None:
-        # Indented, so that it is shown letter by letter.
-        shown = "".join(f"    {line}\n" for line in text.splitlines())
-        self.writer.add_text(f"sample/{sample_name(prompt)}", shown, step)
+        # Indented Markdown is a code block.
+        code_block = "".join(f"    {line}\n" for line in text.splitlines())
+        self.writer.add_text(f"sample/{sample_name(prompt)}", code_block, step)
         self.writer.flush()
 
     def end(self, record: Mapping[str, Any]) -> None:

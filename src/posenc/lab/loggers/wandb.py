@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.lab.loggers._logger import Logger, library, sample_name, scores_of
+from posenc.lab.loggers._logger import Logger, require_library, sample_name, scores_of
 
 
 @dataclass(kw_only=True, eq=False)
 class WeightsAndBiases(Logger):
-    """Make a run of Weights & Biases, offline: it lies in wandb/ in the folder of the run until you sync it.
+    """Write an offline run of Weights & Biases to wandb/ in the folder of the run, until you sync it.
 
     Only the environment variable WANDB_MODE=online sends anything to a server.
 
-    project  the project that the runs belong to
+    project  the project of the runs
 
     Raises ValueError where wandb is not installed. Source: docs.wandb.ai.
     """
@@ -23,7 +23,7 @@ class WeightsAndBiases(Logger):
     project: str = "posenc"
 
     def __post_init__(self) -> None:
-        self.library = library(self, "wandb")
+        self.library = require_library(self, "wandb")
 
     def begin(self, experiment: Mapping[str, Any], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ class WeightsAndBiases(Logger):
             dir=str(folder),
             config=dict(experiment),
             mode=os.environ.get("WANDB_MODE", "offline"),
-            # A process makes one run after another, and one that was stopped has not ended.
+            # One process trains several runs, and a run that was stopped has not called finish.
             reinit="create_new",
         )
 

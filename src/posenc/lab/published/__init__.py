@@ -1,7 +1,7 @@
-"""What papers have published, run again small: one claim a file, whose name is the name in `posenc lab run`.
+"""Published claims to reproduce at a small size: one claim a file, with the name that `posenc lab run` takes.
 
-A claim says its sentence, the paper's numbers, the runs that it takes, and the inequalities that decide it; they were
-written down before the seeds that judge them were run. posenc.lab.reproduction runs and judges one.
+A claim has its sentence, the paper's numbers, the runs that it needs, and the inequalities that decide it; they were
+written before the seeds that judge them were run. posenc.lab.reproduction runs and judges a claim.
 """
 
 from posenc.lab.published._claim import CPU, GPU, TIERS, Claim, Inequality, Outcome
@@ -10,13 +10,13 @@ from posenc.specs.registry import Registry
 __all__ = ["CLAIMS", "CPU", "GPU", "TIERS", "Claim", "Inequality", "Outcome", "claim_of"]
 
 CLAIMS = Registry(__name__, Claim, "posenc.lab.published.Claim", "alibi")
-"""The claims that ship, by name; each is imported when it is first asked for."""
+"""The built-in claims by name; each is imported at its first use."""
 
 
 def claim_of(name: str) -> Claim:
-    """The claim of a name, or of path/to/mine.py:Mine.
+    """Return the claim of a name, or of path/to/mine.py:Mine.
 
-    Raises ValueError, naming what is near, for one that there is not.
+    Raises ValueError for an unknown name, with a suggestion.
 
     >>> claim_of("alibi")
     alibi()

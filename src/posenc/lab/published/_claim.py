@@ -1,4 +1,4 @@
-"""What a claim is: runs, the numbers that come of them for each seed, and the inequalities that decide it."""
+"""Define claims: runs, the numbers that follow from them for each seed, and the inequalities that decide."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,30 +8,30 @@ from typing import Any, ClassVar
 from posenc import checks
 from posenc.lab.experiments.experiment import Experiment
 from posenc.lab.runs.train import Run
-from posenc.specs.registry import Named
+from posenc.specs.registry import SpecObject
 
 CPU, GPU = "cpu", "gpu"
 TIERS = (CPU, GPU)
-"""How large a claim is run: minutes on two cores, or minutes on one accelerator."""
+"""The sizes of a claim: minutes on two cores, or minutes on one accelerator."""
 
 SIGNS = (">=", "<=")
 
 Sizes = Mapping[str, Mapping[str, Any]]
-"""For each tier changes of a task's recipe, which is searched on a small CPU."""
+"""Tier -> changes of a task's recipe, which was searched on a small CPU."""
 
 Numbers = Mapping[str, float | None]
-"""What was measured with one seed, by name; None where the runs that it needs have not learned their task."""
+"""Name -> a number measured with one seed; None if the runs that it needs have not learned their task."""
 
 
 @dataclass(frozen=True)
 class Inequality:
-    """A line of a criterion: what is measured with one seed, against a bound.
+    """An inequality between a number measured with one seed and a bound.
 
     left  sign  times right + plus
 
-    left, right   names of what is measured; right may be a number
+    left, right   names of numbers; right may be a number itself
     sign          ">=" or "<="
-    times, plus   the margin, where right is a name
+    times, plus   the margin, if right is a name
 
     >>> str(Inequality("R(sinusoidal, 2)", ">=", "R(rotary, 2)", times=1.1))
     'R(sinusoidal, 2) >= 1.1 x R(rotary, 2)'
@@ -53,12 +53,12 @@ class Inequality:
         return f"{self.left} {self.sign} {times}{right}{plus}"
 
     def bound(self, numbers: Numbers) -> float | None:
-        """What the left side has to keep to with this seed; None where that has not been learned."""
+        """Return the bound of the left side with this seed; None if its run has not learned."""
         right = numbers[self.right] if isinstance(self.right, str) else self.right
         return None if right is None else self.times * right + self.plus
 
     def holds(self, numbers: Numbers) -> bool | None:
-        """Whether it is so with this seed; None where it cannot be decided."""
+        """Whether the inequality holds with this seed; None if it cannot be decided."""
         left, bound = numbers[self.left], self.bound(numbers)
         if left is None or bound is None:
             return None
@@ -67,12 +67,12 @@ class Inequality:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one run.
+    """The outcome of one run.
 
-    record   as the laboratory keeps it
-    further  what the claim has measured of the trained model besides: by name, rows as those of record["lengths"]
+    record   of the laboratory
+    further  the extra measurements of the trained model: name -> rows as those of record["lengths"]
 
-    Its numbers are None where the run has not learned its task: then they say nothing of the claim.
+    Its numbers are None if the run has not learned its task.
     """
 
     record: Mapping[str, Any]
@@ -82,37 +82,37 @@ class Outcome:
     def learned(self) -> bool:
         return self.record["learned"]
 
-    def score(self, measure: str, factor: float = 1, of: str = "") -> float | None:
-        """A measure of record["lengths"] at a multiple of the trained length, or of what was measured further."""
-        return self.unlearned(measure, factor, of) if self.learned else None
+    def score(self, measure: str, factor: float = 1, extra: str = "") -> float | None:
+        """Return a measure at a multiple of the trained length, of record["lengths"] or of an extra measurement."""
+        return self.raw_score(measure, factor, extra) if self.learned else None
 
-    def unlearned(self, measure: str, factor: float = 1, of: str = "") -> float:
-        """The same, whether the task was learned or not: for claims that it is not."""
+    def raw_score(self, measure: str, factor: float = 1, extra: str = "") -> float:
+        """Return the same, whether the task was learned or not, for claims that it is not."""
         length = round(factor * self.record["experiment"]["train_length"])
-        rows = self.further[of] if of else self.record["lengths"]
+        rows = self.further[extra] if extra else self.record["lengths"]
         return next(row[measure] for row in rows if row["length"] == length)
 
-    def ratio(self, factor: float, of: str = "", measure: str = "bits_per_byte") -> float | None:
-        """R(k): the perplexity per byte at a multiple of the trained length, beside that of the trained model there.
+    def ratio(self, factor: float, extra: str = "", measure: str = "bits_per_byte") -> float | None:
+        """Return R(k), the perplexity per byte at k times the trained length over that at the trained length.
 
         R(k) = 2^(bits(k) - bits(1))
         """
-        there, trained = self.score(measure, factor, of), self.score(measure)
-        return None if there is None or trained is None else 2 ** (there - trained)
+        longer, base = self.score(measure, factor, extra), self.score(measure)
+        return None if longer is None or base is None else 2 ** (longer - base)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim(Named):
-    """A published result, and what would reproduce or refute it. One of your own is a subclass in a file of yours.
+class Claim(SpecObject):
+    """A published result, and what would reproduce or refute it. A subclass in a file is a claim of the user's.
 
     says        the claim in one sentence
     source      where it is published, with the table or section
-    published   the paper's numbers, by the names of what is measured here
+    published   the paper's numbers, by the names of the numbers here
     sizes       tier -> changes of the recipes of its runs
-    criteria    the inequalities that decide it: it is reproduced where all of them hold with every seed
+    criteria    the inequalities that decide it: it is reproduced if all of them hold with every seed
     looked_into  the labels of the runs whose models `look_into` measures further
 
-    It has to say `runs` and `numbers`.
+    A subclass defines `runs` and `numbers`.
     """
 
     says: ClassVar[str] = ""
@@ -123,13 +123,13 @@ class Claim(Named):
     looked_into: ClassVar[tuple[str, ...]] = ()
 
     def runs(self, tier: str) -> Mapping[str, Experiment]:
-        """What is run with every seed, by a label."""
+        """Return the runs of each seed, by label."""
         raise NotImplementedError(f"{self} does not say what is run: it has no runs(tier)")
 
-    def numbers(self, found: Mapping[str, Outcome]) -> Numbers:
-        """What the runs of one seed come to, from their outcomes by label."""
-        raise NotImplementedError(f"{self} does not say what is measured: it has no numbers(found)")
+    def numbers(self, outcomes: Mapping[str, Outcome]) -> Numbers:
+        """Return the numbers of one seed from the outcomes of its runs, by label."""
+        raise NotImplementedError(f"{self} does not say what is measured: it has no numbers(outcomes)")
 
     def look_into(self, run: Run) -> Mapping[str, Any]:
-        """What else is measured of a trained model: by name, rows as those of record["lengths"]."""
+        """Return extra measurements of a trained model: name -> rows as those of record["lengths"]."""
         raise NotImplementedError(f"{self} does not say how models are looked into: it has no look_into(run)")

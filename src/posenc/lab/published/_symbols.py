@@ -1,4 +1,4 @@
-"""What the claims on symbols share: how large they are on an accelerator, and shares at multiples of a length."""
+"""Shared by the claims on symbols: sizes on an accelerator, and scores at multiples of a length."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -12,23 +12,23 @@ MEAN = "mean"
 
 
 LARGER = MappingProxyType({"layers": 6, "dim": 256, "heads": 8, "batch": 256, "rate": 3e-4, "device": "cuda"})
-"""Of models of symbols on an accelerator."""
+"""The size of models of symbols on an accelerator."""
 
 SIZES: Sizes = MappingProxyType({CPU: {}, GPU: LARGER | {"train_length": 20, "steps": 20_000, "cool_down": 0}})
-"""Of the tasks that say a prompt again."""
+"""The sizes of the tasks that repeat a prompt."""
 
 
-def scores(found: Mapping[str, Outcome], labels: Sequence[str], measure: str, factors: Sequence[float]) -> Numbers:
-    """A measure of each run at multiples of the trained length, "label, factor", and its mean over these."""
+def scores(outcomes: Mapping[str, Outcome], labels: Sequence[str], measure: str, factors: Sequence[float]) -> Numbers:
+    """Return a measure of each run at multiples of the trained length, "label, factor", and its mean over these."""
     numbers: dict[str, float | None] = {}
     for label in labels:
-        own = {factor: found[label].score(measure, factor) for factor in factors}
-        numbers |= {f"{label}, {factor:g}": score for factor, score in own.items()}
-        numbers[f"{label}, {MEAN}"] = mean(list(own.values()))
+        by_factor = {factor: outcomes[label].score(measure, factor) for factor in factors}
+        numbers |= {f"{label}, {factor:g}": score for factor, score in by_factor.items()}
+        numbers[f"{label}, {MEAN}"] = mean_if_complete(list(by_factor.values()))
     return numbers
 
 
-def mean(values: Sequence[float | None]) -> float | None:
-    """None where one is missing."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(values) if len(known) == len(values) else None
+def mean_if_complete(values: Sequence[float | None]) -> float | None:
+    """Return the mean; None if a value is missing."""
+    complete = [value for value in values if value is not None]
+    return sum(complete) / len(values) if len(complete) == len(values) else None

@@ -1,4 +1,4 @@
-"""The language model that claims about text are run on: bytes of the standard library, on the CPU by its recipe."""
+"""The language model of the claims about text: bytes of the standard library, on the CPU by its recipe."""
 
 from types import MappingProxyType
 
@@ -15,6 +15,6 @@ SIZES: Sizes = MappingProxyType({CPU: {}, GPU: {**LARGER, "device": "cuda", "dty
 
 
 def language_model(tier: str, spec: str) -> Experiment:
-    """The run of one encoding, as large as a tier has it."""
-    trained = SIZES[tier].get("train_length", Text.recipe["train_length"])
-    return recipe("text", spec, test_lengths=tuple(k * trained for k in FACTORS), **SIZES[tier])
+    """Return the run of one encoding at the size of a tier."""
+    train_length = SIZES[tier].get("train_length", Text.recipe["train_length"])
+    return recipe("text", spec, test_lengths=tuple(k * train_length for k in FACTORS), **SIZES[tier])

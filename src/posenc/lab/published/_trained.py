@@ -1,4 +1,4 @@
-"""What is asked of a trained model besides its record: other encodings around its weights, and its held-out loss."""
+"""Measure a trained model further: with other encodings around its weights, and its held-out loss."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,38 +6,38 @@ from typing import Any
 import torch
 from torch import Generator
 
-from posenc.lab.evaluation.evaluate import SEED, at_length
-from posenc.lab.experiments.models import around
-from posenc.lab.experiments.places import at_evaluation
+from posenc.lab.evaluation.evaluate import SEED, scores_at_length
+from posenc.lab.experiments.models import replace_encoding
+from posenc.lab.experiments.places import eval_places
 from posenc.lab.runs.train import Run, answer_loss
 
-HELD_OUT = 512
-"""The sequences that a loss is the mean of."""
+HELD_OUT_SEQUENCES = 512
+"""The number of sequences of a held-out loss."""
 
 
-def with_each(run: Run, specs: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
-    """The scores of a trained model, untuned, around other encodings: by name, at the trained and every tested length.
+def scores_around(run: Run, specs: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
+    """Return the scores of a trained model, untuned, with other encodings: by name, at all its lengths.
 
-    specs  the encodings by name; {factor} in one stands for the length as a multiple of the trained one, {twice} for
+    specs  the encodings by name; {factor} stands for the length as a multiple of the trained one, {twice} for
            twice that
     """
-    trained = run.experiment.train_length
-    found = {}
+    train_length = run.experiment.train_length
+    rows_by_name = {}
     for name, spec in specs.items():
         rows = []
-        for length in (trained, *run.experiment.test_lengths):
-            factor = length / trained
-            named = spec.format(factor=factor, twice=2 * factor)
-            other = around(run.model, run.experiment, run.task, named)
-            rows.append(at_length(run, length, other))
-        found[name] = rows
-    return found
+        for length in (train_length, *run.experiment.test_lengths):
+            factor = length / train_length
+            full_spec = spec.format(factor=factor, twice=2 * factor)
+            model = replace_encoding(run.model, run.experiment, run.task, full_spec)
+            rows.append(scores_at_length(run, length, model))
+        rows_by_name[name] = rows
+    return rows_by_name
 
 
 @torch.inference_mode()
-def loss_at(run: Run) -> list[dict[str, Any]]:
-    """The loss (nats) of what is asked for in held-out sequences of the trained length."""
+def held_out_loss(run: Run) -> list[dict[str, Any]]:
+    """Return the loss (nats) of the answers in held-out sequences of the trained length."""
     length, device = run.experiment.train_length, run.experiment.device
-    batch = run.task.batch(length, HELD_OUT, Generator().manual_seed(SEED + length)).to(device)
-    loss = answer_loss(run.model.eval(), batch, at_evaluation(run.experiment))
+    batch = run.task.batch(length, HELD_OUT_SEQUENCES, Generator().manual_seed(SEED + length)).to(device)
+    loss = answer_loss(run.model.eval(), batch, eval_places(run.experiment))
     return [{"length": length, "loss": float(loss)}]

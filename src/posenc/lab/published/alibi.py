@@ -42,7 +42,7 @@ class Alibi(Claim):
     def runs(self, tier):
         return {spec: language_model(tier, spec) for spec in SPECS}
 
-    def numbers(self, found):
-        flat = {f"R({spec}, {k})": found[spec].ratio(k) for spec in SPECS for k in FACTORS}
-        sliding = {f"sliding R(alibi, {k})": found["alibi"].ratio(k, measure="sliding_bits_per_byte") for k in FACTORS}
-        return flat | sliding
+    def numbers(self, outcomes):
+        flat = {f"R({spec}, {k})": outcomes[spec].ratio(k) for spec in SPECS for k in FACTORS}
+        alibi, measure = outcomes["alibi"], "sliding_bits_per_byte"
+        return flat | {f"sliding R(alibi, {k})": alibi.ratio(k, measure=measure) for k in FACTORS}

@@ -35,5 +35,5 @@ class Copy(Claim):
     def runs(self, tier):
         return {spec: recipe("copy", spec, **self.sizes[tier]) for spec in SPECS}
 
-    def numbers(self, found):
-        return scores(found, SPECS, "exact_match", FACTORS)
+    def numbers(self, outcomes):
+        return scores(outcomes, SPECS, "exact_match", FACTORS)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from posenc.lab.evaluation.evaluate import at_length
+from posenc.lab.evaluation.evaluate import scores_at_length
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.published._claim import CPU, GPU, Claim, Inequality
 from posenc.lab.published._symbols import LARGER
@@ -39,8 +39,8 @@ class FlipFlop(Claim):
         return {spec: recipe("flip_flop", spec, **self.sizes[tier]) for spec in SPECS}
 
     def look_into(self, run):
-        return {"sparse": [at_length(replace(run, task=task_of(SPARSE)), run.experiment.train_length)]}
+        return {"sparse": [scores_at_length(replace(run, task=task_of(SPARSE)), run.experiment.train_length)]}
 
-    def numbers(self, found):
-        right = {spec: found[spec].score("token_accuracy", of="sparse") for spec in SPECS}
+    def numbers(self, outcomes):
+        right = {spec: outcomes[spec].score("token_accuracy", extra="sparse") for spec in SPECS}
         return {f"wrong, {spec}": None if share is None else 1 - share for spec, share in right.items()}

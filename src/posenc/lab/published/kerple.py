@@ -38,5 +38,5 @@ class Kerple(Claim):
     def runs(self, tier):
         return {spec: language_model(tier, spec) for spec in SPECS}
 
-    def numbers(self, found):
-        return {f"R({spec}, {k})": found[spec].ratio(k) for spec in SPECS for k in FACTORS}
+    def numbers(self, outcomes):
+        return {f"R({spec}, {k})": outcomes[spec].ratio(k) for spec in SPECS for k in FACTORS}

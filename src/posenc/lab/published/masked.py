@@ -8,7 +8,7 @@ from posenc.lab.experiments.recipes import recipe
 from posenc.lab.published._claim import CPU, GPU, Claim, Inequality
 from posenc.lab.published._symbols import LARGER
 from posenc.lab.published._text import language_model
-from posenc.lab.published._trained import loss_at
+from posenc.lab.published._trained import held_out_loss
 
 SPECS = ("none", "sinusoidal", "rotary")
 SMALL = MappingProxyType(
@@ -45,15 +45,15 @@ class Masked(Claim):
         return masked | {f"causal, {spec}": language_model(tier, spec) for spec in SPECS[:2]}
 
     def look_into(self, run):
-        return {"asked": loss_at(run)}
+        return {"asked": held_out_loss(run)}
 
-    def numbers(self, found):
-        without = found["masked, none"].unlearned("loss", of="asked")
+    def numbers(self, outcomes):
+        base_loss = outcomes["masked, none"].raw_score("loss", extra="asked")
         numbers: dict[str, float | None] = {}
         for spec in SPECS[1:]:
-            loss = found[f"masked, {spec}"].score("loss", of="asked")
-            numbers[f"masked, none / {spec}"] = None if loss is None else exp(without - loss)
-        bits = found["causal, sinusoidal"].score("bits_per_byte")
-        more = None if bits is None else found["causal, none"].unlearned("bits_per_byte") - bits
-        numbers["causal, none / sinusoidal"] = None if more is None else 2**more
+            loss = outcomes[f"masked, {spec}"].score("loss", extra="asked")
+            numbers[f"masked, none / {spec}"] = None if loss is None else exp(base_loss - loss)
+        bits = outcomes["causal, sinusoidal"].score("bits_per_byte")
+        bits_lost = None if bits is None else outcomes["causal, none"].raw_score("bits_per_byte") - bits
+        numbers["causal, none / sinusoidal"] = None if bits_lost is None else 2**bits_lost
         return numbers

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from posenc.lab.evaluation.evaluate import at_length
+from posenc.lab.evaluation.evaluate import scores_at_length
 from posenc.lab.experiments.recipes import recipe
 from posenc.lab.published._claim import CPU, GPU, Claim, Inequality
 from posenc.lab.published._symbols import LARGER
@@ -53,16 +53,16 @@ class MixedRotary(Claim):
     def look_into(self, run):
         rows = []
         for k in FACTORS:
-            squeezed = replace(run.experiment, test_map=f"interpolated(factor={k})")
-            rows.append(at_length(replace(run, experiment=squeezed), round(k * run.experiment.train_length)))
+            experiment = replace(run.experiment, test_map=f"interpolated(factor={k})")
+            rows.append(scores_at_length(replace(run, experiment=experiment), round(k * run.experiment.train_length)))
         return {"squeezed": rows}
 
-    def numbers(self, found):
+    def numbers(self, outcomes):
         numbers = {}
         for spec in SPECS:
-            trained = found[spec].score("token_accuracy")
+            base = outcomes[spec].score("token_accuracy")
             for k in FACTORS:
-                there = found[spec].score("token_accuracy", k, "squeezed" if spec in self.looked_into else "")
-                change = None if there is None or trained is None else there - trained
+                longer = outcomes[spec].score("token_accuracy", k, "squeezed" if spec in self.looked_into else "")
+                change = None if longer is None or base is None else longer - base
                 numbers[f"{spec}, change at {k:g}"] = change
         return numbers

@@ -36,5 +36,5 @@ class Repeat(Claim):
     def runs(self, tier):
         return {spec: recipe("repeat", spec, **self.sizes[tier]) for spec in SPECS}
 
-    def numbers(self, found):
-        return scores(found, SPECS, "exact_match", FACTORS)
+    def numbers(self, outcomes):
+        return scores(outcomes, SPECS, "exact_match", FACTORS)

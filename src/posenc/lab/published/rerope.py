@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from posenc.lab.published._claim import Claim, Inequality
 from posenc.lab.published._text import FACTORS, language_model
-from posenc.lab.published._trained import with_each
+from posenc.lab.published._trained import scores_around
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +29,9 @@ class Rerope(Claim):
         return {"rotary": language_model(tier, "rotary")}
 
     def look_into(self, run):
-        return with_each(run, {"rerope": f"rerope(rotary, window={run.experiment.train_length // 2})"})
+        return scores_around(run, {"rerope": f"rerope(rotary, window={run.experiment.train_length // 2})"})
 
-    def numbers(self, found):
-        model = found["rotary"]
+    def numbers(self, outcomes):
+        model = outcomes["rotary"]
         plain = {f"R(plain, {k})": model.ratio(k) for k in FACTORS}
         return plain | {f"R(rerope, {k})": model.ratio(k, "rerope") for k in FACTORS}

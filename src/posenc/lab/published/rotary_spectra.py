@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from posenc.lab.published._claim import Claim, Inequality
 from posenc.lab.published._text import FACTORS, language_model
-from posenc.lab.published._trained import with_each
+from posenc.lab.published._trained import scores_around
 
 SCHEDULES = MappingProxyType(
     {
@@ -43,9 +43,9 @@ class RotarySpectra(Claim):
         return {"rotary": language_model(tier, "rotary")}
 
     def look_into(self, run):
-        return with_each(run, SCHEDULES)
+        return scores_around(run, SCHEDULES)
 
-    def numbers(self, found):
-        model = found["rotary"]
+    def numbers(self, outcomes):
+        model = outcomes["rotary"]
         plain = {f"R(plain, {k})": model.ratio(k) for k in FACTORS}
         return plain | {f"R({name}, {k})": model.ratio(k, name) for name in SCHEDULES for k in FACTORS}

@@ -32,12 +32,12 @@ class T5Buckets(Claim):
     )
 
     def runs(self, tier):
-        within = language_model(tier, "t5_bias")  # whose hint keeps the last bucket within the trained length
+        within_run = language_model(tier, "t5_bias")  # whose hint keeps the last bucket within the trained length
         return {
-            "within": within,
-            "beyond": language_model(tier, f"t5_bias(max_distance={4 * within.train_length}, std=0.02)"),
+            "within": within_run,
+            "beyond": language_model(tier, f"t5_bias(max_distance={4 * within_run.train_length}, std=0.02)"),
         }
 
-    def numbers(self, found):
-        trained = {f"bits per byte, {one}": found[one].score("bits_per_byte") for one in RANGES}
-        return trained | {f"R({one}, {k})": found[one].ratio(k) for one in RANGES for k in FACTORS}
+    def numbers(self, outcomes):
+        bits = {f"bits per byte, {name}": outcomes[name].score("bits_per_byte") for name in RANGES}
+        return bits | {f"R({name}, {k})": outcomes[name].ratio(k) for name in RANGES for k in FACTORS}

@@ -1,1 +1,1 @@
-"""Published claims run again, and judged."""
+"""Reproduce published claims and judge them."""

@@ -1,4 +1,4 @@
-"""A published claim run again and judged: its runs, its numbers beside the paper's, and a verdict that is kept."""
+"""Reproduce a published claim: run it, compare its numbers with the paper's, and write a verdict."""
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from posenc.lab.runs.train import Run
 from posenc.lab.sweeps.sweep import Sweep, run_all
 
 SEEDS = 3
-"""The seeds that a verdict rests on."""
+"""The number of seeds of a verdict."""
 
 REPRODUCED, NOT_REPRODUCED, NOT_TESTABLE = "reproduced", "not reproduced", "not testable at this size"
 HOLDS, FAILS, NOT_LEARNED = "holds", "fails", "not learned"
@@ -36,7 +36,7 @@ FORM: dict[str, Any] = {
     "cpu_s": float,
     "versions": {"*": Any},
 }
-"""What a verdict's file holds; numbers are in the order of the seeds, and none where it is only published."""
+"""The types of a verdict's file; numbers are in the order of the seeds, without any if only published."""
 
 
 def reproduce(
@@ -47,56 +47,56 @@ def reproduce(
     seed_from: int = FIRST_SEED,
     show: Callable[[Sweep], None] = lambda sweep: None,
 ) -> dict[str, Any]:
-    """Run what is missing of a claim with three seeds, judge it, and write report and verdict: what the latter holds.
+    """Run a claim with three seeds, as far as runs are missing, write report and verdict, and return the verdict.
 
-    Raises ValueError for an unknown claim or tier, and for an unwritable folder; RuntimeError where runs failed.
+    Raises ValueError for an unknown claim or tier, and for an unwritable folder; RuntimeError if runs failed.
     """
     checks.one_of("--tier", tier, TIERS)
     claim = claim_of(name)
     seeds = range(seed_from, seed_from + SEEDS)
-    runs = {(seed, label): replace(one, seed=seed) for seed in seeds for label, one in claim.runs(tier).items()}
-    keys = {place: record.key_of(one) for place, one in runs.items()}
+    runs = {(seed, label): replace(run, seed=seed) for seed in seeds for label, run in claim.runs(tier).items()}
+    keys = {place: record.key_of(run) for place, run in runs.items()}
     check_buildable(list(runs.values()))
-    with store.held(folder):
-        looked_into = frozenset(key for (_, label), key in keys.items() if label in claim.looked_into)
-        further = Further(name, folder / "further" / short(name), looked_into)
-        # Runs on one accelerator would share its memory.
+    with store.locked_folder(folder):
+        examined_keys = frozenset(key for (_, label), key in keys.items() if label in claim.looked_into)
+        further = ExtraMeasurements(name, folder / "further" / file_stem(name), examined_keys)
+        # Several runs on one accelerator would share its memory.
         workers = None if tier == CPU else 1
-        sweep = run_all(list(dict.fromkeys(runs.values())), folder, show=show, also=further, workers=workers)
+        sweep = run_all(list(dict.fromkeys(runs.values())), folder, show=show, extra=further, workers=workers)
         if sweep.failures:
             key, reason = next(iter(sweep.failures.items()))
-            wrong = f"{len(sweep.failures)} of {len(sweep.runs)} runs failed, and all are needed"
-            raise RuntimeError(f"{wrong}; the first: {sweep.runs[key].words}: {reason}")
+            problem = f"{len(sweep.failures)} of {len(sweep.runs)} runs failed, and all are needed"
+            raise RuntimeError(f"{problem}; the first: {sweep.runs[key].words}: {reason}")
         records = {key: record.read(folder / "records" / f"{key}.json") for key in keys.values()}
         report.write(list(records.values()), folder)
-        found = {
-            seed: {label: Outcome(records[key], further.read(key)) for (of, label), key in keys.items() if of == seed}
+        outcomes_of = {
+            seed: {label: Outcome(records[key], further.read(key)) for (s, label), key in keys.items() if s == seed}
             for seed in seeds
         }
         command = f"posenc lab run {shlex.quote(name)} --tier {tier} --seed-from {seed_from}"
-        told = judged(claim, tier, {seed: claim.numbers(outcomes) for seed, outcomes in found.items()})
-        told |= {"claim": short(name), "command": command, "runs": list(records), "versions": store.versions()}
-        told["cpu_s"] = sum(one["cpu_s"] for one in records.values())
-        store.write(folder / file_of(told), store.sealed(told, indent=1))
-    return told
+        verdict = verdict_record(claim, tier, {seed: claim.numbers(outcomes) for seed, outcomes in outcomes_of.items()})
+        verdict |= {"claim": file_stem(name), "command": command, "runs": list(records), "versions": store.versions()}
+        verdict["cpu_s"] = sum(run["cpu_s"] for run in records.values())
+        store.write(folder / verdict_file(verdict), store.dump_json(verdict, indent=1))
+    return verdict
 
 
-def short(name: str) -> str:
-    """The name of a claim that may stand in a file's: of path/to/mine.py:Mine the class."""
+def file_stem(name: str) -> str:
+    """Return the name of a claim for file names: of path/to/mine.py:Mine the class."""
     return name.rpartition(":")[2]
 
 
-def file_of(verdict: Mapping[str, Any]) -> str:
-    """The name of a verdict's file."""
+def verdict_file(verdict: Mapping[str, Any]) -> str:
+    """Return the file name of a verdict."""
     return f"{verdict['claim']}-{verdict['tier']}-{verdict['seeds'][0]}.json"
 
 
 @dataclass(frozen=True)
-class Further:
-    """What a claim measures of trained models besides their records, one file for each.
+class ExtraMeasurements:
+    """The extra measurements of a claim on trained models, one file for each run.
 
-    claim  its name, by which a worker finds it too
-    keys   the runs that it looks into
+    claim  the name of the claim
+    keys   the runs that it measures
     """
 
     claim: str
@@ -111,27 +111,27 @@ class Further:
 
     def measure(self, run: Run, key: str) -> None:
         if key in self.keys:
-            store.write(self.file(key), store.sealed({"further": claim_of(self.claim).look_into(run)}))
+            store.write(self.file(key), store.dump_json({"further": claim_of(self.claim).look_into(run)}))
 
     def read(self, key: str) -> dict[str, Any]:
-        """What was measured. Raises CannotRead, with what to do."""
+        """Read the measurements of a run. Raises CannotRead with the remedy."""
         if key not in self.keys:
             return {}
         try:
-            found = store.read_json(self.file(key))
-            matches(found, {"further": {"*": [{"length": int, "*": Any}]}}, file=self.file(key))
+            content = store.read_checked_json(self.file(key))
+            matches(content, {"further": {"*": [{"length": int, "*": Any}]}}, file=self.file(key))
         except CannotRead as error:
             raise CannotRead(f"{error}; delete it and give the command again, which makes its run again") from None
-        return found["further"]
+        return content["further"]
 
 
-def judged(claim: Claim, tier: str, by_seed: Mapping[int, Numbers]) -> dict[str, Any]:
-    """The verdict on numbers of some seeds, in the form of its file, but for what made them.
+def verdict_record(claim: Claim, tier: str, by_seed: Mapping[int, Numbers]) -> dict[str, Any]:
+    """Return the verdict on the numbers of some seeds, as in its file, but without its provenance.
 
-    A line holds where it holds with every seed, and fails where it fails with one. The claim is reproduced where all
-    lines hold, and not where one fails; where a task was not learned that a line needs, it cannot be tested.
+    An inequality holds if it holds with every seed, and fails if it fails with one. The claim is reproduced if all
+    hold, and not if one fails; it cannot be tested if a task that an inequality needs was not learned.
     """
-    lines = [line_of(one, list(by_seed.values())) for one in claim.criteria]
+    lines = [criterion_record(inequality, list(by_seed.values())) for inequality in claim.criteria]
     names = dict.fromkeys(name for numbers in by_seed.values() for name in numbers)
     return {
         "schema": SCHEMA,
@@ -140,7 +140,7 @@ def judged(claim: Claim, tier: str, by_seed: Mapping[int, Numbers]) -> dict[str,
         "source": claim.source,
         "tier": tier,
         "seeds": list(by_seed),
-        **verdict_of(lines),
+        **overall_verdict(lines),
         "numbers": [
             {
                 "name": name,
@@ -153,30 +153,30 @@ def judged(claim: Claim, tier: str, by_seed: Mapping[int, Numbers]) -> dict[str,
     }
 
 
-def line_of(line: Inequality, by_seed: Sequence[Numbers]) -> dict[str, Any]:
-    """One inequality, with what was measured, the bounds, and its verdict."""
-    held = [line.holds(numbers) for numbers in by_seed]
+def criterion_record(line: Inequality, by_seed: Sequence[Numbers]) -> dict[str, Any]:
+    """Return an inequality with its measured values, its bounds and its verdict."""
+    results = [line.holds(numbers) for numbers in by_seed]
     return {
         "words": str(line),
         "measured": [numbers[line.left] for numbers in by_seed],
         "bounds": [line.bound(numbers) for numbers in by_seed],
-        "verdict": FAILS if False in held else NOT_LEARNED if None in held else HOLDS,
+        "verdict": FAILS if False in results else NOT_LEARNED if None in results else HOLDS,
     }
 
 
-def verdict_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The verdict, and why."""
-    said = [line["verdict"] for line in lines]
-    failed = [line["words"] for line in lines if line["verdict"] == FAILS]
-    if failed:
-        return {"verdict": NOT_REPRODUCED, "why": f"fails: {'; '.join(failed)}"}
-    if NOT_LEARNED in said:
+def overall_verdict(lines: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the verdict and its reason."""
+    verdicts = [line["verdict"] for line in lines]
+    failed_lines = [line["words"] for line in lines if line["verdict"] == FAILS]
+    if failed_lines:
+        return {"verdict": NOT_REPRODUCED, "why": f"fails: {'; '.join(failed_lines)}"}
+    if NOT_LEARNED in verdicts:
         return {"verdict": NOT_TESTABLE, "why": "not every run that it needs has learned its task"}
     return {"verdict": REPRODUCED, "why": f"all {len(lines)} inequalities hold with every seed"}
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A verdict's file, as it was written or compressed, held to its checksum and form. Raises CannotRead."""
-    found = store.read_json(path)
-    matches(found, FORM, file=path)
-    return found
+    """Read a verdict's file, plain or compressed, and check its checksum and types. Raises CannotRead."""
+    verdict = store.read_checked_json(path)
+    matches(verdict, FORM, file=path)
+    return verdict

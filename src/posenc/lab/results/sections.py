@@ -1,7 +1,6 @@
-"""What the views that move show of records: where heads look, how far encodings carry, and what training made of them.
+"""The data of the interactive views of records: attention weights, scores by length, and trained encodings.
 
-The numbers are those of `summary`, so that a view and the report around it cannot disagree. web/src/data.ts says their
-forms.
+The numbers are those of `summary`, so a view agrees with the report around it. web/src/data.ts has their types.
 """
 
 import math
@@ -13,50 +12,50 @@ import numpy as np
 from posenc.lab.results import summary
 from posenc.lab.results.summary import Record, Result, get, number
 from posenc.lab.runs.record import made_by
-from posenc.lab.runs.train import LEARNED
+from posenc.lab.runs.train import LEARNED_SCORE
 
-MOST_WEIGHTS = 400_000
-"""Attention weights in a page; more would make it slow to open."""
+MAX_WEIGHTS = 400_000
+"""The most attention weights in a page; more would make it slow to open."""
 
 
-def of(records: Sequence[Record]) -> dict[str, Any]:
-    """The sections of a page that come from the records of a comparison.
+def record_sections(records: Sequence[Record]) -> dict[str, Any]:
+    """Return the sections of a page that come from the records of a comparison.
 
     Raises ValueError for an empty list.
     """
-    summary.need_records(records)
+    summary.require_records(records)
     return {
         "run": {
             "made": "; ".join(dict.fromkeys(made_by(record) for record in records)),
             "labels": summary.labels(records),
         },
-        "attention": attention(records),
-        "extrapolation": {"tasks": [curves(records, task) for task in summary.tasks(records)]},
+        "attention": attention_section(records),
+        "extrapolation": {"tasks": [extrapolation_section(records, task) for task in summary.tasks(records)]},
     }
 
 
-def telling(result: Result) -> Record | None:
-    """The run whose attention speaks for an encoding: the first that learned, else the first."""
+def attention_run(result: Result) -> Record | None:
+    """Return the run whose attention is shown: the first with attention that learned, else the first with any."""
     return next((run for run in [*result.learned, *result.runs] if get(run, "attention")), None)
 
 
-def attention(records: Sequence[Record]) -> dict[str, Any]:
-    """For each task, the weights of one trained model of each encoding, with its positions and with them removed."""
-    tasks, left_out, room = [], [], MOST_WEIGHTS
+def attention_section(records: Sequence[Record]) -> dict[str, Any]:
+    """Return for each task the attention of one model of each encoding, with positions and without."""
+    tasks, left_out, budget = [], [], MAX_WEIGHTS
     for task in summary.tasks(records):
-        found = []
+        models = []
         for result in summary.results(records, task):
-            run = telling(result)
+            run = attention_run(result)
             tokens = [str(token) for token in get(run, "attention", "tokens") or []]
-            maps = {name: summary.numbers(get(run, "attention", name)) for name in ("with", "without")}
+            maps = {name: summary.float_array(get(run, "attention", name)) for name in ("with", "without")}
             if not tokens or any(w.ndim != 4 or w.shape[2:] != (len(tokens),) * 2 for w in maps.values()):
                 continue
             size = sum(w.size for w in maps.values())
-            if size > room:
+            if size > budget:
                 left_out.append(f"{result.label} on {task}")
                 continue
-            room -= size
-            found.append(
+            budget -= size
+            models.append(
                 {
                     "label": result.label,
                     "seed": get(run, "experiment", "seed"),
@@ -65,13 +64,13 @@ def attention(records: Sequence[Record]) -> dict[str, Any]:
                 }
                 | {name: [[thousandths(head) for head in layer] for layer in w] for name, w in maps.items()}
             )
-        if found:
-            tasks.append({"task": task, "models": found})
+        if models:
+            tasks.append({"task": task, "models": models})
     return {"tasks": tasks, "left_out": left_out}
 
 
 def thousandths(weights: np.ndarray) -> list[list[int | None]]:
-    """Weights [queries, keys] in thousandths; a row ends with the last key that has any."""
+    """Return weights [queries, keys] in thousandths; a row ends with its last nonzero weight."""
     out = []
     for row in weights:
         last = int(np.flatnonzero(np.isnan(row) | (row >= 0.0005)).max(initial=-1))
@@ -79,17 +78,17 @@ def thousandths(weights: np.ndarray) -> list[list[int | None]]:
     return out
 
 
-def curves(records: Sequence[Record], task: str) -> dict[str, Any]:
-    """The scores of each encoding at each length, of the seeds that learned; why others have none."""
-    found = summary.results(records, task)
-    text = any(result.is_text for result in found)
-    gate = summary.LEARNED_TEXT if text else f"{summary.percent(LEARNED)} % exact match at the trained length"
+def extrapolation_section(records: Sequence[Record], task: str) -> dict[str, Any]:
+    """Return the scores of each encoding at each length over the seeds that learned, and the mark for learning."""
+    results = summary.results(records, task)
+    text = any(result.is_text for result in results)
+    gate = summary.LEARNED_TEXT if text else f"{summary.percent(LEARNED_SCORE)} % exact match at the trained length"
     measures = ("perplexity_ratio", "sliding_bits_per_byte") if text else ("exact_match",)
     return {
         "task": task,
-        "trained": summary.trained_lengths(found),
-        "unit": summary.REACHES[measures[0]][1],
-        "measures": [{"id": measure, "name": summary.REACHES[measure][0]} for measure in measures],
+        "trained": summary.trained_lengths(results),
+        "unit": summary.SCORE_AXES[measures[0]][1],
+        "measures": [{"id": measure, "name": summary.SCORE_AXES[measure][0]} for measure in measures],
         "gate": gate,
         "encodings": [
             {
@@ -97,38 +96,38 @@ def curves(records: Sequence[Record], task: str) -> dict[str, Any]:
                 "learned": len(result.learned),
                 "of": len(result.runs),
                 "seeds": result.seeds(),
-                "in_range": summary.in_range_of_all(result),
-                "points": {measure: points(result, measure) for measure in measures},
+                "in_range": summary.trained_score_text(result),
+                "points": {measure: score_points(result, measure) for measure in measures},
             }
-            for result in found
+            for result in results
         ],
     }
 
 
-def points(result: Result, measure: str) -> list[dict[str, Any]]:
-    """At each length: the median over the seeds that learned, as the report says it, and the score of each of them."""
-    out = []
+def score_points(result: Result, measure: str) -> list[dict[str, Any]]:
+    """Return for each length the median over the seeds that learned, and the score of each."""
+    entries = []
     for length, _ in result.lengths():
-        spread = result.at(length, measure)
-        if spread is not None:
+        estimate = result.at(length, measure)
+        if estimate is not None:
             scores = [number(get(entry, measure)) for entry in result.learned_entries[length]]
-            known = [score for score in scores if score is not None]
-            out.append({"length": length, "median": spread.median, "seeds": known})
-    return out
+            seed_scores = [score for score in scores if score is not None]
+            entries.append({"length": length, "median": estimate.median, "seeds": seed_scores})
+    return entries
 
 
-def trained(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
-    """Spec -> what training made of it: what it adds, its wavelengths, its bias; of the run that saw most positions.
+def trained_pictures(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """Return spec -> the pictures of its trained encoding: what it adds, its wavelengths, its bias.
 
-    Runs that learned go before those that did not.
+    They are of the run that learned, if any did, with the most positions.
     """
-    chosen: dict[str, Record] = {}
+    best_runs: dict[str, Record] = {}
     for record in records:
         spec = get(record, "experiment", "spec")
         if isinstance(spec, str) and get(record, "pictures"):
-            chosen[spec] = max(chosen.get(spec, record), record, key=summary.worth)
+            best_runs[spec] = max(best_runs.get(spec, record), record, key=summary.training_rank)
     return {
         spec: {name: get(record, "pictures", name) for name in ("added", "bias", "wavelengths")}
         | {"task": summary.task_of(record), "seed": get(record, "experiment", "seed")}
-        for spec, record in chosen.items()
+        for spec, record in best_runs.items()
     }

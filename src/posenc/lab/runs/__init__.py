@@ -1,1 +1,1 @@
-"""One run, from what was asked to what it leaves behind: training, checkpoints, records, settings."""
+"""One run: its settings, training, checkpoints and record."""

@@ -1,8 +1,8 @@
-"""A file of settings in place of flags: `posenc train --config run.toml`, and the file that a run writes of its own.
+"""Settings files: `posenc train --config run.toml`, and the settings.toml that each run writes.
 
-Its names are those of the flags. It becomes flags before anything reads them, so there is one way in which a setting is
-understood; what is also given as a flag is the flag's. TOML, and not YAML: it comes with Python, and in YAML the rate
-1e-3 is a word and the encoding `none` stands beside a `no` that is not one.
+The names are those of the flags. A file is turned into flags before they are parsed, so each setting is parsed in one
+place; a flag wins over the file. TOML and not YAML: Python reads it, and in YAML the rate 1e-3 is a string and `no` a
+boolean.
 """
 
 from collections.abc import Mapping
@@ -10,10 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
-from posenc.foreign import CannotRead, code, near, quoted, read_toml, written_toml
+from posenc.foreign import CannotRead, code, quote, read_toml, suggestion, toml_text
 from posenc.lab import store
 from posenc.lab.experiments.execution import Execution
-from posenc.lab.experiments.experiment import Experiment, in_new_names
+from posenc.lab.experiments.experiment import Experiment, rename_old_settings
 
 FILE = "settings.toml"
 """The settings of a run, beside its checkpoints."""
@@ -21,52 +21,52 @@ FILE = "settings.toml"
 NOT_IN_FILES = ("config", "json")
 
 
-def write(folder: Path, experiment: Experiment, execution: Execution) -> None:
-    """Write the settings of a run, each that has a value, as `--config` reads them. Raises CannotWrite."""
-    said = asdict(experiment) | asdict(execution)
-    del said["own_files"]
-    said["spec"] = ", ".join(experiment.specs)
-    said["bias"] = () if experiment.bias is True else list(experiment.bias or ("none",))
+def write_config(folder: Path, experiment: Experiment, execution: Execution) -> None:
+    """Write the settings of a run that have a value, as `--config` reads them. Raises CannotWrite."""
+    settings = asdict(experiment) | asdict(execution)
+    del settings["own_files"]
+    settings["spec"] = ", ".join(experiment.specs)
+    settings["bias"] = () if experiment.bias is True else list(experiment.bias or ("none",))
     if experiment.window is not None:
         windows = experiment.window if isinstance(experiment.window, tuple) else (experiment.window,)
-        said["window"] = [size or 0 for size in windows]
-    store.write(folder / FILE, written_toml({name: v for name, v in said.items() if v not in (None, ())}).encode())
+        settings["window"] = [size or 0 for size in windows]
+    store.write(folder / FILE, toml_text({name: v for name, v in settings.items() if v not in (None, ())}).encode())
 
 
-def with_file(given: Mapping[str, list[str]], verb: Any) -> dict[str, list[str]]:
-    """The words of a verb's options, and what the file of its `--config` says and they do not.
+def add_file_options(options: Mapping[str, list[str]], verb: Any) -> dict[str, list[str]]:
+    """Return a verb's options with those that only its `--config` file sets.
 
-    given  name -> words; those of the field `spec`, which has no option, stand under no name
-    verb   the dataclass of the verb
+    options  name -> words; those of the field `spec`, which has no flag, have the name ""
+    verb     the dataclass of the verb
 
-    Raises ValueError for a name that the verb does not have, and a value that no flag has; CannotRead for a file that
-    cannot be read, and for code that only the file names.
+    Raises ValueError for a file that is not TOML; CannotRead for a file that cannot be read, an unknown setting, a
+    value that no flag takes, and code that only the file names.
     """
-    types, file = get_type_hints(verb), Path(given["config"][0])
+    types, file = get_type_hints(verb), Path(options["config"][0])
     if file.suffix.lower() != ".toml":
-        raise ValueError(f"settings are read from a .toml file, got {quoted(str(file))}; write them as TOML")
-    more = dict[str, list[str]]()
-    for key, value in in_new_names(read_toml(file)).items():
+        raise ValueError(f"settings are read from a .toml file, got {quote(str(file))}; write them as TOML")
+    file_options = dict[str, list[str]]()
+    for key, value in rename_old_settings(read_toml(file)).items():
         name = key.replace("-", "_")
         if name not in types or name in NOT_IN_FILES:
-            known = [one for one in types if one not in NOT_IN_FILES]
-            hint = near(name, known, "posenc train --help")
-            raise CannotRead(f"there is no setting {quoted(key)}{hint}", file=file)
-        if not (given[""] if name == "spec" else name in given):
-            more["" if name == "spec" else name] = words_of(name, value, types[name], file)
-    return {**given, **more}
+            names = [key_name for key_name in types if key_name not in NOT_IN_FILES]
+            hint = suggestion(name, names, "posenc train --help")
+            raise CannotRead(f"there is no setting {quote(key)}{hint}", file=file)
+        if not (options[""] if name == "spec" else name in options):
+            file_options["" if name == "spec" else name] = option_words(name, value, types[name], file)
+    return {**options, **file_options}
 
 
-def words_of(name: str, value: Any, kind: Any, file: Path) -> list[str]:
-    """What is typed behind an option for a setting. Raises CannotRead."""
-    listed = get_origin(kind) is tuple
+def option_words(name: str, value: Any, kind: Any, file: Path) -> list[str]:
+    """The command line words of a setting. Raises CannotRead."""
+    is_list = get_origin(kind) is tuple
     values = value if isinstance(value, list) else [value]
-    plain = all(isinstance(one, (str, int, float)) for one in values)
-    if not plain or isinstance(value, list) != listed or any(isinstance(one, bool) != (kind is bool) for one in values):
-        wanted = "true or false" if kind is bool else "a list" if listed else "a word or a number"
-        raise CannotRead(f"expected {wanted}, got {quoted(value, 80)}", file=file, field=name)
-    for one in values:
-        if isinstance(one, str) and code.OWN.search(one):
-            wrong = f"it names code to run, {quoted(one)}, and code that a file names is run only where you name it too"
+    plain = all(isinstance(v, (str, int, float)) for v in values)
+    if not plain or isinstance(value, list) != is_list or any(isinstance(v, bool) != (kind is bool) for v in values):
+        expected = "true or false" if kind is bool else "a list" if is_list else "a word or a number"
+        raise CannotRead(f"expected {expected}, got {quote(value, 80)}", file=file, field=name)
+    for v in values:
+        if isinstance(v, str) and code.CLASS_PATH.search(v):
+            wrong = f"it names code to run, {quote(v)}, and code that a file names is run only where you name it too"
             raise CannotRead(wrong, file=file, field=name, remedy="give this setting on the command line")
     return [str(value).lower()] if kind is bool else [*map(str, values)]

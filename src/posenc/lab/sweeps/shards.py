@@ -1,4 +1,4 @@
-"""Shards: a comparison in so many parts, each run by a command of its own, and their records put together."""
+"""Shards of a comparison, each run by its own command, and the merge of their records."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from posenc.foreign import CannotRead, quoted
+from posenc.foreign import CannotRead, quote
 from posenc.foreign import read as read_bytes
 from posenc.lab import store
 from posenc.lab.experiments.experiment import Experiment
@@ -20,9 +20,9 @@ SETTINGS = "settings.json"
 
 @dataclass(frozen=True)
 class Shard:
-    """Part `number` of `count`, counted from 0: each count-th run. The longest come first, so all take as long.
+    """Part `number` of `count`, counted from 0: every count-th run, for balance, as runs are sorted by cost.
 
-    >>> Shard.of("1/3").part(["a", "b", "c", "d", "e"])
+    >>> Shard.parse("1/3").part(["a", "b", "c", "d", "e"])
     ['b', 'e']
     """
 
@@ -30,17 +30,17 @@ class Shard:
     count: int
 
     @classmethod
-    def of(cls, words: str) -> "Shard":
-        """The shard that is written as NUMBER/COUNT. Raises ValueError for anything else."""
-        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", words)
-        if not found or int(found[1]) >= int(found[2]):
+    def parse(cls, words: str) -> "Shard":
+        """Parse NUMBER/COUNT. Raises ValueError for anything else."""
+        match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", words)
+        if not match or int(match[1]) >= int(match[2]):
             raise ValueError(
-                f"--shard is NUMBER/COUNT, counted from 0: of four shards 0/4, 1/4, 2/4 and 3/4; got {quoted(words)}"
+                f"--shard is NUMBER/COUNT, counted from 0: of four shards 0/4, 1/4, 2/4 and 3/4; got {quote(words)}"
             )
-        return cls(int(found[1]), int(found[2]))
+        return cls(int(match[1]), int(match[2]))
 
     def part(self, runs: Sequence) -> list:
-        """Its share of the runs."""
+        """The runs of this shard."""
         return list(runs[self.number :: self.count])
 
 
@@ -52,9 +52,9 @@ def run_shard(
     log: Sequence[str] = (),
     show: Callable[[Sweep], None] = lambda sweep: None,
 ) -> tuple[Sweep, Path]:
-    """Run what is missing of a shard in a folder of its own, which nobody else writes to: (the sweep, the folder).
+    """Train a shard's missing runs in its own folder; return (the sweep, the folder).
 
-    What has a record in `out` already is not run again. log is as in `compare`.
+    A run with a record in `out` is not repeated. log is as in `compare`.
 
     Raises ValueError for settings that need the records of all runs, and as `compare` does.
     """
@@ -63,51 +63,51 @@ def run_shard(
     loggers_of(log)
     folder = out / f"shard-{shard.number}-of-{shard.count}"
     runs: list[Experiment] = shard.part(settings.experiments())
-    with store.held(folder):
+    with store.locked_folder(folder):
         write_settings(settings, folder)
-        missing = [run for run in runs if not record.file_of(out, record.key_of(run)).exists()]
-        return run_all(missing, folder, log=log, show=show), folder
+        missing_runs = [run for run in runs if not record.record_path(out, record.key_of(run)).exists()]
+        return run_all(missing_runs, folder, log=log, show=show), folder
 
 
 @dataclass
-class Merged:
-    """What came of putting folders together: how many records were new and already there, what could not be read."""
+class MergeResult:
+    """The counts of new and existing records of a merge, and the errors of records that cannot be read."""
 
     new: int = 0
-    there: int = 0
-    damaged: list[str] = field(default_factory=list)
+    existing: int = 0
+    read_errors: list[str] = field(default_factory=list)
 
 
-def merge(folders: Sequence[Path], out: Path) -> Merged:
-    """Copy the records of some folders, or of the shards in them, into one, each whole or not at all.
+def merge(folders: Sequence[Path], out: Path) -> MergeResult:
+    """Copy the records of folders, or of the shards in them, into one folder, each atomically.
 
-    What is there already stays as it is, and so do the folders. Failures are copied too, of runs that have no record.
-    A second call adds what is new.
+    Existing records and the source folders stay as they are. Failures of runs without a record are copied too. A second
+    call adds new records.
 
-    Raises ValueError for folders without records or of other settings, InUse where another process is at work.
+    Raises ValueError for folders without records or with other settings, InUse where another process has the lock.
     """
-    done = Merged()
+    result = MergeResult()
     folders = [shard for folder in folders for shard in shards_in(folder, again=folder == out)]
     with ExitStack() as stack:
         for folder in dict.fromkeys([out, *folders]):
-            stack.enter_context(store.held(folder))
-        settings = the_same_settings([*folders, out])
+            stack.enter_context(store.locked_folder(folder))
+        settings = common_settings([*folders, out])
         if settings is not None:
             store.write(out / SETTINGS, settings)
         for folder in folders:
             for path in sorted((folder / "records").glob("*.json")):
-                copy(path, out, done)
+                copy_record(path, out, result)
             for path in sorted((folder / "records").glob("*.failed")):
                 target = out / "records" / path.name
                 if not target.with_suffix(".json").exists():
-                    store.write(target, read_bytes(path, within=path.parent))
-    return done
+                    store.write(target, read_bytes(path, folder=path.parent))
+    return result
 
 
 def shards_in(folder: Path, *, again: bool) -> list[Path]:
-    """The folders with records that a folder stands for: itself, or the shards in it. Raises ValueError for none.
+    """The record folders of a folder: itself, or the shards in it. Raises ValueError where there are none.
 
-    again  whether its own records are those of its shards, put together by an earlier call
+    again  whether its own records come from an earlier merge of its shards
     """
     shards = sorted(records.parent for records in folder.glob("shard-*-of-*/records"))
     if (folder / "records").is_dir() and not (again and shards):
@@ -117,25 +117,25 @@ def shards_in(folder: Path, *, again: bool) -> list[Path]:
     return shards
 
 
-def copy(path: Path, out: Path, done: Merged) -> None:
+def copy_record(path: Path, out: Path, result: MergeResult) -> None:
     target = out / "records" / path.name
     if target.exists():
-        done.there += 1
+        result.existing += 1
         return
     try:
         record.read(path)
     except CannotRead as error:
-        done.damaged.append(str(error))
+        result.read_errors.append(str(error))
         return
-    store.write(target, read_bytes(path, within=path.parent))
+    store.write(target, read_bytes(path, folder=path.parent))
     record.forget_failure(target.parent, path.stem)
-    done.new += 1
+    result.new += 1
 
 
-def the_same_settings(folders: Sequence[Path]) -> bytes | None:
-    """The settings of folders as they are written, where all that have some have the same. Raises ValueError."""
-    found = {read_bytes(path, within=path.parent): folder for folder in folders if (path := folder / SETTINGS).exists()}
-    if len(found) > 1:
-        one, other, *_ = found.values()
-        raise ValueError(f"'{one}' and '{other}' were made with other settings; put each together with its own")
-    return next(iter(found), None)
+def common_settings(folders: Sequence[Path]) -> bytes | None:
+    """The common settings file of the folders, or None. Raises ValueError where settings differ."""
+    owner = {read_bytes(path, folder=path.parent): folder for folder in folders if (path := folder / SETTINGS).exists()}
+    if len(owner) > 1:
+        first, second, *_ = owner.values()
+        raise ValueError(f"'{first}' and '{second}' were made with other settings; put each together with its own")
+    return next(iter(owner), None)

@@ -1,4 +1,4 @@
-"""The workers of a sweep: processes of this machine, each of which makes the record of one run after another."""
+"""The workers of a sweep: processes of this machine, each of which trains one run after another."""
 
 import multiprocessing
 import os
@@ -14,52 +14,52 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from posenc.lab.experiments.experiment import Experiment
-from posenc.lab.loggers import Together, loggers_of
+from posenc.lab.loggers import LoggerGroup, loggers_of
 from posenc.lab.runs import record
 from posenc.lab.runs.train import Run, start, train
 from posenc.lab.store import CannotWrite
 
 Tell: TypeAlias = Callable[..., None]
-"""Says which fields of a run's `Progress` have changed."""
+"""A function that reports changed fields of a run's `Progress`."""
 
 
-class Also(Protocol):
-    """What else is measured of trained models, and kept under the names of their records."""
+class RunMeasure(Protocol):
+    """A further measure of trained models, stored under the keys of their records."""
 
     def has(self, key: str) -> bool:
-        """Whether that of a run is there, or nothing is measured of it."""
+        """Whether a run needs no measurement, or has it."""
         ...
 
     def measure(self, run: Run, key: str) -> None:
-        """Measure it and keep it. Raises what makes the run fail."""
+        """Measure a run and store the result. An exception makes the run fail."""
         ...
 
 
 @dataclass(frozen=True)
-class News:
-    """What is heard of one run.
+class WorkerMessage:
+    """A worker's message about one run.
 
-    changes  of its `Progress`; where its state is done, its record is in the folder, whole
-    failed   what it raised, in words; or that its record could not be written
-    died     how its worker ended without a word, in words
+    changes     fields of its `Progress`; when its state is done, its record is in the folder
+    error       the text of its exception; or the CannotWrite of its record
+    exit_words  how its worker died
     """
 
     key: str
     changes: Mapping[str, Any] = field(default_factory=dict)
-    failed: str | CannotWrite = ""
-    died: str = ""
+    error: str | CannotWrite = ""
+    exit_words: str = ""
 
     @property
-    def over(self) -> bool:
-        """Whether its worker is done with it."""
-        return bool(self.failed or self.died) or self.changes.get("state") == "done"
+    def is_over(self) -> bool:
+        """Whether the worker has finished the run."""
+        return bool(self.error or self.exit_words) or self.changes.get("state") == "done"
 
 
 class Workers:
-    """At most `count` runs at once, each in a process that writes its record; `log` and `also` are as in `run_all`."""
+    """A pool of at most `count` processes, each with one run; `log` and `extra` are as in `run_all`."""
 
-    def __init__(self, count: int, records: Path, log: Sequence[str] = (), also: Also | None = None) -> None:
-        self.count, self.records, self.log, self.also = count, records, log, also
+    def __init__(self, count: int, records: Path, log: Sequence[str] = (), extra: RunMeasure | None = None) -> None:
+        self.count, self.records, self.log, self.extra = count, records, log, extra
         self.busy: list[Worker] = []
         self.idle: list[Worker] = []
 
@@ -67,24 +67,24 @@ class Workers:
         return len(self.busy) < self.count
 
     def begin(self, key: str, experiment: Experiment) -> None:
-        """Begin a run, and return at once."""
-        worker = self.idle.pop() if self.idle else Worker(self.records, self.log, self.also)
+        """Start a run, and return immediately."""
+        worker = self.idle.pop() if self.idle else Worker(self.records, self.log, self.extra)
         self.busy.append(worker)
         worker.begin(key, experiment)
 
-    def news(self, seconds: float) -> Iterator[News]:
-        """What is heard of the runs in hand, as soon as there is something, and after so many seconds in any case."""
+    def messages(self, seconds: float) -> Iterator[WorkerMessage]:
+        """Yield the messages of active runs, after at most so many seconds."""
         ready = connection.wait([worker.wire for worker in self.busy], timeout=seconds)
         for worker in [worker for worker in self.busy if worker.wire in ready]:
-            found = worker.heard()
-            if found.over:
+            message = worker.receive()
+            if message.is_over:
                 self.busy.remove(worker)
-                if not found.died:
+                if not message.exit_words:
                     self.idle.append(worker)
-            yield found
+            yield message
 
     def close(self) -> None:
-        """End at once what is in hand; it leaves no record, and no process stays behind."""
+        """Kill all workers; their active runs leave no record."""
         crew = [*self.busy, *self.idle]
         for worker in crew:
             worker.process.kill()
@@ -94,38 +94,38 @@ class Workers:
 
 
 class Worker:
-    """A process that does one run after another, and our end of the wire to it."""
+    """A process that trains one run after another, and the parent's end of the pipe to it."""
 
-    def __init__(self, records: Path, log: Sequence[str], also: Also | None) -> None:
+    def __init__(self, records: Path, log: Sequence[str], extra: RunMeasure | None) -> None:
         context = multiprocessing.get_context("spawn")
-        self.wire, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, str(records), log, also), daemon=True)
+        self.wire, worker_end = context.Pipe()
+        self.process = context.Process(target=work, args=(worker_end, str(records), log, extra), daemon=True)
         self.key = ""
-        with signals_held():
+        with block_signals():
             self.process.start()
-        # Only the worker holds its end now: when it dies, the wire says so.
-        theirs.close()
+        # Only the worker has its end open now: when it dies, the parent reads EOF.
+        worker_end.close()
 
     def begin(self, key: str, experiment: Experiment) -> None:
         self.key = key
-        # Where it died before it could take the run, its wire tells.
+        # If it has died, `receive` reports that.
         with suppress(OSError):
             self.wire.send((key, experiment))
 
-    def heard(self) -> News:
+    def receive(self) -> WorkerMessage:
         try:
-            changes, failed = self.wire.recv()
+            changes, error = self.wire.recv()
         except (EOFError, OSError):
             self.process.join()
             code = self.process.exitcode or 0
-            died = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-            return News(self.key, died=f"its process {died} (out of memory?)")
-        return News(self.key, changes, failed)
+            exit_words = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+            return WorkerMessage(self.key, exit_words=f"its process {exit_words} (out of memory?)")
+        return WorkerMessage(self.key, changes, error)
 
 
-def work(wire: Connection, records: str, log: Sequence[str], also: Also | None) -> None:
-    """In a worker: the runs that come over the wire, one after another, and what became of each."""
-    begin()
+def work(wire: Connection, records: str, log: Sequence[str], extra: RunMeasure | None) -> None:
+    """In a worker: train the runs that arrive on the pipe, and report each result."""
+    set_up_worker()
     while True:
         try:
             key, experiment = wire.recv()
@@ -136,25 +136,30 @@ def work(wire: Connection, records: str, log: Sequence[str], also: Also | None) 
             wire.send((changes, ""))
 
         try:
-            run_one(experiment, key, Path(records), tell, log, also)
+            make_record(experiment, key, Path(records), tell, log, extra)
         except Exception as error:
-            # As words: not every exception of somebody else's encoding can be sent.
+            # As text: not every exception of the user's own encoding can be pickled.
             wire.send(({}, error if isinstance(error, CannotWrite) else f"{type(error).__name__}: {error}"))
         else:
             tell(state="done")
 
 
-def run_one(
-    experiment: Experiment, key: str, records: Path, tell: Tell, log: Sequence[str] = (), also: Also | None = None
+def make_record(
+    experiment: Experiment,
+    key: str,
+    records: Path,
+    tell: Tell,
+    log: Sequence[str] = (),
+    extra: RunMeasure | None = None,
 ) -> None:
-    """Train, measure, and write the record: last of all, for what has a record is over. Loggers hear of it.
+    """Train and measure a run, then write its record last, because a record means that the run is complete.
 
-    Raises ValueError where a file of one's own no longer is what it was when the sweep began.
+    Raises ValueError where one of the user's files has changed since the sweep began.
     """
-    loggers = Together(loggers_of(log))
+    loggers = LoggerGroup(loggers_of(log))
     tell(state="running")
-    if changed := experiment.changed_files():
-        raise ValueError(f"{changed[0]}; run the same command again to compare what it is now")
+    if file_changes := experiment.changed_files():
+        raise ValueError(f"{file_changes[0]}; run the same command again to compare what it is now")
     loggers.tell("begin", experiment.to_dict(), records.with_name("logs") / key)
     began = time.monotonic()
 
@@ -165,19 +170,19 @@ def run_one(
 
     run = train(start(experiment), progress)
     tell(state="measuring")
-    # The parent's key, also when the text that is part of it has changed since.
-    found = record.of(run, began) | {"key": key}
-    if also is not None:
-        also.measure(run, key)
-    record.write(found, records)
-    loggers.tell("end", found)
+    # The parent's key, even if the text that it depends on has changed since.
+    finished_record = record.run_record(run, began) | {"key": key}
+    if extra is not None:
+        extra.measure(run, key)
+    record.write(finished_record, records)
+    loggers.tell("end", finished_record)
 
 
-def begin() -> None:
-    """In a worker, before all else: one thread for each run, because two runs on two cores are faster than one on both.
+def set_up_worker() -> None:
+    """Prepare a worker process: one thread for each run, because two runs on two cores are faster than one on both.
 
-    Ctrl-C and a terminal that closes are the parent's to handle; a request to end is the worker's own too, from here
-    on. When the parent is killed the worker does not stay behind.
+    The parent handles SIGINT and SIGHUP; SIGTERM reaches the worker from here on. The worker exits when its parent is
+    killed.
     """
     import torch
 
@@ -196,16 +201,16 @@ def begin() -> None:
 
 
 @contextmanager
-def signals_held() -> Generator[None]:
-    """Ctrl-C, a terminal that closes and a request to end come when the block is over; its processes see none of them.
+def block_signals() -> Generator[None]:
+    """Block SIGINT, SIGHUP and SIGTERM for the block and for the processes that it starts.
 
-    One of which only half is started would be left behind.
+    Otherwise a process that is only half started could be left behind.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)

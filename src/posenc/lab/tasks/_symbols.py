@@ -1,4 +1,4 @@
-"""What the tasks written in letters share: ids, and sequences of a prompt, a separator and an answer."""
+"""The base of tasks written in letters: ids, and sequences of a prompt, a separator and an answer."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,22 +10,22 @@ from posenc import checks
 from posenc.lab.tasks._task import Batch, Task
 
 BOS, SEPARATOR, END = 0, 1, 2
-"""Ids that the tasks on symbols share; symbols begin at 3. Every sequence starts with BOS: without an anchor a model
+"""The special ids of tasks on symbols; symbols begin at 3. Every sequence starts with BOS: without an anchor a model
 without position cannot count (its output on a constant sequence is constant)."""
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lettered(Task):
+class LetterTask(Task):
     """Base of the tasks whose tokens are written as letters: ids from 3 on, behind BOS, SEPARATOR and END."""
 
     separator: ClassVar[str] = "|"
-    """How a person writes SEPARATOR."""
+    """The letter of SEPARATOR in a prompt."""
 
     @property
     def letters(self) -> str:
-        """How a person writes the ids from 3 on: a letter for each."""
+        """The letters of the ids from 3 on."""
         raise NotImplementedError(f"{self} does not say its letters: how its ids from 3 on are written")
 
     @property
@@ -51,7 +51,7 @@ class Lettered(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Symbols(Lettered):
+class Symbols(LetterTask):
     """Base of the tasks on any symbols: `symbols` different ones, written a, b, c, ...
 
     A prompt of n symbols, a separator, and an answer of n symbols that ends with END, unless a task says otherwise.
@@ -93,13 +93,13 @@ def random_symbols(length: int, rows: int, symbols: int, generator: Generator) -
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said(Symbols):
-    """Base of the tasks that say a random prompt again in another way: `said` makes the answer of a prompt."""
+class Rewrite(Symbols):
+    """Base of the tasks whose answer rewrites a random prompt; `rewrite` makes the answer."""
 
-    def said(self, prompt: Tensor) -> Tensor:
+    def rewrite(self, prompt: Tensor) -> Tensor:
         """The answers [B, m] of prompts [B, n]."""
-        raise NotImplementedError(f"{self} does not say what the answer of a prompt is: it has no said(prompt)")
+        raise NotImplementedError(f"{self} has no rewrite(prompt), which makes the answer of a prompt")
 
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
         prompt = random_symbols(length, rows, self.symbols, generator)
-        return prompt_and_answer(prompt, self.said(prompt))
+        return prompt_and_answer(prompt, self.rewrite(prompt))

@@ -7,19 +7,19 @@ import torch
 from torch import Generator, Tensor
 
 from posenc import checks
-from posenc.lab.tasks._symbols import BOS, END, SEPARATOR, Lettered, column
+from posenc.lab.tasks._symbols import BOS, END, SEPARATOR, LetterTask, column
 from posenc.lab.tasks._task import Batch
 
-REVERSED = ("none", "answer", "all")
+REVERSED_CHOICES = ("none", "answer", "all")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Addition(Lettered):
+class Addition(LetterTask):
     """Add two numbers, digit by digit: 75+86= -> 521, the ones first.
 
-    A digit of the answer needs the digits of its own significance, and the carry of the one before: what a coordinate
-    map can say by itself. They go with `reversed=all` for `abacus(first_digit=3)`, and with `reversed=answer` for
-    `coupled(first_digit=3, equals=1, width=...)`, of one digit more than the longest length.
+    A digit of the answer needs the digits of the same significance and the previous carry; a coordinate map can give
+    the significance. Use `reversed=all` with `abacus(first_digit=3)`, and `reversed=answer` with
+    `coupled(first_digit=3, equals=1, width=...)`, with a width of one digit more than the longest length.
 
     The length is the number of digits of each number.
 
@@ -38,39 +38,39 @@ class Addition(Lettered):
     letters = "0123456789+"
 
     def __post_init__(self) -> None:
-        self.hold(checks.one_of, reversed=REVERSED)
+        self.hold(checks.one_of, reversed=REVERSED_CHOICES)
         self.hold(checks.kind, padded=bool)
 
     def tokens(self, length: int) -> int:
         return 3 * length + 4  # BOS, number, +, number, =, and an answer of one digit more without its END
 
     def numbers(self, length: int) -> int:
-        """How many different numbers are drawn from."""
+        """How many different numbers there are."""
         return 10**length if self.padded or length == 1 else 9 * 10 ** (length - 1)
 
     def chance(self, length: int) -> float:
-        # For one sum, that in the middle, there is a second number to every first one.
+        # The best guess is the middle sum: for it every first number has a second one.
         return 1 / self.numbers(length)
 
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
         digits = torch.randint(0, 10, (2, rows, length), generator=generator)  # the ones first
         if not self.padded and length > 1:
             digits[..., -1] = torch.randint(1, 10, (2, rows), generator=generator)
-        total = added(*digits)
-        written = length + (1 if self.padded else (total[:, -1:] > 0).long())  # digits of each sum
+        total = add_digits(*digits)
+        digit_count = length + (1 if self.padded else (total[:, -1:] > 0).long())  # digits of each sum
         place = torch.arange(length + 2).expand(rows, -1)
-        significance = place if self.reversed != "none" else written - 1 - place
-        # Without padding an answer may be a digit shorter, and END fills what it leaves.
-        answer = torch.where(place < written, 3 + total.gather(1, significance.clamp(0, length)), END)
+        significance = place if self.reversed != "none" else digit_count - 1 - place
+        # Without padding an answer may be a digit shorter, and END fills the rest.
+        answer = torch.where(place < digit_count, 3 + total.gather(1, significance.clamp(0, length)), END)
         first, second = 3 + (digits if self.reversed == "all" else digits.flip(-1))
         plus = column(rows, self.id("+"))
         sequence = torch.cat((column(rows, BOS), first, plus, second, column(rows, SEPARATOR), answer), 1)
-        behind = torch.arange(sequence.shape[1] - 1) - (2 * length + 2)
-        return Batch.of_next(sequence, (behind >= 0) & (behind <= written))
+        answer_place = torch.arange(sequence.shape[1] - 1) - (2 * length + 2)
+        return Batch.of_next(sequence, (answer_place >= 0) & (answer_place <= digit_count))
 
 
-def added(first: Tensor, second: Tensor) -> Tensor:
-    """The digits [rows, n + 1] of the sums of numbers [rows, n], the ones first in all of them."""
+def add_digits(first: Tensor, second: Tensor) -> Tensor:
+    """The digits [rows, n + 1] of the sums of numbers [rows, n], all with the ones first."""
     total, carry = [], torch.zeros_like(first[:, 0])
     for a, b in zip(first.T, second.T, strict=True):
         total.append((a + b + carry) % 10)

@@ -6,17 +6,17 @@ from types import MappingProxyType
 from torch import Tensor
 
 from posenc import checks
-from posenc.lab.tasks._symbols import Said
+from posenc.lab.tasks._symbols import Rewrite
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copy(Said):
+class Copy(Rewrite):
     """Say the prompt again: cab| -> cab.
 
     Each symbol has to be found by its place: relative encodings carry some way, absolute ones do not.
 
     symbols  how many different symbols there are
-    times    how often it is to be said; 2 is known as duplicate
+    times    how often the answer repeats it; 2 is known as duplicate
 
     Source: Kazemnejad et al. 2023, arXiv:2305.19466, section 4; duplicate: Delétang et al. 2022, arXiv:2207.02098,
     appendix A.1.
@@ -34,5 +34,5 @@ class Copy(Said):
     def tokens(self, length: int) -> int:
         return (1 + self.times) * length + 2
 
-    def said(self, prompt: Tensor) -> Tensor:
+    def rewrite(self, prompt: Tensor) -> Tensor:
         return prompt.repeat(1, self.times)

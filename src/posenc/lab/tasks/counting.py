@@ -15,8 +15,8 @@ from posenc.lab.tasks._task import Batch
 class Counting(Symbols):
     """Say a symbol as often as it came in the prompt: abcab|a -> aa.
 
-    The number is any from none to all of the prompt, equally often. Where the symbol stands does not matter: without
-    position a model carries furthest, and an encoding that tells tokens apart by their places has to learn not to.
+    The count is uniform from 0 to the length. Where the symbol stands does not matter: a model without position
+    generalises furthest, and one with position has to learn to ignore it.
 
     symbols  how many different symbols there are
 
@@ -39,13 +39,13 @@ class Counting(Symbols):
         return 1 / (length + 1)  # "none at all", which needs no symbol
 
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
-        asked = torch.randint(0, self.symbols, (rows, 1), generator=generator)
+        question = torch.randint(0, self.symbols, (rows, 1), generator=generator)
         count = torch.randint(0, length + 1, (rows, 1), generator=generator)
-        other = (asked + torch.randint(1, self.symbols, (rows, length), generator=generator)) % self.symbols
-        chosen = torch.rand(rows, length, generator=generator).argsort(1) < count
-        prompt = torch.where(chosen, asked, other)
-        # END fills what an answer leaves of the longest one.
-        answer = torch.where(torch.arange(length + 1) < count, 3 + asked, END)
-        sequence = torch.cat((column(rows, BOS), 3 + prompt, column(rows, SEPARATOR), 3 + asked, answer), 1)
+        other_symbols = (question + torch.randint(1, self.symbols, (rows, length), generator=generator)) % self.symbols
+        is_match = torch.rand(rows, length, generator=generator).argsort(1) < count
+        prompt = torch.where(is_match, question, other_symbols)
+        # END fills shorter answers.
+        answer = torch.where(torch.arange(length + 1) < count, 3 + question, END)
+        sequence = torch.cat((column(rows, BOS), 3 + prompt, column(rows, SEPARATOR), 3 + question, answer), 1)
         place, begin = torch.arange(2 * length + 3), length + 2
         return Batch.of_next(sequence, (place >= begin) & (place <= begin + count))

@@ -7,20 +7,20 @@ import torch
 from torch import Generator
 
 from posenc import checks
-from posenc.lab.tasks._symbols import BOS, Lettered, column
+from posenc.lab.tasks._symbols import BOS, LetterTask, column
 from posenc.lab.tasks._task import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlipFlop(Lettered):
+class FlipFlop(LetterTask):
     """Say what was written last: w1i0i1r -> 1.
 
     Each instruction is followed by a bit: write (w) and ignore (i) by any, read (r) by the bit that was last written,
-    which is to be said. Only the nearest write counts, however far it is and whatever lies between.
+    which is the answer. Only the nearest write counts, at any distance.
 
     The length is the number of instructions: the first one writes, the last one reads.
 
-    ignore  the share of the others that ignore; write and read share the rest. The more, the further a read looks
+    ignore  the share of the other instructions that ignore; write and read share the rest. More: reads look further
 
     Raises ValueError for a length below 2.
     Source: Liu et al. 2023, arXiv:2306.00946, section 3.
@@ -41,26 +41,26 @@ class FlipFlop(Lettered):
 
     def chance(self, length: int) -> float:
         """The share of sequences in which every read finds a 0."""
-        zero = one = 0.5
+        p_zero = p_one = 0.5
         write = read = (1 - self.ignore) / 2
         for _ in range(length - 2):
-            zero, one = (
-                zero * (self.ignore + read) + write * (zero + one) / 2,
-                one * self.ignore + write * (zero + one) / 2,
+            p_zero, p_one = (
+                p_zero * (self.ignore + read) + write * (p_zero + p_one) / 2,
+                p_one * self.ignore + write * (p_zero + p_one) / 2,
             )
-        return zero
+        return p_zero
 
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
         if length < self.shortest:
             raise ValueError(f"flip_flop needs a write and a read: lengths of 2 or more, got {length}")
-        drawn = torch.rand(rows, length, generator=generator)
-        middle = torch.where(drawn < self.ignore, "wri".index("i"), torch.where(drawn < (1 + self.ignore) / 2, 0, 1))
+        draws = torch.rand(rows, length, generator=generator)
+        middle = torch.where(draws < self.ignore, "wri".index("i"), torch.where(draws < (1 + self.ignore) / 2, 0, 1))
         instructions = torch.cat((column(rows, 0), middle[:, 1:-1], column(rows, 1)), 1)
         bits = torch.randint(0, 2, (rows, length), generator=generator)
         # The place of the last write up to each instruction.
-        written = torch.where(instructions == 0, torch.arange(length), -1).cummax(1).values
+        last_write = torch.where(instructions == 0, torch.arange(length), -1).cummax(1).values
         reads = instructions == 1
-        bits = torch.where(reads, bits.gather(1, written), bits)
+        bits = torch.where(reads, bits.gather(1, last_write), bits)
         pairs = torch.stack((self.id("w") + instructions, 3 + bits), -1).flatten(1)
-        asked = torch.stack((torch.zeros_like(reads), reads), -1).flatten(1)
-        return Batch.of_next(torch.cat((column(rows, BOS), pairs), 1), asked)
+        answer = torch.stack((torch.zeros_like(reads), reads), -1).flatten(1)
+        return Batch.of_next(torch.cat((column(rows, BOS), pairs), 1), answer)

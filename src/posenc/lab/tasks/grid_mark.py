@@ -18,8 +18,8 @@ DIRECTIONS = "↖↑↗←x→↙↓↘"
 class GridMark(Task):
     """Say for every cell of a square where the mark lies from there: .x/.. -> →x/↗↑.
 
-    Direction in two axes, and nothing else: a model has to know for each axis on which side of a cell the mark lies.
-    The positions are those of a grid, for encodings of two axes or of any number; the model sees all cells.
+    The task is direction in two axes: for each axis, on which side of a cell the mark lies. The positions are those of
+    a grid, for encodings of two axes or of any number; the model sees all cells.
 
     The length is the side of the square; a person writes its rows with / between them.
 
@@ -52,7 +52,7 @@ class GridMark(Task):
         mark = torch.randint(0, length**2, (rows,), generator=generator)
         ids = torch.zeros(rows, length**2, dtype=torch.long).scatter(1, mark[:, None], 1)
         side = (positions.coords[0][mark][:, None] - positions.coords).sign()  # [B, T, 2], of the mark
-        direction = torch.tensor([self.letters.index(one) for one in DIRECTIONS])
+        direction = torch.tensor([self.letters.index(arrow) for arrow in DIRECTIONS])
         targets = direction[3 * (side[..., 0] + 1) + side[..., 1] + 1]
         return Batch(ids, targets, torch.ones(length**2, dtype=torch.bool), positions)
 
@@ -64,6 +64,6 @@ class GridMark(Task):
 
     def decode(self, ids: list[int]) -> str:
         side, cells = round(len(ids) ** 0.5), "".join(self.letters[i] for i in ids)
-        # What is no whole square is one row.
+        # Cells that make no square are one row.
         rows = [cells[i : i + side] for i in range(0, len(cells), side)] if side**2 == len(ids) else [cells]
         return "/".join(rows)

@@ -14,8 +14,8 @@ from posenc.lab.tasks._task import Batch
 class Induction(Symbols):
     """Say what followed the last symbol the last time that it came: cabdca -> b.
 
-    What stands next to what, and which of several places is the last: the first needs the token before, the second a
-    preference for what is near.
+    The model has to know which symbol follows which, by the token before, and which of several places is the last, by a
+    preference for near tokens.
 
     The length is the number of symbols before the last one, which is one of them.
 
@@ -43,8 +43,8 @@ class Induction(Symbols):
         if length < self.shortest:
             raise ValueError(f"induction needs a symbol that another one followed: lengths of 2 or more, got {length}")
         symbols = random_symbols(length, rows, self.symbols, generator)
-        asked = symbols.gather(1, torch.randint(0, length - 1, (rows, 1), generator=generator))
-        sequence = torch.cat((symbols, asked), 1)
-        last = torch.where(symbols == asked, torch.arange(length), -1).amax(1, keepdim=True)
+        question = symbols.gather(1, torch.randint(0, length - 1, (rows, 1), generator=generator))
+        sequence = torch.cat((symbols, question), 1)
+        last = torch.where(symbols == question, torch.arange(length), -1).amax(1, keepdim=True)
         sequence = torch.cat((column(rows, BOS), sequence, sequence.gather(1, last + 1)), 1)
         return Batch.of_next(sequence, torch.arange(length + 2) > length)

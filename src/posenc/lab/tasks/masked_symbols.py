@@ -16,9 +16,9 @@ from posenc.lab.tasks._task import Batch
 class MaskedSymbols(Symbols):
     """Say what is masked (?), where each symbol is the next one after that `offset` steps before: ?kmb?? -> aln.
 
-    Masked prediction in a language where order is all: a masked symbol is told by those at one distance to its left and
-    right, and which side is which matters. Of each of the `offset` sequences that are woven together one symbol is
-    masked, and a model that sees all says it in its place.
+    Masked prediction in a language of pure order: a masked symbol follows from those at one distance to its left and
+    right, and the side matters. Of each of the `offset` interleaved sequences one symbol is masked, and a model that
+    sees all predicts it in its place.
 
     symbols  how many different symbols there are; the last is followed by the first
     offset   how many steps there are between a symbol and what follows from it
@@ -60,11 +60,11 @@ class MaskedSymbols(Symbols):
         place = torch.arange(length)
         first = torch.randint(0, self.symbols, (rows, self.offset), generator=generator)
         symbols = 3 + (first[:, place % self.offset] + place // self.offset) % self.symbols
-        drawn = torch.rand(rows, length, generator=generator)
+        draws = torch.rand(rows, length, generator=generator)
         masked = torch.zeros(rows, length, dtype=torch.bool)
-        for one in range(self.offset):
-            of_one = drawn[:, one :: self.offset]
-            masked[:, one :: self.offset] = of_one == of_one.amax(1, keepdim=True)
+        for start in range(self.offset):
+            start_draws = draws[:, start :: self.offset]
+            masked[:, start :: self.offset] = start_draws == start_draws.amax(1, keepdim=True)
         ids = torch.cat((column(rows, BOS), torch.where(masked, self.id(self.mask), symbols)), 1)
         answer = torch.cat((torch.zeros(rows, 1, dtype=torch.bool), masked), 1)
         return Batch(ids, torch.cat((column(rows, BOS), symbols), 1), answer)

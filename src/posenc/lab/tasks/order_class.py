@@ -14,10 +14,10 @@ from posenc.lab.tasks._task import Batch
 class OrderClass(Symbols):
     """Say which of two marks comes first: ca-db+a -> -.
 
-    The answer depends on order alone: a model that sees all tokens and no position can only guess. It is to be said at
-    the first token, which is an anchor: seen from there, even distances without their sign tell the marks apart.
+    The answer depends on order alone: a model that sees all tokens and no position can only guess. It stands at the
+    first token, an anchor: from there even unsigned distances tell the marks apart.
 
-    The length is the number of tokens behind the first one: symbols that say nothing, and the marks + and -.
+    The length is the number of tokens after the first one: random symbols, and the marks + and -.
 
     symbols  how many different symbols there are
 

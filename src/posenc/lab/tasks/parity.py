@@ -7,18 +7,18 @@ import torch
 from torch import Generator
 
 from posenc import checks
-from posenc.lab.tasks._symbols import BOS, SEPARATOR, Lettered, column
+from posenc.lab.tasks._symbols import BOS, SEPARATOR, LetterTask, column
 from posenc.lab.tasks._task import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parity(Lettered):
+class Parity(LetterTask):
     """Say whether the number of ones is odd: 10110| -> 1.
 
-    Order does not matter and every bit does. What is learned at short lengths is looked up rather than counted, and
-    soon lost beyond them.
+    Order does not matter, and every bit does. At short lengths a model learns a table rather than a count, and soon
+    fails beyond them.
 
-    running  whether it is to be said at every bit, of the bits up to there, instead of once behind a separator
+    running  whether every bit has an answer, the parity of the bits up to there, instead of one after a separator
 
     Source: Delétang et al. 2022, arXiv:2207.02098, appendix A.1.
     """
@@ -45,7 +45,7 @@ class Parity(Lettered):
         odd = bits.cumsum(1) % 2
         if self.running:
             ids = torch.cat((column(rows, BOS), 3 + bits), 1)
-            # At BOS there is nothing to say yet.
+            # BOS has no answer.
             return Batch(ids, torch.cat((column(rows, BOS), 3 + odd), 1), torch.arange(length + 1) > 0)
         sequence = torch.cat((column(rows, BOS), 3 + bits, column(rows, SEPARATOR), 3 + odd[:, -1:]), 1)
         return Batch.of_next(sequence, torch.arange(length + 2) > length)

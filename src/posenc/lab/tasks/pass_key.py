@@ -1,4 +1,4 @@
-"""Say the key that stands behind a mark, somewhere in symbols that say nothing: dab*cafe| -> ca."""
+"""Say the key that follows a mark, somewhere among filler symbols: dab*cafe| -> ca."""
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -13,16 +13,16 @@ from posenc.lab.tasks._task import Batch
 
 @dataclass(frozen=True, kw_only=True)
 class PassKey(Symbols):
-    """Say the key that stands behind a mark, somewhere in symbols that say nothing: dab*cafe| -> ca.
+    """Say the key that follows a mark, somewhere among filler symbols: dab*cafe| -> ca.
 
-    One thing has to be found however far away. Bits per byte do not ask for that: they may stay flat where what is far
-    is not read at all.
+    The model has to find the key at any distance. Bits per byte do not measure that: they may stay flat where distant
+    tokens are not read at all.
 
-    The length is the number of symbols that say nothing.
+    The length is the number of filler symbols.
 
     symbols  how many different symbols there are, in key and filler alike
     key      how many of them the key has
-    depth    the share of the filler that stands before it, from 0 to 1; None: drawn for each sequence
+    depth    the share of the filler before the key, from 0 to 1; None: drawn for each sequence
 
     Source: Mohtashami and Jaggi 2023, arXiv:2305.16300, section 4.2, here in symbols.
     """
@@ -62,12 +62,12 @@ class PassKey(Symbols):
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
         filler = random_symbols(length, rows, self.symbols, generator)
         key = random_symbols(self.key, rows, self.symbols, generator)
-        drawn = torch.randint(0, length + 1, (rows, 1), generator=generator)
-        before = drawn if self.depth is None else torch.full_like(drawn, round(self.depth * length))
-        hidden = torch.cat((torch.full((rows, 1), self.id(self.mark)), key), 1)
-        prompt = torch.cat((filler, hidden), 1)
-        # The place of every token of the prompt among filler and hidden.
+        random_place = torch.randint(0, length + 1, (rows, 1), generator=generator)
+        key_place = random_place if self.depth is None else torch.full_like(random_place, round(self.depth * length))
+        marked_key = torch.cat((torch.full((rows, 1), self.id(self.mark)), key), 1)
+        prompt = torch.cat((filler, marked_key), 1)
+        # For every token of the prompt, its place in filler + marked key.
         place = torch.arange(prompt.shape[1]).expand(rows, -1)
-        behind = place - before
-        found = torch.where(behind <= self.key, length + behind, place - self.key - 1)
-        return prompt_and_answer(prompt.gather(1, torch.where(behind < 0, place, found)), key)
+        offset = place - key_place
+        source_place = torch.where(offset <= self.key, length + offset, place - self.key - 1)
+        return prompt_and_answer(prompt.gather(1, torch.where(offset < 0, place, source_place)), key)

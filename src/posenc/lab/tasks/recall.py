@@ -19,10 +19,10 @@ class Recall(Symbols):
     """Associative recall: after pairs of key and value, say the value of each key that is asked for: axby|by -> y.
 
     The length is the number of pairs. Keys are different symbols of the first half, values symbols of the second half;
-    keys are asked for in another order than they came in. All that matters is what stands next to what.
+    the questions have another order than the pairs. Only which symbol follows which matters.
 
     symbols    how many different symbols there are: half of them keys, half values
-    questions  all: every key is asked for once; one: a single key is
+    questions  all: one question for every key; one: a single question
 
     Source: Arora et al. 2023, arXiv:2312.04927, section 4 (multi-query associative recall).
     """
@@ -42,18 +42,18 @@ class Recall(Symbols):
 
     @property
     def half(self) -> int:
-        """How many keys there are, and how many values."""
+        """The number of keys, and of values."""
         return self.symbols // 2
 
-    def asked(self, length: int) -> int:
-        """How many keys are asked for."""
+    def question_count(self, length: int) -> int:
+        """The number of questions."""
         return length if self.questions == "all" else 1
 
     def tokens(self, length: int) -> int:
-        return 2 * (length + self.asked(length)) + 1  # BOS, pairs, SEPARATOR, and the questions without the last value
+        return 2 * (length + self.question_count(length)) + 1  # BOS, pairs, SEPARATOR, questions without the last value
 
     def chance(self, length: int) -> float:
-        return math.prod([1 / self.half] * self.asked(length))
+        return math.prod([1 / self.half] * self.question_count(length))
 
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
         if length > self.half:
@@ -61,9 +61,9 @@ class Recall(Symbols):
             raise ValueError(f"{wrong}, and cannot make {length} pairs; choose lengths up to {self.half}")
         keys = 3 + torch.rand(rows, self.half, generator=generator).argsort(1)[:, :length]
         values = 3 + self.half + torch.randint(0, self.half, (rows, length), generator=generator)
-        asked = torch.rand(rows, length, generator=generator).argsort(1)[:, : self.asked(length)]
+        order = torch.rand(rows, length, generator=generator).argsort(1)[:, : self.question_count(length)]
         pairs = torch.stack((keys, values), -1).flatten(1)
-        questions = torch.stack((keys.gather(1, asked), values.gather(1, asked)), -1).flatten(1)
+        questions = torch.stack((keys.gather(1, order), values.gather(1, order)), -1).flatten(1)
         sequence = torch.cat((column(rows, BOS), pairs, column(rows, SEPARATOR), questions), 1)
         place = torch.arange(sequence.shape[1] - 1)
         first = 2 * length + 2  # the prediction of the first asked value

@@ -5,11 +5,11 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from posenc.lab.tasks._symbols import Said
+from posenc.lab.tasks._symbols import Rewrite
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reverse(Said):
+class Reverse(Rewrite):
     """Say the prompt backwards: cab| -> bac.
 
     Source and answer are at a different distance for every symbol; at small sizes nothing carries beyond the trained
@@ -23,5 +23,5 @@ class Reverse(Said):
     also_called = ("reverse", "backward", "backwards", "mirror")
     recipe = MappingProxyType({"steps": 2500, "batch": 32, "curriculum": 0.16, "cool_down": 200})
 
-    def said(self, prompt: Tensor) -> Tensor:
+    def rewrite(self, prompt: Tensor) -> Tensor:
         return prompt.flip(1)

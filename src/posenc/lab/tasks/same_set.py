@@ -7,19 +7,19 @@ import torch
 from torch import Generator
 
 from posenc import checks
-from posenc.lab.tasks._symbols import BOS, LETTERS, SEPARATOR, Lettered, column
+from posenc.lab.tasks._symbols import BOS, LETTERS, SEPARATOR, LetterTask, column
 from posenc.lab.tasks._task import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class SameSet(Lettered):
+class SameSet(LetterTask):
     """Say whether two words are made of the same letters, in whatever order: abc|CAB -> +.
 
     The control for order: the second word is in capitals, so a bag of tokens is enough, and a model without position
-    has to learn it, where `order_class` leaves it to guess. The answer, + or -, is to be said at the first token, by a
-    model that sees all.
+    can learn it, whereas in `order_class` it can only guess. The answer, + or -, stands at the first token, and the
+    model sees all tokens.
 
-    The length is the number of letters of each word, all of them different; where the answer is -, one is another.
+    The length is the number of letters of each word, all different; where the answer is -, one letter differs.
 
     symbols  how many different letters there are
 
@@ -55,11 +55,11 @@ class SameSet(Lettered):
         if not 1 <= length < self.symbols:
             raise ValueError(f"{self} has words of 1 to {self.symbols - 1} letters, got {length}")
         letters = torch.rand(rows, self.symbols, generator=generator).argsort(1)
-        same = torch.randint(0, 2, (rows, 1), generator=generator) == 1
+        is_same = torch.randint(0, 2, (rows, 1), generator=generator) == 1
         word = letters[:, :length]
-        other = torch.cat((word[:, :-1], letters[:, length : length + 1]), 1)
+        other_word = torch.cat((word[:, :-1], letters[:, length : length + 1]), 1)
         order = torch.rand(rows, length, generator=generator).argsort(1)
-        second = torch.where(same, word, other).gather(1, order)
+        second = torch.where(is_same, word, other_word).gather(1, order)
         ids = torch.cat((column(rows, BOS), 3 + word, column(rows, SEPARATOR), 3 + self.symbols + second), 1)
-        said = torch.where(same, self.id("+"), self.id("-"))
-        return Batch(ids, torch.cat((said, ids[:, 1:]), 1), torch.arange(ids.shape[1]) == 0)
+        answer = torch.where(is_same, self.id("+"), self.id("-"))
+        return Batch(ids, torch.cat((answer, ids[:, 1:]), 1), torch.arange(ids.shape[1]) == 0)

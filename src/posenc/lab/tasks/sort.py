@@ -6,14 +6,14 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from posenc.lab.tasks._symbols import Said
+from posenc.lab.tasks._symbols import Rewrite
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sort(Said):
+class Sort(Rewrite):
     """Say the prompt in alphabetical order: cab| -> abc.
 
-    The answer does not depend on the order of the prompt; what counts is how often each symbol stands in it.
+    The answer does not depend on the order of the prompt, only on the count of each symbol.
 
     symbols  how many different symbols there are
 
@@ -26,10 +26,10 @@ class Sort(Said):
     recipe = MappingProxyType({"steps": 2500, "batch": 32, "curriculum": 0.16, "cool_down": 200})
 
     def chance(self, length: int) -> float:
-        # Most prompts have the answer in which every symbol stands about equally often.
-        each, left = divmod(length, self.symbols)
-        same = math.factorial(each) ** (self.symbols - left) * math.factorial(each + 1) ** left
-        return math.factorial(length) / same / self.symbols**length
+        # The most frequent answer has every symbol about equally often.
+        count, remainder = divmod(length, self.symbols)
+        arrangements = math.factorial(count) ** (self.symbols - remainder) * math.factorial(count + 1) ** remainder
+        return math.factorial(length) / arrangements / self.symbols**length
 
-    def said(self, prompt: Tensor) -> Tensor:
+    def rewrite(self, prompt: Tensor) -> Tensor:
         return prompt.sort(1).values

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from posenc.lab.tasks._of_text import OfText
+from posenc.lab.tasks._of_text import TextTask
 from posenc.lab.tasks._task import Batch
-from posenc.lab.texts.data import Joined
-from posenc.lab.texts.tokenized import Tokens
+from posenc.lab.texts.data import JoinedPieces
+from posenc.lab.texts.tokenized import TokenFile
 
 
 @dataclass(frozen=True, kw_only=True)
-class Text(OfText):
+class Text(TextTask):
     """A language model on real text: predict every byte, or every token, from those before it.
 
     The length is the number of tokens in a window: BOS and the bytes behind it. Ids are the bytes, and 256 for BOS.
@@ -30,7 +30,7 @@ class Text(OfText):
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
         return self.windows(self.text.train, self.starts(length, rows, generator), length)
 
-    def windows(self, source: Joined | Tokens, start: Tensor, length: int) -> Batch:
+    def windows(self, source: JoinedPieces | TokenFile, start: Tensor, length: int) -> Batch:
         """Windows of BOS and `length` tokens from the given starts; all predictions count."""
         sequence, sizes = self.read(source, start, length)
         return Batch(sequence[:, :-1], sequence[:, 1:], torch.ones(length, dtype=torch.bool), bytes=sizes)

@@ -16,9 +16,8 @@ class Translation(Symbols):
     """Translate a sentence into a language with the verb first and adjectives behind nouns: qta sb k -> 'k'a't'q'b's.
 
     A sentence is a subject, an object and a verb; a subject or an object is any number of adjectives and a noun. In the
-    translation the verb comes first, then the subject and the object, each of them mirrored; each word has one of the
-    other language. Words come again within a sentence, so each has to be found by its place, and where a phrase ends is
-    told by its noun alone.
+    translation the verb comes first, then the subject and the object, each mirrored; each word has one translation.
+    Words repeat within a sentence, so the model has to find each by its place, and only its noun ends a phrase.
 
     The length is the number of words, 3 or more: longer sentences have more adjectives.
 
@@ -46,7 +45,7 @@ class Translation(Symbols):
 
     @property
     def kinds(self) -> tuple[int, int, int]:
-        """How many nouns, verbs and adjectives there are; their ids follow one another in this order."""
+        """The numbers of nouns, verbs and adjectives; their ids are in this order."""
         third = self.symbols // 3
         return third, third, self.symbols - 2 * third
 
@@ -55,38 +54,38 @@ class Translation(Symbols):
 
     def chance(self, length: int) -> float:
         nouns, verbs, adjectives = self.kinds
-        # Where the object begins is as unknown as the words are.
+        # A guess needs the object's start as well as the words.
         return float(nouns) ** -2 / verbs * float(adjectives) ** (3 - length) / (length - 2)
 
     def batch(self, length: int, rows: int, generator: Generator) -> Batch:
         if length < self.shortest:
             raise ValueError(f"translation needs 3 words, subject, object and verb, got a length of {length}")
         sentence, first = self.sentences(length, rows, generator)
-        target = torch.cat((column(rows, BOS), self.said(sentence, first), column(rows, END)), 1)
+        target = torch.cat((column(rows, BOS), self.translate(sentence, first), column(rows, END)), 1)
         source = torch.cat((column(rows, BOS), sentence), 1)
         return Batch.of_next(target, torch.ones(length + 1, dtype=torch.bool), source)
 
     def sentences(self, length: int, rows: int, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Sentences [rows, length], and the place of the first noun in each [rows, 1]."""
+        """Random sentences [rows, length], and the place of the first noun in each [rows, 1]."""
         nouns, verbs, _ = self.kinds
         first = torch.randint(0, length - 2, (rows, 1), generator=generator)
         words = torch.randint(3 + nouns + verbs, 3 + self.symbols, (rows, length), generator=generator)
-        of_nouns = torch.randint(3, 3 + nouns, (rows, 2), generator=generator)
-        words.scatter_(1, torch.cat((first, torch.full_like(first, length - 2)), 1), of_nouns)
+        two_nouns = torch.randint(3, 3 + nouns, (rows, 2), generator=generator)
+        words.scatter_(1, torch.cat((first, torch.full_like(first, length - 2)), 1), two_nouns)
         words[:, -1] = torch.randint(3 + nouns, 3 + nouns + verbs, (rows,), generator=generator)
         return words, first
 
-    def said(self, sentence: Tensor, first: Tensor) -> Tensor:
+    def translate(self, sentence: Tensor, first: Tensor) -> Tensor:
         """The translations [B, n] of sentences [B, n] whose first nouns stand at `first` [B, 1]."""
         length = sentence.shape[1]
         place = torch.arange(length)
-        # Behind the verb each phrase is mirrored: the subject ends at its noun, the object before the verb.
+        # After the verb each phrase is mirrored: the subject ends at its noun, the object before the verb.
         source = torch.where(place <= first + 1, first + 1 - place, first + length - place)
         source[:, 0] = length - 1
         return sentence.gather(1, source) + self.symbols
 
     def decode(self, ids: list[int]) -> str:
-        """Words of the source as letters, and each word of the translation as its letter behind an apostrophe."""
+        """The text of ids: a letter for each source word, an apostrophe and a letter for each translated word."""
         words = {BOS: "^", END: "."}
         words |= {3 + i: letter for i, letter in enumerate(LETTERS[: self.symbols])}
         words |= {3 + self.symbols + i: f"'{letter}" for i, letter in enumerate(LETTERS[: self.symbols])}

@@ -17,13 +17,13 @@ from posenc.lab.tasks._task import Batch
 class TreeCopy(Symbols):
     """Say a tree again, written in brackets: (a(bc))| -> (a(bc)), or mirrored: ((cb)a).
 
-    Where brackets are most of what there is, content hardly tells one place from another: it is position that does.
+    Most tokens are brackets, so content hardly tells places apart, and position does.
 
-    The length is the number of leaves; every other node has two branches, and each way to divide its leaves is as
-    likely as the others.
+    The length is the number of leaves; every other node has two branches, and each division of its leaves is equally
+    likely.
 
     symbols   how many different leaves there are
-    mirrored  whether every node's branches change sides
+    mirrored  whether the answer swaps the branches of every node
 
     Source: Shiv and Quirk 2019, "Novel positional encodings to enable tree-based transformers", NeurIPS.
     """
@@ -52,26 +52,26 @@ class TreeCopy(Symbols):
         leaves = torch.randint(0, self.symbols, (rows, length), generator=generator)
         splits = torch.rand(rows, max(length - 1, 1), generator=generator)
         trees = [
-            written("".join(self.letters[one] for one in row), iter(split))
+            write_tree("".join(self.letters[s] for s in row), iter(split))
             for row, split in zip(leaves.tolist(), splits.tolist(), strict=True)
         ]
         mirror = str.maketrans("()", ")(")
         answers = [tree[::-1].translate(mirror) if self.mirrored else tree for tree in trees]
-        prompt, answer = (torch.tensor([[self.id(one) for one in row] for row in side]) for side in (trees, answers))
+        prompt, answer = (torch.tensor([[self.id(s) for s in row] for row in side]) for side in (trees, answers))
         return prompt_and_answer(prompt, answer)
 
 
-def written(leaves: str, splits: Iterator[float]) -> str:
-    """A tree over these leaves, each node divided by the next number in 0..1."""
+def write_tree(leaves: str, splits: Iterator[float]) -> str:
+    """Write a tree over these leaves, each node divided by the next number in 0..1."""
     if len(leaves) == 1:
         return leaves
     left = 1 + int(next(splits) * (len(leaves) - 1))
-    return f"({written(leaves[:left], splits)}{written(leaves[left:], splits)})"
+    return f"({write_tree(leaves[:left], splits)}{write_tree(leaves[left:], splits)})"
 
 
 @functools.cache
 def likeliest(leaves: int) -> float:
-    """The probability of the shape of a tree that is drawn most often."""
+    """The probability of the most likely tree shape."""
     if leaves == 1:
         return 1.0
     return max(likeliest(left) * likeliest(leaves - left) for left in range(1, leaves)) / (leaves - 1)

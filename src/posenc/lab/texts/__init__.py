@@ -1,1 +1,1 @@
-"""Texts to train on: found, read, split into what is trained on and what is held out, cut into tokens."""
+"""Texts to train on: reading, the split into training and held-out text, and tokens."""

@@ -1,7 +1,7 @@
-"""Bytes in temporary files without a name: what is made of a text, and too large to be held in memory.
+"""Unnamed temporary files for data that is derived from a text and too large for memory.
 
-Nothing is put beside the user's files, nothing can grow stale, and nothing is left behind: such a file is gone when its
-process ends, however that ends. The price is that each process makes its own.
+No cache lies beside the user's files, can become stale, or is left behind: the system deletes such a file when its
+process ends, however it ends. The price is that each process makes its own.
 """
 
 import os
@@ -10,26 +10,26 @@ import threading
 import weakref
 
 BLOCK = 1 << 18
-"""How many bytes are held at once where a whole text is read."""
+"""The block size (bytes) where a whole text is read."""
 
 
-class Nameless:
-    """A file of the system's temporary folder that only this object knows: written to its end, read from anywhere."""
+class ScratchFile:
+    """An unnamed file of the system's temporary folder: appended to, and read at any place."""
 
     def __init__(self) -> None:
         self.size = 0
         self.file = tempfile.TemporaryFile(buffering=0)
-        # It is closed with its last reader, of which there may be several.
+        # Closed with its last reader, of which there may be several.
         weakref.finalize(self, self.file.close)
         self.seeking = threading.Lock()
 
     def write(self, data: bytes) -> None:
-        """Add to its end. Raises OSError, which names the temporary folder, where there is no room."""
-        left = memoryview(data)
+        """Append data. Raises OSError, which names the temporary folder, where there is no room."""
+        remaining = memoryview(data)
         try:
             self.file.seek(self.size)
-            while left:
-                left = left[self.file.write(left) :]
+            while remaining:
+                remaining = remaining[self.file.write(remaining) :]
         except OSError as error:
             raise OSError(
                 error.errno,

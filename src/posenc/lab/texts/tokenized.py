@@ -1,4 +1,4 @@
-"""A text as the tokens of a tokenizer, on the disk: bits per byte stay what is measured, so tokenizers compare."""
+"""A text as a tokenizer's tokens, on disk; scores stay in bits per byte, so tokenizers compare."""
 
 import codecs
 import functools
@@ -12,27 +12,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.foreign import CannotRead, quoted, read, reading_with
-from posenc.lab.texts.data import Joined, Text
-from posenc.lab.texts.nameless import Nameless
+from posenc.foreign import CannotRead, quote, read, reading_with
+from posenc.lab.texts.data import JoinedPieces, SplitText
+from posenc.lab.texts.nameless import ScratchFile
 
-MOST_FILE = 64 << 20
-"""The size of a tokenizer.json (bytes)."""
+MAX_TOKENIZER_BYTES = 64 << 20
+"""The largest tokenizer.json (bytes)."""
 
-AT_ONCE = 1 << 16
-"""How many bytes of text are encoded at once, up to the end of a line."""
+BLOCK_BYTES = 1 << 16
+"""The bytes of text that are encoded at once, cut at the end of a line."""
 
-MOST_ASKED = 1 << 19
-"""How many held-out pairs of tokens are looked at for what is to be beaten."""
+MAX_BIGRAM_TOKENS = 1 << 19
+"""The most held-out tokens for the bigram baseline."""
 
 
 class Tokenizer:
     """A tokenizer of the `tokenizers` library, from its tokenizer.json.
 
-    Nothing is added to what it makes of a text: no special tokens, no padding, and nothing is cut off.
+    It encodes without special tokens, padding or truncation.
 
     sha256  of the file
-    vocab   how many ids it has, from 0 on
+    vocab   the number of ids, from 0 on
     """
 
     def __init__(self, path: str, content: bytes) -> None:
@@ -44,101 +44,101 @@ class Tokenizer:
             ) from None
         self.path, self.sha256 = path, hashlib.sha256(content).hexdigest()
         with reading_with("tokenizers", file=path, remedy="give a tokenizer.json"):
-            self.made: Any = tokenizers.Tokenizer.from_str(content.decode())
-            self.made.no_truncation()
-            self.made.no_padding()
-            self.vocab = 1 + max(self.made.get_vocab(with_added_tokens=True).values(), default=-1)
+            self.library_tokenizer: Any = tokenizers.Tokenizer.from_str(content.decode())
+            self.library_tokenizer.no_truncation()
+            self.library_tokenizer.no_padding()
+            self.vocab = 1 + max(self.library_tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @staticmethod
-    def of(path: str) -> "Tokenizer":
-        """Raises CannotRead for a file that is missing or no tokenizer, and where the library is not installed."""
-        return tokenizer_of(path, read(path, most=MOST_FILE))
+    def from_file(path: str) -> "Tokenizer":
+        """Read a file. Raises CannotRead where it is missing or no tokenizer, and without the library."""
+        return cached_tokenizer(path, read(path, limit=MAX_TOKENIZER_BYTES))
 
     def encode(self, text: str) -> list[int]:
-        return self.made.encode(text, add_special_tokens=False).ids
+        return self.library_tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: list[int]) -> str:
-        return self.made.decode(ids, skip_special_tokens=False)
+        return self.library_tokenizer.decode(ids, skip_special_tokens=False)
 
     def with_bytes(self, text: str) -> tuple[list[int], list[int]]:
-        """The ids of a text, and how many of its bytes each stands for; together these are all of its bytes.
+        """The ids of a text, and the bytes of each; these add up to the size of the text.
 
         A letter of several tokens counts for the first of them.
 
-        Raises CannotRead where the ids do not give the text back: what is lost would cost no bits.
+        Raises CannotRead where decoding does not return the text, because lost letters would cost no bits.
         """
-        encoded = self.made.encode(text, add_special_tokens=False)
-        if (back := self.decode(encoded.ids)) != text:
-            same = takewhile(lambda pair: pair[0] == pair[1], zip(text, back, strict=False))
-            place = sum(1 for _ in same)
+        encoding = self.library_tokenizer.encode(text, add_special_tokens=False)
+        if (decoded_text := self.decode(encoding.ids)) != text:
+            common = takewhile(lambda pair: pair[0] == pair[1], zip(text, decoded_text, strict=False))
+            place = sum(1 for _ in common)
             raise CannotRead(
-                f"it does not give back the text that it was given: {quoted(text[place : place + 20])} comes back as "
-                f"{quoted(back[place : place + 20])}, and bits per byte would be those of another text",
+                f"it does not give back the text that it was given: {quote(text[place : place + 20])} comes back as "
+                f"{quote(decoded_text[place : place + 20])}, and bits per byte would be those of another text",
                 file=self.path,
                 remedy="take one that loses nothing, such as a byte-level BPE",
             )
-        ends = [0, *(end for _, end in encoded.offsets)]
-        # Some tokenizers leave blanks out of what they say of their places.
+        ends = [0, *(end for _, end in encoding.offsets)]
+        # The offsets of some tokenizers leave blanks out.
         ends[-1] = len(text)
-        return encoded.ids, [len(text[a:b].encode()) for a, b in pairwise(ends)]
+        return encoding.ids, [len(text[a:b].encode()) for a, b in pairwise(ends)]
 
 
-class Numbers:
-    """Whole numbers from 0 on, of two or four bytes each, on the disk."""
+class IntegerFile:
+    """Unsigned integers of two or four bytes, on disk."""
 
     def __init__(self, width: int) -> None:
-        self.file, self.width = Nameless(), width
+        self.file, self.width = ScratchFile(), width
         self.code, self.kind = {2: ("H", torch.uint16), 4: ("I", torch.uint32)}[width]
 
     def __len__(self) -> int:
         return self.file.size // self.width
 
     def write(self, numbers: list[int]) -> None:
-        """Add to their end."""
+        """Append numbers."""
         self.file.write(array(self.code, numbers).tobytes())
 
     def windows(self, start: Tensor, length: int) -> Tensor:
-        """`length` of them from each of the places [B] on: [B, length] int64."""
-        found = b"".join(self.file.read(place * self.width, length * self.width) for place in start.tolist())
-        return torch.frombuffer(bytearray(found), dtype=self.kind).view(-1, length).long()
+        """`length` numbers from each start [B]: [B, length] int64."""
+        data = b"".join(self.file.read(place * self.width, length * self.width) for place in start.tolist())
+        return torch.frombuffer(bytearray(data), dtype=self.kind).view(-1, length).long()
 
 
-class Tokens:
-    """A text as ids, two or four bytes each on the disk, and beside each how many bytes of the text it stands for."""
+class TokenFile:
+    """A text as ids, two or four bytes each on disk, with the bytes of text of each id."""
 
-    def __init__(self, source: Joined, tokenizer: Tokenizer) -> None:
-        self.ids = Numbers(2 if tokenizer.vocab <= 1 << 16 else 4)
-        self.sizes = Numbers(4)
-        for text in in_lines(source):
+    def __init__(self, source: JoinedPieces, tokenizer: Tokenizer) -> None:
+        self.ids = IntegerFile(2 if tokenizer.vocab <= 1 << 16 else 4)
+        self.sizes = IntegerFile(4)
+        for text in text_blocks(source):
             ids, sizes = tokenizer.with_bytes(text)
             self.ids.write(ids)
             self.sizes.write(sizes)
 
     def __len__(self) -> int:
-        """In tokens."""
+        """The size in tokens."""
         return len(self.ids)
 
     def windows(self, start: Tensor, length: int) -> Tensor:
-        """`length` ids from each of the places [B] on: [B, length] int64."""
+        """`length` ids from each start [B]: [B, length] int64."""
         return self.ids.windows(start, length)
 
     def bytes_in(self, start: Tensor, length: int) -> Tensor:
-        """How many bytes each of these tokens stands for: [B, length] int64."""
+        """The bytes of text of each of these tokens: [B, length] int64."""
         return self.sizes.windows(start, length)
 
     def blocks(self) -> Iterator[Tensor]:
-        """All ids, a block at a time, each block from the last id of the one before."""
-        for place in range(0, len(self) - 1, AT_ONCE):
-            yield self.windows(torch.tensor([place]), min(AT_ONCE + 1, len(self) - place))[0]
+        """Yield all ids in blocks, each from the last id of the previous one."""
+        for place in range(0, len(self) - 1, BLOCK_BYTES):
+            yield self.windows(torch.tensor([place]), min(BLOCK_BYTES + 1, len(self) - place))[0]
 
 
-def in_lines(source: Joined) -> Iterator[str]:
-    """A text in pieces of a few blocks at most, cut behind the ends of lines where there are any."""
+def text_blocks(source: JoinedPieces) -> Iterator[str]:
+    """Yield a text in pieces of a few blocks at most, cut at the ends of lines."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     rest = ""
-    for place in range(0, len(source), AT_ONCE):
-        text = rest + decoder.decode(source.read(place, min(AT_ONCE, len(source) - place)))
-        # A block without an end of a line is cut where it ends.
+    for place in range(0, len(source), BLOCK_BYTES):
+        text = rest + decoder.decode(source.read(place, min(BLOCK_BYTES, len(source) - place)))
+        # A block without a newline is cut at its end.
         cut = text.rfind("\n") + 1 or len(text)
         rest = text[cut:]
         if cut:
@@ -148,50 +148,46 @@ def in_lines(source: Joined) -> Iterator[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Tokenized:
-    """A text and its tokens, to train on and held out.
+class TokenizedText:
+    """The training and held-out tokens of a text."""
 
-    text       the bytes
-    tokenizer  what made the tokens of them
-    """
-
-    text: Text
+    text: SplitText
     tokenizer: Tokenizer
-    train: Tokens
-    test: Tokens
+    train: TokenFile
+    test: TokenFile
 
     @property
     def sha256(self) -> str:
-        """Of the bytes of the text."""
+        """The SHA-256 of the text's bytes."""
         return self.text.sha256
 
     @functools.cached_property
     def bigram_bits(self) -> float:
-        """Bits per held-out byte of a model that knows only the token before: what a language model has to beat.
+        """Bits per held-out byte of a bigram model of tokens: the baseline of a language model.
 
         p(b | a) = (count(a b) + 10 p(b)) / (count(a) + 10),   p(b) = (count(b) + 0.1) / (tokens + 0.1 vocab)
 
-        Counted in all that is trained on, for the pairs of tokens at the beginning of what is held out.
+        Counted in all training tokens, for the pairs at the beginning of the held-out ones.
         """
         vocab = self.tokenizer.vocab
-        asked = self.test.windows(torch.tensor([0]), min(len(self.test), MOST_ASKED))[0]
-        pairs, came = torch.unique(asked[:-1] * vocab + asked[1:], return_counts=True)
-        found, before, alone = (torch.zeros(size, dtype=torch.double) for size in (len(pairs), vocab, vocab))
+        tokens = self.test.windows(torch.tensor([0]), min(len(self.test), MAX_BIGRAM_TOKENS))[0]
+        pairs, test_counts = torch.unique(tokens[:-1] * vocab + tokens[1:], return_counts=True)
+        joint, firsts, totals = (torch.zeros(size, dtype=torch.double) for size in (len(pairs), vocab, vocab))
         for ids in self.train.blocks():
-            seen = ids[:-1] * vocab + ids[1:]
-            place = torch.searchsorted(pairs, seen).clamp(max=len(pairs) - 1)
-            found += torch.bincount(place[pairs[place] == seen], minlength=len(pairs))
-            before += torch.bincount(ids[:-1], minlength=vocab)
-            alone += torch.bincount(ids[1:], minlength=vocab)
-        first, then = pairs // vocab, pairs % vocab
-        share = (alone + 0.1) / (alone.sum() + 0.1 * vocab)
-        chance = (found + 10 * share[then]) / (before[first] + 10)
-        covered = int(self.test.bytes_in(torch.tensor([1]), len(asked) - 1).sum())
-        return float(-(came * chance.log2()).sum()) / covered
+            train_pairs = ids[:-1] * vocab + ids[1:]
+            place = torch.searchsorted(pairs, train_pairs).clamp(max=len(pairs) - 1)
+            joint += torch.bincount(place[pairs[place] == train_pairs], minlength=len(pairs))
+            firsts += torch.bincount(ids[:-1], minlength=vocab)
+            totals += torch.bincount(ids[1:], minlength=vocab)
+        first, second = pairs // vocab, pairs % vocab
+        share = (totals + 0.1) / (totals.sum() + 0.1 * vocab)
+        chance = (joint + 10 * share[second]) / (firsts[first] + 10)
+        byte_count = int(self.test.bytes_in(torch.tensor([1]), len(tokens) - 1).sum())
+        return float(-(test_counts * chance.log2()).sum()) / byte_count
 
-    def facts(self) -> dict:
-        """What a record keeps of the text and its tokens."""
-        return self.text.facts() | {
+    def record_entry(self) -> dict:
+        """The entry of the text and its tokens in a record."""
+        return self.text.record_entry() | {
             "tokenizer": self.tokenizer.path,
             "tokenizer_sha256": self.tokenizer.sha256,
             "vocab": self.tokenizer.vocab,
@@ -203,12 +199,12 @@ class Tokenized:
 
 
 @functools.lru_cache(maxsize=2)
-def tokenizer_of(path: str, content: bytes) -> Tokenizer:
-    """The tokenizer of a file with this content, made once in a process."""
+def cached_tokenizer(path: str, content: bytes) -> Tokenizer:
+    """The tokenizer of a file with this content, built once in a process."""
     return Tokenizer(path, content)
 
 
 @functools.lru_cache(maxsize=2)
-def tokenized(text: Text, tokenizer: Tokenizer) -> Tokenized:
-    """A text in tokens, encoded once in a process."""
-    return Tokenized(text, tokenizer, Tokens(text.train, tokenizer), Tokens(text.test, tokenizer))
+def tokenize_text(text: SplitText, tokenizer: Tokenizer) -> TokenizedText:
+    """The tokens of a text, encoded once in a process."""
+    return TokenizedText(text, tokenizer, TokenFile(text.train, tokenizer), TokenFile(text.test, tokenizer))

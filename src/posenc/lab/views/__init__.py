@@ -1,5 +1,5 @@
-"""Views that move: the page that web/ builds, and the numbers that it is given.
+"""Interactive views: the script that web/ builds, and its data.
 
-`views.js` is built from web/ and committed; a test holds it to its sources. Numbers come from `sections/`, one file for
-each kind, and stand in the page as JSON, so that a page needs nothing beside itself.
+`views.js` is built from web/ and committed; a test checks it against its sources. Data comes from `sections/`, one file
+for each kind, and is in the page as JSON, so that a page is self-contained.
 """

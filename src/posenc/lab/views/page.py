@@ -1,4 +1,4 @@
-"""What makes a page: its template, the script of its views, and numbers as text that no page can mistake for more."""
+"""The parts of a page: its template, the script of its views, and data as JSON that is never parsed as HTML."""
 
 import html
 import json
@@ -16,21 +16,21 @@ from posenc.lab.appearance import DARK, LIGHT, RAMP, RAMP_DARK, short
 
 SCRIPT = Path(__file__).with_name("views.js")
 SCHEMA = 1
-"""Of the numbers in a page; web/src/data.ts says their forms."""
+"""The version of the data in a page; web/src/data.ts has its types."""
 
 DIGITS = 7
-"""Of each number in a page."""
+"""The digits of each number in a page."""
 
 
 def template(path: Path) -> jinja2.Template:
-    """The template of a page that shows whatever text it is given letter by letter."""
+    """Return the template of a page, with all text escaped and control characters visible."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader((path.parent, Path(__file__).parent)),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
-        # Markup is a string too, and is no text.
+        # Markup is a subclass of str, and is not escaped.
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
     environment.filters.update(sentence=sentence, short=short)
@@ -40,40 +40,38 @@ def template(path: Path) -> jinja2.Template:
 
 
 def sentence(text: str) -> Markup:
-    """Plain words to HTML: escaped, with names between backticks set as code."""
+    """Convert a sentence to HTML: escaped, with names between backticks as code."""
     return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(visible(text))))
 
 
 def script() -> Markup:
-    """The built script, to stand within <script>."""
+    """Return the built script, for use within <script>."""
     return Markup(SCRIPT.read_text(encoding="utf-8").replace("</", "<\\/"))
 
 
-def numbers(data: Mapping[str, Any]) -> Markup:
-    """Data as the element that the script reads: whatever text it holds stays text.
+def data_element(data: Mapping[str, Any]) -> Markup:
+    """Return data as the JSON element that the script reads; its text cannot end the element.
 
-    >>> "<b>" in numbers({"name": "</script><b>"})
+    >>> "<b>" in data_element({"name": "</script><b>"})
     False
     """
-    text = json.dumps(shortened(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(jsonable(data), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for letter in "<>&":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return Markup(f'<script type="application/json" id="posenc-data">{text}</script>')
 
 
-def shortened(value: Any, digits: int = DIGITS) -> Any:
-    """Numbers to so many digits, by default those that a picture can show; what is not finite is None, as JSON has no
-    word for it.
-    """
+def jsonable(value: Any, digits: int = DIGITS) -> Any:
+    """Round all numbers to so many digits, and replace those that are not finite by None, for JSON."""
     if isinstance(value, float):
         return float(f"{value:.{digits}g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(name): shortened(part, digits) for name, part in value.items()}
+        return {str(name): jsonable(part, digits) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [shortened(part, digits) for part in value]
+        return [jsonable(part, digits) for part in value]
     return value
 
 
-def finite(value: Any) -> Any:
-    """The value as JSON holds it: null for numbers that JSON does not have, words for what it does not know."""
-    return json.loads(json.dumps(shortened(value, digits=17), default=str))
+def json_value(value: Any) -> Any:
+    """Return the value as JSON has it: null for numbers that are not finite, text for unknown types."""
+    return json.loads(json.dumps(jsonable(value, digits=17), default=str))

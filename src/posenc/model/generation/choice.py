@@ -1,4 +1,4 @@
-"""How the next token is chosen: greedy or drawn, of which weights, and where a text stops."""
+"""The choice of the next token: greedy or sampled, and where a text stops."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from posenc import checks
 
 @dataclass(frozen=True)
 class Choice:
-    """How the next token is chosen: `vocab` is the number of token ids, the rest as in Decoder.stream.
+    """The options of choosing a token: `vocab` is the number of token ids, the rest as in Decoder.stream.
 
     Raises ValueError for numbers out of range.
     """
@@ -31,14 +31,14 @@ class Choice:
 
     @property
     def greedy(self) -> bool:
-        # Divided by less, the likeliest token has all the weight.
+        # A lower temperature gives the likeliest token all the weight.
         return self.temperature < torch.finfo(torch.float32).tiny
 
     def pick(self, logits: Tensor, generator: torch.Generator) -> Tensor:
-        """One id for each row of logits [B, vocab], the likeliest or drawn with the generator's random numbers."""
+        """Return one id for each row of logits [B, vocab], the likeliest or sampled with the generator."""
         if self.greedy:
             return logits.argmax(-1)
-        # In half precision close probabilities are equal.
+        # Half precision would round close probabilities to equal ones.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         if self.top_k is not None:
             lowest = logits.topk(min(self.top_k, logits.shape[-1])).values[..., -1:]

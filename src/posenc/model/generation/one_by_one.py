@@ -1,4 +1,4 @@
-"""One token after another, greedy or drawn."""
+"""Generation token by token, greedy or sampled."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.cache import Cache
 from posenc.model.generation.choice import Choice
-from posenc.model.generation.sinks import Sight
-from posenc.model.inputs import check_ids, check_padding
+from posenc.model.generation.sinks import SinkWindow
+from posenc.model.inputs import check_padding, check_token_ids
 
 SLOTS = 256
-"""A static cache for a compiled graph has a multiple of so many slots: texts of about one length share a graph."""
+"""The slots of a static cache for a compiled graph are a multiple of this: texts of similar lengths share a graph."""
 
 
 def stream(
@@ -27,20 +27,20 @@ def stream(
     *,
     padding: Tensor | None = None,
     samples: int = 1,
-    sight: Sight | None = None,
+    sinks: SinkWindow | None = None,
 ) -> Iterator[Tensor]:
-    """Up to `max_new_tokens` more ids for each row of ids [B, T], each [B * samples] as it is chosen.
+    """Yield up to `max_new_tokens` new ids [B * samples] for each row of ids [B, T].
 
-    model      is without dropout from the first id that is asked for to the last, or until the iterator is closed
+    model      has no dropout from the first id to the last, or until the iterator is closed
     logits_of  (ids, padding=..., cache=..., only=...) -> logits [B, T, vocab], as of a Decoder
-    choice     how the next token is chosen, and where a text stops
-    step       the same for one token behind others: (ids, cache=...) -> logits [B, 1, vocab]; default `logits_of`
+    choice     the options of choosing a token, and of stopping
+    step       the same for one token after others: (ids, cache=...) -> logits [B, 1, vocab]; default `logits_of`
     padding, samples   as in Decoder.stream; prompts are computed once
-    sight      which tokens are held; default all
+    sinks      the tokens that the cache keeps; default all
 
     Raises ValueError for ids outside the vocabulary, numbers out of range, and prompts padded on the right.
     """
-    check_ids(ids, choice.vocab)
+    check_token_ids(ids, choice.vocab)
     checks.whole("max_new_tokens", max_new_tokens, 1)
     if padding is not None:
         check_padding(padding, ids)
@@ -51,38 +51,38 @@ def stream(
     step = logits_of if step is None else step
 
     @torch.no_grad()
-    def chosen() -> Iterator[Tensor]:
+    def new_ids() -> Iterator[Tensor]:
         generator = torch.Generator(ids.device).manual_seed(choice.seed)
-        with evaluating(model):
+        with eval_mode(model):
             logits = logits_of(ids, padding=padding, cache=cache, only=slice(-1, None))
             if samples > 1 and len(ids):
                 rows = torch.arange(len(ids), device=ids.device).repeat_interleave(samples)
                 cache.rows(rows)
                 logits = logits[rows]
-            done = torch.zeros(len(logits), dtype=torch.bool, device=ids.device)
+            has_ended = torch.zeros(len(logits), dtype=torch.bool, device=ids.device)
             for left in range(max_new_tokens - 1, -1, -1):
                 new = choice.pick(logits[:, -1], generator)
                 if choice.eos_token_id is not None:
-                    new = torch.where(done, choice.eos_token_id, new)
-                    done = done | (new == choice.eos_token_id)
+                    new = torch.where(has_ended, choice.eos_token_id, new)
+                    has_ended = has_ended | (new == choice.eos_token_id)
                 yield new
-                if left == 0 or (choice.eos_token_id is not None and bool(done.all())):
+                if left == 0 or (choice.eos_token_id is not None and bool(has_ended.all())):
                     return
-                if sight is not None:
-                    sight.make_room(cache)
+                if sinks is not None:
+                    sinks.make_room(cache)
                 logits = step(new[:, None], cache=cache)
 
-    return chosen()
+    return new_ids()
 
 
-def with_more(ids: Tensor, more: Iterable[Tensor]) -> Tensor:
-    """ids [B, T] with those that a stream gives behind them."""
-    return torch.cat((ids, torch.stack(list(more), 1)), 1)
+def append_stream(ids: Tensor, new_ids: Iterable[Tensor]) -> Tensor:
+    """Return ids [B, T] with the ids of a stream appended."""
+    return torch.cat((ids, torch.stack(list(new_ids), 1)), 1)
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Generator[None]:
-    """The model without dropout; afterwards as it was, also after an error."""
+def eval_mode(model: nn.Module) -> Generator[None]:
+    """Put a model into eval mode for a block; afterwards each module is as before, also after an error."""
     training = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,4 +1,4 @@
-"""Prompts of several lengths: a list is padded, and its texts are cut out again."""
+"""Pad a list of prompts of different lengths, and cut its texts out again."""
 
 from collections.abc import Sequence
 
@@ -8,13 +8,13 @@ from torch import Tensor
 from posenc import checks
 
 
-def together(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Prompts, each [T], as ids [B, T] padded on the left, and which of them are tokens.
+def pad_prompts(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return prompts, each [T], as ids [B, T] padded on the left, and a mask of the tokens.
 
-    Raises ValueError for what are no prompts.
+    Raises ValueError for invalid prompts.
     """
     if not isinstance(prompts, (list, tuple)) or not prompts:
-        raise ValueError(f"prompts are ids [batch, tokens], or a list of ids [tokens], got {checks.shown(prompts)}")
+        raise ValueError(f"prompts are ids [batch, tokens], or a list of ids [tokens], got {checks.display(prompts)}")
     for prompt in prompts:
         if checks.tensor("a prompt", prompt).dim() != 1 or not len(prompt):
             raise ValueError(f"each prompt of a list has shape [tokens], with one at least, got {list(prompt.shape)}")
@@ -25,14 +25,14 @@ def together(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return ids, torch.arange(longest, device=ids.device) >= longest - length[:, None]
 
 
-def apart(texts: Tensor, padding: Tensor, eos_token_id: int | None) -> list[Tensor]:
-    """Each text [B, ..., T] without its padding; one that stopped ends with its `eos_token_id`."""
-    ended = []
+def unpad_texts(texts: Tensor, padding: Tensor, eos_token_id: int | None) -> list[Tensor]:
+    """Return each text of [B, ..., T] without its padding, up to its first `eos_token_id`."""
+    out = []
     for text, prompt in zip(texts, padding, strict=True):
         length = int(prompt.sum())
         text = text[..., len(prompt) - length :]
         if eos_token_id is not None and text.dim() == 1:
             stops = (text[length:] == eos_token_id).nonzero()
             text = text[: length + int(stops[0]) + 1] if len(stops) else text
-        ended.append(text)
-    return ended
+        out.append(text)
+    return out

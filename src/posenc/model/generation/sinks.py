@@ -1,4 +1,4 @@
-"""Texts without an end in bounded memory: the first tokens, on which attention rests, and a window of the newest."""
+"""Endless text in bounded memory: a cache of attention sinks and a window of the newest tokens."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,19 +7,19 @@ import torch
 
 from posenc import checks
 from posenc.cache import Cache
-from posenc.cache.layer import Operations
+from posenc.cache.layer import CacheOperations
 from posenc.encoding.base import WHY_FIXED, Encoding
 
 
 @dataclass(frozen=True)
-class Sight:
-    """Which tokens are held while a text goes on: `sinks` first ones, and at most `window` of the newest.
+class SinkWindow:
+    """The tokens that a cache keeps as a text grows: the first `sinks` and at most `window` of the newest.
 
-    What is held counts up without gaps, so no token ever stands further from another than sinks + window. Where the
-    window is full, an eighth of it is forgotten at once: keys are copied once for that many tokens.
+    Their positions count up without gaps, so no distance exceeds sinks + window. If the window is full, an eighth of it
+    is evicted at once: keys are copied once for that many tokens.
 
-    window  newest tokens that are held at most, with the one that comes (tokens)
-    sinks   first tokens that stay (tokens); the default is the paper's number
+    window  most newest tokens to keep, including the next one (tokens)
+    sinks   first tokens to keep (tokens); the default is the paper's number
 
     Raises ValueError for numbers out of range.
     Source: Xiao et al. 2023, arXiv:2309.17453, section 3.2.
@@ -32,7 +32,7 @@ class Sight:
         checks.whole("sinks", self.sinks, 0), checks.whole("window", self.window, 1)
 
     def check(self, encodings: Iterable[Encoding]) -> None:
-        """Raises ValueError for encodings whose remembered keys cannot be moved."""
+        """Raise ValueError for encodings whose cached keys cannot be moved."""
         for encoding in encodings:
             if encoding.moves in WHY_FIXED:
                 raise ValueError(
@@ -41,17 +41,17 @@ class Sight:
                 )
 
     def make_room(self, cache: Cache) -> None:
-        """Forget tokens behind the sinks, if another one would be too many."""
-        held = cache.held
-        if held is not None and int(held.order.max()) + 1 >= self.sinks + self.window:
-            forget_between(cache, self.sinks, self.window - max(1, self.window // 8))
+        """Evict tokens after the sinks, if another token would be too many."""
+        keys_at = cache.held
+        if keys_at is not None and int(keys_at.order.max()) + 1 >= self.sinks + self.window:
+            evict_between(cache, self.sinks, self.window - max(1, self.window // 8))
 
 
-def forget_between(cache: Operations, first: int, newest: int) -> None:
-    """Keep only so many of the first tokens of each row, and of the newest, which move up behind them."""
-    held = cache.held
-    if held is None:
+def evict_between(cache: CacheOperations, first: int, newest: int) -> None:
+    """Keep only the `first` and the `newest` tokens of each row; the newest move up behind the first."""
+    keys_at = cache.held
+    if keys_at is None:
         return
-    count = held.order.amax(1, keepdim=True) + 1
+    count = keys_at.order.amax(1, keepdim=True) + 1
     number = torch.arange(int(count.max()), device=count.device)
     cache.evict((number < first) | (number >= count - newest))

@@ -1,1 +1,1 @@
-"""llama.cpp's GGUF: which position code a file names, and its model as transformers unpacks it."""
+"""llama.cpp's GGUF: the position code of a file, and its model as transformers unpacks it."""

@@ -1,7 +1,7 @@
-"""What stands in llama.cpp and in no GGUF file: how an architecture has positions.
+"""Positions of each architecture as llama.cpp has them in its code and in no GGUF file.
 
-Read in llama.cpp of September 2026: `llama_model_rope_type` in src/llama-model.cpp, and `load_arch_hparams` of the
-models that are named in src/models.
+Source: llama.cpp of September 2026, `llama_model_rope_type` in src/llama-model.cpp, and `load_arch_hparams` of the
+models in src/models.
 """
 
 INTERLEAVED = frozenset(
@@ -9,7 +9,7 @@ INTERLEAVED = frozenset(
     "deepseek2-ocr plm chatglm glm4 granite granitemoe granitehybrid chameleon bailingmoe neo-bert smollm3 arcee "
     "ernie4_5 ernie4_5-moe mistral3 mistral4 llama-embed maincoder glm-dsa".split()
 )
-"""Architectures whose pairs are neighbours; weights that came in the other layout were reordered for it."""
+"""Architectures whose pairs are neighbours; converters reorder weights of the other layout."""
 
 HALF = frozenset(
     "falcon falcon-h1 grok dbrx jina-bert-v3 modern-bert nomic-bert nomic-bert-moe eurobert stablelm bitnet qwen qwen2 "
@@ -34,35 +34,35 @@ ALIBI = {"bloom": 8.0, "refact": 8.0, "jina-bert-v2": 8.0}
 RECURRENT = frozenset("mamba mamba2 rwkv6 rwkv6qwen2 rwkv7 arwkv7".split())
 
 WITHOUT_ROTARY = frozenset(("mpt", "jais", "jamba", "nemotron_h", "nemotron_h_moe", "kimi-linear"))
-"""Architectures that have ALiBi where their file says so, and no rotary where it does not."""
+"""Architectures with ALiBi if their file says so, and else without rotary."""
 
 ROTARY_BY_KEY = frozenset(("granite", "granitemoe", "granitehybrid"))
 """Architectures that have rotary unless rope.scaling.finetuned is false."""
 
 ATTENDS_EVERY = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4}
-"""The n of which every n-th layer attends, where a file does not say it; the others carry a state."""
+"""Every n-th layer attends if the file does not say it; the others carry a state."""
 
-KNOWN = INTERLEAVED | HALF | LEARNED | RECURRENT | WITHOUT_ROTARY | set(ALIBI) | set(MULTIMODAL)
-"""Architectures of which it is known how position enters."""
+ARCHITECTURES = INTERLEAVED | HALF | LEARNED | RECURRENT | WITHOUT_ROTARY | set(ALIBI) | set(MULTIMODAL)
+"""Architectures with known position code."""
 
 WINDOW_EVERY = {"gemma2": 2, "gpt-oss": 2, "gemma3": 6, "gemma-embedding": 6, "gemma3n": 5}
 WINDOW_EVERY |= dict.fromkeys(("cohere2", "exaone4", "exaone-moe", "afmoe"), 4)
-"""The n of which every n-th layer sees everything, and the others a window, where the file has no pattern."""
+"""Every n-th layer has no window, and the others have one, if the file has no pattern."""
 
 BIDIRECTIONAL = frozenset(("gemma-embedding", "llama-embed"))
 """Architectures whose tokens see both sides, whether their file says so or not."""
 
 BOTH_WAYS = frozenset(("gemma-embedding", "modern-bert"))
-"""Architectures whose window is as many tokens to both sides together; a token sees half of them back, and itself."""
+"""Architectures whose window counts both sides; a token sees half of it back, and itself."""
 
 WINDOW_IN_ALL = frozenset(("phi3", "phimoe"))
-"""Architectures whose layers all have the window that the converter writes; llama.cpp itself leaves it out."""
+"""Architectures whose layers all have the window that the converter writes; llama.cpp itself ignores it."""
 
 NO_ROTARY_EVERY = {"llama4": 4, "smollm3": 4}
-"""The n of which every n-th layer has no rotary."""
+"""Every n-th layer has no rotary."""
 
 CHUNK = {"llama4": 8192}
-"""Within how many tokens layers with rotary attend, counted from the beginning; the others attend to all."""
+"""Tokens of the chunks in which layers with rotary attend; the others attend to all."""
 
 ONLY_IN_WINDOWS = frozenset(("cohere2", "exaone4", "exaone-moe", "afmoe"))
 """Architectures whose layers without a window have no rotary."""
@@ -74,17 +74,17 @@ PLAIN_IN_WINDOWS = frozenset((*LOCAL_BASE, "olmo2"))
 """Architectures whose layers with a window have no schedule."""
 
 UNROUNDED_RAMP = frozenset(("gpt-oss",))
-"""Architectures whose released configs do not round the ends of YaRN's ramp; llama.cpp itself does."""
+"""Architectures whose released configs do not round the ends of YaRN's ramp; llama.cpp itself rounds."""
 
 WINDOWED_FIRST = {"gemma4": True, "mimo2": False}
-"""Architectures whose layers with a window have heads of their own, and whether configs of transformers speak of these;
-of the others they speak apart, or not at all."""
+"""Architectures whose layers with a window have other heads, and whether configs of transformers mean these by their
+plain keys."""
 
-UNSCALED = frozenset(("gemma3n", "gemma4"))
+UNIT_SCALE = frozenset(("gemma3n", "gemma4"))
 """Architectures whose logits are not divided by the root of a head's width."""
 
 SCALED_BY_WIDTH = {"gemma2": 46, "gemma3": 62}
 """The layers of the one model of an architecture (27B) whose logits are divided by the root of width / heads."""
 
 TABLES = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-"""Tensors that say of positions what no key says: a divisor for each pair."""
+"""Tensors with a divisor for each pair, which no key has."""

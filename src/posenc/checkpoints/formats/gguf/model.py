@@ -1,7 +1,7 @@
-"""A GGUF file as a model of transformers, which unpacks it; its config is held against what the file says.
+"""Load a GGUF file as a model of transformers, which unpacks it, and compare its config with the file.
 
-transformers reads some keys of such files and leaves out others. Positions are read here by the reader that `posenc
-inspect` has; a config that says something else is corrected where transformers has the keys, and refused where not.
+transformers reads some keys of such files and ignores others. Positions are read here as in `posenc inspect`; a config
+that differs is corrected if transformers has the keys, and else refused.
 """
 
 import io
@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from posenc.checkpoints.files.tensors import GGUFTensors, package
+from posenc.checkpoints.files.tensors import GGUFTensors, import_gguf
 from posenc.checkpoints.formats import config_json, huggingface, load
 from posenc.checkpoints.formats.gguf.architectures import RECURRENT, TABLES
-from posenc.checkpoints.formats.gguf.file import as_meant, metadata
+from posenc.checkpoints.formats.gguf.file import metadata, shortest_decimal
 from posenc.checkpoints.formats.gguf.metadata import read
-from posenc.checkpoints.vocabulary.bounds import within_bounds
+from posenc.checkpoints.vocabulary.bounds import check_bounds
 from posenc.checkpoints.vocabulary.differences import differences
 from posenc.checkpoints.vocabulary.reading import CannotRead, Reading
 from posenc.checkpoints.vocabulary.specs import CannotExpress
-from posenc.foreign import naming, parse_json, quoted, reading_with
+from posenc.foreign import naming, parse_json, quote, reading_with
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 ORIGINAL = "`posenc inspect` reads its positions all the same; to load it, take the original checkpoint"
 
 TAKEN_APART = frozenset(("llama",))
-"""Architectures whose pairs of neighbours transformers puts half the rotary width apart, as its own classes have them
+"""Architectures whose neighbouring pairs transformers puts half the rotary width apart, as its own classes have them
 (`LlamaTensorProcessor`)."""
 
 DIGITS_FIRST = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
-"""Ways to cut words, by GGUF's names, that put each digit by itself and then cut as GPT-2 does: of the spaces before a
-number none is its own. transformers cuts all as GPT-2 does. Source: llama.cpp, llama-vocab.cpp."""
+"""Pre-tokenizers, by GGUF's names, that split off each digit and then split as GPT-2 does: no space before a number is
+part of it. transformers splits all as GPT-2 does. Source: llama.cpp, llama-vocab.cpp."""
 
 
 @dataclass(frozen=True)
 class GGUFModel:
-    """The model of a GGUF file; nothing of its tensors has been read yet.
+    """The model of a GGUF file, before its tensors are read.
 
-    config   as transformers has it, with the positions that the file says
+    config   as transformers has it, with the positions of the file
     kind     transformers' class of the model
-    reading  what the config says of positions, in transformers' layout
+    reading  the positions of the config, in transformers' layout
     notes    what was corrected, in sentences
     """
 
@@ -55,11 +55,10 @@ class GGUFModel:
     reading: Reading
     notes: tuple[str, ...]
 
-    def filled(self, dtype: torch.dtype) -> "PreTrainedModel":
-        """The model with its numbers, dequantised.
+    def load_weights(self, dtype: torch.dtype) -> "PreTrainedModel":
+        """Return the model with its weights, dequantised.
 
-        Raises CannotRead for what transformers cannot read, ValueError for numbers that are larger than the dtype
-        holds.
+        Raises CannotRead if transformers cannot read them, ValueError for numbers beyond the range of the dtype.
         """
         import transformers
 
@@ -68,7 +67,7 @@ class GGUFModel:
             # Left packed, weights are multiplied by code that transformers fetches.
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)
         options |= {"ignore_mismatched_sizes": True, "output_loading_info": True}
-        # Its bars are of tqdm itself, which no switch of transformers reaches.
+        # Its progress bars are tqdm's, which no switch of transformers reaches.
         with redirect_stderr(io.StringIO()):
             model, info = from_file(self.kind, self.file, **options)
         if wrong := sorted({name for name, _, _ in info["mismatched_keys"]} | set(info["missing_keys"])):
@@ -80,10 +79,10 @@ class GGUFModel:
         return model
 
     def tokenizer(self) -> "tuple[PreTrainedTokenizerBase | None, tuple[str, ...]]":
-        """The tokenizer, None where the file has none or transformers makes none; and what has to be said of it."""
+        """Return the tokenizer, None if the file has none or transformers cannot read it; and notes on it."""
         import transformers
 
-        kind, cut = (self.file.said.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+        kind, cut = (self.file.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
         if kind is None:
             return None, ()
         try:
@@ -99,43 +98,42 @@ class GGUFModel:
             digits = pre_tokenizers.Split(Regex(r"\p{N}"), "isolated")
             words.pre_tokenizer = pre_tokenizers.Sequence([digits, words.pre_tokenizer])
             return tokenizer, ()
-        note = f"Words are cut as GPT-2 cuts them: the file says {quoted(cut)}, for which transformers has no rule"
+        note = f"Words are cut as GPT-2 cuts them: the file says {quote(cut)}, for which transformers has no rule"
         return tokenizer, (f"{note}; hold it against the tokenizer of the original checkpoint",)
 
 
-def from_file(maker: Any, file: GGUFTensors, **options: Any) -> Any:
-    """What a class of transformers makes of a GGUF file alone; raises CannotRead for a file that it does not read.
+def from_file(maker: Any, file: GGUFTensors, **options: object) -> Any:
+    """Call `from_pretrained` of a class with a GGUF file alone; raises CannotRead for a file that it cannot read.
 
-    The class gets an empty folder, so that it reads nothing that lies beside the file.
+    The class gets an empty folder, so that it reads nothing beside the file.
     """
     with tempfile.TemporaryDirectory() as empty, reading_with("transformers", file=file.path, remedy=ORIGINAL):
         return maker.from_pretrained(empty, gguf_file=str(file.path.absolute()), local_files_only=True, **options)
 
 
 def open_model(file: GGUFTensors) -> GGUFModel:
-    """The model of a GGUF file, all of it checked but for the numbers in its tensors.
+    """Open the model of a GGUF file, and check all but the numbers in its tensors.
 
-    Raises CannotRead for an architecture that transformers does not load, for keys of positions that are not
-    understood, for positions that transformers' class would not compute, and where the model and the tensors have not
-    as many numbers.
+    Raises CannotRead for an architecture that transformers does not load, for unknown keys of positions, for positions
+    that transformers' class would not compute, and if the numbers of parameters in model and tensors differ.
     """
     import transformers
 
-    package(file.path)
+    import_gguf(file.path)
     with naming(file.path):
         reading = read(metadata(file))
         check_claims(reading, file)
         fetches_code(str(reading.architecture), file)
         config = from_file(transformers.AutoConfig, file)
-        config, again, notes = with_the_files_positions(config, reading)
+        config, again, notes = correct(config, reading)
         with reading_with("transformers"):
-            model = load.hollow_model(class_of(config), config)
+            model = load.hollow_model(model_class(config), config)
         check_numbers(model, file)
     return GGUFModel(file, config, type(model), again, notes)
 
 
 def fetches_code(architecture: str, file: GGUFTensors) -> None:
-    """Raises CannotRead where transformers would fetch code for a model: kernels, if their package is installed."""
+    """Raises CannotRead if transformers would fetch code for a model: kernels, if their package is installed."""
     package = find_spec("kernels")
     if package is None or package.origin is None:  # a folder of that name is no package
         return
@@ -149,37 +147,37 @@ def fetches_code(architecture: str, file: GGUFTensors) -> None:
 
 
 def check_claims(reading: Reading, file: GGUFTensors) -> None:
-    """Raises CannotRead for a reading that leaves something open, and for sizes that the file has no numbers for."""
+    """Raises CannotRead for a reading that leaves something open, and for sizes beyond the file's tensors."""
     faults = [*reading.contradictions, *(f"it leaves open {sentence}" for sentence in reading.not_covered)]
     faults += [f"it says {key}, which posenc does not read" for key in reading.unknown]
     if faults:
         raise CannotRead(faults[0], remedy=ORIGINAL)
-    # Queries alone have as many numbers: nothing is looped over that the file cannot fill.
-    claimed = sum(len(part.layers) * part.shape.heads * part.shape.head_dim * part.shape.dim for part in reading.parts)
-    if reading.architecture not in RECURRENT and claimed > (stored := numbers_of(file, ())):
+    # The weights of queries alone: loops stay within what the file can fill.
+    numbers = sum(len(p.layers) * p.shape.heads * p.shape.head_dim * p.shape.dim for p in reading.parts)
+    if reading.architecture not in RECURRENT and numbers > (total := count_numbers(file, ())):
         raise CannotRead(
-            f"by its keys queries alone are made with {claimed:,} numbers, and its tensors have {stored:,}; it may be "
+            f"by its keys queries alone are made with {numbers:,} numbers, and its tensors have {total:,}; it may be "
             f"truncated"
         )
 
 
-def numbers_of(file: GGUFTensors, without: tuple[str, ...]) -> int:
-    return sum(math.prod(file.shape(name)) for name in file if name not in without)
+def count_numbers(file: GGUFTensors, skip: tuple[str, ...]) -> int:
+    return sum(math.prod(file.shape(name)) for name in file if name not in skip)
 
 
-def with_the_files_positions(config: Any, reading: Reading) -> "tuple[PreTrainedConfig, Reading, tuple[str, ...]]":
-    """A config that says the positions of a file, what it says, and notes of what transformers had otherwise.
+def correct(config: "PreTrainedConfig", reading: Reading) -> "tuple[PreTrainedConfig, Reading, tuple[str, ...]]":
+    """Return a config with the positions of a file, its reading, and notes on corrections.
 
-    Raises CannotRead, naming what differs, where transformers has no keys for them.
+    Raises CannotRead, which names what differs, if transformers has no keys for them.
     """
-    keys: dict[str, Any] = {key: as_meant(value) for key, value in parse_json(config.to_json_string()).items()}
+    keys: dict[str, Any] = {key: shortest_decimal(value) for key, value in parse_json(config.to_json_string()).items()}
     keys.pop("_model_name_or_path", None)
     if keys.get("is_gated_act"):
-        # T5's, of which transformers leaves the activation as it is in those without a gate.
+        # T5's, for which transformers keeps the activation of models without a gate.
         keys |= {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new"}
-    within_bounds(keys)
-    # Of what has no positions transformers' config says nothing.
-    expected = replace(reading, parts=()) if reading.architecture in RECURRENT else in_their_layout(reading)
+    check_bounds(keys)
+    # transformers' config has no parts for a model without positions.
+    expected = replace(reading, parts=()) if reading.architecture in RECURRENT else in_transformers_layout(reading)
     notes: tuple[str, ...] = ()
     if wrong := differences(expected, config_json.read(keys)):
         try:
@@ -193,11 +191,11 @@ def with_the_files_positions(config: Any, reading: Reading) -> "tuple[PreTrained
             raise CannotRead(f"transformers would not compute what it says: {pairs}", remedy=ORIGINAL)
         notes = (f"transformers reads other positions out of this file: {'; '.join(wrong)}; taken: those of the file",)
     with reading_with("transformers"):
-        return huggingface.filled(keys), config_json.read(keys), notes
+        return huggingface.build_config(keys), config_json.read(keys), notes
 
 
-def in_their_layout(reading: Reading) -> Reading:
-    """A reading with the pairs where transformers puts them when it unpacks the file."""
+def in_transformers_layout(reading: Reading) -> Reading:
+    """Return a reading with the pairs in the layout of transformers' unpacked weights."""
     if reading.architecture not in TAKEN_APART:
         return reading
     parts = []
@@ -208,8 +206,8 @@ def in_their_layout(reading: Reading) -> Reading:
     return replace(reading, parts=tuple(parts))
 
 
-def class_of(config: Any) -> Any:
-    """transformers' class of a model: the one that it names, or that of text that goes on, or is answered."""
+def model_class(config: "PreTrainedConfig") -> Any:
+    """Return transformers' class of a model: the one that it names, or a causal or sequence-to-sequence one."""
     import transformers
 
     if config.architectures:
@@ -217,14 +215,14 @@ def class_of(config: Any) -> Any:
     return transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
 
 
-def check_numbers(model: Any, file: GGUFTensors) -> None:
-    """Raises CannotRead unless a model without numbers has as many as the tensors of the file.
+def check_numbers(model: "PreTrainedModel", file: GGUFTensors) -> None:
+    """Raises CannotRead unless a model has as many parameters as the tensors of the file have numbers.
 
-    transformers leaves out tensors that it has no name for, and fills what is missing at random.
+    transformers ignores tensors that it has no name for, and fills missing ones at random.
     """
-    in_model = sum(tensor.numel() for _, tensor in load.untied(model))
-    # Some converters write the head once more that is the embeddings.
-    in_file = numbers_of(file, (*TABLES, *(("output.weight",) if model.config.tie_word_embeddings else ())))
+    in_model = sum(tensor.numel() for _, tensor in load.untied_tensors(model))
+    # Some converters write a head that is tied to the embeddings.
+    in_file = count_numbers(file, (*TABLES, *(("output.weight",) if model.config.tie_word_embeddings else ())))
     if in_model != in_file:
         raise CannotRead(
             f"its tensors hold {in_file:,} numbers, and the {type(model).__name__} that transformers makes of it has "

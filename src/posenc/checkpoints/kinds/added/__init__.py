@@ -1,1 +1,1 @@
-"""What is added to embeddings: learned tables of tokens and of patches, and modules of sines."""
+"""Position code that is added to embeddings: learned tables of tokens and of patches, and sine modules."""

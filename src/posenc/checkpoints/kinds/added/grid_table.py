@@ -1,13 +1,13 @@
-"""Learned tables for the patches of an image: a row for each cell of a grid, behind rows of prefix tokens."""
+"""Learned tables for the patches of an image: a row for each cell of a grid, after rows of prefix tokens."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
-from posenc.checkpoints.kinds.added.learned_table import Rows, grid_of, is_table, put
-from posenc.checkpoints.kinds.kind import Change, Kind, Stack
-from posenc.checkpoints.vocabulary.specs import spec_of
+from posenc.checkpoints.kinds.added.learned_table import Rows, is_table, patch_grid, replace_table
+from posenc.checkpoints.kinds.kind import Kind, LayerStack, Undo
+from posenc.checkpoints.vocabulary.specs import new_spec
 from posenc.encoding.base import Encoding
 from posenc.encodings.added.learned import Learned
 from posenc.encodings.added.learned_grid import LearnedGrid
@@ -19,7 +19,7 @@ class GridTable(Kind):
 
     grid    cells on each axis
     prefix  rows before the cells
-    tensor  what the module calls it
+    tensor  its name in the module
     size    the shape of the whole table
     """
 
@@ -28,25 +28,25 @@ class GridTable(Kind):
     tensor: str
     size: tuple[int, ...]
 
-    words = "a learned table of image patches"
+    description = "a learned table of image patches"
     takes = (LearnedGrid, Learned)
-    usual = "learned_grid"
+    default_spec = "learned_grid"
     door = "embed"
 
     @classmethod
-    def find(cls, stack: Stack) -> Iterator["GridTable"]:
+    def find(cls, stack: LayerStack) -> Iterator["GridTable"]:
         for item in stack.pieces("table", "fixed"):
-            values, seen = item.values, stack.node.seen
+            values, trace = item.values, stack.node.trace
             if values is None or values.dim() < 2 or values.shape[-1] != stack.shape.dim:
                 continue
-            grid = grid_of(stack, item)
-            if grid is not None and not seen.rows.get(item.path) and (is_table(values) or item.path in seen.patches):
+            grid = patch_grid(stack, item)
+            if grid and not trace.first_rows.get(item.path) and (is_table(values) or item.path in trace.patches):
                 path, _, name = item.path.rpartition(".")
                 yield cls(stack, path, *grid, name, tuple(values.shape))
 
     def specs(self) -> list[str]:
-        return [spec_of("learned_grid", grid=self.grid, prefix=self.prefix or None)]
+        return [new_spec("learned_grid", grid=self.grid, prefix=self.prefix or None)]
 
-    def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, same: bool) -> list[Change]:
-        table, encoding = getattr(model.get_submodule(self.path), self.tensor), self.one(encodings)
-        return [put(self, model, Rows(table.flatten(0, -2), 0, 0, encoding, horizon))]
+    def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, exact: bool) -> list[Undo]:
+        table, encoding = getattr(model.get_submodule(self.path), self.tensor), self.single_encoding(encodings)
+        return [replace_table(self, self.tensor, model, Rows(table.flatten(0, -2), 0, 0, encoding, horizon))]

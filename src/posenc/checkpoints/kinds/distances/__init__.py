@@ -1,1 +1,1 @@
-"""Position code that speaks of distances: buckets, slopes, sines that are projected, windows."""
+"""Position code that depends on distances: buckets, slopes, projected sines, windows."""

@@ -1,4 +1,4 @@
-"""T5's relative bias: distances that share buckets, and an embedding with a number for each bucket and head."""
+"""T5's relative bias: buckets of distances, and an embedding with a number for each bucket and head."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,91 +9,91 @@ import torch
 from torch import Tensor, nn
 
 from posenc.catalogue import build
-from posenc.checkpoints.kinds.kind import Change, Differs, Kind, Stack, shadow
-from posenc.checkpoints.models.dry_run import FURTHEST, Bucketed, bucketed
-from posenc.checkpoints.vocabulary.specs import spec_of
+from posenc.checkpoints.kinds.kind import Kind, LayerStack, Mismatch, Undo, shadow
+from posenc.checkpoints.models.dry_run import MAX_DISTANCE, BucketMethod, bucket_row
+from posenc.checkpoints.vocabulary.specs import new_spec
 from posenc.encoding.base import Encoding
 from posenc.encodings.distance_biases.t5_bias import T5Bias
 
 
 @dataclass
 class Buckets(Kind):
-    """The method of a module that puts distances into buckets; the embedding of the buckets stays the model's own.
+    """The method of a module that maps distances to buckets; the embedding of the buckets stays the model's own.
 
-    spec  the catalogue's entry that puts them into the same
-    name  what the method is called
+    spec  the catalogue's entry with the same buckets
+    name  of the method
     """
 
     spec: str
     name: str
 
-    words = "a bias of buckets"
+    description = "a bias of buckets"
     takes = (T5Bias,)
-    usual = "t5_bias"
+    default_spec = "t5_bias"
     door = "bias"
 
     @classmethod
-    def find(cls, stack: Stack) -> Iterator["Buckets"]:
-        known: dict[bytes, str | None] = {}
-        for seen in stack.node.seen.buckets:
-            rows = list(tables(stack, seen.path))
-            key = seen.buckets.numpy().tobytes()
-            if not stack.has(seen.path) or not rows:
+    def find(cls, stack: LayerStack) -> Iterator["Buckets"]:
+        specs: dict[bytes, str | None] = {}
+        for mapping in stack.node.trace.buckets:
+            rows = list(bucket_tables(stack, mapping.path))
+            key = mapping.buckets.numpy().tobytes()
+            if not stack.has(mapping.path) or not rows:
                 continue
-            if key not in known:
-                known[key] = explained(stack, seen, len(rows[0][1]))
-            if known[key] is not None:
-                stack.node.claimed |= {path for path, _ in rows}
-                yield cls(stack, seen.path, known[key] or "", seen.name)
+            if key not in specs:
+                specs[key] = bucket_spec(stack, mapping, len(rows[0][1]))
+            if specs[key] is not None:
+                stack.node.claimed_paths |= {path for path, _ in rows}
+                yield cls(stack, mapping.path, specs[key] or "", mapping.name)
 
-    def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, same: bool) -> list[Change]:
+    def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, exact: bool) -> list[Undo]:
         module: Any = model.get_submodule(self.path)
-        encoding = self.one(encodings)
-        rows, weight = next(iter(tables(self.stack, self.path)))
+        encoding = self.single_encoding(encodings)
+        rows, weight = next(iter(bucket_tables(self.stack, self.path)))
         if weight.shape != encoding.table.shape:
             raise ValueError(
                 f"{rows} has {weight.shape[0]} buckets for {weight.shape[1]} heads, and {encoding} has "
                 f"{encoding.buckets} for {encoding.heads}"
             )
-        seen = next(one for one in self.stack.node.seen.buckets if (one.path, one.name) == (self.path, self.name))
-        theirs, ours = seen.buckets, bucketed(partial(bucket_of, encoding), {"relative_position": torch.zeros(1)})
-        different = (theirs != ours).nonzero().flatten() - FURTHEST
-        if same and len(different):
-            raise Differs(
+        mapping = next(m for m in self.stack.node.trace.buckets if (m.path, m.name) == (self.path, self.name))
+        buckets = bucket_row(partial(bucket_of, encoding), {"relative_position": torch.zeros(1)})
+        different = (mapping.buckets != buckets).nonzero().flatten() - MAX_DISTANCE
+        if exact and len(different):
+            raise Mismatch(
                 f"{self.path} and {encoding} put {len(different)} distances into other buckets, the first "
                 f"{int(different[different.abs().argmin()])} positions back"
             )
         return [shadow(module, self.name, partial(bucket_of, encoding))]
 
 
-def bucket_of(encoding: T5Bias, relative_position: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """In the place of T5's function of buckets: (position of the key less that of the query, ...) -> buckets.
+def bucket_of(encoding: T5Bias, relative_position: Tensor, *args: object, **kwargs: object) -> Tensor:
+    """Replacement of T5's bucket function: (position of the key less that of the query, ...) -> buckets.
 
-    How many buckets there are, and from where on all share one, is the encoding's to say.
+    The encoding decides the number of buckets and the largest distance; the arguments for them are ignored.
     """
     return encoding.bucket(-relative_position)
 
 
-def tables(stack: Stack, path: str) -> Iterator[tuple[str, Tensor]]:
-    """The tables [buckets, heads] of a module that puts distances into buckets, or of those beside it."""
-    above = path.rpartition(".")[0]
+def bucket_tables(stack: LayerStack, path: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tables [buckets, heads] in a module or beside it."""
+    parent = path.rpartition(".")[0]
     for item in stack.pieces("table"):
         if item.values is None or item.values.dim() != 2 or item.values.shape[1] != stack.shape.heads:
             continue
-        if item.path.startswith(f"{path}.") or (above and item.path.startswith(f"{above}.")) or not path:
+        if item.path.startswith(f"{path}.") or (parent and item.path.startswith(f"{parent}.")) or not path:
             yield item.path, item.values
 
 
-def explained(stack: Stack, seen: Bucketed, buckets: int) -> str | None:
-    """The spec that puts distances into the buckets that were seen; None where none does."""
+def bucket_spec(stack: LayerStack, mapping: BucketMethod, buckets: int) -> str | None:
+    """Return the spec with the buckets of a mapping; None if there is none."""
     keys = stack.node.keys
     furthest = keys.whole("relative_attention_max_distance", "distances from {} on share a bucket", 128)
-    keys.say("relative_attention_num_buckets", f"{buckets} buckets of distances")
-    # Numbers that the method was called with, or that the keys have under whatever name.
-    numbers = [n for n in (*seen.numbers, furthest, 128) if isinstance(n, int) and not isinstance(n, bool) and n > 1]
-    future = bool((seen.buckets[:FURTHEST] != seen.buckets[FURTHEST]).any())
+    keys.note("relative_attention_num_buckets", f"{buckets} buckets of distances")
+    # Numbers among the method's arguments, or in the keys under any name.
+    numbers = [n for n in (*mapping.numbers, furthest, 128) if isinstance(n, int) and not isinstance(n, bool) and n > 1]
+    future = bool((mapping.buckets[:MAX_DISTANCE] != mapping.buckets[MAX_DISTANCE]).any())
     for distance in dict.fromkeys(numbers):
-        spec = spec_of(
+        spec = new_spec(
             "t5_bias",
             buckets=None if buckets == 32 else buckets,
             max_distance=None if distance == 128 else distance,
@@ -103,6 +103,6 @@ def explained(stack: Stack, seen: Bucketed, buckets: int) -> str | None:
             encoding: Any = build(spec, stack.shape)
         except ValueError:
             continue
-        if bucketed(partial(bucket_of, encoding), {"relative_position": torch.zeros(1)}).equal(seen.buckets):
+        if bucket_row(partial(bucket_of, encoding), {"relative_position": torch.zeros(1)}).equal(mapping.buckets):
             return spec
     return None

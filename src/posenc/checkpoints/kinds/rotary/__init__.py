@@ -1,1 +1,1 @@
-"""Rotary: as keys say it, as modules do it, and the modules and buffers that hand it out."""
+"""RoPE (rotary): in the keys of configs, measured in modules, and in the modules and buffers of its tables."""

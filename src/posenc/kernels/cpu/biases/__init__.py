@@ -1,10 +1,9 @@
-"""Biases block by block, in bounded memory: how each form of a bias is had for a block of queries and keys, and sums.
+"""Evaluates biases block by block in bounded memory.
 
-Where tokens stand in a row, a bias of the distance is a view of a vector (`distances`), dot products with vectors of
-the distance are a view of curves (`products`), a difference of levels is a row and a column (`levels`), and gates are
-counted up to the end of a table (`counts`). Where they do not, distances are looked up, or the closure is asked for the
-block (`pairs`). Vectors of two tokens are multiplied wherever these are (`grids`). Which of these serves is decided
-here, once for a call, by the forms alone.
+For contiguous tokens, a bias of the distance is a view of a vector (`distances`), dot products with vectors of the
+distance are a view of curves (`products`), a difference of levels is a row and a column (`levels`), and gates are
+counted up to the end of a table (`counts`). For other tokens, distances are looked up, or the closure is called for the
+block (`pairs`). Factored and dense biases work for all tokens (`grids`). `in_blocks` chooses once for a call.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,13 +12,13 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from posenc.encoding.biases import Bias, ByDistance, Counts, Dense, Factored, Levels, Pairs, Products
+from posenc.encoding.biases import Bias, ByDistance, Counts, Dense, Factored, Levels, Pairs, Products, distance_tensor
 from posenc.encoding.keys import Keys
 from posenc.encoding.precision import without_autocast
 from posenc.kernels.block_sizes import SIZES
-from posenc.kernels.cpu.bias_in_blocks import BiasInBlocks, Block, Part, Room, length
+from posenc.kernels.cpu.bias_in_blocks import BiasInBlocks, Block, Part, ReusedMemory, length
 from posenc.kernels.cpu.biases.counts import CountsInRow
-from posenc.kernels.cpu.biases.distances import DistancesInRow, DistancesLookedUp, at_distances, to_look_up, whole
+from posenc.kernels.cpu.biases.distances import DistancesInRow, DistancesLookedUp, at_distances, lookup_ranges
 from posenc.kernels.cpu.biases.grids import DenseInBlocks, FactoredInBlocks
 from posenc.kernels.cpu.biases.levels import LevelsInRow
 from posenc.kernels.cpu.biases.pairs import PairsInBlocks
@@ -28,7 +27,7 @@ from posenc.kernels.cpu.plan import Plan
 
 
 def in_blocks(biases: Sequence[Bias], q: Tensor, keys: Keys, plan: Plan) -> "SumInBlocks":
-    """How to have these biases in blocks, by their forms and by what the tokens allow."""
+    """Return these biases in blocks, by their types and the positions of the tokens."""
     forms: list[BiasInBlocks] = []
     of_distance = [bias for bias in biases if isinstance(bias, ByDistance)]
     with without_autocast(q):
@@ -46,7 +45,7 @@ def in_blocks(biases: Sequence[Bias], q: Tensor, keys: Keys, plan: Plan) -> "Sum
             elif isinstance(bias, Pairs):
                 forms.append(PairsInBlocks(bias, plan.row))
     if plan.runs is None:
-        distances = to_look_up(of_distance, plan) if of_distance else None
+        distances = lookup_ranges(of_distance, plan) if of_distance else None
         if distances is not None:
             forms.append(DistancesLookedUp(of_distance, distances, q, plan))
         else:
@@ -54,88 +53,84 @@ def in_blocks(biases: Sequence[Bias], q: Tensor, keys: Keys, plan: Plan) -> "Sum
         return SumInBlocks(forms, q, None)
     for bias in of_distance:
         if bias.axes > 1:
-            plan.at.coordinates(bias.axes, bias.module)  # tokens in a row have one axis: refused
+            plan.at.coordinates(bias.axes, bias.module)  # contiguous tokens have one axis, so this raises
     distances = plan.distances()
-    values = at_distances(of_distance, whole(distances, q.device)) if of_distance else None
+    values = at_distances(of_distance, distance_tensor(distances, q.device)) if of_distance else None
     return SumInBlocks(forms, q, DistancesInRow(values, distances, q, plan))
 
 
 class SumInBlocks:
-    """Several biases as one, and what causality and window forbid where that is told by the distance.
+    """The sum of several biases, with -inf for causality and window if these depend on the distance.
 
-    masked     whether the values are -inf wherever causality and window forbid; else the kernel sees to it. What else a
-               mask says (given tensors, a prefix, padding, documents) is up to the kernel
-    taken_off  what all values of a head lack, [1 or H, 1], which the softmax does not see; None where they lack nothing
-    kept       blocks with their values, which need not be computed again
+    hides_masked   whether values are -inf for pairs that causality and window hide; the kernel masks all others
+    taken_off      a number [1 or H, 1] subtracted from all values of a head, which the softmax ignores; or None
+    cached_blocks  blocks with their values, saved for the backward pass
     """
 
     def __init__(self, forms: list[BiasInBlocks], q: Tensor, in_row: DistancesInRow | None) -> None:
-        # The view of distances comes last, to be added into memory that the others own.
+        # The view of distances comes last, to be added into the memory of the others.
         self.forms = [*forms, in_row] if in_row is not None and (in_row.inputs or in_row.hides) else forms
-        self.masked = in_row is not None and in_row.masked
+        self.hides_masked = in_row is not None and in_row.hides_masked
         self.taken_off = None if in_row is None else in_row.taken_off
-        self.room = Room(q, torch.promote_types(q.dtype, torch.float32))
+        self.room = ReusedMemory(q, torch.promote_types(q.dtype, torch.float32))
         self.inputs: tuple[Tensor, ...] = sum((form.inputs for form in self.forms), ())
         self.counts = [len(form.inputs) for form in self.forms]
         self.owns = any(form.owns for form in self.forms)
-        self.kept: list[tuple[Block, Tensor]] = []
+        self.cached_blocks: list[tuple[Block, Tensor]] = []
 
     def hold(self, inputs: tuple[Tensor, ...]) -> None:
-        """Let forms with numbers for all pairs have these inputs, or with () none until they are needed again."""
+        """Set the inputs of all forms, or drop them with ()."""
         self.inputs, rest = inputs, iter(inputs)
         for form, count in zip(self.forms, self.counts, strict=True):
             form.hold(tuple(islice(rest, count)))
 
     @property
     def rows(self) -> int:
-        """How many queries a block has at most."""
+        """Return the maximum number of queries of a block."""
         if any(isinstance(form, CountsInRow) for form in self.forms):
             return SIZES.rows_counted
         return SIZES.rows_of_values if self.owns else SIZES.rows
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What serves, in words."""
+        """Return the name of each form."""
         return tuple(form.name for form in self.forms if not (isinstance(form, DistancesInRow) and not form.inputs))
 
     def block(self, block: Block) -> Tensor | None:
-        """The values of a block, last query first: [1 or b, 1 or H, 1 or n, m] in float32 at least; None where 0.
+        """Return the values of a block, last query first; None for 0.
 
-        They are never changed by who asks. The backward pass asks for fewer keys at once than the forward pass.
+        [1 or b, 1 or H, 1 or n, m] in float32 at least. The caller must not change them.
         """
-        for kept, values in self.kept:
-            if kept.holds(block):
-                batch, _, keys = (slice(b.start - a.start, b.stop - a.start) for a, b in zip(kept, block, strict=True))
+        for outer, values in self.cached_blocks:
+            if outer.holds(block):
+                batch, _, keys = (slice(b.start - a.start, b.stop - a.start) for a, b in zip(outer, block, strict=True))
                 return values[batch, ..., keys]
         if len(self.forms) == 1:
             return self.forms[0].block(block)
         total: Tensor | None = None
-        owned = False
+        is_own_memory = False
         for form in self.forms:
             columns = form.columns(block)
             if not length(columns):
                 continue
-            here = form.block(block._replace(keys=columns))
+            values_of_form = form.block(block._replace(keys=columns))
             if total is None:
-                total, owned = here, form.owns
-            elif owned and torch.broadcast_shapes(total.shape[:3], here.shape[:3]) == total.shape[:3]:
-                # In memory of its own for every number.
-                total[..., columns.start - block.keys.start : columns.stop - block.keys.start].add_(here)
+                total, is_own_memory = values_of_form, form.owns
+            elif is_own_memory and torch.broadcast_shapes(total.shape[:3], values_of_form.shape[:3]) == total.shape[:3]:
+                # The total has its own memory of the full shape.
+                total[..., columns.start - block.keys.start : columns.stop - block.keys.start].add_(values_of_form)
             else:
-                total, owned = total + form.block(block), True
+                total, is_own_memory = total + form.block(block), True
         return total
 
     def parts(self, block: Block) -> Iterator[Part]:
-        """The same in parts that together have all keys of the block, each once.
-
-        A part is good until the next one is asked for: they share memory.
-        """
+        """Yield the values in parts that cover all keys of the block; a part is valid until the next one."""
         first, last = block.keys.start, block.keys.stop
-        near = [part for form in self.forms if (part := form.near(block)) is not None]
-        if not near:
+        near_keys = [part for form in self.forms if (part := form.near_keys(block)) is not None]
+        if not near_keys:
             yield Part(block.keys, self.block(block))
             return
-        start, stop = min(part.start for part in near), max(part.stop for part in near)
+        start, stop = min(part.start for part in near_keys), max(part.stop for part in near_keys)
         start = start if start - first >= SIZES.far or start == last else first
         stop = stop if last - stop >= SIZES.far or stop == first else last
         for keys, far in ((slice(first, start), True), (slice(start, stop), False), (slice(stop, last), True)):
@@ -144,7 +139,7 @@ class SumInBlocks:
                 yield self.far(part) if far else Part(keys, self.block(part))
 
     def far(self, block: Block) -> Part:
-        """Keys that are far for every form: rows that all queries share, views, and a shift of each query."""
+        """Return the bias of keys that are far for every form: shared rows, views, and shifts of queries."""
         shift: Tensor | None = None
         bias: Tensor | None = None
         for form in self.forms:
@@ -156,15 +151,15 @@ class SumInBlocks:
                     bias = part.bias
                     continue
                 shape = [max(sizes) for sizes in zip(bias.shape, part.bias.shape, strict=True)]
-                # Rows as they are, a whole block in memory that is used again.
-                out = None if shape[2] == 1 else self.room.of(*shape)
-                bias = torch.add(bias, part.bias, out=out)
-        # A row that all queries share is not written out for each.
+                # Shared rows in new memory, a whole block in reused memory.
+                target = None if shape[2] == 1 else self.room.tensor(*shape)
+                bias = torch.add(bias, part.bias, out=target)
+        # A row that all queries share is expanded, not copied.
         return Part(block.keys, None if bias is None else bias.expand(-1, -1, length(block.rows), -1), shift)
 
 
 class BiasGradient:
-    """Collects the gradient in each of the inputs of a bias, in one pass backwards."""
+    """Collects the gradients in the inputs of a bias during one backward pass."""
 
     def __init__(self, bias: SumInBlocks) -> None:
         self.forms = [(form, form.sums()) for form in bias.forms]

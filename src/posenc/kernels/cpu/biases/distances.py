@@ -1,8 +1,8 @@
 """Biases of the distance in blocks: a vector of distances instead of a matrix of pairs.
 
-T queries and S keys in a row are only T + S - 1 distances apart. Seen from the last query of a block to its first, the
-distance to a key falls by one with each query and with each key, so the whole block is a view of the vector: in row r
-and column j stands entry r + j (a Hankel matrix). Its gradient is the sum along each anti-diagonal.
+T contiguous queries and S keys have only T + S - 1 distances. From the last query of a block to its first, the distance
+falls by one with each query and with each key, so the block is a view of the vector: row r and column j hold entry
+r + j (a Hankel matrix). Its gradient is the sum along each anti-diagonal.
 """
 
 import math
@@ -11,24 +11,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from posenc.encoding.biases import ByDistance, entry_numbers, whole, whole_distances
-from posenc.kernels.cpu.bias_in_blocks import BiasInBlocks, Block, Part, Room, length
+from posenc.encoding.biases import ByDistance, distance_tensor, table_indices, whole_distances
+from posenc.kernels.cpu.bias_in_blocks import BiasInBlocks, Block, Part, ReusedMemory, length
 from posenc.kernels.cpu.plan import Plan, in_sight
 
-SPREAD = 16
-"""Distances are tabulated when they are at most so many for each token."""
+MAX_PER_TOKEN = 16
+"""Maximum distances in a table, for each token."""
 
 LONGEST_RUN = 64
-"""How many keys in a row are looked up at once: the table is held so many times."""
+"""Maximum adjacent keys that one lookup reads; the table is stored as many times."""
 
 
 class DistancesInRow(BiasInBlocks):
-    """Biases of the distance, and what causality and window forbid, for tokens in a row.
+    """Biases of the distance, with -inf for causality and window, for contiguous tokens.
 
-    values     the bias [H, n] at the distances, or None where there is none
-    distances  which these are: falling by one, and all that the plan's blocks meet
+    values     the bias [H, n] at the distances, or None without bias
+    distances  all distances of the plan's blocks, falling by one
 
-    It gives values without `taken_off`, [1 or H, 1], the largest of each head.
+    The maximum of each head, `taken_off` [1 or H, 1], is subtracted from the values.
     """
 
     name = "distances in a row"
@@ -37,22 +37,22 @@ class DistancesInRow(BiasInBlocks):
     def __init__(self, values: Tensor | None, distances: range, q: Tensor, plan: Plan) -> None:
         self.distances, self.plan = distances, plan
         self.inputs: tuple[Tensor, ...] = () if values is None else (values,)
-        self.masked = not plan.mask.prefix
+        self.hides_masked = not plan.mask.prefix
         dtype = torch.promote_types(q.dtype, torch.float32)
         vector = torch.zeros(1, len(distances), device=q.device) if values is None else values.detach()
         vector = vector.to(torch.promote_types(vector.dtype, dtype))
-        lowest, highest = in_sight(plan.mask) if self.masked else (-math.inf, math.inf)
+        lowest, highest = in_sight(plan.mask) if self.hides_masked else (-math.inf, math.inf)
         self.hides = lowest > -math.inf or highest < math.inf
         if self.hides:
-            distance = whole(distances, q.device)
+            distance = distance_tensor(distances, q.device)
             vector = vector.masked_fill((distance < lowest) | (distance > highest), -math.inf)
-        # The softmax does not see what all keys share. Without it the keys that weigh most have the smallest numbers,
-        # which are rounded least.
+        # The softmax ignores a constant. Without the maximum, the keys with the largest weights have the smallest
+        # numbers, which are rounded least.
         highest = vector.amax(1, keepdim=True).clamp(min=torch.finfo(vector.dtype).min)
         self.vector, self.taken_off = (vector - highest).to(dtype).contiguous(), highest.to(dtype)
 
     def first(self, block: Block) -> int:
-        """Which entry of the vector stands first in a block: the distance from its last query to its first key."""
+        """Return the first entry of a block in the vector: the distance from its last query to its first key."""
         farthest = block.rows.stop - 1 - block.keys.start + self.plan.offset(block)
         return self.distances.start - farthest
 
@@ -63,64 +63,65 @@ class DistancesInRow(BiasInBlocks):
             return slice(block.keys.start, block.keys.start)
         if self.plan.mask.window is not None:
             return block.keys
-        # Keys that come no later than the first query are seen by those behind it.
+        # Keys no later than the first query are visible to all later queries too.
         seen_by_all = block.rows.start + self.plan.offset(block) + 1
         return slice(min(max(seen_by_all, block.keys.start), block.keys.stop), block.keys.stop)
 
     def block(self, block: Block) -> Tensor:
         _, n, m = block.size
-        heads, across = self.vector.shape[0], self.vector.stride(0)
-        return self.vector.as_strided((1, heads, n, m), (0, across, 1, 1), self.first(block))
+        heads, head_stride = self.vector.shape[0], self.vector.stride(0)
+        return self.vector.as_strided((1, heads, n, m), (0, head_stride, 1, 1), self.first(block))
 
-    def near(self, block: Block) -> slice | None:
+    def near_keys(self, block: Block) -> slice | None:
         return None
 
     def far(self, block: Block) -> Part:
         return Part(block.keys, self.block(block) if self.inputs or not self.plan.open(block) else None)
 
     def sums(self) -> tuple[Tensor, ...]:
-        # Some million small numbers come together at one distance.
+        # Millions of small numbers are summed at one distance.
         return tuple(torch.zeros_like(values, dtype=torch.float64) for values in self.inputs)
 
     def take_slopes(self, block: Block, upstream: Tensor, *sums: Tensor) -> None:
         for of_values in sums:
-            along, first = anti_diagonals(upstream).sum(0), self.first(block)
-            of_values[:, first : first + along.shape[1]] += along
+            diagonals, first = anti_diagonals(upstream).sum(0), self.first(block)
+            of_values[:, first : first + diagonals.shape[1]] += diagonals
 
     def total(self, sums: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(of_values.to(values.dtype) for of_values, values in zip(sums, self.inputs, strict=True))
 
 
-def to_look_up(biases: Sequence[ByDistance], plan: Plan) -> tuple[range, ...] | None:
-    """The distances on each axis, far keys first, for tokens anywhere; None unless they are whole, and few together."""
+def lookup_ranges(biases: Sequence[ByDistance], plan: Plan) -> tuple[range, ...] | None:
+    """Return the distances on each axis, far keys first; None unless they are whole, and few in total."""
     at, keys_at = plan.at, plan.keys_at
     if keys_at.axes != at.axes or any(bias.axes not in (0, at.axes) for bias in biases):
         return None
     distances = whole_distances(at, keys_at)
-    few = distances is not None and math.prod(map(len, distances)) <= SPREAD * (at.tokens + keys_at.tokens)
-    return distances if few else None
+    is_small = distances is not None and math.prod(map(len, distances)) <= MAX_PER_TOKEN * (at.tokens + keys_at.tokens)
+    return distances if is_small else None
 
 
 class DistancesLookedUp(BiasInBlocks):
-    """Biases of whole distances for tokens that stand anywhere, on any axes: each pair of a block looks its own up."""
+    """Biases of whole distances for tokens at any positions, on any axes: each pair looks its distance up."""
 
     name = "distances looked up"
     owns = False
 
     def __init__(self, biases: Sequence[ByDistance], distances: tuple[range, ...], q: Tensor, plan: Plan) -> None:
         self.plan = plan
-        delta = [whole(one, q.device) for one in distances]
+        delta = [distance_tensor(axis_distances, q.device) for axis_distances in distances]
         values = at_distances(biases, delta[0] if len(delta) == 1 else torch.cartesian_prod(*delta))
         self.inputs: tuple[Tensor, ...] = (values,)
         table = values.detach().to(torch.promote_types(q.dtype, torch.float32))
-        axes = [(met.start, len(met)) for met in distances]
-        self.of_queries, self.of_keys = entry_numbers(plan.at, plan.keys_at, axes)
-        self.room, self.run = Room(q, table.dtype), run_of(self.of_keys)
+        axes = [(distances_of_axis.start, len(distances_of_axis)) for distances_of_axis in distances]
+        self.of_queries, self.of_keys = table_indices(plan.at, plan.keys_at, axes)
+        self.room, self.run = ReusedMemory(q, table.dtype), run_length(self.of_keys)
         self.runs = table.unfold(1, self.run, 1).contiguous()  # [H, entries, run]
 
     def index(self, block: Block) -> tuple[Tensor, slice]:
-        """The first entry that each query reads for each run of keys, last query first [1 or b, n, runs]; and where the
-        keys of the block stand among those of the runs."""
+        """Return the first entry of each query and run of keys, and the block's keys among those of the runs.
+
+        Entries are [1 or b, n, runs], last query first."""
         first, last = block.keys.start // self.run, -(-block.keys.stop // self.run)
         queries, keys = (x if len(x) == 1 else x[block.batch] for x in (self.of_queries, self.of_keys[:, :: self.run]))
         start = block.keys.start - first * self.run
@@ -129,9 +130,9 @@ class DistancesLookedUp(BiasInBlocks):
 
     def block(self, block: Block) -> Tensor:
         index, keys = self.index(block)
-        out = self.room.of(len(self.runs), index.numel(), self.run)
-        torch.index_select(self.runs, 1, index.flatten(), out=out)
-        return out.view(-1, *index.shape[:2], index.shape[2] * self.run)[..., keys].movedim(0, 1)
+        values = self.room.tensor(len(self.runs), index.numel(), self.run)
+        torch.index_select(self.runs, 1, index.flatten(), out=values)
+        return values.view(-1, *index.shape[:2], index.shape[2] * self.run)[..., keys].movedim(0, 1)
 
     def sums(self) -> tuple[Tensor]:
         return (torch.zeros_like(self.runs, dtype=torch.float64),)
@@ -151,26 +152,26 @@ class DistancesLookedUp(BiasInBlocks):
         return (total.to(values.dtype),)
 
 
-def run_of(numbers: Tensor) -> int:
-    """The size, LONGEST_RUN at most, of equal runs of keys in which their numbers [1 or B, S] count up by one."""
+def run_length(numbers: Tensor) -> int:
+    """Return the size, LONGEST_RUN at most, of equal runs of keys whose numbers [1 or B, S] count up by one."""
     S = numbers.shape[1]
     breaks = (numbers.diff(dim=1) != 1).any(0).nonzero()
-    # Runs begin at every multiple of this, and of what divides it.
+    # Runs begin at every multiple of this, and of its divisors.
     step = math.gcd(S, *(breaks[:, 0] + 1).tolist())
     return max(size for size in range(1, min(step, LONGEST_RUN) + 1) if step % size == 0)
 
 
 def at_distances(biases: Sequence[ByDistance], delta: Tensor) -> Tensor:
-    """The sum [H, n] of biases at distances [n], or [n, A]."""
-    first, *others = (bias.along(delta) for bias in biases)
-    return sum(others, first)
+    """Return the sum [H, n] of biases at distances [n], or [n, A]."""
+    first, *rest = (bias.values_on_axis(delta) for bias in biases)
+    return sum(rest, first)
 
 
 def anti_diagonals(x: Tensor) -> Tensor:
-    """The sum along each anti-diagonal of matrices x [B, H, n, m]: [B, H, n + m - 1], row r and column j to r + j.
+    """Return the sums along the anti-diagonals of x [B, H, n, m].
 
-    Each row must have n zeros behind it in memory. Read with rows shorter by one than they are, every row begins one
-    column further to the left, and anti-diagonals are columns.
+    The result is [B, H, n + m - 1]; row r and column j go to r + j. Each row must have n zeros behind it in memory:
+    read with a row stride shorter by one, rows shift to the left, and anti-diagonals are columns.
 
     >>> anti_diagonals(torch.tensor([[[[1, 2, 3, 0, 0], [10, 20, 30, 0, 0]]]])[..., :3])
     tensor([[[ 1, 12, 23, 30]]])

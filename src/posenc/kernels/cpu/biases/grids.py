@@ -1,15 +1,15 @@
-"""Numbers of all pairs of tokens in blocks, wherever these stand: as they are, or as a product of two matrices."""
+"""Dense and factored biases in blocks, for tokens at any positions."""
 
 import torch
 from torch import Tensor
 
 from posenc.encoding.biases import Dense, Factored
-from posenc.kernels.cpu.bias_in_blocks import BiasInBlocks, Block, Room
-from posenc.tokens.masks import part_of
+from posenc.kernels.cpu.bias_in_blocks import BiasInBlocks, Block, ReusedMemory
+from posenc.tokens.masks import mask_index
 
 
 class DenseInBlocks(BiasInBlocks):
-    """A view of the numbers, last query first: nothing is computed."""
+    """A dense bias in blocks: a view, last query first."""
 
     name = "dense"
     owns = False
@@ -23,46 +23,47 @@ class DenseInBlocks(BiasInBlocks):
 
     def block(self, block: Block) -> Tensor:
         (logits,) = self.inputs
-        values = logits.detach()[part_of(logits, *block)]
+        values = logits.detach()[mask_index(logits, *block)]
         return values.flip(2) if values.shape[2] > 1 else values
 
     def take_slopes(self, block: Block, upstream: Tensor, of_logits: Tensor) -> None:
-        place = of_logits[part_of(of_logits, *block)]
+        place = of_logits[mask_index(of_logits, *block)]
         place += upstream.flip(2).sum_to_size(place.shape)
 
 
 class FactoredInBlocks(BiasInBlocks):
-    """A bias that is a dot product of a vector of the query and one of the key, wherever tokens are."""
+    """A factored bias in blocks: a dot product of a vector of the query and one of the key."""
 
     name = "factored"
 
     def __init__(self, bias: Factored) -> None:
         self.of_queries, self.of_keys = bias.factors()
         self.inputs: tuple[Tensor, ...] = (self.of_queries, self.of_keys)
-        self.room = Room(self.of_queries, self.of_queries.dtype)
+        self.room = ReusedMemory(self.of_queries, self.of_queries.dtype)
 
     def read(self, block: Block) -> tuple[Tensor, Tensor]:
-        """What the block reads of both: last query first, and keys."""
-        return of_rows(self.of_queries, block)[:, :, block.rows].flip(2), of_rows(self.of_keys, block)[:, :, block.keys]
+        """Return the vectors of a block's queries, last first, and of its keys."""
+        queries = rows_of_batch(self.of_queries, block)[:, :, block.rows].flip(2)
+        return queries, rows_of_batch(self.of_keys, block)[:, :, block.keys]
 
     def block(self, block: Block) -> Tensor:
-        asking, asked = self.read(block)
-        rows, heads = max(len(asking), len(asked)), asking.shape[1]
-        out = self.room.of(rows, heads, asking.shape[2], asked.shape[2])
-        return torch.matmul(asking, asked.transpose(-1, -2), out=out)
+        queries, keys = self.read(block)
+        rows, heads = max(len(queries), len(keys)), queries.shape[1]
+        values = self.room.tensor(rows, heads, queries.shape[2], keys.shape[2])
+        return torch.matmul(queries, keys.transpose(-1, -2), out=values)
 
     def take_slopes(self, block: Block, upstream: Tensor, of_queries: Tensor, of_keys: Tensor) -> None:
         upstream = upstream.to(of_queries.dtype)
         if len(upstream) > 1 == len(of_queries) == len(of_keys):
             upstream = upstream.sum(0, keepdim=True)  # rows of the batch share the product
-        asking, asked = self.read(block)
+        queries, keys = self.read(block)
         for slope, values in (
-            (of_rows(of_queries, block)[:, :, block.rows], (upstream @ asked).flip(2)),
-            (of_rows(of_keys, block)[:, :, block.keys], upstream.transpose(-1, -2) @ asking),
+            (rows_of_batch(of_queries, block)[:, :, block.rows], (upstream @ keys).flip(2)),
+            (rows_of_batch(of_keys, block)[:, :, block.keys], upstream.transpose(-1, -2) @ queries),
         ):
             slope += values if len(slope) == len(values) else values.sum(0, keepdim=True)
 
 
-def of_rows(facts: Tensor, block: Block) -> Tensor:
-    """The rows of the batch that a block is of, or the one that all share."""
+def rows_of_batch(facts: Tensor, block: Block) -> Tensor:
+    """Return the rows of the batch of a block, or the one that all share."""
     return facts if len(facts) == 1 else facts[block.batch]

@@ -1,7 +1,7 @@
-"""Dot products with a vector of the distance in blocks, for tokens in a row: fewer products than there are pairs.
+"""Dot products with a vector of the distance in blocks, for contiguous tokens: fewer products than pairs.
 
 The products of a token with the vectors of distances are a curve, and a block is a skewed view of its tokens' curves.
-Distances that share a vector have it each: looking up takes longer than multiplying.
+Distances that share a vector are multiplied each: a lookup would take longer.
 """
 
 import math
@@ -12,45 +12,45 @@ from torch import Tensor
 
 from posenc.encoding.biases import DotProducts, Products
 from posenc.kernels.block_sizes import SIZES, cut
-from posenc.kernels.cpu.bias_in_blocks import BiasInBlocks, Block, Part, Room, length
-from posenc.kernels.cpu.plan import Row
+from posenc.kernels.cpu.bias_in_blocks import BiasInBlocks, Block, Part, ReusedMemory, length
+from posenc.kernels.cpu.plan import AlignedRows
 
 
-def products_in_row(bias: Products, row: Row, queries: int, keys: int) -> "list[Curves]":
-    """The terms of a bias, for so many queries and keys in a row."""
-    table = row.met(queries, keys, bias.same_beyond)
+def products_in_row(bias: Products, row: AlignedRows, queries: int, keys: int) -> "list[Curves]":
+    """Return the terms of a bias in blocks, for contiguous queries and keys."""
+    table = row.distances(queries, keys, bias.same_beyond)
     return [(Columns if term.of_keys else Curves)(term, row, table) for term in bias.dot_products(table)]
 
 
 class Curves(BiasInBlocks):
     """Queries times the vectors of the distances in `table` (descending): the bias of a query by distance, a curve.
 
-    From one query to the next a key moves by one distance, so a block of the bias is a view of the block's curves, each
-    row a step further on.
+    The distance to a key changes by one from query to query, so a block is a view of its curves, each row a step
+    further on.
     """
 
     name = "products in a row"
 
-    def __init__(self, term: DotProducts, row: Row, table: range) -> None:
-        self.asked, self.vectors = term.asked, term.vectors
-        self.row, self.table = row, table[: self.vectors.shape[1]]  # one distance stands for all that share one vector
-        self.inputs: tuple[Tensor, ...] = (self.asked, self.vectors)
-        self.room = Room(self.asked, self.asked.dtype)
+    def __init__(self, term: DotProducts, row: AlignedRows, table: range) -> None:
+        self.factors, self.vectors = term.factors, term.vectors
+        self.row, self.table = row, table[: self.vectors.shape[1]]  # one distance if all share one vector
+        self.inputs: tuple[Tensor, ...] = (self.factors, self.vectors)
+        self.room = ReusedMemory(self.factors, self.factors.dtype)
 
-    def near(self, block: Block) -> slice | None:
+    def near_keys(self, block: Block) -> slice | None:
         return self.between_edges(block)
 
     def far(self, block: Block) -> Part:
-        known, _ = self.met(block)
-        return Part(block.keys, None, self.multiplied(self.last_first(block), known)[..., 0])
+        vectors, _ = self.vectors_of(block)
+        return Part(block.keys, None, self.dot_products_with(self.last_first(block), vectors)[..., 0])
 
-    def take_slopes(self, block: Block, upstream: Tensor, of_asked: Tensor, of_vectors: Tensor) -> None:
-        known, sums = self.by_distance(block, upstream)
-        of_asked[block.batch, :, block.rows] += (sums @ self.vectors[:, known]).flip(2)
-        add_to_vectors(of_vectors, known, sums, self.last_first(block))
+    def take_slopes(self, block: Block, upstream: Tensor, of_factors: Tensor, of_vectors: Tensor) -> None:
+        vectors, sums = self.by_distance(block, upstream)
+        of_factors[block.batch, :, block.rows] += (sums @ self.vectors[:, vectors]).flip(2)
+        add_to_vectors(of_vectors, vectors, sums, self.last_first(block))
 
     def between_edges(self, block: Block) -> slice:
-        """The keys whose vector is not the same for all: before and behind, edges of the table."""
+        """Return the keys between those at the two edges of the table, which share one vector each."""
         start, stop = block.keys.start, block.keys.stop
         if self.row.highest == math.inf:
             start = min(max(start, block.rows.start + self.row.offset - self.table[0] + 1), stop)
@@ -59,116 +59,116 @@ class Curves(BiasInBlocks):
         return slice(start, stop)
 
     def top(self, block: Block) -> int:
-        """The distance from the last query of a block to its first key."""
+        """Return the distance from the last query of a block to its first key."""
         return block.rows.stop - 1 - block.keys.start + self.row.offset
 
     def last_first(self, block: Block) -> Tensor:
-        """What the queries of a block ask, last query first."""
-        return self.asked[block.batch, :, block.rows].flip(2)
+        """Return the factors of a block's queries, last query first."""
+        return self.factors[block.batch, :, block.rows].flip(2)
 
-    def multiplied(self, asked: Tensor, vectors: slice, out: Tensor | None = None) -> Tensor:
-        """Tokens [b, H, n, C] times some of the vectors: [b, H, n, R]."""
-        return torch.matmul(asked, self.vectors[:, vectors].transpose(-1, -2), out=out)
+    def dot_products_with(self, tokens: Tensor, vectors: slice, target: Tensor | None = None) -> Tensor:
+        """Return tokens [b, H, n, C] times some of the vectors: [b, H, n, R]."""
+        return torch.matmul(tokens, self.vectors[:, vectors].transpose(-1, -2), out=target)
 
     def block(self, block: Block) -> Tensor:
-        return skewed(self.curves(block, self.last_first(block)), block.size[2])
+        return skewed_view(self.curves(block, self.last_first(block)), block.size[2])
 
-    def curves(self, block: Block, asked: Tensor) -> Tensor:
-        """Queries or keys [b, H, t, C] of a block times the vectors of its distances: [b, H, t, n + m - 1]."""
+    def curves(self, block: Block, tokens: Tensor) -> Tensor:
+        """Return tokens [b, H, t, C] of a block times the vectors of its distances: [b, H, t, n + m - 1]."""
         _, n, m = block.size
-        known, where = self.met(block)
-        curves = self.room.of(*asked.shape[:3], n + m - 1)
-        self.multiplied(asked, known, out=curves[..., where])
+        vectors, where = self.vectors_of(block)
+        curves = self.room.tensor(*tokens.shape[:3], n + m - 1)
+        self.dot_products_with(tokens, vectors, target=curves[..., where])
         if length(where) < n + m - 1:
-            # Beyond the table its edges go on.
+            # Beyond the table its edge values continue.
             curves[..., : where.start] = curves[..., where.start, None]
             curves[..., where.stop :] = curves[..., where.stop - 1, None]
         return curves
 
-    def met(self, block: Block) -> tuple[slice, slice]:
-        """Which vectors a block meets, and where their distances stand among its own, far keys first."""
+    def vectors_of(self, block: Block) -> tuple[slice, slice]:
+        """Return the vectors that a block reads, and their distances as a slice of its own, far keys first."""
         _, n, m = block.size
         top, width = self.top(block), n + m - 1
-        # A block wholly beyond the table meets its edge alone.
+        # A block beyond the table reads its edge alone.
         first, last = (min(max(end, self.table[-1]), self.table[0]) for end in (top, top - width + 1))
-        known = slice(self.table[0] - first, self.table[0] - last + 1)
-        return known, slice(min(max(0, top - first), width - 1), min(max(0, top - last) + 1, width))
+        vectors = slice(self.table[0] - first, self.table[0] - last + 1)
+        return vectors, slice(min(max(0, top - first), width - 1), min(max(0, top - last) + 1, width))
 
     def by_distance(self, block: Block, values: Tensor) -> tuple[slice, Tensor]:
-        """Which vectors a block meets, and the sums of each token's values [b, H, t, u] by these, [b, H, t, R]."""
-        known, where = self.met(block)
-        if length(known) == 1:
-            # The same vector for all keys, whatever the distance.
-            return known, values.sum(-1, keepdim=True).to(self.asked.dtype)
+        """Return the vectors of a block, and each token's values [b, H, t, u] summed by vector, [b, H, t, R]."""
+        vectors, where = self.vectors_of(block)
+        if length(vectors) == 1:
+            # All keys share one vector.
+            return vectors, values.sum(-1, keepdim=True).to(self.factors.dtype)
         b, heads, n, m = values.shape
-        curves = self.room.of(b, heads, n, n + m - 1).zero_()
-        skewed(curves, m).copy_(values)
+        curves = self.room.tensor(b, heads, n, n + m - 1).zero_()
+        skewed_view(curves, m).copy_(values)
         sums = curves[..., where]
         if length(where) < n + m - 1:
             sums[..., 0] += curves[..., : where.start].sum(-1)
             sums[..., -1] += curves[..., where.stop :].sum(-1)
-        return known, sums
+        return vectors, sums
 
 
 class Columns(Curves):
     """Keys times a vector for each distance: a key's curve is a column of the block.
 
-    Of its n + m - 1 distances each of m keys meets n, so keys are multiplied few at a time.
+    Each of m keys needs n of the n + m - 1 distances, so keys are multiplied a few at a time.
     """
 
-    def __init__(self, term: DotProducts, row: Row, table: range) -> None:
+    def __init__(self, term: DotProducts, row: AlignedRows, table: range) -> None:
         super().__init__(term, row, table)
-        self.turned = Room(self.asked, self.asked.dtype)
+        self.columns_memory = ReusedMemory(self.factors, self.factors.dtype)
 
-    def near(self, block: Block) -> slice | None:
-        return None if len(self.table) == 1 else super().near(block)
+    def near_keys(self, block: Block) -> slice | None:
+        return None if len(self.table) == 1 else super().near_keys(block)
 
     def of_keys(self, block: Block) -> Tensor:
-        return self.asked[block.batch, :, block.keys]
+        return self.factors[block.batch, :, block.keys]
 
     def block(self, block: Block) -> Tensor:
         b, n, m = block.size
         if len(self.table) == 1:
-            return self.row_of(block)
-        out = self.turned.of(b, self.asked.shape[1], n, m)
-        for few, columns in self.few_keys(block, out):
-            columns.copy_(skewed(self.curves(few, self.of_keys(few)), n).transpose(-1, -2))
-        return out
+            return self.shared_row(block)
+        values = self.columns_memory.tensor(b, self.factors.shape[1], n, m)
+        for part, columns in self.key_blocks(block, values):
+            columns.copy_(skewed_view(self.curves(part, self.of_keys(part)), n).transpose(-1, -2))
+        return values
 
-    def few_keys(self, block: Block, values: Tensor) -> Iterator[tuple[Block, Tensor]]:
-        """The block with few keys at a time, and their columns of its values [b, H, n, m]."""
+    def key_blocks(self, block: Block, values: Tensor) -> Iterator[tuple[Block, Tensor]]:
+        """Yield blocks of fewer keys, and their columns of the values [b, H, n, m]."""
         for keys in cut(block.keys, SIZES.narrowest):
             first = block.keys.start
             yield block._replace(keys=keys), values[..., keys.start - first : keys.stop - first]
 
-    def row_of(self, block: Block) -> Tensor:
-        """What all queries share, [b, H, 1, m], of keys that have the same vector for each."""
-        known, _ = self.met(block)
-        return self.multiplied(self.of_keys(block), known).transpose(-1, -2)
+    def shared_row(self, block: Block) -> Tensor:
+        """Return the row [b, H, 1, m] that all queries share, if the vector is the same for all."""
+        vectors, _ = self.vectors_of(block)
+        return self.dot_products_with(self.of_keys(block), vectors).transpose(-1, -2)
 
     def far(self, block: Block) -> Part:
-        return Part(block.keys, self.row_of(block))
+        return Part(block.keys, self.shared_row(block))
 
-    def take_slopes(self, block: Block, upstream: Tensor, of_asked: Tensor, of_vectors: Tensor) -> None:
-        for few, columns in self.few_keys(block, upstream):
-            known, sums = self.by_distance(few, columns.transpose(-1, -2))
-            of_few = of_asked[few.batch, :, few.keys]
-            for row, slopes in zip(of_few, sums, strict=True):
-                row.baddbmm_(slopes, self.vectors[:, known].expand(len(row), -1, -1))
-            add_to_vectors(of_vectors, known, sums, self.of_keys(few))
+    def take_slopes(self, block: Block, upstream: Tensor, of_factors: Tensor, of_vectors: Tensor) -> None:
+        for part, columns in self.key_blocks(block, upstream):
+            vectors, sums = self.by_distance(part, columns.transpose(-1, -2))
+            of_part = of_factors[part.batch, :, part.keys]
+            for row, slopes in zip(of_part, sums, strict=True):
+                row.baddbmm_(slopes, self.vectors[:, vectors].expand(len(row), -1, -1))
+            add_to_vectors(of_vectors, vectors, sums, self.of_keys(part))
 
 
-def add_to_vectors(of_vectors: Tensor, vectors: slice, products: Tensor, asked: Tensor) -> None:
-    """From the gradient [b, H, n, R] of the products of tokens [b, H, n, C] with some of the vectors."""
+def add_to_vectors(of_vectors: Tensor, vectors: slice, products: Tensor, factors: Tensor) -> None:
+    """Add the gradient in some vectors, from that [b, H, n, R] in their products with tokens [b, H, n, C]."""
     sums = of_vectors[:, vectors]
-    for slopes, tokens in zip(products, asked, strict=True):
+    for slopes, row_tokens in zip(products, factors, strict=True):
         if len(sums) == 1:
-            sums[0].addmm_(slopes.flatten(0, 1).T, tokens.flatten(0, 1))
+            sums[0].addmm_(slopes.flatten(0, 1).T, row_tokens.flatten(0, 1))
         else:
-            sums.baddbmm_(slopes.transpose(1, 2), tokens)
+            sums.baddbmm_(slopes.transpose(1, 2), row_tokens)
 
 
-def skewed(curves: Tensor, m: int) -> Tensor:
-    """Curves [b, H, n, n + m - 1] by distance, far keys first, as a view [b, H, n, m]: each row one step further on."""
+def skewed_view(curves: Tensor, m: int) -> Tensor:
+    """Return curves [b, H, n, n + m - 1] as a view [b, H, n, m], each row one step further on."""
     batch, head, row, step = curves.stride()
     return curves.as_strided((*curves.shape[:3], m), (batch, head, row + step, step), curves.storage_offset())

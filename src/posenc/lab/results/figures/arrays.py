@@ -1,4 +1,4 @@
-"""Figures of plain arrays: for a look at one encoding, and for the examples."""
+"""Draw figures of plain arrays: of one encoding, and for the examples."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,54 +12,55 @@ from matplotlib.ticker import MaxNLocator
 
 from posenc.lab.results import summary
 from posenc.lab.results.figures import layout
-from posenc.lab.results.figures.style import BROKEN, DIVERGING, Look, ink, look, paper, shade, soft, styled, thin
+from posenc.lab.results.figures.style import DIVERGING, END_LINE, Look, ink, look, paper, shade, soft, styled, thin
 
 
-def two_axes(values: Any, what: str) -> np.ndarray:
-    array = summary.numbers(values)
+def as_table(values: Any, name: str) -> np.ndarray:
+    array = summary.float_array(values)
     if array.ndim != 2 or not array.size:
-        raise ValueError(f"{what} must have two axes and at least one entry, got shape {array.shape}")
+        raise ValueError(f"{name} must have two axes and at least one entry, got shape {array.shape}")
     return array
 
 
-def one_axis(values: Any, what: str, hint: str = "") -> np.ndarray:
-    array = np.atleast_1d(summary.numbers(values))
+def as_row(values: Any, name: str, hint: str = "") -> np.ndarray:
+    array = np.atleast_1d(summary.float_array(values))
     if array.ndim != 1 or not array.size:
-        got = f"got {type(values).__name__}" + (f" of shape {array.shape}" if array.size else "")
-        raise ValueError(f"{what} must be at least one number, in a row; {got}{hint}")
+        problem = f"got {type(values).__name__}" + (f" of shape {array.shape}" if array.size else "")
+        raise ValueError(f"{name} must be at least one number, in a row; {problem}{hint}")
     return array
 
 
-def around_zero(values: np.ndarray) -> dict[str, Any]:
-    """How an image of numbers is coloured: red above zero, blue below, as strongly on either side."""
+def diverging_style(values: np.ndarray) -> dict[str, Any]:
+    """Return the options of an image: red above zero, blue below, with the same scale on both sides."""
     limit = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 0.0
     return {"cmap": DIVERGING, "norm": Normalize(-(limit or 1.0), limit or 1.0), "interpolation": "none"}
 
 
 def draw_table(ax: Axes, table: np.ndarray, title: str) -> None:
-    image = ax.imshow(table, **around_zero(table), aspect="auto")
+    image = ax.imshow(table, **diverging_style(table), aspect="auto")
     ax.set(title=title, xlabel="channel", ylabel="position")
-    layout.whole_ticks(ax, 6)
-    layout.scale_bar(image, ax)
+    layout.integer_ticks(ax, 6)
+    layout.color_bar(image, ax)
 
 
 def write_cells(ax: Axes, cells: np.ndarray, form: str, is_dark: Callable[[float], bool]) -> None:
-    """The number of each cell [rows, columns] of an image, on whatever colour is behind it."""
+    """Write the number of each cell [rows, columns] of an image, in black or white."""
     for (row, column), value in np.ndenumerate(cells):
         if np.isfinite(value):
-            # A tiny negative number would be printed as -0.00.
+            # Otherwise a tiny negative number would be -0.00.
             words = form.format(round(float(value), 2) + 0.0)
             color = "white" if is_dark(value) else "black"
             ax.text(column, row, words, ha="center", va="center", fontsize="x-small", color=color)
 
 
-def draw_wavelengths(ax: Axes, values: np.ndarray, trained: float | None, own: Look, label: str = "") -> None:
-    pairs, looks = np.arange(len(values)), dict[str, Any](color=own.color, gid=own.gid)
-    turns = values <= trained if trained else np.full(len(values), True)
-    ax.plot(pairs, values, linestyle=own.dashes, linewidth=0.7 * thin(), label=label or None, **looks)
-    looks |= {"linestyle": "none", "marker": own.marker, "markersize": 0.85 * matplotlib.rcParams["lines.markersize"]}
-    for chosen, face in ((turns, own.color), (~turns, paper())):
-        ax.plot(pairs[chosen], values[chosen], markerfacecolor=face, **looks)
+def draw_wavelengths(ax: Axes, values: np.ndarray, trained_length: float | None, style: Look, label: str = "") -> None:
+    pairs, line_style = np.arange(len(values)), dict[str, Any](color=style.color, gid=style.gid)
+    turns = values <= trained_length if trained_length else np.full(len(values), True)
+    ax.plot(pairs, values, linestyle=style.dashes, linewidth=0.7 * thin(), label=label or None, **line_style)
+    size = 0.85 * matplotlib.rcParams["lines.markersize"]
+    line_style |= {"linestyle": "none", "marker": style.marker, "markersize": size}
+    for part, face in ((turns, style.color), (~turns, paper())):
+        ax.plot(pairs[part], values[part], markerfacecolor=face, **line_style)
 
 
 def finish_wavelengths(ax: Axes, lengths: Iterable[float]) -> None:
@@ -80,8 +81,8 @@ def cosines(table: np.ndarray) -> np.ndarray:
 def draw_similarity(ax: Axes, matrix: np.ndarray, title: str) -> None:
     image = ax.imshow(matrix, cmap=DIVERGING, norm=Normalize(-1, 1), interpolation="none")
     ax.set(title=title, xlabel="position", ylabel="position")
-    layout.whole_ticks(ax, 5)
-    layout.scale_bar(image, ax, shrink=0.75)
+    layout.integer_ticks(ax, 5)
+    layout.color_bar(image, ax, shrink=0.75)
 
 
 def draw_bias(ax: Axes, distances: np.ndarray, heads: np.ndarray, title: str) -> None:
@@ -94,26 +95,26 @@ def draw_bias(ax: Axes, distances: np.ndarray, heads: np.ndarray, title: str) ->
 
 @styled
 def heatmap(table: Any, title: str) -> Figure:
-    """A table [positions, channels], red above zero and blue below."""
+    """Draw a table [positions, channels], red above zero and blue below."""
     fig = layout.figure(8, 4.2)
-    draw_table(fig.add_subplot(), two_axes(table, "table"), layout.wrapped(title, 8))
+    draw_table(fig.add_subplot(), as_table(table, "table"), layout.wrap_title(title, 8))
     return fig
 
 
 @styled
 def similarity_matrix(table: Any, title: str) -> Figure:
-    """Cosine between the rows of a table [positions, channels]."""
+    """Draw the cosine between the rows of a table [positions, channels]."""
     fig = layout.figure(5.2, 4.4)
-    draw_similarity(fig.add_subplot(), cosines(two_axes(table, "table")), layout.wrapped(title, 5.2))
+    draw_similarity(fig.add_subplot(), cosines(as_table(table, "table")), layout.wrap_title(title, 5.2))
     return fig
 
 
 @styled
 def bias_curves(distances: Any, heads: Any, title: str) -> Figure:
-    """What each head adds to a logit at each signed distance; `heads` is [heads, distances]."""
-    fig, x = layout.figure(7, 3.9), summary.numbers(distances)
+    """Draw what each head adds to a logit at each signed distance; `heads` is [heads, distances]."""
+    fig, x = layout.figure(7, 3.9), summary.float_array(distances)
     ax = fig.add_subplot()
-    draw_bias(ax, x, two_axes(heads, "heads"), layout.wrapped(title, 7))
+    draw_bias(ax, x, as_table(heads, "heads"), layout.wrap_title(title, 7))
     if len(x) and np.nanmin(x) < 0:
         ax.axvline(0, color=soft(), linewidth=0.8)
         ax.set(xlabel="distance, query - key (left of 0: keys that come later)")
@@ -121,38 +122,40 @@ def bias_curves(distances: Any, heads: Any, title: str) -> Figure:
 
 
 @styled
-def spectrum(waves: Any, before: Any, context: float, title: str, words: str, unit: str) -> Figure:
-    """Positions per turn of each pair, and what they were before a schedule; hollow: no whole turn in the context.
+def spectrum(waves: Any, original: Any, context: float, title: str, words: str, unit: str) -> Figure:
+    """Draw the positions per turn of each pair, also before a schedule; hollow: no whole turn in the context.
 
-    Pairs that never turn are left out; `words` say what is to be said of all.
+    Pairs that never turn are left out; `words` is a note below the axis.
     """
     fig = layout.figure(8, 4.3)
-    ax = fig.add_subplot(title=layout.wrapped(title, 8))
-    if before is not None:
-        draw_wavelengths(ax, one_axis(before, "wavelengths"), context, look(7))
-    draw_wavelengths(ax, one_axis(waves, "wavelengths"), context, look(0))
-    ax.axhline(context, color=ink(), linestyle=BROKEN, linewidth=1)
-    layout.note(ax, f"context: {layout.in_full(context)} {unit}", (0.005, context), ("axes fraction", "data"), (0, 3))
+    ax = fig.add_subplot(title=layout.wrap_title(title, 8))
+    if original is not None:
+        draw_wavelengths(ax, as_row(original, "wavelengths"), context, look(7))
+    draw_wavelengths(ax, as_row(waves, "wavelengths"), context, look(0))
+    ax.axhline(context, color=ink(), linestyle=END_LINE, linewidth=1)
+    note = f"context: {layout.format_number(context)} {unit}"
+    layout.note(ax, note, (0.005, context), ("axes fraction", "data"), (0, 3))
     finish_wavelengths(ax, [])
     ax.set(xlabel=f"pair of channels (hollow: no whole turn)\n{words}", ylabel=f"{unit.split()[0]} per turn")
     ax.set_xlim(-0.03 * len(waves) - 0.2, 1.03 * len(waves) - 0.8)
-    if before is not None:
-        layout.legend(fig, [layout.handle("before the schedule", look(7)), layout.handle("after", look(0))])
+    if original is not None:
+        labels = {"before the schedule": 7, "after": 0}
+        layout.legend(fig, [layout.legend_handle(label, look(place)) for label, place in labels.items()])
     return fig
 
 
 @styled
 def staircase(x: Any, rows: Any, title: str, xlabel: str, ylabel: str) -> Figure:
-    """Which row of a table each position or distance reads; the last step says where all begin to share it."""
-    places, steps = one_axis(x, "x"), one_axis(rows, "rows")
+    """Draw which row of a table each position or distance reads, and from where on all read the last."""
+    places, steps = as_row(x, "x"), as_row(rows, "rows")
     fig = layout.figure(7, 3.9)
-    ax = fig.add_subplot(title=layout.wrapped(title, 7))
+    ax = fig.add_subplot(title=layout.wrap_title(title, 7))
     ax.step(places, steps, where="mid", color=look(0).color, linewidth=thin())
     last = places[np.flatnonzero(steps != steps[-1])[-1] + 1] if (steps != steps[-1]).any() else places[0]
     if last < places[-1]:
-        ax.axvline(last, color=ink(), linestyle=BROKEN, linewidth=1)
+        ax.axvline(last, color=ink(), linestyle=END_LINE, linewidth=1)
         va, up = ("top", -4) if steps[-1] >= steps[0] else ("bottom", 4)
-        layout.note(ax, f"from {layout.in_full(last)} on: one row", (last, steps[-1]), "data", (4, up), va=va)
+        layout.note(ax, f"from {layout.format_number(last)} on: one row", (last, steps[-1]), "data", (4, up), va=va)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     return fig
 
@@ -168,13 +171,13 @@ def curves(
     log: bool = False,
     mark: float | None = None,
 ) -> Figure:
-    """Named lines over x; `mark` is the trained length, `log` is for x."""
+    """Draw named lines over x; `mark` is the trained length, `log` is for x."""
     fig = layout.figure(7, 3.9)
-    ax = fig.add_subplot(title=layout.wrapped(title, 7))
+    ax = fig.add_subplot(title=layout.wrap_title(title, 7))
     for place, (name, values) in enumerate(lines.items()):
-        own = look(place)
-        how = {"color": own.color, "linestyle": own.dashes} if len(lines) <= 2 else shade(place, len(lines))
-        ax.plot(summary.numbers(x), summary.numbers(values), **how, linewidth=thin(), label=name)
+        style = look(place)
+        line_style = {"color": style.color, "linestyle": style.dashes} if len(lines) <= 2 else shade(place, len(lines))
+        ax.plot(summary.float_array(x), summary.float_array(values), **line_style, linewidth=thin(), label=name)
     if log:
         ax.set_xscale("log")
         layout.plain_log(ax.xaxis)
@@ -188,37 +191,37 @@ def curves(
 
 @styled
 def centre_maps(maps: Any, title: str) -> Figure:
-    """How each head sees a grid from its middle cell, which is marked; `maps` is [heads, rows, columns]."""
-    array = summary.numbers(maps)
+    """Draw the attention of each head from the marked middle cell of a grid; `maps` is [heads, rows, columns]."""
+    array = summary.float_array(maps)
     if array.ndim != 3 or not array.size:
         raise ValueError(f"maps must be [heads, rows, columns] with at least one cell, got shape {array.shape}")
-    shown = array[: layout.MOST_PANELS]
-    colours, side = around_zero(shown), 2.3 if len(shown) > 1 else 4.2
-    on = layout.grid_of(len(shown), 4, (side, side), title)
-    for head, (ax, cells) in enumerate(zip(on.axes, shown, strict=True)):
+    heads = array[: layout.MAX_PANELS]
+    colours, side = diverging_style(heads), 2.3 if len(heads) > 1 else 4.2
+    sheet = layout.panel_grid(len(heads), 4, (side, side), title)
+    for head, (ax, cells) in enumerate(zip(sheet.axes, heads, strict=True)):
         image = ax.imshow(cells, **colours)
         ax.plot([cells.shape[1] // 2], [cells.shape[0] // 2], marker="+", color=ink(), markersize=7)
         ax.set(title=f"head {head}" if len(array) > 1 else "", xlabel="column", ylabel="row")
-        layout.whole_ticks(ax, 4)
-    layout.scale_bar(image, on.axes, shrink=0.6)
-    return on.figure
+        layout.integer_ticks(ax, 4)
+    layout.color_bar(image, sheet.axes, shrink=0.6)
+    return sheet.figure
 
 
 @styled
 def clock(frequencies: Any, position: float, title: str) -> Figure:
-    """The pairs of one position as clock hands: pair m stands at position * frequency_m radians.
+    """Draw the pairs of one position as clock hands: pair m is at position * frequency_m radians.
 
-    With angles in place of frequencies, give position 1. The faint arc is the way the hand has come, up to one turn.
+    For angles, pass position 1. The faint arc is the angle, up to one turn.
     """
     owner = "; an encoding has them as .frequencies" if hasattr(frequencies, "frequencies") else ""
-    angles = one_axis(frequencies, "frequencies", owner) * position
-    shown = angles[:64]
-    columns = min(8, len(shown))
-    rows = -(-len(shown) // columns)
+    angles = as_row(frequencies, "frequencies", owner) * position
+    hands = angles[:64]
+    columns = min(8, len(hands))
+    rows = -(-len(hands) // columns)
     fig = layout.figure(columns * 1.05 + 0.2, rows * 1.25 + 0.5, title)
     ax = fig.add_subplot()
     turn = np.linspace(0, 2 * np.pi, 60)
-    for m, angle in enumerate(shown):
+    for m, angle in enumerate(hands):
         x, y = (m % columns) * 2.6, -(m // columns) * 3.1
         ax.plot(x + np.cos(turn), y + np.sin(turn), color=soft(), linewidth=0.8)
         if np.isfinite(angle):
@@ -231,22 +234,22 @@ def clock(frequencies: Any, position: float, title: str) -> Figure:
         ax.text(x, y - 1.5, f"pair {m}: {words}", ha="center", va="center", fontsize="x-small")
     ax.set(aspect="equal", xlim=(-1.3, (columns - 1) * 2.6 + 1.3), ylim=(-(rows - 1) * 3.1 - 1.9, 1.2))
     ax.axis("off")
-    rest = f"; the first {len(shown)} of {len(angles)} pairs" if len(shown) < len(angles) else ""
-    fig.supxlabel(f"position {layout.in_full(position)}, turns made by each pair{rest}", fontsize="small")
+    rest = f"; the first {len(hands)} of {len(angles)} pairs" if len(hands) < len(angles) else ""
+    fig.supxlabel(f"position {layout.format_number(position)}, turns made by each pair{rest}", fontsize="small")
     return fig
 
 
 @styled
 def fingerprint(table: Any, positions: Sequence[int], title: str) -> Figure:
-    """How positions differ: the rows of the chosen positions, one under the other."""
-    table = two_axes(table, "table")
-    outside = [p for p in positions if not -len(table) <= p < len(table)]
-    if outside or not len(positions):
+    """Draw the rows of some positions, one below the other."""
+    table = as_table(table, "table")
+    invalid = [p for p in positions if not -len(table) <= p < len(table)]
+    if invalid or not len(positions):
         raise ValueError(f"positions must name rows of the table, 0 to {len(table) - 1}; got {list(positions)}")
     fig = layout.figure(8, 0.75 * len(positions) + 1.0, title)
     axes = fig.subplots(len(positions), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     rows = table[list(positions)]
-    colours, norm = matplotlib.colormaps[DIVERGING], around_zero(rows)["norm"]
+    colours, norm = matplotlib.colormaps[DIVERGING], diverging_style(rows)["norm"]
     for ax, position, row in zip(axes, positions, rows, strict=True):
         ax.bar(np.arange(len(row)), row, width=0.9, color=colours(norm(np.nan_to_num(row))))
         ax.axhline(0, color=soft(), linewidth=0.7)
@@ -260,8 +263,8 @@ def fingerprint(table: Any, positions: Sequence[int], title: str) -> Figure:
 
 @styled
 def shift_matrix(matrix: Any, title: str) -> Figure:
-    """A matrix M, as in PE(p + k) = M PE(p), with its numbers where they are few."""
-    array = two_axes(matrix, "matrix")
+    """Draw a matrix M, as in PE(p + k) = M PE(p), with its numbers if they are few."""
+    array = as_table(matrix, "matrix")
     fig = layout.figure(5.2, 4.6)
     ax = fig.add_subplot()
     draw_table(ax, array, title)

@@ -1,4 +1,4 @@
-"""Figures as files: exactly as large as asked, whole or not at all."""
+"""Write figures as files of an exact size, whole or not at all."""
 
 import contextlib
 import io
@@ -11,9 +11,9 @@ import matplotlib
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from posenc.foreign import quoted, visible
+from posenc.foreign import quote, visible
 from posenc.lab import store
-from posenc.lab.results.figures.layout import part_thousands
+from posenc.lab.results.figures.layout import group_thousands
 from posenc.lab.results.figures.style import styled
 
 FORMATS = ("pdf", "svg", "png")
@@ -21,19 +21,19 @@ FORMATS = ("pdf", "svg", "png")
 
 def check_format(name: str) -> None:
     if name not in FORMATS:
-        raise ValueError(f"a figure is written as {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, got {quoted(name)}")
+        raise ValueError(f"a figure is written as {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, got {quote(name)}")
 
 
 @contextlib.contextmanager
-def settled(fig: Figure) -> Generator[None]:
-    """Lay the figure out once; every rendering keeps the places, where it would otherwise lay out again.
+def fixed_layout(fig: Figure) -> Generator[None]:
+    """Lay the figure out once and keep the layout, which each rendering would otherwise compute again.
 
-    Raises ValueError where its axes find no room.
+    Raises ValueError if there is no room for the axes.
     """
-    part_thousands(fig)
+    group_thousands(fig)
     engine = fig.get_layout_engine()
     with warnings.catch_warnings():
-        # A third party's spec may hold letters that the font lacks; an empty box is no reason to fail.
+        # A third party's spec may have letters that the font lacks; an empty box is no error.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         warnings.filterwarnings("error", message="constrained_layout not applied")
         try:
@@ -53,55 +53,55 @@ def settled(fig: Figure) -> Generator[None]:
 
 
 def fold_labels(fig: Figure) -> bool:
-    """Fold the labels that are longer than their axes, and say whether there were any."""
-    long = False
+    """Fold the labels that are longer than their axes; return whether there were any."""
+    folded_any = False
     for ax in fig.axes:
         for label, end in ((ax.xaxis.label, "width"), (ax.yaxis.label, "height")):
             words, room = label.get_text(), getattr(ax.bbox, end)
-            taken = getattr(label.get_window_extent(), end)
-            if taken > 1.1 * room and " " in words and "\n" not in words:
-                label.set_text("\n".join(textwrap.wrap(words, max(8, int(0.92 * len(words) * room / taken)))))
-                long = True
-    return long
+            extent = getattr(label.get_window_extent(), end)
+            if extent > 1.1 * room and " " in words and "\n" not in words:
+                label.set_text("\n".join(textwrap.wrap(words, max(8, int(0.92 * len(words) * room / extent)))))
+                folded_any = True
+    return folded_any
 
 
 @styled
 def png(fig: Figure) -> bytes:
-    """The figure as a PNG file that can be read alone, on white."""
+    """Return the figure as a PNG file on its own background."""
     out = io.BytesIO()
     dots = matplotlib.rcParams["savefig.dpi"]
-    with settled(fig):
-        before, fig.dpi = fig.dpi, fig.dpi if dots == "figure" else dots
+    with fixed_layout(fig):
+        original_dpi, fig.dpi = fig.dpi, fig.dpi if dots == "figure" else dots
         FigureCanvasAgg(fig).print_png(out, pil_kwargs={"compress_level": 4})
-        fig.dpi = before
+        fig.dpi = original_dpi
     return out.getvalue()
 
 
 @styled
 def svg(fig: Figure, *, text: bool = True) -> str:
-    """The figure as an SVG document on no background, with its words as text: escaped, and no control characters.
+    """Return the figure as an SVG document without background, with escaped text and no control characters.
 
-    text  False draws the letters as shapes, which look the same where the font is missing
+    text  False draws the letters as shapes, which look the same without the font
     """
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     out = io.StringIO()
-    kept = fig.get_facecolor()
+    background = fig.get_facecolor()
     fig.set_facecolor("none")
-    with settled(fig), matplotlib.rc_context({"svg.fonttype": "none"} if text else {}):
+    with fixed_layout(fig), matplotlib.rc_context({"svg.fonttype": "none"} if text else {}):
         FigureCanvasSVG(fig).print_svg(out, metadata={"Date": None, "Creator": None})
-    fig.set_facecolor(kept)
-    # matplotlib escapes markup alone, and a document with control characters is no XML.
+    fig.set_facecolor(background)
+    # matplotlib escapes markup but not control characters, which XML forbids.
     return visible(out.getvalue())
 
 
 @styled
 def pdf(fig: Figure) -> bytes:
-    """The figure as one page of its size, with TrueType fonts, the same bytes each time."""
+    """Return the figure as one PDF page of its size, with TrueType fonts, the same bytes each time."""
     from matplotlib.backends.backend_pdf import FigureCanvasPdf
 
     out = io.BytesIO()
-    with settled(fig):
+    with fixed_layout(fig):
         FigureCanvasPdf(fig).print_pdf(out, metadata={"CreationDate": None})
     return out.getvalue()
 
@@ -109,19 +109,18 @@ def pdf(fig: Figure) -> bytes:
 def save(fig: Figure, path: Path | str, *, svg_text: bool = False) -> Path:
     """Write the figure, whole or not at all; the ending of the name, .pdf, .svg or .png, chooses the format.
 
-    It is as large as it was drawn: a PDF's page has 72 points to the inch, a PNG savefig.dpi dots.
+    It has the size of the figure: a PDF has 72 points to the inch, a PNG savefig.dpi dots.
 
     svg_text       keep the words of an SVG as text, which can be searched and edited, but needs the font
 
-    Save in the same `using` block in which the figure was drawn: fonts are found when a figure is written.
+    Save in the same `using` block in which the figure was drawn: fonts are looked up when a figure is written.
 
-    Raises ValueError for another ending, for a size that leaves the axes no room, and for svg_text where no SVG is
-    written; CannotWrite where the file cannot be.
+    Raises ValueError for another ending, a size without room for the axes, and svg_text of another format; CannotWrite.
     """
     path = Path(path)
     ending = path.suffix.lower().removeprefix(".")
     check_format(ending)
     if svg_text and ending != "svg":
-        raise ValueError(f"svg_text is for .svg files, got {quoted(path.name)}; leave it out")
+        raise ValueError(f"svg_text is for .svg files, got {quote(path.name)}; leave it out")
     store.write(path, {"pdf": pdf, "png": png, "svg": lambda fig: svg(fig, text=svg_text).encode()}[ending](fig))
     return path

@@ -1,4 +1,4 @@
-"""Figures of attention weights: where each head looks."""
+"""Draw attention weights as maps of heads and layers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,33 +15,33 @@ from matplotlib.transforms import Affine2D
 
 from posenc.lab.appearance import short
 from posenc.lab.results import summary
-from posenc.lab.results.figures.layout import figure, readable, scale_bar
+from posenc.lab.results.figures.layout import color_bar, figure, token_label
 from posenc.lab.results.figures.style import SEQUENTIAL, ink, points, styled
 from posenc.lab.results.summary import Record
 
-MOST_HEADS, MOST_LAYERS = 8, 6
-WIDEST = 11.6
-"""Inches of a figure that is given no width."""
-LINE = 1 / 72 / 0.85
-"""Inches of a line of letters, for each point of their size."""
-LEAST_LETTERS = 4.5
-"""Points; smaller letters than these beside a map are not read, so where they do not fit, some are left out."""
+MAX_HEADS, MAX_LAYERS = 8, 6
+MAX_WIDTH = 11.6
+"""The default of the largest width in inches."""
+LINE_HEIGHT = 1 / 72 / 0.85
+"""The height of a line in inches, for each point of the font size."""
+MIN_LETTER_SIZE = 4.5
+"""The smallest font size in points; if the token labels do not fit in it, only every n-th is written."""
 
 
 @styled
 def attention(
     record: Record, *, width: float | None = None, height: float | None = None, title: str | None = None
 ) -> Figure | None:
-    """Where every head of one trained model looks, with its positions and with them taken away.
+    """Draw the attention of each head of a trained model, with its positions and without.
 
     record         one of posenc.lab.load(folder, what="records")
     width, height  inches
-    title          its own words, or "" for none
+    title          another title, or "" for none
 
-    None where the record holds no attention.
+    None if the record has no attention.
     """
     kinds = {"with position": "with", "position removed": "without"}
-    maps = {words: summary.numbers(summary.get(record, "attention", kind) or []) for words, kind in kinds.items()}
+    maps = {words: summary.float_array(summary.get(record, "attention", kind) or []) for words, kind in kinds.items()}
     blocks = [(words, weights) for words, weights in maps.items() if weights.ndim == 4 and weights.size]
     if not blocks:
         return None
@@ -59,67 +59,67 @@ def draw_attention(
     width: float | None = None,
     height: float | None = None,
 ) -> Figure:
-    """Small maps of layers by heads, a block for each setting."""
+    """Draw blocks of small maps, layers by heads."""
     all_layers, all_heads, T, S = blocks[0][1].shape
-    layers, heads = min(all_layers, MOST_LAYERS), min(all_heads, MOST_HEADS)
-    labels = [readable(token) for token in tokens] if len(tokens) == T == S else []
-    side = max(1.35 if T <= 16 else 1.2, min(2.6, len(labels) * LEAST_LETTERS * LINE))
-    beside = 2 if len(blocks) == 2 and (width or 2 * (heads * side + 1)) <= WIDEST and heads <= 4 else 1
-    side = min(side, ((width or WIDEST) - 0.8) / beside / heads - 0.1)
-    width = width or max(5.2, beside * (heads * side + 0.8) + 0.8)
-    fig = figure(width, height or len(blocks) / beside * (layers * side + 0.9) + 0.4, title)
-    axes = list(fig.subplots(len(blocks) // beside, beside, squeeze=False).flat)
+    layers, heads = min(all_layers, MAX_LAYERS), min(all_heads, MAX_HEADS)
+    labels = [token_label(token) for token in tokens] if len(tokens) == T == S else []
+    side = max(1.35 if T <= 16 else 1.2, min(2.6, len(labels) * MIN_LETTER_SIZE * LINE_HEIGHT))
+    columns = 2 if len(blocks) == 2 and (width or 2 * (heads * side + 1)) <= MAX_WIDTH and heads <= 4 else 1
+    side = min(side, ((width or MAX_WIDTH) - 0.8) / columns / heads - 0.1)
+    width = width or max(5.2, columns * (heads * side + 0.8) + 0.8)
+    fig = figure(width, height or len(blocks) / columns * (layers * side + 0.9) + 0.4, title)
+    axes = list(fig.subplots(len(blocks) // columns, columns, squeeze=False).flat)
     images = []
     for ax, (words, weights) in zip(axes, blocks, strict=True):
-        some = [f"first {heads} of {all_heads} heads"] * (heads < all_heads)
-        some += [f"first {layers} of {all_layers} layers"] * (layers < all_layers)
-        ax.set_title(", ".join(filter(None, [words, *some])))
+        notes = [f"first {heads} of {all_heads} heads"] * (heads < all_heads)
+        notes += [f"first {layers} of {all_layers} layers"] * (layers < all_layers)
+        ax.set_title(", ".join(filter(None, [words, *notes])))
         images.append(draw_block(ax, weights[:layers, :heads], labels, side))
-    scale_bar(images[-1], axes, label="weight", aspect=30, shrink=0.6, ticks=[0, 0.25, 0.5, 0.75, 1])
+    color_bar(images[-1], axes, label="weight", aspect=30, shrink=0.6, ticks=[0, 0.25, 0.5, 0.75, 1])
     return fig
 
 
 def draw_block(ax: Axes, weights: np.ndarray, tokens: Sequence[str], side: float) -> AxesImage:
-    """The maps [layers, heads, queries, keys] as one image: axes for each map took twenty times as long.
+    """Draw the maps [layers, heads, queries, keys] as one image: axes for each map took twenty times as long.
 
-    tokens  their names
+    tokens  the labels of queries and keys
     side    of one map, inches
     """
     layers, heads, T, S = weights.shape
     future = np.triu(np.ones((T, S), dtype=bool), 1)
     if T == S and not np.nan_to_num(weights[..., future]).any():
-        # What causality forbids is left out, so that a weight of zero can be told from it.
+        # Masked weights are left out, so that they differ from weights of zero.
         weights = np.where(future, np.nan, weights)
-    down, across = T + max(1, round(T * 0.06)), S + max(1, round(S * 0.06))
-    image = np.full((layers * down - (down - T), heads * across - (across - S)), np.nan)
+    pitch_y, pitch_x = T + max(1, round(T * 0.06)), S + max(1, round(S * 0.06))
+    image = np.full((layers * pitch_y - (pitch_y - T), heads * pitch_x - (pitch_x - S)), np.nan)
     for layer, head in np.ndindex(layers, heads):
-        image[layer * down :][:T, head * across :][:, :S] = weights[layer, head]
-    drawn = ax.imshow(image, cmap=SEQUENTIAL, norm=PowerNorm(0.5, 0, 1), aspect="auto", interpolation="none")
-    size = min(points("small"), side / LINE / max(1, len(tokens)))
-    every = math.ceil(round(LEAST_LETTERS / size, 6))
-    places, size = range(0, len(tokens), every), max(size, LEAST_LETTERS)
+        image[layer * pitch_y :][:T, head * pitch_x :][:, :S] = weights[layer, head]
+    drawn_image = ax.imshow(image, cmap=SEQUENTIAL, norm=PowerNorm(0.5, 0, 1), aspect="auto", interpolation="none")
+    size = min(points("small"), side / LINE_HEIGHT / max(1, len(tokens)))
+    stride = math.ceil(round(MIN_LETTER_SIZE / size, 6))
+    places, size = range(0, len(tokens), stride), max(size, MIN_LETTER_SIZE)
     words = [tokens[i] for i in places]
-    room_below = write(ax, "x", words, [head * across + i for head in range(heads) for i in places], size)
-    room_beside = write(ax, "y", words, [layer * down + i for layer in range(layers) for i in places], size)
+    room_below = write_labels(ax, "x", words, [head * pitch_x + i for head in range(heads) for i in places], size)
+    room_beside = write_labels(ax, "y", words, [layer * pitch_y + i for layer in range(layers) for i in places], size)
     ax.set(xticks=[], yticks=[])
-    ax.set_xlabel(f"keys, one token in {every}" if every > 1 else "keys", labelpad=room_below)
+    ax.set_xlabel(f"keys, one token in {stride}" if stride > 1 else "keys", labelpad=room_below)
     ax.set_ylabel("queries", labelpad=room_beside)
     top, right = ax.secondary_xaxis("top"), ax.secondary_yaxis("right")
-    top.set_xticks([head * across + (S - 1) / 2 for head in range(heads)], [str(head) for head in range(heads)])
-    right.set_yticks([layer * down + (T - 1) / 2 for layer in range(layers)], [str(layer) for layer in range(layers)])
+    top.set_xticks([head * pitch_x + (S - 1) / 2 for head in range(heads)], [str(head) for head in range(heads)])
+    right.set_yticks([layer * pitch_y + (T - 1) / 2 for layer in range(layers)], [*map(str, range(layers))])
     top.set_xlabel("head", fontsize="small")
     right.set_ylabel("layer", fontsize="small")
-    for each in (ax, top, right):
-        each.grid(visible=False)
-        each.tick_params(which="both", bottom=False, left=False, top=False, right=False)
-        each.spines[:].set_visible(False)
-    return drawn
+    for axis in (ax, top, right):
+        axis.grid(visible=False)
+        axis.tick_params(which="both", bottom=False, left=False, top=False, right=False)
+        axis.spines[:].set_visible(False)
+    return drawn_image
 
 
-def write(ax: Axes, axis: str, words: Sequence[str], places: Sequence[int], size: float) -> float:
-    """Write the words beside an axis, anew for each map, and return the points that they take.
+def write_labels(ax: Axes, axis: str, words: Sequence[str], places: Sequence[int], size: float) -> float:
+    """Write the words beside an axis, for each map, and return the points that they need.
 
-    One collection of shapes: ticks, which are an artist for each word, took most of a report's time.
+    They are one collection of shapes, because ticks, an artist for each word, took most of a report's time.
     """
     shapes, room, gap = [], 0.0, 3.0
     for word in words:
@@ -146,10 +146,10 @@ def write(ax: Axes, axis: str, words: Sequence[str], places: Sequence[int], size
 
 @styled
 def attention_maps(weights: Any, tokens: Sequence[Any] | None, title: str) -> Figure:
-    """Attention weights [layers, heads, queries, keys], or [heads, queries, keys], or one map; or several by words."""
+    """Draw attention weights [layers, heads, queries, keys], or [heads, queries, keys], or a map; or a dict of them."""
     blocks = []
     for words, maps in (weights if isinstance(weights, Mapping) else {"": weights}).items():
-        array = summary.numbers(maps)
+        array = summary.float_array(maps)
         if array.ndim not in (2, 3, 4):
             expected = "weights must be [layers, heads, queries, keys], or have fewer axes in front"
             raise ValueError(f"{expected}; got shape {array.shape}")

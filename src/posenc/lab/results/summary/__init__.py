@@ -1,25 +1,24 @@
-"""What the records of a comparison say: medians and intervals, the gate, who is ahead, and the answer in words.
+"""Summarise the records of a comparison: medians and intervals, which encodings are ahead, the answer in sentences.
 
-Nothing is drawn here and nothing is marked up: plots, the page and the terminal all read these numbers and
-sentences, so they cannot disagree.
+There are no drawings and no markup: plots, the page and the terminal read the same numbers and sentences from here.
 """
 
-from posenc.lab.results.statistics import Spread
-from posenc.lab.results.summary.claims import CARRIES, EXPLODES, FLAT, Carried, Headline, headline
-from posenc.lab.results.summary.pairs import pairs
+from posenc.lab.results.statistics import Estimate
+from posenc.lab.results.summary.claims import CARRY_THRESHOLD, EXPLODING_RATIO, FLAT_RATIO, Headline, headline
+from posenc.lab.results.summary.pairs import pair_tables
 from posenc.lab.results.summary.runs import (
     NOT_LEARNED,
+    IndexedRecords,
     Record,
     Result,
-    Settled,
+    float_array,
     get,
-    is_own,
+    is_external,
     is_text,
-    labelled,
+    labelled_records,
     labels,
-    need_records,
     number,
-    numbers,
+    require_records,
     results,
     spec_of,
     task_of,
@@ -27,23 +26,23 @@ from posenc.lab.results.summary.runs import (
     trained_length,
     trained_lengths,
     trained_tokens,
-    worth,
+    training_rank,
 )
-from posenc.lab.results.summary.sentences import LEARNED_TEXT, about_seeds, answer, paragraphs, scope
-from posenc.lab.results.summary.tables import Cell, TaskTable, cell, how_flat, tables, task_tables, tasks_of
+from posenc.lab.results.summary.sentences import LEARNED_TEXT, answer, paragraphs, scope_sentence, seeds_sentence
+from posenc.lab.results.summary.tables import Cell, TaskTable, all_tasks, flatness, plain_tables, task_tables, to_cell
 from posenc.lab.results.summary.words import (
-    MOST_OF_A_SENTENCE,
-    NOTHING,
-    REACHES,
+    DASH,
+    MAX_SENTENCE_LETTERS,
+    SCORE_AXES,
     count,
     duration,
-    in_range_of_all,
-    legible,
-    listed,
-    name,
+    for_display,
+    join_words,
+    label_list,
     percent,
     ratio,
-    shown,
+    records_for_display,
     times,
-    trained_words,
+    trained_score_text,
+    trained_text,
 )

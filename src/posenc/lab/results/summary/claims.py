@@ -1,27 +1,27 @@
-"""Which encoding is ahead of which, and how far each carries: every order in words comes from `compare`.
+"""Compare encodings: which is significantly ahead of which, and to which length each carries.
 
-Pairs of runs with one seed are compared, because they share their data and first weights, and only where both learned:
-a run that did not says nothing about lengths and speed. It counts, as a failure, in how many seeds carry to a length.
+Runs are paired by seed, because they share their data and initial weights, and only if both learned: one that did not
+says nothing about lengths and speed. It counts as a failure among the seeds that carry to a length.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from statistics import median_low
 
 from posenc.lab.results import statistics
-from posenc.lab.results.statistics import Comparison, Spread
-from posenc.lab.results.summary.runs import Record, Result, entries, get, number, results, sequences
-from posenc.lab.results.summary.words import bits, listed, name, names_of, percent, times
+from posenc.lab.results.statistics import Comparison, Estimate
+from posenc.lab.results.summary.runs import Record, Result, entries, get, number, results, sequence_count
+from posenc.lab.results.summary.words import bits, join_words, label_list, percent, times
 
-# What the words mean. Exact match at a length:
-CARRIES = 0.90
-# Perplexity at k times the trained length over perplexity at the trained length, R(k):
-FLAT = 1.05
-EXPLODES = 1.5
-# Differences of means up to these are not worth a claim; CPU time of one run varies by about as much.
-SAME_TIME = 1.10
+# The exact match at a length from which an encoding carries to it.
+CARRY_THRESHOLD = 0.90
+# Of R(k), the perplexity at k times the trained length over that at the trained length.
+FLAT_RATIO = 1.05
+EXPLODING_RATIO = 1.5
+# Smaller differences of means are not claimed; CPU time of one run varies by about as much.
+SAME_TIME_RATIO = 1.10
 SAME_BITS = 0.01
 
 
@@ -29,33 +29,32 @@ SAME_BITS = 0.01
 class Measure:
     """A number of a run by which encodings are compared.
 
-    words      what it is called
-    of         the number of one run; None where it was not measured
-    form       how a difference is said, without its unit
+    value_of   returns the number of one run; None if it was not measured
+    form       formats a difference without its unit
     higher     whether more is better
     ratio      whether differences are ratios
-    least      a difference up to this is called none (of a ratio: its logarithm)
+    min_difference   differences up to this are not claimed (of a ratio: its logarithm)
     variance   of the number within its run
-    unit       behind a difference
+    unit       after a difference
     """
 
-    words: str
-    of: Callable[[Record], float | None]
+    name: str
+    value_of: Callable[[Record], float | None]
     form: Callable[[float], str]
     higher: bool = True
     ratio: bool = False
-    least: float = 0.0
+    min_difference: float = 0.0
     variance: Callable[[Record], float] | None = None
     unit: str = ""
 
-    def signed(self, difference: float) -> str:
-        """A difference of scores, in the measure's own direction: first minus second, or first over second."""
+    def format_signed(self, difference: float) -> str:
+        """Format a difference of scores in the measure's direction: first minus second, or first over second."""
         value = difference if self.higher else -difference
         return self.form(value) if self.ratio else f"{'-' if value < 0 else '+'}{self.form(abs(value))}"
 
     def score(self, run: Record) -> float | None:
-        """The number of a run so that higher is better and differences are sums."""
-        value = self.of(run)
+        """Return the number of a run, negated if lower is better, and as a logarithm if differences are ratios."""
+        value = self.value_of(run)
         if value is None or not math.isfinite(value) or (self.ratio and value <= 0):
             return None
         value = math.log(value) if self.ratio else value
@@ -68,18 +67,18 @@ def entry_at(run: Record, factor: float) -> dict[str, object]:
 
 @lru_cache
 def exact_match_at(factor: float) -> Measure:
-    def of(run: Record) -> float | None:
+    def value_of(run: Record) -> float | None:
         return number(get(entry_at(run, factor), "exact_match"))
 
     def variance(run: Record) -> float:
-        return statistics.share_variance(of(run) or 0.0, sequences([entry_at(run, factor)]))
+        return statistics.share_variance(value_of(run) or 0.0, sequence_count([entry_at(run, factor)]))
 
-    return Measure(f"exact match at {times(factor)}", of, percent, variance=variance, unit=" points")
+    return Measure(f"exact match at {times(factor)}", value_of, percent, variance=variance, unit=" points")
 
 
 @lru_cache
 def growth_at(factor: float) -> Measure:
-    """R(k)."""
+    """Return the measure R(k)."""
     return Measure(
         f"R({times(factor)[:-1]})",
         lambda run: number(get(entry_at(run, factor), "perplexity_ratio")),
@@ -95,28 +94,28 @@ CPU_SECONDS = Measure(
     lambda x: times(math.exp(x)),
     higher=False,
     ratio=True,
-    least=math.log(SAME_TIME),
+    min_difference=math.log(SAME_TIME_RATIO),
 )
 BITS = Measure(
     "bits per byte",
     lambda run: number(get(run, "in_distribution", "bits_per_byte")),
     bits,
     higher=False,
-    least=SAME_BITS,
+    min_difference=SAME_BITS,
 )
 
 
 @lru_cache
 def bits_at(factor: float) -> Measure:
-    """Bits per byte in windows of a multiple of the trained length."""
-    words = f"bits per byte at {times(factor)}"
-    return replace(BITS, words=words, of=lambda run: number(get(entry_at(run, factor), "bits_per_byte")))
+    """Return the measure of bits per byte in windows of a multiple of the trained length."""
+    name = f"bits per byte at {times(factor)}"
+    return replace(BITS, name=name, value_of=lambda run: number(get(entry_at(run, factor), "bits_per_byte")))
 
 
-def reach_by(run: Record, measure: str, holds: Callable[[float], bool]) -> float | None:
-    """The multiple of the trained length up to which a measure of one run holds at every tested length.
+def run_reach_by(run: Record, measure: str, passes: Callable[[float], bool]) -> float | None:
+    """Return the multiple of the trained length up to which each tested length of a run passes.
 
-    1 where it holds no further, 0 where the run has not learned; None where no longer length was measured.
+    1 if no longer length passes, 0 if the run has not learned; None if no longer length was measured.
     """
     scores = sorted(
         (factor, score)
@@ -128,148 +127,148 @@ def reach_by(run: Record, measure: str, holds: Callable[[float], bool]) -> float
         return None
     if run.get("learned") is not True:
         return 0.0
-    reached = 1.0
+    reach = 1.0
     for factor, score in scores:
-        if not holds(score):
+        if not passes(score):
             break
-        reached = factor
-    return reached
+        reach = factor
+    return reach
 
 
-def reach_of(run: Record) -> float | None:
-    """The multiple of the trained length up to which one run carries, by exact match; as `reach_by`."""
-    return reach_by(run, "exact_match", lambda score: score >= CARRIES)
+def run_reach(run: Record) -> float | None:
+    """Return the multiple of the trained length up to which a run carries by exact match, as `run_reach_by` does."""
+    return run_reach_by(run, "exact_match", lambda score: score >= CARRY_THRESHOLD)
 
 
-REACH = Measure("reach", reach_of, times)
+REACH = Measure("reach", run_reach, times)
 
 
-def compare(found: Sequence[Result], measure: Measure) -> Comparison:
-    """All pairs of encodings of one task in one measure, on the seeds where both learned."""
-    first = next(iter(found), None)
-    return first.once((measure, *found), lambda: compared(found, measure)) if first else compared(found, measure)
+def compare_encodings(results: Sequence[Result], measure: Measure) -> Comparison:
+    """Compare all pairs of encodings of one task in one measure, on the seeds with which both learned."""
+    compute = partial(compute_comparison, results, measure)
+    return results[0].memoise((measure, *results), compute) if results else compute()
 
 
-def compared(found: Sequence[Result], measure: Measure) -> Comparison:
+def compute_comparison(results: Sequence[Result], measure: Measure) -> Comparison:
     scores: dict[str, dict[object, float]] = {}
     variances: dict[str, dict[object, float]] = {}
-    for result in found:
+    for result in results:
         for run in result.learned:
             seed, score = get(run, "experiment", "seed"), measure.score(run)
             if seed is not None and score is not None:
                 scores.setdefault(result.label, {})[seed] = score
                 if measure.variance:
                     variances.setdefault(result.label, {})[seed] = measure.variance(run)
-    return statistics.compare(scores, variances or None, measure.least)
+    return statistics.compare(scores, variances or None, measure.min_difference)
 
 
-def measures_of(learners: Sequence[Result]) -> list[Measure]:
-    """What encodings are compared in on a task: reach and speed, or on text bits per byte at each length, then R(k)."""
+def task_measures(learners: Sequence[Result]) -> list[Measure]:
+    """Return the measures of a task: reach and speed, or for text bits per byte at each length, then R(k)."""
     if any(result.is_text for result in learners):
-        far = sorted({factor for r in learners for _, factor, _ in r.beyond("perplexity_ratio") if factor})
-        return [BITS, *map(bits_at, far), *map(growth_at, far[-1:])]
-    last = max((factor for result in learners for _, factor, _ in result.beyond("exact_match")), default=None)
+        factors = sorted({factor for r in learners for _, factor, _ in r.extrapolation("perplexity_ratio") if factor})
+        return [BITS, *map(bits_at, factors), *map(growth_at, factors[-1:])]
+    last = max((factor for result in learners for _, factor, _ in result.extrapolation("exact_match")), default=None)
     return [*([REACH, exact_match_at(last)] if last else []), CPU_SECONDS]
 
 
-def ahead(found: Sequence[Result], measure: Measure) -> list[Result]:
-    """The encodings that are significantly better than every other one; often none."""
-    first = compare(found, measure).first()
-    return [result for result in found if result.label in first]
+def winning_results(results: Sequence[Result], measure: Measure) -> list[Result]:
+    """Return the results that are significantly ahead of all others; often none."""
+    winners = compare_encodings(results, measure).winners()
+    return [result for result in results if result.label in winners]
 
 
-def order(found: Sequence[Result], measure: Measure) -> str:
-    """A sentence on who is ahead of whom; empty where too few seeds were there to compare."""
-    comparison = compare(found, measure)
+def order_sentence(results: Sequence[Result], measure: Measure) -> str:
+    """Return a sentence on which encodings are ahead of which; empty if there are too few seeds to compare."""
+    comparison = compare_encodings(results, measure)
     if not comparison.differences:
         return ""
-    by_label = {result.label: result for result in found}
-    if first := [by_label[label] for label in comparison.first()]:
-        return f"In {measure.words}, {names_of(first)} {'is' if len(first) == 1 else 'are'} ahead of all others."
-    won = {label: above for label in comparison.unbeaten() if (above := comparison.above(label))}
-    if not won:
-        return f"In {measure.words}, the seeds tell nobody apart."
-    clauses = [f"{name(label)} is ahead of {names_of([by_label[x] for x in above])}" for label, above in won.items()]
-    return f"In {measure.words}, {'; '.join(clauses)}."
+    if winners := comparison.winners():
+        verb = "is" if len(winners) == 1 else "are"
+        return f"In {measure.name}, {label_list(winners)} {verb} ahead of all others."
+    leads = {label: beaten for label in comparison.leaders() if (beaten := comparison.beaten_by(label))}
+    if not leads:
+        return f"In {measure.name}, no difference is significant."
+    clauses = [f"`{label}` is ahead of {label_list(beaten)}" for label, beaten in leads.items()]
+    return f"In {measure.name}, {'; '.join(clauses)}."
 
 
-def unseen(found: Sequence[Result], measures: Sequence[Measure]) -> str:
-    """A sentence on the differences that so few seeds would not show."""
+def power_sentence(results: Sequence[Result], measures: Sequence[Measure]) -> str:
+    """Return a sentence on the smallest differences that these seeds can detect."""
     parts, seeds = [], []
     for measure in measures:
-        comparison = compare(found, measure)
-        if not comparison.unseen:
+        comparison = compare_encodings(results, measure)
+        if not comparison.detectable_difference:
             continue
         seeds += [difference.seeds for difference in comparison.differences]
-        any_at_all = measure.variance is not None and comparison.unseen >= 1
-        amount = "any" if any_at_all else f"below {measure.form(comparison.unseen)}{measure.unit}"
-        parts.append(f"{amount} in {measure.words}")
+        any_at_all = measure.variance is not None and comparison.detectable_difference >= 1
+        amount = "any" if any_at_all else f"below {measure.form(comparison.detectable_difference)}{measure.unit}"
+        parts.append(f"{amount} in {measure.name}")
     if not parts:
         return ""
     fewest = "" if min(seeds) == max(seeds) else ", the fewest of a pair,"
-    return f"With {min(seeds)} seeds{fewest} these differences would go unseen: {listed(parts)}."
+    return f"With {min(seeds)} seeds{fewest} these differences would go unseen: {join_words(parts)}."
 
 
 @dataclass(frozen=True)
-class Carried:
-    """How many of all seeds carry to a length: they learned, and hold there and at all lengths before.
+class SeedShare:
+    """The seeds that carry to a length: they learned, and pass there and at all shorter lengths.
 
     length, factor   the length, and the multiple of the trained one
-    count, of        so many seeds of so many; those that did not learn are among them
+    count, seeds     the seeds that carry, and all seeds, also those that did not learn
     low, high        the 95 % interval of that share
     """
 
     length: float
     factor: float
     count: int
-    of: int
+    seeds: int
     low: float
     high: float
 
     @classmethod
-    def counted(cls, length: float, factor: float, count: int, of: int) -> "Carried":
-        return cls(length, factor, count, of, *statistics.share_interval(count / of, of))
+    def from_counts(cls, length: float, factor: float, count: int, seeds: int) -> "SeedShare":
+        return cls(length, factor, count, seeds, *statistics.share_interval(count / seeds, seeds))
 
     @property
-    def most(self) -> bool:
-        return 2 * self.count > self.of
+    def is_majority(self) -> bool:
+        return 2 * self.count > self.seeds
 
     @property
-    def words(self) -> str:
-        return f"{self.count} of {self.of}"
+    def text(self) -> str:
+        return f"{self.count} of {self.seeds}"
 
 
-def reached_by(result: Result, reach_of: Callable[[Record], float | None]) -> list[float]:
-    """How far each run carries, of those of which it is known."""
-    return result.once(reach_of, lambda: [x for x in map(reach_of, result.runs) if x is not None])
+def run_reaches(result: Result, reach: Callable[[Record], float | None]) -> list[float]:
+    """Return the reach of each run that has one."""
+    return result.memoise(reach, lambda: [x for x in map(reach, result.runs) if x is not None])
 
 
-def carried(result: Result, reach_of: Callable[[Record], float | None] = reach_of) -> list[Carried]:
-    """At each measured length beyond the trained one, the shortest first; `reach_of` says how far one run carries."""
-    reached = reached_by(result, reach_of)
+def seed_shares(result: Result, reach: Callable[[Record], float | None] = run_reach) -> list[SeedShare]:
+    """Return the share of seeds at each length beyond the trained one, shortest first; `reach` is of one run."""
+    reaches = run_reaches(result, reach)
     return [
-        Carried.counted(length, factor, sum(x >= factor for x in reached), len(reached))
+        SeedShare.from_counts(length, factor, sum(x >= factor for x in reaches), len(reaches))
         for length, factor in result.lengths()
-        if factor and factor > 1 and reached
+        if factor and factor > 1 and reaches
     ]
 
 
-def reaches(result: Result, reach_of: Callable[[Record], float | None] = reach_of) -> Spread | None:
-    """The multiple of the trained length to which more than half of the seeds carry, and its interval; see reach_of."""
-    return statistics.spread(reached_by(result, reach_of), middle=median_low)
+def reach_estimate(result: Result, reach: Callable[[Record], float | None] = run_reach) -> Estimate | None:
+    """Return the multiple of the trained length to which more than half of the seeds carry, with its interval."""
+    return statistics.estimate(run_reaches(result, reach), middle=median_low)
 
 
-def reach(result: Result) -> Carried | None:
-    """The longest length to which more than half of all seeds carry, if that is past the trained one."""
-    return next((at for at in reversed(carried(result)) if at.most), None)
+def longest_reach(result: Result) -> SeedShare | None:
+    """Return the longest length beyond the trained one to which more than half of all seeds carry."""
+    return next((share for share in reversed(seed_shares(result)) if share.is_majority), None)
 
 
 @dataclass(frozen=True)
 class Headline:
-    """What one encoding does on one task, in few numbers.
+    """The learning speed and reach of one encoding on one task.
 
-    seeds, learned   how many runs, and how many of them learned; the other numbers say how they count the rest
-    cpu_seconds, steps   to 99 %, over the runs that learned; None for text, and where none did
+    seeds, learned   the number of runs, and of those that learned
+    cpu_seconds, steps   to 99 %, over the runs that learned; None for text, and if none learned
     reach            the multiple of the trained length to which more than half of all seeds carry; a run that carries
                      no further is 1, one that has not learned 0. None for text, and without longer lengths
     """
@@ -278,22 +277,22 @@ class Headline:
     label: str
     seeds: int
     learned: int
-    cpu_seconds: Spread | None
-    steps: Spread | None
-    reach: Spread | None
+    cpu_seconds: Estimate | None
+    steps: Estimate | None
+    reach: Estimate | None
 
 
 def headline(records: Sequence[Record]) -> list[Headline]:
-    """Learning speed and reach of each encoding on each task, in order of appearance."""
+    """Return learning speed and reach of each encoding on each task, in order of appearance."""
     return [
         Headline(
             task=result.task,
             label=result.label,
             seeds=len(result.runs),
             learned=len(result.learned),
-            cpu_seconds=result.spread("cpu_s_to_learned"),
-            steps=result.spread("steps_to_learned"),
-            reach=reaches(result),
+            cpu_seconds=result.estimate("cpu_s_to_learned"),
+            steps=result.estimate("steps_to_learned"),
+            reach=reach_estimate(result),
         )
         for result in results(records)
     ]

@@ -1,8 +1,7 @@
-"""The numbers behind the views, one file for each kind.
+"""The data of the views, one file for each kind.
 
-A section of an encoding is a function `of(encoding, shape)`, which gives what JSON can hold, or None where the encoding
-has nothing of the kind, or nothing that is known before it is trained. A section of the page is a function of what the
-page was asked for.
+A section of an encoding is a function of (encoding, shape). It returns data for JSON, or None if the encoding has
+nothing of the kind, or nothing that is fixed before training.
 """
 
 from collections.abc import Callable
@@ -11,11 +10,11 @@ from typing import Any
 from posenc.encoding.base import Encoding, Shape
 from posenc.lab.views.sections import added, biases, moves, order, spectrum
 
-OF_ENCODINGS: dict[str, Callable[[Encoding, Shape], Any]] = {
-    "added": added.of,
-    "biases": biases.of,
-    "moves": moves.of,
-    "order": order.of,
-    "spectrum": spectrum.of,
+ENCODING_SECTIONS: dict[str, Callable[[Encoding, Shape], Any]] = {
+    "added": added.added_table,
+    "biases": biases.bias_by_distance,
+    "moves": moves.key_moves,
+    "order": order.order_changes,
+    "spectrum": spectrum.rotary_spectra,
 }
-"""Name in the page -> what makes it, for each encoding."""
+"""Name in the page -> the function of its section."""

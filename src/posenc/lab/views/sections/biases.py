@@ -1,4 +1,4 @@
-"""What door 3 adds at each distance, where that is known without training."""
+"""The bias that an encoding adds to the logits at each distance."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ REACH = 255
 
 
 @torch.no_grad()
-def of(encoding: Encoding, shape: Shape) -> dict[str, Any] | None:
-    """The bias of every head by signed distance, query minus key; None where training decides it, or more is read."""
-    biased = [part for part in parts_of(encoding) if part.doors & BIASES]
-    trained = any(True for part in biased for _ in part.parameters())
-    if not biased or trained or "biases" in encoding.doors or encoding.axes != 1:
+def bias_by_distance(encoding: Encoding, shape: Shape) -> dict[str, Any] | None:
+    """Return the bias of each head by query minus key; None if it is trained or depends on more than distance."""
+    parts = [part for part in parts_of(encoding) if part.doors & BIASES]
+    is_trained = any(True for part in parts for _ in part.parameters())
+    if not parts or is_trained or "biases" in encoding.doors or encoding.axes != 1:
         return None
     distance = torch.arange(-REACH, REACH + 1, dtype=torch.float64)
     heads = encoding.by_distance(distance)

@@ -1,27 +1,27 @@
-"""The order test of an encoding: what each of four tokens notices, in each of their 24 orders."""
+"""The order test of an encoding: the change of each of four tokens in each of their 24 orders."""
 
 from typing import Any
 
 from posenc import catalogue
 from posenc.encoding.base import Encoding, Shape
-from posenc.lab.evaluation.order import changes
-from posenc.lab.experiments.recipes import on_axes
-from posenc.lab.runs.settings import reads
+from posenc.lab.evaluation.order import output_changes
+from posenc.lab.experiments.recipes import axes_hints
+from posenc.lab.runs.settings import reads_axes
 
 TOKENS = 4
 
 
-def of(encoding: Encoding, shape: Shape) -> dict[str, Any] | None:
-    """By the direction of attention, for one layer and for two: [orders][tokens], as `changes` gives them."""
+def order_changes(encoding: Encoding, shape: Shape) -> dict[str, Any] | None:
+    """Return the changes [orders][tokens] by direction of attention, for one layer and for two."""
     spec = str(encoding)
-    if not reads(catalogue.build(spec, shape, hints=on_axes()), 1):
+    if not reads_axes(catalogue.build(spec, shape, hints=axes_hints()), 1):
         return None
     return {
-        name: [changes(spec, tokens=TOKENS, layers=layers, is_causal=is_causal) for layers in (1, 2)]
+        name: [output_changes(spec, tokens=TOKENS, layers=layers, is_causal=is_causal) for layers in (1, 2)]
         for name, is_causal in (("bidirectional", False), ("causal", True))
     }
 
 
 def without_position(shape: Shape) -> dict[str, Any] | None:
-    """The same of a model without position, for the page: what all others are held against."""
-    return of(catalogue.build("none", shape), shape)
+    """Return the same for a model without position, to compare with."""
+    return order_changes(catalogue.build("none", shape), shape)

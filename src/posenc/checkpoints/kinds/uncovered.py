@@ -1,28 +1,27 @@
-"""Position code that is told and not replaced, with the reason: what the catalogue has no entry for."""
+"""Position code that the catalogue has no entry for: it is reported with the reason, and not replaced."""
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from torch import nn
 
-from posenc.checkpoints.kinds.kind import Stack
-from posenc.checkpoints.models.found import Found
-from posenc.checkpoints.models.nodes import Node
+from posenc.checkpoints.kinds.kind import LayerStack
+from posenc.checkpoints.models.found import PositionItem
+from posenc.checkpoints.models.nodes import ConfigNode
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 
 
-def reason(stack: Stack, item: Found) -> str | None:
-    """Why what was found in a stack is no entry of the catalogue, as what follows its name; None where unknown."""
+def uncovered_reason(stack: LayerStack, item: PositionItem) -> str | None:
+    """Return why a piece of a stack has no entry in the catalogue, as a clause; None if unknown."""
     shape, size = stack.shape, () if item.values is None else tuple(item.values.shape)
-    if item.kind == "module" and (reach := reach_of(item.owner)) is not None:
+    if item.kind == "module" and (reach := kernel_reach(item.owner)) is not None:
         return f"tells places apart by a convolution over {reach}, which no spec here speaks of; it stays as it is"
     rows, wide = size if len(size) == 2 else (0, 0)
-    back = stack.node.seen.centres.get(item.path)
+    back = stack.node.trace.centres.get(item.path)
     if wide == shape.head_dim and rows > 2 and item.kind == "table":
-        beside = sum(one.owner is item.owner and one.values is not None for one in stack.pieces("table"))
-        if beside > 1 and rows % 2:
+        tables = sum(i.owner is item.owner and i.values is not None for i in stack.pieces("table"))
+        if tables > 1 and rows % 2:
             return "has a vector for each distance along one axis, compared with queries; shaw has a single axis"
         if back is None:
             return None
@@ -38,31 +37,31 @@ def reason(stack: Stack, item: Found) -> str | None:
     return None
 
 
-def reach_of(owner: nn.Module) -> str | None:
-    """How many tokens the convolution reads that a module is, or has as its only parameters."""
+def kernel_reach(owner: nn.Module) -> str | None:
+    """Return how many tokens a convolution reads, if the module has no other parameters."""
     layers = [module for module in owner.modules() if isinstance(module, CONVOLUTIONS)]
-    others = [m for m in owner.modules() if isinstance(m, (nn.Linear, nn.Embedding)) or list(m.children()) == []]
-    if not layers or any(isinstance(m, (nn.Linear, nn.Embedding)) for m in others):
+    leaves = [m for m in owner.modules() if isinstance(m, (nn.Linear, nn.Embedding)) or list(m.children()) == []]
+    if not layers or any(isinstance(m, (nn.Linear, nn.Embedding)) for m in leaves):
         return None
     return f"{' x '.join(map(str, layers[0].kernel_size))} tokens"
 
 
-def is_centred(layer: Any) -> bool:
+def is_centred(layer: nn.Conv1d | nn.Conv2d) -> bool:
     """Whether a convolution reads as many tokens on either side."""
     sizes = zip(layer.kernel_size, layer.padding, strict=True) if isinstance(layer.padding, tuple) else ()
     return any(size > 1 and 2 * padding == size - 1 for size, padding in sizes)
 
 
-def unnamed(node: Node) -> Iterator[str]:
-    """What tells attention of places where nothing was found: convolutions, and code that speaks of position."""
-    seen = node.seen
-    if not seen.attend or node.found or node.pieces:
+def unread_position_code(node: ConfigNode) -> Iterator[str]:
+    """Yield sentences on position code of no known kind: convolutions, and functions named after position."""
+    trace = node.trace
+    if not trace.softmax_paths or node.items or node.pieces:
         return
     layers = [module for module in node.modules.values() if isinstance(module, CONVOLUTIONS)]
-    # As far to one side as to the other: those that look back alone belong to other layers than attention.
-    beside = [one for one in layers if one.groups == one.in_channels > 1 and is_centred(one)]
-    if beside:
-        size = " x ".join(map(str, beside[0].kernel_size))
+    # Causal convolutions belong to other layers than attention.
+    convolutions = [layer for layer in layers if layer.groups == layer.in_channels > 1 and is_centred(layer)]
+    if convolutions:
+        size = " x ".join(map(str, convolutions[0].kernel_size))
         yield f"convolutions over {size} tokens tell attention of places, which no spec here speaks of; they stay"
-    if seen.spoke and not node.path:
-        yield f"{', '.join(sorted(seen.spoke))} ran, which speak of position, and no spec here says how"
+    if trace.function_names and not node.path:
+        yield f"{', '.join(sorted(trace.function_names))} ran, which speak of position, and no spec here says how"

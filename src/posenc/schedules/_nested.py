@@ -1,4 +1,4 @@
-"""Schedules around another one, whose frequencies they change further."""
+"""The base of schedules that change the frequencies of another schedule."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,8 +8,8 @@ from torch import Tensor
 from posenc.schedules._schedule import Schedule
 
 
-class Around(Schedule):
-    """Base of the schedules with an option `inner`: a schedule that comes first, or None for plain frequencies."""
+class NestedSchedule(Schedule):
+    """Base of schedules with an option `inner`: the schedule to apply first, or None for plain frequencies."""
 
     @property
     def inner(self) -> Schedule | None:
@@ -19,18 +19,18 @@ class Around(Schedule):
         super().__post_init__()
         object.__setattr__(self, "by_horizon", self.inner is not None and self.inner.by_horizon)
 
-    def inside(
+    def inner_frequencies(
         self, frequencies: Tensor, base: float, width: int, horizon: Tensor | None
     ) -> tuple[Tensor, float | Tensor]:
-        """What the inner schedule gives; without one, the frequencies as they are."""
+        """Return frequencies and temperature of the inner schedule; without one, the frequencies unchanged."""
         if self.inner is None:
             return frequencies, 1.0
         return self.inner(frequencies, base=base, width=width, horizon=horizon)
 
-    def published_inside(
+    def inner_formula(
         self, frequencies: Sequence[float], base: float, width: int, horizon: float | None
     ) -> tuple[list[float], float]:
-        """The same in scalars, as published."""
+        """Return the same in scalars, as published."""
         if self.inner is None:
             return list(frequencies), 1.0
         return self.inner.formula(frequencies, base=base, width=width, horizon=horizon)
@@ -44,5 +44,5 @@ class Around(Schedule):
         return self.known_length if self.inner is None else self.inner.short_horizon
 
     def with_trained_length(self, trained_length: int) -> Schedule:
-        filled = super().with_trained_length(trained_length)
-        return filled if self.inner is None else replace(filled, inner=self.inner.with_trained_length(trained_length))
+        outer = super().with_trained_length(trained_length)
+        return outer if self.inner is None else replace(outer, inner=self.inner.with_trained_length(trained_length))
