@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from posenc.cli.comparison import Compare
 from posenc.cli.encodings import Check
-from posenc.cli.options import POSITIONAL, Value
+from posenc.cli.options import POSITIONAL, Usage
 from posenc.cli.published import LAB, Lab
 from posenc.cli.training import Train
 from posenc.cli.verbs import VERBS
@@ -172,7 +172,7 @@ def all_options(cls: Any) -> list[Option]:
     options = []
     for field in fields(cls):
         kind, marks = kinds[field.name], get_args(hints[field.name])[1:]
-        form = next((mark for mark in marks if isinstance(mark, Value)), Value(WORDS.get(kind, "TEXT")))
+        form = next((mark for mark in marks if isinstance(mark, Usage)), Usage(WORDS.get(kind, "TEXT")))
         name, positional = form.name or field.name, POSITIONAL in marks
         options.append(Option(field.name, name, kind, form.metavar, field.default, positional))
     return options

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from posenc.cli.options import Folder, Names, Number, OneSpec, Specs, Value, Whole
+from posenc.cli.options import Folder, Names, Number, OneSpec, Specs, Usage, Whole
 
 
 @dataclass(kw_only=True)
@@ -51,7 +51,7 @@ class Advise:
     The answer comes from the most similar tasks of the board, with five of its rows, and names what was not measured.
     """
 
-    task: Annotated[str, Value("TEXT")]
+    task: Annotated[str, Usage("TEXT")]
     """A task of the board, or your own task in words."""
     train_length: int
     """The length of your sequences in training."""

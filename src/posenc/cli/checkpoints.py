@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from posenc.cli.options import File, Files, Name, Names, Positional, Source, Value, Whole, Wholes
+from posenc.cli.options import File, Files, Name, Names, Positional, Source, Usage, Whole, Wholes
 
 
 @dataclass
@@ -113,11 +113,11 @@ class Extend:
     """The first token of the text to read. Default: 2000, less in a short text."""
     chunk: int = 1024
     """Tokens per forward pass: fewer take less memory."""
-    dtype: Annotated[str, Value("NAME")] = "float32"
+    dtype: Annotated[str, Usage("NAME")] = "float32"
     """float32 or bfloat16: half the memory; faster on processors that support it, far slower on others."""
-    device: Annotated[str, Value("NAME")] = "cpu"
+    device: Annotated[str, Usage("NAME")] = "cpu"
     """cpu, cuda, cuda:1, mps; or auto: spread by accelerate over GPUs, CPU and disk."""
-    cache: Annotated[str, Value("NAME")] = "device"
+    cache: Annotated[str, Usage("NAME")] = "device"
     """Where keys and values are stored: device, or cpu, from where they go to a CUDA device layer by layer."""
     longrope_factors: File = None
     """A JSON file with the searched short_factor and long_factor of longrope."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from posenc.cli.options import Labels, Name, Names, Number, Numbers, Paths, Positional, RunOptions, Specs, Value, Whole
+from posenc.cli.options import Labels, Name, Names, Number, Numbers, Paths, Positional, RunOptions, Specs, Usage, Whole
 from posenc.foreign import quote
 from posenc.lab.default_encodings import ENCODINGS
 from posenc.specs.syntax import split
@@ -28,7 +28,7 @@ class Compare(RunOptions):
     """Specs to compare; "all" stands for every encoding that reads a sequence, path/to/mine.py:Mine for your own."""
     tasks: Names = ()
     """Tasks, such as copy "recall(symbols=16)" path/to/mine.py:Mine; posenc list has all. Default: the preset's."""
-    preset: Annotated[str, Value("NAME")] = "default"
+    preset: Annotated[str, Usage("NAME")] = "default"
     """default: repeat with three seeds, and text with one. full: six tasks, three seeds."""
     label: Labels = ()
     """The name of an encoding in tables and figures; your own class may set it: label = "Ripple"."""
@@ -44,7 +44,7 @@ class Compare(RunOptions):
     """Coordinate maps of the positions in training, such as none "randomised(longest=64)"; every encoding with each."""
     stretch: Specs = ()
     """Frequency schedules beyond the trained length, such as none "yarn(factor=2)"; rotary with each."""
-    shard: Annotated[str | None, Value("NUMBER/COUNT")] = None
+    shard: Annotated[str | None, Usage("NUMBER/COUNT")] = None
     """NUMBER/COUNT, from 0/COUNT on: run only this part, into its own folder; then posenc merge."""
     out: Path = Path("runs/compare")
     """The folder for records, figures and report."""

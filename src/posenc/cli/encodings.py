@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from posenc.cli.options import Comparison, Names, Numbers, Positional, Specs, Texts, Value, Whole, Wholes
+from posenc.cli.options import Comparison, Names, Numbers, Positional, Specs, Texts, Usage, Whole, Wholes
 from posenc.foreign import quote
 from posenc.lab.default_encodings import ENCODINGS
 from posenc.lab.description import listing
@@ -22,13 +22,13 @@ class List:
     claim. posenc list schedules has a line for each schedule; the other kinds work alike.
     """
 
-    name: Positional[Annotated[str, Value("NAME")]] = ""
+    name: Positional[Annotated[str, Usage("NAME")]] = ""
     """A name, a spec, or a kind such as schedules."""
     axes: Whole = None
     """Only encodings whose positions have this number of axes: 1 for sequences, 2 for images."""
-    door: Annotated[str, Value("NAME")] = ""
+    door: Annotated[str, Usage("NAME")] = ""
     """Only encodings that open this door: embed, turn, bias, attend, remember."""
-    used_by: Annotated[str, Value("TEXT")] = ""
+    used_by: Annotated[str, Usage("TEXT")] = ""
     """Only encodings that models with this name use."""
     pager: bool = True
     """Show text longer than the screen in PAGER, or in less."""
@@ -102,7 +102,7 @@ class Show:
     Example: posenc show "rotary(base=500)" --tokens 128 --out pictures
     """
 
-    spec: Positional[Annotated[str, Value("SPEC")]]
+    spec: Positional[Annotated[str, Usage("SPEC")]]
     """The encoding, as a spec."""
     tokens: int = 64
     """The number of positions to draw."""
@@ -190,7 +190,7 @@ class Check:
     The exit code is 1 if a promise is broken, or if a declared gap has closed.
     """
 
-    spec: Positional[Annotated[str, Value("SPEC")]]
+    spec: Positional[Annotated[str, Usage("SPEC")]]
     """The encoding or the task, as a spec or path/to/file.py:Class."""
     promise: Names = ()
     """Only these promises, by their names. Default: all."""

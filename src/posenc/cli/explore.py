@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from posenc.cli.options import Comparison, Positional, Specs, Value
+from posenc.cli.options import Comparison, Positional, Specs, Usage
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Explore:
     """The encodings. Default: the best-known ones."""
     comparison: Comparison = None
     """A folder of posenc compare: its curves, trained tables and attention. Default: a small one that ships."""
-    out: Annotated[Path, Value("PATH")] = Path("runs/explorer.html")
+    out: Annotated[Path, Usage("PATH")] = Path("runs/explorer.html")
     """The file to write."""
     open: bool = False
     """Open the page in the browser."""

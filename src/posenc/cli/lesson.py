@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import posenc
-from posenc.cli.options import File, Positional, Value
+from posenc.cli.options import File, Positional, Usage
 from posenc.foreign import quote
 from posenc.foreign.text import error_text
 from posenc.foreign.whole_files import users_cache, write
@@ -30,13 +30,13 @@ class Lesson:
     posenc lesson alone lists them. In a pipe the lesson is Markdown.
     """
 
-    lesson: Positional[Annotated[str, Value("LESSON")]] = ""
+    lesson: Positional[Annotated[str, Usage("LESSON")]] = ""
     """Its number or its name. Default: the list of all."""
     check: File = None
     """Your work: answers (.py, .ipynb), or the file of the lesson's last exercise. Code in it is run."""
     weights: File = None
     """The trained weights of your model path/to/mine.py:Class: a state dict, .safetensors or .pt."""
-    run_folder: Annotated[str | None, Value("PATH", name="run")] = None
+    run_folder: Annotated[str | None, Usage("PATH", name="run")] = None
     """The folder of the run in which you measured your numbers."""
     text: File = None
     """The text on which your language model was trained."""

@@ -11,7 +11,7 @@ Positional: TypeAlias = Annotated[T, POSITIONAL]
 """An argument without an option name."""
 
 
-class Value(NamedTuple):
+class Usage(NamedTuple):
     """The placeholder of an option's value in help, and the option's name if it differs from the field's.
 
     The placeholder is PATH, NAME, SPEC (an encoding), TEXT, INT or FLOAT; "..." means one or more.
@@ -21,23 +21,23 @@ class Value(NamedTuple):
     name: str | None = None
 
 
-Whole = Annotated[int | None, Value("INT")]
-Number = Annotated[float | None, Value("FLOAT")]
-Name = Annotated[str | None, Value("NAME")]
-OneSpec = Annotated[str | None, Value("SPEC")]
-Folder = Annotated[Path | None, Value("PATH")]
+Whole = Annotated[int | None, Usage("INT")]
+Number = Annotated[float | None, Usage("FLOAT")]
+Name = Annotated[str | None, Usage("NAME")]
+OneSpec = Annotated[str | None, Usage("SPEC")]
+Folder = Annotated[Path | None, Usage("PATH")]
 # Every verb has a method of this name.
-Comparison = Annotated[Path | None, Value("PATH", name="run")]
-Wholes = Annotated[tuple[int, ...], Value("INT ...")]
-Numbers = Annotated[tuple[float, ...], Value("FLOAT ...")]
-Names = Annotated[tuple[str, ...], Value("NAME ...")]
-Labels = Annotated[tuple[str, ...], Value("SPEC=NAME ...")]
-Specs = Annotated[tuple[str, ...], Value("SPEC ...")]
-Files = Annotated[tuple[str, ...], Value("PATH ...")]
-Texts = Annotated[tuple[str, ...], Value("TEXT ...")]
-Source = Annotated[str, Value("PATH")]
-File = Annotated[str | None, Value("PATH")]
-Paths = Annotated[tuple[Path, ...], Value("PATH ...")]
+Comparison = Annotated[Path | None, Usage("PATH", name="run")]
+Wholes = Annotated[tuple[int, ...], Usage("INT ...")]
+Numbers = Annotated[tuple[float, ...], Usage("FLOAT ...")]
+Names = Annotated[tuple[str, ...], Usage("NAME ...")]
+Labels = Annotated[tuple[str, ...], Usage("SPEC=NAME ...")]
+Specs = Annotated[tuple[str, ...], Usage("SPEC ...")]
+Files = Annotated[tuple[str, ...], Usage("PATH ...")]
+Texts = Annotated[tuple[str, ...], Usage("TEXT ...")]
+Source = Annotated[str, Usage("PATH")]
+File = Annotated[str | None, Usage("PATH")]
+Paths = Annotated[tuple[Path, ...], Usage("PATH ...")]
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from posenc.cli.options import Positional, Value
+from posenc.cli.options import Positional, Usage
 
 
 @dataclass
@@ -38,9 +38,9 @@ class LabRun:
     Ctrl-C loses no finished run: the same command continues where it stopped. The exit code is 0 for any verdict.
     """
 
-    name: Positional[Annotated[str, Value("NAME")]]
+    name: Positional[Annotated[str, Usage("NAME")]]
     """The claim; posenc lab list names all, path/to/mine.py:Mine is your own."""
-    tier: Annotated[str, Value("NAME")] = "cpu"
+    tier: Annotated[str, Usage("NAME")] = "cpu"
     """cpu: minutes on two cores. gpu: larger models, minutes on an accelerator."""
     seed_from: int = 100
     """The first seed; recipes were searched on those below 100."""
@@ -97,7 +97,7 @@ class Lab:
     Example: posenc lab run repeat
     """
 
-    verb: Positional[Annotated[Any, Value("list | run | page")]]
+    verb: Positional[Annotated[Any, Usage("list | run | page")]]
     """The action; posenc help lab run explains the options of run."""
 
     def run(self) -> int:

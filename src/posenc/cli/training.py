@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
-from posenc.cli.options import Files, Folder, Name, Names, Number, OneSpec, Positional, RunOptions, Texts, Value, Whole
+from posenc.cli.options import Files, Folder, Name, Names, Number, OneSpec, Positional, RunOptions, Texts, Usage, Whole
 
 
 @dataclass(kw_only=True)
@@ -19,9 +19,9 @@ class Train(RunOptions):
 
     first = "spec task text steps train_length layers dim heads device out".split()
 
-    spec: Positional[Annotated[str, Value("SPEC")]] = "rotary"
+    spec: Positional[Annotated[str, Usage("SPEC")]] = "rotary"
     """The encoding; several with commas between are cycled over the layers: "rotary,none"."""
-    task: Annotated[str, Value("NAME")] = "text"
+    task: Annotated[str, Usage("NAME")] = "text"
     """A task, such as copy or path/to/mine.py:Mine; posenc list has all."""
     seed: int = 100
     """Seed of weights and data."""
@@ -96,7 +96,7 @@ class Generate:
 
     folder: Positional[Path]
     """The folder of the checkpoint."""
-    prompt: Annotated[str, Value("TEXT")] = ""
+    prompt: Annotated[str, Usage("TEXT")] = ""
     """The prompt: text, or for a task on symbols letters and the separator, as in cab|"""
     max_new_tokens: int = 200
     """The most new tokens."""

@@ -10,7 +10,7 @@ from posenc.cli.encodings import Check, List, Order, Show
 from posenc.cli.explore import Explore
 from posenc.cli.export import Export
 from posenc.cli.lesson import Lesson
-from posenc.cli.options import Positional, Value
+from posenc.cli.options import Positional, Usage
 from posenc.cli.published import Lab
 from posenc.cli.training import Generate, Train
 from posenc.foreign import quote, suggestion
@@ -33,7 +33,7 @@ class Completion:
     fish: posenc completion fish > ~/.config/fish/completions/posenc.fish
     """
 
-    shell: Positional[Annotated[str, Value("SHELL")]]
+    shell: Positional[Annotated[str, Usage("SHELL")]]
     """bash, zsh or fish."""
 
     def run(self) -> None:
