@@ -1,10 +1,10 @@
-"""Measure what encodings cost, beside the limit of this machine, other libraries and the goals of the project.
+"""Measure the cost of encodings against the machine's limit, other libraries and the project's goals.
 
     python3 run.py bench rotation attention --shapes quick --out runs/bench
     PYTHONPATH=path/to/other/src python benchmarks/bench.py rotation models --out runs/before
 
-Results are checked against float64 before they are timed; the exit code is 1 where one of ours is wrong. The second
-line measures another posenc with the same benchmark, to have both from one occasion.
+Results are checked against float64 before they are timed; the exit code is 1 if one of ours is wrong. The second
+command measures another version of posenc with the same benchmark, so that both are measured at the same time.
 """
 
 import argparse

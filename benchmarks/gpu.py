@@ -1,11 +1,11 @@
-"""What models with positional encodings cost on a GPU, beside their peers: a row at a time.
+"""Measure models with positional encodings and their peers on a GPU, row by row.
 
     python benchmarks/gpu.py --minutes 8 --out runs/gpu.jsonl
     python benchmarks/gpu.py --minutes 2 --device cpu --small        # the same lines where there is no GPU
 
-First masked attention and all encodings are held to what they give on a CPU, in processes of their own: an error of
-CUDA's ends one. Then come attention alone, and a decoder with 124 million parameters in bfloat16, plain and compiled:
-what decides comes first. Times are medians of calls; behind each comes one of the first model's (`beside_ms`).
+First, masked attention and all encodings are compared with their results on a CPU, each in a separate process because
+a CUDA error ends the process. Then attention alone and a decoder with 124 million parameters in bfloat16, eager and
+compiled, are timed, the most important first. Times are medians; `beside_ms` times the first model between the calls.
 """
 
 import argparse
@@ -35,24 +35,24 @@ compiled_flex_attention = functools.cache(lambda: torch.compile(flex.flex_attent
 
 
 class Sizes(NamedTuple):
-    """The sizes of a model, and what it is measured with."""
+    """The sizes of a model and of its inputs."""
 
     dim: int = 768
     heads: int = 12
     layers: int = 12
     vocab: int = 50304
     tokens: int = 16384
-    """Tokens in a step, shared out among rows."""
+    """Tokens per step, divided among the rows."""
     lengths: tuple[int, ...] = (4096, 1024, 16384)
     check_tokens: int = 33 * 33
-    """Tokens of the check, a square: more than 1,024, from which on biases are fused."""
+    """Tokens in the check: a square number above 1,024, where fusing of biases begins."""
 
 
 SMALL = Sizes(64, 4, 2, 101, 256, (128, 64), 36)
 
 
 class ByHand(nn.Module):
-    """A decoder as nanoGPT's, with rotary, ALiBi through FlexAttention, or without positions."""
+    """A decoder like nanoGPT's, with rotary, ALiBi through FlexAttention, or no positions."""
 
     def __init__(self, sizes: Sizes, positions: str) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class ByHand(nn.Module):
 
 
 def llama(sizes: Sizes) -> nn.Module:
-    """The logits of Hugging Face's: three matrices of its width have as many weights as two of four times the width."""
+    """Return Hugging Face's Llama. Three matrices of width 8/3 dim have as many weights as two of 4 dim."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     class Logits(LlamaForCausalLM):
@@ -127,7 +127,7 @@ def x_transformers(sizes: Sizes, length: int, **positions: Any) -> nn.Module:
 
 
 def models(sizes: Sizes, length: int) -> dict[str, Callable[[], nn.Module]]:
-    """What makes each model, by name: those that matter most first."""
+    """Return a constructor for each model by name, the most important first."""
 
     def posenc_decoder(spec: str) -> nn.Module:
         return Decoder(sizes.vocab, sizes.dim, sizes.heads, sizes.layers, spec, tie_output=True, max_len=length)
@@ -148,12 +148,12 @@ def models(sizes: Sizes, length: int) -> dict[str, Callable[[], nn.Module]]:
 
 
 def reason(error: Exception) -> str:
-    """Why a case failed, in a line: the compiler's errors say it behind their first one."""
+    """Return in one line why a case failed. The compiler's errors give the reason after their first line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
 
 
 class Bench:
-    """Rows of one run: printed, saved, and no more begun when the time is over."""
+    """Prints and saves the rows of one run. When the time is over, no new row starts."""
 
     def __init__(self, file: Path, device: str, sizes: Sizes, minutes: float) -> None:
         self.file, self.device, self.sizes, self.minutes = file, device, sizes, minutes
@@ -164,7 +164,7 @@ class Bench:
         file.parent.mkdir(parents=True, exist_ok=True)
 
     def left(self) -> bool:
-        """Whether some of the time is left."""
+        """Return whether any time is left."""
         return time.monotonic() - self.start < 60 * self.minutes
 
     def row(self, kind: str, name: str, **facts: Any) -> None:
@@ -174,7 +174,7 @@ class Bench:
             rows.write(json.dumps(row) + "\n")
 
     def free(self) -> int:
-        """The bytes that are held when all is given back that frames and errors hold of each other."""
+        """Collect garbage (frames and errors refer to each other) and return the bytes still allocated."""
         gc.collect()
         torch.cuda.empty_cache()
         return torch.cuda.memory_allocated()
@@ -187,10 +187,10 @@ class Bench:
         return time.perf_counter() - start
 
     def measure_call(self, kind: str, name: str, call: Callable[[], Any], tokens: int, compiled: bool = False) -> None:
-        """A row with the milliseconds of a call and of the first model's, and the most memory that it held."""
+        """Add a row with a call's milliseconds, the first model's, and the peak memory."""
         facts: dict[str, Any] = {"tokens": tokens, "compiled": compiled}
         try:
-            self.seconds_of(call)  # in which things are compiled
+            self.seconds_of(call)  # the first call compiles
             if self.on_card:
                 torch.cuda.reset_peak_memory_stats()
             self.seconds_of(call)
@@ -203,14 +203,14 @@ class Bench:
             ms, beside_ms = (1000 * statistics.median(column) for column in zip(*times, strict=True))
             facts |= {"ms": round(ms, 3), "beside": first, "beside_ms": round(beside_ms, 3)}
             self.times.setdefault((tokens, compiled, kind), {})[name] = ms, ms / beside_ms, first
-        except Exception as error:  # a case that fails is a result, and the next one goes on
+        except Exception as error:  # a failure is a result too; the next case still runs
             facts["failed"] = reason(error)
         self.row(kind, name, **facts)
         if "failed" in facts:
             self.free()
 
     def ratios(self, length: int) -> None:
-        """A row with all that was measured at a length, beside the first model, its peers and itself uncompiled."""
+        """Add a row of ratios to the first model, peers and eager mode."""
         ratios: dict[str, dict[str, float]] = {}
         for (tokens, is_compiled, kind), times in self.times.items():
             plain = self.times.get((tokens, False, kind), {}) if is_compiled else {}
@@ -225,7 +225,7 @@ class Bench:
 
 
 def compare(bench: Bench, name: str, run: Callable[[str], tuple[Tensor, ...]], **facts: Any) -> None:
-    """A row with how far values and gradients on the device are from a CPU's, relative; or with why there are none."""
+    """Add a row with relative differences from the CPU's values and gradients, or the error."""
     try:
         if not bench.left():
             raise TimeoutError("no time was left")
@@ -239,7 +239,7 @@ def compare(bench: Bench, name: str, run: Callable[[str], tuple[Tensor, ...]], *
 
 
 def check_masked(bench: Bench, tokens: int) -> None:
-    """Masked attention of heads of 64 in bfloat16, on the device beside the CPU in float32."""
+    """Compare masked attention in bfloat16 on the device with float32 on the CPU."""
     torch.default_generator.manual_seed(0)
     heads = [torch.randn(2, 4, tokens, 64).bfloat16() for _ in range(3)]
     i, j = torch.arange(tokens)[:, None], torch.arange(tokens)
@@ -264,7 +264,7 @@ def check_masked(bench: Bench, tokens: int) -> None:
 
 
 def train_steps(spec: str, tokens: int, steps: int, device: str) -> tuple[Tensor, ...]:
-    """Logits and gradients of a small model in float32, in the last of some steps of training."""
+    """Train a small float32 model and return the logits and gradients of the last step."""
     torch.default_generator.manual_seed(0)
     grid, side = catalogue.build(spec, Shape(64, 4, 16, 32)).axes == 2, math.isqrt(tokens)
     model: Any = (Encoder if grid else Decoder)(17, 64, 4, 1, spec, max_len=side if grid else tokens)
@@ -280,7 +280,7 @@ def train_steps(spec: str, tokens: int, steps: int, device: str) -> tuple[Tensor
 
 
 def check(bench: Bench) -> None:
-    """Masked attention, then logits and gradients of each encoding, on the device beside the CPU."""
+    """Compare masked attention and each encoding's logits and gradients on the device with the CPU's."""
     tokens = bench.sizes.check_tokens
     check_masked(bench, tokens // 4), check_masked(bench, tokens)
     for spec in sorted(catalogue.names(), key=lambda spec: (spec not in SPECS, spec)):
@@ -288,7 +288,7 @@ def check(bench: Bench) -> None:
 
 
 def check_segments(bench: Bench) -> None:
-    """Some steps of training, with memory in segments that grow where the environment asked for them."""
+    """Compare a few training steps, with expandable memory segments if the environment asks for them."""
     expandable, tokens = False, bench.sizes.lengths[0] // 2
     if bench.on_card:
         torch.zeros(1, device=bench.device)
@@ -304,7 +304,7 @@ def check_segments(bench: Bench) -> None:
 
 
 def measure_attention(bench: Bench) -> None:
-    """Causal attention alone at the first length, with biases beside PyTorch's own without."""
+    """Measure causal attention alone at the first length, with biases and without (PyTorch's own)."""
     sizes, T, width = bench.sizes, bench.sizes.lengths[0], bench.sizes.dim // bench.sizes.heads
     shape = max(1, sizes.tokens // T), sizes.heads, T, width
     q, k, v, upstream = (torch.randn(shape, device=bench.device, dtype=bench.dtype) for _ in range(4))
@@ -327,7 +327,7 @@ def measure_attention(bench: Bench) -> None:
 
 
 def measure(bench: Bench) -> None:
-    """Attention, then each model at each length, the decisive ones first: compiling takes up to a minute."""
+    """Measure attention, then each model at each length. The first matter most: compiling takes up to a minute."""
     measure_attention(bench)
     first, *longer = bench.sizes.lengths
     stages = [(first, False, slice(7)), (first, True, slice(3)), (first, False, slice(7, None))]
@@ -336,7 +336,7 @@ def measure(bench: Bench) -> None:
     for length, is_compiled, part in stages:
         bench.first.clear()
         if bench.on_card or is_compiled:
-            # What was compiled for one length would be compiled once more, for any length, at the next.
+            # Without this, the next length would trigger a second compilation, with dynamic shapes.
             torch.compiler.reset()
         builders = list(models(bench.sizes, length).items())
         for name, make in dict([builders[0], *builders[part]]).items():
@@ -353,7 +353,7 @@ def measure(bench: Bench) -> None:
 
 
 def measure_model(bench: Bench, name: str, make: Callable[[], nn.Module], length: int, is_compiled: bool) -> None:
-    # Made on the device: on a CPU the first weights take seconds.
+    # Created on the device, because initialising the weights on a CPU takes seconds.
     with torch.device(bench.device):
         model = make().to(bench.dtype)
         ids = torch.randint(bench.sizes.vocab, (max(1, bench.sizes.tokens // length), length))
@@ -365,7 +365,7 @@ def measure_model(bench: Bench, name: str, make: Callable[[], nn.Module], length
         F.cross_entropy(run(ids).flatten(0, 1).float(), ids.flatten()).backward()
 
     if is_compiled:
-        # All models of a kind have the code of their class, which is compiled eight times and then no more.
+        # Models of one class share its code, which torch compiles at most eight times (the recompile limit).
         with torch._dynamo.config.patch(recompile_limit=64):
             bench.measure_call("training", name, step, length, is_compiled)
         return
@@ -395,7 +395,7 @@ def main() -> None:
         return PARTS[arguments.part](bench)
     card = torch.cuda.get_device_name() if arguments.device == "cuda" else "a CPU"
     bench.row("machine", card, torch=torch.__version__, sizes=bench.sizes._asdict())
-    # The newer name is not read for this by torch 2.9 (pytorch/pytorch#183387).
+    # torch 2.9 does not read the variable's newer name for this (pytorch/pytorch#183387).
     segments = dict.fromkeys(("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"), "expandable_segments:True")
     limit = ["timeout", "-k", "5", str(20 * arguments.minutes)]
     command = [*limit, sys.executable, __file__, *sys.argv[1:], f"--minutes={arguments.minutes / 4}", "--part"]

@@ -1,10 +1,10 @@
-"""Compare the peak memory of a real model's passes with the plan, on a CPU or a GPU.
+"""Compare the peak memory of a real model's passes with the planned memory.
 
     python benchmarks/hardware.py models/smollm2 --lengths 512 2048 --dtypes float32 bfloat16
     python benchmarks/hardware.py path/to/Qwen2.5-7B --device cuda --lengths 32768 --dtypes bfloat16
 
-It prints the table of docs/checkpoints/hardware.md: each pass runs in a process of its own, whose memory before the
-model is loaded does not count. On a GPU it is the most that PyTorch held there.
+It prints the table of docs/checkpoints/hardware.md. Each pass runs in a separate process, and the memory used before
+the model is loaded is subtracted. On a GPU the peak is the most that PyTorch allocated there.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""What the fast paths do, counted without a clock, so that a machine under any load can hold them.
+"""Count the work of the fast paths, so that machine load does not matter.
 
-    python benchmarks/instructions.py            counts, and compares with counts.json; exit code 1 where more is done
+    python benchmarks/instructions.py            counts, and compares with counts.json; exit code 1 if a count grew
     python benchmarks/instructions.py --update   writes counts.json
 
-Two things are counted: the instructions of the compiled rotation, for each set of routines, by valgrind's callgrind;
-and what a call costs in Python: the calls of functions, and the operators that PyTorch runs.
+Two things are counted: the instructions of the compiled rotation, for each instruction set, by valgrind's callgrind;
+and the cost of a call in Python: the function calls, and the operators that PyTorch runs.
 """
 
 import argparse
@@ -27,16 +27,16 @@ COUNTS_FILE = Path(__file__).with_name("counts.json")
 NATIVE = HOME / "src" / "posenc" / "kernels" / "rotation" / "native.py"
 
 ROUTINES = ("_plain", "_avx2")
-"""How the names of the routines of a set end."""
+"""The suffixes of the function names, one for each instruction set."""
 
 MARGIN = 0.02
-"""How much more may be done before it counts: what the same compiler makes of another order of lines."""
+"""The relative increase that is tolerated: reordered source lines change the same compiler's output this much."""
 OTHER_COMPILER = 0.25
-"""The same where another compiler made the library."""
+"""The tolerated increase if another compiler built the library."""
 
 
 class Case(NamedTuple):
-    """One rotation: x [batch, heads, tokens, width] of which so many pairs turn, tables for all heads alike."""
+    """The sizes of a rotation: x [batch, heads, tokens, width] and the rotated pairs."""
 
     batch: int
     heads: int
@@ -65,7 +65,7 @@ CASES = {
 
 
 def native() -> Any:
-    """The module that loads the library, without the package around it: torch under valgrind takes minutes."""
+    """Import the loader module without its package. Importing torch under valgrind takes minutes."""
     spec = importlib.util.spec_from_file_location("native", NATIVE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -74,7 +74,7 @@ def native() -> Any:
 
 
 def why_not() -> str | None:
-    """Why instructions cannot be counted here, or None."""
+    """Return why instructions cannot be counted here, or None."""
     if shutil.which("valgrind") is None:
         return "valgrind is not installed"
     reason = native().load().why_not
@@ -82,7 +82,7 @@ def why_not() -> str | None:
 
 
 def rotate_all() -> None:
-    """Run every case once with every set of routines."""
+    """Run every case once with every instruction set."""
     module = native()
     library, best, _ = module.load()
     for function in range(best + 1):
@@ -91,7 +91,7 @@ def rotate_all() -> None:
 
 
 def rotate(module: Any, library: Any, case: Case, function: int) -> None:
-    """One case in place, by one thread."""
+    """Rotate one case in place, with one thread."""
     size = 4 if case.type == FLOAT32 else 8 if case.type == FLOAT64 else 2
     number = 8 if case.type in (FLOAT32, FLOAT64) else 4
     rotation = module.Rotation(case.batch, case.heads, case.tokens, case.width, case.pairs)
@@ -105,18 +105,18 @@ def rotate(module: Any, library: Any, case: Case, function: int) -> None:
 
 
 def aligned_address(size: int) -> ctypes.c_void_p:
-    """Memory of zeros whose address is a whole number of cache lines: elsewhere loops would begin otherwise."""
+    """Return zeroed memory aligned to a cache line, since alignment changes where the loops begin."""
     memory = ctypes.create_string_buffer(size + 64)
     address = ctypes.addressof(memory)
     aligned = ctypes.c_void_p(address + -address % 64)
-    aligned.memory = memory  # type: ignore[attr-defined]  # kept as long as its address
+    aligned.memory = memory  # type: ignore[attr-defined]  # keeps the memory alive as long as its address
     return aligned
 
 
 def instructions() -> dict[str, int]:
-    """Function of the library -> its instructions while every case runs once with every set of routines.
+    """Return each library function's instruction count over all cases and instruction sets.
 
-    Raises RuntimeError, with what valgrind said, when it fails.
+    Raises RuntimeError with valgrind's output when it fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "out"
@@ -129,13 +129,13 @@ def instructions() -> dict[str, int]:
 
 
 def calls_of_functions(profile: str, library: str) -> dict[str, int]:
-    """Function -> instructions of its own, for one library in callgrind's format; what has no name is "the walk"."""
+    """Parse callgrind's output into self instructions per library function; unnamed ones are "the walk"."""
     names: dict[str, str] = {}
     counts: dict[str, int] = {}
     here, function, of_a_call = "", "", False
 
     def name_of_line(word: str, kind: str) -> str:
-        # A name is written once, behind its number.
+        # A name is written only once, after its number; later lines give the number alone.
         number, _, name = word.partition(" ")
         return names.setdefault(kind + number, name)
 
@@ -148,7 +148,7 @@ def calls_of_functions(profile: str, library: str) -> dict[str, int]:
         elif key == "calls" and arguments:
             of_a_call = True
         elif re.match(r"[-+*\d]", line):
-            # The line behind a call is the cost of what was called.
+            # The line after a call is the cost of the called function.
             if not of_a_call and here.endswith(library):
                 known = function if function.endswith(ROUTINES) else "the walk"
                 counts[known] = counts.get(known, 0) + int(line.split()[-1])
@@ -157,13 +157,13 @@ def calls_of_functions(profile: str, library: str) -> dict[str, int]:
 
 
 def compiler() -> str:
-    """The compiler that made the library, as it has signed it."""
+    """Return the compiler's signature in the library."""
     version = re.search(rb"(?:GCC: \([^)]*\)|clang version) [\d.]+", native().LIBRARY.read_bytes())
     return version.group().decode() if version else "unknown"
 
 
 def calls() -> dict[str, int]:
-    """What cases cost in Python: calls of functions, in Python or C, and the operators that PyTorch runs."""
+    """Count the function calls (Python or C) and the PyTorch operators of each case."""
     import torch
 
     counts = {}
@@ -208,7 +208,7 @@ def in_python() -> list[tuple[str, Callable[[], Any]]]:
 
 
 def python_calls(call: Callable[[], Any]) -> int:
-    """Calls of functions within a call, after two that fill what is kept."""
+    """Count the function calls within a call, after two calls that fill the caches."""
     count = 0
 
     def see(frame: Any, event: str, kind: Any) -> None:
@@ -222,16 +222,16 @@ def python_calls(call: Callable[[], Any]) -> int:
         call()
     finally:
         sys.setprofile(old_profile)
-    # Switching it off is a call too.
+    # Switching the profiler off is itself counted as a call.
     return count - 1
 
 
 def operators(call: Callable[[], Any]) -> int:
-    """PyTorch's operators within a call, those included that others are made of."""
+    """Count the PyTorch operators within a call, including nested ones."""
     from torch.autograd.profiler import profile
 
     call(), call()
-    # Without Kineto: it writes to the terminal.
+    # Kineto is not used because it writes to the terminal.
     with profile(use_kineto=False) as counts:
         call()
     return sum(event.name.startswith(("aten::", "posenc::")) for event in counts.function_events)
@@ -244,7 +244,7 @@ def python_versions() -> str:
 
 
 def increases(counts: dict[str, int], old_counts: dict[str, int], margin: float) -> list[str]:
-    """What is done more often than it was, in sentences; what has no kept count yet is one too."""
+    """Return a sentence for each count that grew or has no stored count yet."""
     lines = []
     for name, count in counts.items():
         old = old_counts.get(name)
@@ -256,7 +256,7 @@ def increases(counts: dict[str, int], old_counts: dict[str, int], margin: float)
 
 
 def compare() -> tuple[list[str], list[str]]:
-    """(what is done more often than counts.json has it, what could not be compared and why)."""
+    """Return (counts above those in counts.json, what could not be compared and why)."""
     old_counts, worse, left_out = json.loads(COUNTS_FILE.read_text(encoding="utf-8")), [], []
     reason = why_not()
     if reason is None:
@@ -272,7 +272,7 @@ def compare() -> tuple[list[str], list[str]]:
 
 
 def update() -> None:
-    """Write what is counted now. Raises RuntimeError where instructions cannot be counted."""
+    """Write the current counts to counts.json. Raises RuntimeError if instructions cannot be counted."""
     if (reason := why_not()) is not None:
         raise RuntimeError(f"nothing is written: {reason}")
     counts = {"compiler": compiler(), "instructions": instructions(), "python": python_versions(), "calls": calls()}

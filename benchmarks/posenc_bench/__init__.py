@@ -1,12 +1,12 @@
-"""What posenc costs, beside the limit of the machine and beside everybody else: run from a checkout.
+"""Benchmark posenc against the machine's limit and other libraries, from a checkout.
 
     run.py bench [WHAT ...]                          measure
     run.py bench --compare BEFORE.json AFTER.json    two results side by side
 
-measure  candidates take turns, and each is divided by a limit of the same round
+measure  times candidates in turn, and divides each by the limit's time in the same round
 cases    what is measured, one file for each word of the command line
-goals    what each row is to reach: goals.json
+goals    the target of each row, from goals.json
 run      one run: cases, machine, versions
-report   rows to tables; what we lose at
-compared two results to a page
+report   formats rows as tables, and lists where posenc loses
+compared formats two results as one page
 """

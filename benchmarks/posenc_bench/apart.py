@@ -1,4 +1,4 @@
-"""What has to be measured in a process of its own: memory, and what an import costs."""
+"""Measurements that need a separate process: memory and the cost of imports."""
 
 import ctypes
 import json
@@ -20,9 +20,9 @@ def can_see_peaks() -> bool:
 
 
 def run(code: str, *arguments: str, threads: int = 1) -> Any:
-    """What a few lines of Python print as JSON, run by a fresh interpreter that finds this package and the benchmark.
+    """Run Python code in a fresh interpreter and return the JSON it prints.
 
-    Raises RuntimeError, with what it said, when it fails.
+    The interpreter can import posenc and the benchmark. Raises RuntimeError with its output when it fails.
     """
     result = process("-c", code, *arguments, threads=threads)
     if result.returncode:
@@ -31,11 +31,11 @@ def run(code: str, *arguments: str, threads: int = 1) -> Any:
 
 
 def seconds(folder: str, *words: str, code: str = "", fails: bool = False) -> float:
-    """CPU seconds of a command of posenc, or of a few lines of Python, in an empty folder, the start included.
+    """Return the CPU seconds, start included, of a posenc command or Python code.
 
-    Raises RuntimeError, with what it said, unless it ends as it is to: well, or where it `fails` with an error.
+    It runs in an empty folder. Raises RuntimeError with its output unless it succeeds, or fails if `fails` is set.
     """
-    # Not on Windows.
+    # This module does not exist on Windows.
     import resource
 
     usage_before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -47,23 +47,23 @@ def seconds(folder: str, *words: str, code: str = "", fails: bool = False) -> fl
 
 
 def process(*arguments: str, threads: int = 1, folder: str | None = None) -> subprocess.CompletedProcess[str]:
-    """A fresh interpreter that finds what this one has."""
+    """Run a fresh interpreter with this one's module path."""
     homes = [str(Path(module.__file__ or "").parent.parent) for module in (posenc, posenc_bench)]
     path = os.pathsep.join([*homes, *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(threads)}
-    # Python takes modules from the folder that it is started in, whatever lies there.
+    # Python would import modules from the folder it is started in, whatever files are there.
     started_in = folder or homes[0]
     command = [sys.executable, *arguments]
     return subprocess.run(command, env=environment, cwd=started_in, capture_output=True, text=True, check=False)
 
 
 def peak_of(call: Callable[[], Any]) -> float:
-    """MiB of memory that a call takes at its peak, its result included, beyond what the process held before."""
+    """Return the peak MiB of a call, including its result, above the memory held before."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
-        # What an earlier call has freed would be used again, unseen.
+        # Memory that an earlier call has freed would be reused without being counted.
         trim(0)
-    # Writing 5 sets the peak back to what is held now.
+    # Writing 5 resets the peak to the current memory.
     Path("/proc/self/clear_refs").write_text("5")
     resident = status_kib("VmRSS")
     result = call()
@@ -73,6 +73,6 @@ def peak_of(call: Callable[[], Any]) -> float:
 
 
 def status_kib(field: str) -> int:
-    """A line of the process's status, in KiB."""
+    """Return a field of /proc/self/status in KiB."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field))

@@ -1,4 +1,4 @@
-"""Two results side by side: what became cheaper, what dearer, and what stayed within its spread."""
+"""Compare two results: what became cheaper, more expensive, or stayed within its spread."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from posenc_bench import report
 from posenc_bench.goals import RowDict, verdicts
 
 MAX_ROWS = 60
-"""So many rows are drawn; the table has all."""
+"""The largest number of rows in the figure; the table has all."""
 
 HEADERS = ("case", "candidate", "unit", "before", "after", "after / before", "", "goals, after")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A row of ours that two results have.
+    """A row of posenc's that both results contain.
 
-    goals  its goals, as they were met or missed afterwards
+    goals  its goals, as met or missed in the second result
     """
 
     before: RowDict
@@ -36,14 +36,14 @@ class Pair:
 
     @property
     def word(self) -> str:
-        """Whether the quartiles stand apart: within them nothing is known to have changed."""
+        """Return "better", "worse" or "" (the quartiles overlap)."""
         if self.after["high"] < self.before["low"]:
             return "better"
         return "worse" if self.after["low"] > self.before["high"] else ""
 
 
 def pairs(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Pair]:
-    """Every row of posenc's that both have, in the order of the second."""
+    """Return posenc's rows found in both results, in the order of the second."""
 
     def key(row: RowDict) -> tuple[Any, ...]:
         return row["what"], row["case"], row["candidate"], row["threads"], row["unit"]
@@ -67,7 +67,7 @@ def lines(matches: Sequence[Pair]) -> Iterator[list[str]]:
 
 
 def markdown(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Both runs as a page."""
+    """Return both runs as a Markdown page."""
     matches = pairs(before, after)
     counts = {word: sum(pair.word == word for pair in matches) for word in ("better", "worse")}
     missed = [row for row in report.goals(after["rows"])[1] if row[-1] == report.VERDICT_WORDS[False]]
@@ -85,11 +85,11 @@ def markdown(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
 
 @figures.styled
 def change_figure(before: Mapping[str, Any], after: Mapping[str, Any]) -> Figure | None:
-    """A line from before to after for each row that changed most; None where no row is divided by a limit in both."""
+    """Draw before and after for the rows that changed most. None if no shared row is relative to a limit."""
     matches = [pair for pair in pairs(before, after) if pair.after["unit"].startswith("x ")]
     matches = sorted(matches, key=lambda pair: pair.change)
     if len(matches) > MAX_ROWS:
-        # The middle is what hardly changed.
+        # The rows in the middle hardly changed.
         matches = matches[: MAX_ROWS // 2] + matches[-(MAX_ROWS - MAX_ROWS // 2) :]
     if not matches:
         return None
@@ -115,7 +115,7 @@ def draw(ax: Axes, matches: Sequence[Pair]) -> None:
 
 
 def save(before: Mapping[str, Any], after: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write the page and the picture; the paths."""
+    """Write the page and the figure, and return their paths."""
     page = folder / "compared.md"
     store.write(page, markdown(before, after).encode())
     fig = change_figure(before, after)

@@ -1,10 +1,10 @@
-"""What each row is to reach: goals are data, in goals.json, so that any result can be held to them.
+"""The goals of each row, stored in goals.json so that any result can be checked.
 
-The file says what is wanted for each word of the command line, for cases (a pattern, * for anything) and candidates:
+The file lists goals by word of the command line, case (a pattern, * for anything) and candidate:
 
-    at most 1.1 x plain causal SDPA            what it costs, divided by what another candidate of the case costs
-    at least 20 x as fast as transformers      the same, said the other way round
-    at most 64 MiB                             its own measure
+    at most 1.1 x plain causal SDPA            its cost divided by that of another candidate of the case
+    at least 20 x as fast as transformers      the same ratio inverted
+    at most 64 MiB                             its own measured value
     error at most 2e-06                        its largest difference from float64
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 RowDict = Mapping[str, Any]
-"""A row as plain values: Row.to_dict(), or what was read back from JSON."""
+"""A row as plain values, from Row.to_dict() or JSON."""
 
 FILE = Path(__file__).with_name("goals.json")
 
@@ -31,10 +31,10 @@ SENTENCE = re.compile(
 
 @dataclass(frozen=True)
 class Goal:
-    """What a row is to reach: its measure, divided by that of `than` where there is one, at most `bound`.
+    """The bound on a row's measured value, divided by `than`'s if given.
 
     bound  the largest value that meets the goal
-    than   the candidate of the same case whose cost this one's is divided by; "" for a measure that stands alone
+    than   the candidate of the same case by whose cost this row's is divided; "" for an absolute value
     quantity  what is measured: "cost", "error", or the row's own unit ("MiB", "s of CPU", "graphs")
     """
 
@@ -44,7 +44,7 @@ class Goal:
 
     @classmethod
     def parse(cls, sentence: str) -> "Goal":
-        """The goal that a sentence says. Raises ValueError for one that says none."""
+        """Parse a goal from a sentence. Raises ValueError if it states none."""
         match = SENTENCE.fullmatch(sentence)
         if match is None:
             raise ValueError(
@@ -69,39 +69,39 @@ class Goal:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A goal beside what was measured; neither met nor missed where what it compares with could not be tried."""
+    """A goal with its measured value. The value is None if the compared candidate could not run."""
 
     goal: Goal
     measured_value: float | None
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the goal is met, to the three figures that are shown."""
+        """Return whether the goal is met, rounded to the three digits shown."""
         return None if self.measured_value is None else float(f"{self.measured_value:.3g}") <= self.goal.bound
 
 
 @cache
 def read_goals() -> dict[str, dict[str, dict[str, list[str]]]]:
-    """goals.json: what -> case -> candidate -> goals."""
+    """Read goals.json: what -> case -> candidate -> goals."""
     return json.loads(FILE.read_text(encoding="utf-8"))
 
 
 def goals_of(row: RowDict) -> Iterator[Goal]:
-    """The goals of one row."""
+    """Yield the goals of one row."""
     for case, candidates in read_goals().get(row["what"], {}).items():
         if fnmatch.fnmatchcase(row["case"], case):
             yield from map(Goal.parse, candidates.get(row["candidate"], ()))
 
 
 def verdicts(row: RowDict, case: Sequence[RowDict]) -> list[Verdict]:
-    """Every goal of a row, held to what was measured of it and of the other rows of its case."""
+    """Compare every goal of a row with the measurements of its case."""
     return (
         [Verdict(goal, measured_value(goal, row, case)) for goal in goals_of(row)] if row["value"] is not None else []
     )
 
 
 def measured_value(goal: Goal, row: RowDict, case: Sequence[RowDict]) -> float | None:
-    """What a goal is about, as it was found; None where that was not measured."""
+    """Return the measured value for a goal, or None if it was not measured."""
     if goal.quantity == "error":
         return row["error"]
     if not goal.than:

@@ -1,7 +1,7 @@
-"""Costs that can be believed: candidates take turns, and each is divided by a limit measured in the same round.
+"""Reliable timing: candidates run in turn, each relative to a limit from the same round.
 
-One thread is timed by its own CPU time, which a busy machine hardly stretches; several threads by the wall, of which
-the shortest rounds count. The first rounds only warm up. A result that is wrong is not timed.
+One thread is timed by its own CPU time, which a busy machine hardly affects; several threads by wall time, of which
+the shortest rounds count. The first rounds only warm up. A wrong result is not timed.
 """
 
 import ctypes
@@ -18,28 +18,28 @@ from typing import Any
 import torch
 
 WARM_UP = 2
-"""Rounds that are dropped: the first fills caches, the second says how often a call fits into a turn."""
+"""The number of dropped rounds: the first fills caches, the second shows how often a call fits into a turn."""
 
 MIN_ROUNDS = 5
-"""A ratio out of fewer rounds is not given."""
+"""The smallest number of rounds for a ratio."""
 
 TURN_SECONDS = 0.02
-"""How long one candidate's turn lasts at least (seconds): shorter calls are repeated within it."""
+"""The shortest turn of a candidate in seconds; shorter calls are repeated within it."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""What glibc's mallopt calls its settings."""
+"""The parameter numbers of glibc's mallopt."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way of doing what a group of candidates does.
+    """One implementation of a group's computation.
 
-    name       what it is, for people; a peer's begins with the name of its library
+    name       the name shown in reports; a peer's begins with the name of its library
     kind       "limit" (what cannot be beaten), "posenc", "peer" (a library) or "naive" (what people write by hand)
-    call       does it once
-    error      the largest absolute difference from float64; None where there is nothing to compare
-    tolerance  the largest error that is still a result
-    subject    what it computes, where candidates of a group differ in that
+    call       runs it once
+    error      the largest absolute difference from float64; None if there is nothing to compare
+    tolerance  the largest acceptable error
+    subject    what it computes, if the candidates of a group compute different things
     """
 
     name: str
@@ -52,18 +52,18 @@ class Candidate:
 
 @dataclass
 class Group:
-    """Candidates that do the same, measured together.
+    """Candidates with the same task, measured together.
 
-    what        the verb's word: "rotation", "attention", ...
-    case        which shape, dtype and pass
-    limit       the candidate by which all are divided
-    facts       the case in numbers, for those who draw: {"tokens": 4096, ...}
-    absent      candidates that could not be tried -> why
+    what        the command's word: "rotation", "attention", ...
+    case        the shape, dtype and pass
+    limit       the candidate by whose time all others are divided
+    facts       the case in numbers, for plots: {"tokens": 4096, ...}
+    absent      candidates that could not run -> why
     grad        whether gradients are recorded
-    device      where tensors lie: "cuda" is timed by the wall, from when it has nothing left to do until it has again
+    device      the tensors' device: "cuda" is timed by wall time, from one synchronisation to the next
     heap        how much freed memory the heap keeps for the next call (bytes): a gigabyte, so that tensors below
-                32 MiB come out of memory that is there, as in a loop that runs for long; 64 MiB where tensors are
-                larger, which are always new
+                32 MiB reuse memory as in a long-running loop; 64 MiB for larger tensors, which are always newly
+                allocated
     """
 
     what: str
@@ -91,14 +91,14 @@ class Group:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the answer.
+    """One line of the result.
 
-    value    the median measure; None where there is none, and then `note` says why
+    value    the median measured value; None if there is none, and then `note` says why
     low      its lower quartile
     high     its upper quartile
     unit     "x copy_ of q and k", "MiB", "s", "graphs"
-    seconds  what one call took (median, seconds), on this machine and nowhere else
-    rounds   how many rounds the value comes from
+    seconds  the time of one call (median, seconds), valid only for this machine
+    rounds   the number of rounds behind the value
     error    the largest absolute difference from float64
     """
 
@@ -123,10 +123,10 @@ class Row:
 
 
 def measure(group: Group, *, threads: int = 1, seconds: float = 10.0, max_rounds: int = 15) -> list[Row]:
-    """A row for each candidate of a group.
+    """Measure a group and return a row for each candidate.
 
-    threads  how many threads torch computes with
-    seconds  after so long no further round is begun, once there are enough
+    threads  torch's number of threads
+    seconds  the time after which no further round begins, once there are enough
     most     the largest number of rounds
 
     Raises RuntimeError when a result of ours, or the limit, is wrong.
@@ -136,7 +136,7 @@ def measure(group: Group, *, threads: int = 1, seconds: float = 10.0, max_rounds
     with torch.set_grad_enabled(group.grad), set_threads(threads):
         for candidate in group.candidates:
             error = errors[candidate.name] = None if candidate.error is None else candidate.error()
-            # NaN is wrong too.
+            # This form also rejects NaN.
             if error is None or error <= candidate.tolerance:
                 right[candidate.name] = candidate
             elif candidate.kind in ("posenc", "limit"):
@@ -171,7 +171,7 @@ def take_turns(
     seconds: float = 10.0,
     max_rounds: int = 15,
 ) -> dict[str, list[float]]:
-    """Seconds of one call of each, round by round; the order moves on by one each round."""
+    """Time one call of each candidate per round, rotating the order by one each round."""
     clock = time.thread_time if clock is None else clock
     names = list(calls)
     times: dict[str, list[float]] = {name: [] for name in names}
@@ -193,7 +193,7 @@ def take_turns(
                     call()
                 once = (clock() - start) / often
                 if turn < WARM_UP:
-                    # A first call may compile; the second tells how many fit.
+                    # The first call may compile; the second shows how many calls fit in the time.
                     once_took[name] = once
                     repeats[name] = max(1, min(10_000, math.ceil(TURN_SECONDS / max(once, 1e-9)))) if turn else 1
                 else:
@@ -202,7 +202,7 @@ def take_turns(
 
 
 def clock_of(device: str, threads: int) -> Callable[[], float]:
-    """What tells the seconds of a call: the thread's own where it works alone, else the wall."""
+    """Return the clock: CPU time for a single thread, otherwise wall time."""
     if device != "cuda":
         return time.perf_counter if threads > 1 else time.thread_time
 
@@ -214,9 +214,9 @@ def clock_of(device: str, threads: int) -> Callable[[], float]:
 
 
 def ratio(times: Sequence[float], limit_times: Sequence[float], *, wall: bool = False) -> tuple[float, float, float]:
-    """One candidate's times over another's of the same rounds: the median, and the quartiles.
+    """Return the median and quartiles of one candidate's times over another's, round by round.
 
-    By the wall the middle is that of the shortest rounds: what disturbs a round only ever makes it longer.
+    For wall time the median is that of the shortest rounds, because disturbances only add time.
     Raises ValueError for fewer than five rounds.
     """
     if len(times) != len(limit_times) or len(times) < MIN_ROUNDS:
@@ -230,7 +230,7 @@ def ratio(times: Sequence[float], limit_times: Sequence[float], *, wall: bool = 
 
 @contextmanager
 def set_threads(threads: int):
-    """Compute with so many threads inside, and as before outside."""
+    """Set torch's number of threads within a `with` block."""
     old_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -241,7 +241,7 @@ def set_threads(threads: int):
 
 @functools.cache
 def glibc() -> ctypes.CDLL | None:
-    """The C library, where it is one whose memory can be steered."""
+    """Return the C library if it is glibc, whose heap can be configured."""
     try:
         library = ctypes.CDLL(None)
         return library if hasattr(library, "gnu_get_libc_version") else None
@@ -250,11 +250,11 @@ def glibc() -> ctypes.CDLL | None:
 
 
 def as_in_a_fresh_process(heap: int) -> None:
-    """Let new memory cost what it costs a process whose heap has no holes.
+    """Make allocation cost as much as in a process whose heap has no holes.
 
-    From 32 MiB on glibc fetches each block from the system, which clears its pages: new memory then costs several times
-    a copy. A heap in which earlier work has left large holes serves such a block for nothing, so that the same call is
-    several times faster after other work than before. `heap` is how much freed memory is kept (bytes).
+    From 32 MiB on, glibc gets each block from the system, which clears its pages: new memory then costs several times
+    a copy. A heap with large holes from earlier work serves such a block for free, so the same call would be several
+    times faster after other work than before it. `heap` is how much freed memory is kept (bytes).
     """
     if (library := glibc()) is not None:
         library.malloc_trim(0)
@@ -263,14 +263,14 @@ def as_in_a_fresh_process(heap: int) -> None:
 
 
 def give_memory_back() -> None:
-    """Until the next timing, fetch every block from 64 KiB on from the system, and give it back: no holes are left."""
+    """Leave no holes in the heap. Until the next timing, glibc maps blocks of 64 KiB or more directly."""
     if (library := glibc()) is not None:
         library.mallopt(M_MMAP_THRESHOLD, 64 << 10)
 
 
 @contextmanager
 def no_collection():
-    """Python's garbage collector does not run inside."""
+    """Disable Python's garbage collector within a `with` block."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -282,9 +282,9 @@ def no_collection():
 
 
 def difference(actual: Any, right: Any) -> float:
-    """The largest absolute difference between tensors, or between lists of them; NaN where there is one."""
+    """Return the largest absolute difference between tensors or lists of tensors; any NaN gives NaN."""
     if isinstance(actual, torch.Tensor):
         assert actual.shape == right.shape, f"shapes {list(actual.shape)} and {list(right.shape)} cannot be compared"
         return (actual.double() - right.double()).abs().max().item()
-    # max() of Python would lose a NaN that does not come first.
+    # Python's max() would drop a NaN that does not come first.
     return torch.tensor([difference(a, b) for a, b in zip(actual, right, strict=True)]).max().item()

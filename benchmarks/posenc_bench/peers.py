@@ -1,4 +1,4 @@
-"""What other libraries do, called as their own models call it; a library that is not installed is absent, by name."""
+"""Other libraries' functions, called as their own models do. AbsentPeer names a missing library."""
 
 import importlib
 import importlib.metadata
@@ -25,18 +25,18 @@ Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class AbsentPeer(Exception):
-    """A candidate that cannot be tried here, and why."""
+    """Raised for a candidate that cannot run here, with the reason."""
 
 
 class Rotation(NamedTuple):
-    """A peer's rotation of q [B, H, T, D] and k [B, KV, T, D], and which channels it pairs."""
+    """A peer's rotation with its channel layout. It takes q [B, H, T, D] and k [B, KV, T, D]."""
 
     rotate: Rotate
     layout: str
 
 
 def versions() -> dict[str, str]:
-    """The peers that are installed, with their versions."""
+    """Return the versions of the installed peers."""
     installed_versions = {}
     for name in LIBRARIES:
         try:
@@ -47,14 +47,14 @@ def versions() -> dict[str, str]:
 
 
 def library(module: str, name: str) -> Any:
-    """A module of a peer. Raises AbsentPeer when it is not installed, or does not import with this torch."""
+    """Import a peer's module. Raises AbsentPeer if it is not installed or fails to import with this torch."""
     try:
         importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         raise AbsentPeer(f"{name} is not installed") from None
     try:
         with warnings.catch_warnings():
-            # What a library warns of while it is imported is its own business.
+            # Warnings from a peer's import do not concern the benchmark.
             warnings.simplefilter("ignore")
             return importlib.import_module(module)
     except Exception as error:
@@ -62,14 +62,14 @@ def library(module: str, name: str) -> Any:
 
 
 def transformers(heads: int, head_dim: int, ids: Tensor, dtype: torch.dtype, base: float) -> Rotation:
-    """Hugging Face Llama's apply, with tables that a model pass makes once for all layers."""
+    """Return Hugging Face Llama's rotation, with tables made once as for a whole model pass."""
     llama, tables = transformers_tables(heads, head_dim, ids, dtype, base)
     cos, sin = tables()
     return Rotation(lambda q, k: llama.apply_rotary_pos_emb(q, k, cos, sin), "half")
 
 
 def transformers_with_tables(heads: int, head_dim: int, ids: Tensor, dtype: torch.dtype, base: float) -> Rotation:
-    """The same, with the making of the tables."""
+    """Return the same rotation including the construction of its tables."""
     llama, tables = transformers_tables(heads, head_dim, ids, dtype, base)
     return Rotation(lambda q, k: llama.apply_rotary_pos_emb(q, k, *tables()), "half")
 
@@ -98,7 +98,7 @@ def rotary_embedding_torch(heads: int, head_dim: int, ids: Tensor, dtype: torch.
     module = library("rotary_embedding_torch", "rotary-embedding-torch").RotaryEmbedding(head_dim, theta=base)
     start, end = int(ids[0]), int(ids[-1]) + 1
     if 0 < start and end <= module.cache_max_seq_len:
-        # The prompt that came before has filled its cache, in the dtype of the queries.
+        # An earlier prompt would have filled its cache, in the dtype of the queries.
         module.forward(module.get_seq_pos(end, dtype=dtype), seq_len=end)
     turn = module.rotate_queries_or_keys
     return Rotation(lambda q, k: (turn(q, offset=start), turn(k, offset=start)), "interleaved")
@@ -116,7 +116,7 @@ def torchtune(heads: int, head_dim: int, ids: Tensor, dtype: torch.dtype, base: 
 
 
 def torchtune_module() -> Any:
-    """torchtune's position embeddings alone: the package itself wants torchao as soon as it is imported."""
+    """Import only torchtune's position embeddings, because the package itself requires torchao."""
     name = "torchtune_position_embeddings"
     if name in sys.modules:
         return sys.modules[name]
@@ -142,11 +142,11 @@ ROTATIONS: dict[str, Callable[[int, int, Tensor, torch.dtype, float], Rotation]]
     "torchtune": torchtune,
     "x-transformers": x_transformers,
 }
-"""Every peer's rotation, made for so many heads of a width, positions in a row, a dtype and a base."""
+"""Constructors of every peer's rotation, from heads, head dimension, position ids, dtype and base."""
 
 
 def by_hand(heads: int, head_dim: int, ids: Tensor, dtype: torch.dtype, base: float) -> Rotation:
-    """What people write into their own model: float32 tables made in each call, halves swapped by cat."""
+    """Return the usual hand-written rotation: float32 tables built in each call, halves swapped by cat."""
 
     def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         frequencies = 1.0 / base ** (torch.arange(0, head_dim, 2, device=ids.device).float() / head_dim)
@@ -164,7 +164,7 @@ def by_hand(heads: int, head_dim: int, ids: Tensor, dtype: torch.dtype, base: fl
 
 
 def liger(heads: int, head_dim: int, ids: Tensor, dtype: torch.dtype, base: float) -> Rotation:
-    """Liger's Triton rotation, which turns q and k in place, with tables that a model pass makes once."""
+    """Return Liger's Triton rotation, which works in place with tables made once per model pass."""
     apply = library("liger_kernel.transformers.rope", "liger-kernel").liger_rotary_pos_emb
     _, tables = transformers_tables(heads, head_dim, ids, dtype, base)
     cos, sin = tables()
@@ -172,18 +172,18 @@ def liger(heads: int, head_dim: int, ids: Tensor, dtype: torch.dtype, base: floa
 
 
 def alibi_of_x_transformers(heads: int) -> Callable[[int], Tensor]:
-    """x-transformers' ALiBi: the bias [H, T, T] of so many tokens."""
+    """Return x-transformers' ALiBi, a function from T to the bias [H, T, T]."""
     module = library("x_transformers.x_transformers", "x-transformers").AlibiPositionalBias(heads)
     return lambda tokens: module(tokens, tokens)
 
 
 def sinusoidal_of_positional_encodings(dim: int) -> Callable[[Tensor], Tensor]:
-    """positional-encodings' sinusoids for embeddings [B, T, dim]."""
+    """Return the positional-encodings package's sinusoids for embeddings [B, T, dim]."""
     return library("positional_encodings.torch_encodings", "positional-encodings").PositionalEncoding1D(dim)
 
 
 def sinusoidal_of_x_transformers(dim: int) -> Callable[[Tensor], Tensor]:
-    """x-transformers' sinusoids [T, dim] for embeddings [B, T, dim], which it scales by a learned number."""
+    """Return x-transformers' sinusoids [T, dim] for embeddings [B, T, dim], with their learned scale."""
     module = library("x_transformers.x_transformers", "x-transformers").ScaledSinusoidalEmbedding(dim)
     with torch.no_grad():
         module.scale.fill_(1.0)
@@ -191,7 +191,7 @@ def sinusoidal_of_x_transformers(dim: int) -> Callable[[Tensor], Tensor]:
 
 
 def llama(vocab: int, dim: int, heads: int, layers: int) -> Any:
-    """A Llama of transformers with as many parameters as our decoder: three matrices of 8/3 dim instead of two of 4."""
+    """Return a transformers Llama of our decoder's size. It has three matrices of width 8/3 dim, not two of 4 dim."""
     config = library("transformers", "transformers").LlamaConfig(
         vocab_size=vocab,
         hidden_size=dim,

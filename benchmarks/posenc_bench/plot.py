@@ -1,4 +1,4 @@
-"""The cost of attention against the number of tokens, in one figure."""
+"""Plot the cost of attention against the number of tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,9 +17,9 @@ PASSES = ("forward", "forward and backward")
 
 @figures.styled
 def cost(result: Mapping[str, Any]) -> Figure | None:
-    """Milliseconds of one call by one thread, on two logarithmic axes: every encoding, plain attention, and by hand.
+    """Plot the single-thread milliseconds per call of every encoding, plain and hand-written attention.
 
-    None where no run of attention with two lengths is among the rows.
+    Both axes are logarithmic. Returns None if the rows have no attention candidate with two lengths.
     """
     rows = [row for row in result["rows"] if row["what"] == "attention" and row["threads"] == 1 and row["seconds"]]
     rows = with_a_line(rows)
@@ -39,7 +39,7 @@ def cost(result: Mapping[str, Any]) -> Figure | None:
 
 
 def with_a_line(rows: Sequence[RowDict]) -> list[RowDict]:
-    """Those of candidates that were measured at several lengths: tokens in a row have lengths, images have sizes."""
+    """Return the rows of candidates measured at several lengths; images have sizes instead of lengths."""
     in_rows = [row for row in rows if row["case"].startswith("T ")]
     lengths = {(row["candidate"], row["facts"]["pass"]): set() for row in in_rows}
     for row in in_rows:
@@ -52,7 +52,7 @@ def is_pass(row: RowDict, passes: str) -> bool:
 
 
 def draw(ax: Axes, rows: Sequence[RowDict], looks: Mapping[str, Look]) -> None:
-    """One line for each candidate, with its name at the end of it."""
+    """Draw a line for each candidate, with its name at the end."""
     lengths = sorted({row["facts"]["tokens"] for row in rows})
     ends = []
     for name in dict.fromkeys(row["candidate"] for row in rows):

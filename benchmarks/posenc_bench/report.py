@@ -1,4 +1,4 @@
-"""Rows into tables: for a terminal, and in Markdown; and what they say about us, for better or worse."""
+"""Format rows as terminal and Markdown tables, and list goals and losses."""
 
 import json
 import math
@@ -16,7 +16,7 @@ GOALS = ("", "", "goal", "measured", "met")
 
 
 def cases(rows: Sequence[RowDict]) -> dict[tuple[str, str, int], list[RowDict]]:
-    """(what, case, threads) -> its rows, in the order in which they were measured."""
+    """Group rows by (what, case, threads), in the order of measurement."""
     by_case: dict[tuple[str, str, int], list[RowDict]] = {}
     for row in rows:
         by_case.setdefault((row["what"], row["case"], row["threads"]), []).append(row)
@@ -28,7 +28,7 @@ def heading(what: str, case: str, threads: int) -> str:
 
 
 def table(rows: Sequence[RowDict]) -> tuple[list[str], list[list[str]]]:
-    """The headers and the lines of one case."""
+    """Return the headers and lines of one case."""
     unit = next((row["unit"] for row in rows if row["unit"]), "")
     lines = []
     for row in rows:
@@ -42,7 +42,7 @@ def table(rows: Sequence[RowDict]) -> tuple[list[str], list[list[str]]]:
 
 
 def tables(rows: Sequence[RowDict]) -> list[tuple[list[str], list[list[str]], str]]:
-    """Headers, lines and title of every case."""
+    """Return the headers, lines and title of every case."""
     return [(*table(case), heading(*key)) for key, case in cases(rows).items()]
 
 
@@ -50,7 +50,7 @@ VERDICT_WORDS = {True: "met", False: "missed", None: "not measured"}
 
 
 def goals(rows: Sequence[RowDict]) -> tuple[list[str], list[list[str]]]:
-    """Every goal beside what was measured."""
+    """Return the headers and lines of every goal with its measured value."""
     lines = []
     for key, case in cases(rows).items():
         for row in case:
@@ -60,14 +60,14 @@ def goals(rows: Sequence[RowDict]) -> tuple[list[str], list[list[str]]]:
                 elif goal.quantity == "error":
                     words = small(value)
                 else:
-                    # "At least 20 x as fast" is read the other way round than "at most 1.4 x".
+                    # "At least 20 x as fast" uses the inverse ratio of "at most 1.4 x".
                     words = number(1 / value if goal.bound < 1 and goal.than else value)
                 lines.append([heading(*key), row["candidate"], str(goal), words, VERDICT_WORDS[is_met]])
     return list(GOALS), lines
 
 
 def losses(rows: Sequence[RowDict]) -> list[str]:
-    """What we lose at, in sentences: goals that were missed, and others that are faster at the same thing."""
+    """Return a sentence for each missed goal and each faster peer."""
     lines = []
     for case, candidate, goal, value, is_met in goals(rows)[1]:
         if is_met == VERDICT_WORDS[False]:
@@ -83,7 +83,7 @@ def losses(rows: Sequence[RowDict]) -> list[str]:
 
 
 def is_ahead(peer_row: RowDict, row: RowDict) -> bool:
-    """Return whether a peer or naive code computes the same as posenc at a lower cost."""
+    """Return whether a peer or naive code computes the same at a lower cost."""
     if row["kind"] != "posenc" or peer_row["kind"] not in ("peer", "naive"):
         return False
     have_values = row["value"] is not None and peer_row["value"] is not None
@@ -91,7 +91,7 @@ def is_ahead(peer_row: RowDict, row: RowDict) -> bool:
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """A run as a page: the machine, the goals, what we lose at, and every case."""
+    """Return a run as a Markdown page: the machine, goals, losses, and every case."""
     rows = result["rows"]
     parts = ["# Benchmark", facts(result)]
     if goals(rows)[1]:
@@ -103,7 +103,7 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def save(result: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write the results, the tables, and the plot where there is something to plot; the paths."""
+    """Write the results, tables and any plot, and return their paths."""
     from posenc.lab import figures, store
     from posenc_bench import plot
 
@@ -115,7 +115,7 @@ def save(result: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The results of an earlier run. Raises CannotRead, naming the file, for what is none."""
+    """Read the results of an earlier run. Raises CannotRead, naming the file, if it has none."""
     result = foreign.read_json(path)
     if result.get("schema") == SCHEMA and isinstance(result.get("rows"), list):
         return result
@@ -124,7 +124,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def facts(result: Mapping[str, Any]) -> str:
-    """The machine, the versions and the settings of a run, in two sentences."""
+    """Return the machine, versions and settings of a run in two sentences."""
     machine, versions = result["hardware"], ", ".join(f"{name} {v}" for name, v in result["versions"].items())
     cores, memory = machine["cores"], machine["memory, GiB"]
     settings, busy = result["settings"], " to ".join(f"{load}" for load in result["load"])
@@ -138,13 +138,13 @@ def facts(result: Mapping[str, Any]) -> str:
 
 
 def as_markdown(headers: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Format a table in Markdown."""
     rows = [headers, ["---"] * len(headers), *lines]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in rows)
 
 
 def number(value: float) -> str:
-    """Three figures, without an exponent."""
+    """Format a number with three significant digits and no exponent."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
@@ -152,5 +152,5 @@ def number(value: float) -> str:
 
 
 def small(value: float | None) -> str:
-    """An error, with its exponent."""
+    """Format an error in scientific notation."""
     return "" if value is None else f"{value:.1e}"

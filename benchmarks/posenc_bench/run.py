@@ -1,4 +1,4 @@
-"""One run of the benchmark: what was asked for, measured case by case, with the machine and the versions beside it."""
+"""Run the benchmark case by case, and record the machine and versions."""
 
 import datetime
 import gc
@@ -28,7 +28,7 @@ IN_TURNS: dict[str, Callable[[str, bool], Iterator[Group]]] = {
     "models": models.groups,
     "gpu": gpu.groups,
 }
-"""What is timed in this process: candidates that take turns."""
+"""The cases timed in this process, with candidates in turn."""
 
 APART: dict[str, Callable[[str, bool], Iterator[Row]]] = {
     "decoding": decoding.rows,
@@ -37,12 +37,12 @@ APART: dict[str, Callable[[str, bool], Iterator[Row]]] = {
     "weights": weights.rows,
     "gpu": gpu.rows,
 }
-"""What is measured in processes of its own."""
+"""The cases measured in separate processes."""
 
 CASE_NAMES = tuple(dict.fromkeys([*IN_TURNS, *APART]))
 
 SECONDS = {"quick": 2.0, "full": 10.0}
-"""After so long a group begins no further round."""
+"""The seconds after which a group begins no further round."""
 
 
 def bench(
@@ -54,16 +54,16 @@ def bench(
     show: Callable[[list[Any]], None] | None = None,
     doing: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Measure, and give everything that was found as plain values.
+    """Run the requested measurements and return the results as plain values.
 
     names       "rotation", "attention", ...: see CASE_NAMES; empty for all
-    shapes      "quick" (the decisive shapes, minutes) or "full" (all of them)
-    threads     the numbers of threads to time with; what is measured apart is measured with one
-    with_peers  whether other libraries, where they are installed, are measured too
-    show        called with the tables of a case as soon as they are there
-    doing       called with what is measured next
+    shapes      "quick" (the most important shapes, minutes) or "full" (all of them)
+    threads     the thread counts to time with; measurements in separate processes use one
+    with_peers  whether other installed libraries are measured too
+    show        called with the tables of a case as soon as they are ready
+    doing       called with the name of the next measurement
 
-    Raises ValueError for something that is not measured here, and RuntimeError when one of our results is wrong.
+    Raises ValueError for an unknown name, and RuntimeError if one of our results is wrong.
     """
     for word, choices in [*((w, CASE_NAMES) for w in names), (shapes, SHAPES)]:
         if word not in choices:
@@ -97,7 +97,7 @@ def bench(
             for group in IN_TURNS[word](shapes, with_peers):
                 say(f"{group.case}, {count} thread{'s' * (count > 1)}")
                 add_rows(measure(group, threads=count, seconds=SECONDS[shapes]))
-                # A group may hold a gigabyte, which the next one needs.
+                # A group may hold a gigabyte that the next one needs.
                 del group
                 gc.collect()
     for word in [word for word in chosen_names if word in APART]:
@@ -110,7 +110,7 @@ def bench(
 
 
 def commit() -> str:
-    """The commit that was measured, with "changed" where files of posenc differ from it; "" where git cannot say."""
+    """Return the measured commit, with "changed" if posenc's files differ; "" if git fails."""
     home = Path(posenc.__file__).resolve().parent
 
     def git(*words: str) -> str:
@@ -129,14 +129,14 @@ def now() -> str:
 
 
 def load() -> float | None:
-    """How many processes wanted a core during the last minute."""
+    """Return the load average of the last minute."""
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
 def hardware() -> dict[str, Any]:
-    """The machine, as far as it says what it is.
+    """Return the available facts about the machine.
 
-    It is read here and not asked of posenc's store, because the posenc that is measured may be an older one.
+    They are read here and not by posenc's store, because the measured posenc may be an older version.
     """
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []

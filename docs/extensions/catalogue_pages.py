@@ -218,7 +218,7 @@ def encoding_page(name: str, source: Path) -> str:
     facts = [ROW.format(label, words) for label, words in listing.card_rows(card) if label not in shown_above]
     return "\n".join(
         [
-            f"# {name}",
+            f"# {name} (RoPE)" if any("rope" in word for word in names) else f"# {name}",
             "",
             card["idea"],
             "",

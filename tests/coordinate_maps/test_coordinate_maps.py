@@ -1,4 +1,4 @@
-"""Coordinate maps: what they draw, what they leave alone, and that every encoding can be used with them."""
+"""Tests of coordinate maps: their draws, what they leave unchanged, and use with every encoding."""
 
 import math
 from dataclasses import fields, replace
@@ -94,7 +94,7 @@ def test_randomised_positions_are_distinct_and_in_the_range(lengths: list[int], 
 
 def test_randomised_positions_fall_everywhere_alike() -> None:
     actual = place(Randomised(longest=10), Positions.padded(torch.ones(1000, 3)))
-    # Of 3 out of 10, sorted, the i-th has the mean i (10 + 1)/4 - 1.
+    # For 3 sorted draws out of 10, the i-th has the mean i (10 + 1)/4 - 1.
     torch.testing.assert_close(
         actual.double().mean(0), torch.tensor([1.75, 4.5, 7.25], dtype=torch.float64), rtol=0, atol=0.25
     )
@@ -171,12 +171,12 @@ def test_skipped_chunks_are_rows_of_neighbours_from_0_within_the_range(
 def test_skipped_chunks_cover_the_range() -> None:
     actual = place(SkippedChunks(longest=32), Positions.padded(torch.ones(800, 8)))
     assert set(range(32)) == set(actual.flatten().tolist())
-    # The skip is drawn from 0..24: its mean is 12.
+    # The skip is drawn from 0..24, so its mean is 12.
     assert float((actual[:, -1] - 7).double().mean()) == pytest.approx(12, abs=1)
 
 
 def digits_by_hand(ids: list[int]) -> list[int]:
-    """How the released Abacus code counts: runs of digits from 1, all else 0."""
+    """Count as the released Abacus code does: digit runs from 1, everything else 0."""
     out: list[int] = []
     for token in ids:
         out.append((out[-1] if out else 0) + 1 if token < 10 else 0)
@@ -202,7 +202,7 @@ def test_abacus_finds_digits_wherever_their_ids_begin_and_draws_once_for_a_row()
 
 
 def released_coupling(a: str, b: str, c: str, start: int) -> list[int]:
-    """The positions of a + b = c, c reversed, as the released code of position coupling counts them."""
+    """Return the released position coupling code's positions of a + b = c, c reversed."""
     end = start + max(len(a), len(b)) + 1
     operands = [*range(end - len(a), end + 1), *range(end - len(b), end + 1)]
     return operands + list(range(end - len(c), end))[::-1]
@@ -255,7 +255,7 @@ def test_padding_is_untouched_and_invisible(rule: CoordinateMap) -> None:
     at, ids = Positions.padded(mask), ids_for(7, 3)
     actual = place(rule, at, ids)
     assert torch.equal(actual[mask == 0], at.coords[..., 0][mask == 0].to(actual.dtype))
-    # The tokens of row 0 stand where they would without any padding.
+    # The tokens of row 0 have the same positions as without padding.
     assert torch.equal(actual[0, mask[0] == 1], place(rule, Positions.count(4), ids[:1, mask[0] == 1])[0])
     assert torch.equal(place(rule, at, ids + torch.where(mask == 0, 5, 0)), actual)
 
@@ -292,7 +292,7 @@ def test_a_seed_decides_a_generator_goes_on_and_the_global_state_rests(rule: Coo
     draws = [rule(at, ids, generator=stream).coords for _ in range(4)]
     assert any(not torch.equal(draw, draws[0]) for draw in draws[1:])
     assert len(first.unique(dim=0)) > 1
-    # A neighbour, however long, changes no row.
+    # A row does not depend on its neighbours' lengths.
     shorter = torch.ones(3, 12)
     shorter[0, :7] = 0
     assert torch.equal(place(rule, Positions.padded(shorter), ids)[1:], first[1:])
@@ -404,7 +404,7 @@ NINE = (
 
 @pytest.mark.parametrize("spec", NINE)
 def test_every_encoding_takes_mapped_positions(spec: str) -> None:
-    """What a mapped batch gives is what its coordinates give, with padding beside it or not."""
+    """A mapped batch gives the same result as its coordinates, with or without padding."""
     from posenc import testing
 
     mask = torch.ones(2, 9)

@@ -1,4 +1,4 @@
-"""ALiBi, against the authors' recipe and their pinned slopes."""
+"""ALiBi agrees with the authors' recipe and their pinned slopes."""
 
 import math
 
@@ -14,7 +14,7 @@ from posenc.tokens.masks import Mask
 
 
 def authors_slopes(heads: int) -> list[float]:
-    """The recursive recipe of the released code, in our words."""
+    """Return slopes by the released code's recursion, reimplemented here."""
     if (heads & (heads - 1)) == 0:
         ratio = 2 ** (-(2 ** -(math.log2(heads) - 3)))
         return [ratio * ratio**i for i in range(heads)]
@@ -44,7 +44,7 @@ def test_slopes_follow_the_authors_recipe_for_any_number_of_heads(heads: int) ->
 
 
 def expected_bias(heads: int, m: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """[..., H, T, S] in float64 from coordinates [..., T] and [..., S]."""
+    """Return the float64 bias [..., H, T, S] from coordinates [..., T] and [..., S]."""
     slopes = torch.tensor(authors_slopes(heads), dtype=torch.float64)
     gap = (m.double()[..., :, None] - n.double()[..., None, :]).abs()
     return -slopes[:, None, None] * gap[..., None, :, :]
@@ -125,7 +125,7 @@ def test_queries_of_another_number_of_heads_are_refused(kernel: str) -> None:
 @pytest.mark.parametrize("bias_max", [8.0, 4.0, 16.0, 1.5])
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 13])
 def test_bias_max_is_the_exponent_of_the_last_slope_of_a_power_of_two(heads: int, bias_max: float) -> None:
-    # MPT's rule in our words: the slopes of the power of two at or above, its even ones first.
+    # MPT's rule: the slopes for the next power of two at or above, every second one first.
     power = 2 ** math.ceil(math.log2(heads))
     plain = [2 ** (-bias_max * h / power) for h in range(1, power + 1)]
     expected = plain if power == heads else (plain[1::2] + plain[::2])[:heads]
@@ -142,7 +142,7 @@ def test_the_falcon_form_divides_the_bias_too() -> None:
 
 
 def test_the_asymmetric_form_brings_the_past_half_a_position_nearer() -> None:
-    # Ruoss et al.: minus the distance on both sides, and 0.5 more below the diagonal.
+    # Ruoss et al.: the negative distance on both sides, plus 0.5 below the diagonal.
     expected = -(torch.arange(5)[:, None] - torch.arange(5)).abs().double() + 0.5 * torch.ones(5, 5).tril(-1)
     bias = ALiBi(2, form="asymmetric").bias(5, dtype=torch.float64)
     torch.testing.assert_close(bias[0], torch.stack((expected / 16, expected / 256)), rtol=0, atol=0)
@@ -173,7 +173,7 @@ def test_chosen_heads_have_the_slopes_of_so_many_heads() -> None:
 
 
 def softmax_error(bias: torch.Tensor, exact: torch.Tensor) -> float:
-    """The largest difference between the weights that two biases give to the past, for logits of zero."""
+    """Return the largest difference between two biases' softmax weights over the past, for zero logits."""
     future = torch.ones(exact.shape[-2:], dtype=torch.bool).triu(1)
     weights = [b.double().masked_fill(future, -torch.inf).softmax(-1) for b in (bias, exact)]
     return (weights[0] - weights[1]).abs().max().item()

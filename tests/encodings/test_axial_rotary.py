@@ -1,4 +1,4 @@
-"""Axial rotary encoding, against complex numbers of 40 digits, and against rotary on one axis."""
+"""Axial rotary encoding agrees with 40-digit complex numbers, and with one-axis rotary."""
 
 import math
 
@@ -17,7 +17,7 @@ HALF, FULL = ["half", "interleaved", "half_by_axis"], ["language", "dealt", "pix
 
 
 def frequencies_of(kind: str, width: int, axis: int, axes: int, base: float, resolution: float) -> list[mpmath.mpf]:
-    """The frequencies of one axis with `width` channels, one for each pair, of 40 digits."""
+    """Return one axis's frequencies for `width` channels, one per pair, in 40 digits."""
     n, steps = width // 2, max(width // 2 - 1, 1)
     if kind == "language":
         return [mpmath.mpf(base) ** (-mpmath.mpf(j) / n) for j in range(n)]
@@ -38,7 +38,7 @@ def rotated(
     base: float = 100.0,
     resolution: float = 224.0,
 ) -> Tensor:
-    """x [B, H, T, D] turned pair by pair at places [T, A], in float64."""
+    """Rotate x [B, H, T, D] pair by pair at positions [T, A], in float64."""
     out, r, start = x.double().clone(), sum(widths), 0
     with mpmath.workdps(40):
         for axis, width in enumerate(widths):
@@ -115,7 +115,7 @@ def test_with_one_axis_it_is_rotary(layout: str, head_dim: int, split: tuple[int
 @given(head_dim=st.integers(2, 200), axes=st.integers(1, 5))
 @settings(max_examples=50, deadline=None)
 def test_three_way_splits_with_odd_widths_are_checked_at_construction(head_dim: int, axes: int) -> None:
-    """huggingface/transformers#35233, #48217, #36090; rotary-embedding-torch#45: crashes deep in apply."""
+    """Others crash inside apply: huggingface/transformers#35233, #48217, #36090; rotary-embedding-torch#45."""
     if head_dim < 2 * axes:
         with pytest.raises(ValueError, match=f"{2 * axes} for {axes} axes, got head_dim={head_dim}"):
             AxialRotary(head_dim, axes=axes)
@@ -134,7 +134,7 @@ def test_height_and_width_of_an_image_that_is_not_square_are_not_swapped() -> No
     encoding, at = AxialRotary(8, layout="half_by_axis"), Positions.grid(2, 5)
     q = torch.randn(1, 1, 1, 8, dtype=torch.float64).expand(1, 1, 10, 8)
     rows = encoding.query(q, at).reshape(2, 5, 8)
-    # The first four channels know the row alone, the others the column alone.
+    # The first four channels depend only on the row, the others only on the column.
     assert torch.equal(rows[:, :1, :4].expand(2, 5, 4), rows[..., :4]) and not torch.equal(
         rows[0, 0, :4], rows[1, 0, :4]
     )
@@ -144,7 +144,7 @@ def test_height_and_width_of_an_image_that_is_not_square_are_not_swapped() -> No
 
 def test_the_layouts_are_one_encoding_up_to_an_order_of_channels() -> None:
     q, k, at = torch.randn(1, 2, 6, 14), torch.randn(1, 2, 6, 14), Positions.grid(2, 3)
-    orders = {  # Where the pairs a0 b0 a1 b1 ... of the interleaved layout lie.
+    orders = {  # The channel order of the interleaved pairs a0 b0 a1 b1 ...
         "half": [0, 6, 1, 7, 2, 8, 3, 9, 4, 10, 5, 11, 12, 13],
         "half_by_axis": [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11, 12, 13],
     }
@@ -155,8 +155,8 @@ def test_the_layouts_are_one_encoding_up_to_an_order_of_channels() -> None:
 
 
 def test_gemma_4_turns_the_channels_of_each_axis_in_halves_of_their_own() -> None:
-    """Angles h h w w: the two channels of a pair lie two apart in a head of eight."""
-    q = torch.eye(8, dtype=torch.float64)[:, None, None]  # [8, 1, 1, 8]: one channel each
+    """The angles are h h w w. Paired channels lie two apart in a head of eight."""
+    q = torch.eye(8, dtype=torch.float64)[:, None, None]  # [8, 1, 1, 8]: one-hot channels
     actual = AxialRotary(8, layout="half_by_axis").query(q, Positions.of(torch.tensor([[[3, 5]]]))).squeeze()
     angles = {0: 3.0, 1: 0.3, 4: 5.0, 5: 0.5}  # base 100 over 4 channels: frequencies 1 and 0.1
     expected = torch.zeros(8, 8, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""CoPE, against the published equations in plain loops."""
+"""CoPE agrees with the published equations in plain loops."""
 
 import math
 
@@ -15,7 +15,7 @@ IN_ORDER = Positions.count(7)
 
 
 def published_logits(encoding: Contextual, q: Tensor, k: Tensor, at: Positions, keys_at: Positions) -> Tensor:
-    """q_i . e(p_ij), divided or not, written out pair by pair, [B, H, T, S]."""
+    """Return q_i . e(p_ij), scaled or not, computed pair by pair, [B, H, T, S]."""
     group, root = q.shape[1] // k.shape[1], math.sqrt(q.shape[-1])
     B, H, T, S = *q.shape[:3], k.shape[2]
     table = encoding.table.detach()
@@ -77,7 +77,7 @@ def test_each_key_stands_where_the_query_counts_it(place: str, divided: bool, kv
 def test_a_gate_belongs_to_the_pair_and_not_to_the_token() -> None:
     q, k = random()
     position = perturbed_encoding(positions=50).position(q, IN_ORDER, Keys(k, k, IN_ORDER))
-    # With one gate for each token, two queries would count the tokens that both see alike.
+    # With one gate per token, two queries would give equal counts to the tokens both see.
     difference = position[:, :, :, 0] - position[:, :, :, 1]
     assert (difference[:, :, 2:].amax(-1) - difference[:, :, 2:].amin(-1)).min() > 0.05
     again = perturbed_encoding(positions=50).position(q, IN_ORDER, Keys(k, k, IN_ORDER))
@@ -110,7 +110,7 @@ def test_the_scalar_formula_is_the_published_one() -> None:
     encoding = Contextual(2, positions=3).double()
     encoding.table.data = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]], dtype=torch.float64)
     query = Token([1.0, -1.0], 2.0, 2)
-    # Gates of a half each: the counts are 1.5, 1 and 0.5, and 0 after the query.
+    # Each gate is one half, so the counts are 1.5, 1 and 0.5, and 0 after the query.
     keys = [Token([0.5, 0.5], 0.0, order) for order in (0, 1, 2, 3)]
     biases = [-0.5, -1.0, 0.0, 1.0]
     assert encoding.formula_logits(query, keys, 0, 7.0) == pytest.approx([a / math.sqrt(2) for a in biases])

@@ -1,4 +1,4 @@
-"""Time2Vec against its formula in 50 digits."""
+"""Time2Vec agrees with its formula in 50 digits."""
 
 import math
 
@@ -13,7 +13,7 @@ TIMES = [0.0, 1.0, 0.3, -7.25, 1234.5, 1e6]
 
 
 def numbers_by_hand(encoding: ContinuousTime, p: float) -> list:
-    """t(p) with the paper's frequencies: that of the line is the parameter over trained_length."""
+    """Return t(p) from the paper. The linear term's frequency is the parameter over trained_length."""
     with mpmath.workdps(50):
         w, f = encoding.frequency.tolist(), encoding.phase.tolist()
         line = mpmath.mpf(w[0]) / encoding.trained_length * mpmath.mpf(p) + f[0]

@@ -1,4 +1,4 @@
-"""DAPE, against its network written out for every pair."""
+"""DAPE agrees with its network evaluated for every pair."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from posenc.encodings.wrappers.dape import DAPE
 
 
 def pair_by_pair(encoding: DAPE, logits: Tensor, bias: Tensor) -> Tensor:
-    """A + B + f([A; B]), one pair at a time, float64."""
+    """Return A + B + f([A; B]) in float64, one pair at a time."""
     state = {name: p.detach().double().tolist() for name, p in encoding.named_parameters() if "encoding" not in name}
     B, _, T, S = logits.shape
     out = torch.zeros_like(logits)

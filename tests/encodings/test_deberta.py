@@ -1,4 +1,4 @@
-"""DeBERTa's disentangled attention: buckets in whole numbers, and every vector written out."""
+"""DeBERTa's disentangled attention agrees with integer buckets and explicit vectors."""
 
 import math
 from fractions import Fraction
@@ -22,7 +22,7 @@ def build_deberta(dim: int = 5, heads: int = 3, head_dim: int = 4, **options) ->
 
 
 def exact_bucket(delta: int | Fraction, buckets: int, max_distance: int | None) -> int:
-    """The signed bucket, as far as the table goes, without logarithms.
+    """Return the signed bucket, clipped to the table, without logarithms.
 
     ceil(ln(x/h) / ln(L/h) (h - 1)) is at most s exactly when (x/h)^(h-1) <= (L/h)^s.
     """
@@ -43,7 +43,7 @@ def test_buckets_are_the_pinned_ones() -> None:
 
 
 def test_one_side_has_a_bucket_more() -> None:
-    # The table has rows for -256 to 255: in the past 511 and more share one, in the future only 512 and more do.
+    # The rows are -256 to 255: past distances from 511 share a row, but future ones only from 512.
     encoding = DeBERTa(4, 1, 4)
     bucket = encoding.bucket(torch.tensor([511, 512, 10_000, -511, -512, -10_000]))
     assert bucket.tolist() == [255, 256, 256, -255, -256, -256]
@@ -71,7 +71,7 @@ def test_a_fraction_counts_as_the_whole_distance_away_from_zero(quarters: list[i
 
 
 def every_vector(encoding: DeBERTa, q: Tensor, k: Tensor, m: list[float], n: list[float], scale: float) -> Tensor:
-    """The paper's equation 2 to 4, with W P[d(i, j)] for every pair."""
+    """Return the paper's equations 2 to 4, with W P[d(i, j)] for every pair."""
 
     def vectors(projection: torch.nn.Linear, sign: int) -> Tensor:
         rows = [
@@ -153,7 +153,7 @@ def test_paper_and_released_code_read_mirrored_rows_for_the_keys() -> None:
 
 
 def test_shared_projections_are_loaded_from_attention() -> None:
-    """`share_att_key`: what the content's projections make of the table, key biases dropping out of the softmax."""
+    """`share_att_key` applies the content projections to the table. Key biases cancel in the softmax."""
     query, key = (torch.nn.Linear(5, 12, dtype=torch.float64) for _ in range(2))
     encoding = build_deberta(buckets=4)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""FIRE, against the network evaluated neuron by neuron, and the released code's rule."""
+"""FIRE agrees with its network evaluated neuron by neuron, and the released code."""
 
 import math
 
@@ -15,7 +15,7 @@ from posenc.encodings.content_biases.fire import Fire, Pieces
 
 
 def formula(encoding: Fire, m: Tensor, n: Tensor) -> Tensor:
-    """[H, T, S] in float64: the quotient first, then the whole network for every pair."""
+    """Return the float64 bias [H, T, S]. Each pair's quotient goes through the whole network."""
     c, multiplier = encoding.c.double(), encoding.multiplier.double()
     distance = (m[:, None] - n).abs().double()
     horizon = torch.max(m.double(), (multiplier * encoding.length).abs())
@@ -69,7 +69,7 @@ def test_neurons_without_a_slope_are_constants() -> None:
 
 
 def by_hand(**options: float) -> Fire:
-    """One neuron that passes its input on: the bias is the quotient itself."""
+    """Return FIRE with one identity neuron, so that the bias is the quotient itself."""
     encoding = Fire(1, width=1, **options).double()
     with torch.no_grad():
         encoding.hidden.weight.fill_(1.0)
@@ -83,7 +83,7 @@ def test_the_defaults_are_the_papers() -> None:
     encoding = Fire(12)
     assert (encoding.width, encoding.rate, encoding.length, encoding.eps) == (32, 0.1, 512.0, 1e-6)
     assert encoding.c.item() == pytest.approx(0.1) and encoding.multiplier.item() == 1
-    # literature.md: about 32 (H + 2) + 2 parameters, and the last layer's biases.
+    # literature.md: about 32 (H + 2) + 2 parameters, plus the last layer's biases.
     assert sum(p.numel() for p in encoding.parameters()) == 32 * (12 + 2) + 2 + 12
     share = bias(by_hand(), torch.tensor([100, 2000]), torch.tensor([90, 0]))[0]
     expected = [

@@ -1,4 +1,4 @@
-"""Forgetting attention, against sums written out token by token."""
+"""Forgetting attention agrees with sums computed token by token."""
 
 import math
 
@@ -12,7 +12,7 @@ from posenc.encodings.content_biases.forgetting import Forgetting
 
 
 def written_out(gates: Tensor, at: Positions, keys_at: Positions) -> Tensor:
-    """The sum of ln f over the tokens between key and query, for every pair, [B, H, T, S], float64."""
+    """Return the float64 sums [B, H, T, S] of ln f between key and query."""
     B, H, S = gates.shape
     T = at.tokens
     bias = torch.zeros(B, H, T, S, dtype=torch.float64)
@@ -78,7 +78,7 @@ def test_the_sum_is_added_to_the_scaled_logit_and_does_not_multiply_the_weight()
     encoding = Forgetting(4, 1)
     query = Token([1.0, 2.0], 2.0, 2)
     keys = [Token([3.0, 1.0], float(t), t, {"forgetting": gate}) for t, gate in enumerate((-9.0, -0.5, -0.25))]
-    # The key's own gate does not count, and neither is anything divided by the root of the width.
+    # The key's own gate does not count, and nothing is divided by the square root of the head dimension.
     assert encoding.formula_logits(query, keys, 0, 0.1) == pytest.approx([0.5 - 0.75, 0.5 - 0.25, 0.5])
     weights = encoding.formula_weights(encoding.formula_logits(query, keys, 0, 0.1), query, keys)
     assert weights[0] / weights[2] == pytest.approx(math.exp(-0.75)) and math.fsum(weights) == pytest.approx(1)
@@ -105,7 +105,7 @@ def test_almost_open_gates_are_not_rounded_shut_in_half_precision(way: str) -> N
         dtype = getattr(torch, way)
         gates = encoding.to(dtype).remember(x.to(dtype), at)["forgetting"]
     assert gates.dtype == torch.float32
-    # ln sigmoid(9) is -0.000123, far below a step of bfloat16 near 1; after 4,095 tokens half is left.
+    # ln sigmoid(9) is -0.000123, far below bfloat16's spacing near 1; after 4,095 tokens the factor is about half.
     last = bias_of(encoding.float(), gates, at.rows(slice(4095, 4096)), at)[0, 0, 0, 0].item()
     assert last == pytest.approx(-4095 * math.log1p(math.exp(-9)), rel=1e-3)
 
@@ -114,5 +114,5 @@ def test_near_keys_keep_their_precision_after_a_hundred_thousand_tokens() -> Non
     at = Positions.count(100_000)
     gates = torch.full((1, 1, 100_000), -math.log(2))
     bias = bias_of(Forgetting(4, 1), gates, at.rows(slice(99_999, 100_000)), at)[0, 0, 0]
-    # A running sum of -69,315 in float32 has steps of 0.0078.
+    # At a prefix sum of -69,315 the float32 spacing is 0.0078.
     assert bias[-4:].tolist() == pytest.approx([-3 * math.log(2), -2 * math.log(2), -math.log(2), 0], rel=1e-6)

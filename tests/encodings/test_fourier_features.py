@@ -1,4 +1,4 @@
-"""Fourier features against their formulas in 50 digits, and what their frame means."""
+"""Fourier features agree with their formulas in 50 digits, in every coordinate frame."""
 
 import math
 
@@ -67,7 +67,7 @@ def test_at_the_highest_frequency_neighbours_are_half_a_turn_apart() -> None:
     encoding = FourierFeatures(8, 32, centres=True)
     last = encoding.encode(Positions.count(32))[0, :, 7]  # the cosine of the highest band
     sine = encoding.encode(Positions.count(32))[0, :, 3]
-    # Centres of cells lie 2/32 apart, and 16 half turns over the frame's unit are pi for each.
+    # Cell centres lie 2/32 apart, and 16 half turns per unit make pi between neighbours.
     torch.testing.assert_close(
         torch.atan2(sine, last).diff().abs().remainder(2 * math.pi),
         torch.full((31,), math.pi, dtype=torch.float64),
@@ -96,7 +96,7 @@ def test_gaussian_frequencies_have_the_asked_deviation_and_leave_the_global_stat
     state = torch.get_rng_state()
     encoding = FourierFeatures(4000, 9, axes=2, kind="gaussian", scale=3.0)
     assert torch.equal(torch.get_rng_state(), state) and not encoding.state_dict()
-    # In half turns there are twice as many.
+    # Frequencies count half turns, so their deviation is twice `scale`.
     assert encoding.frequencies.std().item() == pytest.approx(6, rel=0.05)
     assert not torch.equal(
         encoding.frequencies, FourierFeatures(4000, 9, axes=2, kind="gaussian", scale=3.0, seed=1).frequencies

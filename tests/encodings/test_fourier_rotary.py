@@ -1,4 +1,4 @@
-"""FoPE, against sums of waves written out, and against what its released code does."""
+"""FoPE agrees with explicit sums of waves, and with its released code."""
 
 import math
 
@@ -15,7 +15,7 @@ from posenc.kernels import bind
 
 
 def rotated(x: Tensor, place: Tensor, encoding: FourierRotary) -> Tensor:
-    """x [B, H, T, d] as published: every wave of every pair of every head summed by itself."""
+    """Rotate x [B, H, T, d] as published. Each wave of each pair and head is summed separately."""
     H, d = x.shape[1], x.shape[3]
     plain = [encoding.base ** (-2 * k / d) for k in range(d // 2)]
     waves = [w for w in plain if w >= 2 * math.pi / encoding.trained_length]
@@ -130,7 +130,7 @@ def test_the_released_sine_of_one_makes_silenced_pairs_count_twice() -> None:
         rotated_q, rotated_k = encoding(q, k, offset=77)
         actual = rotated_q[..., silent] @ rotated_k[..., silent].transpose(-1, -2)
         torch.testing.assert_close(actual, times * q[..., silent] @ k[..., silent].transpose(-1, -2))
-    # A turn by 45 degrees, and longer by sqrt(2).
+    # A rotation by 45 degrees and a scaling by sqrt(2).
     key = FourierRotary(1, 64, 512, silenced="doubled").key(torch.eye(64)[None, None, 16:17], Positions.count(1))
     assert key[0, 0, 0, [16, 48]].tolist() == [1.0, 1.0]
 

@@ -1,4 +1,4 @@
-"""The relative position table of a window, against its rows counted by hand and torch's own interpolation."""
+"""Window relative position tables agree with hand-counted rows and torch's interpolation."""
 
 import itertools
 import math
@@ -16,7 +16,7 @@ WINDOWS = [(3, 4), (2, 5), (4,), (1, 3), (2, 2, 3)]
 
 
 def by_hand(encoding: GridBias, m: tuple[float, ...], n: tuple[float, ...], head: int) -> float:
-    """The table as a nest of lists, read around a distance by weights that fall linearly with it."""
+    """Read the table (nested lists) at a distance by linear interpolation."""
     sizes = [2 * size - 1 for size in encoding.window]
     table = encoding.table[:, head].reshape(sizes)
     where = [min(max(a - b + w - 1, 0), 2 * w - 2) for a, b, w in zip(m, n, encoding.window, strict=True)]

@@ -1,4 +1,4 @@
-"""Image rotary encoding (DINOv3), its normalised coordinates and their augmentation."""
+"""Tests of image rotary encoding (DINOv3): normalised coordinates and their augmentation."""
 
 import math
 
@@ -13,7 +13,7 @@ from posenc.encodings.rotations.image_rotary import ImageRotary, augmented, norm
 
 
 def rotated(x: Tensor, places: Tensor, base: float, layout: str) -> Tensor:
-    """x [B, H, T, D] times unit complex numbers, pair by pair, at places [T, A]."""
+    """Rotate x [B, H, T, D] at positions [T, A]. Each pair is multiplied by a unit complex number."""
     axes = places.shape[1]
     n = x.shape[-1] // (2 * axes)
     pairs, out = n * axes, x.double().clone()
@@ -94,7 +94,7 @@ def test_augmentation_is_one_shift_and_one_stretch_for_each_axis() -> None:
     shift, stretch = torch.stack(shifts), torch.stack(stretches)
     assert 0.24 < shift.abs().max().item() <= 0.25 + 1e-6 and shift.mean().abs().item() < 0.02
     assert shift.var().item() == pytest.approx(0.25**2 / 3, rel=0.15)
-    # The rescale moves both axes alike; the jitter moves them apart, by at most 1.5 against 1 / 1.5.
+    # The rescaling is the same for both axes; the jitter differs, by at most 1.5 to 1 / 1.5.
     assert stretch.abs().max().item() <= math.log(3) + 1e-6
     assert math.log(2) < (stretch[:, 0] - stretch[:, 1]).abs().max().item() <= 2 * math.log(1.5) + 1e-6
     together = 0.5 * stretch.sum(1)

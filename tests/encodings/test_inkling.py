@@ -1,4 +1,4 @@
-"""Inkling's bias, which every asking token chooses for itself."""
+"""Tests of Inkling's bias, which each query token chooses for itself."""
 
 import math
 
@@ -18,7 +18,7 @@ def build_inkling(dim: int = 6, heads: int = 3, max_distance: int = 4, rank: int
 
 
 def expected_bias(encoding: Inkling, x: Tensor, m: Tensor, n: Tensor) -> Tensor:
-    """The bias [B, H, T, S] of tokens x [B, T, dim], in scalars."""
+    """Compute the bias [B, H, T, S] of tokens x [B, T, dim] with scalars."""
     mixture = encoding.to_mixture(x).tolist()
     profiles = [[*row, 0.0] for row in encoding.profiles.tolist()]
     out = torch.zeros(x.shape[0], encoding.heads, len(m), len(n), dtype=torch.float64)
@@ -39,7 +39,7 @@ def expected_bias(encoding: Inkling, x: Tensor, m: Tensor, n: Tensor) -> Tensor:
 
 
 def logits(encoding: Inkling, x: Tensor, at: Positions, keys_at: Positions) -> Tensor:
-    """What comes out for queries and keys of zeros."""
+    """Return the logits for zero queries and keys."""
     zeros = [x.new_zeros(x.shape[0], encoding.heads, n, 4) for n in (at.tokens, keys_at.tokens)]
     memo = encoding.remember(x, at)
     keys = Keys(zeros[1], zeros[1], keys_at, {}, memo)

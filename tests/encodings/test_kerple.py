@@ -1,4 +1,4 @@
-"""KERPLE, against mpmath and the authors' released rule."""
+"""KERPLE agrees with mpmath and the authors' released code."""
 
 import math
 
@@ -23,7 +23,7 @@ def with_values(kind: str, r1: list[float], r2: list[float], **options) -> Kerpl
 
 
 def exact(kind: str, r1: float, r2: float, distance: float) -> float:
-    """The kernel with 40 digits, its values held as in the released code."""
+    """Return the kernel in 40 digits, with parameters clamped as in the released code."""
     with mpmath.workdps(40):
         a, b, d = (mpmath.mpf(x) for x in (max(r1, 0.01), max(r2, 0.01), distance))
         if kind == "log":

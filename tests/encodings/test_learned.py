@@ -1,4 +1,4 @@
-"""Learned absolute encoding: a table, and what happens past its end."""
+"""Tests of the learned absolute encoding: its table, and positions past its end."""
 
 import copy
 
@@ -15,7 +15,7 @@ def table_of(rows: int = 5, dim: int = 3, **options) -> Learned:
 
 
 def interpolated_row(table: Tensor, row: float) -> Tensor:
-    """The table at a fractional row, mixed linearly."""
+    """Interpolate the table linearly at a fractional row."""
     low = int(row)
     share = row - low
     return (1 - share) * table[low] + share * table[min(low + 1, len(table) - 1)]
@@ -137,7 +137,7 @@ def test_in_a_compiled_graph_rows_out_of_reach_are_nan_and_the_others_right() ->
 
 
 def test_in_a_compiled_graph_the_last_squeezed_position_is_still_in_the_table() -> None:
-    # 5 * (3/5) is above 3 by a unit in the last place.
+    # In floating point 5 * (3/5) exceeds 3 by one unit in the last place.
     encoding = table_of(rows=4, overrun="interpolate")
     run = torch.compile(
         lambda x: encoding(x, positions=Positions.count(6).with_horizon(6)), backend="eager", fullgraph=True

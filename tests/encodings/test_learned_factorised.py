@@ -1,4 +1,4 @@
-"""Factorised tables: rows and columns, folded and not, against loops written from the formula."""
+"""Factorised tables, folded and not, agree with loops written from the formula."""
 
 import math
 
@@ -18,7 +18,7 @@ def added_vectors(encoding: LearnedFactorised, positions) -> torch.Tensor:
 
 
 def vector(encoding: LearnedFactorised, cell) -> torch.Tensor:
-    """What a whole cell reads, from the tables alone."""
+    """Return the vector of an integer cell from the tables alone."""
     rows = [table[c] for table, c in zip(encoding.tables, cell, strict=True)]
     return torch.cat(rows) if encoding.combine == "concatenated" else torch.stack(rows).sum(0)
 

@@ -1,4 +1,4 @@
-"""The learned grid: its rows, its prefix, what lies between cells, and resampling by a kernel written out."""
+"""Tests of the learned grid: rows, prefix, interpolation between cells, and resampling."""
 
 import math
 
@@ -29,7 +29,7 @@ def test_prefix_tokens_come_first_and_stand_outside_the_grid() -> None:
     at = encoding.positions()
     assert at.coords[0].tolist() == [[-1, -1], [-2, -2], [0, 0], [0, 1], [1, 0], [1, 1]]
     assert at.order.tolist() == [[0, 1, 2, 3, 4, 5]]
-    # The table lies as ViT's pos_embed does: one row for each token of [CLS] + patches.
+    # The table has the layout of ViT's pos_embed: one row for each token of [CLS] + patches.
     assert torch.equal(added_vectors(encoding, at), encoding.table)
     assert torch.equal(added_vectors(encoding, at.with_coords(at.coords.double())), encoding.table)
 
@@ -51,7 +51,7 @@ def test_between_cells_the_nearest_ones_are_mixed_along_each_axis(
 
 
 def keys_kernel(x: float, a: float) -> float:
-    """Keys' cubic, 1981, written out."""
+    """Return Keys' cubic convolution kernel (1981)."""
     x = abs(x)
     if x < 1:
         return (a + 2) * x**3 - (a + 3) * x**2 + 1
@@ -59,7 +59,7 @@ def keys_kernel(x: float, a: float) -> float:
 
 
 def weights_by_hand(old: int, new: int, antialias: bool) -> list[list[float]]:
-    """How much each old cell gives to each new one: cell centres, the border repeated, or cut and weighed anew."""
+    """Return each old cell's weight in each new one. Borders repeat, or are cut and renormalised if antialiased."""
     rows = []
     for i in range(new):
         centre, row = (i + 0.5) * old / new, [0.0] * old

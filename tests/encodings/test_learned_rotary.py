@@ -1,4 +1,4 @@
-"""Rotary encoding with learned frequencies, against mpmath with the frequencies as they stand."""
+"""Rotary encoding with learned frequencies agrees with mpmath at the current frequencies."""
 
 import math
 
@@ -23,7 +23,7 @@ def shift_at_random(encoding: LearnedRotary, std: float = 0.3) -> LearnedRotary:
 
 
 def rotated(x: Tensor, places: list[float], shift: Tensor, *, base: float, layout: str) -> Tensor:
-    """x [B, H, T, D] turned by base^(-2k/D) e^shift, with 40 digits; shift [D/2] or [H, D/2]."""
+    """Rotate x [B, H, T, D] by base^(-2k/D) e^shift in 40 digits. The shift is [D/2] or [H, D/2]."""
     shift = shift.detach()
     d, out = x.shape[-1], x.double().clone()
     with mpmath.workdps(40):

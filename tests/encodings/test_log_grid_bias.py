@@ -1,4 +1,4 @@
-"""Log-spaced continuous position bias, against the published rule written out."""
+"""Log-spaced continuous position bias agrees with the published equations."""
 
 import math
 
@@ -14,7 +14,7 @@ from posenc.encodings.distance_biases.log_grid_bias import LogGridBias
 
 
 def published_bias(encoding: LogGridBias, delta: Tensor) -> Tensor:
-    """[..., H] from distances [..., A], in float64."""
+    """Return the float64 bias [..., H] from distances [..., A]."""
     x = delta.double() / (encoding.window - 1) * 8
     x = torch.sign(x) * torch.log2(x.abs() + 1) / math.log2(8)
     hidden = torch.relu(x @ encoding.hidden.weight.double().T + encoding.hidden.bias.double())
@@ -41,7 +41,7 @@ def test_the_bias_is_the_networks(seed: int, window: int, axes: int, width: int,
 
 
 def passing_on() -> LogGridBias:
-    """One neuron that passes the first coordinate on where it is positive."""
+    """Return an encoding whose single neuron outputs the positive part of the first coordinate."""
     encoding = LogGridBias(1, window=8, width=1).double()
     with torch.no_grad():
         encoding.hidden.weight.copy_(torch.tensor([[1.0, 0.0]]))

@@ -1,4 +1,4 @@
-"""Log-n temperature, against exact logarithms."""
+"""Log-n temperature agrees with exact logarithms."""
 
 import math
 
@@ -11,7 +11,7 @@ from posenc.encodings.temperatures.log_temperature import LogTemperature
 
 
 def factors(encoding: LogTemperature, at: Positions, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """What the queries at these positions are multiplied by, [B, T]."""
+    """Return the query factors [B, T] at these positions."""
     queries = torch.ones(at.order.shape[0], 2, at.tokens, 4, dtype=dtype)
     scaled_q = encoding.query(queries, at)
     assert scaled_q.dtype == dtype and scaled_q[..., :1].equal(scaled_q[..., 1:2])
@@ -28,7 +28,7 @@ def test_it_is_the_logarithm_of_the_tokens_seen_over_that_of_the_trained_length(
 
 
 def test_with_a_floor_of_one_the_trained_length_is_left_as_it_was() -> None:
-    # Su's form: q log(n)/log(L), nowhere below 1 (ReRoPE).
+    # Su's form: q log(n)/log(L), clamped to at least 1 (ReRoPE).
     actual = factors(LogTemperature(512, least=1.0), Positions.count(2048))[0]
     assert (actual[:512] == 1).all() and (actual[512:] > 1).all() and (actual.diff() >= 0).all()
     assert actual[2047].item() == pytest.approx(11 / 9)

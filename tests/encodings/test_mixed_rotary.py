@@ -1,4 +1,4 @@
-"""Mixed rotary encoding: learned directions for each head."""
+"""Tests of mixed rotary encoding, which learns directions for each head."""
 
 import math
 
@@ -16,7 +16,7 @@ from posenc.encodings.rotations.rotary import Rotary
 
 
 def rotated(x: Tensor, places: Tensor, frequencies: Tensor, layout: str) -> Tensor:
-    """x [B, H, T, D] times unit complex numbers at places [T, A], with frequencies [H, P, A]."""
+    """Rotate x [B, H, T, D] at positions [T, A] by complex numbers. The frequencies are [H, P, A]."""
     out, pairs = x.double().clone(), frequencies.shape[1]
     for h in range(x.shape[1]):
         for p in range(pairs):
@@ -45,7 +45,7 @@ def test_the_initial_magnitudes_are_ten_to_the_minus_4k_over_d_along_two_perpend
     expected = torch.tensor([10 ** (-4 * k / 64) for k in range(16)], dtype=torch.float64)
     for half in (first, second):
         torch.testing.assert_close(half.norm(dim=-1), expected.expand(3, 16), rtol=1e-14, atol=0)
-    # The second is the first turned by a quarter: (x, y) -> (-y, x).
+    # The second half is the first rotated by 90 degrees: (x, y) -> (-y, x).
     torch.testing.assert_close(second, torch.stack((-first[..., 1], first[..., 0]), -1), rtol=0, atol=1e-14)
     directions = first[:, 0] / first[:, 0].norm(dim=-1, keepdim=True)
     torch.testing.assert_close(first, expected[:, None] * directions[:, None], rtol=0, atol=1e-14)

@@ -1,4 +1,4 @@
-"""Dynamic position bias, against the network written out."""
+"""Dynamic position bias agrees with a reference network."""
 
 import math
 
@@ -12,7 +12,7 @@ from posenc.encodings.distance_biases.mlp_bias import MLPBias
 
 
 def published_bias(encoding: MLPBias, delta: Tensor) -> Tensor:
-    """[..., H] from distances [..., A], in float64, by torch's own layers."""
+    """Return the float64 bias [..., H] from distances [..., A], by torch's own layers."""
     x = delta.double()
     if encoding.log:
         x = torch.sign(x) * torch.log(x.abs() + 1)

@@ -1,4 +1,4 @@
-"""Multimodal rotary encoding: which pair reads which axis, and the positions of text and grids."""
+"""Tests of multimodal rotary encoding: each pair's axis, and positions of text and grids."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ ORDERS, LAYOUTS = ["chunked", "interleaved", "time_last"], ["half", "interleaved
 
 
 def rotated(x: Tensor, places: Tensor, owner: list[int], base: float, layout: str = "half") -> Tensor:
-    """x [B, H, T, D] times unit complex numbers at places [T, A]; pair k reads axis owner[k]."""
+    """Rotate x [B, H, T, D] at positions [T, A]. Pair k uses axis owner[k]."""
     out, pairs = x.double().clone(), len(owner)
     for k, axis in enumerate(owner):
         first, second = (k, k + pairs) if layout == "half" else (2 * k, 2 * k + 1)
@@ -118,7 +118,7 @@ def test_after_an_image_the_next_position_is_not_the_number_of_tokens() -> None:
 
 
 def test_text_and_grids_count_as_qwen2_vl_does() -> None:
-    """The example in its documentation: a video of three frames of two by two patches, then text."""
+    """Its documentation's example is three video frames of two by two patches, then text."""
     coords = text_and_grids((3, 2, 2), 5).coords[0]
     assert coords[:, 0].tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3, 4, 5, 6, 7]
     assert coords[:, 1].tolist() == [0, 0, 1, 1] * 3 + [3, 4, 5, 6, 7]

@@ -1,4 +1,4 @@
-"""What attention knows about order without any encoding: three common beliefs, measured."""
+"""Three common beliefs about order in attention without an encoding are measured."""
 
 import pytest
 import torch

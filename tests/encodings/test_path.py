@@ -1,4 +1,4 @@
-"""PaTH, against products of matrices, and against keys that are turned in place as the authors decode."""
+"""PaTH agrees with matrix products, and with the authors' decoding, which updates keys in place."""
 
 import functools
 import math
@@ -28,7 +28,7 @@ PLACES = {
 
 
 def random(heads: int = 3, kv_heads: int = 3, queries: int = 7) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Queries, keys, and the facts of seven tokens."""
+    """Return random queries, keys, and remembered values of seven tokens."""
     q = torch.randn(2, heads, queries, 4, dtype=torch.float64)
     k = torch.randn(2, kv_heads, 7, 4, dtype=torch.float64)
     w = torch.nn.functional.normalize(torch.randn(2, heads, 7, 4, dtype=torch.float64), dim=-1)
@@ -46,7 +46,7 @@ def weights_of(
 
 
 def logits_by_products(q: Tensor, k: Tensor, memo: dict[str, Tensor], at: Positions, keys_at: Positions) -> Tensor:
-    """k_j^T H_{j+1} ... H_i q_i with every matrix written out, [B, H, T, S]."""
+    """Return k_j^T H_{j+1} ... H_i q_i with explicit matrices, [B, H, T, S]."""
     w, beta = memo["path_direction"], memo["path_strength"]
     B, H, T = q.shape[:3]
     i, j = at.order.expand(B, -1).tolist(), keys_at.order.expand(B, -1).tolist()
@@ -102,7 +102,7 @@ def test_keys_turned_in_place_token_by_token_give_the_same() -> None:
     w, beta, cached_k = memo["path_direction"], memo["path_strength"], k.clone()
     weights = weights_of(q, k, memo, IN_ORDER, IN_ORDER, masks.causal())
     for t in range(7):
-        # Every earlier key loses its share of the new token's direction; the new key joins unturned.
+        # The new token's reflection is applied to every earlier key; the new key is added unchanged.
         past = cached_k[:, :, :t]
         share = beta[:, :, t, None] * (past @ w[:, :, t, :, None])[..., 0]
         cached_k[:, :, :t] = past - share[..., None] * w[:, :, t, None]
@@ -134,7 +134,7 @@ def test_facts_are_a_unit_vector_and_a_strength_from_zero_to_two_for_each_token(
     assert float(direction @ w[1, 2, 5] / direction.norm()) == pytest.approx(1, abs=1e-4)
     z = float((encoding.weight[2] @ x[1, 5] + encoding.offset[2]).detach())
     assert beta[1, 2, 5].item() == pytest.approx(2 / (1 + math.exp(-z)))
-    # Nothing but the token itself enters: no convolution carries position in by the back door.
+    # Only the token itself is used: a convolution would leak position information.
     torch.testing.assert_close(
         encoding.remember(x[:, 3:4], Positions.count(1))["path_direction"], memo["path_direction"][:, :, 3:4]
     )

@@ -1,4 +1,4 @@
-"""PoPE, against sums of complex numbers, and against the mean logit that its lengths force."""
+"""PoPE agrees with complex sums, and with the mean logit implied by its positive lengths."""
 
 import math
 
@@ -14,7 +14,7 @@ from posenc.kernels import bind
 
 
 def published_logit(q: list[float], k: list[float], m: float, n: float, base: float, delta: list[float]) -> float:
-    """Re of the sum over channels of conj(softplus(q) e^{i m f}) softplus(k) e^{i (n f + delta)}, 30 digits."""
+    """Return the logit in 30 digits. It is Re sum_c conj(softplus(q) e^{i m f}) softplus(k) e^{i (n f + delta)}."""
     with mpmath.workdps(30):
         d, total = len(q), mpmath.mpf(0)
         for c in range(d):
@@ -125,7 +125,7 @@ def test_without_phases_there_is_nothing_to_learn_and_layers_share() -> None:
 
 
 def test_the_mean_logit_of_random_tokens_is_large_and_falls_with_distance() -> None:
-    # softplus of a standard normal has mean 0.806; 64 products of two such, over sqrt(64).
+    # The softplus of a standard normal has mean 0.806; the logit sums 64 products of two, over sqrt(64).
     points = [(-8 + 16 * (i + 0.5) / 4000) for i in range(4000)]
     mean = sum(math.log1p(math.exp(z)) * math.exp(-z * z / 2) for z in points) * (16 / 4000) / math.sqrt(2 * math.pi)
     assert mean == pytest.approx(0.806, abs=5e-4)

@@ -1,4 +1,4 @@
-"""Proportional rotary encoding (p-RoPE), against pinned numbers and mpmath."""
+"""Proportional rotary encoding (p-RoPE) agrees with pinned numbers and mpmath."""
 
 import math
 
@@ -18,7 +18,7 @@ PLACES = [0.0, 1.0, 2.5, -7.0, 4095.0, 1_000_000.0]
 
 
 def rotated(x: Tensor, places: list[float], *, pairs: int, base: float, layout: str) -> Tensor:
-    """x [B, H, T, D] with its first pairs turned, by angles of 40 digits; the denominator is the whole head's."""
+    """Rotate the first pairs of x [B, H, T, D] by 40-digit angles. The denominator is the head dimension."""
     d, out = x.shape[-1], x.double().clone()
     with mpmath.workdps(40):
         for k in range(pairs):
@@ -74,7 +74,7 @@ def test_a_share_of_one_is_rotary_and_a_smaller_one_is_not_partial_rotary() -> N
     torch.testing.assert_close(ProportionalRotary(16, partial=1.0)(q, q)[0], Rotary(16)(q, q)[0], rtol=0, atol=0)
     proportional, partial = ProportionalRotary(16, partial=0.5), Rotary(16, partial=0.5)
     assert (proportional(q, q)[0] - partial(q, q)[0]).abs().max() > 0.1
-    # The same number of pairs; but partial rotary spreads a whole spectrum over them, and this cuts the head's.
+    # Both rotate equally many pairs, but partial rotary spreads a full spectrum over them and p-RoPE truncates it.
     assert int(proportional.frequencies.count_nonzero()) == len(partial.frequencies) == 4
     assert float(partial.frequencies[3]) == pytest.approx(1e-3) and float(proportional.frequencies[3]) > 0.03
 

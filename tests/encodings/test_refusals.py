@@ -1,4 +1,4 @@
-"""What no encoding takes: numbers out of bounds, options that do not go together, sizes it was not built for."""
+"""Encodings reject numbers out of bounds, conflicting options, and sizes they were not built for."""
 
 import inspect
 
@@ -25,7 +25,7 @@ BOUNDS = {
         "size": "2 or more",
     },
 }
-"""What numbers have to be, by the names of options."""
+"""The required range of each numeric option, by name."""
 
 OTHER_BOUNDS = {
     "deberta": {"buckets": "4 or more", "max_distance": "above 129"},
@@ -36,7 +36,7 @@ OTHER_BOUNDS = {
     "sandwich": {"width": "an even number"},
     "t5_bias": {"std": "0 or more", "max_distance": "above 16"},
 }
-"""What they have to be for one encoding."""
+"""Ranges that differ for one encoding."""
 
 
 @pytest.mark.parametrize("name", names())
@@ -123,7 +123,7 @@ REFUSALS = {
         r"add up to 3, got \(4, -1\)": {"sections": (4, -1)},
         r"add up to 3, got \(1.5, 1.5\)": {"sections": (1.5, 1.5)},
         r"add up to 3, got \(\)": {"sections": ()},
-        # GenLIP's sections: Hugging Face and timm cut them down in silence.
+        # GenLIP's sections, which Hugging Face and timm truncate silently.
         r"\(8, 12, 12\) do not fit the interleaved order, .* 32 pairs; .* say sections=\(11, 11, 10\) for the same": {
             **{"head_dim": 64, "sections": (8, 12, 12), "order": "interleaved"}
         },
@@ -150,7 +150,7 @@ REFUSALS = {
         "max_distance must be above 8": {"max_distance": 8, "causal": False},
     },
 }
-"""What is said -> the options of which it is said."""
+"""Error message -> the options that cause it."""
 
 
 @pytest.mark.parametrize(("name", "words"), [(name, words) for name, cases in REFUSALS.items() for words in cases])
@@ -174,11 +174,11 @@ UNSEEN = {
     **dict.fromkeys(("deberta", "transformer_xl", "tupe"), "dim"),
     **{"alibi": "head_dim", "kerple": "head_dim", "learned_rotary": "heads"},
 }
-"""Sizes of which some encodings, as they are by default, keep nothing."""
+"""Sizes that some encodings do not store with default options."""
 
 
 def call_doors(encoding: Encoding, at: Positions, dim: int, heads: int, head_dim: int) -> None:
-    """Use an encoding on four tokens in a model of these sizes."""
+    """Apply an encoding to four tokens in a model of these sizes."""
     x = encoding.embed(torch.zeros(1, 4, dim), at)
     Attention(dim, heads, head_dim=head_dim, encoding=None, causal=True)(x, positions=at, encoding=encoding)
 

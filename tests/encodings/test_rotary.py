@@ -1,4 +1,4 @@
-"""Rotary encoding, against mpmath far out, and in every way of giving positions."""
+"""Rotary encoding agrees with mpmath at large positions, however positions are given."""
 
 import math
 
@@ -25,7 +25,7 @@ def pairs_of(width: int, layout: str) -> list[tuple[int, int]]:
 def rotated(
     x: Tensor, places: list[float], *, width: int | None = None, base: float = 10_000.0, layout: str = "half"
 ) -> Tensor:
-    """x [B, H, T, D] turned pair by pair with angles of 40 digits, in float64."""
+    """Rotate x [B, H, T, D] pair by pair in float64, with 40-digit angles."""
     width = x.shape[-1] if width is None else width
     out = x.double().clone()
     with mpmath.workdps(40):
@@ -81,7 +81,7 @@ def test_every_share_that_makes_whole_pairs_is_taken_as_meant() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("base", [1e4, 5e5])
 def test_a_position_of_a_million_is_right_to_a_millionth(layout: str, base: float) -> None:
-    # Others take angles in float32: cosines are off by 1.4e-4 at 4,000 positions, and by 2.5e-2 at a million.
+    # Others compute angles in float32: cosines are off by 1.4e-4 at position 4,000, and by 2.5e-2 at a million.
     places = [4095.0, 131_071.0, 999_999.0, 1_000_000.0, 1_000_001.0]
     q = torch.randn(4, 8, 5, 64)
     actual, _ = Rotary(64, base=base, layout=layout)(q, q, positions=torch.tensor([int(p) for p in places]))
@@ -99,7 +99,7 @@ def test_in_every_dtype_the_error_is_what_its_roundings_explain(dtype: torch.dty
     exact = rotated(q, [float(p) for p in EVERYWHERE])
     norm = torch.hypot(exact[..., :32], exact[..., 32:]).repeat(1, 1, 1, 2)
     error = (actual.double() - exact).abs() / (torch.finfo(dtype).eps * norm)
-    # In units of the pair's norm: the result is rounded once, to half a unit.
+    # Relative to the pair's norm, the result is rounded once, to half a unit in the last place.
     assert actual.dtype == dtype and float(error.max()) <= 0.501
 
 
@@ -234,7 +234,7 @@ def tokens(batch: int, T: int) -> Tensor:
 
 @by_length
 def test_a_long_neighbour_does_not_change_a_short_row(schedule: Schedule) -> None:
-    # transformers takes one base for the whole batch: a short row changes by 0.48 beside a long one.
+    # transformers uses one base for the whole batch: a short row changes by 0.48 when batched with a long one.
     layer, x, T = attention(schedule), tokens(3, 40), 40
     length = torch.tensor([10, 40, 400])
     together = layer(x, positions=Positions.count(T).with_horizon(length), mask=masks.causal())
@@ -248,7 +248,7 @@ def test_a_long_neighbour_does_not_change_a_short_row(schedule: Schedule) -> Non
 @by_length
 @pytest.mark.parametrize("cache", [GrowingCache, lambda: SlotCache(60)], ids=["growing", "static"])
 def test_cached_keys_stay_right_when_the_horizon_moves(schedule: Schedule, cache) -> None:
-    # transformers keeps keys that were turned for another base, llama.cpp a mixture of LongRoPE's two lists.
+    # transformers caches keys rotated with another base; llama.cpp mixes LongRoPE's two factor lists.
     layer, x, kv_cache = attention(schedule), tokens(2, 48), cache()
     for start, end, horizon in ((0, 9, 9), (9, 16, 16), (16, 17, 17), (17, 40, 40), (40, 48, 200), (47, 48, 48)):
         kv_cache = cache() if start == 47 else kv_cache

@@ -1,4 +1,4 @@
-"""Rotary on values, against sums written out from the paper."""
+"""Rotary on values agrees with the paper's explicit sums."""
 
 import math
 from dataclasses import replace
@@ -19,7 +19,7 @@ from posenc.tokens.masks import Mask
 
 
 def rotation(angle: Tensor, layout: str) -> Tensor:
-    """The matrices [..., 2 P, 2 P] that turn pair p by angle[..., p]."""
+    """Return the matrices [..., 2 P, 2 P] that rotate pair p by angle[..., p]."""
     P = angle.shape[-1]
     out = torch.zeros(*angle.shape[:-1], 2 * P, 2 * P, dtype=angle.dtype)
     for p in range(P):
@@ -34,7 +34,7 @@ def angles(apart: Tensor, width: int, base: float) -> Tensor:
 
 
 def written_out(weights: Tensor, v: Tensor, m: Tensor, n: Tensor, encoding: RotaryValues) -> Tensor:
-    """z_i = sum_j A_ij R(n_j - m_i) v_j, every turned value written out."""
+    """Return z_i = sum_j A_ij R(n_j - m_i) v_j with every rotated value explicit."""
     width = encoding.width
     turn = rotation(angles(n[None, :] - m[:, None], width, encoding.base), encoding.layout)  # [T, S, r, r]
     first = encoding.head_dim - width if encoding.trailing else 0
@@ -70,7 +70,7 @@ def test_values_are_turned_by_their_distance(
     expected = written_out(weights, v, place.double(), place.double(), encoding)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
     assert not torch.allclose(out, plain)
-    # The scalar formula says the same of one value.
+    # The scalar formula gives the same for one value.
     for channel in range(size[0]):
         actual = sum(
             weights[0, 1, 4, j].item()
@@ -93,7 +93,7 @@ def test_the_kernel_sees_turned_values() -> None:
     out, _ = encoding.attend(v, at, Keys(v, v, at), masks.causal(), bound)
     expected = [[math.cos(p), math.sin(p), math.cos(p / 100), math.sin(p / 100)] for p in range(3)]
     torch.testing.assert_close(calls["v"][0, 0], torch.tensor(expected, dtype=torch.float64))
-    # What the kernel gives is the value at 2: turned back, it is seen from 0, 1 and 2.
+    # The kernel returns the value at position 2; rotated back, it is relative to 0, 1 and 2.
     expected = [[math.cos(p), math.sin(p), math.cos(p / 100), math.sin(p / 100)] for p in (2, 1, 0)]
     torch.testing.assert_close(out[0, 0], torch.tensor(expected, dtype=torch.float64))
 

@@ -1,4 +1,4 @@
-"""Sandwich, against mpmath and against the inner product of sinusoidal embeddings."""
+"""Sandwich agrees with mpmath and with inner products of sinusoidal embeddings."""
 
 import math
 
@@ -13,14 +13,14 @@ from posenc.encodings.distance_biases.sandwich import Sandwich
 
 
 def exact(distance: float, width: int, base: float, first: int = 0) -> float:
-    """The sum of cosines with 40 digits."""
+    """Return the sum of cosines in 40 digits."""
     with mpmath.workdps(40):
         angles = (mpmath.mpf(distance) / mpmath.mpf(base) ** (mpmath.mpf(2 * p) / width) for p in range(width // 2))
         return float(mpmath.fsum(mpmath.cos(a * mpmath.mpf(base) ** (-mpmath.mpf(2 * first) / width)) for a in angles))
 
 
 def test_pinned_values() -> None:
-    # H/(8 h) times the sum over 64 cosines, at no distance 64.
+    # The bias is H/(8 h) times the sum of 64 cosines, which is 64 at distance zero.
     bias = Sandwich(8).by_distance(torch.tensor([0, 1, 100, 10_000]))
     assert bias[:, 0].tolist() == pytest.approx([64 / h for h in range(1, 9)])
     assert bias[0].tolist() == pytest.approx([exact(d, 128, 1e4) for d in (0, 1, 100, 10_000)], rel=1e-12)

@@ -1,4 +1,4 @@
-"""Scalable softmax, against the base n^s written out."""
+"""Scalable softmax agrees with a softmax to the base n^s."""
 
 import math
 
@@ -30,7 +30,7 @@ def test_the_base_of_the_softmax_is_a_power_of_the_number_of_tokens(constant: bo
 
 
 def test_one_large_logit_keeps_its_weight_however_many_small_ones_come() -> None:
-    # The paper's first figure: one logit of 3 among -2, with s = 0.43; the softmax fades, the scalable one does not.
+    # The paper's first figure: one logit of 3 among -2, with s = 0.43. The softmax fades, the scalable one does not.
     for n in (10, 1000, 100_000):
         factor = ScalableSoftmax(1).query(torch.ones(1, 1, 1, 1).double(), Positions.count(1, n - 1)).item()
         assert factor == pytest.approx(0.43 * math.log(n), rel=1e-6)

@@ -1,4 +1,4 @@
-"""Selective RoPE, against running sums and turns written out token by token."""
+"""Selective RoPE agrees with prefix sums and rotations computed token by token."""
 
 import cmath
 import math
@@ -20,7 +20,7 @@ def angles(encoding: SelectiveRotary, x: Tensor) -> Tensor:
 
 
 def asked_for(encoding: SelectiveRotary, x: list[float], head: int) -> list[float]:
-    """The angles of one token for one head, as in the released code but for the convolution."""
+    """Return one token's angles for one head, as released but without the convolution."""
     size = math.sqrt(math.fsum(c * c for c in x) / encoding.heads + 1e-6)
     x, pairs = [c / size for c in x], encoding.head_dim // 2
 
@@ -48,7 +48,7 @@ def asked_for(encoding: SelectiveRotary, x: list[float], head: int) -> list[floa
 def written_out(
     layer: Attention, encoding: SelectiveRotary, x: Tensor, order: list[int], document: list[int], mask: Mask
 ) -> Tensor:
-    """One row [T, dim] of tokens: sums up to each token, turned queries and keys, softmax; all in plain loops."""
+    """Compute attention for one row [T, dim] in plain loops, from prefix sums to softmax."""
     T, H, d = x.shape[0], encoding.heads, encoding.head_dim
     q = layer.split(layer.q_proj(x[None]), H)[0].tolist()
     group = H // layer.kv_heads
@@ -145,10 +145,10 @@ def test_a_token_turns_what_comes_after_it_and_nothing_before() -> None:
     _, weights = layer(x, mask=masks.causal(), need_weights=True)
     _, new_w = layer(changed_x, mask=masks.causal(), need_weights=True)
     torch.testing.assert_close(new_w[:, :, :4], weights[:, :, :4], rtol=0, atol=1e-12)
-    # Between two later tokens nothing has changed, so their logits differ as before.
+    # The angle between two later tokens is unchanged, so their logits differ as before.
     for w in (weights, new_w):
         assert (w[:, :, 8, 6] / w[:, :, 8, 5]).allclose(weights[:, :, 8, 6] / weights[:, :, 8, 5])
-    # But from before it to after it the turn is another.
+    # But the angle from a token before it to one after it has changed.
     assert not (new_w[:, :, 8, 3] / new_w[:, :, 8, 5]).allclose(weights[:, :, 8, 3] / weights[:, :, 8, 5])
 
 

@@ -1,4 +1,4 @@
-"""Shaw's relative representations, against the naive form with a [T, S, D] tensor."""
+"""Shaw's relative representations agree with the naive form with a [T, S, D] tensor."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ CAUSAL = masks.causal()
 def naive(
     encoding: Shaw, q: Tensor, k: Tensor, v: Tensor, m: Tensor, n: Tensor, visible: Tensor, scale: float
 ) -> Tensor:
-    """z_i = sum_j A_ij (v_j + b_ij) with logits q_i . k_j scale + q_i . a_ij / sqrt(D); every vector written out."""
+    """Return z_i = sum_j A_ij (v_j + b_ij) with logits q_i . k_j scale + q_i . a_ij / sqrt(D)."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     relative = (n[None, :] - m[:, None]).clamp(
@@ -91,7 +91,7 @@ def test_the_bias_is_the_key_term_alone() -> None:
 @pytest.mark.parametrize("kv_heads", [6, 2])
 @pytest.mark.parametrize("case", CASES)
 def test_mutual_compares_the_keys_with_the_same_vectors(case: str, kv_heads: int) -> None:
-    """BERT's relative_key_query: q_i . a_r + k_j . a_r, both over sqrt(head_dim)."""
+    """BERT's relative_key_query adds q_i . a_r + k_j . a_r, both over sqrt(head_dim)."""
     m, n, _ = CASES[case]
     encoding = Shaw(5, max_distance=3, values=False, mutual=True, std=1.0).double()
     alone = Shaw(5, max_distance=3, values=False, std=1.0).double()
@@ -99,7 +99,7 @@ def test_mutual_compares_the_keys_with_the_same_vectors(case: str, kv_heads: int
     q = torch.randn(2, 6, len(m), 5, dtype=torch.float64)
     k = torch.randn(2, kv_heads, len(n), 5, dtype=torch.float64)
     actual = encoding.bias(m, n, q=q, k=k)
-    # Seen from a key, the same vector stands at the opposite distance.
+    # From the key's side the same vector belongs to the opposite distance.
     key_encoding = Shaw(5, max_distance=3, values=False, std=1.0).double()
     with torch.no_grad():
         key_encoding.key_table.copy_(encoding.key_table.flip(0))
@@ -214,7 +214,7 @@ def test_many_small_weights_in_half_precision_are_all_counted() -> None:
     at, keys_at = Positions.count(1, start=4095), Positions.count(4096)
     kernel = bind("reference", encoding, scale=0.5)
     out, _ = encoding.attend(zeros[:, :, :1], at, Keys(zeros, zeros, keys_at), masks.causal(), kernel)
-    # The weights sum to one and the table is one; added one by one in bfloat16 they would stop at a sixteenth.
+    # The weights sum to one and the table is all ones; sequential bfloat16 addition would stall at a sixteenth.
     torch.testing.assert_close(out, torch.ones_like(out), rtol=0, atol=0.01)
 
 

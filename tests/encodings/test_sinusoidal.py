@@ -1,4 +1,4 @@
-"""Sinusoidal encoding, against mpmath and against the tables that tutorial modules have saved."""
+"""Sinusoidal encoding agrees with mpmath and with tables saved by tutorial modules."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ PLACES = [0.0, 1.0, 5001.0, 1e6, 0.25, 2.75, -3.0, -1234.5]
 
 
 def formula(p: float, dim: int, base: float, layout: str, endpoint: bool) -> list[float]:
-    """The encoding of one position with 50 digits, from the paper's formula and tensor2tensor's."""
+    """Return one position's encoding in 50 digits, from the paper's and tensor2tensor's formulas."""
     with mpmath.workdps(50):
         pairs = -(-dim // 2) if layout == "interleaved" else dim // 2
         divisor = mpmath.mpf(max(pairs - 1, 1)) if endpoint else mpmath.mpf(dim) / 2
@@ -83,7 +83,7 @@ def test_the_dot_product_of_two_positions_is_even_in_the_distance_and_not_monoto
     dots = rows @ rows[200]
     torch.testing.assert_close(dots[1:200].flip(0), dots[201:], rtol=0, atol=1e-10)
     rises = dots[200:].diff() > 0
-    # With 512 channels it rises at 54 of the first 199 distances, first from 43 to 44.
+    # With 512 channels the dot product rises at 54 of the first 199 distances, first from 43 to 44.
     assert int(rises.sum()) == 54 and int(rises.nonzero()[0]) == 43
 
 
@@ -117,7 +117,7 @@ def test_the_result_follows_the_dtype_of_the_input_and_is_rounded_once(dtype: to
     actual = Sinusoidal(10)(torch.zeros(1, 5, 10, dtype=dtype), positions=places)
     exact = torch.tensor([formula(float(p), 10, 10_000, "interleaved", False) for p in places], dtype=torch.float64)
     assert actual.dtype == dtype
-    # Half a unit in the last place of numbers up to 1; in float64 the angle of a million carries 1e-10 itself.
+    # Half a unit in the last place of numbers up to 1; in float64 an angle of a million is itself inexact by 1e-10.
     tolerance = torch.finfo(dtype).eps / 4 if dtype != torch.float64 else 1e-9
     assert (actual[0].double() - exact).abs().max().item() <= tolerance * (1 + 1e-6)
 
@@ -132,7 +132,7 @@ def test_a_table_is_given_for_positions_or_a_number_of_tokens() -> None:
 
 
 class Tutorial(nn.Module):
-    """What tutorials copy: a table in float32, with the frequencies through exp and log, saved in the state dict."""
+    """The common tutorial module. Its state dict holds a float32 table computed with exp and log."""
 
     def __init__(self, dim: int, tokens: int = 5000, layout: str = "interleaved", base: float = 10_000.0) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ def test_a_table_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
 
 
 def published_on_axes(place: tuple[float, ...], dim: int, base: float, layout: str, endpoint: bool) -> list[float]:
-    """The encoding on several axes: c channels for each, behind one another, cut to dim."""
+    """Return the multi-axis encoding: c channels per axis, concatenated and cut to dim."""
     c = 2 * math.ceil(dim / (2 * len(place)))
     rows = [formula(p, c, base, "concatenated", endpoint) for p in place]
     if layout == "interleaved":
@@ -267,7 +267,7 @@ def test_a_scaled_encoding_is_rounded_once() -> None:
 
 @pytest.mark.parametrize("axes", [1, 2])
 def test_whole_positions_of_any_type_do_not_give_zeros(axes: int) -> None:
-    # Encodings that take the dtype of their input for angles give zeros for whole numbers (peers.md 3a, row 28).
+    # Encodings that compute angles in their input's dtype give zeros for integers (peers.md 3a, row 28).
     places = torch.arange(12).view(1, 6, 2)[..., :axes]
     encoding, x = Sinusoidal(8, axes=axes), torch.zeros(1, 6, 8)
     for dtype in (torch.int32, torch.int64, torch.int16, torch.uint8):

@@ -1,4 +1,4 @@
-"""The published step temperatures, against their formulas and pinned numbers."""
+"""The published step temperatures agree with their formulas and pinned numbers."""
 
 import math
 
@@ -13,14 +13,14 @@ from posenc.encodings.temperatures.step_temperature import FORMS, StepTemperatur
 
 
 def factors(encoding: StepTemperature, positions: list[float]) -> list[float]:
-    """What queries at these positions are multiplied by."""
+    """Return the query factors at these positions."""
     ids = torch.tensor(positions, dtype=torch.float64 if any(p % 1 or p < 0 for p in positions) else torch.int64)
     queries = torch.ones(1, 2, len(positions), 4, dtype=torch.float64)
     return encoding.query(queries, Positions.of(ids))[0, 1, :, 2].tolist()
 
 
 PINNED_TEMPERATURES = {
-    # 1 + 0.1 ln(1 + floor((p + 1) / 8192)): the first step stands one position before the interval.
+    # 1 + 0.1 ln(1 + floor((p + 1) / 8192)): the first step is at position 8191, one before the multiple.
     "llama4": (8192, {0: 1, 8190: 1, 8191: 1.0693147, 8192: 1.0693147, 16383: 1.1098612, 1_048_575: 1.4859812}),
     # 1 + 0.1 ln(1 + floor(p / L))
     "ministral": (16384, {0: 1, 16383: 1, 16384: 1.0693147, 32767: 1.0693147, 32768: 1.1098612}),
@@ -55,7 +55,7 @@ def published_temperature(form: str, p: int, interval: int, strength: float) -> 
 def test_any_interval_and_position_is_the_published_formula(
     form: str, interval: int, strength: float, positions: list[int]
 ) -> None:
-    # Positions at the edges themselves, where a rounded quotient would fall on the wrong side.
+    # Positions exactly at the edges, where a rounded quotient would land on the wrong side.
     starts = [p // interval * interval for p in positions]
     positions = [*positions, *starts, *(p + interval - 1 for p in starts)]
     expected = [published_temperature(form, p, interval, strength) for p in positions]

@@ -1,4 +1,4 @@
-"""Stick-breaking attention, against products of shares taken one key at a time."""
+"""Stick-breaking attention agrees with products computed one key at a time."""
 
 import math
 from dataclasses import replace
@@ -26,7 +26,7 @@ def weights_of(q: Tensor, k: Tensor, at: Positions, mask: Mask, itself: bool = F
 
 
 def sticks(logits: list[float], orders: list[int], query: int, itself: bool) -> list[float]:
-    """The published products for one query, in 60 digits."""
+    """Return the published products for one query in 60 digits."""
     with mpmath.workdps(60):
         beta = [1 / (1 + mpmath.exp(-mpmath.mpf(z))) for z in logits]
         weights = [0.0] * len(logits)
@@ -54,7 +54,7 @@ def test_each_key_takes_its_share_of_what_the_nearer_ones_left(logits: list[floa
 
 
 def test_by_hand() -> None:
-    # Shares of 3/4, 1/2 and 1/5 for the tokens 0, 1, 2, asked by token 3, which takes the nearest first.
+    # The shares are 3/4, 1/2 and 1/5 for keys 0, 1 and 2; query 3 starts with the nearest key.
     logits = torch.tensor([math.log(3), 0.0, -math.log(4), 50.0], dtype=torch.float64).view(1, 1, 4, 1)
     queries = torch.ones_like(logits)
     weights = weights_of(queries, logits, Positions.count(4), masks.causal())[0, 0]
@@ -97,7 +97,7 @@ def test_extreme_logits_give_finite_weights_and_gradients(dtype: torch.dtype) ->
 
 
 def test_many_small_shares_keep_their_size_in_bfloat16() -> None:
-    # A thousand keys of one percent each: the last gets (1 - 0.01)^999 of a hundredth.
+    # A thousand keys each take one percent of the rest: the last gets (1 - 0.01)^999 of a hundredth.
     queries = torch.ones(1, 1, 1001, 1, dtype=torch.bfloat16)
     k = torch.full_like(queries, math.log(0.01 / 0.99))
     beta = torch.sigmoid(k[0, 0, 0, 0].double()).item()
@@ -113,7 +113,7 @@ def test_it_breaks_by_the_logits_of_the_whole_composition() -> None:
     x = torch.randn(1, 5, 12, dtype=torch.float64)
     _, weights = attention(x, mask=masks.causal(), need_weights=True)
     _, plain = softmax(x, mask=masks.bidirectional(), need_weights=True)
-    # Ratios of softmax weights are differences of logits: beta_a (1 - beta_b) : beta_b at neighbours gives them too.
+    # Ratios of softmax weights follow from logit differences; neighbours here have beta_a (1 - beta_b) : beta_b.
     beta_b = weights[..., 4, 3]
     beta_a = weights[..., 4, 2] / (1 - beta_b)
     difference = torch.logit(beta_a) - torch.logit(beta_b)

@@ -1,4 +1,4 @@
-"""T5's relative bias: buckets decided in whole numbers, and a table read by bucket and head."""
+"""T5's relative bias agrees with integer buckets and a table by bucket and head."""
 
 import functools
 from fractions import Fraction
@@ -13,7 +13,7 @@ from posenc.encodings.distance_biases.t5_bias import T5Bias
 
 @functools.cache
 def one_side(distance: Fraction | int, side: int, max_distance: int) -> int:
-    """The bucket of a distance that is not negative, without logarithms.
+    """Return the bucket of a nonnegative distance, without logarithms.
 
     e + floor(ln(d/e)/ln(D/e) (N - e)) is at least e + s exactly when (d/e)^(N-e) >= (D/e)^s.
     """
@@ -26,7 +26,7 @@ def one_side(distance: Fraction | int, side: int, max_distance: int) -> int:
 
 
 def exact_bucket(delta: Fraction | int, buckets: int, max_distance: int, causal: bool) -> int:
-    """The bucket of a signed distance, query minus key."""
+    """Return the bucket of a signed distance, query minus key."""
     if causal:
         return one_side(max(delta, 0), buckets, max_distance)
     return one_side(abs(delta), buckets // 2, max_distance) + (buckets // 2 if delta < 0 else 0)
@@ -38,7 +38,7 @@ CAUSAL = {-127: 31, -64: 26, -20: 17, -16: 16, -8: 8, 0: 0, 1: 0, 5: 0, 500: 0}
 
 @pytest.mark.parametrize(("causal", "buckets"), [(False, BIDIRECTIONAL), (True, CAUSAL)])
 def test_buckets_are_the_pinned_ones(causal: bool, buckets: dict[int, int]) -> None:
-    # The pins are by key minus query.
+    # The pinned values use key minus query.
     delta = torch.tensor([-relative for relative in buckets])
     assert T5Bias(2, causal=causal).bucket(delta).tolist() == list(buckets.values())
 
@@ -49,7 +49,7 @@ SIZES = [(32, 128), (32, 17), (64, 256), (8, 20), (16, 9), (12, 100), (20, 1000)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("buckets", "max_distance"), SIZES)
 def test_every_whole_distance_falls_into_the_exact_bucket(buckets: int, max_distance: int, causal: bool) -> None:
-    # Bidirectional buckets are divisible by 4.
+    # The number of bidirectional buckets must be divisible by 4.
     buckets = buckets if causal else buckets + buckets % 4
     reach = min(5 * max_distance, 640)
     deltas = [*range(-reach, reach + 1), -5 * max_distance, 5 * max_distance, max_distance, max_distance - 1]

@@ -1,4 +1,4 @@
-"""Transformer-XL's relative encoding, against its four terms written out, and the authors' shift of tensors."""
+"""Transformer-XL's relative encoding agrees with its four terms and the authors' relative shift."""
 
 import math
 
@@ -19,7 +19,7 @@ def build_txl(dim: int = 10, heads: int = 3, head_dim: int = 4, **options) -> Tr
 
 
 def sinusoid(distance: Tensor, dim: int, base: float = 10_000.0, layout: str = "concatenated") -> Tensor:
-    """R [..., dim], channel by channel."""
+    """Return R [..., dim], channel by channel."""
     pairs = math.ceil(dim / 2)
     channels = []
     for channel in range(dim):
@@ -30,7 +30,7 @@ def sinusoid(distance: Tensor, dim: int, base: float = 10_000.0, layout: str = "
 
 
 def four_terms(encoding: TransformerXL, q: Tensor, k: Tensor, m: Tensor, n: Tensor, scale: float) -> Tensor:
-    """The paper's terms (a) to (d), each with every vector written out."""
+    """Return the sum of the paper's terms (a) to (d) from explicit vectors."""
     distance = m[:, None] - n
     if encoding.max_distance is not None:
         distance = distance.clamp(-encoding.max_distance, encoding.max_distance)
@@ -89,8 +89,8 @@ def test_any_configuration_gives_the_four_terms(dim, heads, head_dim, max_distan
 
 
 def test_the_authors_shift_of_tensors_gives_the_same() -> None:
-    """Appendix B: queries times all distances S-1 down to 0, padded by a column and read in another shape."""
-    T, S = 5, 8  # three tokens of the segment before, then five
+    """Appendix B pads queries times all distances S-1 to 0 by a column, and reshapes."""
+    T, S = 5, 8  # three tokens of the previous segment, then five
     encoding = build_txl(6, 2, 3)
     q, k = torch.randn(1, 2, T, 3, dtype=torch.float64), torch.randn(1, 2, S, 3, dtype=torch.float64)
     far = sinusoid(torch.arange(S - 1, -1, -1), 6) @ encoding.weight.T

@@ -1,4 +1,4 @@
-"""TUPE, against its equations with every vector written out."""
+"""TUPE agrees with its equations evaluated on explicit vectors."""
 
 import math
 
@@ -23,7 +23,7 @@ def build_tupe(dim: int = 5, heads: int = 3, head_dim: int = 4, max_len: int = 1
 
 
 def position_terms(encoding: TUPE, m: list[float], n: list[float]) -> Tensor:
-    """[H, T, S] in scalars: the dot product of two positions, each with its own projection, over sqrt(2 d)."""
+    """Return dot products [H, T, S] of separately projected positions over sqrt(2 d)."""
     table = encoding.table.tolist()
 
     def vector(projection: torch.nn.Linear, place: float, head: int) -> list[float]:
@@ -81,7 +81,7 @@ def test_any_configuration_gives_the_same(dim, heads, head_dim, untie_first, pla
 
 
 def test_what_a_first_query_gets_is_dropped_by_the_softmax() -> None:
-    """The paper's theta_1 is the same for every key, so no value of it changes a weight."""
+    """The paper's theta_1 is the same for every key, so it changes no weight."""
     encoding = build_tupe()
     q, k = (torch.randn(1, 3, 5, 4, dtype=torch.float64) for _ in range(2))
     logits = q @ k.transpose(-1, -2) + encoding.bias(5, q=q)

@@ -1,4 +1,4 @@
-"""xPos, against the published formula, and against the moving centre of other libraries."""
+"""xPos agrees with the published formula, and with other libraries' moving centre."""
 
 import math
 
@@ -17,7 +17,7 @@ from posenc.encodings.rotations.xpos import XPos
 def published_logit(
     q: list[float], k: list[float], m: float, n: float, base: float, gamma: float, scale_base: float
 ) -> float:
-    """The sum over pairs (2k, 2k + 1) of zeta^((m - n)/scale_base) Re[q conj(k) e^{i (m - n) frequency}], 40 digits."""
+    """Return the logit in 40 digits. Pairs (2k, 2k + 1) add zeta^((m - n)/scale_base) Re[q conj(k) e^{i (m - n) f}]."""
     with mpmath.workdps(40):
         d, total = len(q), mpmath.mpf(0)
         apart = mpmath.mpf(m) - mpmath.mpf(n)
@@ -50,7 +50,7 @@ def test_logits_are_the_published_ones(
     q, k = (torch.randn(1, 1, 1, d, dtype=torch.float64) for _ in range(2))
     actual = logits(encoding, q, k, *(torch.tensor([p], dtype=torch.float64) for p in (m, n))).item()
     expected = published_logit(q.flatten().tolist(), k.flatten().tolist(), m, n, base, gamma, scale_base)
-    # float64 holds an angle of 3,000 radians, and an exponent of some dozens, to 1e-12.
+    # float64 represents an angle of 3,000 radians, and an exponent of a few dozen, to 1e-12.
     growth = max(1.0, (gamma / (1 + gamma)) ** ((m - n) / scale_base))
     assert actual == pytest.approx(expected, abs=1e-10 * growth * d)
     formula = encoding.formula_logit(q.flatten().tolist(), k.flatten().tolist(), m, n, 0, 1.0)
@@ -92,7 +92,7 @@ def test_the_centre_changes_no_logit() -> None:
 def test_keys_ahead_grow_with_their_distance() -> None:
     vector = torch.zeros(1, 1, 1, 2, dtype=torch.float64)
     vector[..., 0] = 1
-    # The only pair of a head of two channels is the fastest one; at a whole number of turns its cosine is one.
+    # A head of two channels has only the fastest pair; after a whole number of turns its cosine is one.
     ahead = torch.tensor([2 * math.pi * 652], dtype=torch.float64)
     assert ahead.item() == pytest.approx(4096.6, abs=0.1)
     actual = logits(XPos(2), vector, vector, torch.tensor([0]), ahead).item()
@@ -155,7 +155,7 @@ def test_half_precision_is_near_double_where_it_is_served() -> None:
         encoding = XPos(8)
         for side, x in ((encoding.query, q), (encoding.key, k)):
             actual, exact = side(x, Positions.of(at)).double(), side(x.double(), Positions.of(at))
-            # The norm of a pair: one of its channels may be as near to zero as it likes.
+            # The pair's norm is compared, because a single channel may be arbitrarily close to zero.
             size = exact.abs().amax((0, 1), keepdim=True)
             assert ((actual - exact).abs() <= 2 * torch.finfo(dtype).eps * size).all()
 

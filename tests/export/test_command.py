@@ -1,4 +1,4 @@
-"""posenc export: folders of posenc train as files that say the same; other folders are refused."""
+"""`posenc export` writes equivalent files from `posenc train` folders, and rejects other folders."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Exported files say what their models say: at other lengths than they were written down with, and behind a cache."""
+"""Exported files agree with their models at other lengths and with a cache."""
 
 import json
 import warnings
@@ -30,7 +30,7 @@ def decoder(spec: str, **sizes: Any) -> Decoder:
 
 
 class ByHand:
-    """An ONNX file as a stranger runs it, without posenc."""
+    """Runs an ONNX file without posenc."""
 
     def __init__(self, path: Path) -> None:
         self.session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -54,7 +54,7 @@ class ByHand:
 
 
 def greedily(graph: ByHand, ids: Tensor, at: Tensor, tokens: int) -> Tensor:
-    """ids [B, T] at positions [B, T] with so many more, the likeliest at each step."""
+    """Extend ids [B, T] at positions [B, T] greedily by `tokens` tokens."""
     past, new = graph.empty(len(ids)), ids
     for _ in range(tokens):
         logits, past = graph.step(new, at, past)
@@ -64,7 +64,7 @@ def greedily(graph: ByHand, ids: Tensor, at: Tensor, tokens: int) -> Tensor:
 
 
 def metadata_of(path: Path) -> dict[str, str]:
-    """What a .pt2 file says of itself."""
+    """Return the metadata of a .pt2 file."""
     torch.export.load(path, extra_files=(files := {"about.json": ""}))
     return json.loads(files["about.json"])
 
@@ -75,7 +75,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
 
 @torch.no_grad()
 def holds(path: Path, model: Decoder, *, with_horizon: bool = False) -> None:
-    """Whole, in two chunks, and step by step, at lengths that the graph was not written down with; and greedily."""
+    """Compare file and model at lengths not used for the export. Runs are whole, in two chunks, stepwise and greedy."""
     graph = ByHand(path)
     for tokens in LENGTHS:
         ids, at = torch.randint(11, (3, tokens)), torch.arange(tokens).repeat(3, 1)
@@ -112,7 +112,7 @@ def test_an_onnx_decoder_says_what_its_model_says(spec: str, sizes: dict, tmp_pa
     assert json.loads(facts["sizes"])["dim"] == 24 and facts["torch"] == torch.__version__
     assert json.loads(facts["inputs"]) == list(ByHand(path).inputs)
     assert ByHand(path).inputs["past.0.key"].shape[::2] == ["batch", "past"]
-    # Prompts of different length, padded on the left.
+    # Prompts of different lengths, padded on the left.
     ids, padding = torch.randint(11, (2, 6)), torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
     at = torch.where(padding == 1, padding.cumsum(1) - 1, -1)
     assert greedily(ByHand(path), ids, at, 9).equal(model.generate(ids, 9, padding=padding))
@@ -170,14 +170,14 @@ def test_a_decoder_on_a_grid_is_told_where_its_tokens_are(tmp_path: Path) -> Non
 
 
 class Reads(Encoding):
-    """One that goes by the numbers of a call."""
+    """An encoding whose control flow depends on tensor values."""
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         return x * (2.0 if float(at.coords.sum()) > 3 else 1.0)
 
 
 class Counts(Encoding):
-    """One that goes by the length of a call, which torch lets through."""
+    """An encoding that uses the length as a constant, which torch permits."""
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         return x + torch.arange(x.shape[-1]) * (0.01 if torch.compiler.is_compiling() else 0.01 * at.tokens)
@@ -196,7 +196,7 @@ def test_what_cannot_be_exported_is_refused_by_name_and_what_was_there_stays(tmp
 
 
 class Lacks(Encoding):
-    """One whose operator ONNX does not have."""
+    """An encoding with an operator that ONNX lacks."""
 
     def embed(self, x: Tensor, at: Positions) -> Tensor:
         return x * torch.special.bessel_j1(at.coords.float())
@@ -234,7 +234,7 @@ def test_a_file_that_fails_for_some_sizes_is_not_written(tmp_path: Path, monkeyp
 
 
 class Output(torch.nn.Module):
-    """A table of tokens as a model that returns what `form` makes of its logits."""
+    """A model that looks up logits in a table and returns `form` of them."""
 
     def __init__(self, form: Any) -> None:
         super().__init__()
@@ -310,5 +310,5 @@ def test_the_table_of_the_guide_names_every_encoding() -> None:
 def test_the_table_of_the_guide_is_what_is_found(name: str, form: str, tmp_path: Path) -> None:
     expected = write_exports.rows()[name][write_exports.FORMS.index(form)]
     actual = write_exports.export_result(name, form, tmp_path)
-    # The last digit of a difference is the machine's.
+    # The last digit of a difference depends on the machine.
     assert actual.partition(", ")[2] == expected.partition(", ")[2] and (", up to" in expected or actual == expected)

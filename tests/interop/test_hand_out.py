@@ -1,4 +1,4 @@
-"""What is handed out gives our logits by each target's own published formula, written here anew; or it is refused."""
+"""Exported values give our logits under each target's published formula, or are refused."""
 
 import importlib.util
 import math
@@ -22,17 +22,17 @@ BATCH = 2
 
 
 def heads(seed: int, tokens: int = TOKENS) -> Tensor:
-    """Queries or keys [B, H, T, D], exact in float32."""
+    """Return queries or keys [B, H, T, D] that are exact in float32."""
     return torch.randn(BATCH, H, tokens, D, generator=torch.Generator().manual_seed(seed))
 
 
 def our_logits(encoding: Encoding, q: Tensor, k: Tensor, at: Positions, mask: Any = "causal") -> Tensor:
-    """The logits [B, H, T, T] of posenc's Attention in float64, less the logarithm of their sum; -inf where masked."""
+    """Return posenc's float64 logits [B, H, T, T] minus their log-sum-exp; -inf where masked."""
     attention = Attention(2 * H * D, heads=H, head_dim=D, encoding=encoding, kernel="reference", dtype=torch.float64)
-    # t5_bias is asked under masks of either direction.
+    # t5_bias is used under causal and bidirectional masks.
     attention.has_warned = True
     with torch.no_grad():
-        # The first half of each token are its queries, the second its keys.
+        # The first half of each token holds its queries, the second its keys.
         for layer, half in ((attention.q_proj, 0), (attention.k_proj, 1)):
             layer.weight.zero_()[:, half * H * D : (half + 1) * H * D].fill_diagonal_(1.0)
             if layer.bias is not None:
@@ -50,7 +50,7 @@ def products(q: Tensor, k: Tensor, scale: float = SCALE) -> Tensor:
 
 
 def of_flash_attention(hand_out_of: Any, q: Tensor, k: Tensor) -> Tensor:
-    """apply_rotary_emb_torch and attention_ref of flash-attention's tests: x cos + rotate_half(x) sin; left, right."""
+    """Reimplement flash-attention's apply_rotary_emb_torch, x cos + rotate_half(x) sin, and attention_ref."""
 
     def apply(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
         width = 2 * cos.shape[-1]
@@ -84,7 +84,7 @@ def flash_logits(
 
 
 def of_flex_attention(target: Any, q: Tensor, k: Tensor) -> Tensor:
-    """The closures, each called with scalars for one pair of tokens under vmap, as FlexAttention calls them."""
+    """Call the closures with scalars for one token pair under vmap, as FlexAttention does."""
     if target.turn is not None:
         q, k = target.turn(q, k)
     logits, call = products(q, k), target.flex_attention
@@ -95,10 +95,10 @@ def of_flex_attention(target: Any, q: Tensor, k: Tensor) -> Tensor:
 
 
 def of_liger(target: Any, q: Tensor, k: Tensor) -> Tensor:
-    """y = [x1, x2] * [cos, cos] + [-x2, x1] * [sin, sin], the kernel's comment; it reads the left half of tables."""
+    """Return [x1, x2] * [cos, cos] + [-x2, x1] * [sin, sin]. Like the kernel, it reads the tables' left half."""
     cos, sin = (target.liger_rotary_pos_emb[name] for name in ("cos", "sin"))
     assert cos.shape[-1] == sin.shape[-1] == D and cos.dim() == 3
-    # Hugging Face's function, which takes the same, reads the right half too.
+    # Hugging Face's function takes the same tables but also reads their right half.
     assert all(table[..., : D // 2].equal(table[..., D // 2 :]) for table in (cos, sin))
     cos, sin = cos[:, None, :, : D // 2], sin[:, None, :, : D // 2]
 
@@ -110,7 +110,7 @@ def of_liger(target: Any, q: Tensor, k: Tensor) -> Tensor:
 
 
 def of_transformer_engine(target: Any, q: Tensor, k: Tensor) -> Tensor:
-    """_apply_rotary_pos_emb_base for t [s, b, h, d] and freqs [s, 1, 1, d2]: t cos(freqs) + rotated t sin(freqs)."""
+    """Reimplement _apply_rotary_pos_emb_base. t [s, b, h, d] cos(freqs) + rotated t sin(freqs), freqs [s, 1, 1, d2]."""
     freqs, interleaved = (target.apply_rotary_pos_emb[name] for name in ("freqs", "interleaved"))
     assert freqs.dtype == torch.float32 and freqs.shape[:3] == (q.shape[2], 1, 1)
 
@@ -128,7 +128,7 @@ def of_transformer_engine(target: Any, q: Tensor, k: Tensor) -> Tensor:
 
 
 def looked_up(x: Tensor, positions: Tensor, cache: Tensor, head_size: int, neox: bool) -> Tensor:
-    """RotaryEmbedding.forward_native of vLLM on [tokens, heads * head_size], which FlashInfer is compatible with."""
+    """Reimplement vLLM's RotaryEmbedding.forward_native on [tokens, heads * head_size]. FlashInfer is compatible."""
     width = cache.shape[-1]
     cos, sin = (half[:, None] for half in cache[positions.long()].split(width // 2, -1))
     split = x.view(len(positions), -1, head_size)
@@ -176,14 +176,14 @@ def of_vllm(target: Any, q: Tensor, k: Tensor) -> Tensor:
         )
     logits = products(q, k)
     if slopes is not None:
-        # As its kernels have it: slope (j - i), of keys up to the query.
+        # Its kernels add slope (j - i), for keys up to the query.
         distance = torch.arange(q.shape[2]) - torch.arange(q.shape[2])[:, None]
         logits = logits + torch.tensor(slopes)[:, None, None] * distance
     return causal(logits)
 
 
 def of_mlx(target: Any, q: Tensor, k: Tensor) -> Tensor:
-    """The fallback of mlx.core.fast.rope: theta = (t + offset) scale / freqs, in float32."""
+    """Reimplement mlx.core.fast.rope's fallback: theta = (t + offset) scale / freqs, in float32."""
     dims, traditional, base, scale, offset, freqs = (
         target.rope[name] for name in ("dims", "traditional", "base", "scale", "offset", "freqs")
     )
@@ -201,7 +201,7 @@ def of_mlx(target: Any, q: Tensor, k: Tensor) -> Tensor:
 
 
 def of_onnx(target: Any, q: Tensor, k: Tensor) -> Tensor:
-    """The operator's description: real = cos x1 - sin x2, imag = sin x1 + cos x2, with caches at position_ids."""
+    """Follow the operator's description with caches at position_ids. real = cos x1 - sin x2, imag = sin x1 + cos x2."""
     call = target.RotaryEmbedding
     width = call["rotary_embedding_dim"] or D
     cos, sin = (call[name][call["position_ids"]][:, None] for name in ("cos_cache", "sin_cache"))
@@ -256,11 +256,11 @@ TARGET_SUPPORT = {
     "transformer_engine": WITH_TABLES | SOME_CHANNELS | SEVERAL_AXES,
     "vllm": WITH_TABLES | SOME_CHANNELS | WARM | SLOPES,
 }
-"""What each target is able to say; all else of SPECS it has to refuse."""
+"""The specs that each target can express. It must refuse all others of SPECS."""
 
 
 def agree(actual: Tensor, expected: Tensor, atol: float = 1e-6) -> None:
-    """The same logits up to what a softmax does not see, in float32."""
+    """Assert that logits agree in float32 up to a constant per row."""
     assert actual.dtype == torch.float32
     actual = actual.double().log_softmax(-1)
     assert actual.isneginf().equal(expected.isneginf())
@@ -305,7 +305,7 @@ PLACES = {
     "fractions": PER_TOKEN,
     "rows of their own": BY_ID | {"liger", "flex_attention"},
 }
-"""Which targets say such positions; packed documents only those that are told who sees whom."""
+"""The targets that support such positions. Packed documents need one that accepts a mask."""
 
 
 @pytest.mark.parametrize(("place", "target"), [(place, target) for place in PLACES for target in sorted(PLACES[place])])
@@ -331,7 +331,7 @@ def test_masks_are_handed_out_with_the_bias(name: str, mask: masks.Mask) -> None
 
 
 class Everybody:
-    """What FlexAttention does where it is given no mask."""
+    """The mask that FlexAttention uses by default: all pairs."""
 
     @staticmethod
     def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -348,7 +348,7 @@ def test_flex_attention_itself_takes_what_is_handed_out(name: str) -> None:
     expected = our_logits(encoding, q, k, Positions.count(SHAPE.max_len))
     if result.turn is not None:
         q, k = result.turn(q, k)
-    # The output for values that are unit vectors are the weights.
+    # With one-hot values the output equals the weights.
     values = torch.eye(SHAPE.max_len).expand(BATCH, H, -1, -1).contiguous()
     weights = flex_attention(q, k, values, **result.flex_attention)
     torch.testing.assert_close(weights.double(), expected.exp(), rtol=0, atol=1e-6)
@@ -370,7 +370,7 @@ def test_the_operator_of_onnx_itself_takes_what_is_handed_out(name: str) -> None
 
 
 def test_tables_are_rounded_once() -> None:
-    """cos and sin of a position far away, against Python's own in float64."""
+    """cos and sin at a large position agree with Python's in float64."""
     far = 1_000_003
     for dtype in (torch.float32, torch.bfloat16):
         result = hand_out("rotary", to="flash_attention", shape=SHAPE, positions=torch.tensor([far]), dtype=dtype)
@@ -475,7 +475,7 @@ def test_what_a_target_does_not_take_is_refused() -> None:
 
 
 class Bent(Rotations):
-    """One's own rotation: an angle that is no multiple of the position, or pairs of different sizes."""
+    """A custom rotation with angles nonlinear in the position, or with scaled pairs."""
 
     layout = "half"
 
@@ -503,7 +503,7 @@ def test_a_rotation_of_ones_own_is_expressed_or_refused(encoding: Rotations) -> 
 
 
 class Past(Encoding):
-    """One's own bias: a slope towards the past, and nothing towards the future."""
+    """A custom bias with a slope for the past and zero for the future."""
 
     def by_distance(self, delta: Tensor) -> Tensor:
         return -0.5 * delta.clamp(min=0).expand(H, *delta.shape)
@@ -529,7 +529,7 @@ def test_masks_are_written_as_flash_attention_writes_them() -> None:
 
 
 def test_a_cache_goes_as_far_as_the_model_and_says_where_tokens_are() -> None:
-    """Logits do not see where the first token is; what is handed out does."""
+    """Logits do not depend on the first token's position, but exported values do."""
     assert hand_out("rotary", to="mlx", shape=SHAPE, positions=Positions.count(3, 5)).rope["offset"] == 5
     for far, rows in ((7, SHAPE.max_len), (40, 41)):
         result = hand_out("rotary", to="vllm", shape=SHAPE, positions=torch.tensor([3, far]), dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Attention: the readable function, the kernels, and the layer where everything meets."""
+"""Tests of attention: the reference function, the kernels, and the layer."""
 
 import functools
 import itertools
@@ -19,7 +19,7 @@ from posenc.tokens.masks import Mask, mask_for
 def by_hand(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention one query at a time, in Python numbers; -inf in `added` forbids; an empty row is zero."""
+    """Compute attention one query at a time. -inf in `added` masks; a fully masked row is zero."""
     B, H, T, D = q.shape
     S, group = k.shape[2], H // k.shape[1]
     scale = 1 / math.sqrt(D) if scale is None else scale
@@ -159,7 +159,7 @@ MASKS = {
 
 
 def bias_of(encoding, q: Tensor, at: Positions) -> Tensor:
-    """The encoding's bias on every pair, from its scalar formula."""
+    """Return the encoding's bias for every pair from its scalar formula."""
     scalars = at.coords[..., 0].double().expand(2, -1).tolist()
     zero = [0.0] * 4
     bias = torch.zeros(2, 6, 5, 5, dtype=torch.float64)
@@ -170,7 +170,7 @@ def bias_of(encoding, q: Tensor, at: Positions) -> Tensor:
 
 @functools.cache
 def under_every_mask(kv_heads: int, place: str, encoding: str) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """Queries, keys, values, and what comes out by hand."""
+    """Return queries, keys, values, and the expected output."""
     at, encoding_object = PLACES[place], ENCODINGS[encoding]
     q, k, v = heads(2, 6, 5, 4), heads(2, kv_heads, 5, 4), heads(2, kv_heads, 5, 4)
     bias, expected = bias_of(encoding_object, q, at), {}
@@ -273,7 +273,7 @@ def layer(**options) -> Attention:
 def reference(
     attention: Attention, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The layer written out: project, split, attend by hand, join, project."""
+    """Compute the layer step by step: project, split, attend, join, project."""
 
     def split(x: Tensor, linear: torch.nn.Linear, count: int) -> Tensor:
         y = x @ linear.weight.T + (0 if linear.bias is None else linear.bias)
@@ -366,7 +366,7 @@ def test_a_layer_that_is_asked_for_no_encoding_has_none() -> None:
     said_so.load_state_dict(plain.state_dict())
     assert plain(x, mask="causal").equal(said_so(x, mask="causal"))
     torch.testing.assert_close(plain(x.flip(1)), plain(x).flip(1))
-    # The encoding of a call goes before that of the layer.
+    # An encoding given in the call overrides the layer's.
     assert not plain(x, encoding=ALiBi(6)).allclose(plain(x))
 
 

@@ -1,4 +1,4 @@
-"""One meaning of `causal`: layers, blocks and models that say it see no later token, whatever else is said."""
+"""Causal layers, blocks and models see no later token, whatever other options are set."""
 
 import re
 import warnings
@@ -80,7 +80,7 @@ def test_a_bidirectional_mask_in_a_causal_layer_is_refused_with_what_to_build() 
 
 
 class OneWay(Encoding):
-    """Nothing, for one direction."""
+    """An encoding without effect that only has a `causal` attribute."""
 
     def __init__(self, causal: bool = True) -> None:
         super().__init__()

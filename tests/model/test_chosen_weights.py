@@ -1,4 +1,4 @@
-"""Chosen attention weights are parts of the whole matrix that the readable kernel gives."""
+"""Chosen attention weights equal the matching parts of the reference kernel's matrix."""
 
 import pytest
 import torch
@@ -14,14 +14,14 @@ DIM, HEADS, TOKENS, BATCH = 24, 3, 9, 2
 
 @pytest.fixture(autouse=True)
 def few_logits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of two rows: nine rows are several blocks, and the last one is smaller."""
+    """Limit blocks to two rows. Nine rows then give several blocks and a smaller last one."""
     monkeypatch.setattr("posenc.model.chosen_weights.LOGITS_AT_ONCE", 2 * BATCH * HEADS * TOKENS)
 
 
 def layer_of(spec: str, **options) -> Attention:
     encoding = build(spec, Shape.of(DIM, HEADS, TOKENS + 4))
     layer = Attention(DIM, HEADS, encoding=encoding, **options).double()
-    layer.has_warned = True  # of encodings that are asked under masks of either direction
+    layer.has_warned = True  # suppresses the warning about encodings used under the other direction's mask
     assert layer.encoding is not None
     with torch.no_grad():
         for parameter in layer.encoding.parameters():
@@ -146,7 +146,7 @@ def test_a_decoder_gives_the_weights_of_chosen_layers_in_the_order_asked_for() -
         assert len(layer_weights) == 2
         for weights, layer in zip(layer_weights, (3, 1), strict=True):
             close(weights, whole[layer][:, [0, 2], -1:])
-    # Here the last layer answers for these tokens only, and there is nothing left to cut.
+    # Here the last layer computes only these tokens, so nothing is left to select.
     actual, [first] = chosen_weights(model, ids, layers=0, only=slice(2, 5))
     close(actual, logits[:, 2:5])
     close(first, whole[0])

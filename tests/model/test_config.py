@@ -1,4 +1,4 @@
-"""Options said once: one by one or together, with errors and signatures that name them, and a repr that shows them."""
+"""Options can be given singly or together, and errors, signatures and the repr name them."""
 
 import functools
 import inspect
@@ -159,7 +159,7 @@ def test_windows_hold_in_both_stacks_of_an_encoder_decoder_and_not_between_them(
     assert torch.equal(hidden[:, 2:], far[:, 2:]) and not torch.equal(hidden[:, 1], far[:, 1])
 
 
-# What a module prints
+# The repr of a module
 
 READS_ALL = "rotary(schedule=yarn(factor=4)) + t5_bias"
 OF_ALL = {
@@ -197,7 +197,7 @@ OF_ALL = {
     "tie_output": (False, True),
     "hints": ({}, {"t5_bias": {"buckets": 8}}),
 }
-"""Of every option a value, and another one that changes a result."""
+"""Two values for every option, the second of which changes a result."""
 OF_EMBEDDING = {
     "vocab": (11, 12),
     "dim": (16, 32),
@@ -209,12 +209,12 @@ OF_EMBEDDING = {
 }
 OPTIONS = {module: OF_ALL for module in MODULES} | {TokenPositionEmbedding: OF_EMBEDDING}
 NOT_PRINTED = {"device", "dtype"}
-"""Where parameters lie, and how they are stored, is said of parameters, which move: not of a module."""
+"""Options not in the repr: device and dtype belong to the parameters, which can be moved and cast."""
 
 
 @functools.cache
 def repr_of(module: type[nn.Module], option: str = "") -> str:
-    """With the other value of one option."""
+    """Return the repr of a module with the other value of one option."""
     names = inspect.signature(module).parameters
     return repr(module(**{name: two[name == option] for name, two in OPTIONS[module].items() if name in names}))
 

@@ -1,4 +1,4 @@
-"""Ways to generate: each is held to what it stands for."""
+"""Each way of generating gives the result of its definition."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_samples_go_through_a_static_cache_as_through_one_that_grows(monkeypatch
     model.cache = lambda **sizes: slots.append(sizes) or make(**sizes)
     options = {"max_new_tokens": 5, "samples": 3, "temperature": 1.0}
     expected = model.generate(ids, **options)
-    # What is compiled computes the same; here its cache is asked.
+    # The compiled model computes the same; this checks its cache.
     monkeypatch.setattr(torch, "compile", lambda step, dynamic: step)
     assert torch.equal(model.generate(ids, compiled=True, **options), expected)
     assert slots == [{}, {"slots": 256}] and list(model.graphs) == [(6, 256, True)]
@@ -64,7 +64,7 @@ def test_samples_of_prompts_of_different_lengths_are_a_list_too() -> None:
 @pytest.mark.parametrize("encoding", rest_slow(["rotary", "forgetting", "rotary + alibi", "none"], 2))
 @pytest.mark.parametrize(("sinks", "window"), [(2, 9), (0, 4), (None, 16), (1, 1)])
 def test_behind_sinks_the_newest_tokens_stand_as_if_nothing_had_been_between(encoding, sinks, window) -> None:
-    # In one layer a key is of its own token alone, so that what is held is what these tokens give by themselves.
+    # In a single layer a key depends only on its own token, so the cache equals that of the kept tokens alone.
     model, held_at_most = model_of(encoding, layers=1), (4 if sinks is None else sinks) + window
     prompt, caches = torch.randint(7, (1, 6)), []
     make = model.cache
@@ -87,7 +87,7 @@ def test_behind_sinks_the_newest_tokens_stand_as_if_nothing_had_been_between(enc
 def test_rows_of_different_lengths_forget_what_each_forgets_alone() -> None:
     model, prompts = model_of("rotary + alibi", layers=1), [torch.randint(7, (n,)) for n in (12, 3, 6)]
     together = model.generate(prompts, 4, window=8, sinks=2)
-    # Rows that had room keep what they hold, until the longest asks for room.
+    # Rows with free slots keep their tokens until the longest row needs space.
     assert torch.equal(together[0], model.generate(prompts[0][None], 4, window=8, sinks=2)[0])
     assert torch.equal(together[1], model.generate(prompts[1][None], 4)[0])
 
@@ -99,10 +99,10 @@ def test_memory_is_bounded_however_long_the_text_is() -> None:
     for number, _ in enumerate(model.stream(torch.tensor([[1, 2]]), 400, sinks=2, window=16)):
         if number % 50 == 49:
             bytes_held.append(caches[0].bytes)
-    assert max(bytes_held) <= 2 * 2 * 18 * 8 * 8 * 2  # room for as many again; k and v, tokens, channels, float64
+    assert max(bytes_held) <= 2 * 2 * 18 * 8 * 8 * 2  # twice the needed slots; k and v, tokens, channels, float64
 
 
-# What is refused
+# Rejected inputs
 
 MODEL, IDS = model_of(), torch.tensor([[1, 2, 3]])
 REFUSALS = {

@@ -1,4 +1,4 @@
-"""Blocks, stacks and the three models, against a pass written out by hand and against themselves without a cache."""
+"""Blocks, stacks and models agree with explicit passes, and with themselves without a cache."""
 
 import math
 import sys
@@ -44,7 +44,7 @@ def layer_norm(x: Tensor, norm: torch.nn.LayerNorm) -> Tensor:
 
 
 def attention_by_hand(layer, x: Tensor, y: Tensor, causal: bool) -> Tensor:
-    """Multi-head attention without any position, from the weights of a layer."""
+    """Compute multi-head attention without positions from a layer's weights."""
 
     def split(z: Tensor, linear, heads: int) -> Tensor:
         return (z @ linear.weight.T + linear.bias).view(*z.shape[:2], heads, -1).permute(0, 2, 1, 3)
@@ -76,7 +76,7 @@ def block_by_hand(block: Block, x: Tensor, memory: Tensor | None = None, causal:
 
 
 def perturb(module: torch.nn.Module) -> torch.nn.Module:
-    """The module with norms that are not the identity."""
+    """Randomise all parameters, so that norms are not the identity."""
     for p in module.parameters():
         torch.nn.init.normal_(p, mean=0.2, std=0.5)
     return module.double()
@@ -157,7 +157,7 @@ def test_the_embedding_is_dropout_of_scale_times_token_plus_position() -> None:
     out = embedding(ids)
     is_kept = out != 0
     assert 0.3 < is_kept.double().mean().item() < 0.7
-    # The position is dropped with its token: what is left is twice the sum.
+    # Dropout acts on the sum of token and position, so the remaining entries are doubled.
     torch.testing.assert_close(out[is_kept], 2 * whole[is_kept], rtol=0, atol=1e-12)
     torch.testing.assert_close(embedding.eval()(ids), whole, rtol=0, atol=1e-12)
     plain = TokenPositionEmbedding(11, 24, "none")
@@ -179,7 +179,7 @@ def test_tokens_are_as_long_as_the_scale_asks_for(scale: bool, norm_of_token: fl
     embedding = TokenPositionEmbedding(300, 512, "sinusoidal", scale=scale)
     assert embedding.token.weight.norm(dim=-1).mean().item() == pytest.approx(norm_of_token, rel=0.01)
     vectors = embedding.token_vectors(torch.arange(300)[None])
-    # Either way a token has norm sqrt(dim), against sqrt(dim/2) for a position.
+    # Either way a token has norm sqrt(dim), compared with sqrt(dim/2) for a position.
     assert vectors.norm(dim=-1).mean().item() == pytest.approx(math.sqrt(512), rel=0.01)
 
 
@@ -472,7 +472,7 @@ def test_the_original_is_post_norm_scaled_tied_and_sinusoidal() -> None:
 
 
 def attentive(encoding: str) -> EncoderDecoder:
-    """A model that hears more than the last token: tied, and as it is made, it only repeats that one."""
+    """Return a model that depends on more than the last token. A tied one at initialisation only repeats that token."""
     model = EncoderDecoder(**SMALL, encoding=encoding, norm_first=True, tie_output=False).double().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -630,11 +630,11 @@ def test_some_tokens_of_an_encoder_decoder_are_those_of_all() -> None:
     torch.testing.assert_close(actual, model(source, target)[:, 1:3], rtol=0, atol=1e-12)
 
 
-# What a pass costs in Python
+# Python calls of a pass
 
 
 def calls_of(model: Decoder, ids: Tensor, last_call: str = "") -> Counter[str]:
-    """How often a pass calls each function of ours, up to a function of PyTorch's, once tables are kept."""
+    """Count a pass's calls of each posenc function, up to PyTorch's, with tables cached."""
     home, counts, is_done = str(Path(posenc.__file__).parent), Counter(), False
 
     def count(frame: FrameType, event: str, called_object: object) -> None:

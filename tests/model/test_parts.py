@@ -1,4 +1,4 @@
-"""Norms and feed-forward layers by hand, a block as Llama has it, and state dicts and runs of version 0.2."""
+"""Tests of norms, feed-forward layers, a Llama block, and version 0.2's state dicts and runs."""
 
 import math
 
@@ -61,7 +61,7 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotate(x: Tensor) -> Tensor:
-    """RoPE, base 10,000, first half with second half, as complex numbers: x [B, H, T, D]."""
+    """Apply RoPE to x [B, H, T, D] by complex numbers, base 10,000, half layout."""
     half = x.shape[-1] // 2
     angle = torch.arange(x.shape[2])[:, None] * 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
     z = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angle), angle)
@@ -69,7 +69,7 @@ def rotate(x: Tensor) -> Tensor:
 
 
 def llama(block: Block, x: Tensor, eps: float) -> Tensor:
-    """A Llama block from the weights of ours: RMSNorm, RoPE, grouped heads, SwiGLU; and Qwen 3's norms."""
+    """Compute a Llama block from our weights: RMSNorm, RoPE, grouped heads, SwiGLU, Qwen 3's norms."""
     layer, heads = block.attention, block.attention.heads
     y = rms(x, block.attention_norm.weight, eps)
     q, k, v = (
@@ -161,7 +161,7 @@ def test_the_settings_of_an_old_run_are_read_by_their_new_names() -> None:
     assert Experiment.from_dict({**old, "norm": "pre", "hidden": None}) == Experiment("rotary", "copy")
 
 
-# What else a block may be made of
+# Other options of a block
 
 
 @pytest.mark.parametrize("kernel", ["auto", "reference", "sdpa", "blocked"])

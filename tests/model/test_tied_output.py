@@ -1,4 +1,4 @@
-"""A model begins as one that knows nothing: its first loss is near ln V for every option of embedding and output."""
+"""The initial loss is near ln V for every option of embedding and output."""
 
 import math
 

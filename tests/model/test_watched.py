@@ -1,4 +1,4 @@
-"""What recorders kept of a pass stays as it was; what is traced, and positions that change in between."""
+"""Recorded values of a pass stay unchanged, also under tracing and when positions change."""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ Records = list[tuple[Tensor, Tensor]]
 
 
 def note(records: Records, results: object) -> None:
-    """Keep every floating tensor, and beside it what it was."""
+    """Record every floating-point tensor together with a copy."""
     with torch.no_grad():
         for result in tree_leaves(results):
             if isinstance(result, Tensor) and result.is_floating_point():

@@ -1,5 +1,5 @@
-"""Models and caches with an empty batch, without data, in graphs, and under torch.func; the contract asks each
-encoding."""
+"""Tests of models and caches with empty batches, meta tensors, graphs, and torch.func.
+The contract tests do the same for each encoding."""
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ def test_a_model_can_be_planned_with_fake_tensors(spec: str, dtype: torch.dtype 
 
 
 class Plain(Encoding):
-    """One whose constructor knows neither a device nor a dtype."""
+    """An encoding whose constructor takes neither a device nor a dtype."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ def test_a_graph_of_the_operators_trains_what_the_model_trains(spec: str) -> Non
 def test_networks_of_one_shape_are_run_as_one_with_vmap(spec: str) -> None:
     layers = [Block(16, 2, encoding=spec, max_len=32, causal=True).double() for _ in range(3)]
     x, at = torch.randn(2, 5, 16, dtype=torch.float64), torch.arange(5)
-    stacked_state, _ = torch.func.stack_module_state(layers)  # parameters that want gradients, for a bias as well
+    stacked_state, _ = torch.func.stack_module_state(layers)  # parameters that require gradients, including the bias's
 
     def run(parameters: dict[str, Tensor]) -> Tensor:
         return torch.func.functional_call(layers[0], parameters, (x,), {"positions": at, "mask": masks.causal()})

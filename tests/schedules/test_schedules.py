@@ -1,4 +1,4 @@
-"""Rotary frequency schedules, against pinned numbers, and against formulas of 30 digits written from the papers."""
+"""Rotary frequency schedules agree with pinned numbers and the papers' formulas in 30 digits."""
 
 import dataclasses
 import math
@@ -44,7 +44,7 @@ def plain(base: float = 1e4, width: int = 128) -> list[float]:
 def spectrum(
     schedule: Schedule, *, base: float = 1e4, width: int = 128, horizon: float | None = None
 ) -> tuple[list[float], float]:
-    """Frequencies and temperature of one sequence; its horizon is the trained length by default."""
+    """Return one sequence's frequencies and temperature. The horizon defaults to the trained length."""
     start = torch.tensor(plain(base, width), dtype=torch.float64)
     if not schedule.by_horizon:
         frequencies, temperature = schedule(start, base=base, width=width)
@@ -74,7 +74,7 @@ def mscale_of(s, m=1):
 
 
 def oracle(schedule: Schedule, base: float, width: int, length: float | None) -> tuple[list, object]:
-    """What a paper, or where there is none its authors' code, says: frequencies and temperature."""
+    """Return the frequencies and temperature of the paper, or of the authors' code."""
     b, w, pairs = mpf(base), mpf(width), range(width // 2)
     theta = [b ** (-2 * k / w) for k in pairs]
     wave = [2 * mpmath.pi / t for t in theta]
@@ -86,7 +86,7 @@ def oracle(schedule: Schedule, base: float, width: int, length: float | None) ->
         case NTK(s):
             return [(b * mpf(s) ** (w / (w - 2))) ** (-2 * k / w) for k in pairs], 1
         case NTKFixed(s):
-            # Positions are written to the base (b s)^(2/w), and s^(2/w) is carved out of each digit.
+            # Positions are written in base (b s)^(2/w), and each digit is reduced by s^(2/w).
             return [t / mpf(s) ** (2 * (k + 1) / w) for k, t in enumerate(theta)], 1
         case NTKMixed(s, power):
             a = mpmath.log(s) / (w / 2) ** mpf(power)
@@ -142,7 +142,7 @@ betas = st.tuples(st.floats(0.1, 4), st.floats(4.1, 64))
 
 @st.composite
 def schedules(draw, kind: type[Schedule]) -> tuple[Schedule, int]:
-    """A schedule of a kind with any numbers, and a rotary width that it serves."""
+    """Draw a schedule of a kind with arbitrary parameters, and a matching rotary width."""
     pairs, (slow, fast) = draw(st.integers(2, 24)), draw(betas)
     s, length = draw(factors), draw(lengths)
     options = {
@@ -166,7 +166,7 @@ def schedules(draw, kind: type[Schedule]) -> tuple[Schedule, int]:
 
 @pytest.mark.parametrize("kind", SCHEDULES.values(), ids=SCHEDULES)
 def test_every_schedule_is_what_its_paper_says(kind: type[Schedule]) -> None:
-    """So are the scalar formulas in the file, to which the contract holds everything else."""
+    """The schedules' scalar formulas agree too. The contract compares everything else with those."""
 
     @given(case=schedules(kind), base=st.floats(2, 1e8), length=lengths)
     def ask(case, base: float, length: int) -> None:
@@ -217,7 +217,7 @@ def test_a_ramp_that_lies_outside_the_pairs_does_not_run_backwards(base: float, 
 
 
 def released_yarn(frequencies: list[float], factor: float, length: int, base: float, width: int) -> list[float]:
-    """The authors' code: `find_correction_range` and `linear_ramp_factor`, as every engine has copied them."""
+    """Return YaRN's frequencies by the authors' `find_correction_range` and `linear_ramp_factor`."""
     low, high = (width * math.log(length / (n * 2 * math.pi)) / (2 * math.log(base)) for n in (32, 1))
     low, high = max(math.floor(low), 0), min(math.ceil(high), width - 1)
     high = high + 0.001 if low == high else high
@@ -233,7 +233,7 @@ def test_the_formula_of_yarn_is_the_released_one_but_for_a_ramp_outside_the_pair
     actual, _ = YaRN(4, trained_length=length).formula(frequencies, base=base, width=width)
     released_code = released_yarn(frequencies, 4, length, base, width)
     turns = [length * base ** (-2 * pair / width) / (2 * math.pi) for pair in (0, width - 1)]
-    # The ends are rounded outwards: a ramp within one pair of the edge still meets it.
+    # The ends are rounded outwards, so a ramp within one pair of the edge still reaches it.
     if turns[0] * base ** (2 / width) > 1 and turns[1] < 32:
         assert actual == pytest.approx(released_code, rel=1e-12)
     elif turns[0] * base ** (2 / width) < 0.99 or turns[1] * base ** (-2 / width) > 32.1:
@@ -241,7 +241,7 @@ def test_the_formula_of_yarn_is_the_released_one_but_for_a_ramp_outside_the_pair
     assert "released code runs it backwards" in (YaRN.__doc__ or "")
 
 
-# What released configurations say, and what cos and sin (first) and the scale of attention (second) are multiplied by.
+# Released configurations, with the factors of cos and sin (first) and of the attention scale (second).
 TRUTH = {
     "Qwen 2.5 and 3": ({"factor": 4}, 1.138629, 1.0),
     "peers' pin, factor 8": ({"factor": 8}, 1.207944, 1.0),
@@ -294,7 +294,7 @@ def test_the_two_rules_of_mscale_part_where_one_number_is_missing_and_nowhere_el
 
 
 def test_the_scale_factor_is_what_rotation_cannot_do_with_the_scale_of_attention() -> None:
-    # cos and sin hold g(1)/g(1) = 1; without the other part DeepSeek-V3's logits would be 1.87 times too small.
+    # cos and sin are scaled by g(1)/g(1) = 1; without the other factor DeepSeek-V3's logits are 1.87 times too small.
     schedule = YaRN(40, trained_length=64, mscale=1.0, mscale_all_dim=1.0)
     expected = YaRN(40, trained_length=64)
     q, k = torch.randn(1, 1, 9, 8, dtype=torch.float64), torch.randn(1, 1, 9, 8, dtype=torch.float64)
@@ -328,7 +328,7 @@ def test_ntk_needs_two_pairs(schedule: Schedule) -> None:
 
 
 def test_a_static_table_is_the_dynamic_one_at_a_fixed_horizon() -> None:
-    # vLLM's "dynamic" NTK is one table for its longest text (vllm-project/vllm#3488): both have a name here.
+    # vLLM's "dynamic" NTK is one table for its longest sequence (vllm-project/vllm#3488); both have names here.
     static, _ = spectrum(NTK(4 * 8 - 3))
     assert spectrum(DynamicNTK(4, trained_length=2048), horizon=8 * 2048)[0] == pytest.approx(static, rel=1e-12)
 
@@ -580,7 +580,7 @@ def test_a_schedule_prints_as_it_is_written_and_cannot_be_changed() -> None:
 
 
 def test_a_schedule_works_on_positions_that_only_a_graph_knows() -> None:
-    # No value is read from the horizon: the same code runs on meta tensors.
+    # The horizon's values are never read, so the same code runs on the meta device.
     at = Positions.count(5, device="meta").with_horizon(torch.zeros(2, device="meta"))
     q = torch.zeros(2, 1, 5, 8, device="meta")
     assert Rotary(8, schedule=DynamicNTK(2, trained_length=3)).query(q, at).shape == q.shape

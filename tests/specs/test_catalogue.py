@@ -1,4 +1,4 @@
-"""Names to encodings: finding them, and specs that are parsed and printed, never evaluated."""
+"""Encodings are found by name, and specs are parsed and printed, never evaluated."""
 
 import math
 import shutil
@@ -247,7 +247,7 @@ def test_a_printed_spec_builds_the_same_again(spec: str) -> None:
     again = build(repr(encoding), SHAPE)
     assert repr(again) == repr(encoding) and type(again) is type(encoding)
     assert [repr(module) for module in again.modules()] == [repr(module) for module in encoding.modules()]
-    # Also for a model of another size: what was decided here is in the spec.
+    # This also holds for another model size, because the spec contains the options chosen here.
     assert repr(build(repr(encoding), Shape.of(dim=48, heads=6, max_len=500, causal=False))) == repr(encoding)
 
 
@@ -303,7 +303,7 @@ def test_a_spec_has_at_most_so_many_letters() -> None:
         parse("a" * 20_001)
 
 
-# One's own module
+# User modules
 
 
 USER_MODULE = '''
@@ -429,13 +429,13 @@ def test_wavelengths_are_exact_and_the_shortest_comes_first() -> None:
     for name, lengths in waves.items():
         finite = lengths[lengths.isfinite()]
         assert lengths.dtype == torch.float64 and bool((finite.diff() >= 0).all()), name
-        # The fastest pair of most turns by one radian for each position.
+        # In most encodings the fastest pair rotates by one radian per position.
         if name not in ("continuous_time", "image_rotary"):
             assert finite[0].item() == pytest.approx(2 * math.pi, rel=1e-15), name
 
 
 def test_what_each_layer_learns_for_itself_and_what_all_layers_share_is_as_published() -> None:
-    # One table for all layers: T5, and whatever is added to embeddings once; TUPE shares its table, too.
+    # Layers share one table in T5, in TUPE, and in encodings added to the embeddings.
     shared_by_layers = {"learned", "learned_factorised", "learned_grid", "continuous_time", "t5_bias", "tupe"}
     learning = [encoding for encoding in (build(name, SHAPE) for name in names()) if list(encoding.parameters())]
     assert {encoding.spec_name for encoding in learning if not encoding.per_layer} == shared_by_layers

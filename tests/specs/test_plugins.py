@@ -1,4 +1,4 @@
-"""Encodings, schedules and tasks of other packages: found by entry points, shadowing nothing, and broken alone."""
+"""Plugins are found by entry points, shadow no built-in name, and fail in isolation."""
 
 import re
 import subprocess
@@ -70,7 +70,7 @@ MUTE = Mute()
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Lay a package as an installer would: its module, and what it says of itself."""
+    """Return a function that installs a package's module and metadata, as an installer would."""
     monkeypatch.syspath_prepend(str(tmp_path))
     plugins.plugins_in.cache_clear()
 
@@ -98,7 +98,7 @@ def test_an_encoding_of_a_package_is_built_by_its_name(install) -> None:
     encoding = catalogue.build("rotary(base=50) + far_off", SHAPE)
     assert repr(encoding) == "rotary(base=50) + far_off"
     assert type(catalogue.build("far_off", SHAPE)).__module__ == "far_off_module"
-    assert "far_off" not in catalogue.names()  # which are those that ship
+    assert "far_off" not in catalogue.names()  # it lists only built-in names
 
 
 def test_a_schedule_and_a_task_of_a_package_go_where_those_that_ship_go(install) -> None:
@@ -189,7 +189,7 @@ def test_other_groups_are_not_read(install) -> None:
 
 
 def test_the_example_package_keeps_the_contract_once_it_is_installed(tmp_path: Path, monkeypatch) -> None:
-    """Its wheel is built and laid into a folder, as an installer does."""
+    """The example's wheel is built and unpacked into a folder, as an installer does."""
     folder = tmp_path / "dist"
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     ran = subprocess.run(command, cwd=ROOT / "examples" / "plugin", capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Presets: what families of released models use, checked against the configurations of transformers."""
+"""Presets of released model families agree with transformers' configurations."""
 
 import importlib
 

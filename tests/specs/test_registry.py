@@ -1,4 +1,4 @@
-"""Schedules and coordinate maps found like encodings: by the names of their files, and one's own by its path."""
+"""Schedules and coordinate maps are found by file name, and user-defined ones by path."""
 
 import shutil
 import sys
@@ -77,14 +77,14 @@ class {name}(CoordinateMap):
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a schedule and a map of one's own."""
+    """Change to a folder with a user-defined schedule and map, and return it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "slow.py").write_text(SCHEDULE.format(name="Slow"))
     (tmp_path / "gaps.py").write_text(MAP.format(name="Gaps"))
     return tmp_path
 
 
-# What ships
+# Built-in names
 
 
 @pytest.mark.parametrize(("registry", "package"), [(SCHEDULES, schedules), (COORDINATE_MAPS, coordinate_maps)])
@@ -127,7 +127,7 @@ def test_other_names_of_a_map_lead_to_it() -> None:
         map_of("pose(longest=9)")
 
 
-# One's own schedule
+# User-defined schedules
 
 
 FREQUENCIES = ["slow.py:Slow(factor=2)", "linear(factor=2)"]
@@ -220,7 +220,7 @@ def test_a_run_with_a_schedule_of_ones_own_is_gone_on_with_where_its_file_is_nam
         names_no_code(spec)
 
 
-# One's own map
+# User-defined maps
 
 
 def test_a_map_is_written_as_it_is_printed() -> None:

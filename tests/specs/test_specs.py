@@ -1,4 +1,4 @@
-"""How specs are written, and that what was read names no code to run, however it is written."""
+"""Specs have one syntax, and a spec read from a file never runs code."""
 
 import ast
 from pathlib import Path
@@ -19,13 +19,13 @@ LEAVES_A_TRACE = "from pathlib import Path\n\nPath({!r}).touch()\n"
 
 @pytest.fixture
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with mine.py, which leaves the file `ran` behind when it is run."""
+    """Write mine.py, and return the path of the file that it creates when run."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(LEAVES_A_TRACE.format(str(tmp_path / "ran")))
     return tmp_path / "ran"
 
 
-# One path, written in all the ways that Python knows.
+# The same path in every Python string syntax.
 SCHEDULES_OF_ONES_OWN = [
     "mine.py:Mine(factor=2)",
     "'mine.py:Mine'(factor=2)",
@@ -43,7 +43,7 @@ ENCODINGS_OF_ONES_OWN = [
     r"rerope('mine\N{FULL STOP}py:Mine')",
     "alibi + 'mine.p' 'y:Mine'",
     *(f"rotary(schedule={schedule})" for schedule in SCHEDULES_OF_ONES_OWN),
-    # A constructor takes a schedule as a spec says it, too.
+    # A constructor also accepts a schedule in spec syntax.
     *(f"rotary(schedule={schedule!r})" for schedule in SCHEDULES_OF_ONES_OWN),
     "rotary(schedule=\"resonance(inner='mine.py:Mine'(factor=2))\")",
     r"""rotary(schedule="'\\x6dine.py:Mine'(factor=2)")""",
@@ -66,7 +66,7 @@ def test_a_spec_that_was_read_runs_no_code_however_it_names_it(spec: str, ran: P
     assert not ran.exists()
     with pytest.raises(ValueError, match=r"mine.py' has no (encoding|schedule) named 'Mine'"):
         Experiment.from_dict({"spec": spec, "task": "copy"}, trusted_files=["./mine.py"])
-        # Words are left to the constructor.
+        # Words are passed to the constructor unchanged.
         build(spec, Shape.of(16, 2, 8))
     assert ran.exists()
 
@@ -98,7 +98,7 @@ def test_what_only_looks_like_a_path_names_no_file() -> None:
         ("rotary(schedule=a b/mine.py:Mine(factor=2))", "rotary(schedule='a b/mine.py:Mine'(factor=2))"),
         ("rotary(base=5, schedule = mine.py:Mine(x=1))", "rotary(base=5, schedule = 'mine.py:Mine'(x=1))"),
         ("r(schedule='mine.py:Mine'(x=1))", "r(schedule='mine.py:Mine'(x=1))"),
-        # Outside of parentheses there are no options.
+        # Options outside parentheses are not parsed.
         ("step=3/mine.py:Mine", "'step=3/mine.py:Mine'"),
         ("rerope('step=3/mine.py:Mine')", "rerope('step=3/mine.py:Mine')"),
     ],

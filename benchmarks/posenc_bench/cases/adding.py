@@ -1,4 +1,4 @@
-"""Encodings that add to embeddings, beside adding a table that was kept."""
+"""Encodings that add to embeddings, compared with adding a stored table."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Case:
         return torch.randn(self.batch, self.tokens, self.dim, generator=torch.Generator().manual_seed(0))
 
     def right(self) -> Tensor:
-        """The sinusoids in float64, sine and cosine in turn."""
+        """Return interleaved sines and cosines in float64."""
         frequencies = 10_000.0 ** -(torch.arange(0, self.dim, 2, dtype=torch.float64) / self.dim)
         ids = torch.arange(self.start, self.start + self.tokens, dtype=torch.float64)
         angles = ids[:, None] * frequencies
@@ -49,7 +49,7 @@ CASES = {
 
 
 def groups(shapes: str, with_peers: bool) -> Iterator[Group]:
-    """Every case, made when its turn comes."""
+    """Yield every case, built only when it is reached."""
     for case in CASES[shapes]:
         yield sinusoidal(case, with_peers)
         yield learned_table(case, backward=False)
@@ -58,7 +58,7 @@ def groups(shapes: str, with_peers: bool) -> Iterator[Group]:
 
 
 def sinusoidal(case: Case, with_peers: bool) -> Group:
-    """Sines and cosines: our own without a stored table, and everybody's with one."""
+    """Compare our sinusoids, which store no table, with others that do."""
     group = Group("adding", f"sinusoidal, {case}", SLICE, facts={"x": [case.batch, case.tokens, case.dim]})
     x, right = case.inputs(), case.right()
 
@@ -80,7 +80,7 @@ def sinusoidal(case: Case, with_peers: bool) -> Group:
         except peers.AbsentPeer as reason:
             group.absent[name] = str(reason)
             continue
-        # x-transformers' sines come first, then its cosines.
+        # x-transformers puts all sines first, then all cosines.
         order = torch.cat((right[:, ::2], right[:, 1::2]), -1) if name == "x-transformers" else right
         add(name, "peer", add_to(x, peer_candidates), rows=order)
     return group
@@ -103,7 +103,7 @@ def by_hand(case: Case) -> Tensor:
 
 
 def learned_table(case: Case, backward: bool) -> Group:
-    """A trained table: our own, and a look-up of the same rows."""
+    """Compare our learned table with a plain look-up of the same rows."""
     passes = "forward and backward" if backward else "forward"
     facts = {"x": [case.batch, case.tokens, case.dim], "pass": passes}
     group = Group("adding", f"learned, {case}: {passes}", LOOK_UP, facts=facts, grad=backward)

@@ -1,4 +1,4 @@
-"""Attention with a relative term, beside plain causal attention that has none."""
+"""Attention with relative encodings, compared with plain causal attention."""
 
 import copy
 import functools
@@ -25,7 +25,7 @@ PLAIN = "plain causal SDPA"
 PLAIN_GRID = "plain SDPA"
 PLAIN_LAST = "plain SDPA, with the mask of these rows"
 RIGHT, ROUGH = 1e-4, 1e-2
-"""The largest errors of ours, and of what is inexact by its nature."""
+"""The tolerances for our encodings, and for inherently inexact candidates."""
 
 
 AT_EVERY_LENGTH = (
@@ -63,28 +63,28 @@ OTHER_LENGTHS = (
     "dape(kerple)",
 )
 SPECS = (*AT_EVERY_LENGTH, *OTHER_LENGTHS)
-"""The encodings that are measured. A quick run takes the others at one length."""
+"""The measured encodings. A quick run measures OTHER_LENGTHS at one length only."""
 ONE_LENGTH = 1024
 
 ON_A_GRID = ("grid_bias(window=(32, 32))", "log_grid_bias(window=32)", "axial_rotary", "mixed_rotary")
 GRIDS = {"quick": ((32, 32),), "full": ((14, 14), (20, 48), (32, 32), (48, 48))}
 OF_THE_LAST = ("none", "rotary")
 LAST = ((8, 64), (32, 256))
-"""How many tokens a model's last block answers for, and how many it has read."""
+"""Pairs (number of queries, number of keys) of a model's last block."""
 
 FORWARD = {"quick": (512, 1024, 2048, 4096), "full": (512, 1024, 2048, 4096, 8192, 16384)}
 BACKWARD = {"quick": (512, 1024, 2048), "full": (512, 1024, 2048, 4096)}
 LONGEST_OF_OTHERS = 2048
 QUICK = ("alibi by hand, matrix made in each call", "t5_bias by hand, matrix made in each call")
-"""The slow ways that a quick run takes."""
+"""The slow candidates that a quick run includes."""
 LONGEST_BY_HAND = 4096
-"""Beyond it what is made of whole matrices would take gigabytes."""
+"""The largest length for full matrices, which would take gigabytes beyond it."""
 LONGEST_COMPILED = 2048
-"""FlexAttention compiles anew for each length."""
+"""The largest length for FlexAttention, which recompiles for each length."""
 
 
 def groups(shapes: str, with_peers: bool) -> Iterator[Group]:
-    """Every length and every grid, forward and with backward, made when its turn comes."""
+    """Yield every length and grid, forward and with backward, built only when reached."""
     for backward, lengths in ((False, FORWARD[shapes]), (True, BACKWARD[shapes])):
         for tokens in lengths:
             yield causal(tokens, backward, with_peers, shapes=shapes)
@@ -96,10 +96,10 @@ def groups(shapes: str, with_peers: bool) -> Iterator[Group]:
 
 @dataclass(frozen=True)
 class Case:
-    """q, k, v [1, HEADS, tokens, HEAD_DIM], and the embeddings x [1, tokens, dim] that some encodings read.
+    """The inputs q, k, v [1, HEADS, tokens, HEAD_DIM] and embeddings x [1, tokens, dim].
 
-    grid   the cells of an image, all of which see one another; () for tokens in a row, which see those before
-    queries  how many tokens are answered for, the last ones; None for all
+    grid   the shape of an image, whose cells attend to each other in both directions; () for causal text
+    queries  the number of queries, taken from the end; None for all tokens
     """
 
     tokens: int
@@ -116,7 +116,7 @@ class Case:
         return masks.bidirectional() if self.grid else masks.causal()
 
     def positions(self) -> Positions:
-        """New in each pass, as in a model."""
+        """Return new position ids for each pass, as in a model."""
         return Positions.grid(*self.grid) if self.grid else Positions.count(self.tokens)
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -130,7 +130,7 @@ class Case:
 
 
 class Subject:
-    """One encoding at work on the inputs of a case."""
+    """One encoding with the inputs of a case."""
 
     def __init__(self, spec: str, case: Case, inputs: tuple[Tensor, Tensor, Tensor]) -> None:
         torch.manual_seed(2)
@@ -145,7 +145,7 @@ class Subject:
         self.memo = {name: fact.requires_grad_(case.backward) for name, fact in memo.items()}
 
     def call(self, kernel: str = "auto") -> Tensor:
-        """One forward pass, as in a layer between its projections: queries and keys turned, and attention."""
+        """Run the encoding and attention of one forward pass, without a layer's projections."""
         mask = (self.q, self.k, self.v)
         return self.attend(self.encoding, kernel, mask, self.memo, self.case.positions(), self.case.rows)
 
@@ -158,7 +158,7 @@ class Subject:
         at: Positions,
         rows: slice | None,
     ) -> Tensor:
-        """What these rows of queries get, or all."""
+        """Return the attention output of the given query rows, or of all."""
         q, k, v = inputs
         if not encoding.turns_when_attending:
             q, k = encoding.turn_both(q, k, at, at)
@@ -175,7 +175,7 @@ class Subject:
 
     @torch.no_grad()
     def error(self, call: Callable[[], Tensor]) -> float:
-        """The largest difference from the readable kernel in float64, over some rows of queries."""
+        """Return the largest difference from the reference kernel in float64, over some query rows."""
         output, tokens = call(), self.case.tokens
         encoding = copy.deepcopy(self.encoding).double()
         memo = remembered_facts(encoding, self.case, torch.float64)
@@ -190,14 +190,14 @@ class Subject:
 
 @torch.no_grad()
 def remembered_facts(encoding: Encoding, case: Case, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """What an encoding remembers of the tokens."""
+    """Return the values that an encoding computes from the tokens and remembers."""
     if "remember" not in encoding.doors:
         return {}
     return encoding.remember(case.embeddings().to(dtype), case.positions())
 
 
 def causal(tokens: int, backward: bool, with_peers: bool, *, shapes: str = "full", only: str = "") -> Group:
-    """Every encoding, or `only` the candidate of a name, on the same queries, keys and values of one length."""
+    """Return a group of every encoding, or the candidate named `only`, at one length."""
     case = Case(tokens, backward)
     group, mask = start_group(f"T {tokens}", PLAIN, case)
     for spec in SPECS if only else specs_at(tokens, shapes):
@@ -217,7 +217,7 @@ def causal(tokens: int, backward: bool, with_peers: bool, *, shapes: str = "full
 
 
 def on_a_grid(grid: tuple[int, ...], backward: bool) -> Group:
-    """The encodings of images, on the cells of one, all of which see one another."""
+    """Return a group of the image encodings, with bidirectional attention on one grid."""
     case = Case(math.prod(grid), backward, grid)
     group, inputs = start_group(" x ".join(map(str, grid)), PLAIN_GRID, case)
     for spec in ON_A_GRID:
@@ -227,7 +227,7 @@ def on_a_grid(grid: tuple[int, ...], backward: bool) -> Group:
 
 
 def last_queries(count: int, tokens: int, backward: bool) -> Group:
-    """A model's last block, which computes only what is asked: a few queries behind the keys of all tokens."""
+    """Return a group of the last `count` queries with all keys. A model's last block does the same."""
     case = Case(tokens, backward, queries=count)
     group, inputs = start_group(f"the last {count} of {tokens}", PLAIN_LAST, case)
     for spec in OF_THE_LAST:
@@ -237,7 +237,7 @@ def last_queries(count: int, tokens: int, backward: bool) -> Group:
 
 
 def start_group(size: str, limit: str, case: Case) -> tuple[Group, tuple[Tensor, Tensor, Tensor]]:
-    """A group with plain attention alone, and the queries, keys and values that all of its candidates get."""
+    """Return a group with only plain attention, and the shared queries, keys and values."""
     passes = "forward and backward" if case.backward else "forward"
     facts = {"tokens": case.tokens, "heads": HEADS, "head_dim": HEAD_DIM, "dtype": "float32", "pass": passes}
     group = Group("attention", f"{size}: {passes}", limit, facts=facts, grad=case.backward)
@@ -261,7 +261,7 @@ def add(
 
 
 def with_gradients(call: Callable[[], Tensor], leaves: Iterable[Tensor], case: Case) -> Callable[[], Any]:
-    """The call, with the gradients of what wants them where the case has a backward pass."""
+    """Return the call, extended by a backward pass if the case has one."""
     if not case.backward:
         return call
     leaves = tuple(leaves)
@@ -271,13 +271,13 @@ def with_gradients(call: Callable[[], Tensor], leaves: Iterable[Tensor], case: C
 
 
 def specs_at(tokens: int, shapes: str) -> tuple[str, ...]:
-    """The encodings that a run measures at one length."""
+    """Return the specs of the encodings measured at one length."""
     is_measured = tokens <= LONGEST_OF_OTHERS if shapes == "full" else tokens == ONE_LENGTH
     return SPECS if is_measured else AT_EVERY_LENGTH
 
 
 def only_of(spec: str, name: str) -> bool:
-    """Whether a candidate's name is that of an encoding, or of another way to it."""
+    """Return whether a name denotes the encoding or another implementation of it."""
     return name == spec or spec.partition("(")[0] in name.partition("(")[0].replace(":", " ").split()
 
 
@@ -285,7 +285,7 @@ ByHand = tuple[str, str, Callable[[], Callable[[], Tensor]]]
 
 
 def by_hand(subject: Subject, with_peers: bool, is_compiled: bool) -> Iterator[ByHand]:
-    """Other ways to the same result: the bias as a matrix, and what libraries have."""
+    """Yield other implementations of the same result: a bias matrix, and other libraries' functions."""
     spec, tokens = str(subject.encoding).partition("(")[0], subject.case.tokens
     q, k, v = subject.q, subject.k, subject.v
     if tokens > LONGEST_BY_HAND:
@@ -347,14 +347,14 @@ def t5_matrix(encoding: Any, tokens: int) -> Callable[[], Tensor]:
 
 
 def t5_table(encoding: Any) -> Tensor:
-    """The learned table, a row for each bucket."""
+    """Return the learned table, one row per bucket."""
     (table,) = encoding.parameters()
     return table if table.shape[0] == encoding.buckets else table.T
 
 
 def sandwich_matrix(encoding: Any, tokens: int) -> Callable[[], Tensor]:
     def matrix() -> Tensor:
-        # As published: the products of sinusoids.
+        # The published form: inner products of sinusoids.
         angles = torch.arange(tokens, dtype=torch.float64)[:, None] * 2 * math.pi / encoding.wavelengths
         waves = torch.cat((angles.sin(), angles.cos()), -1).float()
         share = torch.tensor([encoding.heads / (8 * h) for h in range(1, encoding.heads + 1)])
@@ -364,7 +364,7 @@ def sandwich_matrix(encoding: Any, tokens: int) -> Callable[[], Tensor]:
 
 
 def shaw_by_hand(subject: Any, future: Tensor) -> Tensor:
-    """Queries times the table of clipped distances, spread over the whole matrix."""
+    """Return queries times the table of clipped distances, gathered into the full matrix."""
     encoding, q = subject.encoding, subject.q
     (table,) = encoding.parameters()
     index = encoding.max_distance - distances(subject.case.tokens).clamp(-encoding.max_distance, encoding.max_distance)
@@ -374,7 +374,7 @@ def shaw_by_hand(subject: Any, future: Tensor) -> Tensor:
 
 
 def flex(subject: Subject) -> Callable[[], Tensor]:
-    """PyTorch's FlexAttention, compiled, with the bias as its score_mod."""
+    """Return compiled FlexAttention with the bias as its score_mod."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     tokens, encoding = subject.case.tokens, subject.encoding

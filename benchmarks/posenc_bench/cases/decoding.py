@@ -1,4 +1,4 @@
-"""Decoding with a static cache: what a step of one layer costs, and how many graphs a thousand steps are."""
+"""Decoding with a static cache: the cost of one layer's step and the graph count."""
 
 import json
 import sys
@@ -24,13 +24,13 @@ STEPS = 1000
 
 
 def groups(shapes: str, with_peers: bool) -> Iterator[Group]:
-    """A step behind a nearly full cache, for each number of slots."""
+    """Yield a decoding step with a nearly full cache, for each number of slots."""
     for slots in SLOTS[shapes]:
         yield step(slots)
 
 
 def step(slots: int) -> Group:
-    """One token through one layer of attention, projections included; the last slot but one is written again."""
+    """Measure one token in one attention layer with projections. Each call rewrites the last slot but one."""
     place = slots - 2
     group = Group("decoding", f"one step of a layer, {slots} slots", BY_HAND, facts={"slots": slots})
     generator = torch.Generator().manual_seed(0)
@@ -65,7 +65,7 @@ def step(slots: int) -> Group:
 
 
 def room(layer: Attention, projection: Tensor, slots: int) -> Tensor:
-    """Projected tokens [1, T, DIM] as heads in so many slots."""
+    """Return projected tokens [1, T, DIM] split into heads, in a cache of `slots` slots."""
     tokens = layer.split(projection, HEADS)
     return F.pad(tokens, (0, 0, 0, slots - tokens.shape[2]))
 
@@ -73,14 +73,14 @@ def room(layer: Attention, projection: Tensor, slots: int) -> Tensor:
 def once(layer: Attention, x: Tensor, place: int, cache: SlotCache) -> Callable[[], Tensor]:
     def step() -> Tensor:
         assert cache.keys is not None
-        cache.keys.at.order[:, place] = -1  # taken back, so that it may come once more
+        cache.keys.at.order[:, place] = -1  # removed, so that it can be written again
         return layer(x, positions=Positions.count(1, place), cache=cache, mask=masks.causal())
 
     return step
 
 
 def rows(shapes: str, with_peers: bool, threads: int = 1) -> Iterator[Row]:
-    """How many graphs a compiled model makes of a thousand tokens behind a prompt."""
+    """Yield the number of graphs compiled while a thousand tokens follow a prompt."""
     case = f"{STEPS} compiled steps"
     for spec in ("rotary", "alibi", "t5_bias", "learned", "sinusoidal") if shapes == "full" else ("rotary", "alibi"):
         try:
@@ -96,7 +96,7 @@ CODE = "from posenc_bench.cases import decoding; decoding.in_a_process_of_its_ow
 
 @torch.inference_mode()
 def in_a_process_of_its_own() -> None:
-    """Print how many graphs are made of the steps that follow a prompt; one that is not whole is an error."""
+    """Print the number of graphs compiled for the steps after a prompt. A graph break is an error."""
     graphs = []
 
     def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable:

@@ -1,7 +1,7 @@
-"""What runs on a GPU: the Triton rotation, and attention through FlexAttention, beside what others have.
+"""GPU cases: the Triton rotation, and attention through FlexAttention, compared with other libraries.
 
-`run.py bench gpu` fills the table in one call, on a machine that has one; elsewhere it is a row that says so. On a CPU
-`groups(..., device="cpu")` runs the same lines with small shapes, so that they are tested where there is none.
+`run.py bench gpu` fills the table in one call on a machine with a GPU; elsewhere it gives one row that says so.
+`groups(..., device="cpu")` runs the same lines with small shapes, so that they are tested without a GPU.
 """
 
 import functools
@@ -28,7 +28,7 @@ WHY_NOT = "there is no CUDA device"
 
 LENGTHS = {"quick": (1024, 4096, 16384), "full": (1024, 4096, 16384, 65536)}
 LONGEST_AS_MATRIX = 4096
-"""Beyond it a matrix of all pairs takes gigabytes."""
+"""The largest length for a matrix of all pairs, which takes gigabytes beyond it."""
 FUSED_KERNELS = (
     "none",
     "alibi",
@@ -40,7 +40,7 @@ FUSED_KERNELS = (
     "alibi + forgetting",
     "fire",
 )
-"""Biases that a fused kernel takes in: tables of distances, and closures of sums and entries."""
+"""Biases that a fused kernel supports: distance tables, and closures over sums and table entries."""
 
 SHAPES = {
     "quick": (("prefill", 1, 32, 8, 4096, 128), ("training", 8, 12, 12, 1024, 64)),
@@ -49,13 +49,13 @@ SHAPES = {
 
 
 def rows(shapes: str, with_peers: bool, threads: int = 1) -> Iterator[Row]:
-    """A row that says that nothing could be measured, where nothing can be."""
+    """Yield one row that says that nothing could be measured, if there is no GPU."""
     if not torch.cuda.is_available():
         yield Row("gpu", "all", "all", "posenc", "", threads, note=WHY_NOT)
 
 
 def groups(shapes: str, with_peers: bool, device: str = "cuda") -> Iterator[Group]:
-    """Every case, made when its turn comes; none where there is no such device."""
+    """Yield every case, built only when it is reached; none if the device is missing."""
     if device == "cuda" and not torch.cuda.is_available():
         return
     for dtype in (torch.bfloat16, torch.float32):
@@ -68,7 +68,7 @@ def groups(shapes: str, with_peers: bool, device: str = "cuda") -> Iterator[Grou
 
 
 def rotation(case: RotationCase, backward: bool, with_peers: bool, device: str) -> Group:
-    """q and k turned into new tensors, by Triton and by PyTorch's compiler."""
+    """Measure rotating q and k out of place, by Triton and by PyTorch's compiler."""
     passes = "forward and backward" if backward else "forward"
     facts = case.facts | {"pass": passes}
     group = Group("gpu", f"rotation, {case}: {passes}", CLONE, facts=facts, grad=backward, device=device)
@@ -84,7 +84,7 @@ def rotation(case: RotationCase, backward: bool, with_peers: bool, device: str) 
         def error() -> float:
             inputs, way = (upstream, -1) if backward else ((q, k), 1)
             right = [rotate_in_double(some_heads(x).cpu(), case, "half", way) for x in inputs]
-            # Liger turns in place.
+            # Liger rotates in place.
             here = [x.detach().clone().requires_grad_(backward) for x in (q, k)]
             outputs = turn(*here)
             outputs = torch.autograd.grad(outputs, here, upstream) if backward else outputs
@@ -108,7 +108,7 @@ def rotation(case: RotationCase, backward: bool, with_peers: bool, device: str) 
 
 
 def attention(tokens: int, backward: bool, device: str) -> Group:
-    """Causal attention with each bias, through FlexAttention and, where that fits, as a matrix."""
+    """Measure causal attention with each bias, through FlexAttention and, if it fits, as a matrix."""
     passes = "forward and backward" if backward else "forward"
     facts = {"tokens": tokens, "heads": HEADS, "head_dim": HEAD_DIM, "dtype": word(torch.bfloat16), "pass": passes}
     group = Group("gpu", f"attention, T {tokens}: {passes}", PLAIN, facts=facts, grad=backward, device=device)

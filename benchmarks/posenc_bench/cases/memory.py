@@ -1,4 +1,4 @@
-"""Memory beyond the inputs: at its peak, the output and every gradient included."""
+"""Peak memory beyond the inputs, including the output and every gradient."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ BACKWARD = {"quick": (2048,), "full": (1024, 2048)}
 
 
 def rows(shapes: str, with_peers: bool, threads: int = 1) -> Iterator[Row]:
-    """A row for each encoding and length; each encoding has a process of its own."""
+    """Yield a row for each encoding and length; each encoding runs in a separate process."""
     cases = [(T, False) for T in FORWARD[shapes]] + [(T, True) for T in BACKWARD[shapes]]
     if not apart.can_see_peaks():
         yield Row("memory", "all", "all", "posenc", "MiB", threads, note=apart.WHY_NOT)
@@ -45,10 +45,10 @@ CODE = "from posenc_bench.cases import memory; memory.in_a_process_of_its_own()"
 
 
 def in_a_process_of_its_own() -> None:
-    """Print the peaks of the candidate and the cases that the command line names."""
+    """Print the peak memory of the candidate and cases named on the command line."""
     name, cases = sys.argv[1], json.loads(sys.argv[2])
     torch.set_num_threads(1)
-    # The first call loads code and fills the libraries' own buffers.
+    # The first call loads code and fills the libraries' internal buffers.
     for backward in (False, True):
         peak(name, 64, backward)
     print(json.dumps([peak(name, tokens, backward) for tokens, backward in cases]))

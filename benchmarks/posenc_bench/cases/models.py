@@ -1,4 +1,4 @@
-"""Whole models as a user has them: a step of training, and tokens out of a prompt, beside the same model by hand."""
+"""Training steps and generation of whole models, compared with the same model written by hand."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ GENERATED_TOKENS = ("none", "rotary", "alibi", "t5_bias", "shaw", "forgetting")
 
 @dataclass(frozen=True)
 class Size:
-    """A model, and what it is given in training and in generation.
+    """The sizes of a model and of its inputs in training and generation.
 
-    tokens     a row of a batch in training
-    batch      rows in training
-    new_tokens tokens behind a prompt
+    tokens     tokens per row in training
+    batch      rows per batch in training
+    new_tokens tokens generated after a prompt
     """
 
     dim: int
@@ -51,7 +51,7 @@ SIZES = {
 
 
 def groups(shapes: str, with_peers: bool) -> Iterator[Group]:
-    """Every size, in training and in generation, made when its turn comes."""
+    """Yield every size, in training and in generation, built only when it is reached."""
     for size in SIZES[shapes]:
         yield training(size, with_peers, is_compiled=shapes == "full")
         yield generation(size, with_peers)
@@ -63,7 +63,7 @@ def build_model(size: Size, spec: str) -> Decoder:
 
 
 class ByHand(nn.Module):
-    """The same decoder as people write it: one projection to queries, keys and values, and tables kept for rotary."""
+    """The same decoder as commonly hand-written: one QKV projection, and stored rotary tables."""
 
     def __init__(self, model: Decoder, longest: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class ByHand(nn.Module):
 
     @torch.no_grad()
     def generate(self, ids: Tensor, tokens: int) -> Tensor:
-        """Greedy, through a static cache."""
+        """Generate greedily with a static cache."""
         cache = torch.zeros(2, len(self.blocks), ids.shape[0], self.heads, ids.shape[1] + tokens, self.head_dim)
         caches = list(zip(*cache, strict=True))
         new, start, output_ids = ids, 0, [ids]
@@ -134,7 +134,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def training(size: Size, with_peers: bool, is_compiled: bool) -> Group:
-    """Forward, backward and a step of fused AdamW."""
+    """Measure forward, backward and a step of fused AdamW."""
     case = f"{size}: a training step, {size.batch} x {size.tokens} tokens"
     group = Group("models", case, BY_HAND, facts={"dim": size.dim, "tokens": size.tokens}, grad=True)
     generator = torch.Generator().manual_seed(0)
@@ -156,9 +156,9 @@ def logits_error(model: Callable[[Tensor], Tensor], ids: Tensor, right: Tensor) 
 
 
 def step(model: Callable[[Tensor], Tensor], ids: Tensor, module: nn.Module | None = None) -> Callable[[], None]:
-    """A step of training of a model that gives logits; of a module of others, by way of a function."""
+    """Return a training step of a model. If `model` is a plain function, `module` holds the parameters."""
     module = cast(nn.Module, model) if module is None else module
-    # A rate of 0: the model stays what it was, and each step costs what it costs.
+    # A learning rate of 0 leaves the model unchanged at the full cost of a step.
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.0, fused=True)
 
     def once() -> None:
@@ -171,7 +171,7 @@ def step(model: Callable[[Tensor], Tensor], ids: Tensor, module: nn.Module | Non
 
 
 def generation(size: Size, with_peers: bool) -> Group:
-    """Tokens behind a prompt, one at a time, greedy."""
+    """Measure greedy generation after a prompt, one token at a time."""
     case = f"{size}: {size.new_tokens} tokens generated"
     group = Group("models", case, BY_HAND, facts={"dim": size.dim, "tokens": size.new_tokens})
     ids = torch.randint(VOCAB, (1, PROMPT), generator=torch.Generator().manual_seed(0))
@@ -186,10 +186,10 @@ def generation(size: Size, with_peers: bool) -> Group:
         def error(call: Callable[[], Tensor] = call) -> float:
             return differing_ids(call(), by_hand.generate(ids, size.new_tokens))
 
-        # If two ids are equally likely within rounding, either may come, and different ones after it.
+        # If two ids are equally likely within rounding, either may be chosen, and later ids then differ.
         group.add(spec, "posenc", call, error=error if spec == "rotary" else None, tolerance=size.new_tokens / 2)
-    model = build_model(size, "rotary").eval()  # a new one, since a compiled graph would serve the next call too
-    if hasattr(model, "stream"):  # not in versions before it
+    model = build_model(size, "rotary").eval()  # a new model, since a compiled graph would be reused by the next call
+    if hasattr(model, "stream"):  # older versions lack it
         group.add("rotary, compiled", "posenc", lambda: model.generate(ids, size.new_tokens, compiled=True))
     options = {"max_new_tokens": size.new_tokens, "min_new_tokens": size.new_tokens, "do_sample": False}
     add_llama(group, with_peers, size, lambda llama: lambda: llama.generate(ids, pad_token_id=0, **options))
@@ -197,12 +197,12 @@ def generation(size: Size, with_peers: bool) -> Group:
 
 
 def differing_ids(ids: Tensor, right: Tensor) -> float:
-    """How many ids are not those of another run."""
+    """Return the number of ids that differ from another run's."""
     return float((ids != right).sum())
 
 
 def add_llama(group: Group, with_peers: bool, size: Size, call: Callable[[Any], Callable[[], Any]]) -> None:
-    """transformers' Llama of the same size, where it is installed."""
+    """Add transformers' Llama of the same size if transformers is installed."""
     if not with_peers:
         return
     name = "transformers: Llama"

@@ -1,4 +1,4 @@
-"""Rotary: q and k turned, beside copying them."""
+"""Rotary: the cost of rotating q and k, compared with copying them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ COPY, CLONE = "copy_ of q and k", "clone of q and k"
 TWO_COPIES = "two copies of q and k"
 
 TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 0.2}
-"""What is still the result that was asked for (float32 angles, products in bfloat16), and what is another one."""
+"""The tolerances, which allow float32 angles and bfloat16 products but no different result."""
 
 
 @dataclass(frozen=True)
 class Case:
     """q [batch, heads, tokens, head_dim] and k with kv_heads, from position `start` on.
 
-    tokens_first  whether they lie in memory as [B, T, H, D], as projections leave them
+    tokens_first  whether the memory layout is [B, T, H, D], as projections produce it
     """
 
     name: str
@@ -52,7 +52,7 @@ class Case:
         return {"q": q, "k": [q[0], self.kv_heads, *q[2:]], "dtype": word(self.dtype), "start": self.start}
 
     def inputs(self, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """q and k, drawn afresh."""
+        """Return newly drawn q and k."""
         generator = torch.Generator().manual_seed(seed)
 
         def draw(heads: int) -> Tensor:
@@ -72,7 +72,7 @@ PREFILL, TRAINING, DECODING = (1, 32, 8, 4096, 128), (8, 12, 12, 1024, 64), (1, 
 
 
 def groups(shapes: str, with_peers: bool) -> Iterator[Group]:
-    """Every case of the rotation, made when its turn comes."""
+    """Yield every rotation case, built only when it is reached."""
     full = shapes == "full"
     for dtype in (torch.float32, torch.bfloat16):
         yield forward(Case("prefill", *PREFILL, dtype), with_peers, full)
@@ -93,7 +93,7 @@ def rotary(head_dim: int, layout: str = "half", base: float = BASE) -> Encoding:
 
 
 def without_native_code(turn: Callable[..., Any]) -> Callable[..., Any]:
-    """The same where nothing was compiled: with PyTorch's own operators."""
+    """Return the rotation with PyTorch's operators, as if the native library were not built."""
     empty_library = native.Native(None, why_not="the benchmark leaves it out")
 
     def call(*inputs: Any, **options: Any) -> Any:
@@ -108,7 +108,7 @@ def without_native_code(turn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def forward(case: Case, with_peers: bool, full: bool) -> Group:
-    """q and k turned into new tensors, without gradients."""
+    """Measure rotating q and k out of place, without gradients."""
     group = Group("rotation", f"{case}: forward", COPY, facts=case.facts | {"pass": "forward"}, heap=heap_of(case))
     at = Positions.count(case.tokens, case.start)
     q, k = case.inputs()
@@ -127,7 +127,7 @@ def forward(case: Case, with_peers: bool, full: bool) -> Group:
 
 
 def with_backward(case: Case, with_peers: bool, full: bool) -> Group:
-    """Forward and backward, into new tensors, beside two copies."""
+    """Measure forward and backward out of place, compared with two copies."""
     facts = case.facts | {"pass": "forward and backward"}
     group = Group("rotation", f"{case}: forward and backward", TWO_COPIES, facts=facts, grad=True, heap=heap_of(case))
     q, k = (x.requires_grad_() for x in case.inputs())
@@ -145,7 +145,7 @@ def with_backward(case: Case, with_peers: bool, full: bool) -> Group:
         return lambda: torch.autograd.grad(turn(q, k), (q, k), upstream)
 
     def error_of(turn: Callable[..., tuple[Tensor, Tensor]], layout: str) -> Callable[[], float]:
-        # The gradient is the upstream one turned back.
+        # The gradient is the upstream gradient under the inverse rotation.
         return lambda: difference(
             [some_heads(x) for x in torch.autograd.grad(turn(q, k), (q, k), upstream)],
             [rotate_in_double(some_heads(x), case, layout, -1) for x in upstream],
@@ -168,7 +168,7 @@ def with_backward(case: Case, with_peers: bool, full: bool) -> Group:
 
 
 def decoding(case: Case, with_peers: bool, full: bool) -> Group:
-    """One token behind a cache: q and k in one call, its position said anew in each."""
+    """Measure rotating one decoded token's q and k, with a new position object per call."""
     group = Group("rotation", f"{case}: one token at {case.start}", COPY, facts=case.facts | {"pass": "forward"})
     q, k = case.inputs()
     kept_q, kept_k = torch.empty_like(q), torch.empty_like(k)
@@ -177,7 +177,7 @@ def decoding(case: Case, with_peers: bool, full: bool) -> Group:
     turn = partial(rope, offset=case.start)
     add_rotation(group, "rotary", "posenc", case, turn, "half", (q, k))
     at = Positions.count(case.tokens, case.start)
-    # As in a layer of a model, whose pass has made its positions; so are the tables that a peer is given.
+    # A model pass creates positions once for all its layers; peers likewise receive ready tables.
     in_a_model = partial(rope.turn_both, at=at, keys_at=at)
     add_rotation(group, "rotary, positions given", "posenc", case, in_a_model, "half", (q, k))
     add_rotation(group, "rotary without C", "posenc", case, without_native_code(turn), "half", (q, k))
@@ -186,7 +186,7 @@ def decoding(case: Case, with_peers: bool, full: bool) -> Group:
 
 
 def tables(case: Case) -> Group:
-    """What it costs to make the tables: once for each forward pass, and from nothing."""
+    """Measure building the tables, once per forward pass and without any cache."""
     with_cached_tables = "rotary, tables kept"
     group = Group("rotation", f"tables of {case.tokens} x {case.head_dim}", with_cached_tables, facts=case.facts)
     q, k = case.inputs()
@@ -194,7 +194,7 @@ def tables(case: Case) -> Group:
     bases = iter(range(10_000, 10_000_000))
 
     def from_nothing() -> None:
-        # Another base has other tables: nothing that is kept can serve.
+        # Each base needs its own tables, so no cached table can be used.
         anew = Positions.count(case.tokens)
         rotary(case.head_dim, base=float(next(bases))).turn_both(q, k, anew, anew)
 
@@ -209,7 +209,7 @@ def tables(case: Case) -> Group:
 
 
 def in_a_layer(backward: bool, with_peers: bool, full: bool) -> Group:
-    """The share of the rotation in a whole layer of attention, projections included."""
+    """Measure the rotation's share in an attention layer with projections."""
     batch, heads, tokens, head_dim = 2, 12, 1024, 64
     case = Case("layer", batch, heads, heads, tokens, head_dim, torch.float32)
     passes = "forward and backward" if backward else "forward"
@@ -247,9 +247,9 @@ class PeerRotation(Encoding):
 
 
 def peer_rotations(group: Group, case: Case, with_peers: bool, full: bool) -> Iterator[tuple[str, str, peers.Rotation]]:
-    """The rotations of every peer that is installed, and the one that people write by hand.
+    """Yield the rotations of every installed peer, and the usual hand-written one.
 
-    The tables take peers no time worth telling but where there is one token: `full` asks for them everywhere.
+    Building tables costs peers little except with a single token; `full` includes it everywhere.
     """
     ids = torch.arange(case.start, case.start + case.tokens)
     made_for = (case.heads, case.head_dim, ids, case.dtype, BASE)
@@ -289,18 +289,18 @@ def add_rotation(
 
 
 def heap_of(case: Case) -> int:
-    """How much freed memory is kept: little where q takes 32 MiB or more, and is new in each call."""
+    """Return how much freed memory is kept. It is little if q takes 32 MiB or more and is always newly allocated."""
     size = case.batch * case.heads * case.tokens * case.head_dim * case.dtype.itemsize
     return 64 << 20 if size >= 32 << 20 else 1 << 30
 
 
 def some_heads(x: Tensor) -> Tensor:
-    """The first and the last head of the last row of a batch: enough to see a mistake."""
+    """Return the last batch row's first and last head, enough to reveal a mistake."""
     return x[-1:, [0, -1]]
 
 
 def rotate_in_double(x: Tensor, case: Case, layout: str, way: int = 1) -> Tensor:
-    """x [B, H, T, D] turned in float64, complex numbers standing for pairs; `way` -1 turns back."""
+    """Rotate x [B, H, T, D] in float64 with complex pairs. `way` -1 is the inverse."""
     x = x.detach().double()
     half = case.head_dim // 2
     pairs = (

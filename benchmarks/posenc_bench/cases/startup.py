@@ -1,4 +1,4 @@
-"""What a process costs before it does anything: imports beyond that of torch, and whole commands."""
+"""Startup costs: imports beyond that of torch, and whole commands."""
 
 import statistics
 import tempfile
@@ -24,17 +24,17 @@ COMMANDS = {
     "posenc list --json": ("list", "--json"),
     MISSPELT: ("show", "rotari"),
 }
-"""What needs no torch."""
+"""The commands that need no torch."""
 WITH_TORCH = {
     "posenc show rotary": ("show", "rotary"),
     "posenc generate, one token": ("generate", "run", "--max-new-tokens", "1"),
 }
 BUILD_CODE = ("train", "rotary", "--task", "copy", "--steps", "2", "--out", "run")
-"""The run that generates."""
+"""The command that trains the run used for generation."""
 
 
 def rows(shapes: str, with_peers: bool, threads: int = 1) -> Iterator[Row]:
-    """A row for each import and each command, of the shortest rounds: what disturbs one only ever makes it longer."""
+    """Yield a row for each import and command. Only the shortest rounds count, since disturbances only add time."""
     yield from imports(shapes, with_peers, threads)
     with tempfile.TemporaryDirectory() as folder:
         apart.seconds(folder, *BUILD_CODE)
@@ -56,7 +56,7 @@ def imports(shapes: str, with_peers: bool, threads: int) -> Iterator[Row]:
         return baseline
 
     times = in_turns({name: lambda code=code: once(code) for name, code in modules.items()})
-    # The first round is dropped of torch too.
+    # The first round is dropped for torch as well.
     for name, posenc_times in {TORCH: torch[len(modules) :], **times}.items():
         kind = "limit" if name == TORCH else "posenc" if name in POSENC_IMPORTS else "peer"
         yield row("import", name, kind, posenc_times, threads)
@@ -67,7 +67,7 @@ def imports(shapes: str, with_peers: bool, threads: int) -> Iterator[Row]:
 def commands(
     case: str, command_lines: Mapping[str, tuple[str, ...]], folder: str, threads: int, *, baseline: bool
 ) -> Iterator[Row]:
-    """CPU seconds of whole processes, or what comes `beyond` the import of torch in the same round."""
+    """Measure CPU seconds of processes, or those `beyond` the same round's import of torch."""
     torch = "import torch"
     calls = {
         name: lambda name=name, words=words: apart.seconds(folder, *words, fails=name == MISSPELT)
@@ -84,7 +84,7 @@ def commands(
 
 
 def in_turns(calls: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """What each call answers, round by round; the first fills the disk's cache and writes compiled files."""
+    """Return each call's result per round. The first round fills the disk cache and writes .pyc files."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(1 + MIN_ROUNDS):
         for name, call in calls.items():
@@ -108,4 +108,4 @@ before = time.process_time()
 {}
 print([before - start, time.process_time() - before])
 """
-"""Prints what torch took, and what came beyond it."""
+"""Code that prints the CPU seconds of importing torch, and those beyond it."""

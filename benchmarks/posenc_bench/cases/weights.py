@@ -1,4 +1,4 @@
-"""Attention weights of chosen rows of a long sequence: their memory at its peak."""
+"""Peak memory of the attention weights of chosen rows of a long sequence."""
 
 import json
 import sys
@@ -15,11 +15,11 @@ TOKENS, DIM, HEADS = 16384, 512, 8
 SPECS = {"quick": ("alibi",), "full": ("rotary", "alibi", "t5_bias", "shaw(values=False)", "forgetting", "fire")}
 
 QUESTIONS = {"64 rows": slice(-64, None), "64 rows far apart": slice(0, None, TOKENS // 64)}
-"""What is asked for beside the output of a layer, in all heads."""
+"""The rows whose weights are requested with a layer's output, in all heads."""
 
 
 def rows(shapes: str, with_peers: bool, threads: int = 1) -> Iterator[Row]:
-    """A row for each encoding and question; each has a process of its own."""
+    """Yield a row for each encoding and question, each from a separate process."""
     for question in QUESTIONS:
         for spec in SPECS[shapes]:
             columns = ("weights", f"T {TOKENS}: {question}", spec, "posenc", "MiB beyond layer and input", threads)
@@ -39,7 +39,7 @@ CODE = "from posenc_bench.cases import weights; weights.in_a_process_of_its_own(
 
 @torch.no_grad()
 def in_a_process_of_its_own() -> None:
-    """Print the peak of the spec and the question that the command line names."""
+    """Print the peak memory of the spec and question named on the command line."""
     spec, question = sys.argv[1], QUESTIONS[sys.argv[2]]
     torch.set_num_threads(1)
     layer = Attention(DIM, HEADS, encoding=spec, max_len=TOKENS, causal=True).eval()
