@@ -56,7 +56,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     files = [path for place in options.folders for path in sorted((ROOT / place).rglob("*.py"))]
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files}
-    faults = [*banned_names(trees, options.every), *repeated_names(trees), *unclear_sentences(trees)]
+    whole = options.folders == PLACES
+    faults = [*banned_names(trees, options.every), *repeated_names(trees, whole), *unclear_sentences(trees)]
     print("\n".join(faults) or "plain words: no fault")
     return 1 if faults else 0
 
@@ -99,8 +100,8 @@ def banned_names(trees: dict[Path, ast.Module], show_all: bool) -> list[str]:
     return faults
 
 
-def repeated_names(trees: dict[Path, ast.Module]) -> list[str]:
-    """Return the functions and classes of the package that two files define, unless a reason is written down."""
+def repeated_names(trees: dict[Path, ast.Module], whole: bool) -> list[str]:
+    """Return the functions and classes that two files define without a reason, and reasons without use if `whole`."""
     homes = defaultdict[str, list[str]](list)
     for path, tree in trees.items():
         if room(path).startswith("src/"):
@@ -110,7 +111,7 @@ def repeated_names(trees: dict[Path, ast.Module]) -> list[str]:
     reasons = EXCEPTIONS["repeated"]
     doubles = {name: places for name, places in homes.items() if len(places) > 1}
     faults = [f"{name} stands in {', '.join(places)}" for name, places in doubles.items() if name not in reasons]
-    if len(trees) > 1000:  # the whole project
+    if whole:
         faults += [f"words.toml: {name} stands in one file" for name in reasons if name not in doubles]
     return faults
 

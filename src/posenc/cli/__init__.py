@@ -122,8 +122,8 @@ def signals_as_interrupts() -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():
         signals = []
     handlers = {number: signal.getsignal(number) for number in signals}
-    replaced = [number for number in signals if handlers[number] in (signal.SIG_DFL, signal.default_int_handler)]
-    for number in replaced:
+    defaults = [number for number in signals if handlers[number] in (signal.SIG_DFL, signal.default_int_handler)]
+    for number in defaults:
         signal.signal(number, end)
     report, sys.unraisablehook = sys.unraisablehook, resend
     try:
@@ -135,7 +135,7 @@ def signals_as_interrupts() -> Generator[None]:
         for timer in timers:
             timer.cancel()
         sys.unraisablehook = report
-        for number in replaced:
+        for number in defaults:
             signal.signal(number, handlers[number])
 
 

@@ -191,9 +191,9 @@ def flag(name: str) -> str:
 def usage(name: str, cls: Any) -> str:
     """Return the usage line of a verb."""
     options = all_options(cls)
-    required = [option.usage for option in options if option.is_required and not option.positional]
+    needs = [option.usage for option in options if option.is_required and not option.positional]
     words = ["[OPTIONS]"] if any(not option.is_required for option in options) else []
-    return " ".join(["posenc", name, *words, *(option.metavar for option in options if option.positional), *required])
+    return " ".join(["posenc", name, *words, *(option.metavar for option in options if option.positional), *needs])
 
 
 LIST_FIELDS = ("tasks", "maps", "stretch", "log", "figures", "promise", "what", "specs")

@@ -220,9 +220,9 @@ def progress_text(sweep: "Sweep") -> str:
     """Return how many runs are done, the time left, and the running ones as text."""
     from posenc.lab.results.summary import duration
 
-    left, failures = sweep.seconds_left(), len(sweep.failures)
+    rest, failures = sweep.seconds_left(), len(sweep.failures)
     when = f", {failures} failed" if failures else ""
-    when += "" if left is None or sweep.done_count + failures == len(sweep.runs) else f", about {duration(left)} left"
+    when += "" if rest is None or sweep.done_count + failures == len(sweep.runs) else f", about {duration(rest)} left"
     running = "; ".join(describe_run(run) for run in sweep.runs.values() if run.state in ("running", "measuring"))
     return f"{sweep.done_count} of {len(sweep.runs)} runs done{when}  {running}".rstrip()
 

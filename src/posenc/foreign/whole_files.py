@@ -48,10 +48,10 @@ def put(path: Path, pieces: Iterable[bytes | bytearray]) -> None:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
         for piece in pieces:
-            left = memoryview(piece)
+            rest = memoryview(piece)
             with write_errors(path):
-                while left:
-                    left = left[os.write(file, left) :]
+                while rest:
+                    rest = rest[os.write(file, rest) :]
     finally:
         os.close(file)
 

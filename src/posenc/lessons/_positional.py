@@ -56,22 +56,22 @@ def position_vectors(module: nn.Module, takes_ids: bool) -> Tensor:
         return result
 
     try:
-        added = vectors(0)
+        sums = vectors(0)
     except RuntimeError as error:
         raise AssertionError(
             f"of 3 rows of {TOKENS} tokens: {str(error).splitlines()[0]}; is the batch axis numbered?"
         ) from None
-    assert torch.equal(vectors(0), added), "called twice, it adds other vectors: make them once, in __init__"
-    for rows in (added, vectors(0, TOKENS)):
+    assert torch.equal(vectors(0), sums), "called twice, it adds other vectors: make them once, in __init__"
+    for rows in (sums, vectors(0, TOKENS)):
         alike = torch.allclose(rows, rows[:1].expand_as(rows))
         by_row = not alike and torch.allclose(rows, rows[:, :1].expand_as(rows))
         assert not by_row, "the batch axis is numbered: all tokens of a row get the same vector, and rows differ"
         assert alike, "rows of one batch get different vectors"
-    assert not torch.allclose(added[0, :1].expand_as(added[0]), added[0]), "every position gets the same vector"
+    assert not torch.allclose(sums[0, :1].expand_as(sums[0]), sums[0]), "every position gets the same vector"
     # A scaled or embedded token is the same at every position.
-    positions = added[0] - added[0, :1] if takes_ids else added[0]
+    positions = sums[0] - sums[0, :1] if takes_ids else sums[0]
     change = vectors(1)[0] - positions
     assert torch.allclose(change, change[:1].expand_as(change), atol=1e-5), "what it adds depends on the token"
     if place_options(parameters, 3, TOKENS):
-        assert torch.allclose(vectors(0, first=3), added[:, 3:]), "positions are not shifted behind a cache of 3 tokens"
+        assert torch.allclose(vectors(0, first=3), sums[:, 3:]), "positions are not shifted behind a cache of 3 tokens"
     return positions

@@ -35,8 +35,8 @@ def rotary_turns_neighbouring_channels(answers: ModuleType) -> None:
     assert not torch.allclose(result, rotation_matrix("half", 100.0), atol=1e-4), (
         "it pairs channel k with k + channels/2: in the interleaved layout 2k goes with 2k + 1"
     )
-    mirrored = Rotary(8, base=100.0, layout="interleaved").query(x[None, None], positions=-torch.arange(12.0))[0, 0]
-    assert not torch.allclose(result, mirrored, atol=1e-4), (
+    inverse = Rotary(8, base=100.0, layout="interleaved").query(x[None, None], positions=-torch.arange(12.0))[0, 0]
+    assert not torch.allclose(result, inverse, atol=1e-4), (
         "it turns the other way round: a gets - b sin, and b gets + a sin"
     )
     assert torch.allclose(result, rotation_matrix("interleaved", 100.0), atol=1e-4), (

@@ -100,7 +100,7 @@ class Stack(nn.Module):
             first = cast(Block, self.blocks[0])
             cross_call = first.cross_call(x, at, memory, memory_at, False, self.cross_encoding_of[0])
         x = x if self.embedding_norm is None else self.embedding_norm(x)
-        weights_of_layers, left, last = [], only, self.blocks[-1]
+        weights_of_layers, part, last = [], only, self.blocks[-1]
         shared_biases: dict | None = None if torch.compiler.is_compiling() else {}
         careful = cache is not None and not torch.compiler.is_compiling()
         with rollback_on_error(cache.layers) if careful else nullcontext():
@@ -116,8 +116,8 @@ class Stack(nn.Module):
                     x = self.run_block(block, x, memory=memory, calls=(self_call, cross_call))
                 else:
                     # The last block computes only the chosen tokens, since no later layer reads the others.
-                    x, left = self.run_block(block, x, memory=memory, only=only, calls=(self_call, cross_call)), None
-        return self.final_norm(x if left is None else x[:, left]), tuple(weights_of_layers)
+                    x, part = self.run_block(block, x, memory=memory, only=only, calls=(self_call, cross_call)), None
+        return self.final_norm(x if part is None else x[:, part]), tuple(weights_of_layers)
 
     def run_block(self, block: nn.Module, x: Tensor, **options: Any) -> Tensor:
         """Return the output of a block; activation checkpointing computes it again in the backward pass."""

@@ -20,7 +20,7 @@ from posenc.checkpoints.extension import methods
 from posenc.checkpoints.formats.config_json import contradictions_of, with_positions
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.inspection.served import served_differences
-from posenc.checkpoints.kinds.rotary.old_keys import OLD, unsaid, with_old_keys
+from posenc.checkpoints.kinds.rotary.old_keys import OLD, old_key_notes, with_old_keys
 from posenc.checkpoints.vocabulary.reading import Part
 from posenc.checkpoints.vocabulary.specs import encodings_by_layer
 
@@ -126,7 +126,7 @@ CHANGED_KEYS = {"rope_parameters", "head_dim", "max_position_embeddings", "origi
 @pytest.mark.parametrize("name", rest_slow([*FIRST, *(name for name in CONFIGS if name not in FIRST)], len(FIRST)))
 def test_no_key_contradicts_another_and_all_else_stays(name: str) -> None:
     config, source = written_config(name)[0], PUBLISHED_CONFIGS[CONFIGS[name][1]]
-    assert not list(unsaid(config))
+    assert not list(old_key_notes(config))
     # Authors may choose a factor other than the ratio of the two lengths.
     assert [words for words in contradictions_of(config) if "followed: factor" not in words] == []
     new, old = (keys.get("text_config", keys) for keys in (config, source))
@@ -180,7 +180,7 @@ def test_what_older_keys_have_no_words_for_is_told(model_type: str, rope: Any, o
     new_config = with_old_keys(config)
     assert {key: value for key, value in new_config.items() if key in OLD}.items() >= old.items()
     assert new_config["other"] == 1 and (old or not {*new_config} & {*OLD})
-    sentences = list(unsaid({"text_config": new_config}))
+    sentences = list(old_key_notes({"text_config": new_config}))
     assert [left in sentence for sentence in sentences] == ([True] if left else [])
     if left:
         assert sentences[0].startswith("Only programs that know text_config.rope_parameters read this rightly: the old")

@@ -20,7 +20,7 @@ from posenc.checkpoints.files.hub import commit_of
 from posenc.checkpoints.formats.config_json import MARK, with_positions
 from posenc.checkpoints.formats.load import find_checkpoint
 from posenc.checkpoints.inspection.served import check_written, served_differences
-from posenc.checkpoints.kinds.rotary.old_keys import unsaid
+from posenc.checkpoints.kinds.rotary.old_keys import old_key_notes
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
 from posenc.checkpoints.vocabulary.specs import CannotExpress
 
@@ -138,7 +138,7 @@ def plan_conversion(source: Source, request: ConversionRequest) -> ConversionPla
         plan_positions(plan, source, request.max_length, request.interpolate or "linear")
     if request.grid is not None:
         plan_grid(plan, source, request.grid, request.interpolate or "cubic")
-    plan.notes += unsaid(plan.config)
+    plan.notes += old_key_notes(plan.config)
     return plan
 
 

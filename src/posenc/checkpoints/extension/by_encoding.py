@@ -18,7 +18,7 @@ from posenc.checkpoints.files.tensors import open_tensors
 from posenc.checkpoints.formats.devices import AUTO
 from posenc.checkpoints.formats.load import LoadedModel
 from posenc.checkpoints.inspection.served import check_written
-from posenc.checkpoints.kinds.rotary.old_keys import unsaid
+from posenc.checkpoints.kinds.rotary.old_keys import old_key_notes
 from posenc.checkpoints.measures import perplexity
 from posenc.checkpoints.measures.all_measures import DECODER_MEASURES
 from posenc.checkpoints.vocabulary.reading import Reading
@@ -96,7 +96,7 @@ class ByEncoding(Stretch):
             f"transformers loads it, and its mean loss over the first {len(ids):,} tokens is that of the table to "
             f"{difference:.1g} nats."
         )
-        return {"tokens": len(ids), "difference": difference, "words": " ".join((words, *unsaid(method.config)))}
+        return {"tokens": len(ids), "difference": difference, "words": " ".join((words, *old_key_notes(method.config)))}
 
 
 def loss_difference(folder: Path, ids: Tensor, expected: Tensor, dtype: str, device: str = "cpu") -> float:

@@ -33,8 +33,8 @@ class Clock:
             if now - self.last < self.interval:
                 return
             self.last, work_done = now, self.work_done + share * work
-            left = (now - self.began) * max(self.total - work_done, 0.0) / work_done if work_done else 0.0
-            self.say(f"{words}: {share:.0%}; about {duration(left)} left in all")
+            seconds = (now - self.began) * max(self.total - work_done, 0.0) / work_done if work_done else 0.0
+            self.say(f"{words}: {share:.0%}; about {duration(seconds)} left in all")
 
         yield tell
         self.work_done += work

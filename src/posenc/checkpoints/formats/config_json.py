@@ -211,7 +211,7 @@ def with_changed_part(
 def with_positions(config: Mapping[str, Any], part: Part) -> dict[str, Any]:
     """Return a config with the rotary and the trained length of a part, in both spellings; all else stays.
 
-    Older keys get the new values, or are removed if they cannot express them; `old_keys.unsaid` reports that.
+    Older keys get the new values, or are removed if they cannot express them; `old_keys.old_key_notes` reports that.
 
     Raises CannotExpress for a rotary that transformers, or this architecture, has no keys for.
     """

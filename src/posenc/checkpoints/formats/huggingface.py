@@ -166,13 +166,13 @@ def read_object(
         stacks = [(node, role, part) for node in nodes for role, part in stack_parts(node)]
     for node in nodes:
         plain_keys(node)
-        left = dict(unclaimed_items(node))
-        for sentence in (*left.values(), *unread_position_code(node)):
+        rest = dict(unclaimed_items(node))
+        for sentence in (*rest.values(), *unread_position_code(node)):
             node.leave(sentence)
         adds = any(piece.door == "embed" for piece in node.pieces)
         for key, value in node.keys.entries.items():
             is_used = adds and re.match(r"use_(abs|learned_pos)", key)
-            is_used = is_used or (not left and re.match(r"use_.*(pos|rot)", key))
+            is_used = is_used or (not rest and re.match(r"use_.*(pos|rot)", key))
             if value is True and node.pieces and is_used:
                 node.keys.note(key, "on, as the modules have it")
     parts = tuple(replace(part, is_complete=is_fully_read(node, role)) for node, role, part in stacks)
@@ -219,9 +219,9 @@ def stack_parts(node: ConfigNode) -> Iterator[tuple[str, Part]]:
 
 def is_fully_read(node: ConfigNode, role: str) -> bool:
     """Whether specs cover a stack; uncovered code without a tensor counts for all stacks of its node."""
-    left = dict(unclaimed_items(node))
-    of_code = any(sentence not in left.values() for sentence in node.left)
-    return not of_code and not any(has_role(path, role) for path in left)
+    rest = dict(unclaimed_items(node))
+    of_code = any(sentence not in rest.values() for sentence in node.left)
+    return not of_code and not any(has_role(path, role) for path in rest)
 
 
 def sizes_of(node: ConfigNode, role: str) -> tuple[int, int, int | None, int, int] | None:

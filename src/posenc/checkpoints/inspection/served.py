@@ -47,5 +47,5 @@ def served_differences(config: Any, plan: Reading) -> list[str]:
     except CannotRead as error:
         return [f"transformers does not take it: {error}"]
     # The plan may leave the same things open.
-    left = [sentence for sentence in reading.not_covered if sentence not in plan.not_covered]
-    return [f"planned and served: {s}" for s in differences(plan, reading)] + [f"served: {s}" for s in left]
+    sentences = [sentence for sentence in reading.not_covered if sentence not in plan.not_covered]
+    return [f"planned and served: {s}" for s in differences(plan, reading)] + [f"served: {s}" for s in sentences]

@@ -156,10 +156,10 @@ class Ledger:
 
     def unknown(self) -> dict[str, Any]:
         """Return the keys about position that were not read, with their values, nested ones too."""
-        left = dict(unread(self.entries, self.name, self.read_keys, self.position_only))
+        rest = dict(unread(self.entries, self.name, self.read_keys, self.position_only))
         for ledger in self.nested_ledgers.values():
-            left |= ledger.unknown()
-        return left
+            rest |= ledger.unknown()
+        return rest
 
 
 def unread(entries: Mapping[str, Any], name: str, skip: set[str], position_only: bool) -> Iterator[tuple[str, Any]]:

@@ -137,17 +137,17 @@ class MultimodalRotary(ScheduledSpectrum):
     def formula_angles(self, position, head=0, horizon=None) -> list[float]:
         sections, angles = self.sections_in_use, []
         places = position if isinstance(position, tuple) else (position,) * len(sections)
-        left = list(sections)
+        pairs_by_axis = list(sections)
         for p, frequency in enumerate(self.formula_spectrum()[0]):
             if self.order == "chunked":
-                axis = next(a for a, pairs in enumerate(left) if pairs)
+                axis = next(a for a, pairs in enumerate(pairs_by_axis) if pairs)
             elif self.order == "interleaved":
-                axis = p % len(sections) if left[p % len(sections)] else 0
+                axis = p % len(sections) if pairs_by_axis[p % len(sections)] else 0
             else:
                 # Of height and width, the one that has had fewer pairs; time when both have theirs.
-                waiting = [a for a in range(1, len(sections)) if left[a]]
-                axis = min(waiting, key=lambda a: (sections[a] - left[a], a)) if waiting else 0
-            left[axis] -= 1
+                waiting = [a for a in range(1, len(sections)) if pairs_by_axis[a]]
+                axis = min(waiting, key=lambda a: (sections[a] - pairs_by_axis[a], a)) if waiting else 0
+            pairs_by_axis[axis] -= 1
             angles.append(places[axis] * frequency)
         return angles
 

@@ -69,7 +69,7 @@ class StickBreaking(Encoding):
         """Attend from the nearest keys back, in blocks if tokens are in a row, until no stick has anything left."""
         simple = all("biases" not in part.doors for part in kernel.other_parts)
         in_a_row = keys.at.start is not None and simple and not kernel.need_weights and q.is_cpu and may_be_read(q)
-        out = left = torch.zeros((), device=q.device)
+        out = rest = torch.zeros((), device=q.device)
         # A slice of all keys would tie a graph to their number.
         for columns in reversed(cut(slice(0, keys.k.shape[2]), SIZES.narrowest)) if in_a_row else (None,):
             block, seen_by = (keys, mask) if columns is None else keys_of_call(columns, keys, mask)
@@ -77,20 +77,20 @@ class StickBreaking(Encoding):
             i, j = at.order[:, None, :, None], block.at.order[:, None, None, :]
             visible = seen_by.allowed(at, block.at) & ((j <= i) if self.itself else (j < i))
             log_rest = F.logsigmoid(-logits).masked_fill(~visible, 0.0)
-            weights = (F.logsigmoid(logits) + sums_after(log_rest, block.at) + left).exp().masked_fill(~visible, 0.0)
+            weights = (F.logsigmoid(logits) + sums_after(log_rest, block.at) + rest).exp().masked_fill(~visible, 0.0)
             block_out, final_weights = kernel.finish(weights, block)
-            out, left = out + block_out, left + log_rest.sum(-1, keepdim=True)
-            if in_a_row and left.max() < LEAST_LEFT:
+            out, rest = out + block_out, rest + log_rest.sum(-1, keepdim=True)
+            if in_a_row and rest.max() < LEAST_LEFT:
                 break
         return out.to(keys.v.dtype), final_weights
 
     def formula_weights(self, logits, query, keys) -> list[float]:
-        left, weights = 1.0, [0.0] * len(keys)
+        stick, weights = 1.0, [0.0] * len(keys)
         last = query.order if self.itself else query.order - 1
         for index in sorted(range(len(keys)), key=lambda index: -keys[index].order):
             if keys[index].order <= last:
                 # The sigmoid in a form that cannot overflow.
                 beta = (1 + math.tanh(logits[index] / 2)) / 2
-                weights[index] = beta * left
-                left *= 1 - beta
+                weights[index] = beta * stick
+                stick *= 1 - beta
         return weights

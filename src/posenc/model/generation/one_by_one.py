@@ -60,13 +60,13 @@ def stream(
                 cache.rows(rows)
                 logits = logits[rows]
             has_ended = torch.zeros(len(logits), dtype=torch.bool, device=ids.device)
-            for left in range(max_new_tokens - 1, -1, -1):
+            for steps_to_go in range(max_new_tokens - 1, -1, -1):
                 new = choice.pick(logits[:, -1], generator)
                 if choice.eos_token_id is not None:
                     new = torch.where(has_ended, choice.eos_token_id, new)
                     has_ended = has_ended | (new == choice.eos_token_id)
                 yield new
-                if left == 0 or (choice.eos_token_id is not None and bool(has_ended.all())):
+                if steps_to_go == 0 or (choice.eos_token_id is not None and bool(has_ended.all())):
                     return
                 if sinks is not None:
                     sinks.make_room(cache)

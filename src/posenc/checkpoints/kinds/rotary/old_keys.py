@@ -63,7 +63,7 @@ def in_both_spellings(config: Mapping[str, Any]) -> dict[str, Any]:
 def with_old_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config with the older keys for its `rope_parameters`; without a base in them it stays the same.
 
-    Older keys that exist, under any name, get the new value. If none can express it they are removed, and `unsaid`
+    Older keys that exist, under any name, get the new value. If none can, they are removed, and `old_key_notes`
     reports that.
     """
     if not has_rotary(config):
@@ -72,19 +72,19 @@ def with_old_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in OLD or key in old} | old
 
 
-def unsaid(config: Mapping[str, Any], path: str = "") -> Iterator[str]:
+def old_key_notes(config: Mapping[str, Any], path: str = "") -> Iterator[str]:
     """Yield a sentence for each config, nested ones too, whose rotary transformers 4 does not follow."""
     if has_rotary(config):
         old, is_followed = old_keys(config)
         if not is_followed:
-            left = f"its code refuses or passes over this {path}rope_scaling" if old else "they were left out"
+            reason = f"its code refuses or passes over this {path}rope_scaling" if old else "they were left out"
             yield (
                 f"Only programs that know {path}rope_parameters read this rightly: the older keys (rope_theta, "
-                f"rope_scaling), all that transformers 4 knows, have no words for it there; {left}."
+                f"rope_scaling), all that transformers 4 knows, have no words for it there; {reason}."
             )
     for key, value in config.items():
         if is_nested_config(key, value):
-            yield from unsaid(value, f"{path}{key}.")
+            yield from old_key_notes(value, f"{path}{key}.")
 
 
 def missing_old_keys(config: Mapping[str, Any], path: str = "") -> Iterator[str]:
