@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from posenc_bench import compared, report, run
+from posenc_bench import comparison, report, run
 
 
 def arguments(command_line: list[str] | None = None) -> argparse.Namespace:
@@ -21,7 +21,7 @@ def arguments(command_line: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("what", nargs="*", help=f"{', '.join(run.CASE_NAMES)}; default: all")
     add("--shapes", choices=run.SHAPES, default="quick", help="quick: the decisive shapes, in minutes; full: all")
-    add("--threads", nargs="+", type=int, default=[1], help="1 is timed by the CPU, more by the wall")
+    add("--threads", nargs="+", type=int, default=[1], help="one thread is timed by CPU time, several by wall time")
     add("--peers", action=argparse.BooleanOptionalAction, default=True, help="whether other libraries are measured")
     add("--compare", nargs=2, type=Path, help="two results (bench.json), before and after, side by side")
     add("--out", type=Path, default=Path("runs/bench"), help="the folder for results, tables and the plot")
@@ -35,7 +35,7 @@ def arguments(command_line: list[str] | None = None) -> argparse.Namespace:
 def main(command_line: list[str] | None = None) -> int:
     options = arguments(command_line)
     if options.compare:
-        paths = compared.save(*map(report.read, options.compare), options.out)
+        paths = comparison.save(*map(report.read, options.compare), options.out)
     else:
         from posenc.cli import terminal
 

@@ -327,7 +327,7 @@ def measure_attention(bench: Bench) -> None:
 
 
 def measure(bench: Bench) -> None:
-    """Measure attention, then each model at each length. The first matter most: compiling takes up to a minute."""
+    """Measure attention, then the models at each length. The first matter most, as compiling takes up to a minute."""
     measure_attention(bench)
     first, *longer = bench.sizes.lengths
     stages = [(first, False, slice(7)), (first, True, slice(3)), (first, False, slice(7, None))]
@@ -353,7 +353,7 @@ def measure(bench: Bench) -> None:
 
 
 def measure_model(bench: Bench, name: str, make: Callable[[], nn.Module], length: int, is_compiled: bool) -> None:
-    # Created on the device, because initialising the weights on a CPU takes seconds.
+    # The model is created on the device, because initialising its weights on a CPU takes seconds.
     with torch.device(bench.device):
         model = make().to(bench.dtype)
         ids = torch.randint(bench.sizes.vocab, (max(1, bench.sizes.tokens // length), length))
@@ -382,10 +382,10 @@ PARTS = {"segments": check_segments, "check": check, "measure": measure}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=8, help="no row is begun later; default 8")
+    parser.add_argument("--minutes", type=float, default=8, help="no new row starts after this time; default 8")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--small", action="store_true", help="small sizes, to try the command where no GPU is")
-    parser.add_argument("--out", type=Path, default=Path("runs/gpu.jsonl"), help="rows are put behind those it has")
+    parser.add_argument("--small", action="store_true", help="small sizes, to try the command without a GPU")
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu.jsonl"), help="the file to which rows are appended")
     parser.add_argument("--part", choices=PARTS, help="only this part, in this process; default: all")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():

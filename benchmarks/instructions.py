@@ -3,8 +3,8 @@
     python benchmarks/instructions.py            counts, and compares with counts.json; exit code 1 if a count grew
     python benchmarks/instructions.py --update   writes counts.json
 
-Two things are counted: the instructions of the compiled rotation, for each instruction set, by valgrind's callgrind;
-and the cost of a call in Python: the function calls, and the operators that PyTorch runs.
+valgrind's callgrind counts the instructions of the compiled rotation, for each instruction set. The cost of a call in
+Python is counted as function calls and as operators that PyTorch runs.
 """
 
 import argparse
@@ -292,7 +292,7 @@ def main() -> int:
         print(f"written: {COUNTS_FILE.relative_to(HOME)}")
         return 0
     worse, left_out = compare()
-    print("\n".join([*worse, *(f"not compared: {line}" for line in left_out)]) or "nothing is done more often")
+    print("\n".join([*worse, *(f"not compared: {line}" for line in left_out)]) or "no count has grown")
     return 1 if worse else 0
 
 

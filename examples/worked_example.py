@@ -19,7 +19,7 @@ from torch import Tensor
 from posenc import Positions, Sinusoidal, TokenPositionEmbedding
 from posenc.cli import terminal
 from posenc.lab import figures
-from posenc.lab.description.worked import worked_example
+from posenc.lab.description.worked_example import worked_example
 
 WORDS = ("the", "dog", "bit", "the", "man")
 DIM = 4

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from posenc.explorer import trained
+from posenc.explorer import training_results
 from posenc.lab.views.page import jsonable
 
 COMMAND = "posenc compare"
@@ -21,10 +21,10 @@ def text(run: Path) -> str:
 
 
 def example_data(run: Path) -> dict[str, Any]:
-    data = trained.read_run(run)
-    data["sections"]["run"]["made"] = f"{COMMAND}, {data['sections']['run']['made']}"
+    data = training_results.read_run(run)
+    data["sections"]["run"]["provenance"] = f"{COMMAND}, {data['sections']['run']['made']}"
     return data
 
 
 if __name__ == "__main__":
-    trained.EXAMPLE.write_text(text(Path(sys.argv[1])), encoding="utf-8")
+    training_results.EXAMPLE.write_text(text(Path(sys.argv[1])), encoding="utf-8")

@@ -8,5 +8,5 @@ cases    what is measured, one file for each word of the command line
 goals    the target of each row, from goals.json
 run      one run: cases, machine, versions
 report   formats rows as tables, and lists where posenc loses
-compared formats two results as one page
+comparison  formats two results as one page
 """

@@ -2,10 +2,10 @@
 
 The file lists goals by word of the command line, case (a pattern, * for anything) and candidate:
 
-    at most 1.1 x plain causal SDPA            its cost divided by that of another candidate of the case
+    at most 1.1 x plain causal SDPA            the row's cost divided by that of another candidate of the case
     at least 20 x as fast as transformers      the same ratio inverted
-    at most 64 MiB                             its own measured value
-    error at most 2e-06                        its largest difference from float64
+    at most 64 MiB                             the row's own measured value
+    error at most 2e-06                        the row's largest difference from float64
 """
 
 import fnmatch

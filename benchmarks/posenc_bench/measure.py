@@ -36,10 +36,10 @@ class Candidate:
 
     name       the name shown in reports; a peer's begins with the name of its library
     kind       "limit" (what cannot be beaten), "posenc", "peer" (a library) or "naive" (what people write by hand)
-    call       runs it once
+    call       runs the computation once
     error      the largest absolute difference from float64; None if there is nothing to compare
     tolerance  the largest acceptable error
-    subject    what it computes, if the candidates of a group compute different things
+    subject    what the candidate computes, if the candidates of a group compute different things
     """
 
     name: str
@@ -94,8 +94,8 @@ class Row:
     """One line of the result.
 
     value    the median measured value; None if there is none, and then `note` says why
-    low      its lower quartile
-    high     its upper quartile
+    low      the lower quartile
+    high     the upper quartile
     unit     "x copy_ of q and k", "MiB", "s", "graphs"
     seconds  the time of one call (median, seconds), valid only for this machine
     rounds   the number of rounds behind the value
@@ -125,9 +125,9 @@ class Row:
 def measure(group: Group, *, threads: int = 1, seconds: float = 10.0, max_rounds: int = 15) -> list[Row]:
     """Measure a group and return a row for each candidate.
 
-    threads  torch's number of threads
-    seconds  the time after which no further round begins, once there are enough
-    most     the largest number of rounds
+    threads     torch's number of threads
+    seconds     the time after which no further round begins, once there are enough rounds
+    max_rounds  the largest number of rounds
 
     Raises RuntimeError when a result of ours, or the limit, is wrong.
     """

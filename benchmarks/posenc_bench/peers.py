@@ -109,7 +109,7 @@ def torchtune(heads: int, head_dim: int, ids: Tensor, dtype: torch.dtype, base: 
     at = ids[None] if int(ids[0]) else None
 
     def turn(x: Tensor) -> Tensor:
-        # It takes [B, T, H, D].
+        # torchtune takes [B, T, H, D].
         return module(x.transpose(1, 2), input_pos=at).transpose(1, 2)
 
     return Rotation(lambda q, k: (turn(q), turn(k)), "interleaved")

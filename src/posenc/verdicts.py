@@ -136,7 +136,7 @@ class Checker:
         promises: Iterable[Callable[..., None]],
         context_of: Callable[[str], AbstractContextManager[Any]],
     ) -> Iterator[Verdict]:
-        """Yield the verdicts on promises, each as soon as it is known; only the first one if that is broken.
+        """Yield the verdicts on promises, each as soon as it is known. If the first is broken, no other follows.
 
         context_of  the name of a promise -> a context in which it is tried
         """
@@ -153,7 +153,7 @@ class Checker:
             yield begin if promise is first else verdict(promise)
 
     def advice_for(self, promise: str, error: Exception) -> str:
-        """Return the advice for a broken promise; an error in the subject's own code comes with its line first."""
+        """Return the advice for a broken promise. An error in the subject's own code comes first, with its line."""
         if isinstance(error, AssertionError):
             return error.advice if isinstance(error, AdvisedFailure) else self.advice[promise]
         on_meta = WITHOUT_DATA if " meta " in str(error) else ""

@@ -17,7 +17,7 @@ import bench
 from posenc.foreign import CannotRead
 from posenc.lab import figures
 from posenc.tokens.positions import Positions
-from posenc_bench import apart, compared, goals, measure, peers, plot, report, run
+from posenc_bench import comparison, goals, measure, peers, plot, report, run, subprocesses
 from posenc_bench.cases import adding, attention, decoding, gpu, memory, models, rotation, startup, weights
 from posenc_bench.goals import Goal
 from posenc_bench.measure import MIN_ROUNDS, WARM_UP, Group, Row
@@ -375,12 +375,12 @@ def test_a_model_by_hand_is_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_command_is_timed_whole_and_has_to_end_as_it_should(tmp_path: Path) -> None:
-    assert 0 < apart.seconds(str(tmp_path), code="sum(range(100_000))") < 5
+    assert 0 < subprocesses.seconds(str(tmp_path), code="sum(range(100_000))") < 5
     with pytest.raises(RuntimeError, match="ended with 3"):
-        apart.seconds(str(tmp_path), code="raise SystemExit(3)")
-    apart.seconds(str(tmp_path), code="raise SystemExit(3)", fails=True)
+        subprocesses.seconds(str(tmp_path), code="raise SystemExit(3)")
+    subprocesses.seconds(str(tmp_path), code="raise SystemExit(3)", fails=True)
     with pytest.raises(RuntimeError, match="ended with 0"):
-        apart.seconds(str(tmp_path), code="pass", fails=True)
+        subprocesses.seconds(str(tmp_path), code="pass", fails=True)
 
 
 def test_commands_are_told_with_or_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,7 +390,7 @@ def test_commands_are_told_with_or_without_torch(monkeypatch: pytest.MonkeyPatch
         commands.append((words or code, fails))
         return 1.0 if code else 1.5
 
-    monkeypatch.setattr(apart, "seconds", pretend)
+    monkeypatch.setattr(subprocesses, "seconds", pretend)
     monkeypatch.setattr(startup, "imports", lambda *arguments: iter(()))
     rows = {row.candidate: row.value for row in startup.rows("quick", with_peers=False)}
     assert rows["posenc list"] == 1.5 and rows["posenc show rotary"] == 0.5 and rows["import torch"] == 1.0
@@ -401,19 +401,19 @@ def test_a_process_of_its_own_answers_in_json(tmp_path, monkeypatch) -> None:
     # Nor is anything run that lies where the command is given.
     (tmp_path / "json.py").write_text("raise SystemExit('run')")
     monkeypatch.chdir(tmp_path)
-    assert apart.run("import json, sys; print('noise'); print(json.dumps([sys.argv[1], 2]))", "one") == ["one", 2]
+    assert subprocesses.run("import json, sys; print('noise'); print(json.dumps([sys.argv[1]]))", "one") == ["one"]
     with pytest.raises(RuntimeError, match=r"a process of its own failed: .*no such thing"):
-        apart.run("raise SystemExit('no such thing')")
+        subprocesses.run("raise SystemExit('no such thing')")
 
 
-@pytest.mark.skipif(not apart.can_see_peaks(), reason=apart.WHY_NOT)
+@pytest.mark.skipif(not subprocesses.can_see_peaks(), reason=subprocesses.WHY_NOT)
 def test_the_peak_of_a_call_is_what_it_holds_at_once() -> None:
     def call() -> torch.Tensor:
         large = torch.ones(16 << 20)  # 64 MiB
         return large[:10] + torch.ones(8 << 20).sum()  # and 32 more
 
-    assert apart.peak_of(call) == pytest.approx(96, abs=8)
-    assert apart.peak_of(lambda: None) < 8
+    assert subprocesses.peak_of(call) == pytest.approx(96, abs=8)
+    assert subprocesses.peak_of(lambda: None) < 8
 
 
 def test_memory_is_measured_for_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,8 +425,8 @@ def test_memory_is_measured_for_what_was_asked(monkeypatch: pytest.MonkeyPatch) 
             raise RuntimeError("a process of its own failed: out of memory")
         return [65.0 if name == "alibi" else 10.0 for _ in json.loads(cases)]
 
-    monkeypatch.setattr(apart, "run", pretend)
-    monkeypatch.setattr(apart, "can_see_peaks", lambda: True)
+    monkeypatch.setattr(subprocesses, "run", pretend)
+    monkeypatch.setattr(subprocesses, "can_see_peaks", lambda: True)
     rows = {(row.candidate, row.case): row for row in memory.rows("quick", with_peers=False)}
     assert measured_cases == [attention.PLAIN, *memory.QUICK, memory.BY_HAND[0]]
     assert rows["alibi", "T 4096: forward"].value == 65.0
@@ -435,17 +435,17 @@ def test_memory_is_measured_for_what_was_asked(monkeypatch: pytest.MonkeyPatch) 
     measured_cases.clear()
     assert len(list(memory.rows("full", with_peers=True))) > len(list(memory.rows("full", with_peers=False)))
     assert set(attention.SPECS) | set(memory.BY_HAND) <= set(measured_cases)
-    monkeypatch.setattr(apart, "can_see_peaks", lambda: False)
+    monkeypatch.setattr(subprocesses, "can_see_peaks", lambda: False)
     (row,) = memory.rows("quick", with_peers=False)
-    assert row.note == apart.WHY_NOT
-    assert all(row.note == apart.WHY_NOT for row in weights.rows("quick", with_peers=False))
+    assert row.note == subprocesses.WHY_NOT
+    assert all(row.note == subprocesses.WHY_NOT for row in weights.rows("quick", with_peers=False))
 
 
 @pytest.mark.parametrize("name", ["alibi", "t5_bias", attention.PLAIN, "alibi as attn_mask made in each call"])
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_peak_is_found_for_every_candidate(name: str, backward: bool) -> None:
-    if not apart.can_see_peaks():
-        pytest.skip(apart.WHY_NOT)
+    if not subprocesses.can_see_peaks():
+        pytest.skip(subprocesses.WHY_NOT)
     assert -4 < memory.peak(name, 48, backward) < 64
 
 
@@ -456,7 +456,7 @@ def test_an_import_is_what_it_takes_beyond_torch(monkeypatch: pytest.MonkeyPatch
     def pretend(code: str) -> list[float]:
         return [1.0, next(next(times for name, times in costs.items() if name in code))]
 
-    monkeypatch.setattr(apart, "run", pretend)
+    monkeypatch.setattr(subprocesses, "run", pretend)
     monkeypatch.setattr(peers, "versions", dict)
     rows = {row.candidate: row for row in startup.imports("quick", with_peers=True, threads=1)}
     assert rows[startup.TORCH].value == 1.0
@@ -623,19 +623,19 @@ def test_two_results_are_told_apart_beyond_their_spread(tmp_path: Path, write_go
         for i in (0, 1)
     )
     new["rows"].append(row("new", 1.0, "posenc"))
-    pairs = compared.pairs(old, new)
+    pairs = comparison.pairs(old, new)
     assert [(pair.after["candidate"], pair.word) for pair in pairs] == [
         ("better", "better"),
         ("worse", "worse"),
         ("the same", ""),
         ("hardly", ""),
     ]
-    page, picture = compared.save(old, new | {"commit": "abc, changed"}, tmp_path)
+    page, picture = comparison.save(old, new | {"commit": "abc, changed"}, tmp_path)
     text = page.read_text()
     assert "Of 4 rows in both, 1 became cheaper and 1 dearer" in text
     assert "0.500 | better | at most 1.5 x limit: met |" in text and "After: Commit abc, changed." in text
     assert picture.stat().st_size > 1000
-    assert compared.save(result_of([]), result_of([]), tmp_path) == [page]
+    assert comparison.save(result_of([]), result_of([]), tmp_path) == [page]
 
 
 def spread_out(name: str, value: float) -> dict:
@@ -643,11 +643,11 @@ def spread_out(name: str, value: float) -> dict:
 
 
 def test_only_rows_that_changed_most_are_drawn() -> None:
-    rows = [spread_out(f"row {i}", 1.0) for i in range(compared.MAX_ROWS + 9)]
+    rows = [spread_out(f"row {i}", 1.0) for i in range(comparison.MAX_ROWS + 9)]
     old = result_of(rows)
     new = result_of([row_of_pair | {"value": 1 + i / 100} for i, row_of_pair in enumerate(rows)])
-    fig = compared.change_figure(old, new)
-    assert fig is not None and len(fig.axes[0].get_yticks()) == compared.MAX_ROWS
+    fig = comparison.change_figure(old, new)
+    assert fig is not None and len(fig.axes[0].get_yticks()) == comparison.MAX_ROWS
 
 
 @pytest.mark.parametrize("arguments", [["--compare", "one.json"], ["rotation", "--compare", "one.json", "two.json"]])
@@ -864,7 +864,7 @@ def test_operators_are_counted_with_those_that_they_are_made_of(counts) -> None:
 def test_nothing_costs_more_instructions_or_calls_than_before(counts) -> None:
     """In a process of its own: what this one has loaded, or patched, would be counted too."""
     command = [sys.executable, str(HOME / "benchmarks" / "instructions.py")]
-    environment = {**apart.os.environ, "PYTHONPATH": str(HOME / "src"), "OMP_NUM_THREADS": "1"}
+    environment = {**subprocesses.os.environ, "PYTHONPATH": str(HOME / "src"), "OMP_NUM_THREADS": "1"}
     process = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
     assert process.returncode == 0, process.stdout + process.stderr
     if "not compared: instructions" in process.stdout and "not compared: calls" in process.stdout:

@@ -138,15 +138,15 @@ def test_an_order_that_contradicts_the_cache_is_refused(at: Positions | int, slo
     model(tokens[:, :4], cache=cache)
     with pytest.raises(ValueError, match=r"the cache holds tokens up to order 3, and a token of order \d cannot come"):
         model(tokens[:, 4:], positions=at, cache=cache)
-    assert cache.held is not None and int(cache.held.order.max()) == 3, "a refusal leaves the cache as it was"
-    # The call that the message recommends:
+    assert cache.held is not None and int(cache.held.order.max()) == 3, "a refusal must leave the cache unchanged"
+    # The calls that the message recommends work.
     expected = model(tokens)[:, 4:]
     for remedy in (4, torch.tensor([4, 5]), Positions.of(torch.tensor([4, 5]))):
         torch.testing.assert_close(model(tokens[:, 4:], positions=remedy, cache=deepcopy(cache)), expected)
 
 
 def test_what_comes_behind_an_image_may_be_said_by_positions_of() -> None:
-    """`Positions.next` of several axes recommends that call."""
+    """`Positions.next` refuses several axes, and recommends `Positions.of`."""
     with pytest.raises(ValueError, match=r"give the next ones with Positions\.of"):
         Positions.grid(2, 2).next()
     layer = Attention(12, 3, encoding="axial_rotary").double()

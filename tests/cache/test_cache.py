@@ -23,7 +23,7 @@ def whole(layer: Attention, x: Tensor, at: Positions, mask) -> Tensor:
 
 
 def chunks(layer: Attention, x: Tensor, first: Positions, cuts: tuple[int, ...], cache: LayerCache, mask) -> Tensor:
-    """Return the layer's outputs for tokens in chunks of these sizes; `first` positions the first chunk."""
+    """Return the layer's outputs for tokens in chunks of these sizes; `first` places the first chunk."""
     out, at, begin = [], first, 0
     for size in cuts:
         at = at if begin == 0 else at.next(size)
@@ -265,7 +265,7 @@ def test_rows_that_get_padding_alone_go_on_where_they_were(slots: int | None) ->
     ids = torch.randint(50, (2, TOKENS))
     order = torch.tensor([[-1, -1], [4, 5]])
     with torch.no_grad():
-        # Padding on the right of the prompt, then in a chunk of one row alone.
+        # The prompt has padding on the right; then the first row gets a chunk of padding alone.
         cache = model.cache(slots=slots)
         model(ids[:, :5], padding=torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]), cache=cache)
         model(ids[:, 5:7], positions=Positions(order.clamp(min=0)[..., None], order, unit_step=True), cache=cache)

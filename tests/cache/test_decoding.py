@@ -1,4 +1,4 @@
-"""Decoding with a static cache is one compiled graph, and a step computes its own tokens only."""
+"""Decoding with a static cache is one compiled graph; a step computes only its own tokens."""
 
 import copy
 
@@ -38,7 +38,7 @@ def model_of(spec: str, max_len: int = 64) -> Decoder:
 
 
 def decode(model, step, cache: Cache, ids: Tensor, first: Positions, tokens: Tensor) -> Tensor:
-    """Return the logits of the prompt's last token and of each later token, fed one by one."""
+    """Return the logits of the prompt's last token and of later tokens, fed one by one."""
     out = [model(ids, positions=first, cache=cache)[:, -1:]]
     return torch.cat(out + [step(token, cache=cache) for token in tokens], 1)
 
@@ -229,7 +229,7 @@ def test_layers_that_share_an_encoding_share_its_bias_of_one_token_and_of_one_pa
         )
         model(ids[:, 7:8], cache=cache)
         assert len(deltas) == 1
-        # The next token is another pass.
+        # The next token is a new pass, which reads the changed parameters.
         for parameter in encoding.parameters():
             parameter.data.mul_(3)
         actual = model(ids[:, 8:], cache=cache)

@@ -124,7 +124,7 @@ def test_a_thousand_moves_leave_no_trace(spec: str, dtype: torch.dtype) -> None:
         keys = cache.rotated_keys(cache.keys, encoding).k
         there = keys_of(layer, x, Positions.count(6, 37), GrowingCache())
         of_once = copy.deepcopy(encoding).double().moved(once.double(), Positions.count(6), Positions.count(6, 37))
-    # One rounding of the rotated key; two beside a key that was computed at the target and rounded there.
+    # The rotated key is rounded once. A key computed at the target is rounded too, which makes two roundings.
     for expected, limit in ((of_once, bound), (there.double(), bound if dtype == torch.float32 else 3 * bound)):
         error = (keys.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
         assert float(error.max()) < limit
@@ -191,7 +191,7 @@ OPERATIONS = "extend", "extend", "crop", "evict", "evict in place", "drop", "mov
 
 @pytest.mark.parametrize("seed", rest_slow(range(200), 44))
 def test_any_operations_in_any_order_equal_plain_decoding(seed: int) -> None:
-    """Run random operations; a row is a list of (vector, place), and each fork has its own rows."""
+    """Run random operations. A row is a list of (vector, place), and each fork has its own rows."""
     rng, layer = random.Random(seed), layer_of(SPECS[seed % len(SPECS)])
     make = GrowingCache if seed % 3 else lambda: SlotCache(64)
     torch.manual_seed(seed)
@@ -281,7 +281,7 @@ def test_any_operations_in_any_order_equal_plain_decoding(seed: int) -> None:
 @pytest.mark.parametrize("slots", [None, 40])
 @pytest.mark.parametrize("spec", ["rotary", YARN, "rotary + alibi", ("rotary", "none")])
 def test_a_document_that_was_computed_elsewhere_serves_a_model_where_it_is_put(spec, slots) -> None:
-    """All keys of a model, moved alike, are those of its tokens at the new positions."""
+    """All keys of a model, moved together, equal its tokens' keys at the new positions."""
     torch.manual_seed(0)
     model = Decoder(19, 24, 3, 2, encoding=spec, max_len=64).double().eval()
     document, question = torch.randint(19, (1, 7)), torch.randint(19, (1, 3))
@@ -401,7 +401,9 @@ REFUSALS: dict[str, Callable[[], object]] = {
     r"select tokens by a slice, by numbers from 0 to 7, or by a boolean for each": lambda: fill().evict("all"),
     r"choose rows of the batch by numbers from 0 to 1, of shape \[rows\], got \[2\]": lambda: fill().drop(0, rows=[2]),
     r"the cache holds 8 tokens, and nothing can be put at 9": lambda: fill().splice(fill(), 9),
-    r"splice takes the cache of the same model, got <posenc.cache.growing": lambda: fill().splice(GrowingCache(), 0),
+    r"splice takes the cache of the same model, got <posenc.cache.growing_cache": lambda: fill().splice(
+        GrowingCache(), 0
+    ),
     r"renumber must be True or False": lambda: fill().evict([0], renumber=1),
     r"the number of caches must be a whole number of 1 or more, got 0": lambda: fill().fork(0),
     r"the token of order 14 has no slot in a cache of 10": lambda: fill(slots=10).move(by=7),

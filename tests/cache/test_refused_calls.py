@@ -1,4 +1,4 @@
-"""A refused call leaves every layer's cache unchanged, bit for bit, and the next call is right."""
+"""A refused call leaves every layer's cache bit-identical, and the next call is right."""
 
 import copy
 from collections.abc import Callable
@@ -83,7 +83,7 @@ def test_a_refused_call_of_a_model_changes_no_cache(spec: str, kind: str) -> Non
         with torch.no_grad():
             model(IDS, cache=cache)
     except ValueError:
-        pytest.skip("it does not stand in a decoder of words by itself")
+        pytest.skip("this encoding alone does not run in a decoder of text")
     state, at, twin = all_facts(cache), cache.held, copy.deepcopy(cache)
     for refuse in REFUSALS:
         for gradients in (False, True):

@@ -1,4 +1,4 @@
-"""A rolling cache holds all keys that its mask shows to a token, or refuses and stays unchanged."""
+"""A rolling cache holds all keys that its mask shows, or refuses and stays unchanged."""
 
 import pytest
 import torch

@@ -21,7 +21,7 @@ from typing import get_args, get_origin
 
 import pytest
 import torch
-from forked import ForkedCli
+from forks import ForkedCli
 from rich.console import Console
 
 import posenc.__main__ as main

@@ -1,4 +1,4 @@
-"""The scalar formulas rotate pairs of channels, and a logit depends on the angle between them."""
+"""The scalar formulas rotate pairs of channels; a logit depends on the angle between them."""
 
 import math
 
@@ -8,7 +8,7 @@ from posenc.encoding.channel_pairs import PairsTurned, channels_of_pairs, multip
 
 
 class TwoPairs(PairsTurned):
-    """Two pairs, of frequencies 1 and 1/2; queries are doubled, and keys are halved."""
+    """Two pairs with frequencies 1 and 1/2; queries are doubled, and keys are halved."""
 
     layout = "half"
 

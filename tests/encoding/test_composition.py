@@ -32,7 +32,7 @@ def attend(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor, at: Positions, k
 
 
 def by_parts(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """Causal attention with a bias, for queries and keys that are already rotated."""
+    """Compute causal attention with a bias, for queries and keys that are already rotated."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     past = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()
@@ -121,7 +121,7 @@ def test_the_scalar_formulas_of_a_sum_are_those_of_its_parts() -> None:
     assert whole.formula_logit(query, key, 7.0, 3.0, 1, 0.5) == pytest.approx(logit)
     turned_back = RotaryValues(4).formula_value(query, 7.0, 3.0, 2)
     assert (ALiBi(2) + RotaryValues(4)).formula_value(query, 7.0, 3.0, 2) == turned_back != query[2]
-    # Shares of 3/4 and 1/2, and the nearer key takes its share first.
+    # The shares are 3/4 and 1/2, and the nearer key takes its share first.
     keys = [Token(key, float(t), t) for t in range(2)]
     weights = (StickBreaking() + ALiBi(2)).formula_weights([math.log(3), 0.0], Token(query, 2.0, 2), keys)
     assert weights == pytest.approx([3 / 8, 1 / 2])
@@ -138,7 +138,7 @@ def test_the_scalar_formula_of_a_sum_has_the_logits_that_one_part_makes_by_itsel
 
 
 class Facts(Encoding):
-    """Memoises a tensor under a fixed name."""
+    """An encoding that memoises a tensor under a fixed name."""
 
     def remember(self, x, at):
         return {"fact": x[:, None]}

@@ -24,7 +24,7 @@ SHAPE = Shape(dim=16, heads=2, head_dim=8, max_len=32)
 
 
 def distances(encoding: Encoding, T: int) -> list[list[int]]:
-    """Return the mapped distances of T contiguous tokens. The fast path's ALiBi bias, of slope 1/16, tells them."""
+    """Return the mapped distances of T contiguous tokens. The fast path's ALiBi bias of slope 1/16 shows them."""
     zeros, at = torch.zeros(1, 1, T, 4), Positions.count(T)
     values = total(encoding.biases(zeros, at, Keys(zeros, zeros, at)), torch.float32)
     assert values is not None
@@ -45,7 +45,7 @@ def test_self_extend_counts_groups_beyond_the_window() -> None:
 
 
 def test_dual_chunk_gives_the_matrix_of_the_paper() -> None:
-    # Figure 2 of arXiv:2402.17463: chunks of 6, trained to 10, twelve tokens.
+    # Figure 2 of arXiv:2402.17463 has chunks of 6, a trained length of 10 and twelve tokens.
     expected = [
         [6, 5, 4, 3, 2, 1, 0, 0, 0, 0, 0, 0],
         [7, 6, 5, 4, 3, 2, 1, 0, 0, 0, 0, 0],

@@ -1,4 +1,4 @@
-"""Interpolated tables: integer positions are bit-exact. Fractions, positions past the end and NaN are by hand."""
+"""Interpolated tables are bit-exact at integers; fractions, positions past the end and NaN are checked by hand."""
 
 import pytest
 import torch

@@ -136,7 +136,7 @@ def test_what_may_change_unseen_is_never_kept() -> None:
     assert rows(X, positions=at)[0, 2, 0] == 2
     schedule.factors.append(3.0)
     assert rows(X, positions=at)[0, 2, 0] == 8
-    # An instance attribute beside the class attribute.
+    # An instance attribute hides the class attribute.
     encoding = ListRows()
     encoding.weights = [2.0]
     assert encoding(X, positions=at)[0, 2, 0] == 4
@@ -180,7 +180,7 @@ def test_options_are_what_cannot_change() -> None:
 
 
 def door_outputs(encoding: Encoding, at: Positions, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
-    """Return what `embed` makes of zeros and `turn` of ones at these positions, [..., T, channels]."""
+    """Return `embed` of zeros and `turn` of ones at these positions, [..., T, channels]."""
     tensors = []
     if "embed" in encoding.doors:
         tensors.append(encoding.embed(torch.zeros(1, at.tokens, testing.SHAPE.dim, dtype=dtype, device=device), at))

@@ -1,4 +1,4 @@
-"""`seq_dim` names the axis of the tokens, and the result is bit-equal to the transposed call."""
+"""`seq_dim` names the axis of the tokens; the result is bit-equal to the transposed call."""
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
-"""A call by another library's names gets an error that gives ours; the call that it names works.
+"""A call with another library's names gets an error with our names, and the proposed call works.
 
-Each row is a call, a pattern of its error, and the working call if the error names one.
+Each row is a call, a pattern of its error, and the working call if the error proposes one.
 """
 
 import re

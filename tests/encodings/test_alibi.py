@@ -125,7 +125,7 @@ def test_queries_of_another_number_of_heads_are_refused(kernel: str) -> None:
 @pytest.mark.parametrize("bias_max", [8.0, 4.0, 16.0, 1.5])
 @pytest.mark.parametrize("heads", [1, 2, 3, 6, 8, 12, 13])
 def test_bias_max_is_the_exponent_of_the_last_slope_of_a_power_of_two(heads: int, bias_max: float) -> None:
-    # MPT's rule: the slopes for the next power of two at or above, every second one first.
+    # MPT takes the slopes for the next power of two at or above, with every second slope first.
     power = 2 ** math.ceil(math.log2(heads))
     plain = [2 ** (-bias_max * h / power) for h in range(1, power + 1)]
     expected = plain if power == heads else (plain[1::2] + plain[::2])[:heads]
@@ -142,7 +142,7 @@ def test_the_falcon_form_divides_the_bias_too() -> None:
 
 
 def test_the_asymmetric_form_brings_the_past_half_a_position_nearer() -> None:
-    # Ruoss et al.: the negative distance on both sides, plus 0.5 below the diagonal.
+    # Ruoss et al. take the negative distance on both sides, plus 0.5 below the diagonal.
     expected = -(torch.arange(5)[:, None] - torch.arange(5)).abs().double() + 0.5 * torch.ones(5, 5).tril(-1)
     bias = ALiBi(2, form="asymmetric").bias(5, dtype=torch.float64)
     torch.testing.assert_close(bias[0], torch.stack((expected / 16, expected / 256)), rtol=0, atol=0)
@@ -189,7 +189,7 @@ def test_blooms_bias_by_the_keys_place_is_the_same_to_a_causal_softmax(heads: in
 
 
 def test_half_precision_stays_near_double_where_bloom_and_falcon_collapse() -> None:
-    # peers.md, 3a row 6: of 64 different biases of the last keys, bfloat16 of slope times place leaves 5.
+    # peers.md, 3a row 6: in bfloat16, slope times place has 5 different values for the last 64 keys.
     slope, place = ALiBi(8).slopes[0], torch.arange(4096)
     bloom = (slope * place).to(torch.bfloat16)
     assert bloom[-64:].unique().numel() == 5
@@ -201,7 +201,7 @@ def test_half_precision_stays_near_double_where_bloom_and_falcon_collapse() -> N
 
 
 def test_no_kernel_needs_the_whole_bias_given_by_hand() -> None:
-    # peers.md, 3a rows 22 and 23: tokens in a row have 2 T - 1 distances, of which T are seen.
+    # peers.md, 3a rows 22 and 23: contiguous tokens have 2 T - 1 distances, and the causal mask shows T of them.
     sizes = []
 
     class Counting(ALiBi):

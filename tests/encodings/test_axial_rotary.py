@@ -115,7 +115,7 @@ def test_with_one_axis_it_is_rotary(layout: str, head_dim: int, split: tuple[int
 @given(head_dim=st.integers(2, 200), axes=st.integers(1, 5))
 @settings(max_examples=50, deadline=None)
 def test_three_way_splits_with_odd_widths_are_checked_at_construction(head_dim: int, axes: int) -> None:
-    """Others crash inside apply: huggingface/transformers#35233, #48217, #36090; rotary-embedding-torch#45."""
+    """Other libraries crash in apply: huggingface/transformers#35233, #48217, #36090; rotary-embedding-torch#45."""
     if head_dim < 2 * axes:
         with pytest.raises(ValueError, match=f"{2 * axes} for {axes} axes, got head_dim={head_dim}"):
             AxialRotary(head_dim, axes=axes)
@@ -130,7 +130,7 @@ def test_three_way_splits_with_odd_widths_are_checked_at_construction(head_dim: 
 
 
 def test_height_and_width_of_an_image_that_is_not_square_are_not_swapped() -> None:
-    """huggingface/pytorch-image-models#2541."""
+    """See huggingface/pytorch-image-models#2541."""
     encoding, at = AxialRotary(8, layout="half_by_axis"), Positions.grid(2, 5)
     q = torch.randn(1, 1, 1, 8, dtype=torch.float64).expand(1, 1, 10, 8)
     rows = encoding.query(q, at).reshape(2, 5, 8)

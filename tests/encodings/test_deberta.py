@@ -43,7 +43,7 @@ def test_buckets_are_the_pinned_ones() -> None:
 
 
 def test_one_side_has_a_bucket_more() -> None:
-    # The rows are -256 to 255: past distances from 511 share a row, but future ones only from 512.
+    # The rows are -256 to 255: past distances from 511 share a row, but future distances only from 512.
     encoding = DeBERTa(4, 1, 4)
     bucket = encoding.bucket(torch.tensor([511, 512, 10_000, -511, -512, -10_000]))
     assert bucket.tolist() == [255, 256, 256, -255, -256, -256]

@@ -116,7 +116,7 @@ def test_the_seed_alone_decides_the_frozen_mixtures() -> None:
     assert [tuple(p.shape) for p in learned.parameters()] == [(2, 4, 4)] * 2
     with torch.no_grad():
         learned.sin_mixture.fill_(0.5)
-    assert bool((learned.mixtures[1] == 0.5).all()), "what was learned is what turns"
+    assert bool((learned.mixtures[1] == 0.5).all()), "the learned mixtures rotate"
     assert first.bfloat16().mixtures.equal(second.mixtures)
     with torch.device("meta"):
         assert FourierRotary(2, 16, 512).mixtures.equal(second.mixtures)
@@ -130,7 +130,7 @@ def test_the_released_sine_of_one_makes_silenced_pairs_count_twice() -> None:
         rotated_q, rotated_k = encoding(q, k, offset=77)
         actual = rotated_q[..., silent] @ rotated_k[..., silent].transpose(-1, -2)
         torch.testing.assert_close(actual, times * q[..., silent] @ k[..., silent].transpose(-1, -2))
-    # A rotation by 45 degrees and a scaling by sqrt(2).
+    # This is a rotation by 45 degrees and a scaling by sqrt(2).
     key = FourierRotary(1, 64, 512, silenced="doubled").key(torch.eye(64)[None, None, 16:17], Positions.count(1))
     assert key[0, 0, 0, [16, 48]].tolist() == [1.0, 1.0]
 

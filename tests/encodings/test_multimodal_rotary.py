@@ -106,7 +106,7 @@ def test_for_text_it_is_rotary(
 
 
 def test_after_an_image_the_next_position_is_not_the_number_of_tokens() -> None:
-    """ggml-org/llama.cpp#22439."""
+    """See ggml-org/llama.cpp#22439."""
     at = text_and_grids(4, (1, 6, 8))
     assert at.tokens == 52
     together = text_and_grids(4, (1, 6, 8), 1)

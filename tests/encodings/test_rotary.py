@@ -81,7 +81,7 @@ def test_every_share_that_makes_whole_pairs_is_taken_as_meant() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("base", [1e4, 5e5])
 def test_a_position_of_a_million_is_right_to_a_millionth(layout: str, base: float) -> None:
-    # Others compute angles in float32: cosines are off by 1.4e-4 at position 4,000, and by 2.5e-2 at a million.
+    # Other libraries compute float32 angles: cosines are off by 1.4e-4 at position 4,000, and by 2.5e-2 at a million.
     places = [4095.0, 131_071.0, 999_999.0, 1_000_000.0, 1_000_001.0]
     q = torch.randn(4, 8, 5, 64)
     actual, _ = Rotary(64, base=base, layout=layout)(q, q, positions=torch.tensor([int(p) for p in places]))

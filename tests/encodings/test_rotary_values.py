@@ -70,7 +70,7 @@ def test_values_are_turned_by_their_distance(
     expected = written_out(weights, v, place.double(), place.double(), encoding)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-12)
     assert not torch.allclose(out, plain)
-    # The scalar formula gives the same for one value.
+    # The scalar formula gives the same result for a single value.
     for channel in range(size[0]):
         actual = sum(
             weights[0, 1, 4, j].item()

@@ -148,7 +148,7 @@ def test_a_token_turns_what_comes_after_it_and_nothing_before() -> None:
     # The angle between two later tokens is unchanged, so their logits differ as before.
     for w in (weights, new_w):
         assert (w[:, :, 8, 6] / w[:, :, 8, 5]).allclose(weights[:, :, 8, 6] / weights[:, :, 8, 5])
-    # But the angle from a token before it to one after it has changed.
+    # But the angle between a token before the changed one and a token after it has changed.
     assert not (new_w[:, :, 8, 3] / new_w[:, :, 8, 5]).allclose(weights[:, :, 8, 3] / weights[:, :, 8, 5])
 
 

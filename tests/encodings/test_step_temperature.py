@@ -55,7 +55,7 @@ def published_temperature(form: str, p: int, interval: int, strength: float) -> 
 def test_any_interval_and_position_is_the_published_formula(
     form: str, interval: int, strength: float, positions: list[int]
 ) -> None:
-    # Positions exactly at the edges, where a rounded quotient would land on the wrong side.
+    # These positions lie exactly at the edges, where a rounded quotient would land on the wrong side.
     starts = [p // interval * interval for p in positions]
     positions = [*positions, *starts, *(p + interval - 1 for p in starts)]
     expected = [published_temperature(form, p, interval, strength) for p in positions]

@@ -92,7 +92,7 @@ def test_extreme_logits_give_finite_weights_and_gradients(dtype: torch.dtype) ->
     weights.float().square().sum().backward()
     assert weights.isfinite().all() and q.grad is not None and q.grad.isfinite().all()
     assert weights.dtype == dtype and (weights.sum(-1) <= 1).all()
-    # The nearest key with a positive logit takes all.
+    # The nearest key with a positive logit takes all the weight.
     assert weights[0, 0, 63, 62] == 1
 
 

@@ -27,14 +27,14 @@ def reach(page: Any) -> None:
 def views_with_numbers(page: Any) -> list[str]:
     """Return the names of the views that the page has numbers for."""
     settle(page)
-    return [name for name in page.evaluate("() => posenc.names") if page.locator(f"#{name} .inside").count()]
+    return [name for name in page.evaluate("() => posenc.names") if page.locator(f"#{name} .figure").count()]
 
 
 def view_sentences(page: Any) -> dict[str, str]:
     """Return the sentence of each view, by its name."""
     return page.evaluate(
         "() => Object.fromEntries([...document.querySelectorAll('section')]"
-        ".map((view) => [view.id, view.querySelector('.said')?.textContent ?? '']))"
+        ".map((view) => [view.id, view.querySelector('.sentence')?.textContent ?? '']))"
     )
 
 

@@ -16,7 +16,7 @@ ANGLE_AND_LOGIT = re.compile(r"stands (\S+)° from the key's; the logit of all \
 
 
 def sentence(page):
-    return page.locator("#arrows .said").inner_text()
+    return page.locator("#arrows .sentence").inner_text()
 
 
 def angle_and_logit(page):
@@ -39,7 +39,7 @@ def test_turned_vectors_and_logits_are_those_of_posenc(visit):
         q, k = ([chance.gauss(0, 1) for _ in range(width)] for _ in "qk")
         m, n = chance.randint(0, 4096), chance.randint(0, 4096)
         expected = rotated_vector(q, m, base, layout)
-        actual = page.evaluate("a => posenc.formulas.turned(...a)", [q, m, base, layout])
+        actual = page.evaluate("a => posenc.formulas.rotate(...a)", [q, m, base, layout])
         assert actual == pytest.approx(expected.tolist(), abs=1e-6)
         logit = float(expected @ rotated_vector(k, n, base, layout)) / math.sqrt(width)
         actual = page.evaluate("a => posenc.formulas.logits(...a)", [q, k, [m - n], base, layout])
@@ -118,9 +118,9 @@ def test_vectors_are_typed_one_number_for_each_channel(visit):
     assert math.remainder(angle - difference, 360) == pytest.approx(0, abs=0.1)
     key = page.locator("#arrows").get_by_role("textbox", name="key")
     for entry, problem in (
-        ("1 1 3", "The key needs 4 numbers, one for each channel, and has 3: add 1."),
-        ("1 1 3 x", "The key needs numbers, and its entry 4 is none: correct it."),
-        ("1, 1; 3 0 5", "The key needs 4 numbers, one for each channel, and has 5: take 1 away."),
+        ("1 1 3", "The key needs 4 numbers, one for each channel, but has 3: add 1."),
+        ("1 1 3 x", "The key needs numbers, but entry 4 is not a number: correct it."),
+        ("1, 1; 3 0 5", "The key needs 4 numbers, one for each channel, but has 5: remove 1."),
     ):
         key.fill(entry)
         assert sentence(page) == problem

@@ -7,7 +7,7 @@ import pytest
 from fake_records import comparison, repeat
 from tiers import rest_slow
 
-from posenc.explorer.trained import EXAMPLE
+from posenc.explorer.training_results import EXAMPLE
 from posenc.lab.results import sections
 from posenc.lab.results.sections import thousandths
 
@@ -24,7 +24,7 @@ def example_model(task, label):
 
 
 def sentence(page):
-    return page.locator("#attention .said").inner_text()
+    return page.locator("#attention .sentence").inner_text()
 
 
 def test_the_weights_in_a_page_are_those_of_the_first_run_that_learned():
@@ -40,7 +40,7 @@ def test_the_weights_in_a_page_are_those_of_the_first_run_that_learned():
 def test_the_example_that_ships_is_small_and_has_the_form_of_a_run():
     example, run = json.loads(EXAMPLE.read_text()), sections.record_sections(comparison(("repeat",), seeds=1))
     assert EXAMPLE.stat().st_size < 500_000
-    assert example["sections"].keys() == run.keys() and example["sections"]["run"]["made"].startswith(
+    assert example["sections"].keys() == run.keys() and example["sections"]["run"]["provenance"].startswith(
         "posenc compare, "
     )
     for entry in (

@@ -14,7 +14,7 @@ from posenc.tokens.positions import Positions
 
 
 def sentence(page):
-    return page.locator("#axes .said").inner_text().replace("\N{MINUS SIGN}", "-")
+    return page.locator("#axes .sentence").inner_text().replace("\N{MINUS SIGN}", "-")
 
 
 def logit(encoding, positions, patch, target):
@@ -56,8 +56,8 @@ def test_numbers_by_offset_are_those_of_any_two_patches(maps, side, patch, targe
 
 
 def test_what_is_drawn_and_what_is_trained_is_said(maps):
-    assert maps["mixed_rotary"]["drawn"] and len(maps["mixed_rotary"]["offsets"]["0"]) == SHAPE.heads
-    assert not maps["axial_rotary"]["drawn"]
+    assert maps["mixed_rotary"]["is_random"] and len(maps["mixed_rotary"]["offsets"]["0"]) == SHAPE.heads
+    assert not maps["axial_rotary"]["is_random"]
     assert maps["learned_grid"]["offsets"] is None and maps["grid_bias"]["offsets"] is None
 
 
@@ -96,7 +96,7 @@ def test_keys_and_pointing_choose_patches(visit, maps):
     start = "Patch 12 is in row 1, column 4; patch 5 in row 0, column 5, so 1 row and 1 column away"
     assert sentence(page).startswith(start)
     assert "and 7 patches in raster order" in sentence(page)
-    scene = page.get_by_label("A picture of 8 by 8 patches")
+    scene = page.get_by_label("An image of 8 by 8 patches")
     scene.focus()
     page.keyboard.press("ArrowDown")
     assert "Patch 20 is in row 2, column 4; patch 5 in row 0, column 5, so 2 rows and 1 column away" in sentence(page)
@@ -111,20 +111,20 @@ def test_keys_and_pointing_choose_patches(visit, maps):
     page.get_by_label("axial_rotary: the chosen patch with all patches").focus()
     page.keyboard.press("ArrowDown")
     assert "patch 13 in row 1, column 5" in sentence(page)
-    page.locator("#axes").get_by_role("combobox", name="picture").select_option("16")
+    page.locator("#axes").get_by_role("combobox", name="image").select_option("16")
     assert "Patch 63 is in row 3, column 15" in sentence(page)
     words = page.locator("#axes").inner_text()
     assert "learned_grid, grid_bias: all their numbers come from training" in words
-    assert "head 3, as drawn before training" in words
+    assert "head 3, as initialised, before training" in words
 
 
 @pytest.mark.slow
 def test_it_fits_a_phone_and_shows_what_was_asked_for(visit):
     page = visit("axial_rotary(base=50)", address="#axes", width=360, dark=True)
-    page.wait_for_selector("#axes .said")
+    page.wait_for_selector("#axes .sentence")
     assert page.evaluate("() => document.documentElement.scrollWidth") == 360
     names = page.locator("#axes .map b").all_inner_texts()
-    titles = ["The picture", "axial rotary, base 10,000", "axial_rotary(base=50)", "rotary row by row, base 10,000"]
+    titles = ["The image", "axial rotary, base 10,000", "axial_rotary(base=50)", "rotary row by row, base 10,000"]
     assert names == titles
     plot = page.locator("#axes .map svg").nth(1).bounding_box()
     assert plot["x"] + plot["width"] <= 360

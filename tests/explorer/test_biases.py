@@ -37,7 +37,7 @@ def evaluate(browser, write_page):
 
 
 def sentence(page):
-    return page.locator("#biases .said").inner_text().replace("\N{MINUS SIGN}", "-")
+    return page.locator("#biases .sentence").inner_text().replace("\N{MINUS SIGN}", "-")
 
 
 def test_slopes(evaluate):
@@ -193,11 +193,11 @@ def test_trained_numbers_are_shown_where_the_page_has_them(visit, write_page, tm
     start = text.index(">", text.index('id="posenc-data"')) + 1
     data = json.loads(text[start : text.index("</script>", start)])
     trained_sections = {"bias": {"distance": list(range(128)), "heads": [[-0.25 * d for d in range(128)]]}}
-    data["encodings"][0]["sections"]["trained"] = trained_sections
+    data["encodings"][0]["sections"]["training"] = trained_sections
     file = tmp_path / "trained.html"
     file.write_text(text[:start] + json.dumps(data) + text[text.index("</script>", start) :], encoding="utf-8")
     page = visit("t5_bias")
     page.goto(file.as_uri() + "#biases?biases.shown=t5_bias, trained")
-    page.wait_for_selector("#biases .said")
+    page.wait_for_selector("#biases .sentence")
     assert sentence(page).startswith("t5_bias, trained: the bias of query 12 on key 5, 7 positions back, is -1.75.")
     assert "exist only after training" not in page.locator("#biases").inner_text()

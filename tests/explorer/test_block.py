@@ -12,7 +12,7 @@ def page(visit):
 
 
 def sentence(page):
-    return page.locator("#block .said").inner_text()
+    return page.locator("#block .sentence").inner_text()
 
 
 def test_every_encoding_of_the_catalogue_and_the_page_has_its_doors():

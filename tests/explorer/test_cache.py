@@ -67,7 +67,7 @@ class RealCache:
 
 
 def sentence(page):
-    return page.locator("#cache .said").inner_text().replace("\N{MINUS SIGN}", "-")
+    return page.locator("#cache .sentence").inner_text().replace("\N{MINUS SIGN}", "-")
 
 
 def table_rows(page):
@@ -136,7 +136,7 @@ def test_every_spec_of_a_page_says_what_becomes_of_its_keys(visit):
         for row in page.locator("#cache .ways tr").all()
     }
     assert {name: way for name, (way, _) in cells.items()} == {spec: build(spec, SHAPE).moves for spec in SPECS}
-    assert [name for name, (_, words) in cells.items() if words == "keys are turned by the difference"] == ["rotary"]
+    assert [name for name, (_, words) in cells.items() if words == "keys are rotated by the difference"] == ["rotary"]
 
 
 def test_angles_are_those_by_which_a_moved_key_differs(visit):
@@ -146,7 +146,7 @@ def test_angles_are_those_by_which_a_moved_key_differs(visit):
     assert row[:4] == ["E", 9, 4, 5]
     assert row[4:] == pytest.approx((5 * spectrum).tolist(), rel=1e-5)
     assert sentence(page).endswith(
-        f"pair 3 is turned by 5 \N{MULTIPLICATION SIGN} {spectrum[3]:.4g} = {5 * spectrum[3]:.4g} rad."
+        f"pair 3 is rotated by 5 \N{MULTIPLICATION SIGN} {spectrum[3]:.4g} = {5 * spectrum[3]:.4g} rad."
     )
     # posenc's key before and after the move.
     real = RealCache("rotary(base=500)")
@@ -172,7 +172,7 @@ def test_angles_are_those_by_which_a_moved_key_differs(visit):
 )
 def test_what_the_page_is_told_of_an_encoding(spec, way, in_rows, keys_turn, angles):
     key_moves = moves.key_moves(build(spec, SHAPE), SHAPE)
-    facts = (key_moves["way"], key_moves["in_rows"], key_moves["turned"], key_moves["angles"] is not None)
+    facts = (key_moves["way"], key_moves["in_rows"], key_moves["is_rotated"], key_moves["angles"] is not None)
     assert facts == (way, in_rows, keys_turn, angles)
     assert key_moves["refusal"] == ""
 
@@ -181,15 +181,15 @@ def test_buttons_do_it_and_take_it_back(visit):
     page = visit("rotary", address="#cache")
     button = page.locator("#cache .operations").get_by_role("button")
     button.filter(has_text="drop 5\N{EN DASH}12").click()
-    state = "8 tokens are held, 3 keys are turned again. P stands at 7, and its key was turned first at 15"
+    state = "8 tokens are held, 3 keys are rotated again. P stands at 7, and its key was first rotated at 15"
     assert state in sentence(page)
     assert page.locator("#cache .turned").count() == 3
     button.filter(has_text="splice wxyz at 5").click()
-    assert "12 tokens are held, 7 keys are turned again" in sentence(page)
+    assert "12 tokens are held, 7 keys are rotated again" in sentence(page)
     button.filter(has_text="undo").click()
     assert "8 tokens are held" in sentence(page)
     button.filter(has_text="start anew").click()
-    assert "16 tokens are held, 0 keys are turned again" in sentence(page)
+    assert "16 tokens are held, 0 keys are rotated again" in sentence(page)
     expect(button.filter(has_text="undo")).to_be_disabled()
 
 
@@ -199,7 +199,7 @@ def test_a_refusal_is_said_in_the_words_of_the_library(visit):
         f"Refused: {moves.key_moves(build('learned', SHAPE), SHAPE)['refusal']}. learned (recomputed): 16"
     )
     page.locator("#cache .operations").get_by_role("button", name="the same, in place").click()
-    assert sentence(page).startswith("learned (recomputed): 6 tokens are held, 0 of them elsewhere")
+    assert sentence(page).startswith("learned (recomputed): 6 tokens are held, 0 of them at a new position")
 
 
 def test_keys_and_fingers_choose_a_range(visit):
@@ -237,20 +237,20 @@ def test_an_address_that_is_typed_while_the_page_writes_its_own_is_read(visit):
             window.setTimeout = later;
         }"""
     )
-    expect(page.locator("#cache .said")).to_contain_text("3 tokens are held")
+    expect(page.locator("#cache .sentence")).to_contain_text("3 tokens are held")
 
 
 def test_all_may_be_forgotten_and_something_comes_in_its_place(visit):
     page = visit("rotary", address="#cache?cache.done=crop-0.evict-2-4")
     assert "0 tokens are held" in sentence(page)
     page.locator("#cache .operations").get_by_role("button", name="splice wxyz at 0").click()
-    assert "4 tokens are held, 0 keys are turned again" in sentence(page)
+    assert "4 tokens are held, 0 keys are rotated again" in sentence(page)
 
 
 def test_encodings_of_several_axes_alone_have_no_row(visit):
     page = visit("axial_rotary", address="#cache")
-    assert sentence(page) == "No encoding of this page reads places along one axis."
+    assert sentence(page) == "No encoding of this page reads positions on one axis."
     assert page.locator("#cache .ways td").all_inner_texts() == [
         "exact",
-        "places along several axes, which this row has not",
+        "positions have several axes, and this row has one",
     ]

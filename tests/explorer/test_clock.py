@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 def sentence(page):
-    return page.locator("#clock .said").inner_text()
+    return page.locator("#clock .sentence").inner_text()
 
 
 def set_address(page, address):
@@ -67,7 +67,7 @@ def test_a_finger_chooses_a_pair_and_nothing_is_wider_than_the_phone(visit):
     page.locator("#clock").get_by_text("pair 5", exact=True).tap()
     assert "pair 5 has made" in sentence(page)
     for view in ("clock", "arrows", "shift", "similarity"):
-        page.wait_for_selector(f"#{view} .said")
+        page.wait_for_selector(f"#{view} .sentence")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
 
 

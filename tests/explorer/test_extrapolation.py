@@ -5,10 +5,10 @@ import re
 import pytest
 from fake_records import comparison, repeat, with_scores
 
-from posenc.explorer import trained
+from posenc.explorer import training_results
 from posenc.explorer.page import SHAPE
 from posenc.foreign import CannotRead
-from posenc.lab.results import report, sections
+from posenc.lab.results import sections
 from posenc.lab.runs import record
 
 # A view in a browser takes seconds; test_page.py opens all of them once.
@@ -37,7 +37,7 @@ def with_training_options(item):
 
 
 def sentence(page):
-    return page.locator("#extrapolation .said").inner_text()
+    return page.locator("#extrapolation .sentence").inner_text()
 
 
 def test_scores_are_those_of_the_records(visit, run):
@@ -111,7 +111,7 @@ def test_a_run_never_runs_the_code_that_its_specs_name(tmp_path, write_page):
     ("spec", "is_built"), [("rotary + alibi", True), ("learned(max_len=10_000_000_000)", False), ("rotary(", False)]
 )
 def test_what_a_record_may_ask_for_is_bounded(spec, is_built):
-    assert trained.can_build(spec, SHAPE) is is_built
+    assert training_results.can_build(spec, SHAPE) is is_built
 
 
 def test_a_damaged_record_is_named(tmp_path, write_page):
@@ -136,21 +136,3 @@ def test_what_training_made_is_of_the_run_that_learned_and_saw_most():
     picture = sections.trained_pictures([failed_run, *records])["learned"]
     assert (picture["task"], picture["seed"], len(picture["added"])) == ("text", 0, 128)
     assert picture["bias"] is None
-
-
-def test_the_report_has_the_views_and_asks_for_nothing(browser, tmp_path):
-    path = report.write(comparison(("repeat",), seeds=2, encodings=("none", "rotary")), tmp_path)
-    page, messages = browser.new_page(), []
-    page.on("console", lambda message: messages.append(message.text))
-    page.on("pageerror", lambda error: messages.append(str(error)))
-    page.on("request", lambda request: messages.append(request.url) if not request.url.startswith("data:") else None)
-    page.goto(path.as_uri())
-    page.wait_for_selector("[data-view=attention] .said")
-    assert page.locator("[data-view=extrapolation] .said").inner_text().startswith("repeat, exact match, %, at 20")
-    assert messages == [path.as_uri()]
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe: pip install posenc[test]")
-    page.evaluate("() => document.querySelectorAll('details').forEach((one) => (one.open = true))")
-    tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]
-    violations = axe.Axe().run(page, options={"runOnly": tags, "resultTypes": ["violations"]}).response["violations"]
-    assert [(violation["id"], [node["html"][:200] for node in violation["nodes"]]) for violation in violations] == []
-    page.close()

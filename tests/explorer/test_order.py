@@ -12,7 +12,7 @@ ORDERS = list(permutations(range(4)))
 
 
 def sentence(page):
-    return page.locator("#order .said").inner_text()
+    return page.locator("#order .sentence").inner_text()
 
 
 def word(page, name):
@@ -89,4 +89,4 @@ def test_an_order_of_the_address_that_is_none_is_left(visit):
 @pytest.mark.slow
 def test_an_encoding_of_grids_is_named_and_not_tested(visit):
     page = visit("learned_grid", address="#order")
-    assert "No sequence is what learned_grid reads" in page.locator("#order .note").inner_text()
+    assert "do not read sequences: learned_grid." in page.locator("#order .note").inner_text()

@@ -92,7 +92,7 @@ def test_each_view_begins_with_its_picture_and_two_controls_and_a_phone_keeps_it
     for view in names:
         page.evaluate("(hash) => (location.hash = hash)", f"#{view}")
         settle(page)
-        controls = page.locator(f"#{view} .inside :is(input, select)").filter(visible=True).all()
+        controls = page.locator(f"#{view} .figure :is(input, select)").filter(visible=True).all()
         assert 1 <= len(controls) <= 2, view
         for control in controls:
             picture, place = control.evaluate("""(control) => {
@@ -183,7 +183,7 @@ def test_every_slider_is_moved_by_keys(shared_page):
 def test_every_drawing_that_can_be_pointed_at_is_moved_by_a_finger_and_by_keys(shared_page):
     page = shared_page(360)
     now = """() => JSON.stringify([posenc.settingsNow(),
-        [...document.querySelectorAll(".said")].map((sentence) => sentence.textContent)])"""
+        [...document.querySelectorAll(".sentence")].map((sentence) => sentence.textContent)])"""
     for view in views_with_numbers(page):
         for plot in page.locator(f"#{view} svg.drawing[role=application]").all():
             plot.scroll_into_view_if_needed()

@@ -27,7 +27,7 @@ def numbers() -> list[float]:
 def test_rounding_is_that_of_torch(visit):
     page, values = visit("rotary"), numbers()
     for format, dtype in DTYPES.items():
-        actual = page.evaluate("([v, f]) => v.map((one) => posenc.formulas.rounded(one, f))", [values, format])
+        actual = page.evaluate("([v, f]) => v.map((one) => posenc.formulas.roundToFormat(one, f))", [values, format])
         expected = torch.tensor(values, dtype=torch.float64).to(dtype).double().tolist()
         # A whole number comes from the browser as an int, with no more correct digits than a float has.
         assert [float(value) for value in actual] == expected, format
@@ -50,7 +50,7 @@ def test_the_cosine_of_posenc_is_what_posenc_gives(visit):
     position = [int(10 ** rng.uniform(0, 7)) for _ in range(60)]
     call = (
         "([ps, f]) => ps.map((p) => posenc.formulas.frequencies(16, 10000)"
-        ".map((w) => posenc.formulas.rounded(Math.cos(p * w), f)))"
+        ".map((w) => posenc.formulas.roundToFormat(Math.cos(p * w), f)))"
     )
     for format, dtype in DTYPES.items():
         heads = torch.zeros(1, 1, len(position), 16, dtype=dtype)
@@ -61,7 +61,7 @@ def test_the_cosine_of_posenc_is_what_posenc_gives(visit):
 
 
 def sentence(page: Any) -> str:
-    return page.locator("#precision .said").inner_text()
+    return page.locator("#precision .sentence").inner_text()
 
 
 def test_bfloat16_has_one_angle_for_two_neighbours(visit):
@@ -78,7 +78,7 @@ def test_bfloat16_has_one_angle_for_two_neighbours(visit):
 def test_a_million(visit):
     page = visit("rotary", address="#precision", width=360)
     page.get_by_role("button", name="1,000,000").tap()
-    assert "Position 1,000,000, pair 2" in sentence(page) and "float16: no number so large" in sentence(page)
+    assert "Position 1,000,000, pair 2" in sentence(page) and "float16: overflow" in sentence(page)
     frequency = 10_000 ** (-4 / 128)
     error = abs(torch.tensor(1e6 * torch.tensor(frequency).item()).item() - 1e6 * frequency)
     assert f"float32: off by {error:.4g} rad" in sentence(page)
@@ -88,6 +88,6 @@ def test_a_million(visit):
 def test_a_near_position_is_pointed_at_in_all_views(visit):
     page = visit("rotary", address="#precision", all_views=True)
     page.get_by_role("button", name="100", exact=True).click()
-    assert page.locator("#sines .said").inner_text().startswith("Position 63")
+    assert page.locator("#sines .sentence").inner_text().startswith("Position 63")
     page.get_by_role("button", name="1,000,000").click()
     assert "100 in other views" in page.locator("#precision").inner_text()

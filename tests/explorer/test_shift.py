@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 def sentence(page):
-    return page.locator("#shift .said").inner_text().replace("\N{MINUS SIGN}", "-")
+    return page.locator("#shift .sentence").inner_text().replace("\N{MINUS SIGN}", "-")
 
 
 def picture(page):
@@ -53,5 +53,5 @@ def test_pointing_at_a_block_chooses_its_pair_everywhere(visit):
     page = visit("sinusoidal", address="#shift?pair=0&shift.base=10000&shift.k=10", all_views=True)
     page.get_by_label("The matrix M of a shift by 10 positions").press("ArrowDown")
     assert "Pair 1 turns by kθ = 3.162 radians" in sentence(page)
-    page.wait_for_selector("#clock .said")
-    assert "pair 1 has made" in page.locator("#clock .said").inner_text()
+    page.wait_for_selector("#clock .sentence")
+    assert "pair 1 has made" in page.locator("#clock .sentence").inner_text()

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 def sentence(page):
-    return page.locator("#similarity .said").inner_text()
+    return page.locator("#similarity .sentence").inner_text()
 
 
 def rise_count(dim, length):
@@ -43,13 +43,13 @@ def test_pointing_at_a_distance_moves_the_other_position(visit):
     assert sentence(page).startswith("Positions 12 and 4, 8 apart")
     page.get_by_label("The cosine by distance").press("PageUp")
     assert sentence(page).startswith("Positions 12 and 30, 18 apart")
-    page.get_by_label("The cosine of what is added").press("ArrowDown")
+    page.get_by_label("The cosine of the vectors").press("ArrowDown")
     assert sentence(page).startswith("Positions 13 and 30, 17 apart")
 
 
 def test_of_an_untrained_table_nothing_is_drawn(visit):
     page = visit("learned(max_len=40)", address="#similarity?encoding=learned(max_len%3D40)")
-    assert sentence(page) == "Nothing is known of learned(max_len=40) here."
+    assert sentence(page) == "This page has no numbers for learned(max_len=40)."
     assert "made by training" in page.locator("#similarity .unknown").inner_text()
     assert page.locator("#similarity svg").count() == 0
 
@@ -59,7 +59,7 @@ def test_a_trained_table_has_a_band(visit, monkeypatch):
     plain = explorer.page.data_element
 
     def numbers_with_training(data):
-        data["encodings"][0]["sections"]["trained"] = {"added": table, "task": "text"}
+        data["encodings"][0]["sections"]["training"] = {"added": table, "task": "text"}
         return plain(data)
 
     monkeypatch.setattr(explorer.page, "data_element", numbers_with_training)

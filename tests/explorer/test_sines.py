@@ -31,5 +31,5 @@ def test_arrow_keys_move_the_cursor_of_all_drawings(visit):
 
     plot.focus()
     page.keyboard.press("ArrowRight")
-    assert "Position 13" in page.locator("#sines .said").inner_text()
+    assert "Position 13" in page.locator("#sines .sentence").inner_text()
     expect(page).to_have_url(re.compile("position=13"))

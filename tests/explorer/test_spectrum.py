@@ -70,7 +70,7 @@ def test_each_schedule_is_that_of_posenc(visit):
         frequencies, temperature = schedule(plain, base=rotary["base"], width=rotary["width"], horizon=horizon)
         expected.append((frequencies.flatten().tolist(), float(temperature)))
     page = visit("rotary")
-    results = page.evaluate("settings => settings.map(([s, r]) => posenc.formulas.scheduled(s, r))", settings)
+    results = page.evaluate("settings => settings.map(([s, r]) => posenc.formulas.scheduledSpectrum(s, r))", settings)
     for actual, (frequencies, temperature), options in zip(results, expected, settings, strict=True):
         assert actual["frequencies"] == pytest.approx(frequencies, rel=1e-6, abs=1e-300), options
         assert actual["temperature"] == pytest.approx(temperature, rel=1e-6), options
@@ -79,7 +79,7 @@ def test_each_schedule_is_that_of_posenc(visit):
 def test_an_unknown_schedule_is_refused_by_name(visit):
     page = visit("rotary")
     message = page.evaluate(
-        "() => { try { posenc.formulas.scheduled({name: 'mine'}, {base: 10, width: 8, horizon: 9}); }"
+        "() => { try { posenc.formulas.scheduledSpectrum({name: 'mine'}, {base: 10, width: 8, horizon: 9}); }"
         " catch (error) { return error.message; } }"
     )
     assert message.startswith("no schedule mine here; there are: linear, ntk,")
@@ -97,14 +97,14 @@ def test_numbers_of_a_spec_are_those_of_its_schedule():
 
 
 def sentence(page: Any) -> str:
-    return page.locator("#spectrum .said").inner_text()
+    return page.locator("#spectrum .sentence").inner_text()
 
 
 def test_pairs_that_do_not_complete_a_turn_are_counted(visit):
     page = visit("rotary", address="#spectrum")
     # 18 of 64 at base 10,000 and 4,096 positions.
     assert "at 16,384: plain 18, linear 0, ntk 17, yarn 0." in sentence(page)
-    row = page.locator("#spectrum .inside tbody tr").first
+    row = page.locator("#spectrum .figure tbody tr").first
     assert row.locator("td").all_inner_texts() == ["1", "1", "46", "18"]
 
 
@@ -112,7 +112,7 @@ def test_schedules_are_laid_over_each_other(visit):
     page = visit("rotary", address="#spectrum?spectrum.shown=linear&pair=50")
     assert page.locator("#spectrum .strips svg").count() == 2
     page.get_by_label("dynamic_ntk").check()
-    (temperature, *_, unseen) = page.locator("#spectrum .inside tbody tr").last.locator("td").all_inner_texts()
+    (temperature, *_, unseen) = page.locator("#spectrum .figure tbody tr").last.locator("td").all_inner_texts()
     assert (temperature, page.locator("#spectrum .strips svg").count()) == ("1", 3)
     base = 10_000 * (4 * 16_384 / 4096 - 3) ** (128 / 126)
     long_waves = [16_384 * base ** (-2 * k / 128) for k in range(64)]

@@ -95,7 +95,7 @@ def test_one_view_at_a_time(visit):
     for name in names:
         assert [view for view in names if page.locator(f"#{view}").is_visible()] == [name]
         expect(page.locator("nav")).to_contain_text(f"{names.index(name) + 1} of {len(names)}")
-        expect(page.locator(f"#{name} .inside")).to_be_visible()
+        expect(page.locator(f"#{name} .figure")).to_be_visible()
         if name != names[-1]:
             page.get_by_role("button", name="Next: ").click()
     page.get_by_label("All views").check()
@@ -126,5 +126,5 @@ def test_only_the_view_that_the_reader_is_in_speaks_and_once_it_rests(shared_pag
     for _ in range(8):
         page.keyboard.press("ArrowRight")
     page.wait_for_timeout(900)
-    sentence = page.locator("#sines .said").inner_text()
+    sentence = page.locator("#sines .sentence").inner_text()
     assert page.evaluate("() => spoken") == [sentence]

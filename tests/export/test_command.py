@@ -1,4 +1,4 @@
-"""`posenc export` writes equivalent files from `posenc train` folders, and rejects other folders."""
+"""`posenc export` exports the models of `posenc train` folders, and rejects other folders."""
 
 import json
 from pathlib import Path

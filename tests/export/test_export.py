@@ -75,7 +75,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
 
 @torch.no_grad()
 def holds(path: Path, model: Decoder, *, with_horizon: bool = False) -> None:
-    """Compare file and model at lengths not used for the export. Runs are whole, in two chunks, stepwise and greedy."""
+    """Compare file and model at lengths not used for the export: in one pass, two chunks, stepwise and greedily."""
     graph = ByHand(path)
     for tokens in LENGTHS:
         ids, at = torch.randint(11, (3, tokens)), torch.arange(tokens).repeat(3, 1)
@@ -112,7 +112,7 @@ def test_an_onnx_decoder_says_what_its_model_says(spec: str, sizes: dict, tmp_pa
     assert json.loads(facts["sizes"])["dim"] == 24 and facts["torch"] == torch.__version__
     assert json.loads(facts["inputs"]) == list(ByHand(path).inputs)
     assert ByHand(path).inputs["past.0.key"].shape[::2] == ["batch", "past"]
-    # Prompts of different lengths, padded on the left.
+    # The prompts have different lengths, and padding on the left.
     ids, padding = torch.randint(11, (2, 6)), torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
     at = torch.where(padding == 1, padding.cumsum(1) - 1, -1)
     assert greedily(ByHand(path), ids, at, 9).equal(model.generate(ids, 9, padding=padding))

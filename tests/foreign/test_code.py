@@ -1,4 +1,4 @@
-"""User code runs only if a person names its file. A file that is read cannot start it."""
+"""User code runs only if a person names its file; reading other files never starts it."""
 
 import hashlib
 import importlib

@@ -48,7 +48,7 @@ def test_json_keeps_its_values_and_loses_its_control_characters():
 
 
 def test_a_name_that_stands_twice_is_found_in_linear_time():
-    """A count per name would take minutes for these inputs."""
+    """A separate count for each name would take minutes for these inputs."""
     names = ", ".join(f'"{n}": 0' for n in range(100_000))
     with pytest.raises(CannotRead, match="'99999' twice"):
         foreign.parse_json(f'{{{names}, "99999": 1}}')
@@ -160,7 +160,7 @@ def test_only_regular_files_of_bounded_size_are_read(tmp_path):
         assert words in str(error.value)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows needs special rights for links")
 def test_a_link_out_of_its_folder_is_not_followed(tmp_path):
     folder, secret = tmp_path / "model", tmp_path / "secret"
     folder.mkdir()
@@ -176,7 +176,7 @@ def test_a_link_out_of_its_folder_is_not_followed(tmp_path):
         foreign.regular_files(folder)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows needs special rights for links")
 def test_the_links_of_a_hubs_cache_are_followed_to_its_own_files_only(tmp_path):
     snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "main", tmp_path / "models--a--b" / "blobs"
     snapshot.mkdir(parents=True)
@@ -274,7 +274,7 @@ def test_files_of_a_checkpoint_come_in_through_the_boundary_alone():
         for line in file.read_text(encoding="utf-8").splitlines():
             if match := re.search(r"json\.loads?\(|\.read_text\(|\.read_bytes\(|(?<![\w.])open\(", line):
                 is_allowed = any(part in line for part in ALLOWED_LINES.get(file.name, []))
-                assert is_allowed or "def open(" in line, f"{file.name} has {match.group()} of its own: {line.strip()}"
+                assert is_allowed or "def open(" in line, f"{file.name} must not use {match.group()}: {line.strip()}"
 
 
 def test_a_list_may_be_bounded() -> None:

@@ -54,7 +54,7 @@ def run_cases(
     cpu: float = 5.0,
     memory: int = 300 << 20,
 ) -> Counter[str]:
-    """Return how many cases were "read" and how many "refused"; fail if a case ended in any other way.
+    """Return the numbers of "read" and "refused" cases; fail if a case ended otherwise.
 
     errors  the errors that a case may raise; their message has to be short and without control characters
     cpu     seconds of processor time that a case may take
@@ -76,10 +76,10 @@ def run_cases(
 
 
 def run_in_child(read: Callable, cases: list[Any], errors: Any, cpu: float, memory: int) -> tuple[list, str]:
-    """Run cases in one child process; return the outcomes up to its end, and how it ended itself."""
+    """Run cases in one child process; return the outcomes until its end, and how it ended."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
-        # The warning is about threads; the suite's only wait for pipes, and the child never runs them.
+        # Python warns of threads; those of the suite only wait for pipes, and the child never runs them.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -127,7 +127,7 @@ def outcome_of(read: Callable[[Any], object], case: Any, errors: Any) -> tuple[s
             return "wrong", f"its message has {len(message)} letters"
         return ("refused", "") if visible(message) == message else ("wrong", f"control characters in {message!r}")
     except BaseException as error:
-        # The end of a traceback has the place; a message may be as long as the input.
+        # The end of a traceback names the place; a message may be as long as the input.
         place = "".join(traceback.format_tb(error.__traceback__)[-2:])
         return "wrong", f"{type(error).__name__}: {quote(str(error))}\n{place}"
     return "read", ""

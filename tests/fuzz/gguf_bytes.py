@@ -1,4 +1,4 @@
-"""GGUF files written by hand, so that they can have contents that no honest writer writes."""
+"""GGUF files written by hand, with contents that no honest writer would write."""
 
 import struct
 
@@ -17,7 +17,7 @@ def array(kind: int, count: int, items: bytes = b"") -> bytes:
 
 
 def tensor(name: str, shape: tuple[int, ...], kind: int = 0, offset: int = 0) -> bytes:
-    """Return the header's entry of a tensor, with its shape in the order of the file."""
+    """Return the header's entry of a tensor, with its shape in file order."""
     return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
 
 

@@ -103,7 +103,7 @@ def test_a_broken_config_is_read_or_refused_in_a_sentence(seeds: range, tmp_path
     file = tmp_path / "config.json"
 
     def read(seed: int) -> None:
-        """Read it and describe it, as the command does."""
+        """Read and describe a config, as the command does."""
         file.write_text(json.dumps(faulty_config(seed)))
         reading = inspect(file)
         text = describe_reading(reading)

@@ -41,7 +41,7 @@ WAYS = {
 def test_a_reader_that_breaks_its_word_is_told_with_its_case_and_the_other_cases_go_on(way):
     if way == "allocates" and sys.platform != "linux":
         pytest.skip("the memory of a process is bounded on Linux only")
-    # The last case fails too, and is reached only if the one before did not end the test.
+    # The last case fails too, and is reached only if the case before did not end the test.
     ways = WAYS | {"last": (lambda: 1 / 0, "")}
     with pytest.raises(AssertionError) as error:
         run_cases(lambda case: ways[case][0]() if case in ways else None, ["sound", way, "sound", "last"], cpu=0.5)

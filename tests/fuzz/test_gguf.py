@@ -104,7 +104,7 @@ def test_a_file_that_says_anything_of_a_model_is_read_or_refused(seeds, tmp_path
 
 
 def loadable_model(random: Random) -> bytes:
-    """Return a complete one-layer Llama with its tokenizer, up to two keys random, or another architecture's name."""
+    """Return a complete one-layer Llama with tokenizer; up to two keys, or the architecture's name, are random."""
     arch = random.choice(("llama", "llama", "llama", random.choice(sorted(architectures.ARCHITECTURES))))
     sizes = {"block_count": 1, "embedding_length": 8, "context_length": 16, "attention.head_count": 2}
     sizes |= {"feed_forward_length": 8, "attention.head_count_kv": 2, "attention.key_length": 4, "vocab_size": 3}
@@ -170,7 +170,7 @@ def test_each_claim_that_once_took_all_memory_or_ended_in_a_traceback_is_refused
 
 
 def test_heads_that_the_tensors_have_no_numbers_for_are_refused_before_a_model_is_built(tmp_path):
-    """A StableLM has a norm for each head, so that such a file asks for a huge model."""
+    """A StableLM has a norm for each head, so such a file asks for a huge model."""
     pytest.importorskip("transformers")
     sizes = {"block_count": 1_000, "embedding_length": 8_192, "context_length": 16, "attention.head_count": 4_096}
     keys = [key("general.architecture", 8, text("stablelm"))]

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from fake_records import record as fake_record
-from forked import ForkedCli
+from forks import ForkedCli
 
 from posenc.checkpoints.files.folder_writer import write_folder
 from posenc.lab import store
@@ -44,9 +44,9 @@ def kill_events(kills: Any) -> list[int]:
 
 
 def is_killed_at(event: int, work: Callable[[], object]) -> bool:
-    """Do the work in a child that is killed at its n-th event; return whether it reached this event."""
+    """Do the work in a child killed at its n-th event, and return whether it got there."""
     with warnings.catch_warnings():
-        # The warning is about threads; the suite's only wait for pipes, and the child never runs them.
+        # Python warns of threads; those of the suite only wait for pipes, and the child never runs them.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -63,7 +63,7 @@ def is_killed_at(event: int, work: Callable[[], object]) -> bool:
 
 
 def kill_after(remaining: int) -> None:
-    """Let this process kill itself at its n-th call from now on that changes the disk."""
+    """Let this process kill itself at its n-th later call that changes the disk."""
 
     def with_count(plain: Callable) -> Callable:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -159,7 +159,7 @@ def test_a_board_that_is_killed_loses_no_row_and_makes_no_run_twice(kills: Any, 
                 if key in {row["key"] for row in rows.read(board)} or (work / "records" / f"{key}.json").exists():
                     continue
                 make_record(run, key, work / "records", lambda **changes: None)
-                # Not through os, whose calls are counted.
+                # The log is not written through os, because calls of os are counted.
                 with log.open("a") as file:
                     print(key, file=file)
                 if place % 2:
@@ -212,7 +212,7 @@ def test_filling_the_board_that_is_killed_with_all_its_workers_loses_what_is_in_
     deadline = time.monotonic() + 240
     # Wait until the search is over and the counted runs are going on.
     while sum(1 for _ in board.glob("work/records/*-seed10*.json")) < 2:
-        assert filling.poll() is None and time.monotonic() < deadline, "it ended, or came to nothing"
+        assert filling.poll() is None and time.monotonic() < deadline, "the command ended early, or made no progress"
         time.sleep(0.02)
     os.killpg(filling.pid, signal.SIGKILL)
     filling.wait()
@@ -289,7 +289,7 @@ COMMANDS = {
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_commands_that_are_killed_with_all_their_workers_at_random_moments(verb: str, tmp_path: Path) -> None:
-    """Their reports are compared too: a comparison ends with one."""
+    """The test compares reports too, because a comparison ends with a report."""
     random, records, kill_count = Random(11), {}, 0
     start = time.monotonic()
     assert ForkedCli(*COMMANDS[verb], "--out", str(tmp_path / "whole")).outcome()[0] == 0
@@ -297,7 +297,7 @@ def test_commands_that_are_killed_with_all_their_workers_at_random_moments(verb:
     for _ in range(20):
         folder = tmp_path / "killed"
         command = ForkedCli(*COMMANDS[verb], "--out", str(folder))
-        # So soon that the work needs many calls.
+        # The kill comes so soon that the work needs many calls.
         time.sleep(random.uniform(0, duration / 4))
         command.kill()
         kill_count += command.outcome()[0] == -signal.SIGKILL

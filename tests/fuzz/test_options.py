@@ -1,4 +1,4 @@
-"""Every command with random options and values succeeds, or fails with one short message and no traceback."""
+"""Commands with random options and values succeed, or fail with one short message and no traceback."""
 
 import contextlib
 import io
@@ -60,7 +60,7 @@ WORDS = (
 
 @pytest.fixture(autouse=True)
 def nothing_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stop each command after it has read its options, before it trains or writes outside of the folder."""
+    """Stop each command after reading its options, before it trains or writes outside the folder."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("some words\n")
     (tmp_path / "mine.py").write_text("from posenc import Encoding\nclass Mine(Encoding):\n    'x'\n")
@@ -81,7 +81,7 @@ def value(random: Random, kind: str) -> str:
 
 
 def command(random: Random, verb: str) -> list[str]:
-    """Return a verb with a few of its options, each with values of its type, of another type, or none."""
+    """Return a verb with a few options, each with values of its type, another type, or none."""
     words_of_command = [verb]
     types = get_type_hints(cli.VERBS[verb])
     options = arguments.option_types(cli.VERBS[verb])
@@ -102,7 +102,7 @@ def run_command(command_words: list[str]) -> int:
             code = exit_error.code
     message = stderr.getvalue()
     assert code in (0, 1, 2) and visible(message) == message and len(message) < 20_000, (code, message)
-    assert code == 0 or message, "it failed without a word"
+    assert code == 0 or message, "a command that fails must print a message"
     if code:
         raise ValueError(message.splitlines()[-1][:900])
     return code

@@ -75,7 +75,7 @@ HOSTILE_TEXTS = (
 
 
 def with_hostile_texts(random: Random, value: dict[str, Any], count: int) -> dict[str, Any]:
-    """Return a copy with up to `count` texts replaced by hostile ones, and sometimes rubbish in one place."""
+    """Return a copy with up to `count` hostile texts, and sometimes rubbish in one place."""
     copy = json.loads(json.dumps(value))
     for *way, last in random.choices(item_paths(copy)[1:], k=count):
         holder = copy
@@ -139,12 +139,12 @@ def test_whatever_a_field_holds_under_a_right_checksum_it_is_read_or_refused(
 def test_whatever_records_and_settings_hold_the_page_shows_it_as_text_or_it_is_refused(
     seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The page has the figures' contents itself.
+    # The page itself has the contents of the figures, so that no figure is drawn.
     monkeypatch.setattr(figures, "save", lambda *_, **__: None)
     sound = fake_record("rotary", attention=None, pictures=None)
     sound |= {"attention": {"tokens": ["^", "a"], "with": [[[[1.0, 0.0]] * 2]], "without": [[[[1.0, 0.0]] * 2]]}}
     sound |= {"pictures": {"added": None, "wavelengths": [6.3, 63.0], "bias": None, "rotation": [1.0, 0.5]}}
-    # The settings have no preset: it takes only two words.
+    # The settings have no preset, because a preset is one of two words.
     settings = {"encodings": ["rotary", "alibi"], "task_names": ["repeat"], "changes": {"text": "a"}}
 
     def case(seed: int) -> None:

@@ -186,7 +186,7 @@ def damage(random: Random, home) -> None:
         file.with_name(name).write_bytes(random.choice((data, b"", b"\x80\x04", b"GGUF")))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows needs special rights for links")
 @short_and_long(75, 2_000)
 def test_a_damaged_folder_is_read_or_refused(seeds, tmp_path):
     (tmp_path / "outside").write_bytes(SOUND)

@@ -1,4 +1,4 @@
-"""Random specs are parsed and built, or refused with one message, in time linear in their length."""
+"""Random specs are built, or refused with one message, in time linear in their length."""
 
 import inspect
 from random import Random

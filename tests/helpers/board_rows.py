@@ -1,4 +1,4 @@
-"""Made-up rows of a board, as the lab writes them; a reach sets each encoding's result on each task."""
+"""Made-up rows of a board, as the lab writes them. A reach sets each encoding's result on each task."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ STEPS = {"none": 900, "rotary": 400, "alibi": 700, "t5_bias": 600, "learned": 50
 
 
 def row(task: str, spec: str, seed: int, reach: float, **changes: Any) -> dict[str, Any]:
-    """Return a row: exact up to its reach, and wrong beyond; for text, the perplexity ratio is 1, then 2."""
+    """Return a row, exact up to its reach and wrong beyond. For text, the perplexity ratio is 1, then 2."""
     text = task == "text"
     train_length = 32 if text else 10
     lengths: list[dict[str, Any]] = []

@@ -273,7 +273,7 @@ def comparison(tasks=("repeat", "copy", "text"), seeds=3, encodings=ENCODINGS):
 
 
 def with_scores(entries, *scores):
-    """Return a copy of a record with other exact matches at its lengths, the trained one first."""
+    """Return a copy of a record with other exact matches, first at the trained length."""
     entries = copy.deepcopy(entries)
     for entry, score in zip(entries["lengths"], scores, strict=True):
         entry["exact_match"] = score

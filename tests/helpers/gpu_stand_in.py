@@ -27,7 +27,7 @@ class KernelCall(NamedTuple):
 
 
 class FusedKernel(torch.autograd.Function):
-    """A kernel that saves its inputs for its backward pass, and makes no attention matrix in either pass."""
+    """A kernel that saves its inputs for backward, and makes no attention matrix in either pass."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> Tensor:
@@ -50,9 +50,9 @@ def closure_tensors(function: Any) -> list[Tensor]:
 
 
 class MemoryMeter(TorchDispatchMode):
-    """Count the peak bytes of all living tensors, the numbers of the largest one, and the operators.
+    """Count the peak bytes of living tensors, the numbers of the largest tensor, and the operators.
 
-    It also records operators with a CPU tensor: the copy would wait for the GPU, and stop the capture of a CUDA graph.
+    It also records operators with a CPU tensor: its copy would wait for the GPU, and stop the capture of a CUDA graph.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class MemoryMeter(TorchDispatchMode):
 
 
 def install_gpu_stand_in(monkeypatch: pytest.MonkeyPatch) -> list[KernelCall]:
-    """Let posenc treat tensors of the meta device as a GPU's; return the list that records each kernel call."""
+    """Let posenc treat meta tensors as a GPU's, and return the list that records kernel calls."""
     calls: list[KernelCall] = []
     # The compiler looks functions up once in a process; do it before they are replaced.
     trace_rules.get_torch_obj_rule_map()

@@ -5,7 +5,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class LargestTensor(TorchDispatchMode):
-    """The largest tensor that was made (bytes)."""
+    """A mode that records the size of the largest tensor that was made (bytes)."""
 
     size = 0
 

@@ -113,7 +113,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def running_hub(monkeypatch: pytest.MonkeyPatch, home: Any) -> Generator[Hub]:
-    """Run a hub and point this process's huggingface_hub at it, with its cache in a new folder."""
+    """Run a hub and point this process's huggingface_hub at it, with a new cache folder."""
     from huggingface_hub import constants
 
     hub = Hub()

@@ -1,4 +1,4 @@
-"""The position settings of released models' config.json, with few layers and two heads of the true width."""
+"""Configs of released models: the published position settings, few layers, and two heads of the true width."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def small(model_type: str, wide: int, longest: int, layers: int = 2, **options: Any) -> dict[str, Any]:
-    """Return a config with two heads of their true width, few layers, and the published position settings."""
+    """Return a config with the published position settings, few layers, and two heads of true width."""
     sizes = {"model_type": model_type, "hidden_size": 2 * wide, "num_attention_heads": 2, "vocab_size": 32}
     sizes |= {"num_key_value_heads": 2, "num_hidden_layers": layers, "intermediate_size": 16, "pad_token_id": 0}
     return sizes | {"max_position_embeddings": longest} | options
@@ -33,7 +33,7 @@ PUBLISHED_CONFIGS: dict[str, dict[str, Any]] = {
         "llama", 64, 131072, head_dim=64, rope_theta=5e5, rope_scaling={"factor": 32.0, "rope_type": "llama3", **LLAMA3}
     ),
     "Qwen2.5": small("qwen2", 128, 32768, rope_theta=1e6, sliding_window=131072, use_sliding_window=False),
-    # The recipe of its model card leaves max_position_embeddings unchanged; other configs have the extended length.
+    # The model card's recipe leaves max_position_embeddings unchanged; other configs have the extended length.
     "Qwen2.5 by its recipe": small("qwen2", 128, 32768, rope_theta=1e6, rope_scaling={"type": "yarn", **YARN_4}),
     "Qwen2.5 with YaRN": small("qwen2", 64, 131072, rope_theta=1e6, rope_scaling={"type": "yarn", **YARN_4}),
     "Qwen3": small("qwen3", 128, 40960, head_dim=128, rope_theta=1e6, sliding_window=None, use_sliding_window=False),
@@ -113,7 +113,7 @@ PUBLISHED_CONFIGS: dict[str, dict[str, Any]] = {
 def installed_rotaries(
     python: str, folder: Path, configs: Sequence[dict[str, Any]], lengths: Sequence[list[int]]
 ) -> list[dict[str, Any]]:
-    """Return the rotary tables that a Python's transformers computes for configs at some lengths, in a new process."""
+    """Return rotary tables for configs and lengths, computed by a Python's transformers in a new process."""
     request = {"folders": [str(folder / str(number)) for number in range(len(configs))], "lengths": list(lengths)}
     for where, config in zip(request["folders"], configs, strict=True):
         Path(where).mkdir()

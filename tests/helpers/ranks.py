@@ -21,7 +21,7 @@ from torch.multiprocessing.spawn import start_processes
 def run_on_ranks(ranks: int, work: Callable[..., None], folder: Path, *arguments: Any) -> None:
     arguments = (ranks, str(folder / f"store of {work.__name__}"), work, arguments)
     with warnings.catch_warnings():
-        # The warning is about threads; the suite's only wait for pipes, and no rank runs them.
+        # Python warns of threads; those of the suite only wait for pipes, and no rank runs them.
         warnings.simplefilter("ignore", DeprecationWarning)
         # A forked rank does not import torch again, which takes longer than most functions.
         start_processes(run_rank, arguments, nprocs=ranks, start_method="fork" if sys.platform == "linux" else "spawn")
@@ -49,7 +49,7 @@ def refusal(act: Callable[[], Any]) -> str:
 
 
 def assert_near(actual: dict[str, Tensor], expected: dict[str, Tensor], atol: float, label: str) -> None:
-    """Assert equal names, and equal tensors up to `atol` times their largest number (at least 1)."""
+    """Assert equal names, and tensors equal up to `atol` times their largest number (at least 1)."""
     assert actual.keys() == expected.keys(), f"{label}: {actual.keys() ^ expected.keys()}"
     for name, x in expected.items():
         bound = atol * max(1.0, x.abs().max().item())

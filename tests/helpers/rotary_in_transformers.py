@@ -1,4 +1,4 @@
-"""Print the rotary tables that the installed transformers, 4 or 5, computes for configs; runs without posenc.
+"""Print the rotary tables that the installed transformers (4 or 5) computes for configs, without posenc.
 
 Standard input: {"folders": [a folder with a config.json each], "lengths": [[tokens, ...], pair list each]}.
 Printed: for each folder and length the rotary of each layer, {"frequencies": [...], "temperature": x}; or its "error".
@@ -13,7 +13,7 @@ import torch
 
 
 def rotary_of(model: Any, config: Any, layer: int) -> tuple[Any, str]:
-    """Return the rotary module of a layer and the prefix of its buffers, in any version's layout."""
+    """Return a layer's rotary module and the prefix of its buffers, in any version's layout."""
     modules = {
         path: module
         for path, module in model.named_modules()

@@ -81,7 +81,7 @@ MASKS = (masks.causal(), masks.bidirectional(), masks.window(3), masks.prefix(4)
 
 @dataclass
 class Live:
-    """A network in use, and an untouched one with the same changes."""
+    """A network in use, and a network that gets the same changes but no calls."""
 
     net: Net
     pristine: Net
@@ -166,7 +166,7 @@ def assert_same(
 ) -> None:
     """Raise AssertionError unless both have the same tensors, or the same message."""
     if isinstance(actual, str) or isinstance(expected, str):
-        assert actual == expected, f"{label}: refused as '{actual}', and by fresh objects as '{expected}'"
+        assert actual == expected, f"{label}: gave '{actual}', and fresh objects gave '{expected}'"
         return
     for name, value in expected.items():
         comparisons.agree(actual[name], value, f"{name} of {label}", SAME_CALL[dtype])
@@ -357,7 +357,7 @@ def state_machine(source: "Subject | Source") -> type[RuleBasedStateMachine]:
                     self.extend(branch, CHUNK, padding, mode)
 
         def fill(self, talk: Talk, number: int, padding: str, mode: str, *, new_network: bool = False) -> None:
-            """Fill the rows with some tokens; another network comes in if ONE_PASS lacks the dtype."""
+            """Fill the rows with some tokens; another network takes over if ONE_PASS lacks the dtype."""
             if new_network or talk.live.dtype not in ONE_PASS:
                 live = self.life(number)
                 talk.live = live if live.dtype in ONE_PASS else self.lives[-1]
@@ -420,14 +420,14 @@ def state_machine(source: "Subject | Source") -> type[RuleBasedStateMachine]:
             self.settle()
 
         def settle(self, owner: Live | None = None) -> None:
-            """Run the pending backward passes of a network or of all; their saved tensors must be unchanged."""
+            """Run pending backward passes, of one network or all; their saved tensors must be unchanged."""
             for live, loss, x, expected in [entry for entry in self.pending if owner is None or entry[0] is owner]:
                 (actual,) = torch.autograd.grad(loss, x)
                 comparisons.agree(actual, expected, "a gradient after later steps", ONE_PASS[live.dtype])
             self.pending = [entry for entry in self.pending if owner is not None and entry[0] is not owner]
 
         def change(self, live: Live, change: Callable[[Net], Any]) -> None:
-            """Change a network after its pending backward passes, and empty its caches, whose keys are outdated."""
+            """Change a network after its pending backward passes, and empty its caches of outdated keys."""
             self.settle(live)
             live.do(change)
             for talk in self.talks:
@@ -442,7 +442,7 @@ def state_machine(source: "Subject | Source") -> type[RuleBasedStateMachine]:
 
 
 def refuses(live: Live, talk: Talk, rows: list[Tensor]) -> bool:
-    """Whether a fresh network raises an error for a row in one pass too."""
+    """Return whether a fresh network also raises an error for a row in one pass."""
     for row in rows:
         if len(row):
             call = live.fresh()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from posenc import testing
-from posenc.tokens.watched import COMPILES_LAYERS
+from posenc.tokens.tracing import COMPILES_LAYERS
 
 THIRD = date.today().toordinal() % 3
 """Today's third of many cases: 0, 1 or 2."""

@@ -32,7 +32,7 @@ def states(model: Any, **inputs: Any) -> Tensor:
 
 
 def call_with_cache(model: Any, cache: Any, ids: Tensor, **inputs: Any) -> Any:
-    """Call a model with a KV cache, under the argument's name in this model."""
+    """Call a model with a KV cache, passed by this model's name of the argument."""
     return model(input_ids=ids, **{cache_argument(model): cache}, **inputs)
 
 

@@ -53,9 +53,9 @@ EXCEPTIONS = {
     "__main__.py": {r"warnings\.\w+": OWN_PROCESS},
     "seeding.py": {r"torch\.random\.fork_rng": "the state is put back as it was"},
     "foreign/code.py": {r"sys\.modules": "a file of the user's becomes a module, as an import makes one"},
-    "checkpoints/models/turns.py": {r"sys\.setprofile": THREAD},
+    "checkpoints/models/rotations.py": {r"sys\.setprofile": THREAD},
     "checkpoints/formats/load.py": {r"logging\.disable_progress_bar": OWN_PROCESS},
-    "checkpoints/live/unturned.py": {
+    "checkpoints/live/unturned_keys.py": {
         r"setattr|delattr": OWN_OBJECTS,
         r"Attention(Mask)?Interface\.register": OWN_NAMES,
     },

@@ -26,5 +26,10 @@ def test_pronouns_prepositions_and_participles_are_banned(source: str, expected:
 def test_a_long_first_sentence_and_a_banned_word_are_faults() -> None:
     file = WORDS["ROOT"] / "CONTRIBUTING.md"  # which has a banned word on purpose
     tree = ast.parse(f'"""{"word " * 26}end."""')
-    faults = WORDS["unclear_sentences"]({file: tree})
-    assert any("long sentence" in fault for fault in faults) and any(fault.endswith("ever") for fault in faults)
+    assert any("long sentence" in fault for fault in WORDS["unclear_sentences"]({file: tree}))
+    assert any(fault.endswith("ever") for fault in WORDS["banned_words"](file))
+
+
+def test_the_names_of_a_page_are_read(tmp_path: Path) -> None:
+    (tmp_path / "View.svelte").write_text("<script>\n  let shown = $state(0);\n  function rows() {}\n</script>\n")
+    assert list(WORDS["names_of_page"](tmp_path / "View.svelte")) == [("shown", 2), ("rows", 3)]

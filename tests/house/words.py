@@ -57,7 +57,11 @@ def main(arguments: list[str]) -> int:
     files = [path for place in options.folders for path in sorted((ROOT / place).rglob("*.py"))]
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in files}
     whole = options.folders == PLACES
-    faults = [*banned_names(trees, options.every), *repeated_names(trees, whole), *unclear_sentences(trees)]
+    pages = [path for path in sorted((ROOT / "web/src").rglob("*")) if whole and path.suffix in (".ts", ".svelte")]
+    names = {path: list(bound_names(tree)) for path, tree in trees.items()}
+    names |= {path: list(names_of_page(path)) for path in pages}
+    faults = [*banned_names(names, options.every), *repeated_names(trees, whole), *unclear_sentences(trees)]
+    faults += [fault for path in [*files, *pages] for fault in banned_words(path)]
     print("\n".join(faults) or "plain words: no fault")
     return 1 if faults else 0
 
@@ -83,18 +87,25 @@ def bound_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
                 yield name, node.lineno
 
 
-def banned_names(trees: dict[Path, ast.Module], show_all: bool) -> list[str]:
+def names_of_page(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield each name that a file of TypeScript or Svelte declares, and its line."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        for name in re.findall(r"\b(?:const|let|function|class|interface|type) (\w+)", line):
+            yield name, number
+
+
+def banned_names(names: dict[Path, list[tuple[str, int]]], show_all: bool) -> list[str]:
     """Return the rooms of which too many names are banned, and these names."""
-    names, banned = Counter[str](), defaultdict[str, list[str]](list)
-    for path, tree in trees.items():
+    totals, banned = Counter[str](), defaultdict[str, list[str]](list)
+    for path, lines in names.items():
         place = room(path)
         public = EXCEPTIONS["public"].get(place, "").split()
-        for name, line in bound_names(tree):
-            names[place] += 1
+        for name, line in lines:
+            totals[place] += 1
             if is_banned(name) and name not in public:
                 banned[place].append(f"{path.relative_to(ROOT)}:{line}: {name}")
     faults = []
-    for place, total in names.items():
+    for place, total in totals.items():
         if show_all or len(banned[place]) > SHARE * total:
             faults += [*banned[place], f"{place}: {len(banned[place])} of {total} names are neither noun nor verb"]
     return faults
@@ -117,7 +128,7 @@ def repeated_names(trees: dict[Path, ast.Module], whole: bool) -> list[str]:
 
 
 def unclear_sentences(trees: dict[Path, ast.Module]) -> list[str]:
-    """Return the docstrings that begin with a long sentence, and the lines with a banned word."""
+    """Return the docstrings that begin with a long sentence."""
     faults = []
     for path, tree in trees.items():
         place = path.relative_to(ROOT)
@@ -126,11 +137,14 @@ def unclear_sentences(trees: dict[Path, ast.Module]) -> list[str]:
                 sentence = re.split(r"(?<=\.)\s|\n\n", ast.get_docstring(node) or "")[0]
                 if len(sentence.split()) > LONGEST_SENTENCE:
                     faults.append(f"{place}:{getattr(node, 'lineno', 1)}: its docstring begins with a long sentence")
-        if path != Path(__file__):
-            for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-                if BANNED_WORDS.search(line):
-                    faults.append(f"{place}:{number}: {BANNED_WORDS.search(line)[0]}")
     return faults
+
+
+def banned_words(path: Path) -> Iterator[str]:
+    """Yield the lines of a file with a banned word."""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if path != Path(__file__) and (word := BANNED_WORDS.search(line)):
+            yield f"{path.relative_to(ROOT)}:{number}: {word[0]}"
 
 
 def room(path: Path) -> str:

@@ -149,7 +149,7 @@ def in_rows(x: Tensor, tokens: int) -> Tensor:
 
 def of_flashinfer(target: Any, q: Tensor, k: Tensor) -> Tensor:
     call = target.apply_rope_with_cos_sin_cache
-    assert call["cos_sin_cache"].dtype == torch.float32, "it refuses any other"
+    assert call["cos_sin_cache"].dtype == torch.float32, "FlashInfer refuses any other dtype"
     positions = call["positions"] if len(call["positions"]) > q.shape[2] else call["positions"].repeat(BATCH)
     q, k = (
         in_rows(
@@ -176,7 +176,7 @@ def of_vllm(target: Any, q: Tensor, k: Tensor) -> Tensor:
         )
     logits = products(q, k)
     if slopes is not None:
-        # Its kernels add slope (j - i), for keys up to the query.
+        # vLLM's kernels add slope (j - i), for keys up to the query.
         distance = torch.arange(q.shape[2]) - torch.arange(q.shape[2])[:, None]
         logits = logits + torch.tensor(slopes)[:, None, None] * distance
     return causal(logits)

@@ -18,11 +18,11 @@ SCHEDULES = ("rotary(schedule=yarn(factor=4))", "proportional_rotary(schedule=ll
 SCHEDULES += ("rotary(schedule=dynamic_ntk(factor=2))", f"rotary(schedule={LONGROPE})")
 
 IN_ROWS = {"contextual": 12, "dape": 10, "path": 4, "shaw": 4, "stick_breaking": 2, "transformer_xl": 5}
-"""Memory of 4,096 tokens at most, as a multiple of "none", where pairs are computed for some queries at a time."""
+"""Largest memory of 4,096 tokens, as a multiple of "none", where pairs are computed for some queries at a time."""
 
 MEMORY_RATIOS = {"polar": 1.7, "selective_rotary": 2.9, "mixed_rotary": 1.7, "log_grid_bias": 2.8, "deberta": 6.2}
 MEMORY_RATIOS |= {"inkling": 7.4, "tupe": 1.6, "rerope": 2.2, "self_extend": 2.2, "dual_chunk": 3.1}
-"""Memory of a step at most, as a multiple of "none", where it is over 1.3."""
+"""Largest memory of a step, as a multiple of "none", where it is over 1.3."""
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ WORK = [(work, dtype) for work in ("train", "prefill", "decode") for dtype in (t
 def test_no_matrix_of_pairs_is_made_and_nothing_is_widened_or_copied(case: tuple[str, torch.dtype], calls) -> None:
     work, dtype = case
     plain = memory("none", dtype, work)
-    # Its random numbers come from the CPU, once for each device.
+    # FoPE draws its random numbers on the CPU, once for each device: a first call keeps them out of the count.
     memory("fourier_rotary", dtype, "prefill", tokens=1)
     for spec in [*catalogue.names(), *SUMS, *SCHEDULES]:
         if spec in IN_ROWS or (work == "decode" and axes_of(spec) > 1):
@@ -77,7 +77,7 @@ def test_no_matrix_of_pairs_is_made_and_nothing_is_widened_or_copied(case: tuple
         attention = [call for call in calls if call.kernel != "triton"]
         attention = attention if in_flex else attention[-2:]
         assert {(call.kernel, *call.dtypes) for call in attention} == {("flex" if in_flex else "sdpa", dtype)}, spec
-        # Each query of inkling has a number for 1,024 distances: no fewer than 8,192 queries of one head have keys.
+        # Inkling computes 1,024 distances for each query of 8 heads: as many numbers as pairs of one head.
         assert meter.largest < (2 if spec == "inkling" else 1) * TOKENS * TOKENS, spec
         assert meter.peak <= MEMORY_RATIOS.get(spec, 1.3) * plain.peak, (spec, meter.peak / plain.peak)
         assert not meter.from_cpu, spec
@@ -128,7 +128,7 @@ def test_a_layer_turns_queries_and_keys_in_one_launch_each(work: str, calls) -> 
     for spec in ("none", "rotary"):
         single, double = (memory(spec, torch.bfloat16, work, tokens=512, layers=layers).operators for layers in (1, 2))
         launches[spec] = double - single
-    # Nothing else is computed: a view of the table, and the outputs of both launches.
+    # Beside the launches, rotary adds only a view of the table and the two outputs.
     assert launches["rotary"] <= launches["none"] + 3 and launches["none"] <= 51, launches
     assert [call.kernel for call in calls[-3:]] == ["triton", "triton", "sdpa"]
 

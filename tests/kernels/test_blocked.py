@@ -1,4 +1,4 @@
-"""Blocked attention has the values and gradients of the readable kernel in float64, at all positions."""
+"""Blocked attention has the readable kernel's values and gradients in float64, at all positions."""
 
 import copy
 import math
@@ -92,7 +92,7 @@ BLOCK_SIZES = {
 
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch):
-    """Return a function that limits the sizes of blocks, so that few tokens make many of them."""
+    """Return a function that limits the sizes of blocks, so that few tokens fill many blocks."""
 
     def set_to(size: str) -> None:
         for name, value in BLOCK_SIZES[size].items():
@@ -142,7 +142,7 @@ def compare_at(name: str, size: str, place: str, rules: list[str], sizes) -> Non
 
 @pytest.mark.parametrize(("number", "case"), list(enumerate(EVERYWHERE)), ids=str)
 def test_it_is_right_wherever_tokens_stand(number: int, case: tuple[str, str, str], sizes) -> None:
-    # One of the six rules: over 8 times 13 layouts, each rule meets every layout and every encoding.
+    # Each case takes one of the six rules: over 8 times 13 cases, each rule meets every layout and every encoding.
     compare_at(*case, [list(RULES)[number % 6]], sizes)
 
 
@@ -159,14 +159,14 @@ def test_queries_may_stand_elsewhere_than_keys(name: str, sizes) -> None:
     packed = Positions.packed([11, 1, 22, 7])
     pairs = [
         (Positions.count(9, start=30), Positions.count(39)),  # a chunk behind a cache
-        (Positions.count(9, start=3), Positions.count(41, start=20)),  # some of them see no key
+        (Positions.count(9, start=3), Positions.count(41, start=20)),  # some queries see no key
         (Positions.count(30), Positions.count(8, start=25)),
         (packed.rows(slice(20, 41)), packed),
         (PLACES["padded left"].rows(slice(30, 41)), PLACES["padded left"]),
         (Positions.of(torch.arange(100, 109)), Positions.count(30)),
         (Positions.count(9).with_coords(Positions.count(9).coords + 4), Positions.count(30)),
-        (Positions.count(24, start=17), PLACES["padded left"]),  # counted for all rows, and keys of each row
-        (Positions.of(torch.arange(9.0) + 20.5), Positions.of(torch.arange(30.0))),  # a step apart, but not counted
+        (Positions.count(24, start=17), PLACES["padded left"]),  # all rows share the queries, not the keys
+        (Positions.of(torch.arange(9.0) + 20.5), Positions.of(torch.arange(30.0))),  # steps of one, but not counted
     ]
     for number, (at, keys_at) in enumerate(pairs, turn):
         for rule in list(RULES)[number % 2 :: 2]:
@@ -308,7 +308,7 @@ def test_gradients_in_float32_stay_within_three_millionths(name: str, place: str
     q, k, v, upstream = (heads(2, HEADS, at.tokens, WIDTH).float() for _ in range(4))
     gradients = []
     for dtype in (torch.float64, torch.float32):
-        # A copy in float32 is equal only if the numbers were rounded before.
+        # Both copies are rounded to float32 first, so that their parameters are equal.
         twin = copy.deepcopy(encoding).float().to(dtype)
         leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
         kernel = "reference" if dtype == torch.float64 else "blocked"
@@ -368,7 +368,7 @@ def test_what_nobody_sees_is_left_out() -> None:
     assert pairs(Positions.count(64), masks.window(8))[0] == 8 * 8 + 7 * 8 * 15
     assert pairs(Positions.packed([16] * 4), full) == (4 * 256, 4 * 256)
     assert pairs(Positions.padded(torch.ones(1, 64).index_fill(1, torch.arange(48), 0)), full) == (256, 256)
-    # Documents of one token each are not worth a call.
+    # Documents of one token each do not pay for a call of their own.
     assert plan.plan_for(Positions.packed([1] * 9), Positions.packed([1] * 9), full, 1, 1, by_coords=True).runs is None
 
 
@@ -422,8 +422,8 @@ def test_anti_diagonals_are_summed(n: int, m: int) -> None:
 
 def test_attention_over_some_keys_each_is_merged_into_attention_over_all() -> None:
     logits, values = torch.randn(2, 3, 4, 9, dtype=torch.float64), torch.randn(2, 3, 9, 5, dtype=torch.float64)
-    logits[0, 0, 1, :5] = -math.inf  # sees none of the first keys
-    logits[1, 1, 2] = -math.inf  # sees no key at all
+    logits[0, 0, 1, :5] = -math.inf  # this query sees none of the first keys
+    logits[1, 1, 2] = -math.inf  # this query sees no key at all
     parts = []
     for span in (slice(0, 5), slice(5, 7), slice(7, 9)):
         part = logits[..., span].softmax(-1).nan_to_num() @ values[:, :, span]
@@ -431,7 +431,7 @@ def test_attention_over_some_keys_each_is_merged_into_attention_over_all() -> No
     out, sums = blocked.merge_parts(parts)
     torch.testing.assert_close(out, logits.softmax(-1).nan_to_num() @ values, rtol=0, atol=1e-14)
     total = logits.exp().sum(-1)
-    torch.testing.assert_close(sums, total.log(), rtol=0, atol=1e-14)  # over no keys: -inf
+    torch.testing.assert_close(sums, total.log(), rtol=0, atol=1e-14)  # without keys: -inf
 
 
 def test_a_graph_may_be_gone_through_twice() -> None:
@@ -492,7 +492,7 @@ def test_numbers_below_the_normal_ones_are_0_within_a_call_and_as_they_were_behi
     monkeypatch, set_before: bool, fails: bool
 ) -> None:
     if not torch.set_flush_denormal(set_before):
-        pytest.skip("this processor always has them")
+        pytest.skip("this processor cannot flush denormal numbers")
 
     def are_0() -> bool:
         return sys.float_info.min / 2 == 0.0

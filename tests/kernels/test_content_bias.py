@@ -53,7 +53,7 @@ WAYS = {
 
 @pytest.fixture(autouse=True)
 def small_sizes():
-    """Use far keys, and few queries at a time, at sizes of a test."""
+    """Lower two limits, so that tests have far keys and few queries at a time."""
     with SIZES.set_to(far=1, pairs_of_content=250):
         yield
 
@@ -103,7 +103,7 @@ class Case:
 
 
 def blocks_of(plan, rows: int, by_row: bool = False):
-    """Yield a kernel's blocks of so many queries, or those of each row of the batch."""
+    """Yield a plan's blocks of `rows` queries, split by rows of the batch if `by_row`."""
     for block in plan.blocks(rows):
         step = 1 if by_row else block.batch.stop - block.batch.start
         for first in range(block.batch.start, block.batch.stop, step):
@@ -149,26 +149,26 @@ def values_of(bias, plan, case: Case, rows: int, in_parts: bool, by_row: bool = 
             continue
         stop = block.keys.start
         for part in bias.parts(block):
-            assert part.keys.start == stop and part.keys.stop > stop, "parts follow one another"
+            assert part.keys.start == stop and part.keys.stop > stop, "each part must begin where the last one ended"
             stop = part.keys.stop
             values = out.new_zeros(out[block.batch, :, block.rows, part.keys].shape)
             values += 0 if part.bias is None else part.bias
             values += 0 if part.shift is None else part.shift[..., None]
             out[block.batch, :, block.rows, part.keys] = flip_rows(values)
-        assert stop == block.keys.stop, "parts hold every key"
+        assert stop == block.keys.stop, "the parts must hold every key"
     return out
 
 
 def same_values(actual: torch.Tensor, case: Case, mask, masked: bool) -> None:
     visible = mask.allowed(case.at, case.keys_at).expand(actual.shape)
-    assert not bool(actual[visible].isnan().any()), "every key that is seen is in a block"
+    assert not bool(actual[visible].isnan().any()), "every visible key must be in a block"
     # The softmax ignores a term that all keys of a head share.
     difference = (actual - case.whole).where(visible, torch.nan).flatten(2)
     offset = difference.nanmedian(-1, keepdim=True).values.nanmean(0)
     assert float((difference - offset).abs().nan_to_num().max()) < 1e-11
     if masked:
         in_block = ~actual.isnan()
-        assert bool((actual[in_block & ~visible] == -math.inf).all()), "what is not seen is -inf"
+        assert bool((actual[in_block & ~visible] == -math.inf).all()), "masked keys must be -inf"
 
 
 def slopes_of(case: Case, outputs, upstreams) -> list[torch.Tensor]:
@@ -189,7 +189,7 @@ def same_gradients(case: Case, mask, rows: int, by_row: bool = False) -> None:
     bias, plan = case.in_blocks(mask)
     gradient = BiasGradient(bias)
     for block in blocks_of(plan, rows, by_row):
-        # As a kernel's backward pass does, a few keys at a time, wherever the forward pass cut its blocks.
+        # A kernel's backward pass adds a few keys at a time, wherever the forward pass cut its blocks.
         for first in range(block.keys.start, block.keys.stop, 5):
             keys = slice(first, min(first + 5, block.keys.stop))
             piece = pad_rows(flip_rows(upstream[block.batch, :, block.rows, keys]))
@@ -281,7 +281,7 @@ def test_gradients_go_to_the_parameters_that_were_used_whatever_stands_there_now
 
 @pytest.mark.parametrize("start", [-4.0, 0.0, 3.0, 8.0], ids=["closed", "half", "open", "wide open"])
 def test_sums_of_gates_are_as_exact_far_away_as_near(start):
-    """Float32 weights are within 2e-6 of those of float64 sums, for gate sums of 8 or 16,000."""
+    """Float32 weights are within 2e-6 of float64 weights, for gate sums of 8 or 16,000."""
     T, H = 4096, 2
     torch.manual_seed(1)
     gates = torch.nn.functional.logsigmoid(torch.randn(1, H, T) + start)
@@ -306,7 +306,7 @@ def test_sums_of_gates_are_as_exact_far_away_as_near(start):
             exact = (sums[..., rows, None] - sums[:, :, None, : rows.stop]).masked_fill(logits == -math.inf, -math.inf)
             assert logits.dtype == torch.float64 and float((logits.softmax(-1) - exact.softmax(-1)).abs().max()) < 2e-6
             weighty = exact > -20
-            assert float((logits - exact)[weighty].abs().max()) < 4e-6, "where a weight is left"
+            assert float((logits - exact)[weighty].abs().max()) < 4e-6, "logits above -20 must agree"
 
 
 def test_look_ups_and_products_on_grids_are_those_of_single_pairs():

@@ -1,4 +1,4 @@
-"""Biases by a count of gates in blocks have the readable kernel's values and gradients in float64."""
+"""In blocks, biases by gate counts have the readable kernel's values and gradients in float64."""
 
 import pytest
 import torch

@@ -78,10 +78,10 @@ def test_its_closures_have_the_gradients_of_the_readable_kernel(spec: str, monke
             torch.testing.assert_close(actual, expected[part], rtol=0, atol=1e-9, msg=lambda m, n=part: f"{n}: {m}")
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # PyTorch's tracer's own
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # from PyTorch's tracer
 @pytest.mark.parametrize("spec", rest_slow(["fire(length=4, width=5) + t5_bias(std=1) + forgetting", *LEARNED], 1))
 def test_parameters_get_the_gradients_of_the_readable_kernel(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FlexAttention on a CPU has gradients of closures' tensors if q, k and v require none."""
+    """FlexAttention on a CPU gives closures' tensors gradients if q, k and v require none."""
     monkeypatch.setitem(kernels.KERNELS, "flex", kernels.KERNELS["flex"]._replace(why_not=lambda request: None))
     shape, at = Shape(32, 2, 16, 40), Positions.packed([23, 17])
     encoding = build(spec, shape)
@@ -214,7 +214,7 @@ def test_as_pytorch_runs_it_without_a_compiler_it_says_the_same_and_nothing_else
 
 
 @pytest.mark.parametrize("spec", rest_slow(["alibi + forgetting", "none", *LEARNED], 1))
-@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*:DeprecationWarning")  # PyTorch's tracer's own
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*:DeprecationWarning")  # from PyTorch's tracer
 @torch.no_grad()
 def test_a_model_is_one_graph_for_all_lengths(spec: str) -> None:
     from torch._dynamo.testing import CompileCounter

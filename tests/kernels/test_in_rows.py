@@ -1,4 +1,4 @@
-"""Rules that read every pair give the same for a few queries at a time, in float64."""
+"""Rules that read every pair give equal float64 results, a few queries at a time."""
 
 import weakref
 
@@ -115,7 +115,7 @@ def test_no_more_pairs_are_in_hand_than_were_asked_for(monkeypatch, spec):
 
     monkeypatch.setattr(StickBreaking, "nearest_first", watch)
     case.ask(attend_in_rows, masks.causal(), "reference")
-    assert sizes == [(3, 3), (3, 6), (3, 9), (2, 11)], "queries, and the keys up to the last of them"
+    assert sizes == [(3, 3), (3, 6), (3, 9), (2, 11)], "queries, and the keys up to the last query"
     sizes.clear()
     case.ask(attend_in_rows, masks.causal(), need_weights=True)
     assert sizes == [(3, 11)] * 3 + [(2, 11)], "weights are as wide as the keys"

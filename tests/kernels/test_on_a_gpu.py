@@ -1,4 +1,4 @@
-"""On a GPU every encoding gives its CPU results in every kernel; skipped without a GPU."""
+"""Every encoding gives its CPU results in every GPU kernel; skipped without a GPU."""
 
 import copy
 
@@ -22,7 +22,7 @@ SUMS = ("rotary + alibi", "on(rotary, heads=(0, 2))", "rotary + forgetting + ste
 SUBJECTS = [*(Subject(spec) for name in catalogue.names() for spec in variants(name)[:2]), *map(Subject, SUMS)]
 
 TOLERANCE = 1e-9
-"""In float64: orders of sums, roots and exponentials differ in their last digits."""
+"""In float64, orders of sums, roots and exponentials differ in their last digits."""
 
 
 def on_device(net: Net) -> Net:

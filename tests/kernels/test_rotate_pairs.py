@@ -45,7 +45,7 @@ def tables(x: Tensor, pairs: int, batch: int = 1, heads: int = 1) -> tuple[Tenso
 
 
 def rotate_exactly(x: Tensor, cos: Tensor, sin: Tensor, layout: str, inverse: bool = False) -> Tensor:
-    """Rotate in float64; the other channels pass."""
+    """Rotate pairs in float64, and pass the other channels on."""
     P = cos.shape[-1]
     out = x.double().clone()
     first = slice(0, P) if layout == "half" else slice(0, 2 * P, 2)
@@ -70,8 +70,8 @@ def heads(B: int, H: int, T: int, D: int, storage: str, dtype: torch.dtype) -> T
 
 
 STORAGES = ["bhtd", "bthd", "part of a wider one", "channels apart", "one head for all"]
-# Sizes [B, H, T, D], pairs P, and whether batch rows and heads have separate tables. 37 pairs leave a rest
-# after any vector, and 300 tokens after any block.
+# Sizes [B, H, T, D], pairs P, and whether batch rows and heads have separate tables. 37 pairs leave a
+# remainder after any vector, and 300 tokens after any block.
 SIZES = [
     ((2, 3, 9, 11), 4, False, False),
     ((1, 2, 300, 16), 8, False, False),
@@ -95,7 +95,7 @@ def test_the_result_is_the_exact_one_rounded_once(way: str, dtype: torch.dtype, 
                 # The gradient of the inverse rotation is the rotation.
                 leaf = torch.zeros_like(x).requires_grad_()
                 (slope,) = torch.autograd.grad(rotate_pairs(leaf, cos, sin, layout, inverse=not inverse), leaf, x)
-                # In half units of the dtype, at the size of the larger channel; float64 rounds three times itself.
+                # Half a unit of the dtype is allowed, and the arithmetic's own rounding, thrice in float64.
                 unit = torch.finfo(dtype).eps / 2 * exact.abs().clamp(min=torch.finfo(dtype).tiny)
                 slack = 3e-7 * 9 if dtype in (torch.bfloat16, torch.float16) else 2e-15 * 9
                 case = f"{way} {dtype} {layout} {storage} {(B, H, T, D)} {P} {inverse}"
@@ -277,7 +277,7 @@ def test_functional_transforms_and_tracing_see_every_step(way: str) -> None:
 
 
 def test_forward_derivatives_are_left_to_the_readable_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The first takes seconds of imports in torch.
+    # A first forward derivative costs torch seconds of imports, so the test only sets the level.
     assert operator.is_plain(torch.zeros(1))
     monkeypatch.setattr(torch.autograd.forward_ad, "_current_level", 0)
     assert not operator.is_plain(torch.zeros(1))
@@ -349,7 +349,7 @@ def test_without_the_library_it_works_and_says_why(
     fresh: pytest.MonkeyPatch, change: dict[str, object], reason: str
 ) -> None:
     if "INTERFACE" in change and NATIVE.library is None:
-        pytest.skip("nothing was compiled here")
+        pytest.skip("the library was not compiled here")
     for name, value in change.items():
         fresh.setattr(native, name, value)
     library = native.load()
@@ -366,7 +366,7 @@ def test_without_the_library_it_works_and_says_why(
 
 @pytest.mark.parametrize("times", [8, pytest.param(100, marks=pytest.mark.slow)])
 def test_no_size_or_stride_reads_or_writes_beside_its_rows(way: str, times: int) -> None:
-    """Only the rotated view of a larger tensor changes, at any sizes and gaps; `run.py sanitize` checks it."""
+    """Only the rotated view of a larger tensor changes, at any sizes and gaps. `run.py sanitize` checks it."""
     draw = random.Random(times)
     for layout, dtype, inverse in times * [*itertools.product(LAYOUTS, DTYPES, (False, True))]:
         B, H, T, P = draw.randint(1, 3), draw.randint(1, 4), draw.randint(1, 40), draw.randint(1, 40)

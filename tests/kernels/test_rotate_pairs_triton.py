@@ -1,4 +1,4 @@
-"""The Triton rotation, in the CPU interpreter, compiled for a GPU, and on a GPU if present."""
+"""Tests of the Triton rotation: in the CPU interpreter, compiled for a GPU, and on a GPU if present."""
 
 from collections.abc import Iterator
 
@@ -79,7 +79,7 @@ def test_any_strides_will_do(device: str, layout: str) -> None:
     memory = torch.randn(B, T, H, D, device=device)
     wide = torch.randn(B, H, T, 2 * D, device=device)
     one_row = torch.randn(1, H, 1, D, device=device).expand(B, H, T, D)
-    # The last has heads of 7 channels, with gaps in memory.
+    # The last tensor has heads of 7 channels, with gaps in memory.
     for x in (memory.transpose(1, 2), wide[..., ::2], one_row, memory.permute(0, 3, 2, 1)):
         cos, sin = tables(x, min(pairs, x.shape[3] // 2))
         out = torch.empty(*x.shape[:2], x.shape[3], x.shape[2], device=device).transpose(2, 3)
@@ -96,7 +96,7 @@ def test_any_strides_will_do(device: str, layout: str) -> None:
 def test_each_row_and_head_may_have_tables_of_its_own(device: str, rows: int, heads: int) -> None:
     x = torch.randn(3, 5, 6, 8, device=device)
     cos, sin = tables(x, 4, rows=rows, heads=heads)
-    # Tables of different layouts, with gaps between tokens.
+    # The two tables differ in memory layout, with gaps between tokens.
     sin = sin.transpose(2, 3).contiguous().transpose(2, 3)
     for layout in ("half", "interleaved"):
         check(rotate_into(torch.empty_like(x), x, cos, sin, layout), rotate_in_float64(x, cos, sin, layout))

@@ -37,7 +37,7 @@ WAYS = {
     "transformer_xl": ("blocked", PRODUCTS),
     "tupe": ("blocked", "factored"),
 }
-"""Kernels and ways of causal, contiguous tokens; attention without a bias is one call of sdpa."""
+"""Kernels and evaluators for causal, contiguous tokens; attention without a bias is one call of sdpa."""
 
 SUM_WAYS = {
     "shaw(values=False)": ("blocked", PRODUCTS),
@@ -56,7 +56,7 @@ SUM_WAYS = {
 
 @torch.no_grad()
 def evaluator(encoding: Encoding, at: Positions) -> tuple[str, ...]:
-    """Return the kernel and ways of an encoding's causal attention at these positions."""
+    """Return the kernel and evaluators of an encoding's causal attention at these positions."""
     layer = Attention(SHAPE.dim, heads=SHAPE.heads, head_dim=SHAPE.head_dim, encoding=encoding).double()
     x = torch.randn(1, at.tokens, SHAPE.dim, dtype=torch.float64)
     q, keys = layer.queries_and_keys(x, None, None, Call(at, at, masks.causal(), encoding))
@@ -107,7 +107,7 @@ def test_what_is_computed_for_every_token_is_computed_once_for_a_call(spec: str,
     layer = Attention(SHAPE.dim, SHAPE.heads, head_dim=SHAPE.head_dim, encoding=catalogue.build(spec, SHAPE))
     with SIZES.set_to(rows=2, pairs=20, pairs_of_content=20, pairs_of_a_grid=0):
         layer(torch.zeros(1, 9, SHAPE.dim), positions=Positions.count(9))
-        assert not calls, "tokens in a row are multiplied with the vectors that they meet"
+        assert not calls, "contiguous tokens need no logits of the whole table"
         layer(torch.zeros(1, 9, SHAPE.dim), positions=Positions.of(torch.randperm(9)))
     assert len(calls) == 2  # queries and keys
 

@@ -1,4 +1,4 @@
-"""Learned sinks, a logit for each head without a value, are equal in every kernel."""
+"""Learned sinks (a logit without a value for each head) give equal results in every kernel."""
 
 import math
 
@@ -176,7 +176,7 @@ def test_sinks_begin_as_softmax_off_by_one_and_are_made_again_after_meta() -> No
 
 @pytest.mark.parametrize("kernel", ["sdpa", "reference"])
 def test_dropout_drops_keys_and_no_sink(kernel: str) -> None:
-    """With one key of value 1, dropout doubles its share for half of the queries, and drops the rest."""
+    """Dropout doubles one key's share for half of the queries, and drops it for the rest."""
     encoding, at = build("none", SHAPE), Positions.count(64)
     k = torch.zeros(1, H, 1, D)
     bound = kernels.bind(kernel, encoding, scale=1.0, dropout=0.5, sinks=torch.full((H,), math.log(3)))

@@ -472,7 +472,7 @@ def test_the_original_is_post_norm_scaled_tied_and_sinusoidal() -> None:
 
 
 def attentive(encoding: str) -> EncoderDecoder:
-    """Return a model that depends on more than the last token. A tied one at initialisation only repeats that token."""
+    """Return a model that depends on more than the last token. A new tied model only repeats that token."""
     model = EncoderDecoder(**SMALL, encoding=encoding, norm_first=True, tie_output=False).double().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -489,7 +489,7 @@ def test_generation_of_an_encoder_decoder_is_greedy_decoding_without_a_cache(enc
         expected = torch.cat((expected, model(source, expected)[:, -1:].argmax(-1)), 1)
         of_last = torch.cat((of_last, model(source, of_last[:, -1:])[:, -1:].argmax(-1)), 1)
     assert torch.equal(model.generate(source, start, 7), expected)
-    assert not torch.equal(of_last, expected), "the tokens before count"
+    assert not torch.equal(of_last, expected), "earlier tokens must change the result"
 
 
 def test_a_padded_source_is_the_same_as_one_that_is_short() -> None:
@@ -497,7 +497,7 @@ def test_a_padded_source_is_the_same_as_one_that_is_short() -> None:
     source, start = ids_of(2, 6), ids_of(2, 2)
     padding = torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6])
     together = model.generate(source, start, 9, source_padding=padding)
-    assert not torch.equal(together, model.generate(source, start, 9)), "the padded tokens would count"
+    assert not torch.equal(together, model.generate(source, start, 9)), "padding must change the result"
     assert torch.equal(together[:1], model.generate(source[:1, :4], start[:1], 9))
     assert torch.equal(together[1:], model.generate(source[1:], start[1:], 9))
 

@@ -112,7 +112,7 @@ def lengths(least: int) -> dict[int, torch.export.Dim]:
 def check_export(spec: str) -> None:
     model = Decoder(**SIZES, encoding=spec).eval()
     if any(encoding.axes > 1 for encoding in model.stack.encodings):
-        pytest.skip("it reads several axes, and ids stand on one")
+        pytest.skip("the encoding reads several axes, and ids have one")
 
     def inputs(batch: int, tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
         ids = torch.randint(11, (batch, tokens))

@@ -32,7 +32,7 @@ def table() -> list[tuple[str, bool, str, int, int]]:
 
 
 class Counter:
-    """Counts the bytes that a function sends, and calls it."""
+    """A wrapper that calls a function and counts the bytes that it sends."""
 
     def __init__(self, call: Callable[..., Any], size_of: Callable[..., int]) -> None:
         self.call, self.size_of, self.total = call, size_of, 0
@@ -83,5 +83,5 @@ def test_the_guide_says_how_many_bytes_go_round(tmp_path: Path, part: int) -> No
         expected = ((RANKS - 1) * again + hops * of_gradients) * here
         gradients = (backwards / here - (RANKS - 1) * again) / hops
         assert backwards == expected, f"{spec}: gradients of {gradients} bytes"
-        # Of log-sum-exps one number for each chunk and head is sent, for any number of tokens.
+        # Each chunk and head sends one number of its log-sum-exps, for any number of tokens.
         assert of_sums in (0, 2 * 32 * 8, 2 * 32 * 64 * 8), f"{spec}: {of_sums}"

@@ -50,7 +50,7 @@ FURTHER = [
 
 
 LAYERS = {"layers": 2, "kv_heads": 2, "window": (None, 3), "sinks": True}
-"""Several layers, shared key heads, windows, sinks."""
+"""A model with several layers, shared key heads, windows and sinks."""
 
 
 def decoder(spec: str | tuple[str, ...], **sizes) -> Decoder:
@@ -111,7 +111,7 @@ def compare_or_refuse(rank: int, specs: list[str]) -> None:
             message = refusal(lambda model=model: shard_heads(model))
             reason = REFUSALS[spec].replace("(0, 1)", str((2 * rank, 2 * rank + 1)))
             assert message.startswith(reason) and message.endswith("or cut the sequence with shard_sequence"), message
-            assert model.stack.blocks[0].attention.heads == 4, "it was changed all the same"  # ty: ignore
+            assert model.stack.blocks[0].attention.heads == 4, "a refused model must stay unchanged"  # ty: ignore
         else:
             compare(spec, model)
 
@@ -159,7 +159,7 @@ def check_planted_fault() -> None:
     except AssertionError as error:
         assert "logits is off by" in str(error)
     else:
-        raise AssertionError("slopes of other heads were not found")
+        raise AssertionError("the comparison missed the slopes of other heads")
     finally:
         HeadSubset.is_same = is_same
 

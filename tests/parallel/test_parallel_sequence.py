@@ -284,7 +284,7 @@ def check_refusals(shards: SequenceShards, layer: Attention) -> None:
 
 
 class TwoCalls(Encoding):
-    """Calls the kernel twice, which log-sum-exps cannot merge."""
+    """An encoding that calls the kernel twice, which log-sum-exps cannot merge."""
 
     between = ()
 
@@ -294,7 +294,7 @@ class TwoCalls(Encoding):
 
 
 class WrongBetween(Encoding):
-    """Says that it reads no other keys, with a bias that does not say so."""
+    """An encoding that declares to read no other keys, with a bias that may read them."""
 
     between = ()
 
@@ -312,7 +312,7 @@ def second_gradient_error(layer: Attention, shards: SequenceShards) -> Exception
         torch.autograd.grad(out.sum(), x, create_graph=True)
     except RuntimeError as error:
         return error
-    raise AssertionError("a gradient of a gradient was given")
+    raise AssertionError("a second gradient was computed without an error")
 
 
 def check_planted_faults() -> None:
@@ -339,11 +339,11 @@ def failure(act: Callable[[], None]) -> str:
         act()
     except AssertionError as error:
         return str(error)
-    raise AssertionError("what was planted was not found")
+    raise AssertionError("the comparison missed the planted fault")
 
 
 def check_memory_and_work() -> None:
-    """On a ring a rank saves its own tokens only, and in zigzag order all have equally many blocks."""
+    """Check that a rank of a ring saves only its own tokens. In zigzag order all have equally many blocks."""
     net, at = net_of("forgetting", torch.float64), Positions.count(TOKENS)
     x, attending = torch.randn(2, TOKENS, SHAPE.dim, dtype=torch.float64), ring.Ring.attend
     for exchange, saves_all in (("ring", False), ("gather", True)):

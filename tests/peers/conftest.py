@@ -1,4 +1,4 @@
-"""Other libraries with the same encodings are the reference; a known defect of theirs is asserted as a difference."""
+"""Other libraries' encodings are the reference; a known defect of theirs is asserted as a difference."""
 
 import importlib
 import importlib.util

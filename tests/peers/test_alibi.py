@@ -71,7 +71,7 @@ def test_falcon_divides_the_bias_by_the_root_of_the_heads_width(heads: int) -> N
     # Positions below 256 and slopes that are powers of two are exact in bfloat16.
     torch.testing.assert_close(masks[0][0].double().softmax(-1), weights(bias), rtol=0, atol=1e-6)
     assert (weights(ALiBi(heads).bias(12)[0]) - weights(bias)).abs().max() > 0.02
-    # Known difference: this path, unlike its sdpa path, adds the bias to a mask that has it already.
+    # Known difference: unlike Falcon's sdpa path, this path adds the bias to a mask that already has it.
     torch.testing.assert_close(attentions.double(), weights(2 * bias), rtol=0, atol=1e-6)
 
 
@@ -90,7 +90,7 @@ def test_tokens_past_the_trained_length_are_served_where_mpt_fails() -> None:
     config = transformers.MptConfig(d_model=16, n_heads=2, n_layers=1, max_seq_len=8, vocab_size=11)
     model = peer.MptModel(config).eval()
     assert model(torch.zeros(1, 8, dtype=torch.long)).last_hidden_state.shape == (1, 8, 16)
-    # Known difference: its table has max_seq_len positions.
+    # Known difference: MPT's table has max_seq_len positions.
     with pytest.raises(RuntimeError, match="size of tensor"):
         model(torch.zeros(1, 12, dtype=torch.long))
     bias = build("alibi", Shape(16, 2, 8, max_len=8)).bias(12)

@@ -1,6 +1,6 @@
 """The code of the pages for users of another library runs.
 
-The site's build runs it too (run.py docs), so that these are slow tests.
+The site's build (run.py docs) also runs the code, so these tests are slow ones.
 """
 
 import pytest

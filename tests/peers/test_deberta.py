@@ -33,7 +33,7 @@ def test_buckets_are_theirs_but_for_rounding_at_the_edges(buckets: int, max_dist
     assert differ == wrong | {-d: (-a, -b) for d, (a, b) in wrong.items()}
     half, power = buckets // 2, buckets // 2 - 1
     for distance, (_, bucket) in wrong.items():
-        # In whole numbers: past the edge of the previous bucket, and not past its own.
+        # In whole numbers, the distance is past the edge of the previous bucket, and not past that of its own.
         lower_edge, upper_edge = ((max_distance - 1) ** s * half**power for s in (bucket - half - 1, bucket - half))
         assert distance**power * half ** (bucket - half - 1) > lower_edge
         assert distance**power * half ** (bucket - half) <= upper_edge

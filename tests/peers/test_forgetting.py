@@ -47,7 +47,7 @@ def test_decoding_one_token_keeps_the_gates_of_all_before_it() -> None:
     x = torch.randn(1, 9, 12, dtype=torch.float64)
     last = dense_bias(encoding, x, Positions.count(1, 8))
     torch.testing.assert_close(last, peer(x)[:, :, 8:], rtol=0, atol=1e-12)
-    # Known difference: x-transformers uses the new token's gates alone, a bias of 0 for every cached key.
+    # Known difference: x-transformers uses the new token's gates alone: every cached key has a bias of 0.
     assert not peer(x[:, 8:]).any() and last[..., :8].abs().min() > 1e-3
 
 
@@ -59,5 +59,5 @@ def test_their_logits_change_with_a_cache() -> None:
     with torch.no_grad():
         _, cache = model(ids[:, :-1], return_intermediates=True)
         difference = (model(ids, cache=cache)[:, -1] - model(ids)[:, -1]).abs().max()
-    # This fails when a release repairs the defect.
+    # This assertion fails once a release repairs the defect.
     assert difference > 1e-3

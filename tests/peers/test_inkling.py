@@ -42,7 +42,7 @@ def test_x_transformers_gives_the_same_without_its_bias_on_the_mixture(T: int, S
         encoding.to_mixture.weight.copy_(peer.to_distance_weights[0].weight)
     x, at, keys_at = torch.randn(2, T, 7).double(), Positions.count(T, S - T), Positions.count(S)
     actual, with_bias = reference_logits(encoding, x, at, keys_at), peer(x, S)
-    # x-transformers' Linear has a bias, unlike the released models: it adds a profile to every token's own.
+    # x-transformers' Linear has a bias, unlike the released models, and adds a profile to every token's own.
     assert (actual - with_bias).abs().max() > 1e-3
     with torch.no_grad():
         peer.to_distance_weights[0].bias.zero_()

@@ -25,6 +25,6 @@ def test_timm_guesses_a_square_and_we_are_told_the_grid(timm_layer) -> None:
     peer = timm_layer("pos_embed")
     encoding = LearnedGrid(5, grid=(2, 8))
     reference = peer.resample_abs_pos_embed(encoding.table.detach()[None], [4, 4], num_prefix_tokens=0)
-    # Known difference: timm takes 16 tokens for 4 x 4, and returns the table unchanged.
+    # Known difference: timm takes 16 tokens as 4 x 4, and returns the table unchanged.
     assert torch.equal(reference[0], encoding.table)
     assert not torch.allclose(encoding.resampled(4, 4).table, encoding.table)

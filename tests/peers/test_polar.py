@@ -16,7 +16,7 @@ def peer() -> ModuleType:
 
 
 def pair(peer: ModuleType, heads: int) -> tuple[torch.nn.Module, Polar]:
-    """Return x_transformers' embedding and Polar with the same random phases, some of them out of range."""
+    """Return x_transformers' embedding and Polar with equal random phases, some of them out of range."""
     embedding, encoding = peer.PolarEmbedding(8, heads), Polar(heads, 8)
     with torch.no_grad():
         embedding.learned_bias.uniform_(-8.0, 2.0)
@@ -30,7 +30,7 @@ def logits(peer: ModuleType, embedding: torch.nn.Module, q: Tensor, k: Tensor, a
     return peer.apply_polar_pos_emb(q, angles) @ keys.transpose(-1, -2)
 
 
-# x_transformers' angles are float32 products, posenc's float64: at large positions the former lose digits.
+# x_transformers multiplies angles in float32, posenc in float64: x_transformers loses digits at large positions.
 @pytest.mark.parametrize(("first", "tolerance"), [(0, 1e-5), (2_000, 2e-3), (100_000, 0.1)])
 def test_logits_are_theirs(peer: ModuleType, first: int, tolerance: float) -> None:
     embedding, encoding = pair(peer, 3)

@@ -77,7 +77,7 @@ def test_yarns_attention_factor_agrees_under_the_rule_together(options: dict) ->
     for factor in (1.0, 4.0, 40.0):
         expected = peer_spectrum("yarn", factor=factor, original_max_position_embeddings=4096, **options)
         assert_same(spectrum(YaRN(factor, 4096, **options)), expected)
-    # Known difference, with an option: DeepSeek's code, vLLM's class for it and Megatron apply each number alone.
+    # Known difference, which an option covers: DeepSeek's code, its vLLM class and Megatron apply each number alone.
     apart = YaRN(40.0, 4096, mscale=0.707, mscale_all_dim=0.0, mscale_rule="apart").temperature
     assert apart == pytest.approx(1.260804, abs=1e-6)
 

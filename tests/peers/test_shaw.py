@@ -27,7 +27,7 @@ def test_wav2vec2_bert_gives_the_same_with_equal_clips_on_both_sides(clip: int) 
 
 
 def test_its_released_clips_of_64_and_8_are_not_ours() -> None:
-    """The released models clip at 64 frames back and 8 ahead; Shaw has one clip for both sides."""
+    """Released models clip at 64 frames back and 8 ahead; Shaw clips both sides alike."""
     from transformers.models.wav2vec2_bert.modeling_wav2vec2_bert import _apply_relative_key_position_encoding
 
     encoding = Shaw(5, max_distance=64, values=False, std=1.0).double()

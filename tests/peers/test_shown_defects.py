@@ -1,4 +1,4 @@
-"""The known defects of other libraries that a guide shows occur in the releases that it names."""
+"""Defects of other libraries that a guide shows occur in the releases that it names."""
 
 import importlib.metadata
 import re
@@ -21,5 +21,5 @@ def test_what_the_guide_shows_happens_in_the_release_that_it_names(library: str,
     except importlib.metadata.PackageNotFoundError:
         pytest.skip(f"{library} is not installed")
     if version != release:
-        pytest.skip(f"the guide speaks of {library} {release}, and {version} is installed")
+        pytest.skip(f"the guide describes {library} {release}, and {version} is installed")
     exec(compile(code, f"{GUIDE.name}, {library}", "exec"), {})

@@ -24,7 +24,7 @@ def test_ministral(interval: int) -> None:
 
 
 def attention_pair():
-    """Return an Attention and a tiny Llama 4 layer without rotary (one layer in four), with the same weights."""
+    """Return an Attention and a tiny Llama 4 layer with equal weights. The layer is one of four without rotary."""
     pytest.importorskip("transformers", reason="the peers extra is not installed")
     from transformers.models.llama4.configuration_llama4 import Llama4TextConfig
     from transformers.models.llama4.modeling_llama4 import Llama4TextAttention

@@ -13,7 +13,7 @@ REASON = "the peers extra is not installed"
 
 
 def is_an_edge(distance: int, side: int, max_distance: int) -> bool:
-    """Whether a logarithmic bucket begins exactly at a distance, where a rounded logarithm may fall on either side."""
+    """Return whether a logarithmic bucket begins exactly at a distance, where a logarithm may round either way."""
     exact = side // 2
     power = side - exact
     return any(

@@ -328,7 +328,7 @@ def test_ntk_needs_two_pairs(schedule: Schedule) -> None:
 
 
 def test_a_static_table_is_the_dynamic_one_at_a_fixed_horizon() -> None:
-    # vLLM's "dynamic" NTK is one table for its longest sequence (vllm-project/vllm#3488); both have names here.
+    # vLLM's "dynamic" NTK is one table for its longest sequence (vllm-project/vllm#3488); posenc names both.
     static, _ = spectrum(NTK(4 * 8 - 3))
     assert spectrum(DynamicNTK(4, trained_length=2048), horizon=8 * 2048)[0] == pytest.approx(static, rel=1e-12)
 

@@ -25,7 +25,7 @@ def other_sizes() -> list[Subject]:
     for name in catalogue.names():
         parameters = inspect.signature(catalogue.find(name).__init__).parameters
         if "heads" in parameters:
-            # Slopes and tables differ where the number of heads is no power of two, and where it is far from one.
+            # Slopes and tables differ where the number of heads is no power of two, or far from a power of two.
             subjects += [Subject(name, replace(SHAPE, heads=heads), f"{name} of {heads} heads") for heads in (5, 12)]
         if "dim" in parameters:
             subjects += [Subject(spec, replace(SHAPE, dim=16), f"{spec} of even width") for spec in variants(name)[-2:]]
@@ -103,7 +103,7 @@ ROTATING = [
 ]
 """Promises that are checked for today's third of the other encodings."""
 
-# In every run; the rest by --all.
+# These encodings run every time; the others run by --all.
 DAILY = [subject for subject in PLAIN if subject.name in DAILY_SPECS]
 LATER = [subject for subject in PLAIN if subject not in DAILY]
 REST = [subject for subject in SINGLE if subject not in DAILY]
@@ -153,7 +153,7 @@ def test_what_two_encodings_make_together_keeps_its_promises() -> None:
 @pytest.mark.parametrize("spec", PAIRS)
 def test_every_pair_of_encodings_keeps_its_promises(spec: str) -> None:
     if not check_pair(spec):
-        pytest.skip("this pair has no meaning")
+        pytest.skip("this pair cannot be built or called")
 
 
 def check_pair(spec: str) -> bool:
@@ -191,7 +191,7 @@ def test_an_encoding_fills_all_of_its_parameters_anew() -> None:
 
 @pytest.mark.parametrize("door", ["query", "key"])
 def test_the_formulas_of_queries_and_keys_are_what_the_doors_make_of_them(door: str) -> None:
-    """A bias in a sum reads these formulas; the encoding's formula of the logit may not use them."""
+    """A bias in a sum reads these formulas, which the encoding's own logit formula may not use."""
     checked_names = set()
     for spec in (spec for name in catalogue.names() for spec in variants(name)):
         encoding = Subject(spec).net().encodings[0]

@@ -49,7 +49,7 @@ def run(source, examples: int, steps: int, phases=tuple(Phase)) -> None:
 
 
 class LearnsOnce(Turn):
-    """Caches with the positions a product of its parameter, which may change later."""
+    """Caches a product of its parameter with the positions, although the parameter may change later."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ def test_state_that_a_stranger_keeps_wrongly_is_found(encoding, rule: str, argum
 @pytest.mark.parametrize("apply", [apply for apply, *_ in BREAKS])
 def test_a_planted_break_is_found_at_random(monkeypatch: pytest.MonkeyPatch, apply) -> None:
     apply(monkeypatch)
-    # Without the search for the shortest way to show it.
+    # The search for the shortest failing example is left out.
     with pytest.raises((AssertionError, RuntimeError)):
         run("sinusoidal", 40, 30, [Phase.generate])
 

@@ -94,7 +94,7 @@ class BackwardsInHalfPrecision(Turn):
 
 
 class AnglesByMatrixProduct(Turn):
-    """Computes the angle as a matrix product, in half precision under autocast, and caches it with the positions."""
+    """Caches with the positions an angle that a matrix product computes in half precision under autocast."""
 
     def angle(self, x: Tensor, at: Positions) -> Tensor:
         return self.once(self.product, at, x.shape[-1] // 2, x.dtype)
@@ -120,7 +120,7 @@ class KeyByHand(Turn):
 
 
 class LongestSoFar(Turn):
-    """Scales positions by the longest sequence of any call so far, like a dynamic schedule with state."""
+    """Scales positions by the longest sequence so far, like a dynamic schedule with state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class LeaksTheFuture(Turn):
 
 
 class CentreOfTheTensor(Turn):
-    """Scales queries by the distance from the middle of the tensor, as a published rotary layer does for xPos."""
+    """Scales queries by the distance from the tensor's middle, as a published rotary layer does for xPos."""
 
     def turn(self, x: Tensor, at: Positions, side: str) -> Tensor:
         rotated = super().turn(x, at, side)
@@ -186,7 +186,7 @@ class DeafParameter(Slope):
 
 
 class WrongFrequency(Rotary):
-    """Computes the exponent over the whole head instead of its pairs; the formula is the paper's."""
+    """Computes the exponent over the whole head, not its pairs; the formula is the paper's."""
 
     def spectrum(self, *arguments: Any, **options: Any) -> tuple[Tensor, Any]:
         plain, temperature = super().spectrum(*arguments, **options)
@@ -201,7 +201,7 @@ class WrongClamp(Slope):
 
 
 class InvertedSign(Slope):
-    """States the bias twice, the second time with the query and the key exchanged, so that its kernels disagree."""
+    """States the bias twice, once with query and key exchanged, so that its kernels disagree."""
 
     def by_distance(self, delta: Tensor) -> Tensor:
         return super().by_distance(delta.clamp(min=0))
@@ -268,7 +268,7 @@ class LongestOfTheBatch(Turn):
 
 
 class KeysByHead(Turn):
-    """Rotates keys by the number of their head, as if there were as many key heads as query heads."""
+    """Rotates keys by their head's number, as if keys had as many heads as queries."""
 
     def turn(self, x: Tensor, at: Positions, side: str) -> Tensor:
         factor = torch.arange(1, x.shape[1] + 1, device=x.device)[None, :, None, None]
@@ -347,7 +347,7 @@ class Forgetting(Encoding):
         return {"log_forget": F.logsigmoid(gate).transpose(1, 2)}
 
     def visible_keys(self, at: Positions, keys_at: Positions) -> Tensor:
-        """Return a mask [B or 1, T, S] of the keys that come no later than a token, in its document."""
+        """Return a mask [B or 1, T, S] of the keys up to each token, in its document."""
         order = keys_at.order[:, None, :]
         earlier = (order <= at.order[:, :, None]) & (order >= 0)
         same_document = True if at.document is None else keys_at.document[:, None, :] == at.document[:, :, None]
@@ -365,7 +365,7 @@ class Forgetting(Encoding):
 
 
 class ForgettingByIndex(Forgetting):
-    """Uses a prefix sum over the tensor, which ignores padding and a token's position in a cache.
+    """Uses a prefix sum over the tensor, ignoring padding and a token's position in a cache.
 
     Packing does not catch it: earlier documents add the same to all keys of a document, which cancels.
     """
@@ -386,7 +386,7 @@ class ForgettingInTheCall(Forgetting):
 
 
 class RotatesTwice(Rotary):
-    """Moves a key by rotating it to its new position, as if it had not been rotated before."""
+    """Moves a key by rotating it to its new position, as if it were unrotated."""
 
     def moved(self, k, old_at, new_at):
         return self.rotated(k, new_at)
@@ -516,7 +516,7 @@ def test_advice_begins_with_the_line_of_ones_own_that_raised() -> None:
 
 def test_advice_where_an_encoding_refuses_is_to_serve_or_to_say_why_not() -> None:
     class Refuses(Slope):
-        """Takes distances from tokens in a row alone."""
+        """Accepts the distances of contiguous tokens only."""
 
         def by_distance(self, delta: Tensor) -> Tensor:
             if delta.dim() == 1 or delta.shape[-1] == TOKENS:
@@ -658,7 +658,7 @@ def test_every_function_that_is_made_a_promise_is_checked() -> None:
 
 
 # Graphs of all three are compiled by --all: every run compiles encodings of their kinds, and the file below. The other
-# slow promises are checked for one of them in every run.
+# slow promises are checked for one of the three in every run.
 SLOW = dict.fromkeys(
     (testing.evaluators_and_kernels_agree, testing.every_way_of_running_is_served, testing.a_cache_changes_nothing),
     (Turn, Forgetting),

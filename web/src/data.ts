@@ -1,133 +1,133 @@
-/** The numbers that posenc computed and put into the page. `posenc.lab.views` writes them; the forms are said here. */
+/** The types of the numbers that posenc computes and `posenc.lab.views` writes into the page. */
 
 import type { Schedule } from "./formulas";
 
-/** A number for each head at each distance. */
-export interface Head {
+/** The bias of each head at each distance. */
+export interface DistanceBiases {
   distance: number[];
   heads: number[][];
 }
 
-/** What patches of a picture have in common, by offset: other minus patch, from -15 to 15 on both axes. */
-export interface PlaneMap {
+/** A quantity of two patches of a picture by offset, other patch minus patch, from -15 to 15 on both axes. */
+export interface OffsetMap {
   name: string;
-  what: "logit" | "cosine" | "bias";
-  /** Whether it has parameters, which are as they were drawn at the start. */
-  drawn: boolean;
-  /** Patches on a side, or "0" for all -> [head][row][column]; null where training decides all of it. */
+  quantity: "logit" | "cosine" | "bias";
+  /** Whether the encoding has parameters; they have random initial values. */
+  is_random: boolean;
+  /** Patches per side, or "0" for any -> [head][row][column]; null if only training gives the numbers. */
   offsets: Record<string, number[][][]> | null;
 }
 
-export interface OnTwoAxes {
-  /** Of pictures, in patches. */
+export interface AxesSection {
+  /** The sizes of the pictures (patches per side). */
   sides: number[];
-  /** Of the heads that the maps are of (channels). */
+  /** The size of the heads (channels). */
   head_dim: number;
-  maps: PlaneMap[];
+  maps: OffsetMap[];
 }
 
-/** An encoding of the page or the catalogue, and the doors that it opens. */
-export interface Opened {
+/** An encoding of the page or the catalogue, with its doors. */
+export interface CatalogueEntry {
   name: string;
   doors: string[];
   group: string;
   idea: string;
-  /** What a KV cache holds or does besides k and v. */
+  /** What a KV cache stores or does in addition to k and v. */
   cache: string;
 }
 
-/** A rotary before and after its schedule; wavelengths in positions, null where a pair stands still. */
+/** A rotary without and with its schedule; wavelengths in positions, null for a pair that does not rotate. */
 export interface RotarySpectrum {
   spec: string;
   base: number;
   width: number;
   trained_length: number;
   schedule: Schedule | null;
-  /** Whether the schedule depends on the declared horizon: the numbers here are then those at the trained length. */
+  /** Whether the schedule depends on the horizon; these numbers are then those at the trained length. */
   by_horizon: boolean;
   plain: (number | null)[];
   wavelengths: (number | null)[];
   temperature: number;
 }
 
-/** What becomes of a cached key whose token moves. */
+/** The effect on a cached key if its token moves. */
 export interface Moves {
-  /** As posenc's `Encoding.moves` says it. */
+  /** The value of posenc's `Encoding.moves`. */
   way: "exact" | "unturned" | "recomputed" | "never";
-  /** Whether it reads places along one axis; where it does not, the rest is empty. */
+  /** Whether the encoding reads positions on one axis; otherwise the other fields are empty. */
   in_rows: boolean;
-  /** What a cache says where a token may not move. */
+  /** The cache's error if a token must not move. */
   refusal: string;
-  /** Whether the key of a token that moves is turned again. */
-  turned: boolean;
-  /** By how much for each place, pair by pair (radians), where that is known. */
+  /** Whether the key is rotated again when its token moves. */
+  is_rotated: boolean;
+  /** The angle of each pair for one place (radians), if known. */
   angles: number[] | null;
 }
 
-/** One encoding of the page. What cannot be known without training is null: nothing is drawn for it. */
+/** One encoding of the page. Numbers that exist only after training are null, and views omit them. */
 export interface Encoding {
   name: string;
   spec: string;
   doors: string[];
-  /** `added`: what it adds at each position [T][dim], where that is fixed. */
+  /** `added` is the fixed table that the encoding adds to embeddings, [T][dim]; `training` has tables after training. */
   sections: Record<string, any> & { added?: number[][] | null; moves?: Moves; spectrum?: RotarySpectrum[] | null };
 }
 
-/** Attention weights [layers][heads][queries][keys] in thousandths; a row ends with the last key that has any. */
+/** Attention weights [layers][heads][queries][keys] in thousandths; a row ends with its last nonzero weight. */
 export type Weights = (number | null)[][][][];
 
-/** One trained model of an encoding, asked about one sequence. */
+/** The attention of one trained model on one sequence. */
 export interface Model {
   label: string;
   seed: number;
   learned: boolean;
   tokens: string[];
+  /** The keys `with` and `without` are those of lab records: with positions, and with positions removed. */
   with: Weights;
-  /** The same model with its positions removed. */
   without: Weights;
 }
 
-/** At one length, the seeds that learned. */
+/** The scores of the seeds that learned, at one length. */
 export interface Point {
   length: number;
-  /** Null where it is infinite, which JSON has no word for. */
+  /** Null stands for infinity, which JSON does not have. */
   median: number | null;
   seeds: (number | null)[];
 }
 
-/** One encoding on one task: how many of its runs learned, and what these score at each length. */
-export interface Reach {
+/** One encoding on one task: how many of its runs learned, and their scores at each length. */
+export interface EncodingScores {
   label: string;
   learned: number;
-  of: number;
-  /** How many learned, in words, where that needs saying. */
+  runs: number;
+  /** A text about how many runs learned; empty if all did. */
   seeds: string;
-  /** The score at the trained length, in words. */
+  /** A text with the score at the trained length. */
   in_range: string;
   points: Record<string, Point[]>;
 }
 
-export interface Curves {
+export interface TaskScores {
   task: string;
-  trained: number[];
+  trained_lengths: number[];
   unit: string;
   measures: { id: string; name: string }[];
   gate: string;
-  encodings: Reach[];
+  encodings: EncodingScores[];
 }
 
-/** What belongs to the page: what the records of a comparison say, and so on. */
+/** The data of the whole page, mostly from the records of a comparison. */
 export interface Sections {
-  run: { made: string; labels: string[] };
+  run: { provenance: string; labels: string[] };
   attention: { tasks: { task: string; models: Model[] }[]; left_out: string[] };
-  extrapolation: { tasks: Curves[] };
+  extrapolation: { tasks: TaskScores[] };
   /** The order test without position. */
   order: OrderTest;
-  axes: OnTwoAxes;
-  doors: Opened[];
+  axes: AxesSection;
+  doors: CatalogueEntry[];
 }
 
-/** By the direction of attention, for one layer and for two: [orders][tokens], how far each output moves. */
+/** The change of each output by direction of attention, for one layer and for two, [orders][tokens]. */
 export type OrderTest = Record<"bidirectional" | "causal", number[][][]>;
 
 export interface Data {
@@ -136,14 +136,14 @@ export interface Data {
   command: string;
   title: string;
   encodings: Encoding[];
-  /** The place in the palette of each encoding, of the page, the catalogue or the run. */
+  /** The palette index of each encoding of the page, the catalogue or the run. */
   places: Record<string, number>;
   sections: Partial<Sections>;
 }
 
-/** The data of the page; empty where it has none, as while the bundle is tried by itself. */
+/** Return the data of the page. */
 export function dataOf(page: Document): Data {
   const element = page.getElementById("posenc-data");
-  if (!element?.textContent) throw new Error("this page carries no numbers: write it by posenc explore");
+  if (!element?.textContent) throw new Error("this page has no data: write it with posenc explore");
   return JSON.parse(element.textContent);
 }

@@ -1,6 +1,6 @@
 /**
- * What the page shows now. Everything that a reader can change is a setting, and every setting is in the address, so
- * that a link shows to somebody else what one sees oneself. What is pointed at is shared by all views.
+ * The state of the page. Everything that the reader can change is a setting, and the address contains all settings, so
+ * a link opens the page in the same state. The position, pair and head under the pointer are common to all views.
  */
 
 export type Value = number | string | boolean;
@@ -10,29 +10,29 @@ interface Setting {
   read(): Value;
   write(value: Value): void;
   start: Value;
-  allowed: Check;
+  isAllowed: Check;
 }
 
 const settings = new Map<string, Setting>();
-/** What the address said of settings whose view has not been drawn yet. */
-const waiting = new Map<string, string>();
-/** How many settings there are, so that who wrote an address writes it anew when a view brings its own. */
-let many = $state(0);
-/** What the address is about to become. */
-let due: string | undefined;
+/** The address's texts of settings whose view is not drawn yet. */
+const pendingTexts = new Map<string, string>();
+/** The number of settings; when a view adds its own, effects that write the address run again. */
+let settingCount = $state(0);
+/** The address that the timer will write. */
+let nextAddress: string | undefined;
 let timer: ReturnType<typeof setTimeout> | undefined;
-/** The address as it was read or written last; another one was typed meanwhile, and is about to be read. */
-let known = location.hash;
+/** The address that was last read or written. If the browser has another one, the reader typed it; it is read next. */
+let lastAddress = location.hash;
 
 /**
- * The settings of one view, or of all: an object whose fields start as given, and are kept in the address.
+ * Return the settings of one view, or of all: an object with these start values, which the address keeps.
  *
- * A field of the address that is not of its kind, or that `allowed` refuses, is left as it starts.
+ * A setting keeps its start value if the address has a value of another type, or one that its check rejects.
  */
 export function settingsOf<T extends Record<string, Value>>(
   view: string,
   start: T,
-  allowed: Partial<Record<keyof T, Check>> = {},
+  checks: Partial<Record<keyof T, Check>> = {},
 ): T {
   const now = $state({ ...start });
   for (const name of Object.keys(start) as (keyof T & string)[]) {
@@ -41,120 +41,120 @@ export function settingsOf<T extends Record<string, Value>>(
       read: () => now[name],
       write: (value) => ((now as Record<string, Value>)[name] = value),
       start: start[name],
-      allowed: allowed[name] ?? (() => true),
+      isAllowed: checks[name] ?? (() => true),
     };
     settings.set(key, setting);
-    const said = waiting.get(key);
-    if (said !== undefined) take(setting, said);
-    waiting.delete(key);
+    const text = pendingTexts.get(key);
+    if (text !== undefined) setFromText(setting, text);
+    pendingTexts.delete(key);
   }
-  many = settings.size;
+  settingCount = settings.size;
   return now;
 }
 
-/** Whether a number lies between two others; for `allowed`. */
-export const between = (least: number, most: number): Check => (value) =>
-  typeof value === "number" && value >= least && value <= most;
+/** Return a check that a value is a number from `min` to `max`. */
+export const inRange = (min: number, max: number): Check => (value) =>
+  typeof value === "number" && value >= min && value <= max;
 
-/** Whether a whole number lies between two others, and is a multiple of a third; for `allowed`. */
-export const whole = (least: number, most: number, of = 1): Check => (value) =>
-  between(least, most)(value) && Number(value) % of === 0;
+/** Return a check that a value is a multiple of `step` from `min` to `max`, by default an integer. */
+export const integer = (min: number, max: number, step = 1): Check => (value) =>
+  inRange(min, max)(value) && Number(value) % step === 0;
 
-/** Whether a value is one of a list; for `allowed`. */
+/** Return a check that a value is in a list. */
 export const oneOf = (values: readonly Value[]): Check => (value) => values.includes(value);
 
-function take(setting: Setting, said: string): void {
-  const value = parsed(said, setting.start);
-  if (value !== undefined && setting.allowed(value)) setting.write(value);
+function setFromText(setting: Setting, text: string): void {
+  const value = parse(text, setting.start);
+  if (value !== undefined && setting.isAllowed(value)) setting.write(value);
 }
 
-function parsed(said: string, like: Value): Value | undefined {
-  if (typeof like === "boolean") return said === "true" ? true : said === "false" ? false : undefined;
-  if (typeof like === "string") return said.slice(0, 500);
-  const number = said.trim() === "" ? Number.NaN : Number(said);
+function parse(text: string, example: Value): Value | undefined {
+  if (typeof example === "boolean") return text === "true" ? true : text === "false" ? false : undefined;
+  if (typeof example === "string") return text.slice(0, 500);
+  const number = text.trim() === "" ? Number.NaN : Number(text);
   return Number.isFinite(number) ? number : undefined;
 }
 
-/** The settings that are not as they start, as they stand in an address. */
-export function written(view: string): string {
-  const changed = new URLSearchParams();
-  if (many)
+/** Return the address of a view in the current state; settings with their start value are omitted. */
+export function currentAddress(view: string): string {
+  const parameters = new URLSearchParams();
+  if (settingCount)
     for (const [key, setting] of settings) {
       const value = setting.read();
-      if (value !== setting.start) changed.set(key, String(value));
+      if (value !== setting.start) parameters.set(key, String(value));
     }
-  for (const [key, said] of waiting) changed.set(key, said);
-  const query = changed.toString();
+  for (const [key, text] of pendingTexts) parameters.set(key, text);
+  const query = parameters.toString();
   return `#${view}${query ? `?${query}` : ""}`;
 }
 
-/** The address of a view with these settings; how the page looks stays as it is. */
-export function addressOf(view: string, said: string): string {
-  const asked = new URLSearchParams(said);
+/** Return the address of a view with these settings, and with the current appearance of the page. */
+export function addressOf(view: string, query: string): string {
+  const parameters = new URLSearchParams(query);
   for (const name of ["look", "only", "keys"] as const)
-    if (shared[name] !== settings.get(name)!.start) asked.set(name, String(shared[name]));
-  return `#${view}${asked.size ? `?${asked}` : ""}`;
+    if (pageSettings[name] !== settings.get(name)!.start) parameters.set(name, String(pageSettings[name]));
+  return `#${view}${parameters.size ? `?${parameters}` : ""}`;
 }
 
-/** Take over what an address says; returns the view that it names. Settings that it leaves out start anew. */
+/** Set all settings from an address, and return the view that it names. Omitted settings get their start values. */
 export function readAddress(hash: string): string {
   const [view, query = ""] = hash.replace(/^#/, "").split(/\?(.*)/s);
-  const said = new URLSearchParams(query);
-  known = hash;
-  waiting.clear();
+  const parameters = new URLSearchParams(query);
+  lastAddress = hash;
+  pendingTexts.clear();
   for (const [key, setting] of settings) {
-    const value = said.get(key);
+    const text = parameters.get(key);
     setting.write(setting.start);
-    if (value !== null) take(setting, value);
+    if (text !== null) setFromText(setting, text);
   }
-  for (const [key, value] of said) if (!settings.has(key)) waiting.set(key, value);
+  for (const [key, text] of parameters) if (!settings.has(key)) pendingTexts.set(key, text);
   return view;
 }
 
-/** Write the settings into the address a moment from now, and only once for a slider that moves. */
+/** Write the settings into the address after a short delay, so a moving slider causes one write. */
 export function keepInAddress(view: string): void {
-  due = written(view);
+  nextAddress = currentAddress(view);
   clearTimeout(timer);
   timer = setTimeout(write, 150);
 }
 
-/** Go to a view as a step that the browser's back button takes back. */
+/** Add a view to the browser's history, so the back button undoes this step. */
 export function visit(view: string): void {
   write();
-  const address = written(view);
+  const address = currentAddress(view);
   if (address !== location.hash) history.pushState(null, "", address);
-  known = location.hash;
+  lastAddress = location.hash;
 }
 
-/** Put what a view shows now into the address at once. */
+/** Write the settings into the address at once. */
 export function putInAddress(view: string): void {
   clearTimeout(timer);
-  due = written(view);
+  nextAddress = currentAddress(view);
   write();
 }
 
 function write(): void {
   clearTimeout(timer);
-  if (due !== undefined && location.hash === known) {
-    if (due !== known) history.replaceState(history.state, "", due);
-    known = location.hash;
+  if (nextAddress !== undefined && location.hash === lastAddress) {
+    if (nextAddress !== lastAddress) history.replaceState(history.state, "", nextAddress);
+    lastAddress = location.hash;
   }
-  due = undefined;
+  nextAddress = undefined;
 }
 
-/** The settings that are there, by their names in an address, and what they are now. */
+/** Return the current value of each setting, by its name in the address. */
 export const settingsNow = (): Record<string, Value> =>
   Object.fromEntries([...settings].map(([key, setting]) => [key, setting.read()]));
 
-/** What is pointed at, in all views alike; and how the page looks: one view at a time, and whether J and K go on. */
-export const shared = settingsOf(
+/** The settings of all views: what the reader points at, the colours, one view or all, and whether J and K are keys. */
+export const pageSettings = settingsOf(
   "",
   { position: 12, other: 5, pair: 2, head: 0, encoding: "", look: "", only: true as boolean, keys: true },
   {
-    position: whole(0, 4096),
-    other: whole(0, 4096),
-    pair: whole(0, 512),
-    head: whole(0, 256),
+    position: integer(0, 4096),
+    other: integer(0, 4096),
+    pair: integer(0, 512),
+    head: integer(0, 256),
     look: oneOf(["", "light", "dark"]),
   },
 );

@@ -13,7 +13,7 @@ from posenc.cache import SlotCache
 from posenc.model.attention import Attention
 from posenc.model.decoder import Decoder
 from posenc.tokens.positions import Positions
-from posenc_bench import apart
+from posenc_bench import subprocesses
 from posenc_bench.measure import Group, Row, difference
 
 BY_HAND = "by hand, without position"
@@ -73,7 +73,7 @@ def room(layer: Attention, projection: Tensor, slots: int) -> Tensor:
 def once(layer: Attention, x: Tensor, place: int, cache: SlotCache) -> Callable[[], Tensor]:
     def step() -> Tensor:
         assert cache.keys is not None
-        cache.keys.at.order[:, place] = -1  # removed, so that it can be written again
+        cache.keys.at.order[:, place] = -1  # the token is removed, so that it can be written again
         return layer(x, positions=Positions.count(1, place), cache=cache, mask=masks.causal())
 
     return step
@@ -84,7 +84,7 @@ def rows(shapes: str, with_peers: bool, threads: int = 1) -> Iterator[Row]:
     case = f"{STEPS} compiled steps"
     for spec in ("rotary", "alibi", "t5_bias", "learned", "sinusoidal") if shapes == "full" else ("rotary", "alibi"):
         try:
-            graphs = apart.run(CODE, spec, threads=threads)
+            graphs = subprocesses.run(CODE, spec, threads=threads)
         except RuntimeError as error:
             yield Row("decoding", case, spec, "posenc", "graphs", threads, note=str(error))
             continue

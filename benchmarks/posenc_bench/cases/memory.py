@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from posenc_bench import apart, peers
+from posenc_bench import peers, subprocesses
 from posenc_bench.cases import attention
 from posenc_bench.cases.attention import PLAIN
 from posenc_bench.measure import Row
@@ -21,14 +21,14 @@ BACKWARD = {"quick": (2048,), "full": (1024, 2048)}
 def rows(shapes: str, with_peers: bool, threads: int = 1) -> Iterator[Row]:
     """Yield a row for each encoding and length; each encoding runs in a separate process."""
     cases = [(T, False) for T in FORWARD[shapes]] + [(T, True) for T in BACKWARD[shapes]]
-    if not apart.can_see_peaks():
-        yield Row("memory", "all", "all", "posenc", "MiB", threads, note=apart.WHY_NOT)
+    if not subprocesses.can_see_peaks():
+        yield Row("memory", "all", "all", "posenc", "MiB", threads, note=subprocesses.WHY_NOT)
         return
     specs = QUICK if shapes == "quick" else attention.SPECS
     usual = BY_HAND[:1] if shapes == "quick" else [name for name in BY_HAND if with_peers or name != OF_A_PEER]
     for name in (PLAIN, *specs, *usual):
         try:
-            peaks = apart.run(CODE, name, json.dumps(cases), threads=threads)
+            peaks = subprocesses.run(CODE, name, json.dumps(cases), threads=threads)
         except RuntimeError as error:
             yield Row("memory", "all", name, "posenc" if name in specs else "peer", "MiB", threads, note=str(error))
             continue
@@ -60,4 +60,4 @@ def peak(name: str, tokens: int, backward: bool) -> float:
         if name in group.absent:
             raise peers.AbsentPeer(group.absent[name])
         call = next(candidate.call for candidate in group.candidates if candidate.name == name)
-        return apart.peak_of(call)
+        return subprocesses.peak_of(call)

@@ -289,7 +289,7 @@ def add_rotation(
 
 
 def heap_of(case: Case) -> int:
-    """Return how much freed memory is kept. It is little if q takes 32 MiB or more and is always newly allocated."""
+    """Return how much freed memory the heap keeps: little if q takes 32 MiB or more, always newly allocated."""
     size = case.batch * case.heads * case.tokens * case.head_dim * case.dtype.itemsize
     return 64 << 20 if size >= 32 << 20 else 1 << 30
 

@@ -4,7 +4,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 
-from posenc_bench import apart, peers
+from posenc_bench import peers, subprocesses
 from posenc_bench.measure import MIN_ROUNDS, Row
 
 POSENC_IMPORTS = {"import posenc": "import posenc", "import posenc, make a Rotary": "import posenc; posenc.Rotary(64)"}
@@ -37,7 +37,7 @@ def rows(shapes: str, with_peers: bool, threads: int = 1) -> Iterator[Row]:
     """Yield a row for each import and command. Only the shortest rounds count, since disturbances only add time."""
     yield from imports(shapes, with_peers, threads)
     with tempfile.TemporaryDirectory() as folder:
-        apart.seconds(folder, *BUILD_CODE)
+        subprocesses.seconds(folder, *BUILD_CODE)
         yield from commands("commands that need no torch", COMMANDS, folder, threads, baseline=False)
         yield from commands("commands, beyond import torch", WITH_TORCH, folder, threads, baseline=True)
 
@@ -51,7 +51,7 @@ def imports(shapes: str, with_peers: bool, threads: int) -> Iterator[Row]:
     torch: list[float] = []
 
     def once(code: str) -> float:
-        of_torch, baseline = apart.run(CODE.format(code))
+        of_torch, baseline = subprocesses.run(CODE.format(code))
         torch.append(of_torch)
         return baseline
 
@@ -70,10 +70,10 @@ def commands(
     """Measure CPU seconds of processes, or those `beyond` the same round's import of torch."""
     torch = "import torch"
     calls = {
-        name: lambda name=name, words=words: apart.seconds(folder, *words, fails=name == MISSPELT)
+        name: lambda name=name, words=words: subprocesses.seconds(folder, *words, fails=name == MISSPELT)
         for name, words in command_lines.items()
     }
-    times = in_turns({torch: lambda: apart.seconds(folder, code="import torch"), **calls})
+    times = in_turns({torch: lambda: subprocesses.seconds(folder, code="import torch"), **calls})
     for name, posenc_times in times.items():
         seconds = (
             [a - b for a, b in zip(posenc_times, times[torch], strict=True)]

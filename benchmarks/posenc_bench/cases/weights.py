@@ -8,7 +8,7 @@ import torch
 
 from posenc import chosen_weights, masks
 from posenc.model.attention import Attention
-from posenc_bench import apart
+from posenc_bench import subprocesses
 from posenc_bench.measure import Row
 
 TOKENS, DIM, HEADS = 16384, 512, 8
@@ -23,11 +23,11 @@ def rows(shapes: str, with_peers: bool, threads: int = 1) -> Iterator[Row]:
     for question in QUESTIONS:
         for spec in SPECS[shapes]:
             columns = ("weights", f"T {TOKENS}: {question}", spec, "posenc", "MiB beyond layer and input", threads)
-            if not apart.can_see_peaks():
-                yield Row(*columns, note=apart.WHY_NOT)
+            if not subprocesses.can_see_peaks():
+                yield Row(*columns, note=subprocesses.WHY_NOT)
                 continue
             try:
-                peak = apart.run(CODE, spec, question, threads=threads)
+                peak = subprocesses.run(CODE, spec, question, threads=threads)
             except RuntimeError as error:
                 yield Row(*columns, note=str(error))
                 continue
@@ -45,4 +45,4 @@ def in_a_process_of_its_own() -> None:
     layer = Attention(DIM, HEADS, encoding=spec, max_len=TOKENS, causal=True).eval()
     x = torch.randn(1, TOKENS, DIM)
     layer(x[:, :64], mask=masks.causal())
-    print(json.dumps(apart.peak_of(lambda: chosen_weights(layer, x, mask=masks.causal(), rows=question))))
+    print(json.dumps(subprocesses.peak_of(lambda: chosen_weights(layer, x, mask=masks.causal(), rows=question))))

@@ -7,7 +7,7 @@ from posenc.encoding.keys import Keys
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import CountedPositions, Positions, fact_at_token
 from posenc.tokens.shared_tables import once, tensor_versions
-from posenc.tokens.watched import assert_on_gpu, may_be_read
+from posenc.tokens.tracing import assert_on_gpu, may_be_read
 
 
 def order_span(at: Positions) -> tuple[int, int | None]:
@@ -77,7 +77,7 @@ def check_rows(past: Keys, new: Keys) -> None:
 
 
 def check_behind(past: Keys | None, at: Positions, mask: Mask) -> None:
-    """Raise ValueError if a token does not come after the cached ones, or belongs to a prefix cached in part.
+    """Raise ValueError if tokens do not follow the cached ones, or continue a cached prefix.
 
     Positions that cannot be read are not checked.
     """

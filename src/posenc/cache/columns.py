@@ -48,13 +48,13 @@ def positions_of_columns(at: Positions, columns: slice | Tensor) -> Positions:
 
 
 def keys_of_columns(keys: Keys, columns: slice | Tensor) -> Keys:
-    """Return the keys of some columns, a slice or indices [B or 1, n]; the caller sets the positions."""
+    """Return the keys of some columns (a slice, or indices [B or 1, n]). The caller sets the positions."""
     rotated_at = None if keys.turned is None else fact_columns(keys.turned, columns, 1)
     return replace(keys.each(lambda name, fact: fact_columns(fact, columns, 2)), turned=rotated_at)
 
 
 def fact_columns(fact: Tensor, index: slice | Tensor, axis: int) -> Tensor:
-    """Return some columns, a slice or indices [B or 1, n], of a fact whose tokens lie along `axis`, 1 or later."""
+    """Return columns (a slice, or indices [B or 1, n]) of a fact. Its tokens lie along `axis`, 1 or later."""
     if isinstance(index, slice):
         return fact[(slice(None),) * axis + (index,)]
     if index.shape[0] == 1:

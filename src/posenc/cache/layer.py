@@ -26,7 +26,7 @@ from posenc.encoding.base import WHY_FIXED, Encoding
 from posenc.encoding.keys import Keys
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
-from posenc.tokens.watched import is_watched
+from posenc.tokens.tracing import is_watched
 
 CacheType = TypeVar("CacheType", bound="CacheOperations")
 
@@ -45,7 +45,7 @@ class CacheOperations(ABC):
     @property
     @abstractmethod
     def held(self) -> Positions | None:
-        """Return the positions of the cached tokens, [B or 1, S]; order -1 marks an empty slot; None: no token yet."""
+        """Return the positions [B or 1, S] of the cached tokens; None if empty. Order -1 marks an empty slot."""
 
     @property
     @abstractmethod
@@ -54,7 +54,7 @@ class CacheOperations(ABC):
 
     @abstractmethod
     def set_positions(self, at: Positions) -> None:
-        """Move the cached tokens to these positions, one for each column of `held`, and forget those of order -1.
+        """Move the cached tokens to these positions, one for each column of `held`. Order -1 forgets a token.
 
         Raises ValueError for keys that cannot be moved.
         """
@@ -72,7 +72,7 @@ class CacheOperations(ABC):
         """Return the memory in use, free slots included (bytes)."""
 
     def crop(self, tokens: int | Tensor) -> None:
-        """Go back: forget the tokens whose order is `tokens` or later (a number, or [B]: one for each row).
+        """Go back: forget the tokens whose order is `tokens` or later. `tokens` is a number, or [B], one for each row.
 
         Rows may then hold different numbers of tokens; each continues after its own last one. No key is copied.
         Raises ValueError for a negative number, and for a rolling cache that has overwritten tokens which would be
@@ -157,7 +157,7 @@ class LayerCache(CacheOperations):
 
     @abstractmethod
     def check(self, at: Positions, mask: Mask) -> None:
-        """Raise ValueError unless these tokens come behind the cached ones, and all that they see fits in the cache."""
+        """Raise ValueError unless tokens follow the cached ones and the cache can hold all they see."""
 
     @abstractmethod
     def take_in(self, new: Keys) -> Keys:

@@ -9,7 +9,7 @@ from torch import Tensor
 from posenc import checks
 from posenc.cache import files
 from posenc.cache.columns import compact
-from posenc.cache.growing import GrowingCache
+from posenc.cache.growing_cache import GrowingCache
 from posenc.cache.layer import CacheOperations, keys_moved_to
 from posenc.cache.operations import row_numbers
 from posenc.cache.slots import SlotCache

@@ -94,7 +94,7 @@ def coords_without_gaps(old: Positions, by_order: Tensor, is_held: Tensor, is_ke
 def move_positions(
     at: Positions, mask: Tensor, *, steps: int | None = None, target: int | Positions | None = None
 ) -> Positions:
-    """Return the positions with the tokens of `mask` [B or 1, S] moved by `steps`, or to a `target`.
+    """Return the positions with the tokens of `mask` [B or 1, S] moved by `steps` or to `target`.
 
     A whole number moves order and coordinate alike; as a target it is the new order of the first token. Positions name
     the new place of each token, sorted by order; loose ones (Positions.of(ids)) change coordinates and keep order.

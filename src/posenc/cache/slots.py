@@ -14,7 +14,7 @@ from posenc.cache.operations import crop_positions, extent_of
 from posenc.encoding.keys import Keys
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
-from posenc.tokens.watched import assert_on_gpu, is_watched, may_be_read
+from posenc.tokens.tracing import assert_on_gpu, is_watched, may_be_read
 
 
 class SlotCache(checks.ChecksArguments, LayerCache):
@@ -83,7 +83,7 @@ class SlotCache(checks.ChecksArguments, LayerCache):
         return self.stored_keys
 
     def slot_of(self, order: Tensor) -> Tensor:
-        """Return the slots [B or 1, T] of tokens: order % slots if rolling, so new tokens overwrite old ones."""
+        """Return the slots [B or 1, T] of tokens. A rolling cache takes order % slots: new tokens replace old ones."""
         # An order beyond the slots must fail, not land in the slot for padding.
         slot = order % self.slots if self.rolling else torch.where(order < self.slots, order, order + 1)
         return torch.where(order < 0, self.slots, slot)
@@ -142,7 +142,7 @@ class SlotCache(checks.ChecksArguments, LayerCache):
         return replace(new.each(lambda name, fact: empty_fact(fact, 2)), at=at, query_memo={}, turned=None)
 
     def check(self, at: Positions, mask: Mask) -> None:
-        """Raise ValueError unless these tokens come behind the cached ones, and all that they see has slots."""
+        """Raise ValueError unless tokens follow the cached ones and all that they see has slots."""
         self.check_room(at)
         check_behind(self.keys, at, mask)
         if not self.rolling:

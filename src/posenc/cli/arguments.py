@@ -1,4 +1,4 @@
-"""Parses the command line into a verb with its options; each mistake is one line, before any slow import."""
+"""Parse the command line into a verb with its options. Each mistake is one line, before any slow import."""
 
 import shlex
 from dataclasses import MISSING, fields

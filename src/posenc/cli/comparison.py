@@ -85,7 +85,7 @@ class Compare(RunOptions):
 
 
 def parse_labels(words: tuple[str, ...]) -> dict[str, str]:
-    """Spec -> label. Raises ValueError for what is not written SPEC=NAME."""
+    """Return spec -> label. Raises ValueError for a text that is not SPEC=NAME."""
     labels = {}
     for word in words:
         spec, equals, label = word.rpartition("=")

@@ -108,7 +108,7 @@ class Lesson:
 
 
 def page_of(lesson: "course.Lesson") -> Path:
-    """Return the page of a lesson in the user's cache, after writing it if it is missing or outdated."""
+    """Return a lesson's page in the user's cache; write it if missing or outdated."""
     from posenc.cli import terminal
 
     digest = sha256(f"{lesson.text}{posenc.__version__}".encode()).hexdigest()[:16]
@@ -123,7 +123,7 @@ def page_of(lesson: "course.Lesson") -> Path:
 
 
 def was_checked(lesson: Any, path: str) -> bool:
-    """Return whether this file was checked before, by a note in the user's cache; True if none can be written."""
+    """Note in the user's cache that this file is checked. Return whether it was before, or a note cannot be written."""
     try:
         note = users_cache() / "answers" / sha256(f"{lesson.name} {Path(path).absolute()}".encode()).hexdigest()
         note.parent.mkdir(parents=True, exist_ok=True)

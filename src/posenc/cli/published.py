@@ -20,7 +20,7 @@ class LabList:
 
     def run(self) -> None:
         from posenc.cli import terminal
-        from posenc.lab.reproduction.reproduced import list_table
+        from posenc.lab.reproduction.verdict_tables import list_table
 
         headers, rows = list_table()
         if self.json:
@@ -52,7 +52,7 @@ class LabRun:
     def run(self) -> None:
         from posenc.cli import terminal
         from posenc.lab.reproduction.reproduce import reproduce, verdict_file
-        from posenc.lab.reproduction.reproduced import criteria_table, numbers_table, seeds_text
+        from posenc.lab.reproduction.verdict_tables import criteria_table, numbers_table, seeds_text
 
         with terminal.live() as show:
             verdict = reproduce(self.name, self.out, tier=self.tier, seed_from=self.seed_from, show=show)
@@ -80,7 +80,7 @@ class LabPage:
     def run(self) -> None:
         from posenc.cli import terminal
         from posenc.lab import store
-        from posenc.lab.reproduction.reproduced import PAGE, verdict_page
+        from posenc.lab.reproduction.verdict_tables import PAGE, verdict_page
 
         terminal.say(f"Page: {store.write(self.folder / PAGE, verdict_page(self.folder).encode())}")
 

@@ -11,7 +11,7 @@ from posenc.coordinate_maps._coordinate_map import CoordinateMap, check_one_axis
 
 @dataclass(frozen=True, kw_only=True)
 class Abacus(CoordinateMap):
-    """Count the digits of every number from 1, from its first digit on; all other tokens stand at 0.
+    """Count the digits of every number from 1; all other tokens have position 0.
 
     p = k + 1, k + 2, ... inside a number,  k drawn from 0..most once for a document
 

@@ -11,7 +11,7 @@ from posenc.coordinate_maps._coordinate_map import CoordinateMap
 
 @dataclass(frozen=True, kw_only=True)
 class ShiftedAtRandom(CoordinateMap):
-    """Move every document by a random whole distance, so that absolute positions tell only where tokens lie to another.
+    """Move every document by a random whole distance, so that only relative positions carry information.
 
     p' = p + k,  k drawn from 0..most
 

@@ -21,8 +21,8 @@ class SkippedChunks(CoordinateMap):
 
     At evaluation: none; positions in a row, up to longest.
 
-    The released code cuts in the first half and takes the second chunk's text from further on; which text stands there
-    is for the data, not for a map. The first chunk starts at 0, as in the released code.
+    The released code cuts in the first half and takes the second chunk's text from further on; the choice of text is
+    for the data, not for a map. The first chunk starts at 0, as in the released code.
 
     Raises ValueError for a document longer than the range.
     Source: Zhu et al. 2023, arXiv:2309.10400, section 3.

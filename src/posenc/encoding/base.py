@@ -212,7 +212,7 @@ class Encoding(checks.ChecksArguments, SharesTables, Formulas):
         return kernel(self, q, at, keys, mask)
 
     def remember(self, x: Tensor, at: Positions) -> dict[str, Tensor]:
-        """Return facts of tokens [B, heads or 1, T, ...] to cache beside k and v, under this encoding's own names."""
+        """Return facts of tokens [B, heads or 1, T, ...] to cache beside k and v. Names are the encoding's own."""
         return {}
 
     @with_named_options
@@ -225,14 +225,14 @@ class Encoding(checks.ChecksArguments, SharesTables, Formulas):
         offset: int | Tensor = 0,
         seq_dim: int | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Apply it alone: `encoding(x)` to embeddings [..., T, dim], `q, k = encoding(q, k)` to heads [..., T, D].
+        """Apply the encoding by itself to embeddings [..., T, dim], or to heads [..., T, D].
 
-        Positions are Positions, a tensor [T], [B, T] or [B, T, A], an int or an offset (position of the first token;
-        one for each row as a tensor [B]), or None (0, 1, 2, ...). A token decoded alone is not at 0: give its position
-        or offset. `seq_dim` is the axis of the tokens if it is not the one before the channels: 0 for embeddings
-        [T, B, dim], as in nn.Transformer, and 1 for heads [B, T, H, D], where heads would else be taken for tokens.
-        Heads are as in `query`; one tensor may be rotated alone if queries and keys are rotated alike. No argument is
-        changed in place.
+        Call `encoding(x)` or `q, k = encoding(q, k)`. Positions are Positions, a tensor [T], [B, T] or [B, T, A], an
+        int or an offset (position of the first token; one for each row as a tensor [B]), or None (0, 1, 2, ...). A
+        token decoded alone is not at 0: give its position or offset. `seq_dim` is the axis of the tokens if it is not
+        the one before the channels: 0 for embeddings [T, B, dim], as in nn.Transformer, and 1 for heads [B, T, H, D],
+        where heads would else be taken for tokens. Heads are as in `query`; one tensor may be rotated alone if queries
+        and keys are rotated alike. No argument is changed in place.
         """
         turns = "turn" in self.doors
         if k is None and "embed" in self.doors:
@@ -307,7 +307,7 @@ class Encoding(checks.ChecksArguments, SharesTables, Formulas):
         seq_dim: int | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Return door 3 as a tensor [1 or B, H, T, S] for SDPA's attn_mask; -inf where the mask hides a key.
+        """Return door 3 as a tensor [1 or B, H, T, S] for SDPA's attn_mask. Hidden keys have -inf.
 
         Positions are Positions, a tensor of ids, or an int: that many tokens from 0. `keys_at` defaults to `at`, and
         `dtype` to that of q or of the parameters, else float32; for half precision queries give SDPA their dtype.
@@ -381,7 +381,7 @@ def turn_one(
 
 
 def tokens_last(name: str, x: Tensor, seq_dim: int | None) -> Tensor:
-    """Return the tensor with its tokens moved from axis `seq_dim` to the one before the channels, [..., T, D].
+    """Return the tensor as [..., T, D], with the tokens moved from axis `seq_dim`.
 
     Raises ValueError if there is no such axis.
     """

@@ -30,7 +30,7 @@ from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import ScoreMod, at_token, dot_products, head_values, heads_mod, index_grids, table_mod
 from posenc.tokens.positions import Positions, distance
 from posenc.tokens.shared_tables import number_tensor
-from posenc.tokens.watched import is_traced, is_watched, may_be_read
+from posenc.tokens.tracing import is_traced, is_watched, may_be_read
 
 BiasType = TypeVar("BiasType", bound="Bias")
 
@@ -55,7 +55,7 @@ class Bias:
         return replace(self, head_numbers=heads_of_model, total_heads=total_heads)
 
     def to_model_heads(self, values: Tensor, axis: int) -> Tensor:
-        """Return values for the heads of the model: 0 for heads without the bias; a shared row stays shared."""
+        """Return values for all heads of the model: 0 for heads without the bias. A shared row stays shared."""
         if self.head_numbers is None:
             return values
         if values.shape[axis] == 1 != len(self.head_numbers):
@@ -76,7 +76,7 @@ class Bias:
         return self.closure()
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """Return the bias on the whole grid, [1 or B, 1 or H, 1 or T, S], without a mask."""
+        """Return the bias of all pairs, [1 or B, 1 or H, 1 or T, S], unmasked."""
         raise NotImplementedError
 
     def added_to(self, logits: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ class ByDistance(Bias):
         return self.grids[key]
 
     def in_sight(self, keys_ahead: int, dtype: torch.dtype) -> Tensor:
-        """Return the bias [1, H, T, S] of contiguous tokens on one axis; -inf but for keys 0..i + keys_ahead."""
+        """Return the bias [1, H, T, S] of contiguous tokens on one axis. Keys after i + keys_ahead have -inf."""
         T, S, device = self.at.tokens, self.keys_at.tokens, self.at.device
         key = keys_ahead, dtype, torch.is_grad_enabled()
         if key not in self.grids:
@@ -191,7 +191,7 @@ class ByDistance(Bias):
         return values.movedim(0, 1).to(dtype)
 
     def looked_up(self) -> Tensor | None:
-        """Return the bias [H, B or 1, T, S] from a table of whole distances; None if the table is larger."""
+        """Return the bias [H, B or 1, T, S] from a smaller table of whole distances, or None."""
         at, keys_at = self.at, self.keys_at
         if not (at.axes == keys_at.axes == self.axes and at.coords.is_cpu and may_be_read(at.coords, keys_at.coords)):
             return None
@@ -259,7 +259,7 @@ class Pairs(Bias):
         return self.to_model_heads(self.score_mod(self.q, self.at, self.full_keys())(zeros, *index_grids(zeros)), 1)
 
     def backwards(self, module: nn.Module, q: Tensor, at: Positions, keys: Keys, dtype: torch.dtype) -> Tensor:
-        """Return the bias [B, H, n, m] of some tokens, last query first, evaluated by a copy of its module."""
+        """Return the bias [B, H, n, m] of some tokens, last query first. `module` is a copy of its own."""
         modify = MethodType(cast(MethodType, self.score_mod).__func__, module)(q, at, keys)
         zeros = q.new_zeros((*q.shape[:3], keys.at.tokens), dtype=dtype)
         return self.to_model_heads(modify(zeros, *index_grids(zeros, backwards=True)), 1)
@@ -300,7 +300,7 @@ class Products(Pairs):
         return super().dense(dtype) if offset is None else self.in_row(offset).to(dtype)
 
     def in_row(self, offset: int) -> Tensor:
-        """Return the bias [B, H, T, S] of contiguous tokens: each token times every vector once, then a gather."""
+        """Return the bias [B, H, T, S] of contiguous tokens. It multiplies each token by every vector once."""
         T, S, device = self.at.tokens, self.keys.at.tokens, self.q.device
         index, bias = distance_indices(T, S, device), torch.zeros((), device=device)
         for factors, vectors, of_keys in self.dot_products(range(offset + T - 1, offset - S, -1)):
@@ -311,7 +311,7 @@ class Products(Pairs):
         return bias
 
     def of_one_query(self, distances: range) -> Tensor:
-        """Return the bias [B, H, 1, S] of one query; the vector of the first near key serves all farther ones."""
+        """Return the bias [B, H, 1, S] of one query. The first near key's vector serves all farther ones."""
         far, near_distances = split_far(distances, self.same_beyond)
         bias = None
         for factors, vectors, of_keys in self.dot_products(near_distances):
@@ -341,7 +341,7 @@ class Products(Pairs):
 
 @dataclass(frozen=True, eq=False)
 class Counts(Pairs):
-    """A closure that reads a table of each query at the sum of gates from a key to the query.
+    """A bias that each query looks up in its own table, by a sum of gates.
 
     bias(i, j) = table_i[min(sum of sigmoid(rate * q_i . k_l) over order_j <= order_l <= order_i, last entry)], read by
     linear interpolation between entries.
@@ -356,9 +356,9 @@ class Counts(Pairs):
 
 @dataclass(frozen=True, eq=False)
 class Levels(Pairs):
-    """A closure that is a difference of levels for keys no later than their query in the same document.
+    """A bias that is a difference of levels, for keys no later than their query.
 
-    bias(i, j) = of_queries_i - of_keys_j, in float64 if the device has it. The closure defines the other keys.
+    bias(i, j) = of_queries_i - of_keys_j within a document, in float64 if possible. The closure defines other keys.
 
     of_queries  [B, H, T]
     of_keys     [B, H, S]
@@ -382,7 +382,7 @@ class Levels(Pairs):
 
 @dataclass(frozen=True, eq=False)
 class Factored(Bias):
-    """Dot products of a vector of each query token and one of each key token, in float32 at least.
+    """A bias of dot products, a query's vector times a key's, in float32 at least.
 
     of_queries  [1 or B, H, T, C]
     of_keys     [1 or B, H, S, C]
@@ -442,7 +442,7 @@ class Branch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BranchedLogits(Bias):
-    """Other queries and keys for some of the pairs, as the difference of their product from the kernel's own.
+    """A bias that gives some pairs other queries and keys than the kernel's own.
 
     bias(i, j) = scale * (q'_i . k'_j - q_i . k_j), of the first branch that holds for i and j; 0 if none does
 
@@ -473,14 +473,14 @@ class BranchedLogits(Bias):
         return self.to_model_heads((logits - base).to(dtype), 1)
 
     def branch_of(self, m: Tensor, n: Tensor) -> Tensor:
-        """Return the number of the branch for queries at m and keys at n, from 1; 0 for none."""
+        """Return the branch number (from 1) for queries at m and keys at n; 0 for none."""
         number = torch.zeros_like(m - n, dtype=torch.long)
         for place, branch in reversed(list(enumerate(self.branches, 1))):
             number = torch.where(branch.holds(m, n), place, number)
         return number
 
     def branch_masks(self, batch: slice, rows: slice, keys: slice) -> list[Tensor]:
-        """Return a mask [1 or b, n, m] of the pairs of each branch; no pair is in two."""
+        """Return a mask [1 or b, n, m] of each branch's pairs. No pair is in two."""
         m, n = (positions.axis("a distance map") for positions in (self.at, self.keys_at))
         m, n = (coords if coords.shape[0] == 1 else coords[batch] for coords in (m, n))
         if all(positions.extent is not None and positions.extent < 1 << 31 for positions in (self.at, self.keys_at)):
@@ -498,7 +498,7 @@ class BranchedLogits(Bias):
 
 @dataclass(frozen=True, eq=False)
 class ValueVectors(Bias):
-    """Vectors that a rule adds to values by distance, z_i = sum_j A_ij (v_j + vector(m_i - n_j)); no bias.
+    """Vectors that are added to values by distance: z_i = sum_j A_ij (v_j + vector(m_i - n_j)). They are no bias.
 
     vectors      whole distances, a range of contiguous tokens -> their vectors [1 or H, R, E]
     same_beyond  the distance (positions) from which on, either way, the vector is the same
@@ -526,7 +526,7 @@ def distance_tensor(distances: range, device: torch.device | None) -> Tensor:
 
 
 def table_indices(at: Positions, keys_at: Positions, axes: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    """Return a number of each query [B or 1, T] and key [B or 1, S] whose sum is a pair's index in the table.
+    """Return a number of each query [B or 1, T] and key [B or 1, S]. Their sum is a pair's index in the table.
 
     axes  for each axis the greatest distance, which comes first in the table, and the number of distances
     """
@@ -575,7 +575,7 @@ def one_query_range(at: Positions, keys_at: Positions) -> range | None:
 
 
 def split_far(distances: range, same_beyond: int | None) -> tuple[int, range]:
-    """Return the number of far keys with the vector of the next key, and the other distances, at least one."""
+    """Return the number of far keys, and the near distances, at least one. The first near vector serves far keys."""
     far = 0 if same_beyond is None else min(max(distances.start - same_beyond, 0), len(distances) - 1)
     return far, distances[far:]
 
@@ -587,19 +587,19 @@ def spread_heads(values: Tensor, axis: int, heads: Sequence[int], total_heads: i
 
 
 def product(q: Tensor, k: Tensor) -> Tensor:
-    """Return q k^T [B, H, T, S] in float32 at least; several query heads may share a key head."""
+    """Return q k^T [B, H, T, S] in float32 at least. Several query heads may share a key head."""
     k = k if k.shape[1] == q.shape[1] else k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     dtype = torch.promote_types(q.dtype, torch.float32)
     return q.to(dtype) @ k.to(dtype).transpose(-1, -2)
 
 
 def total(biases: Sequence[Bias], dtype: torch.dtype) -> Tensor | None:
-    """Return the sum of biases on the whole grid, [1 or B, 1 or H, 1 or T, S]; None without biases."""
+    """Return the sum of biases, [1 or B, 1 or H, 1 or T, S]; None without biases."""
     return reduce(torch.add, (bias.dense(dtype) for bias in biases)) if biases else None
 
 
 def check_head_rows(encoding: object, values: Tensor, axes: int, heads: int | None) -> None:
-    """Raise ValueError unless a bias [H, ...] at distances of `axes` axes has a row for each query head."""
+    """Raise ValueError unless a bias has shape [H, ...]: H query heads, then `axes` axes of distances."""
     if values.dim() != axes + 1:
         number = heads or "H"
         raise ValueError(

@@ -12,7 +12,7 @@ from posenc.encoding.precision import without_autocast
 from posenc.encoding.softcap import SoftCap
 from posenc.tokens.masks import Mask, check_mask
 from posenc.tokens.positions import Positions
-from posenc.tokens.watched import is_recomputed
+from posenc.tokens.tracing import is_recomputed
 
 
 class GivesBiases(Hashable, Protocol):
@@ -76,9 +76,9 @@ class BoundKernel:
         return self.kernel(all_biases, q, at, keys, mask, **options)
 
     def logits(self, encoding: GivesBiases, q: Tensor, at: Positions, keys: Keys, mask: Mask) -> Tensor:
-        """Return the scaled logits [B, H, T, S] in float32 at least, with all biases and a floating mask.
+        """Return the scaled logits [B, H, T, S] with all biases and a floating mask.
 
-        Hidden keys are not marked in them; see `mask.allowed(at, keys.at)`.
+        They are float32 at least. Hidden keys are not marked in them; see `mask.allowed(at, keys.at)`.
         Raises ValueError for an encoding with its own rule if heads have sinks.
         """
         if self.sinks is not None:
@@ -90,7 +90,7 @@ class BoundKernel:
         return self.logits_on_grid(all_biases, q, at, keys, scale=self.scale)
 
     def finish(self, weights: Tensor, keys: Keys) -> tuple[Tensor, Tensor | None]:
-        """Return the output [B, H, T, E] of an attention rule's own weights [B, H, T, S], and the weights."""
+        """Return the output [B, H, T, E] of a rule's weights [B, H, T, S]. The weights come along if needed."""
         output, dropped_weights = self.take_values(weights, keys.v, dropout=self.dropout)
         return output, dropped_weights if self.need_weights else None
 
@@ -118,7 +118,7 @@ class BoundKernel:
         return mask, all_biases if mask_bias is None else [*all_biases, Dense(mask_bias)]
 
     def biases(self, part: GivesBiases, q: Tensor, at: Positions, keys: Keys) -> list[Bias]:
-        """Return the biases of a part; biases of the distance alone are shared by layers with the same tokens."""
+        """Return the biases of a part. Biases of the distance alone are shared by layers with the same tokens."""
         if self.shared_biases is None or "biases" in part.doors or is_recomputed():
             with without_autocast(q):
                 return part.biases(q, at, keys)

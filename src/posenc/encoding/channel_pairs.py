@@ -29,7 +29,7 @@ def multiply_pairs(x: Sequence[float], factors: Iterable[complex], pairs: Sequen
 
 
 class PairsTurned(Formulas):
-    """The formulas of an encoding that rotates channel pairs, each by an angle that is linear in the position.
+    """The formulas of an encoding that rotates channel pairs by angles linear in the position.
 
     A subclass defines the angles, and the sizes if pairs are also scaled. A query or key follows from its own angles;
     a logit is computed independently, from the angles of the difference of positions.
@@ -46,7 +46,7 @@ class PairsTurned(Formulas):
         return repeat(1.0)
 
     def formula_sizes_between(self, m: Any, n: Any, horizon: float | None = None) -> Iterable[float]:
-        """As published, in scalars: the factor of each pair's part of a logit, query at m and key at n."""
+        """As published, in scalars: the factor of each pair's logit, query at m, key at n."""
         return map(mul, self.formula_sizes(m, "query", horizon), self.formula_sizes(n, "key", horizon))
 
     def formula_pairs(self, pairs: int) -> list[tuple[int, int]]:
@@ -90,5 +90,5 @@ class PairsTurned(Formulas):
 
 
 def difference(m: Any, n: Any) -> Any:
-    """Return the distance of a query at m to a key at n, for each axis if there are several."""
+    """Return the distance m - n of a query to a key; a tuple for several axes."""
     return tuple(a - b for a, b in zip(m, n, strict=True)) if isinstance(m, tuple) else m - n

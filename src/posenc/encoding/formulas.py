@@ -63,9 +63,9 @@ class Formulas:
     def formula_logit(
         self, q: Sequence[float], k: Sequence[float], m: float, n: float, head: int, scale: float
     ) -> float:
-        """As published, in scalars: the logit of a query at m on a key at n; by default the product of both, rotated.
+        """As published, in scalars: the logit of a query at m on a key at n.
 
-        Positions are tuples for an encoding that reads several axes.
+        By default it is the scaled product of both, rotated. Positions are tuples for an encoding of several axes.
         """
         return dot_product(self.formula_query(q, m, head), self.formula_key(k, n, head), scale)
 
@@ -79,7 +79,7 @@ class Formulas:
         return [weight / math.fsum(weights) for weight in weights]
 
     def formula_value(self, v: Sequence[float], m: float, n: float, channel: int) -> float:
-        """As published, in scalars: one channel of the value of a key at n, as a query at m reads it."""
+        """As published, in scalars: a channel of the value at n, read by a query at m."""
         return v[channel]
 
 

@@ -15,7 +15,7 @@ from posenc.tokens.shared_tables import number_tensor
 
 
 def neighbours(place: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the row below each place, and the fraction of the way to the next row: 0 to 1, or NaN."""
+    """Return the row below each place, and the remaining fraction of a row (0 to 1, or NaN)."""
     floor = place.floor()
     return floor.nan_to_num(0.0).long(), place - floor
 
@@ -72,9 +72,9 @@ def resample(table: Tensor, matrices: Sequence[Tensor]) -> Tensor:
 
 
 def adopt_table(state_dict: dict[str, Any], prefix: str, encoding: Any) -> None:
-    """Rename the one table [rows, dim] under a prefix of a state dict, as wide as the encoding, to `table`.
+    """Rename the one table [rows, encoding.dim] under a prefix of a state dict to `table`.
 
-    Models have their own names for it: pe, pos_embed, wpe.weight. Axes of 1 go; if several fit, none is renamed.
+    Models call it pe, pos_embed or wpe.weight. Axes of 1 are dropped; if several tables fit, none is renamed.
     """
     names = [
         name

@@ -87,7 +87,7 @@ def _gather(rows: Tensor, column: Tensor) -> Tensor:
 
 
 def index_grids(score: Tensor, *, backwards: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the indices b, h, i, j of a score tensor [B, H, T, S] as broadcastable grids; or last query first."""
+    """Return indices b, h, i, j of scores [B, H, T, S] as broadcastable grids. `backwards` has the last query first."""
     b, h, i, j = (torch.arange(n, device=score.device) for n in score.shape)
     i = i.flip(0) if backwards else i
     return b[:, None, None, None], h[:, None, None], i[:, None], j
@@ -120,10 +120,10 @@ def table_entry(table: Tensor, *index: Tensor) -> Tensor:
 
 
 def at_token(facts: Tensor, b: Tensor, token: Tensor) -> Tensor:
-    """Return the facts [B or 1, T, ...] of a token; a fact that all rows share ignores b, so a grid has one row."""
+    """Return the facts [B or 1, T, ...] of a token. Facts that all rows share ignore b, so a grid has one row."""
     return facts[first_index(b) if facts.shape[0] == 1 else b, token]
 
 
 def first_index(index: Tensor) -> Tensor | int:
-    """Return index 0: a tensor for scalars, since older torch has no gradient of a view, else a number."""
+    """Return index 0: a tensor for scalars, else a number. Older torch has no gradient of a view."""
     return 0 if index.dim() else index.new_zeros(())

@@ -42,7 +42,7 @@ class SoftCap(nn.Module):
         return SoftCapBias(self.difference, q, at, Keys(keys.k, keys.k, keys.at), reads_between=False)
 
     def difference(self, q: Tensor, at: Positions, keys: Keys) -> ScoreMod:
-        """Return the closure that adds c tanh(s / c) - s, for kernels that add it to the product."""
+        """Return the closure of c tanh(s / c) - s, which kernels add to the product."""
         logits = product(q, keys.k) * self.scale
         return table_mod(self(logits) - logits)
 

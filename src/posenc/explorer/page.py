@@ -8,7 +8,8 @@ from typing import Any
 import posenc
 from posenc import catalogue
 from posenc.encoding.base import Shape
-from posenc.explorer import picture, trained
+from posenc.explorer import picture
+from posenc.explorer.training_results import can_build, data_of_records, read_example, read_run
 from posenc.lab.appearance import places
 from posenc.lab.description import describe, listing
 from posenc.lab.results import summary
@@ -38,8 +39,8 @@ def explore(specs: Sequence[str] = (), *, run: Path | None = None, records: Sequ
     (True, True)
     """
     command = ["posenc", "explore", *specs, *(["--run", str(run)] if run else [])]
-    training = trained.data_of_records(records) if records else trained.read_run(run) if run else trained.read_example()
-    buildable = [spec for spec in training["specs"] if run and trained.can_build(spec, SHAPE)]
+    training = data_of_records(records) if records else read_run(run) if run else read_example()
+    buildable = [spec for spec in training["specs"] if run and can_build(spec, SHAPE)]
     specs = tuple(dict.fromkeys(specs or buildable or SPECS))
     sections = {"axes": picture.offset_maps(specs, SHAPE), "doors": door_table(specs)}
     sections["order"] = order.without_position(SHAPE)
@@ -63,7 +64,7 @@ def encoding_data(spec: str, training: Any) -> dict[str, Any]:
         "name": spec,
         "spec": str(encoding),
         "doors": sorted(encoding.doors),
-        "sections": sections | {"trained": training},
+        "sections": sections | {"training": training},
     }
 
 

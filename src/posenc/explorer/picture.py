@@ -1,4 +1,4 @@
-"""Encodings with two axes on the patches of a picture: similarity or bias by the offset of two patches."""
+"""Encodings with two axes on a picture's patches: similarity or bias by the patches' offset."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -45,7 +45,7 @@ def offset_map(encoding: Encoding, shape: Shape) -> dict[str, Any]:
     """Return the compared quantity, and its numbers [H, rows, columns] by offset, -15..15 on both axes.
 
     The offset is other patch minus patch. If coordinates run from -1 to 1 for any picture size, each size has its own
-    numbers. Without training there may be none; random initial directions are numbers, and `drawn` is true for them.
+    numbers. Without training there may be none; random initial directions are numbers, with `is_random` true.
     """
     random = any(True for _ in encoding.parameters())
     turns = "turn" in encoding.doors and encoding.turns != "queries"
@@ -55,7 +55,7 @@ def offset_map(encoding: Encoding, shape: Shape) -> dict[str, Any]:
     if known_numbers:
         sides = SIDES if needs_fine_grid(encoding.wavelengths) else (0,)
         offsets = {str(side): to_list(values_by_offset(encoding, shape, quantity, side)) for side in sides}
-    return {"what": quantity, "drawn": random, "offsets": offsets}
+    return {"quantity": quantity, "is_random": random, "offsets": offsets}
 
 
 def values_by_offset(encoding: Encoding, shape: Shape, quantity: str, side: int) -> Tensor:

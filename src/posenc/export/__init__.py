@@ -48,10 +48,10 @@ class ExportedFile:
 def export(
     model: nn.Module, path: str | Path, *, cached: bool | None = None, about: Mapping[str, str] | None = None
 ) -> ExportedFile:
-    """Write a model as one graph of PyTorch's operators (.pt2) or as ONNX (.onnx), for any batch and length.
+    """Write a model as one graph of PyTorch's operators (.pt2) or as ONNX (.onnx).
 
-    ids [B, T], positions [B, T] -> logits [B, T, vocab]; a decoder's graph also takes the KV cache of earlier tokens,
-    and returns it with the new ones. Positions are an input.
+    ids [B, T], positions [B, T] -> logits [B, T, vocab], for any B and T. A decoder's graph also takes the KV cache of
+    earlier tokens, and returns it with the new ones. Positions are an input.
 
     model   a Decoder, Encoder or EncoderDecoder, or your own module, called as model(ids, positions=...)
     cached  whether a decoder's graph has the cache; default: it has

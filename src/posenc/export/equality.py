@@ -77,7 +77,7 @@ def load_run(file: Path, graph: Graph) -> Run:
 
 
 def file_logits(run: Run, graph: Graph, ids: Tensor, positions: Tensor, source: Tensor | None = None) -> list[Tensor]:
-    """Return the file's logits of whole sequences, and of a decoder also with its last tokens one by one."""
+    """Return the file's logits of whole sequences. A decoder's are also computed with the last tokens one by one."""
     tokens = ids.shape[1]
     constants = {"horizon": torch.full(ids.shape[:1], tokens)} if "horizon" in graph.inputs else {}
     if source is not None:

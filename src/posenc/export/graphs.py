@@ -133,7 +133,7 @@ def cache_tensors(cache: Cache) -> dict[str, Tensor]:
 
 
 def graph_of(model: nn.Module, *, cached: bool | None = None) -> Graph:
-    """Return the graph of a model: of a decoder with a cache, unless `cached` is False; of others the whole pass.
+    """Return the graph of a model. A decoder's has a cache, unless `cached` is False; others are the whole pass.
 
     Raises ValueError for a cache of a model without one, for a model with another signature, and what the model raises
     for positions that are known only as tensors.
@@ -207,7 +207,7 @@ def whole_of(model: nn.Module, axes: int, horizon: bool) -> Graph:
 
 
 def example_positions(batch: int, tokens: int, axes: int) -> Tensor:
-    """Return positions [B, T]: 0, 1, 2, ...; on several axes the first cells of a grid, [B, T, A]."""
+    """Return positions [B, T] counted from 0. Several axes get the first cells of a grid, [B, T, A]."""
     count, side = torch.arange(tokens), 1
     if axes == 1:
         return count.repeat(batch, 1)

@@ -24,7 +24,7 @@ def round_to_whole(values: Any) -> Any:
 def searchsorted(
     row: Any, values: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None, sorter: Any = None
 ) -> Any:
-    """Return how many numbers of a sorted row lie before each value: [..., S] and [..., T] to [..., T]."""
+    """Return how many numbers of a sorted row [..., S] lie before each value. Values and counts are [..., T]."""
     if out_int32 or sorter is not None:
         raise NotImplementedError("a sorter and 32-bit places are not said in ONNX")
     compare = op.LessOrEqual if right or side == "right" else op.Less

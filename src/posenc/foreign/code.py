@@ -47,7 +47,7 @@ def sha256(path: str | Path) -> str:
 
 
 def is_trusted(path: str | Path, trusted_files: Collection[str | Path]) -> bool:
-    """Whether a file is one of the trusted files: the same file, not only one of the same name."""
+    """Whether a file is a trusted file itself, not only one of the same name."""
     # Unlike `Path.resolve`, this takes links that lead in a circle.
     return os.path.realpath(path) in {os.path.realpath(file_of(str(file))) for file in trusted_files}
 
@@ -87,9 +87,9 @@ def load(name: str, kind: type[T], word: str, public: str) -> type[T]:
 def import_file(path: str, source: bytes | None = None) -> ModuleType:
     """Return the module of a file, imported once for each content of the file.
 
-    source  the Python to run, where the file itself holds none; default: its content
+    source  the Python code to run, if the file itself has none; default: its content
 
-    Raises ValueError for what cannot be run, CannotRead for what is no file.
+    Raises ValueError for code that cannot be run, CannotRead for a path that is no file.
     """
     source, file = read(path) if source is None else source, Path(os.path.realpath(path))
     # Two files of one name, and two spellings of one, must not take each other's place.
@@ -151,7 +151,7 @@ def user_code_errors(names: Sequence[str]) -> Generator[None]:
 
 
 def failure_text(error: BaseException, module: str) -> str:
-    """Return the message for an error of a user's code: its last line in a module of this prefix, and the error."""
+    """Return the message for an error of a user's code. Its line is the last one in a module of this prefix."""
     where = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if str(frame.f_globals.get("__name__")).startswith(module):

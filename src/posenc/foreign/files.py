@@ -16,7 +16,7 @@ MOST_BYTES = 16 << 20
 
 
 def regular_file(path: str | Path, folder: str | Path | None = None) -> Path:
-    """Return the path if it is a regular file: no folder, device or pipe, on which reading could block.
+    """Return the path if it is a regular file. Folders, devices and pipes are refused: reading could block.
 
     folder  the folder that the file belongs to: a link that leads out of it is refused. A folder of a hub's cache
             (models--NAME/snapshots/REVISION) may link to the files beside it in models--NAME/blobs.

@@ -55,7 +55,7 @@ TYPES = {
 
 @dataclass(frozen=True)
 class Extent:
-    """Where a tensor lies: its type ("Q4_1", or "type 99" if unknown), shape, first byte, and number of bytes.
+    """Where a tensor lies: its type, shape, first byte and number of bytes. Types are "Q4_1", or "type 99" if unknown.
 
     The shape begins with the axis that changes slowest, in reverse of the file. `nbytes` is None for an unknown type.
     """

@@ -15,7 +15,7 @@ ERROR_LENGTH = 500
 """The most letters of a library's error in a message: enough to show it whole."""
 
 SENTENCE_LENGTH = 800
-"""The most letters of what a message says is wrong."""
+"""The most letters of a fault's description in a message."""
 
 # What moves a cursor, changes colours or the direction of writing, or is no character at all. Tabs and newlines stay.
 CONTROLS = re.compile(
@@ -95,7 +95,7 @@ def one_line(text: str) -> str:
 
 
 def quote(value: Any, length: int = QUOTE_LENGTH) -> str:
-    """Return the repr of a value for a message: visible, and of at most some 200 letters whatever its size.
+    """Return the repr of a value for a message. It has no invisible letters, and at most some 200 whatever its size.
 
     >>> quote("a" * 1000, length=20)
     "'aaaaaaaaa... (1000 letters)"
@@ -110,7 +110,7 @@ def quote(value: Any, length: int = QUOTE_LENGTH) -> str:
 
 
 def suggestion(word: object, words: Collection[str] | Mapping[str, str], list_command: str = "") -> str:
-    """Return a hint at the nearest of the words, or an empty text; a mapping gives the answer for each word.
+    """Return a hint at the nearest of the words, or an empty text. A mapping gives the answer for each word.
 
     list_command  the command that lists all words, if they are too many for a message
 

@@ -189,7 +189,7 @@ def matches(value: Any, form: Any, *, file: str | Path | None = None, field: str
 
 
 def misfit(value: Any, form: Any) -> tuple[str, str] | None:
-    """Return what is wrong with a value and where in it, as ".curve[3].loss"; None if it has the form.
+    """Return the fault of a value and its place, as ".curve[3].loss"; None without a fault.
 
     Records hold thousands of numbers: a list of them is checked by its types, and item by item only if one is wrong.
     """

@@ -24,7 +24,7 @@ class CannotWrite(OSError):
 
 
 def write(path: Path, data: bytes) -> Path:
-    """Write a file atomically: no reader ever sees half of it, and it is on the disk on return.
+    """Write a file atomically. No reader ever sees half of it, and it is on the disk on return.
 
     Raises CannotWrite.
     """

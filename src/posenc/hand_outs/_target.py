@@ -86,7 +86,7 @@ class RotationTable:
 
     @property
     def angles(self) -> Tensor:
-        """The angle of each pair, from -pi to pi (radians); without whole turns, so that far positions stay exact."""
+        """The angle of each pair, from -pi to pi (radians). Without whole turns far positions stay exact."""
         return torch.atan2(self.sin, self.cos)
 
     @property
@@ -167,7 +167,7 @@ class HandOutRequest:
         return rotation
 
     def rotation_by_position(self) -> tuple[RotationTable, Tensor]:
-        """Return the rotation at 0, 1, 2, ..., and the position ids [B or 1, T] of the tokens."""
+        """Return the rotation at positions from 0, and the tokens' position ids [B or 1, T]."""
         coords = self.at.coords
         if coords.shape[-1] != 1 or coords.is_floating_point():
             problem = f"{coords.shape[-1]} axes" if coords.shape[-1] != 1 else "fractions"

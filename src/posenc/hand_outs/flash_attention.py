@@ -9,7 +9,7 @@ from posenc.kernels.flash import mask_options
 
 @dataclass(frozen=True, eq=False)
 class FlashAttention(Target):
-    """The arguments of FlashAttention: heads are [B, T, H, D], and queries and keys are rotated before its attention.
+    """The arguments of FlashAttention, for queries and keys [B, T, H, D] that are rotated before it.
 
     logit(i, j) = softmax_scale q_i . k_j - alibi_slope_h |i + S - T - j|   for T queries on S keys
 

@@ -10,7 +10,7 @@ from posenc.hand_outs._target import HandOutRequest, Target
 
 @dataclass(frozen=True, eq=False)
 class FlashInfer(Target):
-    """The arguments of FlashInfer's rotary (RoPE) kernel: queries and keys are [tokens, H D], all sequences in one row.
+    """The arguments of FlashInfer's rotary (RoPE) kernel. Queries and keys are [tokens, H D], all sequences in one row.
 
     apply_rope_with_cos_sin_cache  positions [tokens]; head_size; cos_sin_cache [max, r] in float32, the cosines of the
                                    r/2 pairs, then their sines; is_neox, whether the layout is half

@@ -16,7 +16,7 @@ from posenc.tokens.positions import Positions
 
 @dataclass(frozen=True, eq=False)
 class FlexAttention(Target):
-    """The arguments of PyTorch's FlexAttention: heads are [B, H, T, D], and queries and keys are rotated before it.
+    """The arguments of PyTorch's FlexAttention, for queries and keys [B, H, T, D] that are rotated before it.
 
     logit(b, h, i, j) = score_mod(scale q_i . k_j, b, h, i, j) where mask_mod(b, h, i, j) of the block_mask holds
 

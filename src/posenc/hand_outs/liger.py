@@ -10,7 +10,7 @@ from posenc.hand_outs._target import HandOutRequest, Target
 
 @dataclass(frozen=True, eq=False)
 class Liger(Target):
-    """The arguments of Liger's rotary (RoPE) kernel: queries and keys [B, H, T, D], whole heads in the half layout.
+    """The arguments of Liger's rotary (RoPE) kernel. Queries and keys are [B, H, T, D], whole heads in the half layout.
 
     (a, b) -> (a cos - b sin,  b cos + a sin)   for channels a = k, b = k + D/2
 

@@ -8,7 +8,7 @@ from posenc.hand_outs._target import HandOutRequest, Target
 
 @dataclass(frozen=True, eq=False)
 class ONNX(Target):
-    """The arguments of ONNX's operator RotaryEmbedding (RoPE), for queries and keys [B, H, T, D] or [B, T, H D].
+    """The arguments of ONNX's operator RotaryEmbedding (RoPE). Queries and keys are [B, H, T, D] or [B, T, H D].
 
     RotaryEmbedding  cos_cache, sin_cache [max, r/2]; position_ids [B or 1, T], which some runtimes want in as many rows
                      as the batch has; interleaved, 0 or 1; rotary_embedding_dim, r, or 0 for the whole head; num_heads,

@@ -8,7 +8,7 @@ from posenc.hand_outs._target import HandOutRequest, Target
 
 @dataclass(frozen=True, eq=False)
 class VLLM(Target):
-    """The arguments of vLLM: the state of its rotary (RoPE) layer, positions, and the slopes of its attention layer.
+    """The arguments of vLLM: its rotary (RoPE) layer's state, positions, and its attention layer's slopes.
 
     RotaryEmbedding  the layer's attributes: head_size; rotary_dim, r; max_position_embeddings; is_neox_style, whether
                      the layout is half; dtype; cos_sin_cache [max, r] in it, cosines then sines, with the

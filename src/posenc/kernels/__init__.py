@@ -153,7 +153,7 @@ def bind(
 def served_by(
     encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, *, name: str = "auto"
 ) -> tuple[str, ...]:
-    """Return the kernel that serves a call, and for attention in blocks the form of each bias; it runs the call.
+    """Return the kernel that serves a call, and the forms of biases in blocks. It runs the call.
 
     >>> import torch
     >>> from posenc import ALiBi, Keys, Positions, masks

@@ -23,7 +23,7 @@ from posenc.kernels.reference import one_width
 from posenc.kernels.request import Request
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
-from posenc.tokens.watched import may_be_read
+from posenc.tokens.tracing import may_be_read
 
 IS_INSTALLED = find_spec("flash_attn") is not None
 

@@ -25,7 +25,7 @@ from posenc.kernels.request import Request
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 from posenc.tokens.shared_tables import once
-from posenc.tokens.watched import COMPILES_LAYERS
+from posenc.tokens.tracing import COMPILES_LAYERS
 
 MIN_CHANNELS = 16
 """Minimum channels of a head on a GPU."""

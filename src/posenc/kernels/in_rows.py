@@ -18,7 +18,7 @@ from posenc.kernels.device import device_of
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 from posenc.tokens.shared_tables import all_versions, check_versions
-from posenc.tokens.watched import is_traced, is_transformed
+from posenc.tokens.tracing import is_traced, is_transformed
 
 ModuleType = TypeVar("ModuleType", bound=nn.Module)
 
@@ -48,11 +48,11 @@ def rows_at_once(encoding: Encoding, q: Tensor, keys: int) -> int:
 def in_rows(
     rule: Rule, encoding: Encoding, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel, cap: int = 0
 ) -> AttentionOutput:
-    """Call a rule of an encoding in blocks of queries if there are many pairs; at most `cap` each, unless 0.
+    """Call a rule of an encoding, in blocks of queries if there are many pairs.
 
-    Exact: queries do not read each other, nor hidden keys. In training a block saves only its queries, and is
-    recomputed in the backward pass. A graph takes all queries at once: blocks would tie it to one length; so do
-    transforms of torch.func, which cannot recompute.
+    A block has at most `cap` queries, unless `cap` is 0. The result is exact: queries do not read each other, nor
+    hidden keys. In training a block saves only its queries, and is recomputed in the backward pass. A graph takes all
+    queries at once, since blocks would tie it to one length; so do transforms of torch.func, which cannot recompute.
     """
     tokens, step = q.shape[2], rows_at_once(encoding, q, keys.k.shape[2])
     step = min(step, cap or step)

@@ -94,7 +94,7 @@ def logits_on_grid(biases: Sequence[Bias], q: Tensor, at: Positions, keys: Keys,
 
 
 def take_values(weights: Tensor, v: Tensor, *, dropout: float) -> tuple[Tensor, Tensor]:
-    """Return the weighted sum of values [B, KV, S, E], and the weights [B, H, T, S] after dropout, in v's dtype."""
+    """Return the weighted sum of v [B, KV, S, E], and the weights after dropout. They are [B, H, T, S] in v's dtype."""
     v = v.repeat_interleave(weights.shape[1] // v.shape[1], 1)
     dropped_weights = F.dropout(weights, dropout).to(v.dtype)
     return dropped_weights @ v, dropped_weights

@@ -9,7 +9,7 @@ from posenc.encoding.base import Encoding
 from posenc.encoding.biases import Bias
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
-from posenc.tokens.watched import is_transformed
+from posenc.tokens.tracing import is_transformed
 
 
 class Inputs(NamedTuple):

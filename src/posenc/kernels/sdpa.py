@@ -57,7 +57,7 @@ def is_fastest(request: Request) -> bool:
 
 
 def keys_ahead_of_rows(biases: Sequence[Bias], at: Positions, keys_at: Positions, mask: Mask) -> int | None:
-    """Return the n for which query i sees the keys 0..i + n for certain, if all biases are of the distance."""
+    """Return n if each query i certainly sees keys 0..i + n; else None. Biases must be of the distance alone."""
     if torch.compiler.is_compiling():
         return None
     for bias in biases:

@@ -10,7 +10,7 @@ from posenc.tokens.positions import Positions
 
 
 def sums_after(values: Tensor, keys_at: Positions) -> Tensor:
-    """Return, for values [B, H, T, S] of each pair, the sum over all keys of later order than key j.
+    """Return for each pair the sum of values [B, H, T, S] over all later keys.
 
     Set values that must not count to 0. Keys are sorted by order, whatever their index. Each sum starts at the last
     key, so that short sums near a query stay precise.
@@ -29,9 +29,9 @@ def from_the_end(values: Tensor) -> Tensor:
 
 
 def sums_of(name: str, at: Positions, keys: Keys) -> tuple[Tensor, Tensor]:
-    """Return prefix sums of a remembered fact [B, H, S, ...] at queries, [B, H * ..., T], and keys, [B, H * ..., S].
+    """Return prefix sums of a remembered fact [B, H, S, ...] at queries and keys.
 
-    See `sums_to`; in float64 if the device has it. The encoding names the fact in `between`.
+    They are [B, H * ..., T] and [B, H * ..., S], in float64 if possible; see `sums_to`. `between` names the fact.
     """
     if name in keys.prefix_sums:
         return in_rows_of_tokens(keys.query_memo[name]), in_rows_of_tokens(keys.memo[name])
@@ -44,7 +44,7 @@ def in_rows_of_tokens(fact: Tensor) -> Tensor:
 
 
 def sums_to(values: Tensor, at: Positions, keys_at: Positions) -> tuple[Tensor, Tensor]:
-    """Return prefix sums of values [B, H, S] of key tokens, at each query [B, H, T] and each key [B, H, S].
+    """Return prefix sums of values [B, H, S], at queries [B, H, T] and keys [B, H, S].
 
     The sum over the tokens l with order_j < order_l <= order_i is to_query[i] - to_key[j], for a key j at or before the
     query i in the same document. Tokens are sorted by order within their document, whatever their index; padding and

@@ -1,4 +1,4 @@
-"""The laboratory: what to try, and what happened.
+"""The laboratory: experiments on encodings, and their results.
 
 Results leave it as tables (`load`), figures (`figures`) and files; see docs/guides/results.md.
 """

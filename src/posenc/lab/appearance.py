@@ -18,7 +18,7 @@ COMMON = ("rotary", "learned", "alibi", "t5_bias", "shaw", "sinusoidal", "kerple
 
 
 def places(specs: Iterable[str]) -> dict[str, int]:
-    """The index of each encoding's look: its name decides the colour, and a sum has that of its first part."""
+    """Return the index of each encoding's look. Its name decides the colour, and a sum has that of its first part."""
     place_of: dict[str, int] = {}
     for spec in dict.fromkeys(specs):
         first, *other_parts = spec.split(" + ")
@@ -30,7 +30,7 @@ def places(specs: Iterable[str]) -> dict[str, int]:
 
 
 def short(label: str, width: int = 30) -> str:
-    """Shorten a label: without the folders of a path, and without its middle if it is still too long."""
+    """Shorten a label: drop the folders of a path, then the middle if it is still too long."""
     label = re.sub(r"[^\s+(),=]*/", "…/", visible(label))
     if len(label) > width:
         label = f"{label[: width // 2 - 1]}…{label[len(label) - (width - width // 2) :]}"

@@ -95,7 +95,7 @@ def expect_ids(name: str, ids: Tensor, shape: Sequence[int], vocab: int) -> None
 
 
 def lengths_are_as_said(task: Task) -> None:
-    """Each length has as many tokens as said, trained and tested ones; one that cannot be made is refused."""
+    """Each trained and tested length has as many tokens as said. A length that cannot be made is refused."""
     longest = recipe_length(task)
     lengths = list(task.lengths(longest))
     expect(
@@ -240,7 +240,7 @@ def best_guess(batch: Batch) -> tuple[int, int]:
 
 
 def is_right(answer: Row, guess: Sequence[int | None]) -> bool:
-    """Whether a guess, a token for each place or one for all, is right at all places that count."""
+    """Whether a guess is right at all places that count. It has a token for each place, or one for all."""
     tokens = guess if len(guess) == len(answer) else [*guess] * len(answer)
     return all(token is None or token == token_guess for token, token_guess in zip(answer, tokens, strict=True))
 
@@ -252,7 +252,7 @@ def binomial_tail(right: int, trials: int, share: float) -> float:
 
 
 def a_prompt_goes_to_ids_and_back(task: Task) -> None:
-    """What decode writes of a prompt, encode reads as the same ids; in text, as ids of the same text."""
+    """A prompt has the same ids after decode and encode. On text, it may have other ids of the same text."""
     if type(task).encode is Task.encode:
         raise NoMeaning("it has no prompts that a person can write")
     length = task.lengths(recipe_length(task))[-1]

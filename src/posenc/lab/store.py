@@ -105,7 +105,7 @@ def subfolder(folder: Path, name: str) -> Path:
 
 
 def set_aside(path: Path, why: str) -> Path:
-    """Rename a damaged file to the suffix `why`, with a number where that name exists; return the new path."""
+    """Rename a damaged file to the suffix `why`, numbered if that name exists; return the new path."""
     aside, number = path.with_suffix(f".{why}"), 1
     while os.path.lexists(aside):
         number += 1

@@ -76,7 +76,7 @@ def solutions(text: str) -> str:
 
 
 def notebook(text: str, place: int) -> str:
-    """Return a lesson as a Jupyter notebook (nbformat 4.5), with a cell for answers and one that checks them."""
+    """Return a lesson as a Jupyter notebook (nbformat 4.5). Its last cells are for answers, and check them."""
     file, json_cells = f"lesson_{place}.py", []
     text = SOLUTION.sub("", text).replace("mine.py", file)
     answers = NotebookCell("code", f"%%writefile {file}\n# Answer here, run this cell, then the next.\n")

@@ -56,5 +56,5 @@ def group(tokens: list[str]) -> str:
 
 
 def bracketed_part(part: str) -> str:
-    """Return a part of a quotient or a root, in brackets unless it is a word, a number or a call."""
+    """Return a part of a quotient or root, in brackets if needed. Words, numbers and calls need none."""
     return part if re.fullmatch(r"√?[\w.₀-ₜ⁰-ⁿᵢ]*(\([^()]*\))?", part) else f"({part})"

@@ -44,7 +44,7 @@ class HandIn:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained model in evaluation mode, with its run, or with None and the text for a learner's class."""
+    """A trained model in evaluation mode, with its run. A learner's class has no run, but the text."""
 
     module: nn.Module
     run: Any = None

@@ -13,7 +13,7 @@ WHERE = ("offset", "start", "start_pos", "positions", "position_ids", "pos")
 
 
 def build_module(source: Callable[..., Any], width: int = WIDTH) -> tuple[nn.Module, bool]:
-    """Build a class by the names of its arguments; return it in evaluation mode, and whether it takes ids."""
+    """Build a class by the names of its arguments. Return it in evaluation mode, and whether it takes ids."""
     sizes = {"vocab": 11, "max": MAX_LEN, "len": MAX_LEN, "context": MAX_LEN, "pos": MAX_LEN, "drop": 0.0}
     sizes |= dict.fromkeys(("dim", "model", "emb", "size"), width)
     result: dict[str, Any] = {}
@@ -31,7 +31,7 @@ def build_module(source: Callable[..., Any], width: int = WIDTH) -> tuple[nn.Mod
 
 
 def place_options(parameters: Collection[str], first: int, end: int) -> dict[str, Any]:
-    """Return the argument that sets positions `first` to `end` - 1, by its name; empty if there is none."""
+    """Return the argument for positions `first` to `end` - 1 by its name; empty without one."""
     name = next((name for name in WHERE if name in parameters), None)
     return {} if name is None else {name: first if WHERE.index(name) < 3 else torch.arange(first, end)}
 

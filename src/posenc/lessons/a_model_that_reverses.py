@@ -11,7 +11,7 @@ PLACE = 8
 
 
 def reversed_within_leaves_the_padding(answers: ModuleType) -> None:
-    """reversed_within(ids, lengths) has ids[b, lengths[b] - 1 - i] at place i, and ids[b, i] where i is padding"""
+    """reversed_within(ids, lengths) has ids[b, lengths[b] - 1 - i] at place i, and keeps padding"""
     reversed_within = answer(answers, "reversed_within")
     ids = torch.tensor([[1, 2, 3, 0, 0], [4, 5, 6, 7, 8], [9, 0, 0, 0, 0]])
     right = torch.tensor([[3, 2, 1, 0, 0], [8, 7, 6, 5, 4], [9, 0, 0, 0, 0]])

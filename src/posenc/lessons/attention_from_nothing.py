@@ -61,7 +61,7 @@ EXERCISES = (softmax_sums_to_one_and_does_not_overflow, causal_attention_sees_it
 
 @torch.inference_mode()
 def maps_are_those_of_the_run(result: Numbers) -> None:
-    """Save ids [T], and with [T, T] and without [T, T]: the attention weights of one head for these ids.
+    """Save ids [T], and one head's attention weights for them: with [T, T] and without [T, T].
 
     `with` comes from the run's model, `without` from without_position(run.model, run.experiment, run.task). `layer` and
     `head` choose the head; the default is 0."""

@@ -20,7 +20,7 @@ def nothing_is_printed_of_what_was_not_learned(answers: ModuleType) -> None:
 
 
 def overlapping_seeds_are_a_tie(answers: ModuleType) -> None:
-    """says(first, second) is "tie", unless all seeds of one are above all of the other, with 3 of each or more"""
+    """says(first, second) is "tie", unless all seeds of one are above all of the other. Each needs 3 or more"""
     says = answer(answers, "says")
     upper, lower = [0.9, 0.95, 0.92], [0.1, 0.3, 0.2]
     assert says(upper, lower) == "first", "every seed of the first is above every one of the second"

@@ -91,7 +91,7 @@ def the_order_of_the_past_counts(model: TrainedModel) -> None:
 
 @torch.inference_mode()
 def new_text_is_predicted(model: TrainedModel) -> None:
-    """train longer: on text that it has not seen, it has to need fewer bits than counts, which know no order"""
+    """train longer: on new text it has to need fewer bits than counts, which know no order"""
     if model.run is not None:
         from posenc.lab.evaluation.evaluate import held_out_bits
 

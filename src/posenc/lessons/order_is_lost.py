@@ -25,7 +25,7 @@ def attend_gives_a_softmax_of_scores(answers: ModuleType) -> None:
 
 
 def last_output_is_blind_with_one_causal_layer(answers: ModuleType) -> None:
-    """is_blind(layers) is whether the last output of a causal stack of so many layers forgets the order before it"""
+    """is_blind(layers) is whether the last output of so many causal layers forgets the order before it"""
     is_blind = answer(answers, "is_blind")
     assert is_blind(1), "is_blind(1): with one causal layer the last output is a sum over a set, and is blind"
     for layers in (2, 3):

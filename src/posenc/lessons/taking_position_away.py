@@ -11,7 +11,7 @@ PLACE = 9
 
 
 def swapped_changes_neighbours(answers: ModuleType) -> None:
-    """swapped(positions) is [1, 0, 3, 2, ...] of [0, 1, 2, 3, ...]; in an odd number the last one stays"""
+    """swapped([0, 1, 2, 3, ...]) is [1, 0, 3, 2, ...]; the last of an odd number stays"""
     swap = answer(answers, "swapped")
     positions = torch.tensor([10, 11, 12, 13])
     result = check_shape("swapped(positions)", swap(positions), (4,)).tolist()

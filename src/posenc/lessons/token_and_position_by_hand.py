@@ -53,7 +53,7 @@ EXERCISES = (embed_looks_tokens_up_and_adds_positions, position_over_token_is_a_
 
 
 def tokens_are_looked_up_and_positions_added(source: Callable[..., Any]) -> None:
-    """PositionalEncoding(vocab_size, context_len, dim) gives of ids [batch, tokens] the vector of each token plus the
+    """PositionalEncoding(vocab_size, context_len, dim) maps ids [batch, tokens] to the vector of each token plus the
     vector of its position"""
     module, takes_ids = build_module(source)
     assert takes_ids, "it takes no ids: build it of vocab_size, context_len and a dim"

@@ -47,7 +47,7 @@ def rotary_turns_neighbouring_channels(answers: ModuleType) -> None:
 
 
 def to_half_puts_even_channels_first(answers: ModuleType) -> None:
-    """to_half(channels) lists channels so that pair k of the interleaved layout, 2k and 2k + 1, gets k and k + half"""
+    """to_half(channels) puts channels 2k and 2k + 1, an interleaved pair, at k and k + half"""
     to_half = answer(answers, "to_half")
     result = [int(channel) for channel in to_half(8)]
     assert sorted(result) == list(range(8)), f"each of the 8 channels has to stand in it once, got {result}"
@@ -65,7 +65,7 @@ LAYOUTS = ("half", "interleaved")
 
 
 def rotation(x: Tensor, layout: str, angles: str = "", share: int = 2, first: int = 0, way: int = 1) -> Tensor:
-    """Return x with pair k of token p turned by (first + way p) base^(-share k/channels), in a layout of channels."""
+    """Return x with pair k of token p turned by (first + way p) base^(-share k/channels). `layout` pairs channels."""
     channels = x.shape[-1]
     a = 10_000.0 ** (-share * torch.arange(channels // 2).double() / channels)
     a = (first + way * torch.arange(len(x)).double())[:, None] * a

@@ -15,7 +15,7 @@ def wavelengths_of(dim: int, base: float) -> torch.Tensor:
 
 
 def wavelengths_grow_by_one_factor(answers: ModuleType) -> None:
-    """wavelength k is 2 pi / f_k = 2 pi base^(2k/dim) positions, for k from 0 to dim/2 - 1"""
+    """wavelength k is 2 pi / f_k = 2 pi base^(2k/dim) positions, for k = 0..dim/2 - 1"""
     wavelengths = answer(answers, "wavelengths")
     for dim, base in ((8, 10_000), (6, 500)):
         right = wavelengths_of(dim, base)

@@ -21,7 +21,7 @@ from posenc.model.parts import LoadsOldNames, init_layers, norm_layer
 from posenc.specs.words import with_named_options
 from posenc.tokens.masks import Mask, MaskLike, mask_for
 from posenc.tokens.positions import Positions, PositionsLike, positions_for
-from posenc.tokens.watched import COMPILES_LAYERS, refuse_to_compile
+from posenc.tokens.tracing import COMPILES_LAYERS, refuse_to_compile
 
 
 class Call(NamedTuple):
@@ -228,7 +228,7 @@ class Attention(ConfiguredModule, LoadsOldNames):
     def queries_and_keys(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, call: Call
     ) -> tuple[Tensor, Keys]:
-        """Return the rotated queries of tokens [B, T, dim], and the keys of the tokens [B, S, dim] to attend to."""
+        """Return the rotated queries of `query` [B, T, dim], and the keys of `key` [B, S, dim]."""
         at, keys_at, encoding = call.at, call.keys_at, call.encoding
         key = query if key is None else key
         q = self.split(self.q_proj(query), self.heads, self.q_norm)
@@ -301,7 +301,7 @@ def causal_parts(encoding: Encoding) -> list[nn.Module]:
 
 
 def has_warned_of(one_way_parts: Sequence[nn.Module], mask: Mask, at: Positions) -> bool:
-    """Warn of an encoding for the other direction than the mask, or of ids that begin again; return whether."""
+    """Warn if an encoding's direction is not the mask's, or ids begin again. Return whether it warned."""
     if torch.compiler.is_compiling():
         return False
     if one_way_parts and (sees := mask.sees_future(at)) is not None:

@@ -31,9 +31,9 @@ LOGITS_AT_ONCE = 1 << 21
 def chosen_weights(
     module: nn.Module, *inputs: Any, rows: Choice = None, heads: Choice = None, layers: Choice = None, **options: Any
 ) -> tuple[Any, LayerWeights | tuple[LayerWeights, ...]]:
-    """Return the output of an attention layer, block or model, and some of its attention weights, [B, heads, rows, S].
+    """Return the output of a module, and some of its attention weights, [B, heads, rows, S].
 
-    inputs, options   the arguments of the module, without need_weights
+    inputs, options   the arguments of the module (an attention layer, a block or a model), without need_weights
     rows    the queries of the call
     heads   the query heads
     layers  the layers of a model, in an encoder-decoder those of the decoder

@@ -39,13 +39,13 @@ class Config:
     intermediate_size   width of the feed-forward layer (channels; default 4 dim, or 8/3 dim where gated)
     feed_forward   "gelu", "relu", "relu2" (its square), or the gated "swiglu" and "geglu"; "gelu_tanh" and "geglu_tanh"
                take the tanh for the error function, as GPT-2 and Gemma do
-    norm       "layer" or "rms" (Zhang, Sennrich 2019, arXiv:1910.07467), with norm_eps added to what is divided by
+    norm       "layer" or "rms" (Zhang, Sennrich 2019, arXiv:1910.07467); norm_eps is added before the square root
     norm_first   whether the norms are before attention and feed-forward, or after the sum with them (the original)
-    branch_norm   whether what attention and feed-forward give is normed before it is added: with norm_first the
-               sandwich of Gemma 2, without it the block of OLMo 2
+    branch_norm   whether the outputs of attention and feed-forward are normed before they are added: with norm_first
+               the sandwich of Gemma 2, without it the block of OLMo 2
     parallel_residual   whether all branches read the block's input, not each the sum before it (as in GPT-NeoX);
                with norm_first
-    residual_scale   factor of what attention and feed-forward give before it is added (unitless)
+    residual_scale   factor of the outputs of attention and feed-forward before they are added (unitless)
     embedding_norm   whether the embeddings are normed before the first block (as in BLOOM)
     qk_norm    whether the queries and the keys of each head are normed, before they are turned (as in Qwen 3), or
                "joined": those of all heads as one vector (as in OLMo 2)
@@ -53,9 +53,9 @@ class Config:
     scale      factor of the logits (unitless; default head_dim^-1/2; T5 has 1)
     softcap    c: the scaled products s of queries and keys become c tanh(s / c) before biases are added (Gemma 2: 50)
     output_softcap   the same for the logits of a decoder
-    init       how weights begin: "torch" as PyTorch's layers, "normal" N(0, 0.02), "gpt2" the same with what ends a
-               residual branch divided by (2 layers)^1/2, "small" N(0, 2 / (5 dim)) (arXiv:1910.05895) with what ends a
-               branch N(0, 4 / (layers^2 dim)) (GPT-J's), "xavier" uniform (the original's). Encodings have their own
+    init       initial weights: "torch" as PyTorch's layers, "normal" N(0, 0.02), "gpt2" the same, with the last layer
+               of a residual branch divided by (2 layers)^1/2, "small" N(0, 2 / (5 dim)) (arXiv:1910.05895) with a last
+               layer of N(0, 4 / (layers^2 dim)) (GPT-J's), "xavier" uniform (the original's). Encodings have their own
     dropout    share of the attention weights and of the channels behind each layer that is dropped in training
     bias       whether there are biases, or the parts that have one, of "q_proj", "k_proj", "v_proj", "o_proj",
                "feed_forward", "norm" (a layer norm) and "output" (of a decoder)
@@ -165,7 +165,7 @@ OPTIONS = frozenset(field.name for field in fields(Config))
 
 
 class ConfiguredModule(checks.ChecksArguments, nn.Module):
-    """Base of a module that takes the options of a Config one by one, or a Config in the place of `dim`."""
+    """Base of a module that takes either a Config, as `dim`, or its options one by one."""
 
     def __new__(cls: type[T], *args: Any, **kwargs: Any) -> T:
         """Raise ValueError for a Config together with options of a Config, and as ChecksArguments does."""

@@ -164,7 +164,7 @@ class EncoderDecoder(ConfiguredModule):
         eos_token_id: int | None = None,
         seed: int = 0,
     ) -> Iterator[Tensor]:
-        """Yield up to `max_new_tokens` ids for each row of `start` [B, T], such as a BOS token; as Decoder.stream."""
+        """Yield up to `max_new_tokens` ids after each row of `start` [B, T] (such as BOS), as Decoder.stream."""
         choice = Choice(self.vocab, temperature, top_k, eos_token_id, seed)
         with torch.no_grad(), eval_mode(self):
             logits_of = partial(self, source, memory=self.encode(source, padding=source_padding))

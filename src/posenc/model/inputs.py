@@ -6,7 +6,7 @@ from torch import Tensor
 from posenc import checks
 from posenc.cache import Cache
 from posenc.tokens.positions import Positions, PositionsLike, positions_for
-from posenc.tokens.watched import assert_on_gpu, may_be_read
+from posenc.tokens.tracing import assert_on_gpu, may_be_read
 
 
 def locate(ids: Tensor, vocab: int, positions: PositionsLike, padding: Tensor | None, cache: Cache | None) -> Positions:

@@ -62,7 +62,7 @@ class LoadsOldNames(nn.Module):
 
 
 def rename_old(entries: dict[str, Any], model: nn.Module, path: str = "") -> None:
-    """Rename the entries of a model below a path, from the names of version 0.2 to the present ones."""
+    """Rename a model's entries below a path, from the names of version 0.2 to present ones."""
     for place, module in model.named_modules(prefix=path):
         for old, new in module.old_names.items() if isinstance(module, LoadsOldNames) else ():
             old_prefix, new_prefix = (f"{place}.{name}." if place else f"{name}." for name in (old, new))

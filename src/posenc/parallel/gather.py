@@ -1,4 +1,4 @@
-"""Attention with all keys gathered on every rank, for encodings that read keys between a query and a key."""
+"""Attention with all keys gathered on every rank, for encodings that read the keys in between."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,7 @@ from posenc.encoding.bound_kernel import BoundKernel
 from posenc.encoding.keys import Keys
 from posenc.kernels.in_rows import attend_in_rows
 from posenc.parallel.line import Line
-from posenc.parallel.passing import pass_on
+from posenc.parallel.ring_exchange import pass_on
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 
@@ -19,7 +19,7 @@ from posenc.tokens.positions import Positions
 def gathered_attention(
     encoding: Encoding, q: Tensor, keys: Keys, mask: Mask, kernel: BoundKernel, line: Line
 ) -> Tensor:
-    """Return attention [B, H, T, E] of this rank's queries [B, H, T, D] to the gathered keys of all ranks."""
+    """Return attention [B, H, T, E] of this rank's queries to all ranks' keys. Queries are [B, H, T, D]."""
     names = list(keys.memo)
     k, v, *facts = GatherTokens.apply(line, keys.k, keys.v, *keys.memo.values())
     all_positions = all_rank_positions(line, keys.at)
@@ -61,7 +61,7 @@ class GatherTokens(torch.autograd.Function):
 
 
 def reduce_to_owners(whole: Any, line: Line) -> list[Tensor]:
-    """Sum facts [B, H, T, ...] of the whole sequence over ranks; return the part of this rank's tokens."""
+    """Sum facts [B, H, T, ...] of the whole sequence over ranks. Return the part of this rank's tokens."""
     rank, ranks = line.group.rank(), line.group.size()
 
     def part(step: int) -> list[Tensor]:

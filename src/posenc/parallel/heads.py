@@ -155,7 +155,7 @@ def cut_attention(attention: Attention, of_heads: HeadSubset, group: dist.Proces
 
 
 class SummedLinear(nn.Module):
-    """A linear map with its input channels cut over ranks: y = sum over ranks of W x, + b.
+    """A linear map whose input channels are cut over ranks: y = b + sum of W x.
 
     add_up  sums a tensor over ranks in place; a function, so that deepcopy keeps the group
     """

@@ -21,15 +21,15 @@ from posenc.kernels.in_rows import rows_at_once, with_leaf_parameters
 from posenc.kernels.log_sums import exact_dtype, finite, merge_parts
 from posenc.kernels.sinks import with_sinks
 from posenc.parallel.line import ChunkFacts, Line
-from posenc.parallel.passing import pass_on, rounds
+from posenc.parallel.ring_exchange import pass_on, rounds
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 
 
 def ring_attention(encoding: Encoding, q: Tensor, keys: Keys, mask: Mask, kernel: BoundKernel, line: Line) -> Tensor:
-    """Return attention [B, H, T, E] of this rank's queries [B, H, T, D] to the keys of all ranks.
+    """Return attention [B, H, T, E] of this rank's queries to the keys of all ranks.
 
-    Sinks take their share once, after the keys of all ranks.
+    Queries are [B, H, T, D]. Sinks take their share once, after the keys of all ranks.
 
     keys  this rank's own, of the same tokens as the queries; prefix sums are over the whole sequence
     """

@@ -52,7 +52,7 @@ class SequenceShards:
         return Layout(self.group.size(), self.order)
 
     def cut(self, x: Sequence, axis: int = 1) -> Sequence:
-        """Return this rank's part of a whole sequence: of a tensor, such as ids [B, T], or of Positions.
+        """Return this rank's part of a whole sequence: a tensor, such as ids [B, T], or Positions.
 
         Raises ValueError unless the chunks have equal size.
         """
@@ -195,10 +195,10 @@ def check_call(keys: Keys, call: Call, kernel: BoundKernel) -> None:
 
 
 def sequence_prefix_sums(values: Tensor, at: Positions, line: Line) -> Tensor:
-    """Return the prefix sum of a fact [B, H, T, ...] over the whole sequence, at this rank's tokens.
+    """Return a fact's prefix sums over the whole sequence, at this rank's tokens.
 
-    The ranks exchange one sum for each chunk. Padding counts as 0; documents share one running sum, so differences
-    within a document are those of its own tokens.
+    The fact is [B, H, T, ...]. The ranks exchange one sum for each chunk. Padding counts as 0; documents share one
+    running sum, so differences within a document are those of its own tokens.
     """
     present = (at.order >= 0)[:, None, :].unflatten(2, (-1, *(1,) * (values.dim() - 3)))
     parts = most_exact(values).masked_fill(~present, 0.0).chunk(len(line.own_positions), 2)

@@ -118,7 +118,7 @@ class HeadSubset:
         )
 
     def rebuilt_encoding(self, encoding: Encoding) -> Encoding | None:
-        """Return the same class for fewer heads, with its part of each parameter; None if it cannot be built."""
+        """Return the encoding built for fewer heads, with its part of each parameter. It is None if that fails."""
         if isinstance(encoding, OnHeads):
             return self.on_remaining_heads(encoding)
         arguments = constructor_arguments(encoding)

@@ -1,6 +1,6 @@
-"""Ramps: the share of its frequency that a pair keeps, by its index or by its turns within the trained length.
+"""Ramps: the share of its frequency that a pair keeps, by its index or its turns.
 
-Each stands here twice: as it is computed, and in scalars as published.
+Turns are counted within the trained length. Each ramp is here twice: as it is computed, and in scalars as published.
 """
 
 import math
@@ -24,14 +24,14 @@ def pair_ramp(length: int, *, base: float, width: int, fast: float, slow: float,
 
 
 def kept_by_pair(ends: tuple[float, float], like: Tensor) -> Tensor:
-    """Return the share that each pair keeps: 1 up to the first end, 0 from the second, linear in the pair index."""
+    """Return the share that each pair keeps, linear in its index. It is 1 up to the first end, 0 from the second."""
     low, high = ends
     k = torch.arange(like.shape[-1], dtype=like.dtype, device=like.device)
     return 1 - ((k - low) / (high - low)).clamp(0, 1)
 
 
 def kept_by_turns(frequencies: Tensor, length: int, low: float, high: float) -> Tensor:
-    """Return the share that each pair keeps: 0 up to `low` turns in `length`, 1 from `high`, linear in turns."""
+    """Return the share that each pair keeps, linear in turns. It is 0 up to `low` turns in `length`, 1 from `high`."""
     turns = length * frequencies / (2 * math.pi)
     if high == low:
         return (turns >= low).to(frequencies.dtype)
@@ -77,10 +77,10 @@ def check_turns(schedule: Schedule, slow: str, fast: str) -> None:
 
 @dataclass(frozen=True)
 class RampInTurns(Schedule):
-    """Base of schedules that divide slow pairs by the factor and keep fast pairs, with a ramp in turns between.
+    """Base of schedules that divide slow pairs and keep fast ones, with a ramp in turns.
 
-    A subclass has two more options, which `ends` names: the turns up to which a pair is divided, and the turns from
-    which it is kept.
+    A subclass has two more options, which `ends` names: the turns up to which a pair is divided by the factor, and the
+    turns from which it is kept.
     """
 
     ends: ClassVar[tuple[str, str]]

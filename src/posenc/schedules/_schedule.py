@@ -56,7 +56,7 @@ class Schedule(SpecObject):
 
     @property
     def scale_factor(self) -> float:
-        """The factor of Attention's `scale` that the schedule needs besides, and that no rotation can apply."""
+        """The factor that Attention's `scale` needs for the schedule, since no rotation can apply it."""
         return 1.0
 
     def with_trained_length(self, trained_length: int) -> "Schedule":
@@ -94,7 +94,7 @@ class Schedule(SpecObject):
 
 
 def check_option(schedule: Schedule, option: str, kind: object) -> None:
-    """Raise ValueError unless an option has a value of its type: in a spec, a bare word is a string."""
+    """Raise ValueError unless an option has a value of its type. In a spec, a bare word is a string."""
     value, label = getattr(schedule, option), f"{schedule.spec_name}: {option}"
     kinds = set(get_args(kind) if isinstance(kind, UnionType) else (kind,))
     if value is None and type(None) in kinds:

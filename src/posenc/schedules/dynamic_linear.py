@@ -13,7 +13,7 @@ class DynamicLinear(Schedule):
 
     trained_length  tokens; a model built from a spec fills in its own
 
-    Limit: as linear; and a model tuned for one factor meets others.
+    Limits: those of linear; and a model tuned for one factor runs with others.
     Source: the dynamic scaling of jquesnelle/yarn 2023 (`ntk=False`); emozilla 2023.
     """
 

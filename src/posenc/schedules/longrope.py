@@ -13,7 +13,7 @@ from posenc.tokens.shared_tables import number_tensor
 
 @dataclass(frozen=True)
 class LongRoPE(Schedule):
-    """LongRoPE: every pair is divided by a searched number of its own, with one list for short and one for long texts.
+    """LongRoPE: each pair has its own searched divisors, one for short and one for long texts.
 
     frequency'_k = frequency_k / short_factor_k   up to the trained length,   frequency_k / long_factor_k   beyond
     temperature = sqrt(1 + ln(factor) / ln(trained_length))

@@ -7,7 +7,7 @@ from posenc.schedules._ramps import RampInTurns
 
 @dataclass(frozen=True)
 class NTKByParts(RampInTurns):
-    """NTK by parts: pairs that turn often stay, pairs that do not turn once are divided by the factor, a ramp between.
+    """NTK by parts: fast pairs stay, slow ones are divided by the factor, with a ramp between.
 
     turns_k = trained_length frequency_k / (2 pi)
     keep_k = clamp((turns_k - alpha)/(beta - alpha), 0, 1)

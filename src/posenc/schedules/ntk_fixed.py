@@ -9,7 +9,7 @@ from posenc.schedules._schedule import Schedule
 
 @dataclass(frozen=True)
 class NTKFixed(Schedule):
-    """NTK scaling read as a number system: the stretch is a product of equal steps, one for each pair.
+    """NTK scaling read as a number system, with an equal step of stretch for each pair.
 
     base' = base factor,   frequency'_k = base'^(-2k/r) / factor^(2/r)
 

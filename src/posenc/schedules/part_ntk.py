@@ -11,7 +11,7 @@ from posenc.schedules.ntk import NTK
 
 @dataclass(frozen=True)
 class PartNTK(Schedule):
-    """The first NTK by parts, from before the paper: slow pairs linear, middle ones NTK-aware, fast ones as they are.
+    """The first NTK by parts, before the paper: slow pairs linear, middle NTK-aware, fast unchanged.
 
     mixed = lerp(linear, ntk, keep_1),   frequency' = lerp(mixed, plain, keep_2)
 

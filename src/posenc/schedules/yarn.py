@@ -20,7 +20,7 @@ MSCALE_RULES = ("together", "apart")
 
 @dataclass(frozen=True)
 class YaRN(Schedule):
-    """YaRN: fast pairs keep their frequency, slow ones are divided by the factor, a ramp between; logits get warmer.
+    """YaRN: fast pairs stay, slow ones are divided, with a ramp between; logits get warmer.
 
     turns_k = trained_length frequency_k / (2 pi): how often pair k turns in the trained length
     ramp=pairs: pair(n) = r ln(trained_length / (2 pi n)) / (2 ln base): the pair index, not whole, that turns n times
@@ -40,7 +40,7 @@ class YaRN(Schedule):
     mscale            DeepSeek's two numbers: with g(m) = 0.1 m ln(factor) + 1 the temperature is g(mscale) /
     mscale_all_dim    g(mscale_all_dim), and models of DeepSeek's kind multiply the scale of attention by
                       g(mscale_all_dim)^2 too: that is `scale_factor`
-    mscale_rule       what holds when one of the two is missing or 0. "together": both are ignored, and the temperature
+    mscale_rule       the rule if one of the two is missing or 0. "together": both are ignored, and the temperature
                       is g(1), as in transformers and vLLM's YaRN. "apart": each counts for itself, mscale is 1 and
                       mscale_all_dim 0 when missing, as in DeepSeek's own code, vLLM's class for it and Megatron. With
                       factor=40, mscale=0.707, mscale_all_dim=0 the temperature is 1.368888 or 1.260804

@@ -2,7 +2,7 @@
 
     Decoder(vocab, layers=8, **preset("smollm3"))
 
-A preset has no sizes: give width, heads and layers beside it. What no option can express stands in `besides`.
+A preset has no sizes: give width, heads and layers beside it. `besides` names what no option can express.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Find the classes that specs name, by the names of their files, and build them with the options of a spec.
+"""Find classes by the names of their files, and build them with the options of a spec.
 
 The folder is the list: a new file adds a name, and so does the entry point of an installed package (`plugins`). A class
 in a user's file is named path/to/file.py:Class.
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class SpecObject:
-    """Base of an object with options in a spec, such as a schedule: a frozen dataclass, printed as its spec."""
+    """Base of an object with options in a spec, such as a schedule. It is a frozen dataclass, printed as its spec."""
 
     spec_name: ClassVar[str] = ""
     """Its name in specs: the name of its file."""
@@ -101,7 +101,7 @@ class Registry(Mapping[str, type[T]]):
         return candidates[0]
 
     def find(self, name: str) -> type[T]:
-        """Return the class of a name, of a plug-in, or of `path/to/file.py:Class`, and run the code of the last two.
+        """Return the class of a name, a plug-in or `path/to/file.py:Class`. The code of the last two is run.
 
         Raises ValueError for an unknown name, a file without such a class, and a plug-in that cannot be used.
         """
@@ -143,7 +143,7 @@ class Registry(Mapping[str, type[T]]):
         return self.value(tree, spec)
 
     def resolve(self, value: T | str, trusted_files: Collection[str | Path] | None = None) -> T:
-        """Return an object of the base class, which the caller gives itself or as a spec, as in `read`.
+        """Return an object of the base class, given as such or as a spec, as in `read`.
 
         Raises ValueError for any other value, and as `read` does.
         """
@@ -153,7 +153,7 @@ class Registry(Mapping[str, type[T]]):
         return instance
 
     def value(self, tree: ast.expr, spec: str) -> Any:
-        """Return the value of an option in a spec: a plain value, a word, or an object of the base class.
+        """Return an option's value in a spec: plain, a word, or an object of the base class.
 
         Raises ValueError for any other expression, and for wrong options.
         """
@@ -188,7 +188,7 @@ class Registry(Mapping[str, type[T]]):
 
 @functools.cache
 def classes_in(home: str, base: str) -> Mapping[str, str]:
-    """Return class name -> name of its file, for the one class that each file of a folder defines."""
+    """Return class name -> file name, for the one class of each file in a folder."""
     names = {}
     for name, file in spelling.files_by_name(home).items():
         for node in ast.parse(file.read_text(encoding="utf-8")).body:

@@ -48,7 +48,7 @@ def knows(name: str, home: str) -> bool:
 
 
 def unknown_message(name: str, word: str, home: str) -> str:
-    """Return the error message for an unknown name: the nearest name, and all names or the command that lists them."""
+    """Return the error message for an unknown name. It has the nearest name, and all names or the command for them."""
     plugins = plugins_for(home)
     names, meanings = (*files_by_name(home), *plugins), {**{plugin: plugin for plugin in plugins}, **aliases_in(home)}
     meaning = CLASSES_BY_WORD.get(name, [name])[0] if home == ENCODINGS else name
@@ -67,7 +67,7 @@ def list_command(word: str) -> str:
 
 @functools.cache
 def files_by_name(home: str) -> Mapping[str, Path]:
-    """Return the files of a folder and its subfolders by name, without those that begin with _ (shared code)."""
+    """Return the files of a folder and its subfolders by name. Those that begin with _ (shared code) are left out."""
     files = {path.stem: path for path in Path(home).rglob("*.py") if not path.stem.startswith("_")}
     return MappingProxyType(dict(sorted(files.items())))
 

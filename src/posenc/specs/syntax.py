@@ -1,4 +1,4 @@
-"""The syntax of specs: parse them to syntax trees, never evaluate them, and list the code files that they name.
+"""Parse specs to syntax trees without evaluation, and list the code files that they name.
 
 A spec is an expression in Python's grammar, except that paths need no quotes: path/to/mine.py:Mine(option=3). A path
 with one of `+ ( ) ,` needs them, `"some (other) folder/mine.py:Mine"(option=3)`, and so does, within parentheses, a

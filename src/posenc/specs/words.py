@@ -110,7 +110,7 @@ OPTIONS_BY_WORD, CLASSES_BY_WORD = by_word(OPTION_WORDS), by_word(CLASS_WORDS)
 
 
 def hint(option: str, options: Collection[str]) -> str:
-    """Return a hint at the option that a word means, or that is spelt like it; or an empty text.
+    """Return a hint at the option that a word means or resembles, or an empty text.
 
     >>> hint("num_heads", ["dim", "heads"]), hint("rope_theta", ["base"]), hint("bse", ["base"])
     ("; did you mean 'heads'?", "; did you mean 'base'?", "; did you mean 'base'?")
@@ -120,12 +120,12 @@ def hint(option: str, options: Collection[str]) -> str:
 
 
 def option_for(option: str, options: Collection[str]) -> str:
-    """Return the option, or the call with one, that a word of other libraries means; or an empty text."""
+    """Return the option, or the call with one, that another library's word means; or ""."""
     return next((answer for answer in OPTIONS_BY_WORD.get(option, ()) if answer.partition("=")[0] in options), "")
 
 
 def class_hint(name: str, names: Collection[str]) -> str:
-    """Return a hint at the class that a name means, or that is spelt like it; or an empty text.
+    """Return a hint at the class that a name means or resembles, or an empty text.
 
     >>> class_hint("PositionalEncoding", []), class_hint("Decodr", ["Decoder"]), class_hint("docs", ["Decoder"])
     ("; did you mean 'Sinusoidal'?", "; did you mean 'Decoder'?", '')

@@ -21,7 +21,7 @@ IN_DOUBLE = "where float64 or whole numbers come in, compute in float64: new ten
 
 
 def promise(test: Callable[[Subject], None]) -> Callable[..., None]:
-    """Decorate a test of a Subject, so that it accepts any source of a subject and respects declared gaps."""
+    """Let a test of a Subject accept any source of a subject and respect declared gaps."""
 
     @functools.wraps(test)
     def test_subject(subject: "Subject | Source") -> None:
@@ -63,7 +63,7 @@ class SinglePrecisionWatch(TorchDispatchMode):
 
 
 def doors_in_single_precision(subject: Subject) -> str:
-    """Return the names of the methods that compute in float32 when their input is float64, or an empty text."""
+    """Return the names of the methods that compute float64 input in float32; empty if none."""
     net, x, names = subject.net(), embeddings(subject, TOKENS), list[str]()
     at = on_axes(arange(TOKENS), net.axes)
     delta, heads = at.coords[0].double(), x.new_zeros(1, subject.shape.heads, TOKENS, subject.shape.head_dim)

@@ -1,4 +1,4 @@
-"""The output of a network by the scalar formulas of its encodings: plain loops that share no fast path."""
+"""The output of a network by its encodings' scalar formulas, in plain loops without fast paths."""
 
 import math
 from collections.abc import Iterable
@@ -81,7 +81,7 @@ def attention_by_formula(
 def tokens_of(
     encoding: Encoding, layer: Attention, project: nn.Module, x: Tensor, at: Positions
 ) -> list[list[list[Token]]]:
-    """Return the tokens [B][H][T] of a sequence x [B, T, dim] as scalars, with the facts remembered of each."""
+    """Return the tokens [B][H][T] of x [B, T, dim] as scalars, with their remembered facts."""
     vectors = layer.split(project(x), layer.heads)
     B, H = vectors.shape[:2]
     memo = encoding.remember(x, at)

@@ -217,7 +217,7 @@ def make(source: "type[Encoding] | Factory", shape: Shape, **options: Any) -> En
 
 
 def singles(encoding: Encoding) -> list[Encoding]:
-    """Return the single encodings of a sum, a choice of heads or a wrapper (with it), or the encoding itself."""
+    """Return the single encodings in a sum, a choice of heads or a wrapper (with it). A single one gives itself."""
     if isinstance(encoding, Compose):
         return [single for part in encoding.parts for single in singles(part)]
     if isinstance(encoding, OnHeads):
@@ -242,7 +242,7 @@ def embeddings(subject: Subject, T: int, *, batch: int = 2, seed: int = 0) -> Te
 
 
 def arange(T: int, start: int = 0) -> Positions:
-    """Return positions start, start + 1, ..., with the horizon that all tests share, so that cut sequences agree."""
+    """Return positions from `start` on, with the horizon of all tests, so that cut sequences agree."""
     return Positions.count(T, start).with_horizon(max(LONG, start + T))
 
 
@@ -286,7 +286,7 @@ def on_axes(at: Positions, axes: int) -> Positions:
 def run_chunks(
     net: Net, x: Tensor, at: Positions, cuts: Sequence[int], mask: Mask, cache: Callable[[], LayerCache]
 ) -> Tensor:
-    """Return the network's output for tokens that arrive in chunks of the sizes `cuts`, with a cache per layer."""
+    """Return the network's output for chunks of the sizes `cuts`, with a cache per layer."""
     caches, outputs, start = [cache() for _ in net.layers], [], 0
     for n in cuts:
         # Contiguous positions stay contiguous, as a caller would pass them; others are sliced.
@@ -298,7 +298,7 @@ def run_chunks(
 
 
 def with_gradients(net: Net, x: Tensor, at: Positions, mask: Mask, *, rows: Tensor | None = None) -> dict[str, Tensor]:
-    """Return the output, and the gradients of a loss in x and every parameter; `rows` selects the loss's tokens."""
+    """Return the output, and the gradients of a loss in x and every parameter. `rows` selects the loss's tokens."""
     x = x.clone().requires_grad_()
     output = net(x, at, mask)
     # The loss is a sum over tokens, so that other tokens do not enter a token's gradient.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc import checks
 from posenc.tokens.positions import Positions
-from posenc.tokens.watched import may_be_read
+from posenc.tokens.tracing import may_be_read
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Mask:
             checks.tensor("the tensor of a mask", self.tensor)
 
     def allowed(self, at: Positions, keys_at: Positions) -> Tensor:
-        """Return a boolean [B or 1, 1 or H, T, S]: true where the query may see the key."""
+        """Return whether each query may see each key, [B or 1, 1 or H, T, S]."""
         visible = self.visible_by_order(at.order[:, None, :, None], keys_at.order[:, None, None, :])
         if at.document is not None and keys_at.document is not None:
             visible = visible & (at.document[:, None, :, None] == keys_at.document[:, None, None, :])
@@ -127,7 +127,7 @@ class Mask:
 
 
 def mask_index(tensor: Tensor, batch: slice, rows: slice, keys: slice) -> tuple[slice, ...]:
-    """Return the index of a part of a tensor that broadcasts to [B, H, T, S]; an axis of size 1 is shared."""
+    """Return a part's index in a tensor that broadcasts to [B, H, T, S]. An axis of size 1 is shared."""
     ranges = (batch, slice(None), rows, keys)[4 - tensor.dim() :]
     return tuple(slice(None) if size == 1 else part for size, part in zip(tensor.shape, ranges, strict=True))
 
@@ -166,7 +166,7 @@ def window(size: int, *, causal: bool = True) -> Mask:
 
 
 def prefix(size: int) -> Mask:
-    """Return the mask of a prefix language model: causal, but the first `size` tokens of a row see one another."""
+    """Return the mask of a prefix language model. It is causal, but a row's first `size` tokens see one another."""
     return Mask(causal=True, prefix=size)
 
 

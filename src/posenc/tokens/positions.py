@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from posenc import checks
-from posenc.tokens.watched import assert_on_gpu, may_be_read
+from posenc.tokens.tracing import assert_on_gpu, may_be_read
 
 TENSOR_FIELDS = ("coords", "order", "document", "horizon")
 """The fields of positions that hold tensors."""
@@ -123,12 +123,12 @@ class Positions:
 
     @classmethod
     def of(cls, ids: Tensor, *, order: Tensor | None = None, horizon: int | Tensor | None = None) -> "Positions":
-        """Return positions from ids of shape [T], [B, T] or [B, T, A], integer or floating, in any order.
+        """Return positions from ids of shape [T], [B, T] or [B, T, A].
 
-        The causal order is that of the tensor, behind the tokens of a cache, unless `order` says otherwise.
-        Raises ValueError for another shape or an empty sequence, for negative ids of an integer type, and for ids on
-        the CPU that are nan or infinite. Ids on another device, or inside a graph that is compiled, are not read; on a
-        GPU negative ids stop the program with the same message.
+        Ids are integer or floating, in any order. The causal order is that of the tensor, after the tokens of a cache,
+        unless `order` is given. Raises ValueError for another shape or an empty sequence, for negative ids of an
+        integer type, and for ids on the CPU that are nan or infinite. Ids on another device, or inside a compiled
+        graph, are not read; on a GPU negative ids stop the program with the same message.
         """
         checks.tensor("positions", ids)
         if ids.dim() not in (1, 2, 3):
@@ -160,9 +160,9 @@ class Positions:
 
     @classmethod
     def padded(cls, mask: Tensor) -> "Positions":
-        """Return positions from a padding mask [B, T] (true or 1 where a token is), padded on any side or inside.
+        """Return positions from a padding mask [B, T], true or 1 where a token is.
 
-        The first token of every row is at 0.
+        Padding may be on any side or inside. The first token of every row is at 0.
 
         >>> Positions.padded(torch.tensor([[0, 1, 1]])).order
         tensor([[-1,  0,  1]])
@@ -284,7 +284,7 @@ class Positions:
 
     @property
     def start(self) -> int | None:
-        """Return the first order if all rows count up by one from it, known without reading tensors; else None."""
+        """Return the first order if all rows count up from it by one; else None. Tensors are not read."""
         if not (self.contiguous and self.unit_step and self.extent is not None):
             return None
         return self.extent - self.tokens
@@ -294,9 +294,9 @@ class Positions:
         return self.coordinates(1, reader)
 
     def coordinates(self, axes: int, reader: object) -> Tensor:
-        """Return the coordinates for a reader of `axes` axes: [B or 1, T] for 1, else [B or 1, T, A]; 0 takes any A.
+        """Return the coordinates for a reader of `axes` axes. One axis gives [B or 1, T], more give [B or 1, T, A].
 
-        Raises ValueError, naming the `reader`, for another number of axes.
+        0 takes any number of axes. Raises ValueError, naming the `reader`, for another number.
         """
         if axes == 0:
             return self.coords
@@ -327,7 +327,7 @@ class Positions:
         )
 
     def batch_rows(self, rows: slice | Tensor) -> "Positions":
-        """Return the rows of the batch in a slice or indices [n]; fields that all rows share stay shared."""
+        """Return the rows of the batch in a slice or indices [n]. Fields that all rows share stay shared."""
         batch_facts = {name: fact for name, fact in self.tensors().items() if fact.shape[0] > 1}
         index = rows.to(self.order.device) if isinstance(rows, Tensor) else rows
         return self.with_facts(**{name: fact[index] for name, fact in batch_facts.items()}) if batch_facts else self
@@ -448,7 +448,7 @@ class CountedPositions(Positions):
 
 
 def fact_at_token(fact: Tensor, token: Tensor) -> Tensor:
-    """Return a fact [B or 1, T] or [B or 1, T, A] at one token of each row, [B or 1, 1]."""
+    """Return a fact at one token [B or 1, 1] of each row. The fact is [B or 1, T] or [B or 1, T, A]."""
     if fact.shape[0] != token.shape[0]:
         rows = max(fact.shape[0], token.shape[0])
         fact, token = fact.expand(rows, *fact.shape[1:]), token.expand(rows, 1)
@@ -529,9 +529,9 @@ def positions_for(
 
 
 def distance(at: Positions, keys_at: Positions, reader: object, axes: int = 1) -> Tensor:
-    """Return signed distances [B or 1, T, S], and [..., A] unless `axes` is 1: query minus key coordinate.
+    """Return signed distances [B or 1, T, S], query minus key coordinate.
 
-    They are positive for keys in the past.
+    They are positive for keys in the past, and [B or 1, T, S, A] unless `axes` is 1.
     """
     return at.coordinates(axes, reader)[:, :, None] - keys_at.coordinates(axes, reader)[:, None, :]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.tokens.positions import TENSOR_FIELDS, Positions
-from posenc.tokens.watched import is_watched
+from posenc.tokens.tracing import is_watched
 
 Table = TypeVar("Table")
 
@@ -49,9 +49,9 @@ def once(at: Positions, key: Hashable, make: Callable[[], Table]) -> Table:
 
 
 def kept_rows(at: Positions, key: Hashable, make: Callable[[Positions], Tensor]) -> Tensor:
-    """Return the rows [..., T, columns] of a CPU table at these positions, from a window kept across forward passes.
+    """Return the rows [..., T, columns] of a CPU table at these positions, from a kept window.
 
-    `make` computes each row independently. A window has WINDOW_ROWS rows, so a decoded token finds its row there.
+    `make` computes each row alone. Windows of WINDOW_ROWS rows stay between passes, so decoded tokens find their rows.
     Positions that do not count up from a known start, or that cross a window, use `once` instead.
     """
     start, tokens = at.start, at.tokens
@@ -97,7 +97,7 @@ def number_tensor(values: Sequence[float], dtype: torch.dtype, device: torch.dev
 
 
 def module_options(module: nn.Module) -> tuple[tuple[str, Any], ...] | None:
-    """Return the options of a module as (name, value) pairs; None if it has state or a mutable option."""
+    """Return a module's options as (name, value) pairs; None for state or a mutable option."""
     if module._parameters or module._buffers or module._modules:
         return None
     options = []

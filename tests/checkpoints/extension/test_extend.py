@@ -20,7 +20,7 @@ import torch
 pytest.importorskip("transformers")
 
 import tiny_llama
-from forked import ForkedCli
+from forks import ForkedCli
 
 from posenc import cli
 from posenc.checkpoints.extension import by_encoding, choice, clock, methods, report

@@ -22,7 +22,7 @@ from posenc.checkpoints.extension.settings import Settings  # noqa: E402
 from posenc.checkpoints.formats import huggingface  # noqa: E402
 from posenc.checkpoints.formats.load import LoadedModel, load, quietly  # noqa: E402
 from posenc.checkpoints.measures import perplexity  # noqa: E402
-from posenc.checkpoints.measures.masked import MaskedTokens  # noqa: E402
+from posenc.checkpoints.measures.masked_models import MaskedTokens  # noqa: E402
 from posenc.checkpoints.measures.measure import Inputs, Measure  # noqa: E402
 from posenc.checkpoints.measures.perplexity import Perplexity  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402

@@ -19,7 +19,7 @@ from tiers import rest_slow
 from posenc.checkpoints.extension import methods
 from posenc.checkpoints.formats.config_json import contradictions_of, with_positions
 from posenc.checkpoints.inspection import configs
-from posenc.checkpoints.inspection.served import served_differences
+from posenc.checkpoints.inspection.served_layers import served_differences
 from posenc.checkpoints.kinds.rotary.old_keys import OLD, old_key_notes, with_old_keys
 from posenc.checkpoints.vocabulary.reading import Part
 from posenc.checkpoints.vocabulary.specs import encodings_by_layer

@@ -12,11 +12,11 @@ from transformers import DeepseekV3Config, GPTJConfig, LlamaConfig, OPTConfig, P
 from transformers.models.llama import modeling_llama  # noqa: E402
 
 from posenc.checkpoints.models.dry_run import run_dry  # noqa: E402
-from posenc.checkpoints.models.found import carries_position, position_items  # noqa: E402
 from posenc.checkpoints.models.inputs import usual_inputs  # noqa: E402
 from posenc.checkpoints.models.nodes import attentions_with_edges, merge_layers  # noqa: E402
+from posenc.checkpoints.models.position_items import carries_position, position_items  # noqa: E402
+from posenc.checkpoints.models.rotations import Turn  # noqa: E402
 from posenc.checkpoints.models.skeleton import skeleton  # noqa: E402
-from posenc.checkpoints.models.turns import Turn  # noqa: E402
 from posenc.checkpoints.vocabulary.reading import CannotRead  # noqa: E402
 
 SMALL = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -8,7 +8,7 @@ import pytest
 
 from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.inspection.inspect import inspect
-from posenc.checkpoints.models import skeleton, turns
+from posenc.checkpoints.models import rotations, skeleton
 from posenc.checkpoints.vocabulary.bounds import check_bounds
 from posenc.checkpoints.vocabulary.ledger import show_value
 from posenc.checkpoints.vocabulary.reading import CannotRead
@@ -99,7 +99,7 @@ def test_wide_heads_are_measured_a_few_channels_at_a_time(heads: int, head_dim: 
 
 def test_what_is_too_large_to_be_turned_is_read_by_the_keys_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
-    monkeypatch.setattr(turns, "LARGE", 20)
+    monkeypatch.setattr(rotations, "LARGE", 20)
     # A unique size, because readings are cached.
     reading = configs.read(LLAMA | {"vocab_size": 17})
     assert {layer.spec for layer in reading.parts[0].layers} == {"rotary"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import FORKS, ForkedCli
+from forks import FORKS, ForkedCli
 
 from posenc import catalogue
 from posenc.lab.experiments.execution import Execution

@@ -10,13 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-from forked import FORKS
+from forks import FORKS
 
 from posenc import cli
 from posenc.foreign import CannotRead
 from posenc.lab.experiments import recipes
 from posenc.lab.published import CPU, Claim, Inequality
-from posenc.lab.reproduction import reproduce, reproduced
+from posenc.lab.reproduction import reproduce, verdict_tables
 from posenc.lab.results import drawer
 
 HOME = Path(__file__).resolve().parents[3]
@@ -105,10 +105,10 @@ def test_a_line_that_fails_refutes_whatever_another_seed_has_not_learned() -> No
 
 
 def test_numbers_stand_beside_those_published() -> None:
-    headers, rows = reproduced.numbers_table(verdict(GOOD, BAD, UNKNOWN))
+    headers, rows = verdict_tables.numbers_table(verdict(GOOD, BAD, UNKNOWN))
     assert headers == ["", "published", "here"]
     assert rows == [["a", "2", "1.6 (1.2 to 2); not learned with 1"], ["b", "-", "1"], ["c", "3", "-"]]
-    none_learned = reproduced.numbers_table(verdict(UNKNOWN, UNKNOWN))[1]
+    none_learned = verdict_tables.numbers_table(verdict(UNKNOWN, UNKNOWN))[1]
     assert none_learned[0] == ["a", "2", "not learned"]
 
 
@@ -252,16 +252,16 @@ def test_a_verdict_under_another_name_or_without_its_checksum_is_refused(ran: tu
     whole = (ran[0] / "Mine-cpu-7.json").read_bytes()
     (tmp_path / "Other-cpu-7.json").write_bytes(whole)
     with pytest.raises(CannotRead, match=r"it holds the verdict of Mine-cpu-7\.json; give it that name"):
-        reproduced.verdict_page(tmp_path)
+        verdict_tables.verdict_page(tmp_path)
     content = json.loads(whole)
     del content["checksum"]
     (tmp_path / "Other-cpu-7.json").write_text(json.dumps(content))
     with pytest.raises(CannotRead, match="it has lost its checksum"):
-        reproduced.verdict_page(tmp_path)
+        verdict_tables.verdict_page(tmp_path)
 
 
 def test_the_page_of_the_repository_is_that_of_its_verdicts() -> None:
-    assert (VERDICT_FOLDER / "README.md").read_text() == reproduced.verdict_page(VERDICT_FOLDER)
+    assert (VERDICT_FOLDER / "README.md").read_text() == verdict_tables.verdict_page(VERDICT_FOLDER)
 
 
 def test_the_verdicts_of_the_repository_are_what_their_numbers_say() -> None:

@@ -24,7 +24,7 @@ from posenc.lab import figures
 from posenc.lab.appearance import RAMP, places, short
 from posenc.lab.board.picture import speed_and_reach
 from posenc.lab.board.tables import Standing
-from posenc.lab.results.figures import arrays, layout, measured, pictured, style
+from posenc.lab.results.figures import arrays, layout, portraits, scores, style
 
 HOME = Path(__file__).parents[3]
 TASKS = ("repeat", "copy", "text")
@@ -163,7 +163,7 @@ def test_bars_of_an_ablation_are_what_is_left_beside_a_tick_for_the_intact_score
 
 def test_the_median_curve_is_over_the_steps_that_all_seeds_have():
     runs = [np.array([[1, 0.1, 2.0, 0.0], [2, 0.2, 1.0, 0.5]]), np.array([[2, 0.3, 3.0, 0.1], [3, 0.4, 0.0, 1.0]])]
-    assert measured.seed_band(runs)[1] == pytest.approx(np.array([[2, 0.25, 2.0, 0.3]]))
+    assert scores.seed_band(runs)[1] == pytest.approx(np.array([[2, 0.25, 2.0, 0.3]]))
 
 
 def test_the_trained_length_is_marked_in_items_on_curves_and_in_positions_on_pictures():
@@ -200,7 +200,7 @@ def test_titles_that_are_too_long_are_folded():
 
 
 def test_each_encoding_has_one_picture_of_a_run_that_saw_most():
-    pictures = pictured.best_pictures(RECORDS, "added")
+    pictures = portraits.best_pictures(RECORDS, "added")
     assert {label: len(table) for label, _, table in pictures} == {"learned": 128, "sinusoidal": 128}
 
 

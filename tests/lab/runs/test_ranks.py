@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from forked import FORKS, ForkedCli
+from forks import FORKS, ForkedCli
 
 import posenc
 from posenc.lab import store

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forked import FORKS, ForkedCli
+from forks import FORKS, ForkedCli
 from tiers import rest_slow
 
 from posenc import cli

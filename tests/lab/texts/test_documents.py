@@ -14,7 +14,7 @@ import torch
 from posenc.foreign import CannotRead
 from posenc.lab.tasks import task_of
 from posenc.lab.texts import data, documents
-from posenc.lab.texts.nameless import ScratchFile
+from posenc.lab.texts.scratch_file import ScratchFile
 
 DOCUMENTS = [f"document {i} \N{GREEK SMALL LETTER ALPHA}\nhas {i % 90} words: {'word ' * (i % 90)}" for i in range(300)]
 

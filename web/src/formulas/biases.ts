@@ -1,42 +1,42 @@
-/** Biases by distance, and what learned biases read of it. Sources: the encodings' own files in posenc. */
+/** Biases by distance, and the inputs of learned biases. The encodings' files in posenc name the sources. */
 
 import { frequencies } from "./sinusoidal";
 
-/** ALiBi's slope of each head (logit per position), of any number. arXiv 2108.12409 section 3, and its code. */
+/** Return ALiBi's slope of each head (logit per position), for any number. arXiv 2108.12409 section 3, and its code. */
 export function alibiSlopes(heads: number): number[] {
-  const below = 2 ** Math.floor(Math.log2(heads));
-  const first = Array.from({ length: below }, (_, h) => 2 ** ((-8 * (h + 1)) / below));
-  const second = Array.from({ length: heads - below }, (_, h) => 2 ** ((-8 * (2 * h + 1)) / (2 * below)));
+  const power = 2 ** Math.floor(Math.log2(heads));
+  const first = Array.from({ length: power }, (_, h) => 2 ** ((-8 * (h + 1)) / power));
+  const second = Array.from({ length: heads - power }, (_, h) => 2 ** ((-8 * (2 * h + 1)) / (2 * power)));
   return [...first, ...second];
 }
 
-/** KERPLE's bias: a logarithm or a power of the distance. arXiv 2205.09921 equations 3 and 4. */
+/** Return KERPLE's bias, a logarithm or a power of the distance. arXiv 2205.09921 equations 3 and 4. */
 export function kerple(distance: number, kind: "log" | "power", r1: number, r2: number): number {
   const d = Math.abs(distance);
   return kind === "log" ? -r1 * Math.log1p(r2 * d) : -r1 * d ** r2;
 }
 
-/** What Sandwich's sum of cosines is, before a head's share of it. arXiv 2212.10356 section 5, exponents from 0. */
+/** Return Sandwich's sum of cosines, without a head's factor. arXiv 2212.10356 section 5, exponents from 0. */
 export function sandwichSum(distance: number, width: number, base = 10_000): number {
   return frequencies(width, base).reduce((sum, f) => sum + Math.cos(distance * f), 0);
 }
 
-/** Sandwich's bias: head h = 0..heads-1 has the share heads / (8 (h + 1)) of the sum. */
+/** Return Sandwich's bias: head h = 0..heads-1 multiplies the sum by heads / (8 (h + 1)). */
 export function sandwich(distance: number, head: number, heads: number, width: number, base = 10_000): number {
   return (heads / (8 * (head + 1))) * sandwichSum(distance, width, base);
 }
 
 /**
- * The whole distance at which each of T5's buckets of one side begins, without the first, which begins at 0.
+ * Return the first distance of each of T5's buckets of one side, except the first bucket, which begins at 0.
  *
- * Distance d is past logarithmic edge s when (d/exact)^n >= (maxDistance/exact)^s: in whole numbers, since logarithms
- * are not sure of the edges.
+ * Distance d reaches the logarithmic edge s when (d/exact)^n >= (maxDistance/exact)^s. Integers compute this, because
+ * logarithms round at the edges.
  */
 export function t5Edges(side: number, maxDistance: number): number[] {
   const exact = side / 2;
   const n = side - exact;
-  const near = Array.from({ length: exact }, (_, d) => d + 1);
-  const far = Array.from({ length: n - 1 }, (_, s) => {
+  const linear = Array.from({ length: exact }, (_, d) => d + 1);
+  const logarithmic = Array.from({ length: n - 1 }, (_, s) => {
     const bound = BigInt(maxDistance) ** BigInt(s + 1) * BigInt(exact) ** BigInt(n - s - 1);
     let [low, high] = [exact, maxDistance];
     while (low < high) {
@@ -46,39 +46,39 @@ export function t5Edges(side: number, maxDistance: number): number[] {
     }
     return low;
   });
-  return [...near, ...far];
+  return [...linear, ...logarithmic];
 }
 
-/** T5's bucket of a whole signed distance, query minus key, by what `t5Edges` gave. arXiv 1910.10683 section 2.1. */
+/** Return T5's bucket of an integer distance, query minus key; `t5Edges` gives the edges. arXiv 1910.10683 section 2.1. */
 export function t5Bucket(distance: number, edges: readonly number[], causal: boolean): number {
   const d = causal ? Math.max(distance, 0) : Math.abs(distance);
-  const bucket = edges.reduce((passed, edge) => passed + Number(d >= edge), 0);
+  const bucket = edges.reduce((count, edge) => count + Number(d >= edge), 0);
   return bucket + (!causal && distance < 0 ? edges.length + 1 : 0);
 }
 
-/** FIRE's network is given the distance's logarithm as a share of how far back the query sees. arXiv 2310.04418. */
+/** Return the input of FIRE's network: log distance divided by the log of the query's range. arXiv 2310.04418. */
 export function fireShare(distance: number, query: number, length: number, rate = 0.1): number {
   return Math.log1p(rate * Math.abs(distance)) / (Math.log1p(rate * Math.max(length, query)) + 1e-6);
 }
 
-/** The row of Shaw's tables that a signed distance, query minus key, reads. arXiv 1803.02155 section 3.2. */
+/** Return the row of Shaw's tables for a signed distance, query minus key. arXiv 1803.02155 section 3.2. */
 export function shawRow(distance: number, maxDistance: number): number {
   return Math.max(-maxDistance, Math.min(maxDistance, -distance)) + maxDistance;
 }
 
-/** The softmax over keys of equal content, from their biases alone; keys without a number get no weight. */
+/** Return the softmax of the biases, as for keys with equal content; a key whose bias is NaN gets weight 0. */
 export function weightsOf(biases: readonly number[]): number[] {
-  const most = Math.max(...biases.filter((bias) => !Number.isNaN(bias)));
-  const shares = biases.map((bias) => (Number.isNaN(bias) ? 0 : Math.exp(bias - most)));
+  const maximum = Math.max(...biases.filter((bias) => !Number.isNaN(bias)));
+  const shares = biases.map((bias) => (Number.isNaN(bias) ? 0 : Math.exp(bias - maximum)));
   const sum = shares.reduce((a, b) => a + b, 0);
   return shares.map((share) => share / sum);
 }
 
-/** How many keys hold a share of the weight, the heaviest first. */
+/** Return how many of the heaviest keys together have a share of the weight. */
 export function keysThatHold(share: number, weights: readonly number[]): number {
   const heaviest = Float64Array.from(weights).sort().reverse();
-  let held = 0;
-  // A billionth is the rounding of a sum of some hundred weights.
-  const needed = heaviest.findIndex((weight) => (held += weight) >= share - 1e-9);
-  return needed + 1;
+  let sum = 0;
+  // The tolerance covers the rounding error of a sum of a few hundred weights.
+  const last = heaviest.findIndex((weight) => (sum += weight) >= share - 1e-9);
+  return last + 1;
 }

@@ -1,81 +1,81 @@
-/** Which tokens a cache holds, and where they stand, after what is done to it: src/posenc/cache/operations.py. */
+/** The tokens of a KV cache and their positions after an operation, as src/posenc/cache/operations.py computes them. */
 
-/** A token that is held: where it stands, and where its key was turned first. */
-export interface Cached {
+/** A cached token: its place, and the place for which its key was computed first. */
+export interface CachedToken {
   token: string;
   place: number;
   first: number;
 }
 
-/** What can be done; a range of places is from `from` up to `to`, without it. */
+/** An operation on the cache; a range of places includes `start` and excludes `end`. */
 export type Operation =
   | { name: "crop"; tokens: number }
-  | { name: "drop"; from: number; to: number }
+  | { name: "drop"; start: number; end: number }
   | { name: "evict"; sinks: number; window: number; renumber: boolean }
-  | { name: "move"; from: number; to: number; by: number }
+  | { name: "move"; start: number; end: number; steps: number }
   | { name: "splice"; place: number };
 
-/** Tokens that were just computed: each stands where its key was turned. */
-export const computed = (tokens: string): Cached[] => [...tokens].map((token, place) => ({ token, place, first: place }));
+/** Return a cache of new tokens, each at the place for which its key was computed. */
+export const newCache = (text: string): CachedToken[] => [...text].map((token, place) => ({ token, place, first: place }));
 
 /**
- * The tokens after an operation, by their places. `document` is what is spliced.
+ * Return the tokens after an operation, sorted by place; a splice inserts `document`.
  *
- * `refusal` is what the cache says where the encoding does not let its keys move; empty where it does. Throws what the
- * library raises.
+ * `refusal` is the cache's error for an encoding whose keys must not move, else empty. All errors are the library's.
  */
-export function operated(held: readonly Cached[], operation: Operation, document: readonly Cached[], refusal: string): Cached[] {
-  const stands = placed(held, operation, document);
-  if (refusal && stands.some(([one, place]) => one.place !== place)) throw new Error(refusal);
-  return stands.map(([one, place]) => ({ ...one, place })).sort((a, b) => a.place - b.place);
+export function applyOperation(cache: Cache, operation: Operation, document: Cache, refusal: string): CachedToken[] {
+  const placements = newPlacements(cache, operation, document);
+  if (refusal && placements.some(([token, place]) => token.place !== place)) throw new Error(refusal);
+  return placements.map(([token, place]) => ({ ...token, place })).sort((a, b) => a.place - b.place);
 }
 
-type Placed = [Cached, number][];
+type Cache = readonly CachedToken[];
+type Placement = [CachedToken, number];
 
-function placed(held: readonly Cached[], operation: Operation, document: readonly Cached[]): Placed {
-  const within = (one: Cached, { from, to }: { from: number; to: number }) => from <= one.place && one.place < to;
+function newPlacements(cache: Cache, operation: Operation, document: Cache): Placement[] {
+  const isIn = (x: { start: number; end: number }, { place }: CachedToken) => x.start <= place && place < x.end;
   switch (operation.name) {
     case "crop":
-      return stay(held.filter((one) => one.place < operation.tokens));
+      return samePlaces(cache.filter((token) => token.place < operation.tokens));
     case "drop":
-      return closedUp(held, held.filter((one) => !within(one, operation)));
+      return renumber(cache, cache.filter((token) => !isIn(operation, token)));
     case "evict": {
-      const kept = evicted(held, operation);
-      return operation.renumber ? closedUp(held, kept) : stay(kept);
+      const tokens = sinksAndWindow(cache, operation);
+      return operation.renumber ? renumber(cache, tokens) : samePlaces(tokens);
     }
     case "move":
-      return checked(held.map((one) => [one, one.place + (within(one, operation) ? operation.by : 0)]));
+      return checkPlacements(cache.map((token) => [token, token.place + (isIn(operation, token) ? operation.steps : 0)]));
     case "splice":
-      return spliced(held, operation.place, document);
+      return splice(cache, operation.place, document);
   }
 }
 
-const stay = (kept: readonly Cached[]): Placed => kept.map((one) => [one, one.place]);
+const samePlaces = (tokens: Cache): Placement[] => tokens.map((token) => [token, token.place]);
 
-/** They count up from where the first of all stood. */
-const closedUp = (held: readonly Cached[], kept: readonly Cached[]): Placed => kept.map((one, n) => [one, held[0].place + n]);
+/** Return consecutive places, which start at the place of the first cached token. */
+const renumber = (cache: Cache, tokens: Cache): Placement[] => tokens.map((token, n) => [token, cache[0].place + n]);
 
-/** The first and the newest tokens. */
-export function evicted(held: readonly Cached[], { sinks, window }: { sinks: number; window: number }): Cached[] {
-  return held.filter((_, n) => n < sinks || n >= held.length - window);
+/** Return the tokens that an eviction keeps: the first and the newest. */
+export function sinksAndWindow(cache: Cache, { sinks, window }: { sinks: number; window: number }): CachedToken[] {
+  return cache.filter((_, n) => n < sinks || n >= cache.length - window);
 }
 
-/** Throws where a token came before the first place, or upon another one. */
-function checked(stands: Placed): Placed {
-  const places = stands.map(([, place]) => place).sort((a, b) => a - b);
+/** Return the placements. Throws if a token is before place 0, or two tokens share a place. */
+function checkPlacements(placements: Placement[]): Placement[] {
+  const places = placements.map(([, place]) => place).sort((a, b) => a - b);
   if (places[0] < 0)
     throw new Error(`a token would come to order ${places[0]}, before the first place, 0; move it by less`);
-  const shared = places.find((place, n) => place === places[n + 1]);
-  if (shared !== undefined)
-    throw new Error(`two tokens of a row would have order ${shared}; make room first, or forget what is there with drop(...)`);
-  return stands;
+  const duplicate = places.find((place, n) => place === places[n + 1]);
+  if (duplicate !== undefined)
+    throw new Error(`two tokens of a row would have order ${duplicate}; make room first, or forget what is there with drop(...)`);
+  return placements;
 }
 
-function spliced(held: readonly Cached[], place: number, document: readonly Cached[]): Placed {
-  const end = held.length ? held[held.length - 1].place + 1 : 0;
+function splice(cache: Cache, place: number, document: Cache): Placement[] {
+  const end = cache.length ? cache[cache.length - 1].place + 1 : 0;
   if (place > end) throw new Error(`the cache holds ${end} tokens, and nothing can be put at ${place}`);
   return [
-    ...held.map((one): [Cached, number] => [one, one.place < place ? one.place : one.place + document.length]),
-    ...document.map((one): [Cached, number] => [one, place + one.place]),
+    ...cache.map((token): Placement => [token, token.place < place ? token.place : token.place + document.length]),
+    ...document.map((token): Placement => [token, place + token.place]),
   ];
 }

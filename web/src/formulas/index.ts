@@ -1,4 +1,4 @@
-/** What the page computes itself while a slider moves; tests hold each to posenc's own numbers. */
+/** The formulas that the page computes while a slider moves; tests compare each with posenc's numbers. */
 
 export * from "./rotary";
 export * from "./biases";

@@ -1,34 +1,34 @@
-/** Pairs of channels turned by the position. arXiv 2104.09864 section 3.2.2. */
+/** Rotary (RoPE): the position rotates pairs of channels. arXiv 2104.09864 section 3.2.2. */
 
 import { frequencies } from "./sinusoidal";
 
-/** Which channels form a pair: k and k + width/2, or 2k and 2k + 1. */
+/** The channels of pair k: k and k + width/2 in the half layout, 2k and 2k + 1 in the interleaved layout. */
 export type Layout = "half" | "interleaved";
 
 export function channelsOfPair(pair: number, width: number, layout: Layout): [number, number] {
   return layout === "half" ? [pair, pair + width / 2] : [2 * pair, 2 * pair + 1];
 }
 
-/** How many positions a full turn takes each pair, fastest first. */
+/** Return the wavelength of each pair (positions), fastest first. */
 export function wavelengths(width: number, base: number): number[] {
   return frequencies(width, base).map((f) => (2 * Math.PI) / f);
 }
 
-/** A query or a key, each of its pairs turned by the position times the pair's frequency. [width] */
-export function turned(vector: readonly number[], position: number, base: number, layout: Layout): number[] {
-  const found = [...vector];
+/** Return a query or a key [width] with each pair rotated by the position times the pair's frequency. */
+export function rotate(vector: readonly number[], position: number, base: number, layout: Layout): number[] {
+  const rotated = [...vector];
   frequencies(vector.length, base).forEach((f, pair) => {
     const [first, second] = channelsOfPair(pair, vector.length, layout);
     const [cos, sin] = [Math.cos(position * f), Math.sin(position * f)];
-    found[first] = vector[first] * cos - vector[second] * sin;
-    found[second] = vector[second] * cos + vector[first] * sin;
+    rotated[first] = vector[first] * cos - vector[second] * sin;
+    rotated[second] = vector[second] * cos + vector[first] * sin;
   });
-  return found;
+  return rotated;
 }
 
 /**
- * The logit of a query and a key, both turned, at each distance (position of the query less that of the key), scaled
- * by width^-1/2.
+ * Return the logit of a rotated query and a rotated key at each distance (position of the query minus that of the
+ * key), scaled by width^-1/2.
  */
 export function logits(
   query: readonly number[],

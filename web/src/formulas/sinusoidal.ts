@@ -1,16 +1,16 @@
-/** Sines and cosines added to embeddings; frequencies of rotary. arXiv 1706.03762 section 3.5, 2104.09864 section 3.2.2. */
+/** Sinusoids, and the frequencies that rotary has too. arXiv 1706.03762 section 3.5, 2104.09864 section 3.2.2. */
 
-/** Plain frequencies base^(-2k/width) of width/2 pairs (radians per position), fastest first. */
+/** Return the plain frequencies base^(-2k/width) of width/2 pairs (radians per position), fastest first. */
 export function frequencies(width: number, base: number): number[] {
   return Array.from({ length: width / 2 }, (_, pair) => base ** ((-2 * pair) / width));
 }
 
-/** What is added at one position: sine and cosine of each pair in turn. [dim] */
+/** Return the sinusoidal vector [dim] of a position: the sine and the cosine of each pair, interleaved. */
 export function sinusoidal(position: number, dim: number, base: number): number[] {
   return frequencies(dim, base).flatMap((f) => [Math.sin(position * f), Math.cos(position * f)]);
 }
 
-/** The matrix M_k with PE(p + k) = M_k PE(p) for every p: each pair of channels turns by k times its frequency. [dim][dim] */
+/** Return M_k [dim][dim] with PE(p + k) = M_k PE(p) for every p; it rotates each pair by k times its frequency. */
 export function shift(k: number, dim: number, base: number): number[][] {
   const matrix = Array.from({ length: dim }, () => new Array<number>(dim).fill(0));
   frequencies(dim, base).forEach((f, pair) => {

@@ -1,4 +1,4 @@
-/** Products of vectors, and vectors drawn at random. */
+/** Products of vectors, and random vectors. */
 
 export function dot(a: readonly number[], b: readonly number[]): number {
   let sum = 0;
@@ -10,14 +10,14 @@ export function product(matrix: readonly (readonly number[])[], vector: readonly
   return matrix.map((row) => dot(row, vector));
 }
 
-/** The products of all rows with all rows; of their directions alone where `cosine`. [T][T] */
+/** Return the dot products [T][T] of all rows with each other; with `cosine`, their cosine similarities. */
 export function similarity(rows: readonly (readonly number[])[], cosine: boolean): number[][] {
   const norms = rows.map((row) => (cosine ? Math.sqrt(dot(row, row)) : 1));
-  const found = rows.map((a, p) => rows.slice(0, p + 1).map((b, q) => dot(a, b) / (norms[p] * norms[q])));
-  return rows.map((_, p) => rows.map((_, q) => (q <= p ? found[p][q] : found[q][p])));
+  const products = rows.map((a, p) => rows.slice(0, p + 1).map((b, q) => dot(a, b) / (norms[p] * norms[q])));
+  return rows.map((_, p) => rows.map((_, q) => (q <= p ? products[p][q] : products[q][p])));
 }
 
-/** Independent numbers from N(0, 1), the same for the same seed: Mulberry32, then Box and Muller's transform. */
+/** Return independent numbers from N(0, 1), the same for the same seed, by Mulberry32 and the Box-Muller transform. */
 export function normals(seed: number, size: number): number[] {
   let state = seed >>> 0;
   const uniform = () => {

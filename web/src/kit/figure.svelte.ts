@@ -1,9 +1,9 @@
 import { getContext, setContext } from "svelte";
 
-/** What a view shows now, in numbers: they are read out, stand in a table, and are what "Data" saves. */
-export interface Shown {
-  /** What the reader should know of it now, in a sentence. */
-  said: string;
+/** The content of a view as a sentence and numbers, for screen readers, the table and the button "Data". */
+export interface Figure {
+  /** One sentence with the most important numbers. */
+  sentence: string;
   columns: string[];
   rows: (string | number)[][];
 }
@@ -11,17 +11,17 @@ export interface Shown {
 const KEY = Symbol("figure");
 
 interface Holder {
-  shown: (() => Shown) | undefined;
+  figure: (() => Figure) | undefined;
 }
 
-/** For the frame around a view. */
+/** Create the holder of a view's figure; its frame calls this. */
 export function holder(): Holder {
-  const held = $state<Holder>({ shown: undefined });
-  setContext(KEY, held);
-  return held;
+  const context = $state<Holder>({ figure: undefined });
+  setContext(KEY, context);
+  return context;
 }
 
-/** For a view: hand over what it shows, as a function, so that it is always what is on the screen. */
-export function offer(shown: () => Shown): void {
-  getContext<Holder>(KEY).shown = shown;
+/** Give the view's figure to its frame, as a function, so the frame always has the current state. */
+export function offer(figure: () => Figure): void {
+  getContext<Holder>(KEY).figure = figure;
 }

@@ -1,9 +1,9 @@
-/** A text of at most so many letters. */
-export const shortened = (text: string, most: number): string =>
-  text.length > most ? `${text.slice(0, most - 1)}…` : text;
+/** Return a text of at most `limit` letters. */
+export const shorten = (text: string, limit: number): string =>
+  text.length > limit ? `${text.slice(0, limit - 1)}…` : text;
 
 const SIGNS: Record<string, string> = { " ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍", "": "∅" };
 
-/** A token that can be seen: spaces and ends of lines get signs. */
+/** Return a token with visible signs for spaces and line ends. */
 export const visible = (token: string): string =>
   token === "" ? SIGNS[""] : token.replace(/[ \n\t\r]/g, (letter) => SIGNS[letter]);

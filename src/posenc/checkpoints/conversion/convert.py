@@ -19,7 +19,7 @@ from posenc.checkpoints.files.folder_writer import check_target, write_folder
 from posenc.checkpoints.files.hub import commit_of
 from posenc.checkpoints.formats.config_json import MARK, with_positions
 from posenc.checkpoints.formats.load import find_checkpoint
-from posenc.checkpoints.inspection.served import check_written, served_differences
+from posenc.checkpoints.inspection.served_layers import check_written, served_differences
 from posenc.checkpoints.kinds.rotary.old_keys import old_key_notes
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading
 from posenc.checkpoints.vocabulary.specs import CannotExpress
@@ -55,7 +55,7 @@ class ConversionRequest:
 
 @dataclass(frozen=True)
 class Conversion:
-    """The result: changes of tensors and notes for the user, in sentences, and the commit of a model of the hub."""
+    """The result of a conversion. `changes` (of tensors) and `notes` are sentences; `commit` is that of a hub model."""
 
     folder: Path
     changes: tuple[str, ...]
@@ -71,7 +71,7 @@ def convert(
     base: str | Path | None = None,
     shard_bytes: int = 2_000_000_000,
 ) -> Conversion:
-    """Write a changed copy of a checkpoint to a new folder, tensor by tensor; the source is opened for reading only.
+    """Write a changed copy of a checkpoint to a new folder, tensor by tensor. The source is opened for reading only.
 
     path     a folder of a Hugging Face model or LoRA adapter, a GGUF file, or a model of the hub
     out      the new folder, as Hugging Face stores models
@@ -186,7 +186,7 @@ def write_both_spellings(plan: ConversionPlan) -> None:
 
 
 def write_layout_to_config(plan: ConversionPlan, source: Source) -> None:
-    """Write the new layout into the config: under a key of transformers if there is one, else under our own."""
+    """Write the new layout into the config, under transformers' key if there is one, else ours."""
     rotary_parts = [part for part in source.reading.parts if layouts.rotates(part)]
     if len(rotary_parts) != 1:
         names = ", ".join(part.name or "the whole" for part in rotary_parts) or "none"

@@ -367,7 +367,7 @@ class Projections:
         return queries, list(range(group_size, count, group_size + 2))
 
     def norm(self, name: str) -> Channels:
-        """Return the rotated channels of a norm: of one head [D], of all heads [H D], or of all heads [H, D]."""
+        """Return the rotated channels of a norm. Its shape is [D] for one head, and [H D] or [H, D] for all heads."""
         shape, head_dim = self.tensors[name].shape, self.part.layers[self.number].head_dim
         self.fit(name, not self.latent and 0 < len(shape) < 3 and shape[-1] % head_dim == 0)
         return Channels(len(shape) - 1, tuple(range(0, shape[-1], head_dim)), self.width)

@@ -74,7 +74,7 @@ def layout_evidence(reading: Reading, tensors: Mapping[str, Tensor]) -> Evidence
 
 
 def ratios(queries: Tensor, keys: Tensor) -> Tensor:
-    """Return the ratio of each query head [H], from rows of queries [H, r, in] and of keys [KV, r, in]."""
+    """Return each query head's ratio [H] from rows of queries [H, r, in] and keys [KV, r, in]."""
     queries, keys = F.normalize(queries, dim=-1), F.normalize(keys, dim=-1)
     similarity = (queries @ keys.repeat_interleave(queries.shape[0] // keys.shape[0], 0).mT).abs()  # [H, r, r]
     pair = torch.arange(queries.shape[1] // 2)

@@ -142,7 +142,7 @@ CLOSE = 1e-3
 
 
 def rebuild(source: "str | Path | PreTrainedModel") -> Decoder | EncoderDecoder:
-    """Rebuild a language model as a posenc model, in evaluation mode, with a copy of its weights in its dtype.
+    """Rebuild a language model as a posenc model in evaluation mode. Its weights are copied in their dtype.
 
     source  a checkpoint (a folder, a GGUF file, or owner/name of the hub), or a model of transformers with its
             language head

@@ -68,7 +68,7 @@ def resize_positions(table: Tensor, length: int, how: str = "linear", *, offset:
 def resize_grid(
     table: Tensor, old: Sequence[int], new: Sequence[int], how: str = "cubic", *, prefix: int = 0
 ) -> Tensor:
-    """Resize a table of the cells of a grid [prefix + cells, dim] to another grid with as many axes.
+    """Resize the table of a grid [prefix + cells, dim] to another grid with as many axes.
 
     old, new  cells on each axis; the number of rows alone does not determine them: 2 x 8 is as many as 4 x 4
     prefix    rows before the cells, of class, distillation or register tokens, which stay unchanged

@@ -1,8 +1,8 @@
-"""The known defects of models of transformers: whether each hits a model, by how much, and what mends it.
+"""Measure how much each known defect of transformers' models hits a model, and what mends it.
 
-Each is one function. Its docstring is the sentence in docs/guides/known-defects.md, in the row that has its name. It
-returns None for a model that it does not concern, else a finding. No defect goes by version: one that is repaired in
-the installed transformers is measured as repaired.
+A defect is one function, whose docstring is the sentence in the row of its name in docs/guides/known-defects.md. It
+returns None for a model that it does not concern, else a finding. Versions decide nothing: a defect that is repaired
+in the installed transformers is measured as repaired.
 """
 
 import copy
@@ -54,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Defect:
-    """A known defect: its measure, the remedy that is tried on a mended patient, and advice that is not tried."""
+    """A known defect and its measure. The remedy `mends` is tried on a mended patient; `advice` is not tried."""
 
     measure: Callable[[Patient], Finding | None]
     mends: str = ""

@@ -1,4 +1,4 @@
-"""Every known defect, tried on one model: what `posenc doctor` prints."""
+"""Measure every known defect on one model, and report them for `posenc doctor`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Diagnosis:
 
     @property
     def remedies(self) -> dict[str, str]:
-        """The remedies of a hit: the one that was tried, with its result, and advice that was not tried."""
+        """The remedies of a hit: the tried one with its result, and advice that was not tried."""
         how = "mended by" if self.retest is not None and self.retest.hits is False else "not mended by"
         remedies = {} if self.retest is None else {how: self.mends, "tried": self.retest.words}
         return remedies | ({"advice": self.defect.advice} if self.defect.advice and self.verdict == "hit" else {})
@@ -43,7 +43,7 @@ class Diagnosis:
 def examine(path: str | Path) -> Iterator[Diagnosis]:
     """Yield a diagnosis of each known defect for the model at a path, with its remedies.
 
-    path  a folder with a config.json, with weights or without, or such a file by itself; weights are not read
+    path  a config.json, or a folder that has one; weights are not read
 
     Raises CannotRead as `load_patient` does.
     """

@@ -1,4 +1,4 @@
-"""A model under examination: its config, and a small random model of its kind, on which defects are measured."""
+"""A model under examination: its config, and a small random twin on which defects are measured."""
 
 import copy
 import functools
@@ -17,7 +17,7 @@ from posenc.checkpoints.formats.load import find_checkpoint, quietly, require_tr
 from posenc.checkpoints.kinds.rotary.module import RotaryTable
 from posenc.checkpoints.kinds.rotary.old_keys import in_both_spellings
 from posenc.checkpoints.live.attach import attach
-from posenc.checkpoints.live.unturned import rotary_modules
+from posenc.checkpoints.live.unturned_keys import rotary_modules
 from posenc.checkpoints.models.skeleton import is_shape, skeleton
 from posenc.checkpoints.vocabulary.bounds import check_bounds
 from posenc.checkpoints.vocabulary.reading import CannotRead, Reading
@@ -131,9 +131,9 @@ class Patient:
 
 
 def load_patient(path: str | Path) -> Patient:
-    """Load the patient at a path: a folder with a config.json, with or without weights, or such a file.
+    """Load the patient of a config.json, or of a folder that has one. Weights are not needed.
 
-    Raises CannotRead for what is neither, and for a config that this transformers does not know.
+    Raises CannotRead for any other path, and for a config that this transformers does not know.
     """
     require_transformers()
     import transformers

@@ -17,7 +17,7 @@ from posenc.checkpoints.files.folder_writer import write_folder
 from posenc.checkpoints.files.tensors import open_tensors
 from posenc.checkpoints.formats.devices import AUTO
 from posenc.checkpoints.formats.load import LoadedModel
-from posenc.checkpoints.inspection.served import check_written
+from posenc.checkpoints.inspection.served_layers import check_written
 from posenc.checkpoints.kinds.rotary.old_keys import old_key_notes
 from posenc.checkpoints.measures import perplexity
 from posenc.checkpoints.measures.all_measures import DECODER_MEASURES
@@ -85,7 +85,7 @@ class ByEncoding(Stretch):
         write_folder(where, method.config, open_tensors(folder).items(), copy=copies)
 
     def verify(self, method: Method, where: Path, losses: FirstLosses) -> dict[str, Any]:
-        """Check with transformers alone that every layer is as planned and the mean loss of a text as measured."""
+        """Check with transformers alone that all layers are as planned and a text's mean loss as measured."""
         assert method.config is not None and method.planned_reading is not None
         ids, expected = losses(method, VERIFIED_TOKENS)
         # Two copies of a large model do not fit.

@@ -43,7 +43,7 @@ class ByTable(Stretch):
 
     @classmethod
     def plan(cls, checkpoint: LoadedModel, reading: Reading, settings: Settings, names: Sequence[str]) -> "ByTable":
-        """Plan the methods of these names; raises ValueError for an unknown one, and without a measure or a length."""
+        """Plan the methods of these names. Raises ValueError for an unknown one, and without a measure or a length."""
         for name in names:
             if name not in ("all", "none", *TABLE_METHODS):
                 raise ValueError(

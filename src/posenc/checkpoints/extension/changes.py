@@ -1,4 +1,4 @@
-"""What a method does to the rotary encoding of a layer: another schedule, a distance map around it, a temperature."""
+"""A method's changes to a layer's rotary encoding: another schedule, a distance map around it, a temperature."""
 
 import ast
 import math
@@ -97,7 +97,7 @@ def as_spec(name: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError, with the nearest name, for an unknown method, and CannotRead for a text that is no spec."""
+    """Check a method's name. Raises ValueError, with the nearest name, for an unknown one; CannotRead for no spec."""
     tree = tree_of(as_spec(name), "method", "posenc extend --help has all")
     word = name_of(tree.func if isinstance(tree, ast.Call) else tree)
     if not (word in ("none", *DISTANCE_MAPS, *QUERY_TEMPERATURES) or code.is_class_path(word) or SCHEDULES.knows(word)):

@@ -17,7 +17,7 @@ Record = Mapping[str, Any]
 
 
 def choose(requests: Sequence[str], record: Record) -> tuple[Record, str]:
-    """Return the method to write, and the reason in words; the requests are the names that the user gave.
+    """Return the method to write, and the reason in words. The requests are the names that the user gave.
 
     The first number of the first measure decides at the target, among methods whose price at the trained length is at
     most 1.05 times that of the original model, or no different from it. A method within 1 %, or two standard errors, of
@@ -85,7 +85,7 @@ def baselines(record: Record) -> list[Record]:
 
 
 def value_at(entry: Record, record: Record, length: int, number: str | None = None) -> Value | None:
-    """Return a method's value of a number of the deciding measure at a length; None where it has none."""
+    """Return a method's value of a number of the deciding measure at a length; None if missing."""
     key = (record["measures"][0]["name"], number or deciding_number(record)["name"], length)
     for row in entry["values"]:
         if (row["measure"], row["number"], row["length"]) == key:
@@ -106,7 +106,7 @@ def is_better(value: Value, reference: Value, number: Record) -> bool:
 
 
 def is_tie(value: Value, reference: Value) -> bool:
-    """Whether two numbers differ by at most 1 %, or by the error of their difference, sample by sample.
+    """Whether two numbers differ by at most 1 %, or two standard errors. Samples are compared one by one if possible.
 
     >>> is_tie(Value(10.0, None), Value(10.05, None)), is_tie(Value(10.0, None), Value(10.2, None))
     (True, False)

@@ -1,4 +1,4 @@
-"""Extend the context of a checkpoint: measure it before and after, name the best method, and write its checkpoint."""
+"""Extend a checkpoint's context: measure it before and after, and write it with the best method."""
 
 import json
 import os
@@ -82,9 +82,9 @@ class Run:
     results: PassResults = field(init=False)
     """The results of finished passes; set by `claim_folder`."""
     commit: str | None = None
-    """Of a model of the hub."""
+    """The commit of a model of the hub."""
     plan: dict[str, Any] | None = None
-    """Of decoders: the memory of a pass."""
+    """The memory plan of the passes of a decoder."""
 
     @classmethod
     def prepare(cls, settings: Settings, out: Path, say: Say) -> "Run":
@@ -219,7 +219,7 @@ class Run:
         return (self.stretch.methods[0], self.stretch.trained_length) if method in self.baselines else (method, length)
 
     def run_pass(self, measure: Measure, method: Method, length: int) -> dict[str, Any]:
-        """Return the raw result of a measure at a length, with its cost; a finished pass does not run again."""
+        """Return the raw result of a measure at a length, with its cost. A finished pass does not run again."""
         facts = self.facts(measure, method, length)
         words = f"{method.name}, {measure.name} at {length:,} tokens"
 
@@ -253,7 +253,7 @@ class Run:
         return False, f"{words}, {reason}."
 
     def measure_if_able(self, measure: Measure, record: dict[str, Any]) -> dict[str, Any]:
-        """Measure a task at the trained length, and at the target only if the original model can do it there.
+        """Measure a task at the target if the original model can do it at the trained length.
 
         Each length takes passes of its own, so only the original model and the winner run. Their values are added to
         the record.

@@ -1,7 +1,7 @@
-"""How long a model's texts may be now, and how long they were before its config scaled them: one meaning for both.
+"""The length that a model serves now, and the length before its config scaled it.
 
-`max_position_embeddings` is the one in some configs (Qwen2.5's recipe of YaRN) and the other in most (Llama 3.1,
-gpt-oss, Phi-3), so the two lengths are read from the schedule, and never from that key alone.
+`max_position_embeddings` is the length before scaling in some configs (Qwen2.5's recipe of YaRN) and the length now in
+most (Llama 3.1, gpt-oss, Phi-3), so both lengths are read from the schedule, and never from that key alone.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Methods that stretch the context of a rotary (RoPE) model, by their usual names: as specs, and as a config."""
+"""Methods that stretch a rotary (RoPE) model's context, by their usual names, as specs and a config."""
 
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from posenc.checkpoints.formats.config_json import with_positions
 from posenc.checkpoints.formats.huggingface import build_config
 from posenc.checkpoints.formats.learned_tables import place_in
 from posenc.checkpoints.formats.load import LoadedModel
-from posenc.checkpoints.inspection.served import served_differences
+from posenc.checkpoints.inspection.served_layers import served_differences
 from posenc.checkpoints.vocabulary.bounds import LENGTHS
 from posenc.checkpoints.vocabulary.reading import CannotRead, Part, Reading, with_part
 from posenc.checkpoints.vocabulary.specs import shorten_spec
@@ -336,9 +336,9 @@ def measurement_lengths(trained_length: int, target: int, extra: Sequence[int] =
 
 
 def attachable_plan(model: nn.Module, plan: Plan, names: Sequence[str]) -> Plan:
-    """Return a plan without the methods that cannot be attached to its model, such as one with its own attention code.
+    """Return a plan without the methods that cannot be attached to its model.
 
-    Raises ValueError for a method that is named, and for the original model.
+    One cause is attention code of the model's own. Raises ValueError if such a method is named, or is the original one.
     """
     attached_methods, left_out = [], dict(plan.left_out)
     for method in plan.methods:
@@ -354,7 +354,7 @@ def attachable_plan(model: nn.Module, plan: Plan, names: Sequence[str]) -> Plan:
 
 @contextmanager
 def attach_method(model: nn.Module, method: Method, length: int) -> Generator[None]:
-    """Attach a method to the model; the original model runs its own code unless that fails behind a cache."""
+    """Attach a method to the model. The original model runs its own code unless that fails behind a cache."""
     if method.name == "none" and not method.by_length:
         yield
         return

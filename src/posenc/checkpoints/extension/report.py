@@ -84,7 +84,7 @@ def describe_numbers(measure: Record) -> str:
 
 
 def cost_table(record: Record) -> Table:
-    """Return a table of the cost of each method's longest pass, and the kind of its checkpoint: headers and rows."""
+    """Return headers and rows: the cost of each method's longest pass, and its kind of checkpoint."""
     headers = ["method", "tokens/s", "seconds", "CPU seconds", "peak MiB", "checkpoint"]
     rows = []
     for entry in record["methods"]:

@@ -1,4 +1,4 @@
-"""The folder of a run: its settings, and the results of its finished passes, from which it can continue."""
+"""The folder of a run, which continues from its settings and the results of finished passes."""
 
 import hashlib
 import json
@@ -52,7 +52,7 @@ def claim_folder(settings: Settings, out: Path, say: Callable[[str], None]) -> G
 
 
 class PassResults:
-    """The results of finished passes, a line of JSON each, by a fingerprint of all that they depend on."""
+    """The results of finished passes, a line of JSON each. Each key is a fingerprint of all that it depends on."""
 
     def __init__(self, path: Path, say: Callable[[str], None] = lambda words: None) -> None:
         self.path = path

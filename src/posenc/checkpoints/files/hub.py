@@ -32,12 +32,12 @@ MOST_BYTES = 256 << 20
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether a text is a name of the hub, if no such path exists: it has one "/" and no "./" before it."""
+    """Whether a text is a name of the hub, with one "/" and no "./" before it. Callers rule out an existing path."""
     return NAME.fullmatch(text) is not None
 
 
 def fetch(name: str, *, weights: bool = True) -> Path:
-    """Fetch the missing files of a model into the cache, and return its folder there, or a file in it.
+    """Fetch a model's missing files into the cache, and return its folder or a file there.
 
     weights  False fetches only the config and returns its path, where the repository has one
 
@@ -107,7 +107,7 @@ def in_cache(
 
 
 def source_path(folder: Path, files: list[str], word: str | None, weights: bool) -> Path:
-    """Return the path to read in a folder of the cache: the config, a GGUF file, or the folder."""
+    """Return the path to read in the cache: the config, a GGUF file, or the folder."""
     if word is not None or (not weights and files[0] in CONFIGS):
         return folder / files[0]
     return folder
@@ -145,7 +145,7 @@ def is_weights(file: str) -> bool:
 
 
 def commit_of(path: Path) -> str | None:
-    """Return the commit of a folder in the hub's cache, or of a file in it; None for other paths."""
+    """Return the commit of a folder or file in the hub's cache; None for other paths."""
     return next((folder.name for folder in (path, path.parent) if folder.parent.name == "snapshots"), None)
 
 

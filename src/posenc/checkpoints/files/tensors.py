@@ -61,7 +61,7 @@ class Tensors(Mapping[str, Tensor]):
 
 
 class GGUFTensors(Tensors):
-    """The tensors of a GGUF file under its own names; quantised tensors have a shape and cannot be read here.
+    """The tensors of a GGUF file under its own names. Quantised tensors have a shape, but cannot be read here.
 
     metadata  its keys, such as "general.architecture", and their values
     """
@@ -102,9 +102,9 @@ def import_gguf(path: Path) -> ModuleType:
 
 
 def open_tensors(path: str | Path) -> Tensors:
-    """Open the tensors of a safetensors file, a folder in Hugging Face's form (sharded or not), or a GGUF file.
+    """Open the tensors of a safetensors file, a GGUF file, or a folder in Hugging Face's form.
 
-    The index of a folder, if there is one, decides which files count; other files are ignored.
+    A folder may be sharded: its index, if there is one, decides which files count, and other files are ignored.
 
     Raises CannotRead, with the file and the reason, for what is no checkpoint, an empty folder, a truncated or corrupt
     header, missing or misplaced data, a shard that is missing or differs from the index, a tensor that is there twice,

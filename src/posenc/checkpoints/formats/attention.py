@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from posenc.checkpoints.models.attended import AttentionCall, Reach
+from posenc.checkpoints.models.attention_trace import AttentionCall, Reach
 from posenc.checkpoints.models.nodes import ConfigNode, has_role
 from posenc.checkpoints.vocabulary.bounds import LENGTHS
 from posenc.checkpoints.vocabulary.ledger import show_value

@@ -184,7 +184,7 @@ def wrong_stretch(config: Mapping[str, Any], rope: Mapping[str, Any], path: str,
 
 
 def config_at(config: object, path: str) -> object:
-    """Return the nested config of transformers at a path, or the last one on the way: older files are flat."""
+    """Return the nested config of transformers at a path, or the last one on the way. Older files are flat."""
     for step in path.split("."):
         inner = getattr(config, step, None)
         config = inner if hasattr(inner, "to_dict") else config
@@ -209,7 +209,7 @@ def with_changed_part(
 
 
 def with_positions(config: Mapping[str, Any], part: Part) -> dict[str, Any]:
-    """Return a config with the rotary and the trained length of a part, in both spellings; all else stays.
+    """Return a config with a part's rotary and trained length, in both spellings. All else stays.
 
     Older keys get the new values, or are removed if they cannot express them; `old_keys.old_key_notes` reports that.
 
@@ -222,7 +222,7 @@ def with_positions(config: Mapping[str, Any], part: Part) -> dict[str, Any]:
 
 
 def positions(place: Mapping[str, Any], part: Part, hf: object) -> dict[str, Any]:
-    """Return the keys of a part's rotary and trained length; `hf` is transformers' object of the old ones, or None."""
+    """Return the keys of a part's rotary and trained length. `hf` is transformers' config of the old keys, or None."""
     out: dict[str, Any] = {}
     if part.trained_length:
         names = [key for key in LENGTHS if is_number(place.get(key))]

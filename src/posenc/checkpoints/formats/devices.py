@@ -12,7 +12,7 @@ AUTO = "auto"
 
 
 def check_device(name: str) -> None:
-    """Raises ValueError for an unknown or unavailable device."""
+    """Raise ValueError for an unknown or unavailable device."""
     if name == AUTO:
         if importlib.util.find_spec("accelerate") is None:
             raise ValueError(

@@ -314,7 +314,7 @@ def stack_part(node: ConfigNode, role: str) -> Part | None:
 
 
 def added_to_embeddings(stack: LayerStack, pieces: list[Kind]) -> tuple[str, dict[str, tuple[int, ...]], int | None]:
-    """Return the spec that is added to the embeddings, the shape of its table, and its number of positions."""
+    """Return the spec added to the embeddings, the shapes of its tables, and its number of positions."""
     node = stack.node
     kind = node.keys.peek("position_embedding_type")
     if isinstance(kind, str):

@@ -1,4 +1,4 @@
-"""Load a model and its tokenizer from a path or a name of the hub; no code of a checkpoint is run."""
+"""Load a model and its tokenizer from a path or a name of the hub. No code of a checkpoint is run."""
 
 import copy
 import json
@@ -87,7 +87,7 @@ def untied_tensors(model: "PreTrainedModel") -> Iterator[tuple[str, Tensor]]:
 
 
 def load(path: str | Path, *, dtype: torch.dtype | str | None = None, device: str = "cpu") -> LoadedModel:
-    """Load a checkpoint: a folder in Hugging Face's form, a GGUF file, or a model of the hub, see `find_checkpoint`.
+    """Load a checkpoint: a Hugging Face folder, a GGUF file, or a hub model, see `find_checkpoint`.
 
     dtype   of the weights: a torch dtype or its name; None takes the config's (float32 for a GGUF, dequantised)
     device  cpu, cuda, cuda:1, mps; or auto: accelerate spreads a folder over GPUs, CPU and disk, by their free memory
@@ -264,7 +264,7 @@ def read_config(folder: Path, name: str = "config.json") -> "PreTrainedConfig":
 
 
 def check_model_size(folder: Path, kind: Any, config: "PreTrainedConfig", tensors: Tensors) -> None:
-    """Raises CannotRead if the model, built on the meta device, would be far larger than the tensors."""
+    """Raise CannotRead if the model, built on the meta device, would be far larger than the tensors."""
     file = folder / "config.json"
     with reading_with("transformers", file=file):
         model = hollow_model(kind, config)

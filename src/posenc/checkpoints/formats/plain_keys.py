@@ -59,7 +59,7 @@ def plain_keys(node: ConfigNode) -> None:
 
 
 def mark_defaults(notes: dict[str, str], unknown: dict[str, Any], file_keys: Mapping[str, Any]) -> None:
-    """Mark keys that the file does not have, drop notes on defaults alone, and keep keys that transformers renamed."""
+    """Mark keys that the file lacks, drop notes on mere defaults, and keep keys that transformers renamed."""
     present = set(flat_keys(file_keys))
     for key in list(notes):
         if key not in present and key.rpartition(".")[2] in PLAIN:

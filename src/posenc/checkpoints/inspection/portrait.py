@@ -243,7 +243,7 @@ def table_pictures(reading: Reading, name: str, tensors: Mapping[str, Tensor]) -
 
 
 def sample_rows(table: Tensor, limit: int) -> tuple[Tensor, int] | None:
-    """Return at most `limit` rows of a learned table, evenly chosen, and the step; None for less than two rows."""
+    """Return at most `limit` evenly chosen rows of a table, and the step; None below two rows."""
     rows = table.float().flatten(0, -2) if table.dim() > 1 else table[:0]
     step = -(-len(rows) // limit)
     return (rows[::step], step) if len(rows) > 1 else None

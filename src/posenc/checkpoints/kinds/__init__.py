@@ -1,1 +1,1 @@
-"""Kinds of position code in released models: find it, measure it, read it as a spec, run it through posenc."""
+"""Kinds of position code in released models: find, measure, read as a spec, run through posenc."""

@@ -102,7 +102,7 @@ class PositionsFromMask:
 
 
 def token_module(model: nn.Module, path: str) -> nn.Module | None:
-    """Return the nearest module around a path that takes tokens and positions, and is a model or takes a mask."""
+    """Return the nearest module around a path that takes tokens and positions. It is a model or takes a mask."""
     while path:
         path = path.rpartition(".")[0]
         module = model.get_submodule(path)

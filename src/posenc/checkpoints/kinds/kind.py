@@ -1,4 +1,4 @@
-"""Base of all kinds of position code: find it in a stack of layers, read it as a spec, replace it."""
+"""The base of all kinds of position code: find it in layers, read its spec, replace it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from posenc.checkpoints.models.found import PositionItem
 from posenc.checkpoints.models.nodes import ConfigNode, has_role
+from posenc.checkpoints.models.position_items import PositionItem
 from posenc.encoding.base import Encoding, Shape
 
 
@@ -152,7 +152,7 @@ class Kind:
     def fill(self, model: nn.Module, encodings: Sequence[Encoding], horizon: int | None, *, exact: bool) -> list[Undo]:
         """Let encodings compute it in a live model, one for each layer; `exact` demands the same numbers.
 
-        Raises Mismatch if they must and do not, and CannotFill, with the reason, for encodings that do not fit.
+        Raises Mismatch if numbers must be equal and differ, and CannotFill, with the reason, if encodings do not fit.
         """
         raise NotImplementedError
 

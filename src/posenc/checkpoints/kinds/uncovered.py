@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from torch import nn
 
 from posenc.checkpoints.kinds.kind import LayerStack
-from posenc.checkpoints.models.found import PositionItem
 from posenc.checkpoints.models.nodes import ConfigNode
+from posenc.checkpoints.models.position_items import PositionItem
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 
 
 def uncovered_reason(stack: LayerStack, item: PositionItem) -> str | None:
-    """Return why a piece of a stack has no entry in the catalogue, as a clause; None if unknown."""
+    """Return a clause on why a stack's piece has no entry in the catalogue; None if unknown."""
     shape, size = stack.shape, () if item.values is None else tuple(item.values.shape)
     if item.kind == "module" and (reach := kernel_reach(item.owner)) is not None:
         return f"tells places apart by a convolution over {reach}, which no spec here speaks of; it stays as it is"

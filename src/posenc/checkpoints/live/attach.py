@@ -58,7 +58,7 @@ class Attachment:
 
 
 def attach(model: nn.Module, encoding: LayerSpec | None = None, *, horizon: int | None = None) -> Attachment:
-    """Let posenc compute the position code of a live transformers model, in place; the weights stay the model's own.
+    """Let posenc compute the position code of a live transformers model, in place. The weights stay the model's own.
 
     posenc's encodings compute the model's rotary (RoPE) tables, learned tables, ALiBi and buckets in place, so any
     attention and any cache of transformers can use them. Encodings that need unturned keys or another attention rule
@@ -204,7 +204,7 @@ def encodings_for_heads(encoding: LayerSpec, part: Part, causal: bool) -> list[E
 
 def attach_attention(attachment: Attachment, place: Kind, encodings: Sequence[Encoding], horizon: int | None) -> None:
     """Let the decoder attend through encodings that no table of cosines and sines expresses."""
-    from posenc.checkpoints.live.unturned import attach_unturned
+    from posenc.checkpoints.live.unturned_keys import attach_unturned
 
     # One attention serves the whole decoder, which may have several rotary modules.
     if not attachment.undo:
@@ -275,7 +275,7 @@ def part_for(place: Kind, reading: Reading) -> Part | None:
 
 
 def place_encodings(part: Part, place: Kind) -> list[Encoding]:
-    """Return the encoding of a place for each layer: of a sum, the term that this kind of place computes."""
+    """Return the encoding of a place for each layer. Of a sum it is the term that this kind of place computes."""
     if place.door == "embed":
         # A stack may have several tables, and a projection may follow a table.
         return [build(spec, replace(part.shape, dim=place.sizes[-1])) for spec in place.specs()]

@@ -75,7 +75,7 @@ class PassPositions:
 
 
 def slot_positions(tokens: Positions, at: Positions, size: int, start: int) -> Positions:
-    """Return the Positions of `size` slots of a cache, the first of which holds the token of index `start`.
+    """Return the Positions of `size` slots of a cache, from the token of index `start` on.
 
     tokens, at  Positions of all tokens so far, and of the new ones, which are the last
     """
@@ -173,7 +173,7 @@ class PositionHooks:
 
 
 def key_sources(config: "PreTrainedConfig", layers: int) -> list[int]:
-    """Return for each layer the layer whose keys it uses: itself, or the last of its type with own keys."""
+    """Return for each layer the layer whose keys it uses. That is itself, or the last of its type with own keys."""
     first = layers_with_own_keys(config, layers)
     kinds = getattr(config, "layer_types", None) or [""] * layers
     last_of_kind = {kinds[layer]: layer for layer in range(first)}

@@ -1,4 +1,4 @@
-"""Remove tokens from the cache of a live transformers model, and move the others up to close the gaps."""
+"""Remove tokens from a live transformers model's cache, and move the others up to close gaps."""
 
 import weakref
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from posenc.cache.columns import keys_of_columns, positions_of_columns
 from posenc.cache.layer import CacheOperations, concatenated_rows, has_moved, keys_moved_to
 from posenc.cache.operations import row_numbers, with_inferred_fields
 from posenc.checkpoints.kinds.calls import HookedCall, parameter_names
+from posenc.checkpoints.live.cached_keys import CachedKeys, cache_layers
 from posenc.checkpoints.live.cached_positions import COORDS_ATTRIBUTE, PASSES_ATTRIBUTE, track_passes
-from posenc.checkpoints.live.turned_keys import CachedKeys, cache_layers
 from posenc.encoding.keys import Keys
 from posenc.tokens.positions import Positions, PositionsLike, positions_for
 
@@ -60,7 +60,7 @@ class Pass:
 
 
 class PassRecorder:
-    """The hook of a decoder that records each pass into one cache; in a copy of the model it records none."""
+    """The hook of a decoder that records each pass into one cache. In a copy of the model it records none."""
 
     def __init__(self, cache: "Cache | None" = None) -> None:
         self.cache = (lambda: None) if cache is None else weakref.ref(cache)
@@ -306,7 +306,7 @@ class MovableCache(CacheOperations):
             self.keys.check_horizons(min(self.horizons[0], coming), max(self.horizons[1], coming))
 
     def check_gaps(self, order: Tensor) -> None:
-        """Raise ValueError if tokens of this order [B or 1, T] have gaps, and a layer counts distances in slots."""
+        """Raise ValueError if `order` [B or 1, T] has gaps and a layer counts distances in slots."""
         counts = [number for number in self.layers if self.keys.counts_slots(number)]
         if counts and bool(((order[:, 1:] != order[:, :-1] + 1) & (order[:, :-1] >= 0)).any()):
             raise ValueError(
@@ -316,7 +316,7 @@ class MovableCache(CacheOperations):
 
 
 def coords_of(ids: Tensor | None, start: int, tokens: int, device: torch.device) -> Tensor:
-    """Return the positions of a pass, [B or 1, T, A], from its position_ids; without any, counted from `start`."""
+    """Return a pass's positions [B or 1, T, A] from its position_ids. Without any, they count from `start`."""
     if ids is None:
         return torch.arange(start, start + tokens, device=device)[None, :, None]
     if ids.dim() == 3:
@@ -329,7 +329,7 @@ def coords_of(ids: Tensor | None, start: int, tokens: int, device: torch.device)
 
 
 def single_axis(coords: Tensor) -> Tensor:
-    """Return coordinates [B or 1, T, 1] of tokens [B or 1, T, A] with the same position on each axis.
+    """Return one axis [B or 1, T, 1] of coordinates [B or 1, T, A] that agree on all.
 
     Raises ValueError if the axes differ.
     """

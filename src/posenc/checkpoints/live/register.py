@@ -11,7 +11,7 @@ from posenc.specs.plugins import plugins_for
 
 @dataclass
 class Registration:
-    """The names that a call of `register` added to transformers; a context manager that removes them at the end.
+    """The names that a call of `register` added to transformers. As a context manager it removes them at the end.
 
     rope_types  names for `rope_type`
     """

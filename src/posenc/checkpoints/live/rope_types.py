@@ -49,7 +49,7 @@ def without_turns(
 
 
 def layer_parameters(config: "Config", layer_type: str | None) -> Mapping[str, Any]:
-    """Return the rotary parameters of a config, for a type of layers if they differ by type; {} without any."""
+    """Return a config's rotary parameters, for a layer type if they differ by type; {} without any."""
     parameters = getattr(config, "rope_parameters", None) or {}
     return (parameters[layer_type] or {}) if layer_type in parameters else parameters
 

@@ -1,4 +1,4 @@
-"""Generate endless text with a live model, whose cache has the first tokens and a window of the newest ones."""
+"""Generate endless text with a live model, whose cache keeps the first tokens and the newest."""
 
 from collections.abc import Iterator
 from typing import Any, cast
@@ -13,7 +13,7 @@ from posenc.model.generation import Choice
 
 
 class Stream:
-    """A text of any length in a cache of at most sinks + window + slack tokens, at positions from 0.
+    """A text of any length in a cache of at most sinks + window + slack tokens. Positions count from 0.
 
     sinks   number of first tokens to keep, the attention sinks (1 to 4 as published; 0 shows the effect of none)
     window  number of newest tokens to keep
@@ -35,7 +35,7 @@ class Stream:
 
     @torch.no_grad()
     def read(self, ids: Tensor) -> Tensor:
-        """Return the logits [T, vocabulary] of the next ids [T], at most sinks + window; each sees all in the cache."""
+        """Return the logits [T, vocabulary] of the next ids [T], at most sinks + window. Each sees all in the cache."""
         count, capacity = 0 if self.tokens.held is None else self.tokens.held.tokens, self.sinks + self.window
         if count + len(ids) > capacity + self.slack and count > capacity:
             self.tokens.evict([*range(self.sinks), *range(count - self.window, count)])

@@ -1,1 +1,1 @@
-"""What a model can still do at a length: one measure a file."""
+"""Measures of what a model can still do at a length, one a file."""

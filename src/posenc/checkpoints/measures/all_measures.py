@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from posenc.checkpoints.formats.load import LoadedModel
 from posenc.checkpoints.measures.hidden_keys import OneKey, SeveralKeys
-from posenc.checkpoints.measures.masked import MaskedTokens
+from posenc.checkpoints.measures.masked_models import MaskedTokens
 from posenc.checkpoints.measures.measure import Inputs, Measure
 from posenc.checkpoints.measures.perplexity import Perplexity
 from posenc.foreign import quote, suggestion
@@ -19,7 +19,7 @@ DEFAULT_MEASURES = ("perplexity", "one-key", "masked")
 
 
 def measures_for(checkpoint: LoadedModel) -> tuple[str, ...]:
-    """Return the names of the measures that fit a model with a learned table, by its class; () where none does."""
+    """Return the names of measures that fit a model with a learned table, by class; () without any."""
     name = type(checkpoint.model).__name__
     if name.endswith("ForMaskedLM"):
         return ("masked",)

@@ -1,4 +1,4 @@
-"""Keys hidden in long texts: whether a model repeats the number of a word from anywhere in a text.
+"""Hidden keys: whether a model repeats the number of a word from anywhere in a long text.
 
 After two tasks of RULER (Hsieh et al. 2024, arXiv:2404.06654, section 3), with our own sentences, from a seed.
 """
@@ -143,7 +143,7 @@ class OneKey(Measure):
     def text_questions(
         self, keys: Mapping[str, tuple[str, float]], trials: int, tokenize: Tokenize, length: int
     ) -> Iterator[Question]:
-        """Yield the trials of a text, which is as long as all of them can be in at most `length` tokens.
+        """Yield the trials of one text, the longest with which each fits into `length` tokens.
 
         The pieces of a text are tokenized one by one, so that it grows step by step and the answer begins with its own
         token.

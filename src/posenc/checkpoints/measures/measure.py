@@ -1,4 +1,4 @@
-"""The interface of a measure: numbers with their errors, of a model at a length, from passes that can be kept."""
+"""The interface of a measure: a model's numbers with errors at a length, from storable passes."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence

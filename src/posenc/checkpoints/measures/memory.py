@@ -1,4 +1,4 @@
-"""Estimate the memory of a pass as a sum of three: the weights, the keys and values, and the logits of a chunk."""
+"""Estimate the memory of a pass: the sum of weights, keys and values, and a chunk's logits."""
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,7 +45,7 @@ class Memory:
 def pass_memory(
     model: "PreTrainedModel", length: int, *, dtype: torch.dtype, chunk: int = 1024, cache: str = DEVICE
 ) -> Memory:
-    """Estimate the memory of a pass over a text of a length (tokens); the model may be on the meta device.
+    """Estimate the memory of a pass over a text of a length (tokens). The model may be on the meta device.
 
     dtype  of the weights and of all else
     cache  "cpu" leaves only the keys of the layer at work and of the next one on the device
@@ -63,10 +63,10 @@ def pass_memory(
 
 
 def cache_sizes(config: "PreTrainedConfig") -> list[tuple[int, int]]:
-    """Return, for each layer with keys and values, the cached numbers of a token and the largest number of tokens.
+    """Return each cached layer's numbers per token, and its largest number of tokens.
 
     The layers are those of the cache that transformers makes for the config: a window limits the tokens, and layers
-    that share another layer's keys or keep only a state have none. In an encoder-decoder each layer also keeps the keys
+    that share another's keys or keep only a state are left out. In an encoder-decoder each layer also keeps the keys
     of the encoded text, which counts as equally long. Empty where the config does not tell.
     """
     from transformers.cache_utils import DynamicCache, DynamicLayer

@@ -1,4 +1,4 @@
-"""Perplexity of long texts in bounded memory: chunk by chunk behind a KV cache, with the logits of one chunk."""
+"""Perplexity of long texts in bounded memory. Chunks are read behind a KV cache, with the logits of one at a time."""
 
 import hashlib
 import inspect
@@ -127,7 +127,7 @@ def losses(
     last: int | None = None,
     cache: str = DEVICE,
 ) -> Tensor:
-    """Return -ln p (nats, float32) of each token but the first, given all earlier tokens: [T - 1] for ids [T].
+    """Return -ln p [T - 1] (nats, float32) of ids [T] without the first, given all earlier tokens.
 
     model  a transformers model with a language modelling head, in evaluation mode
     chunk  how many tokens go through it at once: memory grows with chunk times the vocabulary, and with the cache
@@ -179,7 +179,7 @@ def check_ids(ids: Tensor) -> None:
 
 
 class PrefixCache:
-    """A KV cache at one of CACHE_PLACES and its tokens [T], so that a common prefix of texts is read once."""
+    """A KV cache with its tokens [T], so that a common prefix of texts is read once. It is at one of CACHE_PLACES."""
 
     def __init__(self, place: str = DEVICE) -> None:
         self.place, self.ids = place, torch.empty(0, dtype=torch.long)
@@ -194,7 +194,7 @@ class PrefixCache:
         return self.cache
 
     def keep_prefix(self, ids: Tensor) -> None:
-        """Crop the cache to the common prefix with these ids [T], or empty it if a layer drops tokens (windows)."""
+        """Crop the cache to the common prefix with ids [T], or empty it if a layer drops tokens (windows)."""
         overlap = min(len(ids), len(self.ids))
         different = (ids[:overlap] != self.ids[:overlap]).nonzero()
         common = int(different[0]) if len(different) else overlap
@@ -218,7 +218,7 @@ def can_crop(cache: object) -> bool:
 def predictions(
     model: "Model", ids: Tensor, chunk: int, tell: Progress | None, prefix: PrefixCache, *, last: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the logits [n, vocabulary] of each chunk and the tokens [n] that they predict; raises as `losses` does.
+    """Yield the logits [n, vocabulary] of each chunk and the tokens [n] that they predict. Raises as `losses` does.
 
     prefix  the tokens of these ids that the model has read; they are not predicted, and each chunk is added
     last    the number of predictions, from the end; None: all. No other logits are computed, unless the model cannot
@@ -260,7 +260,7 @@ def check_cache(place: str, device: str) -> None:
 
 
 def perplexity(windows: Sequence[Tensor], first: int, end: int) -> float:
-    """Return exp of the mean loss of the tokens first..end-1 of all windows; a window's first token has no loss.
+    """Return exp of the mean loss of the tokens first..end-1 of all windows. A window's first token has no loss.
 
     >>> perplexity([torch.tensor([1.0, 3.0])], 1, 3) == math.exp(2)
     True
@@ -357,7 +357,7 @@ class Perplexity(Measure):
 
 
 def window_losses(raw: Mapping[int, Mapping[str, Any]], length: int) -> list[Tensor]:
-    """Return the losses [T - 1] of each window at a length, from its own pass or the longest one."""
+    """Return each window's losses [T - 1] at a length, from that length's pass or the longest."""
     return [torch.tensor(window) for window in raw.get(length, raw[max(raw)])["losses"]]
 
 
@@ -373,7 +373,7 @@ def window_perplexity(windows: Sequence[Tensor], first: int, end: int) -> Value:
 def windowed_losses(
     model: "Model", ids: Tensor, window: int, *, chunk: int = 1024, tell: Progress | None = None, cache: str = DEVICE
 ) -> Tensor:
-    """Return -ln p of each token but the first; past the first window, from windows at steps of half a window."""
+    """Return -ln p of each token but the first. Past the first window, windows move by half a window."""
     chunk, half, tokens = min(chunk, window), max(1, window // 2), len(ids)
     parts, end_before = [losses(model, ids[:window], chunk=chunk, cache=cache)], min(window, tokens)
     for end in range(window + half, tokens + half, half):

@@ -1,4 +1,4 @@
-"""Run a model dry: record its lookups by position, its rotary (RoPE) code, its masks and its ALiBi slopes."""
+"""Run a model dry, and record its position lookups, rotary (RoPE) code, masks and ALiBi slopes."""
 
 import re
 import sys
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_any, tree_map
 
-from posenc.checkpoints.models.added import TableAdditions
-from posenc.checkpoints.models.attended import (
+from posenc.checkpoints.models.added_tables import TableAdditions
+from posenc.checkpoints.models.attention_trace import (
     APPLIES_ATTENTION,
     PRODUCTS,
     SOFTMAX,
@@ -24,10 +24,10 @@ from posenc.checkpoints.models.attended import (
     multiplies_weights,
     probe_tensor,
 )
-from posenc.checkpoints.models.found import SPEAKS_OF_POSITION, carries_position
 from posenc.checkpoints.models.inputs import inputs_for
+from posenc.checkpoints.models.position_items import SPEAKS_OF_POSITION, carries_position
+from posenc.checkpoints.models.rotations import OnCall, Turn, by_code, functions, rotary_functions, turn_recorder, watch
 from posenc.checkpoints.models.skeleton import LARGE, as_meta, is_shape
-from posenc.checkpoints.models.turns import OnCall, Turn, by_code, functions, rotary_functions, turn_recorder, watch
 from posenc.foreign.text import error_text
 
 Handlers: TypeAlias = dict[CodeType, Callable[..., None]]
@@ -177,9 +177,9 @@ class DryMode(TorchFunctionMode):
 
 
 def run_dry(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, attention_alone: bool = False) -> Trace:
-    """Run a model dry on inputs for its `forward`, and return the trace; without inputs, try the usual ones in turn.
+    """Run a model dry on inputs for its `forward`, and return the trace.
 
-    If all of them fail, the trace with the most attention is returned.
+    Without inputs, the usual ones are tried in turn. If all fail, the trace with the most attention is returned.
     """
     trace = Trace()
     try:
@@ -217,7 +217,7 @@ class DryRun:
 
     @torch.no_grad()
     def run(self, attention_alone: bool) -> Trace:
-        """Run the model under all hooks, or those of attention; an error ends the trace, and is its `failure`."""
+        """Run the model under all hooks, or those of attention. An error ends the trace, and is its `failure`."""
         with ExitStack() as undo:
             self.hook_modules(undo)
             undo.enter_context(watch(*self.watched_functions(attention_alone)))

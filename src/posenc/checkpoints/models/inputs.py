@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from posenc.checkpoints.models.found import position_items
+from posenc.checkpoints.models.position_items import position_items
 from posenc.checkpoints.vocabulary.bounds import HEADS, LENGTHS
 
 MAX_SIZE = 4096
@@ -28,7 +28,7 @@ ROWS, COLUMNS = 4, 8
 
 
 def usual_inputs(model: nn.Module) -> dict[str, Any]:
-    """Return the likeliest arguments of a model's `forward`: a few tokens, or an image of its own size; batch 1."""
+    """Return the likeliest arguments of a model's `forward`. They are a few tokens or an image of its size, batch 1."""
     config: Any = model.config
     parameters = inspect.signature(model.forward).parameters
     names = (main_input(model), "pixel_values", "image", "input_ids")
@@ -69,9 +69,9 @@ def usual_inputs(model: nn.Module) -> dict[str, Any]:
 
 
 def token_ids(config: Mapping[str, Any]) -> torch.Tensor:
-    """Return a few ids, whose number differs from every size in the config, such as the number of heads.
+    """Return a few ids. Their number differs from every size in the config, such as the number of heads.
 
-    Eight or more, unless a dynamic schedule would stretch for them: a model that pools four tokens keeps two.
+    There are at least eight, so that a model that pools four tokens keeps two, unless a dynamic schedule would stretch.
     """
     numbers = list(whole_numbers(config))
     config_numbers = {number for _, number in numbers}
@@ -132,7 +132,7 @@ def image_shapes(sizes: Mapping[str, int]) -> Iterator[tuple[int, ...]]:
 
 
 def audio_shapes(model: nn.Module, sizes: Mapping[str, int]) -> Iterator[tuple[int, ...]]:
-    """Yield shapes of audio: frames with the bands of the config or of a layer, either axis first, and samples."""
+    """Yield shapes of audio: frames with bands, either axis first, and samples. Bands are the config's or a layer's."""
     frames = sizes.get("max_length", FRAMES)
     weights = (getattr(module, "weight", None) for module in model.modules() if not isinstance(module, nn.Embedding))
     first = next((weight.shape for weight in weights if isinstance(weight, torch.Tensor)), (1,))

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from posenc.checkpoints.models.attended import AttentionCall, Reach
+from posenc.checkpoints.models.attention_trace import AttentionCall, Reach
 from posenc.checkpoints.models.dry_run import Trace, run_dry
-from posenc.checkpoints.models.found import PositionItem, position_items, with_configs
+from posenc.checkpoints.models.position_items import PositionItem, position_items, with_configs
+from posenc.checkpoints.models.rotations import Turn, position_axes
 from posenc.checkpoints.models.skeleton import skeleton
-from posenc.checkpoints.models.turns import Turn, position_axes
 from posenc.checkpoints.vocabulary.bounds import HEADS, LAYERS, WIDTHS
 from posenc.checkpoints.vocabulary.ledger import Ledger, show_value
 from posenc.checkpoints.vocabulary.reading import CannotRead
@@ -216,7 +216,7 @@ def has_role(path: str, role: str) -> bool:
 
 
 def stages_of(node: ConfigNode) -> list[str]:
-    """Return the path parts of the stages of a tower whose config lists heads and layers of each stage."""
+    """Return the path parts of a tower's stages, if its config lists heads and layers of each."""
     heads, depths = node.first(HEADS), node.first(("depths", "depth", *LAYERS))
     if not isinstance(heads, list) or not isinstance(depths, list) or len(heads) != len(depths):
         return []

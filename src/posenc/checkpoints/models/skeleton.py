@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from posenc.checkpoints.models.found import position_items
+from posenc.checkpoints.models.position_items import position_items
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.foreign.text import error_text
 
@@ -28,7 +28,7 @@ def without_pooler(kind: type[nn.Module]) -> dict[str, Any]:
 
 
 def layers_with_own_keys(config: "PreTrainedConfig", layers: int) -> int:
-    """Return the number of leading layers with their own K and V; later layers share an earlier layer's (Gemma 3n)."""
+    """Return the number of leading layers with their own K and V. Later layers share an earlier layer's (Gemma 3n)."""
     return layers - (getattr(config, "num_kv_shared_layers", 0) or 0)
 
 
@@ -89,10 +89,10 @@ DRAWS = {
 
 
 class HollowMode(TorchFunctionMode):
-    """A mode that creates large tensors on the meta device, and draws no random numbers; for this thread only.
+    """A mode of this thread that creates large tensors on the meta device, and draws no random numbers.
 
-    `torch.tensor([])` is on the meta device too: by one, transformers tests whether there are weights to initialise.
-    After MAX_FILLED_BYTES, every new tensor is.
+    `torch.tensor([])` is there too, because transformers tests by one whether there are weights to initialise; after
+    MAX_FILLED_BYTES every new tensor is.
 
     Raises CannotRead after MAX_TENSORS tensors.
     """
@@ -169,7 +169,7 @@ def set_float32(config: object) -> None:
 
 
 def hollow_copy(model: nn.Module) -> nn.Module:
-    """Copy a live model, with its large tensors on the meta device, the others in float32 on the CPU.
+    """Copy a live model. Its large tensors are on the meta device, the others in float32 on the CPU.
 
     The copy has no hooks, so a dry run of it calls none; the model does not change. Raises CannotRead if it cannot be
     copied.

@@ -52,7 +52,7 @@ MOST_KEYS = 100_000
 
 
 def check_bounds(config: Mapping[str, Any]) -> None:
-    """Raises CannotRead, with the key, for a size that is no whole number, negative, or out of bounds."""
+    """Raise CannotRead, with the key, for a size that is no whole number, negative, or out of bounds."""
     left: list[tuple[str, Mapping[str, Any]]] = [("", config)]
     keys = 0
     while left:
@@ -72,7 +72,7 @@ def check_bounds(config: Mapping[str, Any]) -> None:
 
 
 def check_value(key: str, where: str, value: object) -> None:
-    """Raises CannotRead for a value that a key may not have."""
+    """Raise CannotRead for a value that a key may not have."""
     if value is None:
         return
     largest = next(largest for name, largest in LARGEST_BY_NAME if name.search(key))

@@ -1,4 +1,4 @@
-"""Read the keys of a foreign dictionary, note the meaning of each, and list the keys that are left."""
+"""Read keys of a foreign dictionary, note the meaning of each, and list those that are left."""
 
 import math
 import re
@@ -18,7 +18,7 @@ SPEAKS_OF_POSITION = re.compile(
 
 
 class Ledger:
-    """The keys of a foreign dictionary: each one that is read has a note, and the others are listed.
+    """The keys of a foreign dictionary. Each one that is read has a note, and the others are listed.
 
     entries        the dictionary; a value of None counts as absent, as in the files of transformers
     name           its path in another: "text_config"
@@ -68,7 +68,7 @@ class Ledger:
         return default if value is None else value
 
     def take(self, key: str, says: str, default: object = None) -> Any:
-        """Return the value of a key of any kind, and note `says`, in which {} stands for the value."""
+        """Return a key's value of any kind, and note `says`, where {} stands for the value."""
         self.read_keys.add(key)
         if not self.has(key):
             return default

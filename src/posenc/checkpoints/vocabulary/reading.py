@@ -116,6 +116,6 @@ def with_part(reading: Reading, old: Part, new: Part) -> Reading:
 
 
 def names_no_code(spec: str) -> None:
-    """Raises CannotRead for a spec with a file: a checkpoint never chooses code."""
+    """Raise CannotRead for a spec with a file: a checkpoint never chooses code."""
     if files := code_files(spec):
         raise CannotRead(f"it asks for code from the file {quote(files[0])}, and none is run that a checkpoint names")

@@ -13,7 +13,7 @@ from posenc.tokens.positions import Positions
 
 
 class ContinuousTime(Encoding):
-    """Add to each token a trained vector of its time: one straight line, and waves of learned frequency and phase.
+    """Add to each token a line and waves of its time, with learned frequency and phase.
 
     t(p)[0] = frequency_0 p / trained_length + phase_0
     t(p)[k] = sin(frequency_k p + phase_k),  k = 1..size-1               (radians per position, radians)

@@ -23,7 +23,7 @@ ONLY_FOR = {
 
 
 class FourierFeatures(Encoding):
-    """Add to each token sines and cosines of its place in a frame, at chosen, random or learned frequencies.
+    """Add to each token sines and cosines of its place, at chosen, random or learned frequencies.
 
     u = 2 p / (max_len - 1) - 1 along each axis, from -1 to 1 over the frame
     linear:   f_k = 1 + k (max_freq/2 - 1)/(K - 1);  log2: f_k = (max_freq/2)^(k/(K - 1)),  k = 0..K-1
@@ -44,12 +44,12 @@ class FourierFeatures(Encoding):
 
     Shapes: x [B, T, dim] -> [B, T, dim]. Any position works, past the frame and between positions too; the frame comes
     from max_len, never from the number of tokens. Angles are taken in float64.
-    K is ceil(dim / (2 axes)) for linear and log2, ceil(dim / 2) for the others. Perceiver also hands over u itself, and
-    concatenates all of it to the tokens, which a projection behind makes equal to adding.
+    K is ceil(dim / (2 axes)) for linear and log2, ceil(dim / 2) for the others. Perceiver also passes u itself, and
+    concatenates all of it to the tokens; with a projection after it, that equals adding.
 
     Where it goes wrong: linear and gaussian frequencies repeat or turn to noise past the frame, where training has
     never been. Two positions a frame apart are one and the same at whole frequencies. A scale that is too large makes
-    neighbours strangers, one too small blurs them: it wants tuning, which is what learned spares.
+    neighbours strangers, one too small blurs them: it needs tuning, except for learned.
 
     Raises ValueError for sizes below 1, an unknown kind, a scale of 0 or less, an option that its kind does not read,
     axes that get no channel, or embeddings of another width.
@@ -132,7 +132,7 @@ class FourierFeatures(Encoding):
 
     @property
     def bands(self) -> int:
-        """The number of frequencies K: of each axis for linear and log2, of all axes together for the others."""
+        """The number of frequencies K, of each axis for linear and log2, else of all."""
         return math.ceil(self.dim / (2 * (self.axes or 1) if self.has_bands else 2))
 
     @property

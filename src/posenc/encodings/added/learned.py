@@ -11,7 +11,7 @@ from posenc import checks
 from posenc.encoding.base import Encoding
 from posenc.encoding.interpolation import adopt_table, interpolate
 from posenc.tokens.positions import Positions
-from posenc.tokens.watched import assert_on_gpu, may_be_read
+from posenc.tokens.tracing import assert_on_gpu, may_be_read
 
 OVERRUN = ("error", "clamp", "interpolate")
 
@@ -83,14 +83,14 @@ class Learned(Encoding):
         return x + self.vectors(at).to(x.dtype)
 
     def vectors(self, at: Positions) -> Tensor:
-        """Return the vectors [B or 1, T, dim] of tokens; for consecutive positions a slice [T, dim] of the table."""
+        """Return the vectors [B or 1, T, dim] of tokens. Consecutive positions get a slice [T, dim] of the table."""
         start, end = at.start, at.extent
         if start is not None and end is not None and end <= self.max_len and self.overrun != "interpolate":
             return self.table[start:end]
         return self.read(self.row(at))
 
     def row(self, at: Positions) -> Tensor:
-        """Return the row of the table for each token [B or 1, T] (whole or fractional), by the overrun policy."""
+        """Return the table row of each token, [B or 1, T], by the overrun policy. Rows may be fractional."""
         coords = at.axis(self)
         last = self.max_len - 1
         if self.overrun == "interpolate":

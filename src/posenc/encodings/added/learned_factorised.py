@@ -11,14 +11,14 @@ from posenc.encoding.base import Encoding, spec_options
 from posenc.encoding.interpolation import interpolate, resample, resampling_matrix
 from posenc.tokens.positions import Positions
 from posenc.tokens.shared_tables import number_tensor
-from posenc.tokens.watched import assert_on_gpu, may_be_read
+from posenc.tokens.tracing import assert_on_gpu, may_be_read
 
 COMBINE = ("concatenated", "summed")
 OVERRUN = ("error", "clamp")
 
 
 class LearnedFactorised(Encoding):
-    """Add to each token the trained vectors of its row and of its column: one small table for each axis.
+    """Add to each token trained vectors of its row and column, with one table for each axis.
 
     concatenated: E[r, c] = [A[r], B[c]],  A [n_1, d_1], B [n_2, d_2], d_1 + d_2 = dim
     summed:       E[r, c] = A[r] + B[c],   A [n_1, dim], B [n_2, dim]
@@ -37,10 +37,10 @@ class LearnedFactorised(Encoding):
 
     Shapes: x [B, T, dim] -> [B, T, dim]. Between two positions their vectors are mixed linearly. 64 x 64 positions take
     128 rows instead of 4,096. Reformer's own code refuses to train on anything but n_1 n_2 tokens; this one does not.
-    Errors are raised from Python with the position and the sizes; inside a compiled graph what is out of reach is NaN.
+    Errors are raised from Python with the position and the sizes; inside a compiled graph the result is NaN instead.
 
-    Where it goes wrong: what is special about one cell cannot be said, only about rows and about columns. Folded, the
-    two neighbours n_2 - 1 and n_2 of a text lie in different rows: only a change of both vectors leads across.
+    Where it goes wrong: the tables cannot tell what is special about one cell, only about rows and columns. Folded, the
+    neighbours n_2 - 1 and n_2 of a text lie in different rows, and both of their vectors differ.
 
     Raises ValueError for sizes below 1, widths that do not add up, unknown words, embeddings of another width, and
     positions out of the tables.
@@ -138,7 +138,7 @@ class LearnedFactorised(Encoding):
         return (math.prod(self.sizes),) if self.fold else self.sizes
 
     def place(self, at: Positions) -> Tensor:
-        """Return the rows of the tables [B or 1, T, axes] for tokens (whole or fractional), by the overrun policy."""
+        """Return the table rows [B or 1, T, axes] of tokens, by the overrun policy. Rows may be fractional."""
         coords = at.coordinates(self.axes, self)
         coords = coords[..., None] if self.axes == 1 else coords
         last = number_tensor([n - 1 for n in self.limits], torch.long, coords.device)

@@ -13,13 +13,13 @@ from posenc.encoding.base import Encoding, spec_options
 from posenc.encoding.interpolation import adopt_table, interpolate_on_axes, resample, resampling_matrix
 from posenc.tokens.positions import Positions
 from posenc.tokens.shared_tables import number_tensor
-from posenc.tokens.watched import may_be_read
+from posenc.tokens.tracing import may_be_read
 
 OVERRUN = ("error", "clamp")
 
 
 class LearnedGrid(Encoding):
-    """Add to each token a trained vector, one for each cell of a grid of two or more axes.
+    """Add to each token the trained vector of its cell in a grid of two or more axes.
 
     x + table[prefix + (r_1 n_2 + r_2) n_3 + r_3 ...],  table [prefix + n_1 n_2 ..., dim], initialised N(0, std^2)
 
@@ -37,8 +37,8 @@ class LearnedGrid(Encoding):
     the number of tokens, which cannot tell 2 x 8 cells from 4 x 4.
 
     Where it goes wrong: it knows one resolution. Bicubic resampling serves others and costs accuracy without
-    fine-tuning. Where it is done with the antialias flag here and without it there, the tables differ. Height and width
-    exchanged pass every check on square grids.
+    fine-tuning. Tables resampled with and without the antialias flag differ. Exchanged height and width pass every
+    check on square grids.
 
     Raises ValueError for sizes below 1, a grid of one axis, an unknown policy, embeddings of another width, and
     positions out of the grid.

@@ -16,9 +16,9 @@ LAYOUTS = ("interleaved", "concatenated", "sines_first", "cosines_first")
 
 
 class Sinusoidal(Waves, Encoding):
-    """Add to each token the sines and cosines of its position at wavelengths from 2 pi to about 2 pi base.
+    """Add to each token sines and cosines of its position, at fixed wavelengths.
 
-    frequency_k = base^(-2k/dim)                                  (radians per position; the first pair is the fastest)
+    frequency_k = base^(-2k/dim)      (radians per position, first pair fastest: wavelengths 2 pi to about 2 pi base)
     interleaved:   PE(p)[2k] = sin(p frequency_k), PE(p)[2k+1] = cos(p frequency_k)
     concatenated:  PE(p) = [sin(p frequency_0), sin(p frequency_1), ..., cos(p frequency_0), cos(p frequency_1), ...]
 
@@ -44,7 +44,7 @@ class Sinusoidal(Waves, Encoding):
     Where it goes wrong: it is defined at any length, but trained models break 20 to 50 tokens past the trained length.
     The dot product of two encodings is even in the distance, so it tells no direction, and is not monotone. |PE(p)| is
     sqrt(dim/2) for every p. Embeddings [T, B, dim], as in nn.Transformer, are numbered by row, blind to order, unless
-    seq_dim=0 is said. Axes in another order (x before y, as in MAE's code) pass every check and mean another place.
+    seq_dim=0 is given. Axes in another order (x before y, as in MAE's code) pass every check and mean another place.
 
     Raises ValueError for a width below 1, a base up to 1, an unknown layout, an axis without channels, other widths.
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.5; on two axes He et al. 2021, arXiv:2111.06377.
@@ -99,7 +99,7 @@ class Sinusoidal(Waves, Encoding):
     def table(
         self, positions: Positions | Tensor | int, *, offset: int = 0, dtype: torch.dtype = torch.float32
     ) -> Tensor:
-        """Return the encoding [B or 1, T, dim] of positions: Positions, ids, or a number of tokens from offset."""
+        """Return the encoding [B or 1, T, dim] of positions. These are Positions, ids, or a count from offset."""
         table = self.encode(as_positions(positions, offset))
         return (table if self.scale is None else table * self.scale.to(table)).to(dtype)
 

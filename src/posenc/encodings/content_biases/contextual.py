@@ -18,7 +18,7 @@ from posenc.tokens.positions import Positions
 
 
 class Contextual(Encoding):
-    """Count only the tokens that the query chooses to count, and give each key a vector for its count.
+    """Count only the tokens that the query selects, and give each key its count's vector.
 
     g_ij = sigmoid(q_i . k_j / sqrt(head_dim))                      the gate of one pair, in each head
     p_ij = min(sum of g_il over order_j <= order_l <= order_i, positions - 1)
@@ -84,7 +84,7 @@ class Contextual(Encoding):
         nn.init.zeros_(self.table)
 
     def position(self, q: Tensor, at: Positions, keys: Keys) -> Tensor:
-        """Return the count from each query to each key, [B, H, T, S], from 0 to positions - 1."""
+        """Return the count from query to key [B, H, T, S], 0 to positions - 1."""
         dtype = torch.promote_types(q.dtype, torch.float32)
         k = keys.k.repeat_interleave(q.shape[1] // keys.k.shape[1], 1)
         gates = (q.to(dtype) @ k.to(dtype).transpose(-1, -2) * self.head_dim**-0.5).to(dtype).sigmoid()

@@ -21,7 +21,7 @@ TERMS = ("both", "content_to_position", "position_to_content")
 
 
 class DeBERTa(Encoding):
-    """Let queries ask for distances, and let distances ask for keys: content and position each with its own projection.
+    """Compare queries with distances and distances with keys; content and position have their own projections.
 
     logit(i, j) = scale * q_i . k_j + (q_i . W_K P[d(i, j)] + k_j . (W_Q P[d(j, i)] + c)) / sqrt(head_dim (1 + terms))
     d(i, j) = clip(bucket(m_i - n_j), -buckets, buckets - 1) + buckets
@@ -56,7 +56,7 @@ class DeBERTa(Encoding):
     the bias, so it is no fixed tensor that could be computed once.
 
     Raises ValueError for widths or heads below 1, fewer than 2 buckets (4 with max_distance), a max_distance that
-    leaves no room for the logarithmic buckets, unknown terms, and heads that are others than it was built for.
+    leaves no room for the logarithmic buckets, unknown terms, and other heads than it was built for.
     Source: He, Liu, Gao, Chen 2020, arXiv:2006.03654, section 3.2; He, Gao, Chen 2021, arXiv:2111.09543.
 
     >>> encoding = DeBERTa(dim=8, heads=2, head_dim=4)
@@ -187,7 +187,7 @@ class DeBERTa(Encoding):
         return score_mod
 
     def products(self, q: Tensor, k: Tensor, distances: range) -> list[DotProducts]:
-        """Return the bias at whole distances as dot products of queries, and of keys, with rows of the table."""
+        """Return the bias at whole distances: dot products of queries, and of keys, with table rows."""
         terms = []
         if self.to_key is not None:
             terms.append(self.term(q, self.to_key, distances))
@@ -209,12 +209,12 @@ class DeBERTa(Encoding):
         return k if k.shape[1] == self.heads else k.repeat_interleave(self.heads // k.shape[1], 1)
 
     def table_logits(self, x: Tensor, projection: nn.Linear) -> Tensor:
-        """Return scaled products of queries or keys [B, H, T, D] with every row: [B, H, T, 2 buckets]."""
+        """Return scaled products [B, H, T, 2 buckets] with every row. x is queries or keys [B, H, T, D]."""
         table = self.projected_rows(x, projection)
         return x.to(table.dtype) @ table.transpose(-1, -2) * self.scale
 
     def projected_rows(self, x: Tensor, projection: nn.Linear, rows: slice = slice(None)) -> Tensor:
-        """Return rows of the table, projected for each head: [H, 2 buckets, head_dim], in x's dtype or a wider one."""
+        """Return rows of the table, projected for each head: [H, 2 buckets, head_dim]. The dtype is x's or wider."""
         dtype = torch.promote_types(torch.promote_types(x.dtype, self.table.dtype), torch.float32)
         bias = None if projection.bias is None else projection.bias.to(dtype)
         table = F.linear(self.table[rows].to(dtype), projection.weight.to(dtype), bias)

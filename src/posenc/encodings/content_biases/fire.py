@@ -14,11 +14,11 @@ from posenc.encoding.formulas import dot_product
 from posenc.encoding.keys import Keys
 from posenc.encoding.score_mods import ScoreMod, at_token, look_up, table_entry, table_mod
 from posenc.tokens.positions import Positions
-from posenc.tokens.watched import may_be_read
+from posenc.tokens.tracing import may_be_read
 
 
 class Fire(Encoding):
-    """Add to each logit a small network's view of the distance, as a share of how far back the query can see.
+    """Add to each logit a small network's output for the distance, normalised by the query's position.
 
     logit(i, j) = scale * q_i . k_j + f_h(psi(|m_i - n_j|) / (psi(max(L, m_i)) + eps)),  psi(x) = ln(|c| x + 1)
 
@@ -34,8 +34,8 @@ class Fire(Encoding):
 
     A network of one input is piecewise linear: its `width` bends cut the line into width + 1 pieces, each with a slope
     and an offset for each head. Those are looked up, so that memory does not grow with the width; the result is the
-    network's. The paper is causal and says nothing of keys after the query: they count by |m - n|. Where all queries
-    stand before L, the bias is one of the distance alone, and as fast.
+    network's. The paper is causal; here keys after the query count by |m - n| too. If all queries stand before L, the
+    bias is one of the distance alone, and as fast as these.
 
     Where it goes wrong: an L far above the trained length makes the quotient a plain logarithm of the distance, and the
     interpolation never sets in. The bias added for one pair changes as the query moves on.
@@ -161,7 +161,7 @@ class Fire(Encoding):
 
 
 class Pieces(Pairs):
-    """The network's bias; a fused kernel looks up the logarithm of a distance, and the linear pieces of a query."""
+    """The network's bias. A fused kernel looks up the logarithm of a distance, and the linear pieces of a query."""
 
     def fused_closure(self, dtype: torch.dtype) -> ScoreMod:
         distances, fire = distances_between(self.at, self.keys.at), cast(Any, self.score_mod).__self__

@@ -18,7 +18,7 @@ from posenc.tokens.positions import Positions
 
 
 class Forgetting(Encoding):
-    """Let every token say how much of what came before it is forgotten, and add the logarithms up along the way.
+    """Add the summed logarithms of the forget gates of the tokens between key and query.
 
     logit(i, j) = scale * q_i . k_j + sum over tokens l with order_j < order_l <= order_i of ln f_l
     f_l = sigmoid(w_h . x_l + b_h)

@@ -141,7 +141,7 @@ class Shaw(Encoding):
         return table[self.bucket(distance_tensor(distances, table.device))][None]
 
     def table_logits(self, x: Tensor) -> Tensor:
-        """Return scaled products of queries or keys [B, H, T, D] with every vector: [B, H, T, 2 max_distance + 1]."""
+        """Return scaled products [B, H, T, 2 max_distance + 1] with every vector. x is queries or keys [B, H, T, D]."""
         dtype = torch.promote_types(x.dtype, self.key_table.dtype)
         return (x.to(dtype) @ self.key_table.to(dtype).T) * self.head_dim**-0.5
 

@@ -22,7 +22,7 @@ LAYOUTS = ("concatenated", "interleaved")
 
 
 class TransformerXL(Waves, Encoding):
-    """Compare each query with its distance from the key, as a sinusoid that each layer projects in its own way.
+    """Compare each query with its distance from the key, a sinusoid that each layer projects.
 
     logit(i, j) = scale * q_i . k_j + (u . k_j + (q_i + v) . W R(m_i - n_j)) / sqrt(head_dim)
     R(d) has sin(d frequency_k) and cos(d frequency_k), frequency_k = base^(-2k/dim), k = 0, 1, ...
@@ -51,8 +51,8 @@ class TransformerXL(Waves, Encoding):
     positions costs dim/head_dim times what the content's costs. Interleaved weights in concatenated layout are silently
     wrong.
 
-    Raises ValueError for widths, heads or a max_distance below 1, a base of 1 or less, an unknown layout, and heads
-    that are others than it was built for.
+    Raises ValueError for widths, heads or a max_distance below 1, a base of 1 or less, an unknown layout, and other
+    heads than it was built for.
     Source: Dai et al. 2019, arXiv:1901.02860, section 3.3.
 
     >>> TransformerXL(dim=16, heads=2, head_dim=4).weight.shape
@@ -123,7 +123,7 @@ class TransformerXL(Waves, Encoding):
         return [Products(self.score_mod, q, at, keys, facts=facts, products=products, same_beyond=limit)]
 
     def facts(self, at: Positions, keys: Keys) -> Keys:
-        """Return the keys with the sinusoids of queries and of keys, [B or 1, 1, T or S, 2 pairs]."""
+        """Return the keys with sinusoids of queries and keys, [B or 1, 1, T or S, 2 pairs]."""
         dtype, device = self.precision(keys.k), keys.k.device
         of_queries, of_keys = (
             torch.cat(self.waves(where.axis(self)[:, None], dtype, device), -1) for where in (at, keys.at)

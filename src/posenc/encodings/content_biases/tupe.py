@@ -13,7 +13,7 @@ from posenc.encoding.formulas import dot_product
 from posenc.encoding.interpolation import interpolate
 from posenc.encoding.keys import Keys
 from posenc.tokens.positions import Positions
-from posenc.tokens.watched import assert_on_gpu, may_be_read
+from posenc.tokens.tracing import assert_on_gpu, may_be_read
 
 
 class TUPE(Encoding):
@@ -29,7 +29,7 @@ class TUPE(Encoding):
     heads        number of query heads
     head_dim     width of one head (channels)
     max_len      rows of the table (positions)
-    untie_first  whether the first token ([CLS], which stands for the whole text and is at no place in it) is freed from
+    untie_first  whether the first token ([CLS], which represents the whole text and has no place in it) is freed from
                  positions
     std          standard deviation of the initial U_Q and U_K; the table starts with deviation 1
 
@@ -42,10 +42,10 @@ class TUPE(Encoding):
     softmax, so it is 0 here and only theta_2 is learned. The released code takes theta from rows of the table, passes
     the table through a LayerNorm and gives the projections biases; it unties the relative part of TUPE-R too.
 
-    Where it goes wrong: it cannot speak of positions past its table. Under a causal mask a model finds its first token
+    Where it goes wrong: it has no positions past its table. Under a causal mask a model finds its first token
     by itself, and untying it only takes the position away.
 
-    Raises ValueError for sizes below 1, positions out of the table, and heads that are others than it was built for.
+    Raises ValueError for sizes below 1, positions out of the table, and other heads than it was built for.
     Inside a compiled graph, where data cannot be looked at, positions out of the table come out as NaN.
     Source: Ke, He, Liu 2020, arXiv:2006.15595, sections 3.1 to 3.3.
 

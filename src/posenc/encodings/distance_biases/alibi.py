@@ -32,7 +32,7 @@ class ALiBi(Encoding):
 
     BLOOM adds slope_h n_j instead. Under a causal mask that differs by the same number for all keys of a query, which
     the softmax does not see; in bfloat16 it loses the distance, which is why it is not reproduced here. Positions may
-    be fractional, and queries and keys may stand on different tokens.
+    be fractional, and queries and keys may be different tokens.
 
     Where it goes wrong: it does not use longer context, it ignores it. A head sees about 7/slope tokens (a weight of
     e^-7), and perplexity beyond the trained length stays flat for that reason; the published improvement is the effect

@@ -12,7 +12,7 @@ from posenc.encoding.interpolation import interpolate_on_axes
 
 
 class GridBias(Encoding):
-    """Add to each logit a learned number for its head and for the distance on each axis of a window.
+    """Add to each logit a learned number for its head and the distance on each axis.
 
     logit(i, j) = scale * q_i . k_j + table[r(m_i - n_j), h],  r(d) = d_a + W_a - 1 on each axis a, the last fastest
 
@@ -23,8 +23,8 @@ class GridBias(Encoding):
     std     standard deviation of the initial table (logits); 0 starts as no position at all, as BEiT does
 
     A distance beyond the window reads the row at its edge, and a fractional one mixes the rows around it linearly.
-    `resampled` gives the encoding of another window. BEiT's three further rows for a class token have no place here: a
-    class token stands at no position.
+    `resampled` gives the encoding of another window. BEiT's three further rows for a class token are left out: a class
+    token has no position.
 
     Where it goes wrong: each row is learned by itself, so what was never seen in training stays as it began, and
     beyond the window all distances look alike. Resampling needs fine-tuning.
@@ -69,7 +69,7 @@ class GridBias(Encoding):
         nn.init.normal_(self.table, std=self.std)
 
     def row(self, cell: Tensor) -> Tensor:
-        """Return the row for a cell [..., A], counted from the most negative distance and clamped at the edge."""
+        """Return the row for a cell [..., A], counted from the most negative distance. It is clamped at the edge."""
         row = torch.zeros_like(cell[..., 0])
         for axis, n in enumerate(self.window):
             row = row * (2 * n - 1) + cell[..., axis].clamp(max=2 * n - 2)

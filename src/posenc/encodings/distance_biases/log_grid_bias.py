@@ -13,7 +13,7 @@ from posenc.encoding.precision import without_autocast
 
 
 class LogGridBias(Encoding):
-    """Add to each logit what a small network makes of the distance on each axis, on a logarithmic scale.
+    """Add to each logit a small network's output for the logarithmic distance on each axis.
 
     logit(i, j) = scale * q_i . k_j + 16 sigmoid(f_h(x)),  x = sign(u) log2(1 + |u|) / log2(8),  u = 8 (m_i - n_j)/(W-1)
 
@@ -28,8 +28,8 @@ class LogGridBias(Encoding):
 
     Swin-V2 uses it with cosine attention (logit scale at most 100), which is not a part of it.
 
-    Where it goes wrong: biases lie between 0 and 16, so they cannot shut a key out, only prefer others by e^16. Where
-    places are whole, the network is asked once for each distance that differs; where they are not, for every pair of
+    Where it goes wrong: biases lie between 0 and 16, so they cannot shut a key out, only prefer others by e^16. At
+    whole positions the network is evaluated once for each distinct distance, at fractional ones for every pair of
     tokens.
 
     Raises ValueError for a window below 2 and for fewer than one head, axis or neuron.

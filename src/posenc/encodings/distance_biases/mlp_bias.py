@@ -18,7 +18,7 @@ DEEPEST = 100
 
 
 class MLPBias(Encoding):
-    """Add to each logit what a small network makes of the signed distance, on one axis or several.
+    """Add to each logit a small network's output for the signed distance, on one axis or several.
 
     logit(i, j) = scale * q_i . k_j + f_h(d),  d = m_i - n_j on each axis, or sign(d) ln(1 + |d|)
 
@@ -31,8 +31,8 @@ class MLPBias(Encoding):
     log    whether distances enter through the logarithm
     axes   number of coordinates of a position: 1 for text, 2 for pictures
 
-    The paper has two axes, and a layer norm and ReLU in front of each layer; this is the form of x_transformers, whose
-    keys, unlike here, always stand in a row.
+    The paper has two axes, and a layer norm and ReLU in front of each layer; this is the form of x_transformers, which
+    reads contiguous keys only.
 
     Where it goes wrong: a network of raw distances is linear in them far out, so past the trained length the bias
     rises or falls without bound; the logarithm tames that and no more. With given positions the hidden layer of every

@@ -13,11 +13,11 @@ from posenc.tokens.shared_tables import number_tensor
 
 
 class Sandwich(Encoding):
-    """Add to each logit what two sinusoidal embeddings have in common: a fixed sum of cosines of the distance.
+    """Add to each logit a fixed sum of cosines of the distance.
 
     logit(i, j) = scale * q_i . k_j + H / (8 h) sum_p cos((m_i - n_j) base^(-2p/width)),  p = 0..width/2-1
 
-    for heads h = 1..H. The sum is the inner product of the sinusoidal embeddings of the two positions; it falls about
+    for heads h = 1..H. The sum is the inner product of the sinusoidal embeddings of both positions; it falls about
     as a logarithm of the distance. Nothing is learned.
 
     heads  number of heads

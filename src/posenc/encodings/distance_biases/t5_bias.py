@@ -12,7 +12,7 @@ from posenc.tokens.shared_tables import number_tensor
 
 
 class T5Bias(Encoding):
-    """Add to each logit a learned number for its head and for the bucket that the distance falls into.
+    """Add to each logit a learned number for its head and its bucket of distances.
 
     logit(i, j) = scale * q_i . k_j + table[bucket(m_i - n_j), h]
 

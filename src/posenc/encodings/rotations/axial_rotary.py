@@ -16,7 +16,7 @@ FREQUENCIES = ("language", "dealt", "pixel", "log_pixel")
 
 
 class AxialRotary(Rotations):
-    """Give each axis (row and column; time, row and column) its own share of a head's channels, and turn it by rotary.
+    """Give each axis its own share of a head's channels, and turn it by rotary.
 
     angle of pair j of axis a = p_a frequency_j, p_a the coordinate of axis a, r_a its channels, j = 0..r_a/2-1
     language   frequency_j = base^(-2j/r_a): each axis has the whole spectrum (RoPE-ViT, Gemma 4, Qwen2-VL, Llama 4)
@@ -25,7 +25,7 @@ class AxialRotary(Rotations):
     log_pixel  frequency_j = pi (resolution/2)^(j/(r_a/2 - 1)), the same range in equal ratios
 
     head_dim     width of one head (channels)
-    axes         number of coordinates of a position
+    axes         number of coordinates of a position: row and column, or time, row and column
     base         ratio that sets the longest wavelength of language and dealt frequencies (unitless, above 1). 100 suits
                  grids of tens of cells (RoPE-ViT, Gemma 4); Qwen2-VL, Pixtral, Llama 4 and V-JEPA 2 take 10,000
     split        channels of each axis, even numbers; channels left over carry no position. The default gives all axes
@@ -45,9 +45,9 @@ class AxialRotary(Rotations):
 
     Where it goes wrong: a logit is a sum of one term for each axis, so no pair sees a diagonal (mixed_rotary does). A
     base made for text wastes pairs on a grid: of 16 pairs for an axis, 5 turn by a radian in 14 cells at 10,000, and 10
-    at 100. V-JEPA 2 as released repeats
-    its frequencies in the order of "half" and pairs channels in the order of "interleaved", so its two channels of a
-    pair turn by different angles and lengths change; this encoding does what was meant.
+    at 100. V-JEPA 2 as released repeats its frequencies in the order of "half" and pairs channels in the order of
+    "interleaved", so the two channels of a pair turn by different angles and lengths change; this encoding does what
+    was meant.
 
     Raises ValueError for a head without a pair for each axis, a split that is odd or does not fit, an unknown word, or
     an option that the chosen frequencies do not read.

@@ -21,7 +21,7 @@ SILENCED_FORMS = ("passed", "doubled")
 
 @dataclass(frozen=True)
 class InitialMixtures:
-    """The initial mixtures [2, heads or 1, K, K], float64 on the CPU: identity plus seeded noise; no module state."""
+    """Initial mixtures [2, heads or 1, K, K]: identity plus seeded noise. They are CPU float64, no module state."""
 
     waves: int
     heads: int
@@ -40,7 +40,7 @@ class InitialMixtures:
 
 
 class FourierRotary(Waves, TurnedByHead):
-    """Rotary with a mixture of waves in each pair, and without the waves that are longer than the trained length.
+    """Rotary with a mixture of waves in each pair, none longer than the trained length.
 
     frequency_k = base^(-2k/d), kept while its wavelength 2 pi / frequency_k is at most trained_length; K of them
     cos_k(p) = sum_f A[h, f, k] cos(p frequency_f),   sin_k(p) = sum_f B[h, f, k] sin(p frequency_f),   f, k < K
@@ -57,7 +57,7 @@ class FourierRotary(Waves, TurnedByHead):
     per_head        whether every query head has mixtures of its own. With fewer key heads than query heads, keys are
                     then repeated for their queries, and a cache holds them so
     learned         whether the mixtures are trained (and every layer has its own); the released ones are frozen noise
-    silenced        what becomes of the pairs whose frequency is dropped: "passed" leaves them as they are (the paper's
+    silenced        treatment of the pairs whose frequency is dropped: "passed" leaves them unchanged (the paper's
                     frequency zero: cosine 1, sine 0; vLLM); "doubled" does as the released code, whose sine is 1 as
                     well: both sides turn by 45 degrees and grow by sqrt(2), so that these pairs count twice in the
                     logit

@@ -15,7 +15,7 @@ SIDES = ("each", "longest", "shortest")
 
 
 class ImageRotary(Rotations):
-    """Turn each pair of channels by a coordinate of the patch's centre in an image that reaches from -1 to 1.
+    """Turn channel pairs by coordinates of the patch's centre, from -1 to 1 across the image.
 
     angle of pair j of axis a = 2 pi p_a / period_j,   period_j = base^(j/n), j = 0..n-1,   n = floor(head_dim/(2 axes))
     so that two axes take head_dim/4 pairs each, with periods base^(4j/head_dim) (units of the coordinate).

@@ -109,7 +109,7 @@ class MixedRotary(Turning):
         return rotate_both(q, k, self.table(q, at), self.layout)
 
     def table(self, x: Tensor, at: Positions) -> Tensor:
-        """Return cosines and sines [2, B or 1, H, T, P] for heads like x [B, H, T, head_dim] at their positions."""
+        """Return cosines and sines [2, B or 1, H, T, P] at these positions. They fit x [B, H, T, head_dim]."""
         checks.head_dim(self, x)
         sets = self.frequencies.shape[0]
         if x.shape[1] % sets or x.shape[1] > self.heads:

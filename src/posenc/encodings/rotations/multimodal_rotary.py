@@ -15,7 +15,7 @@ ORDERS = ("chunked", "interleaved", "time_last")
 
 
 class MultimodalRotary(ScheduledSpectrum):
-    """Share the pairs of rotary out among time, height and width; for text, where the three are equal, it is rotary.
+    """Divide the pairs of rotary among time, height and width; for text it is rotary.
 
     frequency_k = base^(-2k/r), k = 0..r/2-1;   pair k turns by p_a(k) frequency_k, a(k) the axis that owns pair k
     chunked      the first sections[0] pairs read time, the next sections[1] height, the last sections[2] width

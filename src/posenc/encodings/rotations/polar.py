@@ -18,7 +18,7 @@ PHASES = ("zero", "uniform", "none")
 
 
 class Polar(Waves, Encoding):
-    """Let content say only how long each channel's arrow is, and position alone which way it points.
+    """Let content decide only the length of each channel's arrow, and position alone its direction.
 
     logit(i, j) = scale sum_c softplus(q_ic) softplus(k_jc) cos((m_i - n_j) frequency_c - delta_c)
     frequency_c = base^(-c/d), c = 0..d-1     (radians per position)

@@ -13,14 +13,14 @@ from posenc.encodings.rotations import Waves, cos_sin, quotient
 from posenc.kernels.rotation.rotate_pairs import rotate_pairs, rotation_dtype
 from posenc.tokens.positions import Positions
 from posenc.tokens.shared_tables import number_tensor
-from posenc.tokens.watched import assert_on_gpu, may_be_read
+from posenc.tokens.tracing import assert_on_gpu, may_be_read
 
 FURTHEST_IN_HALF = 5008
 """The position up to which the contract tries half precision."""
 
 
 class XPos(Waves, PairsTurned, Encoding):
-    """Turn pairs of channels as rotary does, and let the logit of each pair fade with the distance, slow pairs least.
+    """Turn channel pairs as rotary does, and let their logits fade with the distance, slow pairs least.
 
     zeta_k = (2k/d + gamma) / (1 + gamma),  frequency_k = base^(-2k/d),  k = 0..d/2-1
     query at m: turned by m frequency_k, times zeta_k^((m - centre)/scale_base)
@@ -118,7 +118,7 @@ class XPos(Waves, PairsTurned, Encoding):
         return self.scaled_table(at.axis(self), dtype, device, sign)
 
     def scaled_table(self, coords: Tensor, dtype: torch.dtype, device: torch.device, sign: int) -> Tensor:
-        """Return cosines and sines [2, B or 1, 1, T, d/2] times the sizes; sign is +1 for queries, -1 for keys."""
+        """Return cosines and sines [2, B or 1, 1, T, d/2] times the sizes. `sign` is +1 for queries, -1 for keys."""
         coords = exact(coords)[:, None, :, None]
         fading = number_tensor(self.zetas, torch.float64, coords.device).log() / self.scale_base
         sizes = (sign * (coords - self.centre) * fading).exp()

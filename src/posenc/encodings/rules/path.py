@@ -19,7 +19,7 @@ BLOCK = 64
 
 
 class PaTH(Encoding):
-    """Let every token turn what lies before it: a key reaches the query through the reflections of all tokens between.
+    """Let a key reach its query through the reflections of all tokens between them.
 
     logit(i, j) = scale * k_j^T H_{j+1} H_{j+2} ... H_i q_i,   H_l = I - beta_l w_l w_l^T
     w_l = (W_2 W_1 x_l) / |W_2 W_1 x_l|,   beta_l = 2 sigmoid(w_b . x_l + b)
@@ -108,7 +108,7 @@ class PaTH(Encoding):
         return kernel(self, q, at, keys, mask, biases=[Dense(loss)])
 
     def path_loss(self, q: Tensor, at: Positions, keys: Keys, factor: float = 1.0) -> Tensor:
-        """Return the loss of each pair on its path, times a factor, [B, H, T, S]: k_j^T (I - H_{j+1} ... H_i) q_i."""
+        """Return `factor` times the loss [B, H, T, S] of each pair. The loss is k_j^T (I - H_{j+1} ... H_i) q_i."""
         dtype = torch.promote_types(q.dtype, torch.float32)
         w, beta = keys.memo["path_direction"].to(dtype), keys.memo["path_strength"].to(dtype)
         q, k = q.to(dtype), (factor * keys.k.to(dtype)).repeat_interleave(q.shape[1] // keys.k.shape[1], 1)
@@ -170,9 +170,9 @@ def gather(x: Tensor, index: Tensor, axis: int) -> Tensor:
 def loss_in_block(
     q: Tensor, removed_q: Tensor, at: Positions, k: Tensor, w: Tensor, beta: Tensor, places: Positions
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of each pair of queries and keys of a block, and the part of q removed up to its far side.
+    """Return the loss of a block's pairs, and the part of q removed up to its far side.
 
-    gone  [B, H, T, D], what of them is gone when their paths come to the block from behind
+    removed_q  [B, H, T, D], the part of q removed before its path enters the block, from behind
     """
     # q_i loses sum_l c_il w_l, where c_il = beta_l w_l . (q_i - sum over l' after l of c_il' w_l'), l' up to i.
     on_path = causal().allowed(at, places)  # [B or 1, 1, T, S]
@@ -192,7 +192,7 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def solve(overlap: Tensor, first: Tensor) -> Tensor:
-    """Return c [..., T, S] with c_l + sum over l' after l of overlap_ll' c_l' = first_l, for every query."""
+    """Return the coefficients c [..., T, S] of every query. c_l + sum over l' after l of overlap_ll' c_l' = first_l."""
     identity = torch.eye(overlap.shape[-1], dtype=overlap.dtype, device=overlap.device)
     # For many queries a product with the inverse is faster than solving for each.
     inverse = torch.linalg.solve_triangular(overlap, identity.expand_as(overlap), upper=True, unitriangular=True)

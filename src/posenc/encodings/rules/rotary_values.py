@@ -19,12 +19,12 @@ from posenc.tokens.positions import Positions
 
 
 class RotaryValues(Waves, Encoding):
-    """Turn each value by its own position and the attended sum back by the query's: values say how far away they are.
+    """Turn each value by its own position, and the attended sum back by the query's.
 
     z_i = R(-m_i) sum_j A_ij R(n_j) v_j = sum_j A_ij R(n_j - m_i) v_j
     with R(p): (a, b) -> (a cos p f_k - b sin p f_k,  b cos p f_k + a sin p f_k),  f_k = base^(-2k/r), k = 0..r/2-1
 
-    It leaves the logits alone: `rotary + rotary_values` is RoPER, and what DeepSeek-V4 does.
+    Values carry their distance; logits stay the same. `rotary + rotary_values` is RoPER, and what DeepSeek-V4 does.
 
     head_dim  width of one head (channels)
     base      ratio that sets the longest wavelength (unitless, above 1)

@@ -25,11 +25,11 @@ GATES = ("none", "head", "pair")
 
 
 class SelectiveRotary(PairsTurned, Encoding):
-    """Turn pairs of channels by the sum of the angles that the tokens so far ask for, each by its own content.
+    """Turn channel pairs by the summed angles of all tokens so far, computed from their content.
 
     angle_t = temperature_k gate_t (phi_t + exp(drift)),   phi_t = up down x_t sqrt(heads) / |x_t|     (radians)
     turn_t  = sum of angle_l over the tokens l of the same document with order_l <= order_t
-    q_i and k_j are turned by turn_i and turn_j, so that a logit reads what was asked for after j, up to i.
+    q_i and k_j are turned by turn_i and turn_j, so that a logit reads the sum of the angles after j, up to i.
 
     dim                  width of the model (channels)
     heads                number of query heads
@@ -169,7 +169,7 @@ class SelectiveRotary(PairsTurned, Encoding):
         return rotate_pairs(x, *self.table(x, turns).unbind(0), self.layout)
 
     def table(self, x: Tensor, turns: Tensor) -> Tensor:
-        """Return cosines and sines [2, B, heads, T, pairs] of turns [B, heads * pairs, T], in the precision for x."""
+        """Return cosines and sines [2, B, heads, T, pairs] of turns [B, heads * pairs, T]. x decides their dtype."""
         # Made contiguous here, while it is one tensor, and not as cosine and sine.
         angle = turns.unflatten(1, (self.heads, -1)).transpose(2, 3).contiguous()
         return cos_sin(angle, 1.0, rotation_dtype(x), x.device)

@@ -14,20 +14,20 @@ from posenc.kernels.in_rows import in_rows, keys_of_call
 from posenc.kernels.sums_in_order import sums_after
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
-from posenc.tokens.watched import may_be_read
+from posenc.tokens.tracing import may_be_read
 
 LEAST_LEFT = -56.0
 """The logarithm of the smallest rest of a stick to go on with: float64 cannot add less to the sum so far."""
 
 
 class StickBreaking(Encoding):
-    """Let each query break its attention off a stick, key by key from the nearest back; no softmax, no position.
+    """Let each query break its attention off a stick, key by key from the nearest back.
 
     beta_ij = sigmoid(logit(i, j))
     A_ij = beta_ij * product over order_j < order_l < order_i of (1 - beta_il)
 
-    The nearest key takes its share first and the others share what is left, so order needs no other encoding. A row
-    sums to at most 1; what is left of the stick goes nowhere, and a query whose keys all refuse gives zeros.
+    The nearest key takes its share first and the others share the rest, so order needs no position. There is no
+    softmax: a row sums to at most 1, the rest of the stick goes nowhere, and a query whose keys all refuse gives zeros.
 
     itself  whether a query may take from its own token too (the products then start there); published without, so that
             the first token of a sequence gives zeros
@@ -66,7 +66,7 @@ class StickBreaking(Encoding):
         return in_rows(StickBreaking.nearest_first, self, q, at, keys, mask, kernel, SIZES.rows_backwards)
 
     def nearest_first(self, q: Tensor, at: Positions, keys: Keys, mask: Mask, kernel: BoundKernel) -> AttentionOutput:
-        """Attend from the nearest keys back, in blocks if tokens are in a row, until no stick has anything left."""
+        """Attend from the nearest keys back until every stick is used up. Contiguous tokens are read in blocks."""
         simple = all("biases" not in part.doors for part in kernel.other_parts)
         in_a_row = keys.at.start is not None and simple and not kernel.need_weights and q.is_cpu and may_be_read(q)
         out = rest = torch.zeros((), device=q.device)

@@ -12,11 +12,11 @@ from posenc.tokens.positions import Positions
 
 
 class LogTemperature(Encoding):
-    """Sharpen a query's attention as it sees more tokens: multiply it by the logarithm of how many there are.
+    """Multiply each query by the logarithm of the number of tokens that it sees.
 
     q_p -> tau q_p,   tau = max(least, ln(p + 1) / ln(trained_length))
 
-    A query at position p sees p + 1 tokens; with logarithmic growth the entropy of its attention stays about the same.
+    A query at position p sees p + 1 tokens. Sharpened by their logarithm, its attention keeps about the same entropy.
     At the last trained position tau is 1.
 
     trained_length  the trained length (tokens), 2 or more

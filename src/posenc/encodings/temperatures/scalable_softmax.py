@@ -78,7 +78,7 @@ class ScalableSoftmax(Encoding):
         return (x * temperature).to(x.dtype)
 
     def logarithms(self, at: Positions, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return the logarithm of the number of tokens that each query sees, [B or 1, 1, T, 1], computed in float64."""
+        """Return the logarithm of each query's number of tokens, [B or 1, 1, T, 1]. It is computed in float64."""
         return exact(at.axis(self)).clamp(min=0).log1p()[:, None, :, None].to(dtype).to(device)
 
     def formula_query(self, q, position, head=0) -> list[float]:

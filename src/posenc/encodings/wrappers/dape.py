@@ -26,9 +26,9 @@ class DAPE(Encoding):
     heads     number of query heads
     width     hidden width of the network (channels); 32 in the paper
 
-    Every layer has a network, and a wrapped bias, of its own. A is read after other encodings have turned queries and
-    keys; their biases, and what a mask adds, are added beside it and are not seen by the network. DAPE-v2's convolution
-    over three neighbouring keys is left out: neighbours in the tensor are no neighbours in a packed or cached sequence.
+    Every layer has its own network and wrapped bias. A is read after other encodings have turned queries and keys;
+    their biases and the mask are added afterwards, and the network does not read them. DAPE-v2's convolution over three
+    neighbouring keys is left out: neighbours in the tensor are no neighbours in a packed or cached sequence.
 
     Where it goes wrong: 2 H numbers for each pair go through the network, about width times the memory of plain
     logits. The network reads the whole bias, which is far outside what it was trained on at long distances.
@@ -101,7 +101,7 @@ class DAPE(Encoding):
         return kernel(self, q, at, keys, mask, biases=[*biases, Dense(correction)])
 
     def corrections(self, pairs: Tensor) -> Tensor:
-        """Return f of the logits and biases [B, 2 H, T, S]: the correction of each head, [B, H, T, S]."""
+        """Return f of logits and biases [B, 2 H, T, S], each head's correction [B, H, T, S]."""
         hidden = F.leaky_relu(map_channels(self.first, pairs.flatten(2)), inplace=True)
         return map_channels(self.second, hidden).unflatten(2, pairs.shape[2:])
 
@@ -110,6 +110,6 @@ class DAPE(Encoding):
 
 
 def map_channels(linear: nn.Linear, x: Tensor) -> Tensor:
-    """Apply a linear map to the channels of x [B, C, N], without transposing them, which would be slower."""
+    """Apply a linear map to the channels of x [B, C, N]. Transposing them would be slower."""
     weight, bias = linear.weight.to(x.dtype), linear.bias.to(x.dtype)
     return torch.baddbmm(bias[:, None], weight.expand(x.shape[0], -1, -1), x)

@@ -9,7 +9,7 @@ from posenc.encodings.wrappers import BranchCoords, DistanceMap
 
 
 class DualChunk(DistanceMap):
-    """Cut the sequence into chunks: exact distances inside one, exact ones a little into the chunk before, one beyond.
+    """Cut the sequence into chunks: distances inside one, and shortly before it, are exact.
 
     distance(i, j) = i - j                                    in the same chunk
                      min(i mod chunk + chunk, longest - 1) - j mod chunk    when the key is in the chunk before
@@ -18,7 +18,7 @@ class DualChunk(DistanceMap):
     and the mirror image for keys ahead. No distance reaches `longest`, the trained length; the `longest - chunk` tokens
     just before a query keep their true distance across the border of chunks.
 
-    encoding  what is shown the distances: rotary-like, or a bias by distance
+    encoding  the encoding that reads these distances: rotary-like, or a bias by distance
     chunk     length of a chunk (positions); three quarters of `longest` is usual
     longest   the length that distances stay below (positions); default: 4/3 of the chunk
 

@@ -9,12 +9,12 @@ from posenc.encodings.wrappers import BranchCoords, DistanceMap
 
 
 class ReRoPE(DistanceMap):
-    """Show an encoding no distance beyond a window: farther keys stand at its edge, or creep on slowly.
+    """Clip an encoding's distances at the edge of a window, or let them grow slowly beyond it.
 
     distance(n) = n                              for |n| < window
                   sign(n) (window + (|n| - window) / leak)   from there;  leak = infinity keeps it at the window
 
-    encoding  what is shown the distances: rotary-like, or a bias by distance
+    encoding  the encoding that reads these distances: rotary-like, or a bias by distance
     window    distance (positions) from which it is clipped, below the trained length
     leak      how many positions count as one past the window (unitless, 1 or more); None is ReRoPE, a number leaky
               ReRoPE. With leak = 1 nothing is changed
@@ -23,8 +23,8 @@ class ReRoPE(DistanceMap):
     cached unturned, and each call turns them twice and takes two products: twice the work of plain attention, and the
     logits are in memory.
 
-    Where it goes wrong: all that lies past the window of ReRoPE is one bag of tokens, told apart by content only. It is
-    the cleanest evidence that unseen distances are what breaks rotary past the trained length.
+    Where it goes wrong: ReRoPE tells tokens past its window apart by their content only. It is the cleanest evidence
+    that unseen distances are what breaks rotary past the trained length.
 
     Raises ValueError for a window or leak below 1, and for an encoding that reads more than a distance.
     Source: Su 2023, "ReRoPE", github.com/bojone/rerope.

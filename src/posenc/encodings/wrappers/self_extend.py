@@ -10,14 +10,14 @@ from posenc.encodings.wrappers import BranchCoords, DistanceMap
 
 
 class SelfExtend(DistanceMap):
-    """Show an encoding exact distances nearby, and distances between groups of tokens further away.
+    """Give an encoding exact distances nearby, and distances between groups of tokens further away.
 
     distance(i, j) = i - j                                                         for |i - j| < window
                      floor(i/group) - floor(j/group) + window - floor(window/group)   for keys further in the past
 
     and the mirror image for keys further ahead.
 
-    encoding  what is shown the distances: rotary-like, or a bias by distance
+    encoding  the encoding that reads these distances: rotary-like, or a bias by distance
     window    distance (positions) below which it is exact
     group     how many positions share a place beyond it (1 changes nothing)
 

@@ -39,7 +39,7 @@ class Block(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The bias of some keys of a block: values, and a shift of each query that all these keys share.
+    """The bias of some keys of a block: values, and one shift for each query.
 
     keys   a slice with start and stop
     bias   [1 or b, 1 or H, 1 or n, m] in float32 at least, of any strides; None for 0
@@ -77,7 +77,7 @@ class BiasInBlocks:
         return block.keys
 
     def block(self, block: Block) -> Tensor:
-        """Return the values of a block: [1 or b, 1 or H, 1 or n, m] in float32 at least, of any strides."""
+        """Return the values [1 or b, 1 or H, 1 or n, m] of a block. They are float32 at least, of any strides."""
         raise NotImplementedError
 
     def near_keys(self, block: Block) -> slice | None:

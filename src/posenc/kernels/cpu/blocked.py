@@ -31,7 +31,7 @@ from posenc.kernels.request import Request
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
 from posenc.tokens.shared_tables import all_versions, check_versions
-from posenc.tokens.watched import is_traced
+from posenc.tokens.tracing import is_traced
 
 LOG2_E = 1 / math.log(2)
 
@@ -210,7 +210,7 @@ class BlockedCall:
     @without_tiny_numbers()
     @torch.autocast("cpu", enabled=False)
     def forwards(self, ways: Sequence[QueriesAndKeys], v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the output [B, H, T, D], and the log-sum-exp [B, H, T]: for empty rows -inf if `sums`, else 0."""
+        """Return the output [B, H, T, D] and the log-sum-exp [B, H, T]. Empty rows have -inf if `sums`, else 0."""
         q, _ = ways[0]
         B, H, T, D = q.shape
         output = q.new_zeros(B, T, H, D).transpose(1, 2)  # as the projection behind it reads it
@@ -470,7 +470,7 @@ def weighed_block(
 
 
 def row_offset(biases: Sequence[Bias], at: Positions, keys_at: Positions, mask: Mask) -> int | None:
-    """Return the offset if query i comes i - j + offset after key j and nothing else matters; None if unknown."""
+    """Return the offset if only the distances i - j + offset matter; None if unknown."""
     if mask.tensor is not None or mask.prefix:
         return None
     if not all(isinstance(bias, ByDistance) and bias.axes <= 1 for bias in biases):

@@ -19,7 +19,7 @@ from posenc.kernels.block_sizes import SIZES
 from posenc.kernels.cpu.bias_in_blocks import Block
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
-from posenc.tokens.watched import may_be_read
+from posenc.tokens.tracing import may_be_read
 
 MIN_TOKENS_PER_STRETCH = 3
 """Minimum average length of a stretch; for shorter ones, a block over several with masked pairs is faster."""
@@ -43,7 +43,7 @@ class Run(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Contiguous tokens from index `start` to `stop`: token t has order t + order and coordinate t + coord."""
+    """Contiguous tokens from index `start` to `stop`. Token t has order t + order and coordinate t + coord."""
 
     start: int
     stop: int
@@ -53,7 +53,7 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class AlignedRows:
-    """Contiguous queries and keys, known without reading tensors: query i comes i - j + offset after key j.
+    """Contiguous queries and keys, known without reading tensors. Query i comes i - j + offset after key j.
 
     offset   first query coordinate minus first key coordinate (positions)
     lowest   smallest visible distance: 0 under a causal mask, else -inf
@@ -109,11 +109,11 @@ class Plan:
         return offsets
 
     def offset(self, block: Block) -> int:
-        """Return the offset of a block in a run: query i comes i - j + offset after key j (positions)."""
+        """Return a block's offset in its run (positions). Query i comes i - j + offset after key j."""
         return self.offsets[block.batch.start]
 
     def blocks(self, rows: int | None = None) -> Iterator[Block]:
-        """Yield the blocks of at most `rows` queries in which a query sees a key; no query is in two of them."""
+        """Yield the blocks of at most `rows` queries in which a query sees a key. No query is in two of them."""
         rows = SIZES.rows if rows is None else min(rows, SIZES.rows)
         if self.runs is None:
             yield from self.blocks_of(slice(0, self.batch), slice(0, self.at.tokens), rows, self.keys_between)
@@ -162,7 +162,7 @@ class Plan:
         return slice(int(indices[0]), int(indices[-1]) + 1) if len(indices) else slice(0, 0)
 
     def hidden(self, block: Block, *, bias_hides: bool) -> Tensor | None:
-        """Return the hidden pairs of a block, boolean [1 or b, 1 or H, n, m]; None if all are visible.
+        """Return a block's hidden pairs, boolean [1 or b, 1 or H, n, m]; None without any.
 
         bias_hides  whether the bias is -inf already for pairs that causality and window hide
         """
@@ -205,7 +205,7 @@ def plan_for(at: Positions, keys_at: Positions, mask: Mask, batch: int, heads: i
 
 
 def find_runs(at: Positions, keys_at: Positions, batch: int, *, by_coords: bool) -> list[Run] | None:
-    """Return the runs; None unless each document is one stretch, and each row of the batch has one offset."""
+    """Return the runs; None unless each document is one stretch and each row has one offset."""
     if at is keys_at and at.contiguous and (at.unit_step or not by_coords):
         all_tokens = slice(0, at.tokens)
         return [Run(slice(0, batch), all_tokens, all_tokens, 0, at.start)]

@@ -14,7 +14,7 @@ from posenc.tokens.positions import Positions
 
 
 class VectorsInRow:
-    """The sum over keys of the weight times the vector of the distance, from each query's weights by distance.
+    """The weighted sum of the vectors of distances, from each query's weights by distance.
 
     With the output's gradient in place of queries, the vectors are a bias: the gradient in a weight is
     grad_i . vector(m_i - n_j), and that in the vectors is the bias's, with the weights as upstream gradient.
@@ -44,7 +44,7 @@ def attend_with_vectors(
     scale: float,
     sums: list[Tensor] | None = None,
 ) -> Tensor:
-    """Return the output of one query over all keys, [B, H, 1, E]; far keys share the first near key's vector."""
+    """Return the output of one query over all keys, [B, H, 1, E]. Far keys share the first near key's vector."""
     distances = one_query_range(at, keys.at)
     assert distances is not None, "adds_vectors forbids this"
     logits = product(q, keys.k) * scale

@@ -1,4 +1,4 @@
-"""The compiled kernels: a shared library beside this file, loaded on first use, or the reason why there is none.
+"""The compiled kernels, a shared library beside this file, or the reason why there is none. It loads on first use.
 
 hatch_build.py compiles it at installation if there is a C compiler. POSENC_NATIVE=0 in the environment disables it.
 """

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from posenc.kernels.device import device_of
 from posenc.kernels.rotation import native, rotate_pairs_triton
-from posenc.tokens.watched import is_exporting, is_watched
+from posenc.tokens.tracing import is_exporting, is_watched
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """The dtypes of the compiled code, in its order."""
@@ -24,16 +24,16 @@ HALF_PRECISION = TYPES[2:]
 
 
 def rotation_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype to rotate x in: more exact than its own, so that the result is rounded once."""
+    """Return the dtype to rotate x in. It is more exact than x's, so that the result is rounded once."""
     return torch.float32 if x.dtype in HALF_PRECISION or x.is_mps else torch.float64
 
 
 def rotate_readably(x: Tensor, cos: Tensor, sin: Tensor, layout: str, *, inverse: bool = False) -> Tensor:
-    """Return x [..., T, D] with the pairs of the first 2 P channels rotated, the other channels unchanged.
+    """Return x [..., T, D] with the pairs of its first 2 P channels rotated.
 
     (a, b) -> (a cos - b sin, b cos + a sin), with the sines negated for the inverse; cos and sin are [..., T, P].
-    Layout "interleaved" pairs channel 2 p with 2 p + 1, any other p with p + P. The arithmetic is done in the dtype
-    of the tables and rounded once to x's dtype.
+    Layout "interleaved" pairs channel 2 p with 2 p + 1, any other p with p + P. The other channels are unchanged. The
+    arithmetic is done in the dtype of the tables and rounded once to x's dtype.
     """
     width = 2 * cos.shape[-1]
     a, b = pairs_of(x[..., :width].to(cos.dtype), layout)
@@ -51,7 +51,7 @@ def pairs_of(x: Tensor, layout: str) -> tuple[Tensor, ...]:
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: str, *, inverse: bool = False) -> Tensor:
-    """Rotate the pairs of the first 2 P channels of x [B, H, T, D], as `rotate_readably` does; the others pass.
+    """Rotate the first 2 P channels of x [B, H, T, D] in pairs, as `rotate_readably` does.
 
     cos, sin  [B or 1, H or 1, T, P] in `rotation_dtype(x)`, times a temperature if there is one
     inverse   rotate back: by the transpose of the rotation, which is also its gradient
@@ -72,7 +72,7 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: str, *, inverse: b
 
 
 def rotate_both(q: Tensor, k: Tensor, table: Tensor, layout: str) -> tuple[Tensor, Tensor]:
-    """Rotate q [B, H, T, D] and k [B, KV, T, D] by one table of cosines, then sines.
+    """Rotate q [B, H, T, D] and k [B, KV, T, D] by one table, cosines then sines.
 
     The table is [2, B or 1, H or 1, T, P]. It costs one call of `rotate_pairs` if both or neither require gradients.
     """

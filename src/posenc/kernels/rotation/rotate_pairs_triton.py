@@ -27,7 +27,7 @@ def why_not() -> str | None:
 
 
 def rotate_into(target: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: str, *, inverse: bool = False) -> Tensor:
-    """Write x [B, H, T, D], rotated, into `target` of the same shape and dtype, which may be x, and return it.
+    """Rotate x [B, H, T, D] into `target` and return it. `target` has the same shape and dtype, and may be x.
 
     (a, b) -> (a cos - b sin, b cos + a sin) for the pairs of the first 2 P channels, with cos and sin
     [1 or B, 1 or H, T, P], and their sines negated for the inverse; the other channels pass. Layout "half" pairs

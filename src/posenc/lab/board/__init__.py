@@ -1,1 +1,1 @@
-"""The board: every encoding on every task that it has a meaning for, as rows that are kept, a page, and advice."""
+"""The board: every encoding on every task that suits it, as stored rows, a page, and advice."""

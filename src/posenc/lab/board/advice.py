@@ -14,7 +14,7 @@ from posenc.lab.board.tables import evidence, run_multiple
 from posenc.lab.results.statistics import LEVEL, MIN_SEEDS, Comparison
 from posenc.lab.results.summary import DASH, IndexedRecords, Record, Result, claims, results
 from posenc.lab.results.summary.claims import Measure, SeedShare, seed_shares
-from posenc.lab.results.summary.words import count, join_words, label_list, percent, times
+from posenc.lab.results.summary.formatting import count, join_words, label_list, percent, times
 from posenc.lab.tasks import TASKS
 
 MAX_TASKS, MAX_ROWS = 3, 5
@@ -27,7 +27,7 @@ NOT_MEASURED = (
 
 @dataclass(frozen=True)
 class Question:
-    """A question: the task in words or by its name, the lengths, the model, and the encoding that it has.
+    """A question: a task in words or by name, the lengths, the model, and its encoding.
 
     Raises ValueError for lengths below 1, and for a number of axes that no task has.
     """
@@ -168,7 +168,7 @@ def reach_table(candidates: Sequence[str], by_task: Mapping[str, TaskOutcomes], 
 
 
 def bits_table(candidates: Sequence[str], outcomes: TaskOutcomes, costs: Costs) -> Ranking:
-    """Return a line for each encoding on text, the fewest bits per byte first, and the first with its ties."""
+    """Return a line for each encoding on text, the fewest bits first, and the first with its ties."""
     factor = outcomes[candidates[0]][1].factor if candidates else 1.0
     bits, growth = claims.bits_at(factor), claims.growth_at(factor)
 
@@ -216,7 +216,7 @@ def word_set(text: str) -> set[str]:
 
 
 def task_similarity(words: set[str], task: str) -> float:
-    """Return twice the share of the task's name in the words, plus the number of its other names there."""
+    """Return twice the share of a task's name in the words, plus the number of other names there."""
     task_name = task.partition("(")[0]
     parts = word_set(task_name.replace("_", " "))
     also_called = word_set(" ".join(TASKS[task_name].also_called)) if task_name in TASKS else set[str]()

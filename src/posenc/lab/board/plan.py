@@ -51,6 +51,6 @@ def rate_factor(search: Mapping[float, Sequence[Experiment]], rows: Sequence[Rec
 
 
 def slowness(row: Record) -> float:
-    """Return when a run learned, as a share of its steps; 1 plus its token error rate if it did not."""
+    """Return the share of its steps after which a run learned, else 1 plus its token error rate."""
     steps, learned_at = row["experiment"]["steps"], number(row["steps_to_learned"])
     return 2 - row["in_distribution"]["token_accuracy"] if learned_at is None else learned_at / steps

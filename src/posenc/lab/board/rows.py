@@ -1,4 +1,4 @@
-"""Read and write the rows of the board: a line of JSON with a checksum for each run, in one compressed file.
+"""Read and write the board's rows in one compressed file: for each run a JSON line with checksum.
 
 A full record has pictures, curves and attention, some tens of kilobytes; a row has only the numbers.
 """
@@ -93,7 +93,7 @@ def read_existing(folder: Path, task_filter: TaskFilter | None = None) -> list[R
 
 
 def add(folder: Path, new_rows: Iterable[Record]) -> None:
-    """Add rows to the file of a board, whole or not at all; a row replaces one with the same key.
+    """Add rows to the file of a board, whole or not at all. A row replaces one with the same key.
 
     The same rows give the same bytes. Raises CannotWrite, and CannotRead if the file is damaged.
     """
@@ -104,7 +104,7 @@ def add(folder: Path, new_rows: Iterable[Record]) -> None:
 
 
 def fold(work: Path, folder: Path) -> int:
-    """Move the full records of a working folder into rows and return their number; a damaged one is set aside.
+    """Move the full records of a working folder into rows and return their number. A damaged one is set aside.
 
     If it is interrupted, each run is still in a full record, in a row, or in both.
     """

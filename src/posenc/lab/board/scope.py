@@ -121,7 +121,7 @@ REFUSALS: dict[tuple[str, int, str], str] = {}
 
 
 def find_refusal(task: str, spec: str) -> str:
-    """Return the error of an encoding on a batch of the trained length or of the longest; empty without one."""
+    """Return an encoding's error on a batch of the trained or the longest length; empty without one."""
     run = experiment(task, spec, SEARCH_SEED)
     task_object = run.build_task()
     try:

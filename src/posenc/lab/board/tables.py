@@ -1,4 +1,4 @@
-"""The tables of the board, from its rows: how far each encoding carries on each task, and over all tasks."""
+"""The tables of the board, from its rows: each encoding's reach by task, and over all tasks."""
 
 import math
 import statistics
@@ -45,7 +45,7 @@ def hopeless_pairs(rows: Sequence[Record]) -> set[tuple[str, str]]:
 
 
 def run_multiple(run: Record) -> float | None:
-    """Return the multiple of the trained length up to which a run carries, or on text up to which R is flat.
+    """Return the multiple of the trained length to which a run carries, or R stays flat on text.
 
     1 if it carries no further, 0 if it has not learned; None if no longer length was measured.
     """
@@ -70,7 +70,7 @@ class Table:
 
 
 def task_table(rows: Sequence[Record], task: str) -> Table:
-    """Return the table of a task: the seeds that carry to each length, or for text R(k), sorted by reach."""
+    """Return a task's table by reach: the seeds that carry to each length, or for text R(k)."""
     ranking = results(evidence(rows), task)
     ranking.sort(key=lambda r: (-median_reach(r), -len(r.learned) / len(r.runs), r.label))
     in_bits = any(result.is_text for result in ranking)
@@ -117,7 +117,7 @@ class Standing:
 
 
 def standings(rows: Sequence[Record]) -> list[Standing]:
-    """Return the standing of each encoding by reach; those measured on at most half of the tasks come last."""
+    """Return the standing of each encoding by reach. Those measured on at most half of the tasks come last."""
     all_results = results(evidence(rows))
     steps_on: dict[str, list[float]] = {}
     for result in all_results:

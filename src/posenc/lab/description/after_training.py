@@ -10,7 +10,7 @@ from posenc.lab.results import figure_tables, figures, summary
 
 
 def add_trained_pictures(gallery: Gallery, spec: str, built_name: str, folder: Path) -> None:
-    """Add the trained numbers of an encoding, of one run for each task: one that learned, if there is one.
+    """Add an encoding's trained numbers from one run of each task, if possible one that learned.
 
     Raises ValueError where no run has this encoding, and as `load` does.
     """

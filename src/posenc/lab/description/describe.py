@@ -20,7 +20,7 @@ from posenc.foreign import code
 from posenc.lab.board import rows, run, scope, tables
 from posenc.lab.description.listing import CELLS, DIM, HEADS, MEASURED_BY, TRAINED_LENGTH
 from posenc.lab.description.shift import shift_matrix
-from posenc.lab.description.worked import ids_of, worked_example
+from posenc.lab.description.worked_example import ids_of, worked_example
 from posenc.lab.evaluation.cache_cost import cache_cost
 from posenc.lab.published import CLAIMS
 from posenc.lab.results.summary import ratio, results, times

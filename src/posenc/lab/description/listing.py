@@ -1,4 +1,4 @@
-"""The data of `posenc list`, built on first use and cached for the user, so that reading needs no PyTorch."""
+"""The data of `posenc list`, built on first use and cached for the user. Reading them needs no PyTorch."""
 
 import hashlib
 import json
@@ -101,7 +101,7 @@ def plugin_card(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def card(name: str) -> dict[str, Any]:
-    """The card of a name, or of an encoding's spec, with its `kind`; `also` has the other cards of that name.
+    """Return the card of a name, or of an encoding's spec, with its `kind`. `also` has the other cards of that name.
 
     Raises ValueError for an unknown name, and as `describe.encoding_card` does.
     """
@@ -166,7 +166,7 @@ def code_digest() -> str:
 
 
 def select(entries: Sequence[dict[str, Any]], *, axes: int | None, door: str, used_by: str) -> list[dict[str, Any]]:
-    """The encodings that read `axes` axes, have a door, and are used by a model; None or "" is no filter.
+    """Return the encodings that read `axes` axes, have a door, and are used by a model. None or "" is no filter.
 
     Raises ValueError, with what each filter alone leaves, where nothing is left.
     """

@@ -171,7 +171,7 @@ def add_table_rows(gallery: Gallery, sight: Sight) -> None:
 
 
 def add_spectrum(gallery: Gallery, sight: Sight) -> None:
-    """Draw the wavelength of each pair, before and after a schedule, and which pairs turn fully in the context."""
+    """Draw each pair's wavelength before and after a schedule, and which pairs turn fully in the context."""
     # A wrapper passes on the wavelengths of the encoding inside, which is drawn itself.
     inner = [module for module in sight.encoding.modules() if isinstance(module, Encoding)]
     waving = [e for e in inner if e.wavelengths is not None and sum(isinstance(m, Encoding) for m in e.modules()) == 1]
@@ -243,7 +243,7 @@ def finite_or_none(waves: Tensor) -> list[float | None]:
 
 
 def add_rotation(gallery: Gallery, sight: Sight) -> None:
-    """Draw door 2: the logit of a query and a key of ones by distance, relative to that at distance 0."""
+    """Draw door 2: the logit of a query and key of ones by distance, relative to distance 0."""
     encoding, name, shape = sight.encoding, sight.name, sight.shape
     if "turn" not in encoding.doors or encoding.turns == "queries":
         return
@@ -265,7 +265,7 @@ def add_rotation(gallery: Gallery, sight: Sight) -> None:
 
 
 def logits_of_ones(encoding: Encoding, shape: Shape, at: Positions, here: int) -> Tensor:
-    """The logits of a query of ones at one token with keys of ones, 1 with itself: [H, T], or [1, T] if equal."""
+    """Return the logits [H, T] of a query and keys of ones, 1 at the query's token. Equal heads give one row [1, T]."""
     x = torch.ones(1, shape.heads, at.tokens, shape.head_dim, dtype=torch.float64)
     q, k = encoding.turn(x, at, "query")[0, :, here], encoding.turn(x, at, "key")[0]
     logit = (k @ q[..., None])[..., 0]  # [H, T]
@@ -288,7 +288,7 @@ def add_temperature(gallery: Gallery, sight: Sight) -> None:
 
 
 def add_bias(gallery: Gallery, sight: Sight) -> None:
-    """Draw door 3: each head's bias by signed distance, or from a late query if distance is not enough."""
+    """Draw door 3: each head's bias by signed distance. It is from a late query if distance is not enough."""
     encoding, name = sight.encoding, sight.name
     if not encoding.doors & BIASES:
         return
@@ -341,7 +341,7 @@ def add_buckets(gallery: Gallery, sight: Sight) -> None:
 
 
 def bias_of_random_tokens(encoding: Encoding, sight: Sight, at: Positions, seed: int) -> Tensor:
-    """The bias [H, S] of the last token (on a grid: the middle one) on every key, for random tokens."""
+    """Return the bias [H, S] of the last of some random tokens on every key. On a grid it is the middle token's."""
     layer, x = untrained_layer(sight.shape, at.tokens, seed)
     here = slice(at.tokens // 2, at.tokens // 2 + 1) if sight.is_grid else slice(at.tokens - 1, at.tokens)
     q, keys = layer.queries_and_keys(x, None, None, Call(at, at, causal(), encoding))
@@ -405,7 +405,7 @@ def untrained_layer(shape: Shape, tokens: int, seed: int) -> tuple[Attention, Te
 
 
 def late_query_positions(sight: Sight) -> Positions:
-    """The positions up to a late query, the last; for a distance map, far beyond the distances that it keeps."""
+    """Return the positions up to a late query, the last. A distance map gets one far beyond the distances it keeps."""
     if sight.is_grid:
         return plane(sight)
     last = sight.tokens - 1

@@ -1,1 +1,1 @@
-"""A trained model asked: what it scores, and what its scores owe to the positions."""
+"""Evaluate a trained model: its scores, and what they owe to the positions."""

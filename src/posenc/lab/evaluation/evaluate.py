@@ -97,7 +97,7 @@ def held_out_bits(
 def sliding_bits(
     model: nn.Module, task: TextTask, length: int, *, stride: int, longest: int, place: Place = natural
 ) -> float:
-    """Bits per byte of the last `stride` tokens of windows of `length`; of the middle ones for an encoder.
+    """Return bits per byte of the last `stride` tokens of windows of `length`. For an encoder they are the middle ones.
 
     The tokens are the same for every `length` up to `longest`. Each has at least length - stride tokens of context, an
     encoder half of them on each side. Longer non-overlapping windows have an advantage only because fewer of their
@@ -134,7 +134,7 @@ def bits_of(model: nn.Module, task: TextTask, start: Tensor, counts: Tensor, pla
 
 
 def context_gain(model: nn.Module, task: TextTask, length: int, place: Place = natural) -> float:
-    """The bits per byte that `length` tokens of context save over the nearest tokens alone, on the same bytes.
+    """Return the bits per byte that `length` tokens of context save over the nearest alone. The bytes are the same.
 
     The nearest are the last token, or for an encoder one on each side. A model that uses only those has 0.
     """

@@ -1,1 +1,1 @@
-"""One training run before it begins: its settings, its recipe, its model, and where its tokens stand."""
+"""One training run before it begins: its settings, its recipe, its model, and its tokens' positions."""

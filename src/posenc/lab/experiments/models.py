@@ -108,7 +108,7 @@ def own_module(name: str) -> type[nn.Module]:
 
 
 def label_of(experiment: Experiment, model: nn.Module) -> str | None:
-    """The spec with the `label` of each of the user's own classes as its name; None where no class has one.
+    """Return the spec with the user's own classes named by their `label`; None if no class has one.
 
     Raises ValueError for a label that is no name.
     """
@@ -155,7 +155,7 @@ def stretched_model(model: nn.Module, experiment: Experiment, task: Task) -> nn.
 
 
 def logits_of(model: Any, batch: Batch, place: Place = natural, *, first: int = 0) -> Tensor:
-    """The logits of a model, compiled or not, at the tokens from `first` on: [B, T - first, vocab]."""
+    """Return the logits [B, T - first, vocab] of a model, compiled or not, from token `first` on."""
     at = place(batch.ids, batch.positions)
     if batch.source is not None:
         source_at = place(batch.source, batch.source_positions)

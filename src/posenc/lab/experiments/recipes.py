@@ -49,7 +49,7 @@ def recipe_length(task: Task) -> int:
 
 
 def layers_of(spec: str) -> str | tuple[str, ...]:
-    """A spec as an experiment stores it: one for all layers, or a tuple that is cycled over them."""
+    """Return a spec as an experiment stores it: one for all layers, or a tuple to cycle."""
     parts = tuple(syntax.split(spec))
     return parts[0] if len(parts) == 1 else parts
 

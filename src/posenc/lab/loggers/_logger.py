@@ -63,7 +63,7 @@ def scores_of(record: Mapping[str, Any]) -> Iterator[tuple[str, int, float]]:
 
 
 def sample_name(prompt: str) -> str:
-    """A file name for the samples of a prompt: some of its letters, and a checksum that makes it unique.
+    """Return a file name for a prompt's samples: some letters, and a checksum that makes it unique.
 
     >>> sample_name("def "), sample_name("../def"), sample_name("")
     ('def-7ad91533', 'def-cbdc0a06', 'e3b0c442')

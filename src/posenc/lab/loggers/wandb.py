@@ -11,9 +11,9 @@ from posenc.lab.loggers._logger import Logger, require_library, sample_name, sco
 
 @dataclass(kw_only=True, eq=False)
 class WeightsAndBiases(Logger):
-    """Write an offline run of Weights & Biases to wandb/ in the folder of the run, until you sync it.
+    """Write an offline run of Weights & Biases to wandb/ in the folder of the run.
 
-    Only the environment variable WANDB_MODE=online sends anything to a server.
+    Nothing goes to a server until you sync it, or set the environment variable WANDB_MODE=online.
 
     project  the project of the runs
 

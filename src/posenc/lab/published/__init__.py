@@ -1,4 +1,4 @@
-"""Published claims to reproduce at a small size: one claim a file, with the name that `posenc lab run` takes.
+"""Published claims to reproduce at a small size, one a file, named as `posenc lab run` takes them.
 
 A claim has its sentence, the paper's numbers, the runs that it needs, and the inequalities that decide it; they were
 written before the seeds that judge them were run. posenc.lab.reproduction runs and judges a claim.

@@ -87,7 +87,7 @@ class Outcome:
         return self.raw_score(measure, factor, extra) if self.learned else None
 
     def raw_score(self, measure: str, factor: float = 1, extra: str = "") -> float:
-        """Return the same, whether the task was learned or not, for claims that it is not."""
+        """Return the same, whether the task was learned or not, for claims that a task is not learned."""
         length = round(factor * self.record["experiment"]["train_length"])
         rows = self.further[extra] if extra else self.record["lengths"]
         return next(row[measure] for row in rows if row["length"] == length)

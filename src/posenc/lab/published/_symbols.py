@@ -19,7 +19,7 @@ SIZES: Sizes = MappingProxyType({CPU: {}, GPU: LARGER | {"train_length": 20, "st
 
 
 def scores(outcomes: Mapping[str, Outcome], labels: Sequence[str], measure: str, factors: Sequence[float]) -> Numbers:
-    """Return a measure of each run at multiples of the trained length, "label, factor", and its mean over these."""
+    """Return each run's measure at multiples of the trained length, by "label, factor", and its mean."""
     numbers: dict[str, float | None] = {}
     for label in labels:
         by_factor = {factor: outcomes[label].score(measure, factor) for factor in factors}

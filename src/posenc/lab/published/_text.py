@@ -1,4 +1,4 @@
-"""The language model of the claims about text: bytes of the standard library, on the CPU by its recipe."""
+"""The language model of claims about text: bytes of the standard library, on the CPU by recipe."""
 
 from types import MappingProxyType
 

@@ -12,7 +12,7 @@ SPECS = ("none", "t5_bias", "alibi", "rotary", "sinusoidal")
 
 @dataclass(frozen=True, kw_only=True)
 class Repeat(Claim):
-    """Without position a decoder repeats a symbol as often as was asked at lengths where every encoding has broken.
+    """Without position a decoder repeats a symbol as often as asked, at lengths where every encoding breaks.
 
     Numbers are shares of held-out sequences answered without a mistake at a multiple of the trained length; means are
     over the tested lengths, in the paper over all from just above 1 to 2.

@@ -19,7 +19,7 @@ SCHEDULES = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class RotarySpectra(Claim):
-    """Untuned, a larger base helps a rotary model beyond its length; squeezed positions cost it much at any length.
+    """Untuned, a larger base helps a rotary model beyond its length. Squeezed positions cost it much at any length.
 
     One trained model is evaluated under each schedule. R(schedule, k) is the perplexity at k times the trained length
     under the schedule for k, beside the model as it was trained; R(plain, k) without one.

@@ -47,7 +47,7 @@ def reproduce(
     seed_from: int = FIRST_SEED,
     show: Callable[[Sweep], None] = lambda sweep: None,
 ) -> dict[str, Any]:
-    """Run a claim with three seeds, as far as runs are missing, write report and verdict, and return the verdict.
+    """Run what is missing of a claim's three seeds, write report and verdict, and return the verdict.
 
     Raises ValueError for an unknown claim or tier, and for an unwritable folder; RuntimeError if runs failed.
     """

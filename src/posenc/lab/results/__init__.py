@@ -1,1 +1,1 @@
-"""What records say: numbers, sentences, tables, figures, and the page of a comparison."""
+"""Results from records: numbers, sentences, tables, figures, and the page of a comparison."""

@@ -1,4 +1,4 @@
-"""Write the figures of a report: into the page as SVG in the colours of the page, and into files beside it."""
+"""Write a report's figures: into the page as SVG in its colours, and into files beside it."""
 
 import html
 import re
@@ -100,7 +100,7 @@ class Drawer:
 
 
 def svg_for_page(svg: str, number: int, alt_text: str) -> str:
-    """Return a matplotlib SVG for the page: without its size, in the colours of the page, with ids of its own."""
+    """Return a matplotlib SVG for the page: without size, in the page's colours, with ids of its own."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href", "href")

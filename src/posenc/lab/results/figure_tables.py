@@ -6,9 +6,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from posenc.lab.results import figures, summary
-from posenc.lab.results.figures.measured import depth_scores
+from posenc.lab.results.figures.scores import depth_scores
 from posenc.lab.results.summary import DASH, Record, count, percent
-from posenc.lab.results.summary.words import bits
+from posenc.lab.results.summary.formatting import bits
 
 Table: TypeAlias = tuple[list[str], list[list[str]]]
 
@@ -37,7 +37,7 @@ def depths(records: Sequence[Record], task: str) -> Table:
 
 
 def attention(run: Record) -> Table:
-    """Return the mean weight on the first token, the previous token and the token itself, over heads and queries.
+    """Return the mean weight on the first, the previous and the current token, over heads and queries.
 
     The first two queries, which see few keys, are left out.
     """

@@ -18,7 +18,7 @@ EXACT, TEXT = "exact_match", "bits_per_byte"
 
 
 def load(folder: Path | str, what: str = "lengths") -> Any:
-    """Return the results of a comparison as a tidy pandas table: a row is a measurement, a column a variable.
+    """Return a comparison's results as a tidy pandas table: a row is a measurement, a column a variable.
 
     folder  the output folder of `posenc compare`
     what    a row for each run and tested length ("lengths"), run ("runs"), point of a learning curve ("curve"), place
@@ -55,7 +55,7 @@ def load(folder: Path | str, what: str = "lengths") -> Any:
 
 
 def rows(records: Sequence[Record], kind: str) -> list[Row]:
-    """Return the rows of one kind, with the same columns in the same order, and one type to a column."""
+    """Return the rows of one kind, with the same columns in the same order, each of one type."""
     table_rows = []
     for label, run in summary.labelled_records(records):
         run_values = run_columns(label, run)

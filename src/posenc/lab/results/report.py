@@ -36,7 +36,7 @@ def write(
     files: Files | None = None,
     index: summary.IndexedRecords | None = None,
 ) -> Path:
-    """Write report.html, data.json and the files of the figures into the folder, and return the path of the page.
+    """Write report.html, data.json and the figures' files into the folder, and return the page's path.
 
     failures   runs that have no record, and why
     files      options of the files of figures; default: figures/*.png, as in the page
@@ -159,7 +159,7 @@ def lengths_caption(results: Sequence[summary.Result]) -> str:
 
 
 def figure_context(draw: Drawer, kind: str, caption: str, data: Any, *details: str, name: str = "") -> dict | None:
-    """Return a figure with its caption and its numbers: below it, in the tables of results, or in data.json.
+    """Return a figure with its caption and its numbers. They are below it, in the tables of results, or in data.json.
 
     data, details  the arguments of the functions called `kind` in `figures` and `figure_tables`
     name           of its files; default: made of `kind` and `details`

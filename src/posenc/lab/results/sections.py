@@ -26,7 +26,7 @@ def record_sections(records: Sequence[Record]) -> dict[str, Any]:
     summary.require_records(records)
     return {
         "run": {
-            "made": "; ".join(dict.fromkeys(made_by(record) for record in records)),
+            "provenance": "; ".join(dict.fromkeys(made_by(record) for record in records)),
             "labels": summary.labels(records),
         },
         "attention": attention_section(records),
@@ -79,14 +79,14 @@ def thousandths(weights: np.ndarray) -> list[list[int | None]]:
 
 
 def extrapolation_section(records: Sequence[Record], task: str) -> dict[str, Any]:
-    """Return the scores of each encoding at each length over the seeds that learned, and the mark for learning."""
+    """Return each encoding's scores at each length, over the seeds that learned, and the mark for learning."""
     results = summary.results(records, task)
     text = any(result.is_text for result in results)
     gate = summary.LEARNED_TEXT if text else f"{summary.percent(LEARNED_SCORE)} % exact match at the trained length"
     measures = ("perplexity_ratio", "sliding_bits_per_byte") if text else ("exact_match",)
     return {
         "task": task,
-        "trained": summary.trained_lengths(results),
+        "trained_lengths": summary.trained_lengths(results),
         "unit": summary.SCORE_AXES[measures[0]][1],
         "measures": [{"id": measure, "name": summary.SCORE_AXES[measure][0]} for measure in measures],
         "gate": gate,
@@ -94,7 +94,7 @@ def extrapolation_section(records: Sequence[Record], task: str) -> dict[str, Any
             {
                 "label": result.label,
                 "learned": len(result.learned),
-                "of": len(result.runs),
+                "runs": len(result.runs),
                 "seeds": result.seeds(),
                 "in_range": summary.trained_score_text(result),
                 "points": {measure: score_points(result, measure) for measure in measures},

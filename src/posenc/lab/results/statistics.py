@@ -43,7 +43,7 @@ class Estimate:
 
 @lru_cache
 def rank_interval(count: int) -> tuple[int, float]:
-    """Return how many values the 95 % interval of a median leaves out at either end, and its coverage.
+    """Return how many values a median's 95 % interval leaves out at either end, and its coverage.
 
     k is the largest with P(Binomial(count, 1/2) <= k) <= 2.5 %, or 0; the coverage, 1 - 2 P(Binomial(count, 1/2) <= k)
 
@@ -109,7 +109,7 @@ def share_interval(share: float, trials: int) -> tuple[float, float]:
 
 
 def share_variance(share: float, trials: int) -> float:
-    """Return the variance of a share of `trials` trials; it is above 0 for shares of 0 and 1 too.
+    """Return the variance of a share of `trials` trials. It is above 0 for shares of 0 and 1 too.
 
     p (1 - p) / (n + 4), p = (n share + 2) / (n + 4)
 
@@ -140,7 +140,7 @@ class Difference:
 
     @property
     def half_width(self) -> float:
-        """Half the width of the interval of the mean; it excludes 0 if and only if the difference is significant."""
+        """Half the width of the mean's interval, which excludes 0 if and only if the difference is significant."""
         from scipy import special
 
         tail = 1 - self.level / 2
@@ -276,7 +276,7 @@ def holm(values: Sequence[float]) -> list[tuple[float, float]]:
 
 @lru_cache
 def detectable_effect(freedom: float, level: float) -> float:
-    """Return the difference, in standard errors, that a two-sided t test at this level finds with 80 % power.
+    """Return the difference (standard errors) that a two-sided t test at `level` finds with 80 % power.
 
     x with P(|T| > t) = 80 %, T = (Z + x) / sqrt(V / f) noncentral t around x, t the critical value
 

@@ -1,4 +1,4 @@
-"""Write results as table files: tidy rows for programs, the tables of each task for a paper or a page."""
+"""Write results as table files: tidy rows for programs, or each task's tables for a paper or page."""
 
 import io
 import json
@@ -20,7 +20,7 @@ from posenc.lab.views import page
 def write(
     records: Sequence[Record], path: Path | str, columns: Sequence[str] = (), failures: Sequence[Failure] = ()
 ) -> Path:
-    """Write records as a table file, whole or not at all; the ending of the name chooses the format.
+    """Write records as a table file, whole or not at all. The ending of the name chooses the format.
 
     .csv, .parquet, .jsonl   the tidy rows of `posenc.lab.load`: one for each run and tested length
     .tex, .md                the tables of each task: a row for each encoding, with intervals
@@ -75,7 +75,7 @@ def as_parquet(records: Sequence[Record]) -> bytes:
 def select_tables(
     records: Sequence[Record], names: Sequence[str], failures: Sequence[Failure], exclude: Sequence[str] = ()
 ) -> list[TaskTable]:
-    """Return the tables of all tasks with the columns of these names, or with all but those of `exclude`.
+    """Return the tables of all tasks with the named columns, or with all but those of `exclude`.
 
     Raises ValueError for an unknown name.
     """

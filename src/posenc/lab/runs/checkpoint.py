@@ -24,7 +24,7 @@ from posenc.lab.experiments.models import model_of
 from posenc.lab.runs.ranks import SOLO, Ranks
 from posenc.lab.runs.train import Run, start
 from posenc.lab.safetensors_file import TensorEntry
-from posenc.lab.texts.nameless import BLOCK
+from posenc.lab.texts.scratch_file import BLOCK
 from posenc.model.parts import rename_old
 
 MODEL, OPTIMIZER, META = "model.safetensors", "optimizer.safetensors", "run.json"
@@ -223,7 +223,7 @@ def fill_run(
 
 
 def stored_tensors(entries: dict[str, TensorEntry], ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a file: rank 0 reads them, the other ranks get empty tensors of the same shapes."""
+    """Yield the tensors of a file. Rank 0 reads them, the other ranks get empty tensors of the same shapes."""
     for name, entry in entries.items():
         tensor = safetensors_file.read_tensor(entry) if ranks.first else torch.empty(entry.shape, dtype=entry.dtype)
         yield name, tensor

@@ -103,7 +103,7 @@ class Settings:
 
 
 def check_labels(labels: Mapping[str, str], specs: Sequence[str]) -> None:
-    """Raise ValueError for the label of a spec that is not compared, a label used twice, and one that is no name."""
+    """Raise ValueError for a label that is no name, is used twice, or belongs to no compared spec."""
     from posenc.lab.experiments.models import check_label
 
     for spec, label in labels.items():

@@ -85,7 +85,7 @@ class Run:
 
 
 def start(experiment: Experiment, *, to_train: bool = True, execution: Execution = PLAIN, ranks: Ranks = SOLO) -> Run:
-    """Return a new run: one seed gives every encoding the same data and the same weights outside the encoding.
+    """Return a new run. One seed gives every encoding the same data and the same weights outside the encoding.
 
     to_train  whether to build the optimisers, which takes longer than the model; without them the run cannot train
 
@@ -269,7 +269,7 @@ def score(run: Run) -> float:
 
 
 def learned_at(run: Run) -> dict[str, float] | None:
-    """The first point of the curve from which exact match stays at 99 % or more; None if there is none."""
+    """Return the curve's first point from which exact match stays at 99 % or more; else None."""
     if run.task.in_bits or not run.curve:
         return None
     first_learned = None

@@ -1,1 +1,1 @@
-"""Many runs: on all cores, and until the question is answered."""
+"""Many runs on all cores, resumable until a comparison is complete."""

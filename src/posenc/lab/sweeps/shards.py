@@ -71,7 +71,7 @@ def run_shard(
 
 @dataclass
 class MergeResult:
-    """The counts of new and existing records of a merge, and the errors of records that cannot be read."""
+    """A merge's counts of new and existing records, and the errors of records that cannot be read."""
 
     new: int = 0
     existing: int = 0

@@ -152,7 +152,7 @@ def make_record(
     log: Sequence[str] = (),
     extra: RunMeasure | None = None,
 ) -> None:
-    """Train and measure a run, then write its record last, because a record means that the run is complete.
+    """Train and measure a run, and write its record. The record is last, because it means that the run is complete.
 
     Raises ValueError where one of the user's files has changed since the sweep began.
     """
@@ -179,7 +179,7 @@ def make_record(
 
 
 def set_up_worker() -> None:
-    """Prepare a worker process: one thread for each run, because two runs on two cores are faster than one on both.
+    """Prepare a worker process with one thread for each run. Two runs on two cores are faster than one on both.
 
     The parent handles SIGINT and SIGHUP; SIGTERM reaches the worker from here on. The worker exits when its parent is
     killed.

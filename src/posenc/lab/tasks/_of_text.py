@@ -1,4 +1,4 @@
-"""The base of tasks on real text: a text on disk, as bytes or as a tokenizer's tokens, and windows of it."""
+"""The base of tasks on real text: bytes or tokens on disk, and windows of them."""
 
 import functools
 from collections.abc import Mapping, Sequence

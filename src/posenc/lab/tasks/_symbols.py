@@ -18,7 +18,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass(frozen=True, kw_only=True)
 class LetterTask(Task):
-    """Base of the tasks whose tokens are written as letters: ids from 3 on, behind BOS, SEPARATOR and END."""
+    """The base of tasks whose tokens are letters: ids from 3 on, after BOS, SEPARATOR and END."""
 
     separator: ClassVar[str] = "|"
     """The letter of SEPARATOR in a prompt."""
@@ -81,7 +81,7 @@ def column(rows: int, token: int) -> Tensor:
 
 
 def prompt_and_answer(prompt: Tensor, answer: Tensor) -> Batch:
-    """BOS prompt SEPARATOR answer END, for prompts [B, n] and answers [B, m]; the answer and its END count."""
+    """Return BOS prompt SEPARATOR answer END, for prompts [B, n] and answers [B, m]. The answer and its END count."""
     rows, n = prompt.shape
     sequence = torch.cat((column(rows, BOS), prompt, column(rows, SEPARATOR), answer, column(rows, END)), 1)
     return Batch.of_next(sequence, torch.arange(sequence.shape[1] - 1) > n)

@@ -37,7 +37,7 @@ class Batch:
 
     @staticmethod
     def of_next(sequence: Tensor, answer: Tensor, source: Tensor | None = None) -> "Batch":
-        """A batch for next-token prediction: the first T of [B, T + 1] are input, the last T targets."""
+        """Return a batch for next-token prediction. The first T of [B, T + 1] are input, the last T targets."""
         return Batch(sequence[:, :-1], sequence[:, 1:], answer, source=source)
 
     def to(self, device: str) -> "Batch":
@@ -124,7 +124,7 @@ class Task(SpecObject):
         raise NotImplementedError(f"{self} makes no sequences: it has no batch(length, rows, generator)")
 
     def at_depth(self, share: float) -> "Task | None":
-        """The task with its hidden key at this share of the sequence, from 0 to 1; None if it hides none."""
+        """Return the task with its hidden key at a share (0 to 1) of the sequence; None without a key."""
         return None
 
     def chance(self, length: int) -> float:

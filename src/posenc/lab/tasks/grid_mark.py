@@ -1,4 +1,4 @@
-"""Say for every cell of a square where the mark lies from there: a mark on a grid, in two axes."""
+"""Say for every cell of a square where the mark lies from there, in two axes."""
 
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -11,7 +11,7 @@ from posenc.tokens.positions import Positions
 
 CELLS = ".x"
 DIRECTIONS = "↖↑↗←x→↙↓↘"
-"""Of the mark, seen from a cell, row by row; x is the mark's own cell."""
+"""The directions of the mark, seen from a cell, row by row; x is the mark's own cell."""
 
 
 @dataclass(frozen=True, kw_only=True)

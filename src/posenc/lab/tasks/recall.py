@@ -1,4 +1,4 @@
-"""Associative recall: after pairs of key and value, say the value of each key that is asked for: axby|by -> y."""
+"""Associative recall: after pairs of key and value, say the value of each asked key: axby|by -> y."""
 
 import math
 from dataclasses import dataclass

@@ -85,7 +85,7 @@ class Translation(Symbols):
         return sentence.gather(1, source) + self.symbols
 
     def decode(self, ids: list[int]) -> str:
-        """The text of ids: a letter for each source word, an apostrophe and a letter for each translated word."""
+        """Return the text of ids. A source word is a letter, and a translated word an apostrophe and a letter."""
         words = {BOS: "^", END: "."}
         words |= {3 + i: letter for i, letter in enumerate(LETTERS[: self.symbols])}
         words |= {3 + self.symbols + i: f"'{letter}" for i, letter in enumerate(LETTERS[: self.symbols])}

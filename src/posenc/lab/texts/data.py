@@ -21,7 +21,7 @@ from torch import Tensor
 
 from posenc.foreign import CannotRead, quote, regular_file
 from posenc.lab.texts import documents
-from posenc.lab.texts.nameless import BLOCK, ScratchFile
+from posenc.lab.texts.scratch_file import BLOCK, ScratchFile
 
 SUFFIXES = (".txt", ".md", ".rst", ".py", ".tex", ".html", ".json", ".csv", ".c", ".h", ".cpp", ".rs", ".js", ".ts", "")
 MIN_BYTES = 20_000
@@ -250,7 +250,7 @@ def build_text(name: str, pieces: tuple[tuple[str, Piece], ...], field: str | No
 
 
 def split_files(pieces: dict[str, Piece]) -> tuple[list[Piece], list[Piece]]:
-    """Hold out a tenth of the text: by file, in an order of name hashes; of a single file its end."""
+    """Hold out a tenth of the text, by file in an order of name hashes. Of a single file it is the end."""
     if len(pieces) == 1:
         (whole,) = pieces.values()
         cut = whole.size * 9 // 10

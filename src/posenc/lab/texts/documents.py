@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.foreign import CannotRead, lines, one_line, quote, reading_with, shorten
-from posenc.lab.texts.nameless import BLOCK, ScratchFile
+from posenc.lab.texts.scratch_file import BLOCK, ScratchFile
 
 SUFFIXES = (".jsonl", ".parquet")
 FIELD = "text"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from posenc.foreign import CannotRead, quote, read, reading_with
 from posenc.lab.texts.data import JoinedPieces, SplitText
-from posenc.lab.texts.nameless import ScratchFile
+from posenc.lab.texts.scratch_file import ScratchFile
 
 MAX_TOKENIZER_BYTES = 64 << 20
 """The largest tokenizer.json (bytes)."""
@@ -61,7 +61,7 @@ class Tokenizer:
         return self.library_tokenizer.decode(ids, skip_special_tokens=False)
 
     def with_bytes(self, text: str) -> tuple[list[int], list[int]]:
-        """The ids of a text, and the bytes of each; these add up to the size of the text.
+        """Return a text's ids and the bytes of each, which add up to the size of the text.
 
         A letter of several tokens counts for the first of them.
 
@@ -104,7 +104,7 @@ class IntegerFile:
 
 
 class TokenFile:
-    """A text as ids, two or four bytes each on disk, with the bytes of text of each id."""
+    """A text as ids of two or four bytes on disk, with each id's bytes of text."""
 
     def __init__(self, source: JoinedPieces, tokenizer: Tokenizer) -> None:
         self.ids = IntegerFile(2 if tokenizer.vocab <= 1 << 16 else 4)

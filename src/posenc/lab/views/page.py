@@ -1,4 +1,4 @@
-"""The parts of a page: its template, the script of its views, and data as JSON that is never parsed as HTML."""
+"""The parts of a page: a template, the views' script, and data as JSON, never parsed as HTML."""
 
 import html
 import json

@@ -82,7 +82,7 @@ def append_stream(ids: Tensor, new_ids: Iterable[Tensor]) -> Tensor:
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Generator[None]:
-    """Put a model into eval mode for a block; afterwards each module is as before, also after an error."""
+    """Put a model into eval mode for a block. Afterwards each module is as before, also after an error."""
     training = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

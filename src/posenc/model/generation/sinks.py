@@ -13,7 +13,7 @@ from posenc.encoding.base import WHY_FIXED, Encoding
 
 @dataclass(frozen=True)
 class SinkWindow:
-    """The tokens that a cache keeps as a text grows: the first `sinks` and at most `window` of the newest.
+    """The tokens that a cache keeps of a growing text: `sinks` first and `window` newest ones.
 
     Their positions count up without gaps, so no distance exceeds sinks + window. If the window is full, an eighth of it
     is evicted at once: keys are copied once for that many tokens.

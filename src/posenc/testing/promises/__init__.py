@@ -1,1 +1,1 @@
-"""All promises, in files by what they are about."""
+"""All promises, in one file for each subject."""

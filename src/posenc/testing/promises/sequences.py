@@ -149,7 +149,7 @@ def a_neighbour_in_the_batch_changes_nothing(subject: Subject) -> None:
 
 @promise
 def the_future_is_invisible(subject: Subject) -> None:
-    """Under a causal mask, or in a causal layer, no token depends on a later one or on its presence."""
+    """Under a causal mask or layer, no token depends on a later one or on its presence."""
     net, reach = subject.net(), subject.reach
     for T in (TOKENS, reach):
         x, at = embeddings(subject, T), arange(T)

@@ -135,7 +135,7 @@ def casts_and_copies_change_nothing(subject: Subject) -> None:
 
 
 def door_outputs(net: Net, subject: Subject, at: Positions) -> list[tuple[str, Tensor]]:
-    """Return the outputs of doors 1 to 3 for float32 input, with their names; door 3 only without a matrix product."""
+    """Return the outputs of doors 1 to 3 for float32 input, with their names. Door 3's matrix products are left out."""
     shape, outputs, at = subject.shape, [], on_axes(at, net.axes)
     with local_seed(6), torch.no_grad():
         q = torch.randn(2, shape.heads, at.tokens, shape.head_dim)

@@ -109,7 +109,7 @@ def check_formulas(subject: Subject) -> None:
 
 @promise
 def evaluators_and_kernels_agree(subject: Subject) -> None:
-    """Every way to evaluate a bias, and every kernel, give the same values and gradients, in blocks of any size."""
+    """Every evaluation of a bias and every kernel agree in values and gradients, at any block size."""
     net = subject.net()
     for encoding in net.layer_encodings:
         check_evaluators(encoding, subject)

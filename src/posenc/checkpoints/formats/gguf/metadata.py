@@ -389,7 +389,7 @@ class MetadataReader:
         return LongRoPE(usual.factor, short, long, start, attention_factor=float(f"{warmth:.7g}"))
 
     def yarn(self, factor: float, start: int | None, warmth: float) -> YaRN:
-        """Return llama.cpp's YaRN: the ends of its ramp are whole pairs, and mscale is 1 beside a log multiplier.
+        """Return llama.cpp's YaRN. The ends of its ramp are whole pairs, and mscale is 1 beside a log multiplier.
 
         In deepseek2 the file has a tenth of the multiplier, which is mscale and mscale_all_dim.
         """
@@ -422,9 +422,9 @@ class MetadataReader:
     def of_divisors(
         self, divisors: tuple[float, ...], width: int, base: float, start: int | None
     ) -> tuple[Schedule | None, float | None]:
-        """Return the schedule of divisors and the share of rotating pairs: Llama 3's if it fits, else a list.
+        """Return the schedule of some divisors, and the share of pairs that rotate.
 
-        The file has only the divisors, not the numbers of the schedule.
+        It is Llama 3's if that fits, else a list: the file has only the divisors, not the numbers of the schedule.
         """
         if any(divisor >= STILL for divisor in divisors):
             turning = sum(divisor < STILL for divisor in divisors)

@@ -1,7 +1,7 @@
-"""Load a GGUF file as a model of transformers, which unpacks it, and compare its config with the file.
+"""Load a GGUF file as a model of transformers, and compare its config with the file.
 
-transformers reads some keys of such files and ignores others. Positions are read here as in `posenc inspect`; a config
-that differs is corrected if transformers has the keys, and else refused.
+transformers unpacks such files, but ignores some keys. Positions are read here as in `posenc inspect`; a config that
+differs is corrected if transformers has the keys, and else refused.
 """
 
 import io
@@ -103,7 +103,7 @@ class GGUFModel:
 
 
 def from_file(maker: Any, file: GGUFTensors, **options: object) -> Any:
-    """Call `from_pretrained` of a class with a GGUF file alone; raises CannotRead for a file that it cannot read.
+    """Call `from_pretrained` of a class with a GGUF file alone. Raises CannotRead for a file that it cannot read.
 
     The class gets an empty folder, so that it reads nothing beside the file.
     """
@@ -133,7 +133,7 @@ def open_model(file: GGUFTensors) -> GGUFModel:
 
 
 def fetches_code(architecture: str, file: GGUFTensors) -> None:
-    """Raises CannotRead if transformers would fetch code for a model: kernels, if their package is installed."""
+    """Raise CannotRead if transformers would fetch code for a model: kernels, if their package is installed."""
     package = find_spec("kernels")
     if package is None or package.origin is None:  # a folder of that name is no package
         return
@@ -147,12 +147,12 @@ def fetches_code(architecture: str, file: GGUFTensors) -> None:
 
 
 def check_claims(reading: Reading, file: GGUFTensors) -> None:
-    """Raises CannotRead for a reading that leaves something open, and for sizes beyond the file's tensors."""
+    """Raise CannotRead for a reading that leaves something open, and for sizes beyond the file's tensors."""
     faults = [*reading.contradictions, *(f"it leaves open {sentence}" for sentence in reading.not_covered)]
     faults += [f"it says {key}, which posenc does not read" for key in reading.unknown]
     if faults:
         raise CannotRead(faults[0], remedy=ORIGINAL)
-    # The weights of queries alone: loops stay within what the file can fill.
+    # The weights of queries alone are counted, so that loops end with what the file can fill.
     numbers = sum(len(p.layers) * p.shape.heads * p.shape.head_dim * p.shape.dim for p in reading.parts)
     if reading.architecture not in RECURRENT and numbers > (total := count_numbers(file, ())):
         raise CannotRead(
@@ -216,7 +216,7 @@ def model_class(config: "PreTrainedConfig") -> Any:
 
 
 def check_numbers(model: "PreTrainedModel", file: GGUFTensors) -> None:
-    """Raises CannotRead unless a model has as many parameters as the tensors of the file have numbers.
+    """Raise CannotRead unless a model has as many parameters as the tensors of the file have numbers.
 
     transformers ignores tensors that it has no name for, and fills missing ones at random.
     """

@@ -1,4 +1,4 @@
-"""Learned tables for the patches of an image: a row for each cell of a grid, after rows of prefix tokens."""
+"""Learned tables for an image's patches: a row for each grid cell, after rows of prefix tokens."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

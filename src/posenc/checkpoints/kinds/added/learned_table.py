@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_map
 from posenc.catalogue import build
 from posenc.checkpoints.kinds.kind import Kind, LayerStack, Mismatch, Undo, replace_module, shadow
 from posenc.checkpoints.kinds.rotary.module import at_coordinates, cast_error
-from posenc.checkpoints.models.added import MAX_EXTRA_ROWS
-from posenc.checkpoints.models.found import PositionItem
+from posenc.checkpoints.models.added_tables import MAX_EXTRA_ROWS
 from posenc.checkpoints.models.nodes import ConfigNode
+from posenc.checkpoints.models.position_items import PositionItem
 from posenc.checkpoints.vocabulary.ledger import is_list
 from posenc.checkpoints.vocabulary.specs import new_spec
 from posenc.encoding.base import Encoding, Shape
@@ -71,16 +71,16 @@ class LearnedTable(Kind):
             if row is None:
                 continue
             if not trace.first_rows.get(path) and values.shape[-1] == stack.shape.dim and patch_grid(stack, item):
-                # Patches of an image.
+                # The table is for patches of an image.
                 continue
             of_heads = tuple(values.shape) == (stack.shape.heads, stack.shape.head_dim)
             if path in stack.node.claimed_paths or (of_heads and path not in trace.first_rows):
-                # Compared with distances, or a vector that each head adds to its queries.
+                # Such a table is compared with distances, or is a vector that each head adds to its queries.
                 continue
             path, _, name = path.rpartition(".")
             spec, origin = as_sines(values.flatten(0, -2), row)
             if spec == "learned" and item.kind == "fixed":
-                # Computed numbers, by a rule that the catalogue does not have.
+                # Its numbers are computed by a rule that the catalogue does not have.
                 continue
             yield cls(stack, path, spec, row, origin, name, tuple(values.shape))
 
@@ -98,7 +98,7 @@ class LearnedTable(Kind):
 
     @property
     def first(self) -> int | None:
-        """The id of position 0 in the module's input: in RoBERTa and its relatives it follows that of padding.
+        """The id of position 0 in the module's input. In RoBERTa and its relatives it follows that of padding.
 
         None if the module takes no ids, and counts after rows of padding in its own way.
         """
@@ -112,14 +112,14 @@ class LearnedTable(Kind):
         return [replace_table(self, self.tensor, model, rows)]
 
     def limit(self, model: nn.Module) -> Learned | None:
-        """Return a learned table of as many positions, which raises past them; None if the encoding has no end."""
+        """Return an equally long learned table that raises past its end; None if the encoding has no end."""
         rows: Rows = vars(module := model.get_submodule(self.path)).get(self.tensor, module).rows
         table = torch.empty(math.prod(self.size[:-1]) - self.origin, 0, device="meta")
         return SharedTable(table, "error") if getattr(rows.encoding, "overrun", "") == "error" else None
 
     @torch.no_grad()
     def compare(self, rows: "Rows", encoding: Encoding) -> None:
-        """Raises Mismatch if the rows of positions differ from the encoding's."""
+        """Raise Mismatch if the rows of positions differ from the encoding's."""
         table: Tensor = rows.weight
         ids = torch.arange(self.row, len(table), device=table.device)
         model_rows, encoding_rows = table[self.row :].float(), rows.read(ids).float()

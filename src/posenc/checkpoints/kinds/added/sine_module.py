@@ -36,7 +36,7 @@ class Placement:
     is_normalised: bool = False
 
     def coordinates(self, call: HookedCall) -> tuple[Tensor, torch.dtype]:
-        """Return coordinates [B, T, A], or [B, H, W, A] by a mask, and the dtype of the sines."""
+        """Return coordinates [B, T, A], or by a mask [B, H, W, A], and the sines' dtype."""
         if self.form == "row":
             embeds = call["inputs_embeds"]
             start, ids = call["cache_length"] or 0, call["position_ids"]

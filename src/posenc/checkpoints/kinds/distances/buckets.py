@@ -18,7 +18,7 @@ from posenc.encodings.distance_biases.t5_bias import T5Bias
 
 @dataclass
 class Buckets(Kind):
-    """The method of a module that maps distances to buckets; the embedding of the buckets stays the model's own.
+    """The method of a module that maps distances to buckets. The embedding of the buckets stays the model's own.
 
     spec  the catalogue's entry with the same buckets
     name  of the method

@@ -19,7 +19,7 @@ from posenc.encodings.content_biases.transformer_xl import LAYOUTS, TransformerX
 
 @dataclass
 class RelativeSines(Kind):
-    """A module that returns the sines of distances T - 1, ..., 1 - T of T tokens; their projections stay the model's.
+    """A module that returns the sines of T tokens' distances T - 1, ..., 1 - T. Their projections stay the model's.
 
     spec   the catalogue's entry with these sines
     place  their index among the tensors that the module returns

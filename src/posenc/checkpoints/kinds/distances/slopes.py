@@ -1,4 +1,4 @@
-"""ALiBi: slopes that a model builds once and passes to its blocks, or that a function of its file makes."""
+"""ALiBi slopes that a model builds once for its blocks, or by a function of its file."""
 
 import inspect
 import re
@@ -75,10 +75,10 @@ class Slopes(Kind):
 def add_bias_by_distance(
     encoding: Encoding, names: Sequence[str], block: nn.Module, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[tuple, dict[str, Any]]:
-    """Hook before a block: replace `alibi` [B*H, 1, S], which grows along the keys, by biases [B*H, T, S] of distances.
+    """Replace `alibi` [B*H, 1, S] by biases of distances [B*H, T, S], in a hook before a block.
 
-    Slope times the key's position is the same to a softmax, and in half precision loses near keys; the distance keeps
-    them. The block's mask says where tokens are.
+    `alibi` grows along the keys: slope times position. To a softmax that is the same, but half precision does not keep
+    near keys apart, and distances do. The block's mask says where tokens are.
     """
     call = HookedCall(names, args, kwargs)
     mask = call["attention_mask"]
@@ -96,7 +96,7 @@ def add_bias_by_distance(
 def add_bias_by_key(
     encoding: Encoding, names: Sequence[str], block: nn.Module, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[tuple, dict[str, Any]]:
-    """Hook before a block of MPT: replace its `position_bias` [H, 1, S] of S keys."""
+    """Replace MPT's `position_bias` [H, 1, S] of S keys, in a hook before a block."""
     call = HookedCall(names, args, kwargs)
     mask = call["attention_mask"]
     distances = torch.arange(mask.shape[-1] - 1, -1, -1, device=mask.device)

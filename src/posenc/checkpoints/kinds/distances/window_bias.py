@@ -19,7 +19,7 @@ from posenc.tokens.positions import Positions
 
 @dataclass
 class WindowBias(Kind):
-    """A module that reads a table of distances for each pair of patches in a window; the table stays the model's own.
+    """A module that reads a table of distances for each pair of patches in a window. The table stays the model's own.
 
     spec             the catalogue's entry
     index            name of the buffer with the row of each pair of patches
@@ -95,7 +95,7 @@ def window_distances(window: tuple[int, int]) -> Tensor:
 
 
 def find_window(index: Tensor, rows: int) -> tuple[int, int] | None:
-    """Return the window (height, width) of an index into a table of so many rows; None for another tensor."""
+    """Return the window (height, width) of an index into a table of `rows`; None for another tensor."""
     cells = round(index.numel() ** 0.5)
     for height in range(1, cells + 1) if cells * cells == index.numel() and not index.is_meta else ():
         window = height, cells // height

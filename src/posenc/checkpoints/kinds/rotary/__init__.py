@@ -1,1 +1,1 @@
-"""RoPE (rotary): in the keys of configs, measured in modules, and in the modules and buffers of its tables."""
+"""RoPE (rotary) in the keys of configs, measured in modules, and in modules and buffers of tables."""

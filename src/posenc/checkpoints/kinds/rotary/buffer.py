@@ -16,7 +16,7 @@ from posenc.encodings.rotations import Rotations
 
 @dataclass
 class RotaryBuffer(Kind):
-    """A buffer [rows, 2 P] of sines and cosines: in every layer, as GPT-J and CodeGen have it, or one for all of them.
+    """A buffer [rows, 2 P] of sines and cosines. Every layer has one, as in GPT-J and CodeGen, or all layers share one.
 
     tensor  its name in the module
     size    its shape if checkpoints have it

@@ -111,7 +111,7 @@ def rope_options(node: ConfigNode, rope: Ledger, rotary_dim: int) -> Options | N
     if base < 0:
         raise CannotRead(f"the base of rotary must be positive, got {show_value(base)} from rope_theta or its like")
     if rope.peek("type") == "mrope":
-        # Qwen's older name of what mrope_section says; transformers puts its own beside it.
+        # This is Qwen's older type for what mrope_section says; transformers adds its own type beside it.
         rope.note("type", "positions on several axes, as mrope_section shares them out")
     names = [name for name in ("rope_type", "type") if rope.peek(name) != "mrope"]
     kind = rope.first(names, "schedule {}", "default", "word") or "default"
@@ -125,7 +125,7 @@ def rope_options(node: ConfigNode, rope: Ledger, rotary_dim: int) -> Options | N
         raise CannotRead(f"{rope.path('partial_rotary_factor')} is a share of a head, from 0 to 1, got {partial:g}")
     width = int(rotary_dim * partial + 1e-9)
     if keys.has("qk_rope_head_dim"):
-        # Its channels all turn, whatever share of the whole head they are.
+        # All of these channels rotate, whatever share of the whole head they are.
         width = rotary_dim
     if keys.has("rotary_dim"):
         width = keys.whole("rotary_dim", "{} channels of each head turn")
@@ -242,7 +242,7 @@ def schedule_named(name: str, options: Mapping[str, Any], length: int | None) ->
 
 
 def in_spec(value: object) -> str:
-    """Return a JSON value as text of a spec: a string is a word there, or a schedule in a schedule."""
+    """Return a JSON value as text of a spec. A string is a word there, or a schedule in a schedule."""
     if isinstance(value, str):
         names_no_code(value)
         return value

@@ -1,4 +1,4 @@
-"""Measure RoPE (rotary) in the modules of transformers: find the spec that rotates unit vectors as each layer did."""
+"""Measure RoPE (rotary) in transformers: find the spec that rotates unit vectors as each layer did."""
 
 import contextlib
 import itertools
@@ -17,7 +17,7 @@ from posenc.checkpoints.kinds.distances.relative_sines import makes_sines
 from posenc.checkpoints.kinds.kind import LayerStack
 from posenc.checkpoints.kinds.rotary.keys import Options, layer_options, rope_keys, rope_options
 from posenc.checkpoints.models.nodes import ConfigNode, every_layer, has_role
-from posenc.checkpoints.models.turns import Turn
+from posenc.checkpoints.models.rotations import Turn
 from posenc.checkpoints.vocabulary.ledger import show_value
 from posenc.checkpoints.vocabulary.reading import CannotRead
 from posenc.checkpoints.vocabulary.specs import new_spec, rotary_spec
@@ -71,7 +71,7 @@ def rotary_layers(stack: LayerStack) -> list[tuple[str, int]] | None:
 
 
 def is_unused(node: ConfigNode, path: str) -> bool:
-    """Whether the parent of a module with frequencies ran without using them, so that they are no position code."""
+    """Whether a module's frequencies are no position code, because its parent ran without using them."""
     owner, trace = path.rpartition(".")[0], node.trace
     parent = owner.rpartition(".")[0]
     if trace.failure or parent not in trace.entered_paths:
@@ -259,7 +259,7 @@ def grid_spec(stack: LayerStack, turn: Turn, tries: list[Options]) -> tuple[str,
             continue
         if square and is_square(coords):
             return spec, channels
-        # All axes count in the same steps: otherwise it is the frequencies that differ between them.
+        # All axes have to count in the same steps; otherwise their frequencies differ.
         far = coords.abs()
         steps = coords / far[far > 0.01].min()
         if not square and (steps - steps.round()).abs().max() < 1e-3:

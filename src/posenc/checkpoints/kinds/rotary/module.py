@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from posenc.catalogue import build
 from posenc.checkpoints.kinds.calls import parameter_names
 from posenc.checkpoints.kinds.kind import CannotFill, Kind, LayerStack, Mismatch, Undo, replace_module
-from posenc.checkpoints.models.turns import position_axes
+from posenc.checkpoints.models.rotations import position_axes
 from posenc.encoding.base import Encoding, parts_of
 from posenc.encodings.rotations import Rotations
 from posenc.encodings.rotations.image_rotary import normalised_grid
@@ -108,7 +108,7 @@ def reads_pixels(module: nn.Module) -> bool:
 
 
 def module_output(module: nn.Module, sample: Tensor, layer_type: str | None, dtype: torch.dtype = torch.float32) -> Any:
-    """Call a rotary module with ids, or an image, for states of a dtype in layers of a type.
+    """Call a rotary module with ids or an image, for states of a dtype and a layer type.
 
     Raises CannotFill for positions that it does not take.
     """
@@ -131,7 +131,7 @@ def module_encoding(encoding: Any) -> Any:
 
 
 def sample_ids(encoding: Any, patch: tuple[int, ...], horizon: int | None, device: torch.device) -> Iterator[Tensor]:
-    """Yield ids in the shapes that rotary modules take: [1, T], [A, 1, T], [T, A] or [1, T, A]; or an image."""
+    """Yield ids, or an image, as rotary modules take them. Ids are [1, T], [A, 1, T], [T, A] or [1, T, A]."""
     length = horizon if horizon and encoding.turns_when_attending else SAMPLE[-1] + 1
     ids = torch.tensor([*(n for n in SAMPLE if n < length - 1), length - 1], device=device)
     if patch:
@@ -282,7 +282,7 @@ def compare_tables(
     exact: bool,
     errors: tuple[float, float] = (0.0, 0.0),
 ) -> None:
-    """Raises ValueError if a model's cosines and sines have another width, and Mismatch if they have other values.
+    """Raise ValueError if a model's cosines and sines have another width, and Mismatch if they have other values.
 
     The tolerance is that of float32, whose error of angles grows with the distance; `errors` are further ones of the
     model's angles (relative) and of its cosines and sines (absolute).

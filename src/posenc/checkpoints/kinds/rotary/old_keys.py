@@ -61,7 +61,7 @@ def in_both_spellings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_old_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with the older keys for its `rope_parameters`; without a base in them it stays the same.
+    """Return a config with the older keys for its `rope_parameters`. Without a base in them it stays the same.
 
     Older keys that exist, under any name, get the new value. If none can, they are removed, and `old_key_notes`
     reports that.
@@ -88,7 +88,7 @@ def old_key_notes(config: Mapping[str, Any], path: str = "") -> Iterator[str]:
 
 
 def missing_old_keys(config: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Yield the older keys that a config lacks, nested ones too, if older programs need them for the same rotary."""
+    """Yield the older keys, nested ones too, that a config lacks and older programs need for its rotary."""
     for key, value in old_keys(config)[0].items() if has_rotary(config) else ():
         if config.get(key) is None and value not in (None, 10_000, 1, config.get(LONGEST)):
             yield f"{path}{key}"
@@ -115,7 +115,7 @@ def options_by_kind(rope: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def old_keys(config: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """Return `rope_parameters` of a config with its older keys, and whether transformers 4 follows them.
 
-    If it does not, a dictionary for all layers is returned all the same: it is true, and mostly refused.
+    If it does not, a dictionary for all layers is returned all the same: it is correct, and mostly refused.
     """
     rope, architecture = config["rope_parameters"], config.get("model_type")
     base, local_base, both_stretched = TWO_KINDS.get(architecture, ("rope_theta", "rope_theta", True))
@@ -142,7 +142,7 @@ def old_keys(config: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         keys |= {name: full["partial_rotary_factor"] for name in SHARES if name in wanted_keys}
     if scaling is not None or "rope_scaling" in config:
         keys["rope_scaling"] = scaling
-    # For LongRoPE transformers 4 reads it only there, and both prefer it to the one inside.
+    # For LongRoPE transformers 4 reads this length only there, and both versions prefer it to the one inside.
     if ORIGINAL_LENGTH in full and (ORIGINAL_LENGTH in config or rope_type_of(full) == "longrope"):
         keys[ORIGINAL_LENGTH] = full[ORIGINAL_LENGTH]
     return keys, is_followed_by_version_4(scaling, architecture)

@@ -124,7 +124,7 @@ class SumInBlocks:
         return total
 
     def parts(self, block: Block) -> Iterator[Part]:
-        """Yield the values in parts that cover all keys of the block; a part is valid until the next one."""
+        """Yield the values in parts that cover all keys of the block. A part is valid until the next one."""
         first, last = block.keys.start, block.keys.stop
         near_keys = [part for form in self.forms if (part := form.near_keys(block)) is not None]
         if not near_keys:

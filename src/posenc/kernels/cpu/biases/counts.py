@@ -48,7 +48,7 @@ class CountedRows(NamedTuple):
 
 
 class CountsInRow(BiasInBlocks):
-    """A bias by a sum of gates, for contiguous tokens: a block of queries at a time, from the nearest key."""
+    """A bias by a sum of gates, for contiguous tokens. It reads a block of queries at a time, from the nearest key."""
 
     name = "counts in a row"
 
@@ -82,7 +82,7 @@ class CountsInRow(BiasInBlocks):
         return CountedRows(slice(start, stop), values, chunks)
 
     def chunks(self, block: Block, queries: slice, whole: slice) -> Iterator[KeyChunk]:
-        """Yield the gates of these keys from the nearest on, until all sums reach the end of the table.
+        """Yield gates of these keys, nearest first, until all sums reach the table's end.
 
         queries  indices of the block's queries among the keys
         """
@@ -144,7 +144,7 @@ class CountsInRow(BiasInBlocks):
         return Part(block.keys, None, self.bias.to_model_heads(end, 1))
 
     def sums(self) -> tuple[Any, ...]:
-        """Return accumulators for q, k [b KV, keys, D] and the tables, and a list for the open block of queries."""
+        """Return accumulators for q, k [b KV, keys, D] and the tables. The last item lists the open query block."""
         self.keeps, self.last_count = True, None
         k = self.k.flatten(0, 1)
         return *(torch.zeros_like(x, dtype=self.table.dtype) for x in (self.q, k, self.table)), []

@@ -52,7 +52,7 @@ class DistancesInRow(BiasInBlocks):
         self.vector, self.taken_off = (vector - highest).to(dtype).contiguous(), highest.to(dtype)
 
     def first(self, block: Block) -> int:
-        """Return the first entry of a block in the vector: the distance from its last query to its first key."""
+        """Return the first entry of a block in the vector. It has the distance of its last query to its first key."""
         farthest = block.rows.stop - 1 - block.keys.start + self.plan.offset(block)
         return self.distances.start - farthest
 
@@ -119,9 +119,9 @@ class DistancesLookedUp(BiasInBlocks):
         self.runs = table.unfold(1, self.run, 1).contiguous()  # [H, entries, run]
 
     def index(self, block: Block) -> tuple[Tensor, slice]:
-        """Return the first entry of each query and run of keys, and the block's keys among those of the runs.
+        """Return the first entry of each query and run, and the slice of the block's keys.
 
-        Entries are [1 or b, n, runs], last query first."""
+        Entries are [1 or b, n, runs], last query first. The slice counts from the first key of the first run."""
         first, last = block.keys.start // self.run, -(-block.keys.stop // self.run)
         queries, keys = (x if len(x) == 1 else x[block.batch] for x in (self.of_queries, self.of_keys[:, :: self.run]))
         start = block.keys.start - first * self.run
@@ -153,7 +153,7 @@ class DistancesLookedUp(BiasInBlocks):
 
 
 def run_length(numbers: Tensor) -> int:
-    """Return the size, LONGEST_RUN at most, of equal runs of keys whose numbers [1 or B, S] count up by one."""
+    """Return the size of equal runs of keys whose numbers [1 or B, S] count up by one. It is LONGEST_RUN at most."""
     S = numbers.shape[1]
     breaks = (numbers.diff(dim=1) != 1).any(0).nonzero()
     # Runs begin at every multiple of this, and of its divisors.

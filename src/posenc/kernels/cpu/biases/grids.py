@@ -32,7 +32,7 @@ class DenseInBlocks(BiasInBlocks):
 
 
 class FactoredInBlocks(BiasInBlocks):
-    """A factored bias in blocks: a dot product of a vector of the query and one of the key."""
+    """A factored bias in blocks: dot products of vectors of queries and keys."""
 
     name = "factored"
 

@@ -1,4 +1,4 @@
-"""Differences of levels in blocks: for keys before a whole block a row of numbers, and a shift of each query."""
+"""Differences of levels in blocks. Keys before a whole block share a row of numbers, and each query has a shift."""
 
 import math
 
@@ -11,7 +11,7 @@ from posenc.kernels.cpu.plan import AlignedRows
 
 
 class LevelsInRow(BiasInBlocks):
-    """A bias that is a difference of levels: for keys before a whole block a row of numbers, and a shift of each query.
+    """A bias that is a difference of levels. Keys before a block share a row of numbers, and each query has a shift.
 
     A level grows along the sequence and is stored as two float32 numbers, the rounded level and the rest. Differences
     are then as exact as in float64: rounded in proportion to the bias, never to the level. A bias of -x is off by

@@ -15,7 +15,7 @@ from posenc.kernels.in_rows import with_leaf_parameters
 
 
 class PairsInBlocks(BiasInBlocks):
-    """A bias whose closure is evaluated for a few queries of a block at a time, and under autograd for gradients."""
+    """A bias whose closure is evaluated for a few queries of a block at a time. Gradients come from autograd."""
 
     name = "pairs"
 
@@ -45,7 +45,7 @@ class PairsInBlocks(BiasInBlocks):
         return [self.part_of_input(block, index, tensor) for index, tensor in enumerate(self.inputs)]
 
     def values(self, module: nn.Module, block: Block, inputs: list[Tensor]) -> Tensor:
-        """Return the bias [b, H, n, m] of a block, last query first, from its parts of the inputs."""
+        """Return the bias [b, H, n, m] of a block from its inputs, last query first."""
         read: dict[str, dict[str, Tensor]] = {kind: {} for kind, _ in self.names} | {"memo": {}, "query_memo": {}}
         for (kind, name), tensor in zip(self.names, inputs, strict=True):
             read[kind][name] = tensor
@@ -70,7 +70,7 @@ class PairsInBlocks(BiasInBlocks):
         return self.inputs[0].shape[1] if self.bias.head_numbers is None else self.bias.total_heads
 
     def with_read_keys(self, block: Block) -> tuple[Block, slice]:
-        """Return the block with all keys that its bias reads, and its own keys as a slice of them."""
+        """Return the block with all keys that its bias reads, and its own keys as a slice."""
         first, last = block.keys.start, block.keys.stop
         if not self.bias.reads_between:
             return block, slice(0, last - first)

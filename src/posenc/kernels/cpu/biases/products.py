@@ -23,10 +23,10 @@ def products_in_row(bias: Products, row: AlignedRows, queries: int, keys: int) -
 
 
 class Curves(BiasInBlocks):
-    """Queries times the vectors of the distances in `table` (descending): the bias of a query by distance, a curve.
+    """Curves of the bias by distance: queries times the vectors of the distances in `table`.
 
-    The distance to a key changes by one from query to query, so a block is a view of its curves, each row a step
-    further on.
+    `table` descends. The distance to a key changes by one from query to query, so a block is a view of its curves,
+    and each row begins one step further on.
     """
 
     name = "products in a row"
@@ -74,7 +74,7 @@ class Curves(BiasInBlocks):
         return skewed_view(self.curves(block, self.last_first(block)), block.size[2])
 
     def curves(self, block: Block, tokens: Tensor) -> Tensor:
-        """Return tokens [b, H, t, C] of a block times the vectors of its distances: [b, H, t, n + m - 1]."""
+        """Return tokens [b, H, t, C] times the vectors of a block's distances. The curves are [b, H, t, n + m - 1]."""
         _, n, m = block.size
         vectors, where = self.vectors_of(block)
         curves = self.room.tensor(*tokens.shape[:3], n + m - 1)
@@ -86,7 +86,7 @@ class Curves(BiasInBlocks):
         return curves
 
     def vectors_of(self, block: Block) -> tuple[slice, slice]:
-        """Return the vectors that a block reads, and their distances as a slice of its own, far keys first."""
+        """Return the vectors that a block reads, and their slice of its distances. Far keys come first."""
         _, n, m = block.size
         top, width = self.top(block), n + m - 1
         # A block beyond the table reads its edge alone.
@@ -95,7 +95,7 @@ class Curves(BiasInBlocks):
         return vectors, slice(min(max(0, top - first), width - 1), min(max(0, top - last) + 1, width))
 
     def by_distance(self, block: Block, values: Tensor) -> tuple[slice, Tensor]:
-        """Return the vectors of a block, and each token's values [b, H, t, u] summed by vector, [b, H, t, R]."""
+        """Return the vectors of a block, and each token's sums by vector [b, H, t, R]. Values are [b, H, t, u]."""
         vectors, where = self.vectors_of(block)
         if length(vectors) == 1:
             # All keys share one vector.
@@ -142,7 +142,7 @@ class Columns(Curves):
             yield block._replace(keys=keys), values[..., keys.start - first : keys.stop - first]
 
     def shared_row(self, block: Block) -> Tensor:
-        """Return the row [b, H, 1, m] that all queries share, if the vector is the same for all."""
+        """Return the row [b, H, 1, m] of all queries, if they share one vector."""
         vectors, _ = self.vectors_of(block)
         return self.dot_products_with(self.of_keys(block), vectors).transpose(-1, -2)
 
@@ -159,7 +159,7 @@ class Columns(Curves):
 
 
 def add_to_vectors(of_vectors: Tensor, vectors: slice, products: Tensor, factors: Tensor) -> None:
-    """Add the gradient in some vectors, from that [b, H, n, R] in their products with tokens [b, H, n, C]."""
+    """Add the gradient in some vectors: that in their products [b, H, n, R] times `factors` [b, H, n, C]."""
     sums = of_vectors[:, vectors]
     for slopes, row_tokens in zip(products, factors, strict=True):
         if len(sums) == 1:
@@ -169,6 +169,6 @@ def add_to_vectors(of_vectors: Tensor, vectors: slice, products: Tensor, factors
 
 
 def skewed_view(curves: Tensor, m: int) -> Tensor:
-    """Return curves [b, H, n, n + m - 1] as a view [b, H, n, m], each row one step further on."""
+    """Return curves [b, H, n, n + m - 1] as a view [b, H, n, m]. Each row begins one step further on."""
     batch, head, row, step = curves.stride()
     return curves.as_strided((*curves.shape[:3], m), (batch, head, row + step, step), curves.storage_offset())

@@ -24,8 +24,8 @@ from posenc.lab.results.figures.arrays import (
 )
 from posenc.lab.results.figures.files import FORMATS, check_format, pdf, png, save, svg
 from posenc.lab.results.figures.layout import check_size, figure, mark_trained, name_points, plain_log, wrap_title
-from posenc.lab.results.figures.measured import ABLATIONS, ablation, depths, extrapolation, learning, looks
-from posenc.lab.results.figures.pictured import added, bias, exceeds_training, similarity, wavelengths
+from posenc.lab.results.figures.portraits import added, bias, exceeds_training, similarity, wavelengths
+from posenc.lab.results.figures.scores import ABLATIONS, ablation, depths, extrapolation, learning, looks
 from posenc.lab.results.figures.speed_and_reach import headline
 from posenc.lab.results.figures.style import DIVERGING, GRID, INK, MARKERS, PAPER, SOFT, color, look, styled, using
 from posenc.lab.results.figures.weights import attention, attention_maps

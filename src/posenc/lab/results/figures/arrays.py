@@ -123,9 +123,9 @@ def bias_curves(distances: Any, heads: Any, title: str) -> Figure:
 
 @styled
 def spectrum(waves: Any, original: Any, context: float, title: str, words: str, unit: str) -> Figure:
-    """Draw the positions per turn of each pair, also before a schedule; hollow: no whole turn in the context.
+    """Draw the positions per turn of each pair, also before a schedule.
 
-    Pairs that never turn are left out; `words` is a note below the axis.
+    Pairs without a whole turn in the context are hollow; pairs that never turn are absent. `words` is below the axis.
     """
     fig = layout.figure(8, 4.3)
     ax = fig.add_subplot(title=layout.wrap_title(title, 8))
@@ -146,7 +146,7 @@ def spectrum(waves: Any, original: Any, context: float, title: str, words: str, 
 
 @styled
 def staircase(x: Any, rows: Any, title: str, xlabel: str, ylabel: str) -> Figure:
-    """Draw which row of a table each position or distance reads, and from where on all read the last."""
+    """Draw which row of a table each position or distance reads, and where the last row begins."""
     places, steps = as_row(x, "x"), as_row(rows, "rows")
     fig = layout.figure(7, 3.9)
     ax = fig.add_subplot(title=layout.wrap_title(title, 7))
@@ -191,7 +191,7 @@ def curves(
 
 @styled
 def centre_maps(maps: Any, title: str) -> Figure:
-    """Draw the attention of each head from the marked middle cell of a grid; `maps` is [heads, rows, columns]."""
+    """Draw the attention of each head from the marked middle cell of a grid. `maps` is [heads, rows, columns]."""
     array = summary.float_array(maps)
     if array.ndim != 3 or not array.size:
         raise ValueError(f"maps must be [heads, rows, columns] with at least one cell, got shape {array.shape}")
@@ -263,7 +263,7 @@ def fingerprint(table: Any, positions: Sequence[int], title: str) -> Figure:
 
 @styled
 def shift_matrix(matrix: Any, title: str) -> Figure:
-    """Draw a matrix M, as in PE(p + k) = M PE(p), with its numbers if they are few."""
+    """Draw a matrix M of PE(p + k) = M PE(p), with its numbers if they are few."""
     array = as_table(matrix, "matrix")
     fig = layout.figure(5.2, 4.6)
     ax = fig.add_subplot()

@@ -107,9 +107,9 @@ def pdf(fig: Figure) -> bytes:
 
 
 def save(fig: Figure, path: Path | str, *, svg_text: bool = False) -> Path:
-    """Write the figure, whole or not at all; the ending of the name, .pdf, .svg or .png, chooses the format.
+    """Write the figure, whole or not at all. The ending of the name, .pdf, .svg or .png, chooses the format.
 
-    It has the size of the figure: a PDF has 72 points to the inch, a PNG savefig.dpi dots.
+    The file has the size of the figure: a PDF has 72 points to the inch, a PNG savefig.dpi dots.
 
     svg_text       keep the words of an SVG as text, which can be searched and edited, but needs the font
 

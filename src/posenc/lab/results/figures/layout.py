@@ -122,7 +122,7 @@ def sheet(
     title: str | None = None,
     ax: Axes | Sequence[Axes] | None = None,
 ) -> Sheet:
-    """Return `count` axes in rows: of the caller, or of a new figure, by default of its natural size.
+    """Return `count` axes in rows: the caller's, or a new figure's, by default in its natural size.
 
     words   the title if `title` is None; "" leaves it out
     subplot_options  for Figure.subplots: sharex, sharey
@@ -187,7 +187,7 @@ def legend_handle(label: str, style: Look, note: str = "") -> Line2D:
 
 
 def mark_trained(ax: Axes, lengths: Iterable[float], *, horizontal: bool = False, on_top: bool = False) -> None:
-    """Draw a dashed line at each trained length; only the last has a label, so that no two overlap."""
+    """Draw a dashed line at each trained length. Only the last has a label, so that no two overlap."""
     lengths = sorted(set(lengths))
     for length in lengths:
         (ax.axhline if horizontal else ax.axvline)(length, color=ink(), linestyle=END_LINE, linewidth=1)
@@ -270,7 +270,7 @@ def integer_ticks(ax: Axes, max_ticks: int) -> None:
 
 
 def color_bar(image: AxesImage, axes: Axes | Sequence[Axes], **options: Any) -> None:
-    """Add a colour bar beside the axes, as an image, because its 256 steps would be 256 shapes in an SVG."""
+    """Add a colour bar beside the axes, as an image. Its 256 steps would be 256 shapes in an SVG."""
     bar: Any = image.figure.colorbar(image, ax=axes, **options)
     bar.solids.set_rasterized(True)
     bar.outline.set_visible(False)

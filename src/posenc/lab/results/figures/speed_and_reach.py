@@ -1,4 +1,4 @@
-"""Draw the headline: how fast an encoding learns a task, and how far beyond the trained length it carries."""
+"""Draw the headline: how fast encodings learn, and how far beyond the trained length they carry."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from posenc.lab.appearance import short
 from posenc.lab.results import summary
 from posenc.lab.results.figures.layout import Size, axes_width, letters, name_points, note, plain_log, sheet, wrap_title
-from posenc.lab.results.figures.measured import check_records, looks, resolve_task
+from posenc.lab.results.figures.scores import check_records, looks, resolve_task
 from posenc.lab.results.figures.style import END_LINE, Look, soft, styled
 from posenc.lab.results.summary import Headline, Record, Result
 

@@ -1,4 +1,4 @@
-"""The look of figures: the house style below the caller's style, and one look for each encoding in all figures.
+"""The look of figures: the house style below the caller's, and one look for each encoding.
 
 The caller's settings of matplotlib (rcParams, matplotlibrc or `using`) win; the house style replaces only settings
 that are at matplotlib's default. Global state does not change.

@@ -80,7 +80,7 @@ def draw_attention(
 
 
 def draw_block(ax: Axes, weights: np.ndarray, tokens: Sequence[str], side: float) -> AxesImage:
-    """Draw the maps [layers, heads, queries, keys] as one image: axes for each map took twenty times as long.
+    """Draw the maps [layers, heads, queries, keys] as one image. Axes for each map took twenty times as long.
 
     tokens  the labels of queries and keys
     side    of one map, inches
@@ -146,7 +146,7 @@ def write_labels(ax: Axes, axis: str, words: Sequence[str], places: Sequence[int
 
 @styled
 def attention_maps(weights: Any, tokens: Sequence[Any] | None, title: str) -> Figure:
-    """Draw attention weights [layers, heads, queries, keys], or [heads, queries, keys], or a map; or a dict of them."""
+    """Draw attention weights [layers, heads, queries, keys], or a dict of them. Leading axes may be absent."""
     blocks = []
     for words, maps in (weights if isinstance(weights, Mapping) else {"": weights}).items():
         array = summary.float_array(maps)

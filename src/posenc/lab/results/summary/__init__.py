@@ -5,6 +5,22 @@ There are no drawings and no markup: plots, the page and the terminal read the s
 
 from posenc.lab.results.statistics import Estimate
 from posenc.lab.results.summary.claims import CARRY_THRESHOLD, EXPLODING_RATIO, FLAT_RATIO, Headline, headline
+from posenc.lab.results.summary.formatting import (
+    DASH,
+    MAX_SENTENCE_LETTERS,
+    SCORE_AXES,
+    count,
+    duration,
+    for_display,
+    join_words,
+    label_list,
+    percent,
+    ratio,
+    records_for_display,
+    times,
+    trained_score_text,
+    trained_text,
+)
 from posenc.lab.results.summary.pairs import pair_tables
 from posenc.lab.results.summary.runs import (
     NOT_LEARNED,
@@ -30,19 +46,3 @@ from posenc.lab.results.summary.runs import (
 )
 from posenc.lab.results.summary.sentences import LEARNED_TEXT, answer, paragraphs, scope_sentence, seeds_sentence
 from posenc.lab.results.summary.tables import Cell, TaskTable, all_tasks, flatness, plain_tables, task_tables, to_cell
-from posenc.lab.results.summary.words import (
-    DASH,
-    MAX_SENTENCE_LETTERS,
-    SCORE_AXES,
-    count,
-    duration,
-    for_display,
-    join_words,
-    label_list,
-    percent,
-    ratio,
-    records_for_display,
-    times,
-    trained_score_text,
-    trained_text,
-)

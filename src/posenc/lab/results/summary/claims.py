@@ -12,8 +12,8 @@ from statistics import median_low
 
 from posenc.lab.results import statistics
 from posenc.lab.results.statistics import Comparison, Estimate
+from posenc.lab.results.summary.formatting import bits, join_words, label_list, percent, times
 from posenc.lab.results.summary.runs import Record, Result, entries, get, number, results, sequence_count
-from posenc.lab.results.summary.words import bits, join_words, label_list, percent, times
 
 # The exact match at a length from which an encoding carries to it.
 CARRY_THRESHOLD = 0.90
@@ -53,7 +53,7 @@ class Measure:
         return self.form(value) if self.ratio else f"{'-' if value < 0 else '+'}{self.form(abs(value))}"
 
     def score(self, run: Record) -> float | None:
-        """Return the number of a run, negated if lower is better, and as a logarithm if differences are ratios."""
+        """Return a run's number, negated if lower is better, and as a logarithm if differences are ratios."""
         value = self.value_of(run)
         if value is None or not math.isfinite(value) or (self.ratio and value <= 0):
             return None
@@ -136,7 +136,7 @@ def run_reach_by(run: Record, measure: str, passes: Callable[[float], bool]) -> 
 
 
 def run_reach(run: Record) -> float | None:
-    """Return the multiple of the trained length up to which a run carries by exact match, as `run_reach_by` does."""
+    """Return a run's reach by exact match, as a multiple of the trained length, see `run_reach_by`."""
     return run_reach_by(run, "exact_match", lambda score: score >= CARRY_THRESHOLD)
 
 
@@ -163,7 +163,7 @@ def compute_comparison(results: Sequence[Result], measure: Measure) -> Compariso
 
 
 def task_measures(learners: Sequence[Result]) -> list[Measure]:
-    """Return the measures of a task: reach and speed, or for text bits per byte at each length, then R(k)."""
+    """Return a task's measures: reach and speed, or for text bits per byte by length, then R(k)."""
     if any(result.is_text for result in learners):
         factors = sorted({factor for r in learners for _, factor, _ in r.extrapolation("perplexity_ratio") if factor})
         return [BITS, *map(bits_at, factors), *map(growth_at, factors[-1:])]
@@ -178,7 +178,7 @@ def winning_results(results: Sequence[Result], measure: Measure) -> list[Result]
 
 
 def order_sentence(results: Sequence[Result], measure: Measure) -> str:
-    """Return a sentence on which encodings are ahead of which; empty if there are too few seeds to compare."""
+    """Return a sentence on which encodings are ahead of which; empty with too few seeds to compare."""
     comparison = compare_encodings(results, measure)
     if not comparison.differences:
         return ""
@@ -244,7 +244,7 @@ def run_reaches(result: Result, reach: Callable[[Record], float | None]) -> list
 
 
 def seed_shares(result: Result, reach: Callable[[Record], float | None] = run_reach) -> list[SeedShare]:
-    """Return the share of seeds at each length beyond the trained one, shortest first; `reach` is of one run."""
+    """Return the share of seeds at each length beyond the trained one, shortest first. `reach` is that of one run."""
     reaches = run_reaches(result, reach)
     return [
         SeedShare.from_counts(length, factor, sum(x >= factor for x in reaches), len(reaches))
@@ -254,7 +254,7 @@ def seed_shares(result: Result, reach: Callable[[Record], float | None] = run_re
 
 
 def reach_estimate(result: Result, reach: Callable[[Record], float | None] = run_reach) -> Estimate | None:
-    """Return the multiple of the trained length to which more than half of the seeds carry, with its interval."""
+    """Return the multiple of the trained length to which most seeds carry, with its interval."""
     return statistics.estimate(run_reaches(result, reach), middle=median_low)
 
 

@@ -1,4 +1,4 @@
-"""Every encoding against every other one on a task: how far apart they are, how surely, and which is ahead."""
+"""All pairs of encodings on a task: how far apart they are, how surely, and which is ahead."""
 
 import math
 from collections.abc import Sequence
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from posenc.lab.results.statistics import Comparison
 from posenc.lab.results.summary import claims
 from posenc.lab.results.summary.claims import Measure, task_measures
+from posenc.lab.results.summary.formatting import DASH, label_list
 from posenc.lab.results.summary.runs import Result, is_external
 from posenc.lab.results.summary.tables import Cell
-from posenc.lab.results.summary.words import DASH, label_list
 
 STANDINGS = {"ahead of": 1.0, "tied with": None, "behind": 0.0}
 """The standing of a row's encoding beside a column's, and its goodness."""

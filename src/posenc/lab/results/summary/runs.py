@@ -205,7 +205,7 @@ def latest_records(records: Sequence[Record]) -> list[Record]:
 
 
 class IndexedRecords(list[Record]):
-    """Records grouped once by label and task, for a page whose parts all need them; they must not change."""
+    """Records grouped once by label and task, for a page whose parts all need them. They must not change."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         super().__init__(records)
@@ -216,7 +216,7 @@ class IndexedRecords(list[Record]):
 
 
 def labelled_records(records: Sequence[Record]) -> list[tuple[str, Record]]:
-    """Return each record with its name: its label or spec, and the settings in which the runs of that spec differ.
+    """Return each record with its name: its label or spec, and settings in which that spec's runs differ.
 
     A label that two specs share is not used.
     """

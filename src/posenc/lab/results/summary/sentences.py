@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from posenc.lab.experiments.recipes import RECIPE_SEEDS
 from posenc.lab.results import statistics
 from posenc.lab.results.summary import claims, runs
+from posenc.lab.results.summary.formatting import count, join_words, label_list, trained_text
 from posenc.lab.results.summary.pairs import pair_tables
-from posenc.lab.results.summary.words import count, join_words, label_list, trained_text
 
 LEARNED_TEXT = "0.1 bits per byte better than a table of byte pairs, and than itself with the last byte alone"
 
@@ -52,7 +52,7 @@ def not_learned_sentence(records: Sequence[runs.Record]) -> str:
 
 
 def external_sentence(learners: Sequence[runs.Result]) -> str:
-    """Return the standing of the user's own encodings in the first two measures of a task; empty if there are none."""
+    """Return how the user's own encodings stand in a task's first two measures; empty without any."""
     external_labels = [result.label for result in learners if runs.is_external(result)]
     clauses = [
         f"`{label}` is {matrix.standing(label)} in {matrix.measure}"

@@ -8,8 +8,8 @@ from typing import TypeAlias
 from posenc.lab.results.statistics import Estimate
 from posenc.lab.results.summary import claims
 from posenc.lab.results.summary.claims import EXPLODING_RATIO, FLAT_RATIO
+from posenc.lab.results.summary.formatting import DASH, bits, count, percent, ratio, seconds, times, trained_text
 from posenc.lab.results.summary.runs import NOT_LEARNED, Record, Result, require_records, results, tasks
-from posenc.lab.results.summary.words import DASH, bits, count, percent, ratio, seconds, times, trained_text
 from posenc.lab.runs.record import Failure
 
 FAILED_TEXT = "failed"
@@ -19,7 +19,7 @@ PlainTable: TypeAlias = tuple[list[str], list[list[str]], str]  # headings, rows
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: its text, the interval behind it, and its goodness from 0 to 1, if it has one."""
+    """A cell: its text, the interval behind it, and any goodness from 0 to 1."""
 
     text: str
     detail: str = ""

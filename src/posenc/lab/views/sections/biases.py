@@ -12,7 +12,7 @@ REACH = 255
 
 @torch.no_grad()
 def bias_by_distance(encoding: Encoding, shape: Shape) -> dict[str, Any] | None:
-    """Return the bias of each head by query minus key; None if it is trained or depends on more than distance."""
+    """Return each head's bias by query minus key; None if it is trained or needs more than distance."""
     parts = [part for part in parts_of(encoding) if part.doors & BIASES]
     is_trained = any(True for part in parts for _ in part.parameters())
     if not parts or is_trained or "biases" in encoding.doors or encoding.axes != 1:

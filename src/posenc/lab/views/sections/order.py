@@ -1,4 +1,4 @@
-"""The order test of an encoding: the change of each of four tokens in each of their 24 orders."""
+"""The order test of an encoding: the change of four tokens in each of their 24 orders."""
 
 from typing import Any
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def rounds(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yield the tensors of each rank with its number, this rank first; the next ones are in transfer meanwhile."""
+    """Yield the tensors of each rank with its number, this rank first. The next ones are in transfer meanwhile."""
     rank, ranks = group.rank(), group.size()
     current = [x.detach().contiguous() for x in tensors]
     for step in range(ranks):

@@ -45,7 +45,7 @@ class Turn:
 
     @cached_property
     def relative(self) -> Tensor:
-        """The rotation since the first token [T, D, D], in the order of channels before any permutation by the code."""
+        """The rotation since the first token [T, D, D]. Channels have the order before any permutation by the code."""
         return self.matrices.double() @ torch.linalg.inv(self.matrices[0].double())
 
     @property
@@ -140,7 +140,7 @@ def watch(on_call: Mapping[CodeType, OnCall], on_return: Mapping[CodeType, OnRet
 
 
 def turn_recorder(function: Callable[..., Any], stack: list[str], turns: list[Turn]) -> OnCall:
-    """Return a function that rotates unit vectors by rotary code with the arguments of its call, and records them."""
+    """Return a function that records how rotary code, with a call's arguments, rotates unit vectors."""
     matrices_by_call: dict[Any, Tensor | None] = {}
 
     def record(arguments: dict[str, Any]) -> None:
@@ -161,9 +161,9 @@ def tensor_digest(x: Tensor) -> int:
 
 
 def channel_images(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Tensor | None:
-    """Return the images [T, D, D] of unit vectors, one a row, under rotary code; None if it returns no such tensor.
+    """Return the images [T, D, D] of unit vectors, one a row, under rotary code.
 
-    Raises CannotRead for arguments that are too large.
+    None if it returns no such tensor. Raises CannotRead for arguments that are too large.
     """
     if any(is_shape(x) or x.numel() > LARGE for x in arguments.values() if isinstance(x, Tensor)):
         raise CannotRead(f"its rotary code was called with tensors of more than {LARGE:,} numbers")

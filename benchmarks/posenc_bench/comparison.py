@@ -23,7 +23,7 @@ HEADERS = ("case", "candidate", "unit", "before", "after", "after / before", "",
 class Pair:
     """A row of posenc's that both results contain.
 
-    goals  its goals, as met or missed in the second result
+    goals  the row's goals, as met or missed in the second result
     """
 
     before: RowDict

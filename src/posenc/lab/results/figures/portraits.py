@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from posenc.lab.appearance import short
 from posenc.lab.results import summary
 from posenc.lab.results.figures import arrays, layout
-from posenc.lab.results.figures.measured import check_records, looks
+from posenc.lab.results.figures.scores import check_records, looks
 from posenc.lab.results.figures.style import END_LINE, ink, soft, styled, thin
 from posenc.lab.results.summary import Record
 
@@ -133,7 +133,7 @@ def similarity(records: Sequence[Record], **size: "Unpack[layout.Size]") -> Figu
 
 @styled
 def bias(records: Sequence[Record], **size: "Unpack[layout.Size]") -> Figure | None:
-    """Draw the bias of the logit at each distance, a line for each head, a panel for each encoding.
+    """Draw the bias of the logit by distance, a line for each head, a panel for each encoding.
 
     Right of a dashed line are distances that training never showed. `size` is as in `extrapolation`.
 

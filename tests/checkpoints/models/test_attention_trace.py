@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 from posenc.checkpoints.formats.huggingface import read
 from posenc.checkpoints.inspection.portrait import describe_reading
-from posenc.checkpoints.models.attended import Reach, sight_reach
+from posenc.checkpoints.models.attention_trace import Reach, sight_reach
 from posenc.checkpoints.vocabulary.reading import CannotRead
 
 

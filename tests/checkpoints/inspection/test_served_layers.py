@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from posenc.checkpoints.inspection import served_layers
+
 pytest.importorskip("transformers")
 
 from posenc.checkpoints.formats import huggingface
-from posenc.checkpoints.inspection import configs, served
+from posenc.checkpoints.inspection import configs
 from posenc.checkpoints.models import nodes
 from posenc.checkpoints.vocabulary.reading import CannotRead, Layer, Reading
 
@@ -57,7 +59,7 @@ def plan_of(*layers: Layer) -> Reading:
     ],
 )
 def test_what_is_served_and_not_planned_is_told(config: dict[str, Any], layers: list[str], sentence: str) -> None:
-    sentences = served.served_differences(config, plan_of(*(Layer(spec, 64) for spec in layers)))
+    sentences = served_layers.served_differences(config, plan_of(*(Layer(spec, 64) for spec in layers)))
     assert any(sentence in words for words in sentences), sentences
 
 
@@ -68,11 +70,11 @@ def test_a_model_that_cannot_be_built_is_held_by_its_keys(monkeypatch) -> None:
     plan = plan_of(*[Layer("rotary", 64)] * 2)
     huggingface.read_json_text.cache_clear()
     monkeypatch.setattr(nodes, "skeleton", unbuildable)
-    lines = served.served_differences(CONFIG, plan)
+    lines = served_layers.served_differences(CONFIG, plan)
     assert any("transformers cannot build it; what is said of it rests on the keys alone" in line for line in lines)
     same_plan = replace(plan, not_covered=huggingface.read(CONFIG).not_covered)
-    assert served.served_differences(CONFIG, same_plan) == []
-    lines = served.served_differences(CONFIG | {"rope_theta": 5.0}, same_plan)
+    assert served_layers.served_differences(CONFIG, same_plan) == []
+    lines = served_layers.served_differences(CONFIG | {"rope_theta": 5.0}, same_plan)
     assert lines[0] == "planned and served: layer 0 rotary and rotary(base=5)"
     huggingface.read_json_text.cache_clear()
 
@@ -86,7 +88,7 @@ def test_modules_that_hand_out_other_numbers_than_the_keys_are_not_what_was_plan
     forward, plan = MistralRotaryEmbedding.forward, plan_of(*[Layer("rotary", 64)] * 2)
     huggingface.read_json_text.cache_clear()
     monkeypatch.setattr(MistralRotaryEmbedding, "forward", far)
-    lines = served.served_differences(CONFIG, plan)
+    lines = served_layers.served_differences(CONFIG, plan)
     huggingface.read_json_text.cache_clear()
     assert len(lines) == 1 and "rotary_emb.inv_freq (MistralRotaryEmbedding) hands out other numbers" in lines[0]
     assert "at position 129" in lines[0]
@@ -96,14 +98,14 @@ def test_a_tower_whose_module_holds_the_frequencies_of_one_axis_is_held_by_what_
     sizes = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 16}
     tower = {"model_type": "video_llama_3_vision", "patch_size": 14, **sizes}
     plan = configs.read(tower)
-    assert plan.parts[0].layers[0].spec != "none" and served.served_differences(tower, plan) == []
+    assert plan.parts[0].layers[0].spec != "none" and served_layers.served_differences(tower, plan) == []
 
 
 def test_a_plan_that_is_served_has_nothing_told_and_a_folder_is_held_to_it(tmp_path: Path) -> None:
     plan = plan_of(*[Layer("rotary", 64)] * 2)
-    assert served.served_differences(CONFIG, plan) == []
+    assert served_layers.served_differences(CONFIG, plan) == []
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    served.check_written(tmp_path, plan)
+    served_layers.check_written(tmp_path, plan)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"rope_scaling": YARN}))
     with pytest.raises(RuntimeError, match=r"says something else than planned: .*layer 0 rotary and rotary.*yarn"):
-        served.check_written(tmp_path, plan)
+        served_layers.check_written(tmp_path, plan)

@@ -1,4 +1,4 @@
-"""Draw scores: beyond the trained length, during training, of ablations, and by the place of the answer in a text.
+"""Draw scores: beyond the trained length, during training, of ablations, and by the answer's place.
 
 Each function takes records of `posenc.lab.load(folder, what="records")`, or some of them.
 """
@@ -189,7 +189,7 @@ def learning(
     against: str | Sequence[str] | None = None,
     **size: "Unpack[Size]",
 ) -> Figure | None:
-    """Draw loss and score against steps and CPU seconds: the median over seeds, with its interval as a band.
+    """Draw loss and score against steps and CPU seconds: medians over seeds, with intervals as bands.
 
     records        posenc.lab.load(folder, what="records"), or some of them
     task           which task; the only one, if None
@@ -328,7 +328,7 @@ def ablation(
 
 
 def draw_bar(ax: Axes, row: int, result: Result, kind: str, unit: float, style: Look) -> float:
-    """Draw the bar of one encoding under one ablation, or the reason why there is none; return its length."""
+    """Draw the bar of an encoding under an ablation, or why there is none; return its length."""
     estimate, intact = result.estimate("ablation", kind), result.estimate("ablation", "intact")
     if estimate is None or not np.isfinite(estimate.median):
         reason = summary.NOT_LEARNED if not result.learned else "cannot be done"
@@ -345,7 +345,7 @@ def draw_bar(ax: Axes, row: int, result: Result, kind: str, unit: float, style: 
 
 @styled
 def depths(records: Sequence[Record], task: str | None = None, **size: "Unpack[Size]") -> Figure | None:
-    """What share of hidden things is found, by their place and the length, a panel for each encoding that learned.
+    """Draw the share of hidden keys found, by place and length, a panel for each encoding that learned.
 
     records        posenc.lab.load(folder, what="records"), or some of them
     task           which task; the only one, if None
@@ -354,7 +354,7 @@ def depths(records: Sequence[Record], task: str | None = None, **size: "Unpack[S
     A cell is the median over the seeds that learned; the first column is the trained length. None where no task hides
     anything, or no encoding learned it.
 
-    Raises ValueError for a task that there is not, for a table, and for other axes.
+    Raises ValueError for an unknown task, for a table, and for a wrong number of axes.
     """
     task = resolve_task(records, task)
     tables = [(result.label, table) for result in summary.results(records, task) if (table := depth_scores(result))]

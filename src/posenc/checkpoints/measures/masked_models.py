@@ -83,7 +83,7 @@ class MaskedTokens(Measure):
         return {"documents": documents, "read": self.samples * len(MASK_OFFSETS) * length}
 
     def masked_loss(self, model: "Model", piece: list[int]) -> dict[str, float]:
-        """Return the summed loss (nats) of the masked tokens of a piece, how many are right, and their count."""
+        """Return a piece's summed loss (nats) of masked tokens, how many are right, and their count."""
         ids = torch.tensor(self.with_special(piece))
         inner = torch.arange(len(piece)) + (self.tokenizer.cls_token_id is not None)
         loss, right, count = 0.0, 0, 0

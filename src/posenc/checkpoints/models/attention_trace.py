@@ -1,4 +1,4 @@
-"""Trace attention in a dry run: which query sees which key, and the scale of the logits at each softmax."""
+"""Trace attention in a dry run: the keys that queries see, and the logits' scale at each softmax."""
 
 import bisect
 import re
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from posenc.checkpoints.models.turns import OnCall, Turn
+from posenc.checkpoints.models.rotations import OnCall, Turn
 
 F = nn.functional
 
@@ -93,7 +93,7 @@ def multiplies_weights(func: Callable[..., Any], args: tuple) -> bool:
 
 
 def probe_tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the output of a projection in a dry run: 1 and -1 in turns, whose mean square is 1."""
+    """Return a projection's output in a dry run: 1 and -1 in turns, of mean square 1."""
     out = torch.ones(shape, dtype=dtype)
     out[..., 1::2] = -1
     return out
@@ -333,5 +333,5 @@ def sight_reach(sees: Callable[[int, int], bool], far: int) -> Reach:
 
 
 def oldest(sees: Callable[[int, int], bool], query: int) -> int:
-    """Return the oldest key that a query sees, if it sees all keys from there on, and not key 0."""
+    """Return the oldest key that a query sees. It has to see all keys from there on, and not key 0."""
     return bisect.bisect_left(range(query), True, key=lambda key: sees(query, key))

@@ -10,7 +10,7 @@ from posenc.cache.memory import new_memory
 from posenc.encoding.keys import Keys
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
-from posenc.tokens.watched import is_watched
+from posenc.tokens.tracing import is_watched
 
 
 class GrowingCache(LayerCache):
@@ -27,7 +27,7 @@ class GrowingCache(LayerCache):
         self.buffers: dict[str, tuple[Tensor, Tensor]] = {}
 
     def check(self, at: Positions, mask: Mask) -> None:
-        """Raise ValueError unless these tokens come behind those in the cache."""
+        """Raise ValueError unless tokens follow the cached ones."""
         check_behind(self.keys, at, mask)
 
     def take_in(self, new: Keys) -> Keys:
@@ -46,7 +46,7 @@ class GrowingCache(LayerCache):
         return self.stored_keys
 
     def append(self, name: str, old: Tensor, new: Tensor) -> Tensor:
-        """Append new tokens to a fact [B, H, S, ...]; copy the old ones only if the buffer is full."""
+        """Append new tokens to a fact [B, H, S, ...]. The old ones are copied only if the buffer is full."""
         if old.dtype != new.dtype:
             return torch.cat((old, new), 2)
         tokens, new_tokens = old.shape[2], new.shape[2]

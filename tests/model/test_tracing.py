@@ -15,7 +15,7 @@ from posenc import Attention, Decoder, Positions, masks
 from posenc.cache import GrowingCache, SlotCache
 from posenc.encodings.rules.path import PaTH
 from posenc.kernels.block_sizes import SIZES
-from posenc.tokens.watched import is_watched
+from posenc.tokens.tracing import is_watched
 
 Records = list[tuple[Tensor, Tensor]]
 

@@ -1,4 +1,4 @@
-"""The rotation of cached keys in a live model, read for each layer and compared with the model's own cache."""
+"""Read how each layer of a live model rotates cached keys, and compare that with its cache."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from posenc import checks
 from posenc.checkpoints.kinds.calls import cache_argument, parameter_names
 from posenc.checkpoints.live.attach import MARK, build_part, decoder_parts
-from posenc.checkpoints.live.unturned import decoder_of, fit_to_heads
+from posenc.checkpoints.live.unturned_keys import decoder_of, fit_to_heads
 from posenc.checkpoints.vocabulary.reading import Layer
 from posenc.encoding.base import WHY_FIXED, Encoding
 from posenc.encodings.rotations import quotient
@@ -130,7 +130,7 @@ class CachedKeys:
 
     @cached_property
     def probed_sides(self) -> tuple[Side, ...] | str:
-        """The rotated tensor of each layer, by a probe of the model at two places; or why the encoding is wrong."""
+        """The tensor that each layer rotates, by a probe at two places, or why the encoding is wrong."""
         if not self.takes_positions or not any("turn" in encoding.doors for encoding in self.encodings):
             return ("keys",) * len(self.encodings)
         far = max(min(PROBE_SHIFT, self.length // 8), 1)

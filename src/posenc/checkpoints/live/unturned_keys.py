@@ -119,7 +119,7 @@ def check_decoder(decoder: "PreTrainedModel", encodings: Sequence[Encoding]) -> 
 
 
 def fit_to_heads(config: "PreTrainedConfig", encodings: Sequence[Encoding]) -> list[Encoding]:
-    """Return the encodings for the heads of a decoder; latent attention rotates only the last channels of a head."""
+    """Return the encodings for the heads of a decoder. Latent attention rotates only the last channels of a head."""
     width = getattr(config, "qk_rope_head_dim", None)
     if width is None:
         return list(encodings)
@@ -239,7 +239,7 @@ class SoftcappedRule(Encoding):
 
 
 class MaskRule(Tensor):
-    """A mask given by a rule, as a tensor of shape [1, 1, 1, 1] that a model can pass to attention.
+    """A tensor [1, 1, 1, 1] that carries the rule of a mask through a model to attention.
 
     Operations that read its values raise an error, so a model that changes its masks does not silently lose the rule.
     """
@@ -266,7 +266,7 @@ class MaskRule(Tensor):
 
 
 def keeps_last(index: object) -> bool:
-    """Whether an index of a mask [B, H, T, S] selects the last queries, or all of them, with all keys."""
+    """Whether an index selects the last or all queries of a mask [B, H, T, S], and all keys."""
     if not isinstance(index, tuple) or not all(isinstance(item, slice) for item in index) or len(index) != 4:
         return False
     queries, rest = index[2], (index[0], index[1], index[3])

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from posenc.lab.description.worked import worked_example
+from posenc.lab.description.worked_example import worked_example
 
 
 def test_the_same_word_has_the_same_token_vector_and_another_sum() -> None:

@@ -1,4 +1,4 @@
-"""Format numbers and names: the digits that a reader can use, and never a miss rounded to a hit.
+"""Format numbers and names, with digits that a reader can use and no miss rounded to a hit.
 
 Sentences have the names of encodings between backticks, because `none` is one of them.
 """

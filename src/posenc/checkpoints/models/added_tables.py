@@ -71,7 +71,7 @@ class TableAdditions:
             self.cells.setdefault(path, self.target_cells.get(path) or patch_cells)
 
     def grid(self, path: str, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the cells on each axis of a shape, if the table has these rows and few others; else ()."""
+        """Return a shape's cells on each axis if the table has these rows and few others; else ()."""
         *rows, wide = self.tables[path].shape
         sizes = [n for n in shape if n > 1]
         if wide in sizes:

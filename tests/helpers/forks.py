@@ -1,4 +1,4 @@
-"""Run commands in forked processes, which tests kill or interrupt; a fork does not import torch again.
+"""Run commands in forked processes, which tests kill or interrupt. A fork does not import torch again.
 
 How to use it: `ForkedCli("compare", "--out", folder)` starts a command, `wait_for` waits for a condition, `kill` sends
 a signal to it and its workers, which are forked too, and `outcome` waits for all of them.
@@ -24,12 +24,12 @@ FORKS = multiprocessing.get_context("fork") if hasattr(os, "fork") else None
 
 
 class ForkedCli:
-    """A command in a new process, the leader of a process group; `environment` is added to this process's."""
+    """A command in a new process group, with `environment` added to this process's environment."""
 
     def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         pipes = [os.pipe(), os.pipe()]
         with warnings.catch_warnings():
-            # The warning is about threads; the suite's only wait for pipes, and the child never runs them.
+            # Python warns of threads; those of the suite only wait for pipes, and the child never runs them.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.process = os.fork()
         if self.process == 0:

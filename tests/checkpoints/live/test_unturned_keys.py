@@ -13,7 +13,7 @@ from tiny_models import call_with_cache, model_cache  # noqa: E402
 from posenc import masks  # noqa: E402
 from posenc.catalogue import build  # noqa: E402
 from posenc.checkpoints.live.cached_positions import PassPositions  # noqa: E402
-from posenc.checkpoints.live.unturned import MaskRule, attach_unturned, attend_in_transformers  # noqa: E402
+from posenc.checkpoints.live.unturned_keys import MaskRule, attach_unturned, attend_in_transformers  # noqa: E402
 from posenc.encoding.base import Encoding, Shape  # noqa: E402
 from posenc.model.attention import Attention  # noqa: E402
 from posenc.tokens.positions import Positions  # noqa: E402

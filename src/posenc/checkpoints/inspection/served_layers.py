@@ -1,4 +1,4 @@
-"""Compare what transformers makes of a config with a plan: every layer and all of its pairs, with their numbers.
+"""Compare what transformers makes of a config with a plan: the numbers of every layer and pair.
 
 The config is compared before any expensive work, and the written folder afterwards.
 """

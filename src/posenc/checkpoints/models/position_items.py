@@ -1,4 +1,4 @@
-"""Find the modules and tensors of a transformers model that carry position, by name or by a dry run."""
+"""Find modules and tensors of a transformers model that carry position, by name or dry run."""
 
 import re
 from collections.abc import Collection, Iterator
