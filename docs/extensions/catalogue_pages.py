@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from sphinx.application import Sphinx
 
 import posenc
-from posenc import coordinate_maps, kernels, schedules
+from posenc import coordinate_maps, kernels, schedules, standalone
 from posenc.encoding.formulas import equation_lines
 from posenc.encodings.rotations import plain_frequencies
 from posenc.lab.board import costs, rows, scope, tables
@@ -30,6 +30,7 @@ from posenc.lessons import lessons
 ROW = "| {} | {} |"
 TOKENS, DIM, HEADS, CELLS = 32, 64, 4, 8
 MOST_MODELS = 12
+FILE_LENGTH = 4096  # the trained length of files that compare with it
 PIXELS_AN_INCH = 96
 
 SETUP = """import torch
@@ -70,6 +71,19 @@ def autodoc(name: str, *options: str) -> list[str]:
     """Return the autodoc directive of a name."""
     kind = "automodule" if name.startswith("posenc.kernels.") else "autoclass"
     return ["```{eval-rst}", f".. {kind}:: {name}", *(f"   {option}" for option in options), "```", ""]
+
+
+def plain_pytorch(name: str) -> list[str]:
+    """Return an encoding as one file that needs PyTorch alone, with a button that copies it; nothing without a form."""
+    if name not in standalone.readable():
+        return []
+    text = standalone.eject(name, trained_length=FILE_LENGTH)
+    command = f"posenc eject {name} --out {name}.py"
+    words = f"`{command}` writes it; [the guide](../guides/take-it-with-you.md) has its options."
+    return [
+        f"One file of {len(text.splitlines())} lines that needs PyTorch alone, to paste into your model. {words}", "",
+        "````{dropdown} The file", ":animate: fade-in", "", "```python", text, "```", "````",
+    ]  # fmt: skip
 
 
 def warning_block(thing: Any) -> list[str]:
@@ -227,6 +241,7 @@ def encoding_page(name: str, source: Path) -> str:
             "",
             *section("What it looks like", *pictures, "\n\n".join(description.facts["notes"])),
             *section("In code", "```python", example(card), "```"),
+            *section("In plain PyTorch", *plain_pytorch(name)),
             *section("Where it goes wrong", *warning_block(cls)),
             *section("Facts", "| | |", "|---|---|", *facts, *cost_rows(name, source)),
             *section("How far it carries", *reach_table(name, source)),

@@ -14,13 +14,12 @@ __version__ = "0.2.0"
 
 HOMES = {
     "Attention": "model.attention", "Block": "model.block", "Cache": "cache", "Compose": "encoding.base",
-    "Decoder": "model.decoder", "Encoder": "model.encoder",
-    "EncoderDecoder": "model.encoder_decoder", "Encoding": "encoding.base", "Keys": "encoding.keys",
-    "Mask": "tokens.masks", "OnHeads": "encoding.chosen_heads", "Positions": "tokens.positions",
-    "Shape": "encoding.base", "Config": "model.config", "TokenPositionEmbedding": "model.embedding",
-    "build": "catalogue", "chosen_weights": "model.chosen_weights", "hand_out": "hand_outs", "names": "catalogue",
-    "preset": "specs.presets", "register": "checkpoints.live.register",
-    "scaled_dot_product_attention": "kernels.reference",
+    "Decoder": "model.decoder", "Encoder": "model.encoder", "EncoderDecoder": "model.encoder_decoder",
+    "Encoding": "encoding.base", "Keys": "encoding.keys", "Mask": "tokens.masks", "OnHeads": "encoding.chosen_heads",
+    "Positions": "tokens.positions", "Shape": "encoding.base", "Config": "model.config",
+    "TokenPositionEmbedding": "model.embedding", "build": "catalogue", "chosen_weights": "model.chosen_weights",
+    "eject": "standalone", "hand_out": "hand_outs", "names": "catalogue", "preset": "specs.presets",
+    "register": "checkpoints.live.register", "scaled_dot_product_attention": "kernels.reference",
 }  # fmt: skip
 """Public names, and the modules that they come from."""
 MODULES = {"masks": "tokens.masks", "presets": "specs.presets"}

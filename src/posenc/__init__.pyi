@@ -19,8 +19,10 @@ from posenc import model as model
 from posenc import parallel as parallel
 from posenc import schedules as schedules
 from posenc import specs as specs
+from posenc import standalone as standalone
 from posenc import testing as testing
 from posenc import tokens as tokens
+from posenc import vectors as vectors
 from posenc import verdicts as verdicts
 from posenc.cache import Cache
 from posenc.catalogue import build, names
@@ -83,6 +85,7 @@ from posenc.model.encoder import Encoder
 from posenc.model.encoder_decoder import EncoderDecoder
 from posenc.specs import presets as presets
 from posenc.specs.presets import preset
+from posenc.standalone import eject
 from posenc.tokens import masks as masks
 from posenc.tokens.masks import Mask
 from posenc.tokens.positions import Positions
@@ -151,6 +154,7 @@ __all__ = [
     "build",
     "chosen_weights",
     "coordinate_maps",
+    "eject",
     "hand_out",
     "hand_outs",
     "masks",

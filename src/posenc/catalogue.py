@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast, get_args
 
 import torch
 
@@ -199,7 +199,7 @@ class Builder:
         return encoding
 
     def instance(self, node: Node, shape: Shape) -> Encoding:
-        cls, options = find(node.name), dict(node.options)
+        cls, options, length = find(node.name), dict(node.options), shape.max_len
         parameters = inspect.signature(cls.__init__).parameters
         for option, value in options.items():
             # A bare word is a string, and the string `false` would count as true.
@@ -208,8 +208,10 @@ class Builder:
             options = {name: value for name, value in source.items() if name in parameters} | options
         if node.parts:
             options["encoding"] = Builder(shape, self.hints, self.placement).from_node(node.parts[0], shape)
-        args = {k: v.with_trained_length(shape.max_len) if isinstance(v, Schedule) else v for k, v in options.items()}
         try:
+            if "schedule" in options and Schedule in get_args(parameters["schedule"].annotation):
+                options["schedule"] = schedules.schedule_of(options["schedule"])  # a bare word needs the length too
+            args = {k: v.with_trained_length(length) if isinstance(v, Schedule) else v for k, v in options.items()}
             encoding = code.instance(cls, args)
         except (ValueError, TypeError, OverflowError, MemoryError, RuntimeError) as error:
             # An absurd number of rows raises one of the last two.

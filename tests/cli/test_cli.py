@@ -68,6 +68,8 @@ SURFACE = {
     "longrope-factors plan out json",
     "explore": "run out open",
     "export": "out cache trust json",
+    "eject": "out checkpoint trained-length bidirectional layout seq-dim tokens cache packed flex",
+    "vectors": "out",
     "completion": "",
     "convert": "out layout stored max-length grid interpolate base shard-gigabytes json",
     "lab": "",

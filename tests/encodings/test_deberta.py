@@ -32,7 +32,7 @@ def exact_bucket(delta: int | Fraction, buckets: int, max_distance: int | None) 
     else:
         power, last = half - 1, max_distance - 1
         ratio = Fraction(size, half) ** power
-        size = half + next((s for s in range(1, half) if ratio <= Fraction(last, half) ** s), half)
+        size = half + next((s for s in range(1, buckets) if ratio <= Fraction(last, half) ** s), buckets)
     return max(-buckets, min(buckets - 1, size if delta > 0 else -size))
 
 
@@ -52,11 +52,14 @@ def test_one_side_has_a_bucket_more() -> None:
 
 @pytest.mark.parametrize(
     ("buckets", "max_distance"),
-    [(256, 512), (8, 33), (8, 512), (4, 9), (5, 20), (32, 128), (6, 5), (64, 1000), (7, None), (512, None), (2, None)],
-)
+    [
+        (256, 512), (8, 33), (8, 512), (4, 9), (5, 20), (32, 128), (6, 5), (255, 512), (64, 1000), (7, None),
+        (512, None), (2, None),
+    ],
+)  # fmt: skip
 def test_every_whole_distance_falls_into_the_exact_bucket(buckets: int, max_distance: int | None) -> None:
     reach = 2 * (max_distance or buckets) + 3
-    deltas = sorted({*range(-min(reach, 700), min(reach, 700) + 1), reach, -reach})
+    deltas = sorted({*range(-min(reach, 700), min(reach, 700) + 1), reach, -reach, 20 * reach, -20 * reach})
     encoding = DeBERTa(4, 1, 4, buckets=buckets, max_distance=max_distance)
     actual = encoding.row(encoding.bucket(torch.tensor(deltas)))
     assert (actual - buckets).tolist() == [exact_bucket(delta, buckets, max_distance) for delta in deltas]

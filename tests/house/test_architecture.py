@@ -113,7 +113,7 @@ def test_an_encoding_file_holds_one_encoding_with_its_source_and_formula() -> No
         assert cls.__doc__ and "Source:" in cls.__doc__, name
 
 
-FOR_PEOPLE = ("lab", "checkout", "checkpoints", "explorer", "export", "lessons", "plain", "cli")
+FOR_PEOPLE = ("lab", "checkout", "checkpoints", "explorer", "export", "lessons", "vectors", "plain", "cli")
 
 
 def test_the_library_needs_torch_and_nothing_else() -> None:

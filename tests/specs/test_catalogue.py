@@ -439,3 +439,8 @@ def test_what_each_layer_learns_for_itself_and_what_all_layers_share_is_as_publi
     shared_by_layers = {"learned", "learned_factorised", "learned_grid", "continuous_time", "t5_bias", "tupe"}
     learning = [encoding for encoding in (build(name, SHAPE) for name in names()) if list(encoding.parameters())]
     assert {encoding.spec_name for encoding in learning if not encoding.per_layer} == shared_by_layers
+
+
+def test_a_schedule_named_by_a_bare_word_gets_the_trained_length_too() -> None:
+    shape = Shape.of(64, 4, 128)
+    assert str(build("rotary(schedule=dynamic_ntk)", shape)) == str(build("rotary(schedule=dynamic_ntk())", shape))

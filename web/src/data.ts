@@ -69,6 +69,8 @@ export interface Encoding {
   name: string;
   spec: string;
   doors: string[];
+  /** The encoding as one Python file that needs PyTorch alone, or the reason why there is none. */
+  file: { text: string; reason: string };
   /** `added` is the fixed table that the encoding adds to embeddings, [T][dim]; `training` has tables after training. */
   sections: Record<string, any> & { added?: number[][] | null; moves?: Moves; spectrum?: RotarySpectrum[] | null };
 }

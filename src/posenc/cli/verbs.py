@@ -6,6 +6,7 @@ from typing import Annotated
 from posenc.cli.board import Advise, Board
 from posenc.cli.checkpoints import Convert, Doctor, Extend, Inspect
 from posenc.cli.comparison import Compare, Merge, Report
+from posenc.cli.eject import Eject, Vectors
 from posenc.cli.encodings import Check, List, Order, Show
 from posenc.cli.explore import Explore
 from posenc.cli.export import Export
@@ -66,8 +67,10 @@ complete -o default -F _posenc posenc"""
 
 GROUPS = {
     "first": (Lesson, List, Show, Explore, Compare, Check, Train, Inspect),
-    "more": (Advise, Report, Order, Generate, Extend, Convert, Doctor, Export, Merge, Board, Lab, Completion),
-}
+    "more": (
+        Advise, Report, Order, Generate, Eject, Vectors, Extend, Convert, Doctor, Export, Merge, Board, Lab, Completion
+    ),
+}  # fmt: skip
 VERBS = {cls.__name__.lower(): cls for group in GROUPS.values() for cls in group}
 
 

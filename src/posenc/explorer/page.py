@@ -15,6 +15,7 @@ from posenc.lab.description import describe, listing
 from posenc.lab.results import summary
 from posenc.lab.views import page
 from posenc.lab.views.sections import ENCODING_SECTIONS, order
+from posenc.standalone import eject
 
 TEMPLATE = Path(__file__).with_name("explorer.html.jinja")
 
@@ -64,8 +65,17 @@ def encoding_data(spec: str, training: Any) -> dict[str, Any]:
         "name": spec,
         "spec": str(encoding),
         "doors": sorted(encoding.doors),
+        "file": file_or_reason(spec),
         "sections": sections | {"training": training},
     }
+
+
+def file_or_reason(spec: str) -> dict[str, str]:
+    """Return the encoding as one file that needs PyTorch alone, or the reason why there is none."""
+    try:
+        return {"text": eject(spec, trained_length=SHAPE.max_len), "reason": ""}
+    except ValueError as error:
+        return {"text": "", "reason": str(error)}
 
 
 def door_table(specs: Sequence[str]) -> list[dict[str, Any]]:

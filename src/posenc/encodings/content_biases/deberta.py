@@ -251,10 +251,10 @@ def edges_of(buckets: int, max_distance: int | None) -> tuple[float, ...]:
         return tuple(float(d) for d in range(buckets))
     half, last = buckets // 2, max_distance - 1
     logarithmic = []
-    for step in range(half):
-        # x lies past the edge when x^(half-1) > half^(half-1-step) last^step, in whole numbers.
+    for step in range(buckets - half):
+        # x lies past the edge when x^(half-1) half^step > half^(half-1) last^step, in whole numbers.
         edge = half * (last / half) ** (step / (half - 1))
-        integer, bound = round(edge), half ** (half - 1 - step) * last**step
-        past = integer ** (half - 1) > bound
+        integer = round(edge)
+        past = integer ** (half - 1) * half**step > half ** (half - 1) * last**step
         logarithmic.append(min(edge, math.nextafter(integer, 0.0)) if past else max(edge, float(integer)))
     return (*(float(d) for d in range(half)), *logarithmic)
