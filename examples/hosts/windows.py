@@ -61,14 +61,17 @@ class Attention(nn.Module):
         return self.proj(y.transpose(1, 2).reshape(B, T, C))
 
 
+class MLP(nn.Sequential):
+    def __init__(self, dim: int) -> None:
+        super().__init__(nn.Linear(dim, 4 * dim), nn.ReLU(), nn.Linear(4 * dim, dim))
+
+
 class GPT(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.embed = nn.Embedding(config.vocab_size, config.model_dim)
         self.attns = nn.ModuleList([Attention(config) for _ in range(config.num_layers)])
-        self.mlps = nn.ModuleList(
-            [nn.Sequential(nn.Linear(config.model_dim, 256), nn.ReLU(), nn.Linear(256, config.model_dim)) for _ in self.attns]
-        )
+        self.mlps = nn.ModuleList([MLP(config.model_dim) for _ in range(config.num_layers)])
         self.lm_head = nn.Linear(config.model_dim, config.vocab_size, bias=False)
         self.window = config.window
         self.yarn = Yarn(config.model_dim // config.num_heads)

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import Positions, Shape, build, cli, eject
+from posenc import Positions, Shape, build, cli, eject, names
+from posenc.catalogue import ENCODINGS
 from posenc.encoding.base import Encoding
 from posenc.lessons import lesson_of
+from posenc.standalone import readable
 from posenc.tokens.positions import as_positions
 
 SHAPE = Shape(dim=32, heads=4, head_dim=8, max_len=64)
@@ -37,7 +39,7 @@ def run_self_test(text: str) -> None:
     "spec",
     [
         "rotary + alibi", "alibi + rotary + log_temperature(trained_length=64)",
-        "on(rotary, heads=(0, 1)) + on(alibi, heads=(2, 3))",
+        "on(rotary, heads=(0, 1)) + on(alibi, heads=(2, 3))", "on(shaw(values=False), heads=(3, 0)) + kerple",
         "rotary(schedule=dynamic_ntk(trained_length=64)) + kerple",
         "rotary(base=100) + rotary(partial=0.5)", "on(alibi(form='asymmetric'), heads=(1,)) + alibi",
         "rotary(schedule=yarn(factor=4, trained_length=64)) + t5_bias",
@@ -48,8 +50,8 @@ def test_a_sum_in_one_file_is_the_librarys(spec: str, seq_dim: int) -> None:
     run_self_test(text)
     encoding = build(spec, SHAPE).double()
     sizes = {"num_heads": 4, "head_dim": 8}
-    names = [name for name in sizes if f"{name}: int" in text.split("class PositionalEncoding")[1]]
-    module = scope_of(text)["PositionalEncoding"](**{name: sizes[name] for name in names}).double()
+    arguments = [name for name in sizes if f"{name}: int" in text.split("class PositionalEncoding")[1]]
+    module = scope_of(text)["PositionalEncoding"](**{name: sizes[name] for name in arguments}).double()
     copy_weights(encoding, module)
     q, k = samples(2, 4, 5, 8), samples(2, 4, 5, 8).flip(-1)
     inputs = [x if seq_dim == 2 else x.transpose(1, 2) for x in (q, k)]
@@ -225,3 +227,13 @@ def test_a_file_is_a_right_answer_of_its_lesson(
     (tmp_path / "mine.py").write_text(eject(**options))
     verdicts = lesson_of(str(number)).check(f"{tmp_path / 'mine.py'}:{name}")
     assert verdicts and all(verdict.kept for verdict in verdicts), verdicts
+
+
+def test_every_encoding_has_a_form_but_rules_wrappers_and_none(tmp_path: Path) -> None:
+    missing = set(names()) - set(readable())
+    rules = {name for name in missing if "attend" in ENCODINGS[name].doors or ENCODINGS[name].wraps}
+    assert missing == rules | {"none"} and len(missing) < 10
+    code = "from posenc import Encoding\nclass Mine(Encoding):\n    def by_distance(self, delta): return -delta.abs()\n"
+    (tmp_path / "mine.py").write_text(code)
+    with pytest.raises(ValueError, match=r"Mine has no readable form yet; those that have: alibi, axial_rotary, "):
+        eject(f"{tmp_path / 'mine.py'}:Mine")

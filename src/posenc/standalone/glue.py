@@ -66,16 +66,15 @@ class Member:
 
 def sum_class(spec: str, members: Sequence[Member], seq_dim: int) -> str:
     """Return the text of the class of a sum, with a method for each thing that its parts do."""
-    needs = {name for member in members for name in member.parameters("__init__")}
-    some_heads = any(member.heads and member.kind == "bias" for member in members)
-    needs |= {"num_heads"} if some_heads else set()
+    needs = {name for member in members for name in member.parameters("__init__") if name != "num_heads"}
+    needs |= {"num_heads" for member in members if not member.heads and "num_heads" in member.parameters("__init__")}
     arguments = "".join(f", {name}: int" for name in ARGUMENTS if name in needs)
     text = (
         f'class PositionalEncoding(nn.Module):\n    """{spec}.\n\n{usage(members, seq_dim)}    """\n\n'
         f"    def __init__(self{arguments}) -> None:\n        super().__init__()\n"
-        f"{''.join(member.construction() for member in members)}{'        self.num_heads = num_heads' * some_heads}\n"
+        f"{''.join(member.construction() for member in members)}"
     )
-    return text.rstrip("\n") + "\n" + "".join(method(members) for method in (embed_method, rotate_method, bias_method))
+    return text + "".join(method(members) for method in (embed_method, rotate_method, bias_method))
 
 
 def usage(members: Sequence[Member], seq_dim: int) -> str:
@@ -141,8 +140,8 @@ def bias_method(members: Sequence[Member]) -> str:
         return ""
     terms = []
     for part in parts:
-        term = part.call("q, k")
-        terms.append(f"bias_on_heads({term}, {part.heads}, self.num_heads)" if part.heads else term)
+        on_heads = f"bias_on_heads(self.{part.name}, q, k, {part.heads}, {', '.join(part.places)})"
+        terms.append(on_heads if part.heads else part.call("q, k"))
     (first, *other_terms) = terms
     text = f"        bias = {first}\n" + "".join(f"        bias = bias + {term}\n" for term in other_terms[:-1])
     text = f"{text}        return bias + {other_terms[-1]}\n" if other_terms else f"        return {first}\n"
