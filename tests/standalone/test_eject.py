@@ -166,9 +166,16 @@ def test_the_encoding_of_a_checkpoint_is_written_with_its_numbers(
     text = capsys.readouterr().out
     run_self_test(text)
     assert "BASE = 500_000" in text and "FACTOR = 4.0" in text and "TRAINED_LENGTH = 512" in text
-    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "bert", "rope_scaling": None}))
     assert cli.main(["eject", "rotary", "--checkpoint", str(tmp_path)])
     assert "give one encoding: a SPEC" in capsys.readouterr().err
+    local = {"model_type": "gemma3_text", "rope_scaling": None, "rope_local_base_freq": 10_000.0, "head_dim": 16}
+    config |= local | {"num_hidden_layers": 6, "sliding_window": 512, "sliding_window_pattern": 6}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert cli.main(["eject", "--checkpoint", str(tmp_path)])
+    assert "layers 5: rotary(base=500000); give one of them as SPEC" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba", "hidden_size": 64}))
+    assert cli.main(["eject", "--checkpoint", str(tmp_path)])
+    assert "no encoding was read from" in capsys.readouterr().err
 
 
 BY_POSITION = (

@@ -74,9 +74,11 @@ class Eject:
         assert self.checkpoint is not None
         reading = inspect(load.find_checkpoint(self.checkpoint, weights=False))
         places = places_of_encodings(reading)
-        if len(places) != 1:
+        if not places:
+            raise ValueError(f"no encoding was read from {quote(self.checkpoint)}; posenc inspect says what was found")
+        if len(places) > 1:
             several = "; ".join(f"{', '.join(where)}: {spec}" for spec, where in places.items())
-            raise ValueError(f"{quote(self.checkpoint)} has {several or 'no encoding'}; give one of them as SPEC")
+            raise ValueError(f"{quote(self.checkpoint)} has {several}; give one of them as SPEC")
         (spec,) = places
         return spec, reading.parts[0].trained_length
 
