@@ -1,7 +1,7 @@
 """ALiBi: subtract from each logit a slope of its head times the distance between query and key.
 
 Source: Press, Smith, Lewis 2021, arXiv:2108.12409, section 3.
-Where it goes wrong: far keys get almost no weight. In bfloat16, slope times absolute position makes near keys equal.
+Where it goes wrong: far keys get almost no weight. Code with slope times position in bfloat16 makes near keys equal.
 """
 
 import torch
@@ -19,7 +19,7 @@ class ALiBi(nn.Module):
 
     def __init__(self, num_heads: int, head_dim: int = 64) -> None:
         super().__init__()
-        top = 2 ** num_heads.bit_length()  # 12 heads: the 8 slopes of 8 heads, then slopes 1, 3, 5, 7 of 16 heads
+        top = 2 ** num_heads.bit_length()  # 12 heads: the slopes of 8 heads, then every other slope of 16
         self.slopes = [2 ** (-BIAS_MAX * h / top) for h in (*range(2, top + 1, 2), *range(1, 2 * num_heads - top, 2))]
         if LEARNED:
             self.log_slopes = nn.Parameter(torch.tensor(self.slopes).log())

@@ -20,7 +20,7 @@ REPLACED_OPTIONS = ("layout",)
 class LearnedRotaryEmbedding(nn.Module):
     """q, k = LearnedRotaryEmbedding(...)(q, k), before their product; q, k [batch, heads, seq_len, head_dim].
 
-    position_ids [seq_len] or [batch, seq_len]; without them tokens count up from offset, which is not read otherwise.
+    Give position_ids [seq_len] or [batch, seq_len], or offset, the number of cached tokens; ids come first.
     """
 
     def __init__(self, head_dim: int, num_heads: int = 1) -> None:

@@ -19,7 +19,7 @@ class LogNScaling(nn.Module):
     """q = LogNScaling()(q), once other encodings have rotated q.
 
     q [batch, heads, seq_len, head_dim], position_ids [seq_len] or [batch, seq_len]; without them tokens count up from
-    offset, which is not read otherwise.
+    offset, which is ignored beside position_ids.
     """
 
     def forward(self, q: Tensor, position_ids: Tensor | None = None, offset: int = 0) -> Tensor:

@@ -26,7 +26,7 @@ class MultimodalRotaryEmbedding(nn.Module):
     """q, k = MultimodalRotaryEmbedding(head_dim)(q, k, position_ids), for q, k [batch, heads, seq_len, head_dim].
 
     position_ids [seq_len, axes] or [batch, seq_len, axes] are the time, height and width of each token. Text has the
-    same number on all axes, and alone needs none: it counts up from offset, which is not read otherwise.
+    same number on all axes, and alone needs none: it counts up from offset, which is ignored beside position_ids.
     """
 
     def __init__(self, head_dim: int) -> None:

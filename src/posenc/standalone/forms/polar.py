@@ -20,7 +20,7 @@ SEQ_DIM = 2
 class PolarEmbedding(nn.Module):
     """q, k = PolarEmbedding(...)(q, k), before their product; q, k [batch, heads, seq_len, head_dim].
 
-    position_ids [seq_len] or [batch, seq_len]; without them tokens count up from offset, which is not read otherwise.
+    Give position_ids [seq_len] or [batch, seq_len], or offset, the number of cached tokens; ids come first.
     They come out twice as wide, [.., 2 head_dim]; scale their product by head_dim^-0.5.
     """
 

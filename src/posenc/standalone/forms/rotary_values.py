@@ -21,7 +21,7 @@ class RotaryValueEmbedding(nn.Module):
     """out = nn.functional.scaled_dot_product_attention(q, k, rope(v)), then out = rope(out, inverse=True).
 
     v and out [batch, heads, seq_len, head_dim], position_ids [seq_len] or [batch, seq_len]. Without position_ids tokens
-    count up from offset, which is not read otherwise.
+    count up from offset, which is ignored beside position_ids.
     """
 
     def __init__(self, head_dim: int) -> None:

@@ -17,7 +17,7 @@ class ScalableSoftmax(nn.Module):
     """q = ScalableSoftmax(num_heads)(q), once other encodings have rotated q; one for each layer.
 
     q [batch, heads, seq_len, head_dim], position_ids [seq_len] or [batch, seq_len]; without them tokens count up from
-    offset, which is not read otherwise.
+    offset, which is ignored beside position_ids.
     """
 
     def __init__(self, num_heads: int) -> None:

@@ -1,8 +1,8 @@
 """Shaw's relative position representations: learned vectors of the clipped distance, added to keys and values.
 
 Source: Shaw, Uszkoreit, Vaswani 2018, arXiv:1803.02155, sections 3.1 and 3.2.
-Where it goes wrong: all distances past MAX_DISTANCE are alike, so order is lost there. A row of a table belongs to key
-position - query position, and the opposite sign is silently wrong. A tensor of vectors for all pairs, [T, S, head_dim],
+Where it goes wrong: all distances past MAX_DISTANCE are alike, so order is lost there. Rows count key position - query
+position, and the opposite sign is silently wrong. A tensor of vectors for all pairs, [T, S, head_dim],
 is not needed. T5's bias is another encoding: one number for each head and bucket.
 """
 

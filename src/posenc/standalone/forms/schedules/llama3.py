@@ -1,8 +1,8 @@
 """Llama 3's scaling: fast pairs stay, slow pairs are divided by the factor, linear in turns between.
 
 Source: Meta's Llama 3.1 reference code, `apply_scaling`; Grattafiori et al. 2024, arXiv:2407.21783, section 3.4.2.
-Where it goes wrong: Llama 3 has the base 500,000, not rotary's 10,000: rotary(base=500_000, schedule=llama3(...)). The
-trained length is that before stretching (8192), not the context of the released model.
+Where it goes wrong: for Llama 3 set BASE = 500_000 below, in place of rotary's 10,000. The trained length is that
+before stretching (8192), not the context of the released model.
 """
 
 import math

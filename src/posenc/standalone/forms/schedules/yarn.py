@@ -2,8 +2,8 @@
 
 Source: Peng et al. 2023, arXiv:2309.00071, sections 3.2 to 3.4; DeepSeek-AI 2024, arXiv:2405.04434, for mscale.
 Where it goes wrong: the temperature multiplies cos and sin, so logits are multiplied by its square. DeepSeek's models
-also multiply the scale of attention by (0.1 mscale_all_dim ln(factor) + 1)^2; this file does not. The paper's ramp is
-linear in turns, the released code's in the index of the pair: their frequencies differ by up to 3 times.
+also multiply the scale of attention by (0.1 mscale_all_dim ln(factor) + 1)^2; this file does not. The released code's
+ramp, also Hugging Face's, is linear in the index of the pair, the paper's in turns: up to 3 times apart.
 """
 
 import math
@@ -26,7 +26,7 @@ def frequencies(dim: int, base: float) -> Tensor | tuple[Tensor, float]:
     """Return the frequencies (radians per position, fastest first)."""
     plain = base ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     if RAMP == "turns":
-        turns = TRAINED_LENGTH * plain / (2 * math.pi)
+        turns = TRAINED_LENGTH * plain / (2 * math.pi)  # the paper's ramp
         if BETA_FAST == BETA_SLOW:
             keep = (turns >= BETA_FAST).double()
         else:
@@ -36,7 +36,7 @@ def frequencies(dim: int, base: float) -> Tensor | tuple[Tensor, float]:
         ends = [dim / 2 * math.log(turns / beta, base) for beta in (BETA_FAST, BETA_SLOW)]
         if TRUNCATE:
             ends = [math.floor(ends[0]), math.ceil(ends[1])]
-        first, last = (min(max(end, 0), dim - 1) for end in ends)  # pairs between which the ramp lies
+        first, last = (min(max(end, 0), dim - 1) for end in ends)  # the released code's ramp
         keep = 1 - ((torch.arange(dim // 2, dtype=torch.float64) - first) / (last - first or 0.001)).clamp(0, 1)
     if HAS_TEMPERATURE:
         return keep * plain + (1 - keep) * plain / FACTOR, TEMPERATURE  # which multiplies cosines and sines
