@@ -60,7 +60,7 @@ def eject(
     """
     if seq_dim not in (1, 2):
         raise ValueError(f"seq_dim must be 2, for [B, H, T, D], or 1, for [B, T, H, D]; got {quote(seq_dim)}")
-    flags: dict[str, Any] = {"SEQ_DIM": seq_dim, "FLEX": flex}
+    flags: dict[str, Any] = {"SEQ_DIM": seq_dim, "HEADS_DIM": 3 - seq_dim, "FLEX": flex}
     shape = Shape(16, 2, 8, trained_length or TEST_LENGTH, causal)
     encodings, heads = parts_to_eject(spec, shape, layout)
     other_encodings, _ = parts_to_eject(spec, replace(shape, max_len=shape.max_len + 1), layout)
@@ -70,7 +70,8 @@ def eject(
             f"{quote(spec)} depends on the trained length and leaves it open; give it in tokens, as in "
             f"eject(..., trained_length=4096)"
         )
-    pieces = [piece_of(Forms(encoding, flags), f"{PACKAGE}.{encoding.spec_name}") for encoding in encodings]
+    forms = [Forms(encoding, flags) for encoding in encodings]
+    pieces = [piece_of(sources, f"{PACKAGE}.{sources.encoding.spec_name}") for sources in forms]
     for piece, encoding, some_heads in zip(pieces, encodings, heads, strict=True):
         if flex and (some_heads or "def score_mod(" not in piece.main_class):
             raise ValueError(f"{spec} has no score_mod for flex: {why_no_score_mod(encoding, some_heads)}")
@@ -81,10 +82,9 @@ def eject(
     if len(pieces) > 1 or any(heads):
         glue = sum_class(str(spec), list(members_of(pieces, encodings, heads)), seq_dim)
         names += [helper for helper in ("rotate_heads", "bias_on_heads") if helper in glue]
-    forms = Forms(encodings[0], flags)
     if tokens:
-        forms.add_embedding_of_tokens(str(spec), pieces)
-    pieces += [piece_of(forms, f"{PACKAGE}.{name}") for name in names]
+        forms[0].add_embedding_of_tokens(str(spec), pieces)
+    pieces += [piece_of(forms[0], f"{PACKAGE}.{name}") for name in names]
     options = {
         "trained_length": trained_length if by_length else None,
         "bidirectional": not causal,

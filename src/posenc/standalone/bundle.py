@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 LINE = 112  # letters
 PACKAGE = "posenc.standalone.forms"
 SCHEDULES = f"{PACKAGE}.schedules."
+AXES = ("SEQ_DIM", "HEADS_DIM")
 
 Edit: TypeAlias = tuple[int, int, str]
 """Where the old text begins and ends, and the new text."""
@@ -128,6 +129,7 @@ def edits(source: Source) -> Iterator[Edit]:
     yield from required_parameters(source)
     yield from unused_parameters(source)
     yield from result_types(source)
+    yield from axes_in_place(source)
 
 
 def decisions(source: Source) -> Iterator[Edit]:
@@ -212,6 +214,15 @@ def result_types(source: Source) -> Iterator[Edit]:
                 if len(tuples) == 1:
                     start, end = source.span(union.right if True in tuples else union.left)
                     yield *source.span(union), source.text[start:end]
+
+
+def axes_in_place(source: Source) -> Iterator[Edit]:
+    """Yield the edit of each place that reads the axis of tokens or heads: a file has the number, not a constant."""
+    definitions = {name: source.definitions.get(name) for name in AXES}
+    values = {name: ast.unparse(node.value) for name, node in definitions.items() if isinstance(node, ast.Assign)}
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in values:
+            yield *source.span(node), values[node.id]
 
 
 def unused_parameters(source: Source) -> Iterator[Edit]:

@@ -51,7 +51,7 @@ def self_test_positions(encoding: Encoding) -> Positions:
         return as_positions(samples(1, 3, axes))  # coordinates from -1 to 1, which image encodings read
     ids = torch.tensor(POSITIONS)
     if (encoding.axes or 1) > 1:
-        ids = torch.stack([ids // (axis + 1) for axis in range(encoding.axes or 1)], -1)[None]  # [1, T, axes]
+        ids = positions_on_axes(ids, encoding.axes)[None]  # [1, T, axes]
     if sizes := getattr(encoding, "cells", getattr(encoding, "limits", ())):
         ids = torch.minimum(ids, torch.tensor(sizes) - 1)
     if interval := getattr(encoding, "interval", None):  # nearer tokens have the temperature 1
@@ -60,7 +60,12 @@ def self_test_positions(encoding: Encoding) -> Positions:
     return as_positions(ids).with_horizon(HORIZON if by_horizon else None)
 
 
+def positions_on_axes(ids: Tensor, axes: int) -> Tensor:
+    """Return positions [T], or [T, axes] with another number on each axis."""
+    return ids if axes == 1 else torch.stack([ids // (axis + 1) for axis in range(axes)], -1)
+
+
 def samples(*shape: int) -> Tensor:
-    """Return the inputs and weights of the self-tests (float64)."""
+    """Return the sine of each element's index (float64): numbers that any library makes."""
     size = torch.Size(shape).numel()
     return torch.arange(size, dtype=torch.float64).sin().view(shape)

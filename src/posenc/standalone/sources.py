@@ -23,16 +23,12 @@ class Forms(dict[str, Source]):
     def __init__(self, encoding: Encoding, flags: dict[str, Any]) -> None:
         options = constructor_arguments(encoding)
         schedule = options.pop("schedule", None)
-        form(encoding.spec_name, encoding, options, flags)  # raises before a refused option is computed with
+        check_options(encoding.spec_name, encoding, options)
         self.encoding, self.flags = encoding, flags | {"EXPECTED": expected_numbers(encoding)}
         if schedule is not None:
-            self.flags |= {
-                "SCHEDULE": True,
-                "BY_HORIZON": schedule.by_horizon,
-                "HAS_TEMPERATURE": is_tempered(schedule),
-            }
+            self.flags |= {"SCHEDULE": True, **schedule_flags(schedule)}
             self.update(schedule_forms(schedule))
-        self[f"{PACKAGE}.{encoding.spec_name}"] = form(encoding.spec_name, encoding, options, self.flags)
+        self[f"{PACKAGE}.{encoding.spec_name}"] = form(encoding.spec_name, encoding, self.flags)
 
     def add_embedding_of_tokens(self, spec: str, pieces: Sequence[Piece]) -> None:
         """Add the form of the embedding of tokens, with the class of the encoding as its positions."""
@@ -50,7 +46,7 @@ class Forms(dict[str, Source]):
         self[module] = specialised_source(text, {"TABLE": "STD" in piece.definitions})
 
     def __missing__(self, module: str) -> Source:
-        self[module] = form(module.removeprefix(f"{PACKAGE}."), self.encoding, {}, self.flags)
+        self[module] = form(module.removeprefix(f"{PACKAGE}."), self.encoding, self.flags)
         return self[module]
 
 
@@ -62,12 +58,9 @@ def schedule_forms(schedule: Schedule) -> Iterator[tuple[str, Source]]:
     module, prefixes = f"{SCHEDULES}linear", [""]
     while True:
         inner: Schedule | None = getattr(schedule, "inner", None)
-        flags = {
-            "INNER": inner is not None,
-            "BY_HORIZON": schedule.by_horizon,
-            "HAS_TEMPERATURE": is_tempered(schedule),
-        }
-        source = form(f"schedules.{schedule.spec_name}", schedule, vars(schedule), flags)
+        flags = {"INNER": inner is not None, **schedule_flags(schedule)}
+        check_options(f"schedules.{schedule.spec_name}", schedule, vars(schedule))
+        source = form(f"schedules.{schedule.spec_name}", schedule, flags)
         prefix = prefixes[-1]
         names = {name: (prefix.upper() if name.isupper() else prefix) + name for name in source.definitions}
         if inner is None:
@@ -83,32 +76,46 @@ def schedule_forms(schedule: Schedule) -> Iterator[tuple[str, Source]]:
         module, schedule = f"{module}.inner", inner
 
 
-def is_tempered(schedule: Schedule) -> bool:
-    """Return whether a schedule multiplies cosines and sines by a factor other than 1."""
+def schedule_flags(schedule: Schedule) -> dict[str, bool]:
+    """Return whether a schedule reads the horizon, and whether it multiplies cosines and sines by a factor."""
+    by_horizon = schedule.by_horizon
     while inner := getattr(schedule, "inner", None):
         schedule = inner
     plain = [100.0 ** (-k / 4) for k in range(4)]
-    return any(schedule.formula(plain, base=100.0, width=8, horizon=horizon)[1] != 1 for horizon in (1, HORIZON))
+    factors = {schedule.formula(plain, base=100.0, width=8, horizon=horizon)[1] for horizon in (1, HORIZON)}
+    return {"BY_HORIZON": by_horizon, "HAS_TEMPERATURE": factors != {1}}
 
 
-def form(name: str, owner: Encoding | Schedule, options: dict[str, Any], flags: dict[str, Any]) -> Source:
-    """Return the source of a form, with the options of its owner as its constants.
+def check_options(name: str, owner: Encoding | Schedule, options: dict[str, Any]) -> None:
+    """Raise ValueError for an option that the form of its owner does not have.
 
-    A constant may be named after any attribute of the owner. `REPLACED_OPTIONS` lists options
-    that other constants make up for, and `REFUSED_VALUES` values of options without a readable form.
+    `REPLACED_OPTIONS` of a form lists options that other constants make up for, `REFUSED_VALUES` values without a form.
     """
-    path = FOLDER.joinpath(*name.split(".")[:-1], f"{name.split('.')[-1]}.py")
-    if not path.is_file():
-        raise ValueError(f"{owner} has no readable form{why_no_form(owner)}; those that have: {', '.join(readable())}")
-    text = path.read_text(encoding="utf-8")
-    definitions = Source(text).definitions
+    source = Source(text_of_form(name, owner))
+    definitions, constants = source.definitions, {*source.definitions}
+    for module in {module for module, _ in source.imports.values() if module.startswith(PACKAGE)}:
+        constants |= Source(text_of_form(module.removeprefix(f"{PACKAGE}."), owner)).definitions.keys()
     replaced_options = module_constant(definitions, "REPLACED_OPTIONS")
     refused_values = module_constant(definitions, "REFUSED_VALUES")
     defaults = inspect.signature(type(owner)).parameters
     for option, value in options.items():
-        is_known = option.upper() in definitions or option in replaced_options or option in MODEL_ARGUMENTS
+        is_known = option.upper() in constants or option in replaced_options or option in MODEL_ARGUMENTS
         if value in refused_values or not (is_known or value == defaults[option].default):
             raise ValueError(f"{owner} has no readable form yet with {option}={value!r}; leave the option out")
+
+
+def text_of_form(name: str, owner: Encoding | Schedule) -> str:
+    """Return the text of a form as it was written. Raises ValueError without one."""
+    path = FOLDER.joinpath(*name.split(".")[:-1], f"{name.split('.')[-1]}.py")
+    if not path.is_file():
+        raise ValueError(f"{owner} has no readable form{why_no_form(owner)}; those that have: {', '.join(readable())}")
+    return path.read_text(encoding="utf-8")
+
+
+def form(name: str, owner: Encoding | Schedule, flags: dict[str, Any]) -> Source:
+    """Return the source of a form; a constant may be named after a flag or any attribute of the owner."""
+    text = text_of_form(name, owner)
+    definitions = Source(text).definitions
     constants = {constant: flags[constant] for constant in definitions if constant in flags}
     for constant in definitions:
         if constant.isupper() and constant not in flags and hasattr(owner, constant.lower()):

@@ -15,6 +15,7 @@ import posenc
 from posenc.catalogue import Spec, build
 from posenc.encoding.base import Encoding, Shape, parts_of, spec_options
 from posenc.encoding.biases import BIASES
+from posenc.standalone.self_tests import positions_on_axes, samples
 from posenc.tokens import masks
 from posenc.tokens.positions import Positions
 from posenc.vectors import vector_reader
@@ -72,7 +73,7 @@ def vectors(spec: Spec, shape: Shape = SHAPE) -> EncodingVectors:
             raise ValueError(f"{part} opens the door {min(doors)}; there are vectors of what embeds, turns or biases")
     result = EncodingVectors(description_of(encoding, shape))
     for name, weight in encoding.named_parameters():
-        weight.copy_(0.3 * sines(*weight.shape))
+        weight.copy_(0.3 * samples(*weight.shape))
         result.put(f"weight/{name}", weight)
     inputs = inputs_of(encoding, shape)
     for name, tensor in inputs.items():
@@ -126,14 +127,9 @@ def horizon_of(length: int) -> int:
 def inputs_of(encoding: Encoding, shape: Shape) -> dict[str, Tensor]:
     """Return the embeddings, or the queries and keys."""
     if "embed" in encoding.doors:
-        return {"x": sines(2, TOKENS, shape.dim)}
-    q = sines(2, shape.heads, TOKENS, shape.head_dim)
+        return {"x": samples(2, TOKENS, shape.dim)}
+    q = samples(2, shape.heads, TOKENS, shape.head_dim)
     return {"q": q, "k": q.flip(-1)}
-
-
-def sines(*shape: int) -> Tensor:
-    """Return the sine of each element's index (float64)."""
-    return torch.arange(torch.Size(shape).numel(), dtype=torch.float64).sin().view(shape)
 
 
 def position_cases(encoding: Encoding, length: int) -> Iterator[tuple[str, Positions, Positions]]:
@@ -142,7 +138,7 @@ def position_cases(encoding: Encoding, length: int) -> Iterator[tuple[str, Posit
     ids["beyond"] = torch.tensor([length, length + 1, 4 * length] * (TOKENS // 3))
     if encoding.doors & BIASES:  # the logarithmic buckets of T5 lie between a distance of 16 and one of 128
         ids["spaced"] = torch.tensor([0, 9, 20, 40, 80, 120])
-    places = {name: Positions.of(positions_on_axes(line, encoding.axes)[None]) for name, line in ids.items()}
+    places = {name: Positions.of(positions_on_axes(line, encoding.axes or 3)[None]) for name, line in ids.items()}
     if encoding.axes == 1:
         mask = torch.ones(2, TOKENS)
         mask[0, :2] = 0
@@ -153,11 +149,6 @@ def position_cases(encoding: Encoding, length: int) -> Iterator[tuple[str, Posit
     first_tokens = places["counted"]
     yield "decoded", first_tokens.rows(slice(-1, None)), first_tokens
     yield "moved", first_tokens, first_tokens.with_coords(first_tokens.coords + SHIFT)
-
-
-def positions_on_axes(ids: Tensor, axes: int) -> Tensor:
-    """Return positions [T], or [T, axes] with another number on each axis."""
-    return ids if axes == 1 else torch.stack([ids // (axis + 1) for axis in range(axes or 3)], -1)
 
 
 def outputs_of(

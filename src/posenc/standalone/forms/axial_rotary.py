@@ -37,7 +37,7 @@ class AxialRotaryEmbedding(nn.Module):
             self.widths = (head_dim // (2 * AXES) * 2,) * AXES  # channels of each axis; those left over do not rotate
 
     def forward(self, q: Tensor, k: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        if not q.shape[2 if SEQ_DIM == 2 else 1] == k.shape[2 if SEQ_DIM == 2 else 1] == position_ids.shape[-2]:
+        if not q.shape[SEQ_DIM] == k.shape[SEQ_DIM] == position_ids.shape[-2]:
             raise ValueError(f"q, k and position_ids differ in length: {q.shape}, {k.shape}, {position_ids.shape}")
         device = "cpu" if q.device.type == "mps" else q.device  # mps has no float64
         parts = []

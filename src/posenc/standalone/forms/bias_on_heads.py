@@ -4,11 +4,12 @@ import torch
 from torch import Tensor, nn
 
 SEQ_DIM = 2
+HEADS_DIM = 1
 
 
 def bias_on_heads(bias: nn.Module, q: Tensor, k: Tensor, heads: tuple[int, ...], *places: Tensor | None) -> Tensor:
     """Return the bias [.., heads of q, T, S] that is 0 for all but these query heads."""
-    axis, index = 3 - SEQ_DIM, torch.tensor(heads, device=q.device)
+    axis, index = HEADS_DIM, torch.tensor(heads, device=q.device)
     group = q.shape[axis] // k.shape[axis]  # query heads of a key head
     some = bias(q.index_select(axis, index), k.index_select(axis, index // group), *places)
     return some.new_zeros(*some.shape[:-3], q.shape[axis], *some.shape[-2:]).index_copy(-3, index, some)
@@ -18,7 +19,7 @@ class Ones(nn.Module):
     """A bias of 1, for the test below."""
 
     def forward(self, q: Tensor, k: Tensor) -> Tensor:
-        return torch.ones(q.shape[3 - SEQ_DIM], q.shape[SEQ_DIM], k.shape[SEQ_DIM])
+        return torch.ones(q.shape[HEADS_DIM], q.shape[SEQ_DIM], k.shape[SEQ_DIM])
 
 
 if __name__ == "__main__":

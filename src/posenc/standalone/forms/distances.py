@@ -25,7 +25,8 @@ def axis_distances(q: Tensor, k: Tensor, position_ids: Tensor | None, key_positi
         raise ValueError("positions of several axes have no default; expected position_ids [.., seq_len, axes]")
     if key_position_ids is None:
         key_position_ids = position_ids
-    if (lengths := (position_ids.shape[-2], key_position_ids.shape[-2])) != (q.shape[SEQ_DIM], k.shape[SEQ_DIM]):
-        expected = f"expected position ids of {q.shape[SEQ_DIM]} queries and {k.shape[SEQ_DIM]} keys"
+    queries, keys = q.shape[SEQ_DIM], k.shape[SEQ_DIM]
+    if (lengths := (position_ids.shape[-2], key_position_ids.shape[-2])) != (queries, keys):
+        expected = f"expected position ids of {queries} queries and {keys} keys"
         raise ValueError(f"{expected}, got {lengths[0]} and {lengths[1]}; give key_position_ids too")
     return (position_ids[..., :, None, :] - key_position_ids[..., None, :, :]).unsqueeze(-4)

@@ -16,7 +16,6 @@ from posenc.standalone.forms.pairs import rotate_first
 AXES = 2  # such as row and column
 BASE = 100.0  # the slowest pair turns once in nearly BASE units of a coordinate
 SEQ_DIM = 2
-REPLACED_OPTIONS = ("layout",)
 
 
 class ImageRotaryEmbedding(nn.Module):
@@ -31,7 +30,7 @@ class ImageRotaryEmbedding(nn.Module):
         self.pairs = head_dim // (2 * AXES)  # of each axis; channels left over do not rotate
 
     def forward(self, q: Tensor, k: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        if not q.shape[2 if SEQ_DIM == 2 else 1] == k.shape[2 if SEQ_DIM == 2 else 1] == position_ids.shape[-2]:
+        if not q.shape[SEQ_DIM] == k.shape[SEQ_DIM] == position_ids.shape[-2]:
             raise ValueError(f"q, k and position_ids differ in length: {q.shape}, {k.shape}, {position_ids.shape}")
         device = "cpu" if q.device.type == "mps" else q.device  # mps has no float64
         periods = BASE ** (torch.arange(self.pairs, dtype=torch.float64, device=device) / self.pairs)

@@ -14,7 +14,6 @@ from posenc.standalone.forms.pairs import rotate
 BASE = 10_000.0  # of the frequencies before training
 PER_HEAD = False
 SEQ_DIM = 2
-REPLACED_OPTIONS = ("layout",)
 
 
 class LearnedRotaryEmbedding(nn.Module):
@@ -36,8 +35,8 @@ class LearnedRotaryEmbedding(nn.Module):
         self, q: Tensor, k: Tensor, position_ids: Tensor | None = None, offset: int = 0
     ) -> tuple[Tensor, Tensor]:
         if position_ids is None:  # they count up from offset, the number of tokens in the KV cache
-            position_ids = torch.arange(offset, offset + k.shape[2 if SEQ_DIM == 2 else 1], device=k.device)
-        if not q.shape[2 if SEQ_DIM == 2 else 1] == k.shape[2 if SEQ_DIM == 2 else 1] == position_ids.shape[-1]:
+            position_ids = torch.arange(offset, offset + k.shape[SEQ_DIM], device=k.device)
+        if not q.shape[SEQ_DIM] == k.shape[SEQ_DIM] == position_ids.shape[-1]:
             raise ValueError(f"q, k and position_ids differ in length: {q.shape}, {k.shape}, {position_ids.shape}")
         device = "cpu" if k.device.type == "mps" else k.device  # mps has no float64
         pairs = self.shift.shape[-1]

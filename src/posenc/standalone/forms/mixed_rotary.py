@@ -17,7 +17,6 @@ AXES = 2  # such as row and column
 BASE = 10.0  # sets the slowest frequency before training, about BASE^-2 on two axes
 GROUPS = None  # sets of frequencies, each for neighbouring heads
 SEQ_DIM = 2
-REPLACED_OPTIONS = ("layout",)
 
 
 class MixedRotaryEmbedding(nn.Module):
@@ -40,7 +39,7 @@ class MixedRotaryEmbedding(nn.Module):
         self.frequencies = nn.Parameter(freqs.to(torch.get_default_dtype()))
 
     def forward(self, q: Tensor, k: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        if not q.shape[2 if SEQ_DIM == 2 else 1] == k.shape[2 if SEQ_DIM == 2 else 1] == position_ids.shape[-2]:
+        if not q.shape[SEQ_DIM] == k.shape[SEQ_DIM] == position_ids.shape[-2]:
             raise ValueError(f"q, k and position_ids differ in length: {q.shape}, {k.shape}, {position_ids.shape}")
         device = "cpu" if q.device.type == "mps" else q.device  # mps has no float64
         freqs = self.frequencies.to(device).double()  # radians per unit of a coordinate

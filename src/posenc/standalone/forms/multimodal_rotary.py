@@ -19,7 +19,6 @@ ORDER = "chunked"
 SCHEDULE = False
 HAS_TEMPERATURE = False
 SEQ_DIM = 2
-REPLACED_OPTIONS = ("layout",)
 
 
 class MultimodalRotaryEmbedding(nn.Module):
@@ -60,9 +59,9 @@ class MultimodalRotaryEmbedding(nn.Module):
         self, q: Tensor, k: Tensor, position_ids: Tensor | None = None, offset: int = 0
     ) -> tuple[Tensor, Tensor]:
         if position_ids is None:  # text: all axes count up from offset
-            text = torch.arange(offset, offset + k.shape[2 if SEQ_DIM == 2 else 1], device=k.device)
+            text = torch.arange(offset, offset + k.shape[SEQ_DIM], device=k.device)
             position_ids = text[:, None].expand(-1, max(self.axis_of_pair) + 1)  # [seq_len, axes]
-        if not q.shape[2 if SEQ_DIM == 2 else 1] == k.shape[2 if SEQ_DIM == 2 else 1] == position_ids.shape[-2]:
+        if not q.shape[SEQ_DIM] == k.shape[SEQ_DIM] == position_ids.shape[-2]:
             raise ValueError(f"q, k and position_ids differ in length: {q.shape}, {k.shape}, {position_ids.shape}")
         device = "cpu" if k.device.type == "mps" else k.device  # mps has no float64
         dim = self.rotary_dim

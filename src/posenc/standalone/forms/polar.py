@@ -36,8 +36,8 @@ class PolarEmbedding(nn.Module):
         self, q: Tensor, k: Tensor, position_ids: Tensor | None = None, offset: int = 0
     ) -> tuple[Tensor, Tensor]:
         if position_ids is None:  # they count up from offset, the number of tokens in the KV cache
-            position_ids = torch.arange(offset, offset + k.shape[2 if SEQ_DIM == 2 else 1], device=k.device)
-        if not q.shape[2 if SEQ_DIM == 2 else 1] == k.shape[2 if SEQ_DIM == 2 else 1] == position_ids.shape[-1]:
+            position_ids = torch.arange(offset, offset + k.shape[SEQ_DIM], device=k.device)
+        if not q.shape[SEQ_DIM] == k.shape[SEQ_DIM] == position_ids.shape[-1]:
             raise ValueError(f"q, k and position_ids differ in length: {q.shape}, {k.shape}, {position_ids.shape}")
         device = "cpu" if k.device.type == "mps" else k.device  # mps has no float64
         freqs = BASE ** -(torch.arange(self.head_dim, dtype=torch.float64, device=device) / self.head_dim)

@@ -18,7 +18,6 @@ SCHEDULE = False
 HAS_TEMPERATURE = False
 BY_HORIZON = False
 SEQ_DIM = 2
-REPLACED_OPTIONS = ("layout",)
 
 
 class RotaryEmbedding(nn.Module):
@@ -37,17 +36,17 @@ class RotaryEmbedding(nn.Module):
         self, q: Tensor, k: Tensor, position_ids: Tensor | None = None, offset: int = 0, horizon: int | None = None
     ) -> tuple[Tensor, Tensor]:
         if position_ids is None:  # they count up from offset, the number of tokens in the KV cache
-            position_ids = torch.arange(offset, offset + k.shape[2 if SEQ_DIM == 2 else 1], device=k.device)
+            position_ids = torch.arange(offset, offset + k.shape[SEQ_DIM], device=k.device)
         if BY_HORIZON:
-            if k.shape[2 if SEQ_DIM == 2 else 1] != position_ids.shape[-1]:
+            if k.shape[SEQ_DIM] != position_ids.shape[-1]:
                 raise ValueError(f"k and position_ids differ in length: {k.shape}, {position_ids.shape}")
-        elif not q.shape[2 if SEQ_DIM == 2 else 1] == k.shape[2 if SEQ_DIM == 2 else 1] == position_ids.shape[-1]:
+        elif not q.shape[SEQ_DIM] == k.shape[SEQ_DIM] == position_ids.shape[-1]:
             raise ValueError(f"q, k and position_ids differ in length: {q.shape}, {k.shape}, {position_ids.shape}")
         device = "cpu" if k.device.type == "mps" else k.device  # mps has no float64
         if SCHEDULE:
             if BY_HORIZON:
                 # k holds all keys so far, as they were before: they turn otherwise when the text gets longer.
-                horizon = offset + k.shape[2 if SEQ_DIM == 2 else 1] if horizon is None else horizon
+                horizon = offset + k.shape[SEQ_DIM] if horizon is None else horizon
                 if HAS_TEMPERATURE:
                     freqs, temperature = frequencies(self.rotary_dim, BASE, horizon)
                     freqs = freqs.to(device)

@@ -14,7 +14,6 @@ BASE = 10_000.0  # wavelengths 2 pi to 2 pi BASE^(1 - 2 / rotary_dim) (positions
 PARTIAL = 1.0  # share of a head's channels that rotate
 TRAILING = False
 SEQ_DIM = 2
-REPLACED_OPTIONS = ("layout",)
 
 
 class RotaryValueEmbedding(nn.Module):
@@ -32,8 +31,8 @@ class RotaryValueEmbedding(nn.Module):
 
     def forward(self, v: Tensor, position_ids: Tensor | None = None, offset: int = 0, inverse: bool = False) -> Tensor:
         if position_ids is None:  # they count up from offset, the number of tokens in the KV cache
-            position_ids = torch.arange(offset, offset + v.shape[2 if SEQ_DIM == 2 else 1], device=v.device)
-        if v.shape[2 if SEQ_DIM == 2 else 1] != position_ids.shape[-1]:
+            position_ids = torch.arange(offset, offset + v.shape[SEQ_DIM], device=v.device)
+        if v.shape[SEQ_DIM] != position_ids.shape[-1]:
             raise ValueError(f"v and position_ids differ in length: {v.shape}, {position_ids.shape}")
         device = "cpu" if v.device.type == "mps" else v.device  # mps has no float64
         dim = self.rotary_dim

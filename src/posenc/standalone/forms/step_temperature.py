@@ -23,8 +23,8 @@ class AttentionTemperature(nn.Module):
 
     def forward(self, q: Tensor, position_ids: Tensor | None = None, offset: int = 0) -> Tensor:
         if position_ids is None:  # they count up from offset, the number of tokens in the KV cache
-            position_ids = torch.arange(offset, offset + q.shape[2 if SEQ_DIM == 2 else 1], device=q.device)
-        if q.shape[2 if SEQ_DIM == 2 else 1] != position_ids.shape[-1]:
+            position_ids = torch.arange(offset, offset + q.shape[SEQ_DIM], device=q.device)
+        if q.shape[SEQ_DIM] != position_ids.shape[-1]:
             raise ValueError(f"q and position_ids differ in length: {q.shape}, {position_ids.shape}")
         device = "cpu" if q.device.type == "mps" else q.device  # mps has no float64
         position = position_ids.to(device, torch.float64).clamp(min=0)
