@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from standalone.test_forms import samples
 
 from posenc import Positions, Shape, build, cli, eject, names
 from posenc.catalogue import ENCODINGS
@@ -18,10 +18,6 @@ from posenc.tokens.positions import as_positions
 
 SHAPE = Shape(dim=32, heads=4, head_dim=8, max_len=64)
 IDS = torch.tensor([[0, 1, 2, 3, 4], [7, 8, 9, 30, 63]])
-
-
-def samples(*shape: int) -> Tensor:
-    return torch.arange(torch.Size(shape).numel(), dtype=torch.float64).sin().view(shape)
 
 
 def scope_of(text: str, name: str = "ejected") -> dict[str, Any]:
